@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What src/bindings/generated.rs is made from. */
+
+#include <linux/bvec.h>
+#include <linux/errqueue.h>
+#include <linux/fs.h>
+#include <linux/gfp.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/net.h>
+#include <linux/poll.h>
+#include <linux/rcupdate.h>
+#include <linux/sched/user.h>
+#include <linux/skbuff.h>
+#include <linux/socket.h>
+#include <linux/sockptr.h>
+#include <linux/uio.h>
+#include <linux/vmalloc.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+#include <net/dropreason.h>
+#include <net/inet_sock.h>
+#include <net/ipv6.h>
+#include <net/sock.h>
+#include <net/udp.h>
+#include <kopi.h>
+
+#include "../shim.h"
+
+/* Macros that bindgen can't evaluate. */
+static const u32 KOPI_CONST_EPOLLIN = (__force u32)(EPOLLIN | EPOLLRDNORM);
+static const u32 KOPI_CONST_EPOLLOUT = (__force u32)(EPOLLOUT | EPOLLWRNORM);
+static const u32 KOPI_CONST_EPOLLWRBAND = (__force u32)EPOLLWRBAND;
+static const u32 KOPI_CONST_ITER_DEST = ITER_DEST;
+static const u32 KOPI_CONST_ITER_SOURCE = ITER_SOURCE;
+static const u64 KOPI_CONST_VM_SHARED = VM_SHARED;
+static const u64 KOPI_CONST_VM_EXEC = VM_EXEC;
+static const u64 KOPI_CONST_VM_MAYEXEC = VM_MAYEXEC;
+static const u64 KOPI_CONST_VM_DONTEXPAND = VM_DONTEXPAND;
+static const u64 KOPI_CONST_VM_DONTDUMP = VM_DONTDUMP;
+static const u64 KOPI_CONST_VM_MAP = VM_MAP;
+static const u32 KOPI_CONST_PAGE_SIZE = PAGE_SIZE;

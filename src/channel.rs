@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A channel: a region of frames and four rings, and the flows that use it.
+//!
+//! Locks, in the order in which they may be taken:
+//!
+//! 1. `sender`, a mutex: the TX ring and the table of flows. Held while the stack sends.
+//! 2. `receiver`, a spinlock that softirqs take: the FILL and RX rings.
+//! 3. `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
+//!    COMPLETION ring.
+
+use crate::pure::{
+    abi::{self, Desc, Layout, Stats},
+    geometry::Geometry,
+    ring::Producer, //
+};
+use crate::rx::Receiver;
+use crate::sys::{
+    context::{BottomHalvesOff, InterruptsOff},
+    reaper::SharedRegion,
+    region::{Region, RegionRing, Vma},
+    sock::Sock,
+    socket::Socket,
+    wait::{PollTable, WaitQueue, POLL_IN, POLL_OUT, POLL_WRBAND}, //
+};
+use crate::tx::Sender;
+use core::sync::atomic::{fence, Ordering};
+use kernel::{
+    new_mutex,
+    new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{ordering::{Full, Relaxed}, Atomic},
+        Arc,
+        Mutex,
+        SpinLock, //
+    }, //
+};
+
+/// Sending goes on as soon as the doorbell rings.
+const STALL_NONE: u32 = 0;
+/// A flow's send buffer is full.
+const STALL_BUFFER: u32 = 1;
+/// The COMPLETION ring has no room for what is in flight.
+const STALL_COMPLETION: u32 = 2;
+
+/// The COMPLETION ring, and what will go there.
+struct Completions {
+    ring: RegionRing<Producer<Desc>>,
+    /// Descriptors that the stack has, each of which will need an entry.
+    pending: u32,
+    broken: u64,
+}
+
+impl Completions {
+    /// Number of descriptors that can be taken: each will find room for its completion.
+    fn room(&mut self) -> u32 {
+        // All the room, as the program may just have made some.
+        match self.ring.room(u32::MAX) {
+            Ok(room) => room.saturating_sub(self.pending),
+            Err(_) => {
+                self.broken = self.broken.wrapping_add(1);
+                0
+            }
+        }
+    }
+}
+
+/// See the module's documentation.
+#[pin_data]
+pub(crate) struct Channel {
+    geometry: Geometry,
+    region: Arc<SharedRegion>,
+    #[pin]
+    pub(crate) sender: Mutex<Sender>,
+    #[pin]
+    pub(crate) receiver: SpinLock<Receiver>,
+    #[pin]
+    completions: SpinLock<Completions>,
+    /// Who waits for a ring.
+    #[pin]
+    wait: WaitQueue,
+    /// Why the sender stopped: `STALL_*`.
+    stall: Atomic<u32>,
+}
+
+impl Channel {
+    /// Makes a channel: `ENOBUFS` over RLIMIT_MEMLOCK, `ENOMEM`. Process context.
+    pub(crate) fn new(geometry: Geometry) -> Result<Arc<Self>> {
+        let region = Arc::new(
+            SharedRegion::new(Region::new(geometry.pages())?)?,
+            GFP_KERNEL,
+        )?;
+        let layout = geometry.layout();
+        let sender = Sender::new(SharedRegion::consumer(&region, &layout.tx)?)?;
+        let receiver = Receiver::new(
+            SharedRegion::consumer(&region, &layout.fill)?,
+            SharedRegion::producer(&region, &layout.rx)?,
+        )?;
+        let completions = Completions {
+            ring: SharedRegion::producer(&region, &layout.completion)?,
+            pending: 0,
+            broken: 0,
+        };
+        completions.ring.preset_wakeup();
+        Arc::pin_init(
+            pin_init!(Self {
+                geometry,
+                region,
+                sender <- new_mutex!(sender, "kopi::Channel::sender"),
+                receiver <- new_spinlock!(receiver, "kopi::Channel::receiver"),
+                completions <- new_spinlock!(completions, "kopi::Channel::completions"),
+                wait <- WaitQueue::new(),
+                stall: Atomic::new(STALL_NONE),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The layout, as programs get it.
+    pub(crate) fn layout(&self) -> &Layout {
+        self.geometry.layout()
+    }
+
+    /// Whether runs of packets travel as one.
+    pub(crate) fn has_trains(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_TRAINS != 0
+    }
+
+    /// Whether a received train is delivered as one packet.
+    pub(crate) fn merges_received(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_RX_MERGED != 0
+    }
+
+    /// Gives a flow's socket a number on the channel.
+    ///
+    /// # Safety
+    ///
+    /// [`Channel::remove_flow`] must be called before the socket is released.
+    pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
+        // SAFETY: As required of the caller.
+        unsafe { self.sender.lock().sockets.insert(socket) }
+    }
+
+    /// Takes a flow's number back. No packet of it is being sent when this returns.
+    pub(crate) fn remove_flow(&self, number: u32) {
+        self.sender.lock().sockets.remove(number);
+    }
+
+    /// Maps the region into a process.
+    pub(crate) fn map(this: &Arc<Self>, vma: &Vma) -> Result {
+        this.region.map(vma, this.clone())
+    }
+
+    /// Carries out the doorbell. Process context.
+    pub(crate) fn doorbell(this: &Arc<Self>, socket: &Socket, flags: u32) -> Result<i32> {
+        if flags & !abi::BELL_FLAGS != 0 {
+            return Err(EINVAL);
+        }
+        let taken = if flags & abi::BELL_TX != 0 {
+            Self::transmit(this)?
+        } else {
+            0
+        };
+        if flags & (abi::BELL_WAIT_RX | abi::BELL_WAIT_COMPLETION) != 0 {
+            this.wait_for(socket, flags)?;
+        }
+        Ok(i32::try_from(taken)?)
+    }
+
+    /// Sleeps as the doorbell's flags say.
+    fn wait_for(&self, socket: &Socket, flags: u32) -> Result {
+        let sk = socket.sk();
+        let ready = || {
+            flags & abi::BELL_WAIT_RX != 0 && self.has_received()
+                || flags & abi::BELL_WAIT_COMPLETION != 0 && self.has_completed()
+        };
+        let timeout = sk.receive_timeout(socket.is_nonblocking());
+        self.wait
+            .wait(socket, timeout, || {
+                ready() || sk.has_error() || sk.is_receive_shutdown()
+            })
+            .map_err(|error| {
+                if error == ERESTARTSYS {
+                    sk.interrupted(timeout)
+                } else {
+                    error
+                }
+            })?;
+        if !ready() {
+            sk.take_error()?;
+        }
+        Ok(())
+    }
+
+    /// The events to report for a flow of which UDP would report `inner`. Process context.
+    pub(crate) fn poll(&self, sk: &Sock, table: &PollTable, inner: u32) -> u32 {
+        self.wait.register(table);
+        let mut events = inner & !(POLL_IN | POLL_OUT | POLL_WRBAND);
+        if self.has_received() || sk.is_receive_shutdown() {
+            events |= POLL_IN;
+        }
+        if self.has_completed() {
+            events |= POLL_WRBAND;
+        }
+        if self.can_send() {
+            events |= POLL_OUT;
+        }
+        events
+    }
+
+    fn has_received(&self) -> bool {
+        let _softirqs = BottomHalvesOff::new();
+        self.receiver.lock().has_unread()
+    }
+
+    fn has_completed(&self) -> bool {
+        let _interrupts = InterruptsOff::new();
+        self.completions.lock().ring.is_unread()
+    }
+
+    /// Whether the doorbell would take more from the TX ring.
+    fn can_send(&self) -> bool {
+        match self.stall.load(Relaxed) {
+            STALL_NONE => true,
+            STALL_COMPLETION => self.completion_room() > 0,
+            _ => false,
+        }
+    }
+
+    /// Wakes who waits for the RX ring. Any context.
+    pub(crate) fn wake_readers(&self) {
+        self.wait.wake(POLL_IN);
+    }
+
+    /// Number of TX descriptors that can be taken.
+    pub(crate) fn completion_room(&self) -> u32 {
+        let _interrupts = InterruptsOff::new();
+        self.completions.lock().room()
+    }
+
+    /// Number of entries of the COMPLETION ring.
+    pub(crate) fn completion_size(&self) -> u32 {
+        self.layout().completion.size
+    }
+
+    /// Sets aside room for completions of descriptors that the stack gets; the caller knows from
+    /// [`Channel::completion_room`] that there is some.
+    pub(crate) fn reserve_completions(&self, count: u32) {
+        let _interrupts = InterruptsOff::new();
+        let mut completions = self.completions.lock();
+        completions.pending = completions.pending.saturating_add(count);
+    }
+
+    /// Gives back room that [`Channel::reserve_completions`] set aside.
+    pub(crate) fn cancel_completions(&self, count: u32) {
+        let _interrupts = InterruptsOff::new();
+        let mut completions = self.completions.lock();
+        completions.pending = completions.pending.saturating_sub(count);
+    }
+
+    /// Gives frames back to the program, with an errno or 0, by room that is known to be there:
+    /// `reserved` says that it was set aside. Any context but hard interrupts.
+    pub(crate) fn complete(&self, descs: &[Desc], error: u16, reserved: bool) {
+        let wake = {
+            let _interrupts = InterruptsOff::new();
+            let mut completions = self.completions.lock();
+            for desc in descs {
+                completions.ring.write(Desc { error, ..*desc });
+            }
+            if reserved {
+                let count = descs.len() as u32;
+                completions.pending = completions.pending.saturating_sub(count);
+            }
+            completions.ring.submit();
+            completions.ring.needs_wakeup()
+        };
+        if wake {
+            self.wait.wake(POLL_WRBAND | POLL_OUT);
+        }
+    }
+
+    /// The sender stops: the COMPLETION ring is full.
+    pub(crate) fn stall_completion(&self) {
+        self.stall.store(STALL_COMPLETION, Relaxed);
+    }
+
+    /// The sender stops if the flow's send buffer is full; says whether it is.
+    pub(crate) fn stall_buffer(&self, sk: &Sock) -> bool {
+        // Full order: either this sees the room, or write_space() sees the stall.
+        self.stall.xchg(STALL_BUFFER, Full);
+        if sk.is_writeable() {
+            self.stall.store(STALL_NONE, Relaxed);
+            return false;
+        }
+        true
+    }
+
+    /// The sender goes on.
+    pub(crate) fn unstall(&self) {
+        self.stall.store(STALL_NONE, Relaxed);
+    }
+
+    /// A flow's send buffer has room. Softirq.
+    pub(crate) fn write_space(&self, sk: &Sock) {
+        // Pairs with that in stall_buffer().
+        fence(Ordering::SeqCst);
+        if self.stall.load(Relaxed) == STALL_BUFFER && sk.is_writeable() {
+            self.stall.store(STALL_NONE, Relaxed);
+            self.wait.wake(POLL_OUT);
+        }
+    }
+
+    /// Fills in the channel's counters.
+    pub(crate) fn add_stats(&self, stats: &mut Stats) {
+        {
+            let sender = self.sender.lock();
+            stats.tx_invalid = sender.invalid;
+            stats.ring_broken = sender.broken;
+            stats.flows = u64::from(sender.sockets.len());
+        }
+        {
+            let _softirqs = BottomHalvesOff::new();
+            let receiver = self.receiver.lock();
+            stats.fill_invalid = receiver.invalid;
+            stats.ring_broken = stats.ring_broken.wrapping_add(receiver.broken);
+        }
+        let _interrupts = InterruptsOff::new();
+        let completions = self.completions.lock();
+        stats.ring_broken = stats.ring_broken.wrapping_add(completions.broken);
+        stats.tx_pending = u64::from(completions.pending);
+    }
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The types and numbers of `uapi/kopi.h`, in Rust.
+//!
+//! The header is the truth: the module compares every size and offset here with it at compile
+//! time (`src/bindings/mod.rs`), and so does a host test.
+
+/// The version of the interface, as `KOPI_OPT_INFO` reports it.
+pub const ABI_VERSION: u32 = 1;
+/// The default number of the socket family.
+pub const AF_KOPI: u32 = 19;
+/// The protocol of an IPv4 flow; 0 means the same.
+pub const PROTO_UDP: i32 = 17;
+/// The protocol of an IPv6 flow.
+pub const PROTO_UDP6: i32 = 273;
+/// The level of KOPI's socket options.
+pub const SOL_KOPI: i32 = 0x4b4f;
+
+/// Gets an [`Info`].
+pub const OPT_INFO: i32 = 1;
+/// Sets a [`ChannelReq`], gets a [`Layout`].
+pub const OPT_CHANNEL: i32 = 2;
+/// Sets a [`Join`].
+pub const OPT_JOIN: i32 = 3;
+/// Gets a [`Stats`].
+pub const OPT_STATS: i32 = 4;
+
+/// Bytes in front of the payload in each frame.
+pub const FRAME_HEADROOM: u32 = 64;
+/// The smallest frame, in bytes.
+pub const FRAME_SIZE_MIN: u32 = 512;
+/// The largest frame, in bytes.
+pub const FRAME_SIZE_MAX: u32 = 65536;
+/// The most frames in one channel.
+pub const FRAMES_MAX: u32 = 1 << 20;
+/// The most entries in one ring.
+pub const RING_ENTRIES_MAX: u32 = 1 << 15;
+/// The largest region, in bytes.
+pub const REGION_SIZE_MAX: u32 = 1 << 30;
+/// The most descriptors that make one packet.
+pub const CHAIN_MAX: u32 = 160;
+
+/// Runs of packets of one size to one peer travel as one.
+pub const CHANNEL_TRAINS: u32 = 1 << 0;
+/// A received train is delivered as one packet.
+pub const CHANNEL_RX_MERGED: u32 = 1 << 1;
+/// All flags of [`ChannelReq`].
+pub const CHANNEL_FLAGS: u32 = CHANNEL_TRAINS | CHANNEL_RX_MERGED;
+
+/// In a ring's flags: the other side must be woken, or rung, for a new entry.
+pub const RING_NEED_WAKEUP: u32 = 1 << 0;
+
+/// The packet goes on in the next entry.
+pub const DESC_MORE: u16 = 1 << 0;
+/// The frame's headroom has a [`Meta`].
+pub const DESC_META: u16 = 1 << 1;
+
+/// [`Meta::local`] is the source address to use.
+pub const META_LOCAL: u16 = 1 << 0;
+/// [`Meta::tos`] is to be used.
+pub const META_TOS: u16 = 1 << 1;
+/// [`Meta::ttl`] is to be used.
+pub const META_TTL: u16 = 1 << 2;
+/// [`Meta::mark`] is to be used.
+pub const META_MARK: u16 = 1 << 3;
+/// [`Meta::timestamp`] has a time.
+pub const META_TIMESTAMP: u16 = 1 << 4;
+
+/// The request of `KOPI_IOC_DOORBELL`.
+pub const IOC_DOORBELL: u32 = 0xcb01;
+/// Take what is in the TX ring.
+pub const BELL_TX: u32 = 1 << 0;
+/// Sleep until the RX ring has an entry.
+pub const BELL_WAIT_RX: u32 = 1 << 1;
+/// Sleep until the COMPLETION ring has an entry.
+pub const BELL_WAIT_COMPLETION: u32 = 1 << 2;
+/// All flags of the doorbell.
+pub const BELL_FLAGS: u32 = BELL_TX | BELL_WAIT_RX | BELL_WAIT_COMPLETION;
+
+/// `AF_INET`, as in [`Meta::family`].
+pub const AF_INET: u16 = 2;
+/// `AF_INET6`, as in [`Meta::family`].
+pub const AF_INET6: u16 = 10;
+
+/// `struct kopi_info`: the kernel's version and limits.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Info {
+    /// [`ABI_VERSION`] of the kernel.
+    pub abi_version: u32,
+    /// The number of the family.
+    pub family: u32,
+    /// The flow's number on its channel.
+    pub flow: u32,
+    /// 1 once on a channel.
+    pub has_channel: u32,
+    /// See [`FRAME_HEADROOM`].
+    pub frame_headroom: u32,
+    /// See [`FRAME_SIZE_MIN`].
+    pub frame_size_min: u32,
+    /// See [`FRAME_SIZE_MAX`].
+    pub frame_size_max: u32,
+    /// See [`FRAMES_MAX`].
+    pub frames_max: u32,
+    /// See [`RING_ENTRIES_MAX`].
+    pub ring_entries_max: u32,
+    /// See [`REGION_SIZE_MAX`].
+    pub region_size_max: u32,
+    /// See [`CHAIN_MAX`].
+    pub chain_max: u32,
+    /// Longer payloads, in bytes, go by reference.
+    pub copybreak: u32,
+    /// Zero.
+    pub reserved: [u32; 4],
+}
+
+/// `struct kopi_channel_req`: the channel to make.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelReq {
+    /// `CHANNEL_*`.
+    pub flags: u32,
+    /// Bytes, a power of two, headroom included.
+    pub frame_size: u32,
+    /// Number of frames.
+    pub frame_count: u32,
+    /// Entries of the TX ring, a power of two.
+    pub tx_entries: u32,
+    /// Entries of the COMPLETION ring, a power of two.
+    pub completion_entries: u32,
+    /// Entries of the FILL ring, a power of two.
+    pub fill_entries: u32,
+    /// Entries of the RX ring, a power of two.
+    pub rx_entries: u32,
+    /// Must be zero.
+    pub reserved: [u32; 9],
+}
+
+/// `struct kopi_join`: whose channel to join.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Join {
+    /// A file descriptor of an AF_KOPI socket.
+    pub fd: i32,
+    /// Must be zero.
+    pub reserved: [u32; 3],
+}
+
+/// `struct kopi_ring_layout`: where one ring lies, in bytes from the region's start.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingLayout {
+    /// The producer's index.
+    pub producer: u32,
+    /// The consumer's index.
+    pub consumer: u32,
+    /// The flags.
+    pub flags: u32,
+    /// The entries.
+    pub entries: u32,
+    /// Number of entries, a power of two.
+    pub size: u32,
+    /// Bytes of each entry.
+    pub entry_size: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
+}
+
+/// `struct kopi_layout`: the whole region.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes, whole pages.
+    pub region_size: u64,
+    /// `CHANNEL_*`.
+    pub flags: u32,
+    /// Offset of the first frame.
+    pub frames: u32,
+    /// Bytes of each frame.
+    pub frame_size: u32,
+    /// Number of frames.
+    pub frame_count: u32,
+    /// Zero.
+    pub reserved: [u32; 2],
+    /// [`Desc`]s, program to kernel.
+    pub tx: RingLayout,
+    /// [`Desc`]s, kernel to program.
+    pub completion: RingLayout,
+    /// Offsets of frames (`u64`), program to kernel.
+    pub fill: RingLayout,
+    /// [`Desc`]s, kernel to program.
+    pub rx: RingLayout,
+}
+
+/// `struct kopi_desc`: an entry of the TX, COMPLETION and RX rings.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Desc {
+    /// Of the payload, in bytes from the region's start.
+    pub offset: u32,
+    /// Bytes of payload in this frame.
+    pub len: u32,
+    /// Number of the flow.
+    pub flow: u32,
+    /// `DESC_*`.
+    pub flags: u16,
+    /// In a completion 0 or an errno, else 0.
+    pub error: u16,
+}
+
+/// `struct kopi_meta`: what a frame's headroom says of the packet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Meta {
+    /// The other side's address, IPv4 in the first four bytes.
+    pub peer: [u8; 16],
+    /// This side's address.
+    pub local: [u8; 16],
+    /// The other side's port, big-endian.
+    pub peer_port: u16,
+    /// This side's port, big-endian; RX only.
+    pub local_port: u16,
+    /// [`AF_INET`], [`AF_INET6`], or 0: the connected peer.
+    pub family: u16,
+    /// Bytes of each datagram of a train, or 0.
+    pub gso_size: u16,
+    /// The device, or the scope of a link-local peer.
+    pub ifindex: u32,
+    /// `META_*`.
+    pub flags: u16,
+    /// TOS or traffic class.
+    pub tos: u8,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    /// RX: bytes of the whole packet.
+    pub len: u32,
+    /// The packet's mark.
+    pub mark: u32,
+    /// RX: nanoseconds of CLOCK_REALTIME.
+    pub timestamp: u64,
+}
+
+/// The words of a [`Meta`] in shared memory.
+pub const META_WORDS: usize = 8;
+
+impl Meta {
+    /// All flags that a TX `Meta` may have.
+    pub const TX_FLAGS: u16 = META_LOCAL | META_TOS | META_TTL | META_MARK;
+
+    /// Reads a `Meta` from its words.
+    pub fn from_words(words: [u64; META_WORDS]) -> Self {
+        // SAFETY: `Meta` is `repr(C)` of 64 bytes without padding, and any bytes make one.
+        unsafe { core::mem::transmute(words) }
+    }
+
+    /// The words of this `Meta`.
+    pub fn to_words(self) -> [u64; META_WORDS] {
+        // SAFETY: `Meta` is `repr(C)` of 64 bytes without padding.
+        unsafe { core::mem::transmute(self) }
+    }
+}
+
+/// `struct kopi_stats`: counters of a flow and of its channel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Datagrams that the stack took.
+    pub tx_packets: u64,
+    /// Their payload, in bytes.
+    pub tx_bytes: u64,
+    /// Datagrams that the stack refused.
+    pub tx_errors: u64,
+    /// Of `tx_packets`, still held by reference when they had been sent.
+    pub tx_zerocopy: u64,
+    /// Datagrams delivered to the RX ring.
+    pub rx_packets: u64,
+    /// Their payload, in bytes.
+    pub rx_bytes: u64,
+    /// Dropped: the RX ring had no room.
+    pub rx_drop_ring_full: u64,
+    /// Dropped: too few frames in the FILL ring.
+    pub rx_drop_no_frame: u64,
+    /// Dropped: would need too many frames.
+    pub rx_drop_too_long: u64,
+    /// TX descriptors of the channel that were refused.
+    pub tx_invalid: u64,
+    /// FILL entries of the channel that are no frame.
+    pub fill_invalid: u64,
+    /// Times that an index of the program made no sense.
+    pub ring_broken: u64,
+    /// Frames that the stack has not let go of.
+    pub tx_pending: u64,
+    /// Flows on the channel.
+    pub flows: u64,
+    /// Zero.
+    pub reserved: [u64; 2],
+}

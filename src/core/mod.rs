@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What KOPI knows without a kernel: the memory layout, the rings, the checks.
+//!
+//! These files use nothing but `core`, and allocate nothing. They are compiled into the module,
+//! into the `kopi` crate of the programs, and into host tests, so that a ring is written once for
+//! both its sides.
+
+pub mod abi;
+pub mod descriptor;
+pub mod geometry;
+pub mod ring;
+pub mod train;

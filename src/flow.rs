@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A flow: what a KOPI socket is beyond the UDP socket that it is.
+
+use crate::channel::Channel;
+use crate::pure::{
+    abi,
+    geometry::Geometry, //
+};
+use crate::sys::{
+    context::BottomHalvesOff,
+    errno::{
+        enoprotoopt, enotconn, eopnotsupp, //
+    },
+    family::{self, Protocol},
+    region::Vma,
+    sock::Sock,
+    socket::{Socket, SocketFile},
+    user::{OptionIn, OptionOut},
+    wait::PollTable, //
+};
+use crate::tx;
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        SetOnce, //
+    }, //
+};
+
+/// A counter that has one writer at a time.
+pub(crate) struct Counter(Atomic<u64>);
+
+impl Default for Counter {
+    fn default() -> Self {
+        Self(Atomic::new(0))
+    }
+}
+
+impl Counter {
+    /// Adds, where the caller holds the lock that goes with the counter.
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+    }
+
+    /// The count. Any context.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// What happened to a flow's packets.
+///
+/// Those named `tx` are written under the channel's sender, those named `rx` under its receiver.
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) tx_packets: Counter,
+    pub(crate) tx_bytes: Counter,
+    pub(crate) tx_errors: Counter,
+    pub(crate) tx_zerocopy: Counter,
+    pub(crate) rx_packets: Counter,
+    pub(crate) rx_bytes: Counter,
+    pub(crate) rx_drop_ring_full: Counter,
+    pub(crate) rx_drop_no_frame: Counter,
+    pub(crate) rx_drop_too_long: Counter,
+}
+
+/// A flow's place on a channel.
+struct Attachment {
+    channel: Arc<Channel>,
+    number: u32,
+}
+
+/// A KOPI socket.
+pub(crate) struct Flow {
+    /// Set once: a flow stays on its channel until it is closed.
+    attachment: SetOnce<Attachment>,
+    pub(crate) counters: Counters,
+}
+
+impl Flow {
+    fn channel(&self) -> Option<&Arc<Channel>> {
+        Some(&self.attachment.as_ref()?.channel)
+    }
+
+    /// The flow's number on its channel; 0 without one.
+    pub(crate) fn number(&self) -> u32 {
+        self.attachment.as_ref().map_or(0, |at| at.number)
+    }
+
+    /// Makes a channel for the flow.
+    fn open_channel(&self, socket: &Socket, request: &abi::ChannelReq) -> Result {
+        let geometry = Geometry::new(request).map_err(|_| EINVAL)?;
+        if self.channel().is_some() {
+            return Err(EBUSY);
+        }
+        self.attach(socket, Channel::new(geometry)?)
+    }
+
+    /// Puts the flow on the channel of another one.
+    fn join_channel(&self, socket: &Socket, request: &abi::Join) -> Result {
+        if request.reserved.iter().any(|&word| word != 0) {
+            return Err(EINVAL);
+        }
+        let file = SocketFile::get(request.fd)?;
+        let other = file.socket().ok_or_else(eopnotsupp)?;
+        if core::ptr::eq(other, socket) {
+            return Err(EINVAL);
+        }
+        if self.channel().is_some() {
+            return Err(EBUSY);
+        }
+        let flow = family::protocol::<Flow>(other).ok_or_else(enotconn)?;
+        let channel = flow.channel().ok_or_else(enotconn)?;
+        if !socket.sk().same_net(other.sk()) {
+            return Err(EXDEV);
+        }
+        if !socket.sk().same_user(other.sk()) && !socket.sk().net_admin() {
+            return Err(EPERM);
+        }
+        self.attach(socket, channel.clone())
+    }
+
+    fn attach(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
+        if channel.has_trains() {
+            socket.enable_gro()?;
+        }
+        // SAFETY: Removed below, or by `release`, which comes before the socket's.
+        let number = unsafe { channel.add_flow(socket) }?;
+        let attached = self.attachment.populate(Attachment {
+            channel: channel.clone(),
+            number,
+        });
+        if !attached {
+            // Another thread was faster.
+            channel.remove_flow(number);
+            return Err(EBUSY);
+        }
+        family::take_over::<Flow>(socket);
+        // What came before goes to the ring, too.
+        let _softirqs = BottomHalvesOff::new();
+        self.data_ready(socket.sk());
+        Ok(())
+    }
+
+    fn info(&self) -> abi::Info {
+        abi::Info {
+            abi_version: abi::ABI_VERSION,
+            family: u32::try_from(family::wanted_number()).unwrap_or(0),
+            flow: self.number(),
+            has_channel: u32::from(self.channel().is_some()),
+            frame_headroom: abi::FRAME_HEADROOM,
+            frame_size_min: abi::FRAME_SIZE_MIN,
+            frame_size_max: abi::FRAME_SIZE_MAX,
+            frames_max: abi::FRAMES_MAX,
+            ring_entries_max: abi::RING_ENTRIES_MAX,
+            region_size_max: abi::REGION_SIZE_MAX,
+            chain_max: abi::CHAIN_MAX,
+            copybreak: tx::COPYBREAK,
+            reserved: [0; 4],
+        }
+    }
+
+    fn stats(&self) -> abi::Stats {
+        let counters = &self.counters;
+        let mut stats = abi::Stats {
+            tx_packets: counters.tx_packets.get(),
+            tx_bytes: counters.tx_bytes.get(),
+            tx_errors: counters.tx_errors.get(),
+            tx_zerocopy: counters.tx_zerocopy.get(),
+            rx_packets: counters.rx_packets.get(),
+            rx_bytes: counters.rx_bytes.get(),
+            rx_drop_ring_full: counters.rx_drop_ring_full.get(),
+            rx_drop_no_frame: counters.rx_drop_no_frame.get(),
+            rx_drop_too_long: counters.rx_drop_too_long.get(),
+            ..abi::Stats::default()
+        };
+        if let Some(channel) = self.channel() {
+            channel.add_stats(&mut stats);
+        }
+        stats
+    }
+}
+
+impl Protocol for Flow {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            attachment: SetOnce::new(),
+            counters: Counters::default(),
+        })
+    }
+
+    fn release(&self, _socket: &Socket) {
+        if let Some(at) = self.attachment.as_ref() {
+            at.channel.remove_flow(at.number);
+        }
+    }
+
+    fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32 {
+        match self.channel() {
+            Some(channel) => channel.poll(socket.sk(), table, inner),
+            None => inner,
+        }
+    }
+
+    fn ioctl(&self, socket: &Socket, request: u32, argument: usize) -> Option<Result<i32>> {
+        if request != abi::IOC_DOORBELL {
+            return None;
+        }
+        Some((|| {
+            let channel = self.channel().ok_or_else(enotconn)?;
+            let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
+            Channel::doorbell(channel, socket, flags)
+        })())
+    }
+
+    fn set_option(&self, socket: &Socket, name: i32, value: &OptionIn) -> Result {
+        match name {
+            abi::OPT_CHANNEL => self.open_channel(socket, &value.read()?),
+            abi::OPT_JOIN => self.join_channel(socket, &value.read()?),
+            _ => Err(enoprotoopt()),
+        }
+    }
+
+    fn get_option(&self, name: i32, value: &OptionOut) -> Result {
+        match name {
+            abi::OPT_INFO => value.write(&self.info()),
+            abi::OPT_CHANNEL => value.write(self.channel().ok_or_else(enotconn)?.layout()),
+            abi::OPT_STATS => value.write(&self.stats()),
+            _ => Err(enoprotoopt()),
+        }
+    }
+
+    fn has_queue(&self) -> bool {
+        self.channel().is_none()
+    }
+
+    fn map(&self, vma: &Vma) -> Result {
+        Channel::map(self.channel().ok_or(ENODEV)?, vma)
+    }
+
+    fn data_ready(&self, sk: &Sock) {
+        if let Some(channel) = self.channel() {
+            channel.receive(self, sk);
+        }
+    }
+
+    fn write_space(&self, sk: &Sock) {
+        if let Some(channel) = self.channel() {
+            channel.write_space(sk);
+        }
+    }
+}

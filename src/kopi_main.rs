@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! KOPI: a family of sockets with mapped packet rings and the kernel on their path.
+//!
+//! See `docs/architecture.md` for the way of a packet through these files.
+
+mod bindings;
+mod channel;
+// Compiled into programs too: public there, and each side leaves some of it unused.
+#[allow(dead_code, unreachable_pub)]
+#[path = "core/mod.rs"]
+mod pure;
+mod flow;
+mod rx;
+mod sys;
+mod tx;
+
+use flow::Flow;
+use kernel::prelude::*;
+use sys::{
+    family::Registration,
+    reaper::Reaper, //
+};
+
+module! {
+    type: Kopi,
+    name: "kopi",
+    authors: ["The KOPI developers"],
+    description: "Bypass sockets with the kernel on the path",
+    license: "GPL",
+    alias: ["net-pf-19"],
+}
+
+/// The loaded module. Fields are dropped in this order: no new sockets, then wait for old memory.
+struct Kopi {
+    _family: Registration<Flow>,
+    _reaper: Reaper,
+}
+
+impl kernel::Module for Kopi {
+    fn init(module: &'static ThisModule) -> Result<Self> {
+        let number = sys::family::wanted_number();
+        let reaper = Reaper::new()?;
+        let family = Registration::new(number, module).inspect_err(|&error| {
+            if error == EEXIST {
+                pr_err!("address family {number} is taken: load with family=N, another unused one\n");
+            } else {
+                pr_err!("can't register address family {number}: {}\n", error.to_errno());
+            }
+        })?;
+        pr_info!("address family {number}, ABI version {}\n", crate::pure::abi::ABI_VERSION);
+        Ok(Self {
+            _family: family,
+            _reaper: reaper,
+        })
+    }
+}

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Receiving: from a flow's queue to the RX ring.
+//!
+//! UDP queues a packet on the sock when every hook has passed it, and calls `data_ready`. That
+//! takes all that is queued, copies it into frames of the FILL ring and shows it in the RX ring.
+//! What finds no frame or no room is dropped and counted: a softirq doesn't wait for a program.
+
+use crate::channel::Channel;
+use crate::flow::{Counter, Flow};
+use crate::pure::{
+    abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
+    geometry::{Frame, Geometry},
+    ring::{Consumer, Producer}, //
+};
+use crate::sys::{
+    family,
+    region::{KernelVecBuffer, RegionRing},
+    skb::SkBuff,
+    sock::Sock, //
+};
+use kernel::prelude::*;
+
+/// The receiving half of a channel, under its lock.
+pub(crate) struct Receiver {
+    fill: RegionRing<Consumer<u64>>,
+    ring: RegionRing<Producer<Desc>>,
+    /// Frames taken from the FILL ring and not used yet.
+    spare: KVec<Frame>,
+    /// Frames of the packets that are being copied.
+    frames: KVec<Frame>,
+    pieces: KernelVecBuffer,
+    /// FILL entries that are no frame.
+    pub(crate) invalid: u64,
+    /// Times that an index of the program made no sense.
+    pub(crate) broken: u64,
+}
+
+/// Why a packet isn't delivered.
+#[derive(Clone, Copy)]
+enum Drop {
+    RingFull,
+    NoFrame,
+    TooLong,
+}
+
+impl Drop {
+    fn counter(self, flow: &Flow) -> &Counter {
+        match self {
+            Drop::RingFull => &flow.counters.rx_drop_ring_full,
+            Drop::NoFrame => &flow.counters.rx_drop_no_frame,
+            Drop::TooLong => &flow.counters.rx_drop_too_long,
+        }
+    }
+}
+
+impl Receiver {
+    pub(crate) fn new(
+        fill: RegionRing<Consumer<u64>>,
+        ring: RegionRing<Producer<Desc>>,
+    ) -> Result<Self> {
+        // The program starts by wanting to be woken. Its FILL ring needs no doorbell: it is looked
+        // at whenever a packet comes.
+        ring.preset_wakeup();
+        Ok(Self {
+            fill,
+            ring,
+            spare: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL)?,
+            frames: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL)?,
+            pieces: KernelVecBuffer::new(CHAIN_MAX as usize)?,
+            invalid: 0,
+            broken: 0,
+        })
+    }
+
+    /// Whether the RX ring has entries that the program hasn't read.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.ring.is_unread()
+    }
+
+    /// Takes `count` frames from the FILL ring into `frames`; all or none.
+    fn take_frames(&mut self, count: u32, geometry: &Geometry) -> core::result::Result<(), Drop> {
+        while self.spare.len() < count as usize {
+            match self.fill.available(1) {
+                Ok(0) => return Err(Drop::NoFrame),
+                Ok(_) => {}
+                Err(_) => {
+                    self.broken = self.broken.wrapping_add(1);
+                    return Err(Drop::NoFrame);
+                }
+            }
+            let entry = self.fill.peek(0);
+            self.fill.release(1);
+            match geometry.frame_at(entry) {
+                // There is room: no packet needs more than CHAIN_MAX.
+                Some(frame) => {
+                    let _ = self.spare.push_within_capacity(frame);
+                }
+                None => self.invalid = self.invalid.wrapping_add(1),
+            }
+        }
+        for _ in 0..count {
+            if let Some(frame) = self.spare.pop() {
+                let _ = self.frames.push_within_capacity(frame);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds room and frames for one packet of `len` bytes.
+    fn make_room(&mut self, len: u32, geometry: &Geometry) -> core::result::Result<(), Drop> {
+        let needed = geometry.frames_for(len);
+        if needed > CHAIN_MAX || needed > self.ring.size() {
+            return Err(Drop::TooLong);
+        }
+        // Those of packets that are not written yet need room, too.
+        let entries = needed.saturating_add(self.frames.len() as u32);
+        match self.ring.room(entries) {
+            Ok(room) if room >= entries => self.take_frames(needed, geometry),
+            Ok(_) => Err(Drop::RingFull),
+            Err(_) => {
+                self.broken = self.broken.wrapping_add(1);
+                Err(Drop::RingFull)
+            }
+        }
+    }
+
+    /// Delivers a packet, or a train of them.
+    fn deliver(&mut self, channel: &Channel, flow: &Flow, sk: &Sock, skb: SkBuff) {
+        let total = skb.payload_len();
+        let gso_size = skb.gso_size();
+        let merged = channel.merges_received();
+        // Bytes of each packet that the program gets.
+        let step = if gso_size == 0 || merged { total } else { gso_size };
+        let meta = Meta {
+            gso_size: if merged { gso_size as u16 } else { 0 },
+            ..skb.meta(sk)
+        };
+
+        let mut at = 0u32;
+        let result = loop {
+            let end = match self.deliver_some(channel, flow, &skb, meta, at..total, step) {
+                Ok(end) => end,
+                Err((end, reason)) => break Err((end, reason)),
+            };
+            at = end;
+            if at >= total {
+                break Ok(());
+            }
+        };
+        match result {
+            Ok(()) => skb.consume(sk),
+            Err((end, reason)) => {
+                let unit = if gso_size == 0 { total } else { gso_size };
+                let lost = total.saturating_sub(end).div_ceil(unit.max(1)).max(1);
+                reason.counter(flow).add(u64::from(lost));
+                skb.count_dropped(sk, lost);
+                if end > 0 {
+                    skb.consume(sk);
+                }
+            }
+        }
+    }
+
+    /// Delivers as many packets of `step` bytes out of `range` as one copy can, and says where it
+    /// ended, and why it can't go on there.
+    fn deliver_some(
+        &mut self,
+        channel: &Channel,
+        flow: &Flow,
+        skb: &SkBuff,
+        meta: Meta,
+        range: core::ops::Range<u32>,
+        step: u32,
+    ) -> core::result::Result<u32, (u32, Drop)> {
+        let geometry = channel.geometry();
+        let mut end = range.start;
+        let mut stop = None;
+        self.frames.clear();
+        loop {
+            let len = step.min(range.end.saturating_sub(end));
+            let frames = self.frames.len() as u32;
+            if frames > 0 && frames.saturating_add(geometry.frames_for(len)) > CHAIN_MAX {
+                break;
+            }
+            if let Err(reason) = self.make_room(len, geometry) {
+                stop = Some(reason);
+                break;
+            }
+            end = end.saturating_add(len);
+            if end >= range.end {
+                break;
+            }
+        }
+        if self.frames.is_empty() {
+            return stop.map_or(Ok(range.end), |reason| Err((end, reason)));
+        }
+        if self.copy(channel, skb, range.start..end, step).is_err() {
+            // The skb doesn't hold what it says: nothing of it can be delivered.
+            return Err((range.start, Drop::TooLong));
+        }
+        self.publish(channel, flow, meta, range.start..end, step);
+        stop.map_or(Ok(end), |reason| Err((end, reason)))
+    }
+
+    /// Copies payload into the frames taken.
+    fn copy(
+        &mut self,
+        channel: &Channel,
+        skb: &SkBuff,
+        range: core::ops::Range<u32>,
+        step: u32,
+    ) -> Result {
+        let mut pieces = self.pieces.of(channel.region());
+        for (frame, piece) in self
+            .frames
+            .iter()
+            .zip(Pieces::new(&range, step, channel.geometry()))
+        {
+            pieces.push(frame.payload(), piece.len)?;
+        }
+        skb.copy_payload(range.start, &pieces)
+    }
+
+    /// Writes metadata and RX entries of what was copied.
+    fn publish(
+        &mut self,
+        channel: &Channel,
+        flow: &Flow,
+        meta: Meta,
+        range: core::ops::Range<u32>,
+        step: u32,
+    ) {
+        let number = flow.number();
+        let mut packets = 0u64;
+        let mut at = range.start;
+        for (frame, piece) in self
+            .frames
+            .iter()
+            .zip(Pieces::new(&range, step, channel.geometry()))
+        {
+            let mut flags = 0;
+            if piece.first {
+                let len = step.min(range.end.saturating_sub(at));
+                at = at.saturating_add(len);
+                packets = packets.wrapping_add(1);
+                flags |= DESC_META;
+                // A frame's headroom is always within the region.
+                let _ = channel.region().write_meta(*frame, Meta { len, ..meta });
+            }
+            if piece.more {
+                flags |= DESC_MORE;
+            }
+            self.ring.write(Desc {
+                offset: frame.payload(),
+                len: piece.len,
+                flow: number,
+                flags,
+                error: 0,
+            });
+        }
+        let datagrams = match u32::from(meta.gso_size) {
+            0 => packets,
+            size => u64::from(range.end.saturating_sub(range.start).div_ceil(size)),
+        };
+        flow.counters.rx_packets.add(datagrams);
+        flow.counters
+            .rx_bytes
+            .add(u64::from(range.end.saturating_sub(range.start)));
+    }
+}
+
+/// What goes into one frame.
+struct Piece {
+    len: u32,
+    /// It begins a packet.
+    first: bool,
+    /// The packet goes on in the next frame.
+    more: bool,
+}
+
+/// Cuts payload into packets of `step` bytes, and those into frames.
+struct Pieces {
+    capacity: u32,
+    step: u32,
+    /// Bytes left of all.
+    left: u32,
+    /// Bytes left of the packet; `None` before the first.
+    packet: Option<u32>,
+}
+
+impl Pieces {
+    fn new(range: &core::ops::Range<u32>, step: u32, geometry: &Geometry) -> Self {
+        Self {
+            capacity: geometry.capacity(),
+            step,
+            left: range.end.saturating_sub(range.start),
+            packet: None,
+        }
+    }
+}
+
+impl Iterator for Pieces {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        let first = self.packet.is_none_or(|left| left == 0);
+        if first && self.left == 0 && self.packet.is_some() {
+            return None;
+        }
+        let packet = match self.packet {
+            Some(left) if left > 0 => left,
+            _ => self.step.min(self.left),
+        };
+        let len = packet.min(self.capacity);
+        let rest = packet.saturating_sub(len);
+        self.packet = Some(rest);
+        self.left = self.left.saturating_sub(len);
+        Some(Piece {
+            len,
+            first,
+            more: rest > 0,
+        })
+    }
+}
+
+impl Channel {
+    /// Moves all that is queued on the flow's sock to the RX ring. Softirq, or softirqs off.
+    pub(crate) fn receive(&self, flow: &Flow, sk: &Sock) {
+        let mut receiver = self.receiver.lock();
+        let mut error = None;
+        while !sk.is_queue_empty() {
+            // Reading takes a pending error first, which is the program's to get.
+            if let Err(pending) = sk.take_error() {
+                error = Some(pending);
+            }
+            // SAFETY: Under the receiver's lock there is one call at a time; the caller keeps the
+            // sock.
+            match unsafe { family::next_packet::<Flow>(sk) } {
+                Ok(skb) => receiver.deliver(self, flow, sk, skb),
+                Err(_) => break,
+            }
+        }
+        receiver.ring.submit();
+        let wake = receiver.ring.needs_wakeup() && receiver.has_unread();
+        drop(receiver);
+
+        if let Some(pending) = error {
+            sk.restore_error(pending);
+        }
+        if wake {
+            self.wake_readers();
+            sk.signal_io();
+        }
+    }
+}

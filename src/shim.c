@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: GPL-2.0
+/* See shim.h. No logic here: each function is the one it is named after. */
+
+#include <linux/bottom_half.h>
+#include <linux/capability.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/mm.h>
+#include <linux/module.h>
+#include <linux/poll.h>
+#include <linux/sched/signal.h>
+#include <linux/sched/user.h>
+#include <linux/uaccess.h>
+#include <linux/udp.h>
+#include <linux/wait.h>
+#include <net/dsfield.h>
+#include <net/sock.h>
+#include <net/udp.h>
+
+#include "shim.h"
+
+/* Rust modules can have no parameter that sysfs shows. */
+static int family = 19;
+module_param(family, int, 0444);
+MODULE_PARM_DESC(family, "Number of the socket family (default: 19)");
+
+int kopi_family_parameter(void)
+{
+	return family;
+}
+
+void kopi_module_get(void)
+{
+	__module_get(THIS_MODULE);
+}
+
+void kopi_module_put(void)
+{
+	module_put(THIS_MODULE);
+}
+
+void kopi_sock_graft(struct sock *sk, struct socket *parent)
+{
+	sock_graft(sk, parent);
+}
+
+struct net *kopi_sock_net(const struct sock *sk)
+{
+	return sock_net(sk);
+}
+
+struct user_namespace *kopi_net_user_ns(struct net *net)
+{
+	return net->user_ns;
+}
+
+uid_t kopi_sk_uid(const struct sock *sk)
+{
+	return __kuid_val(sk_uid(sk));
+}
+
+void *kopi_rcu_dereference_sk_user_data(const struct sock *sk)
+{
+	return rcu_dereference_sk_user_data(sk);
+}
+
+void kopi_rcu_assign_sk_user_data(struct sock *sk, void *data)
+{
+	rcu_assign_sk_user_data(sk, data);
+}
+
+bool kopi_sock_writeable(const struct sock *sk)
+{
+	return sock_writeable(sk);
+}
+
+int kopi_sock_error(struct sock *sk)
+{
+	return sock_error(sk);
+}
+
+bool kopi_sock_flag_rcvtstamp(const struct sock *sk)
+{
+	return sock_flag(sk, SOCK_RCVTSTAMP);
+}
+
+bool kopi_sock_flag_rcvmark(const struct sock *sk)
+{
+	return sock_flag(sk, SOCK_RCVMARK);
+}
+
+long kopi_sock_rcvtimeo(const struct sock *sk, bool noblock)
+{
+	return sock_rcvtimeo(sk, noblock);
+}
+
+int kopi_sock_intr_errno(long timeo)
+{
+	return sock_intr_errno(timeo);
+}
+
+void kopi_sk_wake_async(struct sock *sk)
+{
+	sk_wake_async(sk, SOCK_WAKE_WAITD, POLL_IN);
+}
+
+bool kopi_udp_queues_empty(struct sock *sk)
+{
+	return skb_queue_empty_lockless(&sk->sk_receive_queue) &&
+	       skb_queue_empty_lockless(&udp_sk(sk)->reader_queue);
+}
+
+void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb)
+{
+	SNMP_INC_STATS(__UDPX_MIB(sk, skb->protocol == htons(ETH_P_IP)),
+		       UDP_MIB_INDATAGRAMS);
+}
+
+void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams)
+{
+	struct udp_mib __percpu *mib = __UDPX_MIB(sk, skb->protocol == htons(ETH_P_IP));
+
+	SNMP_ADD_STATS(mib, UDP_MIB_RCVBUFERRORS, datagrams);
+	SNMP_ADD_STATS(mib, UDP_MIB_INERRORS, datagrams);
+	numa_drop_add(&udp_sk(sk)->drop_counters, datagrams);
+}
+
+void kopi_write_lock_bh_callback(struct sock *sk)
+{
+	write_lock_bh(&sk->sk_callback_lock);
+}
+
+void kopi_write_unlock_bh_callback(struct sock *sk)
+{
+	write_unlock_bh(&sk->sk_callback_lock);
+}
+
+bool kopi_skb_is_ipv4(const struct sk_buff *skb)
+{
+	return skb->protocol == htons(ETH_P_IP);
+}
+
+int kopi_skb_iif(const struct sk_buff *skb)
+{
+	return skb->skb_iif;
+}
+
+u32 kopi_skb_mark(const struct sk_buff *skb)
+{
+	return skb->mark;
+}
+
+const struct iphdr *kopi_ip_hdr(const struct sk_buff *skb)
+{
+	return ip_hdr(skb);
+}
+
+const struct ipv6hdr *kopi_ipv6_hdr(const struct sk_buff *skb)
+{
+	return ipv6_hdr(skb);
+}
+
+const struct udphdr *kopi_udp_hdr(const struct sk_buff *skb)
+{
+	return udp_hdr(skb);
+}
+
+unsigned int kopi_skb_gso_size(const struct sk_buff *skb)
+{
+	return skb_shinfo(skb)->gso_size;
+}
+
+u8 kopi_ipv6_get_dsfield(const struct ipv6hdr *ip6h)
+{
+	return ipv6_get_dsfield(ip6h);
+}
+
+u64 kopi_skb_timestamp_ns(struct sk_buff *skb)
+{
+	return ktime_to_ns(skb->tstamp ? skb->tstamp : ktime_get_real());
+}
+
+struct page *kopi_alloc_page(void)
+{
+	return alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO | __GFP_NOWARN |
+			  __GFP_RETRY_MAYFAIL);
+}
+
+pgprot_t kopi_page_kernel(void)
+{
+	return PAGE_KERNEL;
+}
+
+struct user_struct *kopi_get_current_user(void)
+{
+	return get_uid(current_user());
+}
+
+long kopi_user_locked_vm_read(struct user_struct *user)
+{
+	return atomic_long_read(&user->locked_vm);
+}
+
+bool kopi_user_locked_vm_try_cmpxchg(struct user_struct *user, long old, long new)
+{
+	return atomic_long_try_cmpxchg(&user->locked_vm, &old, new);
+}
+
+void kopi_user_locked_vm_sub(struct user_struct *user, long pages)
+{
+	atomic_long_sub(pages, &user->locked_vm);
+}
+
+unsigned long kopi_rlimit_memlock(void)
+{
+	return rlimit(RLIMIT_MEMLOCK);
+}
+
+void kopi_vm_flags_set_clear(struct vm_area_struct *vma, unsigned long set,
+			     unsigned long clear)
+{
+	vm_flags_mod(vma, set, clear);
+}
+
+int kopi_copy_struct_from_sockptr(void *to, size_t ksize, sockptr_t from, size_t usize)
+{
+	return copy_struct_from_sockptr(to, ksize, from, usize);
+}
+
+int kopi_copy_from_sockptr(void *to, sockptr_t from, size_t size)
+{
+	return copy_from_sockptr(to, from, size);
+}
+
+unsigned long kopi_copy_to_user(void __user *to, const void *from, unsigned long size)
+{
+	return copy_to_user(to, from, size);
+}
+
+unsigned long kopi_copy_from_user(void *to, const void __user *from, unsigned long size)
+{
+	return copy_from_user(to, from, size);
+}
+
+void kopi_local_bh_disable(void)
+{
+	local_bh_disable();
+}
+
+void kopi_local_bh_enable(void)
+{
+	local_bh_enable();
+}
+
+unsigned long kopi_local_irq_save(void)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	return flags;
+}
+
+void kopi_local_irq_restore(unsigned long flags)
+{
+	local_irq_restore(flags);
+}
+
+void kopi_rcu_read_lock(void)
+{
+	rcu_read_lock();
+}
+
+void kopi_rcu_read_unlock(void)
+{
+	rcu_read_unlock();
+}
+
+void kopi_cond_resched(void)
+{
+	cond_resched();
+}
+
+bool kopi_signal_pending(void)
+{
+	return signal_pending(current);
+}
+
+void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table)
+{
+	poll_wait(file, queue, table);
+}
+
+bool kopi_wq_has_sleeper(wait_queue_head_t *queue)
+{
+	return wq_has_sleeper(queue);
+}
+
+void kopi_init_waitqueue_head(wait_queue_head_t *queue)
+{
+	init_waitqueue_head(queue);
+}
+
+struct workqueue_struct *kopi_alloc_workqueue(void)
+{
+	return alloc_workqueue("kopi", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+}
+
+bool kopi_ns_capable_net_admin(struct user_namespace *ns)
+{
+	return ns_capable(ns, CAP_NET_ADMIN);
+}
+
+void kopi_ubuf_init(struct ubuf_info *ubuf, const struct ubuf_info_ops *ops)
+{
+	refcount_set(&ubuf->refcnt, 1);
+	ubuf->flags = SKBFL_ZEROCOPY_FRAG | SKBFL_DONT_ORPHAN;
+	ubuf->ops = ops;
+}
+
+bool kopi_ubuf_put(struct ubuf_info *ubuf)
+{
+	return refcount_dec_and_test(&ubuf->refcnt);
+}

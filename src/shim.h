@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * Inline functions and macros of the kernel that bindgen can't reach, one line
+ * each, named like what they call.
+ */
+#ifndef _KOPI_SHIM_H
+#define _KOPI_SHIM_H
+
+#include <linux/skbuff.h>
+#include <linux/sockptr.h>
+#include <linux/workqueue.h>
+#include <net/sock.h>
+
+struct vm_area_struct;
+
+/* module */
+int kopi_family_parameter(void);
+void kopi_module_get(void);
+void kopi_module_put(void);
+
+/* sock */
+void kopi_sock_graft(struct sock *sk, struct socket *parent);
+struct net *kopi_sock_net(const struct sock *sk);
+struct user_namespace *kopi_net_user_ns(struct net *net);
+uid_t kopi_sk_uid(const struct sock *sk);
+void *kopi_rcu_dereference_sk_user_data(const struct sock *sk);
+void kopi_rcu_assign_sk_user_data(struct sock *sk, void *data);
+bool kopi_sock_writeable(const struct sock *sk);
+int kopi_sock_error(struct sock *sk);
+bool kopi_sock_flag_rcvtstamp(const struct sock *sk);
+bool kopi_sock_flag_rcvmark(const struct sock *sk);
+long kopi_sock_rcvtimeo(const struct sock *sk, bool noblock);
+int kopi_sock_intr_errno(long timeo);
+void kopi_sk_wake_async(struct sock *sk);
+bool kopi_udp_queues_empty(struct sock *sk);
+void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
+void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
+void kopi_write_lock_bh_callback(struct sock *sk);
+void kopi_write_unlock_bh_callback(struct sock *sk);
+
+/* skb */
+bool kopi_skb_is_ipv4(const struct sk_buff *skb);
+int kopi_skb_iif(const struct sk_buff *skb);
+u32 kopi_skb_mark(const struct sk_buff *skb);
+const struct iphdr *kopi_ip_hdr(const struct sk_buff *skb);
+const struct ipv6hdr *kopi_ipv6_hdr(const struct sk_buff *skb);
+const struct udphdr *kopi_udp_hdr(const struct sk_buff *skb);
+unsigned int kopi_skb_gso_size(const struct sk_buff *skb);
+u8 kopi_ipv6_get_dsfield(const struct ipv6hdr *ip6h);
+u64 kopi_skb_timestamp_ns(struct sk_buff *skb);
+
+/* memory */
+struct page *kopi_alloc_page(void);
+pgprot_t kopi_page_kernel(void);
+struct user_struct *kopi_get_current_user(void);
+long kopi_user_locked_vm_read(struct user_struct *user);
+bool kopi_user_locked_vm_try_cmpxchg(struct user_struct *user, long old, long new);
+void kopi_user_locked_vm_sub(struct user_struct *user, long pages);
+unsigned long kopi_rlimit_memlock(void);
+void kopi_vm_flags_set_clear(struct vm_area_struct *vma, unsigned long set,
+			     unsigned long clear);
+int kopi_copy_from_sockptr(void *to, sockptr_t from, size_t size);
+int kopi_copy_struct_from_sockptr(void *to, size_t ksize, sockptr_t from, size_t usize);
+unsigned long kopi_copy_to_user(void __user *to, const void *from, unsigned long size);
+unsigned long kopi_copy_from_user(void *to, const void __user *from, unsigned long size);
+
+/* contexts and waiting */
+void kopi_local_bh_disable(void);
+void kopi_local_bh_enable(void);
+unsigned long kopi_local_irq_save(void);
+void kopi_local_irq_restore(unsigned long flags);
+void kopi_rcu_read_lock(void);
+void kopi_rcu_read_unlock(void);
+void kopi_cond_resched(void);
+bool kopi_signal_pending(void);
+void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table);
+bool kopi_wq_has_sleeper(wait_queue_head_t *queue);
+void kopi_init_waitqueue_head(wait_queue_head_t *queue);
+struct workqueue_struct *kopi_alloc_workqueue(void);
+bool kopi_ns_capable_net_admin(struct user_namespace *ns);
+
+/* zero-copy */
+void kopi_ubuf_init(struct ubuf_info *ubuf, const struct ubuf_info_ops *ops);
+bool kopi_ubuf_put(struct ubuf_info *ubuf);
+
+#endif /* _KOPI_SHIM_H */

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the running context may do: bottom halves, interrupts, signals.
+
+use crate::bindings;
+
+/// Keeps softirqs off this CPU while it lives; the context may be process or softirq.
+pub(crate) struct BottomHalvesOff(());
+
+impl BottomHalvesOff {
+    /// Turns softirqs off.
+    pub(crate) fn new() -> Self {
+        // SAFETY: May be called in process and softirq context, and is undone in `drop`.
+        unsafe { bindings::kopi_local_bh_disable() };
+        Self(())
+    }
+}
+
+impl Drop for BottomHalvesOff {
+    fn drop(&mut self) {
+        // SAFETY: Undoes the call in `new`.
+        unsafe { bindings::kopi_local_bh_enable() };
+    }
+}
+
+/// Keeps interrupts off this CPU while it lives, in any context.
+pub(crate) struct InterruptsOff(usize);
+
+impl InterruptsOff {
+    /// Turns interrupts off.
+    pub(crate) fn new() -> Self {
+        // SAFETY: May be called in any context, and is undone in `drop`.
+        Self(unsafe { bindings::kopi_local_irq_save() })
+    }
+}
+
+impl Drop for InterruptsOff {
+    fn drop(&mut self) {
+        // SAFETY: The flags are those that `new` saved.
+        unsafe { bindings::kopi_local_irq_restore(self.0) };
+    }
+}
+
+/// Whether the current task has a signal to deliver. Process context.
+pub(crate) fn signal_pending() -> bool {
+    // SAFETY: `current` is always valid.
+    unsafe { bindings::kopi_signal_pending() }
+}
+
+/// Lets other tasks run if they should. Process context.
+pub(crate) fn cond_resched() {
+    // SAFETY: The caller is in process context and holds no spinlock.
+    unsafe { bindings::kopi_cond_resched() }
+}

@@ -1,0 +1,603 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A socket family whose sockets are UDP sockets with some operations of their own.
+//!
+//! `create` makes an AF_INET or AF_INET6 datagram socket and grafts its sock onto the family's
+//! socket, as accept() grafts a connection. The operations are those of the inner family, but for
+//! those that [`Protocol`] has.
+//!
+//! C header: `include/linux/net.h`
+
+use super::{
+    errno::{
+        enoprotoopt, eopnotsupp, eprotonosupport, esocktnosupport, //
+    },
+    region::Vma,
+    skb::SkBuff,
+    sock::Sock,
+    socket::{Socket, SocketFile},
+    user::{OptionIn, OptionOut},
+    wait::PollTable, //
+};
+use crate::bindings;
+use crate::pure::abi;
+use core::{
+    cell::UnsafeCell,
+    marker::PhantomData,
+    mem::MaybeUninit,
+    ptr::{self, NonNull}, //
+};
+use kernel::{
+    error::{from_result, to_result},
+    prelude::*, //
+};
+
+/// What a socket of the family does differently from a UDP socket.
+pub(crate) trait Protocol: Send + Sync + Sized + 'static {
+    /// A new socket's state. Process context.
+    fn new() -> Result<Self>;
+
+    /// The socket is being closed; it is still whole. Process context.
+    fn release(&self, socket: &Socket);
+
+    /// The events to report, of which UDP would report `inner`. Process context.
+    fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32;
+
+    /// Carries out an ioctl, or gives `None` if it is not one of the family's. Process context.
+    fn ioctl(&self, socket: &Socket, request: u32, argument: usize) -> Option<Result<i32>>;
+
+    /// Sets an option at the family's level. Process context.
+    fn set_option(&self, socket: &Socket, name: i32, value: &OptionIn) -> Result;
+
+    /// Gets an option at the family's level. Process context.
+    fn get_option(&self, name: i32, value: &OptionOut) -> Result;
+
+    /// Whether packets can be read by recvmsg. Any context.
+    fn has_queue(&self) -> bool;
+
+    /// Maps the socket's memory. Process context.
+    fn map(&self, vma: &Vma) -> Result;
+
+    /// Packets were queued, after [`take_over`]. Softirq.
+    fn data_ready(&self, sk: &Sock);
+
+    /// The send buffer has room again, after [`take_over`]. Softirq.
+    fn write_space(&self, sk: &Sock);
+}
+
+/// What a socket's `sk_user_data` points to.
+struct State<T> {
+    /// For freeing it when no softirq uses it any more.
+    rcu: UnsafeCell<bindings::callback_head>,
+    /// The operations that [`take_over`] replaced.
+    data_ready: UnsafeCell<Callback>,
+    write_space: UnsafeCell<Callback>,
+    /// A packet on its way from `read_skb` to [`next_packet`].
+    packet: UnsafeCell<*mut bindings::sk_buff>,
+    protocol: T,
+}
+
+type Callback = Option<unsafe extern "C" fn(sk: *mut bindings::sock)>;
+
+/// The operations of the family's sockets over one inner family.
+///
+/// # Invariants
+///
+/// Written by `Registration::new` before the family is registered, and only read after it.
+#[repr(C)]
+struct Operations {
+    /// First: sockets point to it, and so to the whole.
+    ops: UnsafeCell<MaybeUninit<bindings::proto_ops>>,
+    inner: UnsafeCell<*const bindings::proto_ops>,
+}
+
+// SAFETY: By the invariants.
+unsafe impl Sync for Operations {}
+
+impl Operations {
+    const fn new() -> Self {
+        Self {
+            ops: UnsafeCell::new(MaybeUninit::uninit()),
+            inner: UnsafeCell::new(ptr::null()),
+        }
+    }
+
+    /// The inner family's operations for a socket of ours.
+    ///
+    /// # Safety
+    ///
+    /// `socket` must be a live socket of this family.
+    unsafe fn inner<'a>(socket: *mut bindings::socket) -> &'a bindings::proto_ops {
+        // SAFETY: Its operations are the first field of one of the tables, which `create` chose,
+        // and IPV6_ADDRFORM, the only thing to change them, is refused.
+        unsafe { &**(*(*socket).ops.cast::<Operations>()).inner.get() }
+    }
+}
+
+static IPV4: Operations = Operations::new();
+static IPV6: Operations = Operations::new();
+
+/// The state of a sock of the family.
+///
+/// # Safety
+///
+/// The caller is in an RCU read-side section, or holds the socket.
+unsafe fn state<'a, T: Protocol>(sk: *mut bindings::sock) -> Option<&'a State<T>> {
+    // SAFETY: The sock is valid. Its user data is set by `create` and cleared by `release`, after
+    // which the state lives on for a grace period.
+    unsafe {
+        bindings::kopi_rcu_dereference_sk_user_data(sk)
+            .cast::<State<T>>()
+            .as_ref()
+    }
+}
+
+/// The number that the module was told to use for the family.
+pub(crate) fn wanted_number() -> i32 {
+    // SAFETY: Reads a variable that doesn't change.
+    unsafe { bindings::kopi_family_parameter() }
+}
+
+/// The registered family.
+pub(crate) struct Registration<T: Protocol> {
+    number: i32,
+    _protocol: PhantomData<T>,
+}
+
+/// The family, in memory that may be written to before it is registered.
+struct FamilyCell(UnsafeCell<bindings::net_proto_family>);
+
+// SAFETY: Written by `Registration::new` before the family is registered, and only read after it.
+unsafe impl Sync for FamilyCell {}
+
+static FAMILY: FamilyCell = FamilyCell(UnsafeCell::new(bindings::net_proto_family {
+    family: 0,
+    create: None,
+    owner: ptr::null_mut(),
+}));
+
+impl<T: Protocol> Registration<T> {
+    /// Registers the family: `EEXIST` when its number is taken, `EINVAL` when it is none.
+    ///
+    /// There can be one registration at a time; only the module's init makes one.
+    pub(crate) fn new(number: i32, module: &'static ThisModule) -> Result<Self> {
+        let module = module.as_ptr().cast::<bindings::module>();
+        // SAFETY: As `fill` requires: nothing is registered yet.
+        unsafe {
+            Self::fill(&IPV4, bindings::AF_INET as i32, number, module)?;
+            match Self::fill(&IPV6, bindings::AF_INET6 as i32, number, module) {
+                Ok(()) => (),
+                // The machine has no IPv6: neither can it make inner sockets of it.
+                Err(error) => pr_info!("no IPv6 ({})\n", error.to_errno()),
+            }
+            *FAMILY.0.get() = bindings::net_proto_family {
+                family: number,
+                create: Some(Self::create),
+                owner: module,
+            };
+        }
+        // SAFETY: The family is static.
+        to_result(unsafe { bindings::sock_register(FAMILY.0.get()) }).map_err(|error| {
+            // A number of no family.
+            if error == super::errno::enobufs() {
+                EINVAL
+            } else {
+                error
+            }
+        })?;
+        Ok(Self {
+            number,
+            _protocol: PhantomData,
+        })
+    }
+
+    /// Makes the operations over an inner family out of those of a socket of it.
+    ///
+    /// # Safety
+    ///
+    /// Nobody may use `table` yet.
+    unsafe fn fill(
+        table: &Operations,
+        inner_family: i32,
+        number: i32,
+        module: *mut bindings::module,
+    ) -> Result {
+        // SAFETY: The initial namespace is always there.
+        let socket = unsafe { inner_socket(&raw mut bindings::init_net, inner_family, true)? };
+        // SAFETY: The socket was just made; its operations are static in the kernel. (IPv6 is
+        // built into the supported kernels; and were it not, inner sockets keep their module.)
+        unsafe {
+            let inner = (*socket).ops;
+            table.inner.get().write(inner);
+            let mut ops = *inner;
+            ops.family = number;
+            ops.owner = module;
+            ops.release = Some(Self::release);
+            ops.poll = Some(Self::poll);
+            ops.ioctl = Some(Self::ioctl);
+            ops.compat_ioctl = Some(Self::compat_ioctl);
+            ops.setsockopt = Some(Self::setsockopt);
+            ops.getsockopt = Some(Self::getsockopt);
+            ops.getsockopt_iter = None;
+            ops.recvmsg = Some(Self::recvmsg);
+            ops.mmap = Some(Self::mmap);
+            (*table.ops.get()).write(ops);
+            bindings::sock_release(socket);
+        }
+        Ok(())
+    }
+
+    unsafe extern "C" fn create(
+        net: *mut bindings::net,
+        socket: *mut bindings::socket,
+        protocol: c_int,
+        kern: c_int,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The arguments are those of a `create` operation.
+            unsafe { Self::try_create(net, socket, protocol, kern != 0) }?;
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// The arguments must be those of a running `create` operation.
+    unsafe fn try_create(
+        net: *mut bindings::net,
+        socket: *mut bindings::socket,
+        protocol: i32,
+        kern: bool,
+    ) -> Result {
+        // SAFETY: The socket is being made by the caller.
+        if u32::from(unsafe { (*socket).type_ } as u16) != bindings::sock_type_SOCK_DGRAM {
+            return Err(esocktnosupport());
+        }
+        let (family, table) = match protocol {
+            0 | abi::PROTO_UDP => (bindings::AF_INET, &IPV4),
+            abi::PROTO_UDP6 => (bindings::AF_INET6, &IPV6),
+            _ => return Err(eprotonosupport()),
+        };
+        let state = KBox::new(
+            State {
+                rcu: UnsafeCell::new(pin_init::zeroed()),
+                data_ready: UnsafeCell::new(None),
+                write_space: UnsafeCell::new(None),
+                packet: UnsafeCell::new(ptr::null_mut()),
+                protocol: T::new()?,
+            },
+            GFP_KERNEL_ACCOUNT,
+        )?;
+        // SAFETY: `net` is the caller's. The inner socket is whole, and ours alone; the outer has
+        // no sock yet and nobody else knows it. After the graft the inner one has no sock, so that
+        // its release frees nothing but itself.
+        unsafe {
+            let inner = inner_socket(net, family as i32, kern)?;
+            let sk = (*inner).sk;
+            (*inner).sk = ptr::null_mut();
+            (*socket).ops = (*table.ops.get()).as_ptr();
+            (*socket).flags |= (*inner).flags;
+            bindings::kopi_sock_graft(sk, socket);
+            bindings::sock_release(inner);
+            bindings::kopi_rcu_assign_sk_user_data(sk, KBox::into_raw(state).cast());
+        }
+        Ok(())
+    }
+
+    unsafe extern "C" fn release(socket: *mut bindings::socket) -> c_int {
+        // SAFETY: The last user of a socket releases it, so it and its sock are valid.
+        unsafe {
+            let sk = (*socket).sk;
+            let Some(inner) = Operations::inner(socket).release else {
+                return 0;
+            };
+            if sk.is_null() {
+                return inner(socket);
+            }
+            if let Some(state) = state::<T>(sk) {
+                state.protocol.release(Socket::from_raw(socket));
+                bindings::kopi_write_lock_bh_callback(sk);
+                if let Some(data_ready) = *state.data_ready.get() {
+                    (*sk).sk_data_ready = Some(data_ready);
+                }
+                if let Some(write_space) = *state.write_space.get() {
+                    (*sk).sk_write_space = Some(write_space);
+                }
+                bindings::kopi_rcu_assign_sk_user_data(sk, ptr::null_mut());
+                bindings::kopi_write_unlock_bh_callback(sk);
+                // Softirqs that still run with the state are done after a grace period.
+                bindings::call_rcu(state.rcu.get(), Some(Self::free));
+            }
+            inner(socket)
+        }
+    }
+
+    unsafe extern "C" fn free(rcu: *mut bindings::callback_head) {
+        // SAFETY: `rcu` is the state's, a box that `create` made and nobody uses any more.
+        unsafe {
+            let state = kernel::container_of!(rcu.cast::<UnsafeCell<bindings::callback_head>>(), State<T>, rcu);
+            drop(KBox::from_raw(state));
+        }
+    }
+
+    unsafe extern "C" fn poll(
+        file: *mut bindings::file,
+        socket: *mut bindings::socket,
+        table: *mut bindings::poll_table_struct,
+    ) -> bindings::__poll_t {
+        // SAFETY: The socket and its file are in use by the caller.
+        unsafe {
+            let Some(inner) = Operations::inner(socket).poll else {
+                return 0;
+            };
+            let events = inner(file, socket, table);
+            match state::<T>((*socket).sk) {
+                Some(state) => state.protocol.poll(
+                    Socket::from_raw(socket),
+                    &PollTable::from_raw(file, table),
+                    events,
+                ),
+                None => events,
+            }
+        }
+    }
+
+    unsafe extern "C" fn ioctl(
+        socket: *mut bindings::socket,
+        request: c_uint,
+        argument: usize,
+    ) -> c_int {
+        // SAFETY: The socket is in use by the caller.
+        unsafe { Self::any_ioctl(socket, request, argument, Operations::inner(socket).ioctl) }
+    }
+
+    unsafe extern "C" fn compat_ioctl(
+        socket: *mut bindings::socket,
+        request: c_uint,
+        argument: usize,
+    ) -> c_int {
+        // SAFETY: The socket is in use by the caller.
+        unsafe {
+            Self::any_ioctl(socket, request, argument, Operations::inner(socket).compat_ioctl)
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `socket` must be a live socket of the family, and `inner` an ioctl operation.
+    unsafe fn any_ioctl(
+        socket: *mut bindings::socket,
+        request: u32,
+        argument: usize,
+        inner: Option<
+            unsafe extern "C" fn(*mut bindings::socket, c_uint, usize) -> c_int,
+        >,
+    ) -> c_int {
+        // SAFETY: As required of the caller.
+        unsafe {
+            let own = state::<T>((*socket).sk).and_then(|state| {
+                state
+                    .protocol
+                    .ioctl(Socket::from_raw(socket), request, argument)
+            });
+            match (own, inner) {
+                (Some(result), _) => from_result(|| result),
+                (None, Some(inner)) => inner(socket, request, argument),
+                (None, None) => ENOIOCTLCMD.to_errno(),
+            }
+        }
+    }
+
+    unsafe extern "C" fn setsockopt(
+        socket: *mut bindings::socket,
+        level: c_int,
+        name: c_int,
+        value: bindings::sockptr_t,
+        len: c_uint,
+    ) -> c_int {
+        // SAFETY: The socket is in use by the caller, and the value is the caller's.
+        unsafe {
+            if level == bindings::SOL_IPV6 as i32 && name == bindings::IPV6_ADDRFORM as i32 {
+                // It would put UDP's own operations in place of ours.
+                return enoprotoopt().to_errno();
+            }
+            match (state::<T>((*socket).sk), Operations::inner(socket).setsockopt) {
+                (Some(state), _) if level == abi::SOL_KOPI => from_result(|| {
+                    let value = OptionIn::from_raw(value, len);
+                    state
+                        .protocol
+                        .set_option(Socket::from_raw(socket), name, &value)?;
+                    Ok(0)
+                }),
+                (_, Some(inner)) => inner(socket, level, name, value, len),
+                (_, None) => eopnotsupp().to_errno(),
+            }
+        }
+    }
+
+    unsafe extern "C" fn getsockopt(
+        socket: *mut bindings::socket,
+        level: c_int,
+        name: c_int,
+        value: *mut c_char,
+        len: *mut c_int,
+    ) -> c_int {
+        // SAFETY: The socket is in use by the caller, and the pointers are the caller's.
+        unsafe {
+            match (state::<T>((*socket).sk), Operations::inner(socket).getsockopt) {
+                (Some(state), _) if level == abi::SOL_KOPI => from_result(|| {
+                    let value = OptionOut::from_raw(value, len);
+                    state.protocol.get_option(name, &value)?;
+                    Ok(0)
+                }),
+                (_, Some(inner)) => inner(socket, level, name, value, len),
+                (_, None) => eopnotsupp().to_errno(),
+            }
+        }
+    }
+
+    unsafe extern "C" fn recvmsg(
+        socket: *mut bindings::socket,
+        message: *mut bindings::msghdr,
+        len: usize,
+        flags: c_int,
+    ) -> c_int {
+        // SAFETY: The socket is in use by the caller.
+        unsafe {
+            let queue = flags & bindings::MSG_ERRQUEUE as i32 != 0
+                || state::<T>((*socket).sk).is_none_or(|state| state.protocol.has_queue());
+            match Operations::inner(socket).recvmsg {
+                Some(inner) if queue => inner(socket, message, len, flags),
+                _ => eopnotsupp().to_errno(),
+            }
+        }
+    }
+
+    unsafe extern "C" fn mmap(
+        _file: *mut bindings::file,
+        socket: *mut bindings::socket,
+        vma: *mut bindings::vm_area_struct,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The socket and the vma are in use by the caller.
+            unsafe {
+                let state = state::<T>((*socket).sk).ok_or(ENODEV)?;
+                state.protocol.map(&Vma::from_raw(vma))?;
+            }
+            Ok(0)
+        })
+    }
+}
+
+impl<T: Protocol> Drop for Registration<T> {
+    fn drop(&mut self) {
+        // SAFETY: Registered by `new`. No socket is left: each holds a reference to the module.
+        unsafe { bindings::sock_unregister(self.number) };
+    }
+}
+
+/// Makes a UDP socket of an IP family.
+///
+/// # Safety
+///
+/// `net` must be valid.
+unsafe fn inner_socket(
+    net: *mut bindings::net,
+    family: i32,
+    kern: bool,
+) -> Result<*mut bindings::socket> {
+    let mut socket = ptr::null_mut();
+    // SAFETY: Process context, `net` is valid by the caller, and `socket` is written to.
+    to_result(unsafe {
+        bindings::__sock_create(
+            net,
+            family,
+            bindings::sock_type_SOCK_DGRAM as i32,
+            bindings::IPPROTO_UDP as i32,
+            &mut socket,
+            i32::from(kern),
+        )
+    })?;
+    Ok(socket)
+}
+
+/// From now on has `data_ready` and `write_space` of the protocol called. Process context.
+///
+/// To be called once for a socket. Packets that were queued before remain queued.
+pub(crate) fn take_over<T: Protocol>(socket: &Socket) {
+    let sk = socket.sk().as_ptr();
+    // SAFETY: The socket is in use by the caller. The callbacks and their copies are written under
+    // the lock; the copies are not read before the callbacks are set.
+    unsafe {
+        let Some(state) = state::<T>(sk) else {
+            return;
+        };
+        bindings::kopi_write_lock_bh_callback(sk);
+        state.data_ready.get().write((*sk).sk_data_ready);
+        state.write_space.get().write((*sk).sk_write_space);
+        ptr::write_volatile(&raw mut (*sk).sk_data_ready, Some(data_ready::<T>));
+        ptr::write_volatile(&raw mut (*sk).sk_write_space, Some(write_space::<T>));
+        bindings::kopi_write_unlock_bh_callback(sk);
+    }
+}
+
+unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
+    let _rcu = kernel::sync::rcu::read_lock();
+    // SAFETY: The sock is in use by the caller; RCU is held.
+    unsafe {
+        if let Some(state) = state::<T>(sk) {
+            state.protocol.data_ready(Sock::from_raw(sk));
+        }
+    }
+}
+
+unsafe extern "C" fn write_space<T: Protocol>(sk: *mut bindings::sock) {
+    let _rcu = kernel::sync::rcu::read_lock();
+    // SAFETY: The sock is in use by the caller; RCU is held, under which the copy of the callback
+    // is not written to any more.
+    unsafe {
+        if let Some(state) = state::<T>(sk) {
+            if let Some(inner) = *state.write_space.get() {
+                inner(sk);
+            }
+            state.protocol.write_space(Sock::from_raw(sk));
+        }
+    }
+}
+
+/// Takes the next packet off the sock's queue, its checksum verified. Softirq, or softirqs off.
+///
+/// # Safety
+///
+/// One call at a time for each sock, in an RCU read-side section or holding the socket.
+pub(crate) unsafe fn next_packet<T: Protocol>(sk: &Sock) -> Result<SkBuff> {
+    let raw = sk.as_ptr();
+    // SAFETY: As required of the caller. The operations of a sock's socket are static.
+    unsafe {
+        let state = state::<T>(raw).ok_or(EAGAIN)?;
+        let table = if sk.is_ipv6() { &IPV6 } else { &IPV4 };
+        let read = (**table.inner.get()).read_skb.ok_or(EAGAIN)?;
+        to_result(read(raw, Some(hand_over::<T>)))?;
+        let packet = state.packet.get().replace(ptr::null_mut());
+        // INVARIANT: From `read_skb` of a UDP sock.
+        NonNull::new(packet)
+            .map(|skb| SkBuff::from_raw(skb))
+            .ok_or(EAGAIN)
+    }
+}
+
+/// Gets the packet that `read_skb` reads.
+unsafe extern "C" fn hand_over<T: Protocol>(
+    sk: *mut bindings::sock,
+    skb: *mut bindings::sk_buff,
+) -> c_int {
+    // SAFETY: Called under `next_packet`, which has the state, and is alone with `packet`.
+    unsafe {
+        match state::<T>(sk) {
+            Some(state) => *state.packet.get() = skb,
+            None => bindings::consume_skb(skb),
+        }
+    }
+    0
+}
+
+/// The protocol's state of a socket of the family.
+pub(crate) fn protocol<T: Protocol>(socket: &Socket) -> Option<&T> {
+    // SAFETY: The socket lives as long as the borrow, and so does its state.
+    Some(unsafe { &state::<T>((*socket.as_ptr()).sk)?.protocol })
+}
+
+impl SocketFile {
+    /// The socket, if it is of the family.
+    pub(crate) fn socket(&self) -> Option<&Socket> {
+        let socket = self.as_ptr();
+        // SAFETY: The file keeps the socket; its operations say whose it is.
+        unsafe {
+            let ops = (*socket).ops;
+            [&IPV4, &IPV6]
+                .iter()
+                .any(|table| (*table.ops.get()).as_ptr() == ops)
+                .then(|| Socket::from_raw(socket))
+        }
+    }
+}

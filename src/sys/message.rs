@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `struct msghdr`: one call of sendmsg from within the kernel.
+//!
+//! C headers: `include/linux/socket.h`, `include/linux/uio.h`
+
+use super::{
+    region::PageVec,
+    socket::Socket,
+    ubuf::{Notification, Released}, //
+};
+use crate::bindings;
+use crate::pure::abi::{
+    Meta, AF_INET6, META_LOCAL, META_MARK, META_TOS, META_TTL, //
+};
+use core::{
+    mem::{size_of, MaybeUninit},
+    ptr, //
+};
+use kernel::prelude::*;
+
+/// Room for all control messages that [`Message`] can have, in words.
+const CONTROL_WORDS: usize = 24;
+
+/// A destination and control messages, for [`Message::send`].
+pub(crate) struct Message {
+    name: bindings::sockaddr_in6,
+    name_len: usize,
+    control: [u64; CONTROL_WORDS],
+    /// Words of `control` in use.
+    control_len: usize,
+}
+
+impl Message {
+    /// A message to the connected peer.
+    pub(crate) fn to_connected() -> Self {
+        Self {
+            name: pin_init::zeroed(),
+            name_len: 0,
+            control: [0; CONTROL_WORDS],
+            control_len: 0,
+        }
+    }
+
+    /// A message as `meta` says, on an IPv6 socket if `ipv6`.
+    pub(crate) fn from_meta(meta: &Meta, ipv6: bool) -> Self {
+        let mut message = Self::to_connected();
+        let mapped = meta.family != AF_INET6 || is_mapped(&meta.peer);
+        if meta.peer_port != 0 {
+            message.set_peer(meta);
+        }
+        if meta.flags & META_LOCAL != 0 {
+            message.set_source(meta);
+        }
+        if meta.flags & META_TOS != 0 {
+            let (level, kind) = if ipv6 && !mapped {
+                (bindings::SOL_IPV6, bindings::IPV6_TCLASS)
+            } else {
+                (bindings::SOL_IP, bindings::IP_TOS)
+            };
+            message.push(level, kind, &i32::from(meta.tos).to_ne_bytes());
+        }
+        if meta.flags & META_TTL != 0 {
+            let (level, kind) = if ipv6 && !mapped {
+                (bindings::SOL_IPV6, bindings::IPV6_HOPLIMIT)
+            } else {
+                (bindings::SOL_IP, bindings::IP_TTL)
+            };
+            message.push(level, kind, &i32::from(meta.ttl).to_ne_bytes());
+        }
+        if meta.flags & META_MARK != 0 {
+            message.push(
+                bindings::SOL_SOCKET,
+                bindings::SO_MARK,
+                &meta.mark.to_ne_bytes(),
+            );
+        }
+        message
+    }
+
+    /// Has the payload cut into datagrams of `size` bytes.
+    pub(crate) fn segment(&mut self, size: u16) {
+        self.push(bindings::SOL_UDP, bindings::UDP_SEGMENT, &size.to_ne_bytes());
+    }
+
+    fn set_peer(&mut self, meta: &Meta) {
+        if meta.family == AF_INET6 {
+            self.name.sin6_family = bindings::AF_INET6 as u16;
+            self.name.sin6_port = meta.peer_port;
+            self.name.sin6_addr.in6_u.u6_addr8 = meta.peer;
+            self.name.sin6_scope_id = meta.ifindex;
+            self.name_len = size_of::<bindings::sockaddr_in6>();
+        } else {
+            let [a, b, c, d, ..] = meta.peer;
+            let name = bindings::sockaddr_in {
+                sin_family: bindings::AF_INET as u16,
+                sin_port: meta.peer_port,
+                sin_addr: bindings::in_addr {
+                    s_addr: u32::from_ne_bytes([a, b, c, d]),
+                },
+                ..pin_init::zeroed()
+            };
+            // SAFETY: A sockaddr_in is smaller than a sockaddr_in6, of which any bytes make one.
+            unsafe { ptr::from_mut(&mut self.name).cast::<bindings::sockaddr_in>().write(name) };
+            self.name_len = size_of::<bindings::sockaddr_in>();
+        }
+    }
+
+    /// IP_PKTINFO or IPV6_PKTINFO: the source address and device.
+    fn set_source(&mut self, meta: &Meta) {
+        let mut info = [0u8; 20];
+        if meta.family == AF_INET6 {
+            // struct in6_pktinfo: address, then device.
+            let (address, device) = info.split_at_mut(16);
+            address.copy_from_slice(&meta.local);
+            device.copy_from_slice(&meta.ifindex.to_ne_bytes());
+            self.push(bindings::SOL_IPV6, bindings::IPV6_PKTINFO, &info);
+        } else {
+            // struct in_pktinfo: device, ipi_spec_dst, ipi_addr.
+            let [a, b, c, d, ..] = meta.local;
+            let [e, f, g, h] = meta.ifindex.to_ne_bytes();
+            let info = [e, f, g, h, a, b, c, d, 0, 0, 0, 0];
+            self.push(bindings::SOL_IP, bindings::IP_PKTINFO, &info);
+        }
+    }
+
+    /// Appends a control message: a header of two words, then the data.
+    fn push(&mut self, level: u32, kind: u32, data: &[u8]) {
+        let header = size_of::<bindings::cmsghdr>();
+        let len = header.wrapping_add(data.len()) as u64;
+        let tag = u64::from(level) | u64::from(kind) << 32;
+        let mut words = [len, tag, 0, 0, 0];
+        for (word, chunk) in words.iter_mut().skip(2).zip(data.chunks(8)) {
+            let mut bytes = [0u8; 8];
+            for (to, from) in bytes.iter_mut().zip(chunk) {
+                *to = *from;
+            }
+            *word = u64::from_ne_bytes(bytes);
+        }
+        let used = 2usize.wrapping_add(data.len().div_ceil(8));
+        for (to, from) in self
+            .control
+            .iter_mut()
+            .skip(self.control_len)
+            .zip(words.iter().take(used))
+        {
+            *to = *from;
+        }
+        self.control_len = self
+            .control_len
+            .wrapping_add(used)
+            .min(CONTROL_WORDS);
+    }
+
+    /// Sends `data` without sleeping for room: `EAGAIN` when the send buffer is full.
+    ///
+    /// By reference, if there is a `notification` and device and packet allow it. Else, and of
+    /// course for what the stack doesn't take, the data was copied when this returns.
+    pub(crate) fn send<T: Released>(
+        &mut self,
+        socket: &Socket,
+        data: &PageVec,
+        notification: Option<&Notification<T>>,
+    ) -> Result {
+        // SAFETY: A msghdr of zeroes is an empty one.
+        let mut header: bindings::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        header.msg_flags = bindings::MSG_DONTWAIT;
+        if self.name_len != 0 {
+            header.msg_name = ptr::from_mut(&mut self.name).cast();
+            header.msg_namelen = self.name_len as i32;
+        }
+        if self.control_len != 0 {
+            header.__bindgen_anon_1.msg_control = self.control.as_mut_ptr().cast();
+            header.msg_controllen = self.control_len.wrapping_mul(8);
+        }
+        if let Some(notification) = notification {
+            header.msg_flags |= bindings::MSG_ZEROCOPY;
+            header.msg_ubuf = notification.as_ptr();
+        }
+        // SAFETY: The pieces of `data` are pages of a region that its owner keeps during the call;
+        // an skb that keeps one takes a reference to the page and to the notification. The header
+        // lives through the call. The socket is valid.
+        let sent = unsafe {
+            bindings::iov_iter_bvec(
+                &mut header.msg_iter,
+                bindings::KOPI_CONST_ITER_SOURCE,
+                data.as_ptr(),
+                data.count(),
+                data.bytes(),
+            );
+            bindings::sock_sendmsg(socket.as_ptr(), &mut header)
+        };
+        if sent < 0 {
+            return Err(Error::from_errno(sent));
+        }
+        Ok(())
+    }
+}
+
+/// Whether an IPv6 address is an IPv4 one in disguise.
+fn is_mapped(address: &[u8; 16]) -> bool {
+    core::net::Ipv6Addr::from(*address).to_ipv4_mapped().is_some()
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Safe wrappers of the kernel's C, one module for each of its subsystems.
+//!
+//! Nothing outside this folder names the raw bindings, and nothing here decides anything.
+
+pub(crate) mod context;
+pub(crate) mod errno;
+pub(crate) mod family;
+pub(crate) mod locked;
+pub(crate) mod message;
+pub(crate) mod reaper;
+pub(crate) mod region;
+pub(crate) mod skb;
+pub(crate) mod sock;
+pub(crate) mod socket;
+pub(crate) mod ubuf;
+pub(crate) mod user;
+pub(crate) mod wait;

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Freeing what can't be freed in softirq, in a workqueue of the module's own.
+//!
+//! C header: `include/linux/workqueue.h`
+
+use super::region::Region;
+use crate::bindings;
+use core::{
+    mem::ManuallyDrop,
+    ops::Deref,
+    ptr::NonNull,
+    sync::atomic::{AtomicPtr, Ordering}, //
+};
+use kernel::{
+    prelude::*,
+    workqueue::{
+        self,
+        impl_has_work,
+        new_work,
+        Work,
+        WorkItem, //
+    }, //
+};
+
+/// The workqueue while the module is loaded, else null.
+static QUEUE: AtomicPtr<bindings::workqueue_struct> = AtomicPtr::new(core::ptr::null_mut());
+
+/// The workqueue: waits for all that is to be freed when it is dropped.
+pub(crate) struct Reaper(NonNull<bindings::workqueue_struct>);
+
+// SAFETY: A workqueue is not bound to a task.
+unsafe impl Send for Reaper {}
+// SAFETY: As above.
+unsafe impl Sync for Reaper {}
+
+impl Reaper {
+    /// Starts the workqueue. There can be one at a time.
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: Process context.
+        let queue = NonNull::new(unsafe { bindings::kopi_alloc_workqueue() }).ok_or(ENOMEM)?;
+        QUEUE.store(queue.as_ptr(), Ordering::Release);
+        Ok(Self(queue))
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        // SAFETY: The module is going: all flows are gone, and what RCU was to free is freed after
+        // the barrier, so that nothing is enqueued after it. The queue is this value's.
+        unsafe {
+            bindings::rcu_barrier();
+            QUEUE.store(core::ptr::null_mut(), Ordering::Release);
+            bindings::destroy_workqueue(self.0.as_ptr());
+        }
+    }
+}
+
+/// A region that is freed in process context, whatever the context that lets go of it.
+pub(crate) struct SharedRegion(ManuallyDrop<Pin<KBox<Reaped>>>);
+
+#[pin_data]
+struct Reaped {
+    region: Region,
+    #[pin]
+    work: Work<Reaped>,
+}
+
+impl_has_work! {
+    impl HasWork<Self> for Reaped { self.work }
+}
+
+impl WorkItem for Reaped {
+    type Pointer = Pin<KBox<Self>>;
+
+    fn run(this: Pin<KBox<Self>>) {
+        drop(this);
+    }
+}
+
+impl SharedRegion {
+    /// Wraps a region.
+    pub(crate) fn new(region: Region) -> Result<Self> {
+        let reaped = KBox::pin_init(
+            pin_init!(Reaped {
+                region,
+                work <- new_work!("kopi::Reaped"),
+            }),
+            GFP_KERNEL,
+        )?;
+        Ok(Self(ManuallyDrop::new(reaped)))
+    }
+}
+
+impl Deref for SharedRegion {
+    type Target = Region;
+
+    fn deref(&self) -> &Region {
+        &self.0.region
+    }
+}
+
+impl Drop for SharedRegion {
+    fn drop(&mut self) {
+        // SAFETY: Taken once, here.
+        let reaped = unsafe { ManuallyDrop::take(&mut self.0) };
+        let queue = QUEUE.load(Ordering::Acquire);
+        // SAFETY: Every region holds a reference to the module, so the queue is still there.
+        let queue = unsafe { workqueue::Queue::from_raw(queue.cast()) };
+        queue.enqueue(reaped);
+    }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `struct sk_buff`: a received UDP packet, or a train of them.
+//!
+//! C header: `include/linux/skbuff.h`
+
+use super::{
+    region::KernelVec,
+    sock::Sock, //
+};
+use crate::bindings;
+use crate::pure::abi::{
+    Meta, AF_INET, AF_INET6, META_MARK, META_TIMESTAMP, //
+};
+use core::{
+    mem::{size_of, ManuallyDrop},
+    ptr::NonNull, //
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    types::Opaque, //
+};
+
+const UDP_HEADER: u32 = size_of::<bindings::udphdr>() as u32;
+
+/// A packet that a UDP sock had queued, whose data begins with its UDP header.
+///
+/// # Invariants
+///
+/// Owned, taken by the sock's `read_skb`; its network and transport headers are linear, and its
+/// length is at least that of a UDP header.
+pub(crate) struct SkBuff(NonNull<bindings::sk_buff>);
+
+// SAFETY: An skb is not bound to a CPU or task.
+unsafe impl Send for SkBuff {}
+
+impl SkBuff {
+    /// # Safety
+    ///
+    /// `skb` must be as the type's invariants say.
+    pub(super) unsafe fn from_raw(skb: NonNull<bindings::sk_buff>) -> Self {
+        // INVARIANT: As the caller sees to.
+        Self(skb)
+    }
+
+    fn as_ptr(&self) -> *mut bindings::sk_buff {
+        self.0.as_ptr()
+    }
+
+    /// Bytes of payload, of all datagrams.
+    pub(crate) fn payload_len(&self) -> u32 {
+        // SAFETY: A valid skb.
+        unsafe { (*self.as_ptr()).len }.saturating_sub(UDP_HEADER)
+    }
+
+    /// Bytes of payload of each datagram of a train, or 0.
+    pub(crate) fn gso_size(&self) -> u32 {
+        // SAFETY: A valid skb.
+        unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) }
+    }
+
+    /// Copies payload from `at` on into the memory that `to` names.
+    pub(crate) fn copy_payload(&self, at: u32, to: &KernelVec<'_>) -> Result {
+        let iter = Opaque::<bindings::iov_iter>::uninit();
+        let iter = iter.get();
+        let offset = at.checked_add(UDP_HEADER).ok_or(EINVAL)?;
+        // SAFETY: `to` names writable memory by its invariants and outlives the iterator, which is
+        // initialised by the first call; the second checks the skb's bounds.
+        to_result(unsafe {
+            bindings::iov_iter_kvec(
+                iter,
+                bindings::KOPI_CONST_ITER_DEST,
+                to.as_ptr(),
+                to.count(),
+                to.bytes(),
+            );
+            bindings::skb_copy_datagram_iter(
+                self.as_ptr(),
+                i32::try_from(offset)?,
+                iter,
+                i32::try_from(to.bytes())?,
+            )
+        })
+    }
+
+    /// What its headers say, for a reader of `sk`; lengths are left 0.
+    pub(crate) fn meta(&self, sk: &Sock) -> Meta {
+        let mut meta = Meta {
+            local_port: sk.local_port(),
+            family: if sk.is_ipv6() { AF_INET6 } else { AF_INET },
+            ..Meta::default()
+        };
+        // SAFETY: A valid skb whose headers are linear, by the invariants.
+        unsafe {
+            meta.peer_port = (*bindings::kopi_udp_hdr(self.as_ptr())).source;
+            meta.ifindex = bindings::kopi_skb_iif(self.as_ptr()) as u32;
+            if bindings::kopi_skb_is_ipv4(self.as_ptr()) {
+                let ip = bindings::kopi_ip_hdr(self.as_ptr());
+                let addrs = (*ip).__bindgen_anon_1.addrs;
+                put_ipv4(&mut meta.peer, addrs.saddr, meta.family);
+                put_ipv4(&mut meta.local, addrs.daddr, meta.family);
+                meta.tos = (*ip).tos;
+                meta.ttl = (*ip).ttl;
+            } else {
+                let ip = bindings::kopi_ipv6_hdr(self.as_ptr());
+                let addrs = (*ip).__bindgen_anon_1.addrs;
+                meta.peer = addrs.saddr.in6_u.u6_addr8;
+                meta.local = addrs.daddr.in6_u.u6_addr8;
+                meta.tos = bindings::kopi_ipv6_get_dsfield(ip);
+                meta.ttl = (*ip).hop_limit;
+            }
+        }
+        if sk.wants_timestamp() {
+            // SAFETY: A valid skb.
+            meta.timestamp = unsafe { bindings::kopi_skb_timestamp_ns(self.as_ptr()) };
+            meta.flags |= META_TIMESTAMP;
+        }
+        if sk.wants_mark() {
+            // SAFETY: A valid skb.
+            meta.mark = unsafe { bindings::kopi_skb_mark(self.as_ptr()) };
+            meta.flags |= META_MARK;
+        }
+        meta
+    }
+
+    /// Frees it as delivered, which the protocol's counters show.
+    pub(crate) fn consume(self, sk: &Sock) {
+        let skb = ManuallyDrop::new(self);
+        // SAFETY: A valid skb, owned, and not used any more.
+        unsafe {
+            bindings::kopi_udp_count_received(sk.as_ptr(), skb.as_ptr());
+            bindings::consume_skb(skb.as_ptr());
+        }
+    }
+
+    /// Counts `datagrams` of it as dropped for want of room, as a full receive buffer is.
+    pub(crate) fn count_dropped(&self, sk: &Sock, datagrams: u32) {
+        let datagrams = i32::try_from(datagrams).unwrap_or(i32::MAX);
+        // SAFETY: A valid skb and a valid UDP sock.
+        unsafe { bindings::kopi_udp_count_dropped(sk.as_ptr(), self.as_ptr(), datagrams) };
+    }
+}
+
+impl Drop for SkBuff {
+    fn drop(&mut self) {
+        // SAFETY: A valid skb, owned, and not used any more.
+        unsafe {
+            bindings::sk_skb_reason_drop(
+                (*self.as_ptr()).sk,
+                self.as_ptr(),
+                bindings::skb_drop_reason_SKB_DROP_REASON_SOCKET_RCVBUFF,
+            );
+        }
+    }
+}
+
+/// Writes an IPv4 address as a socket of `family` sees it.
+fn put_ipv4(to: &mut [u8; 16], address: u32, family: u16) {
+    let address = address.to_ne_bytes();
+    if family == AF_INET6 {
+        *to = core::net::Ipv4Addr::from(address).to_ipv6_mapped().octets();
+    } else {
+        let [a, b, c, d] = address;
+        *to = [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    }
+}

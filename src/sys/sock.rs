@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `struct sock`: the protocol's side of a socket, here always a UDP one.
+//!
+//! C header: `include/net/sock.h`
+
+use crate::bindings;
+use core::ptr;
+use kernel::{
+    error::to_result,
+    prelude::*,
+    types::Opaque, //
+};
+
+/// A UDP `struct sock`.
+///
+/// # Invariants
+///
+/// Of a socket of family AF_INET or AF_INET6, type SOCK_DGRAM and protocol UDP.
+#[repr(transparent)]
+pub(crate) struct Sock(Opaque<bindings::sock>);
+
+// SAFETY: The kernel's functions that are called here lock what they need.
+unsafe impl Sync for Sock {}
+
+impl Sock {
+    /// # Safety
+    ///
+    /// `sk` must be a UDP sock that lives at least as long as the result.
+    pub(super) unsafe fn from_raw<'a>(sk: *mut bindings::sock) -> &'a Self {
+        // SAFETY: `Sock` is transparent; the rest is the caller's to see to.
+        unsafe { &*sk.cast() }
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut bindings::sock {
+        self.0.get()
+    }
+
+    /// Whether the socket was made for IPv6.
+    pub(crate) fn is_ipv6(&self) -> bool {
+        // SAFETY: A valid sock; the field never changes for an IPv4 sock. IPV6_ADDRFORM can turn
+        // an IPv6 one into IPv4, which the volatile read allows for.
+        let family = unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).__sk_common.skc_family) };
+        u32::from(family) == bindings::AF_INET6
+    }
+
+    /// Whether both are of one network namespace.
+    pub(crate) fn same_net(&self, other: &Sock) -> bool {
+        // SAFETY: Both are valid socks, whose namespace doesn't change.
+        unsafe { bindings::kopi_sock_net(self.as_ptr()) == bindings::kopi_sock_net(other.as_ptr()) }
+    }
+
+    /// Whether both are of one user.
+    pub(crate) fn same_user(&self, other: &Sock) -> bool {
+        // SAFETY: Both are valid socks.
+        unsafe { bindings::kopi_sk_uid(self.as_ptr()) == bindings::kopi_sk_uid(other.as_ptr()) }
+    }
+
+    /// Whether the current process has CAP_NET_ADMIN in the socket's network namespace.
+    pub(crate) fn net_admin(&self) -> bool {
+        // SAFETY: A valid sock, which keeps its namespace, which keeps its user namespace.
+        unsafe {
+            let net = bindings::kopi_sock_net(self.as_ptr());
+            bindings::kopi_ns_capable_net_admin(bindings::kopi_net_user_ns(net))
+        }
+    }
+
+    /// Takes the pending error, if there is one.
+    pub(crate) fn take_error(&self) -> Result {
+        // SAFETY: A valid sock.
+        to_result(unsafe { bindings::kopi_sock_error(self.as_ptr()) })
+    }
+
+    /// Whether an error is pending.
+    pub(crate) fn has_error(&self) -> bool {
+        // SAFETY: A valid sock; the field is read once.
+        unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_err) != 0 }
+    }
+
+    /// Puts back an error that [`Sock::take_error`] took, and wakes who waits for it.
+    pub(crate) fn restore_error(&self, error: Error) {
+        let errno = error.to_errno().wrapping_neg();
+        // SAFETY: A valid sock; as sk_err is written elsewhere, without a lock.
+        unsafe {
+            ptr::write_volatile(&raw mut (*self.as_ptr()).sk_err, errno);
+            bindings::sk_error_report(self.as_ptr());
+        }
+    }
+
+    /// Whether the receiving side is shut down.
+    pub(crate) fn is_receive_shutdown(&self) -> bool {
+        // SAFETY: A valid sock; the field is read once.
+        let shutdown = unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_shutdown) };
+        u32::from(shutdown) & bindings::RCV_SHUTDOWN != 0
+    }
+
+    /// Whether poll would call it writable.
+    pub(crate) fn is_writeable(&self) -> bool {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sock_writeable(self.as_ptr()) }
+    }
+
+    /// Whether no packet is queued.
+    pub(crate) fn is_queue_empty(&self) -> bool {
+        // SAFETY: A valid UDP sock.
+        unsafe { bindings::kopi_udp_queues_empty(self.as_ptr()) }
+    }
+
+    /// How long a read may sleep: SO_RCVTIMEO in jiffies, or 0 when it may not.
+    pub(crate) fn receive_timeout(&self, nonblocking: bool) -> isize {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sock_rcvtimeo(self.as_ptr(), nonblocking) }
+    }
+
+    /// What a read that a signal broke off gives, if it could sleep for `timeout` jiffies.
+    pub(crate) fn interrupted(&self, timeout: isize) -> Error {
+        // SAFETY: Computes on its argument only.
+        Error::from_errno(unsafe { bindings::kopi_sock_intr_errno(timeout) })
+    }
+
+    /// Whether packets are to carry the time at which they came.
+    pub(crate) fn wants_timestamp(&self) -> bool {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sock_flag_rcvtstamp(self.as_ptr()) }
+    }
+
+    /// Whether packets are to carry their mark.
+    pub(crate) fn wants_mark(&self) -> bool {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sock_flag_rcvmark(self.as_ptr()) }
+    }
+
+    /// The local port, big-endian; 0 when not bound.
+    pub(crate) fn local_port(&self) -> u16 {
+        let inet = self.as_ptr().cast::<bindings::inet_sock>();
+        // SAFETY: A UDP sock begins with an inet_sock; the field is read once.
+        unsafe { ptr::read_volatile(&raw const (*inet).inet_sport) }
+    }
+
+    /// Sends SIGIO to who asked for it, for data that came.
+    pub(crate) fn signal_io(&self) {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sk_wake_async(self.as_ptr()) };
+    }
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `struct socket`: the process's side of a socket.
+//!
+//! C header: `include/linux/net.h`
+
+use super::{
+    errno::enotsock,
+    sock::Sock, //
+};
+use crate::bindings;
+use core::{
+    mem::size_of,
+    ptr::{self, NonNull}, //
+};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    types::Opaque, //
+};
+
+/// A socket with a UDP sock.
+///
+/// # Invariants
+///
+/// `sk` is a UDP sock as long as the socket is not released.
+#[repr(transparent)]
+pub(crate) struct Socket(Opaque<bindings::socket>);
+
+// SAFETY: The kernel's functions that are called here lock what they need.
+unsafe impl Sync for Socket {}
+
+impl Socket {
+    /// # Safety
+    ///
+    /// `socket` must be as the invariants say, and live at least as long as the result.
+    pub(super) unsafe fn from_raw<'a>(socket: *mut bindings::socket) -> &'a Self {
+        // SAFETY: `Socket` is transparent; the rest is the caller's to see to.
+        unsafe { &*socket.cast() }
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut bindings::socket {
+        self.0.get()
+    }
+
+    /// The protocol's side.
+    pub(crate) fn sk(&self) -> &Sock {
+        // SAFETY: By the invariants; the socket holds a reference to it.
+        unsafe { Sock::from_raw((*self.as_ptr()).sk) }
+    }
+
+    /// Whether O_NONBLOCK is set.
+    pub(crate) fn is_nonblocking(&self) -> bool {
+        // SAFETY: Sockets that system calls reach have a file; the flags are read once.
+        unsafe {
+            let file = (*self.as_ptr()).file;
+            !file.is_null()
+                && ptr::read_volatile(&raw const (*file).f_flags) & bindings::O_NONBLOCK != 0
+        }
+    }
+
+    /// Has received datagrams merged into trains, as setsockopt(SOL_UDP, UDP_GRO) does.
+    pub(crate) fn enable_gro(&self) -> Result {
+        let on: i32 = 1;
+        let mut value: bindings::sockptr_t = pin_init::zeroed();
+        value.__bindgen_anon_1.kernel = ptr::from_ref(&on).cast_mut().cast();
+        value.set_is_kernel(true);
+        // SAFETY: A valid socket; its operations are those of UDP, or KOPI's, which pass other
+        // levels than their own on to those.
+        let result = unsafe {
+            let set = (*(*self.as_ptr()).ops).setsockopt.ok_or(EINVAL)?;
+            set(
+                self.as_ptr(),
+                bindings::SOL_UDP as i32,
+                bindings::UDP_GRO as i32,
+                value,
+                size_of::<i32>() as u32,
+            )
+        };
+        to_result(result)
+    }
+}
+
+/// A reference to the socket behind a file descriptor.
+pub(crate) struct SocketFile(NonNull<bindings::socket>);
+
+impl SocketFile {
+    /// Looks up a descriptor of the current process: `EBADF`, or `ENOTSOCK`.
+    pub(crate) fn get(fd: i32) -> Result<Self> {
+        let mut error = 0;
+        // SAFETY: Process context; `error` is written to.
+        let socket = unsafe { bindings::sockfd_lookup(fd, &mut error) };
+        NonNull::new(socket).map(Self).ok_or_else(|| {
+            if error == EBADF.to_errno() {
+                EBADF
+            } else {
+                enotsock()
+            }
+        })
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut bindings::socket {
+        self.0.as_ptr()
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        // SAFETY: The reference to the file that `sockfd_lookup` took.
+        unsafe { bindings::fput((*self.as_ptr()).file) };
+    }
+}
+
+/// Sockets by number.
+///
+/// # Invariants
+///
+/// Every socket in the table is alive and of a flow.
+pub(crate) struct SocketTable {
+    slots: KVVec<Option<NonNull<bindings::socket>>>,
+    /// Numbers that are free again.
+    free: KVVec<u32>,
+    used: u32,
+}
+
+// SAFETY: Sockets are not bound to a task.
+unsafe impl Send for SocketTable {}
+
+/// The most sockets in one table.
+const SLOTS_MAX: usize = 1 << 20;
+
+impl SocketTable {
+    /// An empty table.
+    pub(crate) fn new() -> Self {
+        Self {
+            slots: KVVec::new(),
+            free: KVVec::new(),
+            used: 0,
+        }
+    }
+
+    /// Gives the socket a number: `ENOMEM`, or `ENOSPC` when there is none left.
+    ///
+    /// # Safety
+    ///
+    /// The socket must be removed before it is released.
+    pub(crate) unsafe fn insert(&mut self, socket: &Socket) -> Result<u32> {
+        let entry = NonNull::new(socket.as_ptr());
+        // INVARIANT: As the caller sees to.
+        if let Some(number) = self.free.pop() {
+            if let Some(slot) = self.slots.get_mut(number as usize) {
+                *slot = entry;
+            }
+            self.used = self.used.wrapping_add(1);
+            return Ok(number);
+        }
+        if self.slots.len() >= SLOTS_MAX {
+            return Err(ENOSPC);
+        }
+        // So that `remove` need not allocate.
+        if self.free.capacity() <= self.slots.len() {
+            self.free
+                .reserve(self.slots.len().saturating_mul(2).max(16), GFP_KERNEL)?;
+        }
+        self.slots.push(entry, GFP_KERNEL)?;
+        self.used = self.used.wrapping_add(1);
+        Ok(self.slots.len().wrapping_sub(1) as u32)
+    }
+
+    /// Takes the number back.
+    pub(crate) fn remove(&mut self, number: u32) {
+        if let Some(slot) = self.slots.get_mut(number as usize) {
+            if slot.take().is_some() {
+                self.used = self.used.wrapping_sub(1);
+                // There is room, by `insert`.
+                let _ = self.free.push_within_capacity(number);
+            }
+        }
+    }
+
+    /// The socket of that number.
+    pub(crate) fn get(&self, number: u32) -> Option<&Socket> {
+        let socket = (*self.slots.get(number as usize)?)?;
+        // SAFETY: By the invariants.
+        Some(unsafe { Socket::from_raw(socket.as_ptr()) })
+    }
+
+    /// Number of sockets.
+    pub(crate) fn len(&self) -> u32 {
+        self.used
+    }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Wait queues, for poll and for sleeping.
+//!
+//! C header: `include/linux/wait.h`
+
+use super::socket::Socket;
+use crate::bindings;
+use core::cell::Cell;
+use kernel::{
+    prelude::*,
+    types::Opaque, //
+};
+
+/// `POLLIN | POLLRDNORM`.
+pub(crate) const POLL_IN: u32 = bindings::KOPI_CONST_EPOLLIN;
+/// `POLLOUT | POLLWRNORM`.
+pub(crate) const POLL_OUT: u32 = bindings::KOPI_CONST_EPOLLOUT;
+/// `POLLWRBAND`.
+pub(crate) const POLL_WRBAND: u32 = bindings::KOPI_CONST_EPOLLWRBAND;
+
+/// What a `poll` operation was called with.
+///
+/// # Invariants
+///
+/// The pointers are those of a running call of `poll`.
+pub(crate) struct PollTable {
+    file: *mut bindings::file,
+    table: *mut bindings::poll_table_struct,
+}
+
+impl PollTable {
+    /// # Safety
+    ///
+    /// The pointers must be the arguments of a `poll` operation that outlasts the result.
+    pub(super) unsafe fn from_raw(
+        file: *mut bindings::file,
+        table: *mut bindings::poll_table_struct,
+    ) -> Self {
+        Self { file, table }
+    }
+}
+
+/// A queue of tasks that wait.
+#[pin_data]
+pub(crate) struct WaitQueue {
+    #[pin]
+    head: Opaque<bindings::wait_queue_head_t>,
+}
+
+// SAFETY: A wait queue has a lock of its own.
+unsafe impl Send for WaitQueue {}
+// SAFETY: As above.
+unsafe impl Sync for WaitQueue {}
+
+impl WaitQueue {
+    /// Makes an empty queue.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            // SAFETY: `slot` is memory for a wait queue head, which stays where it is.
+            head <- Opaque::ffi_init(|slot| unsafe { bindings::kopi_init_waitqueue_head(slot) }),
+        })
+    }
+
+    /// Has the caller of poll woken by [`WaitQueue::wake`].
+    ///
+    /// Whoever polls holds the file open, and the file's flow keeps this queue.
+    pub(crate) fn register(&self, table: &PollTable) {
+        // SAFETY: `head` is initialised, and `table` is of a running call by its invariants.
+        unsafe { bindings::kopi_poll_wait(table.file, self.head.get(), table.table) };
+    }
+
+    /// Wakes who waits for any of `events`. Any context.
+    pub(crate) fn wake(&self, events: u32) {
+        // SAFETY: `head` is initialised.
+        if !unsafe { bindings::kopi_wq_has_sleeper(self.head.get()) } {
+            return;
+        }
+        let key = events as usize as *mut c_void;
+        // SAFETY: `head` is initialised; the key is a poll mask, as poll's wake functions expect.
+        // As in sock_def_readable(): all pollers are woken, of exclusive sleepers one.
+        unsafe { bindings::__wake_up(self.head.get(), bindings::TASK_NORMAL, 1, key) };
+    }
+
+    /// Sleeps until `condition` holds, `timeout` jiffies at most. Process context.
+    ///
+    /// The condition is looked at when this queue or the socket's own is woken. Gives `EAGAIN`
+    /// when the time is over, and `ERESTARTSYS` on a signal.
+    pub(crate) fn wait(
+        &self,
+        socket: &Socket,
+        timeout: isize,
+        mut condition: impl FnMut() -> bool,
+    ) -> Result {
+        let mut left = timeout;
+        let own = Entry::new(self.head.get());
+        // SAFETY: A socket's own queue is initialised, and lives as long as the socket.
+        let socket = Entry::new(unsafe { &raw mut (*socket.as_ptr()).wq.wait });
+        loop {
+            let signal = own.prepare() | socket.prepare();
+            if condition() {
+                return Ok(());
+            }
+            if signal != 0 {
+                return Err(ERESTARTSYS);
+            }
+            if left == 0 {
+                return Err(EAGAIN);
+            }
+            // SAFETY: Process context, as this function's caller has to be in.
+            left = unsafe { bindings::schedule_timeout(left) };
+        }
+    }
+}
+
+/// The current task's place on a wait queue; leaves it when dropped.
+struct Entry {
+    queue: *mut bindings::wait_queue_head_t,
+    entry: Opaque<bindings::wait_queue_entry>,
+    prepared: Cell<bool>,
+}
+
+impl Entry {
+    /// A place on the queue, which must outlive it; see [`Entry::prepare`].
+    fn new(queue: *mut bindings::wait_queue_head_t) -> Self {
+        Self {
+            queue,
+            entry: Opaque::uninit(),
+            prepared: Cell::new(false),
+        }
+    }
+
+    /// Queues the task, or stays queued, and makes it ready to sleep; not 0 when a signal is
+    /// pending. The entry must not move from now on.
+    fn prepare(&self) -> c_long {
+        // SAFETY: `wait`, the only caller, made the entry in a local variable that it doesn't
+        // move, with a queue that lives longer; the entry is initialised before it is queued.
+        unsafe {
+            if !self.prepared.replace(true) {
+                bindings::init_wait_entry(self.entry.get(), 0);
+            }
+            bindings::prepare_to_wait_event(
+                self.queue,
+                self.entry.get(),
+                bindings::TASK_INTERRUPTIBLE as c_int,
+            )
+        }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.prepared.get() {
+            // SAFETY: Both were initialised by `prepare`.
+            unsafe { bindings::finish_wait(self.queue, self.entry.get()) };
+        }
+    }
+}

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sending: from the TX ring to the stack.
+//!
+//! The doorbell takes descriptors in order, checks each, and gives what they name to the flow's
+//! own `sendmsg`: so every packet is routed, filtered, counted and queued as one from a UDP socket.
+//! Runs of datagrams to one peer go as one train, if the channel asked for trains.
+
+use crate::channel::Channel;
+use crate::flow::Flow;
+use crate::pure::{
+    abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
+    descriptor::{self, Bad},
+    ring::Consumer,
+    train::Train, //
+};
+use crate::sys::{
+    context::{cond_resched, signal_pending},
+    errno::{eproto, eopnotsupp},
+    family,
+    message::Message,
+    region::{PageVec, RegionRing},
+    socket::SocketTable,
+    ubuf::{Notification, Released}, //
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc, //
+    }, //
+};
+
+/// Longer payloads, in bytes, go by reference.
+pub(crate) const COPYBREAK: u32 = 1024;
+
+/// Pieces of pages that one skb can refer to, but one: an skb has 17, and may need one for headers.
+const REFERENCES_MAX: usize = 16;
+
+/// The longest payload that any datagram or train can have, in bytes.
+const PAYLOAD_MAX: u32 = 0xffff;
+
+/// Pieces of pages of the longest payload, in the worst of all cases.
+const PIECES_MAX: usize = 2 * CHAIN_MAX as usize + 32;
+
+/// The sending half of a channel, under its lock.
+pub(crate) struct Sender {
+    ring: RegionRing<Consumer<Desc>>,
+    /// The sockets of the channel's flows, by number.
+    pub(crate) sockets: SocketTable,
+    /// The descriptors that are being sent.
+    batch: KVec<Desc>,
+    /// What they name.
+    pages: PageVec,
+    /// In the middle of a packet that is refused for its length.
+    skipping: bool,
+    /// Packets to be sent one by one, since as a train they can't be.
+    singles: u32,
+    /// Descriptors refused.
+    pub(crate) invalid: u64,
+    /// Times that an index of the program made no sense.
+    pub(crate) broken: u64,
+}
+
+impl Sender {
+    pub(crate) fn new(ring: RegionRing<Consumer<Desc>>) -> Result<Self> {
+        // The ring is looked at when the doorbell rings, and only then.
+        ring.want_wakeup(true);
+        Ok(Self {
+            ring,
+            sockets: SocketTable::new(),
+            batch: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL)?,
+            pages: PageVec::new(PIECES_MAX)?,
+            skipping: false,
+            singles: 0,
+            invalid: 0,
+            broken: 0,
+        })
+    }
+}
+
+/// What came of looking at the head of the TX ring.
+enum Step {
+    /// So many descriptors were taken.
+    Took(u32),
+    /// The rest must wait.
+    Stop,
+}
+
+/// Descriptors that went by reference: completed when the stack has let go of them.
+struct InFlight {
+    channel: Arc<Channel>,
+    descs: [Desc; REFERENCES_MAX],
+    count: usize,
+    /// What to complete them with: an errno, 0, or [`InFlight::CANCELLED`].
+    verdict: Atomic<u32>,
+}
+
+impl InFlight {
+    /// They were not sent and stay in the TX ring.
+    const CANCELLED: u32 = u32::MAX;
+}
+
+impl Released for InFlight {
+    fn released(self) {
+        let descs = self.descs.get(..self.count).unwrap_or(&[]);
+        match self.verdict.load(Relaxed) {
+            Self::CANCELLED => self.channel.cancel_completions(self.count as u32),
+            verdict => self.channel.complete(descs, verdict as u16, true),
+        }
+    }
+}
+
+/// The errno of a completion.
+fn errno(error: Error) -> u16 {
+    u16::try_from(error.to_errno().unsigned_abs()).unwrap_or(0)
+}
+
+/// What is wrong with a descriptor, as an errno.
+fn refusal(bad: Bad) -> Error {
+    match bad {
+        Bad::Range => EFAULT,
+        Bad::Field => EINVAL,
+        Bad::Flow => EBADF,
+        Bad::Chain => EMSGSIZE,
+    }
+}
+
+/// Whether an error may be one of the train, not of the packets in it.
+fn is_of_train(error: Error) -> bool {
+    [EMSGSIZE, EINVAL, EIO, eopnotsupp()].contains(&error)
+}
+
+impl Channel {
+    /// Takes what is in the TX ring, as far as it can be sent now; gives the number of descriptors.
+    ///
+    /// `EPROTO` when the ring's index makes no sense. Process context.
+    pub(crate) fn transmit(this: &Arc<Self>) -> Result<u32> {
+        let mut sender = this.sender.lock();
+        let Ok(available) = sender.ring.available(u32::MAX) else {
+            sender.broken = sender.broken.wrapping_add(1);
+            return Err(eproto());
+        };
+        this.unstall();
+        let mut taken = 0u32;
+        while taken < available {
+            match sender.step(this, available.wrapping_sub(taken)) {
+                Step::Took(count) => taken = taken.wrapping_add(count),
+                Step::Stop => break,
+            }
+            if signal_pending() {
+                break;
+            }
+            cond_resched();
+        }
+        Ok(taken)
+    }
+}
+
+impl Sender {
+    /// Looks at the first of `available` descriptors, and at as many more as go with it.
+    fn step(&mut self, channel: &Arc<Channel>, available: u32) -> Step {
+        let room = channel.completion_room();
+        if room == 0 {
+            channel.stall_completion();
+            return Step::Stop;
+        }
+        if self.skipping {
+            let desc = self.ring.peek(0);
+            self.skipping = desc.flags & DESC_MORE != 0;
+            self.batch.clear();
+            let _ = self.batch.push_within_capacity(desc);
+            return self.refuse(channel, Bad::Chain);
+        }
+        if !self.gather(channel, available) {
+            // The program hasn't submitted the packet's end.
+            return Step::Stop;
+        }
+        if self.batch.len() > room as usize {
+            self.skipping = false;
+            channel.stall_completion();
+            return Step::Stop;
+        }
+        if self.skipping {
+            return self.refuse(channel, Bad::Chain);
+        }
+        let meta = match self.check(channel) {
+            Ok(meta) => meta,
+            Err(bad) => return self.refuse(channel, bad),
+        };
+        let segment = self.extend(channel, &meta, available.min(room));
+        self.send(channel, &meta, segment)
+    }
+
+    /// Copies the descriptors of the next packet; says whether all of it is there.
+    ///
+    /// Of one that is too long, copies as many as it may have, and leaves `skipping` set.
+    fn gather(&mut self, channel: &Channel, available: u32) -> bool {
+        let longest = CHAIN_MAX
+            .min(channel.completion_size())
+            .min(self.ring.size());
+        self.batch.clear();
+        for ahead in 0..longest {
+            if ahead >= available {
+                return false;
+            }
+            let desc = self.ring.peek(ahead);
+            let _ = self.batch.push_within_capacity(desc);
+            if desc.flags & DESC_MORE == 0 {
+                return true;
+            }
+        }
+        self.skipping = true;
+        true
+    }
+
+    /// Checks the packet in the batch, and gives its metadata.
+    fn check(&self, channel: &Channel) -> core::result::Result<Meta, Bad> {
+        let mut meta = Meta::default();
+        let first = self.batch.first().copied().unwrap_or_default();
+        for (index, desc) in self.batch.iter().enumerate() {
+            let frame = descriptor::check(desc, channel.geometry())?;
+            if desc.flow != first.flow || (index > 0 && desc.flags & DESC_META != 0) {
+                return Err(Bad::Field);
+            }
+            if desc.flags & DESC_META != 0 {
+                meta = channel
+                    .region()
+                    .read_meta(frame)
+                    .map_err(|_| Bad::Range)?;
+                descriptor::check_meta(&meta)?;
+            }
+        }
+        if meta.gso_size != 0 && !channel.has_trains() {
+            return Err(Bad::Field);
+        }
+        if self.sockets.get(first.flow).is_none() {
+            return Err(Bad::Flow);
+        }
+        Ok(meta)
+    }
+
+    /// Appends the packets that can go in one train with the one in the batch.
+    ///
+    /// Gives the size of the train's datagrams, or 0 if it is none.
+    fn extend(&mut self, channel: &Channel, meta: &Meta, limit: u32) -> u32 {
+        if meta.gso_size != 0 {
+            return u32::from(meta.gso_size);
+        }
+        if self.singles > 0 {
+            self.singles = self.singles.wrapping_sub(1);
+            return 0;
+        }
+        let Some(&first) = self.batch.first() else {
+            return 0;
+        };
+        if !channel.has_trains() || self.batch.len() > 1 {
+            return 0;
+        }
+        let mut train = Train::new(first.len);
+        for ahead in 1..limit.min(CHAIN_MAX) {
+            let desc = self.ring.peek(ahead);
+            if desc.flow != first.flow || desc.flags != first.flags {
+                break;
+            }
+            let Ok(frame) = descriptor::check(&desc, channel.geometry()) else {
+                break;
+            };
+            if desc.flags & DESC_META != 0
+                && channel.region().read_meta(frame).ok().as_ref() != Some(meta)
+            {
+                break;
+            }
+            if !train.push(desc.len) {
+                break;
+            }
+            let _ = self.batch.push_within_capacity(desc);
+        }
+        if train.count() > 1 {
+            train.segment()
+        } else {
+            0
+        }
+    }
+
+    /// Sends the batch, as a train of datagrams of `segment` bytes if that isn't 0.
+    fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Step {
+        let bytes = self
+            .batch
+            .iter()
+            .fold(0u32, |sum, desc| sum.saturating_add(desc.len));
+        self.pages.clear();
+        let fits = bytes <= PAYLOAD_MAX
+            && self.batch.iter().all(|desc| {
+                self.pages
+                    .push(channel.region(), desc.offset, desc.len)
+                    .is_ok()
+            });
+
+        let flow = self.batch.first().map_or(0, |desc| desc.flow);
+        let Some(socket) = self.sockets.get(flow) else {
+            return self.refuse(channel, Bad::Flow);
+        };
+        let mut message = Message::from_meta(meta, socket.sk().is_ipv6());
+        if let Ok(segment @ 1..) = u16::try_from(segment) {
+            message.segment(segment);
+        }
+
+        // The size of each datagram decides: what is copied of a train is copied by datagrams.
+        let each = if segment == 0 { bytes } else { segment };
+        let few = self.pages.count() <= REFERENCES_MAX && self.batch.len() <= REFERENCES_MAX;
+        let notification = if each > COPYBREAK && few {
+            in_flight(channel, &self.batch)
+        } else {
+            None
+        };
+        let result = if fits {
+            message.send(socket, &self.pages, notification.as_ref())
+        } else {
+            Err(EMSGSIZE)
+        };
+        let flow = family::protocol::<Flow>(socket);
+        let count = self.batch.len() as u32;
+
+        // What becomes of the descriptors: if they stay in the ring, what is to be done.
+        let mut retry = None;
+        let verdict = match result {
+            Ok(()) => 0,
+            Err(error) if error == EAGAIN && channel.stall_buffer(socket.sk()) => {
+                retry = Some(Step::Stop);
+                InFlight::CANCELLED
+            }
+            Err(error) if segment != 0 && meta.gso_size == 0 && is_of_train(error) => {
+                self.singles = count;
+                retry = Some(Step::Took(0));
+                InFlight::CANCELLED
+            }
+            Err(error) => u32::from(errno(error)),
+        };
+        let by_reference = match notification {
+            Some(notification) => {
+                notification.value().verdict.store(verdict, Relaxed);
+                !notification.put()
+            }
+            None => {
+                if verdict != InFlight::CANCELLED {
+                    channel.complete(&self.batch, verdict as u16, false);
+                }
+                false
+            }
+        };
+        if let Some(step) = retry {
+            return step;
+        }
+        if let Some(flow) = flow {
+            let datagrams = u64::from(match segment {
+                0 => 1,
+                segment => bytes.div_ceil(segment).max(1),
+            });
+            if verdict == 0 {
+                flow.counters.tx_packets.add(datagrams);
+                flow.counters.tx_bytes.add(u64::from(bytes));
+                if by_reference {
+                    flow.counters.tx_zerocopy.add(datagrams);
+                }
+            } else {
+                flow.counters.tx_errors.add(datagrams);
+            }
+        }
+        self.ring.release(count);
+        Step::Took(count)
+    }
+
+    /// Completes the batch with an error.
+    fn refuse(&mut self, channel: &Channel, bad: Bad) -> Step {
+        let count = self.batch.len() as u32;
+        self.invalid = self.invalid.wrapping_add(u64::from(count));
+        channel.complete(&self.batch, errno(refusal(bad)), false);
+        self.ring.release(count);
+        Step::Took(count)
+    }
+}
+
+/// Prepares descriptors to go by reference; `None` if they must be copied for want of memory.
+fn in_flight(channel: &Arc<Channel>, batch: &[Desc]) -> Option<Notification<InFlight>> {
+    let mut descs = [Desc::default(); REFERENCES_MAX];
+    for (to, from) in descs.iter_mut().zip(batch) {
+        *to = *from;
+    }
+    channel.reserve_completions(batch.len() as u32);
+    let in_flight = InFlight {
+        channel: channel.clone(),
+        descs,
+        count: batch.len(),
+        verdict: Atomic::new(0),
+    };
+    match Notification::new(in_flight) {
+        Ok(notification) => Some(notification),
+        Err(_) => {
+            channel.cancel_completions(batch.len() as u32);
+            None
+        }
+    }
+}
