@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! An echo server in as few lines as it takes: `cargo run --example echo -- 127.0.0.1:7777`.
+
+use kopi::{Channel, Flow, Interest, Message};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let address = std::env::args().nth(1).unwrap_or("127.0.0.1:7777".into());
+    let flow = Flow::bind(address.parse()?)?;
+    let channel = Channel::builder().open(&flow)?;
+    println!("listening on {}", flow.local_addr()?);
+    loop {
+        while let Some(packet) = channel.recv()? {
+            let (flow, back) = (packet.flow(), Message::reply_to(&packet));
+            // What doesn't fit into the ring is dropped, as a network may.
+            let _ = channel.send(flow, &back, packet);
+        }
+        channel.flush()?;
+        channel.wait(Interest::READABLE, None)?;
+    }
+}

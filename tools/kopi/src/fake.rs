@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A kernel for tests: everything that is sent comes back.
+
+use crate::{
+    channel::{Bell, Builder, Channel},
+    pure::{
+        abi::{Desc, Layout, Meta, AF_INET, DESC_META, DESC_MORE, FRAME_HEADROOM},
+        geometry::Geometry,
+        ring::{Consumer, Producer},
+    },
+    region::Region,
+};
+use std::{cell::RefCell, collections::VecDeque, ptr::NonNull};
+
+/// The other side of a channel's rings.
+pub(crate) struct Kernel {
+    base: NonNull<u8>,
+    layout: Layout,
+    tx: Consumer<Desc>,
+    completion: Producer<Desc>,
+    fill: Consumer<u64>,
+    rx: Producer<Desc>,
+    /// Errors for the packets to come.
+    pub(crate) errors: VecDeque<u16>,
+    /// Descriptors to take at each doorbell.
+    pub(crate) appetite: u32,
+    /// Keeps what it takes, as if it went by reference.
+    pub(crate) keeps: bool,
+    kept: Vec<Desc>,
+    pub(crate) dropped: u32,
+    pub(crate) bells: u32,
+}
+
+// SAFETY: The mapping belongs to the process.
+unsafe impl Send for Kernel {}
+
+/// Makes a channel with a fake kernel behind it.
+pub(crate) fn channel(builder: Builder) -> Channel {
+    let layout = *Geometry::new(builder.request()).unwrap().layout();
+    let region = Region::anonymous(layout).unwrap();
+    // SAFETY: The kernel lives in the channel, beside the region; these sides are its.
+    let kernel = unsafe {
+        Kernel {
+            base: region.at(0),
+            layout,
+            tx: region.consumer(&layout.tx),
+            completion: region.producer(&layout.completion),
+            fill: region.consumer(&layout.fill),
+            rx: region.producer(&layout.rx),
+            errors: VecDeque::new(),
+            appetite: u32::MAX,
+            keeps: false,
+            kept: Vec::new(),
+            dropped: 0,
+            bells: 0,
+        }
+    };
+    kernel.tx.want_wakeup(true);
+    let bell = Bell::Fake(Box::new(RefCell::new(kernel)));
+    builder.assemble(region, bell).unwrap()
+}
+
+impl Kernel {
+    fn bytes(&mut self, offset: u32, len: u32) -> &mut [u8] {
+        assert!(u64::from(offset) + u64::from(len) <= self.layout.region_size);
+        // SAFETY: Within the region; the test has one thread, and `Frame`s of these bytes are with
+        // this side now.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.base.add(offset as usize).as_ptr(), len as usize)
+        }
+    }
+
+    /// Answers the doorbell.
+    pub(crate) fn transmit(&mut self) -> u32 {
+        self.bells += 1;
+        let mut taken = 0;
+        while taken < self.appetite && self.tx.available(1).unwrap() > 0 {
+            let mut chain = vec![];
+            let mut bytes = vec![];
+            loop {
+                let desc = self.tx.read();
+                bytes.extend_from_slice(self.bytes(desc.offset, desc.len));
+                chain.push(desc);
+                if desc.flags & DESC_MORE == 0 {
+                    break;
+                }
+                assert!(self.tx.available(1).unwrap() > 0, "half a packet");
+            }
+            taken += chain.len() as u32;
+            let error = self.errors.pop_front().unwrap_or(0);
+            if error == 0 {
+                self.deliver(&bytes, &chain);
+            }
+            for desc in chain {
+                self.kept.push(Desc { error, ..desc });
+            }
+        }
+        self.tx.release(0);
+        if !self.keeps {
+            self.let_go();
+        }
+        taken
+    }
+
+    /// Completes what it kept.
+    pub(crate) fn let_go(&mut self) {
+        for desc in std::mem::take(&mut self.kept) {
+            assert!(self.completion.room(1).unwrap() > 0);
+            self.completion.write(desc);
+        }
+        self.completion.submit();
+    }
+
+    fn deliver(&mut self, bytes: &[u8], chain: &[Desc]) {
+        let capacity = (self.layout.frame_size - FRAME_HEADROOM) as usize;
+        let count = bytes.len().div_ceil(capacity).max(1) as u32;
+        if self.fill.available(count).unwrap() < count || self.rx.room(count).unwrap() < count {
+            self.dropped += 1;
+            return;
+        }
+        let mut sent = Meta::default();
+        if chain[0].flags & DESC_META != 0 {
+            let at = chain[0].offset - FRAME_HEADROOM;
+            let raw = self.bytes(at, 64).to_vec();
+            let mut words = [0; 8];
+            for (word, bytes) in words.iter_mut().zip(raw.chunks(8)) {
+                *word = u64::from_ne_bytes(bytes.try_into().unwrap());
+            }
+            sent = Meta::from_words(words);
+        }
+        let meta = Meta {
+            peer: sent.peer,
+            peer_port: sent.peer_port,
+            family: AF_INET,
+            len: bytes.len() as u32,
+            ..Meta::default()
+        };
+        for number in 0..count {
+            let frame = self.fill.read() as u32;
+            assert_eq!(frame % self.layout.frame_size, 0);
+            let from = number as usize * capacity;
+            let piece = &bytes[from..bytes.len().min(from + capacity)];
+            if number == 0 {
+                for (index, word) in meta.to_words().into_iter().enumerate() {
+                    self.bytes(frame + 8 * index as u32, 8)
+                        .copy_from_slice(&word.to_ne_bytes());
+                }
+            }
+            let offset = frame + FRAME_HEADROOM;
+            self.bytes(offset, piece.len() as u32)
+                .copy_from_slice(piece);
+            let mut flags = if number == 0 { DESC_META } else { 0 };
+            if number + 1 < count {
+                flags |= DESC_MORE;
+            }
+            self.rx.write(Desc {
+                offset,
+                len: piece.len() as u32,
+                flow: chain[0].flow,
+                flags,
+                error: 0,
+            });
+        }
+        self.fill.release(0);
+        self.rx.submit();
+    }
+}
+
+mod tests {
+    use super::*;
+    use crate::{FlowId, Interest, Message};
+    use std::collections::HashSet;
+
+    const FLOW: FlowId = FlowId(3);
+
+    fn small() -> Builder {
+        Channel::builder()
+            .frame_size(512)
+            .frames(64)
+            .tx_entries(16)
+            .rx_entries(32)
+    }
+
+    fn kernel<R>(channel: &Channel, act: impl FnOnce(&mut Kernel) -> R) -> R {
+        act(&mut channel.fake().borrow_mut())
+    }
+
+    fn send(channel: &Channel, data: &[u8]) {
+        let to = Message::to("192.0.2.9:99".parse().unwrap());
+        let payload = channel.payload(data).unwrap();
+        channel.send(FLOW, &to, payload).unwrap();
+    }
+
+    #[test]
+    fn what_is_sent_comes_back() {
+        let channel = channel(small());
+        for len in [0, 1, 447, 448, 449, 896, 5000] {
+            let data: Vec<u8> = (0..len).map(|at| at as u8).collect();
+            send(&channel, &data);
+            assert!(channel.flush().unwrap());
+            let packet = channel.recv().unwrap().unwrap();
+            assert_eq!(packet.flow(), FLOW);
+            assert_eq!(packet.len(), len);
+            assert_eq!(*packet.bytes(), data);
+            assert_eq!(packet.peer(), "192.0.2.9:99".parse().unwrap());
+            drop(packet);
+            assert!(channel.recv().unwrap().is_none());
+            assert_eq!(channel.free_frames(), 32, "after {len} bytes");
+        }
+    }
+
+    #[test]
+    fn one_doorbell_for_many() {
+        let channel = channel(small());
+        for _ in 0..16 {
+            send(&channel, b"x");
+        }
+        assert!(channel.flush().unwrap());
+        assert_eq!(kernel(&channel, |kernel| kernel.bells), 1);
+        // Nothing to show.
+        channel.flush().unwrap();
+        assert_eq!(kernel(&channel, |kernel| kernel.bells), 1);
+    }
+
+    #[test]
+    fn owned_frames_are_distinct() {
+        let channel = channel(small());
+        for _ in 0..8 {
+            send(&channel, b"abc");
+        }
+        channel.flush().unwrap();
+        let mut packets = vec![];
+        while let Some(packet) = channel.recv().unwrap() {
+            packets.push(packet);
+        }
+        let mut frames = vec![];
+        while let Some(frame) = channel.frame() {
+            frames.push(frame);
+        }
+        let mut starts: Vec<u32> = frames.iter().map(|frame| frame.id()).collect();
+        starts.extend(packets.iter_mut().flat_map(|packet| {
+            packet
+                .frames_mut()
+                .map(|frame| frame.id())
+                .collect::<Vec<_>>()
+        }));
+        let distinct: HashSet<u32> = starts.iter().copied().collect();
+        assert_eq!(distinct.len(), starts.len());
+    }
+
+    #[test]
+    fn packets_are_sent_on_in_their_frames() {
+        let channel = channel(small());
+        send(&channel, b"ping");
+        channel.flush().unwrap();
+        let mut packet = channel.recv().unwrap().unwrap();
+        packet.frames_mut().next().unwrap()[1] = b'o';
+        let reply = Message::reply_to(&packet);
+        channel.send(packet.flow(), &reply, packet).unwrap();
+        channel.flush().unwrap();
+        let packet = channel.recv().unwrap().unwrap();
+        assert_eq!(*packet.bytes(), *b"pong");
+        drop(packet);
+        channel.recv().unwrap();
+        assert_eq!(channel.free_frames(), 32);
+    }
+
+    #[test]
+    fn errors_come_with_completions() {
+        let channel = channel(small());
+        kernel(&channel, |kernel| kernel.errors.extend([0, 90, 0]));
+        for _ in 0..3 {
+            send(&channel, b"x");
+        }
+        let mut errors = vec![];
+        channel
+            .flush_with(|completion| errors.push((completion.flow, completion.error)))
+            .unwrap();
+        assert_eq!(errors, [(FLOW, 0), (FLOW, 90), (FLOW, 0)]);
+    }
+
+    #[test]
+    fn full_ring_gives_the_packet_back() {
+        let channel = channel(small());
+        kernel(&channel, |kernel| kernel.appetite = 0);
+        for _ in 0..16 {
+            send(&channel, b"x");
+        }
+        let payload = channel.payload(b"one more").unwrap();
+        let unsent = channel
+            .send(FLOW, &Message::connected(), payload)
+            .unwrap_err();
+        assert_eq!(unsent.error.kind(), std::io::ErrorKind::WouldBlock);
+        assert_eq!(unsent.payload.len(), 8);
+        assert!(!channel.flush().unwrap());
+        kernel(&channel, |kernel| kernel.appetite = u32::MAX);
+        assert!(channel.flush().unwrap());
+        channel
+            .send(FLOW, &Message::connected(), unsent.payload)
+            .unwrap();
+    }
+
+    #[test]
+    fn too_long_a_chain_is_refused() {
+        let channel = channel(small());
+        let payload = channel.payload(&[0; 17 * 448]).unwrap();
+        let unsent = channel
+            .send(FLOW, &Message::connected(), payload)
+            .unwrap_err();
+        assert_eq!(unsent.error.raw_os_error(), Some(libc::EMSGSIZE));
+        drop(unsent);
+        assert_eq!(channel.free_frames(), 32);
+        assert!(channel.payload(&[0; 33 * 448]).is_none());
+        assert_eq!(channel.free_frames(), 32);
+    }
+
+    #[test]
+    fn kept_frames_stay_away() {
+        let channel = channel(small().rx_frames(0));
+        kernel(&channel, |kernel| kernel.keeps = true);
+        for _ in 0..10 {
+            send(&channel, b"x");
+        }
+        channel.flush().unwrap();
+        assert_eq!(channel.free_frames(), 54);
+        kernel(&channel, Kernel::let_go);
+        channel.reap(|_| {}).unwrap();
+        assert_eq!(channel.free_frames(), 64);
+    }
+
+    #[test]
+    fn frames_go_back_to_the_kernel() {
+        let channel = channel(small());
+        for round in 0u32..1000 {
+            send(&channel, &round.to_ne_bytes());
+            channel.flush().unwrap();
+            let packet = channel.recv().unwrap().unwrap();
+            assert_eq!(*packet.bytes(), round.to_ne_bytes());
+        }
+        assert_eq!(kernel(&channel, |kernel| kernel.dropped), 0);
+    }
+
+    #[test]
+    fn peeking_takes_nothing() {
+        let channel = channel(small());
+        send(&channel, &[7; 1000]);
+        channel.flush().unwrap();
+        for _ in 0..3 {
+            let len = channel.peek(|packet| packet.len()).unwrap();
+            assert_eq!(len, Some(1000));
+        }
+        assert_eq!(channel.recv().unwrap().unwrap().len(), 1000);
+        assert_eq!(channel.peek(|_| ()).unwrap(), None);
+    }
+
+    #[test]
+    fn waiting_flushes_and_sees_what_is_there() {
+        let channel = channel(small());
+        send(&channel, b"x");
+        let ready = channel.wait(Interest::READABLE, None).unwrap();
+        assert!(ready.readable);
+    }
+
+    #[test]
+    #[should_panic(expected = "another channel")]
+    fn frames_stay_with_their_channel() {
+        let (one, other) = (channel(small()), channel(small()));
+        let payload = one.payload(b"x").unwrap();
+        let _ = other.send(FLOW, &Message::connected(), payload);
+    }
+}

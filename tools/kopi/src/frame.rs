@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Frames that belong to the program.
+
+use crate::channel::Channel;
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    ptr,
+};
+
+/// A frame of a channel, owned by the program: its payload can be read and written in place.
+///
+/// A frame comes from [`Channel::frame`], or with a received [`Packet`](crate::Packet). Sending it
+/// gives it away; dropping it gives it back to the channel. As either takes the value, a frame can't
+/// be touched while the kernel has it.
+///
+/// It dereferences to the payload, which is empty in a new frame: [`Frame::set_len`] and
+/// [`Frame::extend_from_slice`] make it longer.
+pub struct Frame<'c> {
+    channel: &'c Channel,
+    /// The frame's first byte.
+    start: u32,
+    /// The payload's first byte.
+    offset: u32,
+    len: u32,
+}
+
+impl<'c> Frame<'c> {
+    /// Takes a frame that the kernel doesn't have.
+    ///
+    /// # Safety
+    ///
+    /// `start` must be the first byte of a frame of the channel, for which no other `Frame` exists
+    /// and which isn't on the free list nor the kernel's; `len` bytes at `offset` must be payload of
+    /// it.
+    pub(crate) unsafe fn new(channel: &'c Channel, start: u32, offset: u32, len: u32) -> Self {
+        Self {
+            channel,
+            start,
+            offset,
+            len,
+        }
+    }
+
+    pub(crate) fn channel(&self) -> &'c Channel {
+        self.channel
+    }
+
+    pub(crate) fn start(&self) -> u32 {
+        self.start
+    }
+
+    pub(crate) fn offset(&self) -> u32 {
+        self.offset
+    }
+
+    /// Gives the frame away: it isn't put on the free list.
+    pub(crate) fn into_kernel(self) {
+        std::mem::forget(self);
+    }
+
+    /// A number that tells this frame from the others of its channel, and its
+    /// [`Completion`](crate::Completion) from theirs.
+    pub fn id(&self) -> u32 {
+        self.start
+    }
+
+    /// Bytes of payload that fit.
+    pub fn capacity(&self) -> usize {
+        let used = self.offset - self.start;
+        (self.channel.region().layout().frame_size - used) as usize
+    }
+
+    /// Sets the length of the payload; what comes to light is what the frame last held.
+    ///
+    /// # Panics
+    ///
+    /// If `len` is over the [capacity](Frame::capacity).
+    pub fn set_len(&mut self, len: usize) {
+        assert!(len <= self.capacity(), "longer than the frame");
+        self.len = len as u32;
+    }
+
+    /// Makes the payload longer, by as much of `data` as fits, and says how much that was.
+    pub fn extend_from_slice(&mut self, data: &[u8]) -> usize {
+        let at = self.len as usize;
+        let fits = data.len().min(self.capacity() - at);
+        self.set_len(at + fits);
+        self[at..].copy_from_slice(&data[..fits]);
+        fits
+    }
+}
+
+impl Deref for Frame<'_> {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: `offset` and `len` are within the region, which the channel keeps. The frame is
+        // the program's and this its only owner, so nobody writes there: the kernel writes only into
+        // frames that it was given.
+        unsafe {
+            let at = self.channel.region().at(self.offset);
+            std::slice::from_raw_parts(at.as_ptr(), self.len as usize)
+        }
+    }
+}
+
+impl DerefMut for Frame<'_> {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: As in `deref`, and nobody reads there either.
+        unsafe {
+            let at = self.channel.region().at(self.offset);
+            std::slice::from_raw_parts_mut(at.as_ptr(), self.len as usize)
+        }
+    }
+}
+
+impl Drop for Frame<'_> {
+    fn drop(&mut self) {
+        self.channel.put_free(self.start);
+    }
+}
+
+impl fmt::Debug for Frame<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Frame")
+            .field("id", &self.start)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The frames of one packet, in order: nearly always one, more for payload that fits no frame.
+#[derive(Debug)]
+pub struct Payload<'c> {
+    first: Frame<'c>,
+    rest: Vec<Frame<'c>>,
+}
+
+impl<'c> Payload<'c> {
+    pub(crate) fn new(first: Frame<'c>, rest: Vec<Frame<'c>>) -> Self {
+        Self { first, rest }
+    }
+
+    /// Appends a frame.
+    ///
+    /// # Panics
+    ///
+    /// If the frame is of another channel.
+    pub fn push(&mut self, frame: Frame<'c>) {
+        assert!(
+            ptr::eq(frame.channel, self.first.channel),
+            "a frame of another channel"
+        );
+        self.rest.push(frame);
+    }
+
+    /// Number of bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.frames().map(|frame| frame.len()).sum()
+    }
+
+    /// The first frame.
+    pub fn first(&self) -> &Frame<'c> {
+        &self.first
+    }
+
+    /// All frames.
+    pub fn frames(&self) -> impl Iterator<Item = &Frame<'c>> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+
+    /// All frames, to be written to.
+    pub fn frames_mut(&mut self) -> impl Iterator<Item = &mut Frame<'c>> {
+        std::iter::once(&mut self.first).chain(&mut self.rest)
+    }
+
+    /// Copies as much as `buffer` has room for, and says how much that was.
+    pub fn copy_to(&self, buffer: &mut [u8]) -> usize {
+        let mut at = 0;
+        for frame in self.frames() {
+            let fits = frame.len().min(buffer.len() - at);
+            buffer[at..at + fits].copy_from_slice(&frame[..fits]);
+            at += fits;
+        }
+        at
+    }
+
+    /// Number of frames.
+    pub(crate) fn count(&self) -> usize {
+        1 + self.rest.len()
+    }
+
+    /// Gives all frames away.
+    pub(crate) fn into_kernel(self) {
+        self.first.into_kernel();
+        for frame in self.rest {
+            frame.into_kernel();
+        }
+    }
+}
+
+impl<'c> From<Frame<'c>> for Payload<'c> {
+    fn from(frame: Frame<'c>) -> Self {
+        Self::new(frame, Vec::new())
+    }
+}

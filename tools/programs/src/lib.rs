@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the programs share.
+
+use kopi::{Channel, Completion, Interest, Message, Payload, SendError};
+use std::{
+    fmt::Display,
+    io,
+    net::{SocketAddr, ToSocketAddrs},
+    process::ExitCode,
+    sync::{atomic::AtomicBool, Arc},
+    time::Duration,
+};
+
+/// Ends a program: prints what went wrong, and gives its exit code.
+pub fn finish(program: &str, result: io::Result<ExitCode>) -> ExitCode {
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("{program}: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Says of what an error is.
+pub trait Context<T> {
+    /// Puts `what` in front of the error's message.
+    fn context(self, what: impl Display) -> io::Result<T>;
+}
+
+impl<T> Context<T> for io::Result<T> {
+    fn context(self, what: impl Display) -> io::Result<T> {
+        self.map_err(|error| io::Error::new(error.kind(), format!("{what}: {error}")))
+    }
+}
+
+/// A flag that SIGINT and SIGTERM set.
+///
+/// Of the calls that sleep, poll(2) ends with `Interrupted` then, so whoever waits by
+/// [`Channel::wait`] looks at the flag in time.
+pub fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    Ok(stop)
+}
+
+/// Allows as many open files as the hard limit does.
+pub fn raise_file_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: The call writes to `limit`.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: The call reads `limit`.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// The address `offset` ports further on.
+pub fn next_port(address: SocketAddr, offset: usize) -> io::Result<SocketAddr> {
+    if address.port() == 0 {
+        return Ok(address);
+    }
+    let port = u16::try_from(offset)
+        .ok()
+        .and_then(|offset| address.port().checked_add(offset))
+        .ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("there is no port {} + {offset}", address.port()),
+            )
+        })?;
+    let mut address = address;
+    address.set_port(port);
+    Ok(address)
+}
+
+/// The first address of a name, of the family that is wanted.
+pub fn resolve(host: &str, port: u16, ipv6: Option<bool>) -> io::Result<SocketAddr> {
+    (host, port)
+        .to_socket_addrs()
+        .context(host)?
+        .find(|address| ipv6.is_none_or(|ipv6| address.is_ipv6() == ipv6))
+        .ok_or_else(|| {
+            io::Error::new(
+                io::ErrorKind::NotFound,
+                format!("{host} has no address of that family"),
+            )
+        })
+}
+
+/// Sends a packet on a channel, and sleeps as long as there is no room.
+pub fn send_patiently<'c>(
+    channel: &'c Channel,
+    flow: kopi::FlowId,
+    message: &Message,
+    payload: impl Into<Payload<'c>>,
+    mut completed: impl FnMut(Completion),
+) -> io::Result<()> {
+    let mut payload = payload.into();
+    loop {
+        match channel.send(flow, message, payload) {
+            Ok(()) => return Ok(()),
+            Err(SendError {
+                error,
+                payload: unsent,
+            }) if error.kind() == io::ErrorKind::WouldBlock => payload = unsent,
+            Err(unsent) => return Err(unsent.error),
+        }
+        channel.flush_with(&mut completed)?;
+        channel.wait(Interest::WRITABLE, Some(Duration::from_secs(1)))?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_count_up() {
+        let address: SocketAddr = "192.0.2.1:65000".parse().unwrap();
+        assert_eq!(next_port(address, 535).unwrap().port(), 65535);
+        assert!(next_port(address, 536).is_err());
+        let any: SocketAddr = "[::]:0".parse().unwrap();
+        assert_eq!(next_port(any, 9).unwrap(), any);
+    }
+
+    #[test]
+    fn families_are_chosen() {
+        assert!(resolve("127.0.0.1", 1, Some(true)).is_err());
+        assert!(resolve("::1", 1, Some(true)).unwrap().is_ipv6());
+        assert!(resolve("::1", 1, None).unwrap().is_ipv6());
+    }
+}
