@@ -2,6 +2,8 @@
 
 //! What the programs share.
 
+pub mod hosts;
+
 use kopi::{Channel, Completion, Interest, Message, Payload, SendError};
 use std::{
     fmt::Display,

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A small DNS responder on rings: answers are written into the frames of the questions.
+
+use clap::Parser;
+use kopi::{Channel, Flow, Interest, Message, Packet};
+use kopi_programs::{finish, hosts::Hosts, stop_on_signals, Context};
+use std::{
+    fs,
+    io::{self, Write},
+    net::SocketAddr,
+    path::PathBuf,
+    process::ExitCode,
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+/// Answers DNS questions (A, AAAA, PTR) from a hosts file, through mapped rings.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Examples:
+  kopi-dns --hosts /etc/hosts --bind 0.0.0.0:5353
+  dig @192.0.2.1 -p 5353 host.kopi.test +short
+
+Names that the file doesn't have get NXDOMAIN; there is no recursion. Prints
+'listening on ADDRESS' for each address, and ends with SIGINT or SIGTERM. Exit
+status: 0 at the end, 2 after an error."
+)]
+struct Options {
+    /// File with lines of an address and names
+    #[arg(long, value_name = "FILE", default_value = "/etc/hosts")]
+    hosts: PathBuf,
+
+    /// Address and port to listen on; several are allowed
+    #[arg(long, short, value_name = "ADDR:PORT", default_value = "0.0.0.0:53")]
+    bind: Vec<SocketAddr>,
+
+    /// End after this many answers
+    #[arg(long, short = 'n', value_name = "N")]
+    count: Option<u64>,
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    finish("kopi-dns", run(&options))
+}
+
+fn run(options: &Options) -> io::Result<ExitCode> {
+    let stop = stop_on_signals()?;
+    let file = options.hosts.display();
+    let text = fs::read_to_string(&options.hosts).context(&file)?;
+    let hosts = Hosts::parse(&text)
+        .map_err(|wrong| io::Error::new(io::ErrorKind::InvalidData, wrong))
+        .context(&file)?;
+    let flows = options
+        .bind
+        .iter()
+        .map(|&address| Flow::bind(address).context(address))
+        .collect::<io::Result<Vec<_>>>()?;
+    let Some(first) = flows.first() else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let channel = Channel::builder().open(first)?;
+    for flow in flows.iter().skip(1) {
+        flow.join(&channel)?;
+    }
+    let mut out = io::stdout().lock();
+    for flow in &flows {
+        writeln!(out, "listening on {}", flow.local_addr()?)?;
+    }
+    out.flush()?;
+
+    let end = options.count.unwrap_or(u64::MAX);
+    let mut answered = 0;
+    while answered < end && !stop.load(Ordering::Relaxed) {
+        while let Some(packet) = channel.recv()? {
+            answered += u64::from(answer(&channel, &hosts, packet));
+        }
+        match channel.wait(Interest::READABLE, Some(Duration::from_secs(1))) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    channel.flush()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Answers one question, if it can be answered now: a client asks again.
+fn answer(channel: &Channel, hosts: &Hosts, mut packet: Packet<'_>) -> bool {
+    let Some(reply) = hosts.answer(&packet.bytes()) else {
+        return false;
+    };
+    let (flow, back) = (packet.flow(), Message::reply_to(&packet));
+    let Some(frame) = packet.frames_mut().next() else {
+        return false;
+    };
+    frame.set_len(0);
+    if frame.extend_from_slice(&reply) < reply.len() {
+        return false;
+    }
+    // A question in several frames is longer than any answer.
+    for rest in packet.frames_mut().skip(1) {
+        rest.set_len(0);
+    }
+    channel.send(flow, &back, packet).is_ok()
+}
