@@ -151,7 +151,8 @@ impl<E: Entry> Producer<E> {
             _entry: PhantomData,
         };
         let index = memory.producer().load(Ordering::Relaxed);
-        let consumer = memory.consumer().load(Ordering::Acquire);
+        // As if the ring were full: `room` then reads, and checks, the consumer's index.
+        let consumer = index.wrapping_sub(memory.size);
         Self {
             memory,
             index,
@@ -169,7 +170,7 @@ impl<E: Entry> Producer<E> {
     /// than `want` are known.
     pub fn room(&mut self, want: u32) -> Result<u32, Broken> {
         let size = self.memory.size;
-        let known = size.wrapping_sub(self.index.wrapping_sub(self.consumer));
+        let known = size.saturating_sub(self.index.wrapping_sub(self.consumer));
         if known >= want {
             return Ok(known);
         }
