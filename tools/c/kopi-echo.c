@@ -48,7 +48,7 @@ int main(int argc, char **argv)
 			struct kopi_desc d = ENTRY(struct kopi_desc, l.rx, rx);
 			struct kopi_meta *meta = (void *)(region + d.offset - KOPI_FRAME_HEADROOM);
 
-			if (d.flags & KOPI_DESC_META)	/* else as in the frame before */
+			if (d.flags & KOPI_DESC_META)	/* the first frame */
 				meta->len = meta->ifindex = 0;
 			ENTRY(struct kopi_desc, l.tx, tx++) = d;
 		}
