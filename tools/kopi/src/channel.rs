@@ -216,6 +216,14 @@ struct Rx {
     wanted: u32,
 }
 
+/// What the kernel took of the TX ring.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Shown {
+    All,
+    Some,
+    None,
+}
+
 /// A channel: mapped frames and the four rings that carry them.
 ///
 /// Packets of all flows on it come from [`Channel::recv`] and go by [`Channel::send`]. Both work on
@@ -393,7 +401,8 @@ impl Channel {
 
     /// Queues a packet of `flow`; the kernel sees it at the next [`Channel::flush`].
     ///
-    /// Flushes once by itself when the ring is full.
+    /// When the ring is full the kernel is shown what is there; what has been completed by then is
+    /// left for the next flush.
     ///
     /// # Panics
     ///
@@ -427,7 +436,7 @@ impl Channel {
         if needed > size.min(CHAIN_MAX) {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
-        self.flush()?;
+        self.show()?;
         if self.tx.borrow_mut().ring.room(needed)? >= needed {
             Ok(())
         } else {
@@ -482,23 +491,34 @@ impl Channel {
     pub fn flush_with(&self, mut completed: impl FnMut(Completion)) -> io::Result<bool> {
         loop {
             self.reap(&mut completed)?;
-            let ring = {
-                let mut tx = self.tx.borrow_mut();
-                tx.ring.submit();
-                if !tx.ring.is_unread() {
-                    return Ok(true);
-                }
-                tx.ring.needs_wakeup()
-            };
-            // Without need of a doorbell the kernel takes it soon, and is done for our part.
-            if !ring {
-                return Ok(true);
-            }
-            let taken = self.ring_tx()?;
+            let shown = self.show()?;
             self.reap(&mut completed)?;
-            if taken == 0 {
-                return Ok(!self.tx.borrow().ring.is_unread());
+            match shown {
+                Shown::All => return Ok(true),
+                Shown::None => return Ok(false),
+                // There may be room for more completions now.
+                Shown::Some => {}
             }
+        }
+    }
+
+    /// Submits what was written, and rings the doorbell if it must be.
+    fn show(&self) -> io::Result<Shown> {
+        {
+            let mut tx = self.tx.borrow_mut();
+            tx.ring.submit();
+            // Without need of a doorbell the kernel takes it soon, and that is as good.
+            if !tx.ring.is_unread() || !tx.ring.needs_wakeup() {
+                return Ok(Shown::All);
+            }
+        }
+        let taken = self.ring_tx()?;
+        if !self.tx.borrow().ring.is_unread() {
+            Ok(Shown::All)
+        } else if taken > 0 {
+            Ok(Shown::Some)
+        } else {
+            Ok(Shown::None)
         }
     }
 
@@ -633,17 +653,26 @@ impl Channel {
         Ok(rx.ring.available(1)? > 0)
     }
 
-    /// Flushes, and sleeps until there is something of `interest` or the time is over.
+    /// Shows the kernel what was sent, and sleeps until there is something of `interest` or the time
+    /// is over.
+    ///
+    /// Completions are left for the next [flush](Channel::flush). They end other waits, too, when
+    /// they are what is needed to go on (frames for what comes, room for what goes): so flush
+    /// before each wait.
     ///
     /// The first flow's pending error ends the sleep, too. A signal ends it with
     /// [`io::ErrorKind::Interrupted`].
     pub fn wait(&self, interest: Interest, timeout: Option<Duration>) -> io::Result<Ready> {
-        self.flush()?;
+        self.show()?;
         let mut events = 0;
         if interest.has(Interest::READABLE) {
             let mut rx = self.rx.borrow_mut();
             self.refill(&mut rx)?;
             events |= libc::POLLIN;
+            if rx.given < rx.wanted / 2 {
+                // Packets need frames, which completions give back.
+                events |= libc::POLLWRBAND;
+            }
         }
         if interest.has(Interest::WRITABLE) {
             events |= libc::POLLOUT;

@@ -49,8 +49,8 @@ pub fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Allows as many open files as the hard limit does.
-pub fn raise_file_limit() -> io::Result<()> {
+/// Sees to it that so many files can be open: as root beyond the hard limit, else up to that.
+pub fn raise_file_limit(wanted: usize) -> io::Result<()> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -59,12 +59,20 @@ pub fn raise_file_limit() -> io::Result<()> {
     if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: The call reads `limit`.
-    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } < 0 {
-        return Err(io::Error::last_os_error());
+    // Those that a program has anyway.
+    let wanted = wanted as libc::rlim_t + 64;
+    if wanted <= limit.rlim_cur {
+        return Ok(());
     }
-    Ok(())
+    for max in [limit.rlim_max.max(wanted), limit.rlim_max] {
+        limit.rlim_max = max;
+        limit.rlim_cur = max;
+        // SAFETY: The call reads `limit`.
+        if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0 {
+            return Ok(());
+        }
+    }
+    Err(io::Error::last_os_error())
 }
 
 /// The address `offset` ports further on.

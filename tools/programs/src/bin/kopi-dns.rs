@@ -77,13 +77,13 @@ fn run(options: &Options) -> io::Result<ExitCode> {
         while let Some(packet) = channel.recv()? {
             answered += u64::from(answer(&channel, &hosts, packet));
         }
+        channel.flush()?;
         match channel.wait(Interest::READABLE, Some(Duration::from_secs(1))) {
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    channel.flush()?;
     Ok(ExitCode::SUCCESS)
 }
 

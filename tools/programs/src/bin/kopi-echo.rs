@@ -62,9 +62,7 @@ fn main() -> ExitCode {
 
 fn run(options: &Options) -> io::Result<ExitCode> {
     let stop = stop_on_signals()?;
-    if options.flows * options.bind.len() > 500 {
-        raise_file_limit()?;
-    }
+    raise_file_limit(options.flows * options.bind.len())?;
     let mut addresses = vec![];
     for &address in &options.bind {
         for number in 0..options.flows {

@@ -80,9 +80,7 @@ impl Place {
 
 /// Opens what the options ask for.
 pub(crate) fn open(options: &SocketOptions, place: Place) -> io::Result<Box<dyn Endpoint>> {
-    if options.flows > 500 {
-        raise_file_limit()?;
-    }
+    raise_file_limit(options.flows as usize)?;
     if options.plain {
         Ok(Box::new(Plain::open(options, place)?))
     } else {
