@@ -218,13 +218,16 @@ impl Channel {
     }
 
     fn has_received(&self) -> bool {
+        // Locks are dropped before the guard: a temporary in the tail would outlive it.
         let _softirqs = BottomHalvesOff::new();
-        self.receiver.lock().has_unread()
+        let receiver = self.receiver.lock();
+        receiver.has_unread()
     }
 
     fn has_completed(&self) -> bool {
         let _interrupts = InterruptsOff::new();
-        self.completions.lock().ring.is_unread()
+        let completions = self.completions.lock();
+        completions.ring.is_unread()
     }
 
     /// Whether the doorbell would take more from the TX ring.
@@ -244,7 +247,8 @@ impl Channel {
     /// Number of TX descriptors that can be taken.
     pub(crate) fn completion_room(&self) -> u32 {
         let _interrupts = InterruptsOff::new();
-        self.completions.lock().room()
+        let mut completions = self.completions.lock();
+        completions.room()
     }
 
     /// Number of entries of the COMPLETION ring.

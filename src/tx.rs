@@ -37,6 +37,9 @@ pub(crate) const COPYBREAK: u32 = 1024;
 /// Pieces of pages that one skb can refer to, but one: an skb has 17, and may need one for headers.
 const REFERENCES_MAX: usize = 16;
 
+/// How often a full send buffer that has room again is tried at once.
+const FULL_MAX: u32 = 64;
+
 /// The longest payload that any datagram or train can have, in bytes.
 const PAYLOAD_MAX: u32 = 0xffff;
 
@@ -56,6 +59,8 @@ pub(crate) struct Sender {
     skipping: bool,
     /// Packets to be sent one by one, since as a train they can't be.
     singles: u32,
+    /// Times in a row that the send buffer was full, and yet had room when looked at.
+    full: u32,
     /// Descriptors refused.
     pub(crate) invalid: u64,
     /// Times that an index of the program made no sense.
@@ -73,6 +78,7 @@ impl Sender {
             pages: PageVec::new(PIECES_MAX)?,
             skipping: false,
             singles: 0,
+            full: 0,
             invalid: 0,
             broken: 0,
         })
@@ -330,6 +336,12 @@ impl Sender {
                 retry = Some(Step::Stop);
                 InFlight::CANCELLED
             }
+            // It drained meanwhile; but a hook, too, may say EAGAIN, and for ever.
+            Err(error) if error == EAGAIN && self.full < FULL_MAX => {
+                self.full = self.full.wrapping_add(1);
+                retry = Some(Step::Took(0));
+                InFlight::CANCELLED
+            }
             Err(error) if segment != 0 && meta.gso_size == 0 && is_of_train(error) => {
                 self.singles = count;
                 retry = Some(Step::Took(0));
@@ -352,6 +364,7 @@ impl Sender {
         if let Some(step) = retry {
             return step;
         }
+        self.full = 0;
         if let Some(flow) = flow {
             let datagrams = u64::from(match segment {
                 0 => 1,

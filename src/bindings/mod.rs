@@ -34,3 +34,26 @@ type __kernel_ptrdiff_t = isize;
 unsafe impl<Storage: Zeroable> Zeroable for __BindgenBitfieldUnit<Storage> {}
 
 include!("generated.rs");
+
+/// The header and its Rust counterpart agree.
+mod uapi {
+    use crate::pure::abi;
+    use core::mem::{offset_of, size_of};
+    use kernel::static_assert;
+
+    macro_rules! same {
+        ($c:ident, $rust:ident, $($field:ident),*) => {
+            static_assert!(size_of::<super::$c>() == size_of::<abi::$rust>());
+            $(static_assert!(offset_of!(super::$c, $field) == offset_of!(abi::$rust, $field));)*
+        };
+    }
+
+    same!(kopi_info, Info, abi_version, flow, copybreak, reserved);
+    same!(kopi_channel_req, ChannelReq, flags, frame_size, rx_entries, reserved);
+    same!(kopi_join, Join, fd, reserved);
+    same!(kopi_ring_layout, RingLayout, producer, entries, entry_size, reserved);
+    same!(kopi_layout, Layout, region_size, frames, tx, completion, fill, rx);
+    same!(kopi_desc, Desc, offset, len, flow, flags, error);
+    same!(kopi_meta, Meta, peer, local, peer_port, family, ifindex, flags, tos, len, timestamp);
+    same!(kopi_stats, Stats, tx_packets, rx_packets, tx_invalid, flows, reserved);
+}

@@ -13,7 +13,7 @@ use crate::pure::abi::{
     Meta, AF_INET, AF_INET6, META_MARK, META_TIMESTAMP, //
 };
 use core::{
-    mem::{size_of, ManuallyDrop},
+    mem::ManuallyDrop,
     ptr::NonNull, //
 };
 use kernel::{
@@ -22,14 +22,12 @@ use kernel::{
     types::Opaque, //
 };
 
-const UDP_HEADER: u32 = size_of::<bindings::udphdr>() as u32;
-
-/// A packet that a UDP sock had queued, whose data begins with its UDP header.
+/// A packet that a UDP sock had queued, whose data is its payload.
 ///
 /// # Invariants
 ///
-/// Owned, taken by the sock's `read_skb`; its network and transport headers are linear, and its
-/// length is at least that of a UDP header.
+/// Owned, taken by the sock's `read_skb`; its network and transport headers are linear, and UDP
+/// has pulled both before it queued the packet.
 pub(crate) struct SkBuff(NonNull<bindings::sk_buff>);
 
 // SAFETY: An skb is not bound to a CPU or task.
@@ -51,7 +49,7 @@ impl SkBuff {
     /// Bytes of payload, of all datagrams.
     pub(crate) fn payload_len(&self) -> u32 {
         // SAFETY: A valid skb.
-        unsafe { (*self.as_ptr()).len }.saturating_sub(UDP_HEADER)
+        unsafe { (*self.as_ptr()).len }
     }
 
     /// Bytes of payload of each datagram of a train, or 0.
@@ -64,7 +62,6 @@ impl SkBuff {
     pub(crate) fn copy_payload(&self, at: u32, to: &KernelVec<'_>) -> Result {
         let iter = Opaque::<bindings::iov_iter>::uninit();
         let iter = iter.get();
-        let offset = at.checked_add(UDP_HEADER).ok_or(EINVAL)?;
         // SAFETY: `to` names writable memory by its invariants and outlives the iterator, which is
         // initialised by the first call; the second checks the skb's bounds.
         to_result(unsafe {
@@ -77,7 +74,7 @@ impl SkBuff {
             );
             bindings::skb_copy_datagram_iter(
                 self.as_ptr(),
-                i32::try_from(offset)?,
+                i32::try_from(at)?,
                 iter,
                 i32::try_from(to.bytes())?,
             )
