@@ -44,7 +44,7 @@ impl Default for Builder {
             request: ChannelReq {
                 flags: 0,
                 frame_size: 2048,
-                frame_count: 2048,
+                frame_count: 1024,
                 tx_entries: 1024,
                 completion_entries: 1024,
                 fill_entries: 1024,
@@ -64,7 +64,7 @@ impl Builder {
         self
     }
 
-    /// Number of frames, 2048 unless said.
+    /// Number of frames, 1024 unless said.
     #[must_use]
     pub fn frames(mut self, count: u32) -> Self {
         self.request.frame_count = count;
@@ -118,7 +118,9 @@ impl Builder {
 
     /// Makes the channel, with `flow` as the first on it.
     ///
-    /// Memory counts against RLIMIT_MEMLOCK and the cgroup's limit.
+    /// Memory counts against RLIMIT_MEMLOCK, for all channels of a user together, and against the
+    /// cgroup's limit. What isn't said otherwise takes two of the eight megabytes that systems
+    /// commonly allow.
     pub fn open(self, flow: &Flow) -> io::Result<Channel> {
         let fd = flow.as_raw_fd();
         sys::set_option(fd, OPT_CHANNEL, &self.request).map_err(|error| self.explain(error))?;
@@ -135,8 +137,8 @@ impl Builder {
             Some(libc::ENOBUFS) => io::Error::new(
                 io::ErrorKind::OutOfMemory,
                 format!(
-                    "{} frames of {} bytes are more than RLIMIT_MEMLOCK allows: raise it \
-                     (ulimit -l) or ask for fewer ({error})",
+                    "{} frames of {} bytes are more than RLIMIT_MEMLOCK allows this user: raise \
+                     it (ulimit -l) or ask for fewer ({error})",
                     self.request.frame_count, self.request.frame_size
                 ),
             ),

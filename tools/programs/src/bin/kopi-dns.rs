@@ -61,7 +61,12 @@ fn run(options: &Options) -> io::Result<ExitCode> {
     let Some(first) = flows.first() else {
         return Ok(ExitCode::SUCCESS);
     };
-    let channel = Channel::builder().open(first)?;
+    // A megabyte: questions are short, and who asks in vain asks again.
+    let channel = Channel::builder()
+        .frames(512)
+        .tx_entries(512)
+        .rx_entries(512)
+        .open(first)?;
     for flow in flows.iter().skip(1) {
         flow.join(&channel)?;
     }

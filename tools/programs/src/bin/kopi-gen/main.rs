@@ -69,7 +69,7 @@ struct SocketOptions {
     frame_size: u32,
 
     /// Frames of the channel
-    #[arg(long, value_name = "N", default_value_t = 2048)]
+    #[arg(long, value_name = "N", default_value_t = 1024)]
     frames: u32,
 }
 
