@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: GPL-2.0
+#
+# What can be done here; `make help` says it, too.
+
+# Which stock kernel: a series (7.2), all, or newest.
+KERNEL ?= newest
+# For `make module`: an exact stock kernel, as of uname -r.
+KVER ?=
+
+step := qemu/step
+
+.DEFAULT_GOAL := build
+.PHONY: build run test shell module tools sysroot kernel clean help
+
+help:
+	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
+	@echo 'make run         from nothing to a demonstration in a virtual machine'
+	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
+	@echo 'make shell       a login in the machine'
+	@echo 'make module KVER=NAME   build/NAME/kopi.ko for an installed stock kernel'
+	@echo 'make clean       remove what was built (the cache in ~/.cache/kopi stays)'
+	@echo 'qemu/vm --help   run a command in the machine'
+
+sysroot:
+	@$(step) sysroot qemu/sysroot
+
+kernel: sysroot
+	@$(step) kernel qemu/kernel $(KERNEL)
+
+tools: sysroot
+	@$(step) tools qemu/build tools
+
+build: kernel tools
+	@for name in $$(qemu/kernel $(KERNEL)); do $(step) module-$$name qemu/build module $$name || exit 1; done
+
+run: build
+	@for name in $$(qemu/kernel $(KERNEL)); do \
+		echo "demonstration on $$name:"; qemu/vm --kernel $$name --timeout 300 -- qemu/demo || exit 1; done
+
+test: build
+	@qemu/test $(KERNEL)
+
+shell: build
+	@qemu/vm --kernel $(KERNEL) --shell
+
+module: sysroot
+	@test -n "$(KVER)" || { echo 'say for which kernel: make module KVER=$$(uname -r)'; exit 2; }
+	@$(step) kernel-$(KVER) qemu/kernel $(KVER)
+	@$(step) module-$(KVER) qemu/build module $(KVER)
+	@echo build/$(KVER)/kopi.ko
+
+clean:
+	rm -rf build

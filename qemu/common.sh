@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: GPL-2.0
+# Sourced by the scripts here: where things are.
+# shellcheck shell=bash
+
+set -euo pipefail
+
+top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/kopi
+
+# The kernel series that KOPI is tested on, newest last.
+tested_series=(7.2 7.3)
+
+die() {
+	echo "$(basename "$0"): $*" >&2
+	exit 1
+}
+
+# Keyed by what makes it: a change there makes a new one.
+sysroot=$cache/sysroot-$(cat "$top/qemu/packages" "$top/qemu/sysroot" | sha256sum | cut -c1-12)
+kernels=$sysroot-kernels
+
+# Runs the rest of this script by one process at a time: lock NAME.
+lock() {
+	mkdir -p "$cache"
+	exec 9>"$cache/$1.lock"
+	flock 9
+}
