@@ -30,7 +30,10 @@ use kernel::{
     new_spinlock,
     prelude::*,
     sync::{
-        atomic::{ordering::{Full, Relaxed}, Atomic},
+        atomic::{
+            ordering::{Full, Relaxed},
+            Atomic,
+        },
         Arc,
         Mutex,
         SpinLock, //
@@ -82,6 +85,8 @@ pub(crate) struct Channel {
     wait: WaitQueue,
     /// Why the sender stopped: `STALL_*`.
     stall: Atomic<u32>,
+    /// With `STALL_COMPLETION`: the room that the next packet needs.
+    needed: Atomic<u32>,
 }
 
 impl Channel {
@@ -112,6 +117,7 @@ impl Channel {
                 completions <- new_spinlock!(completions, "kopi::Channel::completions"),
                 wait <- WaitQueue::new(),
                 stall: Atomic::new(STALL_NONE),
+                needed: Atomic::new(0),
             }),
             GFP_KERNEL,
         )
@@ -234,7 +240,7 @@ impl Channel {
     fn can_send(&self) -> bool {
         match self.stall.load(Relaxed) {
             STALL_NONE => true,
-            STALL_COMPLETION => self.completion_room() > 0,
+            STALL_COMPLETION => self.completion_room() >= self.needed.load(Relaxed),
             _ => false,
         }
     }
@@ -292,8 +298,9 @@ impl Channel {
         }
     }
 
-    /// The sender stops: the COMPLETION ring is full.
-    pub(crate) fn stall_completion(&self) {
+    /// The sender stops until the COMPLETION ring has room for `needed` entries.
+    pub(crate) fn stall_completion(&self, needed: u32) {
+        self.needed.store(needed, Relaxed);
         self.stall.store(STALL_COMPLETION, Relaxed);
     }
 

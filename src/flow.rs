@@ -10,7 +10,9 @@ use crate::pure::{
 use crate::sys::{
     context::BottomHalvesOff,
     errno::{
-        enoprotoopt, enotconn, eopnotsupp, //
+        enoprotoopt,
+        enotconn,
+        eopnotsupp, //
     },
     family::{self, Protocol},
     region::Vma,

@@ -7,10 +7,10 @@
 mod bindings;
 mod channel;
 // Compiled into programs too: public there, and each side leaves some of it unused.
+mod flow;
 #[allow(dead_code, unreachable_pub)]
 #[path = "core/mod.rs"]
 mod pure;
-mod flow;
 mod rx;
 mod sys;
 mod tx;
@@ -43,12 +43,20 @@ impl kernel::Module for Kopi {
         let reaper = Reaper::new()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
             if error == EEXIST {
-                pr_err!("address family {number} is taken: load with family=N, another unused one\n");
+                pr_err!(
+                    "address family {number} is taken: load with family=N, another unused one\n"
+                );
             } else {
-                pr_err!("can't register address family {number}: {}\n", error.to_errno());
+                pr_err!(
+                    "can't register address family {number}: {}\n",
+                    error.to_errno()
+                );
             }
         })?;
-        pr_info!("address family {number}, ABI version {}\n", crate::pure::abi::ABI_VERSION);
+        pr_info!(
+            "address family {number}, ABI version {}\n",
+            crate::pure::abi::ABI_VERSION
+        );
         Ok(Self {
             _family: family,
             _reaper: reaper,

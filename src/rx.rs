@@ -131,7 +131,11 @@ impl Receiver {
         let gso_size = skb.gso_size();
         let merged = channel.merges_received();
         // Bytes of each packet that the program gets.
-        let step = if gso_size == 0 || merged { total } else { gso_size };
+        let step = if gso_size == 0 || merged {
+            total
+        } else {
+            gso_size
+        };
         let meta = Meta {
             gso_size: if merged { gso_size as u16 } else { 0 },
             ..skb.meta(sk)

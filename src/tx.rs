@@ -16,7 +16,7 @@ use crate::pure::{
 };
 use crate::sys::{
     context::{cond_resched, signal_pending},
-    errno::{eproto, eopnotsupp},
+    errno::{eopnotsupp, eproto},
     family,
     message::Message,
     region::{PageVec, RegionRing},
@@ -168,7 +168,7 @@ impl Sender {
     fn step(&mut self, channel: &Arc<Channel>, available: u32) -> Step {
         let room = channel.completion_room();
         if room == 0 {
-            channel.stall_completion();
+            channel.stall_completion(1);
             return Step::Stop;
         }
         if self.skipping {
@@ -184,7 +184,7 @@ impl Sender {
         }
         if self.batch.len() > room as usize {
             self.skipping = false;
-            channel.stall_completion();
+            channel.stall_completion(self.batch.len() as u32);
             return Step::Stop;
         }
         if self.skipping {
@@ -230,10 +230,7 @@ impl Sender {
                 return Err(Bad::Field);
             }
             if desc.flags & DESC_META != 0 {
-                meta = channel
-                    .region()
-                    .read_meta(frame)
-                    .map_err(|_| Bad::Range)?;
+                meta = channel.region().read_meta(frame).map_err(|_| Bad::Range)?;
                 descriptor::check_meta(&meta)?;
             }
         }

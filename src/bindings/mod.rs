@@ -49,10 +49,33 @@ mod uapi {
     }
 
     same!(kopi_info, Info, abi_version, flow, copybreak, reserved);
-    same!(kopi_channel_req, ChannelReq, flags, frame_size, rx_entries, reserved);
+    same!(
+        kopi_channel_req,
+        ChannelReq,
+        flags,
+        frame_size,
+        rx_entries,
+        reserved
+    );
     same!(kopi_join, Join, fd, reserved);
-    same!(kopi_ring_layout, RingLayout, producer, entries, entry_size, reserved);
-    same!(kopi_layout, Layout, region_size, frames, tx, completion, fill, rx);
+    same!(
+        kopi_ring_layout,
+        RingLayout,
+        producer,
+        entries,
+        entry_size,
+        reserved
+    );
+    same!(
+        kopi_layout,
+        Layout,
+        region_size,
+        frames,
+        tx,
+        completion,
+        fill,
+        rx
+    );
     same!(kopi_desc, Desc, offset, len, flow, flags, error);
     same!(kopi_meta, Meta, peer, local, peer_port, family, ifindex, flags, tos, len, timestamp);
     same!(kopi_stats, Stats, tx_packets, rx_packets, tx_invalid, flows, reserved);

@@ -10,7 +10,10 @@
 
 use super::{
     errno::{
-        enoprotoopt, eopnotsupp, eprotonosupport, esocktnosupport, //
+        enoprotoopt,
+        eopnotsupp,
+        eprotonosupport,
+        esocktnosupport, //
     },
     region::Vma,
     skb::SkBuff,
@@ -315,7 +318,11 @@ impl<T: Protocol> Registration<T> {
     unsafe extern "C" fn free(rcu: *mut bindings::callback_head) {
         // SAFETY: `rcu` is the state's, a box that `create` made and nobody uses any more.
         unsafe {
-            let state = kernel::container_of!(rcu.cast::<UnsafeCell<bindings::callback_head>>(), State<T>, rcu);
+            let state = kernel::container_of!(
+                rcu.cast::<UnsafeCell<bindings::callback_head>>(),
+                State<T>,
+                rcu
+            );
             drop(KBox::from_raw(state));
         }
     }
@@ -358,7 +365,12 @@ impl<T: Protocol> Registration<T> {
     ) -> c_int {
         // SAFETY: The socket is in use by the caller.
         unsafe {
-            Self::any_ioctl(socket, request, argument, Operations::inner(socket).compat_ioctl)
+            Self::any_ioctl(
+                socket,
+                request,
+                argument,
+                Operations::inner(socket).compat_ioctl,
+            )
         }
     }
 
@@ -369,9 +381,7 @@ impl<T: Protocol> Registration<T> {
         socket: *mut bindings::socket,
         request: u32,
         argument: usize,
-        inner: Option<
-            unsafe extern "C" fn(*mut bindings::socket, c_uint, usize) -> c_int,
-        >,
+        inner: Option<unsafe extern "C" fn(*mut bindings::socket, c_uint, usize) -> c_int>,
     ) -> c_int {
         // SAFETY: As required of the caller.
         unsafe {
@@ -401,7 +411,10 @@ impl<T: Protocol> Registration<T> {
                 // It would put UDP's own operations in place of ours.
                 return enoprotoopt().to_errno();
             }
-            match (state::<T>((*socket).sk), Operations::inner(socket).setsockopt) {
+            match (
+                state::<T>((*socket).sk),
+                Operations::inner(socket).setsockopt,
+            ) {
                 (Some(state), _) if level == abi::SOL_KOPI => from_result(|| {
                     let value = OptionIn::from_raw(value, len);
                     state
@@ -424,7 +437,10 @@ impl<T: Protocol> Registration<T> {
     ) -> c_int {
         // SAFETY: The socket is in use by the caller, and the pointers are the caller's.
         unsafe {
-            match (state::<T>((*socket).sk), Operations::inner(socket).getsockopt) {
+            match (
+                state::<T>((*socket).sk),
+                Operations::inner(socket).getsockopt,
+            ) {
                 (Some(state), _) if level == abi::SOL_KOPI => from_result(|| {
                     let value = OptionOut::from_raw(value, len);
                     state.protocol.get_option(name, &value)?;

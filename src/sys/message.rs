@@ -11,7 +11,12 @@ use super::{
 };
 use crate::bindings;
 use crate::pure::abi::{
-    Meta, AF_INET6, META_LOCAL, META_MARK, META_TOS, META_TTL, //
+    Meta,
+    AF_INET6,
+    META_LOCAL,
+    META_MARK,
+    META_TOS,
+    META_TTL, //
 };
 use core::{
     mem::{size_of, MaybeUninit},
@@ -80,7 +85,11 @@ impl Message {
 
     /// Has the payload cut into datagrams of `size` bytes.
     pub(crate) fn segment(&mut self, size: u16) {
-        self.push(bindings::SOL_UDP, bindings::UDP_SEGMENT, &size.to_ne_bytes());
+        self.push(
+            bindings::SOL_UDP,
+            bindings::UDP_SEGMENT,
+            &size.to_ne_bytes(),
+        );
     }
 
     fn set_peer(&mut self, meta: &Meta) {
@@ -101,7 +110,11 @@ impl Message {
                 ..pin_init::zeroed()
             };
             // SAFETY: A sockaddr_in is smaller than a sockaddr_in6, of which any bytes make one.
-            unsafe { ptr::from_mut(&mut self.name).cast::<bindings::sockaddr_in>().write(name) };
+            unsafe {
+                ptr::from_mut(&mut self.name)
+                    .cast::<bindings::sockaddr_in>()
+                    .write(name)
+            };
             self.name_len = size_of::<bindings::sockaddr_in>();
         }
     }
@@ -146,10 +159,7 @@ impl Message {
         {
             *to = *from;
         }
-        self.control_len = self
-            .control_len
-            .wrapping_add(used)
-            .min(CONTROL_WORDS);
+        self.control_len = self.control_len.wrapping_add(used).min(CONTROL_WORDS);
     }
 
     /// Sends `data` without sleeping for room: `EAGAIN` when the send buffer is full.
@@ -199,5 +209,7 @@ impl Message {
 
 /// Whether an IPv6 address is an IPv4 one in disguise.
 fn is_mapped(address: &[u8; 16]) -> bool {
-    core::net::Ipv6Addr::from(*address).to_ipv4_mapped().is_some()
+    core::net::Ipv6Addr::from(*address)
+        .to_ipv4_mapped()
+        .is_some()
 }

@@ -44,6 +44,17 @@ impl Reaper {
     }
 }
 
+/// Waits until all that was let go of before is freed, and its charges given back. Process context.
+pub(crate) fn flush() {
+    let queue = QUEUE.load(Ordering::Acquire);
+    // SAFETY: Called on behalf of a socket, which holds a reference to the module, so the queue is
+    // there. What RCU is to free goes to the queue first.
+    unsafe {
+        bindings::rcu_barrier();
+        bindings::__flush_workqueue(queue);
+    }
+}
+
 impl Drop for Reaper {
     fn drop(&mut self) {
         // SAFETY: The module is going: all flows are gone, and what RCU was to free is freed after

@@ -6,7 +6,7 @@
 
 use super::{
     locked::LockedPages,
-    reaper::SharedRegion, //
+    reaper::{self, SharedRegion}, //
 };
 use crate::bindings;
 use crate::pure::{
@@ -83,7 +83,11 @@ impl Region {
     ///
     /// `ENOBUFS` over `RLIMIT_MEMLOCK`; `ENOMEM` when there is no memory, or the cgroup has none.
     pub(crate) fn new(count: usize) -> Result<Self> {
-        let locked = LockedPages::charge(count)?;
+        // What the user has closed may not be given back yet.
+        let locked = LockedPages::charge(count).or_else(|_| {
+            reaper::flush();
+            LockedPages::charge(count)
+        })?;
         let mut pages = Pages(KVVec::with_capacity(count, GFP_KERNEL)?);
         for _ in 0..count {
             // SAFETY: Process context.

@@ -10,7 +10,11 @@ use super::{
 };
 use crate::bindings;
 use crate::pure::abi::{
-    Meta, AF_INET, AF_INET6, META_MARK, META_TIMESTAMP, //
+    Meta,
+    AF_INET,
+    AF_INET6,
+    META_MARK,
+    META_TIMESTAMP, //
 };
 use core::{
     mem::ManuallyDrop,

@@ -40,7 +40,8 @@ impl Sock {
     pub(crate) fn is_ipv6(&self) -> bool {
         // SAFETY: A valid sock; the field never changes for an IPv4 sock. IPV6_ADDRFORM can turn
         // an IPv6 one into IPv4, which the volatile read allows for.
-        let family = unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).__sk_common.skc_family) };
+        let family =
+            unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).__sk_common.skc_family) };
         u32::from(family) == bindings::AF_INET6
     }
 

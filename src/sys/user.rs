@@ -87,8 +87,9 @@ impl OptionOut {
     pub(crate) fn write<T: AsBytes>(&self, value: &T) -> Result {
         let mut room = 0i32;
         // SAFETY: `room` is four bytes; the user pointer is checked by the call.
-        let left =
-            unsafe { bindings::kopi_copy_from_user((&raw mut room).cast(), self.len, size_of::<i32>()) };
+        let left = unsafe {
+            bindings::kopi_copy_from_user((&raw mut room).cast(), self.len, size_of::<i32>())
+        };
         if left != 0 {
             return Err(EFAULT);
         }
