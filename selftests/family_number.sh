@@ -1,0 +1,36 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# The module's number: the parameter moves it, one that is taken is refused, and
+# it is busy while a socket lives.
+
+. "$(dirname "$0")/lib.sh"
+
+module=$here/../build/$(uname -r)/kopi.ko
+opens() { python3 -c "import socket; socket.socket($1, socket.SOCK_DGRAM, 0)" 2>/dev/null; }
+
+python3 -c 'import socket, sys
+s = socket.socket(19, socket.SOCK_DGRAM, 0)
+print("open", flush=True)
+sys.stdin.read()' < <(sleep 60) >/tmp/holder.out &
+holder=$!
+wait_for grep -q open /tmp/holder.out
+check "rmmod is busy while a socket lives" eval '! rmmod kopi 2>/dev/null'
+kill $holder
+wait $holder 2>/dev/null
+check "rmmod works after it" wait_for rmmod kopi
+check "without the module there is no family" eval '! opens 19'
+
+check "insmod family=21" insmod "$module" family=21
+check "sockets of family 21" opens 21
+check "none of 19" eval '! opens 19'
+check "the number is in sysfs" [ "$(cat /sys/module/kopi/parameters/family)" = 21 ]
+rmmod kopi
+
+taken() { insmod "$module" family=2 2>&1 | grep -q 'File exists'; }
+check "a number that is taken is refused: EEXIST" taken
+check "and the log says so" eval "dmesg | grep -q 'address family 2 is taken'"
+none() { insmod "$module" family=99 2>&1 | grep -q 'Invalid'; }
+check "a number that is none is refused: EINVAL" none
+check "insmod as ever" insmod "$module"
+finish

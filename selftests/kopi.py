@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What the selftests in Python share: the ABI of uapi/kopi.h, and TAP."""
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import socket
+import struct
+import sys
+
+with open("/sys/module/kopi/parameters/family", encoding="ascii") as parameter:
+    AF_KOPI = int(parameter.read())
+SOL_KOPI = 0x4B4F
+UDP6 = 273
+INFO, CHANNEL, JOIN, STATS = 1, 2, 3, 4
+DOORBELL = 0xCB01
+BELL_TX, BELL_WAIT_RX, BELL_WAIT_COMPLETION = 1, 2, 4
+MORE, META = 1, 2
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def flow(proto=0):
+    """Makes a KOPI socket."""
+    return socket.socket(AF_KOPI, socket.SOCK_DGRAM, proto)
+
+
+def request(flags=0, frame_size=2048, frames=64, tx=64, completion=64, fill=64, rx=64, reserved=0):
+    """A struct kopi_channel_req."""
+    return struct.pack("=16I", flags, frame_size, frames, tx, completion, fill, rx,
+                       reserved, *[0] * 8)
+
+
+class Ring:
+    """One ring in the region, driven from this side."""
+
+    def __init__(self, region, layout, fmt):
+        self.region, self.fmt = region, fmt
+        (self.producer, self.consumer, self.flags, self.entries,
+         self.size, self.entry_size) = layout[:6]
+
+    def get(self, at):
+        return struct.unpack_from("=I", self.region, at)[0]
+
+    def put(self, at, value):
+        struct.pack_into("=I", self.region, at, value & 0xFFFFFFFF)
+
+    def push(self, *values):
+        index = self.get(self.producer)
+        struct.pack_into(self.fmt, self.region,
+                         self.entries + index % self.size * self.entry_size, *values)
+        self.put(self.producer, index + 1)
+
+    def pop(self):
+        """The next entry, or None."""
+        index = self.get(self.consumer)
+        if index == self.get(self.producer):
+            return None
+        entry = struct.unpack_from(self.fmt, self.region,
+                                   self.entries + index % self.size * self.entry_size)
+        self.put(self.consumer, index + 1)
+        return entry
+
+
+class Channel:
+    """A flow with a channel, mapped."""
+
+    def __init__(self, sock=None, **sizes):
+        self.sock = sock or flow()
+        self.sock.setsockopt(SOL_KOPI, CHANNEL, request(**sizes))
+        layout = struct.unpack("=Q6I32I", self.sock.getsockopt(SOL_KOPI, CHANNEL, 256))
+        self.size, _, self.frames, self.frame_size, self.frame_count = layout[:5]
+        self.region = mmap.mmap(self.sock.fileno(), self.size)
+        rings = [layout[7 + 8 * i:15 + 8 * i] for i in range(4)]
+        self.tx = Ring(self.region, rings[0], "=IIIHH")
+        self.completion = Ring(self.region, rings[1], "=IIIHH")
+        self.fill = Ring(self.region, rings[2], "=Q")
+        self.rx = Ring(self.region, rings[3], "=IIIHH")
+
+    def frame(self, number):
+        """The offset of a frame's first byte."""
+        return self.frames + number * self.frame_size
+
+    def send(self, number, data, address=None, flow_number=0):
+        """Puts a datagram in a frame and in the TX ring."""
+        start = self.frame(number)
+        self.region[start + 64:start + 64 + len(data)] = data
+        if address:
+            peer = socket.inet_aton(address[0]).ljust(16, b"\0")
+            struct.pack_into("=16s16s2sHHHIHBBIIQ", self.region, start, peer, b"",
+                             struct.pack(">H", address[1]), 0, socket.AF_INET, 0, 0, 0, 0, 0, 0, 0, 0)
+        self.tx.push(start + 64, len(data), flow_number, META if address else 0, 0)
+
+    def bell(self, flags=BELL_TX):
+        """Rings the doorbell."""
+        return fcntl.ioctl(self.sock.fileno(), DOORBELL, flags)
+
+    def stats(self):
+        """The counters, by name."""
+        names = ("tx_packets tx_bytes tx_errors tx_zerocopy rx_packets rx_bytes rx_drop_ring_full "
+                 "rx_drop_no_frame rx_drop_too_long tx_invalid fill_invalid ring_broken tx_pending "
+                 "flows").split()
+        return dict(zip(names, struct.unpack("=16Q", self.sock.getsockopt(SOL_KOPI, STATS, 128))))
+
+
+_count = 0
+_failed = 0
+
+
+def check(what, passed, detail=""):
+    """Counts and prints one test."""
+    global _count, _failed
+    _count += 1
+    if not passed:
+        _failed += 1
+    print(f"{'ok' if passed else 'not ok'} {_count} - {what}{'' if passed else f' ({detail})'}", flush=True)
+
+
+def fails(what, number, call):
+    """The call must fail with that errno."""
+    try:
+        got = call()
+    except OSError as error:
+        check(f"{what}: {errno.errorcode[number]}", error.errno == number, error)
+    else:
+        check(f"{what}: {errno.errorcode[number]}", False, f"gave {got}")
+
+
+def finish():
+    """Prints the plan and exits."""
+    print(f"1..{_count}")
+    sys.exit(1 if _failed or not _count else 0)
+
+
+def libc_fails(what, number, call):
+    """The C function's call must give -1, or MAP_FAILED, and that errno."""
+    ctypes.set_errno(0)
+    result = call()
+    got = ctypes.get_errno()
+    check(f"{what}: {errno.errorcode[number]}", result in (-1, 2**64 - 1) and got == number,
+          f"{result}, {os.strerror(got)}")
