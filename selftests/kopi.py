@@ -21,9 +21,31 @@ MORE, META = 1, 2
 libc = ctypes.CDLL(None, use_errno=True)
 
 
+class Flow(socket.socket):
+    """A KOPI socket; Python knows no addresses of its family, but they are those of IPv4."""
+
+    def _call(self, function, address):
+        name = struct.pack("=H2s4s8x", socket.AF_INET, struct.pack(">H", address[1]),
+                           socket.inet_aton(address[0]))
+        if function(self.fileno(), name, len(name)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    def bind(self, address):
+        self._call(libc.bind, address)
+
+    def connect(self, address):
+        self._call(libc.connect, address)
+
+    def getsockname(self):
+        name, size = ctypes.create_string_buffer(16), ctypes.c_int(16)
+        libc.getsockname(self.fileno(), name, ctypes.byref(size))
+        port, address = struct.unpack_from(">2xH4s", name)
+        return socket.inet_ntoa(address), port
+
+
 def flow(proto=0):
     """Makes a KOPI socket."""
-    return socket.socket(AF_KOPI, socket.SOCK_DGRAM, proto)
+    return Flow(AF_KOPI, socket.SOCK_DGRAM, proto)
 
 
 def request(flags=0, frame_size=2048, frames=64, tx=64, completion=64, fill=64, rx=64, reserved=0):

@@ -37,7 +37,7 @@ wait_for grep -q listening /tmp/tcpdump.err
 ask tcpdump-sees-me >/dev/null
 seen_twice() { [ "$(tcpdump -r /tmp/seen.pcap -A 2>/dev/null | grep -c tcpdump-sees-me)" = 2 ]; }
 check "tcpdump sees both ways, with the right bytes" wait_for seen_twice
-kill -INT $tcpdump_pid
+kill $tcpdump_pid
 wait $tcpdump_pid
 bad_checksums() { tcpdump -vv -r /tmp/seen.pcap 2>/dev/null | grep -q 'bad udp cksum'; }
 check "with right checksums" eval '! bad_checksums'
