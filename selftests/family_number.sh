@@ -27,10 +27,10 @@ check "none of 19" eval '! opens 19'
 check "the number is in sysfs" [ "$(cat /sys/module/kopi/parameters/family)" = 21 ]
 rmmod kopi
 
-taken() { insmod "$module" family=2 2>&1 | grep -q 'File exists'; }
+taken() { strace -e trace=finit_module insmod "$module" family=2 2>&1 | grep -q EEXIST; }
 check "a number that is taken is refused: EEXIST" taken
 check "and the log says so" eval "dmesg | grep -q 'address family 2 is taken'"
-none() { insmod "$module" family=99 2>&1 | grep -q 'Invalid'; }
+none() { strace -e trace=finit_module insmod "$module" family=99 2>&1 | grep -q EINVAL; }
 check "a number that is none is refused: EINVAL" none
 check "insmod as ever" insmod "$module"
 finish

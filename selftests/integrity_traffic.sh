@@ -18,8 +18,8 @@ transfer() {
 	# shellcheck disable=SC2086
 	ip netns exec "$2" kopi-gen send "$3" --count "$count" $5 >/tmp/send.out 2>&1 || status=1
 	wait "$receiver" || status=1
-	[ $status = 0 ] || cat /tmp/send.out /tmp/recv.out
-	return $status
+	[ "$status" = 0 ] || cat /tmp/send.out /tmp/recv.out
+	return "$status"
 }
 
 all='--size 0..65507'

@@ -146,7 +146,7 @@ impl Geometry {
 
     /// Number of frames that a payload of `len` bytes needs.
     pub fn frames_for(&self, len: u32) -> u32 {
-        len.div_ceil(self.capacity()).max(1)
+        len.div_ceil(self.capacity().max(1)).max(1)
     }
 
     /// The frame that starts at `offset`, if one does.
@@ -159,7 +159,7 @@ impl Geometry {
     /// The frame in which `offset` lies, if it lies in one.
     pub fn frame_of(&self, offset: u32) -> Option<Frame> {
         let at = offset.checked_sub(self.layout.frames)?;
-        if at / self.layout.frame_size >= self.layout.frame_count {
+        if at.checked_div(self.layout.frame_size)? >= self.layout.frame_count {
             return None;
         }
         Some(Frame(offset & !self.layout.frame_size.wrapping_sub(1)))

@@ -230,6 +230,9 @@ impl<T: Protocol> Registration<T> {
         Ok(())
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn create(
         net: *mut bindings::net,
         socket: *mut bindings::socket,
@@ -287,6 +290,9 @@ impl<T: Protocol> Registration<T> {
         Ok(())
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn release(socket: *mut bindings::socket) -> c_int {
         // SAFETY: The last user of a socket releases it, so it and its sock are valid.
         unsafe {
@@ -315,6 +321,9 @@ impl<T: Protocol> Registration<T> {
         }
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn free(rcu: *mut bindings::callback_head) {
         // SAFETY: `rcu` is the state's, a box that `create` made and nobody uses any more.
         unsafe {
@@ -327,6 +336,9 @@ impl<T: Protocol> Registration<T> {
         }
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn poll(
         file: *mut bindings::file,
         socket: *mut bindings::socket,
@@ -349,6 +361,9 @@ impl<T: Protocol> Registration<T> {
         }
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn ioctl(
         socket: *mut bindings::socket,
         request: c_uint,
@@ -358,6 +373,9 @@ impl<T: Protocol> Registration<T> {
         unsafe { Self::any_ioctl(socket, request, argument, Operations::inner(socket).ioctl) }
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn compat_ioctl(
         socket: *mut bindings::socket,
         request: c_uint,
@@ -398,6 +416,9 @@ impl<T: Protocol> Registration<T> {
         }
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn setsockopt(
         socket: *mut bindings::socket,
         level: c_int,
@@ -428,6 +449,9 @@ impl<T: Protocol> Registration<T> {
         }
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn getsockopt(
         socket: *mut bindings::socket,
         level: c_int,
@@ -452,6 +476,9 @@ impl<T: Protocol> Registration<T> {
         }
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn recvmsg(
         socket: *mut bindings::socket,
         message: *mut bindings::msghdr,
@@ -469,6 +496,9 @@ impl<T: Protocol> Registration<T> {
         }
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn mmap(
         _file: *mut bindings::file,
         socket: *mut bindings::socket,
@@ -537,6 +567,9 @@ pub(crate) fn take_over<T: Protocol>(socket: &Socket) {
     }
 }
 
+/// # Safety
+///
+/// To be called by the kernel only, as the operation that it is set as.
 unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     let _rcu = kernel::sync::rcu::read_lock();
     // SAFETY: The sock is in use by the caller; RCU is held.
@@ -547,6 +580,9 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     }
 }
 
+/// # Safety
+///
+/// To be called by the kernel only, as the operation that it is set as.
 unsafe extern "C" fn write_space<T: Protocol>(sk: *mut bindings::sock) {
     let _rcu = kernel::sync::rcu::read_lock();
     // SAFETY: The sock is in use by the caller; RCU is held, under which the copy of the callback
@@ -583,6 +619,10 @@ pub(crate) unsafe fn next_packet<T: Protocol>(sk: &Sock) -> Result<SkBuff> {
 }
 
 /// Gets the packet that `read_skb` reads.
+///
+/// # Safety
+///
+/// To be called by the kernel only, as the operation that it is set as.
 unsafe extern "C" fn hand_over<T: Protocol>(
     sk: *mut bindings::sock,
     skb: *mut bindings::sk_buff,

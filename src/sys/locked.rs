@@ -37,8 +37,8 @@ impl LockedPages {
             pages: 0,
         };
         // SAFETY: Process context.
-        let limit =
-            unsafe { bindings::kopi_rlimit_memlock() } / bindings::KOPI_CONST_PAGE_SIZE as usize;
+        let bytes = unsafe { bindings::kopi_rlimit_memlock() };
+        let limit = bytes / bindings::KOPI_CONST_PAGE_SIZE as usize;
         let limit = isize::try_from(limit).unwrap_or(isize::MAX);
         loop {
             // SAFETY: `user` is valid as long as its reference is held.

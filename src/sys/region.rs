@@ -309,6 +309,10 @@ impl<T: Send + Sync> MappingOps<T> {
     };
 
     /// A copy of the mapping was made, by fork.
+    ///
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn open(vma: *mut bindings::vm_area_struct) {
         // SAFETY: The vma copied was set up by `Region::map`, so its private data is an `Arc`,
         // which the copy needs a reference to, too.
@@ -318,16 +322,26 @@ impl<T: Send + Sync> MappingOps<T> {
         let _ = Arc::into_raw(Arc::clone(&owner));
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn close(vma: *mut bindings::vm_area_struct) {
         // SAFETY: Gives up the reference of `Region::map` or of `open`.
         drop(unsafe { Arc::from_raw((*vma).vm_private_data.cast::<T>().cast_const()) });
     }
 
     /// Part of a mapping is of no use: refuses munmap, mprotect and mremap of one.
+    ///
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn may_split(_: *mut bindings::vm_area_struct, _: usize) -> c_int {
         EINVAL.to_errno()
     }
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn mremap(_: *mut bindings::vm_area_struct) -> c_int {
         EINVAL.to_errno()
     }

@@ -42,6 +42,9 @@ impl<T: Released> Ops<T> {
         ..pin_init::zeroed()
     };
 
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn complete(
         _skb: *mut bindings::sk_buff,
         ubuf: *mut bindings::ubuf_info,

@@ -290,7 +290,9 @@ fn reading_times_out<A: Socket, B: Socket>() {
     let error = b.recv(&mut [0; 4]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::WouldBlock);
     let took = start.elapsed();
-    assert!(took >= timeout && took < Duration::from_secs(3), "{took:?}");
+    // The kernel counts ticks: std's own socket, too, comes back up to one early.
+    let tick = Duration::from_millis(10);
+    assert!(took + tick >= timeout && took < Duration::from_secs(3), "{took:?}");
     let zero = b.set_read_timeout(Some(Duration::ZERO)).unwrap_err();
     assert_eq!(zero.kind(), ErrorKind::InvalidInput);
 }
