@@ -292,7 +292,10 @@ fn reading_times_out<A: Socket, B: Socket>() {
     let took = start.elapsed();
     // The kernel counts ticks: std's own socket, too, comes back up to one early.
     let tick = Duration::from_millis(10);
-    assert!(took + tick >= timeout && took < Duration::from_secs(3), "{took:?}");
+    assert!(
+        took + tick >= timeout && took < Duration::from_secs(3),
+        "{took:?}"
+    );
     let zero = b.set_read_timeout(Some(Duration::ZERO)).unwrap_err();
     assert_eq!(zero.kind(), ErrorKind::InvalidInput);
 }
