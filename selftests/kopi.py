@@ -18,15 +18,34 @@ INFO, CHANNEL, JOIN, STATS = 1, 2, 3, 4
 DOORBELL = 0xCB01
 BELL_TX, BELL_WAIT_RX, BELL_WAIT_COMPLETION = 1, 2, 4
 MORE, META = 1, 2
+META_FORMAT = "=16s16s2sHHHIHBBIIQ"
 libc = ctypes.CDLL(None, use_errno=True)
 
 
+def pack_address(address, port):
+    """A struct sockaddr_in or sockaddr_in6."""
+    if ":" in address:
+        host, _, zone = address.partition("%")
+        return struct.pack("=H2s4x16sI", socket.AF_INET6, struct.pack(">H", port),
+                           socket.inet_pton(socket.AF_INET6, host),
+                           socket.if_nametoindex(zone) if zone else 0)
+    return struct.pack("=H2s4s8x", socket.AF_INET, struct.pack(">H", port),
+                       socket.inet_aton(address))
+
+
+def unpack_address(name):
+    """The address and port in a struct sockaddr_in or sockaddr_in6."""
+    family, port = struct.unpack_from("=H", name)[0], struct.unpack_from(">2xH", name)[0]
+    if family == socket.AF_INET6:
+        return socket.inet_ntop(family, name[8:24]), port
+    return socket.inet_ntop(socket.AF_INET, name[4:8]), port
+
+
 class Flow(socket.socket):
-    """A KOPI socket; Python knows no addresses of its family, but they are those of IPv4."""
+    """A KOPI socket; Python knows no addresses of its family, but they are those of IP."""
 
     def _call(self, function, address):
-        name = struct.pack("=H2s4s8x", socket.AF_INET, struct.pack(">H", address[1]),
-                           socket.inet_aton(address[0]))
+        name = pack_address(*address[:2])
         if function(self.fileno(), name, len(name)):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -37,10 +56,9 @@ class Flow(socket.socket):
         self._call(libc.connect, address)
 
     def getsockname(self):
-        name, size = ctypes.create_string_buffer(16), ctypes.c_int(16)
+        name, size = ctypes.create_string_buffer(28), ctypes.c_int(28)
         libc.getsockname(self.fileno(), name, ctypes.byref(size))
-        port, address = struct.unpack_from(">2xH4s", name)
-        return socket.inet_ntoa(address), port
+        return unpack_address(name.raw)
 
 
 def flow(proto=0):
@@ -109,9 +127,10 @@ class Channel:
         start = self.frame(number)
         self.region[start + 64:start + 64 + len(data)] = data
         if address:
-            peer = socket.inet_aton(address[0]).ljust(16, b"\0")
-            struct.pack_into("=16s16s2sHHHIHBBIIQ", self.region, start, peer, b"",
-                             struct.pack(">H", address[1]), 0, socket.AF_INET, 0, 0, 0, 0, 0, 0, 0, 0)
+            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+            peer = socket.inet_pton(family, address[0])
+            struct.pack_into(META_FORMAT, self.region, start, peer, b"",
+                             struct.pack(">H", address[1]), 0, family, 0, 0, 0, 0, 0, 0, 0, 0)
         self.tx.push(start + 64, len(data), flow_number, META if address else 0, 0)
 
     def bell(self, flags=BELL_TX):
@@ -124,6 +143,10 @@ class Channel:
                  "rx_drop_no_frame rx_drop_too_long tx_invalid fill_invalid ring_broken tx_pending "
                  "flows").split()
         return dict(zip(names, struct.unpack("=16Q", self.sock.getsockopt(SOL_KOPI, STATS, 128))))
+
+    def unaccounted(self):
+        """What the counters don't explain, or an empty string."""
+        return ""
 
 
 _count = 0

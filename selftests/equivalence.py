@@ -1,0 +1,674 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The same traffic under one policy, by a UDP socket and by a KOPI flow: nothing may differ.
+
+An exchange sends datagrams from a subject in the namespace `host` to an ordinary UDP socket in
+`peer`, and then back. What became of each is written down: the error that the sender got, what
+arrived, in which order, from which address, with which TOS and TTL, and what the counters of the
+policy and of the stack say. It is done with a UDP socket as the subject and with a KOPI flow, both
+without trains and with them (UDP_SEGMENT and UDP_GRO for the UDP socket), over IPv4 and IPv6.
+
+A file of policies ends with `run(AREA, [Policy(...), ...])`. A policy's `setup` is called in the
+namespace `host` before each exchange; what it undoes, it gives to `undo()`.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import pwd
+import select
+import socket
+import struct
+import subprocess
+import sys
+import time
+import traceback
+from typing import Callable
+
+import kopi
+
+SUBJECT_PORT, PEER_PORT = 7000, 7001
+SENTINEL_PORT = 9000
+ADDRESSES = {4: {"host": "192.0.2.1", "peer": "192.0.2.2"},
+             6: {"host": "2001:db8::1", "peer": "2001:db8::2"}}
+FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
+# Small, as large as the MTU allows, and in bulk, so that trains form.
+MTU = {4: 1472, 6: 1452}
+PHASES = {4: ((64, 8), (MTU[4], 8), (1000, 24)), 6: ((64, 8), (MTU[6], 8), (1000, 24))}
+COUNT = 40
+ALL, NONE = COUNT, 0
+PATIENCE = 5.0
+UDP_SEGMENT, UDP_GRO = 103, 104
+SO_RCVBUFFORCE, SO_SNDBUFFORCE = 33, 32
+# <linux/in.h>, <linux/in6.h>: Python doesn't name all of them.
+IP_RECVTTL, IP_RECVTOS, IP_PKTINFO = 12, 13, 8
+IPV6_RECVHOPLIMIT, IPV6_RECVTCLASS, IPV6_RECVPKTINFO = 51, 66, 49
+IPV6_HOPLIMIT, IPV6_TCLASS, IPV6_PKTINFO, IP_TTL, IP_TOS = 52, 67, 50, 2, 1
+
+_undo = []
+
+
+def undo(function, *arguments):
+    """Has the function called when the policy's exchange is over, last come first."""
+    _undo.append((function, arguments))
+
+
+def sh(command, check=True):
+    """Runs a command line in the current namespace, and gives its output."""
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        raise RuntimeError(f"{command}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+@contextlib.contextmanager
+def namespace(name):
+    """Runs the block in a network namespace."""
+    before = os.open("/proc/self/ns/net", os.O_RDONLY)
+    inside = os.open(f"/run/netns/{name}", os.O_RDONLY)
+    os.setns(inside, os.CLONE_NEWNET)
+    try:
+        yield
+    finally:
+        os.setns(before, os.CLONE_NEWNET)
+        os.close(before)
+        os.close(inside)
+
+
+def nft(rules, flush=True):
+    """Loads a ruleset in this namespace until the exchange is over."""
+    done = subprocess.run(["nft", "-f", "-"], input=rules, capture_output=True, text=True,
+                          check=False)
+    if flush:
+        undo(sh, "nft flush ruleset")
+    if done.returncode:
+        raise RuntimeError(f"nft: {done.stderr}")
+
+
+def chain(hook, *rules):
+    """A chain of a ruleset: chain("filter hook output priority 0", RULE...)."""
+    name = "".join(c if c.isalnum() else "_" for c in hook)
+    return "\n".join([f"chain {name} {{", f"type {hook}; policy accept;", *rules, "}"])
+
+
+def nft_table(*parts, family="inet"):
+    """A setup that loads one table `t` of these sets, chains and the like."""
+    return lambda: nft("\n".join([f"table {family} t {{", *parts, "}"]))
+
+
+def do(*commands, undo_with=()):
+    """A setup that runs command lines; those of `undo_with` undo it."""
+    def setup():
+        for command in undo_with:
+            undo(sh, command, False)
+        for command in commands:
+            sh(command)
+    return setup
+
+
+def together(*setups):
+    """A setup of several."""
+    def setup():
+        for each in setups:
+            each()
+    return setup
+
+
+# What is looked at after the datagrams went out, and again after they came in.
+
+def nft_counters():
+    """Every counter and quota of the ruleset, in its order: (packets, bytes)."""
+    found = []
+
+    def walk(node):
+        if isinstance(node, dict):
+            if "packets" in node and "bytes" in node:
+                found.append((node["packets"], node["bytes"]))
+            elif "quota" in node and isinstance(node["quota"], dict):
+                found.append(("quota", node["quota"].get("used"), node["quota"].get("used_unit")))
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+    walk(json.loads(sh("nft -j list ruleset")))
+    return found
+
+
+def tc_counters(device="eth0"):
+    """Bytes, packets and drops of every qdisc and class but noqueue."""
+    found = []
+    for what in ("qdisc", "class"):
+        for each in json.loads(sh(f"tc -s -j {what} show dev {device}") or "[]"):
+            if each.get("kind") not in ("noqueue", "clsact", "mq"):
+                name = each.get("kind") or each.get("class")
+                found.append((name, each.get("handle"), each.get("stats", each).get("bytes"),
+                              each.get("stats", each).get("packets"),
+                              each.get("stats", each).get("drops")))
+    return found
+
+
+def conntrack():
+    """The entries of the exchange: what `conntrack -L` shows, without what changes by itself."""
+    lines = []
+    for family in ("ipv4", "ipv6"):
+        for line in sh(f"conntrack -L -f {family} -p udp -o extended,labels 2>/dev/null").splitlines():
+            if str(SENTINEL_PORT) in line:
+                continue
+            fields = line.split()
+            # Protocol numbers, and the time left.
+            lines.append(" ".join(fields[:3] + fields[5:]))
+    return sorted(lines)
+
+
+SNMP = ("InDatagrams", "NoPorts", "InErrors", "OutDatagrams", "RcvbufErrors", "SndbufErrors",
+        "InCsumErrors", "IgnoredMulti", "MemErrors")
+
+
+def snmp():
+    """The namespace's UDP counters, of IPv4 and IPv6."""
+    counters = {}
+    with open("/proc/net/snmp", encoding="ascii") as file:
+        lines = [line.split() for line in file]
+    for names, values in zip(lines[::2], lines[1::2]):
+        if names[0] == "Udp:":
+            counters.update(("Udp" + name, int(value))
+                            for name, value in zip(names[1:], values[1:]) if name in SNMP)
+    with open("/proc/net/snmp6", encoding="ascii") as file:
+        for line in file:
+            name, value = line.split()
+            if name[:4] == "Udp6" and name[4:] in SNMP:
+                counters[name] = int(value)
+    return counters
+
+
+def payload(number, size):
+    """The datagram of that number: no two are alike in any part."""
+    block = struct.pack(">I", number) + bytes((number * 7 + i) & 0xFF for i in range(252))
+    return (block * (size // len(block) + 1))[:size]
+
+
+def errno_name(number):
+    """EPERM for 1."""
+    return errno.errorcode.get(number, str(number)) if number else "ok"
+
+
+@dataclasses.dataclass
+class Datagram:
+    """One that arrived: all that its receiver can know of it."""
+    number: int
+    whole: bool
+    source: tuple
+    destination: str
+    tos: int
+    ttl: int
+
+
+def parse(data, source, destination, tos, ttl):
+    """Checks a datagram's content."""
+    number = struct.unpack_from(">I", data)[0] if len(data) >= 4 else -1
+    return Datagram(number, data == payload(number & 0xFFFF, len(data)), source, destination, tos,
+                    ttl)
+
+
+class UdpSubject:
+    """An ordinary UDP socket, also used for the peer."""
+
+    kind = "UDP"
+
+    def __init__(self, family, trains=False):
+        self.family, self.trains = family, trains
+        self.sock = socket.socket(FAMILIES[family], socket.SOCK_DGRAM)
+        self.prepare()
+        if trains:
+            self.sock.setsockopt(socket.SOL_UDP, UDP_GRO, 1)
+
+    def prepare(self):
+        """What both kinds of subject have."""
+        self.sock.setblocking(False)
+        if self.family == 4:
+            names = (IP_RECVTTL, IP_RECVTOS, IP_PKTINFO)
+            level = socket.IPPROTO_IP
+        else:
+            names = (IPV6_RECVHOPLIMIT, IPV6_RECVTCLASS, IPV6_RECVPKTINFO)
+            level = socket.IPPROTO_IPV6
+        for name in names:
+            self.sock.setsockopt(level, name, 1)
+        # Room for all, as a ring has.
+        euid = os.geteuid()
+        os.seteuid(0)
+        self.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
+        os.seteuid(euid)
+
+    def close(self):
+        self.sock.close()
+
+    def bind(self, address):
+        self.sock.bind(address)
+
+    def connect(self, address):
+        self.sock.connect(address)
+
+    def _send_one(self, data, address, segment=0):
+        control = [(socket.SOL_UDP, UDP_SEGMENT, struct.pack("=H", segment))] if segment else []
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                if address:
+                    self.sock.sendmsg([data], control, 0, address)
+                else:
+                    self.sock.sendmsg([data], control)
+                return 0
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    return errno.EAGAIN
+                select.select([], [self.sock], [], 0.1)
+            except OSError as error:
+                return error.errno
+
+    def send(self, runs, address=None, trains=None):
+        """Sends runs of datagrams of one size; gives the errno of each datagram."""
+        errors = []
+        trains = self.trains if trains is None else trains
+        for run in runs:
+            if trains and len(run) > 1:
+                error = self._send_one(b"".join(run), address, len(run[0]))
+                errors += [error] * len(run)
+            else:
+                errors += [self._send_one(data, address) for data in run]
+        return errors
+
+    def receive(self):
+        """All that has come."""
+        found = []
+        while True:
+            try:
+                data, control, _, source = self.sock.recvmsg(65536, 512)
+            except BlockingIOError:
+                return found
+            except OSError:
+                # A pending error; error() tells of those.
+                continue
+            destination, tos, ttl, segment = "", None, None, 0
+            for level, name, value in control:
+                if level == socket.SOL_UDP:
+                    segment = struct.unpack_from("=H", value)[0]
+                elif (level, name) == (socket.IPPROTO_IP, IP_PKTINFO):
+                    destination = socket.inet_ntoa(value[8:12])
+                elif (level, name) == (socket.IPPROTO_IPV6, IPV6_PKTINFO):
+                    destination = socket.inet_ntop(socket.AF_INET6, value[:16])
+                elif (level, name) in ((socket.IPPROTO_IP, IP_TTL),
+                                       (socket.IPPROTO_IPV6, IPV6_HOPLIMIT)):
+                    ttl = struct.unpack("=i", value)[0]
+                elif (level, name) in ((socket.IPPROTO_IP, IP_TOS),
+                                       (socket.IPPROTO_IPV6, IPV6_TCLASS)):
+                    tos = value[0]
+            step = segment or len(data) or 1
+            for at in range(0, len(data), step):
+                found.append(parse(data[at:at + step], source[:2], destination, tos, ttl))
+
+    def error(self):
+        """The socket's pending error."""
+        return self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+
+    def unaccounted(self):
+        """Nothing, or what a KOPI flow's counters don't explain."""
+        return ""
+
+
+class KopiSubject(UdpSubject):
+    """A KOPI flow with a channel of its own."""
+
+    kind = "KOPI"
+    FRAMES = 256
+
+    def __init__(self, family, trains=False):
+        # pylint: disable=super-init-not-called
+        self.family, self.trains = family, trains
+        self.sock = kopi.flow(0 if family == 4 else kopi.UDP6)
+        self.prepare()
+        self.channel = kopi.Channel(self.sock, flags=1 if trains else 0, frame_size=2048,
+                                    frames=self.FRAMES, tx=128, completion=128, fill=128, rx=128)
+        # The first half of the frames is for receiving.
+        for number in range(128):
+            self.channel.fill.push(self.channel.frame(number))
+        self.sent = 0
+
+    def close(self):
+        self.channel.region.close()
+        self.sock.close()
+
+    def send(self, runs, address=None, trains=None):
+        data = [each for run in runs for each in run]
+        for number, each in enumerate(data):
+            self.channel.send(128 + number, each, address,
+                              struct.unpack_from("=I", self.info(), 8)[0])
+        self.sent += len(data)
+        errors = {}
+        watch = select.poll()
+        watch.register(self.sock, select.POLLOUT | select.POLLWRBAND)
+        deadline = time.monotonic() + PATIENCE
+        while len(errors) < len(data):
+            self.channel.bell()
+            while (entry := self.channel.completion.pop()) is not None:
+                frame = (entry[0] - self.channel.frames) // self.channel.frame_size
+                errors[frame - 128] = entry[4]
+            if time.monotonic() > deadline:
+                break
+            if len(errors) < len(data):
+                watch.poll(100)
+        return [errors.get(number, errno.EAGAIN) for number in range(len(data))]
+
+    def info(self):
+        """The struct kopi_info."""
+        return self.sock.getsockopt(kopi.SOL_KOPI, kopi.INFO, 64)
+
+    def receive(self):
+        found = []
+        parts = []
+        while (entry := self.channel.rx.pop()) is not None:
+            offset, length, _, flags, _ = entry
+            start = offset - offset % self.channel.frame_size
+            if flags & kopi.META:
+                meta = struct.unpack_from(kopi.META_FORMAT, self.channel.region, start)
+            parts.append(self.channel.region[offset:offset + length])
+            self.channel.fill.push(start)
+            if not flags & kopi.MORE:
+                family, size = meta[4], 16 if meta[4] == socket.AF_INET6 else 4
+                source = (socket.inet_ntop(family, meta[0][:size]),
+                          struct.unpack(">H", meta[2])[0])
+                found.append(parse(b"".join(parts), source,
+                                   socket.inet_ntop(family, meta[1][:size]), meta[8], meta[9]))
+                parts = []
+        return found
+
+    def unaccounted(self):
+        """Every packet taken or received must be somewhere."""
+        return self.channel.unaccounted()
+
+
+SUBJECTS = (UdpSubject, KopiSubject)
+
+
+@dataclasses.dataclass
+class Policy:
+    """What an administrator does, and what should come of it."""
+    name: str
+    setup: Callable = lambda: None
+    # Datagrams that arrive, out of COUNT: leaving `host`, and coming to it. None: not sent.
+    out: int = ALL
+    into: int = ALL
+    # The errors that the sender may see, besides none.
+    errors: tuple = ()
+    # What is looked at after each direction, beside the sockets.
+    observe: tuple = ()
+    families: tuple = (4, 6)
+    trains: tuple = (False, True)
+    # Who opens the subject: a user's name, a cgroup's path below the root.
+    user: str = ""
+    cgroup: str = ""
+    # Socket options of the subject, set before bind: (level, name, value).
+    options: tuple = ()
+    # The subject is connected to its peer.
+    connected: bool = True
+    # Called with the subject before it is bound.
+    prepare: Callable = lambda subject: None
+    # Where each binds, and whereto each sends: functions of the family that give an address.
+    subject_at: Callable = lambda family: (ADDRESSES[family]["host"], SUBJECT_PORT)
+    peer_at: Callable = lambda family: (ADDRESSES[family]["peer"], PEER_PORT)
+    subject_sends_to: Callable = None
+    peer_sends_to: Callable = None
+    subject_namespace: str = "host"
+    peer_namespace: str = "peer"
+    # Whether a packet that isn't the policy's passes after those that are.
+    sentinel: bool = True
+    # Called when all was sent in one direction: waits until the policy let go of it.
+    settle: Callable = lambda: None
+    ordered: bool = True
+    # Compares which errors there were, not which datagram got them.
+    exact_errors: bool = True
+    # The order of `in` is the wire's, but how trains were merged isn't fixed.
+    note: str = ""
+    # Listed differences: {what is compared: why it differs}.
+    differs: dict = dataclasses.field(default_factory=dict)
+
+
+class Sentinel:
+    """Ordinary datagrams that follow the exchange's over the same path."""
+
+    def __init__(self, family, policy):
+        self.ends = {}
+        spaces = {"host": policy.subject_namespace, "peer": policy.peer_namespace}
+        places = {"host": policy.subject_at(family)[0], "peer": policy.peer_at(family)[0]}
+        for end, space in spaces.items():
+            with namespace(space):
+                sock = socket.socket(FAMILIES[family], socket.SOCK_DGRAM)
+                sock.bind((places[end], SENTINEL_PORT))
+                sock.settimeout(PATIENCE)
+                self.ends[end] = sock
+        self.places = places
+
+    def pass_to(self, end):
+        """Sends one to that end, and waits for it."""
+        other = {"host": "peer", "peer": "host"}[end]
+        self.ends[other].sendto(b"sentinel", (self.places[end], SENTINEL_PORT))
+        self.ends[end].recv(64)
+
+    def close(self):
+        for sock in self.ends.values():
+            sock.close()
+
+
+def collect(receiver, expected, after):
+    """Waits for the datagrams that are expected, and then for whatever else may come."""
+    found = []
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found += receiver.receive()
+        left = deadline - time.monotonic()
+        if len(found) >= expected or left <= 0:
+            break
+        select.select([receiver.sock], [], [], min(left, 0.05))
+    after()
+    return found + receiver.receive()
+
+
+@contextlib.contextmanager
+def as_owner(policy):
+    """Makes what the block opens the user's and the cgroup's."""
+    if policy.cgroup:
+        with open(f"/sys/fs/cgroup/{policy.cgroup}/cgroup.procs", "w", encoding="ascii") as procs:
+            procs.write(str(os.getpid()))
+    if policy.user:
+        entry = pwd.getpwnam(policy.user)
+        os.setegid(entry.pw_gid)
+        os.seteuid(entry.pw_uid)
+    try:
+        yield
+    finally:
+        if policy.user:
+            os.seteuid(0)
+            os.setegid(0)
+        if policy.cgroup:
+            with open("/sys/fs/cgroup/cgroup.procs", "w", encoding="ascii") as procs:
+                procs.write(str(os.getpid()))
+
+
+def runs_of(family):
+    """The datagrams of an exchange, in runs of one size."""
+    number = 0
+    runs = []
+    for size, count in PHASES[family]:
+        runs.append([payload(number + i, size) for i in range(count)])
+        number += count
+    return runs
+
+
+def exchange(kind, policy, family, trains):
+    """One exchange; gives a dict of all that was seen."""
+    seen = {}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(namespace(policy.subject_namespace))
+        stack.callback(_undo_all)
+        policy.setup()
+        with namespace(policy.peer_namespace):
+            peer = UdpSubject(family)
+            stack.callback(peer.close)
+            peer.bind(policy.peer_at(family))
+        sentinel = None
+        if policy.sentinel:
+            sentinel = Sentinel(family, policy)
+            stack.callback(sentinel.close)
+        stack.enter_context(as_owner(policy))
+        try:
+            subject = kind(family, trains)
+            stack.callback(subject.close)
+            policy.prepare(subject)
+            for level, name, value in policy.options:
+                subject.sock.setsockopt(level, name, value)
+            subject.bind(policy.subject_at(family))
+            target = (policy.subject_sends_to or policy.peer_at)(family)
+            if policy.connected:
+                subject.connect(target)
+        except OSError as error:
+            seen["opening"] = errno_name(error.errno)
+            return seen
+        before = snmp()
+        runs = runs_of(family)
+
+        def look(after):
+            for function in policy.observe:
+                seen[f"{function.__name__} after {after}"] = function()
+
+        def follow(end):
+            policy.settle()
+            if sentinel:
+                sentinel.pass_to(end)
+
+        if policy.out is not None:
+            errors = subject.send(runs, None if policy.connected else target)
+            seen["errors"] = [errno_name(each) for each in errors]
+            seen["out"] = collect(peer, policy.out, lambda: follow("peer"))
+            look("out")
+        if policy.into is not None:
+            back = (policy.peer_sends_to or policy.subject_at)(family)
+            errors = peer.send(runs, back, trains)
+            seen["peer's errors"] = [errno_name(each) for each in errors]
+            seen["in"] = collect(subject, policy.into, lambda: follow("host"))
+            look("in")
+        seen["pending error"] = errno_name(subject.error())
+        seen["snmp"] = {name: value - before[name] for name, value in snmp().items()
+                        if value != before[name]}
+        seen["unaccounted"] = subject.unaccounted()
+    return seen
+
+
+def _undo_all():
+    while _undo:
+        function, arguments = _undo.pop()
+        function(*arguments)
+
+
+def comparable(seen, policy, trains):
+    """What must be the same for UDP and KOPI."""
+    result = dict(seen)
+    for key in ("out", "in"):
+        if key in result and not policy.ordered:
+            result[key] = sorted(result[key], key=lambda each: each.number)
+    if not policy.exact_errors and "errors" in result:
+        result["errors"] = sorted(set(result["errors"]) - {"ok"})
+    if trains:
+        # How many datagrams GRO merges is chance, so a count of what came in is, too.
+        for key in list(result):
+            if key.endswith(" after in"):
+                del result[key]
+        result.pop("snmp", None)
+    return result
+
+
+def summary(seen):
+    """What became of an exchange, in a few words."""
+    if "opening" in seen:
+        return f"refused, {seen['opening']}"
+    words = []
+    if "out" in seen:
+        words.append(f"{len(seen['out'])} out")
+    if "in" in seen:
+        words.append(f"{len(seen['in'])} in")
+    errors = sorted(set(seen.get("errors", ())) - {"ok"})
+    if seen["pending error"] != "ok":
+        errors.append(f"then {seen['pending error']}")
+    return ", ".join(words + errors)
+
+
+def problems(policy, seen):
+    """What isn't as the policy should have it, whatever the kind of socket."""
+    wrong = []
+    if "opening" in seen:
+        return wrong if seen["opening"] in policy.errors else [f"opening: {seen['opening']}"]
+    for key, expected in (("out", policy.out), ("in", policy.into)):
+        if expected is not None and len(seen[key]) != expected:
+            wrong.append(f"{len(seen[key])} {key}, not {expected}")
+        wrong += [f"{key}: datagram {each.number} is damaged"
+                  for each in seen.get(key, ()) if not each.whole]
+    unexpected = set(seen.get("errors", ())) - {"ok", *policy.errors}
+    if unexpected:
+        wrong.append(f"errors {sorted(unexpected)}")
+    if policy.errors and not set(policy.errors) & {*seen.get("errors", ()), seen["pending error"]}:
+        wrong.append(f"no {policy.errors}")
+    if seen["unaccounted"]:
+        wrong.append(seen["unaccounted"])
+    return wrong
+
+
+def differences(policy, udp, flow, trains):
+    """Names what differs, but for what the policy lists."""
+    one, other = (comparable(seen, policy, trains) for seen in (udp, flow))
+    found = []
+    for key in sorted({*one, *other}):
+        if one.get(key) != other.get(key) and key not in policy.differs:
+            found.append(f"{key}: UDP {shorten(one.get(key))}, KOPI {shorten(other.get(key))}")
+    return found
+
+
+def shorten(value):
+    """A value for a message."""
+    if isinstance(value, list) and value and isinstance(value[0], Datagram):
+        value = [(each.number, each.source, each.destination, each.tos, each.ttl)
+                 for each in value]
+    text = str(value)
+    return text if len(text) < 700 else text[:700] + "…"
+
+
+def run(area, policies):
+    """Runs the policies, or those whose name has one of the command line's words; prints TAP and,
+    at the end of each, a row of the table."""
+    os.sched_setaffinity(0, {0})
+    words = sys.argv[1:]
+    for policy in policies:
+        if words and not any(word in policy.name for word in words):
+            continue
+        start = time.monotonic()
+        row = {"area": area, "policy": policy.name, "note": policy.note}
+        wrong = []
+        for trains in policy.trains:
+            for family in policy.families:
+                where = f"IPv{family}{', trains' if trains else ''}"
+                try:
+                    seen = [exchange(kind, policy, family, trains) for kind in SUBJECTS]
+                except Exception:  # pylint: disable=broad-except
+                    wrong.append(f"{where}: {traceback.format_exc()}")
+                    continue
+                for kind, each in zip(SUBJECTS, seen):
+                    wrong += [f"{where}, {kind.kind}: {what}" for what in problems(policy, each)]
+                    row.setdefault(kind.kind + (" trains" if trains else ""), summary(each))
+                wrong += [f"{where}: {what}" for what in differences(policy, *seen, trains)]
+        row["differs"] = policy.differs
+        row["same"] = not wrong
+        kopi.check(f"{policy.name} ({time.monotonic() - start:.1f} s)", not wrong,
+                   "\n#   ".join([""] + wrong))
+        if os.environ.get("POLICY_TABLE"):
+            with open(os.environ["POLICY_TABLE"], "a", encoding="utf-8") as table:
+                table.write(json.dumps(row) + "\n")
+    kopi.finish()
