@@ -141,11 +141,17 @@ class Channel:
         """The counters, by name."""
         names = ("tx_packets tx_bytes tx_errors tx_zerocopy rx_packets rx_bytes rx_drop_ring_full "
                  "rx_drop_no_frame rx_drop_too_long tx_invalid fill_invalid ring_broken tx_pending "
-                 "flows").split()
-        return dict(zip(names, struct.unpack("=16Q", self.sock.getsockopt(SOL_KOPI, STATS, 128))))
+                 "flows tx_taken rx_taken tx_drop_denied tx_drop_unreachable tx_drop_too_long "
+                 "tx_drop_no_buffer tx_drop_invalid tx_drop_other").split()
+        return dict(zip(names, struct.unpack("=32Q", self.sock.getsockopt(SOL_KOPI, STATS, 256))))
 
     def unaccounted(self):
-        """What the counters don't explain, or an empty string."""
+        """Which packets the counters don't explain, or an empty string."""
+        stats = self.stats()
+        for way, sent in (("tx", "handed to the stack"), ("rx", "put in the ring")):
+            dropped = sum(value for name, value in stats.items() if name.startswith(f"{way}_drop_"))
+            if stats[f"{way}_taken"] != stats[f"{way}_packets"] + dropped:
+                return f"{way}: {stats[f'{way}_taken']} taken, {stats[f'{way}_packets']} {sent}, {dropped} dropped"
         return ""
 
 

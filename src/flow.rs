@@ -8,7 +8,6 @@ use crate::pure::{
     geometry::Geometry, //
 };
 use crate::sys::{
-    context::BottomHalvesOff,
     errno::{
         enoprotoopt,
         enotconn,
@@ -61,6 +60,14 @@ pub(crate) struct Counters {
     pub(crate) tx_bytes: Counter,
     pub(crate) tx_errors: Counter,
     pub(crate) tx_zerocopy: Counter,
+    pub(crate) tx_taken: Counter,
+    pub(crate) tx_drop_denied: Counter,
+    pub(crate) tx_drop_unreachable: Counter,
+    pub(crate) tx_drop_too_long: Counter,
+    pub(crate) tx_drop_no_buffer: Counter,
+    pub(crate) tx_drop_invalid: Counter,
+    pub(crate) tx_drop_other: Counter,
+    pub(crate) rx_taken: Counter,
     pub(crate) rx_packets: Counter,
     pub(crate) rx_bytes: Counter,
     pub(crate) rx_drop_ring_full: Counter,
@@ -128,6 +135,7 @@ impl Flow {
         if channel.has_trains() {
             socket.enable_gro()?;
         }
+        socket.may_receive()?;
         // SAFETY: Removed below, or by `release`, which comes before the socket's.
         let number = unsafe { channel.add_flow(socket) }?;
         let attached = self.attachment.populate(Attachment {
@@ -141,8 +149,7 @@ impl Flow {
         }
         family::take_over::<Flow>(socket);
         // What came before goes to the ring, too.
-        let _softirqs = BottomHalvesOff::new();
-        self.data_ready(socket.sk());
+        family::poke::<Flow>(socket);
         Ok(())
     }
 
@@ -159,7 +166,7 @@ impl Flow {
             ring_entries_max: abi::RING_ENTRIES_MAX,
             region_size_max: abi::REGION_SIZE_MAX,
             chain_max: abi::CHAIN_MAX,
-            copybreak: tx::COPYBREAK,
+            copybreak: tx::copybreak(),
             reserved: [0; 4],
         }
     }
@@ -176,6 +183,14 @@ impl Flow {
             rx_drop_ring_full: counters.rx_drop_ring_full.get(),
             rx_drop_no_frame: counters.rx_drop_no_frame.get(),
             rx_drop_too_long: counters.rx_drop_too_long.get(),
+            tx_taken: counters.tx_taken.get(),
+            rx_taken: counters.rx_taken.get(),
+            tx_drop_denied: counters.tx_drop_denied.get(),
+            tx_drop_unreachable: counters.tx_drop_unreachable.get(),
+            tx_drop_too_long: counters.tx_drop_too_long.get(),
+            tx_drop_no_buffer: counters.tx_drop_no_buffer.get(),
+            tx_drop_invalid: counters.tx_drop_invalid.get(),
+            tx_drop_other: counters.tx_drop_other.get(),
             ..abi::Stats::default()
         };
         if let Some(channel) = self.channel() {
@@ -242,9 +257,9 @@ impl Protocol for Flow {
         Channel::map(self.channel().ok_or(ENODEV)?, vma)
     }
 
-    fn data_ready(&self, sk: &Sock) {
+    fn data_ready(&self, sk: &Sock, locked: bool) {
         if let Some(channel) = self.channel() {
-            channel.receive(self, sk);
+            channel.receive(self, sk, locked);
         }
     }
 

@@ -126,9 +126,13 @@ impl Receiver {
     }
 
     /// Delivers a packet, or a train of them.
-    fn deliver(&mut self, channel: &Channel, flow: &Flow, sk: &Sock, skb: SkBuff) {
+    fn deliver(&mut self, channel: &Channel, flow: &Flow, sk: &Sock, skb: SkBuff, locked: bool) {
         let total = skb.payload_len();
         let gso_size = skb.gso_size();
+        let unit = if gso_size == 0 { total } else { gso_size };
+        flow.counters
+            .rx_taken
+            .add(u64::from(total.div_ceil(unit.max(1)).max(1)));
         let merged = channel.merges_received();
         // Bytes of each packet that the program gets.
         let step = if gso_size == 0 || merged {
@@ -136,10 +140,14 @@ impl Receiver {
         } else {
             gso_size
         };
-        let meta = Meta {
+        let mut meta = Meta {
             gso_size: if merged { gso_size as u16 } else { 0 },
             ..skb.meta(sk)
         };
+        if locked {
+            // SAFETY: It is locked.
+            unsafe { sk.run_receive_hook(&mut meta) };
+        }
 
         let mut at = 0u32;
         let result = loop {
@@ -155,7 +163,6 @@ impl Receiver {
         match result {
             Ok(()) => skb.consume(sk),
             Err((end, reason)) => {
-                let unit = if gso_size == 0 { total } else { gso_size };
                 let lost = total.saturating_sub(end).div_ceil(unit.max(1)).max(1);
                 reason.counter(flow).add(u64::from(lost));
                 skb.count_dropped(sk, lost);
@@ -329,8 +336,9 @@ impl Iterator for Pieces {
 }
 
 impl Channel {
-    /// Moves all that is queued on the flow's sock to the RX ring. Softirq, or softirqs off.
-    pub(crate) fn receive(&self, flow: &Flow, sk: &Sock) {
+    /// Moves all that is queued on the flow's sock to the RX ring. Softirqs are off; `locked` says
+    /// that the sock is locked.
+    pub(crate) fn receive(&self, flow: &Flow, sk: &Sock, locked: bool) {
         let mut receiver = self.receiver.lock();
         let mut error = None;
         while !sk.is_queue_empty() {
@@ -341,7 +349,7 @@ impl Channel {
             // SAFETY: Under the receiver's lock there is one call at a time; the caller keeps the
             // sock.
             match unsafe { family::next_packet::<Flow>(sk) } {
-                Ok(skb) => receiver.deliver(self, flow, sk, skb),
+                Ok(skb) => receiver.deliver(self, flow, sk, skb, locked),
                 Err(_) => break,
             }
         }

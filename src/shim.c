@@ -2,6 +2,7 @@
 /* See shim.h. No logic here: each function is the one it is named after. */
 
 #include <linux/bottom_half.h>
+#include <linux/bpf-cgroup.h>
 #include <linux/capability.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
@@ -23,6 +24,16 @@
 static int family = 19;
 module_param(family, int, 0444);
 MODULE_PARM_DESC(family, "Number of the socket family (default: 19)");
+
+static unsigned int copybreak = 1024;
+module_param(copybreak, uint, 0644);
+MODULE_PARM_DESC(copybreak,
+		 "Longer payloads, in bytes, are sent by reference (default: 1024; 65536: none)");
+
+unsigned int kopi_copybreak_parameter(void)
+{
+	return READ_ONCE(copybreak);
+}
 
 int kopi_family_parameter(void)
 {
@@ -123,6 +134,33 @@ void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int data
 	SNMP_ADD_STATS(mib, UDP_MIB_RCVBUFERRORS, datagrams);
 	SNMP_ADD_STATS(mib, UDP_MIB_INERRORS, datagrams);
 	numa_drop_add(&udp_sk(sk)->drop_counters, datagrams);
+}
+
+void kopi_lock_sock(struct sock *sk)
+{
+	lock_sock(sk);
+}
+
+bool kopi_udp4_recvmsg_hooked(struct sock *sk)
+{
+	return cgroup_bpf_enabled(CGROUP_UDP4_RECVMSG) &&
+	       cgroup_bpf_sock_enabled(sk, CGROUP_UDP4_RECVMSG);
+}
+
+bool kopi_udp6_recvmsg_hooked(struct sock *sk)
+{
+	return cgroup_bpf_enabled(CGROUP_UDP6_RECVMSG) &&
+	       cgroup_bpf_sock_enabled(sk, CGROUP_UDP6_RECVMSG);
+}
+
+int kopi_run_udp4_recvmsg(struct sock *sk, void *addr, int *len)
+{
+	return BPF_CGROUP_RUN_SA_PROG(sk, addr, len, CGROUP_UDP4_RECVMSG);
+}
+
+int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len)
+{
+	return BPF_CGROUP_RUN_SA_PROG(sk, addr, len, CGROUP_UDP6_RECVMSG);
 }
 
 void kopi_write_lock_bh_callback(struct sock *sk)
@@ -303,6 +341,16 @@ void kopi_init_waitqueue_head(wait_queue_head_t *queue)
 struct workqueue_struct *kopi_alloc_workqueue(void)
 {
 	return alloc_workqueue("kopi", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+}
+
+void kopi_init_work(struct work_struct *work, work_func_t func)
+{
+	INIT_WORK(work, func);
+}
+
+void kopi_schedule_work(struct work_struct *work)
+{
+	schedule_work(work);
 }
 
 bool kopi_ns_capable_net_admin(struct user_namespace *ns)

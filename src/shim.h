@@ -15,6 +15,7 @@ struct vm_area_struct;
 
 /* module */
 int kopi_family_parameter(void);
+unsigned int kopi_copybreak_parameter(void);
 void kopi_module_get(void);
 void kopi_module_put(void);
 
@@ -35,6 +36,11 @@ void kopi_sk_wake_async(struct sock *sk);
 bool kopi_udp_queues_empty(struct sock *sk);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
+void kopi_lock_sock(struct sock *sk);
+bool kopi_udp4_recvmsg_hooked(struct sock *sk);
+bool kopi_udp6_recvmsg_hooked(struct sock *sk);
+int kopi_run_udp4_recvmsg(struct sock *sk, void *addr, int *len);
+int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len);
 void kopi_write_lock_bh_callback(struct sock *sk);
 void kopi_write_unlock_bh_callback(struct sock *sk);
 
@@ -77,6 +83,8 @@ void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *tab
 bool kopi_wq_has_sleeper(wait_queue_head_t *queue);
 void kopi_init_waitqueue_head(wait_queue_head_t *queue);
 struct workqueue_struct *kopi_alloc_workqueue(void);
+void kopi_init_work(struct work_struct *work, work_func_t func);
+void kopi_schedule_work(struct work_struct *work);
 bool kopi_ns_capable_net_admin(struct user_namespace *ns);
 
 /* zero-copy */

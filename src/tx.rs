@@ -7,7 +7,7 @@
 //! Runs of datagrams to one peer go as one train, if the channel asked for trains.
 
 use crate::channel::Channel;
-use crate::flow::Flow;
+use crate::flow::{Counter, Flow};
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
     descriptor::{self, Bad},
@@ -16,7 +16,7 @@ use crate::pure::{
 };
 use crate::sys::{
     context::{cond_resched, signal_pending},
-    errno::{eopnotsupp, eproto},
+    errno::{eopnotsupp, eproto, Refusal},
     family,
     message::Message,
     region::{PageVec, RegionRing},
@@ -31,8 +31,10 @@ use kernel::{
     }, //
 };
 
-/// Longer payloads, in bytes, go by reference.
-pub(crate) const COPYBREAK: u32 = 1024;
+/// Longer payloads, in bytes, go by reference: the module's parameter.
+pub(crate) fn copybreak() -> u32 {
+    family::copybreak()
+}
 
 /// Pieces of pages that one skb can refer to, but one: an skb has 17, and may need one for headers.
 const REFERENCES_MAX: usize = 16;
@@ -132,6 +134,17 @@ fn refusal(bad: Bad) -> Error {
     }
 }
 
+/// Where a packet is counted that the stack refused.
+fn drop_counter(flow: &Flow, error: Error) -> &Counter {
+    match Refusal::of(error) {
+        Refusal::Denied => &flow.counters.tx_drop_denied,
+        Refusal::Unreachable => &flow.counters.tx_drop_unreachable,
+        Refusal::TooLong => &flow.counters.tx_drop_too_long,
+        Refusal::NoBuffer => &flow.counters.tx_drop_no_buffer,
+        Refusal::Other => &flow.counters.tx_drop_other,
+    }
+}
+
 /// Whether an error may be one of the train, not of the packets in it.
 fn is_of_train(error: Error) -> bool {
     [EMSGSIZE, EINVAL, EIO, eopnotsupp()].contains(&error)
@@ -176,7 +189,7 @@ impl Sender {
             self.skipping = desc.flags & DESC_MORE != 0;
             self.batch.clear();
             let _ = self.batch.push_within_capacity(desc);
-            return self.refuse(channel, Bad::Chain);
+            return self.discard(channel, Bad::Chain);
         }
         if !self.gather(channel, available) {
             // The program hasn't submitted the packet's end.
@@ -312,7 +325,7 @@ impl Sender {
         // The size of each datagram decides: what is copied of a train is copied by datagrams.
         let each = if segment == 0 { bytes } else { segment };
         let few = self.pages.count() <= REFERENCES_MAX && self.batch.len() <= REFERENCES_MAX;
-        let notification = if each > COPYBREAK && few {
+        let notification = if each > copybreak() && few {
             in_flight(channel, &self.batch)
         } else {
             None
@@ -367,22 +380,34 @@ impl Sender {
                 0 => 1,
                 segment => bytes.div_ceil(segment).max(1),
             });
-            if verdict == 0 {
+            if let Err(error) = result {
+                flow.counters.tx_errors.add(datagrams);
+                drop_counter(flow, error).add(datagrams);
+            } else {
                 flow.counters.tx_packets.add(datagrams);
                 flow.counters.tx_bytes.add(u64::from(bytes));
                 if by_reference {
                     flow.counters.tx_zerocopy.add(datagrams);
                 }
-            } else {
-                flow.counters.tx_errors.add(datagrams);
             }
+            flow.counters.tx_taken.add(datagrams);
         }
         self.ring.release(count);
         Step::Took(count)
     }
 
-    /// Completes the batch with an error.
+    /// Completes the batch, which is a packet or the start of one, with an error.
     fn refuse(&mut self, channel: &Channel, bad: Bad) -> Step {
+        let number = self.batch.first().map_or(0, |desc| desc.flow);
+        if let Some(flow) = self.sockets.get(number).and_then(family::protocol::<Flow>) {
+            flow.counters.tx_drop_invalid.add(1);
+            flow.counters.tx_taken.add(1);
+        }
+        self.discard(channel, bad)
+    }
+
+    /// Completes the batch with an error.
+    fn discard(&mut self, channel: &Channel, bad: Bad) -> Step {
         let count = self.batch.len() as u32;
         self.invalid = self.invalid.wrapping_add(u64::from(count));
         channel.complete(&self.batch, errno(refusal(bad)), false);

@@ -66,7 +66,7 @@ struct kopi_info {
 	__u32	ring_entries_max;
 	__u32	region_size_max;	/* bytes */
 	__u32	chain_max;		/* descriptors */
-	__u32	copybreak;		/* bytes: longer payloads go by reference */
+	__u32	copybreak;		/* bytes: longer payloads go by reference now */
 	__u32	reserved[4];
 };
 
@@ -198,7 +198,19 @@ struct kopi_stats {
 	__u64	ring_broken;		/* times an index of the program made no sense */
 	__u64	tx_pending;		/* frames that the stack has not let go of */
 	__u64	flows;			/* on this channel now */
-	__u64	reserved[2];
+	/*
+	 * of the flow: tx_taken is tx_packets and all tx_drop_*, rx_taken is
+	 * rx_packets and all rx_drop_*: no datagram is unaccounted for
+	 */
+	__u64	tx_taken;		/* datagrams taken from the TX ring */
+	__u64	rx_taken;		/* datagrams that came to the flow */
+	__u64	tx_drop_denied;		/* EPERM, EACCES: filter, cgroup, LSM */
+	__u64	tx_drop_unreachable;	/* ENETUNREACH, ECONNREFUSED and the like */
+	__u64	tx_drop_too_long;	/* EMSGSIZE */
+	__u64	tx_drop_no_buffer;	/* ENOBUFS, ENOMEM, EAGAIN */
+	__u64	tx_drop_invalid;	/* descriptors or metadata make no sense */
+	__u64	tx_drop_other;		/* any other errno */
+	__u64	reserved[10];
 };
 
 /*

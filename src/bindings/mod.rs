@@ -78,5 +78,15 @@ mod uapi {
     );
     same!(kopi_desc, Desc, offset, len, flow, flags, error);
     same!(kopi_meta, Meta, peer, local, peer_port, family, ifindex, flags, tos, len, timestamp);
-    same!(kopi_stats, Stats, tx_packets, rx_packets, tx_invalid, flows, reserved);
+    same!(
+        kopi_stats,
+        Stats,
+        tx_packets,
+        rx_packets,
+        tx_invalid,
+        flows,
+        tx_taken,
+        tx_drop_other,
+        reserved
+    );
 }

@@ -292,6 +292,22 @@ pub struct Stats {
     pub tx_pending: u64,
     /// Flows on the channel.
     pub flows: u64,
+    /// Datagrams taken from the TX ring: `tx_packets` and all `tx_drop_*`.
+    pub tx_taken: u64,
+    /// Datagrams that came to the flow: `rx_packets` and all `rx_drop_*`.
+    pub rx_taken: u64,
+    /// Not sent: a filter, a cgroup's program or a security module forbade it.
+    pub tx_drop_denied: u64,
+    /// Not sent: no way to the peer, or its host had said that nobody is there.
+    pub tx_drop_unreachable: u64,
+    /// Not sent: longer than a datagram or the path's MTU may be.
+    pub tx_drop_too_long: u64,
+    /// Not sent: no memory, or a queue was full.
+    pub tx_drop_no_buffer: u64,
+    /// Not sent: its descriptors or metadata make no sense.
+    pub tx_drop_invalid: u64,
+    /// Not sent, for any other reason.
+    pub tx_drop_other: u64,
     /// Zero.
-    pub reserved: [u64; 2],
+    pub reserved: [u64; 10],
 }

@@ -27,3 +27,35 @@ errno! {
     enobufs = 105,
     enotconn = 107,
 }
+
+/// Why the stack refuses a packet, in broad.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// A filter, a cgroup's program or a security module forbids it.
+    Denied,
+    /// No way to the peer, or its host had said that nobody is there.
+    Unreachable,
+    /// Longer than may be.
+    TooLong,
+    /// No memory, or a queue is full.
+    NoBuffer,
+    /// Anything else.
+    Other,
+}
+
+impl Refusal {
+    /// Sorts an error that sendmsg gave.
+    pub(crate) fn of(error: Error) -> Self {
+        match error.to_errno().wrapping_neg() {
+            // EPERM, EACCES
+            1 | 13 => Self::Denied,
+            // ENETDOWN, ENETUNREACH, ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH
+            100 | 101 | 111 | 112 | 113 => Self::Unreachable,
+            // EMSGSIZE
+            90 => Self::TooLong,
+            // EAGAIN, ENOMEM, ENOBUFS
+            11 | 12 | 105 => Self::NoBuffer,
+            _ => Self::Other,
+        }
+    }
+}

@@ -9,6 +9,7 @@
 //! C header: `include/linux/net.h`
 
 use super::{
+    context::BottomHalvesOff,
     errno::{
         enoprotoopt,
         eopnotsupp,
@@ -61,8 +62,9 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// Maps the socket's memory. Process context.
     fn map(&self, vma: &Vma) -> Result;
 
-    /// Packets were queued, after [`take_over`]. Softirq.
-    fn data_ready(&self, sk: &Sock);
+    /// Packets were queued, after [`take_over`]. Softirqs are off; says whether the sock is locked,
+    /// as it is when it has a receive hook.
+    fn data_ready(&self, sk: &Sock, locked: bool);
 
     /// The send buffer has room again, after [`take_over`]. Softirq.
     fn write_space(&self, sk: &Sock);
@@ -77,6 +79,9 @@ struct State<T> {
     write_space: UnsafeCell<Callback>,
     /// A packet on its way from `read_skb` to [`next_packet`].
     packet: UnsafeCell<*mut bindings::sk_buff>,
+    /// Takes what is queued in process context; disabled before the sock is released.
+    work: UnsafeCell<bindings::work_struct>,
+    sk: *mut bindings::sock,
     protocol: T,
 }
 
@@ -139,6 +144,12 @@ unsafe fn state<'a, T: Protocol>(sk: *mut bindings::sock) -> Option<&'a State<T>
 pub(crate) fn wanted_number() -> i32 {
     // SAFETY: Reads a variable that doesn't change.
     unsafe { bindings::kopi_family_parameter() }
+}
+
+/// Payloads of more bytes than this are to be sent by reference, as the administrator says now.
+pub(crate) fn copybreak() -> u32 {
+    // SAFETY: Reads a variable once.
+    unsafe { bindings::kopi_copybreak_parameter() }
 }
 
 /// The registered family.
@@ -264,12 +275,15 @@ impl<T: Protocol> Registration<T> {
             abi::PROTO_UDP6 => (bindings::AF_INET6, &IPV6),
             _ => return Err(eprotonosupport()),
         };
-        let state = KBox::new(
+        let mut state = KBox::new(
             State {
                 rcu: UnsafeCell::new(pin_init::zeroed()),
                 data_ready: UnsafeCell::new(None),
                 write_space: UnsafeCell::new(None),
                 packet: UnsafeCell::new(ptr::null_mut()),
+                // SAFETY: Zeroes are a work_struct that is not initialised yet.
+                work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
+                sk: ptr::null_mut(),
                 protocol: T::new()?,
             },
             GFP_KERNEL_ACCOUNT,
@@ -285,6 +299,8 @@ impl<T: Protocol> Registration<T> {
             (*socket).flags |= (*inner).flags;
             bindings::kopi_sock_graft(sk, socket);
             bindings::sock_release(inner);
+            state.sk = sk;
+            bindings::kopi_init_work(state.work.get(), Some(receive_work::<T>));
             bindings::kopi_rcu_assign_sk_user_data(sk, KBox::into_raw(state).cast());
         }
         Ok(())
@@ -314,6 +330,8 @@ impl<T: Protocol> Registration<T> {
                 }
                 bindings::kopi_rcu_assign_sk_user_data(sk, ptr::null_mut());
                 bindings::kopi_write_unlock_bh_callback(sk);
+                // Waits if it runs; those who still have the state can't start it again.
+                bindings::disable_work_sync(state.work.get());
                 // Softirqs that still run with the state are done after a grace period.
                 bindings::call_rcu(state.rcu.get(), Some(Self::free));
             }
@@ -508,6 +526,8 @@ impl<T: Protocol> Registration<T> {
             // SAFETY: The socket and the vma are in use by the caller.
             unsafe {
                 let state = state::<T>((*socket).sk).ok_or(ENODEV)?;
+                // Who maps the rings reads packets without asking again.
+                Socket::from_raw(socket).may_receive()?;
                 state.protocol.map(&Vma::from_raw(vma))?;
             }
             Ok(0)
@@ -575,9 +595,42 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     // SAFETY: The sock is in use by the caller; RCU is held.
     unsafe {
         if let Some(state) = state::<T>(sk) {
-            state.protocol.data_ready(Sock::from_raw(sk));
+            if Sock::from_raw(sk).has_receive_hook() {
+                bindings::kopi_schedule_work(state.work.get());
+            } else {
+                state.protocol.data_ready(Sock::from_raw(sk), false);
+            }
         }
     }
+}
+
+/// Takes what is queued where the sock can be locked, which receive hooks rely on.
+///
+/// # Safety
+///
+/// To be called by the kernel only, as the function of a state's `work`.
+unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::work_struct) {
+    // SAFETY: The work is a state's, which is kept, as its sock is, until the work is disabled.
+    unsafe {
+        let state = &*kernel::container_of!(
+            work.cast::<UnsafeCell<bindings::work_struct>>(),
+            State<T>,
+            work
+        );
+        bindings::kopi_lock_sock(state.sk);
+        {
+            let _softirqs = BottomHalvesOff::new();
+            state.protocol.data_ready(Sock::from_raw(state.sk), true);
+        }
+        bindings::release_sock(state.sk);
+    }
+}
+
+/// Has what is queued on a socket moved on, after [`take_over`]. Process context.
+pub(crate) fn poke<T: Protocol>(socket: &Socket) {
+    let _softirqs = BottomHalvesOff::new();
+    // SAFETY: The socket is in use by the caller.
+    unsafe { data_ready::<T>(socket.sk().as_ptr()) };
 }
 
 /// # Safety

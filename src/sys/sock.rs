@@ -5,7 +5,11 @@
 //! C header: `include/net/sock.h`
 
 use crate::bindings;
-use core::ptr;
+use crate::pure::abi::Meta;
+use core::{
+    mem::size_of_val,
+    ptr, //
+};
 use kernel::{
     error::to_result,
     prelude::*,
@@ -136,6 +140,61 @@ impl Sock {
         let inet = self.as_ptr().cast::<bindings::inet_sock>();
         // SAFETY: A UDP sock begins with an inet_sock; the field is read once.
         unsafe { ptr::read_volatile(&raw const (*inet).inet_sport) }
+    }
+
+    /// Whether a cgroup's program is to see the source of each packet that is received.
+    pub(crate) fn has_receive_hook(&self) -> bool {
+        // SAFETY: A valid sock.
+        unsafe {
+            if self.is_ipv6() {
+                bindings::kopi_udp6_recvmsg_hooked(self.as_ptr())
+            } else {
+                bindings::kopi_udp4_recvmsg_hooked(self.as_ptr())
+            }
+        }
+    }
+
+    /// Runs the cgroup's `recvmsg` programs, which may change the peer that the program will see.
+    ///
+    /// # Safety
+    ///
+    /// The sock must be locked, since such programs may change its options.
+    pub(crate) unsafe fn run_receive_hook(&self, meta: &mut Meta) {
+        if self.is_ipv6() {
+            let mut name = bindings::sockaddr_in6 {
+                sin6_family: bindings::AF_INET6 as u16,
+                sin6_port: meta.peer_port,
+                ..pin_init::zeroed()
+            };
+            name.sin6_addr.in6_u.u6_addr8 = meta.peer;
+            let mut len = size_of_val(&name) as i32;
+            // SAFETY: A valid sock, locked by the caller, and an address with its length.
+            unsafe {
+                bindings::kopi_run_udp6_recvmsg(self.as_ptr(), (&raw mut name).cast(), &mut len);
+                meta.peer = name.sin6_addr.in6_u.u6_addr8;
+            }
+            meta.peer_port = name.sin6_port;
+        } else {
+            let [a, b, c, d, ..] = meta.peer;
+            let mut name = bindings::sockaddr_in {
+                sin_family: bindings::AF_INET as u16,
+                sin_port: meta.peer_port,
+                sin_addr: bindings::in_addr {
+                    s_addr: u32::from_ne_bytes([a, b, c, d]),
+                },
+                ..pin_init::zeroed()
+            };
+            let mut len = size_of_val(&name) as i32;
+            // SAFETY: A valid sock, locked by the caller, and an address with its length.
+            unsafe {
+                bindings::kopi_run_udp4_recvmsg(self.as_ptr(), (&raw mut name).cast(), &mut len)
+            };
+            let address = name.sin_addr.s_addr.to_ne_bytes();
+            for (to, from) in meta.peer.iter_mut().zip(address) {
+                *to = from;
+            }
+            meta.peer_port = name.sin_port;
+        }
     }
 
     /// Sends SIGIO to who asked for it, for data that came.

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::bindings;
 use core::{
-    mem::size_of,
+    mem::{size_of, MaybeUninit},
     ptr::{self, NonNull}, //
 };
 use kernel::{
@@ -56,6 +56,30 @@ impl Socket {
             let file = (*self.as_ptr()).file;
             !file.is_null()
                 && ptr::read_volatile(&raw const (*file).f_flags) & bindings::O_NONBLOCK != 0
+        }
+    }
+
+    /// Whether the security module lets the current process receive: `EACCES`, `EPERM`.
+    ///
+    /// Asks as recvmsg does, without taking anything. Process context.
+    pub(crate) fn may_receive(&self) -> Result {
+        // Reading takes a pending error first, which is the program's to get.
+        let pending = self.sk().take_error().err();
+        // SAFETY: A msghdr of zeroes has no room for anything; the socket is valid.
+        let result = to_result(unsafe {
+            let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
+            bindings::sock_recvmsg(
+                self.as_ptr(),
+                &mut header,
+                (bindings::MSG_PEEK | bindings::MSG_DONTWAIT) as i32,
+            )
+        });
+        if let Some(pending) = pending {
+            self.sk().restore_error(pending);
+        }
+        match result {
+            Err(error) if [EACCES, EPERM].contains(&error) => Err(error),
+            _ => Ok(()),
         }
     }
 

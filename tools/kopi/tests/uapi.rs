@@ -169,6 +169,14 @@ fn pairs() -> Pairs {
         ring_broken,
         tx_pending,
         flows,
+        tx_taken,
+        rx_taken,
+        tx_drop_denied,
+        tx_drop_unreachable,
+        tx_drop_too_long,
+        tx_drop_no_buffer,
+        tx_drop_invalid,
+        tx_drop_other,
         reserved
     );
     constants!(
