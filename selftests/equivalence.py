@@ -267,16 +267,12 @@ class UdpSubject:
             except OSError as error:
                 return error.errno
 
-    def send(self, runs, address=None, trains=None):
-        """Sends runs of datagrams of one size; gives the errno of each datagram."""
+    def send(self, data, address=None, trains=None):
+        """Sends datagrams; gives the errno of each."""
         errors = []
-        trains = self.trains if trains is None else trains
-        for run in runs:
-            if trains and len(run) > 1:
-                error = self._send_one(b"".join(run), address, len(run[0]))
-                errors += [error] * len(run)
-            else:
-                errors += [self._send_one(data, address) for data in run]
+        for run in trains_of(data) if trains or trains is None and self.trains else zip(data):
+            segment = len(run[0]) if len(run) > 1 else 0
+            errors += [self._send_one(b"".join(run), address, segment)] * len(run)
         return errors
 
     def receive(self):
@@ -339,8 +335,7 @@ class KopiSubject(UdpSubject):
         self.channel.region.close()
         self.sock.close()
 
-    def send(self, runs, address=None, trains=None):
-        data = [each for run in runs for each in run]
+    def send(self, data, address=None, trains=None):
         for number, each in enumerate(data):
             self.channel.send(128 + number, each, address,
                               struct.unpack_from("=I", self.info(), 8)[0])
@@ -426,9 +421,11 @@ class Policy:
     # Called when all was sent in one direction: waits until the policy let go of it.
     settle: Callable = lambda: None
     ordered: bool = True
+    # Each datagram is sent when what the last one brought about is over.
+    paced: bool = False
     # Compares which errors there were, not which datagram got them.
     exact_errors: bool = True
-    # The order of `in` is the wire's, but how trains were merged isn't fixed.
+    # For the table.
     note: str = ""
     # Listed differences: {what is compared: why it differs}.
     differs: dict = dataclasses.field(default_factory=dict)
@@ -495,14 +492,22 @@ def as_owner(policy):
                 procs.write(str(os.getpid()))
 
 
-def runs_of(family):
-    """The datagrams of an exchange, in runs of one size."""
-    number = 0
-    runs = []
-    for size, count in PHASES[family]:
-        runs.append([payload(number + i, size) for i in range(count)])
-        number += count
-    return runs
+def datagrams_of(family):
+    """The datagrams of an exchange."""
+    sizes = [size for size, count in PHASES[family] for _ in range(count)]
+    return [payload(number, size) for number, size in enumerate(sizes)]
+
+
+def trains_of(data):
+    """Cuts datagrams into trains: of one size, but that the last may be shorter."""
+    trains = []
+    for each in data:
+        last = trains[-1] if trains else None
+        if last and len(last[-1]) == len(last[0]) >= len(each):
+            last.append(each)
+        else:
+            trains.append([each])
+    return trains
 
 
 def exchange(kind, policy, family, trains):
@@ -535,7 +540,7 @@ def exchange(kind, policy, family, trains):
             seen["opening"] = errno_name(error.errno)
             return seen
         before = snmp()
-        runs = runs_of(family)
+        data = datagrams_of(family)
 
         def look(after):
             for function in policy.observe:
@@ -547,13 +552,21 @@ def exchange(kind, policy, family, trains):
                 sentinel.pass_to(end)
 
         if policy.out is not None:
-            errors = subject.send(runs, None if policy.connected else target)
+            where = None if policy.connected else target
+            if policy.paced:
+                errors = []
+                for each in data:
+                    errors += subject.send([each], where)
+                    sentinel.pass_to("peer")
+                    sentinel.pass_to("host")
+            else:
+                errors = subject.send(data, where)
             seen["errors"] = [errno_name(each) for each in errors]
             seen["out"] = collect(peer, policy.out, lambda: follow("peer"))
             look("out")
         if policy.into is not None:
             back = (policy.peer_sends_to or policy.subject_at)(family)
-            errors = peer.send(runs, back, trains)
+            errors = peer.send(data, back, trains)
             seen["peer's errors"] = [errno_name(each) for each in errors]
             seen["in"] = collect(subject, policy.into, lambda: follow("host"))
             look("in")
@@ -565,9 +578,10 @@ def exchange(kind, policy, family, trains):
 
 
 def _undo_all():
-    while _undo:
-        function, arguments = _undo.pop()
-        function(*arguments)
+    with contextlib.ExitStack() as stack:
+        for function, arguments in _undo:
+            stack.callback(function, *arguments)
+        _undo.clear()
 
 
 def comparable(seen, policy, trains):
