@@ -566,7 +566,13 @@ def exchange(kind, policy, family, trains):
             look("out")
         if policy.into is not None:
             back = (policy.peer_sends_to or policy.subject_at)(family)
-            errors = peer.send(data, back, trains)
+            if policy.paced:
+                errors = []
+                for each in data:
+                    errors += peer.send([each], back)
+                    sentinel.pass_to("host")
+            else:
+                errors = peer.send(data, back, trains)
             seen["peer's errors"] = [errno_name(each) for each in errors]
             seen["in"] = collect(subject, policy.into, lambda: follow("host"))
             look("in")
