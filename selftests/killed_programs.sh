@@ -6,7 +6,7 @@
 
 . "$(dirname "$0")/lib.sh"
 
-cycles=${CYCLES:-100}
+cycles=${CYCLES:-40}
 # Kilobytes of vmalloc and of all free memory.
 vmalloc() { sed -n 's/^VmallocUsed: *\([0-9]*\).*/\1/p' /proc/meminfo; }
 available() { sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo; }

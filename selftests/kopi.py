@@ -109,9 +109,14 @@ class Channel:
     def __init__(self, sock=None, **sizes):
         self.sock = sock or flow()
         self.sock.setsockopt(SOL_KOPI, CHANNEL, request(**sizes))
+        self.attach(self.sock)
+
+    def attach(self, sock):
+        """Maps the channel that the flow has."""
+        self.sock = sock
         layout = struct.unpack("=Q6I32I", self.sock.getsockopt(SOL_KOPI, CHANNEL, 256))
         self.size, _, self.frames, self.frame_size, self.frame_count = layout[:5]
-        self.region = mmap.mmap(self.sock.fileno(), self.size)
+        self.region = mmap.mmap(self.sock.fileno(), self.size, trackfd=False)
         rings = [layout[7 + 8 * i:15 + 8 * i] for i in range(4)]
         self.tx = Ring(self.region, rings[0], "=IIIHH")
         self.completion = Ring(self.region, rings[1], "=IIIHH")

@@ -1,0 +1,145 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Frames that the stack still holds outlive the process that sent them, and then come back."""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import time
+
+import kopi
+from nfqueue import Queue
+
+COUNT, SIZE = 16, 1900
+PORT = 7000
+
+
+def sh(command):
+    """Runs a command line that must succeed."""
+    subprocess.run(["bash", "-c", command], check=True)
+
+
+def module_users():
+    """References to the module."""
+    with open("/proc/modules", encoding="ascii") as modules:
+        return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
+
+
+def wait_until(condition):
+    """Waits for something, 20 seconds at most."""
+    for _ in range(200):
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def payload(number):
+    """The n-th datagram."""
+    return struct.pack("=I", number) + bytes((number + i) & 0xFF for i in range(SIZE - 4))
+
+
+def send_and_wait():
+    """A child that sends all by reference over loopback, and says how many frames are held."""
+    told, ready = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        channel = kopi.Channel(frames=64)
+        for number in range(COUNT):
+            channel.send(number, payload(number), ("127.0.0.1", PORT))
+        channel.bell()
+        os.write(ready, struct.pack("=Q", channel.stats()["tx_pending"]))
+        signal.pause()
+    held = struct.unpack("=Q", os.read(told, 8))[0]
+    os.close(told)
+    os.close(ready)
+    return pid, held
+
+
+def kill(pid):
+    """Kills a child, and waits until it is gone."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+receiver.bind(("127.0.0.1", PORT))
+receiver.settimeout(10)
+
+
+def all_arrive(what):
+    """Every datagram comes, as it was sent."""
+    got = [receiver.recv(4096) for _ in range(COUNT)]
+    kopi.check(f"{what}: what was held arrives, and is what was sent",
+               got == [payload(number) for number in range(COUNT)])
+
+
+# In a queue. The qdisc lets them go when it is told to, so nothing depends on how long this takes.
+sh("tc qdisc add dev lo root netem delay 600s")
+child, pending = send_and_wait()
+kopi.check("netem: the frames are held", pending == COUNT, pending)
+kill(child)
+kopi.check("netem: and hold the region when the process is dead", module_users() > 0)
+sh("tc qdisc change dev lo root netem delay 1ms")
+sh("tc qdisc del dev lo root")
+kopi.check("netem: all is given back", wait_until(lambda: module_users() == 0), module_users())
+
+# With a delay that ends by itself.
+sh("tc qdisc add dev lo root netem delay 2s")
+child, pending = send_and_wait()
+kopi.check("delay: the frames are held", pending == COUNT, pending)
+kill(child)
+kopi.check("delay: and hold the region when the process is dead", module_users() > 0)
+all_arrive("delay")
+kopi.check("delay: all is given back", wait_until(lambda: module_users() == 0), module_users())
+sh("tc qdisc del dev lo root")
+
+# By a program that gives verdicts.
+queue = Queue(0)
+sh(f"nft add table ip t; nft 'add chain ip t o {{ type filter hook output priority 0; }}'; "
+   f"nft add rule ip t o udp dport {PORT} queue num 0")
+child, pending = send_and_wait()
+kopi.check("nfqueue: the frames are held", pending == COUNT, pending)
+kill(child)
+kopi.check("nfqueue: and hold the region when the process is dead", module_users() > 0)
+for _ in range(COUNT):
+    while (packet := queue.receive()) is None:
+        pass
+    queue.verdict(packet, True)
+all_arrive("nfqueue")
+kopi.check("nfqueue: all is given back", wait_until(lambda: module_users() == 0), module_users())
+child, pending = send_and_wait()
+kill(child)
+queue.sock.close()
+kopi.check("nfqueue: and so when the program goes without a verdict",
+           pending == COUNT and wait_until(lambda: module_users() == 0), module_users())
+sh("nft delete table ip t")
+
+# By a receiver: what is delivered on the machine itself is copied before it is queued.
+child, pending = send_and_wait()
+kopi.check("receive buffer: frames don't wait for a reader", pending == 0, pending)
+kill(child)
+kopi.check("receive buffer: nothing is held", wait_until(lambda: module_users() == 0))
+all_arrive("receive buffer")
+
+# By a tap that isn't read.
+tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
+tap.bind(("lo", 0))
+child, pending = send_and_wait()
+kill(child)
+all_arrive("tap")
+kopi.check("tap: nothing is held for a tap that doesn't read",
+           wait_until(lambda: module_users() == 0), module_users())
+frames = []
+tap.setblocking(False)
+while len(frames) < 4 * COUNT:
+    try:
+        frames.append(tap.recv(4096))
+    except BlockingIOError:
+        break
+kopi.check("tap: what it saw is what was sent",
+           {payload(number) for number in range(COUNT)} <= {frame[42:] for frame in frames})
+kopi.finish()

@@ -1,0 +1,129 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""A thousand processes are killed at any moment of opening, mapping and traffic: nothing is left.
+
+KILL_SEED repeats a run, KILL_CYCLES changes its length.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import time
+
+import kopi
+
+CYCLES = int(os.environ.get("KILL_CYCLES", "1000"))
+SEED = int(os.environ.get("KILL_SEED", "1"))
+AT_ONCE = 4
+# Objects that may come and go without KOPI; far fewer than a leak in each cycle would leave.
+SLACK_OBJECTS = CYCLES // 3
+SLACK_KB = 8192
+SLABS = ("UDP", "UDPv6", "sock_inode_cache", "skbuff_head_cache", "skbuff_small_head", "filp",
+         "vm_area_struct", "kmalloc-64", "kmalloc-128", "kmalloc-256", "kmalloc-512", "kmalloc-1k",
+         "kmalloc-2k", "kmalloc-4k", "kmalloc-cg-256", "kmalloc-cg-512", "kmalloc-cg-1k")
+
+
+def memory():
+    """Objects by slab, and kilobytes by kind."""
+    # What RCU and the per-CPU caches hold goes first.
+    with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as drop:
+        drop.write("3")
+    found = {}
+    for name in os.listdir("/sys/kernel/slab") if os.path.isdir("/sys/kernel/slab") else ():
+        if name in SLABS:
+            with open(f"/sys/kernel/slab/{name}/shrink", "w", encoding="ascii") as shrink:
+                shrink.write("1")
+    with open("/proc/slabinfo", encoding="ascii") as slabs:
+        for line in slabs:
+            words = line.split()
+            if words[0] in SLABS:
+                found[words[0]] = int(words[1])
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        for line in meminfo:
+            words = line.split()
+            if words[0] in ("VmallocUsed:", "Percpu:"):
+                found[words[0]] = int(words[1])
+    return found
+
+
+def module_users():
+    """References to the module."""
+    with open("/proc/modules", encoding="ascii") as modules:
+        return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
+
+
+def child(number):
+    """Opens a flow with a channel, and sends to its neighbour and itself until it is killed."""
+    ports = [20000 + number % AT_ONCE * 2 + i for i in (0, 1)]
+    while True:
+        flow = kopi.flow()
+        flow.setsockopt(kopi.socket.SOL_SOCKET, kopi.socket.SO_REUSEPORT, 1)
+        flow.bind(("127.0.0.1", ports[0]))
+        flags = number & 1
+        channel = kopi.Channel(flow, flags=flags, frames=64)
+        for frame in range(32):
+            channel.fill.push(channel.frame(frame))
+        for count in range(30):
+            for frame in range(32, 48):
+                # Half of them by reference.
+                target = 20000 + (number + count) % AT_ONCE * 2
+                channel.send(frame, b"x" * (64 if frame & 1 else 1900), ("127.0.0.1", target))
+            channel.bell()
+            while channel.completion.pop() is not None:
+                pass
+            while (entry := channel.rx.pop()) is not None:
+                channel.fill.push(entry[0] & ~2047)
+        channel.region.close()
+        flow.close()
+
+
+def cycle(chance, number):
+    """Starts some, and kills them at different moments."""
+    pids = []
+    for each in range(AT_ONCE):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                child(number + each)
+            finally:
+                os._exit(1)
+        pids.append(pid)
+    killed = 0
+    for pid in pids:
+        time.sleep(chance.uniform(0, 0.02))
+        os.kill(pid, signal.SIGKILL)
+        killed += os.waitpid(pid, 0)[1] == signal.SIGKILL
+    return killed
+
+
+def wait_until_unused():
+    """Waits until nothing holds the module."""
+    for _ in range(100):
+        if module_users() == 0:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+rng = random.Random(SEED)
+for start in range(0, 40, AT_ONCE):
+    cycle(rng, start)
+wait_until_unused()
+before = memory()
+dead = sum(cycle(rng, start) for start in range(0, CYCLES, AT_ONCE))
+kopi.check(f"{CYCLES} processes lived until they were killed (seed {SEED})", dead == CYCLES, dead)
+kopi.check("no reference to the module is left", wait_until_unused(), module_users())
+for _ in range(50):
+    after = memory()
+    grown = {name: after[name] - count for name, count in before.items()
+             if after[name] - count > (SLACK_KB if name.endswith(":") else SLACK_OBJECTS)}
+    if not grown:
+        break
+    time.sleep(0.2)
+kopi.check(f"{len(before)} slab and memory counts are where they were", not grown, grown)
+print("#", {name: (count, after[name]) for name, count in before.items()})
+kopi.check("the module can go", subprocess.run(["rmmod", "kopi"], check=False).returncode == 0)
+module = f"{os.path.dirname(os.path.abspath(__file__))}/../build/{os.uname().release}/kopi.ko"
+kopi.check("and come back", subprocess.run(["insmod", module], check=False).returncode == 0)
+kopi.finish()

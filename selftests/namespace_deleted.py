@@ -1,0 +1,86 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""A network namespace is deleted under flows that send, receive and wait."""
+
+import os
+import select
+import signal
+import subprocess
+import time
+
+import kopi
+from equivalence import namespace
+
+
+def sh(command):
+    """Runs a command line that must succeed."""
+    subprocess.run(["bash", "-c", command], check=True)
+
+
+def exists(device):
+    """Whether the device is in this namespace."""
+    return os.path.exists(f"/sys/class/net/{device}")
+
+
+def wait_until(condition):
+    """Waits for something, 20 seconds at most."""
+    for _ in range(200):
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def work(state, ready):
+    """A process in the namespace, in one of the states."""
+    flow = kopi.flow()
+    flow.bind(("198.51.100.2", 7000))
+    channel = kopi.Channel(flow, frames=64)
+    for frame in range(32):
+        channel.fill.push(channel.frame(frame))
+    os.write(ready, b"x")
+    if state == "blocked in poll":
+        poll = select.poll()
+        poll.register(flow, select.POLLIN)
+        poll.poll()
+    while True:
+        if state == "sending":
+            for frame in range(32, 48):
+                channel.send(frame, b"x" * 1900, ("198.51.100.1", 9))
+            channel.bell()
+            while channel.completion.pop() is not None:
+                pass
+        elif (entry := channel.rx.pop()) is not None:
+            channel.fill.push(entry[0] & ~2047)
+
+
+for state in ("idle", "sending", "receiving", "blocked in poll"):
+    sh("ip netns add doomed; ip link add outside type veth peer name inside netns doomed; "
+       "ip addr add 198.51.100.1/24 dev outside; ip link set outside up; "
+       "ip -n doomed addr add 198.51.100.2/24 dev inside; ip -n doomed link set inside up")
+    told, ready = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with namespace("doomed"):
+            if state == "idle":
+                idle = kopi.Channel()
+                os.write(ready, b"x")
+                signal.pause()
+            work(state, ready)
+    os.read(told, 1)
+    feeder = None
+    if state == "receiving":
+        feeder = subprocess.Popen(["socat", "-u", "OPEN:/dev/zero", "UDP:198.51.100.2:7000"],
+                                  stderr=subprocess.DEVNULL)
+        time.sleep(0.2)
+    sh("ip netns del doomed")
+    kopi.check(f"{state}: the process lives on", os.waitpid(pid, os.WNOHANG)[0] == 0)
+    kopi.check(f"{state}: its sockets keep the namespace", exists("outside"))
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    kopi.check(f"{state}: when it dies, the namespace goes", wait_until(
+        lambda: not exists("outside")))
+    if feeder:
+        feeder.kill()
+        feeder.wait()
+kopi.finish()
