@@ -37,10 +37,11 @@ FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 MTU = {4: 1472, 6: 1452}
 PHASES = {4: ((64, 8), (MTU[4], 8), (1000, 24)), 6: ((64, 8), (MTU[6], 8), (1000, 24))}
 COUNT = 40
-ALL, NONE = COUNT, 0
+# Datagrams that arrive; ANY: some, but not all.
+ALL, NONE, ANY = COUNT, 0, -1
 PATIENCE = 5.0
 UDP_SEGMENT, UDP_GRO = 103, 104
-SO_RCVBUFFORCE, SO_SNDBUFFORCE = 33, 32
+SO_RCVBUFFORCE, SO_TXTIME = 33, 61
 # <linux/in.h>, <linux/in6.h>: Python doesn't name all of them.
 IP_RECVTTL, IP_RECVTOS, IP_PKTINFO = 12, 13, 8
 IPV6_RECVHOPLIMIT, IPV6_RECVTCLASS, IPV6_RECVPKTINFO = 51, 66, 49
@@ -143,7 +144,7 @@ def tc_counters(device="eth0"):
         for each in json.loads(sh(f"tc -s -j {what} show dev {device}") or "[]"):
             if each.get("kind") not in ("noqueue", "clsact", "mq"):
                 name = each.get("kind") or each.get("class")
-                found.append((name, each.get("handle"), each.get("stats", each).get("bytes"),
+                found.append((name, each.get("stats", each).get("bytes"),
                               each.get("stats", each).get("packets"),
                               each.get("stats", each).get("drops")))
     return found
@@ -250,8 +251,9 @@ class UdpSubject:
     def connect(self, address):
         self.sock.connect(address)
 
-    def _send_one(self, data, address, segment=0):
+    def _send_one(self, data, address, segment=0, meta=None):
         control = [(socket.SOL_UDP, UDP_SEGMENT, struct.pack("=H", segment))] if segment else []
+        control += self.control(meta or {})
         deadline = time.monotonic() + PATIENCE
         while True:
             try:
@@ -267,8 +269,30 @@ class UdpSubject:
             except OSError as error:
                 return error.errno
 
-    def send(self, data, address=None, trains=None):
+    def control(self, meta):
+        """The control messages that say what a KOPI descriptor's metadata say."""
+        ip4 = self.family == 4
+        level = socket.IPPROTO_IP if ip4 else socket.IPPROTO_IPV6
+        control = []
+        for name, kind in (("tos", IP_TOS if ip4 else IPV6_TCLASS),
+                           ("ttl", IP_TTL if ip4 else IPV6_HOPLIMIT)):
+            if name in meta:
+                control.append((level, kind, struct.pack("=i", meta[name])))
+        if "mark" in meta:
+            control.append((socket.SOL_SOCKET, socket.SO_MARK, struct.pack("=I", meta["mark"])))
+        if "txtime" in meta:
+            control.append((socket.SOL_SOCKET, SO_TXTIME, struct.pack("=Q", meta["txtime"])))
+        if "local" in meta:
+            address = kopi.pack_ip(meta["local"])[1]
+            ifindex = struct.pack("=I", meta.get("ifindex", 0))
+            control.append((level, IP_PKTINFO, ifindex + address + bytes(4)) if ip4 else
+                           (level, IPV6_PKTINFO, address + ifindex))
+        return control
+
+    def send(self, data, address=None, trains=None, metas=None):
         """Sends datagrams; gives the errno of each."""
+        if metas:
+            return [self._send_one(each, address, 0, meta) for each, meta in zip(data, metas)]
         errors = []
         for run in trains_of(data) if trains or trains is None and self.trains else zip(data):
             segment = len(run[0]) if len(run) > 1 else 0
@@ -335,10 +359,11 @@ class KopiSubject(UdpSubject):
         self.channel.region.close()
         self.sock.close()
 
-    def send(self, data, address=None, trains=None):
+    def send(self, data, address=None, trains=None, metas=None):
         for number, each in enumerate(data):
             self.channel.send(128 + number, each, address,
-                              struct.unpack_from("=I", self.info(), 8)[0])
+                              struct.unpack_from("=I", self.info(), 8)[0],
+                              metas and metas[number])
         self.sent += len(data)
         errors = {}
         watch = select.poll()
@@ -409,6 +434,9 @@ class Policy:
     connected: bool = True
     # Called with the subject before it is bound.
     prepare: Callable = lambda subject: None
+    # For each datagram out, what goes into its descriptor's metadata, or into control messages:
+    # a function of the family.
+    metas: Callable = None
     # Where each binds, and whereto each sends: functions of the family that give an address.
     subject_at: Callable = lambda family: (ADDRESSES[family]["host"], SUBJECT_PORT)
     peer_at: Callable = lambda family: (ADDRESSES[family]["peer"], PEER_PORT)
@@ -560,7 +588,8 @@ def exchange(kind, policy, family, trains):
                     sentinel.pass_to("peer")
                     sentinel.pass_to("host")
             else:
-                errors = subject.send(data, where)
+                metas = policy.metas and policy.metas(family)
+                errors = subject.send(data, where, metas=metas)
             seen["errors"] = [errno_name(each) for each in errors]
             seen["out"] = collect(peer, policy.out, lambda: follow("peer"))
             look("out")
@@ -581,6 +610,18 @@ def exchange(kind, policy, family, trains):
                         if value != before[name]}
         seen["unaccounted"] = subject.unaccounted()
     return seen
+
+
+def fix_neighbours():
+    """Nothing but the exchange's packets is to be on the wire, so that they can be counted."""
+    links = {"host": "eth0", "peer": "eth1"}
+    ethernet = {end: json.loads(sh(f"ip -n {end} -j link show {link}"))[0]["address"]
+                for end, link in links.items()}
+    for end, link in links.items():
+        other = {"host": "peer", "peer": "host"}[end]
+        for family in (4, 6):
+            sh(f"ip -n {end} -{family} neigh replace {ADDRESSES[family][other]} "
+               f"lladdr {ethernet[other]} nud permanent dev {link}")
 
 
 def _undo_all():
@@ -628,7 +669,9 @@ def problems(policy, seen):
     if "opening" in seen:
         return wrong if seen["opening"] in policy.errors else [f"opening: {seen['opening']}"]
     for key, expected in (("out", policy.out), ("in", policy.into)):
-        if expected is not None and len(seen[key]) != expected:
+        if expected == ANY and not 0 < len(seen[key]) < COUNT:
+            wrong.append(f"{len(seen[key])} {key}, not just some")
+        elif expected not in (None, ANY) and len(seen[key]) != expected:
             wrong.append(f"{len(seen[key])} {key}, not {expected}")
         wrong += [f"{key}: datagram {each.number} is damaged"
                   for each in seen.get(key, ()) if not each.whole]
@@ -662,9 +705,10 @@ def shorten(value):
 
 
 def run(area, policies):
-    """Runs the policies, or those whose name has one of the command line's words; prints TAP and,
-    at the end of each, a row of the table."""
+    """Runs the policies, or those whose name has one of the command line's words; prints TAP, and
+    appends rows of docs/policy.md's table to the file that POLICY_TABLE names."""
     os.sched_setaffinity(0, {0})
+    fix_neighbours()
     words = sys.argv[1:]
     for policy in policies:
         if words and not any(word in policy.name for word in words):
@@ -678,7 +722,7 @@ def run(area, policies):
                 try:
                     seen = [exchange(kind, policy, family, trains) for kind in SUBJECTS]
                 except Exception:  # pylint: disable=broad-except
-                    wrong.append(f"{where}: {traceback.format_exc()}")
+                    wrong.append(f"{where}: {traceback.format_exc(limit=-1)}")
                     continue
                 for kind, each in zip(SUBJECTS, seen):
                     wrong += [f"{where}, {kind.kind}: {what}" for what in problems(policy, each)]

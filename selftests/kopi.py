@@ -19,7 +19,14 @@ DOORBELL = 0xCB01
 BELL_TX, BELL_WAIT_RX, BELL_WAIT_COMPLETION = 1, 2, 4
 MORE, META = 1, 2
 META_FORMAT = "=16s16s2sHHHIHBBIIQ"
+META_FLAGS = {"local": 1, "tos": 2, "ttl": 4, "mark": 8, "txtime": 32}
 libc = ctypes.CDLL(None, use_errno=True)
+
+
+def pack_ip(address):
+    """An address's family and bytes."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return family, socket.inet_pton(family, address)
 
 
 def pack_address(address, port):
@@ -127,16 +134,25 @@ class Channel:
         """The offset of a frame's first byte."""
         return self.frames + number * self.frame_size
 
-    def send(self, number, data, address=None, flow_number=0):
-        """Puts a datagram in a frame and in the TX ring."""
+    def send(self, number, data, address=None, flow_number=0, meta=None):
+        """Puts a datagram in a frame and in the TX ring; `meta` may have local, ifindex, tos, ttl,
+        mark, txtime and gso_size."""
         start = self.frame(number)
         self.region[start + 64:start + 64 + len(data)] = data
-        if address:
-            family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-            peer = socket.inet_pton(family, address[0])
-            struct.pack_into(META_FORMAT, self.region, start, peer, b"",
-                             struct.pack(">H", address[1]), 0, family, 0, 0, 0, 0, 0, 0, 0, 0)
-        self.tx.push(start + 64, len(data), flow_number, META if address else 0, 0)
+        if address or meta:
+            meta = meta or {}
+            peer, port, local, family = b"", 0, b"", 0
+            if "local" in meta:
+                family, local = pack_ip(meta["local"])
+            if address:
+                family, peer = pack_ip(address[0])
+                port = address[1]
+            flags = sum(bit for name, bit in META_FLAGS.items() if name in meta)
+            struct.pack_into(META_FORMAT, self.region, start, peer, local, struct.pack(">H", port),
+                             0, family, meta.get("gso_size", 0), meta.get("ifindex", 0), flags,
+                             meta.get("tos", 0), meta.get("ttl", 0), 0, meta.get("mark", 0),
+                             meta.get("txtime", 0))
+        self.tx.push(start + 64, len(data), flow_number, META if address or meta else 0, 0)
 
     def bell(self, flags=BELL_TX):
         """Rings the doorbell."""

@@ -171,7 +171,9 @@ struct kopi_meta {
 	__u8	ttl;		/* RX: TTL or hop limit; TX: with KOPI_META_TTL */
 	__u32	len;		/* RX: payload of the whole packet, bytes; TX: 0 */
 	__u32	mark;		/* RX: with SO_RCVMARK; TX: with KOPI_META_MARK */
-	__u64	timestamp;	/* RX: with KOPI_META_TIMESTAMP, CLOCK_REALTIME ns; TX: 0 */
+	__u64	timestamp;	/* ns. RX: with KOPI_META_TIMESTAMP, CLOCK_REALTIME;
+				 * TX: with KOPI_META_TXTIME, of the clock of SO_TXTIME
+				 */
 };
 
 #define KOPI_META_LOCAL		(1u << 0)
@@ -179,6 +181,7 @@ struct kopi_meta {
 #define KOPI_META_TTL		(1u << 2)
 #define KOPI_META_MARK		(1u << 3)
 #define KOPI_META_TIMESTAMP	(1u << 4)	/* RX: SO_TIMESTAMPNS or the like is set */
+#define KOPI_META_TXTIME	(1u << 5)	/* TX: SO_TXTIME is set */
 
 /* struct kopi_stats, KOPI_OPT_STATS: counters since the socket was made. */
 struct kopi_stats {

@@ -65,6 +65,8 @@ pub const META_TTL: u16 = 1 << 2;
 pub const META_MARK: u16 = 1 << 3;
 /// [`Meta::timestamp`] has a time.
 pub const META_TIMESTAMP: u16 = 1 << 4;
+/// [`Meta::timestamp`] is when to send.
+pub const META_TXTIME: u16 = 1 << 5;
 
 /// The request of `KOPI_IOC_DOORBELL`.
 pub const IOC_DOORBELL: u32 = 0xcb01;
@@ -245,7 +247,7 @@ pub const META_WORDS: usize = 8;
 
 impl Meta {
     /// All flags that a TX `Meta` may have.
-    pub const TX_FLAGS: u16 = META_LOCAL | META_TOS | META_TTL | META_MARK;
+    pub const TX_FLAGS: u16 = META_LOCAL | META_TOS | META_TTL | META_MARK | META_TXTIME;
 
     /// Reads a `Meta` from its words.
     pub fn from_words(words: [u64; META_WORDS]) -> Self {

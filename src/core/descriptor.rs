@@ -2,7 +2,9 @@
 
 //! Checks of what a program writes into the TX ring.
 
-use super::abi::{Desc, Meta, AF_INET, AF_INET6, DESC_META, DESC_MORE, META_LOCAL};
+use super::abi::{
+    Desc, Meta, AF_INET, AF_INET6, DESC_META, DESC_MORE, META_LOCAL, META_TXTIME,
+};
 use super::geometry::{Frame, Geometry};
 
 /// What is wrong with a descriptor or its metadata.
@@ -28,7 +30,8 @@ pub fn check(desc: &Desc, geometry: &Geometry) -> Result<Frame, Bad> {
 
 /// Checks metadata that a program wrote for a packet to send.
 pub fn check_meta(meta: &Meta) -> Result<(), Bad> {
-    if meta.flags & !Meta::TX_FLAGS != 0 || meta.len != 0 || meta.timestamp != 0 {
+    let timed = meta.flags & META_TXTIME != 0;
+    if meta.flags & !Meta::TX_FLAGS != 0 || meta.len != 0 || (meta.timestamp != 0 && !timed) {
         return Err(Bad::Field);
     }
     let needs_family = meta.flags & META_LOCAL != 0 || meta.peer_port != 0;

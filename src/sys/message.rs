@@ -16,7 +16,8 @@ use crate::pure::abi::{
     META_LOCAL,
     META_MARK,
     META_TOS,
-    META_TTL, //
+    META_TTL,
+    META_TXTIME, //
 };
 use core::{
     mem::{size_of, MaybeUninit},
@@ -25,7 +26,7 @@ use core::{
 use kernel::prelude::*;
 
 /// Room for all control messages that [`Message`] can have, in words.
-const CONTROL_WORDS: usize = 24;
+const CONTROL_WORDS: usize = 32;
 
 /// A destination and control messages, for [`Message::send`].
 pub(crate) struct Message {
@@ -50,7 +51,12 @@ impl Message {
     /// A message as `meta` says, on an IPv6 socket if `ipv6`.
     pub(crate) fn from_meta(meta: &Meta, ipv6: bool) -> Self {
         let mut message = Self::to_connected();
+        // Each IP version heeds the options of its own level only; to which one a connected peer
+        // belongs is the socket's to know.
+        let connected = meta.family == 0;
         let mapped = meta.family != AF_INET6 || is_mapped(&meta.peer);
+        let as_ipv6 = ipv6 && (connected || !mapped);
+        let as_ipv4 = !ipv6 || connected || mapped;
         if meta.peer_port != 0 {
             message.set_peer(meta);
         }
@@ -58,26 +64,35 @@ impl Message {
             message.set_source(meta);
         }
         if meta.flags & META_TOS != 0 {
-            let (level, kind) = if ipv6 && !mapped {
-                (bindings::SOL_IPV6, bindings::IPV6_TCLASS)
-            } else {
-                (bindings::SOL_IP, bindings::IP_TOS)
-            };
-            message.push(level, kind, &i32::from(meta.tos).to_ne_bytes());
+            let tos = i32::from(meta.tos).to_ne_bytes();
+            if as_ipv6 {
+                message.push(bindings::SOL_IPV6, bindings::IPV6_TCLASS, &tos);
+            }
+            if as_ipv4 {
+                message.push(bindings::SOL_IP, bindings::IP_TOS, &tos);
+            }
         }
         if meta.flags & META_TTL != 0 {
-            let (level, kind) = if ipv6 && !mapped {
-                (bindings::SOL_IPV6, bindings::IPV6_HOPLIMIT)
-            } else {
-                (bindings::SOL_IP, bindings::IP_TTL)
-            };
-            message.push(level, kind, &i32::from(meta.ttl).to_ne_bytes());
+            let ttl = i32::from(meta.ttl).to_ne_bytes();
+            if as_ipv6 {
+                message.push(bindings::SOL_IPV6, bindings::IPV6_HOPLIMIT, &ttl);
+            }
+            if as_ipv4 {
+                message.push(bindings::SOL_IP, bindings::IP_TTL, &ttl);
+            }
         }
         if meta.flags & META_MARK != 0 {
             message.push(
                 bindings::SOL_SOCKET,
                 bindings::SO_MARK,
                 &meta.mark.to_ne_bytes(),
+            );
+        }
+        if meta.flags & META_TXTIME != 0 {
+            message.push(
+                bindings::SOL_SOCKET,
+                bindings::SCM_TXTIME,
+                &meta.timestamp.to_ne_bytes(),
             );
         }
         message

@@ -4,7 +4,7 @@
 
 use crate::{
     packet::Packet,
-    pure::abi::{Meta, AF_INET, AF_INET6, META_LOCAL, META_MARK, META_TOS, META_TTL},
+    pure::abi::{Meta, AF_INET, AF_INET6, META_LOCAL, META_MARK, META_TOS, META_TTL, META_TXTIME},
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
@@ -94,6 +94,15 @@ impl Message {
     pub fn mark(mut self, mark: u32) -> Self {
         self.meta.mark = mark;
         self.meta.flags |= META_MARK;
+        self
+    }
+
+    /// To be sent at this time, in nanoseconds of the clock that the flow's SO_TXTIME names; needs a
+    /// qdisc that heeds it, as fq or etf.
+    #[must_use]
+    pub fn send_at(mut self, time: u64) -> Self {
+        self.meta.timestamp = time;
+        self.meta.flags |= META_TXTIME;
         self
     }
 

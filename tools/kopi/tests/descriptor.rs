@@ -67,20 +67,21 @@ proptest! {
     fn metadata(
         words in any::<[u64; 8]>(),
         family in prop_oneof![Just(0u16), Just(2), Just(10), any::<u16>()],
-        flags in prop_oneof![0..16u16, any::<u16>()],
+        flags in prop_oneof![0..64u16, any::<u16>()],
         len in prop_oneof![Just(0u32), any::<u32>()],
         timestamp in prop_oneof![Just(0u64), any::<u64>()],
         peer_port in prop_oneof![Just(0u16), any::<u16>()],
     ) {
         let meta = Meta { family, flags, len, timestamp, peer_port, ..Meta::from_words(words) };
-        let known = flags & !0b1111 == 0;
+        let known = flags & !0b10_1111 == 0;
+        let timed = flags & 0b10_0000 != 0;
         let addressed = peer_port != 0 || flags & 1 != 0;
         let family_fits = match family {
             2 | 10 => true,
             0 => !addressed,
             _ => false,
         };
-        let good = known && len == 0 && timestamp == 0 && family_fits;
+        let good = known && len == 0 && (timestamp == 0 || timed) && family_fits;
         prop_assert_eq!(check_meta(&meta), if good { Ok(()) } else { Err(Bad::Field) });
     }
 

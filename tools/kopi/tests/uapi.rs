@@ -208,6 +208,7 @@ fn pairs() -> Pairs {
         "KOPI_META_TTL" = META_TTL,
         "KOPI_META_MARK" = META_MARK,
         "KOPI_META_TIMESTAMP" = META_TIMESTAMP,
+        "KOPI_META_TXTIME" = META_TXTIME,
         "KOPI_IOC_DOORBELL" = IOC_DOORBELL,
         "KOPI_BELL_TX" = BELL_TX,
         "KOPI_BELL_WAIT_RX" = BELL_WAIT_RX,
