@@ -70,14 +70,17 @@ uid_t kopi_sk_uid(const struct sock *sk)
 	return __kuid_val(sk_uid(sk));
 }
 
-void *kopi_rcu_dereference_sk_user_data(const struct sock *sk)
+/* The inode of the sock's socket, if it still has one; freed by RCU. */
+void *kopi_sk_inode_private(const struct sock *sk)
 {
-	return rcu_dereference_sk_user_data(sk);
+	struct socket *socket = READ_ONCE(sk->sk_socket);
+
+	return socket ? smp_load_acquire(&SOCK_INODE(socket)->i_private) : NULL;
 }
 
-void kopi_rcu_assign_sk_user_data(struct sock *sk, void *data)
+void kopi_set_sk_inode_private(struct sock *sk, void *data)
 {
-	rcu_assign_sk_user_data(sk, data);
+	smp_store_release(&SOCK_INODE(sk->sk_socket)->i_private, data);
 }
 
 bool kopi_sock_writeable(const struct sock *sk)

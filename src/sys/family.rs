@@ -70,7 +70,10 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     fn write_space(&self, sk: &Sock);
 }
 
-/// What a socket's `sk_user_data` points to.
+/// What the `i_private` of a socket's inode points to, which sockets don't use otherwise.
+///
+/// Not the sock's `sk_user_data`: sockmaps and reuseport arrays of BPF take only socks whose own
+/// is free.
 struct State<T> {
     /// For freeing it when no softirq uses it any more.
     rcu: UnsafeCell<bindings::callback_head>,
@@ -131,10 +134,10 @@ static IPV6: Operations = Operations::new();
 ///
 /// The caller is in an RCU read-side section, or holds the socket.
 unsafe fn state<'a, T: Protocol>(sk: *mut bindings::sock) -> Option<&'a State<T>> {
-    // SAFETY: The sock is valid. Its user data is set by `create` and cleared by `release`, after
-    // which the state lives on for a grace period.
+    // SAFETY: The sock is valid. The pointer is set by `create` and cleared by `release`, after
+    // which the state lives on for a grace period, as the inode does after its release.
     unsafe {
-        bindings::kopi_rcu_dereference_sk_user_data(sk)
+        bindings::kopi_sk_inode_private(sk)
             .cast::<State<T>>()
             .as_ref()
     }
@@ -301,7 +304,7 @@ impl<T: Protocol> Registration<T> {
             bindings::sock_release(inner);
             state.sk = sk;
             bindings::kopi_init_work(state.work.get(), Some(receive_work::<T>));
-            bindings::kopi_rcu_assign_sk_user_data(sk, KBox::into_raw(state).cast());
+            bindings::kopi_set_sk_inode_private(sk, KBox::into_raw(state).cast());
         }
         Ok(())
     }
@@ -328,7 +331,7 @@ impl<T: Protocol> Registration<T> {
                 if let Some(write_space) = *state.write_space.get() {
                     (*sk).sk_write_space = Some(write_space);
                 }
-                bindings::kopi_rcu_assign_sk_user_data(sk, ptr::null_mut());
+                bindings::kopi_set_sk_inode_private(sk, ptr::null_mut());
                 bindings::kopi_write_unlock_bh_callback(sk);
                 // Waits if it runs; those who still have the state can't start it again.
                 bindings::disable_work_sync(state.work.get());
