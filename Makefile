@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test shell module tools sysroot kernel clean help
+.PHONY: build run test shell module tools bpf sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -37,7 +37,10 @@ run: build
 	@for name in $$(qemu/kernel $(KERNEL)); do \
 		echo "demonstration on $$name:"; qemu/vm --kernel $$name --timeout 300 -- qemu/demo || exit 1; done
 
-test: build
+bpf: sysroot
+	@$(step) bpf qemu/build bpf
+
+test: build bpf
 	@qemu/test $(KERNEL)
 
 shell: build

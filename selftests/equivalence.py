@@ -242,6 +242,9 @@ class UdpSubject:
         self.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
         os.seteuid(euid)
 
+    def after_bind(self):
+        """Nothing, or what a policy's `prepare` put here."""
+
     def close(self):
         self.sock.close()
 
@@ -562,6 +565,7 @@ def exchange(kind, policy, family, trains):
                 subject.sock.setsockopt(level, name, value)
             subject.bind(policy.subject_at(family))
             target = (policy.subject_sends_to or policy.peer_at)(family)
+            subject.after_bind()
             if policy.connected:
                 subject.connect(target)
         except OSError as error:
@@ -571,8 +575,11 @@ def exchange(kind, policy, family, trains):
         data = datagrams_of(family)
 
         def look(after):
+            euid = os.geteuid()
+            os.seteuid(0)
             for function in policy.observe:
                 seen[f"{function.__name__} after {after}"] = function()
+            os.seteuid(euid)
 
         def follow(end):
             policy.settle()
