@@ -37,8 +37,8 @@ FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 MTU = {4: 1472, 6: 1452}
 PHASES = {4: ((64, 8), (MTU[4], 8), (1000, 24)), 6: ((64, 8), (MTU[6], 8), (1000, 24))}
 COUNT = 40
-# Datagrams that arrive; ANY: some, but not all.
-ALL, NONE, ANY = COUNT, 0, -1
+# Datagrams that arrive; ANY: some, but not all; WHATEVER: it isn't said how many.
+ALL, NONE, ANY, WHATEVER = COUNT, 0, -1, -2
 PATIENCE = 5.0
 UDP_SEGMENT, UDP_GRO = 103, 104
 SO_RCVBUFFORCE, SO_TXTIME = 33, 61
@@ -460,6 +460,20 @@ class Policy:
     note: str = ""
     # Listed differences: {what is compared: why it differs}.
     differs: dict = dataclasses.field(default_factory=dict)
+    # Called once before all exchanges: what is costly to set up.
+    fixture: Callable = lambda: None
+    # Called with the peer before it is bound, and where it binds, if not where it is.
+    prepare_peer: Callable = lambda peer: None
+    peer_binds: Callable = None
+    # A change in mid-flow, after which all is sent once more, and what is expected then.
+    between: Callable = None
+    then_out: int = ALL
+    then_into: int = ALL
+
+    def rounds(self):
+        """The rounds of an exchange: a suffix for what is seen, and what is expected."""
+        first = [("", self.out, self.into)]
+        return first + [(" then", self.then_out, self.then_into)] if self.between else first
 
 
 class Sentinel:
@@ -523,6 +537,17 @@ def as_owner(policy):
                 procs.write(str(os.getpid()))
 
 
+@contextlib.contextmanager
+def as_root():
+    """Runs the block as the superuser, whoever the exchange is of."""
+    euid = os.geteuid()
+    os.seteuid(0)
+    try:
+        yield
+    finally:
+        os.seteuid(euid)
+
+
 def datagrams_of(family):
     """The datagrams of an exchange."""
     sizes = [size for size, count in PHASES[family] for _ in range(count)]
@@ -551,7 +576,8 @@ def exchange(kind, policy, family, trains):
         with namespace(policy.peer_namespace):
             peer = UdpSubject(family)
             stack.callback(peer.close)
-            peer.bind(policy.peer_at(family))
+            policy.prepare_peer(peer)
+            peer.bind((policy.peer_binds or policy.peer_at)(family))
         sentinel = None
         if policy.sentinel:
             sentinel = Sentinel(family, policy)
@@ -575,18 +601,16 @@ def exchange(kind, policy, family, trains):
         data = datagrams_of(family)
 
         def look(after):
-            euid = os.geteuid()
-            os.seteuid(0)
-            for function in policy.observe:
-                seen[f"{function.__name__} after {after}"] = function()
-            os.seteuid(euid)
+            with as_root():
+                for function in policy.observe:
+                    seen[f"{function.__name__} after {after}"] = function()
 
         def follow(end):
             policy.settle()
             if sentinel:
                 sentinel.pass_to(end)
 
-        if policy.out is not None:
+        def send_out(when, expected):
             where = None if policy.connected else target
             if policy.paced:
                 errors = []
@@ -597,10 +621,11 @@ def exchange(kind, policy, family, trains):
             else:
                 metas = policy.metas and policy.metas(family)
                 errors = subject.send(data, where, metas=metas)
-            seen["errors"] = [errno_name(each) for each in errors]
-            seen["out"] = collect(peer, policy.out, lambda: follow("peer"))
-            look("out")
-        if policy.into is not None:
+            seen["errors" + when] = [errno_name(each) for each in errors]
+            seen["out" + when] = collect(peer, expected, lambda: follow("peer"))
+            look("out" + when)
+
+        def send_in(when, expected):
             back = (policy.peer_sends_to or policy.subject_at)(family)
             if policy.paced:
                 errors = []
@@ -609,9 +634,18 @@ def exchange(kind, policy, family, trains):
                     sentinel.pass_to("host")
             else:
                 errors = peer.send(data, back, trains)
-            seen["peer's errors"] = [errno_name(each) for each in errors]
-            seen["in"] = collect(subject, policy.into, lambda: follow("host"))
-            look("in")
+            seen["peer's errors" + when] = [errno_name(each) for each in errors]
+            seen["in" + when] = collect(subject, expected, lambda: follow("host"))
+            look("in" + when)
+
+        for when, out, into in policy.rounds():
+            if when:
+                with as_root():
+                    policy.between()
+            if out is not None:
+                send_out(when, out)
+            if into is not None:
+                send_in(when, into)
         seen["pending error"] = errno_name(subject.error())
         seen["snmp"] = {name: value - before[name] for name, value in snmp().items()
                         if value != before[name]}
@@ -641,7 +675,7 @@ def _undo_all():
 def comparable(seen, policy, trains):
     """What must be the same for UDP and KOPI."""
     result = dict(seen)
-    for key in ("out", "in"):
+    for key in ("out", "in", "out then", "in then"):
         if key in result and not policy.ordered:
             result[key] = sorted(result[key], key=lambda each: each.number)
     if not policy.exact_errors and "errors" in result:
@@ -649,7 +683,7 @@ def comparable(seen, policy, trains):
     if trains:
         # How many datagrams GRO merges is chance, so a count of what came in is, too.
         for key in list(result):
-            if key.endswith(" after in"):
+            if " after in" in key:
                 del result[key]
         result.pop("snmp", None)
     return result
@@ -664,7 +698,10 @@ def summary(seen):
         words.append(f"{len(seen['out'])} out")
     if "in" in seen:
         words.append(f"{len(seen['in'])} in")
-    errors = sorted(set(seen.get("errors", ())) - {"ok"})
+    for way in ("out", "in"):
+        if f"{way} then" in seen:
+            words.append(f"then {len(seen[f'{way} then'])} {way}")
+    errors = sorted({*seen.get("errors", ()), *seen.get("errors then", ())} - {"ok"})
     if seen["pending error"] != "ok":
         errors.append(f"then {seen['pending error']}")
     return ", ".join(words + errors)
@@ -675,17 +712,20 @@ def problems(policy, seen):
     wrong = []
     if "opening" in seen:
         return wrong if seen["opening"] in policy.errors else [f"opening: {seen['opening']}"]
-    for key, expected in (("out", policy.out), ("in", policy.into)):
+    expectations = [(way + when, expected) for when, out, into in policy.rounds()
+                    for way, expected in (("out", out), ("in", into))]
+    for key, expected in expectations:
         if expected == ANY and not 0 < len(seen[key]) < COUNT:
             wrong.append(f"{len(seen[key])} {key}, not just some")
-        elif expected not in (None, ANY) and len(seen[key]) != expected:
+        elif expected not in (None, ANY, WHATEVER) and len(seen[key]) != expected:
             wrong.append(f"{len(seen[key])} {key}, not {expected}")
         wrong += [f"{key}: datagram {each.number} is damaged"
                   for each in seen.get(key, ()) if not each.whole]
-    unexpected = set(seen.get("errors", ())) - {"ok", *policy.errors}
+    errors = {*seen.get("errors", ()), *seen.get("errors then", ())}
+    unexpected = errors - {"ok", *policy.errors}
     if unexpected:
         wrong.append(f"errors {sorted(unexpected)}")
-    if policy.errors and not set(policy.errors) & {*seen.get("errors", ()), seen["pending error"]}:
+    if policy.errors and not set(policy.errors) & {*errors, seen["pending error"]}:
         wrong.append(f"no {policy.errors}")
     if seen["unaccounted"]:
         wrong.append(seen["unaccounted"])
@@ -723,6 +763,12 @@ def run(area, policies):
         start = time.monotonic()
         row = {"area": area, "policy": policy.name, "note": policy.note}
         wrong = []
+        with namespace(policy.subject_namespace):
+            try:
+                policy.fixture()
+            except RuntimeError as error:
+                wrong.append(str(error))
+        take_down, _undo[:] = list(_undo), []
         for trains in policy.trains:
             for family in policy.families:
                 where = f"IPv{family}{', trains' if trains else ''}"
@@ -735,6 +781,9 @@ def run(area, policies):
                     wrong += [f"{where}, {kind.kind}: {what}" for what in problems(policy, each)]
                     row.setdefault(kind.kind + (" trains" if trains else ""), summary(each))
                 wrong += [f"{where}: {what}" for what in differences(policy, *seen, trains)]
+        _undo[:] = take_down
+        with namespace(policy.subject_namespace):
+            _undo_all()
         row["differs"] = policy.differs
         row["same"] = not wrong
         kopi.check(f"{policy.name} ({time.monotonic() - start:.1f} s)", not wrong,
