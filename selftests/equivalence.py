@@ -661,6 +661,8 @@ def fix_neighbours():
     ethernet = {end: json.loads(sh(f"ip -n {end} -j link show {link}"))[0]["address"]
                 for end, link in links.items()}
     for end, link in links.items():
+        # Nor does anyone look for routers.
+        sh(f"ip netns exec {end} sysctl -qw net.ipv6.conf.{link}.accept_ra=0")
         other = {"host": "peer", "peer": "host"}[end]
         for family in (4, 6):
             sh(f"ip -n {end} -{family} neigh replace {ADDRESSES[family][other]} "
@@ -751,6 +753,8 @@ def shorten(value):
     if isinstance(value, list) and value and isinstance(value[0], Datagram):
         value = [(each.number, each.source, each.destination, each.tos, each.ttl)
                  for each in value]
+    elif isinstance(value, list) and len(value) > 50:
+        value = [f"{len(value)} of", *sorted({str(each) for each in value})]
     text = str(value)
     return text if len(text) < 700 else text[:700] + "…"
 
