@@ -61,11 +61,13 @@ def pinned(name):
 def attach(target, program, kind):
     """Attaches a program to a cgroup or a network namespace; gives what detaches it."""
     fd = pinned(program)
+    target = os.dup(target)
     call(PROG_ATTACH, struct.pack("=IIII", target, fd, ATTACH[kind], 0))
 
     def detach():
         call(PROG_DETACH, struct.pack("=III", target, fd, ATTACH[kind]))
         os.close(fd)
+        os.close(target)
     return detach
 
 
