@@ -10,12 +10,13 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test shell module tools bpf sysroot kernel clean help
+.PHONY: build run test shell module policy tools bpf sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
 	@echo 'make run         from nothing to a demonstration in a virtual machine'
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
+	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
 	@echo 'make shell       a login in the machine'
 	@echo 'make module KVER=NAME   build/NAME/kopi.ko for an installed stock kernel'
 	@echo 'make clean       remove what was built (the cache in ~/.cache/kopi stays)'
@@ -42,6 +43,9 @@ bpf: sysroot
 
 test: build bpf
 	@qemu/test $(KERNEL)
+
+policy: build bpf
+	@qemu/policy $(firstword $(KERNEL))
 
 shell: build
 	@qemu/vm --kernel $(KERNEL) --shell

@@ -1,0 +1,72 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""docs/policy.md has the table that the policy tests of this run give.
+
+With --print it prints the table instead: `make policy` puts it there.
+"""
+
+import json
+import os
+import sys
+
+import kopi
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+DOCUMENT = f"{HERE}/../docs/policy.md"
+BEGIN, END = "<!-- table -->\n", "<!-- end of table -->\n"
+AREAS = ("nftables", "iptables", "tc", "BPF", "routing", "devices", "options", "privilege",
+         "seeing")
+
+
+def outcome(row, kind):
+    """What became of the datagrams without trains and with them."""
+    plain, trains = row.get(kind), row.get(f"{kind} trains")
+    if plain is None:
+        return f"trains: {trains}"
+    if trains is None or trains == plain:
+        return plain
+    return f"{plain}; trains: {trains}"
+
+
+def remark(row):
+    """Whether it is the same, and why not."""
+    words = [] if row["same"] else ["NO"]
+    if row["differs"]:
+        reasons = sorted(set(row["differs"].values()))
+        words.append(f"but for {', '.join(sorted(row['differs']))}: {'; '.join(reasons)}")
+    else:
+        words.append("yes")
+    if row["note"]:
+        words.append(f"({row['note']})")
+    return " ".join(words)
+
+
+def table(rows):
+    """All rows as Markdown."""
+    lines = []
+    for area in AREAS:
+        mine = [row for row in rows if row["area"] == area]
+        lines += [f"### {area}", "", "| policy | UDP | KOPI | the same |", "| --- | --- | --- | --- |"]
+        lines += [f"| {row['policy']} | {outcome(row, 'UDP')} | {outcome(row, 'KOPI')} "
+                  f"| {remark(row)} |" for row in mine]
+        lines.append("")
+    return "\n".join(lines)
+
+
+with open(os.environ.get("POLICY_TABLE", "/dev/null"), encoding="utf-8") as file:
+    found = [json.loads(line) for line in file]
+if sys.argv[1:] == ["--print"]:
+    print(table(found))
+    sys.exit()
+
+kopi.check("every area was tested", {row["area"] for row in found} == set(AREAS),
+           set(AREAS) - {row["area"] for row in found})
+kopi.check(f"{len(found)} policies give the same for UDP and KOPI",
+           all(row["same"] for row in found))
+with open(DOCUMENT, encoding="utf-8") as file:
+    written = file.read().partition(BEGIN)[2].partition(END)[0].splitlines()
+made = table(found).splitlines()
+other = [line for line in made if line not in written] + [line for line in written
+                                                          if line not in made]
+kopi.check("docs/policy.md says so (make policy writes it anew)", not other, other[:6])
+kopi.finish()
