@@ -11,23 +11,43 @@ check() {
 	shift
 	tests=$((tests + 1))
 	"$@" || { status='not ok' && failures=$((failures + 1)); }
-	echo "$status $tests - $what"
+	if [ -z "${NARRATE:-}" ]; then
+		echo "$status $tests - $what"
+	elif [ "$status" != ok ]; then
+		echo "    FAILED: $what"
+	fi
 }
 
 # Ends the file.
 finish() {
-	echo "1..$tests"
+	[ -n "${NARRATE:-}" ] || echo "1..$tests"
 	[ $failures = 0 ]
 	exit
 }
 
-in_host() { ip netns exec host "$@"; }
-in_peer() { ip netns exec peer "$@"; }
+# What a scenario tells: its title, what is done, with which command, and what was seen. With
+# NARRATE=1, as in the demonstration, that is all it prints.
+title() { if [ -n "${NARRATE:-}" ]; then printf '\n%s\n' "$*"; else echo "# $*"; fi; }
+tell() { if [ -n "${NARRATE:-}" ]; then printf '  %s\n' "$*"; else echo "# $*"; fi; }
+typed() { tell "  \$ $*"; }
+shown() { sed 's/^[ \t]*/    /' | while read -r line; do tell "  $line"; done; }
+
+# Not `ip netns exec`, under which /sys has no cgroups.
+in_host() { nsenter --net=/run/netns/host "$@"; }
+in_peer() { nsenter --net=/run/netns/peer "$@"; }
 # Runs as an unprivileged user: as bob COMMAND...
 as() {
 	local user=$1
 	shift
 	setpriv --reuid "$user" --regid "$user" --clear-groups -- "$@"
+}
+
+# Runs in a cgroup below the root, and as a user: in_group GROUP USER COMMAND...
+in_group() {
+	local group=/sys/fs/cgroup/$1 user=$2
+	shift 2
+	bash -c 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"' in_group "$group" \
+		nsenter --net=/run/netns/host setpriv --reuid "$user" --regid "$user" --clear-groups -- "$@"
 }
 
 # Waits until a command succeeds, 10 seconds at most.
