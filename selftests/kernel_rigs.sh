@@ -1,0 +1,64 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# The kernel's own selftests give the same verdicts when every UDP socket in them
+# is a KOPI flow whose packets go through rings: rigs/programs lists them,
+# rigs/udp_by_rings.c makes the flows. Arguments: only those whose names match.
+
+. "$(dirname "$0")/lib.sh"
+
+rigs=$here/../build/rigs
+work=/tmp/rigs
+[ -e "$rigs/udp_by_rings.so" ] || { echo "1..0 # SKIP no build/rigs: run qemu/build rigs" && exit 4; }
+rm -rf $work && cp -r "$rigs" $work
+
+# What a rig says of each of its steps, without what changes from run to run.
+verdicts() {
+	grep -aE '^(PASS|FAIL|SKIP|OK|ERROR)|\[ *(OK|PASS|FAIL|SKIP|XFAIL) *\]|^(ok|not ok) |^TEST:|^test: ' "$1" |
+		sed -E 's/-[A-Za-z0-9]{6,8}\b//g; s/\b[0-9]+(\.[0-9]+)?( ?[mu]?s| bytes| packets)?\b/N/g; s/0x[0-9a-f]+/N/g' | sort
+}
+# run RIG udp|rings: leaves output, status and the flows that carried something.
+run_rig() {
+	local dir base log=$work/$2.log
+	dir=$(dirname "$1") base=$(basename "$1")
+	: >$work/flows
+	(
+		cd "$work/net/$dir" || exit
+		export KSFT_MACHINE_SLOW=yes
+		if [ "$2" = rings ]; then
+			export LD_PRELOAD=$work/udp_by_rings.so KOPI_RIGS_LOG=$work/flows
+		fi
+		timeout -k 5 150 ./"$base" </dev/null >"$log" 2>&1
+		echo $? >"$work/$2.status"
+	)
+	verdicts "$log" >"$work/$2.verdicts"
+}
+
+summary=()
+while read -r rig reason; do
+	[[ $rig == "#"* || -z $rig ]] && continue
+	if [[ $rig == "!"* ]]; then
+		summary+=("${rig#!}: not run: $reason")
+		continue
+	fi
+	[ $# = 0 ] || [[ $rig =~ $1 ]] || continue
+	start=$SECONDS
+	run_rig "$rig" udp
+	run_rig "$rig" rings
+	flows=$(wc -l <$work/flows)
+	status=$(<$work/udp.status)
+	word=failed
+	[ "$status" = 0 ] && word=passed
+	[ "$status" = 4 ] && word="skipped: $(grep -aiE -m1 'skip' $work/udp.log)"
+	summary+=("$rig: $word, $(wc -l <$work/udp.verdicts) verdicts, $flows flows carried packets${reason:+ ($reason)}")
+	same() { [ "$status" = "$(<$work/rings.status)" ] && cmp -s $work/udp.verdicts $work/rings.verdicts; }
+	check "$rig: the same verdicts ($word, $flows flows, $((SECONDS - start)) s)" same ||
+		true
+	if ! same; then
+		echo "# status $status with UDP, $(<$work/rings.status) with rings"
+		diff $work/udp.verdicts $work/rings.verdicts | sed 's/^/# /' | head -20
+		tail -5 $work/rings.log | sed 's/^/#   /'
+	fi
+done <"$here/rigs/programs"
+printf '# %s\n' "${summary[@]}"
+finish
