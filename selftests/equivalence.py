@@ -226,13 +226,25 @@ class Datagram:
     destination: str
     tos: int
     ttl: int
+    # By which it came; and its mark, if the receiver has SO_RCVMARK.
+    device: str
+    mark: int
 
 
-def parse(data, source, destination, tos, ttl):
+def parse(data, source, *rest):
     """Checks a datagram's content."""
     number = struct.unpack_from(">I", data)[0] if len(data) >= 4 else -1
-    return Datagram(number, data == payload(number & 0xFFFF, len(data)), source, destination, tos,
-                    ttl)
+    return Datagram(number, data == payload(number & 0xFFFF, len(data)),
+                    (source[0].partition("%")[0], source[1]), *rest)
+
+
+def arrived(way, **fields):
+    """A check that what arrived is as said: arrived("out", ttl=9)."""
+    def check(seen):
+        return [f"{way}: datagram {each.number} has {name} {getattr(each, name)}, not {value}"
+                for each in seen.get(way, ()) for name, value in fields.items()
+                if getattr(each, name) != value][:3]
+    return check
 
 
 class UdpSubject:
@@ -250,6 +262,7 @@ class UdpSubject:
     def prepare(self):
         """What both kinds of subject have."""
         self.sock.setblocking(False)
+        self.devices = dict(socket.if_nameindex())
         if self.family == 4:
             names = (IP_RECVTTL, IP_RECVTOS, IP_PKTINFO)
             level = socket.IPPROTO_IP
@@ -335,14 +348,18 @@ class UdpSubject:
             except OSError:
                 # A pending error; error() tells of those.
                 continue
-            destination, tos, ttl, segment = "", None, None, 0
+            destination, tos, ttl, segment, device, mark = "", None, None, 0, 0, 0
             for level, name, value in control:
                 if level == socket.SOL_UDP:
                     segment = struct.unpack_from("=H", value)[0]
                 elif (level, name) == (socket.IPPROTO_IP, IP_PKTINFO):
                     destination = socket.inet_ntoa(value[8:12])
+                    device = struct.unpack_from("=i", value)[0]
                 elif (level, name) == (socket.IPPROTO_IPV6, IPV6_PKTINFO):
                     destination = socket.inet_ntop(socket.AF_INET6, value[:16])
+                    device = struct.unpack_from("=i", value, 16)[0]
+                elif (level, name) == (socket.SOL_SOCKET, socket.SO_MARK):
+                    mark = struct.unpack("=I", value)[0]
                 elif (level, name) in ((socket.IPPROTO_IP, IP_TTL),
                                        (socket.IPPROTO_IPV6, IPV6_HOPLIMIT)):
                     ttl = struct.unpack("=i", value)[0]
@@ -351,7 +368,8 @@ class UdpSubject:
                     tos = value[0]
             step = segment or len(data) or 1
             for at in range(0, len(data), step):
-                found.append(parse(data[at:at + step], source[:2], destination, tos, ttl))
+                found.append(parse(data[at:at + step], source, destination, tos, ttl,
+                                   self.devices.get(device, device), mark))
 
     def error(self):
         """The socket's pending error."""
@@ -424,7 +442,8 @@ class KopiSubject(UdpSubject):
                 source = (socket.inet_ntop(family, meta[0][:size]),
                           struct.unpack(">H", meta[2])[0])
                 found.append(parse(b"".join(parts), source,
-                                   socket.inet_ntop(family, meta[1][:size]), meta[8], meta[9]))
+                                   socket.inet_ntop(family, meta[1][:size]), meta[8], meta[9],
+                                   self.devices.get(meta[6], meta[6]), meta[11]))
                 parts = []
         return found
 
@@ -493,11 +512,17 @@ class Policy:
     between: Callable = None
     then_out: int = ALL
     then_into: int = ALL
+    # The same, of the subject itself: called with it, and needs no `between`.
+    alter: Callable = None
+    # Looked at after each direction, too: functions of the subject.
+    ask: tuple = ()
+    # Further expectations: functions of what was seen that give what is wrong with it.
+    checks: tuple = ()
 
     def rounds(self):
         """The rounds of an exchange: a suffix for what is seen, and what is expected."""
         first = [("", self.out, self.into)]
-        return first + [(" then", self.then_out, self.then_into)] if self.between else first
+        return first + [(" then", self.then_out, self.then_into)] if self.between or self.alter else first
 
 
 class Sentinel:
@@ -632,6 +657,8 @@ def exchange(kind, policy, family, trains):
             with as_root():
                 for function in policy.observe:
                     seen[f"{function.__name__} after {after}"] = function()
+                for function in policy.ask:
+                    seen[f"{function.__name__}, asked after {after}"] = function(subject)
 
         def follow(end):
             policy.settle()
@@ -669,7 +696,10 @@ def exchange(kind, policy, family, trains):
         for when, out, into in policy.rounds():
             if when:
                 with as_root():
-                    policy.between()
+                    if policy.between:
+                        policy.between()
+                    if policy.alter:
+                        policy.alter(subject)
             if out is not None:
                 send_out(when, out)
             if into is not None:
@@ -756,6 +786,8 @@ def problems(policy, seen, kind):
         wrong.append(f"no {policy.errors}")
     if seen["unaccounted"]:
         wrong.append(seen["unaccounted"])
+    for check in policy.checks:
+        wrong += check(seen)
     return wrong
 
 
@@ -772,8 +804,8 @@ def differences(policy, udp, flow, trains):
 def shorten(value):
     """A value for a message."""
     if isinstance(value, list) and value and isinstance(value[0], Datagram):
-        value = [(each.number, each.source, each.destination, each.tos, each.ttl)
-                 for each in value]
+        value = [(each.number, each.source, each.destination, each.tos, each.ttl, each.device,
+                  each.mark) for each in value]
     elif isinstance(value, list) and len(value) > 50:
         value = [f"{len(value)} of", *sorted({str(each) for each in value})]
     text = str(value)

@@ -186,6 +186,16 @@ int kopi_skb_iif(const struct sk_buff *skb)
 	return skb->skb_iif;
 }
 
+int kopi_ip6cb_iif(const struct sk_buff *skb)
+{
+	return IP6CB(skb)->iif;
+}
+
+int kopi_pktinfo_cb_ifindex(const struct sk_buff *skb)
+{
+	return PKTINFO_SKB_CB(skb)->ipi_ifindex;
+}
+
 u32 kopi_skb_mark(const struct sk_buff *skb)
 {
 	return skb->mark;

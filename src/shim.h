@@ -47,6 +47,8 @@ void kopi_write_unlock_bh_callback(struct sock *sk);
 /* skb */
 bool kopi_skb_is_ipv4(const struct sk_buff *skb);
 int kopi_skb_iif(const struct sk_buff *skb);
+int kopi_ip6cb_iif(const struct sk_buff *skb);
+int kopi_pktinfo_cb_ifindex(const struct sk_buff *skb);
 u32 kopi_skb_mark(const struct sk_buff *skb);
 const struct iphdr *kopi_ip_hdr(const struct sk_buff *skb);
 const struct ipv6hdr *kopi_ipv6_hdr(const struct sk_buff *skb);

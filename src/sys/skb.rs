@@ -95,7 +95,7 @@ impl SkBuff {
         // SAFETY: A valid skb whose headers are linear, by the invariants.
         unsafe {
             meta.peer_port = (*bindings::kopi_udp_hdr(self.as_ptr())).source;
-            meta.ifindex = bindings::kopi_skb_iif(self.as_ptr()) as u32;
+            let device;
             if bindings::kopi_skb_is_ipv4(self.as_ptr()) {
                 let ip = bindings::kopi_ip_hdr(self.as_ptr());
                 let addrs = (*ip).__bindgen_anon_1.addrs;
@@ -103,6 +103,7 @@ impl SkBuff {
                 put_ipv4(&mut meta.local, addrs.daddr, meta.family);
                 meta.tos = (*ip).tos;
                 meta.ttl = (*ip).ttl;
+                device = bindings::kopi_pktinfo_cb_ifindex(self.as_ptr());
             } else {
                 let ip = bindings::kopi_ipv6_hdr(self.as_ptr());
                 let addrs = (*ip).__bindgen_anon_1.addrs;
@@ -110,7 +111,14 @@ impl SkBuff {
                 meta.local = addrs.daddr.in6_u.u6_addr8;
                 meta.tos = bindings::kopi_ipv6_get_dsfield(ip);
                 meta.ttl = (*ip).hop_limit;
+                device = bindings::kopi_ip6cb_iif(self.as_ptr());
             }
+            // As in IP_PKTINFO. Without that option UDP leaves 0 for IPv4; but in a VRF the skb's
+            // own is that of the VRF.
+            meta.ifindex = match device {
+                0 => bindings::kopi_skb_iif(self.as_ptr()),
+                device => device,
+            } as u32;
         }
         if sk.wants_timestamp() {
             // SAFETY: A valid skb.
