@@ -263,6 +263,7 @@ class UdpSubject:
         """What both kinds of subject have."""
         self.sock.setblocking(False)
         self.devices = dict(socket.if_nameindex())
+        self.mapped = False
         if self.family == 4:
             names = (IP_RECVTTL, IP_RECVTOS, IP_PKTINFO)
             level = socket.IPPROTO_IP
@@ -285,6 +286,7 @@ class UdpSubject:
 
     def bind(self, address):
         self.sock.bind(address)
+        self.mapped = address[0].startswith("::ffff:")
 
     def connect(self, address):
         self.sock.connect(address)
@@ -309,7 +311,8 @@ class UdpSubject:
 
     def control(self, meta):
         """The control messages that say what a KOPI descriptor's metadata say."""
-        ip4 = self.family == 4
+        # For IPv4 peers an IPv6 socket, too, heeds the options of IPv4 only.
+        ip4 = self.family == 4 or self.mapped
         level = socket.IPPROTO_IP if ip4 else socket.IPPROTO_IPV6
         control = []
         for name, kind in (("tos", IP_TOS if ip4 else IPV6_TCLASS),
@@ -812,6 +815,22 @@ def shorten(value):
     return text if len(text) < 700 else text[:700] + "…"
 
 
+def same(area, what, udp, flow, wanted, reason=""):
+    """Checks and notes what isn't an exchange: what came of it for a UDP socket and for a KOPI
+    flow, and what the first should be. The two must be equal, or there is a reason."""
+    kopi.check(what, udp == wanted and (udp == flow) == (not reason),
+               f"UDP {udp}, KOPI {flow}, wanted {wanted}")
+    write_row({"area": area, "policy": what, "note": "", "UDP": str(udp), "KOPI": str(flow),
+               "differs": {"the outcome": reason} if reason else {}, "same": udp == flow})
+
+
+def write_row(row):
+    """Appends a row of docs/policy.md's table to the file that POLICY_TABLE names."""
+    if os.environ.get("POLICY_TABLE"):
+        with open(os.environ["POLICY_TABLE"], "a", encoding="utf-8") as table:
+            table.write(json.dumps(row) + "\n")
+
+
 def run(area, policies, others=lambda: None):
     """Runs the policies, or those whose name has one of the command line's words; prints TAP, and
     appends rows of docs/policy.md's table to the file that POLICY_TABLE names. `others` checks
@@ -850,9 +869,7 @@ def run(area, policies, others=lambda: None):
         row["same"] = not wrong
         kopi.check(f"{policy.name} ({time.monotonic() - start:.1f} s)", not wrong,
                    "\n#   ".join([""] + wrong))
-        if os.environ.get("POLICY_TABLE"):
-            with open(os.environ["POLICY_TABLE"], "a", encoding="utf-8") as table:
-                table.write(json.dumps(row) + "\n")
+        write_row(row)
     if not words:
         others()
         _undo_all()

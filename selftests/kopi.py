@@ -29,13 +29,11 @@ def pack_ip(address):
     return family, socket.inet_pton(family, address)
 
 
-def pack_address(address, port):
+def pack_address(address, port, _flow=0, scope=0):
     """A struct sockaddr_in or sockaddr_in6."""
     if ":" in address:
-        host, _, zone = address.partition("%")
         return struct.pack("=H2s4x16sI", socket.AF_INET6, struct.pack(">H", port),
-                           socket.inet_pton(socket.AF_INET6, host),
-                           socket.if_nametoindex(zone) if zone else 0)
+                           socket.inet_pton(socket.AF_INET6, address), scope)
     return struct.pack("=H2s4s8x", socket.AF_INET, struct.pack(">H", port),
                        socket.inet_aton(address))
 
@@ -52,7 +50,7 @@ class Flow(socket.socket):
     """A KOPI socket; Python knows no addresses of its family, but they are those of IP."""
 
     def _call(self, function, address):
-        name = pack_address(*address[:2])
+        name = pack_address(*address)
         if function(self.fileno(), name, len(name)):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
@@ -64,7 +62,8 @@ class Flow(socket.socket):
 
     def getsockname(self):
         name, size = ctypes.create_string_buffer(28), ctypes.c_int(28)
-        libc.getsockname(self.fileno(), name, ctypes.byref(size))
+        if libc.getsockname(self.fileno(), name, ctypes.byref(size)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         return unpack_address(name.raw)
 
 
@@ -141,15 +140,15 @@ class Channel:
         self.region[start + 64:start + 64 + len(data)] = data
         if address or meta:
             meta = meta or {}
-            peer, port, local, family = b"", 0, b"", 0
+            peer, port, local, family, scope = b"", 0, b"", 0, 0
             if "local" in meta:
                 family, local = pack_ip(meta["local"])
             if address:
                 family, peer = pack_ip(address[0])
-                port = address[1]
+                port, scope = address[1], address[3] if len(address) > 3 else 0
             flags = sum(bit for name, bit in META_FLAGS.items() if name in meta)
             struct.pack_into(META_FORMAT, self.region, start, peer, local, struct.pack(">H", port),
-                             0, family, meta.get("gso_size", 0), meta.get("ifindex", 0), flags,
+                             0, family, meta.get("gso_size", 0), meta.get("ifindex", scope), flags,
                              meta.get("tos", 0), meta.get("ttl", 0), 0, meta.get("mark", 0),
                              meta.get("txtime", 0))
         self.tx.push(start + 64, len(data), flow_number, META if address or meta else 0, 0)

@@ -2,15 +2,25 @@
 # SPDX-License-Identifier: GPL-2.0
 """Socket options and per-packet metadata mean for a KOPI flow what they mean for a UDP socket."""
 
+import errno
+import os
+import select
 import socket
 import struct
 
-from equivalence import (ADDRESSES, COUNT, IP_TOS, IP_TTL, IPV6_TCLASS, NONE, PEER_PORT,
-                         SUBJECT_PORT, Policy, chain, nft_counters, nft_table, run, sh, undo)
+import kopi
+from equivalence import (ADDRESSES, COUNT, FAMILIES, IP_RECVTOS, IP_RECVTTL, IP_TOS, IP_TTL, IPV6_TCLASS,
+                         NONE, PATIENCE, PEER_PORT, SUBJECT_PORT, SUBJECTS, KopiSubject, Policy,
+                         UdpSubject, arrived, chain, namespace, nft_counters, nft_table, run,
+                         sh, undo)
 
 IPV6_UNICAST_HOPS, IPV6_MULTICAST_IF, IPV6_JOIN_GROUP = 16, 17, 20
 IP_MULTICAST_IF, IP_MULTICAST_TTL, IP_ADD_MEMBERSHIP, IP_MTU_DISCOVER = 32, 33, 35, 10
 IPV6_MTU_DISCOVER, IPV6_MULTICAST_HOPS = 23, 18
+IP_OPTIONS, IP_MULTICAST_LOOP, IPV6_MULTICAST_LOOP, IP_MULTICAST_ALL = 4, 34, 19, 49
+MCAST_JOIN_SOURCE_GROUP, IP_LOCAL_PORT_RANGE, SO_RCVMARK = 46, 51, 75
+IPV6_HOPOPTS, IPV6_AUTOFLOWLABEL, IPV6_MULTICAST_ALL = 54, 70, 29
+IP_FREEBIND, IP_TRANSPARENT, IPV6_FREEBIND, IPV6_TRANSPARENT = 15, 19, 78, 75
 GROUPS = {4: "239.1.2.3", 6: "ff05::123"}
 SECOND = {4: "192.0.2.77", 6: "2001:db8::77"}
 V4, V6 = {"families": (4,)}, {"families": (6,)}
@@ -21,6 +31,24 @@ DEVICES = {"host": "eth0", "peer": "eth1"}
 def option(level, name, value):
     """The field for one option."""
     return {"options": ((level, name, value),)}
+
+
+def by_family(option4, option6, value):
+    """What sets the option that the IP version has for it."""
+    def prepare(subject):
+        if subject.family == 4:
+            subject.sock.setsockopt(socket.IPPROTO_IP, option4, value)
+        else:
+            subject.sock.setsockopt(socket.IPPROTO_IPV6, option6, value)
+    return prepare
+
+
+def both(*steps):
+    """What does several things to the subject."""
+    def prepare(subject):
+        for step in steps:
+            step(subject)
+    return prepare
 
 
 def join(end):
@@ -35,6 +63,33 @@ def join(end):
             subject.sock.setsockopt(socket.IPPROTO_IPV6, IPV6_JOIN_GROUP, struct.pack(
                 "=16si", socket.inet_pton(socket.AF_INET6, group), index))
     return prepare
+
+
+def join_source(end, sources):
+    """What joins the group for these sources only."""
+    def prepare(subject):
+        version = subject.family
+        group_, source = (kopi.pack_address(each, 0) for each in (GROUPS[version], sources[version]))
+        subject.sock.setsockopt(
+            socket.IPPROTO_IP if version == 4 else socket.IPPROTO_IPV6, MCAST_JOIN_SOURCE_GROUP,
+            struct.pack("=I4x128s128s", socket.if_nametoindex(DEVICES[end]), group_, source))
+    return prepare
+
+
+def another_joins(subject):
+    """Another socket of the host joins, and has the same port."""
+    subject.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    other = UdpSubject(subject.family)
+    undo(other.close)
+    other.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    join("host")(other)
+    other.bind(wildcard(SUBJECT_PORT)(subject.family))
+    subject.other = other
+
+
+def others_got(subject):
+    """What the other socket has received."""
+    return subject.other.receive()
 
 
 def leave_by(end, hops=1):
@@ -77,14 +132,127 @@ def in_turn(*metas):
     return lambda family: [metas[number % len(metas)] for number in range(COUNT)]
 
 
+def mapped(end, port):
+    """An IPv4 address as an IPv6 socket has it."""
+    return lambda family: ("::ffff:" + ADDRESSES[4][end], port)
+
+
+def dual(subject):
+    """What tells an IPv6 socket of IPv4 packets' TOS and TTL."""
+    for name in (IP_RECVTTL, IP_RECVTOS):
+        subject.sock.setsockopt(socket.IPPROTO_IP, name, 1)
+
+
+def link_local(end, seen_from, port):
+    """The address of one end's NIC on its link, for a socket of either end."""
+    def address(family):
+        with namespace(end), open("/proc/net/if_inet6", encoding="ascii") as file:
+            lines = [line.split() for line in file]
+        raw = next(line[0] for line in lines
+                   if line[5] == DEVICES[end] and line[0].startswith("fe80"))
+        with namespace(seen_from):
+            index = socket.if_nametoindex(DEVICES[seen_from])
+        return socket.inet_ntop(FAMILIES[family], bytes.fromhex(raw)), port, 0, index
+    return address
+
+
+def foreign_routes():
+    """What is sent to an address of nobody comes to the host, and is taken as its own."""
+    for version in (4, 6):
+        route = f"ip -n peer -{version} route %s {FOREIGN[version]} via {ADDRESSES[version]['host']}"
+        sh(f"{route % 'add'}; ip -{version} route add local {FOREIGN[version]} dev lo table 100; "
+           f"ip -{version} rule add iif eth0 lookup 100 pref 60")
+        undo(sh, f"{route % 'del'}; ip -{version} route flush table 100; "
+             f"ip -{version} rule del pref 60", False)
+
+
+def foreign_address():
+    """The host gets the address."""
+    change = (f"ip addr %s {FOREIGN[4]}/32 dev eth0; "
+              f"ip -6 addr %s {FOREIGN[6]}/128 dev eth0")
+    sh(change % ("add", "add") + " nodad")
+    undo(sh, change % ("del", "del"), False)
+
+
+def foreign(family):
+    """An address that isn't the host's."""
+    return FOREIGN[family], SUBJECT_PORT
+
+
+def disconnect(subject):
+    """Takes the peer back."""
+    name = struct.pack("=H26x", socket.AF_UNSPEC)
+    if kopi.libc.connect(subject.sock.fileno(), name, len(name)):
+        raise OSError("connect")
+
+
+def reconnect(subject):
+    """Takes the peer back, and names it again."""
+    disconnect(subject)
+    subject.connect((ADDRESSES[subject.family]["peer"], PEER_PORT))
+
+
+def shut_down(subject):
+    """Sends no more."""
+    subject.sock.shutdown(socket.SHUT_WR)
+
+
+FOREIGN = {4: "198.51.100.7", 6: "2001:db8:7::7"}
+MAPPED = {"families": (6,), "subject_at": mapped("host", SUBJECT_PORT),
+          "peer_at": mapped("peer", PEER_PORT), "prepare": dual, "prepare_peer": dual}
+LINK_LOCAL = {"families": (6,), "sentinel": False,
+              "subject_at": link_local("host", "host", SUBJECT_PORT),
+              "peer_at": link_local("peer", "host", PEER_PORT),
+              "peer_binds": link_local("peer", "peer", PEER_PORT),
+              "peer_sends_to": link_local("host", "peer", SUBJECT_PORT)}
+LOCAL = {"peer_namespace": "host", "prepare_peer": join("host"), "peer_binds": wildcard(PEER_PORT),
+         "peer_at": lambda family: (ADDRESSES[family]["host"], PEER_PORT), "connected": False,
+         "subject_sends_to": group(PEER_PORT), "into": None}
+
+
+def verdict(rule, out=NONE, errors=("EPERM",), **fields):
+    """A policy's fields: this rule drops what is as it says, which must be all."""
+    return {"setup": nft_table(chain("filter hook postrouting priority 0",
+                                     f"udp dport 7001 {rule} counter drop")),
+            "observe": (nft_counters,), "out": out, "errors": errors, **fields}
+
+
 MARKS = nft_table(chain("filter hook output priority 0", *(
     f"udp dport 7001 meta mark {mark} counter" for mark in (0, 5, 6))))
 
-run("options", [
-    Policy("IP_TOS", **option(socket.IPPROTO_IP, IP_TOS, 0x28), **V4),
-    Policy("IPV6_TCLASS", **option(socket.IPPROTO_IPV6, IPV6_TCLASS, 0x28), **V6),
-    Policy("IP_TTL", **option(socket.IPPROTO_IP, IP_TTL, 9), **V4),
-    Policy("IPV6_UNICAST_HOPS", **option(socket.IPPROTO_IPV6, IPV6_UNICAST_HOPS, 9), **V6),
+POLICIES = [
+    Policy("IP_TOS", **option(socket.IPPROTO_IP, IP_TOS, 0x28), **V4,
+           checks=(arrived("out", tos=0x28),)),
+    Policy("IPV6_TCLASS", **option(socket.IPPROTO_IPV6, IPV6_TCLASS, 0x28), **V6,
+           checks=(arrived("out", tos=0x28),)),
+    Policy("IP_TTL", **option(socket.IPPROTO_IP, IP_TTL, 9), **V4,
+           checks=(arrived("out", ttl=9),)),
+    Policy("IPV6_UNICAST_HOPS", **option(socket.IPPROTO_IPV6, IPV6_UNICAST_HOPS, 9), **V6,
+           checks=(arrived("out", ttl=9),)),
+    Policy("IP_TTL, IPV6_UNICAST_HOPS changed in mid-flow",
+           alter=by_family(IP_TTL, IPV6_UNICAST_HOPS, 7),
+           checks=(arrived("out", ttl=64), arrived("out then", ttl=7))),
+    Policy("IP_TOS, IPV6_TCLASS changed in mid-flow", alter=by_family(IP_TOS, IPV6_TCLASS, 0x14),
+           checks=(arrived("out", tos=0), arrived("out then", tos=0x14))),
+    Policy("SO_PRIORITY", **verdict("meta priority 0:5", **V4,
+                                    **option(socket.SOL_SOCKET, socket.SO_PRIORITY, 5))),
+    Policy("the priority of IP_TOS", **verdict("meta priority 0:6", **V4,
+                                               **option(socket.IPPROTO_IP, IP_TOS, 0x10))),
+    Policy("the priority of a packet's TOS",
+           **verdict("meta priority 0:6", metas=lambda family: [{"tos": 0x10}] * COUNT, **V4,
+                     **SINGLE)),
+    Policy("IP_OPTIONS", **verdict("ip hdrlength 6", **V4, **SINGLE, **option(
+        socket.IPPROTO_IP, IP_OPTIONS, b"\x94\x04\0\0"))),
+    Policy("IPV6_HOPOPTS", **verdict("exthdr hbh exists", **V6, **SINGLE, **option(
+        socket.IPPROTO_IPV6, IPV6_HOPOPTS, b"\0\0\5\2\0\0\1\0"))),
+    Policy("IPV6_AUTOFLOWLABEL off", **verdict("ip6 flowlabel 0", **V6, **option(
+        socket.IPPROTO_IPV6, IPV6_AUTOFLOWLABEL, 0))),
+    Policy("SO_RCVMARK", nft_table(chain("filter hook prerouting priority 0",
+                                         "udp dport 7000 meta mark set 77")),
+           checks=(arrived("in", mark=77),), **option(socket.SOL_SOCKET, SO_RCVMARK, 1)),
+    Policy("SO_SNDBUF, small", **option(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608),
+           differs={"snmp": "how often the buffer is found full (SndbufErrors) depends on when "
+                    "the program looks"}),
     Policy("SO_BINDTODEVICE", **option(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")),
     Policy("SO_BINDTODEVICE of another", **option(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo"),
            out=NONE, into=NONE, connected=False, **V4),
@@ -93,6 +261,10 @@ run("options", [
            connected=False, errors=("EINVAL", "ENETUNREACH", "EHOSTUNREACH"), **V6),
     Policy("SO_MARK", MARKS, **option(socket.SOL_SOCKET, socket.SO_MARK, 5),
            observe=(nft_counters,)),
+    Policy("SO_MARK changed in mid-flow",
+           nft_table(chain("filter hook output priority 0", "udp dport 7001 meta mark 5 drop")),
+           alter=lambda subject: subject.sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 5),
+           then_out=NONE, errors=("EPERM",)),
     Policy("SO_DONTROUTE", **option(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1)),
     Policy("SO_NO_CHECK", **option(socket.SOL_SOCKET, 11, 1), **V4, **SINGLE),
     Policy("IP_MTU_DISCOVER: do", **option(socket.IPPROTO_IP, IP_MTU_DISCOVER, 2), **V4),
@@ -112,6 +284,44 @@ run("options", [
     Policy("per packet: a source that isn't ours",
            metas=lambda family: [{"local": {4: "192.0.2.99", 6: "2001:db8::99"}[family]}] * COUNT,
            out=NONE, errors=("EINVAL", "ENETUNREACH"), connected=False, **SINGLE),
+    Policy("per packet: TOS, TTL and mark at once", MARKS, connected=False,
+           metas=in_turn({"tos": 0x10, "ttl": 5, "mark": 5}, {"tos": 0x20, "ttl": 6, "mark": 6}),
+           observe=(nft_counters,), **SINGLE),
+    Policy("IPv4 by an IPv6 socket", **MAPPED),
+    Policy("IPv4 by an IPv6 socket, unconnected", connected=False, **MAPPED),
+    Policy("IPv4 by an IPv6 socket, IP_TTL", **MAPPED, **option(socket.IPPROTO_IP, IP_TTL, 9),
+           checks=(arrived("out", ttl=9),)),
+    Policy("IPv4 by an IPv6 socket, per packet: TOS", **MAPPED,
+           metas=in_turn({"tos": 0x10}, {"tos": 0x20}), **SINGLE),
+    Policy("IPv4 by an IPv6 socket, per packet: TTL, unconnected", connected=False, **MAPPED,
+           metas=in_turn({"ttl": 5}, {"ttl": 6}), **SINGLE),
+    Policy("IPv4 by an IPv6 socket, IPV6_V6ONLY", connected=False, errors=("EINVAL",),
+           **MAPPED, **option(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1), **SINGLE),
+    Policy("IPv4 by an IPv6 socket of any address", **{
+        **MAPPED, "subject_at": wildcard(SUBJECT_PORT)}, sentinel=False,
+           peer_sends_to=mapped("host", SUBJECT_PORT)),
+    Policy("link-local addresses", **LINK_LOCAL),
+    Policy("link-local addresses, unconnected", connected=False, **LINK_LOCAL),
+    Policy("IP_FREEBIND, IPV6_FREEBIND", fixture=foreign_routes, subject_at=foreign,
+           sentinel=False, connected=False, out=None, then_out=None, between=foreign_address,
+           prepare=by_family(IP_FREEBIND, IPV6_FREEBIND, 1), **SINGLE),
+    Policy("IP_FREEBIND, to send before the address is there", fixture=foreign_routes,
+           subject_at=foreign, sentinel=False, connected=False, out=NONE, errors=("EINVAL", "ENETUNREACH"),
+           prepare=by_family(IP_FREEBIND, IPV6_FREEBIND, 1), between=foreign_address, **V4,
+           **SINGLE),
+    Policy("IP_TRANSPARENT, IPV6_TRANSPARENT", fixture=foreign_routes, subject_at=foreign, sentinel=False,
+           connected=False, prepare=by_family(IP_TRANSPARENT, IPV6_TRANSPARENT, 1),
+           checks=(lambda seen: [f"from {each.source}" for each in seen["out"]
+                                 if each.source[0] not in FOREIGN.values()],)),
+    Policy("IP_LOCAL_PORT_RANGE", subject_at=lambda family: (ADDRESSES[family]["host"], 0),
+           peer_sends_to=lambda family: (ADDRESSES[family]["host"], 40000),
+           **option(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("=HH", 40000, 40000)),
+           **SINGLE),
+    Policy("connected to another port than the peer's", out=None, into=NONE,
+           subject_sends_to=lambda family: (ADDRESSES[family]["peer"], 7009)),
+    Policy("disconnected in mid-flow", alter=disconnect, then_out=NONE, errors=("EDESTADDRREQ",)),
+    Policy("connected anew in mid-flow", alter=reconnect),
+    Policy("shutdown(SHUT_WR) in mid-flow", alter=shut_down, then_out=NONE, errors=("EPIPE",)),
     Policy("multicast out", subject_sends_to=group(PEER_PORT), prepare=leave_by("host", 3),
            prepare_peer=join("peer"), peer_binds=wildcard(PEER_PORT), connected=False),
     Policy("multicast out, connected", subject_sends_to=group(PEER_PORT),
@@ -124,6 +334,26 @@ run("options", [
     Policy("multicast in, wildcard", prepare=join("host"), subject_at=wildcard(SUBJECT_PORT),
            prepare_peer=leave_by("peer"), peer_sends_to=group(SUBJECT_PORT), connected=False,
            sentinel=False),
+    Policy("multicast in, two receivers", prepare=both(join("host"), another_joins),
+           subject_at=wildcard(SUBJECT_PORT), prepare_peer=leave_by("peer"), ask=(others_got,),
+           peer_sends_to=group(SUBJECT_PORT), connected=False, sentinel=False, out=None,
+           checks=(lambda seen: [] if len(seen["others_got, asked after in"]) == COUNT
+                   else ["the other socket got less"],), **SINGLE),
+    Policy("multicast in, joined for its source", sentinel=False, connected=False,
+           prepare=both(by_family(IP_MULTICAST_ALL, IPV6_MULTICAST_ALL, 0),
+                        join_source("host", {4: "192.0.2.2", 6: "2001:db8::2"})),
+           subject_at=wildcard(SUBJECT_PORT), prepare_peer=leave_by("peer"),
+           peer_sends_to=group(SUBJECT_PORT), out=None, **SINGLE),
+    Policy("multicast in, joined for another source", sentinel=False, connected=False,
+           prepare=both(by_family(IP_MULTICAST_ALL, IPV6_MULTICAST_ALL, 0),
+                        join_source("host", {4: "192.0.2.9", 6: "2001:db8::9"})),
+           subject_at=wildcard(SUBJECT_PORT), prepare_peer=leave_by("peer"),
+           peer_sends_to=group(SUBJECT_PORT), out=None, into=NONE, **SINGLE),
+    Policy("multicast within the host", prepare=leave_by("host"), **LOCAL),
+    Policy("multicast within the host, no loop", prepare=both(
+        leave_by("host"), by_family(IP_MULTICAST_LOOP, IPV6_MULTICAST_LOOP, 0)), out=NONE,
+           **LOCAL),
+    Policy("multicast within the host, no hops", prepare=leave_by("host", 0), **LOCAL),
     Policy("broadcast without SO_BROADCAST", subject_sends_to=lambda family: (
         "192.0.2.255", PEER_PORT), out=NONE, errors=("EACCES",), connected=False, **V4),
     Policy("broadcast out", **option(socket.SOL_SOCKET, socket.SO_BROADCAST, 1),
@@ -137,4 +367,155 @@ run("options", [
                                          (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")),
            subject_sends_to=lambda family: ("255.255.255.255", PEER_PORT),
            peer_binds=wildcard(PEER_PORT), connected=False, **V4),
-])
+]
+
+
+def opened(kind, *names, family=4, trains=False):
+    """A subject with these options of SOL_SOCKET set, which goes when the checks are over."""
+    subject = kind(family, trains)
+    undo(subject.close)
+    for name in names:
+        subject.sock.setsockopt(socket.SOL_SOCKET, name, 1)
+    return subject
+
+
+def tells(function):
+    """The name of the errno that a call ends with."""
+    try:
+        function()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "ok"
+
+
+def sender(family, port=0):
+    """A socket of the peer."""
+    with namespace("peer"):
+        sock = socket.socket(socket.AF_INET if family == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
+        sock.bind((ADDRESSES[family]["peer"], port))
+    return sock
+
+
+def chosen(members, family, ports):
+    """Which of the sockets of one port gets what comes from each of these."""
+    choice = []
+    poll = select.poll()
+    for number, member in enumerate(members):
+        poll.register(member.sock, select.POLLIN)
+    for port in ports:
+        with sender(family, port) as sock:
+            sock.sendto(b"which", (ADDRESSES[family]["host"], SUBJECT_PORT))
+        ready = [fd for fd, _ in poll.poll(PATIENCE * 1000)]
+        got = [number for number, member in enumerate(members)
+               if member.sock.fileno() in ready and member.receive()]
+        choice.append(got)
+    return choice
+
+
+def reuseport(family):
+    """Sockets of both kinds share a port: each source is given to the same one."""
+    ports = range(20000, 20024)
+    found = {}
+    kinds = {"UDP": (UdpSubject,) * 4, "KOPI": (KopiSubject,) * 4,
+             "UDP and KOPI": (UdpSubject, KopiSubject) * 2}
+    for name, members in kinds.items():
+        group_ = []
+        for kind in members:
+            member = kind(family)
+            member.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            member.bind((ADDRESSES[family]["host"], SUBJECT_PORT))
+            group_.append(member)
+        found[name] = [chosen(group_, family, ports)]
+        # The last one takes the place of one that goes.
+        group_.pop(1).close()
+        found[name].append(chosen(group_, family, ports))
+        for member in group_:
+            member.close()
+    used = [sorted({each[0] for each in choice if each}) for choice in found["UDP"]]
+    for name in ("KOPI", "UDP and KOPI"):
+        kopi.check(f"SO_REUSEPORT, IPv{family}: {name} are chosen as UDP sockets are",
+                   found[name] == found["UDP"] and used == [[0, 1, 2, 3], [0, 1, 2]], found)
+
+
+def sharing():
+    """Who may have a port that another socket has, and who then gets what comes."""
+    found = {}
+    here = (ADDRESSES[4]["host"], SUBJECT_PORT)
+    for first in SUBJECTS:
+        for second in SUBJECTS:
+            seen = []
+            for names in ((), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,)):
+                for user in (0, 1002):
+                    one = opened(first, *names)
+                    one.bind(here)
+                    os.seteuid(user)
+                    try:
+                        other = opened(second, *names)
+                        seen.append((names, user, tells(lambda: other.bind(here))))
+                    finally:
+                        os.seteuid(0)
+                    if seen[-1][2] == "ok" and socket.SO_REUSEADDR in names:
+                        seen.append(chosen((one, other), 4, (20000, 20001)))
+                    one.close()
+                    other.close()
+            found[first.kind, second.kind] = seen
+    kopi.check("SO_REUSEADDR, SO_REUSEPORT: the same may share a port, and the same one is heard",
+               all(seen == found["UDP", "UDP"] for seen in found.values())
+               and {each[2] for each in found["UDP", "UDP"] if isinstance(each, tuple)}
+               == {"ok", "EADDRINUSE"}, found)
+
+
+def shut(how):
+    """What poll says of a socket that is shut down."""
+    found = []
+    for kind in SUBJECTS:
+        subject = opened(kind)
+        subject.bind((ADDRESSES[4]["host"], SUBJECT_PORT))
+        subject.connect((ADDRESSES[4]["peer"], PEER_PORT))
+        poll = select.poll()
+        poll.register(subject.sock, select.POLLIN | select.POLLOUT | select.POLLRDHUP)
+        before = poll.poll(0)
+        subject.sock.shutdown(how)
+        found.append([[events for _, events in each] for each in (before, poll.poll(0))])
+        found[-1].append(subject.send([b"x"]))
+        found[-1].append(tells(lambda: subject.sock.shutdown(how)))
+        subject.close()
+    kopi.check(f"shutdown({how}): poll and send say the same", found[0] == found[1]
+               and found[0][0] != found[0][1] or how == socket.SHUT_WR and found[0] == found[1],
+               found)
+
+
+def unbound():
+    """A socket that isn't bound gets a port of the range when it sends."""
+    sh("sysctl -qw net.ipv4.ip_local_port_range='30000 30009'")
+    undo(sh, "sysctl -qw net.ipv4.ip_local_port_range='32768 60999'")
+    for family in (4, 6):
+        with sender(family, PEER_PORT) as peer:
+            peer.settimeout(PATIENCE)
+            for kind in SUBJECTS:
+                subject = opened(kind, family=family)
+                errors = subject.send([b"x"], (ADDRESSES[family]["peer"], PEER_PORT))
+                source = peer.recvfrom(16)[1]
+                peer.sendto(b"back", source[:2])
+                poll = select.poll()
+                poll.register(subject.sock, select.POLLIN)
+                poll.poll(PATIENCE * 1000)
+                kopi.check(f"a port of ip_local_port_range, IPv{family}, {kind.kind}",
+                           errors == [0] and source[0] == ADDRESSES[family]["host"]
+                           and 30000 <= source[1] <= 30009 and len(subject.receive()) == 1,
+                           (errors, source))
+                subject.close()
+
+
+def others():
+    """What isn't an exchange of datagrams."""
+    with namespace("host"):
+        reuseport(4)
+        reuseport(6)
+        sharing()
+        for how in (socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR):
+            shut(how)
+        unbound()
+
+
+run("options", POLICIES, others)
