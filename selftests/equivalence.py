@@ -58,9 +58,15 @@ def undo(function, *arguments):
     _undo.append((function, arguments))
 
 
+# What only a shell understands.
+SHELL = frozenset("|&;<>()$`\\\"'*?[]#~{}!\n")
+
+
 def sh(command, check=True):
     """Runs a command line in the current namespace, and gives its output."""
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    # A shell takes longer to start than most of the commands.
+    words = ["bash", "-c", command] if SHELL & set(command) else command.split()
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if check and done.returncode:
         raise RuntimeError(f"{command}: {done.stderr or done.stdout}")
     return done.stdout
@@ -156,19 +162,6 @@ def nft_counters():
             for value in node:
                 walk(value)
     walk(json.loads(run_nft("list ruleset", True)))
-    return found
-
-
-def tc_counters(device="eth0"):
-    """Bytes, packets and drops of every qdisc and class but noqueue."""
-    found = []
-    for what in ("qdisc", "class"):
-        for each in json.loads(sh(f"tc -s -j {what} show dev {device}") or "[]"):
-            if each.get("kind") not in ("noqueue", "clsact", "mq"):
-                name = each.get("kind") or each.get("class")
-                found.append((name, each.get("stats", each).get("bytes"),
-                              each.get("stats", each).get("packets"),
-                              each.get("stats", each).get("drops")))
     return found
 
 
@@ -468,7 +461,7 @@ class Policy:
     into: int = ALL
     # The errors that the sender may see, besides none.
     errors: tuple = ()
-    # What is looked at after each direction, beside the sockets.
+    # What is looked at after each direction, beside the sockets. Its last numbers can't all be 0.
     observe: tuple = ()
     families: tuple = (4, 6)
     trains: tuple = (False, True)
@@ -791,7 +784,21 @@ def problems(policy, seen, kind):
         wrong.append(seen["unaccounted"])
     for check in policy.checks:
         wrong += check(seen)
+    for function in policy.observe:
+        looks = [value for key, value in seen.items() if key.startswith(f"{function.__name__} after ")]
+        # Zeros only: a rule that never matched.
+        if looks and numbers(looks[-1]) and not any(numbers(looks[-1])):
+            wrong.append(f"{function.__name__} saw nothing: {looks[-1]}")
     return wrong
+
+
+def numbers(value):
+    """All numbers in what an observer saw."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (list, tuple)):
+        return [value] if isinstance(value, (int, float)) else []
+    return [number for each in value for number in numbers(each)]
 
 
 def differences(policy, udp, flow, trains):

@@ -6,25 +6,53 @@ import json
 import os
 import socket
 import struct
+import subprocess
+import tempfile
 import time
 
-from equivalence import (ANY, COUNT, NONE, SO_TXTIME, Policy, chain, do, nft_table, run, sh,
-                         tc_counters, together, undo)
+from equivalence import (ADDRESSES, ANY, COUNT, FAMILIES, NONE, SO_TXTIME, Policy, UdpSubject, chain,
+                         do, namespace, nft_table, run, sh, together, undo)
 
 GROUP = "tc"
 SO_MAX_PACING_RATE, IP_RECVERR = 47, 11
-CLEAR = ("tc qdisc del dev eth0 root 2>/dev/null", "tc qdisc del dev eth0 clsact 2>/dev/null")
+# SOF_TXTIME_REPORT_ERRORS
+REPORT_ERRORS = 2
 MARKED = ((socket.SOL_SOCKET, socket.SO_MARK, 5),)
+
+
+class Tc:
+    """One tc, in `host`, for all commands: it takes longer to start than to do them."""
+
+    def __init__(self):
+        self.errors = tempfile.TemporaryFile()  # pylint: disable=consider-using-with
+        with namespace("host"):
+            self.process = subprocess.Popen(  # pylint: disable=consider-using-with
+                ["tc", "-s", "-j", "-force", "-batch", "-"], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=self.errors, text=True)
+
+    def __call__(self, *commands, check=True):
+        """Carries out commands, in which @ is eth0, and gives what those that show something say."""
+        commands = [each.replace("@", "dev eth0", 1) for each in commands]
+        # The last one's answer says that all are done.
+        commands.append("qdisc show dev lo")
+        self.errors.seek(0)
+        self.errors.truncate()
+        self.process.stdin.write("\n".join(commands) + "\n")
+        self.process.stdin.flush()
+        shown = [json.loads(self.process.stdout.readline()) for each in commands
+                 if " show " in each][:-1]
+        self.errors.seek(0)
+        failed = self.errors.read().decode()
+        if failed and check:
+            raise RuntimeError(f"tc: {failed}")
+        return shown
 
 
 def tc(*commands):
     """A setup of tc commands on eth0: a word that says what, and the rest."""
-    lines = "\n".join(command.replace("@", "dev eth0", 1) for command in commands)
-
     def setup():
-        for command in CLEAR:
-            undo(sh, command, False)
-        sh(f"tc -batch - <<'END'\n{lines}\nEND")
+        undo(lambda: run_tc("qdisc del @ root", "qdisc del @ clsact", check=False))
+        run_tc(*commands)
     return setup
 
 
@@ -39,7 +67,18 @@ def htb(*filters):
 def classes():
     """Packets and bytes of each class."""
     return [(each["handle"], each["stats"]["packets"], each["stats"]["bytes"])
-            for each in json.loads(sh("tc -s -j class show dev eth0"))]
+            for each in run_tc("class show @")[0]]
+
+
+def tc_counters():
+    """Bytes, packets and drops of every qdisc and class but noqueue."""
+    found = []
+    for each in sum(run_tc("qdisc show @", "class show @"), []):
+        if each.get("kind") not in ("noqueue", "clsact", "mq"):
+            stats = each.get("stats", each)
+            found.append((each.get("kind") or each.get("class"), stats.get("bytes"),
+                          stats.get("packets"), stats.get("drops")))
+    return found
 
 
 def class_of_subject():
@@ -49,28 +88,69 @@ def class_of_subject():
 
 def drained():
     """Waits until no qdisc of eth0 holds a packet."""
-    for _ in range(500):
-        backlog = sum(each.get("qlen", 0) for each in json.loads(sh("tc -s -j qdisc show dev eth0")))
-        if backlog == 0:
-            return
-    raise RuntimeError("the qdisc doesn't drain")
+    deadline = time.monotonic() + 20
+    while any(each.get("qlen", 0) for each in run_tc("qdisc show @")[0]):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the qdisc doesn't drain")
 
 
 def let_go():
     """Waits until eth0's qdisc is empty, and takes it away, so that a sentinel passes."""
     drained()
-    sh("tc qdisc del dev eth0 root", False)
+    run_tc("qdisc del @ root", check=False)
 
 
 def give_up():
     """Takes away a qdisc that would never be empty, so that a sentinel passes."""
-    sh("tc qdisc del dev eth0 root", False)
+    run_tc("qdisc del @ root", check=False)
 
 
 def backwards(family):
     """Times for the datagrams, of which the last is first."""
     start = time.monotonic_ns() + 100_000_000
     return [{"txtime": start + (COUNT - number) * 1_000_000} for number in range(COUNT)]
+
+
+def txtime(clock, flags=0):
+    """The socket option that lets the sender say when."""
+    return ((socket.SOL_SOCKET, SO_TXTIME, struct.pack("=iI", clock, flags)),)
+
+
+def tai(first):
+    """Times of etf's clock for the datagrams, of which the last is first, that many seconds from now."""
+    def metas(family):
+        start = time.clock_gettime_ns(time.CLOCK_TAI) + int(first * 1e9)
+        return [{"txtime": start + (COUNT - number) * 1_000_000} for number in range(COUNT)]
+    return metas
+
+
+_subject = {}
+
+
+def reporting(subject):
+    """Remembers the subject, whose error queue tells which datagrams missed their times."""
+    _subject["is"] = subject
+
+
+def missed():
+    """What etf reports to the sender: (errno, origin, code) of each datagram."""
+    found = []
+    subject = _subject["is"]
+    # Python doesn't know how long an address of a flow is.
+    sock = socket.socket(FAMILIES[subject.family], socket.SOCK_DGRAM, 0, os.dup(subject.sock.fileno()))
+    while True:
+        try:
+            control = sock.recvmsg(0, 512, socket.MSG_ERRQUEUE)[1]
+        except BlockingIOError:
+            sock.close()
+            return found
+        found += [struct.unpack_from("=IBxB", value) for level, _, value in control
+                  if level in (socket.IPPROTO_IP, socket.IPPROTO_IPV6) and len(value) > 16]
+
+
+def by_sendmsg(subject):
+    """The subject's datagrams go by sendmsg, beside the rings of a flow."""
+    subject.send = lambda *given, **named: UdpSubject.send(subject, *given, **named)
 
 
 def filters():
@@ -86,8 +166,7 @@ def filters():
         elif isinstance(node, list):
             for value in node:
                 walk(value)
-    for way in ("egress", "ingress"):
-        walk(json.loads(sh(f"tc -s -j filter show dev eth0 {way}") or "[]"))
+    walk(run_tc("filter show @ egress", "filter show @ ingress"))
     return found
 
 
@@ -109,17 +188,37 @@ def cgroup():
     undo(sh, f"rmdir /sys/fs/cgroup/{GROUP}", False)
 
 
-def dummy(name):
-    """A device to mirror to."""
-    # Without IPv6, which would send packets of its own.
-    return do(f"ip link add {name} type dummy && sysctl -qw net.ipv6.conf.{name}.disable_ipv6=1 && "
-              f"ip link set {name} up",
-              undo_with=(f"ip link del {name}",))
+def pedit(way, port):
+    """Filters that give datagrams to a port another TOS and TTL."""
+    match = f"flower ip_proto udp dst_port {port} action pedit ex munge"
+    return [f"filter add @ {way} pref 1 protocol ip {match} ip tos set 0x20 munge ip ttl set 33 pipe "
+            "action csum ip4h and udp",
+            f"filter add @ {way} pref 2 protocol ipv6 {match} ip6 traffic_class set 0x20 "
+            "munge ip6 hoplimit set 33"]
 
 
-def on_dummy():
-    """Packets that the other device was given."""
-    return json.loads(sh("ip -s -j link show other"))[0]["stats64"]["tx"]["packets"]
+_other = {"made": False, "before": 0}
+
+
+def sent_by_other():
+    """Packets that the other device was given, ever."""
+    with open("/proc/net/dev", encoding="ascii") as file:
+        return next(int(line.split()[10]) for line in file if line.split()[0] == "other:")
+
+
+def other():
+    """A device to mirror to, for as long as the file runs, since tc remembers its number."""
+    if not _other["made"]:
+        # Without IPv6, which would send packets of its own.
+        do("ip link add other type dummy", "sysctl -qw net.ipv6.conf.other.disable_ipv6=1",
+           "ip link set other up")()
+        _other["made"] = True
+    _other["before"] = sent_by_other()
+
+
+def on_other():
+    """Packets that the other device was given in this exchange."""
+    return sent_by_other() - _other["before"]
 
 
 def pacing(rate):
@@ -127,13 +226,12 @@ def pacing(rate):
     return ((socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", rate)),)
 
 
-def paced_flows():
-    """What fq says that it throttled."""
-    found = json.loads(sh("tc -s -j qdisc show dev eth0"))
-    return [(each["kind"], each["packets"], each["throttled"] > 0)
-            for each in found if each["kind"] == "fq"]
+def throttled():
+    """Whether fq says that it made packets wait."""
+    return any(each.get("throttled", 0) for each in run_tc("qdisc show @")[0])
 
 
+run_tc = Tc()
 seen = {"observe": (tc_counters,)}
 counted = {"observe": (filters,)}
 single = {"trains": (False,)}
@@ -167,11 +265,23 @@ run("tc", [
            families=(4,), **single),
     Policy("fq", tc("qdisc add @ root fq"), **seen),
     Policy("fq with SO_MAX_PACING_RATE", tc("qdisc add @ root fq"), settle=drained,
-           observe=(paced_flows,), options=pacing(400000), **single),
+           observe=(throttled,), options=pacing(400000), **single),
     Policy("fq_codel", tc("qdisc add @ root fq_codel"), **seen),
     Policy("fq with SO_TXTIME", tc("qdisc add @ root fq"), settle=drained,
-           options=((socket.SOL_SOCKET, SO_TXTIME, struct.pack("=iI", time.CLOCK_MONOTONIC, 0)),),
-           metas=backwards, **single, note="sent in the order of their times"),
+           options=txtime(time.CLOCK_MONOTONIC), metas=backwards, **single,
+           note="sent in the order of their times"),
+    Policy("fq with SO_TXTIME, sendmsg on the flow", tc("qdisc add @ root fq"), settle=drained,
+           options=txtime(time.CLOCK_MONOTONIC), metas=backwards, prepare=by_sendmsg, **single),
+    # Of a long delta, since time is coarse here: sent half a second early, too late half a second on.
+    Policy("etf with SO_TXTIME", tc(f"qdisc add @ root etf clockid CLOCK_TAI delta {500_000_000}"),
+           settle=let_go, options=txtime(time.CLOCK_TAI), metas=tai(1), **single,
+           note="sent in the order of their times"),
+    Policy("etf: times that are over", tc(
+        "qdisc add @ root etf clockid CLOCK_TAI delta 500000"), settle=let_go,
+           options=txtime(time.CLOCK_TAI, REPORT_ERRORS), metas=tai(-10), prepare=reporting,
+           observe=(missed,), out=NONE, **single),
+    Policy("etf: no SO_TXTIME", tc("qdisc add @ root etf clockid CLOCK_TAI delta 500000"),
+           settle=let_go, out=NONE, **single),
     Policy("SCM_TXTIME without SO_TXTIME", metas=backwards, out=NONE, errors=("EINVAL",), **single),
     Policy("netem: delay", tc("qdisc add @ root netem delay 50ms limit 1000"), settle=drained,
            **seen),
@@ -198,35 +308,32 @@ run("tc", [
            clsact(*flower("ingress", 7000, "police rate 1kbit burst 19800 conform-exceed drop/pass")),
            into=22, **single, **counted),
     Policy("clsact egress: mirred",
-           together(dummy("other"), clsact(*flower("egress", 7001, "mirred egress mirror dev other"))),
-           observe=(filters, on_dummy), **single),
+           together(other, clsact(*flower("egress", 7001, "mirred egress mirror dev other"))),
+           observe=(filters, on_other), **single),
     Policy("clsact egress: redirect",
-           together(dummy("other"), clsact(*flower("egress", 7001,
+           together(other, clsact(*flower("egress", 7001,
                                                    "mirred egress redirect dev other"))),
-           observe=(filters, on_dummy), out=NONE, **single),
+           observe=(filters, on_other), out=NONE, **single),
     Policy("clsact ingress: mirred",
-           together(dummy("other"), clsact(*flower("ingress", 7000,
+           together(other, clsact(*flower("ingress", 7000,
                                                    "mirred egress mirror dev other"))),
-           observe=(filters, on_dummy), **single),
+           observe=(filters, on_other), **single),
     Policy("clsact egress: skbedit", together(htb(), clsact(
         *flower("egress", 7001, "skbedit priority 1:20 mark 9"))), observe=(class_of_subject,)),
     Policy("clsact ingress: skbedit", together(clsact(
         *flower("ingress", 7000, "skbedit mark 9")), nft_table(
             chain("filter hook input priority 0", "meta mark 9 udp dport 7000 counter drop"))),
            into=NONE, **single),
-    Policy("clsact egress: pedit",
-           clsact("filter add @ egress pref 1 protocol ip flower ip_proto udp dst_port 7001 "
-                  "action pedit ex munge ip tos set 0x20 munge ip ttl set 33 pipe "
-                  "action csum ip4h and udp"),
-           families=(4,), **single, **counted),
-    Policy("clsact ingress: pedit",
-           clsact("filter add @ ingress pref 1 protocol ip flower ip_proto udp dst_port 7000 "
-                  "action pedit ex munge ip tos set 0x20 munge ip ttl set 33 pipe "
-                  "action csum ip4h and udp"),
-           families=(4,), **single, **counted),
+    Policy("clsact egress: pedit", clsact(*pedit("egress", 7001)), **single, **counted),
+    Policy("clsact ingress: pedit", clsact(*pedit("ingress", 7000)), **single, **counted),
     Policy("clsact egress: pedit of a port",
            clsact(*flower("egress", 7999, "pedit ex munge udp dport set 7001 pipe "
-                          "action csum ip4h and udp")),
-           subject_sends_to=lambda family: ({4: "192.0.2.2", 6: "2001:db8::2"}[family], 7999),
-           connected=False, families=(4,), **single, **counted),
+                          "action csum udp")),
+           subject_sends_to=lambda family: (ADDRESSES[family]["peer"], 7999),
+           connected=False, **single, **counted),
+    Policy("clsact ingress: pedit of a port",
+           clsact(*flower("ingress", 7999, "pedit ex munge udp dport set 7000 pipe "
+                          "action csum udp")),
+           peer_sends_to=lambda family: (ADDRESSES[family]["host"], 7999),
+           connected=False, **single, **counted),
 ])
