@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test shell module policy tools bpf sysroot kernel clean help
+.PHONY: build run test shell module policy tools bpf rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -41,7 +41,10 @@ run: build
 bpf: sysroot
 	@$(step) bpf qemu/build bpf
 
-test: build bpf
+rigs: kernel
+	@$(step) rigs qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
+
+test: build bpf rigs
 	@qemu/test $(KERNEL)
 
 policy: build bpf

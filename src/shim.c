@@ -75,11 +75,13 @@ void *kopi_sk_inode_private(const struct sock *sk)
 {
 	struct socket *socket = READ_ONCE(sk->sk_socket);
 
+	/* Pairs with the store below: what it points to is initialised. */
 	return socket ? smp_load_acquire(&SOCK_INODE(socket)->i_private) : NULL;
 }
 
 void kopi_set_sk_inode_private(struct sock *sk, void *data)
 {
+	/* Pairs with the load above. */
 	smp_store_release(&SOCK_INODE(sk->sk_socket)->i_private, data);
 }
 

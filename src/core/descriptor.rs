@@ -2,9 +2,7 @@
 
 //! Checks of what a program writes into the TX ring.
 
-use super::abi::{
-    Desc, Meta, AF_INET, AF_INET6, DESC_META, DESC_MORE, META_LOCAL, META_TXTIME,
-};
+use super::abi::{Desc, Meta, AF_INET, AF_INET6, DESC_META, DESC_MORE, META_LOCAL, META_TXTIME};
 use super::geometry::{Frame, Geometry};
 
 /// What is wrong with a descriptor or its metadata.
