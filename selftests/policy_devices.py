@@ -8,9 +8,10 @@ import os
 import select
 import socket
 import struct
+import time
 
-from equivalence import (ALL, NONE, PEER_PORT, SUBJECT_PORT, WHATEVER, Policy, namespace, run, sh,
-                         undo)
+from equivalence import (ADDRESSES, ALL, NONE, PATIENCE, PEER_PORT, SUBJECT_PORT, WHATEVER, Policy, arrived,
+                         namespace, run, sh, undo)
 
 HERE = {4: "203.0.113.1", 6: "2001:db8:d::1"}
 THERE = {4: "203.0.113.2", 6: "2001:db8:d::2"}
@@ -38,13 +39,16 @@ def address(here, there):
 REACH = "ping -q -c1 -w5 203.0.113.2 && ping -q -c1 -w5 2001:db8:d::2"
 
 
-def device(name, commands, here="d0", there="p0", clean=":", reach=REACH, **fields):
+def device(name, commands, here="d0", there="p0", clean=":", reach=REACH, comes_by=None,
+           **fields):
     """A policy whose traffic takes a device that the commands make over a pair d0, p0."""
+    fields.setdefault("checks", (arrived("out", device=there),
+                                 arrived("in", device=comes_by or here)))
     def fixture():
         undo(sh, f"{clean}; ip link del {here}; ip -n peer link del {there}; ip link del d0", False)
         sh(f"{VETH}\n{commands}\n{address(here, there)}\n{reach}")
-    return Policy(name, fixture=fixture, subject_at=at(HERE, SUBJECT_PORT),
-                  peer_at=at(THERE, PEER_PORT), **fields)
+    fields = {"subject_at": at(HERE, SUBJECT_PORT), "peer_at": at(THERE, PEER_PORT), **fields}
+    return Policy(name, fixture=fixture, **fields)
 
 
 def tun():
@@ -83,10 +87,12 @@ def wireguard():
     {REACH}""")
 
 
-def esp(mode):
+def esp(mode, spaces=("", "-n peer")):
     """Commands that protect what goes between the pair by static ESP states."""
     lines = []
     for space, mine, yours, way in (("", 1, 2, 100), ("-n peer", 2, 1, 200)):
+        if space not in spaces:
+            continue
         for prefix, size in (("203.0.113.", 32), ("2001:db8:d::", 128)):
             for source, target, spi in ((mine, yours, way), (yours, mine, 300 - way)):
                 pair = f"src {prefix}{source} dst {prefix}{target}"
@@ -112,11 +118,61 @@ def namespaces():
     ip netns exec moved bash -c '{REACH}'""")
 
 
+def sent_from(space):
+    """What has a process of another network namespace send and receive by the socket."""
+    def prepare(subject):
+        send, receive = subject.send, subject.receive
+
+        def send_there(*arguments, **named):
+            with namespace(space):
+                return send(*arguments, **named)
+
+        def receive_there():
+            with namespace(space):
+                return receive()
+        subject.send, subject.receive = send_there, receive_there
+    return prepare
+
+
+def namespace_deleted():
+    """The namespace has no name any more, and lives on with its sockets."""
+    undo(sh, f"ip netns attach moved {os.getpid()}")
+    sh("ip netns del moved")
+
+
+def moved_and_back():
+    """The device goes to another namespace, and comes back without its addresses."""
+    sh("""ip netns add elsewhere; ip link set d0 netns elsewhere
+    ip -n elsewhere link set d0 netns host; ip netns del elsewhere
+    ip link set d0 up; ip addr add 203.0.113.1/24 dev d0
+    ip addr add 2001:db8:d::1/64 dev d0 nodad""")
+
+
+def bond_fails():
+    """The active device goes down, and the other takes over."""
+    undo(sh, "ip link set d0 up; ip link set bond0 type bond active_slave d0")
+    sh("ip link set d0 down")
+    deadline = time.monotonic() + PATIENCE
+    while '"active_slave":"d1"' not in sh("ip -d -j link show bond0"):
+        if time.monotonic() > deadline:
+            raise RuntimeError("the bond stays with the device that failed")
+
+
+def any_address(family):
+    """A subject that is bound to none."""
+    return {4: "0.0.0.0", 6: "::"}[family], SUBJECT_PORT
+
+
 def vrf_device(subject):
     """Lives in the VRF."""
     subject.sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"vrf0")
 
 
+# So that a tunnel over the pair has room for what the NIC has room for.
+LARGE = "ip link set d0 mtu 1700; ip -n peer link set p0 mtu 1700; "
+VRF = ("ip link add vrf0 type vrf table 50; ip link set vrf0 up; ip link set d0 master vrf0")
+UNVRF = "ip link del vrf0"
+VRF_REACH = "ping -I vrf0 -q -c1 -w5 203.0.113.2 && ping -I vrf0 -q -c1 -w5 2001:db8:d::2"
 PAIR = {"subject_at": at(HERE, SUBJECT_PORT), "peer_at": at(THERE, PEER_PORT)}
 SINGLE = {"trains": (False,)}
 OWN = {"snmp": "the tunnel's own packets count as UDP, and their number changes from run to run"}
@@ -128,7 +184,9 @@ ONE_BY_ONE = {"trains": (True,), "out": WHATEVER, "kopi_out": ALL, "into": None,
 
 run("devices", [
     Policy("loopback", subject_at=at(LOOP, SUBJECT_PORT), peer_at=at(LOOP, PEER_PORT),
-           peer_namespace="host"),
+           peer_namespace="host", checks=(arrived("out", device="lo"), arrived("in", device="lo"))),
+    Policy("one's own address", peer_namespace="host",
+           peer_at=lambda family: (ADDRESSES[family]["host"], PEER_PORT)),
     device("veth", ""),
     device("veth, no offloads", "ethtool -K d0 tx off gso off gro off; "
            "ip netns exec peer ethtool -K p0 tx off gso off gro off >/dev/null"),
@@ -139,23 +197,43 @@ run("devices", [
            "ip link set d0 master bond0; ip link set d0 up", "bond0"),
     device("macvlan", "ip link add link d0 name mv0 type macvlan mode bridge", "mv0"),
     device("ipvlan", "ip link add link d0 name iv0 type ipvlan mode l2", "iv0"),
-    device("VXLAN", "ip addr add 10.9.0.1/24 dev d0; ip -n peer addr add 10.9.0.2/24 dev p0; "
+    device("VXLAN", LARGE + "ip addr add 10.9.0.1/24 dev d0; ip -n peer addr add 10.9.0.2/24 dev p0; "
            "ip link add vx0 type vxlan id 9 remote 10.9.0.2 dstport 4789; "
            "ip -n peer link add vx1 type vxlan id 9 remote 10.9.0.1 dstport 4789; "
            "ip link set vx0 addrgenmode none; ip -n peer link set vx1 addrgenmode none",
-           "vx0", "vx1", differs=OWN, **SINGLE),
-    device("GRE", "ip addr add 10.9.0.1/24 dev d0; ip -n peer addr add 10.9.0.2/24 dev p0; "
+           "vx0", "vx1", differs=OWN),
+    device("GRE", LARGE + "ip addr add 10.9.0.1/24 dev d0; ip -n peer addr add 10.9.0.2/24 dev p0; "
            "ip link add gre9 type gre local 10.9.0.1 remote 10.9.0.2; "
-           "ip -n peer link add gre9 type gre local 10.9.0.2 remote 10.9.0.1", "gre9", "gre9",
-           **SINGLE),
-    device("VRF", "ip link add vrf0 type vrf table 50; ip link set vrf0 up; "
-           "ip link set d0 master vrf0", clean="ip link del vrf0",
-           reach="ping -I vrf0 -q -c1 -w5 203.0.113.2 && ping -I vrf0 -q -c1 -w5 2001:db8:d::2",
-           prepare=vrf_device, sentinel=False),
+           "ip -n peer link add gre9 type gre local 10.9.0.2 remote 10.9.0.1", "gre9", "gre9"),
+    device("IPIP", LARGE + "ip addr add 10.9.0.1/24 dev d0; ip -n peer addr add 10.9.0.2/24 dev p0; "
+           "ip link add tl9 type ipip local 10.9.0.1 remote 10.9.0.2; "
+           "ip -n peer link add tl9 type ipip local 10.9.0.2 remote 10.9.0.1", "tl9", "tl9",
+           reach="ping -q -c1 -w5 203.0.113.2", families=(4,)),
+    device("bond, whose active device fails in mid-flow",
+           "ip link add d1 type veth peer name p1 netns peer; "
+           "ip link add bond0 type bond mode active-backup miimon 10; ip link set d0 down; "
+           "ip link set d0 master bond0; ip link set d1 master bond0; "
+           "ip -n peer link add br1 type bridge; "
+           "ip -n peer link set p0 master br1; ip -n peer link set p1 master br1; "
+           "ip -n peer link set p1 up; ip link set d0 up; ip link set d1 up", "bond0", "br1",
+           clean="ip link del d1", between=bond_fails, **SINGLE),
+    device("VRF, a socket outside of it", VRF, clean=UNVRF, reach=VRF_REACH, checks=(),
+           subject_at=any_address, peer_sends_to=at(HERE, SUBJECT_PORT), out=NONE, into=NONE,
+           errors=("ENETUNREACH",), connected=False, sentinel=False, **SINGLE),
+    device("VRF, udp_l3mdev_accept", VRF + "; sysctl -qw net.ipv4.udp_l3mdev_accept=1",
+           clean=UNVRF + "; sysctl -qw net.ipv4.udp_l3mdev_accept=0", reach=VRF_REACH,
+           checks=(), subject_at=any_address, peer_sends_to=at(HERE, SUBJECT_PORT), out=None,
+           connected=False, sentinel=False,
+           prepare=lambda subject: subject.family == 4 and subject.sock.setsockopt(
+               socket.IPPROTO_IP, 8, 1)),
+    device("VRF", VRF, clean=UNVRF, reach=VRF_REACH, prepare=vrf_device, sentinel=False),
     device("ESP, transport", esp("transport"), clean=CLEAR_ESP, **SINGLE),
     device("ESP, tunnel", esp("tunnel"), clean=CLEAR_ESP, **SINGLE),
     device("ESP, transport, trains", esp("transport"), clean=CLEAR_ESP, **ONE_BY_ONE),
-    Policy("tun", fixture=tun, **PAIR, **SINGLE),
+    device("ESP, with a peer that has none", esp("transport", ("",)), clean=CLEAR_ESP, reach=":",
+           out=NONE, into=NONE, sentinel=False, **SINGLE),
+    Policy("tun", fixture=tun, **PAIR, checks=(arrived("out", device="t1"),
+                                               arrived("in", device="t0"))),
     Policy("WireGuard", fixture=wireguard, ordered=False, differs=OWN, **PAIR, **SINGLE),
     Policy("dummy", fixture=lambda: (
         undo(sh, "ip link del nowhere", False),
@@ -165,5 +243,10 @@ run("devices", [
            subject_at=at(HERE, SUBJECT_PORT), subject_sends_to=at(THERE, PEER_PORT),
            out=NONE, into=None, sentinel=False),
     Policy("a device moved to another namespace", fixture=namespaces, subject_namespace="moved",
-           **PAIR),
+           **PAIR, checks=(arrived("out", device="p0"), arrived("in", device="d0"))),
+    Policy("a process in another namespace than its socket's", prepare=sent_from("peer")),
+    Policy("a namespace deleted in mid-flow", fixture=namespaces, subject_namespace="moved",
+           between=namespace_deleted, sentinel=False, **PAIR, **SINGLE),
+    device("a device moved away and back in mid-flow", "", between=moved_and_back, sentinel=False,
+           **SINGLE),
 ])
