@@ -17,6 +17,7 @@ help:
 	@echo 'make run         from nothing to a demonstration in a virtual machine'
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
+	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
 	@echo 'make shell       a login in the machine'
 	@echo 'make module KVER=NAME   build/NAME/kopi.ko for an installed stock kernel'
 	@echo 'make clean       remove what was built (the cache in ~/.cache/kopi stays)'
@@ -41,10 +42,11 @@ run: build
 bpf: sysroot
 	@$(step) bpf qemu/build bpf
 
-rigs: kernel
+rigs: build
 	@$(step) rigs qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
+	@qemu/vm --timeout 3600 -- selftests/rigs/run.sh
 
-test: build bpf rigs
+test: build bpf
 	@qemu/test $(KERNEL)
 
 policy: build bpf

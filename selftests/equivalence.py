@@ -787,7 +787,8 @@ def problems(policy, seen, kind):
     for function in policy.observe:
         looks = [value for key, value in seen.items() if key.startswith(f"{function.__name__} after ")]
         # Zeros only: a rule that never matched.
-        if looks and numbers(looks[-1]) and not any(numbers(looks[-1])):
+        looked = policy.into is None or any(" after in" in key for key in seen)
+        if looked and looks and numbers(looks[-1]) and not any(numbers(looks[-1])):
             wrong.append(f"{function.__name__} saw nothing: {looks[-1]}")
     return wrong
 

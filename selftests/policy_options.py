@@ -300,8 +300,9 @@ POLICIES = [
     Policy("IPv4 by an IPv6 socket of any address", **{
         **MAPPED, "subject_at": wildcard(SUBJECT_PORT)}, sentinel=False,
            peer_sends_to=mapped("host", SUBJECT_PORT)),
-    Policy("link-local addresses", **LINK_LOCAL),
-    Policy("link-local addresses, unconnected", connected=False, **LINK_LOCAL),
+    # The first waits for the neighbour, and another may pass it.
+    Policy("link-local addresses", ordered=False, **LINK_LOCAL),
+    Policy("link-local addresses, unconnected", connected=False, ordered=False, **LINK_LOCAL),
     Policy("IP_FREEBIND, IPV6_FREEBIND", fixture=foreign_routes, subject_at=foreign,
            sentinel=False, connected=False, out=None, then_out=None, between=foreign_address,
            prepare=by_family(IP_FREEBIND, IPV6_FREEBIND, 1), **SINGLE),

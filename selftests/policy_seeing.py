@@ -130,7 +130,7 @@ def watch(command, pattern, strip, least=1, started=None, before=None):
         if not lines:
             raise RuntimeError(f"{command[0]} saw nothing: {running[0].text()[:500]}")
         # Tools that collect from several CPUs don't keep the order.
-        return sorted(lines)
+        return sorted(set(lines)) if command[0] == "conntrack" else sorted(lines)
     return {"setup": setup, "observe": (seen,)}
 
 
@@ -245,8 +245,8 @@ run("seeing", [
     Policy("ss, /proc/net/udp, of bob's", observe=(sockets,), user="bob"),
     Policy("nstat, ip -s", remember_counters, observe=(changed_counters,), **SINGLE),
     Policy("conntrack -E", **watch(
-        ["conntrack", "-E", "-p", "udp", "--orig-port-src", "7000"], "udp", "$^",
-        before=no_conntrack), **SINGLE),
+        ["conntrack", "-E", "-e", "NEW,UPDATES", "-p", "udp", "--orig-port-src", "7000"],
+        "udp", r" \d+ (?=src)", before=no_conntrack), **SINGLE),
     Policy("nft monitor trace", **watch(["nft", "monitor", "trace"], "trace id", r"id [0-9a-f]+|"
                                         r"(ip id|flowlabel) \d+", 3 * COUNT, before=NFTRACE),
            **SINGLE),

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The kernel's own selftests give the same verdicts when every UDP socket in them
-# is a KOPI flow whose packets go through rings: rigs/programs lists them,
-# rigs/udp_by_rings.c makes the flows. Arguments: only those whose names match.
+# is a KOPI flow whose packets go through rings: programs lists them,
+# udp_by_rings.c makes the flows. Arguments: only those whose names match.
 
-. "$(dirname "$0")/lib.sh"
+. "$(dirname "$0")/../lib.sh"
 
 rigs=$here/../build/rigs
 work=/tmp/rigs
