@@ -55,6 +55,16 @@ void kopi_sock_graft(struct sock *sk, struct socket *parent)
 	sock_graft(sk, parent);
 }
 
+bool kopi_sock_get(struct sock *sk)
+{
+	return refcount_inc_not_zero(&sk->sk_refcnt);
+}
+
+void kopi_sock_put(struct sock *sk)
+{
+	sock_put(sk);
+}
+
 struct net *kopi_sock_net(const struct sock *sk)
 {
 	return sock_net(sk);

@@ -21,6 +21,8 @@ void kopi_module_put(void);
 
 /* sock */
 void kopi_sock_graft(struct sock *sk, struct socket *parent);
+bool kopi_sock_get(struct sock *sk);
+void kopi_sock_put(struct sock *sk);
 struct net *kopi_sock_net(const struct sock *sk);
 struct user_namespace *kopi_net_user_ns(struct net *net);
 uid_t kopi_sk_uid(const struct sock *sk);

@@ -18,7 +18,7 @@ use super::{
     },
     region::Vma,
     skb::SkBuff,
-    sock::Sock,
+    sock::{Sock, SockRef},
     socket::{Socket, SocketFile},
     user::{OptionIn, OptionOut},
     wait::PollTable, //
@@ -597,6 +597,11 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     let _rcu = kernel::sync::rcu::read_lock();
     // SAFETY: The sock is in use by the caller; RCU is held.
     unsafe {
+        // Softirqs find socks without a reference, and `read_skb` needs one: a close may take the
+        // last away meanwhile. What is queued then goes with the sock.
+        let Some(_kept) = SockRef::get(Sock::from_raw(sk)) else {
+            return;
+        };
         if let Some(state) = state::<T>(sk) {
             if Sock::from_raw(sk).has_receive_hook() {
                 bindings::kopi_schedule_work(state.work.get());

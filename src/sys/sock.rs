@@ -27,6 +27,25 @@ pub(crate) struct Sock(Opaque<bindings::sock>);
 // SAFETY: The kernel's functions that are called here lock what they need.
 unsafe impl Sync for Sock {}
 
+/// A reference to a sock.
+pub(super) struct SockRef<'a>(&'a Sock);
+
+impl<'a> SockRef<'a> {
+    /// Takes one, unless the last is gone and RCU alone keeps the sock. Any context.
+    pub(super) fn get(sk: &'a Sock) -> Option<Self> {
+        // SAFETY: The sock's memory is valid as long as the borrow.
+        unsafe { bindings::kopi_sock_get(sk.as_ptr()) }.then_some(())?;
+        Some(Self(sk))
+    }
+}
+
+impl Drop for SockRef<'_> {
+    fn drop(&mut self) {
+        // SAFETY: The reference that `get` took. A UDP sock is freed by RCU, in any context.
+        unsafe { bindings::kopi_sock_put(self.0.as_ptr()) };
+    }
+}
+
 impl Sock {
     /// # Safety
     ///
