@@ -826,10 +826,10 @@ def shorten(value):
 def same(area, what, udp, flow, wanted, reason=""):
     """Checks and notes what isn't an exchange: what came of it for a UDP socket and for a KOPI
     flow, and what the first should be. The two must be equal, or there is a reason."""
-    kopi.check(what, udp == wanted and (udp == flow) == (not reason),
-               f"UDP {udp}, KOPI {flow}, wanted {wanted}")
+    as_listed = udp == wanted and (udp == flow) == (not reason)
+    kopi.check(what, as_listed, f"UDP {udp}, KOPI {flow}, wanted {wanted}")
     write_row({"area": area, "policy": what, "note": "", "UDP": str(udp), "KOPI": str(flow),
-               "differs": {"the outcome": reason} if reason else {}, "same": udp == flow})
+               "differs": {"the outcome": reason} if reason else {}, "same": as_listed})
 
 
 def write_row(row):

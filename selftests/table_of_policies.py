@@ -29,7 +29,7 @@ def outcome(row, kind):
 
 
 def remark(row):
-    """Whether it is the same, and why not."""
+    """Whether it is the same, and why not; NO: it differs, and shouldn't."""
     words = [] if row["same"] else ["NO"]
     if row["differs"]:
         reasons = sorted(set(row["differs"].values()))
