@@ -43,10 +43,11 @@ bpf: sysroot
 	@$(step) bpf qemu/build bpf
 
 rigs: build
-	@$(step) rigs qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
+	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
 	@qemu/vm --timeout 3600 -- selftests/rigs/run.sh
 
 test: build bpf
+	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
 	@qemu/test $(KERNEL)
 
 policy: build bpf

@@ -61,6 +61,12 @@ if pid == 0:
 kopi.check("a forked child uses the rings by the mapping that it inherited", status(pid) == 0)
 kopi.check("and its parent goes on", loop(one, 12, b"parent") == b"parent")
 
+# FUTEX_WAKE without FUTEX_PRIVATE_FLAG: for processes, by the memory's identity.
+word = ctypes.addressof(ctypes.c_char.from_buffer(one.region, one.frames))
+kopi.check("a region can't hold a futex between processes: EFAULT",
+           kopi.libc.syscall(202, ctypes.c_void_p(word), 1, 1, None, None, 0) == -1
+           and ctypes.get_errno() == errno.EFAULT, ctypes.get_errno())
+
 flow = one.sock
 os.set_inheritable(flow.fileno(), True)
 kopi.check("after exec the mapping is gone, and the flow can be mapped anew",
