@@ -7,6 +7,7 @@ KILL_SEED repeats a run, KILL_CYCLES changes its length.
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -18,33 +19,30 @@ SEED = int(os.environ.get("KILL_SEED", "1"))
 AT_ONCE = 4
 # Objects that may come and go without KOPI; far fewer than a leak in each cycle would leave.
 SLACK_OBJECTS = CYCLES // 3
-SLACK_KB = 8192
-SLABS = ("UDP", "UDPv6", "sock_inode_cache", "skbuff_head_cache", "skbuff_small_head", "filp",
-         "vm_area_struct", "kmalloc-64", "kmalloc-128", "kmalloc-256", "kmalloc-512", "kmalloc-1k",
-         "kmalloc-2k", "kmalloc-4k", "kmalloc-cg-256", "kmalloc-cg-512", "kmalloc-cg-1k")
+# Kilobytes. A region has more than 128.
+SLACK_KB = {"VmallocUsed:": 8192, "Percpu:": 1024, "Taken:": CYCLES * 32}
+SLABS = re.compile(r"UDP|sock_inode_cache|skbuff_|filp|vm_area_struct|kmalloc-")
 
 
 def memory():
-    """Objects by slab, and kilobytes by kind."""
+    """Objects by slab, and kilobytes by kind; all pages that are taken, as those of regions."""
     # What RCU and the per-CPU caches hold goes first.
     with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as drop:
         drop.write("3")
     found = {}
-    for name in os.listdir("/sys/kernel/slab") if os.path.isdir("/sys/kernel/slab") else ():
-        if name in SLABS:
+    for name in os.listdir("/sys/kernel/slab"):
+        if SLABS.match(name):
             with open(f"/sys/kernel/slab/{name}/shrink", "w", encoding="ascii") as shrink:
                 shrink.write("1")
     with open("/proc/slabinfo", encoding="ascii") as slabs:
         for line in slabs:
             words = line.split()
-            if words[0] in SLABS:
+            if SLABS.match(words[0]):
                 found[words[0]] = int(words[1])
     with open("/proc/meminfo", encoding="ascii") as meminfo:
-        for line in meminfo:
-            words = line.split()
-            if words[0] in ("VmallocUsed:", "Percpu:"):
-                found[words[0]] = int(words[1])
-    return found
+        sizes = {words[0]: int(words[1]) for words in map(str.split, meminfo)}
+    found["Taken:"] = sizes["MemTotal:"] - sizes["MemAvailable:"]
+    return found | {name: sizes[name] for name in ("VmallocUsed:", "Percpu:")}
 
 
 def module_users():
@@ -55,11 +53,13 @@ def module_users():
 
 def child(number):
     """Opens a flow with a channel, and sends to its neighbour and itself until it is killed."""
-    ports = [20000 + number % AT_ONCE * 2 + i for i in (0, 1)]
+    # Neighbours have the same family, and each other group the other one.
+    host, proto = ("::1", kopi.UDP6) if number // AT_ONCE & 1 else ("127.0.0.1", 0)
+    port = 20000 + number % AT_ONCE
     while True:
-        flow = kopi.flow()
+        flow = kopi.flow(proto)
         flow.setsockopt(kopi.socket.SOL_SOCKET, kopi.socket.SO_REUSEPORT, 1)
-        flow.bind(("127.0.0.1", ports[0]))
+        flow.bind((host, port))
         flags = number & 1
         channel = kopi.Channel(flow, flags=flags, frames=64)
         for frame in range(32):
@@ -67,8 +67,8 @@ def child(number):
         for count in range(30):
             for frame in range(32, 48):
                 # Half of them by reference.
-                target = 20000 + (number + count) % AT_ONCE * 2
-                channel.send(frame, b"x" * (64 if frame & 1 else 1900), ("127.0.0.1", target))
+                target = 20000 + (number + count) % AT_ONCE
+                channel.send(frame, b"x" * (64 if frame & 1 else 1900), (host, target))
             channel.bell()
             while channel.completion.pop() is not None:
                 pass
@@ -117,7 +117,7 @@ kopi.check("no reference to the module is left", wait_until_unused(), module_use
 for _ in range(50):
     after = memory()
     grown = {name: after[name] - count for name, count in before.items()
-             if after[name] - count > (SLACK_KB if name.endswith(":") else SLACK_OBJECTS)}
+             if after[name] - count > SLACK_KB.get(name, SLACK_OBJECTS)}
     if not grown:
         break
     time.sleep(0.2)

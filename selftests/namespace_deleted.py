@@ -31,8 +31,14 @@ def wait_until(condition):
     return False
 
 
+def sleeps_in_poll(pid):
+    """Whether the process is in poll(2)."""
+    with open(f"/proc/{pid}/syscall", encoding="ascii") as syscall:
+        return syscall.read().startswith("7 ")
+
+
 def work(state, ready):
-    """A process in the namespace, in one of the states."""
+    """A process in the namespace, in one of the states; says when it is bound, and when it works."""
     flow = kopi.flow()
     flow.bind(("198.51.100.2", 7000))
     channel = kopi.Channel(flow, frames=64)
@@ -50,8 +56,13 @@ def work(state, ready):
             channel.bell()
             while channel.completion.pop() is not None:
                 pass
-        elif (entry := channel.rx.pop()) is not None:
+        elif (entry := channel.rx.pop()) is None:
+            continue
+        else:
             channel.fill.push(entry[0] & ~2047)
+        if ready is not None:
+            os.write(ready, b"x")
+            ready = None
 
 
 for state in ("idle", "sending", "receiving", "blocked in poll"):
@@ -72,7 +83,10 @@ for state in ("idle", "sending", "receiving", "blocked in poll"):
     if state == "receiving":
         feeder = subprocess.Popen(["socat", "-u", "OPEN:/dev/zero", "UDP:198.51.100.2:7000"],
                                   stderr=subprocess.DEVNULL)
-        time.sleep(0.2)
+    if state in ("sending", "receiving"):
+        os.read(told, 1)
+    if state == "blocked in poll":
+        kopi.check("a process sleeps in poll", wait_until(lambda: sleeps_in_poll(pid)))
     sh("ip netns del doomed")
     kopi.check(f"{state}: the process lives on", os.waitpid(pid, os.WNOHANG)[0] == 0)
     kopi.check(f"{state}: its sockets keep the namespace", exists("outside"))
@@ -83,4 +97,6 @@ for state in ("idle", "sending", "receiving", "blocked in poll"):
     if feeder:
         feeder.kill()
         feeder.wait()
+log = subprocess.run(["dmesg"], capture_output=True, text=True, check=True).stdout
+kopi.check("nothing waited for a reference to a device", "unregister_netdevice" not in log)
 kopi.finish()
