@@ -363,7 +363,8 @@ class UdpSubject:
                                        (socket.IPPROTO_IPV6, IPV6_TCLASS)):
                     tos = value[0]
             step = segment or len(data) or 1
-            for at in range(0, len(data), step):
+            # One of no bytes is one, too.
+            for at in range(0, len(data) or 1, step):
                 found.append(parse(data[at:at + step], source, destination, tos, ttl,
                                    self.devices.get(device, device), mark))
 

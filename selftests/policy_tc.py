@@ -2,72 +2,20 @@
 # SPDX-License-Identifier: GPL-2.0
 """tc treats a KOPI flow as it does a UDP socket."""
 
-import json
 import os
 import socket
 import struct
-import subprocess
-import tempfile
 import time
 
 from equivalence import (ADDRESSES, ANY, COUNT, FAMILIES, NONE, SO_TXTIME, Policy, UdpSubject, chain,
-                         do, namespace, nft_table, run, sh, together, undo)
+                         nft_table, run, sh, together, undo)
+from tc import class_of_subject, htb, on_other, other, remove_other, run_tc, tc
 
 GROUP = "tc"
 SO_MAX_PACING_RATE, IP_RECVERR = 47, 11
 # SOF_TXTIME_REPORT_ERRORS
 REPORT_ERRORS = 2
 MARKED = ((socket.SOL_SOCKET, socket.SO_MARK, 5),)
-
-
-class Tc:
-    """One tc, in `host`, for all commands: it takes longer to start than to do them."""
-
-    def __init__(self):
-        self.errors = tempfile.TemporaryFile()  # pylint: disable=consider-using-with
-        with namespace("host"):
-            self.process = subprocess.Popen(  # pylint: disable=consider-using-with
-                ["tc", "-s", "-j", "-force", "-batch", "-"], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=self.errors, text=True)
-
-    def __call__(self, *commands, check=True):
-        """Carries out commands, in which @ is eth0, and gives what those that show something say."""
-        commands = [each.replace("@", "dev eth0", 1) for each in commands]
-        # The last one's answer says that all are done.
-        commands.append("qdisc show dev lo")
-        self.errors.seek(0)
-        self.errors.truncate()
-        self.process.stdin.write("\n".join(commands) + "\n")
-        self.process.stdin.flush()
-        shown = [json.loads(self.process.stdout.readline()) for each in commands
-                 if " show " in each][:-1]
-        self.errors.seek(0)
-        failed = self.errors.read().decode()
-        if failed and check:
-            raise RuntimeError(f"tc: {failed}")
-        return shown
-
-
-def tc(*commands):
-    """A setup of tc commands on eth0: a word that says what, and the rest."""
-    def setup():
-        undo(lambda: run_tc("qdisc del @ root", "qdisc del @ clsact", check=False))
-        run_tc(*commands)
-    return setup
-
-
-def htb(*filters):
-    """A setup of three classes, of which 1:20 gets what the filters send there, 1:10 the rest."""
-    return tc("qdisc add @ root handle 1: htb default 10",
-              "class add @ parent 1: classid 1:10 htb rate 100mbit quantum 3000",
-              "class add @ parent 1: classid 1:20 htb rate 50mbit quantum 3000",
-              *filters)
-
-
-def classes():
-    """Packets and bytes of each class."""
-    return [(each["handle"], each["stats"]["packets"], each["stats"]["bytes"])
-            for each in run_tc("class show @")[0]]
 
 
 def tc_counters():
@@ -79,11 +27,6 @@ def tc_counters():
             found.append((each.get("kind") or each.get("class"), stats.get("bytes"),
                           stats.get("packets"), stats.get("drops")))
     return found
-
-
-def class_of_subject():
-    """Whether the subject's packets went to class 1:20, whose counter it is."""
-    return [each for each in classes() if each[0] == "1:20"]
 
 
 def drained():
@@ -197,30 +140,6 @@ def pedit(way, port):
             "munge ip6 hoplimit set 33"]
 
 
-_other = {"made": False, "before": 0}
-
-
-def sent_by_other():
-    """Packets that the other device was given, ever."""
-    with open("/proc/net/dev", encoding="ascii") as file:
-        return next(int(line.split()[10]) for line in file if line.split()[0] == "other:")
-
-
-def other():
-    """A device to mirror to, for as long as the file runs, since tc remembers its number."""
-    if not _other["made"]:
-        # Without IPv6, which would send packets of its own.
-        do("ip link add other type dummy", "sysctl -qw net.ipv6.conf.other.disable_ipv6=1",
-           "ip link set other up")()
-        _other["made"] = True
-    _other["before"] = sent_by_other()
-
-
-def on_other():
-    """Packets that the other device was given in this exchange."""
-    return sent_by_other() - _other["before"]
-
-
 def pacing(rate):
     """The socket option for bytes in a second."""
     return ((socket.SOL_SOCKET, SO_MAX_PACING_RATE, struct.pack("=I", rate)),)
@@ -231,7 +150,6 @@ def throttled():
     return any(each.get("throttled", 0) for each in run_tc("qdisc show @")[0])
 
 
-run_tc = Tc()
 seen = {"observe": (tc_counters,)}
 counted = {"observe": (filters,)}
 single = {"trains": (False,)}
@@ -336,4 +254,4 @@ run("tc", [
                           "action csum udp")),
            peer_sends_to=lambda family: (ADDRESSES[family]["host"], 7999),
            connected=False, **single, **counted),
-])
+], remove_other)
