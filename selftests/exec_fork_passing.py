@@ -3,6 +3,7 @@
 """Flows and mappings over fork, exec and descriptor passing are those of any socket and mapping."""
 
 import array
+import ctypes
 import errno
 import os
 import signal

@@ -7,7 +7,10 @@
 . "$(dirname "$0")/lib.sh"
 
 title "Scenario 1, debugging: something floods the network. Which program of whom?"
-trap 'pkill "kopi-(echo|nc|gen)"; kill $(jobs -p) 2>/dev/null; wait; in_host nft delete table inet debug 2>/dev/null' EXIT
+trap 'pkill "kopi-(echo|nc|gen)"; kill $(jobs -p) 2>/dev/null; wait; in_host nft delete table inet debug 2>/dev/null; in_peer nft delete table inet sink' EXIT
+# Nobody listens at the other end, which says nothing of it: a refusal would end a program.
+in_peer nft 'add table inet sink; add chain inet sink in { type filter hook input priority 0; };
+	add rule inet sink in udp dport 9 drop'
 # Two that do their work, and one that has gone mad.
 in_host setpriv --reuid alice --regid alice --clear-groups -- \
 	kopi-echo --bind 192.0.2.1:6001 >/tmp/echo.out 2>&1 &
@@ -53,6 +56,13 @@ shown </tmp/ss.out
 pid=$(sed -n 's/.*pid=\([0-9]*\).*/\1/p' /tmp/ss.out)
 check "ss names the process behind the rings" grep -q kopi-gen /tmp/ss.out
 check "it is the one that floods" grep -qz flood "/proc/$pid/cmdline"
+
+tell "And without a port: whose packets does the device get?"
+typed "perf record -a -e net:net_dev_queue --filter 'name == \"eth0\"' sleep 1; perf script -F comm"
+perf record -q -a -e net:net_dev_queue --filter 'name == "eth0"' -o /tmp/perf.data sleep 1 >/dev/null 2>&1
+perf script -i /tmp/perf.data -F comm 2>/dev/null | sort | uniq -c | sort -rn | tr -s ' ' >/tmp/perf.out
+shown </tmp/perf.out
+check "perf names the program by the kernel's tracepoint" grep -q "kopi-gen" <(head -1 /tmp/perf.out)
 
 tell "What does it send?"
 typed "tcpdump -c 2 -n -i eth0 udp src port $port"
