@@ -215,13 +215,6 @@ def bpftrace():
         """], "^(xmit|receive)", "$^", 2 * COUNT, "ready")
 
 
-def perf_trace():
-    """The same by perf, which says whose the packets are that a program sends."""
-    return watch(["perf", "trace", "-a", "--no-syscalls", "-e", "net:net_dev_start_xmit",
-                  "-e", "net:netif_receive_skb"],
-                 "net:", r"^.*(?=net:)|skbaddr: \w+,? ?|, transport_offset: \w+", 2 * COUNT)
-
-
 def bpftrace_drops():
     """The same on the one for dropped packets."""
     return watch(["bpftrace", "-q", "-B", "line", "-e", """
@@ -258,7 +251,6 @@ run("seeing", [
                                         r"(ip id|flowlabel) \d+", 3 * COUNT, before=NFTRACE),
            **SINGLE),
     Policy("bpftrace", **bpftrace(), **SINGLE, families=(4,)),
-    Policy("perf trace", **perf_trace(), **SINGLE, families=(4,)),
     Policy("bpftrace: kfree_skb", **bpftrace_drops(), **SINGLE, families=(4,), out=None,
            into=NONE),
     Policy("drop reason: netfilter, output",
