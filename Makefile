@@ -10,12 +10,14 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test shell module policy tools bpf rigs sysroot kernel clean help
+.PHONY: build run test test-debug fuzz build-debug shell module policy tools bpf rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
 	@echo 'make run         from nothing to a demonstration in a virtual machine'
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
+	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on'
+	@echo 'make fuzz SECONDS=N   the fuzzers on that kernel'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
 	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
 	@echo 'make shell       a login in the machine'
@@ -49,6 +51,19 @@ rigs: build
 test: build bpf
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
 	@qemu/test $(KERNEL)
+
+build-debug: tools bpf
+	@$(step) kernel-debug qemu/kernel debug
+	@$(step) module-debug qemu/build module $$(qemu/kernel debug)
+
+test-debug: build-debug
+	@qemu/vm --kernel debug --mem 4096 --timeout 7200 -- env FUZZ_SECONDS=60 selftests/run
+
+# Of each fuzzer.
+SECONDS ?= 600
+fuzz: build-debug
+	@qemu/vm --kernel debug --mem 4096 --timeout infinity -- env FUZZ_SECONDS=$(SECONDS) bash -c \
+		'selftests/fuzz_rings.sh && selftests/fuzz_calls.sh'
 
 policy: build bpf
 	@qemu/policy $(firstword $(KERNEL))

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A hostile process, for tests: it shares rings with the kernel and keeps to no rule.
+//!
+//! What each thread does follows from the seed alone; how threads interleave does not.
+
+use clap::{Args, Parser, Subcommand};
+use rand::{rngs::SmallRng, Rng, SeedableRng};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+mod calls;
+mod coverage;
+mod rings;
+mod shared;
+mod sys;
+
+/// Does to KOPI what no program should, repeatably.
+#[derive(Parser)]
+#[command(
+    version,
+    after_help = "Examples:
+  kopi-fuzz rings --seconds 60               # prints its seed
+  kopi-fuzz rings --seed 7 --rounds 1        # that round again
+  kopi-fuzz rings --coverage /tmp/reached    # on a kernel with KCOV
+
+Exit status: 0 at the end, 2 after an error of its own. Whether the kernel stood
+it, its log says, and the processes beside this one."
+)]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Scribble over all that is shared: indices, flags, descriptors, metadata, frames
+    Rings(Run),
+    /// Call what sockets have, from several threads, on the same few descriptors
+    Calls(Run),
+}
+
+/// How long, and from which seed.
+#[derive(Args, Clone)]
+struct Run {
+    /// Seed of the first round; each round's is one more (default: from the clock)
+    #[arg(long)]
+    seed: Option<u64>,
+
+    /// End after this many seconds
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+
+    /// End after this many rounds
+    #[arg(long)]
+    rounds: Option<u64>,
+
+    /// Threads that work at the same time
+    #[arg(long, default_value_t = 4)]
+    threads: u64,
+
+    /// What each thread does in a round, a number of operations
+    #[arg(long, default_value_t = 2000)]
+    operations: u64,
+
+    /// Write the module's instructions that were reached, by KCOV, as offsets
+    #[arg(long, value_name = "FILE")]
+    coverage: Option<std::path::PathBuf>,
+}
+
+impl Run {
+    /// Calls `round` with the seed of each round until the time is over.
+    fn repeat(&self, mut round: impl FnMut(u64) -> std::io::Result<()>) -> std::io::Result<u64> {
+        let first = self.seed.unwrap_or_else(|| {
+            std::time::UNIX_EPOCH
+                .elapsed()
+                .map_or(1, |since| since.as_secs())
+        });
+        println!("seed {first}");
+        let end = Instant::now() + Duration::from_secs(self.seconds);
+        let mut done = 0;
+        while Instant::now() < end && self.rounds.is_none_or(|rounds| done < rounds) {
+            round(first.wrapping_add(done)).map_err(|error| {
+                std::io::Error::other(format!("seed {}: {error}", first.wrapping_add(done)))
+            })?;
+            done += 1;
+        }
+        Ok(done)
+    }
+}
+
+/// The numbers of one thread in one round.
+fn random(seed: u64, thread: u64) -> SmallRng {
+    SmallRng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ thread)
+}
+
+/// One of them.
+fn pick<T: Copy>(random: &mut SmallRng, from: &[T]) -> T {
+    from[random.random_range(0..from.len())]
+}
+
+fn main() -> ExitCode {
+    let result = match Options::parse().command {
+        Command::Rings(run) => rings::run(&run),
+        Command::Calls(run) => calls::run(&run),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kopi-fuzz: {error}");
+            ExitCode::from(2)
+        }
+    }
+}

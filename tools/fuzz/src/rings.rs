@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Everything that a process shares with the kernel, written at random while the doorbell rings.
+
+use crate::{coverage::Coverage, pick, random, shared::Shared, sys, Run};
+use kopi::pure::abi::{
+    ChannelReq, CHANNEL_RX_MERGED, CHANNEL_TRAINS, DESC_META, DESC_MORE, PROTO_UDP, PROTO_UDP6,
+};
+use rand::{rngs::SmallRng, Rng};
+use std::{io, thread};
+
+/// A round's flows, and what its threads share.
+struct Round {
+    fds: Vec<i32>,
+    ports: Vec<u16>,
+    ipv6: bool,
+    shared: Shared,
+    /// How often each kind of operation is done, so that rounds differ.
+    weights: Vec<u32>,
+}
+
+/// All of them, in the order of `Round::weights`.
+const OPERATIONS: [fn(&Round, &mut SmallRng); 12] = [
+    send, chain, odd_send, odd_index, heal, reap, refill, odd_fill, odd_meta, scribble, bell, ask,
+];
+
+/// Rounds until the time is over.
+pub(crate) fn run(run: &Run) -> io::Result<()> {
+    let mut coverage = Coverage::new(run.coverage.as_deref())?;
+    let rounds = run.repeat(|seed| {
+        let round = Round::open(seed)?;
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..run.threads)
+                .map(|number| {
+                    let (round, trace) = (&round, coverage.tracer());
+                    scope.spawn(move || {
+                        trace
+                            .map(|trace| {
+                                trace.record(|| {
+                                    work(round, random(seed, number + 1), run.operations)
+                                })
+                            })
+                            .unwrap_or_else(|| {
+                                work(round, random(seed, number + 1), run.operations);
+                                Ok(Vec::new())
+                            })
+                    })
+                })
+                .collect();
+            for worker in workers {
+                let reached = worker
+                    .join()
+                    .map_err(|_| io::Error::other("a thread panicked"))??;
+                coverage.add(reached);
+            }
+            Ok(())
+        })
+    })?;
+    println!(
+        "{rounds} rounds of {} threads, {} operations",
+        run.threads,
+        rounds * run.threads * run.operations
+    );
+    coverage.save()
+}
+
+fn work(round: &Round, mut random: SmallRng, operations: u64) {
+    let total = round.weights.iter().sum();
+    for _ in 0..operations {
+        let mut at = random.random_range(0..total);
+        for (operation, &weight) in OPERATIONS.iter().zip(&round.weights) {
+            if at < weight {
+                operation(round, &mut random);
+                break;
+            }
+            at -= weight;
+        }
+    }
+}
+
+impl Round {
+    /// Opens flows on a channel, both as the seed says.
+    fn open(seed: u64) -> io::Result<Self> {
+        let random = &mut random(seed, 0);
+        let ipv6 = random.random();
+        let trains = if random.random() { CHANNEL_TRAINS } else { 0 };
+        let merged = if random.random() && trains != 0 {
+            CHANNEL_RX_MERGED
+        } else {
+            0
+        };
+        let request = ChannelReq {
+            flags: trains | merged,
+            frame_size: pick(random, &[512, 1024, 2048, 4096, 65536]),
+            frame_count: random.random_range(1..64),
+            tx_entries: 1 << random.random_range(0..9),
+            completion_entries: 1 << random.random_range(0..9),
+            fill_entries: 1 << random.random_range(0..7),
+            rx_entries: 1 << random.random_range(0..9),
+            ..ChannelReq::default()
+        };
+        let family = kopi::family()?;
+        let protocol = if ipv6 { PROTO_UDP6 } else { PROTO_UDP };
+        let mut fds = Vec::new();
+        let mut ports = Vec::new();
+        for number in 0..random.random_range(1..4) {
+            let fd = sys::socket(family, protocol)?;
+            sys::bind(fd, &sys::loopback(ipv6, 0))?;
+            ports.push(sys::port(fd)?);
+            if number == 0 {
+                sys::make_channel(fd, &request)?;
+            } else {
+                sys::join(fd, fds[0])?;
+            }
+            fds.push(fd);
+        }
+        if random.random() {
+            sys::connect(fds[0], &sys::loopback(ipv6, pick(random, &ports)))?;
+        }
+        // Each kind often, seldom, or not at all; sending, and ringing for it, always.
+        let mut weights: Vec<u32> = (0..OPERATIONS.len())
+            .map(|_| pick(random, &[0, 1, 4, 16]))
+            .collect();
+        weights[0] += 8;
+        weights[OPERATIONS.len() - 2] += 8;
+        let shared = Shared::map(fds[0])?;
+        let round = Self {
+            fds,
+            ports,
+            ipv6,
+            shared,
+            weights,
+        };
+        refill(&round, random);
+        Ok(round)
+    }
+
+    /// Writes a descriptor, wherever the TX ring's producer stands, and says that it is there.
+    fn push(&self, offset: u32, len: u32, flow: u32, flags: u16, error: u16) {
+        let ring = &self.shared.layout.tx;
+        let index = self.shared.get(ring.producer);
+        let at = self.shared.entry(ring, index);
+        for (i, word) in [
+            offset,
+            len,
+            flow,
+            u32::from(flags) | (u32::from(error) << 16),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            self.shared.put(at + 4 * i as u32, word);
+        }
+        self.shared.put(ring.producer, index.wrapping_add(1));
+    }
+
+    /// Metadata that makes sense, for a flow of this round.
+    fn address(&self, frame: u32, random: &mut SmallRng, gso_size: u16) {
+        let mut meta = [0; 88];
+        let family: u16 = if self.ipv6 { 10 } else { 2 };
+        if self.ipv6 {
+            meta[15] = 1;
+        } else {
+            meta[..4].copy_from_slice(&[127, 0, 0, 1]);
+        }
+        meta[32..34].copy_from_slice(&pick(random, &self.ports).to_be_bytes());
+        meta[36..38].copy_from_slice(&family.to_ne_bytes());
+        meta[38..40].copy_from_slice(&gso_size.to_ne_bytes());
+        self.shared.write(frame, &meta);
+    }
+
+    fn room(&self) -> u32 {
+        self.shared.layout.frame_size - 64
+    }
+
+    fn flow(&self, random: &mut SmallRng) -> u32 {
+        random.random_range(0..self.fds.len() as u32)
+    }
+}
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        for &fd in &self.fds {
+            sys::close(fd);
+        }
+    }
+}
+
+/// Numbers that are likely to be off by one somewhere.
+fn odd(random: &mut SmallRng, near: &[u32]) -> u32 {
+    match random.random_range(0..4) {
+        0 => random.random(),
+        1 => pick(random, &[0, 1, 0x7fff_ffff, 0x8000_0000, u32::MAX]),
+        _ => pick(random, near).wrapping_add_signed(random.random_range(-2..=2)),
+    }
+}
+
+/// A datagram as a well-behaved program sends it.
+fn send(round: &Round, random: &mut SmallRng) {
+    let frame = round.shared.frame(random.random());
+    let len = random.random_range(0..=round.room());
+    let gso_size = if random.random_ratio(1, 4) {
+        random.random_range(0..=len)
+    } else {
+        0
+    };
+    round.address(frame, random, gso_size as u16);
+    round.push(frame + 64, len, round.flow(random), DESC_META, 0);
+}
+
+/// One of several frames, the last of which may be missing.
+fn chain(round: &Round, random: &mut SmallRng) {
+    let flow = round.flow(random);
+    for number in 0..random.random_range(1..20) {
+        let frame = round.shared.frame(random.random());
+        let meta = if number == 0 { DESC_META } else { 0 };
+        if number == 0 {
+            round.address(frame, random, 0);
+        }
+        let len = random.random_range(0..=round.room());
+        round.push(frame + 64, len, flow, meta | DESC_MORE, 0);
+    }
+    if random.random() {
+        round.push(round.shared.frame(random.random()) + 64, 1, flow, 0, 0);
+    }
+}
+
+/// A descriptor that makes no sense.
+fn odd_send(round: &Round, random: &mut SmallRng) {
+    let shared = &round.shared;
+    let frame = shared.frame(random.random());
+    let offset = odd(
+        random,
+        &[frame, frame + 64, shared.layout.frames, shared.size(), 0],
+    );
+    let len = odd(
+        random,
+        &[
+            0,
+            round.room(),
+            shared.layout.frame_size,
+            shared.size() - frame,
+        ],
+    );
+    let flow = odd(random, &[0, round.fds.len() as u32]);
+    let flags = pick(
+        random,
+        &[0, DESC_META, DESC_MORE, DESC_META | DESC_MORE, 4, 0xffff],
+    );
+    round.push(offset, len, flow, flags, pick(random, &[0, 0, 1, 0xffff]));
+}
+
+/// An index or the flags of a ring, changed.
+fn odd_index(round: &Round, random: &mut SmallRng) {
+    let shared = &round.shared;
+    let ring = pick(random, &shared.rings());
+    let at = pick(random, &[ring.producer, ring.consumer, ring.flags]);
+    let (producer, consumer) = (shared.get(ring.producer), shared.get(ring.consumer));
+    let near = [
+        producer,
+        consumer,
+        consumer.wrapping_add(ring.size),
+        ring.size,
+    ];
+    shared.put(at, odd(random, &near));
+}
+
+/// Indices that make sense again: a ring without entries.
+fn heal(round: &Round, random: &mut SmallRng) {
+    let shared = &round.shared;
+    let [tx, completion, fill, rx] = shared.rings();
+    if random.random() {
+        shared.put(tx.producer, shared.get(tx.consumer));
+        shared.put(fill.producer, shared.get(fill.consumer));
+    }
+    shared.put(completion.consumer, shared.get(completion.producer));
+    shared.put(rx.consumer, shared.get(rx.producer));
+}
+
+/// Takes all that came.
+fn reap(round: &Round, _: &mut SmallRng) {
+    let shared = &round.shared;
+    let [_, completion, _, rx] = shared.rings();
+    shared.put(completion.consumer, shared.get(completion.producer));
+    shared.put(rx.consumer, shared.get(rx.producer));
+}
+
+/// Gives the kernel frames to receive in, whoever has them.
+fn refill(round: &Round, random: &mut SmallRng) {
+    for _ in 0..random.random_range(1..16) {
+        put_fill(round, round.shared.frame(random.random()));
+    }
+}
+
+/// And what isn't a frame.
+fn odd_fill(round: &Round, random: &mut SmallRng) {
+    let shared = &round.shared;
+    let frame = shared.frame(random.random());
+    put_fill(
+        round,
+        odd(random, &[frame, shared.layout.frames, shared.size()]),
+    );
+}
+
+fn put_fill(round: &Round, frame: u32) {
+    let ring = &round.shared.layout.fill;
+    let index = round.shared.get(ring.producer);
+    let at = round.shared.entry(ring, index);
+    round.shared.put(at, frame);
+    round.shared.put(at + 4, 0);
+    round.shared.put(ring.producer, index.wrapping_add(1));
+}
+
+/// Metadata of which one field makes no sense, and the descriptor to it.
+fn odd_meta(round: &Round, random: &mut SmallRng) {
+    let frame = round.shared.frame(random.random());
+    round.address(frame, random, 0);
+    let field = frame + 4 * random.random_range(0..16);
+    let value = odd(random, &[0, 1, 2, 10, 64, 127, 255, 1400, 65535]);
+    round.shared.put(field, value);
+    let len = random.random_range(0..=round.room());
+    round.push(frame + 64, len, round.flow(random), DESC_META, 0);
+}
+
+/// Bytes anywhere.
+fn scribble(round: &Round, random: &mut SmallRng) {
+    let at = if random.random() {
+        random.random_range(0..round.shared.size())
+    } else {
+        // Where the indices and the entries are.
+        random.random_range(0..round.shared.layout.frames)
+    };
+    let bytes: [u8; 16] = random.random();
+    round
+        .shared
+        .write(at, &bytes[..random.random_range(1..=16)]);
+}
+
+/// The doorbell.
+fn bell(round: &Round, random: &mut SmallRng) {
+    let flags = if random.random_ratio(1, 16) {
+        random.random()
+    } else {
+        random.random_range(0..8)
+    };
+    let _ = sys::doorbell(pick(random, &round.fds), flags);
+}
+
+/// What can be asked.
+fn ask(round: &Round, random: &mut SmallRng) {
+    let fd = pick(random, &round.fds);
+    let mut answer = [0; 300];
+    let room = random.random_range(0..answer.len());
+    let _ = sys::get(
+        fd,
+        kopi::pure::abi::SOL_KOPI,
+        random.random_range(0..6),
+        &mut answer[..room],
+    );
+    sys::poll(fd, random.random());
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! System calls whose failure is no surprise.
+
+use kopi::pure::abi::{ChannelReq, Join, Layout, IOC_DOORBELL, OPT_CHANNEL, OPT_JOIN, SOL_KOPI};
+use std::{io, mem::size_of};
+
+/// An errno as an error.
+pub(crate) fn check(result: i32) -> io::Result<i32> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// socket(2), without blocking.
+pub(crate) fn socket(family: i32, protocol: i32) -> io::Result<i32> {
+    // SAFETY: Takes no pointers.
+    check(unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, protocol) })
+}
+
+/// setsockopt(2), with any bytes.
+pub(crate) fn set(fd: i32, level: i32, name: i32, value: &[u8]) -> io::Result<i32> {
+    // SAFETY: The pointer is to so many bytes.
+    check(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as u32) })
+}
+
+/// getsockopt(2), for as much as there is room.
+pub(crate) fn get(fd: i32, level: i32, name: i32, value: &mut [u8]) -> io::Result<u32> {
+    let mut len = value.len() as u32;
+    // SAFETY: The pointers are to so many bytes, and to their number.
+    check(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut len) })?;
+    Ok(len)
+}
+
+/// Makes a channel.
+pub(crate) fn make_channel(fd: i32, request: &ChannelReq) -> io::Result<i32> {
+    // SAFETY: A struct of integers, which has no padding.
+    let bytes = unsafe {
+        std::slice::from_raw_parts(
+            std::ptr::from_ref(request).cast::<u8>(),
+            size_of::<ChannelReq>(),
+        )
+    };
+    set(fd, SOL_KOPI, OPT_CHANNEL, bytes)
+}
+
+/// Puts a flow on another's channel.
+pub(crate) fn join(fd: i32, other: i32) -> io::Result<i32> {
+    let mut bytes = [0; size_of::<Join>()];
+    bytes[..4].copy_from_slice(&other.to_ne_bytes());
+    set(fd, SOL_KOPI, OPT_JOIN, &bytes)
+}
+
+/// Where everything lies.
+pub(crate) fn layout(fd: i32) -> io::Result<Layout> {
+    let mut layout = Layout::default();
+    // SAFETY: A struct of integers without padding, of which any bytes make one.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(
+            std::ptr::from_mut(&mut layout).cast::<u8>(),
+            size_of::<Layout>(),
+        )
+    };
+    get(fd, SOL_KOPI, OPT_CHANNEL, bytes)?;
+    Ok(layout)
+}
+
+/// Rings the doorbell.
+pub(crate) fn doorbell(fd: i32, flags: u32) -> io::Result<i32> {
+    ioctl(fd, u64::from(IOC_DOORBELL), u64::from(flags))
+}
+
+/// ioctl(2) with a number.
+pub(crate) fn ioctl(fd: i32, request: u64, argument: u64) -> io::Result<i32> {
+    // SAFETY: KOPI's takes a number; others are called with 0 or an address that isn't mapped.
+    check(unsafe { libc::ioctl(fd, request as libc::Ioctl, argument) })
+}
+
+/// The bytes of a struct sockaddr_in or sockaddr_in6 of the loopback device.
+pub(crate) fn loopback(ipv6: bool, port: u16) -> Vec<u8> {
+    let mut name = Vec::new();
+    let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
+    name.extend((family as u16).to_ne_bytes());
+    name.extend(port.to_be_bytes());
+    if ipv6 {
+        name.extend([0; 4]);
+        name.extend(std::net::Ipv6Addr::LOCALHOST.octets());
+        name.extend([0; 4]);
+    } else {
+        name.extend([127, 0, 0, 1]);
+        name.extend([0; 8]);
+    }
+    name
+}
+
+/// bind(2) to any bytes.
+pub(crate) fn bind(fd: i32, name: &[u8]) -> io::Result<i32> {
+    // SAFETY: The pointer is to so many bytes.
+    check(unsafe { libc::bind(fd, name.as_ptr().cast(), name.len() as u32) })
+}
+
+/// connect(2) to any bytes.
+pub(crate) fn connect(fd: i32, name: &[u8]) -> io::Result<i32> {
+    // SAFETY: The pointer is to so many bytes.
+    check(unsafe { libc::connect(fd, name.as_ptr().cast(), name.len() as u32) })
+}
+
+/// The local port.
+pub(crate) fn port(fd: i32) -> io::Result<u16> {
+    let mut name = [0u8; 28];
+    let mut len = 28;
+    // SAFETY: The pointers are to so many bytes, and to their number.
+    check(unsafe { libc::getsockname(fd, name.as_mut_ptr().cast(), &mut len) })?;
+    Ok(u16::from_be_bytes([name[2], name[3]]))
+}
+
+/// poll(2), without waiting.
+pub(crate) fn poll(fd: i32, events: i16) -> i16 {
+    let mut entry = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    // SAFETY: One entry.
+    unsafe { libc::poll(&mut entry, 1, 0) };
+    entry.revents
+}
+
+/// close(2).
+pub(crate) fn close(fd: i32) {
+    // SAFETY: No file of Rust's is among the descriptors that are given here.
+    unsafe { libc::close(fd) };
+}
