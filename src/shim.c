@@ -178,6 +178,15 @@ int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len)
 	return BPF_CGROUP_RUN_SA_PROG(sk, addr, len, CGROUP_UDP6_RECVMSG);
 }
 
+/*
+ * Not called from Rust, which gives the type of a function that takes a pointer to a
+ * function another number than C does, so that CONFIG_CFI would end the call.
+ */
+int kopi_read_skb(const struct proto_ops *ops, struct sock *sk, skb_read_actor_t actor)
+{
+	return ops->read_skb(sk, actor);
+}
+
 void kopi_write_lock_bh_callback(struct sock *sk)
 {
 	write_lock_bh(&sk->sk_callback_lock);

@@ -6,6 +6,7 @@
 #ifndef _KOPI_SHIM_H
 #define _KOPI_SHIM_H
 
+#include <linux/net.h>
 #include <linux/skbuff.h>
 #include <linux/sockptr.h>
 #include <linux/workqueue.h>
@@ -43,6 +44,7 @@ bool kopi_udp4_recvmsg_hooked(struct sock *sk);
 bool kopi_udp6_recvmsg_hooked(struct sock *sk);
 int kopi_run_udp4_recvmsg(struct sock *sk, void *addr, int *len);
 int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len);
+int kopi_read_skb(const struct proto_ops *ops, struct sock *sk, skb_read_actor_t actor);
 void kopi_write_lock_bh_callback(struct sock *sk);
 void kopi_write_unlock_bh_callback(struct sock *sk);
 

@@ -232,7 +232,10 @@ impl<T: Protocol> Registration<T> {
             ops.release = Some(Self::release);
             ops.poll = Some(Self::poll);
             ops.ioctl = Some(Self::ioctl);
-            ops.compat_ioctl = Some(Self::compat_ioctl);
+            #[cfg(CONFIG_COMPAT)]
+            {
+                ops.compat_ioctl = Some(Self::compat_ioctl);
+            }
             ops.setsockopt = Some(Self::setsockopt);
             ops.getsockopt = Some(Self::getsockopt);
             ops.getsockopt_iter = None;
@@ -397,6 +400,7 @@ impl<T: Protocol> Registration<T> {
     /// # Safety
     ///
     /// To be called by the kernel only, as the operation that it is set as.
+    #[cfg(CONFIG_COMPAT)]
     unsafe extern "C" fn compat_ioctl(
         socket: *mut bindings::socket,
         request: c_uint,
@@ -669,8 +673,8 @@ pub(crate) unsafe fn next_packet<T: Protocol>(sk: &Sock) -> Result<SkBuff> {
     unsafe {
         let state = state::<T>(raw).ok_or(EAGAIN)?;
         let table = if sk.is_ipv6() { &IPV6 } else { &IPV4 };
-        let read = (**table.inner.get()).read_skb.ok_or(EAGAIN)?;
-        to_result(read(raw, Some(hand_over::<T>)))?;
+        let inner = *table.inner.get();
+        to_result(bindings::kopi_read_skb(inner, raw, Some(hand_over::<T>)))?;
         let packet = state.packet.get().replace(ptr::null_mut());
         // INVARIANT: From `read_skb` of a UDP sock.
         NonNull::new(packet)

@@ -92,25 +92,28 @@ impl SkBuff {
             family: if sk.is_ipv6() { AF_INET6 } else { AF_INET },
             ..Meta::default()
         };
+        // Headers needn't be aligned: not every driver leaves two bytes before the Ethernet header.
         // SAFETY: A valid skb whose headers are linear, by the invariants.
         unsafe {
-            meta.peer_port = (*bindings::kopi_udp_hdr(self.as_ptr())).source;
+            let udp = bindings::kopi_udp_hdr(self.as_ptr()).read_unaligned();
+            meta.peer_port = udp.source;
             let device;
             if bindings::kopi_skb_is_ipv4(self.as_ptr()) {
-                let ip = bindings::kopi_ip_hdr(self.as_ptr());
-                let addrs = (*ip).__bindgen_anon_1.addrs;
+                let ip = bindings::kopi_ip_hdr(self.as_ptr()).read_unaligned();
+                let addrs = ip.__bindgen_anon_1.addrs;
                 put_ipv4(&mut meta.peer, addrs.saddr, meta.family);
                 put_ipv4(&mut meta.local, addrs.daddr, meta.family);
-                meta.tos = (*ip).tos;
-                meta.ttl = (*ip).ttl;
+                meta.tos = ip.tos;
+                meta.ttl = ip.ttl;
                 device = bindings::kopi_pktinfo_cb_ifindex(self.as_ptr());
             } else {
-                let ip = bindings::kopi_ipv6_hdr(self.as_ptr());
-                let addrs = (*ip).__bindgen_anon_1.addrs;
+                let header = bindings::kopi_ipv6_hdr(self.as_ptr());
+                let ip = header.read_unaligned();
+                let addrs = ip.__bindgen_anon_1.addrs;
                 meta.peer = addrs.saddr.in6_u.u6_addr8;
                 meta.local = addrs.daddr.in6_u.u6_addr8;
-                meta.tos = bindings::kopi_ipv6_get_dsfield(ip);
-                meta.ttl = (*ip).hop_limit;
+                meta.tos = bindings::kopi_ipv6_get_dsfield(header);
+                meta.ttl = ip.hop_limit;
                 device = bindings::kopi_ip6cb_iif(self.as_ptr());
             }
             // As in IP_PKTINFO. Without that option UDP leaves 0 for IPv4; but in a VRF the skb's
