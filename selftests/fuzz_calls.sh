@@ -6,7 +6,7 @@
 
 . "$(dirname "$0")/lib.sh"
 
-seconds=${FUZZ_SECONDS:-20}
+seconds=${FUZZ_SECONDS:-10}
 seed=${FUZZ_SEED:-$(date +%s)}
 available() { sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo; }
 unused() { [ "$(grep ^kopi /proc/modules | cut -d' ' -f3)" = 0 ]; }

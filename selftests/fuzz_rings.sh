@@ -6,7 +6,7 @@
 
 . "$(dirname "$0")/lib.sh"
 
-seconds=${FUZZ_SECONDS:-20}
+seconds=${FUZZ_SECONDS:-10}
 seed=${FUZZ_SEED:-$(date +%s)}
 log=/tmp/fuzz
 rm -rf $log && mkdir -m 777 $log

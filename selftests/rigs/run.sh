@@ -75,17 +75,22 @@ while read -r rig reason; do
 	expected=same
 	[[ $rig == "~"* ]] && expected=untriggered
 	rig=${rig#"~"}
+	alone=
+	[[ $rig == "="* ]] && alone=1
+	rig=${rig#"="}
 	[ $# = 0 ] || [[ $rig =~ $1 ]] || continue
 	start=$SECONDS
 	: >"$work/flows"
-	# Both at once: mostly, they wait.
-	run_rig "$rig" udp &
-	run_rig "$rig" rings
-	wait
-	look
-	if ! $expected; then
+	if [ -z "$alone" ]; then
+		# Both at once: mostly, they wait.
+		run_rig "$rig" udp &
+		run_rig "$rig" rings
+		wait
+		look
+	fi
+	if [ -n "$alone" ] || ! $expected; then
 		# Some don't stand it that another one runs: one after the other, then.
-		echo "# $rig: again"
+		[ -n "$alone" ] || echo "# $rig: again"
 		: >"$work/flows"
 		run_rig "$rig" udp
 		run_rig "$rig" rings
