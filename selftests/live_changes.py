@@ -24,7 +24,9 @@ from equivalence import namespace
 BATCH, SIZE = 16, 200
 # Batches that are looked at after each change.
 ENOUGH = 20
-PATIENCE = 20
+# Waits of 10 ms until a sender is said to stand still. Not seconds: the machine as a whole may
+# stand still, and its clock go on.
+PATIENCE = 2000
 GROUP = "/sys/fs/cgroup/live"
 
 
@@ -170,11 +172,10 @@ def later(receiver, pace, change):
     receiver.receive()
     change()
     last = pace.now()
-    found = []
-    deadline = time.monotonic() + PATIENCE
-    while pace.now() < last + ENOUGH and time.monotonic() < deadline:
+    found, waits = [], 0
+    while pace.now() < last + ENOUGH and waits < PATIENCE:
         found += receiver.receive()
-        select.select([receiver.sock], [], [], 0.01)
+        waits += not select.select([receiver.sock], [], [], 0.01)[0]
     # What is on its way: all of a batch passes before the next begins, but for the NICs' queues.
     quiet = time.monotonic() + 0.2
     while time.monotonic() < quiet:
