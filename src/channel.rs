@@ -9,9 +9,11 @@
 //! 3. `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
 //!    COMPLETION ring.
 
+use crate::limits::Charge;
 use crate::pure::{
     abi::{self, Desc, Layout, Stats},
     geometry::Geometry,
+    quota::Holding,
     ring::Producer, //
 };
 use crate::rx::Receiver;
@@ -72,6 +74,7 @@ impl Completions {
 /// See the module's documentation.
 #[pin_data]
 pub(crate) struct Channel {
+    _charge: Charge,
     geometry: Geometry,
     region: Arc<SharedRegion>,
     #[pin]
@@ -90,11 +93,18 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Makes a channel: `ENOBUFS` over RLIMIT_MEMLOCK, `ENOMEM`. Process context.
-    pub(crate) fn new(geometry: Geometry) -> Result<Arc<Self>> {
+    /// Makes a channel on behalf of a socket of the namespace with that cookie: `EMFILE` over a
+    /// limit of channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
+    pub(crate) fn new(geometry: Geometry, net_cookie: u64) -> Result<Arc<Self>> {
+        let held = Holding {
+            channels: 1,
+            frames: geometry.layout().frame_count,
+            ..Holding::default()
+        };
+        let charge = Charge::new(net_cookie, held)?;
         let region = Arc::new(
             SharedRegion::new(Region::new(geometry.pages())?)?,
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         let layout = geometry.layout();
         let sender = Sender::new(SharedRegion::consumer(&region, &layout.tx)?)?;
@@ -110,6 +120,7 @@ impl Channel {
         completions.ring.preset_wakeup();
         Arc::pin_init(
             pin_init!(Self {
+                _charge: charge,
                 geometry,
                 region,
                 sender <- new_mutex!(sender, "kopi::Channel::sender"),
@@ -119,7 +130,7 @@ impl Channel {
                 stall: Atomic::new(STALL_NONE),
                 needed: Atomic::new(0),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 

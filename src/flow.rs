@@ -3,9 +3,11 @@
 //! A flow: what a KOPI socket is beyond the UDP socket that it is.
 
 use crate::channel::Channel;
+use crate::limits::Charge;
 use crate::pure::{
     abi,
-    geometry::Geometry, //
+    geometry::Geometry,
+    quota::Holding, //
 };
 use crate::sys::{
     errno::{
@@ -86,6 +88,7 @@ pub(crate) struct Flow {
     /// Set once: a flow stays on its channel until it is closed.
     attachment: SetOnce<Attachment>,
     pub(crate) counters: Counters,
+    _charge: Charge,
 }
 
 impl Flow {
@@ -104,7 +107,7 @@ impl Flow {
         if self.channel().is_some() {
             return Err(EBUSY);
         }
-        self.attach(socket, Channel::new(geometry)?)
+        self.attach(socket, Channel::new(geometry, socket.sk().net_cookie())?)
     }
 
     /// Puts the flow on the channel of another one.
@@ -201,10 +204,15 @@ impl Flow {
 }
 
 impl Protocol for Flow {
-    fn new() -> Result<Self> {
+    fn new(net_cookie: u64) -> Result<Self> {
+        let one = Holding {
+            flows: 1,
+            ..Holding::default()
+        };
         Ok(Self {
             attachment: SetOnce::new(),
             counters: Counters::default(),
+            _charge: Charge::new(net_cookie, one)?,
         })
     }
 

@@ -6,8 +6,9 @@
 
 mod bindings;
 mod channel;
-// Compiled into programs too: public there, and each side leaves some of it unused.
 mod flow;
+mod limits;
+// Compiled into programs too: public there, and each side leaves some of it unused.
 #[allow(dead_code, unreachable_pub)]
 #[path = "core/mod.rs"]
 mod pure;
@@ -17,6 +18,7 @@ mod tx;
 
 use flow::Flow;
 use kernel::prelude::*;
+use limits::Limits;
 use sys::{
     family::Registration,
     reaper::Reaper, //
@@ -34,6 +36,7 @@ module! {
 /// The loaded module. Fields are dropped in this order: no new sockets, then wait for old memory.
 struct Kopi {
     _family: Registration<Flow>,
+    _limits: Limits,
     _reaper: Reaper,
 }
 
@@ -41,6 +44,7 @@ impl kernel::Module for Kopi {
     fn init(module: &'static ThisModule) -> Result<Self> {
         let number = sys::family::wanted_number();
         let reaper = Reaper::new()?;
+        let limits = Limits::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
             if error == EEXIST {
                 pr_err!(
@@ -59,6 +63,7 @@ impl kernel::Module for Kopi {
         );
         Ok(Self {
             _family: family,
+            _limits: limits,
             _reaper: reaper,
         })
     }

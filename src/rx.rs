@@ -65,8 +65,8 @@ impl Receiver {
         Ok(Self {
             fill,
             ring,
-            spare: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL)?,
-            frames: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL)?,
+            spare: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
+            frames: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pieces: KernelVecBuffer::new(CHAIN_MAX as usize)?,
             invalid: 0,
             broken: 0,

@@ -65,6 +65,11 @@ void kopi_sock_put(struct sock *sk)
 	sock_put(sk);
 }
 
+u64 kopi_net_cookie(const struct net *net)
+{
+	return net->net_cookie;
+}
+
 struct net *kopi_sock_net(const struct sock *sk)
 {
 	return sock_net(sk);
@@ -350,6 +355,11 @@ void kopi_rcu_read_unlock(void)
 void kopi_cond_resched(void)
 {
 	cond_resched();
+}
+
+uid_t kopi_current_uid(void)
+{
+	return from_kuid(&init_user_ns, current_uid());
 }
 
 bool kopi_signal_pending(void)

@@ -76,7 +76,7 @@ impl Sender {
         Ok(Self {
             ring,
             sockets: SocketTable::new(),
-            batch: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL)?,
+            batch: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pages: PageVec::new(PIECES_MAX)?,
             skipping: false,
             singles: 0,

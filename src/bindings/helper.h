@@ -16,6 +16,7 @@
 #include <linux/skbuff.h>
 #include <linux/socket.h>
 #include <linux/sockptr.h>
+#include <linux/sysctl.h>
 #include <linux/uio.h>
 #include <linux/vmalloc.h>
 #include <linux/wait.h>
@@ -23,6 +24,7 @@
 #include <net/dropreason.h>
 #include <net/inet_sock.h>
 #include <net/ipv6.h>
+#include <net/net_namespace.h>
 #include <net/sock.h>
 #include <net/udp.h>
 #include <kopi.h>

@@ -9,5 +9,6 @@
 pub mod abi;
 pub mod descriptor;
 pub mod geometry;
+pub mod quota;
 pub mod ring;
 pub mod train;

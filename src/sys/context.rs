@@ -41,6 +41,12 @@ impl Drop for InterruptsOff {
     }
 }
 
+/// The current user's real id, in the initial user namespace. Process context.
+pub(crate) fn current_uid() -> u32 {
+    // SAFETY: `current` is always valid.
+    unsafe { bindings::kopi_current_uid() }
+}
+
 /// Whether the current task has a signal to deliver. Process context.
 pub(crate) fn signal_pending() -> bool {
     // SAFETY: `current` is always valid.

@@ -38,8 +38,8 @@ use kernel::{
 
 /// What a socket of the family does differently from a UDP socket.
 pub(crate) trait Protocol: Send + Sync + Sized + 'static {
-    /// A new socket's state. Process context.
-    fn new() -> Result<Self>;
+    /// The state of a new socket of the network namespace with that cookie. Process context.
+    fn new(net_cookie: u64) -> Result<Self>;
 
     /// The socket is being closed; it is still whole. Process context.
     fn release(&self, socket: &Socket);
@@ -290,7 +290,8 @@ impl<T: Protocol> Registration<T> {
                 // SAFETY: Zeroes are a work_struct that is not initialised yet.
                 work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
                 sk: ptr::null_mut(),
-                protocol: T::new()?,
+                // SAFETY: `net` is the caller's.
+                protocol: T::new(unsafe { bindings::kopi_net_cookie(net) })?,
             },
             GFP_KERNEL_ACCOUNT,
         )?;

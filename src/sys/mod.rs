@@ -14,6 +14,7 @@ pub(crate) mod region;
 pub(crate) mod skb;
 pub(crate) mod sock;
 pub(crate) mod socket;
+pub(crate) mod sysctl;
 pub(crate) mod ubuf;
 pub(crate) mod user;
 pub(crate) mod wait;

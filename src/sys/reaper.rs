@@ -97,7 +97,7 @@ impl SharedRegion {
                 region,
                 work <- new_work!("kopi::Reaped"),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )?;
         Ok(Self(ManuallyDrop::new(reaped)))
     }

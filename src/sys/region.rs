@@ -88,14 +88,14 @@ impl Region {
             reaper::flush();
             LockedPages::charge(count)
         })?;
-        let mut pages = Pages(KVVec::with_capacity(count, GFP_KERNEL)?);
+        let mut pages = Pages(KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?);
         for _ in 0..count {
             // SAFETY: Process context.
             let page = unsafe { bindings::kopi_alloc_page() };
             if page.is_null() {
                 return Err(ENOMEM);
             }
-            pages.0.push(page, GFP_KERNEL)?;
+            pages.0.push(page, GFP_KERNEL_ACCOUNT)?;
         }
         // SAFETY: `count` valid pages.
         let base = unsafe {
@@ -367,7 +367,7 @@ unsafe impl Send for KernelVecBuffer {}
 impl KernelVecBuffer {
     /// Makes room for `capacity` pieces.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
-        Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL)?))
+        Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL_ACCOUNT)?))
     }
 
     /// Starts an empty list of pieces of `region`.
@@ -421,7 +421,7 @@ unsafe impl Send for PageVec {}
 impl PageVec {
     /// Makes room for `capacity` pieces.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
-        Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL)?, 0))
+        Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL_ACCOUNT)?, 0))
     }
 
     /// Forgets all pieces.

@@ -74,6 +74,12 @@ impl Sock {
         unsafe { bindings::kopi_sock_net(self.as_ptr()) == bindings::kopi_sock_net(other.as_ptr()) }
     }
 
+    /// The number of its network namespace, which no other one ever has.
+    pub(crate) fn net_cookie(&self) -> u64 {
+        // SAFETY: A valid sock, which keeps its namespace.
+        unsafe { bindings::kopi_net_cookie(bindings::kopi_sock_net(self.as_ptr())) }
+    }
+
     /// Whether both are of one user.
     pub(crate) fn same_user(&self, other: &Sock) -> bool {
         // SAFETY: Both are valid socks.

@@ -183,10 +183,12 @@ impl SocketTable {
         }
         // So that `remove` need not allocate.
         if self.free.capacity() <= self.slots.len() {
-            self.free
-                .reserve(self.slots.len().saturating_mul(2).max(16), GFP_KERNEL)?;
+            self.free.reserve(
+                self.slots.len().saturating_mul(2).max(16),
+                GFP_KERNEL_ACCOUNT,
+            )?;
         }
-        self.slots.push(entry, GFP_KERNEL)?;
+        self.slots.push(entry, GFP_KERNEL_ACCOUNT)?;
         self.used = self.used.wrapping_add(1);
         Ok(self.slots.len().wrapping_sub(1) as u32)
     }

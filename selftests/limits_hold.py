@@ -1,0 +1,182 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""The limits of net.kopi.*: to each user and each namespace its own, and given back in the end."""
+
+import contextlib
+import errno
+import mmap
+import os
+import pwd
+import resource
+import socket
+import subprocess
+
+import kopi
+from equivalence import namespace
+from kopi import CHANNEL, SOL_KOPI, check, fails, flow, request
+
+ROOT = "/proc/sys/net/kopi"
+DEFAULTS = {"user_max_flows": 1 << 16, "user_max_channels": 1 << 10, "user_max_frames": 1 << 22,
+            "netns_max_flows": 1 << 18, "netns_max_channels": 1 << 12,
+            "netns_max_frames": 1 << 24}
+FRAMES = 64
+
+
+def get(name):
+    """A limit."""
+    with open(f"{ROOT}/{name}", encoding="ascii") as file:
+        return int(file.read())
+
+
+def put(name, value):
+    """Sets a limit."""
+    with open(f"{ROOT}/{name}", "w", encoding="ascii") as file:
+        file.write(str(value))
+
+
+@contextlib.contextmanager
+def limited(**limits):
+    """Lower limits while the block runs."""
+    for name, value in limits.items():
+        put(name, value)
+    try:
+        yield
+    finally:
+        for name in limits:
+            put(name, DEFAULTS[name])
+
+
+@contextlib.contextmanager
+def user(name):
+    """Makes the block the user's, but for what it takes to come back."""
+    who = pwd.getpwnam(name).pw_uid
+    os.setresuid(who, who, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
+
+
+def channel(frames=FRAMES):
+    """A flow with a channel."""
+    sock = flow()
+    try:
+        sock.setsockopt(SOL_KOPI, CHANNEL, request(frames=frames))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def until_refused(make, most=100):
+    """What could be made, and the errno that ended it."""
+    made = []
+    try:
+        while len(made) < most:
+            made.append(make())
+    except OSError as error:
+        return made, error.errno
+    return made, 0
+
+
+def close(made):
+    """Closes all of them."""
+    while made:
+        made.pop().close()
+
+
+# Not what is tried here; and it is by process, so that no other one is touched.
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+for limit, default in DEFAULTS.items():
+    check(f"{limit} is {default}", get(limit) == default, get(limit))
+fails("a limit of letters", errno.EINVAL, lambda: put("user_max_flows", "many"))
+fails("a limit below none", errno.EINVAL, lambda: put("user_max_flows", -1))
+got = subprocess.run(["setpriv", "--reuid", "bob", "--clear-groups", "sysctl", "-w",
+                      "net.kopi.user_max_flows=1"], capture_output=True, text=True, check=False)
+check("a user can't set them", get("user_max_flows") == DEFAULTS["user_max_flows"], got)
+
+KINDS = {"flows": (flow, 3, 3, errno.EMFILE), "channels": (channel, 3, 3, errno.EMFILE),
+         "frames": (channel, 3 * FRAMES + 1, 3, errno.ENOBUFS)}
+for kind, (maker, limit, fit, refusal) in KINDS.items():
+    with limited(**{f"user_max_{kind}": limit}):
+        with user("bob"):
+            held, refused = until_refused(maker)
+            check(f"a user gets {kind} up to the limit", (len(held), refused) == (fit, refusal),
+                  (len(held), refused))
+        with user("alice"):
+            others, refused = until_refused(maker, fit)
+            check(f"{kind}: another user's are not counted with them", len(others) == fit, refused)
+            close(others)
+        with namespace("peer"), user("bob"):
+            again, refused = until_refused(maker)
+            check(f"{kind}: the same user's in another namespace are", (again, refused) ==
+                  ([], refusal), (again, refused))
+            close(again)
+            close(held)
+            # What was closed counts no more, however soon it is asked for again.
+            fewest = fit
+            for _ in range(30):
+                held, refused = until_refused(maker)
+                fewest = min(fewest, len(held))
+                close(held)
+            check(f"{kind}: what is closed can be made again at once", fewest == fit, fewest)
+    with limited(**{f"netns_max_{kind}": limit}):
+        with namespace("host"):
+            with user("bob"):
+                held, refused = until_refused(maker)
+                check(f"a namespace gets {kind} up to the limit",
+                      (len(held), refused) == (fit, refusal), (len(held), refused))
+            with user("alice"):
+                others, refused = until_refused(maker)
+                check(f"{kind}: of all its users", (others, refused) == ([], refusal),
+                      (others, refused))
+                close(others)
+        with namespace("peer"), user("alice"):
+            others, refused = until_refused(maker, fit)
+            check(f"{kind}: another namespace has its own", len(others) == fit, refused)
+            close(others)
+        close(held)
+
+with limited(user_max_flows=2, user_max_channels=1):
+    with user("bob"):
+        kept = channel()
+        joined = flow()
+        joined.setsockopt(SOL_KOPI, kopi.JOIN, kept.fileno().to_bytes(4, "little") + bytes(28))
+        check("a flow that joins makes no channel", True)
+    # A copy of the descriptor, in another's hands.
+    left, right = socket.socketpair(socket.AF_UNIX)
+    socket.send_fds(left, [b"x"], [kept.fileno()])
+    with user("bob"):
+        kept.close()
+        fails("what was passed on still counts for its maker", errno.EMFILE, flow)
+        os.close(socket.recv_fds(right, 1, 1)[1][0])
+        with flow() as third:
+            check("and no more when it is closed", True)
+            fails("the channel is still the joined flow's", errno.EMFILE,
+                  lambda: third.setsockopt(SOL_KOPI, CHANNEL, request()))
+        joined.close()
+        kept = channel()
+        size = int.from_bytes(kept.getsockopt(SOL_KOPI, CHANNEL, 256)[:8], "little")
+        region = mmap.mmap(kept.fileno(), size, trackfd=False)
+        kept.close()
+        fails("a mapping keeps the channel counted", errno.EMFILE, channel)
+        region.close()
+        channel().close()
+        check("until it goes", True)
+    left.close()
+    right.close()
+
+with user("bob"):
+    held = [channel() for _ in range(3)]
+with limited(user_max_flows=1, user_max_channels=1, user_max_frames=1):
+    with user("bob"):
+        fails("a limit below what is held refuses more", errno.EMFILE, flow)
+        check("and leaves what is there", held[2].getsockopt(SOL_KOPI, kopi.STATS, 256))
+        close(held)
+        with flow() as one:
+            fails("each kind for itself", errno.ENOBUFS,
+                  lambda: one.setsockopt(SOL_KOPI, CHANNEL, request()))
+with limited(user_max_flows=0):
+    fails("none at all, for root too", errno.EMFILE, flow)
+kopi.finish()

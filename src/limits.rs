@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What users and network namespaces hold, and the limits of it: `net.kopi.*` of sysctl.
+//!
+//! A user is who makes a flow or a channel, by the real user id, in whatever namespace: passing a
+//! socket on leaves the charge with its maker. The memory of frames counts against RLIMIT_MEMLOCK
+//! and the memory cgroup besides.
+
+use crate::pure::quota::{Holding, Over};
+use crate::sys::{
+    context::{self, InterruptsOff},
+    errno::enobufs,
+    reaper,
+    sysctl::{Number, Numbers, Sysctls},
+};
+use kernel::{
+    prelude::*,
+    rbtree::{RBTree, RBTreeNode},
+    sync::global_lock,
+};
+
+static USER_FLOWS: Number = Number::new(1 << 16);
+static USER_CHANNELS: Number = Number::new(1 << 10);
+static USER_FRAMES: Number = Number::new(1 << 22);
+static NET_FLOWS: Number = Number::new(1 << 18);
+static NET_CHANNELS: Number = Number::new(1 << 12);
+static NET_FRAMES: Number = Number::new(1 << 24);
+
+static SYSCTLS: Numbers<6> = Numbers::new();
+
+/// Who holds something.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Holder {
+    /// A user, by the number in the initial user namespace.
+    User(u32),
+    /// A network namespace, by its cookie.
+    Net(u64),
+}
+
+impl Holder {
+    fn limit(self) -> Holding {
+        match self {
+            Self::User(_) => Holding {
+                flows: USER_FLOWS.get(),
+                channels: USER_CHANNELS.get(),
+                frames: USER_FRAMES.get(),
+            },
+            Self::Net(_) => Holding {
+                flows: NET_FLOWS.get(),
+                channels: NET_CHANNELS.get(),
+                frames: NET_FRAMES.get(),
+            },
+        }
+    }
+}
+
+global_lock! {
+    // SAFETY: `Limits::register` initializes it, before there is any socket.
+    /// All that is held. Taken with interrupts off, since the last user of a channel may be an skb
+    /// that is freed anywhere. Holders of nothing are left out, so that it is empty in the end.
+    unsafe(uninit) static LEDGER: SpinLock<Option<RBTree<Holder, Holding>>> = None;
+}
+
+/// The registered limits.
+pub(crate) struct Limits {
+    _sysctls: Sysctls,
+}
+
+impl Limits {
+    /// Shows the limits to administrators; only the module's init does, once.
+    pub(crate) fn register() -> Result<Self> {
+        let numbers = [
+            (c"user_max_flows", &USER_FLOWS),
+            (c"user_max_channels", &USER_CHANNELS),
+            (c"user_max_frames", &USER_FRAMES),
+            (c"netns_max_flows", &NET_FLOWS),
+            (c"netns_max_channels", &NET_CHANNELS),
+            (c"netns_max_frames", &NET_FRAMES),
+        ];
+        // SAFETY: Called once, by the module's init, before there is any socket.
+        let sysctls = unsafe {
+            LEDGER.init();
+            Sysctls::register(&SYSCTLS, numbers)?
+        };
+        Ok(Self { _sysctls: sysctls })
+    }
+}
+
+/// Something held, given back when dropped, in any context.
+pub(crate) struct Charge {
+    holders: [Holder; 2],
+    holding: Holding,
+}
+
+impl Charge {
+    /// Charges the current user and the namespace of that cookie, on behalf of a socket. Process
+    /// context.
+    ///
+    /// `EMFILE` over a limit of flows or channels, `ENOBUFS` over one of frames, `ENOMEM`.
+    pub(crate) fn new(net: u64, holding: Holding) -> Result<Self> {
+        let holders = [Holder::User(context::current_uid()), Holder::Net(net)];
+        let mut taken = take(holders, holding)?;
+        if taken.is_err() {
+            // What was closed may not be given back yet.
+            reaper::flush();
+            taken = take(holders, holding)?;
+        }
+        match taken {
+            Ok(()) => Ok(Self { holders, holding }),
+            Err(Over::Frames) => Err(enobufs()),
+            Err(Over::Flows | Over::Channels) => Err(EMFILE),
+        }
+    }
+}
+
+/// Enters it for both holders, or for none.
+fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), Over>> {
+    // Made and freed out of the lock.
+    let mut spare = [None, None];
+    for (node, holder) in spare.iter_mut().zip(holders) {
+        *node = Some(RBTreeNode::new(holder, holding, GFP_KERNEL)?);
+    }
+    let _interrupts = InterruptsOff::new();
+    let mut guard = LEDGER.lock();
+    let ledger = guard.get_or_insert_with(RBTree::new);
+    for holder in holders {
+        let held = ledger.get(&holder).copied().unwrap_or_default();
+        if let Err(over) = held.plus(holding, holder.limit()) {
+            return Ok(Err(over));
+        }
+    }
+    for (node, holder) in spare.iter_mut().zip(holders) {
+        match ledger.get_mut(&holder) {
+            Some(held) => *held = held.plus(holding, Holding::UNLIMITED).unwrap_or(*held),
+            None => {
+                if let Some(node) = node.take() {
+                    ledger.insert(node);
+                }
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let _interrupts = InterruptsOff::new();
+        let mut guard = LEDGER.lock();
+        let Some(ledger) = guard.as_mut() else {
+            return;
+        };
+        for holder in self.holders {
+            if let Some(mut entry) = ledger.find_mut(&holder) {
+                let left = entry.get().minus(self.holding);
+                if left.is_empty() {
+                    entry.remove();
+                } else {
+                    *entry.get_mut() = left;
+                }
+            }
+        }
+    }
+}
