@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-debug fuzz build-debug shell module policy tools bpf rigs sysroot kernel clean help
+.PHONY: build run test test-debug fuzz soak build-debug shell module policy tools bpf rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on'
 	@echo 'make fuzz SECONDS=N   the fuzzers on that kernel'
+	@echo 'make soak SECONDS=N   mixed traffic, churn and changes of rules for ten minutes, or so long'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
 	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
 	@echo 'make shell       a login in the machine'
@@ -59,11 +60,14 @@ build-debug: tools bpf
 test-debug: build-debug
 	@qemu/vm --kernel debug --mem 4096 --timeout 7200 -- env FUZZ_SECONDS=60 selftests/run
 
-# Of each fuzzer.
+# How long: each fuzzer, or all that goes on at once.
 SECONDS ?= 600
 fuzz: build-debug
 	@qemu/vm --kernel debug --mem 4096 --timeout infinity -- env FUZZ_SECONDS=$(SECONDS) bash -c \
 		'selftests/fuzz_rings.sh && selftests/fuzz_calls.sh'
+
+soak: build bpf
+	@qemu/vm --timeout infinity -- env SOAK_SECONDS=$(SECONDS) selftests/soak.py
 
 policy: build bpf
 	@qemu/policy $(firstword $(KERNEL))

@@ -12,16 +12,11 @@ import struct
 import time
 
 import kopi
+import memory
 
 SECONDS = int(os.environ.get("CLOSE_SECONDS", "10"))
 PORT = 7000
 WARNED = "/sys/kernel/debug/clear_warn_once"
-
-
-def module_users():
-    """References to the module."""
-    with open("/proc/modules", encoding="ascii") as modules:
-        return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
 
 
 def flood(host):
@@ -70,9 +65,5 @@ for address, protocol in (("127.0.0.1", 0), ("::1", kopi.UDP6)):
     kopi.check(f"{address}: flows were closed while they received", closed > 50 and packets >= closed - 1,
                (closed, packets))
     print(f"# {address}: {closed} closed, {packets} packets")
-for _ in range(100):
-    if module_users() == 0:
-        break
-    time.sleep(0.1)
-kopi.check("nothing is left", module_users() == 0, module_users())
+kopi.check("nothing is left", memory.wait_until_unused(), memory.module_users())
 kopi.finish()

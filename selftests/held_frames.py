@@ -7,9 +7,9 @@ import signal
 import socket
 import struct
 import subprocess
-import time
 
 import kopi
+import memory
 from equivalence import namespace
 from nfqueue import Queue
 
@@ -20,26 +20,6 @@ PORT = 7000
 def sh(command):
     """Runs a command line that must succeed."""
     subprocess.run(["bash", "-c", command], check=True)
-
-
-def module_users():
-    """References to the module."""
-    with open("/proc/modules", encoding="ascii") as modules:
-        return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
-
-
-def is_unused():
-    """Whether nothing holds the module."""
-    return module_users() == 0
-
-
-def wait_until(condition):
-    """Waits for something, 20 seconds at most."""
-    for _ in range(200):
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def payload(number):
@@ -88,19 +68,19 @@ sh("tc qdisc add dev lo root netem delay 600s")
 child, pending = send_and_wait()
 kopi.check("netem: the frames are held", pending == COUNT, pending)
 kill(child)
-kopi.check("netem: and hold the region when the process is dead", module_users() > 0)
+kopi.check("netem: and hold the region when the process is dead", memory.module_users() > 0)
 sh("tc qdisc change dev lo root netem delay 1ms")
 sh("tc qdisc del dev lo root")
-kopi.check("netem: all is given back", wait_until(is_unused), module_users())
+kopi.check("netem: all is given back", memory.wait_until_unused(), memory.module_users())
 
 # With a delay that ends by itself.
 sh("tc qdisc add dev lo root netem delay 2s")
 child, pending = send_and_wait()
 kopi.check("delay: the frames are held", pending == COUNT, pending)
 kill(child)
-kopi.check("delay: and hold the region when the process is dead", module_users() > 0)
+kopi.check("delay: and hold the region when the process is dead", memory.module_users() > 0)
 all_arrive("delay")
-kopi.check("delay: all is given back", wait_until(is_unused), module_users())
+kopi.check("delay: all is given back", memory.wait_until_unused(), memory.module_users())
 sh("tc qdisc del dev lo root")
 
 # The same on the way to another namespace.
@@ -119,9 +99,9 @@ receiver.settimeout(20)
 child, pending = send_and_wait("198.51.100.2")
 kopi.check("veth: the frames are held", pending == COUNT, pending)
 kill(child)
-kopi.check("veth: and hold the region when the process is dead", module_users() > 0)
+kopi.check("veth: and hold the region when the process is dead", memory.module_users() > 0)
 all_arrive("veth")
-kopi.check("veth: all is given back", wait_until(is_unused), module_users())
+kopi.check("veth: all is given back", memory.wait_until_unused(), memory.module_users())
 receiver.close()
 receiver = local
 sh("ip link del near; ip netns del away")
@@ -133,25 +113,25 @@ sh(f"nft add table ip t; nft 'add chain ip t o {{ type filter hook output priori
 child, pending = send_and_wait()
 kopi.check("nfqueue: the frames are held", pending == COUNT, pending)
 kill(child)
-kopi.check("nfqueue: and hold the region when the process is dead", module_users() > 0)
+kopi.check("nfqueue: and hold the region when the process is dead", memory.module_users() > 0)
 for _ in range(COUNT):
     while (packet := queue.receive()) is None:
         pass
     queue.verdict(packet, True)
 all_arrive("nfqueue")
-kopi.check("nfqueue: all is given back", wait_until(is_unused), module_users())
+kopi.check("nfqueue: all is given back", memory.wait_until_unused(), memory.module_users())
 child, pending = send_and_wait()
 kill(child)
 queue.sock.close()
 kopi.check("nfqueue: and so when the program goes without a verdict",
-           pending == COUNT and wait_until(is_unused), module_users())
+           pending == COUNT and memory.wait_until_unused(), memory.module_users())
 sh("nft delete table ip t")
 
 # By a receiver: what is delivered on the machine itself is copied before it is queued.
 child, pending = send_and_wait()
 kopi.check("receive buffer: frames don't wait for a reader", pending == 0, pending)
 kill(child)
-kopi.check("receive buffer: nothing is held", wait_until(is_unused))
+kopi.check("receive buffer: nothing is held", memory.wait_until_unused())
 all_arrive("receive buffer")
 
 # By a tap that isn't read.
@@ -161,7 +141,7 @@ child, pending = send_and_wait()
 kill(child)
 all_arrive("tap")
 kopi.check("tap: nothing is held for a tap that doesn't read",
-           wait_until(is_unused), module_users())
+           memory.wait_until_unused(), memory.module_users())
 frames = []
 tap.setblocking(False)
 while len(frames) < 4 * COUNT:

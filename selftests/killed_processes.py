@@ -7,12 +7,12 @@ KILL_SEED repeats a run, KILL_CYCLES changes its length.
 
 import os
 import random
-import re
 import signal
 import subprocess
 import time
 
 import kopi
+import memory
 
 CYCLES = int(os.environ.get("KILL_CYCLES", "1000"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
@@ -21,34 +21,6 @@ AT_ONCE = 4
 SLACK_OBJECTS = CYCLES // 3
 # Kilobytes. A region has more than 128.
 SLACK_KB = {"VmallocUsed:": 8192, "Percpu:": 1024, "Taken:": CYCLES * 32}
-SLABS = re.compile(r"UDP|sock_inode_cache|skbuff_|filp|vm_area_struct|kmalloc-")
-
-
-def memory():
-    """Objects by slab, and kilobytes by kind; all pages that are taken, as those of regions."""
-    # What RCU and the per-CPU caches hold goes first.
-    with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as drop:
-        drop.write("3")
-    found = {}
-    for name in os.listdir("/sys/kernel/slab"):
-        if SLABS.match(name):
-            with open(f"/sys/kernel/slab/{name}/shrink", "w", encoding="ascii") as shrink:
-                shrink.write("1")
-    with open("/proc/slabinfo", encoding="ascii") as slabs:
-        for line in slabs:
-            words = line.split()
-            if SLABS.match(words[0]):
-                found[words[0]] = int(words[1])
-    with open("/proc/meminfo", encoding="ascii") as meminfo:
-        sizes = {words[0]: int(words[1]) for words in map(str.split, meminfo)}
-    found["Taken:"] = sizes["MemTotal:"] - sizes["MemAvailable:"]
-    return found | {name: sizes[name] for name in ("VmallocUsed:", "Percpu:")}
-
-
-def module_users():
-    """References to the module."""
-    with open("/proc/modules", encoding="ascii") as modules:
-        return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
 
 
 def child(number):
@@ -97,30 +69,15 @@ def cycle(chance, number):
     return killed
 
 
-def wait_until_unused():
-    """Waits until nothing holds the module."""
-    for _ in range(100):
-        if module_users() == 0:
-            return True
-        time.sleep(0.1)
-    return False
-
-
 rng = random.Random(SEED)
 for start in range(0, 40, AT_ONCE):
     cycle(rng, start)
-wait_until_unused()
-before = memory()
+memory.wait_until_unused()
+before = memory.counts()
 dead = sum(cycle(rng, start) for start in range(0, CYCLES, AT_ONCE))
 kopi.check(f"{CYCLES} processes lived until they were killed (seed {SEED})", dead == CYCLES, dead)
-kopi.check("no reference to the module is left", wait_until_unused(), module_users())
-for _ in range(50):
-    after = memory()
-    grown = {name: after[name] - count for name, count in before.items()
-             if after[name] - count > SLACK_KB.get(name, SLACK_OBJECTS)}
-    if not grown:
-        break
-    time.sleep(0.2)
+kopi.check("no reference to the module is left", memory.wait_until_unused(), memory.module_users())
+grown, after = memory.grown(before, SLACK_OBJECTS, SLACK_KB)
 kopi.check(f"{len(before)} slab and memory counts are where they were", not grown, grown)
 print("#", {name: (count, after[name]) for name, count in before.items()})
 kopi.check("the module can go", subprocess.run(["rmmod", "kopi"], check=False).returncode == 0)

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What of the kernel's memory is taken, and whether the module is in use."""
+
+import os
+import re
+import time
+
+SLABS = re.compile(r"UDP|sock_inode_cache|skbuff_|filp|vm_area_struct|kmalloc-")
+
+
+def counts():
+    """Objects by slab, and kilobytes by kind; all pages that are taken, as those of regions."""
+    # What RCU and the per-CPU caches hold goes first.
+    with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as drop:
+        drop.write("3")
+    found = {}
+    for name in os.listdir("/sys/kernel/slab"):
+        if SLABS.match(name):
+            with open(f"/sys/kernel/slab/{name}/shrink", "w", encoding="ascii") as shrink:
+                shrink.write("1")
+    with open("/proc/slabinfo", encoding="ascii") as slabs:
+        for line in slabs:
+            words = line.split()
+            if SLABS.match(words[0]):
+                found[words[0]] = int(words[1])
+    with open("/proc/meminfo", encoding="ascii") as meminfo:
+        sizes = {words[0]: int(words[1]) for words in map(str.split, meminfo)}
+    found["Taken:"] = sizes["MemTotal:"] - sizes["MemAvailable:"]
+    return found | {name: sizes[name] for name in ("VmallocUsed:", "Percpu:")}
+
+
+def grown(before, objects, kilobytes):
+    """What has grown by more than `objects`, or by more than `kilobytes` says of its kind; waits for
+    what takes a moment to be given back. Gives the counts, too."""
+    for _ in range(50):
+        after = counts()
+        more = {name: after[name] - count for name, count in before.items()
+                if after[name] - count > kilobytes.get(name, objects)}
+        if not more:
+            break
+        time.sleep(0.2)
+    return more, after
+
+
+def module_users():
+    """References to the module."""
+    with open("/proc/modules", encoding="ascii") as modules:
+        return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
+
+
+def wait_until_unused():
+    """Waits until nothing holds the module."""
+    for _ in range(200):
+        if module_users() == 0:
+            return True
+        time.sleep(0.1)
+    return False
