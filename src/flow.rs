@@ -26,7 +26,10 @@ use crate::tx;
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::{Full, Relaxed},
+            Atomic,
+        },
         Arc,
         SetOnce, //
     }, //
@@ -88,6 +91,9 @@ pub(crate) struct Flow {
     /// Set once: a flow stays on its channel until it is closed.
     attachment: SetOnce<Attachment>,
     pub(crate) counters: Counters,
+    /// Somebody may have come to wait for the socket, as epoll does once and for all, before it had
+    /// a channel.
+    polled_early: Atomic<bool>,
     _charge: Charge,
 }
 
@@ -156,6 +162,12 @@ impl Flow {
         Ok(())
     }
 
+    /// Whether somebody may wait on the socket's own queue, and not on the channel's. To be asked
+    /// after a full fence.
+    pub(crate) fn was_polled_early(&self) -> bool {
+        self.polled_early.load(Relaxed)
+    }
+
     fn info(&self) -> abi::Info {
         abi::Info {
             abi_version: abi::ABI_VERSION,
@@ -212,6 +224,7 @@ impl Protocol for Flow {
         Ok(Self {
             attachment: SetOnce::new(),
             counters: Counters::default(),
+            polled_early: Atomic::new(false),
             _charge: Charge::new(net_cookie, one)?,
         })
     }
@@ -223,6 +236,11 @@ impl Protocol for Flow {
     }
 
     fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32 {
+        if self.channel().is_none() {
+            // Full order, as the fence in needs_wakeup(): either this sees the channel now, or the
+            // channel sees this.
+            self.polled_early.xchg(true, Full);
+        }
         match self.channel() {
             Some(channel) => channel.poll(socket.sk(), table, inner),
             None => inner,

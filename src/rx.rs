@@ -362,6 +362,9 @@ impl Channel {
         }
         if wake {
             self.wake_readers();
+            if flow.was_polled_early() {
+                sk.wake_readers();
+            }
             sk.signal_io();
         }
     }

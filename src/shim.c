@@ -130,6 +130,11 @@ int kopi_sock_intr_errno(long timeo)
 	return sock_intr_errno(timeo);
 }
 
+wait_queue_head_t *kopi_sk_sleep(struct sock *sk)
+{
+	return sk_sleep(sk);
+}
+
 void kopi_sk_wake_async(struct sock *sk)
 {
 	sk_wake_async(sk, SOCK_WAKE_WAITD, POLL_IN);

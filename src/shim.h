@@ -36,6 +36,7 @@ bool kopi_sock_flag_rcvtstamp(const struct sock *sk);
 bool kopi_sock_flag_rcvmark(const struct sock *sk);
 long kopi_sock_rcvtimeo(const struct sock *sk, bool noblock);
 int kopi_sock_intr_errno(long timeo);
+wait_queue_head_t *kopi_sk_sleep(struct sock *sk);
 void kopi_sk_wake_async(struct sock *sk);
 bool kopi_udp_queues_empty(struct sock *sk);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);

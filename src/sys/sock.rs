@@ -4,9 +4,11 @@
 //!
 //! C header: `include/net/sock.h`
 
+use super::wait::POLL_IN;
 use crate::bindings;
 use crate::pure::abi::Meta;
 use core::{
+    ffi::c_void,
     mem::size_of_val,
     ptr, //
 };
@@ -219,6 +221,21 @@ impl Sock {
                 *to = from;
             }
             meta.peer_port = name.sin_port;
+        }
+    }
+
+    /// Wakes who waits for data on the socket's own queue. An RCU read-side section, or process
+    /// context with the socket held.
+    pub(crate) fn wake_readers(&self) {
+        let key = POLL_IN as usize as *mut c_void;
+        // SAFETY: A valid sock, whose queue RCU keeps; the key is a poll mask.
+        unsafe {
+            bindings::__wake_up(
+                bindings::kopi_sk_sleep(self.as_ptr()),
+                bindings::TASK_INTERRUPTIBLE,
+                1,
+                key,
+            );
         }
     }
 
