@@ -10,13 +10,14 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-debug fuzz soak build-debug shell module policy tools bpf rigs sysroot kernel clean help
+.PHONY: build run test test-debug smoke-debug fuzz soak build-debug shell module policy tools bpf rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
 	@echo 'make run         from nothing to a demonstration in a virtual machine'
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on'
+	@echo 'make smoke-debug   those of memory, lifetimes and hostile programs on it, in minutes'
 	@echo 'make fuzz SECONDS=N   the fuzzers on that kernel'
 	@echo 'make soak SECONDS=N   mixed traffic, churn and changes of rules for ten minutes, or so long'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
@@ -57,8 +58,17 @@ build-debug: tools bpf
 	@$(step) kernel-debug qemu/kernel debug
 	@$(step) module-debug qemu/build module $$(qemu/kernel debug)
 
+# Many times slower there: hours.
 test-debug: build-debug
-	@qemu/vm --kernel debug --mem 4096 --timeout 7200 -- env FUZZ_SECONDS=60 selftests/run
+	@qemu/vm --kernel debug --mem 4096 --timeout infinity -- env FUZZ_SECONDS=60 COUNT=250 KILL_CYCLES=200 \
+		selftests/run
+
+# Of them, what is about memory, lifetimes and hostile programs, in minutes.
+SMOKE := allocations_fail.py bad_input.py closed_while_receiving.py exec_fork_passing.py fuzz_calls.sh \
+	fuzz_rings.sh held_frames.py killed_processes.py limits_hold.py memory_is_clean.py namespace_deleted.py rings_work.py
+smoke-debug: build-debug
+	@qemu/vm --kernel debug --mem 4096 --timeout 3600 -- env FUZZ_SECONDS=60 KILL_CYCLES=40 \
+		selftests/run $(SMOKE)
 
 # How long: each fuzzer, or all that goes on at once.
 SECONDS ?= 600

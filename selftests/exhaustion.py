@@ -257,11 +257,15 @@ for name in STORMS:
     while len(shares) < 3 and max(shares, default=0) < 0.9:
         shares.append(share(name))
     check(f"beside {name} on each CPU, alice keeps 90 % of her share", shares[-1] >= 0.9, shares)
-with process("bob", storm, 1984, False, cpu=CPUS[0]) as said:
+with contextlib.ExitStack() as stack:
+    for each in CPUS * 2:
+        stack.enter_context(process("bob", storm, 1984, False, cpu=each))
     started = time.monotonic()
-    done = subprocess.run(["pkill", "-9", "-u", "bob"], check=False).returncode
-    while subprocess.run(["pgrep", "-r", "R,S,D", "-u", "bob"], check=False, stdout=subprocess.DEVNULL).returncode == 0:
+    login = subprocess.run(["su", "-", "root", "-c", "pkill -9 -u bob"], check=False).returncode
+    while subprocess.run(["pgrep", "-r", "R,S,D", "-u", "bob"], stdout=subprocess.DEVNULL,
+                         check=False).returncode == 0 and time.monotonic() < started + 60:
         time.sleep(0.01)
     took = time.monotonic() - started
-    check("root ends a storm", done == 0 and took < 5, (done, took))
+    check("root logs in while storms rage, and ends them", login == 0 and took < 30, (login, took))
+    print(f"# that took {took:.1f} s")
 kopi.finish()
