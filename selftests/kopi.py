@@ -90,7 +90,8 @@ class Ring:
         return struct.unpack_from("=I", self.region, at)[0]
 
     def put(self, at, value):
-        struct.pack_into("=I", self.region, at, value & 0xFFFFFFFF)
+        # At once: struct.pack_into() writes zeroes first, and the kernel may look just then.
+        self.region[at:at + 4] = struct.pack("=I", value & 0xFFFFFFFF)
 
     def push(self, *values):
         index = self.get(self.producer)
