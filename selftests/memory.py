@@ -5,7 +5,7 @@ import os
 import re
 import time
 
-SLABS = re.compile(r"UDP|sock_inode_cache|skbuff_|filp|vm_area_struct|kmalloc-")
+SLABS = re.compile(r"UDP|sock_inode_cache|skbuff_|filp|vm_area_struct|kmalloc-|net_namespace")
 
 
 def counts():

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Namespaces and devices made without starting a program, which takes a machine without KVM longer
+than the rest of a test.
+
+Source: rtnetlink(7), netdevice(7), arp(7), ipv6(7)
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+
+libc = ctypes.CDLL(None, use_errno=True)
+MS_BIND, MNT_DETACH = 4096, 2
+SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCSIFADDR, SIOCSIFNETMASK = 0x8913, 0x8914, 0x8916, 0x891C
+SIOCGIFHWADDR, SIOCSARP, IFF_UP = 0x8927, 0x8955, 1
+RTM_NEWLINK, NLM_F_NEW = 16, 0x605
+IFLA_IFNAME, IFLA_LINKINFO, IFLA_NET_NS_FD, IFLA_INFO_KIND, IFLA_INFO_DATA, VETH_PEER = 3, 18, 28, 1, 2, 1
+
+
+@contextlib.contextmanager
+def inside(path):
+    """Runs the block in the network namespace of a file; only the main thread moves."""
+    before = os.open("/proc/self/ns/net", os.O_RDONLY)
+    there = os.open(path, os.O_RDONLY)
+    os.setns(there, os.CLONE_NEWNET)
+    # Held by this process's being there, and no longer.
+    os.close(there)
+    try:
+        yield
+    finally:
+        os.setns(before, os.CLONE_NEWNET)
+        os.close(before)
+
+
+def _must(result):
+    if result:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def make_namespace(name):
+    """As `ip netns add`, with its loopback up."""
+    path = f"/run/netns/{name}"
+    before = os.open("/proc/self/ns/net", os.O_RDONLY)
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    os.unshare(os.CLONE_NEWNET)
+    _must(libc.mount(b"/proc/self/ns/net", path.encode(), None, MS_BIND, None))
+    set_up("lo", True)
+    os.setns(before, os.CLONE_NEWNET)
+    os.close(before)
+
+
+def drop_namespace(name):
+    """As `ip netns del`."""
+    _must(libc.umount2(f"/run/netns/{name}".encode(), MNT_DETACH))
+    os.unlink(f"/run/netns/{name}")
+
+
+def _ask(request, data, family=socket.AF_INET):
+    with socket.socket(family, socket.SOCK_DGRAM) as asker:
+        return fcntl.ioctl(asker, request, data)
+
+
+def set_up(device, up):
+    """Sets a device up or down."""
+    name = device.encode().ljust(16, b"\0")
+    flags = struct.unpack_from("=16xH", _ask(SIOCGIFFLAGS, name + bytes(24)))[0]
+    flags = flags | IFF_UP if up else flags & ~IFF_UP
+    _ask(SIOCSIFFLAGS, struct.pack("=16sH22x", name, flags))
+
+
+def mac(device):
+    """A device's Ethernet address."""
+    return _ask(SIOCGIFHWADDR, device.encode().ljust(40, b"\0"))[18:24]
+
+
+def set_address(device, address):
+    """Gives a device an IPv4 address, with a mask of 24 bits."""
+    name = device.encode().ljust(16, b"\0")
+    for request, value in ((SIOCSIFADDR, address), (SIOCSIFNETMASK, "255.255.255.0")):
+        _ask(request, struct.pack("=16sHxx4s16x", name, socket.AF_INET, socket.inet_aton(value)))
+
+
+def set_neighbour(device, address, ethernet):
+    """Enters a neighbour for good, so that nothing is asked for on the wire."""
+    _ask(SIOCSARP, struct.pack("=Hxx4s8xH6s8xi16x16s", socket.AF_INET, socket.inet_aton(address), 1,
+                               ethernet, 4 | 2, device.encode()))
+
+
+def _attribute(kind, data):
+    return struct.pack("=HH", 4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
+
+
+def make_veth(device, other, there):
+    """Makes a veth pair, of which `other` is in the namespace of the file `there`."""
+    nowhere = bytes(16)
+    space = os.open(there, os.O_RDONLY)
+    peer = (nowhere + _attribute(IFLA_IFNAME, other.encode() + b"\0")
+            + _attribute(IFLA_NET_NS_FD, struct.pack("=I", space)))
+    body = (nowhere + _attribute(IFLA_IFNAME, device.encode() + b"\0")
+            + _attribute(IFLA_LINKINFO, _attribute(IFLA_INFO_KIND, b"veth")
+                         + _attribute(IFLA_INFO_DATA, _attribute(VETH_PEER, peer))))
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+        netlink.send(struct.pack("=IHHII", 16 + len(body), RTM_NEWLINK, NLM_F_NEW, 0, 0) + body)
+        error = struct.unpack_from("=i", netlink.recv(4096), 16)[0]
+    os.close(space)
+    if error:
+        raise OSError(-error, f"veth: {os.strerror(-error)}")
