@@ -24,12 +24,15 @@ class Nic:
         self.port = os.open(f"/dev/{name.split('/')[4]}", os.O_RDWR)
         self.received = b""
         self.hotplug = bool(glob.glob("/sys/bus/pci/slots/*"))
-        # In the slot; and known to the kernel, too.
-        self.plugged = self.present = False
         # Others may have used the monitor before: then it has left this mode.
         os.write(self.port, b'{"execute": "qmp_capabilities"}\n')
         self._next("return", "error")
-        self._do("netdev_add", type="hubport", id="spare-wire", hubid=1)
+        # In the slot, as where an earlier user couldn't take it out; and known to the kernel, too.
+        self.plugged = "spare-nic" in (
+            each["name"] for each in self._do("qom-list", path="/machine/peripheral"))
+        self.present = bool(self._devices())
+        if not self.plugged:
+            self._do("netdev_add", type="hubport", id="spare-wire", hubid=1)
 
     @staticmethod
     def _read(path):
@@ -49,10 +52,12 @@ class Nic:
                 return message
 
     def _do(self, command, **arguments):
+        """Has the monitor do something; gives what it returns."""
         os.write(self.port, json.dumps({"execute": command, "arguments": arguments}).encode() + b"\n")
         answer = self._next("return", "error")
         if "error" in answer:
             raise OSError(f"{command}: {answer['error']['desc']}")
+        return answer["return"]
 
     @staticmethod
     def _devices():
