@@ -9,6 +9,7 @@
 //! 3. `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
 //!    COMPLETION ring.
 
+use crate::flow::Counters;
 use crate::limits::Charge;
 use crate::pure::{
     abi::{self, Desc, Layout, Stats},
@@ -341,10 +342,11 @@ impl Channel {
         }
     }
 
-    /// Fills in the channel's counters.
-    pub(crate) fn add_stats(&self, stats: &mut Stats) {
+    /// Fills in the channel's counters and those of a flow on it.
+    pub(crate) fn fill_stats(&self, counters: &Counters, stats: &mut Stats) {
         {
             let sender = self.sender.lock();
+            counters.fill_sent(stats);
             stats.tx_invalid = sender.invalid;
             stats.ring_broken = sender.broken;
             stats.flows = u64::from(sender.sockets.len());
@@ -352,6 +354,7 @@ impl Channel {
         {
             let _softirqs = BottomHalvesOff::new();
             let receiver = self.receiver.lock();
+            counters.fill_received(stats);
             stats.fill_invalid = receiver.invalid;
             stats.ring_broken = stats.ring_broken.wrapping_add(receiver.broken);
         }

@@ -80,6 +80,33 @@ pub(crate) struct Counters {
     pub(crate) rx_drop_too_long: Counter,
 }
 
+impl Counters {
+    /// Gives those of sending, which agree with each other under the channel's sender.
+    pub(crate) fn fill_sent(&self, stats: &mut abi::Stats) {
+        stats.tx_packets = self.tx_packets.get();
+        stats.tx_bytes = self.tx_bytes.get();
+        stats.tx_errors = self.tx_errors.get();
+        stats.tx_zerocopy = self.tx_zerocopy.get();
+        stats.tx_taken = self.tx_taken.get();
+        stats.tx_drop_denied = self.tx_drop_denied.get();
+        stats.tx_drop_unreachable = self.tx_drop_unreachable.get();
+        stats.tx_drop_too_long = self.tx_drop_too_long.get();
+        stats.tx_drop_no_buffer = self.tx_drop_no_buffer.get();
+        stats.tx_drop_invalid = self.tx_drop_invalid.get();
+        stats.tx_drop_other = self.tx_drop_other.get();
+    }
+
+    /// Gives those of receiving, which agree with each other under the channel's receiver.
+    pub(crate) fn fill_received(&self, stats: &mut abi::Stats) {
+        stats.rx_taken = self.rx_taken.get();
+        stats.rx_packets = self.rx_packets.get();
+        stats.rx_bytes = self.rx_bytes.get();
+        stats.rx_drop_ring_full = self.rx_drop_ring_full.get();
+        stats.rx_drop_no_frame = self.rx_drop_no_frame.get();
+        stats.rx_drop_too_long = self.rx_drop_too_long.get();
+    }
+}
+
 /// A flow's place on a channel.
 struct Attachment {
     channel: Arc<Channel>,
@@ -187,29 +214,9 @@ impl Flow {
     }
 
     fn stats(&self) -> abi::Stats {
-        let counters = &self.counters;
-        let mut stats = abi::Stats {
-            tx_packets: counters.tx_packets.get(),
-            tx_bytes: counters.tx_bytes.get(),
-            tx_errors: counters.tx_errors.get(),
-            tx_zerocopy: counters.tx_zerocopy.get(),
-            rx_packets: counters.rx_packets.get(),
-            rx_bytes: counters.rx_bytes.get(),
-            rx_drop_ring_full: counters.rx_drop_ring_full.get(),
-            rx_drop_no_frame: counters.rx_drop_no_frame.get(),
-            rx_drop_too_long: counters.rx_drop_too_long.get(),
-            tx_taken: counters.tx_taken.get(),
-            rx_taken: counters.rx_taken.get(),
-            tx_drop_denied: counters.tx_drop_denied.get(),
-            tx_drop_unreachable: counters.tx_drop_unreachable.get(),
-            tx_drop_too_long: counters.tx_drop_too_long.get(),
-            tx_drop_no_buffer: counters.tx_drop_no_buffer.get(),
-            tx_drop_invalid: counters.tx_drop_invalid.get(),
-            tx_drop_other: counters.tx_drop_other.get(),
-            ..abi::Stats::default()
-        };
+        let mut stats = abi::Stats::default();
         if let Some(channel) = self.channel() {
-            channel.add_stats(&mut stats);
+            channel.fill_stats(&self.counters, &mut stats);
         }
         stats
     }
