@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: GPL-2.0
+"""What the tests with fault injection share: its settings, paths to a peer, and what must hold after.
+
+Source: Documentation/fault-injection/fault-injection.rst, Documentation/dev-tools/kmemleak.rst
+"""
+
+import contextlib
+import itertools
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+NTH = "/proc/thread-self/fail-nth"
+DEBUG = "/sys/kernel/debug"
+if not os.path.exists(NTH) or not os.path.exists(f"{DEBUG}/failslab"):
+    print("1..0 # SKIP this kernel can't have allocations fail: it needs CONFIG_FAILSLAB and "
+          "CONFIG_FAIL_PAGE_ALLOC")
+    sys.exit(4)
+
+import kopi  # noqa: E402, after the way to it is known
+from equivalence import namespace  # noqa: E402
+
+KMEMLEAK = f"{DEBUG}/kmemleak"
+SLABS = ("UDP", "sock_inode_cache", "skbuff_", "filp", "vm_area_struct", "kmalloc-")
+# Kilobytes of kernel memory that a process can have more or less for other reasons.
+SLACK_KB = 512
+# Objects of a slab, or of all that have a name's beginning.
+SLACK_OBJECTS = 400
+_serial = itertools.count()
+
+
+class Wrong(Exception):
+    """What must hold doesn't."""
+
+
+def expect(holds, what):
+    """Something must hold."""
+    if not holds:
+        raise Wrong(what)
+
+
+def put(path, value):
+    """Writes a file of a kernel's file system."""
+    with open(path, "w", encoding="ascii") as file:
+        file.write(str(value))
+
+
+def get(path):
+    """Reads one."""
+    with open(path, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def sh(command):
+    """Runs a command line that must succeed."""
+    subprocess.run(["bash", "-c", command], check=True)
+
+
+def wait_until(condition, patience=20.0):
+    """Waits for something; says whether it came."""
+    end = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@contextlib.contextmanager
+def settings(values):
+    """Sets files below debugfs, and afterwards what was there before."""
+    before = {name: get(f"{DEBUG}/{name}") for name in values}
+    try:
+        for name, value in values.items():
+            put(f"{DEBUG}/{name}", value)
+        yield
+    finally:
+        for name, value in before.items():
+            put(f"{DEBUG}/{name}", value)
+
+
+class Path:
+    """A way to an ordinary UDP socket that sends back what it is told to."""
+
+    def __init__(self, name, local, remote, inside):
+        self.name, self.local = name, local
+        self.ipv6 = ":" in local
+        family = socket.AF_INET6 if self.ipv6 else socket.AF_INET
+        with namespace(inside):
+            self.peer = socket.socket(family, socket.SOCK_DGRAM)
+            self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            self.peer.bind((remote, 0))
+        self.to = self.peer.getsockname()[:2]
+        self.family = family
+
+    def socket(self, ordinary=False):
+        """A flow, or an ordinary socket, of the path's IP version."""
+        if ordinary:
+            return socket.socket(self.family, socket.SOCK_DGRAM)
+        return kopi.flow(kopi.UDP6 if self.ipv6 else 0)
+
+    def bound(self, ordinary=False):
+        """One that is bound, too."""
+        sock = self.socket(ordinary)
+        sock.bind((self.local, 0))
+        return sock
+
+    def drain(self):
+        """Forgets what came."""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self.peer.recv(65536, socket.MSG_DONTWAIT)
+
+
+def receive(sock):
+    """What comes, and from where if the socket is an ordinary one; `Wrong` if nothing does."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    expect(poll.poll(5000), "a datagram doesn't come")
+    if isinstance(sock, kopi.Flow):
+        return sock.recv(65536, socket.MSG_DONTWAIT), None
+    return sock.recvfrom(65536, socket.MSG_DONTWAIT)
+
+
+def works(path, sock, channel=None, number=0):
+    """A datagram goes through and comes back, by the rings if the flow has some."""
+    data = b"%s %d" % (path.name.encode(), next(_serial))
+    path.drain()
+    if channel is None:
+        sock.connect(path.to)
+        expect(sock.send(data) == len(data), "send")
+        got, source = receive(path.peer)
+        expect(got == data, f"{got} arrives for {data}")
+        path.peer.sendto(data, source)
+        expect(receive(sock)[0] == data, "the answer")
+        return
+    channel.fill.push(channel.frame(0))
+    channel.send(1, data, path.to, flow_number=number)
+    expect(channel.bell() == 1, "the doorbell")
+    got, source = receive(path.peer)
+    expect(got == data, f"{got} arrives for {data}")
+    expect(wait_until(lambda: (done := channel.completion.pop()) is not None
+                      and done[0] == channel.frame(1) + 64 and done[4] == 0), "the completion")
+    path.peer.sendto(data, source)
+    entry = None
+
+    def came():
+        nonlocal entry
+        entry = channel.rx.pop()
+        return entry is not None
+    expect(wait_until(came, 5), "the answer doesn't come by the ring")
+    expect(entry[2] == number and channel.region[entry[0]:entry[0] + entry[1]] == data, "the answer")
+    expect(not channel.unaccounted(), channel.unaccounted())
+
+
+def forget_routes():
+    """Routes that are cached have to be made anew."""
+    for version in "ipv4", "ipv6":
+        put(f"/proc/sys/net/{version}/route/flush", 1)
+
+
+def _numbers(text):
+    return [int(word) for word in text.split() if word.lstrip("-").isdigit()]
+
+
+def losses(*namespaces):
+    """Datagrams that the stack has counted as lost, in those namespaces."""
+    total = 0
+    for name in namespaces:
+        with namespace(name):
+            with open("/proc/thread-self/net/snmp", encoding="ascii") as file:
+                lines = file.read().splitlines()
+            for names, values in zip(lines[::2], lines[1::2]):
+                for key, value in zip(names.split(), values.split()):
+                    if key in ("InErrors", "SndbufErrors", "MemErrors", "InDiscards", "OutDiscards",
+                               "FragFails", "ReasmFails") and names.startswith(("Ip:", "Udp:")):
+                        total += int(value)
+            with open("/proc/thread-self/net/snmp6", encoding="ascii") as file:
+                for line in file:
+                    key, value = line.split()
+                    if key in ("Udp6InErrors", "Udp6SndbufErrors", "Udp6MemErrors", "Ip6InDiscards",
+                               "Ip6OutDiscards", "Ip6FragFails", "Ip6ReasmFails"):
+                        total += int(value)
+            with open("/proc/thread-self/net/dev", encoding="ascii") as file:
+                for line in file.read().splitlines()[2:]:
+                    # Received: bytes packets errs drop fifo …; sent: as many again.
+                    columns = _numbers(line.partition(":")[2])
+                    total += sum(columns[2:5]) + sum(columns[10:13])
+    with open("/proc/net/softnet_stat", encoding="ascii") as file:
+        total += sum(int(line.split()[1], 16) for line in file)
+    return total
+
+
+def users():
+    """References to the module."""
+    with open("/proc/modules", encoding="ascii") as modules:
+        return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
+
+
+def unused():
+    """Whether nothing holds the module."""
+    return users() == 0
+
+
+@contextlib.contextmanager
+def own_cgroup():
+    """Runs the block in a cgroup whose memory is counted; gives what counts the kernel's, in KB."""
+    root, group = "/sys/fs/cgroup", "/sys/fs/cgroup/faults"
+    before = root + get("/proc/self/cgroup").partition("::")[2]
+    put(f"{root}/cgroup.subtree_control", "+memory")
+    os.makedirs(group, exist_ok=True)
+    put(f"{group}/cgroup.procs", os.getpid())
+
+    def kernel_memory():
+        with open(f"{group}/memory.stat", encoding="ascii") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("kernel ")) // 1024
+    try:
+        yield kernel_memory
+    finally:
+        put(f"{before}/cgroup.procs", os.getpid())
+        wait_until(lambda: not get(f"{group}/cgroup.procs"))
+        os.rmdir(group)
+
+
+def objects():
+    """Objects by slab."""
+    put("/proc/sys/vm/drop_caches", 3)
+    for name in os.listdir("/sys/kernel/slab"):
+        if name.startswith(SLABS):
+            put(f"/sys/kernel/slab/{name}/shrink", 1)
+    with open("/proc/slabinfo", encoding="ascii") as slabs:
+        return {words[0]: int(words[1]) for words in map(str.split, slabs)
+                if words[0].startswith(SLABS)}
+
+
+def grown(before):
+    """Slabs with more objects than before, when those that are on their way have gone."""
+    more = {}
+
+    def settled():
+        more.clear()
+        more.update({name: (before.get(name, 0), count) for name, count in objects().items()
+                     if count > before.get(name, 0) + SLACK_OBJECTS})
+        return not more
+    wait_until(settled, 10)
+    return more
+
+
+def forget_leaks():
+    """Has kmemleak leave out what it has found so far."""
+    put(KMEMLEAK, "scan")
+    put(KMEMLEAK, "clear")
+
+
+def leaks():
+    """What kmemleak finds: those of KOPI, and those of others."""
+    # An object is reported when it is five seconds old, and was the same in two scans.
+    time.sleep(6)
+    for _ in range(2):
+        put(KMEMLEAK, "scan")
+    with open(KMEMLEAK, encoding="ascii", errors="replace") as file:
+        found = ["unreferenced" + part for part in file.read().split("unreferenced")[1:]]
+    return [one for one in found if "kopi" in one], [one for one in found if "kopi" not in one]
