@@ -168,12 +168,16 @@ impl Flow {
     }
 
     fn attach(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
-        if channel.has_trains() {
-            socket.enable_gro()?;
-        }
         socket.may_receive()?;
         // SAFETY: Removed below, or by `release`, which comes before the socket's.
         let number = unsafe { channel.add_flow(socket) }?;
+        // Last of what may fail: a socket that is refused would be left with it.
+        if channel.has_trains() {
+            if let Err(error) = socket.enable_gro() {
+                channel.remove_flow(number);
+                return Err(error);
+            }
+        }
         let attached = self.attachment.populate(Attachment {
             channel: channel.clone(),
             number,
