@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""Each allocation of each call fails in turn: the call gives a documented errno or succeeds, what was
-there goes on working, and all is given back.
+"""Each allocation of each call fails in turn, and then memory runs out at any point of some: the call
+gives a documented errno or succeeds, what was there goes on working, and all is given back.
 
 FAULTS names the entry points to try, as a regular expression.
 """
@@ -19,7 +19,6 @@ import re
 import select
 import socket
 import struct
-import sys
 import time
 
 import faults
@@ -32,7 +31,8 @@ TRAINS = 1
 SMALL = {"frames": 16, "tx": 16, "completion": 16, "fill": 16, "rx": 16}
 # A megabyte and more of pages, each of which fails.
 LARGE = {"frames": 512, "tx": 1024, "completion": 1024, "fill": 1024, "rx": 1024}
-UDP_SEGMENT, UDP_GRO, SO_ZEROCOPY, MSG_ZEROCOPY = 103, 104, 60, 0x4000000
+UDP_SEGMENT, UDP_GRO = 103, 104
+SO_TIMESTAMP, SO_ZEROCOPY, MSG_ZEROCOPY = 29, 60, 0x4000000
 IP_PKTINFO, IPV6_PKTINFO, IPV6_RECVPKTINFO = 8, 50, 49
 BIG = 1900
 
@@ -56,14 +56,44 @@ class Nth:
         return result, error, left == b"0\n"
 
 
-nth = Nth()
+class RunsOut:
+    """Has all of this thread's slab allocations fail from one on, so that no second try helps."""
+
+    MANY = 1 << 20
+
+    def __init__(self):
+        self.task = os.open("/proc/thread-self/make-it-fail", os.O_RDWR)
+
+    def run(self, space, call):
+        """Gives the call's result, its errno, and whether it needed more bytes than there were."""
+        result, error = None, 0
+        faults.put(f"{faults.DEBUG}/failslab/times", self.MANY)
+        faults.put(f"{faults.DEBUG}/failslab/space", space)
+        os.pwrite(self.task, b"1", 0)
+        try:
+            result = call()
+        except OSError as caught:
+            error = caught.errno
+        os.pwrite(self.task, b"0", 0)
+        return result, error, int(faults.get(f"{faults.DEBUG}/failslab/times")) < self.MANY
+
+    @staticmethod
+    def spaces():
+        """Bytes, in steps smaller than most objects."""
+        space = 0
+        while True:
+            yield space
+            space += max(64, space // 20)
+
+
+nth, runs_out = Nth(), RunsOut()
 kopi.libc.mmap.restype = kopi.ctypes.c_void_p
 
 
-def once(steps, number):
-    """Runs the steps with that allocation failing: the errnos given, and whether there was one."""
+def once(steps, injector, number):
+    """Runs the steps with a fault at that point: the errnos given, and whether it was reached."""
     course = steps()
-    result, error, injected = nth.run(number, next(course))
+    result, error, injected = injector.run(number, next(course))
     try:
         course.send((result, error))
     except StopIteration as end:
@@ -71,22 +101,23 @@ def once(steps, number):
     raise RuntimeError("more steps than one")
 
 
-def in_turn(steps):
-    """Has each allocation fail: their number, how often which errno came, and what was wrong."""
+def in_turn(steps, injector, numbers):
+    """Has a fault at each point: their number, how often which errno came, and what was wrong."""
     errors, wrong = collections.Counter(), []
-    for number in itertools.count(1):
+    for count, number in enumerate(numbers):
         try:
-            seen, injected = once(steps, number)
+            seen, injected = once(steps, injector, number)
         except (Wrong, OSError, MemoryError) as error:
             wrong.append(f"{number}: {type(error).__name__} {error}")
             if len(wrong) > 4:
-                return number, errors, wrong
+                return count, errors, wrong
             continue
         errors.update(seen)
         if not injected:
             if seen:
                 wrong.append(f"{seen} without a fault")
-            return number - 1, errors, wrong
+            return count, errors, wrong
+    return 0, errors, ["no end"]
 
 
 # The entry points. Each is a generator: it prepares, yields the call, gets what it gave (the result
@@ -136,7 +167,7 @@ def connect(path, ordinary=False, channel=False):
 
 def gro(sock):
     """Whether the socket takes trains."""
-    return sock.getsockopt(socket.SOL_UDP, UDP_GRO)
+    return sock.getsockopt(socket.IPPROTO_UDP, UDP_GRO)
 
 
 def has_channel(sock):
@@ -267,7 +298,7 @@ def fork(path):
     pid, error = yield call
     if not error:
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        expect(status in (7, -11), f"the child ends with {status}")
+        expect(status == 7, f"the child ends with {status}")
     channel.region[channel.frames] = 0
     works(path, channel.sock, channel)
     close(channel)
@@ -338,7 +369,7 @@ def arrived(path, wanted, name, known):
                 expect(got in left, f"{len(got)} bytes arrive that were not sent, or sent once only")
                 left.remove(got)
         return not left
-    if wait_until(all_there, 0.5):
+    if wait_until(all_there, 0.1):
         return
     # One counter for a train of datagrams.
     expect(wait_until(lambda: all_there() or faults.losses(*inside) > known[0], 5),
@@ -391,10 +422,10 @@ def doorbell(path, kind, known):
 def control(path):
     """Control messages, as those that metadata becomes."""
     if path.ipv6:
-        return [(socket.SOL_IPV6, IPV6_PKTINFO, socket.inet_pton(socket.AF_INET6, path.local) + bytes(4)),
-                (socket.SOL_IPV6, 67, struct.pack("=i", 8)), (socket.SOL_IPV6, 52, struct.pack("=i", 9))]
-    return [(socket.SOL_IP, IP_PKTINFO, bytes(4) + socket.inet_aton(path.local) + bytes(4)),
-            (socket.SOL_IP, 1, struct.pack("=i", 8)), (socket.SOL_IP, 2, struct.pack("=i", 9))]
+        return [(socket.IPPROTO_IPV6, IPV6_PKTINFO, socket.inet_pton(socket.AF_INET6, path.local) + bytes(4)),
+                (socket.IPPROTO_IPV6, 67, struct.pack("=i", 8)), (socket.IPPROTO_IPV6, 52, struct.pack("=i", 9))]
+    return [(socket.IPPROTO_IP, IP_PKTINFO, bytes(4) + socket.inet_aton(path.local) + bytes(4)),
+            (socket.IPPROTO_IP, 1, struct.pack("=i", 8)), (socket.IPPROTO_IP, 2, struct.pack("=i", 9))]
 
 
 def send(path, kind, ordinary=False, channel=False):
@@ -404,7 +435,7 @@ def send(path, kind, ordinary=False, channel=False):
     sock.connect(path.to)
     path.drain()
     sock.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
-    train = [(socket.SOL_UDP, UDP_SEGMENT, struct.pack("=H", 200))]
+    train = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", 200))]
     buffers, messages, flags = {
         "copied": ([payload(0, 64)], [], 0),
         "metadata": ([payload(0, 64)], control(path), 0),
@@ -412,7 +443,7 @@ def send(path, kind, ordinary=False, channel=False):
         "by reference": ([payload(0, 8000)], [], MSG_ZEROCOPY),
         "chain": ([payload(number, BIG) for number in range(3)], [], MSG_ZEROCOPY),
         "train": ([payload(number, 200) for number in range(12)], train, 0),
-        "train by reference": ([payload(number, 200) for number in range(30)], train, MSG_ZEROCOPY),
+        "train by reference": ([bytes(30 * 200)], train, MSG_ZEROCOPY),
         "train of metadata": ([payload(number, 200) for number in range(6)], train + control(path), 0),
         "cut": ([payload(number, 200) for number in range(3)], train, 0),
     }[kind]
@@ -433,10 +464,10 @@ def recv(path, ordinary=False):
     sock = path.bound(ordinary)
     sock.connect(path.to)
     if path.ipv6:
-        sock.setsockopt(socket.SOL_IPV6, IPV6_RECVPKTINFO, 1)
+        sock.setsockopt(socket.IPPROTO_IPV6, IPV6_RECVPKTINFO, 1)
     else:
-        sock.setsockopt(socket.SOL_IP, IP_PKTINFO, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_TIMESTAMP, 1)
+        sock.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+    sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMP, 1)
     path.drain()
     sock.send(b"to me")
     path.peer.sendto(b"back", receive(path.peer)[1])
@@ -451,7 +482,7 @@ def recv(path, ordinary=False):
 def error_queue(path, ordinary=False, channel=True):
     """recvmsg(MSG_ERRQUEUE), which a flow with a channel has, too."""
     sock = path.bound(ordinary)
-    sock.setsockopt(socket.SOL_IPV6 if path.ipv6 else socket.SOL_IP, 25 if path.ipv6 else 11, 1)
+    sock.setsockopt(socket.IPPROTO_IPV6 if path.ipv6 else socket.IPPROTO_IP, 25 if path.ipv6 else 11, 1)
     rings = kopi.Channel(sock, **SMALL) if channel and not ordinary else None
     with namespace("peer" if path.name.startswith("nic") else "host"):
         closed = socket.socket(path.family, socket.SOCK_DGRAM)
@@ -466,6 +497,7 @@ def error_queue(path, ordinary=False, channel=True):
     reader = as_ordinary(path, sock)
     yield lambda: reader.recvmsg(100, 400, socket.MSG_ERRQUEUE)
     reader.detach()
+    sock.connect(path.to)
     works(path, sock, rings)
     close(rings or sock)
 
@@ -550,21 +582,34 @@ def signals(path, ordinary=False):
 
 
 def close_idle(path, ordinary=False, channel=True):
-    """close(), and munmap() if there is a mapping."""
+    """close(), the last use of a flow."""
     sock = path.bound(ordinary)
     rings = kopi.Channel(sock, **SMALL) if channel and not ordinary else None
     works(path, sock, rings)
     fd = sock.detach()
+    if rings:
+        rings.region.close()
+    yield lambda: os.close(fd)
+
+
+def unmap_last(path):
+    """munmap(), the last use of a flow."""
+    channel = kopi.Channel(path.bound(), **SMALL)
+    works(path, channel.sock, channel)
+    where = kopi.ctypes.c_void_p(kopi.libc.mmap(None, channel.size, 3, mmap.MAP_SHARED,
+                                                channel.sock.fileno(), 0))
+    close(channel)
 
     def call():
-        if rings:
-            rings.region.close()
-        os.close(fd)
-    yield call
+        if kopi.libc.munmap(where, kopi.ctypes.c_size_t(channel.size)):
+            raise OSError(kopi.ctypes.get_errno(), "munmap")
+    _, error = yield call
+    if error:
+        call()
 
 
 def close_in_flight(path):
-    """close() and munmap(), while the stack has frames."""
+    """close(), while the stack has frames."""
     channel = kopi.Channel(path.bound())
     channel.sock.connect(path.to)
     path.drain()
@@ -575,11 +620,8 @@ def close_in_flight(path):
     held = channel.stats()["tx_pending"]
     expect(held == 8, f"{held} frames are held")
     fd = channel.sock.detach()
-
-    def call():
-        channel.region.close()
-        os.close(fd)
-    yield call
+    channel.region.close()
+    yield lambda: os.close(fd)
     expect(faults.users() > 0, "nothing is held")
     got = [receive(path.peer)[0] for _ in data]
     expect(got == data, "what was held isn't what arrives")
@@ -633,9 +675,9 @@ def passing(path, ordinary, out):
 
 
 @contextlib.contextmanager
-def slow(device):
-    """A device that takes its time, so that the stack has frames meanwhile."""
-    faults.sh(f"tc qdisc add dev {device} root netem delay 300ms")
+def slow(device, delay):
+    """A device that takes its time, in ms, so that the stack has frames meanwhile."""
+    faults.sh(f"tc qdisc add dev {device} root netem delay {delay}ms")
     try:
         yield
     finally:
@@ -674,7 +716,9 @@ def entries(paths):
     yield own("munmap", call_on_region("munmap"), lo4)
     for path in lo4, lo6, nic4, nic6, veth:
         for kind, (_, _, referred) in KINDS.items():
-            if (path in (nic4, nic6) and referred) or (path is veth and not referred):
+            # Where it can be; and each datagram that a NIC's driver cuts a train into takes long.
+            if (path in (nic4, nic6) and (referred or kind == "train of metadata")
+                    or path is veth and not referred):
                 continue
             known = [0]
             yield (f"doorbell, {kind}, {path.name}",
@@ -698,14 +742,58 @@ def entries(paths):
     yield both("get a descriptor", pass_in, lo4)
     yield both("close", close_idle, lo4)
     yield both("close without a channel", close_idle, lo6, channel=False)
+    yield own("munmap of a closed flow", unmap_last, lo4)
     yield own("close with frames in flight", close_in_flight, veth)
     yield own("fork", fork, lo4)
 
 
 def names(numbers):
     """Errnos in words."""
-    return " ".join(f"{errno.errorcode.get(number, number)}:{count}" if count else errno.errorcode[number]
+    return " ".join(errno.errorcode[number] + (f":{count}" if count else "")
                     for number, count in sorted(numbers.items())) or "none"
+
+
+def around(name):
+    """What is to be there while an entry point is tried."""
+    if "in flight" in name:
+        return slow("near", 300)
+    return slow("near", 100) if name.endswith("veth") else contextlib.nullcontext()
+
+
+# Memory runs out in these, too: in those that allocate for themselves. Not in fork(), which passes
+# that on to the child.
+DRY = re.compile("socket|connect|channel|join|mmap|munmap|doorbell, (copied|by reference|train), lo|O_ASYNC|"
+                 "epoll|pass|close")
+
+
+def attempt(name, steps, ordinary, kernel_memory):
+    """Tries an entry point: the faults, the refusals, and what was wrong."""
+    kilobytes = kernel_memory()
+    # A process has many mappings that are none of KOPI's.
+    step = 7 if name.startswith("fork") else 1
+    number, errors, wrong = in_turn(steps, nth, itertools.count(1, step))
+    allowed, of_ordinary = dict.fromkeys(DOCUMENTED, 0), ""
+    if ordinary:
+        count, usual, bad = in_turn(ordinary, nth, itertools.count(1))
+        allowed |= dict.fromkeys(usual, 0)
+        wrong += [f"of an ordinary socket: {one}" for one in bad]
+        of_ordinary = f", of an ordinary socket's {count}"
+    points = 0
+    if DRY.search(name):
+        points, more, bad = in_turn(steps, runs_out, RunsOut.spaces())
+        errors += more
+        wrong += [f"memory runs out: {one}" for one in bad]
+        if ordinary:
+            allowed |= dict.fromkeys(in_turn(ordinary, runs_out, RunsOut.spaces())[1], 0)
+    if set(errors) - set(allowed):
+        wrong.append(f"documented are {names(allowed)}")
+    if not wait_until(faults.unused):
+        wrong.append(f"{faults.users()} references to the module are left")
+    if not wait_until(lambda: kernel_memory() - kilobytes < faults.SLACK_KB, 10):
+        wrong.append(f"{kernel_memory() - kilobytes} KB of kernel memory are left")
+    kopi.check(f"{name}: {number} allocations fail in turn{of_ordinary}; memory runs out at {points} "
+               f"points; errnos: {names(errors)}", not wrong, "; ".join(wrong))
+    return collections.Counter(faults=number, points=points, refused=sum(errors.values()))
 
 
 def main():
@@ -720,45 +808,28 @@ def main():
     with faults.own_cgroup() as kernel_memory, namespace("host"):
         # What is made once only, such as modules that are loaded and neighbours that are found.
         for name, steps, ordinary, *_ in chosen:
-            with slow("near") if "in flight" in name else contextlib.nullcontext():
+            with around(name):
                 for one in filter(None, (steps, ordinary)):
-                    once(one, 1 << 30)
+                    with contextlib.suppress(Wrong, OSError):
+                        once(one, nth, 1 << 30)
         gc.collect()
         gc.disable()
         faults.forget_leaks()
         before = faults.objects()
         total = collections.Counter()
         for name, steps, ordinary, *known in chosen:
-            start, kilobytes = time.monotonic(), kernel_memory()
+            start = time.monotonic()
             if known:
                 known[0][0] = faults.losses("host", "away" if "veth" in name else "peer")
-            with slow("near") if "in flight" in name else contextlib.nullcontext():
-                number, errors, wrong = in_turn(steps)
-            allowed, how_many = dict.fromkeys(DOCUMENTED, 0), 0
-            if ordinary:
-                how_many, usual, bad = in_turn(ordinary)
-                allowed |= dict.fromkeys(usual, 0)
-                wrong += [f"of an ordinary socket: {one}" for one in bad]
-            if set(errors) - set(allowed):
-                wrong.append(f"errnos {names(errors)}, documented are {names(allowed)}")
-            if not wait_until(faults.unused):
-                wrong.append(f"{faults.users()} references to the module are left")
-            if not wait_until(lambda: kernel_memory() - kilobytes < faults.SLACK_KB, 10):
-                wrong.append(f"{kernel_memory() - kilobytes} KB of kernel memory are left")
-            total["faults"] += number
-            total["refused"] += sum(errors.values())
-            usual = f", an ordinary socket {how_many}" if ordinary else ""
-            kopi.check(f"{name}: {number} allocations failed in turn{usual}; errnos: {names(errors)}",
-                       not wrong, "; ".join(wrong))
+            with around(name):
+                total += attempt(name, steps, ordinary, kernel_memory)
             print(f"#   {time.monotonic() - start:.1f} s", flush=True)
         gc.enable()
-        for kind, (_, _, referred) in KINDS.items():
-            for path in paths:
-                name = f"{kind}, {path}"
-                if name in by_reference and path[:3] != "nic":
-                    kopi.check(f"{name}: goes {'by reference' if referred else 'as a copy'}",
-                               (by_reference[name] > 0) == referred, by_reference[name])
-        print(f"# {len(chosen)} entry points, {total['faults']} allocations failed in turn")
+        for name in ("by reference, veth", "chain, veth", "train by reference, veth"):
+            if name in by_reference:
+                kopi.check(f"{name}: the stack did have the frames", by_reference[name] > 0)
+        print(f"# {len(chosen)} entry points: {total['faults']} allocations failed in turn, memory ran out at "
+              f"{total['points']} points, {total['refused']} errors")
         print(f"# lost after the stack took them, and counted by it: {dict(lost)}")
         more = faults.grown(before)
         kopi.check("slabs have no more objects than before", not more, more)
@@ -768,17 +839,14 @@ def main():
     kopi.check("kmemleak finds nothing of KOPI", not own, f"{len(own)}")
 
 
-faults.sh("ip netns add away; ip -n host link add near mtu 4000 type veth peer name far mtu 4000 netns away; "
-          "ip -n host addr add 198.51.100.1/24 dev near; ip -n host link set near up; "
-          "ip -n away addr add 198.51.100.2/24 dev far; ip -n away link set far up; "
-          # No packet but those that are sent here is to wait for an address.
-          "ip -n host neigh add 198.51.100.2 dev near lladdr "
-          "$(ip netns exec away cat /sys/class/net/far/address)")
+faults.add_veth()
 try:
     with faults.settings({"failslab/ignore-gfp-wait": "N", "failslab/verbose": 0,
+                          "failslab/task-filter": "Y", "failslab/probability": 100,
+                          "failslab/times": 0, "failslab/space": 0,
                           "fail_page_alloc/ignore-gfp-wait": "N", "fail_page_alloc/min-order": 0,
                           "fail_page_alloc/verbose": 0}):
         main()
 finally:
-    faults.sh("ip -n host link del near; ip netns del away")
+    faults.remove_veth()
 kopi.finish()
