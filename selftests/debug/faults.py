@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -32,6 +33,8 @@ SLACK_KB = 512
 # Objects of a slab, or of all that have a name's beginning.
 SLACK_OBJECTS = 400
 _serial = itertools.count()
+# The runner's timeout; the settings must not stay.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 class Wrong(Exception):
@@ -80,7 +83,8 @@ def settings(values):
             put(f"{DEBUG}/{name}", value)
         yield
     finally:
-        for name, value in before.items():
+        # The other way round: what sets it off comes last, and goes first.
+        for name, value in reversed(before.items()):
             put(f"{DEBUG}/{name}", value)
 
 

@@ -19,8 +19,9 @@ from equivalence import namespace
 from faults import wait_until
 
 SECONDS = float(os.environ.get("FAULT_SECONDS", "15"))
-# Of the allocations that can't wait one in so many fails.
-ONE_IN = {"slab objects": ("failslab", 41), "pages": ("fail_page_alloc", 17)}
+# Of the allocations that can't wait one in so many fails: first often, so that hardly a train gets
+# through, and then seldom.
+ONE_IN = {"slab objects": ("failslab", (5, 41)), "pages": ("fail_page_alloc", (2, 17))}
 TRACING = "/sys/kernel/tracing"
 FRAMES, WINDOW = 256, 64
 # What the stack says when it has no memory.
@@ -179,13 +180,15 @@ def spell(kind, flows):
     before = faults.losses("host", "peer", "away")
     with trace():
         with faults.settings({f"{name}/ignore-gfp-wait": "Y", f"{name}/task-filter": "N",
-                              f"{name}/verbose": 0, f"{name}/interval": one_in, f"{name}/times": -1,
+                              f"{name}/verbose": 0, f"{name}/interval": one_in[0], f"{name}/times": -1,
                               f"{name}/space": 0, f"{name}/probability": 100,
                               **({"fail_page_alloc/min-order": 0} if name == "fail_page_alloc" else {})}):
-            end = time.monotonic() + SECONDS
-            while time.monotonic() < end:
-                for flow in flows:
-                    flow.round()
+            for interval in one_in:
+                faults.put(f"{faults.DEBUG}/{name}/interval", interval)
+                end = time.monotonic() + SECONDS
+                while time.monotonic() < end:
+                    for flow in flows:
+                        flow.round()
         for flow in flows:
             flow.settle()
         failed, in_softirqs, reasons = noted()
