@@ -831,6 +831,8 @@ def main():
         print(f"# {len(chosen)} entry points: {total['faults']} allocations failed in turn, memory ran out at "
               f"{total['points']} points, {total['refused']} errors")
         print(f"# lost after the stack took them, and counted by it: {dict(lost)}")
+        left = faults.charges_left()
+        kopi.check("all is given back to the limits", not left, left)
         more = faults.grown(before)
         kopi.check("slabs have no more objects than before", not more, more)
     own, others = faults.leaks()

@@ -250,6 +250,8 @@ def main():
             flow.close()
         kopi.check(f"{kind}: nothing holds the module", wait_until(faults.unused), faults.users())
     print(f"# {in_all} allocations failed in softirqs")
+    left = faults.charges_left()
+    kopi.check("all is given back to the limits", not left, left)
     more = faults.grown(before)
     kopi.check("slabs have no more objects than before", not more, more)
     own, others = faults.leaks()
