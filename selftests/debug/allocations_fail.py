@@ -831,10 +831,10 @@ def main():
         print(f"# {len(chosen)} entry points: {total['faults']} allocations failed in turn, memory ran out at "
               f"{total['points']} points, {total['refused']} errors")
         print(f"# lost after the stack took them, and counted by it: {dict(lost)}")
-        left = faults.charges_left()
-        kopi.check("all is given back to the limits", not left, left)
         more = faults.grown(before)
         kopi.check("slabs have no more objects than before", not more, more)
+    left = faults.charges_left()
+    kopi.check("all is given back to the limits", not left, left)
     own, others = faults.leaks()
     for leak in own + others[:3]:
         print("# " + leak.replace("\n", "\n# "))

@@ -276,7 +276,7 @@ def grown(before):
 
 
 def charges_left():
-    """What the limits of net.kopi.* still hold, of nothing that there is; an empty string if none."""
+    """Whether the limits of net.kopi.*, which the first namespace has, still hold something, in words."""
     wanted = {f"/proc/sys/net/kopi/{who}_max_{what}": number for who in ("user", "netns")
               for what, number in (("flows", 1), ("channels", 1), ("frames", 64))}
     before = {name: get(name) for name in wanted}
