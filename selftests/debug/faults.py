@@ -90,7 +90,7 @@ def settings(values):
 
 def add_veth():
     """A device between the namespaces `host` and `away` that takes payload by reference."""
-    sh("ip netns add away; ip -n host link add near mtu 4000 type veth peer name far mtu 4000 netns away; "
+    sh("ip netns add away; ip -n host link add near mtu 9000 type veth peer name far mtu 9000 netns away; "
        "ip -n host addr add 198.51.100.1/24 dev near; ip -n host link set near up; "
        "ip -n away addr add 198.51.100.2/24 dev far; ip -n away link set far up; "
        # No packet but those that are sent here is to wait for an address.
