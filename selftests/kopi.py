@@ -78,6 +78,11 @@ def request(flags=0, frame_size=2048, frames=64, tx=64, completion=64, fill=64, 
                        reserved, *[0] * 8)
 
 
+def store(memory, at, fmt, value):
+    """Writes a number that somebody else may be reading: struct.pack_into() writes zeroes first."""
+    memory[at:at + struct.calcsize(fmt)] = struct.pack(fmt, value)
+
+
 class Ring:
     """One ring in the region, driven from this side."""
 
@@ -90,8 +95,7 @@ class Ring:
         return struct.unpack_from("=I", self.region, at)[0]
 
     def put(self, at, value):
-        # At once: struct.pack_into() writes zeroes first, and the kernel may look just then.
-        self.region[at:at + 4] = struct.pack("=I", value & 0xFFFFFFFF)
+        store(self.region, at, "=I", value & 0xFFFFFFFF)
 
     def push(self, *values):
         index = self.get(self.producer)

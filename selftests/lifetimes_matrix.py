@@ -405,7 +405,7 @@ class Case:
                 with contextlib.suppress(OSError):
                     sender.sendto(b"y" * SIZE, (NEAR, PORT))
                 count += 1
-                struct.pack_into("=Q", self.fed, 0, count)
+                kopi.store(self.fed, 0, "=Q", count)
 
         self.feeder = fork(self.here, feed)
 

@@ -44,7 +44,7 @@ class Pace:
     def begin(self):
         """Says that the next batch begins, and gives its number."""
         number = self.now() + 1
-        struct.pack_into("=Q", self.page, 0, number)
+        kopi.store(self.page, 0, "=Q", number)
         return number
 
     def now(self):

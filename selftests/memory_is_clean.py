@@ -242,6 +242,9 @@ def look_at_dropped():
     """A packet that is dropped leaves no byte."""
     with namespace("peer"), user("alice"):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with namespace("host"):
+        sentinel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sentinel.bind((IPV4, PORT + 1))
     for why, (begin, end, send, sizes) in DROPS.items():
         with namespace("host"), user("bob"):
             channel = Channel(**{"frame_size": 512, "frames": 32, **sizes})
@@ -252,6 +255,8 @@ def look_at_dropped():
         for _ in range(5):
             send(sender)
         # What comes after them says that they have come.
+        sender.sendto(b"after", (IPV4, PORT + 1))
+        sentinel.recv(100)
         end(channel)
         sender.sendto(b"after", (IPV4, PORT))
         while channel.rx.get(channel.rx.producer) == before:

@@ -56,8 +56,8 @@ def wait_by_socket(page, at):
 
 def note(page, at, now):
     """Leaves the time and a count for the parent."""
-    struct.pack_into("=Q", page, at + 8, now)
-    struct.pack_into("=Q", page, at, struct.unpack_from("=Q", page, at)[0] + 1)
+    kopi.store(page, at + 8, "=Q", now)
+    kopi.store(page, at, "=Q", struct.unpack_from("=Q", page, at)[0] + 1)
 
 
 def used(pid):
