@@ -4,11 +4,10 @@
 //!
 //! C header: `include/net/sock.h`
 
-use super::wait::POLL_IN;
+use super::wait::{WaitQueue, POLL_IN};
 use crate::bindings;
 use crate::pure::abi::Meta;
 use core::{
-    ffi::c_void,
     mem::size_of_val,
     ptr, //
 };
@@ -224,18 +223,14 @@ impl Sock {
         }
     }
 
-    /// Wakes who waits for data on the socket's own queue. An RCU read-side section, or process
-    /// context with the socket held.
+    /// Wakes who waits for data on the socket's own queue. Any context but hard interrupts.
     pub(crate) fn wake_readers(&self) {
-        let key = POLL_IN as usize as *mut c_void;
-        // SAFETY: A valid sock, whose queue RCU keeps; the key is a poll mask.
-        unsafe {
-            bindings::__wake_up(
-                bindings::kopi_sk_sleep(self.as_ptr()),
-                bindings::TASK_INTERRUPTIBLE,
-                1,
-                key,
-            );
+        let _rcu = kernel::sync::rcu::read_lock();
+        // SAFETY: A valid sock. Its pointer to the queue is read once, and is null when close() has
+        // taken the socket away meanwhile; the queue lives on for a grace period.
+        let queue = unsafe { WaitQueue::from_raw(bindings::kopi_sk_sleep(self.as_ptr())) };
+        if let Some(queue) = queue {
+            queue.wake(POLL_IN);
         }
     }
 

@@ -43,6 +43,7 @@ impl PollTable {
 
 /// A queue of tasks that wait.
 #[pin_data]
+#[repr(transparent)]
 pub(crate) struct WaitQueue {
     #[pin]
     head: Opaque<bindings::wait_queue_head_t>,
@@ -60,6 +61,16 @@ impl WaitQueue {
             // SAFETY: `slot` is memory for a wait queue head, which stays where it is.
             head <- Opaque::ffi_init(|slot| unsafe { bindings::kopi_init_waitqueue_head(slot) }),
         })
+    }
+
+    /// A queue of the kernel's, or `None` for null.
+    ///
+    /// # Safety
+    ///
+    /// Unless it is null, `head` must be initialised and live at least as long as the result is used.
+    pub(super) unsafe fn from_raw<'a>(head: *mut bindings::wait_queue_head_t) -> Option<&'a Self> {
+        // SAFETY: `WaitQueue` is transparent; the rest is the caller's to see to.
+        unsafe { head.cast::<Self>().as_ref() }
     }
 
     /// Has the caller of poll woken by [`WaitQueue::wake`].
