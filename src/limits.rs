@@ -123,20 +123,19 @@ fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), Over>> {
     let _interrupts = InterruptsOff::new();
     let mut guard = LEDGER.lock();
     let ledger = guard.get_or_insert_with(RBTree::new);
-    for holder in holders {
+    let mut sums = [Holding::default(); 2];
+    for (sum, holder) in sums.iter_mut().zip(holders) {
         let held = ledger.get(&holder).copied().unwrap_or_default();
-        if let Err(over) = held.plus(holding, holder.limit()) {
-            return Ok(Err(over));
-        }
+        *sum = match held.plus(holding, holder.limit()) {
+            Ok(sum) => sum,
+            Err(over) => return Ok(Err(over)),
+        };
     }
-    for (node, holder) in spare.iter_mut().zip(holders) {
-        match ledger.get_mut(&holder) {
-            Some(held) => *held = held.plus(holding, Holding::UNLIMITED).unwrap_or(*held),
-            None => {
-                if let Some(node) = node.take() {
-                    ledger.insert(node);
-                }
-            }
+    for ((node, holder), sum) in spare.iter_mut().zip(holders).zip(sums) {
+        if let Some(held) = ledger.get_mut(&holder) {
+            *held = sum;
+        } else if let Some(node) = node.take() {
+            ledger.insert(node);
         }
     }
     Ok(Ok(()))

@@ -32,13 +32,6 @@ fn plus(held: u32, more: u32, limit: u32, over: Over) -> Result<u32, Over> {
 }
 
 impl Holding {
-    /// A limit that nothing is over.
-    pub const UNLIMITED: Self = Self {
-        flows: u32::MAX,
-        channels: u32::MAX,
-        frames: u32::MAX,
-    };
-
     /// With `more`, if that is within the limit. What is not asked for isn't refused: a limit may
     /// have become lower than what is held.
     pub fn plus(self, more: Self, limit: Self) -> Result<Self, Over> {
