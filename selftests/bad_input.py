@@ -11,7 +11,7 @@ import socket
 import struct
 
 import kopi
-from kopi import CHANNEL, INFO, JOIN, SOL_KOPI, STATS, Channel, check, fails, flow, libc, libc_fails, request
+from kopi import CHANNEL, INFO, JOIN, SOL_KOPI, Channel, check, fails, flow, libc, libc_fails, request
 
 # A neighbour that must not notice any of this.
 neighbour = Channel()
@@ -107,7 +107,7 @@ def in_child(what, prepare, number, call):
 
 
 def child_join():
-    flow().setsockopt(SOL_KOPI, JOIN, struct.pack("=i3I", neighbour.sock.fileno(), 0, 0, 0))
+    flow().setsockopt(SOL_KOPI, JOIN, kopi.join_request(neighbour.sock))
 
 
 in_child("join another user's", lambda: os.setuid(1002), e.EPERM, child_join)

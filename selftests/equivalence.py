@@ -28,6 +28,7 @@ import traceback
 from typing import Callable
 
 import kopi
+from links import inside
 
 SUBJECT_PORT, PEER_PORT = 7000, 7001
 SENTINEL_PORTS = {"host": 9000, "peer": 9001}
@@ -72,18 +73,9 @@ def sh(command, check=True):
     return done.stdout
 
 
-@contextlib.contextmanager
 def namespace(name):
     """Runs the block in a network namespace."""
-    before = os.open("/proc/self/ns/net", os.O_RDONLY)
-    inside = os.open(f"/run/netns/{name}", os.O_RDONLY)
-    os.setns(inside, os.CLONE_NEWNET)
-    try:
-        yield
-    finally:
-        os.setns(before, os.CLONE_NEWNET)
-        os.close(before)
-        os.close(inside)
+    return inside(f"/run/netns/{name}")
 
 
 _nftables = ctypes.CDLL("libnftables.so.1")
@@ -581,6 +573,17 @@ def as_owner(policy):
         if policy.cgroup:
             with open("/sys/fs/cgroup/cgroup.procs", "w", encoding="ascii") as procs:
                 procs.write(str(os.getpid()))
+
+
+@contextlib.contextmanager
+def user(name):
+    """Makes the block the user's, but for what it takes to come back."""
+    who = pwd.getpwnam(name).pw_uid
+    os.setresuid(who, who, 0)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, 0)
 
 
 @contextlib.contextmanager

@@ -41,9 +41,7 @@ def status(pid):
 
 def map_again(fd):
     """What a process does that has the descriptor, but no mapping."""
-    channel = kopi.Channel.__new__(kopi.Channel)
-    channel.attach(kopi.Flow(fileno=fd))
-    return channel
+    return kopi.Channel.of(kopi.Flow(fileno=fd))
 
 
 if len(sys.argv) > 1:

@@ -6,20 +6,14 @@ import os
 import signal
 import socket
 import struct
-import subprocess
 
 import kopi
 import memory
-from equivalence import namespace
+from equivalence import namespace, sh
 from nfqueue import Queue
 
 COUNT, SIZE = 16, 1900
 PORT = 7000
-
-
-def sh(command):
-    """Runs a command line that must succeed."""
-    subprocess.run(["bash", "-c", command], check=True)
 
 
 def payload(number):

@@ -12,22 +12,16 @@ import random
 import signal
 import socket
 import struct
-import subprocess
 import time
 
 import kopi
-from equivalence import namespace
+from equivalence import namespace, sh
 
 BELLS = int(os.environ.get("HOSTILE_BELLS", "3000"))
 SEED = int(os.environ.get("HOSTILE_SEED", "1"))
 GOOD, BAD = ("203.0.113.2", 7001), ("203.0.113.3", 7002)
 # By copy, and by reference; and what the filter stops.
 LENGTHS, WRONG = (64, 1400), (65, 1300, 1401)
-
-
-def sh(command):
-    """Runs a command line that must succeed."""
-    subprocess.run(["bash", "-c", command], check=True)
 
 
 def scribble(channel, seed):

@@ -78,6 +78,11 @@ def request(flags=0, frame_size=2048, frames=64, tx=64, completion=64, fill=64, 
                        reserved, *[0] * 8)
 
 
+def join_request(sock):
+    """A struct kopi_join."""
+    return struct.pack("=i3I", sock.fileno(), 0, 0, 0)
+
+
 def store(memory, at, fmt, value):
     """Writes a number that somebody else may be reading: struct.pack_into() writes zeroes first."""
     memory[at:at + struct.calcsize(fmt)] = struct.pack(fmt, value)
@@ -121,6 +126,13 @@ class Channel:
         self.sock = sock or flow()
         self.sock.setsockopt(SOL_KOPI, CHANNEL, request(**sizes))
         self.attach(self.sock)
+
+    @classmethod
+    def of(cls, sock):
+        """Maps the channel that a flow has already."""
+        channel = cls.__new__(cls)
+        channel.attach(sock)
+        return channel
 
     def attach(self, sock):
         """Maps the channel that the flow has."""

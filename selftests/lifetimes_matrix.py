@@ -38,7 +38,7 @@ from equivalence import run_nft
 from links import inside
 from memory import module_users
 from nfqueue import Queue
-from qmp import MAC, Nic
+from qmp import Nic
 
 NEAR, FAR, PORT = "198.51.100.2", "198.51.100.1", 7000
 # By reference where the device can, and in one piece where the MTU is Ethernet's.
@@ -106,8 +106,7 @@ class Program:
 
     def adopt(self, descriptor):
         """Takes over the flow of another program."""
-        self.channel = kopi.Channel.__new__(kopi.Channel)
-        self.channel.attach(kopi.Flow(fileno=descriptor))
+        self.channel = kopi.Channel.of(kopi.Flow(fileno=descriptor))
 
     @contextlib.contextmanager
     def _rings(self):

@@ -6,13 +6,12 @@ import contextlib
 import errno
 import mmap
 import os
-import pwd
 import resource
 import socket
 import subprocess
 
 import kopi
-from equivalence import namespace
+from equivalence import namespace, user
 from kopi import CHANNEL, SOL_KOPI, check, fails, flow, request
 
 ROOT = "/proc/sys/net/kopi"
@@ -44,17 +43,6 @@ def limited(**limits):
     finally:
         for name in limits:
             put(name, DEFAULTS[name])
-
-
-@contextlib.contextmanager
-def user(name):
-    """Makes the block the user's, but for what it takes to come back."""
-    who = pwd.getpwnam(name).pw_uid
-    os.setresuid(who, who, 0)
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
 
 
 def channel(frames=FRAMES):
@@ -142,7 +130,7 @@ with limited(user_max_flows=2, user_max_channels=1):
     with user("bob"):
         kept = channel()
         joined = flow()
-        joined.setsockopt(SOL_KOPI, kopi.JOIN, kept.fileno().to_bytes(4, "little") + bytes(28))
+        joined.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(kept))
         check("a flow that joins makes no channel", True)
     # A copy of the descriptor, in another's hands.
     left, right = socket.socketpair(socket.AF_UNIX)

@@ -14,12 +14,11 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import time
 
 import bpf
 import kopi
-from equivalence import namespace
+from equivalence import namespace, sh
 
 BATCH, SIZE = 16, 200
 # Batches that are looked at after each change.
@@ -28,11 +27,6 @@ ENOUGH = 20
 # stand still, and its clock go on.
 PATIENCE = 2000
 GROUP = "/sys/fs/cgroup/live"
-
-
-def sh(command):
-    """Runs a command line that must succeed."""
-    subprocess.run(["bash", "-c", command], check=True, capture_output=True)
 
 
 class Pace:

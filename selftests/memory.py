@@ -8,21 +8,22 @@ import time
 SLABS = re.compile(r"UDP|sock_inode_cache|skbuff_|filp|vm_area_struct|kmalloc-|net_namespace")
 
 
-def counts():
-    """Objects by slab, and kilobytes by kind; all pages that are taken, as those of regions."""
+def slabs():
+    """Objects by slab."""
     # What RCU and the per-CPU caches hold goes first.
     with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as drop:
         drop.write("3")
-    found = {}
     for name in os.listdir("/sys/kernel/slab"):
         if SLABS.match(name):
             with open(f"/sys/kernel/slab/{name}/shrink", "w", encoding="ascii") as shrink:
                 shrink.write("1")
-    with open("/proc/slabinfo", encoding="ascii") as slabs:
-        for line in slabs:
-            words = line.split()
-            if SLABS.match(words[0]):
-                found[words[0]] = int(words[1])
+    with open("/proc/slabinfo", encoding="ascii") as info:
+        return {words[0]: int(words[1]) for words in map(str.split, info) if SLABS.match(words[0])}
+
+
+def counts():
+    """Objects by slab, and kilobytes by kind; all pages that are taken, as those of regions."""
+    found = slabs()
     with open("/proc/meminfo", encoding="ascii") as meminfo:
         sizes = {words[0]: int(words[1]) for words in map(str.split, meminfo)}
     found["Taken:"] = sizes["MemTotal:"] - sizes["MemAvailable:"]
@@ -48,10 +49,15 @@ def module_users():
         return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
 
 
+def is_unused():
+    """Whether nothing holds the module."""
+    return module_users() == 0
+
+
 def wait_until_unused():
     """Waits until nothing holds the module."""
     for _ in range(200):
-        if module_users() == 0:
+        if is_unused():
             return True
         time.sleep(0.1)
     return False

@@ -8,34 +8,21 @@ wrote. He looks for what was dropped on its way to him, too. (The machine is boo
 init_on_alloc=0, under which the kernel clears no memory that it isn't asked to.)
 """
 
-import contextlib
 import ctypes
 import mmap
 import os
-import pwd
 import resource
 import socket
 import struct
 import subprocess
 
 import kopi
-from equivalence import namespace
+from equivalence import namespace, user
 from kopi import CHANNEL, INFO, SOL_KOPI, STATS, Channel, check, flow
 
 PATTERN = b"alice's secret, 32 bytes of it.."
 HALF = 256 << 20
 IPV4, PORT = "192.0.2.1", 7000
-
-
-@contextlib.contextmanager
-def user(name):
-    """Makes the block the user's, but for what it takes to come back."""
-    who = pwd.getpwnam(name).pw_uid
-    os.setresuid(who, who, 0)
-    try:
-        yield
-    finally:
-        os.setresuid(0, 0, 0)
 
 
 def in_child(name, work):

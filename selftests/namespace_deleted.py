@@ -9,12 +9,7 @@ import subprocess
 import time
 
 import kopi
-from equivalence import namespace
-
-
-def sh(command):
-    """Runs a command line that must succeed."""
-    subprocess.run(["bash", "-c", command], check=True)
+from equivalence import namespace, sh
 
 
 def exists(device):

@@ -10,15 +10,13 @@ import json
 import os
 import random
 import signal
-import socket
-import subprocess
 import time
 import traceback
 
 import bpf
 import kopi
 import memory
-from equivalence import namespace
+from equivalence import namespace, sh
 from kopi import JOIN, SOL_KOPI, Channel, check, flow
 
 SECONDS = int(os.environ.get("SOAK_SECONDS", "600"))
@@ -26,11 +24,6 @@ WARM_UP = min(30, SECONDS)
 GROUP = "/sys/fs/cgroup/soak"
 # veth0 in host, veth1 in peer: here rules change, and packets are lost.
 LOSSY = {4: ("198.51.100.1", "198.51.100.2"), 6: ("2001:db8:1::1", "2001:db8:1::2")}
-
-
-def sh(command):
-    """Runs a command line that must succeed."""
-    subprocess.run(["bash", "-c", command], check=True, capture_output=True)
 
 
 def whole(end, count):
@@ -94,7 +87,7 @@ def churn(end, count):
     while time.monotonic() < end:
         first, second = flow(), flow()
         channel = Channel(first, frames=16, flags=turns & 1)
-        second.setsockopt(SOL_KOPI, JOIN, first.fileno().to_bytes(4, "little") + bytes(12))
+        second.setsockopt(SOL_KOPI, JOIN, kopi.join_request(first))
         for sock in (first, second):
             sock.bind(("127.0.0.1", 0))
         channel.fill.push(channel.frame(8))

@@ -23,7 +23,8 @@ import time
 
 import faults
 import kopi
-from equivalence import namespace
+import memory
+from equivalence import namespace, sh
 from faults import Wrong, expect, receive, wait_until, works
 
 DOCUMENTED = {errno.ENOMEM, errno.ENOBUFS}
@@ -175,20 +176,24 @@ def has_channel(sock):
     return struct.unpack_from("=4I", sock.getsockopt(kopi.SOL_KOPI, kopi.INFO, 64))[3]
 
 
+def still_ordinary(path, sock):
+    """A call that failed has left the flow as it was, without a channel."""
+    expect(not has_channel(sock), "there is a channel after an error")
+    expect(not gro(sock), "UDP_GRO is left on")
+    works(path, sock)
+
+
 def open_channel(path, sizes):
     """setsockopt(CHANNEL)."""
     sock = path.bound()
     request = kopi.request(**sizes)
     _, error = yield lambda: sock.setsockopt(kopi.SOL_KOPI, kopi.CHANNEL, request)
     if error:
-        expect(not has_channel(sock), "there is a channel after an error")
-        expect(not gro(sock), "UDP_GRO is left on")
-        works(path, sock)
+        still_ordinary(path, sock)
         sock.setsockopt(kopi.SOL_KOPI, kopi.CHANNEL, request)
     expect(has_channel(sock), "there is no channel")
     expect(bool(gro(sock)) == bool(sizes.get("flags", 0)), "UDP_GRO is not as asked for")
-    channel = kopi.Channel.__new__(kopi.Channel)
-    channel.attach(sock)
+    channel = kopi.Channel.of(sock)
     works(path, sock, channel)
     close(channel)
 
@@ -207,24 +212,17 @@ def get_options(path):
     close(channel)
 
 
-def join_request(sock):
-    """A struct kopi_join."""
-    return struct.pack("=i3I", sock.fileno(), 0, 0, 0)
-
-
 def join(path, others, flags=0):
     """setsockopt(JOIN), of a channel that has so many flows already."""
     channel = kopi.Channel(path.bound(), flags=flags, **SMALL)
-    request = join_request(channel.sock)
+    request = kopi.join_request(channel.sock)
     joined = [path.socket() for _ in range(others)]
     for one in joined:
         one.setsockopt(kopi.SOL_KOPI, kopi.JOIN, request)
     sock = path.bound()
     _, error = yield lambda: sock.setsockopt(kopi.SOL_KOPI, kopi.JOIN, request)
     if error:
-        expect(not has_channel(sock), "there is a channel after an error")
-        expect(not gro(sock), "UDP_GRO is left on")
-        works(path, sock)
+        still_ordinary(path, sock)
         sock.setsockopt(kopi.SOL_KOPI, kopi.JOIN, request)
     number = struct.unpack_from("=4I", sock.getsockopt(kopi.SOL_KOPI, kopi.INFO, 64))[2]
     expect(number == others + 1, f"number {number}")
@@ -240,8 +238,7 @@ def map_region(path):
     sock.setsockopt(kopi.SOL_KOPI, kopi.CHANNEL, kopi.request())
     size = struct.unpack_from("=Q", sock.getsockopt(kopi.SOL_KOPI, kopi.CHANNEL, 256))[0]
     region, _ = yield lambda: mmap.mmap(sock.fileno(), size, trackfd=False)
-    channel = kopi.Channel.__new__(kopi.Channel)
-    channel.attach(sock)
+    channel = kopi.Channel.of(sock)
     works(path, sock, channel)
     if region is not None:
         expect(region[:channel.frames] == channel.region[:channel.frames], "two mappings differ")
@@ -511,7 +508,7 @@ def poll_many(path, ordinary=False, timeout=0):
         channel = kopi.Channel(path.bound(), **SMALL)
         socks = [path.socket() for _ in range(23)]
         for one in socks:
-            one.setsockopt(kopi.SOL_KOPI, kopi.JOIN, join_request(channel.sock))
+            one.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(channel.sock))
         socks.append(channel.sock)
     poll = select.poll()
     for one in socks:
@@ -622,10 +619,10 @@ def close_in_flight(path):
     fd = channel.sock.detach()
     channel.region.close()
     yield lambda: os.close(fd)
-    expect(faults.users() > 0, "nothing is held")
+    expect(memory.module_users() > 0, "nothing is held")
     got = [receive(path.peer)[0] for _ in data]
     expect(got == data, "what was held isn't what arrives")
-    expect(wait_until(faults.unused), "the module is in use")
+    expect(wait_until(memory.is_unused), "the module is in use")
 
 
 def pass_out(path, ordinary=False):
@@ -677,11 +674,11 @@ def passing(path, ordinary, out):
 @contextlib.contextmanager
 def slow(device, delay):
     """A device that takes its time, in ms, so that the stack has frames meanwhile."""
-    faults.sh(f"tc qdisc add dev {device} root netem delay {delay}ms")
+    sh(f"tc qdisc add dev {device} root netem delay {delay}ms")
     try:
         yield
     finally:
-        faults.sh(f"tc qdisc del dev {device} root")
+        sh(f"tc qdisc del dev {device} root")
 
 
 def entries(paths):
@@ -787,8 +784,8 @@ def attempt(name, steps, ordinary, kernel_memory):
             allowed |= dict.fromkeys(in_turn(ordinary, runs_out, RunsOut.spaces())[1], 0)
     if set(errors) - set(allowed):
         wrong.append(f"documented are {names(allowed)}")
-    if not wait_until(faults.unused):
-        wrong.append(f"{faults.users()} references to the module are left")
+    if not wait_until(memory.is_unused):
+        wrong.append(f"{memory.module_users()} references to the module are left")
     if not wait_until(lambda: kernel_memory() - kilobytes < faults.SLACK_KB, 10):
         wrong.append(f"{kernel_memory() - kilobytes} KB of kernel memory are left")
     kopi.check(f"{name}: {number} allocations fail in turn{of_ordinary}; memory runs out at {points} "
@@ -815,7 +812,7 @@ def main():
         gc.collect()
         gc.disable()
         faults.forget_leaks()
-        before = faults.objects()
+        before = memory.slabs()
         total = collections.Counter()
         for name, steps, ordinary, *known in chosen:
             start = time.monotonic()
@@ -831,14 +828,7 @@ def main():
         print(f"# {len(chosen)} entry points: {total['faults']} allocations failed in turn, memory ran out at "
               f"{total['points']} points, {total['refused']} errors")
         print(f"# lost after the stack took them, and counted by it: {dict(lost)}")
-        more = faults.grown(before)
-        kopi.check("slabs have no more objects than before", not more, more)
-    left = faults.charges_left()
-    kopi.check("all is given back to the limits", not left, left)
-    own, others = faults.leaks()
-    for leak in own + others[:3]:
-        print("# " + leak.replace("\n", "\n# "))
-    kopi.check("kmemleak finds nothing of KOPI", not own, f"{len(own)}")
+    faults.check_all_is_back(before)
 
 
 faults.add_veth()

@@ -10,7 +10,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import time
 
@@ -24,10 +23,10 @@ if not os.path.exists(NTH) or not os.path.exists(f"{DEBUG}/failslab"):
     sys.exit(4)
 
 import kopi  # noqa: E402, after the way to it is known
-from equivalence import namespace  # noqa: E402
+import memory  # noqa: E402
+from equivalence import namespace, sh  # noqa: E402
 
 KMEMLEAK = f"{DEBUG}/kmemleak"
-SLABS = ("UDP", "sock_inode_cache", "skbuff_", "filp", "vm_area_struct", "kmalloc-")
 # Kilobytes of kernel memory that a process can have more or less for other reasons.
 SLACK_KB = 512
 # Objects of a slab, or of all that have a name's beginning.
@@ -57,11 +56,6 @@ def get(path):
     """Reads one."""
     with open(path, encoding="ascii") as file:
         return file.read().strip()
-
-
-def sh(command):
-    """Runs a command line that must succeed."""
-    subprocess.run(["bash", "-c", command], check=True)
 
 
 def wait_until(condition, patience=20.0):
@@ -220,17 +214,6 @@ def losses(*namespaces):
     return total
 
 
-def users():
-    """References to the module."""
-    with open("/proc/modules", encoding="ascii") as modules:
-        return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
-
-
-def unused():
-    """Whether nothing holds the module."""
-    return users() == 0
-
-
 @contextlib.contextmanager
 def own_cgroup():
     """Runs the block in a cgroup whose memory is counted; gives what counts the kernel's, in KB."""
@@ -251,24 +234,13 @@ def own_cgroup():
         os.rmdir(group)
 
 
-def objects():
-    """Objects by slab."""
-    put("/proc/sys/vm/drop_caches", 3)
-    for name in os.listdir("/sys/kernel/slab"):
-        if name.startswith(SLABS):
-            put(f"/sys/kernel/slab/{name}/shrink", 1)
-    with open("/proc/slabinfo", encoding="ascii") as slabs:
-        return {words[0]: int(words[1]) for words in map(str.split, slabs)
-                if words[0].startswith(SLABS)}
-
-
 def grown(before):
     """Slabs with more objects than before, when those that are on their way have gone."""
     more = {}
 
     def settled():
         more.clear()
-        more.update({name: (before.get(name, 0), count) for name, count in objects().items()
+        more.update({name: (before.get(name, 0), count) for name, count in memory.slabs().items()
                      if count > before.get(name, 0) + SLACK_OBJECTS})
         return not more
     wait_until(settled, 10)
@@ -309,3 +281,15 @@ def leaks():
     with open(KMEMLEAK, encoding="ascii", errors="replace") as file:
         found = ["unreferenced" + part for part in file.read().split("unreferenced")[1:]]
     return [one for one in found if "kopi" in one], [one for one in found if "kopi" not in one]
+
+
+def check_all_is_back(before):
+    """What was taken since the slabs were counted is given back."""
+    left = charges_left()
+    kopi.check("all is given back to the limits", not left, left)
+    more = grown(before)
+    kopi.check("slabs have no more objects than before", not more, more)
+    own, others = leaks()
+    for leak in own + others[:3]:
+        print("# " + leak.replace("\n", "\n# "))
+    kopi.check("kmemleak finds nothing of KOPI", not own, f"{len(own)}")

@@ -15,6 +15,7 @@ import zlib
 
 import faults
 import kopi
+import memory
 from equivalence import namespace
 from faults import wait_until
 
@@ -220,7 +221,7 @@ def main():
                    f"{flow.judge()}, {flow.lost()} lost")
         flow.close()
     faults.forget_leaks()
-    before = faults.objects()
+    before = memory.slabs()
     in_all = 0
     for kind in ONE_IN:
         flows = make()
@@ -248,16 +249,9 @@ def main():
             kopi.check(f"{kind}, {flow.name}: works afterwards, without a loss",
                        sum(flow.sent) == sent + 32 and flow.lost() == lost, f"{flow.lost() - lost} lost")
             flow.close()
-        kopi.check(f"{kind}: nothing holds the module", wait_until(faults.unused), faults.users())
+        kopi.check(f"{kind}: nothing holds the module", wait_until(memory.is_unused), memory.module_users())
     print(f"# {in_all} allocations failed in softirqs")
-    left = faults.charges_left()
-    kopi.check("all is given back to the limits", not left, left)
-    more = faults.grown(before)
-    kopi.check("slabs have no more objects than before", not more, more)
-    own, others = faults.leaks()
-    for leak in own + others[:3]:
-        print("# " + leak.replace("\n", "\n# "))
-    kopi.check("kmemleak finds nothing of KOPI", not own, f"{len(own)}")
+    faults.check_all_is_back(before)
 
 
 faults.add_veth()
