@@ -34,6 +34,7 @@ SUBJECT_PORT, PEER_PORT = 7000, 7001
 SENTINEL_PORTS = {"host": 9000, "peer": 9001}
 ADDRESSES = {4: {"host": "192.0.2.1", "peer": "192.0.2.2"},
              6: {"host": "2001:db8::1", "peer": "2001:db8::2"}}
+SECOND = {4: "192.0.2.77", 6: "2001:db8::77"}
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 # Small, as large as the MTU allows, and in bulk, so that trains form.
 MTU = {4: 1472, 6: 1452}
@@ -111,6 +112,32 @@ def chain(hook, *rules):
     """A chain of a ruleset: chain("filter hook output priority 0", RULE...)."""
     name = "".join(c if c.isalnum() else "_" for c in hook)
     return "\n".join([f"chain {name} {{", f"type {hook}; policy accept;", *rules, "}"])
+
+
+RTF_LOCAL = 0x80000000
+
+
+def await_address(address):
+    """Waits until an IPv6 address that was added is this namespace's own: its local route, without
+    which nothing is received, is made later, by a worker of the kernel."""
+    wanted = socket.inet_pton(socket.AF_INET6, address).hex()
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        with open("/proc/net/ipv6_route", encoding="ascii") as file:
+            routes = map(str.split, file)
+            if any(route[0] == wanted and int(route[8], 16) & RTF_LOCAL for route in routes):
+                return
+        time.sleep(0.01)
+    raise RuntimeError(f"{address} is not local")
+
+
+def second_address():
+    """A second address of the host, SECOND, until the exchange is over."""
+    for version, size in ((4, 24), (6, 64)):
+        address = f"{SECOND[version]}/{size} dev eth0"
+        sh(f"ip addr add {address}{' nodad' if version == 6 else ''}")
+        undo(sh, f"ip addr del {address}")
+    await_address(SECOND[6])
 
 
 def nft_table(*parts, family="inet"):

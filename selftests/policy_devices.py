@@ -11,7 +11,7 @@ import struct
 import time
 
 from equivalence import (ADDRESSES, ALL, NONE, PATIENCE, PEER_PORT, SUBJECT_PORT, WHATEVER, Policy, arrived,
-                         namespace, run, sh, undo)
+                         await_address, namespace, run, sh, undo)
 
 HERE = {4: "203.0.113.1", 6: "2001:db8:d::1"}
 THERE = {4: "203.0.113.2", 6: "2001:db8:d::2"}
@@ -146,6 +146,7 @@ def moved_and_back():
     ip -n elsewhere link set d0 netns host; ip netns del elsewhere
     ip link set d0 up; ip addr add 203.0.113.1/24 dev d0
     ip addr add 2001:db8:d::1/64 dev d0 nodad""")
+    await_address(HERE[6])
 
 
 def bond_fails():

@@ -6,9 +6,9 @@ import os
 import socket
 
 import nfqueue
-from equivalence import (ADDRESSES, ALL, COUNT, NONE, PEER_PORT, SUBJECT_PORT, Policy, chain,
-                         conntrack, namespace, nft, nft_counters, nft_table, run, sh, together,
-                         undo)
+from equivalence import (ADDRESSES, ALL, COUNT, NONE, PEER_PORT, SECOND, SUBJECT_PORT, Policy,
+                         chain, conntrack, namespace, nft, nft_counters, nft_table, run,
+                         second_address, sh, together, undo)
 
 PREROUTING = "filter hook prerouting priority 0"
 INPUT = "filter hook input priority 0"
@@ -66,23 +66,12 @@ def at(addresses, port):
 
 
 OTHER = {4: "198.51.100.7", 6: "2001:db8:7::7"}
-SECOND = {4: "192.0.2.77", 6: "2001:db8::77"}
 
 
 def route_to_other():
     """A route to an address that only NAT makes real."""
     sh(f"ip route add {OTHER[4]} dev eth0; ip -6 route add {OTHER[6]} dev eth0")
     undo(sh, f"ip route del {OTHER[4]} dev eth0; ip -6 route del {OTHER[6]} dev eth0")
-
-
-def second_address(space="host", device="eth0"):
-    """A second address of the host."""
-    def setup():
-        sh(f"ip -n {space} addr add {SECOND[4]}/24 dev {device}; "
-           f"ip -n {space} -6 addr add {SECOND[6]}/64 dev {device} nodad")
-        undo(sh, f"ip -n {space} addr del {SECOND[4]}/24 dev {device}; "
-             f"ip -n {space} -6 addr del {SECOND[6]}/64 dev {device}")
-    return setup
 
 
 def flush_conntrack():
@@ -262,7 +251,7 @@ run("nftables", [
     Policy("redirect of what comes in", setup=together(flush_conntrack, nft_table(
         chain("nat hook prerouting priority -100", "udp dport 8000 counter redirect to :7000"))),
            **NAT_IN),
-    Policy("snat", setup=together(second_address(), flush_conntrack, nft_table(
+    Policy("snat", setup=together(second_address, flush_conntrack, nft_table(
         chain("nat hook postrouting priority 100",
               f"meta nfproto ipv4 {OUT} counter snat ip to {SECOND[4]}",
               f"meta nfproto ipv6 {OUT} counter snat ip6 to {SECOND[6]}"))),
@@ -279,7 +268,7 @@ run("nftables", [
            peer_sends_to=lambda family: (ADDRESSES[family]["host"], 6000), out=NONE,
            note="the NIC here has no checksum offload, and for such the kernel's NAT gives trains "
                 "a wrong checksum, UDP_SEGMENT's as well", **{**NAT, "trains": (True,)}),
-    Policy("masquerade", setup=together(second_address(), flush_conntrack, nft_table(
+    Policy("masquerade", setup=together(second_address, flush_conntrack, nft_table(
         chain("nat hook postrouting priority 100", f"{OUT} counter masquerade to :6100"))),
            subject_at=at(SECOND, SUBJECT_PORT),
            peer_sends_to=lambda family: (ADDRESSES[family]["host"], 6100),

@@ -10,9 +10,9 @@ import struct
 
 import kopi
 from equivalence import (ADDRESSES, COUNT, FAMILIES, IP_RECVTOS, IP_RECVTTL, IP_TOS, IP_TTL, IPV6_TCLASS,
-                         NONE, PATIENCE, PEER_PORT, SUBJECT_PORT, SUBJECTS, KopiSubject, Policy,
-                         UdpSubject, arrived, chain, namespace, nft_counters, nft_table, run,
-                         sh, undo)
+                         NONE, PATIENCE, PEER_PORT, SECOND, SUBJECT_PORT, SUBJECTS, KopiSubject, Policy,
+                         UdpSubject, arrived, await_address, chain, namespace, nft_counters, nft_table,
+                         run, second_address, sh, undo)
 
 IPV6_UNICAST_HOPS, IPV6_MULTICAST_IF, IPV6_JOIN_GROUP = 16, 17, 20
 IP_MULTICAST_IF, IP_MULTICAST_TTL, IP_ADD_MEMBERSHIP, IP_MTU_DISCOVER = 32, 33, 35, 10
@@ -22,7 +22,6 @@ MCAST_JOIN_SOURCE_GROUP, IP_LOCAL_PORT_RANGE, SO_RCVMARK = 46, 51, 75
 IPV6_HOPOPTS, IPV6_AUTOFLOWLABEL, IPV6_MULTICAST_ALL = 54, 70, 29
 IP_FREEBIND, IP_TRANSPARENT, IPV6_FREEBIND, IPV6_TRANSPARENT = 15, 19, 78, 75
 GROUPS = {4: "239.1.2.3", 6: "ff05::123"}
-SECOND = {4: "192.0.2.77", 6: "2001:db8::77"}
 V4, V6 = {"families": (4,)}, {"families": (6,)}
 SINGLE = {"trains": (False,)}
 DEVICES = {"host": "eth0", "peer": "eth1"}
@@ -116,12 +115,6 @@ def group(port):
     return lambda family: (GROUPS[family], port)
 
 
-def second_address():
-    """A second address of the host."""
-    sh(f"ip addr add {SECOND[4]}/24 dev eth0; ip -6 addr add {SECOND[6]}/64 dev eth0 nodad")
-    undo(sh, f"ip addr del {SECOND[4]}/24 dev eth0; ip -6 addr del {SECOND[6]}/64 dev eth0")
-
-
 def each(**meta):
     """The same metadata for all datagrams."""
     return lambda family: [meta] * COUNT
@@ -172,6 +165,7 @@ def foreign_address():
               f"ip -6 addr %s {FOREIGN[6]}/128 dev eth0")
     sh(change % ("add", "add") + " nodad")
     undo(sh, change % ("del", "del"), False)
+    await_address(FOREIGN[6])
 
 
 def foreign(family):

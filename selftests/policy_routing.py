@@ -9,8 +9,8 @@ import time
 
 import kopi
 from equivalence import (ADDRESSES, COUNT, FAMILIES, IP_TOS, IPV6_TCLASS, NONE, PATIENCE,
-                         PEER_PORT, SUBJECT_PORT, SUBJECTS, WHATEVER, Policy, arrived, errno_name,
-                         namespace, run, sh, together, undo)
+                         PEER_PORT, SUBJECT_PORT, SUBJECTS, WHATEVER, Policy, arrived, await_address,
+                         errno_name, namespace, run, sh, together, undo)
 
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER = 10, 23
 IP_MTU, IPV6_MTU, IP_RECVERR, IPV6_RECVERR = 14, 24, 11, 25
@@ -98,6 +98,8 @@ def links():
     echo 1 >/proc/sys/net/ipv6/conf/d0/keep_addr_on_down
     """)
     as_before()
+    with namespace("peer"):
+        await_address("2001:db8:d::2")
 
 
 def as_before():
@@ -112,6 +114,7 @@ def as_before():
     addr add 2001:db8:d::1/64 dev d0 nodad
     neigh replace 203.0.113.2 lladdr 02:00:00:00:00:d1 dev d0 nud permanent
     neigh replace 2001:db8:d::2 lladdr 02:00:00:00:00:d1 dev d0 nud permanent' 2>/dev/null""", False)
+    await_address("2001:db8:d::1")
 
 
 def second_way():
@@ -139,6 +142,7 @@ def hinted():
     addr add 2001:db8:77::1/128 dev lo nodad
     route add 192.0.2.2/32 dev eth0 src 192.0.2.77
     route add 2001:db8::2/128 dev eth0 src 2001:db8:77::1'""")
+    await_address("2001:db8:77::1")
 
 
 def locked_mtu():
@@ -456,6 +460,8 @@ def multipath():
     route add 2001:db8:e::99/128 nexthop via 2001:db8::2 nexthop via 2001:db8:d::2'""")
     undo(sh, "ip route del 198.51.100.99/32; ip -6 route del 2001:db8:e::99/128",
          False)
+    with namespace("peer"):
+        await_address(there[6])
     for version in (4, 6):
         sysctl(f"net/ipv{version}/fib_multipath_hash_policy", "1")()
         ways = []
