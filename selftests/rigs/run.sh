@@ -3,8 +3,10 @@
 #
 # The kernel's own selftests give the same verdicts when every UDP socket in them
 # is a KOPI flow whose packets go through rings: programs lists them,
-# udp_by_rings.c makes the flows. With an argument only those whose names match it are run, and
-# those, too, that otherwise aren't for the time that they take.
+# udp_by_rings.c makes the flows: run.sh [--with-udp | NAME]
+#
+# With --with-udp those that have no UDP traffic of their own are left out. With a name only those
+# that match it are run, and those, too, that otherwise aren't for the time that they take.
 
 # shellcheck source=selftests/lib.sh
 . "$(dirname "$0")/../lib.sh"
@@ -71,6 +73,8 @@ passes() {
 	[ "$(<"$work/rings.status")" = 0 ] && ! grep -q FAIL "$work/rings.verdicts"
 }
 
+with_udp=
+[ "${1:-}" = --with-udp ] && with_udp=1 && shift
 summary=()
 while read -r rig reason; do
 	[[ $rig == "#"* || -z $rig ]] && continue
@@ -81,6 +85,7 @@ while read -r rig reason; do
 		summary+=("$rig: not run: $reason")
 		continue
 	fi
+	[ -n "$with_udp" ] && [ -n "$reason" ] && [ -z "$marks" ] && continue
 	expected=same
 	[[ $marks == *"~"* ]] && expected=untriggered
 	start=$SECONDS again=1
