@@ -192,8 +192,9 @@ def conntrack():
             if any(f"={port}" in line for port in SENTINEL_PORTS.values()):
                 continue
             fields = line.split()
-            # Protocol numbers, and the time left.
-            lines.append(" ".join(fields[:3] + fields[5:]))
+            # Not the protocol's number, the time left, and [ASSURED], which a stream is when it is
+            # two seconds old.
+            lines.append(" ".join(each for each in fields[:3] + fields[5:] if each != "[ASSURED]"))
     return sorted(lines)
 
 
@@ -741,6 +742,8 @@ def exchange(kind, policy, family, trains):
 def fix_neighbours():
     """Nothing but the exchange's packets is to be on the wire, so that they can be counted."""
     links = {"host": "eth0", "peer": "eth1"}
+    addresses = {family: {"host": (ADDRESSES[family]["host"], SECOND[family]),
+                          "peer": (ADDRESSES[family]["peer"],)} for family in (4, 6)}
     ethernet = {end: json.loads(sh(f"ip -n {end} -j link show {link}"))[0]["address"]
                 for end, link in links.items()}
     for end, link in links.items():
@@ -748,8 +751,9 @@ def fix_neighbours():
         sh(f"ip netns exec {end} sysctl -qw net.ipv6.conf.{link}.accept_ra=0")
         other = {"host": "peer", "peer": "host"}[end]
         for family in (4, 6):
-            sh(f"ip -n {end} -{family} neigh replace {ADDRESSES[family][other]} "
-               f"lladdr {ethernet[other]} nud permanent dev {link}")
+            for address in addresses[family][other]:
+                sh(f"ip -n {end} -{family} neigh replace {address} "
+                   f"lladdr {ethernet[other]} nud permanent dev {link}")
 
 
 def _undo_all():
