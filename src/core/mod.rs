@@ -7,8 +7,10 @@
 //! both its sides.
 
 pub mod abi;
+pub mod bucket;
 pub mod descriptor;
 pub mod geometry;
 pub mod quota;
 pub mod ring;
+pub mod rule;
 pub mod train;

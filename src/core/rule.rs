@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rules that see the process: which of them decides about a flow's packets.
+
+/// A file, by what can't be renamed away. The generation tells it from one that got its inode later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileId {
+    /// Number of the device.
+    pub device: u32,
+    /// Number of the inode.
+    pub inode: u64,
+    /// Generation of the inode.
+    pub generation: u32,
+}
+
+/// The name of a device, with zeroes at its end.
+pub type DeviceName = [u8; 16];
+
+/// Addresses that begin with the same bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    address: [u8; 16],
+    /// Of IPv6; those of IPv4 have 96 more than they are given.
+    bits: u8,
+}
+
+/// The 96 bits before an IPv4 address that is written as an IPv6 one (RFC 4291, 2.5.5.2).
+const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+
+/// An IPv4 address as an IPv6 one.
+pub fn mapped(address: [u8; 4]) -> [u8; 16] {
+    let mut all = [0; 16];
+    let bytes = MAPPED.iter().chain(&address);
+    for (to, from) in all.iter_mut().zip(bytes) {
+        *to = *from;
+    }
+    all
+}
+
+impl Prefix {
+    /// The first `bits` of an IPv4 address; `None` if it has not so many.
+    pub fn ipv4(address: [u8; 4], bits: u8) -> Option<Self> {
+        Self::ipv6(mapped(address), bits.checked_add(96)?)
+    }
+
+    /// The first `bits` of an IPv6 address; `None` if it has not so many.
+    pub fn ipv6(address: [u8; 16], bits: u8) -> Option<Self> {
+        (bits <= 128).then_some(Self { address, bits })
+    }
+
+    /// The address that it was made of, as IPv6, and the number of its bits that count.
+    pub fn parts(&self) -> ([u8; 16], u8) {
+        (self.address, self.bits)
+    }
+
+    /// Whether it is of IPv4 addresses.
+    pub fn is_ipv4(&self) -> bool {
+        self.bits >= 96 && self.address.starts_with(&MAPPED)
+    }
+
+    fn contains(&self, address: &[u8; 16]) -> bool {
+        let differ = u128::from_be_bytes(self.address) ^ u128::from_be_bytes(*address);
+        differ.leading_zeros() >= u32::from(self.bits)
+    }
+}
+
+/// Both ends included.
+pub type Range<T> = (T, T);
+
+fn within<T: PartialOrd>(range: Option<Range<T>>, value: T) -> bool {
+    range.is_none_or(|(first, last)| first <= value && value <= last)
+}
+
+/// A direction, as a bit of [`Match::directions`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// Sent by the flow.
+    Out = 1,
+    /// Received by the flow.
+    In = 2,
+}
+
+/// What a rule names. What is `None` matches all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Match {
+    /// Users.
+    pub uid: Option<Range<u32>>,
+    /// The group.
+    pub gid: Option<u32>,
+    /// A cgroup, and those below it.
+    pub cgroup: Option<u64>,
+    /// The program.
+    pub exe: Option<FileId>,
+    /// An IP protocol.
+    pub protocol: Option<u8>,
+    /// Local ports.
+    pub local_port: Option<Range<u16>>,
+    /// The peer's address.
+    pub remote: Option<Prefix>,
+    /// The peer's port.
+    pub remote_port: Option<Range<u16>>,
+    /// The device that the flow is bound to.
+    pub device: Option<DeviceName>,
+    /// [`Direction`]s; 0 is both.
+    pub directions: u32,
+}
+
+/// What is known of a flow.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    /// The process's user.
+    pub uid: u32,
+    /// The process's group.
+    pub gid: u32,
+    /// The socket's cgroup, and those that it is in.
+    pub cgroups: &'a [u64],
+    /// The process's program, if it has one.
+    pub exe: Option<FileId>,
+    /// The IP protocol.
+    pub protocol: u8,
+    /// The local port; 0 while it isn't known.
+    pub local_port: u16,
+    /// The device that it is bound to.
+    pub device: Option<DeviceName>,
+}
+
+/// Where a packet goes, or comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The address, as IPv6.
+    pub address: [u8; 16],
+    /// The port.
+    pub port: u16,
+}
+
+impl Match {
+    fn names_peer(&self) -> bool {
+        self.remote.is_some() || self.remote_port.is_some()
+    }
+
+    fn is_met_by(&self, facts: &Facts<'_>, direction: Direction) -> bool {
+        (self.directions == 0 || self.directions & direction as u32 != 0)
+            && within(self.uid, facts.uid)
+            && self.gid.is_none_or(|gid| gid == facts.gid)
+            && self.exe.is_none_or(|exe| facts.exe == Some(exe))
+            && self.protocol.is_none_or(|number| number == facts.protocol)
+            && within(self.local_port, facts.local_port)
+            && self.device.is_none_or(|name| facts.device == Some(name))
+            && self
+                .cgroup
+                .is_none_or(|cgroup| facts.cgroups.contains(&cgroup))
+    }
+
+    fn is_met_by_peer(&self, peer: &Peer) -> bool {
+        self.remote
+            .is_none_or(|prefix| prefix.contains(&peer.address))
+            && within(self.remote_port, peer.port)
+    }
+}
+
+/// Which rule decides about a flow's packets of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Judgement {
+    /// None: the default holds.
+    #[default]
+    Default,
+    /// The rule of that place.
+    Rule(usize),
+    /// It depends on the peer of each packet.
+    ByPeer,
+}
+
+/// Finds the first rule that matches.
+///
+/// Without a peer it gives [`Judgement::ByPeer`] as soon as a rule names one that may match.
+pub fn judge<'a>(
+    rules: impl Iterator<Item = &'a Match>,
+    facts: &Facts<'_>,
+    peer: Option<&Peer>,
+    direction: Direction,
+) -> Judgement {
+    for (place, rule) in rules.enumerate() {
+        if !rule.is_met_by(facts, direction) {
+            continue;
+        }
+        match peer {
+            None if rule.names_peer() => return Judgement::ByPeer,
+            Some(peer) if !rule.is_met_by_peer(peer) => {}
+            _ => return Judgement::Rule(place),
+        }
+    }
+    Judgement::Default
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const POSTGRES: FileId = FileId {
+        device: 8,
+        inode: 77,
+        generation: 5,
+    };
+    const BOB: u32 = 1002;
+
+    fn facts() -> Facts<'static> {
+        Facts {
+            uid: BOB,
+            gid: 100,
+            cgroups: &[30, 20, 1],
+            exe: Some(POSTGRES),
+            protocol: 17,
+            local_port: 5432,
+            device: None,
+        }
+    }
+
+    fn peer(address: [u8; 4], port: u16) -> Peer {
+        Peer {
+            address: mapped(address),
+            port,
+        }
+    }
+
+    fn decide(rules: &[Match], facts: &Facts<'_>, peer: Option<&Peer>) -> Judgement {
+        judge(rules.iter(), facts, peer, Direction::Out)
+    }
+
+    /// Only postgres, run by bob, on its port; nobody else there.
+    fn scenario() -> [Match; 2] {
+        let port = Some((5432, 5432));
+        [
+            Match {
+                uid: Some((BOB, BOB)),
+                exe: Some(POSTGRES),
+                local_port: port,
+                ..Match::default()
+            },
+            Match {
+                local_port: port,
+                ..Match::default()
+            },
+        ]
+    }
+
+    #[test]
+    fn only_bobs_postgres_has_its_port() {
+        let rules = scenario();
+        let theirs = |change: &dyn Fn(&mut Facts<'static>)| {
+            let mut facts = facts();
+            change(&mut facts);
+            decide(&rules, &facts, None)
+        };
+        assert_eq!(theirs(&|_| {}), Judgement::Rule(0));
+        assert_eq!(theirs(&|it| it.uid = 1003), Judgement::Rule(1));
+        assert_eq!(theirs(&|it| it.exe = None), Judgement::Rule(1));
+        let copy = FileId {
+            inode: 78,
+            ..POSTGRES
+        };
+        assert_eq!(theirs(&|it| it.exe = Some(copy)), Judgement::Rule(1));
+        let replaced = FileId {
+            generation: 6,
+            ..POSTGRES
+        };
+        assert_eq!(theirs(&|it| it.exe = Some(replaced)), Judgement::Rule(1));
+        assert_eq!(theirs(&|it| it.local_port = 5433), Judgement::Default);
+    }
+
+    #[test]
+    fn a_cgroup_has_those_below_it() {
+        let rule = |cgroup| {
+            [Match {
+                cgroup: Some(cgroup),
+                ..Match::default()
+            }]
+        };
+        assert_eq!(decide(&rule(30), &facts(), None), Judgement::Rule(0));
+        assert_eq!(decide(&rule(20), &facts(), None), Judgement::Rule(0));
+        assert_eq!(decide(&rule(31), &facts(), None), Judgement::Default);
+    }
+
+    #[test]
+    fn directions_and_devices() {
+        let rule = [Match {
+            directions: Direction::In as u32,
+            device: Some(*b"eth0\0\0\0\0\0\0\0\0\0\0\0\0"),
+            ..Match::default()
+        }];
+        let bound = Facts {
+            device: Some(*b"eth0\0\0\0\0\0\0\0\0\0\0\0\0"),
+            ..facts()
+        };
+        assert_eq!(
+            judge(rule.iter(), &bound, None, Direction::In),
+            Judgement::Rule(0)
+        );
+        assert_eq!(
+            judge(rule.iter(), &bound, None, Direction::Out),
+            Judgement::Default
+        );
+        assert_eq!(
+            judge(rule.iter(), &facts(), None, Direction::In),
+            Judgement::Default
+        );
+    }
+
+    #[test]
+    fn a_peer_is_asked_for_only_where_it_matters() {
+        let to_net = Match {
+            remote: Prefix::ipv4([192, 0, 2, 0], 24),
+            remote_port: Some((53, 53)),
+            ..Match::default()
+        };
+        let others = Match {
+            uid: Some((0, 0)),
+            ..to_net
+        };
+        assert_eq!(decide(&[to_net], &facts(), None), Judgement::ByPeer);
+        assert_eq!(decide(&[others], &facts(), None), Judgement::Default);
+        let rules = [to_net, Match::default()];
+        assert_eq!(
+            decide(&rules, &facts(), Some(&peer([192, 0, 2, 9], 53))),
+            Judgement::Rule(0)
+        );
+        assert_eq!(
+            decide(&rules, &facts(), Some(&peer([192, 0, 2, 9], 54))),
+            Judgement::Rule(1)
+        );
+        assert_eq!(
+            decide(&rules, &facts(), Some(&peer([192, 0, 3, 9], 53))),
+            Judgement::Rule(1)
+        );
+        // An earlier rule decides, so that no peer need be known.
+        assert_eq!(
+            decide(&[Match::default(), to_net], &facts(), None),
+            Judgement::Rule(0)
+        );
+    }
+
+    #[test]
+    fn prefixes_of_all_lengths() {
+        assert_eq!(Prefix::ipv4([1, 2, 3, 4], 33), None);
+        assert_eq!(Prefix::ipv4([1, 2, 3, 4], 255), None);
+        assert_eq!(Prefix::ipv6([0; 16], 129), None);
+        let all = Prefix::ipv6([0; 16], 0).unwrap();
+        assert!(all.contains(&[0xff; 16]));
+        let ipv4 = Prefix::ipv4([0; 4], 0).unwrap();
+        assert!(ipv4.is_ipv4() && !all.is_ipv4());
+        assert!(ipv4.contains(&mapped([255; 4])) && !ipv4.contains(&[0xff; 16]));
+    }
+
+    proptest! {
+        #[test]
+        fn a_prefix_is_its_first_bits(address: [u8; 16], other: [u8; 16], bits in 0u8..=128) {
+            let prefix = Prefix::ipv6(address, bits).unwrap();
+            let bit = |of: &[u8; 16], n: usize| of[n / 8] >> (7 - n % 8) & 1;
+            let same = (0..usize::from(bits)).all(|n| bit(&address, n) == bit(&other, n));
+            prop_assert_eq!(prefix.contains(&other), same);
+            prop_assert!(prefix.contains(&address));
+        }
+
+        #[test]
+        fn what_is_certain_without_a_peer_holds_for_each(
+            ports in proptest::collection::vec((any::<bool>(), 0u16..4, 0u32..3), 0..8),
+            port in 0u16..4,
+            uid in 0u32..3,
+        ) {
+            let rules: Vec<_> = ports
+                .iter()
+                .map(|&(named, port, uid)| Match {
+                    remote_port: named.then_some((port, port)),
+                    uid: Some((uid, uid)),
+                    ..Match::default()
+                })
+                .collect();
+            let facts = Facts { uid, ..facts() };
+            let certain = decide(&rules, &facts, None);
+            if certain != Judgement::ByPeer {
+                prop_assert_eq!(decide(&rules, &facts, Some(&peer([10, 0, 0, 1], port))), certain);
+            }
+        }
+    }
+}
