@@ -179,7 +179,8 @@ class Channel:
         names = ("tx_packets tx_bytes tx_errors tx_zerocopy rx_packets rx_bytes rx_drop_ring_full "
                  "rx_drop_no_frame rx_drop_too_long tx_invalid fill_invalid ring_broken tx_pending "
                  "flows tx_taken rx_taken tx_drop_denied tx_drop_unreachable tx_drop_too_long "
-                 "tx_drop_no_buffer tx_drop_invalid tx_drop_other").split()
+                 "tx_drop_no_buffer tx_drop_invalid tx_drop_other tx_drop_rule "
+                 "tx_drop_rate rx_drop_rule rx_drop_rate").split()
         return dict(zip(names, struct.unpack("=32Q", self.sock.getsockopt(SOL_KOPI, STATS, 256))))
 
     def unaccounted(self):

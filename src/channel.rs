@@ -76,6 +76,10 @@ impl Completions {
 #[pin_data]
 pub(crate) struct Channel {
     _charge: Charge,
+    /// The number of the flow that made it.
+    id: u32,
+    /// The user of that flow.
+    owner: u32,
     geometry: Geometry,
     region: Arc<SharedRegion>,
     #[pin]
@@ -96,7 +100,12 @@ pub(crate) struct Channel {
 impl Channel {
     /// Makes a channel on behalf of a socket of the namespace with that cookie: `EMFILE` over a
     /// limit of channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
-    pub(crate) fn new(geometry: Geometry, net_cookie: u64) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        geometry: Geometry,
+        net_cookie: u64,
+        id: u32,
+        owner: u32,
+    ) -> Result<Arc<Self>> {
         let held = Holding {
             channels: 1,
             frames: geometry.layout().frame_count,
@@ -122,6 +131,8 @@ impl Channel {
         Arc::pin_init(
             pin_init!(Self {
                 _charge: charge,
+                id,
+                owner,
                 geometry,
                 region,
                 sender <- new_mutex!(sender, "kopi::Channel::sender"),
@@ -133,6 +144,16 @@ impl Channel {
             }),
             GFP_KERNEL_ACCOUNT,
         )
+    }
+
+    /// The number of the flow that made it, in its network namespace.
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The user of that flow, of the initial user namespace.
+    pub(crate) fn owner(&self) -> u32 {
+        self.owner
     }
 
     pub(crate) fn geometry(&self) -> &Geometry {
@@ -168,9 +189,12 @@ impl Channel {
         unsafe { self.sender.lock().sockets.insert(socket) }
     }
 
-    /// Takes a flow's number back. No packet of it is being sent when this returns.
-    pub(crate) fn remove_flow(&self, number: u32) {
-        self.sender.lock().sockets.remove(number);
+    /// Takes a flow's number back, and says how many are left. No packet of it is being sent when
+    /// this returns.
+    pub(crate) fn remove_flow(&self, number: u32) -> u32 {
+        let mut sender = self.sender.lock();
+        sender.sockets.remove(number);
+        sender.sockets.len()
     }
 
     /// Maps the region into a process.
@@ -344,23 +368,50 @@ impl Channel {
 
     /// Fills in the channel's counters and those of a flow on it.
     pub(crate) fn fill_stats(&self, counters: &Counters, stats: &mut Stats) {
+        self.fill(Some(counters), stats);
+    }
+
+    /// Fills in the channel's counters, and says where its rings are.
+    pub(crate) fn fill_own_stats(&self, stats: &mut Stats) -> Positions {
+        self.fill(None, stats)
+    }
+
+    fn fill(&self, counters: Option<&Counters>, stats: &mut Stats) -> Positions {
+        let mut at = Positions::default();
         {
             let sender = self.sender.lock();
-            counters.fill_sent(stats);
+            if let Some(counters) = counters {
+                counters.fill_sent(stats);
+            }
             stats.tx_invalid = sender.invalid;
             stats.ring_broken = sender.broken;
             stats.flows = u64::from(sender.sockets.len());
+            at.tx = sender.positions();
         }
         {
             let _softirqs = BottomHalvesOff::new();
             let receiver = self.receiver.lock();
-            counters.fill_received(stats);
+            if let Some(counters) = counters {
+                counters.fill_received(stats);
+            }
             stats.fill_invalid = receiver.invalid;
             stats.ring_broken = stats.ring_broken.wrapping_add(receiver.broken);
+            (at.fill, at.rx) = receiver.positions();
         }
         let _interrupts = InterruptsOff::new();
         let completions = self.completions.lock();
         stats.ring_broken = stats.ring_broken.wrapping_add(completions.broken);
         stats.tx_pending = u64::from(completions.pending);
+        at.completion = completions.ring.positions();
+        at
     }
+}
+
+/// Where the rings of a channel are: the producer's index and the consumer's.
+#[derive(Default)]
+pub(crate) struct Positions {
+    pub(crate) tx: (u32, u32),
+    pub(crate) completion: (u32, u32),
+    pub(crate) fill: (u32, u32),
+    pub(crate) rx: (u32, u32),
 }

@@ -4,18 +4,23 @@
 
 use crate::channel::Channel;
 use crate::limits::Charge;
+use crate::netlink::events::{tell, Event};
 use crate::pure::{
     abi,
     geometry::Geometry,
-    quota::Holding, //
+    quota::Holding,
+    rule::{Direction, Peer}, //
 };
+use crate::rules::{Outcome, Policy, Stopped};
 use crate::sys::{
     errno::{
+        enobufs,
         enoprotoopt,
         enotconn,
         eopnotsupp, //
     },
-    family::{self, Protocol},
+    family::{self, Name, Protocol},
+    pernet::NetRef,
     region::Vma,
     sock::Sock,
     socket::{Socket, SocketFile},
@@ -72,12 +77,16 @@ pub(crate) struct Counters {
     pub(crate) tx_drop_no_buffer: Counter,
     pub(crate) tx_drop_invalid: Counter,
     pub(crate) tx_drop_other: Counter,
+    pub(crate) tx_drop_rule: Counter,
+    pub(crate) tx_drop_rate: Counter,
     pub(crate) rx_taken: Counter,
     pub(crate) rx_packets: Counter,
     pub(crate) rx_bytes: Counter,
     pub(crate) rx_drop_ring_full: Counter,
     pub(crate) rx_drop_no_frame: Counter,
     pub(crate) rx_drop_too_long: Counter,
+    pub(crate) rx_drop_rule: Counter,
+    pub(crate) rx_drop_rate: Counter,
 }
 
 impl Counters {
@@ -94,6 +103,8 @@ impl Counters {
         stats.tx_drop_no_buffer = self.tx_drop_no_buffer.get();
         stats.tx_drop_invalid = self.tx_drop_invalid.get();
         stats.tx_drop_other = self.tx_drop_other.get();
+        stats.tx_drop_rule = self.tx_drop_rule.get();
+        stats.tx_drop_rate = self.tx_drop_rate.get();
     }
 
     /// Gives those of receiving, which agree with each other under the channel's receiver.
@@ -104,6 +115,8 @@ impl Counters {
         stats.rx_drop_ring_full = self.rx_drop_ring_full.get();
         stats.rx_drop_no_frame = self.rx_drop_no_frame.get();
         stats.rx_drop_too_long = self.rx_drop_too_long.get();
+        stats.rx_drop_rule = self.rx_drop_rule.get();
+        stats.rx_drop_rate = self.rx_drop_rate.get();
     }
 }
 
@@ -115,6 +128,8 @@ struct Attachment {
 
 /// A KOPI socket.
 pub(crate) struct Flow {
+    /// Who has it, and what the rules come to for it; and its number. Set when it is opened.
+    policy: SetOnce<(Pin<KBox<Policy>>, u32)>,
     /// Set once: a flow stays on its channel until it is closed.
     attachment: SetOnce<Attachment>,
     pub(crate) counters: Counters,
@@ -125,13 +140,70 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    fn channel(&self) -> Option<&Arc<Channel>> {
+    pub(crate) fn channel(&self) -> Option<&Arc<Channel>> {
         Some(&self.attachment.as_ref()?.channel)
+    }
+
+    /// Who has it, and what the rules come to for it.
+    pub(crate) fn policy(&self) -> Option<&Policy> {
+        Some(&self.policy.as_ref()?.0)
+    }
+
+    /// The flow's number in its network namespace.
+    pub(crate) fn id(&self) -> u32 {
+        self.policy.as_ref().map_or(0, |(_, id)| *id)
+    }
+
+    /// What the rules say of datagrams, which are `bytes` long together. Any context but hard
+    /// interrupts.
+    pub(crate) fn decide(
+        &self,
+        sk: &Sock,
+        direction: Direction,
+        peer: impl FnOnce() -> Peer,
+        datagrams: u64,
+        bytes: u64,
+    ) -> Outcome {
+        let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
+            return Outcome::Pass;
+        };
+        let (outcome, stopped) = policy.decide(sk, direction, &peer(), datagrams, bytes);
+        if stopped.is_some() {
+            sk.set_error(EACCES);
+        }
+        outcome
+    }
+
+    /// Follows rules that have changed, and tells the process what they stop. Process context.
+    pub(crate) fn follow_rules(&self, socket: &Socket) {
+        let Some(policy) = self.policy() else {
+            return;
+        };
+        for stopped in policy.sweep(socket.sk()).into_iter().flatten() {
+            socket.sk().set_error(EACCES);
+            if let Some(channel) = self.channel() {
+                channel.wake_readers();
+            }
+            tell(socket, Event::Denied(stopped));
+        }
+    }
+
+    /// Passes on what the rules say of a call, and tells who listens if they deny it.
+    fn permit(socket: &Socket, judged: core::result::Result<(), Stopped>) -> Result {
+        judged.map_err(|stopped| {
+            tell(socket, Event::Denied(stopped));
+            EACCES
+        })
     }
 
     /// The flow's number on its channel; 0 without one.
     pub(crate) fn number(&self) -> u32 {
         self.attachment.as_ref().map_or(0, |at| at.number)
+    }
+
+    /// Has the flow judged by who uses it now.
+    fn identify_if_new(&self, socket: &Socket) -> Result {
+        self.policy().ok_or(EINVAL)?.identify_if_new(socket.sk())
     }
 
     /// Makes a channel for the flow.
@@ -140,7 +212,9 @@ impl Flow {
         if self.channel().is_some() {
             return Err(EBUSY);
         }
-        self.attach(socket, Channel::new(geometry, socket.sk().net_cookie())?)
+        let owner = self.policy().ok_or(EINVAL)?.identity().uid;
+        let channel = Channel::new(geometry, socket.sk().net().cookie(), self.id(), owner)?;
+        self.attach(socket, channel)
     }
 
     /// Puts the flow on the channel of another one.
@@ -187,6 +261,16 @@ impl Flow {
             channel.remove_flow(number);
             return Err(EBUSY);
         }
+        if channel.id() == self.id() {
+            let net = socket.sk().net().state();
+            let mut channels = net.channels.lock();
+            if let Err(error) =
+                channels.try_create_and_insert(channel.id(), channel.clone(), GFP_KERNEL_ACCOUNT)
+            {
+                // It works, and can't be shown.
+                pr_debug!("a channel isn't listed: {}\n", error.to_errno());
+            }
+        }
         family::take_over::<Flow>(socket);
         // What came before goes to the ring, too.
         family::poke::<Flow>(socket);
@@ -217,7 +301,8 @@ impl Flow {
         }
     }
 
-    fn stats(&self) -> abi::Stats {
+    /// The flow's counters, and its channel's. Process context.
+    pub(crate) fn stats(&self) -> abi::Stats {
         let mut stats = abi::Stats::default();
         if let Some(channel) = self.channel() {
             channel.fill_stats(&self.counters, &mut stats);
@@ -227,22 +312,98 @@ impl Flow {
 }
 
 impl Protocol for Flow {
-    fn new(net_cookie: u64) -> Result<Self> {
+    fn new(net: &NetRef) -> Result<Self> {
         let one = Holding {
             flows: 1,
             ..Holding::default()
         };
         Ok(Self {
+            policy: SetOnce::new(),
             attachment: SetOnce::new(),
             counters: Counters::default(),
             polled_early: Atomic::new(false),
-            _charge: Charge::new(net_cookie, one)?,
+            _charge: Charge::new(net.cookie(), one)?,
         })
     }
 
-    fn release(&self, _socket: &Socket) {
+    fn opened(&self, socket: &Socket) -> Result {
+        let policy = Policy::new(socket.sk())?;
+        // SAFETY: `release` closes it, which comes before the socket's own.
+        let id = unsafe { policy.net().open(socket) }?;
+        self.policy.populate((policy, id));
+        tell(socket, Event::Opened);
+        Ok(())
+    }
+
+    fn release(&self, socket: &Socket) {
+        let Some(policy) = self.policy() else {
+            return;
+        };
+        tell(socket, Event::Closed);
+        policy.net().close(self.id(), &self.stats());
         if let Some(at) = self.attachment.as_ref() {
-            at.channel.remove_flow(at.number);
+            if at.channel.remove_flow(at.number) == 0 {
+                let unlisted = policy.net().channels.lock().remove(&at.channel.id());
+                drop(unlisted);
+            }
+        }
+    }
+
+    fn may_bind(&self, socket: &Socket, name: &Name) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        policy.identify(socket.sk())?;
+        match name.port() {
+            // Which one it gets is known afterwards.
+            0 => Ok(()),
+            port => Self::permit(socket, policy.may_bind(socket.sk(), port)),
+        }
+    }
+
+    fn bound(&self, socket: &Socket) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        let port = u16::from_be(socket.sk().local_port());
+        Self::permit(socket, policy.may_bind(socket.sk(), port))?;
+        tell(socket, Event::Bound);
+        Ok(())
+    }
+
+    fn may_connect(&self, socket: &Socket, name: &Name) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        policy.identify(socket.sk())?;
+        match name.peer() {
+            Some(peer) => Self::permit(socket, policy.may_connect(socket.sk(), &peer)),
+            None => Ok(()),
+        }
+    }
+
+    fn connected(&self, socket: &Socket) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        let Some(peer) = socket.sk().peer() else {
+            return Ok(());
+        };
+        // By the local port that it has now.
+        Self::permit(socket, policy.may_connect(socket.sk(), &peer))?;
+        tell(socket, Event::Connected);
+        Ok(())
+    }
+
+    fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result {
+        let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
+            return Ok(());
+        };
+        policy.identify_if_new(socket.sk())?;
+        let peer = match name {
+            Some(name) => name.peer(),
+            None => socket.sk().peer(),
+        };
+        // Without a peer the stack says what is wrong.
+        let Some(peer) = peer else {
+            return Ok(());
+        };
+        match self.decide(socket.sk(), Direction::Out, || peer, 1, bytes as u64) {
+            Outcome::Pass => Ok(()),
+            Outcome::Denied => Err(EACCES),
+            Outcome::TooFast => Err(enobufs()),
         }
     }
 
@@ -265,6 +426,7 @@ impl Protocol for Flow {
         Some((|| {
             let channel = self.channel().ok_or_else(enotconn)?;
             let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
+            self.identify_if_new(socket)?;
             Channel::doorbell(channel, socket, flags)
         })())
     }
@@ -286,11 +448,23 @@ impl Protocol for Flow {
         }
     }
 
+    fn may_read(&self, socket: &Socket) -> Result {
+        let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
+            return Ok(());
+        };
+        let (_, denied) = policy.show(socket.sk());
+        if denied & Direction::In as u32 != 0 {
+            return Err(EACCES);
+        }
+        Ok(())
+    }
+
     fn has_queue(&self) -> bool {
         self.channel().is_none()
     }
 
-    fn map(&self, vma: &Vma) -> Result {
+    fn map(&self, socket: &Socket, vma: &Vma) -> Result {
+        self.identify_if_new(socket)?;
         Channel::map(self.channel().ok_or(ENODEV)?, vma)
     }
 

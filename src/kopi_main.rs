@@ -8,10 +8,13 @@ mod bindings;
 mod channel;
 mod flow;
 mod limits;
+mod netlink;
+mod netns;
 // Compiled into programs too: public there, and each side leaves some of it unused.
 #[allow(dead_code, unreachable_pub)]
 #[path = "core/mod.rs"]
 mod pure;
+mod rules;
 mod rx;
 mod sys;
 mod tx;
@@ -21,6 +24,8 @@ use kernel::prelude::*;
 use limits::Limits;
 use sys::{
     family::Registration,
+    genl::Family,
+    pernet::PerNet,
     reaper::Reaper, //
 };
 
@@ -36,6 +41,8 @@ module! {
 /// The loaded module. Fields are dropped in this order: no new sockets, then wait for old memory.
 struct Kopi {
     _family: Registration<Flow>,
+    _netlink: Family,
+    _namespaces: PerNet,
     _limits: Limits,
     _reaper: Reaper,
 }
@@ -45,6 +52,8 @@ impl kernel::Module for Kopi {
         let number = sys::family::wanted_number();
         let reaper = Reaper::new()?;
         let limits = Limits::register()?;
+        let namespaces = PerNet::register()?;
+        let netlink = Family::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
             if error == EEXIST {
                 pr_err!(
@@ -63,6 +72,8 @@ impl kernel::Module for Kopi {
         );
         Ok(Self {
             _family: family,
+            _netlink: netlink,
+            _namespaces: namespaces,
             _limits: limits,
             _reaper: reaper,
         })

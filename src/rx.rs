@@ -11,8 +11,10 @@ use crate::flow::{Counter, Flow};
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
     geometry::{Frame, Geometry},
-    ring::{Consumer, Producer}, //
+    ring::{Consumer, Producer},
+    rule::Direction, //
 };
+use crate::rules::Outcome;
 use crate::sys::{
     family,
     region::{KernelVecBuffer, RegionRing},
@@ -42,6 +44,8 @@ enum Drop {
     RingFull,
     NoFrame,
     TooLong,
+    Rule,
+    Rate,
 }
 
 impl Drop {
@@ -50,6 +54,8 @@ impl Drop {
             Drop::RingFull => &flow.counters.rx_drop_ring_full,
             Drop::NoFrame => &flow.counters.rx_drop_no_frame,
             Drop::TooLong => &flow.counters.rx_drop_too_long,
+            Drop::Rule => &flow.counters.rx_drop_rule,
+            Drop::Rate => &flow.counters.rx_drop_rate,
         }
     }
 }
@@ -71,6 +77,11 @@ impl Receiver {
             invalid: 0,
             broken: 0,
         })
+    }
+
+    /// Where the FILL and the RX ring are: the producers' indices and the consumers'.
+    pub(crate) fn positions(&self) -> ((u32, u32), (u32, u32)) {
+        (self.fill.positions(), self.ring.positions())
     }
 
     /// Whether the RX ring has entries that the program hasn't read.
@@ -130,9 +141,8 @@ impl Receiver {
         let total = skb.payload_len();
         let gso_size = skb.gso_size();
         let unit = if gso_size == 0 { total } else { gso_size };
-        flow.counters
-            .rx_taken
-            .add(u64::from(total.div_ceil(unit.max(1)).max(1)));
+        let datagrams = u64::from(total.div_ceil(unit.max(1)).max(1));
+        flow.counters.rx_taken.add(datagrams);
         let merged = channel.merges_received();
         // Bytes of each packet that the program gets.
         let step = if gso_size == 0 || merged {
@@ -149,8 +159,20 @@ impl Receiver {
             unsafe { sk.run_receive_hook(&mut meta) };
         }
 
+        let outcome = flow.decide(
+            sk,
+            Direction::In,
+            || meta.peer(),
+            datagrams,
+            u64::from(total),
+        );
         let mut at = 0u32;
         let result = loop {
+            match outcome {
+                Outcome::Pass => {}
+                Outcome::Denied => break Err((0, Drop::Rule)),
+                Outcome::TooFast => break Err((0, Drop::Rate)),
+            }
             let end = match self.deliver_some(channel, flow, &skb, meta, at..total, step) {
                 Ok(end) => end,
                 Err((end, reason)) => break Err((end, reason)),
@@ -358,7 +380,7 @@ impl Channel {
         drop(receiver);
 
         if let Some(pending) = error {
-            sk.restore_error(pending);
+            sk.set_error(pending);
         }
         if wake {
             self.wake_readers();

@@ -4,10 +4,14 @@
 #include <linux/bottom_half.h>
 #include <linux/bpf-cgroup.h>
 #include <linux/capability.h>
+#include <linux/cgroup.h>
+#include <linux/fs.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/path.h>
+#include <linux/pid_namespace.h>
 #include <linux/poll.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/user.h>
@@ -15,9 +19,12 @@
 #include <linux/udp.h>
 #include <linux/wait.h>
 #include <net/dsfield.h>
+#include <net/genetlink.h>
+#include <net/netns/generic.h>
 #include <net/sock.h>
 #include <net/udp.h>
 
+#include "netlink/family.h"
 #include "shim.h"
 
 /* Rust modules can have no parameter that sysfs shows. */
@@ -367,6 +374,11 @@ uid_t kopi_current_uid(void)
 	return from_kuid(&init_user_ns, current_uid());
 }
 
+u64 kopi_ktime_get_ns(void)
+{
+	return ktime_get_ns();
+}
+
 bool kopi_signal_pending(void)
 {
 	return signal_pending(current);
@@ -417,4 +429,335 @@ void kopi_ubuf_init(struct ubuf_info *ubuf, const struct ubuf_info_ops *ops)
 bool kopi_ubuf_put(struct ubuf_info *ubuf)
 {
 	return refcount_dec_and_test(&ubuf->refcnt);
+}
+
+__be32 kopi_sk_rcv_saddr(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_rcv_saddr);
+}
+
+__be32 kopi_sk_daddr(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_daddr);
+}
+
+const struct in6_addr *kopi_sk_v6_rcv_saddr(const struct sock *sk)
+{
+	return &sk->sk_v6_rcv_saddr;
+}
+
+const struct in6_addr *kopi_sk_v6_daddr(const struct sock *sk)
+{
+	return &sk->sk_v6_daddr;
+}
+
+__be16 kopi_sk_dport(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_dport);
+}
+
+int kopi_sk_bound_dev_if(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_bound_dev_if);
+}
+
+bool kopi_device_name(struct net *net, int ifindex, char *name)
+{
+	struct net_device *dev;
+
+	guard(rcu)();
+	dev = dev_get_by_index_rcu(net, ifindex);
+	return dev && strscpy_pad(name, dev->name, IFNAMSIZ) > 0;
+}
+
+u32 kopi_sk_mark(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_mark);
+}
+
+void kopi_sk_set_mark(struct sock *sk, u32 mark)
+{
+	WRITE_ONCE(sk->sk_mark, mark);
+	sk_dst_reset(sk);
+}
+
+u32 kopi_sk_priority(const struct sock *sk)
+{
+	return READ_ONCE(sk->sk_priority);
+}
+
+void kopi_sk_set_priority(struct sock *sk, u32 priority)
+{
+	WRITE_ONCE(sk->sk_priority, priority);
+}
+
+struct pid *kopi_get_current_tgid(void)
+{
+	return get_pid(task_tgid(current));
+}
+
+pid_t kopi_pid_nr_here(struct pid *pid)
+{
+	return pid_vnr(pid);
+}
+
+uid_t kopi_current_euid(void)
+{
+	return from_kuid(&init_user_ns, current_euid());
+}
+
+gid_t kopi_current_egid(void)
+{
+	return from_kgid(&init_user_ns, current_egid());
+}
+
+void kopi_current_comm(char *comm)
+{
+	strscpy_pad(comm, current->group_leader->comm, TASK_COMM_LEN);
+}
+
+const void *kopi_current_mm(void)
+{
+	return current->mm;
+}
+
+struct file *kopi_get_current_exe(void)
+{
+	return current->mm ? get_file_active(&current->mm->exe_file) : NULL;
+}
+
+u32 kopi_inode_device(const struct inode *inode)
+{
+	return new_encode_dev(inode->i_sb->s_dev);
+}
+
+u64 kopi_inode_number(const struct inode *inode)
+{
+	return inode->i_ino;
+}
+
+u32 kopi_inode_generation(const struct inode *inode)
+{
+	return inode->i_generation;
+}
+
+struct inode *kopi_file_inode(const struct file *file)
+{
+	return file_inode(file);
+}
+
+struct inode *kopi_path_inode(const struct path *path)
+{
+	return d_backing_inode(path->dentry);
+}
+
+struct cgroup *kopi_sk_cgroup(struct sock *sk)
+{
+	return sock_cgroup_ptr(&sk->sk_cgrp_data);
+}
+
+struct cgroup *kopi_cgroup_parent(struct cgroup *cgroup)
+{
+	return cgroup_parent(cgroup);
+}
+
+u64 kopi_cgroup_id(const struct cgroup *cgroup)
+{
+	return cgroup_id(cgroup);
+}
+
+int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size)
+{
+	return cgroup_path_ns(cgroup, path, size, current->nsproxy->cgroup_ns);
+}
+
+void kopi_cgroup_put(struct cgroup *cgroup)
+{
+	cgroup_put(cgroup);
+}
+
+static unsigned int net_id;
+
+static struct pernet_operations net_ops = {
+	.init = kopi_net_init,
+	.exit = kopi_net_exit,
+	.id = &net_id,
+	.size = sizeof(void *),
+};
+
+int kopi_register_pernet(void)
+{
+	return register_pernet_subsys(&net_ops);
+}
+
+void kopi_unregister_pernet(void)
+{
+	unregister_pernet_subsys(&net_ops);
+}
+
+void **kopi_net_slot(const struct net *net)
+{
+	return net_generic(net, net_id);
+}
+
+/* The spec has no word for who may join a group. */
+static const struct genl_multicast_group groups[] = {
+	[KOPI_NLGRP_EVENTS] = { .name = "events", .flags = GENL_MCAST_CAP_NET_ADMIN },
+};
+
+int kopi_genl_register(void)
+{
+	kopi_nl_family.mcgrps = groups;
+	return genl_register_family(&kopi_nl_family);
+}
+
+void kopi_genl_unregister(void)
+{
+	genl_unregister_family(&kopi_nl_family);
+}
+
+struct sk_buff *kopi_genlmsg_new(gfp_t gfp)
+{
+	/* A flow with the longest of all paths. */
+	return genlmsg_new(3 * PATH_MAX, gfp);
+}
+
+void *kopi_genlmsg_put_reply(struct sk_buff *skb, struct genl_info *info, u8 cmd)
+{
+	return genlmsg_put_reply(skb, info, &kopi_nl_family, 0, cmd);
+}
+
+void *kopi_genlmsg_put_part(struct sk_buff *skb, struct netlink_callback *cb, u8 cmd)
+{
+	void *header = genlmsg_put(skb, NETLINK_CB(cb->skb).portid, cb->nlh->nlmsg_seq,
+				   &kopi_nl_family, NLM_F_MULTI, cmd);
+
+	if (header)
+		genl_dump_check_consistent(cb, header);
+	return header;
+}
+
+void *kopi_genlmsg_put_event(struct sk_buff *skb, u8 cmd)
+{
+	return genlmsg_put(skb, 0, 0, &kopi_nl_family, 0, cmd);
+}
+
+void kopi_genlmsg_end(struct sk_buff *skb, void *header)
+{
+	genlmsg_end(skb, header);
+}
+
+void kopi_genlmsg_cancel(struct sk_buff *skb, void *header)
+{
+	genlmsg_cancel(skb, header);
+}
+
+int kopi_genlmsg_reply(struct sk_buff *skb, struct genl_info *info)
+{
+	return genlmsg_reply(skb, info);
+}
+
+int kopi_genlmsg_multicast(struct net *net, struct sk_buff *skb, gfp_t gfp)
+{
+	return genlmsg_multicast_netns(&kopi_nl_family, net, skb, 0, KOPI_NLGRP_EVENTS, gfp);
+}
+
+bool kopi_genl_has_listeners(struct net *net)
+{
+	return genl_has_listeners(&kopi_nl_family, net, KOPI_NLGRP_EVENTS) > 0;
+}
+
+void kopi_nlmsg_free(struct sk_buff *skb)
+{
+	nlmsg_free(skb);
+}
+
+struct nlattr *kopi_nla_nest_start(struct sk_buff *skb, int type)
+{
+	return nla_nest_start(skb, type);
+}
+
+void kopi_nla_nest_end(struct sk_buff *skb, struct nlattr *nest)
+{
+	nla_nest_end(skb, nest);
+}
+
+struct nlattr *kopi_genl_first_attr(const struct genl_info *info, int *left)
+{
+	*left = genlmsg_len(info->genlhdr);
+	return genlmsg_data(info->genlhdr);
+}
+
+bool kopi_nla_ok(const struct nlattr *attr, int left)
+{
+	return nla_ok(attr, left);
+}
+
+struct nlattr *kopi_nla_next(const struct nlattr *attr, int *left)
+{
+	return nla_next(attr, left);
+}
+
+int kopi_nla_type(const struct nlattr *attr)
+{
+	return nla_type(attr);
+}
+
+int kopi_nla_len(const struct nlattr *attr)
+{
+	return nla_len(attr);
+}
+
+const void *kopi_nla_data(const struct nlattr *attr)
+{
+	return nla_data(attr);
+}
+
+int kopi_parse_rule_input(struct nlattr **table, const struct nlattr *attr,
+			  struct netlink_ext_ack *extack)
+{
+	return nla_parse_nested(table, KOPI_A_RULE_COMMENT, attr, kopi_rule_input_nl_policy,
+				extack);
+}
+
+int kopi_parse_rule_named(struct nlattr **table, const struct nlattr *attr,
+			  struct netlink_ext_ack *extack)
+{
+	return nla_parse_nested(table, KOPI_A_RULE_HANDLE, attr, kopi_rule_named_nl_policy,
+				extack);
+}
+
+struct net *kopi_skb_net(const struct sk_buff *skb)
+{
+	return sock_net(skb->sk);
+}
+
+bool kopi_netlink_net_admin(const struct sk_buff *skb)
+{
+	return netlink_ns_capable(skb, sock_net(skb->sk)->user_ns, CAP_NET_ADMIN);
+}
+
+uid_t kopi_netlink_uid(const struct sk_buff *skb)
+{
+	return from_kuid(&init_user_ns, sk_uid(NETLINK_CB(skb).sk));
+}
+
+uid_t kopi_netlink_show_uid(const struct sk_buff *skb, uid_t uid)
+{
+	return from_kuid_munged(sk_user_ns(NETLINK_CB(skb).sk), make_kuid(&init_user_ns, uid));
+}
+
+gid_t kopi_netlink_show_gid(const struct sk_buff *skb, gid_t gid)
+{
+	return from_kgid_munged(sk_user_ns(NETLINK_CB(skb).sk), make_kgid(&init_user_ns, gid));
+}
+
+uid_t kopi_netlink_make_uid(const struct sk_buff *skb, uid_t uid)
+{
+	return from_kuid(&init_user_ns, make_kuid(sk_user_ns(NETLINK_CB(skb).sk), uid));
+}
+
+gid_t kopi_netlink_make_gid(const struct sk_buff *skb, gid_t gid)
+{
+	return from_kgid(&init_user_ns, make_kgid(sk_user_ns(NETLINK_CB(skb).sk), gid));
 }

@@ -12,6 +12,9 @@
 #include <linux/workqueue.h>
 #include <net/sock.h>
 
+#include <net/genetlink.h>
+
+struct cgroup;
 struct vm_area_struct;
 
 /* module */
@@ -87,6 +90,7 @@ void kopi_rcu_read_lock(void);
 void kopi_rcu_read_unlock(void);
 void kopi_cond_resched(void);
 uid_t kopi_current_uid(void);
+u64 kopi_ktime_get_ns(void);
 bool kopi_signal_pending(void);
 void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table);
 bool kopi_wq_has_sleeper(wait_queue_head_t *queue);
@@ -99,5 +103,78 @@ bool kopi_ns_capable_net_admin(struct user_namespace *ns);
 /* zero-copy */
 void kopi_ubuf_init(struct ubuf_info *ubuf, const struct ubuf_info_ops *ops);
 bool kopi_ubuf_put(struct ubuf_info *ubuf);
+
+
+/* addresses */
+__be32 kopi_sk_rcv_saddr(const struct sock *sk);
+__be32 kopi_sk_daddr(const struct sock *sk);
+const struct in6_addr *kopi_sk_v6_rcv_saddr(const struct sock *sk);
+const struct in6_addr *kopi_sk_v6_daddr(const struct sock *sk);
+__be16 kopi_sk_dport(const struct sock *sk);
+int kopi_sk_bound_dev_if(const struct sock *sk);
+bool kopi_device_name(struct net *net, int ifindex, char *name);
+u32 kopi_sk_mark(const struct sock *sk);
+void kopi_sk_set_mark(struct sock *sk, u32 mark);
+u32 kopi_sk_priority(const struct sock *sk);
+void kopi_sk_set_priority(struct sock *sk, u32 priority);
+
+/* processes and what they are of */
+struct pid *kopi_get_current_tgid(void);
+pid_t kopi_pid_nr_here(struct pid *pid);
+uid_t kopi_current_euid(void);
+gid_t kopi_current_egid(void);
+void kopi_current_comm(char *comm);
+const void *kopi_current_mm(void);
+struct file *kopi_get_current_exe(void);
+u32 kopi_inode_device(const struct inode *inode);
+u64 kopi_inode_number(const struct inode *inode);
+u32 kopi_inode_generation(const struct inode *inode);
+struct inode *kopi_file_inode(const struct file *file);
+struct inode *kopi_path_inode(const struct path *path);
+struct cgroup *kopi_sk_cgroup(struct sock *sk);
+struct cgroup *kopi_cgroup_parent(struct cgroup *cgroup);
+u64 kopi_cgroup_id(const struct cgroup *cgroup);
+int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size);
+void kopi_cgroup_put(struct cgroup *cgroup);
+
+/* network namespaces */
+int kopi_net_init(struct net *net);
+void kopi_net_exit(struct net *net);
+int kopi_register_pernet(void);
+void kopi_unregister_pernet(void);
+void **kopi_net_slot(const struct net *net);
+
+/* netlink */
+int kopi_genl_register(void);
+void kopi_genl_unregister(void);
+struct sk_buff *kopi_genlmsg_new(gfp_t gfp);
+void *kopi_genlmsg_put_reply(struct sk_buff *skb, struct genl_info *info, u8 cmd);
+void *kopi_genlmsg_put_part(struct sk_buff *skb, struct netlink_callback *cb, u8 cmd);
+void *kopi_genlmsg_put_event(struct sk_buff *skb, u8 cmd);
+void kopi_genlmsg_end(struct sk_buff *skb, void *header);
+void kopi_genlmsg_cancel(struct sk_buff *skb, void *header);
+int kopi_genlmsg_reply(struct sk_buff *skb, struct genl_info *info);
+int kopi_genlmsg_multicast(struct net *net, struct sk_buff *skb, gfp_t gfp);
+bool kopi_genl_has_listeners(struct net *net);
+void kopi_nlmsg_free(struct sk_buff *skb);
+struct nlattr *kopi_nla_nest_start(struct sk_buff *skb, int type);
+void kopi_nla_nest_end(struct sk_buff *skb, struct nlattr *nest);
+struct nlattr *kopi_genl_first_attr(const struct genl_info *info, int *left);
+bool kopi_nla_ok(const struct nlattr *attr, int left);
+struct nlattr *kopi_nla_next(const struct nlattr *attr, int *left);
+int kopi_nla_type(const struct nlattr *attr);
+int kopi_nla_len(const struct nlattr *attr);
+const void *kopi_nla_data(const struct nlattr *attr);
+int kopi_parse_rule_input(struct nlattr **table, const struct nlattr *attr,
+			  struct netlink_ext_ack *extack);
+int kopi_parse_rule_named(struct nlattr **table, const struct nlattr *attr,
+			  struct netlink_ext_ack *extack);
+struct net *kopi_skb_net(const struct sk_buff *skb);
+bool kopi_netlink_net_admin(const struct sk_buff *skb);
+uid_t kopi_netlink_uid(const struct sk_buff *skb);
+uid_t kopi_netlink_show_uid(const struct sk_buff *skb, uid_t uid);
+gid_t kopi_netlink_show_gid(const struct sk_buff *skb, gid_t gid);
+uid_t kopi_netlink_make_uid(const struct sk_buff *skb, uid_t uid);
+gid_t kopi_netlink_make_gid(const struct sk_buff *skb, gid_t gid);
 
 #endif /* _KOPI_SHIM_H */

@@ -12,14 +12,17 @@ use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
     descriptor::{self, Bad},
     ring::Consumer,
+    rule::{Direction, Peer},
     train::Train, //
 };
+use crate::rules::Outcome;
 use crate::sys::{
     context::{cond_resched, signal_pending},
-    errno::{eopnotsupp, eproto, Refusal},
+    errno::{enobufs, eopnotsupp, eproto, Refusal},
     family,
     message::Message,
     region::{PageVec, RegionRing},
+    sock::Sock,
     socket::SocketTable,
     ubuf::{Notification, Released}, //
 };
@@ -70,6 +73,11 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
+    /// Where the TX ring is: the producer's index and the consumer's.
+    pub(crate) fn positions(&self) -> (u32, u32) {
+        self.ring.positions()
+    }
+
     pub(crate) fn new(ring: RegionRing<Consumer<Desc>>) -> Result<Self> {
         // The ring is looked at when the doorbell rings, and only then.
         ring.want_wakeup(true);
@@ -132,6 +140,17 @@ fn refusal(bad: Bad) -> Error {
         Bad::Flow => EBADF,
         Bad::Chain => EMSGSIZE,
     }
+}
+
+/// Where a packet goes.
+fn peer_of(meta: &Meta, sk: &Sock) -> Peer {
+    if meta.peer_port == 0 {
+        return sk.peer().unwrap_or(Peer {
+            address: [0; 16],
+            port: 0,
+        });
+    }
+    meta.peer()
 }
 
 /// Where a packet is counted that the stack refused.
@@ -317,6 +336,30 @@ impl Sender {
         let Some(socket) = self.sockets.get(flow) else {
             return self.refuse(channel, Bad::Flow);
         };
+        let datagrams = u64::from(match segment {
+            0 => 1,
+            segment => bytes.div_ceil(segment).max(1),
+        });
+        if let Some(flow) = family::protocol::<Flow>(socket) {
+            let peer = || peer_of(meta, socket.sk());
+            let outcome = flow.decide(
+                socket.sk(),
+                Direction::Out,
+                peer,
+                datagrams,
+                u64::from(bytes),
+            );
+            let (counter, error) = match outcome {
+                Outcome::Pass => (None, EINVAL),
+                Outcome::Denied => (Some(&flow.counters.tx_drop_rule), EACCES),
+                Outcome::TooFast => (Some(&flow.counters.tx_drop_rate), enobufs()),
+            };
+            if let Some(counter) = counter {
+                counter.add(datagrams);
+                flow.counters.tx_taken.add(datagrams);
+                return self.finish(channel, error);
+            }
+        }
         let mut message = Message::from_meta(meta, socket.sk().is_ipv6());
         if let Ok(segment @ 1..) = u16::try_from(segment) {
             message.segment(segment);
@@ -376,10 +419,6 @@ impl Sender {
         }
         self.full = 0;
         if let Some(flow) = flow {
-            let datagrams = u64::from(match segment {
-                0 => 1,
-                segment => bytes.div_ceil(segment).max(1),
-            });
             if let Err(error) = result {
                 flow.counters.tx_errors.add(datagrams);
                 drop_counter(flow, error).add(datagrams);
@@ -410,7 +449,13 @@ impl Sender {
     fn discard(&mut self, channel: &Channel, bad: Bad) -> Step {
         let count = self.batch.len() as u32;
         self.invalid = self.invalid.wrapping_add(u64::from(count));
-        channel.complete(&self.batch, errno(refusal(bad)), false);
+        self.finish(channel, refusal(bad))
+    }
+
+    /// Completes the batch with an error, and goes on after it.
+    fn finish(&mut self, channel: &Channel, error: Error) -> Step {
+        let count = self.batch.len() as u32;
+        channel.complete(&self.batch, errno(error), false);
         self.ring.release(count);
         Step::Took(count)
     }

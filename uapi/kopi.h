@@ -213,7 +213,11 @@ struct kopi_stats {
 	__u64	tx_drop_no_buffer;	/* ENOBUFS, ENOMEM, EAGAIN */
 	__u64	tx_drop_invalid;	/* descriptors or metadata make no sense */
 	__u64	tx_drop_other;		/* any other errno */
-	__u64	reserved[10];
+	__u64	tx_drop_rule;		/* EACCES: a rule of KOPI's */
+	__u64	tx_drop_rate;		/* ENOBUFS: over the rate of a rule */
+	__u64	rx_drop_rule;		/* denied by a rule of KOPI's */
+	__u64	rx_drop_rate;		/* over the rate of a rule */
+	__u64	reserved[6];
 };
 
 /*

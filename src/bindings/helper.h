@@ -2,6 +2,7 @@
 /* What src/bindings/generated.rs is made from. */
 
 #include <linux/bvec.h>
+#include <linux/cgroup.h>
 #include <linux/errqueue.h>
 #include <linux/fs.h>
 #include <linux/gfp.h>
@@ -9,6 +10,7 @@
 #include <linux/in6.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/namei.h>
 #include <linux/net.h>
 #include <linux/poll.h>
 #include <linux/rcupdate.h>
@@ -22,12 +24,14 @@
 #include <linux/wait.h>
 #include <linux/workqueue.h>
 #include <net/dropreason.h>
+#include <net/genetlink.h>
 #include <net/inet_sock.h>
 #include <net/ipv6.h>
 #include <net/net_namespace.h>
 #include <net/sock.h>
 #include <net/udp.h>
 #include <kopi.h>
+#include <kopi_netlink.h>
 
 #include "../shim.h"
 
@@ -43,3 +47,6 @@ static const u64 KOPI_CONST_VM_MAYEXEC = VM_MAYEXEC;
 static const u64 KOPI_CONST_VM_DONTEXPAND = VM_DONTEXPAND;
 static const u64 KOPI_CONST_VM_MAP = VM_MAP;
 static const u32 KOPI_CONST_PAGE_SIZE = PAGE_SIZE;
+static const u32 KOPI_CONST_LOOKUP_FOLLOW = LOOKUP_FOLLOW;
+static const u32 KOPI_CONST_GFP_KERNEL = (__force u32)GFP_KERNEL;
+static const u32 KOPI_CONST_GFP_ATOMIC = (__force u32)GFP_ATOMIC;

@@ -5,6 +5,8 @@
 //! The header is the truth: the module compares every size and offset here with it at compile
 //! time (`src/bindings/mod.rs`), and so does a host test.
 
+use super::rule::{mapped, Peer};
+
 /// The version of the interface, as `KOPI_OPT_INFO` reports it.
 pub const ABI_VERSION: u32 = 1;
 /// The default number of the socket family.
@@ -242,6 +244,21 @@ pub struct Meta {
     pub timestamp: u64,
 }
 
+impl Meta {
+    /// The peer, as rules see it.
+    pub fn peer(&self) -> Peer {
+        let [a, b, c, d, ..] = self.peer;
+        Peer {
+            address: if self.family == AF_INET6 {
+                self.peer
+            } else {
+                mapped([a, b, c, d])
+            },
+            port: u16::from_be(self.peer_port),
+        }
+    }
+}
+
 /// The words of a [`Meta`] in shared memory.
 pub const META_WORDS: usize = 8;
 
@@ -310,6 +327,45 @@ pub struct Stats {
     pub tx_drop_invalid: u64,
     /// Not sent, for any other reason.
     pub tx_drop_other: u64,
+    /// Not sent: a rule of KOPI's denied it.
+    pub tx_drop_rule: u64,
+    /// Not sent: over the rate that a rule allows.
+    pub tx_drop_rate: u64,
+    /// Dropped: a rule of KOPI's denied it.
+    pub rx_drop_rule: u64,
+    /// Dropped: over the rate that a rule allows.
+    pub rx_drop_rate: u64,
     /// Zero.
-    pub reserved: [u64; 10],
+    pub reserved: [u64; 6],
+}
+
+impl Stats {
+    /// Adds another flow's counters to these; not those of its channel.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, more) in [
+            (&mut self.tx_packets, other.tx_packets),
+            (&mut self.tx_bytes, other.tx_bytes),
+            (&mut self.tx_errors, other.tx_errors),
+            (&mut self.tx_zerocopy, other.tx_zerocopy),
+            (&mut self.rx_packets, other.rx_packets),
+            (&mut self.rx_bytes, other.rx_bytes),
+            (&mut self.rx_drop_ring_full, other.rx_drop_ring_full),
+            (&mut self.rx_drop_no_frame, other.rx_drop_no_frame),
+            (&mut self.rx_drop_too_long, other.rx_drop_too_long),
+            (&mut self.tx_taken, other.tx_taken),
+            (&mut self.rx_taken, other.rx_taken),
+            (&mut self.tx_drop_denied, other.tx_drop_denied),
+            (&mut self.tx_drop_unreachable, other.tx_drop_unreachable),
+            (&mut self.tx_drop_too_long, other.tx_drop_too_long),
+            (&mut self.tx_drop_no_buffer, other.tx_drop_no_buffer),
+            (&mut self.tx_drop_invalid, other.tx_drop_invalid),
+            (&mut self.tx_drop_other, other.tx_drop_other),
+            (&mut self.tx_drop_rule, other.tx_drop_rule),
+            (&mut self.tx_drop_rate, other.tx_drop_rate),
+            (&mut self.rx_drop_rule, other.rx_drop_rule),
+            (&mut self.rx_drop_rate, other.rx_drop_rate),
+        ] {
+            *sum = sum.wrapping_add(more);
+        }
+    }
 }

@@ -166,6 +166,14 @@ impl<E: Entry> Producer<E> {
         self.memory.size
     }
 
+    /// The indices as both sides show them now, the producer's first; for showing only.
+    pub fn positions(&self) -> (u32, u32) {
+        (
+            self.memory.producer().load(Ordering::Relaxed),
+            self.memory.consumer().load(Ordering::Relaxed),
+        )
+    }
+
     /// Number of entries for which there is room; reads the other side's index only when fewer
     /// than `want` are known.
     pub fn room(&mut self, want: u32) -> Result<u32, Broken> {
@@ -268,6 +276,14 @@ impl<E: Entry> Consumer<E> {
     /// Number of entries that the ring holds.
     pub fn size(&self) -> u32 {
         self.memory.size
+    }
+
+    /// The indices as both sides show them now, the producer's first; for showing only.
+    pub fn positions(&self) -> (u32, u32) {
+        (
+            self.memory.producer().load(Ordering::Relaxed),
+            self.memory.consumer().load(Ordering::Relaxed),
+        )
     }
 
     /// Number of entries to read; reads the other side's index only when fewer than `want` are

@@ -58,3 +58,9 @@ pub(crate) fn cond_resched() {
     // SAFETY: The caller is in process context and holds no spinlock.
     unsafe { bindings::kopi_cond_resched() }
 }
+
+/// Nanoseconds of a clock that never goes back. Any context.
+pub(crate) fn now() -> u64 {
+    // SAFETY: Reads a clock.
+    unsafe { bindings::kopi_ktime_get_ns() }
+}

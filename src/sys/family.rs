@@ -16,6 +16,7 @@ use super::{
         eprotonosupport,
         esocktnosupport, //
     },
+    pernet::NetRef,
     region::Vma,
     skb::SkBuff,
     sock::{Sock, SockRef},
@@ -24,12 +25,16 @@ use super::{
     wait::PollTable, //
 };
 use crate::bindings;
-use crate::pure::abi;
+use crate::pure::{
+    abi,
+    rule::{mapped, Peer}, //
+};
 use core::{
     cell::UnsafeCell,
     marker::PhantomData,
     mem::MaybeUninit,
-    ptr::{self, NonNull}, //
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicPtr, Ordering}, //
 };
 use kernel::{
     error::{from_result, to_result},
@@ -38,8 +43,29 @@ use kernel::{
 
 /// What a socket of the family does differently from a UDP socket.
 pub(crate) trait Protocol: Send + Sync + Sized + 'static {
-    /// The state of a new socket of the network namespace with that cookie. Process context.
-    fn new(net_cookie: u64) -> Result<Self>;
+    /// The state of a new socket of a network namespace. Process context.
+    fn new(net: &NetRef) -> Result<Self>;
+
+    /// The socket is whole, and nobody else has it yet; an error closes it. Process context.
+    fn opened(&self, socket: &Socket) -> Result;
+
+    /// Whether it may be bound so; looks at who the current process is. Process context.
+    fn may_bind(&self, socket: &Socket, name: &Name) -> Result;
+
+    /// It is bound; an error is the caller's answer. Process context.
+    fn bound(&self, socket: &Socket) -> Result;
+
+    /// Whether it may be connected so; looks at who the current process is. Process context.
+    fn may_connect(&self, socket: &Socket, name: &Name) -> Result;
+
+    /// It is connected, or not any more; an error is the caller's answer. Process context.
+    fn connected(&self, socket: &Socket) -> Result;
+
+    /// Whether a datagram may be sent by sendmsg, to an address or the peer. Process context.
+    fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;
+
+    /// Whether datagrams may be read by recvmsg. Process context.
+    fn may_read(&self, socket: &Socket) -> Result;
 
     /// The socket is being closed; it is still whole. Process context.
     fn release(&self, socket: &Socket);
@@ -60,7 +86,7 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     fn has_queue(&self) -> bool;
 
     /// Maps the socket's memory. Process context.
-    fn map(&self, vma: &Vma) -> Result;
+    fn map(&self, socket: &Socket, vma: &Vma) -> Result;
 
     /// Packets were queued, after [`take_over`]. Softirqs are off; says whether the sock is locked,
     /// as it is when it has a receive hook.
@@ -68,6 +94,53 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
 
     /// The send buffer has room again, after [`take_over`]. Softirq.
     fn write_space(&self, sk: &Sock);
+}
+
+/// An address that a program gives.
+pub(crate) struct Name {
+    /// Of IPv4 or IPv6, as IPv6; `None` for what is neither.
+    peer: Option<Peer>,
+}
+
+impl Name {
+    /// # Safety
+    ///
+    /// `name` must have `len` bytes.
+    unsafe fn from_raw(name: *const u8, len: i32) -> Self {
+        let bytes = match usize::try_from(len) {
+            // SAFETY: As required of the caller.
+            Ok(len) if !name.is_null() => unsafe { core::slice::from_raw_parts(name, len) },
+            _ => &[],
+        };
+        Self {
+            peer: Self::parse(bytes),
+        }
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Peer> {
+        let (&family, rest) = bytes.split_first_chunk::<2>()?;
+        let (&port, rest) = rest.split_first_chunk::<2>()?;
+        let address = match u32::from(u16::from_ne_bytes(family)) {
+            bindings::AF_INET => mapped(*rest.first_chunk::<4>()?),
+            // The flow label comes first.
+            bindings::AF_INET6 => *rest.get(4..)?.first_chunk::<16>()?,
+            _ => return None,
+        };
+        Some(Peer {
+            address,
+            port: u16::from_be_bytes(port),
+        })
+    }
+
+    /// The address and the port, if it is one of IP.
+    pub(crate) fn peer(&self) -> Option<Peer> {
+        self.peer
+    }
+
+    /// The port; 0 if there is none.
+    pub(crate) fn port(&self) -> u16 {
+        self.peer.map_or(0, |peer| peer.port)
+    }
 }
 
 /// What the `i_private` of a socket's inode points to, which sockets don't use otherwise.
@@ -85,6 +158,8 @@ struct State<T> {
     /// Takes what is queued in process context; disabled before the sock is released.
     work: UnsafeCell<bindings::work_struct>,
     sk: *mut bindings::sock,
+    /// The message that [`send_own`] is sending.
+    own: AtomicPtr<bindings::msghdr>,
     protocol: T,
 }
 
@@ -239,6 +314,9 @@ impl<T: Protocol> Registration<T> {
             ops.setsockopt = Some(Self::setsockopt);
             ops.getsockopt = Some(Self::getsockopt);
             ops.getsockopt_iter = None;
+            ops.bind = Some(Self::bind);
+            ops.connect = Some(Self::connect);
+            ops.sendmsg = Some(Self::sendmsg);
             ops.recvmsg = Some(Self::recvmsg);
             ops.mmap = Some(Self::mmap);
             (*table.ops.get()).write(ops);
@@ -290,8 +368,9 @@ impl<T: Protocol> Registration<T> {
                 // SAFETY: Zeroes are a work_struct that is not initialised yet.
                 work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
                 sk: ptr::null_mut(),
+                own: AtomicPtr::new(ptr::null_mut()),
                 // SAFETY: `net` is the caller's.
-                protocol: T::new(unsafe { bindings::kopi_net_cookie(net) })?,
+                protocol: T::new(unsafe { NetRef::from_raw(net) })?,
             },
             GFP_KERNEL_ACCOUNT,
         )?;
@@ -308,7 +387,13 @@ impl<T: Protocol> Registration<T> {
             bindings::sock_release(inner);
             state.sk = sk;
             bindings::kopi_init_work(state.work.get(), Some(receive_work::<T>));
-            bindings::kopi_set_sk_inode_private(sk, KBox::into_raw(state).cast());
+            let state = KBox::into_raw(state);
+            bindings::kopi_set_sk_inode_private(sk, state.cast());
+            if let Err(error) = (*state).protocol.opened(Socket::from_raw(socket)) {
+                // The caller knows of no operations of a socket that couldn't be made.
+                Self::release(socket);
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -505,6 +590,84 @@ impl<T: Protocol> Registration<T> {
     /// # Safety
     ///
     /// To be called by the kernel only, as the operation that it is set as.
+    unsafe extern "C" fn bind(
+        socket: *mut bindings::socket,
+        name: *mut bindings::sockaddr_unsized,
+        len: c_int,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The socket is in use by the caller, and so is the address.
+            unsafe {
+                let inner = Operations::inner(socket).bind.ok_or_else(eopnotsupp)?;
+                let Some(state) = state::<T>((*socket).sk) else {
+                    return Ok(inner(socket, name, len));
+                };
+                let given = Name::from_raw(name.cast(), len);
+                let this = Socket::from_raw(socket);
+                state.protocol.may_bind(this, &given)?;
+                to_result(inner(socket, name, len))?;
+                state.protocol.bound(this)?;
+            }
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    unsafe extern "C" fn connect(
+        socket: *mut bindings::socket,
+        name: *mut bindings::sockaddr_unsized,
+        len: c_int,
+        flags: c_int,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The socket is in use by the caller, and so is the address.
+            unsafe {
+                let inner = Operations::inner(socket).connect.ok_or_else(eopnotsupp)?;
+                let Some(state) = state::<T>((*socket).sk) else {
+                    return Ok(inner(socket, name, len, flags));
+                };
+                let given = Name::from_raw(name.cast(), len);
+                let this = Socket::from_raw(socket);
+                state.protocol.may_connect(this, &given)?;
+                to_result(inner(socket, name, len, flags))?;
+                state.protocol.connected(this)?;
+            }
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    unsafe extern "C" fn sendmsg(
+        socket: *mut bindings::socket,
+        message: *mut bindings::msghdr,
+        len: usize,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The socket is in use by the caller, and so is the message.
+            unsafe {
+                let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
+                if let Some(state) = state::<T>((*socket).sk) {
+                    // Rings' packets were looked at before.
+                    if state.own.load(Ordering::Relaxed) != message {
+                        let name = (!(*message).msg_name.is_null()).then(|| {
+                            Name::from_raw((*message).msg_name.cast(), (*message).msg_namelen)
+                        });
+                        let this = Socket::from_raw(socket);
+                        state.protocol.may_send(this, name.as_ref(), len)?;
+                    }
+                }
+                Ok(inner(socket, message, len))
+            }
+        })
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn recvmsg(
         socket: *mut bindings::socket,
         message: *mut bindings::msghdr,
@@ -515,6 +678,11 @@ impl<T: Protocol> Registration<T> {
         unsafe {
             let queue = flags & bindings::MSG_ERRQUEUE as i32 != 0
                 || state::<T>((*socket).sk).is_none_or(|state| state.protocol.has_queue());
+            if let Some(state) = state::<T>((*socket).sk) {
+                if let Err(error) = state.protocol.may_read(Socket::from_raw(socket)) {
+                    return error.to_errno();
+                }
+            }
             match Operations::inner(socket).recvmsg {
                 Some(inner) if queue => inner(socket, message, len, flags),
                 _ => eopnotsupp().to_errno(),
@@ -535,8 +703,9 @@ impl<T: Protocol> Registration<T> {
             unsafe {
                 let state = state::<T>((*socket).sk).ok_or(ENODEV)?;
                 // Who maps the rings reads packets without asking again.
-                Socket::from_raw(socket).may_receive()?;
-                state.protocol.map(&Vma::from_raw(vma))?;
+                let this = Socket::from_raw(socket);
+                this.may_receive()?;
+                state.protocol.map(this, &Vma::from_raw(vma))?;
             }
             Ok(0)
         })
@@ -701,6 +870,30 @@ unsafe extern "C" fn hand_over<T: Protocol>(
         }
     }
     0
+}
+
+/// Sends a message of the module's own, which [`Protocol::may_send`] isn't asked about. One at a time
+/// for each socket.
+///
+/// # Safety
+///
+/// `message` must be valid.
+pub(super) unsafe fn send_own<T: Protocol>(
+    socket: &Socket,
+    message: *mut bindings::msghdr,
+) -> c_int {
+    // SAFETY: The socket is in use by the caller, and the message is valid.
+    unsafe {
+        let own = state::<T>((*socket.as_ptr()).sk).map(|state| &state.own);
+        if let Some(own) = own {
+            own.store(message, Ordering::Relaxed);
+        }
+        let sent = bindings::sock_sendmsg(socket.as_ptr(), message);
+        if let Some(own) = own {
+            own.store(ptr::null_mut(), Ordering::Relaxed);
+        }
+        sent
+    }
 }
 
 /// The protocol's state of a socket of the family.

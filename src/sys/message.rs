@@ -5,11 +5,13 @@
 //! C headers: `include/linux/socket.h`, `include/linux/uio.h`
 
 use super::{
+    family,
     region::PageVec,
     socket::Socket,
     ubuf::{Notification, Released}, //
 };
 use crate::bindings;
+use crate::flow::Flow;
 use crate::pure::abi::{
     Meta,
     AF_INET6,
@@ -213,7 +215,7 @@ impl Message {
                 data.count(),
                 data.bytes(),
             );
-            bindings::sock_sendmsg(socket.as_ptr(), &mut header)
+            family::send_own::<Flow>(socket, &mut header)
         };
         if sent < 0 {
             return Err(Error::from_errno(sent));

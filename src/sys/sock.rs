@@ -6,7 +6,10 @@
 
 use super::wait::{WaitQueue, POLL_IN};
 use crate::bindings;
-use crate::pure::abi::Meta;
+use crate::pure::{
+    abi::Meta,
+    rule::{mapped, Peer}, //
+};
 use core::{
     mem::size_of_val,
     ptr, //
@@ -75,12 +78,6 @@ impl Sock {
         unsafe { bindings::kopi_sock_net(self.as_ptr()) == bindings::kopi_sock_net(other.as_ptr()) }
     }
 
-    /// The number of its network namespace, which no other one ever has.
-    pub(crate) fn net_cookie(&self) -> u64 {
-        // SAFETY: A valid sock, which keeps its namespace.
-        unsafe { bindings::kopi_net_cookie(bindings::kopi_sock_net(self.as_ptr())) }
-    }
-
     /// Whether both are of one user.
     pub(crate) fn same_user(&self, other: &Sock) -> bool {
         // SAFETY: Both are valid socks.
@@ -108,8 +105,8 @@ impl Sock {
         unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_err) != 0 }
     }
 
-    /// Puts back an error that [`Sock::take_error`] took, and wakes who waits for it.
-    pub(crate) fn restore_error(&self, error: Error) {
+    /// Leaves an error for the program, and wakes who waits for it.
+    pub(crate) fn set_error(&self, error: Error) {
         let errno = error.to_errno().wrapping_neg();
         // SAFETY: A valid sock; as sk_err is written elsewhere, without a lock.
         unsafe {
@@ -238,5 +235,100 @@ impl Sock {
     pub(crate) fn signal_io(&self) {
         // SAFETY: A valid sock.
         unsafe { bindings::kopi_sk_wake_async(self.as_ptr()) };
+    }
+}
+
+/// The ends of a sock, as they are now.
+pub(crate) struct Ends {
+    /// 4 or 16 bytes, by the sock's family.
+    pub(crate) local: [u8; 16],
+    pub(crate) remote: [u8; 16],
+    /// Big-endian; 0 when not bound, or connected.
+    pub(crate) local_port: u16,
+    pub(crate) remote_port: u16,
+    /// The device that it is bound to, or 0.
+    pub(crate) ifindex: i32,
+}
+
+impl Sock {
+    /// Addresses and ports. Any context; one may change while another is read.
+    pub(crate) fn ends(&self) -> Ends {
+        let mut ends = Ends {
+            local: [0; 16],
+            remote: [0; 16],
+            local_port: self.local_port(),
+            // SAFETY: A valid UDP sock.
+            remote_port: unsafe { bindings::kopi_sk_dport(self.as_ptr()) },
+            ifindex: self.bound_device(),
+        };
+        // SAFETY: A valid UDP sock. Addresses of IPv6 are copied byte by byte.
+        unsafe {
+            if self.is_ipv6() {
+                ends.local = ptr::read_volatile(
+                    bindings::kopi_sk_v6_rcv_saddr(self.as_ptr()).cast::<[u8; 16]>(),
+                );
+                ends.remote = ptr::read_volatile(bindings::kopi_sk_v6_daddr(self.as_ptr()).cast());
+            } else {
+                let address = |of: u32| {
+                    let [a, b, c, d] = of.to_ne_bytes();
+                    [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+                };
+                ends.local = address(bindings::kopi_sk_rcv_saddr(self.as_ptr()));
+                ends.remote = address(bindings::kopi_sk_daddr(self.as_ptr()));
+            }
+        }
+        ends
+    }
+
+    /// The peer, if it is connected. Any context.
+    pub(crate) fn peer(&self) -> Option<Peer> {
+        let ends = self.ends();
+        let [a, b, c, d, ..] = ends.remote;
+        (ends.remote_port != 0).then(|| Peer {
+            address: if self.is_ipv6() {
+                ends.remote
+            } else {
+                mapped([a, b, c, d])
+            },
+            port: u16::from_be(ends.remote_port),
+        })
+    }
+
+    /// The device that it is bound to, or 0. Any context.
+    pub(crate) fn bound_device(&self) -> i32 {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sk_bound_dev_if(self.as_ptr()) }
+    }
+
+    /// The name of the device that it is bound to. Any context.
+    pub(crate) fn bound_device_name(&self) -> Option<[u8; 16]> {
+        match self.bound_device() {
+            0 => None,
+            ifindex => self.net().device_name(ifindex),
+        }
+    }
+
+    /// SO_MARK. Any context.
+    pub(crate) fn mark(&self) -> u32 {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sk_mark(self.as_ptr()) }
+    }
+
+    /// Sets SO_MARK, and forgets the route. Any context.
+    pub(crate) fn set_mark(&self, mark: u32) {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sk_set_mark(self.as_ptr(), mark) };
+    }
+
+    /// SO_PRIORITY. Any context.
+    pub(crate) fn priority(&self) -> u32 {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sk_priority(self.as_ptr()) }
+    }
+
+    /// Sets SO_PRIORITY. Any context.
+    pub(crate) fn set_priority(&self, priority: u32) {
+        // SAFETY: A valid sock.
+        unsafe { bindings::kopi_sk_set_priority(self.as_ptr(), priority) };
     }
 }

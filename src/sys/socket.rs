@@ -16,6 +16,7 @@ use core::{
 use kernel::{
     error::to_result,
     prelude::*,
+    rbtree::RBTree,
     types::Opaque, //
 };
 
@@ -75,7 +76,7 @@ impl Socket {
             )
         });
         if let Some(pending) = pending {
-            self.sk().restore_error(pending);
+            self.sk().set_error(pending);
         }
         match result {
             Err(error) if [EACCES, EPERM].contains(&error) => Err(error),
@@ -214,5 +215,67 @@ impl SocketTable {
     /// Number of sockets.
     pub(crate) fn len(&self) -> u32 {
         self.used
+    }
+}
+
+/// Sockets of flows by number, in order.
+///
+/// # Invariants
+///
+/// Every socket in the map is alive and of a flow.
+pub(crate) struct SocketMap(RBTree<u32, SocketPtr>);
+
+struct SocketPtr(NonNull<bindings::socket>);
+
+// SAFETY: Sockets are not bound to a task.
+unsafe impl Send for SocketPtr {}
+// SAFETY: As above.
+unsafe impl Sync for SocketPtr {}
+
+impl SocketMap {
+    /// An empty map.
+    pub(crate) fn new() -> Self {
+        Self(RBTree::new())
+    }
+
+    /// Enters a socket under a number that is free: `ENOMEM`.
+    ///
+    /// # Safety
+    ///
+    /// The socket must be removed before it is released.
+    pub(crate) unsafe fn insert(&mut self, number: u32, socket: &Socket) -> Result {
+        let entry = SocketPtr(NonNull::new(socket.as_ptr()).ok_or(EINVAL)?);
+        // INVARIANT: As the caller sees to.
+        self.0
+            .try_create_and_insert(number, entry, GFP_KERNEL_ACCOUNT)?;
+        Ok(())
+    }
+
+    /// Takes a socket out.
+    pub(crate) fn remove(&mut self, number: u32) {
+        self.0.remove(&number);
+    }
+
+    /// The socket of a number.
+    pub(crate) fn get(&self, number: u32) -> Option<&Socket> {
+        let entry = self.0.get(&number)?;
+        // SAFETY: By the invariants; the map is borrowed.
+        Some(unsafe { Socket::from_raw(entry.0.as_ptr()) })
+    }
+
+    /// All sockets from a number on.
+    pub(crate) fn from(&self, number: u32) -> impl Iterator<Item = (u32, &Socket)> {
+        let mut next = Some(number);
+        core::iter::from_fn(move || {
+            let cursor = self.0.cursor_lower_bound(&next?)?;
+            let (&number, _) = cursor.current();
+            next = number.checked_add(1);
+            Some((number, self.get(number)?))
+        })
+    }
+
+    /// Number of sockets.
+    pub(crate) fn len(&self) -> usize {
+        self.0.values().count()
     }
 }

@@ -177,6 +177,10 @@ fn pairs() -> Pairs {
         tx_drop_no_buffer,
         tx_drop_invalid,
         tx_drop_other,
+        tx_drop_rule,
+        tx_drop_rate,
+        rx_drop_rule,
+        rx_drop_rate,
         reserved
     );
     constants!(

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Showing flows, channels and sums.
+
+use crate::channel::Channel;
+use crate::flow::Flow;
+use crate::pure::abi::{self, Stats};
+use crate::sys::{
+    family,
+    genl::{Asker, Dump, Message, Request},
+    socket::Socket,
+    task::{self, Identity}, //
+    uapi,
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::ordering::Relaxed, //
+};
+
+/// Puts a flow's counters.
+pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Result {
+    message.nest(kind, |message| {
+        for (kind, value) in [
+            (uapi::KOPI_A_STATS_TX_PACKETS, stats.tx_packets),
+            (uapi::KOPI_A_STATS_TX_BYTES, stats.tx_bytes),
+            (uapi::KOPI_A_STATS_TX_ZEROCOPY, stats.tx_zerocopy),
+            (uapi::KOPI_A_STATS_TX_TAKEN, stats.tx_taken),
+            (uapi::KOPI_A_STATS_TX_DROP_DENIED, stats.tx_drop_denied),
+            (uapi::KOPI_A_STATS_TX_DROP_RULE, stats.tx_drop_rule),
+            (uapi::KOPI_A_STATS_TX_DROP_RATE, stats.tx_drop_rate),
+            (
+                uapi::KOPI_A_STATS_TX_DROP_UNREACHABLE,
+                stats.tx_drop_unreachable,
+            ),
+            (uapi::KOPI_A_STATS_TX_DROP_TOO_LONG, stats.tx_drop_too_long),
+            (
+                uapi::KOPI_A_STATS_TX_DROP_NO_BUFFER,
+                stats.tx_drop_no_buffer,
+            ),
+            (uapi::KOPI_A_STATS_TX_DROP_INVALID, stats.tx_drop_invalid),
+            (uapi::KOPI_A_STATS_TX_DROP_OTHER, stats.tx_drop_other),
+            (uapi::KOPI_A_STATS_RX_PACKETS, stats.rx_packets),
+            (uapi::KOPI_A_STATS_RX_BYTES, stats.rx_bytes),
+            (uapi::KOPI_A_STATS_RX_TAKEN, stats.rx_taken),
+            (
+                uapi::KOPI_A_STATS_RX_DROP_RING_FULL,
+                stats.rx_drop_ring_full,
+            ),
+            (uapi::KOPI_A_STATS_RX_DROP_NO_FRAME, stats.rx_drop_no_frame),
+            (uapi::KOPI_A_STATS_RX_DROP_TOO_LONG, stats.rx_drop_too_long),
+            (uapi::KOPI_A_STATS_RX_DROP_RULE, stats.rx_drop_rule),
+            (uapi::KOPI_A_STATS_RX_DROP_RATE, stats.rx_drop_rate),
+        ] {
+            message.uint(kind, value)?;
+        }
+        Ok(())
+    })
+}
+
+/// Puts what a flow's socket and its process are.
+pub(crate) fn put_ends(message: &mut Message, socket: &Socket, identity: &Identity) -> Result {
+    let sk = socket.sk();
+    let ends = sk.ends();
+    let len = if sk.is_ipv6() { 16 } else { 4 };
+    let address = |whole: &'_ [u8; 16]| -> [u8; 16] { *whole };
+    message.bytes(
+        uapi::KOPI_A_FLOW_LOCAL_ADDRESS,
+        address(&ends.local).get(..len).unwrap_or(&[]),
+    )?;
+    message.u16(uapi::KOPI_A_FLOW_LOCAL_PORT, ends.local_port)?;
+    if ends.remote_port != 0 {
+        message.bytes(
+            uapi::KOPI_A_FLOW_REMOTE_ADDRESS,
+            address(&ends.remote).get(..len).unwrap_or(&[]),
+        )?;
+        message.u16(uapi::KOPI_A_FLOW_REMOTE_PORT, ends.remote_port)?;
+    }
+    message.u32(uapi::KOPI_A_FLOW_IFINDEX, ends.ifindex as u32)?;
+    message.string(uapi::KOPI_A_FLOW_COMMAND, &identity.command)?;
+    if let Some(program) = &identity.program {
+        message.string(uapi::KOPI_A_FLOW_EXE, &program.path)?;
+        message.u32(uapi::KOPI_A_FLOW_EXE_DEVICE, program.id.device)?;
+        message.uint(uapi::KOPI_A_FLOW_EXE_INODE, program.id.inode)?;
+    }
+    if let Some(&cgroup) = identity.cgroups.first() {
+        message.uint(uapi::KOPI_A_FLOW_CGROUP, cgroup)?;
+    }
+    Ok(())
+}
+
+fn put_flow(message: &mut Message, asker: &Asker<'_>, number: u32, socket: &Socket) -> Result {
+    let flow = family::protocol::<Flow>(socket).ok_or(ENOENT)?;
+    let policy = flow.policy().ok_or(ENOENT)?;
+    let identity = policy.identity();
+    message.u32(uapi::KOPI_A_FLOW_ID, number)?;
+    put_ends(message, socket, &identity)?;
+    message.u32(uapi::KOPI_A_FLOW_UID, asker.show_uid(identity.uid))?;
+    message.u32(uapi::KOPI_A_FLOW_GID, asker.show_gid(identity.gid))?;
+    message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.here())?;
+    message.string(
+        uapi::KOPI_A_FLOW_CGROUP_PATH,
+        &task::cgroup_path(socket.sk())?,
+    )?;
+    if let Some(channel) = flow.channel() {
+        message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel.id())?;
+        message.u32(uapi::KOPI_A_FLOW_NUMBER, flow.number())?;
+    }
+    put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats())?;
+    let (handles, denied) = policy.show(socket.sk());
+    for (kind, handle) in [uapi::KOPI_A_FLOW_RULE_OUT, uapi::KOPI_A_FLOW_RULE_IN]
+        .into_iter()
+        .zip(handles)
+    {
+        if let Some(handle) = handle {
+            message.u32(kind, handle)?;
+        }
+    }
+    message.u32(uapi::KOPI_A_FLOW_DENIED, denied)
+}
+
+/// Whether the asker may see what is another user's.
+fn may_see(asker: &Asker<'_>, uid: u32) -> bool {
+    asker.is_net_admin() || asker.uid() == uid
+}
+
+fn owner(socket: &Socket) -> Option<u32> {
+    Some(family::protocol::<Flow>(socket)?.policy()?.identity().uid)
+}
+
+/// `flow-get` of one: `ENOENT`, `EPERM`.
+pub(crate) fn flow(request: &Request<'_>) -> Result {
+    let id = request
+        .get(uapi::KOPI_A_FLOW_ID)
+        .ok_or_else(|| request.refuse(EINVAL, c"say which flow: id", None))?;
+    let asker = request.asker();
+    let net = asker.net().state();
+    let flows = net.flows.lock();
+    let socket = flows
+        .open
+        .get(id.u32())
+        .ok_or_else(|| request.refuse(ENOENT, c"no such flow", Some(&id)))?;
+    if !owner(socket).is_some_and(|uid| may_see(&asker, uid)) {
+        return Err(request.refuse(EPERM, c"the flow is another user's", Some(&id)));
+    }
+    request.reply(uapi::KOPI_CMD_FLOW_GET, |message| {
+        put_flow(message, &asker, id.u32(), socket)
+    })
+}
+
+/// `flow-get` of all.
+pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
+    let asker = dump.asker();
+    let net = asker.net().state();
+    let flows = net.flows.lock();
+    let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
+    for (number, socket) in flows.open.from(start) {
+        let seen = owner(socket).is_some_and(|uid| may_see(&asker, uid));
+        if seen
+            && !dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
+                put_flow(message, &asker, number, socket)
+            })?
+        {
+            break;
+        }
+        dump.go_on_at(u64::from(number).wrapping_add(1));
+    }
+    Ok(())
+}
+
+fn put_ring(
+    message: &mut Message,
+    kind: u32,
+    size: u32,
+    (producer, consumer): (u32, u32),
+) -> Result {
+    message.nest(kind, |message| {
+        message.u32(uapi::KOPI_A_RING_SIZE, size)?;
+        message.u32(uapi::KOPI_A_RING_PRODUCER, producer)?;
+        message.u32(uapi::KOPI_A_RING_CONSUMER, consumer)
+    })
+}
+
+fn put_channel(message: &mut Message, asker: &Asker<'_>, channel: &Channel) -> Result {
+    let layout = channel.layout();
+    let mut stats = Stats::default();
+    let rings = channel.fill_own_stats(&mut stats);
+    message.u32(uapi::KOPI_A_CHANNEL_ID, channel.id())?;
+    message.u32(uapi::KOPI_A_CHANNEL_FLOWS, stats.flows as u32)?;
+    message.u32(uapi::KOPI_A_CHANNEL_FRAME_SIZE, layout.frame_size)?;
+    message.u32(uapi::KOPI_A_CHANNEL_FRAME_COUNT, layout.frame_count)?;
+    message.uint(uapi::KOPI_A_CHANNEL_REGION_SIZE, layout.region_size)?;
+    message.u32(uapi::KOPI_A_CHANNEL_FLAGS, layout.flags)?;
+    put_ring(message, uapi::KOPI_A_CHANNEL_TX, layout.tx.size, rings.tx)?;
+    put_ring(
+        message,
+        uapi::KOPI_A_CHANNEL_COMPLETION,
+        layout.completion.size,
+        rings.completion,
+    )?;
+    put_ring(
+        message,
+        uapi::KOPI_A_CHANNEL_FILL,
+        layout.fill.size,
+        rings.fill,
+    )?;
+    put_ring(message, uapi::KOPI_A_CHANNEL_RX, layout.rx.size, rings.rx)?;
+    message.u32(uapi::KOPI_A_CHANNEL_TX_PENDING, stats.tx_pending as u32)?;
+    message.uint(uapi::KOPI_A_CHANNEL_TX_INVALID, stats.tx_invalid)?;
+    message.uint(uapi::KOPI_A_CHANNEL_FILL_INVALID, stats.fill_invalid)?;
+    message.uint(uapi::KOPI_A_CHANNEL_RING_BROKEN, stats.ring_broken)?;
+    message.u32(uapi::KOPI_A_CHANNEL_UID, asker.show_uid(channel.owner()))
+}
+
+/// `channel-get` of one: `ENOENT`, `EPERM`.
+pub(crate) fn channel(request: &Request<'_>) -> Result {
+    let id = request
+        .get(uapi::KOPI_A_CHANNEL_ID)
+        .ok_or_else(|| request.refuse(EINVAL, c"say which channel: id", None))?;
+    let asker = request.asker();
+    let net = asker.net().state();
+    let channels = net.channels.lock();
+    let channel = channels
+        .get(&id.u32())
+        .ok_or_else(|| request.refuse(ENOENT, c"no such channel", Some(&id)))?;
+    if !may_see(&asker, channel.owner()) {
+        return Err(request.refuse(EPERM, c"the channel is another user's", Some(&id)));
+    }
+    request.reply(uapi::KOPI_CMD_CHANNEL_GET, |message| {
+        put_channel(message, &asker, channel)
+    })
+}
+
+/// `channel-get` of all.
+pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
+    let asker = dump.asker();
+    let net = asker.net().state();
+    let channels = net.channels.lock();
+    let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
+    let mut next = Some(start);
+    while let Some(cursor) = next.and_then(|next| channels.cursor_lower_bound(&next)) {
+        let (&number, channel) = cursor.current();
+        if may_see(&asker, channel.owner())
+            && !dump.add(uapi::KOPI_CMD_CHANNEL_GET, |message| {
+                put_channel(message, &asker, channel)
+            })?
+        {
+            break;
+        }
+        dump.go_on_at(u64::from(number).wrapping_add(1));
+        next = number.checked_add(1);
+    }
+    Ok(())
+}
+
+/// `info-get`.
+pub(crate) fn info(request: &Request<'_>) -> Result {
+    let net = request.asker().net().state();
+    let flows = net.flows.lock().open.len();
+    let rules = net.rules().rules.len();
+    request.reply(uapi::KOPI_CMD_INFO_GET, |message| {
+        message.u32(uapi::KOPI_A_INFO_ABI_VERSION, abi::ABI_VERSION)?;
+        let number = u32::try_from(family::wanted_number()).unwrap_or(0);
+        message.u32(uapi::KOPI_A_INFO_ADDRESS_FAMILY, number)?;
+        message.u32(uapi::KOPI_A_INFO_FLOWS, flows as u32)?;
+        message.u32(uapi::KOPI_A_INFO_RULES, rules as u32)?;
+        message.uint(uapi::KOPI_A_INFO_GENERATION, net.generation())
+    })
+}
+
+/// `totals-get`.
+pub(crate) fn totals(request: &Request<'_>) -> Result {
+    let net = request.asker().net().state();
+    let (sum, opened) = {
+        let flows = net.flows.lock();
+        let mut sum = flows.closed;
+        for (_, socket) in flows.open.from(0) {
+            if let Some(flow) = family::protocol::<Flow>(socket) {
+                sum.add(&flow.stats());
+            }
+        }
+        (sum, flows.opened)
+    };
+    request.reply(uapi::KOPI_CMD_TOTALS_GET, |message| {
+        put_stats(message, uapi::KOPI_A_TOTALS_STATS, &sum)?;
+        message.uint(uapi::KOPI_A_TOTALS_FLOWS_OPENED, opened)?;
+        message.uint(uapi::KOPI_A_TOTALS_FLOWS_DENIED, net.denied.load(Relaxed))
+    })
+}

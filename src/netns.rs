@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What there is of KOPI in one network namespace: its flows, its channels, its rules.
+//!
+//! `flows` and `channels` are taken before the locks of a channel, and never both at once. `rules`
+//! is taken last of all.
+
+use crate::channel::Channel;
+use crate::pure::abi::Stats;
+use crate::rules::RuleSet;
+use crate::sys::{
+    context::InterruptsOff,
+    socket::{Socket, SocketMap}, //
+};
+use kernel::{
+    new_mutex,
+    new_spinlock,
+    prelude::*,
+    rbtree::RBTree,
+    sync::{
+        atomic::{
+            ordering::{Acquire, Relaxed, Release},
+            Atomic,
+        },
+        Arc,
+        Mutex,
+        SpinLock, //
+    }, //
+};
+
+/// The flows, and what there was of those that are closed.
+pub(crate) struct Flows {
+    pub(crate) open: SocketMap,
+    /// The number that was given last.
+    last: u32,
+    pub(crate) opened: u64,
+    /// Sum over closed ones.
+    pub(crate) closed: Stats,
+}
+
+/// See the module's documentation.
+#[pin_data]
+pub(crate) struct Net {
+    #[pin]
+    pub(crate) flows: Mutex<Flows>,
+    #[pin]
+    pub(crate) channels: Mutex<RBTree<u32, Arc<Channel>>>,
+    #[pin]
+    rules: SpinLock<Arc<RuleSet>>,
+    /// Of `rules`. Flows compare it with what they were judged by.
+    generation: Atomic<u64>,
+    /// Whether any packet can be refused, or marked.
+    in_force: Atomic<bool>,
+    /// One change of the rules at a time.
+    #[pin]
+    pub(crate) changing: Mutex<()>,
+    /// Calls and live flows that rules stopped.
+    pub(crate) denied: Atomic<u64>,
+}
+
+impl Net {
+    /// Nothing yet: no flows, no rules, and all is allowed.
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let rules = Arc::new(RuleSet::empty(), GFP_KERNEL)?;
+        Arc::pin_init(
+            pin_init!(Self {
+                flows <- new_mutex!(Flows {
+                    open: SocketMap::new(),
+                    last: 0,
+                    opened: 0,
+                    closed: Stats::default(),
+                }, "kopi::Net::flows"),
+                channels <- new_mutex!(RBTree::new(), "kopi::Net::channels"),
+                rules <- new_spinlock!(rules, "kopi::Net::rules"),
+                generation: Atomic::new(1),
+                in_force: Atomic::new(false),
+                changing <- new_mutex!((), "kopi::Net::changing"),
+                denied: Atomic::new(0),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Enters a flow's socket, and gives it a number. Process context.
+    ///
+    /// # Safety
+    ///
+    /// [`Net::close`] must be called before the socket is released.
+    pub(crate) unsafe fn open(&self, socket: &Socket) -> Result<u32> {
+        let mut flows = self.flows.lock();
+        let mut number = flows.last;
+        loop {
+            number = number.wrapping_add(1);
+            if number != 0 && flows.open.get(number).is_none() {
+                break;
+            }
+        }
+        // SAFETY: As required of the caller.
+        unsafe { flows.open.insert(number, socket) }?;
+        flows.last = number;
+        flows.opened = flows.opened.wrapping_add(1);
+        Ok(number)
+    }
+
+    /// Takes a flow out, whose counters were these at last. Process context.
+    pub(crate) fn close(&self, number: u32, stats: &Stats) {
+        let mut flows = self.flows.lock();
+        flows.open.remove(number);
+        flows.closed.add(stats);
+    }
+
+    /// The rules. Any context but hard interrupts.
+    pub(crate) fn rules(&self) -> Arc<RuleSet> {
+        let _interrupts = InterruptsOff::new();
+        let rules = self.rules.lock();
+        rules.clone()
+    }
+
+    /// Which rules they are: rises with each change. Any context.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Acquire)
+    }
+
+    /// Whether flows need be judged. Any context.
+    pub(crate) fn has_rules(&self) -> bool {
+        self.in_force.load(Relaxed)
+    }
+
+    /// Puts other rules in force; the caller holds `changing`.
+    pub(crate) fn set_rules(&self, new: Arc<RuleSet>) {
+        let in_force = !new.is_open();
+        let old = {
+            let _interrupts = InterruptsOff::new();
+            let mut rules = self.rules.lock();
+            core::mem::replace(&mut *rules, new)
+        };
+        if in_force {
+            self.in_force.store(true, Relaxed);
+        }
+        self.generation
+            .store(self.generation.load(Relaxed).wrapping_add(1), Release);
+        if !in_force {
+            self.in_force.store(false, Relaxed);
+        }
+        drop(old);
+    }
+}

@@ -1,0 +1,595 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rules, and what they come to for a flow.
+//!
+//! A set of rules never changes: a change makes another one. A flow walks it once, and again when
+//! the set, its process, its port or its device is another; a packet costs a comparison. Only
+//! where a rule names a peer, and so what becomes of a packet depends on where it goes, is the set
+//! walked for a peer, too, and the last one remembered.
+
+use crate::netns::Net;
+use crate::pure::{
+    bucket::{Bucket, Rate},
+    rule::{judge, Direction, Facts, Judgement, Match, Peer}, //
+};
+use crate::sys::{
+    context::{self, BottomHalvesOff},
+    sock::Sock,
+    task::{self, Identity}, //
+};
+use kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        SpinLock, //
+    }, //
+};
+
+const UDP: u8 = 17;
+
+/// A count of what a rule decided. Any context; from several CPUs.
+pub(crate) struct Tally(Atomic<u64>);
+
+impl Tally {
+    fn new() -> Self {
+        Self(Atomic::new(0))
+    }
+
+    fn add(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+
+    /// The count.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// How much of what matches passes.
+pub(crate) struct Limit {
+    pub(crate) rate: Rate,
+    /// Of bytes of payload, else of datagrams.
+    pub(crate) of_bytes: bool,
+    /// For all flows together, else for each.
+    pub(crate) shared: bool,
+}
+
+/// What a rule does, apart from what it matches.
+#[derive(Default)]
+pub(crate) struct Action {
+    pub(crate) deny: bool,
+    pub(crate) mark: Option<u32>,
+    pub(crate) priority: Option<u32>,
+    pub(crate) limit: Option<Limit>,
+}
+
+/// A rule.
+#[pin_data]
+pub(crate) struct Rule {
+    pub(crate) handle: u32,
+    pub(crate) matches: Match,
+    pub(crate) action: Action,
+    /// As given.
+    pub(crate) exe_path: Option<KVec<u8>>,
+    pub(crate) cgroup_path: Option<KVec<u8>>,
+    pub(crate) comment: Option<KVec<u8>>,
+    pub(crate) packets: Tally,
+    pub(crate) bytes: Tally,
+    pub(crate) denied: Tally,
+    #[pin]
+    bucket: SpinLock<Bucket>,
+}
+
+/// What a rule is made of.
+#[derive(Default)]
+pub(crate) struct Parts {
+    pub(crate) matches: Match,
+    pub(crate) action: Action,
+    pub(crate) exe_path: Option<KVec<u8>>,
+    pub(crate) cgroup_path: Option<KVec<u8>>,
+    pub(crate) comment: Option<KVec<u8>>,
+}
+
+impl Rule {
+    /// Makes one of its parts. Process context.
+    pub(crate) fn new(handle: u32, parts: Parts) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                handle,
+                matches: parts.matches,
+                action: parts.action,
+                exe_path: parts.exe_path,
+                cgroup_path: parts.cgroup_path,
+                comment: parts.comment,
+                packets: Tally::new(),
+                bytes: Tally::new(),
+                denied: Tally::new(),
+                bucket <- new_spinlock!(Bucket::default(), "kopi::Rule::bucket"),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// Whether it would be the same if it were made anew.
+    pub(crate) fn is_made_of(&self, parts: &Parts) -> bool {
+        let same =
+            |one: &Option<KVec<u8>>, other: &Option<KVec<u8>>| one.as_deref() == other.as_deref();
+        let limit = |action: &Action| {
+            action
+                .limit
+                .as_ref()
+                .map(|limit| (limit.rate, limit.of_bytes, limit.shared))
+        };
+        self.matches == parts.matches
+            && self.action.deny == parts.action.deny
+            && self.action.mark == parts.action.mark
+            && self.action.priority == parts.action.priority
+            && limit(&self.action) == limit(&parts.action)
+            && same(&self.exe_path, &parts.exe_path)
+            && same(&self.cgroup_path, &parts.cgroup_path)
+            && same(&self.comment, &parts.comment)
+    }
+}
+
+/// Rules in their order, and what holds where none matches.
+pub(crate) struct RuleSet {
+    pub(crate) rules: KVVec<Arc<Rule>>,
+    pub(crate) deny_others: bool,
+    /// The handle that was given last.
+    pub(crate) last_handle: u32,
+}
+
+impl RuleSet {
+    /// No rules: all is allowed.
+    pub(crate) fn empty() -> Self {
+        Self {
+            rules: KVVec::new(),
+            deny_others: false,
+            last_handle: 0,
+        }
+    }
+
+    /// Whether it refuses nothing and changes nothing.
+    pub(crate) fn is_open(&self) -> bool {
+        self.rules.is_empty() && !self.deny_others
+    }
+
+    fn judge(&self, facts: &Facts<'_>, peer: Option<&Peer>, direction: Direction) -> Judgement {
+        judge(
+            self.rules.iter().map(|rule| &rule.matches),
+            facts,
+            peer,
+            direction,
+        )
+    }
+
+    fn rule(&self, judgement: Judgement) -> Option<&Arc<Rule>> {
+        match judgement {
+            Judgement::Rule(place) => self.rules.get(place),
+            _ => None,
+        }
+    }
+
+    fn denies(&self, judgement: Judgement) -> bool {
+        match judgement {
+            Judgement::Default => self.deny_others,
+            Judgement::Rule(_) => self.rule(judgement).is_some_and(|rule| rule.action.deny),
+            Judgement::ByPeer => false,
+        }
+    }
+}
+
+/// What becomes of packets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Pass,
+    Denied,
+    /// More than the rule's rate allows.
+    TooFast,
+}
+
+/// A flow that a rule stopped: to be told to its process, and to who listens.
+#[derive(Clone, Copy)]
+pub(crate) struct Stopped {
+    /// The rule's handle; 0 for the default.
+    pub(crate) rule: u32,
+    pub(crate) direction: Direction,
+}
+
+/// One direction of a flow.
+#[derive(Default)]
+struct Side {
+    judgement: Judgement,
+    /// Where it depends on the peer: the last one.
+    last: Option<(Peer, Judgement)>,
+    bucket: Bucket,
+    /// The rule whose rate the bucket has.
+    bucket_of: u32,
+    /// Its process knows that nothing passes.
+    told: bool,
+}
+
+/// What the rules come to for a flow.
+struct Compiled {
+    identity: Arc<Identity>,
+    set: Option<Arc<RuleSet>>,
+    /// What it was judged by.
+    generation: u64,
+    port: u16,
+    device: i32,
+    out: Side,
+    into: Side,
+    /// What the rule's mark and priority took the place of.
+    own_mark: Option<u32>,
+    own_priority: Option<u32>,
+}
+
+/// Who has a flow, and what the rules come to for it.
+#[pin_data]
+pub(crate) struct Policy {
+    net: Arc<Net>,
+    #[pin]
+    compiled: SpinLock<Compiled>,
+    /// The rules did something to the sock that may have to be undone.
+    applied: Atomic<bool>,
+    /// [`task::current_memory`] of the process that was looked at last.
+    seen: Atomic<usize>,
+}
+
+impl Policy {
+    /// That of a socket that the current process opens. Process context.
+    pub(crate) fn new(sk: &Sock) -> Result<Pin<KBox<Self>>> {
+        let identity = Arc::new(Identity::current(sk)?, GFP_KERNEL_ACCOUNT)?;
+        let net = sk.net().state();
+        KBox::pin_init(
+            pin_init!(Self {
+                net,
+                compiled <- new_spinlock!(Compiled {
+                    identity,
+                    set: None,
+                    generation: 0,
+                    port: 0,
+                    device: 0,
+                    out: Side::default(),
+                    into: Side::default(),
+                    own_mark: None,
+                    own_priority: None,
+                }, "kopi::Policy::compiled"),
+                applied: Atomic::new(false),
+                seen: Atomic::new(task::current_memory()),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// The flow's network namespace.
+    pub(crate) fn net(&self) -> &Arc<Net> {
+        &self.net
+    }
+
+    /// Who has it. Any context but hard interrupts.
+    pub(crate) fn identity(&self) -> Arc<Identity> {
+        let _softirqs = BottomHalvesOff::new();
+        let compiled = self.compiled.lock();
+        compiled.identity.clone()
+    }
+
+    /// Looks at who the current process is. Process context.
+    pub(crate) fn identify(&self, sk: &Sock) -> Result {
+        let mut identity = Arc::new(Identity::current(sk)?, GFP_KERNEL_ACCOUNT)?;
+        self.seen.store(task::current_memory(), Relaxed);
+        {
+            let _softirqs = BottomHalvesOff::new();
+            let mut compiled = self.compiled.lock();
+            core::mem::swap(&mut compiled.identity, &mut identity);
+            compiled.generation = 0;
+        }
+        drop(identity);
+        Ok(())
+    }
+
+    /// Looks at the current process if it is another one, or runs another program. Process context.
+    pub(crate) fn identify_if_new(&self, sk: &Sock) -> Result {
+        if self.seen.load(Relaxed) == task::current_memory() {
+            return Ok(());
+        }
+        self.identify(sk)
+    }
+
+    /// Whether packets need be looked at. Any context.
+    pub(crate) fn is_in_force(&self) -> bool {
+        self.net.has_rules() || self.applied.load(Relaxed)
+    }
+
+    /// Decides about datagrams to or from a peer, and counts them. Any context but hard interrupts.
+    pub(crate) fn decide(
+        &self,
+        sk: &Sock,
+        direction: Direction,
+        peer: &Peer,
+        datagrams: u64,
+        bytes: u64,
+    ) -> (Outcome, Option<Stopped>) {
+        let _softirqs = BottomHalvesOff::new();
+        let mut compiled = self.compiled.lock();
+        let old = compiled.refresh(&self.net, sk);
+        let result = compiled.decide(sk, direction, peer, datagrams, bytes);
+        self.applied.store(compiled.is_applied(), Relaxed);
+        if result.1.is_some() {
+            self.net.denied.fetch_add(1, Relaxed);
+        }
+        drop(compiled);
+        drop(old);
+        result
+    }
+
+    /// Decides whether the flow may have a local port, given the one that it is to have; the rule's
+    /// handle if not. Process context.
+    pub(crate) fn may_bind(&self, sk: &Sock, port: u16) -> core::result::Result<(), Stopped> {
+        self.may(|compiled, set| {
+            compiled.facts(sk, port, |facts| {
+                let out = set.judge(facts, None, Direction::Out);
+                let into = set.judge(facts, None, Direction::In);
+                (set.denies(out) && set.denies(into)).then_some((into, Direction::In))
+            })
+        })
+    }
+
+    /// Decides whether the flow may be connected to a peer. Process context.
+    pub(crate) fn may_connect(&self, sk: &Sock, peer: &Peer) -> core::result::Result<(), Stopped> {
+        self.may(|compiled, set| {
+            compiled.facts(sk, u16::from_be(sk.local_port()), |facts| {
+                let out = set.judge(facts, Some(peer), Direction::Out);
+                set.denies(out).then_some((out, Direction::Out))
+            })
+        })
+    }
+
+    fn may(
+        &self,
+        denied: impl FnOnce(&Compiled, &RuleSet) -> Option<(Judgement, Direction)>,
+    ) -> core::result::Result<(), Stopped> {
+        if !self.net.has_rules() {
+            return Ok(());
+        }
+        let set = self.net.rules();
+        let found = {
+            let _softirqs = BottomHalvesOff::new();
+            let compiled = self.compiled.lock();
+            denied(&compiled, &set)
+        };
+        let Some((judgement, direction)) = found else {
+            return Ok(());
+        };
+        let rule = set.rule(judgement);
+        if let Some(rule) = rule {
+            rule.denied.add(1);
+        }
+        self.net.denied.fetch_add(1, Relaxed);
+        Err(Stopped {
+            rule: rule.map_or(0, |rule| rule.handle),
+            direction,
+        })
+    }
+
+    /// Judges the flow by the rules that there are now; says which direction they have just stopped.
+    /// Process context.
+    pub(crate) fn sweep(&self, sk: &Sock) -> [Option<Stopped>; 2] {
+        let _softirqs = BottomHalvesOff::new();
+        let mut compiled = self.compiled.lock();
+        let old = compiled.refresh(&self.net, sk);
+        let stopped = [Direction::Out, Direction::In].map(|direction| {
+            let judgement = compiled.side(direction).judgement;
+            compiled.stop(direction, judgement)
+        });
+        let rule = compiled.judged(Direction::Out).cloned();
+        compiled.apply(sk, rule.as_deref().map(|rule| &rule.action));
+        self.applied.store(compiled.is_applied(), Relaxed);
+        for _ in stopped.iter().flatten() {
+            self.net.denied.fetch_add(1, Relaxed);
+        }
+        drop(compiled);
+        drop(old);
+        stopped
+    }
+
+    /// The handles of the rules that decide, out and in, and the directions in which nothing passes,
+    /// as bits. Process context.
+    pub(crate) fn show(&self, sk: &Sock) -> ([Option<u32>; 2], u32) {
+        if !self.is_in_force() {
+            return ([None; 2], 0);
+        }
+        let _softirqs = BottomHalvesOff::new();
+        let mut compiled = self.compiled.lock();
+        let old = compiled.refresh(&self.net, sk);
+        let mut denied = 0;
+        let handles = [Direction::Out, Direction::In].map(|direction| {
+            let judgement = compiled.side(direction).judgement;
+            if compiled
+                .set
+                .as_ref()
+                .is_some_and(|set| set.denies(judgement))
+            {
+                denied |= direction as u32;
+            }
+            compiled.judged(direction).map(|rule| rule.handle)
+        });
+        drop(compiled);
+        drop(old);
+        (handles, denied)
+    }
+}
+
+impl Compiled {
+    fn facts<T>(&self, sk: &Sock, port: u16, use_them: impl FnOnce(&Facts<'_>) -> T) -> T {
+        use_them(&Facts {
+            uid: self.identity.uid,
+            gid: self.identity.gid,
+            cgroups: &self.identity.cgroups,
+            exe: self.identity.program.as_ref().map(|program| program.id),
+            protocol: UDP,
+            local_port: port,
+            device: sk.bound_device_name(),
+        })
+    }
+
+    fn side(&mut self, direction: Direction) -> &mut Side {
+        match direction {
+            Direction::Out => &mut self.out,
+            Direction::In => &mut self.into,
+        }
+    }
+
+    /// Judges anew if anything that it depends on is another; gives the rules from before, to be
+    /// let go of without the lock.
+    fn refresh(&mut self, net: &Net, sk: &Sock) -> Option<Arc<RuleSet>> {
+        let generation = net.generation();
+        let (port, device) = (sk.local_port(), sk.bound_device());
+        if (self.generation, self.port, self.device) == (generation, port, device) {
+            return None;
+        }
+        let set = net.rules();
+        let (out, into) = self.facts(sk, u16::from_be(port), |facts| {
+            (
+                set.judge(facts, None, Direction::Out),
+                set.judge(facts, None, Direction::In),
+            )
+        });
+        for (side, judgement) in [(&mut self.out, out), (&mut self.into, into)] {
+            side.judgement = judgement;
+            side.last = None;
+            side.told = false;
+        }
+        (self.generation, self.port, self.device) = (generation, port, device);
+        self.set.replace(set)
+    }
+
+    /// The rule that decides about a direction, whatever the peer.
+    fn judged(&self, direction: Direction) -> Option<&Arc<Rule>> {
+        let judgement = match direction {
+            Direction::Out => self.out.judgement,
+            Direction::In => self.into.judgement,
+        };
+        self.set.as_ref()?.rule(judgement)
+    }
+
+    /// What decides about a peer's packets.
+    fn by_peer(&mut self, sk: &Sock, direction: Direction, peer: &Peer) -> Judgement {
+        match self.side(direction).last {
+            Some((last, judgement)) if last == *peer => return judgement,
+            _ => {}
+        }
+        let port = u16::from_be(self.port);
+        let judgement = match &self.set {
+            Some(set) => self.facts(sk, port, |facts| set.judge(facts, Some(peer), direction)),
+            None => Judgement::Default,
+        };
+        self.side(direction).last = Some((*peer, judgement));
+        judgement
+    }
+
+    fn decide(
+        &mut self,
+        sk: &Sock,
+        direction: Direction,
+        peer: &Peer,
+        datagrams: u64,
+        bytes: u64,
+    ) -> (Outcome, Option<Stopped>) {
+        let mut judgement = self.side(direction).judgement;
+        if judgement == Judgement::ByPeer {
+            judgement = self.by_peer(sk, direction, peer);
+        }
+        let rule = self
+            .set
+            .as_ref()
+            .and_then(|set| set.rule(judgement))
+            .cloned();
+        if let Some(rule) = &rule {
+            rule.packets.add(datagrams);
+            rule.bytes.add(bytes);
+        }
+        if self.set.as_ref().is_some_and(|set| set.denies(judgement)) {
+            return (Outcome::Denied, self.stop(direction, judgement));
+        }
+        let action = rule.as_ref().map(|rule| &rule.action);
+        if direction == Direction::Out {
+            self.apply(sk, action);
+        }
+        let Some((rule, limit)) = rule
+            .as_ref()
+            .and_then(|rule| Some((rule, rule.action.limit.as_ref()?)))
+        else {
+            return (Outcome::Pass, None);
+        };
+        let units = if limit.of_bytes { bytes } else { datagrams };
+        let now = context::now();
+        let passes = if limit.shared {
+            rule.bucket.lock().take(&limit.rate, now, units)
+        } else {
+            let side = self.side(direction);
+            if side.bucket_of != rule.handle {
+                side.bucket = Bucket::default();
+                side.bucket_of = rule.handle;
+            }
+            side.bucket.take(&limit.rate, now, units)
+        };
+        if passes {
+            (Outcome::Pass, None)
+        } else {
+            (Outcome::TooFast, None)
+        }
+    }
+
+    /// Notes that nothing passes, the first time that it is so.
+    fn stop(&mut self, direction: Direction, judgement: Judgement) -> Option<Stopped> {
+        let set = self.set.clone()?;
+        if !set.denies(judgement) || core::mem::replace(&mut self.side(direction).told, true) {
+            return None;
+        }
+        let rule = set.rule(judgement);
+        if let Some(rule) = rule {
+            rule.denied.add(1);
+        }
+        Some(Stopped {
+            rule: rule.map_or(0, |rule| rule.handle),
+            direction,
+        })
+    }
+
+    fn is_applied(&self) -> bool {
+        self.own_mark.is_some() || self.own_priority.is_some()
+    }
+
+    /// Gives the sock the rule's mark and priority, or its own back.
+    fn apply(&mut self, sk: &Sock, action: Option<&Action>) {
+        let wanted = action.and_then(|action| action.mark);
+        match (wanted, self.own_mark) {
+            (Some(mark), own) => {
+                self.own_mark = Some(own.unwrap_or_else(|| sk.mark()));
+                if sk.mark() != mark {
+                    sk.set_mark(mark);
+                }
+            }
+            (None, Some(own)) => {
+                sk.set_mark(own);
+                self.own_mark = None;
+            }
+            (None, None) => {}
+        }
+        let wanted = action.and_then(|action| action.priority);
+        match (wanted, self.own_priority) {
+            (Some(priority), own) => {
+                self.own_priority = Some(own.unwrap_or_else(|| sk.priority()));
+                sk.set_priority(priority);
+            }
+            (None, Some(own)) => {
+                sk.set_priority(own);
+                self.own_priority = None;
+            }
+            (None, None) => {}
+        }
+    }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What there is for each network namespace.
+//!
+//! C header: `include/net/net_namespace.h`
+
+use super::sock::Sock;
+use crate::bindings;
+use crate::netns::Net;
+use core::ptr;
+use kernel::{
+    error::{from_result, to_result},
+    prelude::*,
+    sync::Arc, //
+};
+
+/// A `struct net`.
+///
+/// # Invariants
+///
+/// Alive as long as the borrow.
+#[repr(transparent)]
+pub(crate) struct NetRef(kernel::types::Opaque<bindings::net>);
+
+impl NetRef {
+    /// # Safety
+    ///
+    /// `net` must be alive as long as the result.
+    pub(super) unsafe fn from_raw<'a>(net: *mut bindings::net) -> &'a Self {
+        // SAFETY: `NetRef` is transparent; the rest is the caller's to see to.
+        unsafe { &*net.cast() }
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut bindings::net {
+        self.0.get()
+    }
+
+    /// The number that no other namespace ever has.
+    pub(crate) fn cookie(&self) -> u64 {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_net_cookie(self.as_ptr()) }
+    }
+
+    /// What KOPI keeps for the namespace. Any context.
+    pub(crate) fn state(&self) -> Arc<Net> {
+        // SAFETY: The slot was filled when the namespace, or the module, came up, and is emptied
+        // when it goes, which the borrow keeps it from. It holds an `Arc` made raw; a second one
+        // takes a count of its own.
+        unsafe {
+            let raw = (*bindings::kopi_net_slot(self.as_ptr())).cast::<Net>();
+            let kept = core::mem::ManuallyDrop::new(Arc::from_raw(raw));
+            Arc::clone(&kept)
+        }
+    }
+
+    /// The name of a device. Any context.
+    pub(crate) fn device_name(&self, ifindex: i32) -> Option<[u8; 16]> {
+        let mut name = [0u8; 16];
+        // SAFETY: By the invariants; the name has room for IFNAMSIZ bytes.
+        unsafe { bindings::kopi_device_name(self.as_ptr(), ifindex, name.as_mut_ptr().cast()) }
+            .then_some(name)
+    }
+}
+
+impl Sock {
+    /// Its network namespace.
+    pub(crate) fn net(&self) -> &NetRef {
+        // SAFETY: A sock keeps its namespace.
+        unsafe { NetRef::from_raw(bindings::kopi_sock_net(self.as_ptr())) }
+    }
+}
+
+/// While it lives, each namespace has its state.
+pub(crate) struct PerNet(());
+
+impl PerNet {
+    /// Makes one for each namespace. There can be one registration at a time.
+    pub(crate) fn register() -> Result<Self> {
+        // SAFETY: Process context; the operations are static.
+        to_result(unsafe { bindings::kopi_register_pernet() })?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for PerNet {
+    fn drop(&mut self) {
+        // SAFETY: Registered by `register`.
+        unsafe { bindings::kopi_unregister_pernet() };
+    }
+}
+
+/// # Safety
+///
+/// To be called by the kernel only, as the operation that it is set as.
+#[no_mangle]
+unsafe extern "C" fn kopi_net_init(net: *mut bindings::net) -> c_int {
+    from_result(|| {
+        let state = Net::new()?;
+        // SAFETY: The namespace is being made, and its slot is this function's.
+        unsafe { *bindings::kopi_net_slot(net) = Arc::into_raw(state).cast_mut().cast() };
+        Ok(0)
+    })
+}
+
+/// # Safety
+///
+/// To be called by the kernel only, as the operation that it is set as.
+#[no_mangle]
+unsafe extern "C" fn kopi_net_exit(net: *mut bindings::net) {
+    // SAFETY: The namespace is going: nobody looks at the slot any more. It holds what
+    // `kopi_net_init` put there.
+    unsafe {
+        let slot = bindings::kopi_net_slot(net);
+        drop(Arc::from_raw((*slot).cast::<Net>()));
+        *slot = ptr::null_mut();
+    }
+}

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Who a process is: its program, its user, its cgroup.
+//!
+//! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
+
+use super::sock::Sock;
+use crate::bindings;
+use crate::pure::rule::FileId;
+use core::ptr::NonNull;
+use kernel::{
+    error::{from_err_ptr, to_result},
+    prelude::*,
+    str::CStr, //
+};
+
+/// A number of a process that isn't given to another one while it is held.
+pub(crate) struct Pid(NonNull<bindings::pid>);
+
+// SAFETY: A `struct pid` is not bound to a task.
+unsafe impl Send for Pid {}
+// SAFETY: As above.
+unsafe impl Sync for Pid {}
+
+impl Pid {
+    fn current() -> Result<Self> {
+        // SAFETY: Process context; gives a reference.
+        NonNull::new(unsafe { bindings::kopi_get_current_tgid() })
+            .map(Self)
+            .ok_or(ESRCH)
+    }
+
+    /// The number in the current process's pid namespace; 0 where it has none there.
+    pub(crate) fn here(&self) -> u32 {
+        // SAFETY: The reference is held.
+        u32::try_from(unsafe { bindings::kopi_pid_nr_here(self.0.as_ptr()) }).unwrap_or(0)
+    }
+}
+
+impl Drop for Pid {
+    fn drop(&mut self) {
+        // SAFETY: The reference that `current` took. Any context.
+        unsafe { bindings::put_pid(self.0.as_ptr()) };
+    }
+}
+
+/// The longest path, in bytes with the zero.
+const PATH_MAX: usize = bindings::KOPI_PATH_MAX as usize + 1;
+
+/// Has the kernel write a string into a buffer of the largest size, and gives a copy of it.
+fn copy_path(write: impl FnOnce(&mut [u8]) -> Result<(usize, usize)>) -> Result<KVec<u8>> {
+    let mut buffer = KVec::from_elem(0u8, PATH_MAX, GFP_KERNEL)?;
+    let (start, len) = write(&mut buffer)?;
+    let mut path = KVec::new();
+    let range = start..start.checked_add(len).ok_or(EINVAL)?;
+    path.extend_from_slice(buffer.get(range).ok_or(EINVAL)?, GFP_KERNEL_ACCOUNT)?;
+    Ok(path)
+}
+
+/// The file of a program.
+pub(crate) struct Program {
+    /// Which it is.
+    pub(crate) id: FileId,
+    /// Where it was when it was looked at; may end in " (deleted)".
+    pub(crate) path: KVec<u8>,
+}
+
+/// # Safety
+///
+/// The inode must be valid.
+unsafe fn file_id(inode: *const bindings::inode) -> FileId {
+    // SAFETY: As required of the caller.
+    unsafe {
+        FileId {
+            device: bindings::kopi_inode_device(inode),
+            inode: bindings::kopi_inode_number(inode),
+            generation: bindings::kopi_inode_generation(inode),
+        }
+    }
+}
+
+/// The file that an absolute path leads to, as the current process sees it: `ENOENT` and the like.
+pub(crate) fn file_at(path: &CStr) -> Result<FileId> {
+    let mut found: bindings::path = pin_init::zeroed();
+    // SAFETY: Process context; the path is a string, and `found` is written to. What is found is
+    // kept until it is put.
+    unsafe {
+        to_result(bindings::kern_path(
+            path.as_char_ptr(),
+            bindings::KOPI_CONST_LOOKUP_FOLLOW,
+            &mut found,
+        ))?;
+        let id = file_id(bindings::kopi_path_inode(&found));
+        bindings::path_put(&found);
+        Ok(id)
+    }
+}
+
+/// Who has a flow.
+pub(crate) struct Identity {
+    pub(crate) pid: Pid,
+    /// Effective ids, of the initial user namespace.
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// The name that the process gives itself, with zeroes at its end.
+    pub(crate) command: [u8; 16],
+    /// `None` for a process that has no program, as one of the kernel's.
+    pub(crate) program: Option<Program>,
+    /// The socket's cgroup, and those that it is in, from the inside out.
+    pub(crate) cgroups: KVec<u64>,
+}
+
+impl Identity {
+    /// The current process, with a socket. Process context.
+    pub(crate) fn current(sk: &Sock) -> Result<Self> {
+        let mut command = [0u8; 16];
+        // SAFETY: `current` is always valid; the name has room for TASK_COMM_LEN bytes.
+        unsafe { bindings::kopi_current_comm(command.as_mut_ptr().cast()) };
+        Ok(Self {
+            pid: Pid::current()?,
+            // SAFETY: As above.
+            uid: unsafe { bindings::kopi_current_euid() },
+            // SAFETY: As above.
+            gid: unsafe { bindings::kopi_current_egid() },
+            command,
+            program: current_program()?,
+            cgroups: cgroups_of(sk)?,
+        })
+    }
+}
+
+/// Where the current process is in memory: another one, or the same after exec, has another. To be
+/// compared only. Process context.
+pub(crate) fn current_memory() -> usize {
+    // SAFETY: `current` is always valid.
+    unsafe { bindings::kopi_current_mm() }.addr()
+}
+
+fn current_program() -> Result<Option<Program>> {
+    // SAFETY: `current` is always valid; gives a reference, or null.
+    let Some(file) = NonNull::new(unsafe { bindings::kopi_get_current_exe() }) else {
+        return Ok(None);
+    };
+    // SAFETY: The reference is held until it is put.
+    unsafe {
+        let id = file_id(bindings::kopi_file_inode(file.as_ptr()));
+        let path = copy_path(|buffer| {
+            let start = from_err_ptr(bindings::file_path(
+                file.as_ptr(),
+                buffer.as_mut_ptr().cast(),
+                PATH_MAX as i32,
+            ))?;
+            // The string ends with the buffer's last byte, a zero.
+            let at = start.addr().wrapping_sub(buffer.as_ptr().addr());
+            Ok((at, PATH_MAX.saturating_sub(1).saturating_sub(at)))
+        });
+        bindings::fput(file.as_ptr());
+        Ok(Some(Program { id, path: path? }))
+    }
+}
+
+fn cgroups_of(sk: &Sock) -> Result<KVec<u64>> {
+    let mut ids = KVec::new();
+    // SAFETY: A valid sock, which keeps its cgroup, which keeps those that it is in.
+    unsafe {
+        let mut cgroup = bindings::kopi_sk_cgroup(sk.as_ptr());
+        while !cgroup.is_null() {
+            ids.push(bindings::kopi_cgroup_id(cgroup), GFP_KERNEL_ACCOUNT)?;
+            cgroup = bindings::kopi_cgroup_parent(cgroup);
+        }
+    }
+    Ok(ids)
+}
+
+/// The path of a socket's cgroup, as the current process sees it. Process context.
+pub(crate) fn cgroup_path(sk: &Sock) -> Result<KVec<u8>> {
+    copy_path(|buffer| {
+        // SAFETY: A valid sock, which keeps its cgroup.
+        let len = unsafe {
+            bindings::kopi_cgroup_path_here(
+                bindings::kopi_sk_cgroup(sk.as_ptr()),
+                buffer.as_mut_ptr().cast(),
+                buffer.len(),
+            )
+        };
+        to_result(len)?;
+        Ok((0, usize::try_from(len)?))
+    })
+}
+
+/// The number of a cgroup, by its path as the current process sees it: `ENOENT`, `ENOTDIR`.
+pub(crate) fn cgroup_at(path: &CStr) -> Result<u64> {
+    // SAFETY: Process context; the path is a string. Gives a reference.
+    unsafe {
+        let cgroup = from_err_ptr(bindings::cgroup_get_from_path(path.as_char_ptr()))?;
+        let id = bindings::kopi_cgroup_id(cgroup);
+        bindings::kopi_cgroup_put(cgroup);
+        Ok(id)
+    }
+}
