@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-debug smoke-debug fuzz soak build-debug shell module policy tools bpf rigs sysroot kernel clean help
+.PHONY: build run test test-debug smoke-debug fuzz soak build-debug shell module policy tools bpf ynl netlink rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -22,6 +22,7 @@ help:
 	@echo 'make soak SECONDS=N   mixed traffic, churn and changes of rules for ten minutes, or so long'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
 	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
+	@echo 'make netlink     src/netlink/family.[ch] and uapi/kopi_netlink.h anew, from uapi/kopi.yaml'
 	@echo 'make shell       a login in the machine'
 	@echo 'make module KVER=NAME   build/NAME/kopi.ko for an installed stock kernel'
 	@echo 'make clean       remove what was built (the cache in ~/.cache/kopi stays)'
@@ -46,15 +47,21 @@ run: build
 bpf: sysroot
 	@$(step) bpf qemu/build bpf
 
+ynl: kernel
+	@$(step) ynl qemu/build ynl $$(qemu/kernel $(KERNEL) | tail -1)
+
+netlink: kernel
+	@qemu/netlink
+
 rigs: build
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
 	@qemu/vm --timeout 3600 -- selftests/rigs/run.sh
 
-test: build bpf
+test: build bpf ynl
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
 	@qemu/test $(KERNEL)
 
-build-debug: tools bpf
+build-debug: tools bpf ynl
 	@$(step) kernel-debug qemu/kernel debug
 	@$(step) module-debug qemu/build module $$(qemu/kernel debug)
 

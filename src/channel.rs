@@ -20,6 +20,7 @@ use crate::pure::{
 use crate::rx::Receiver;
 use crate::sys::{
     context::{BottomHalvesOff, InterruptsOff},
+    pernet::NetRef,
     reaper::SharedRegion,
     region::{Region, RegionRing, Vma},
     sock::Sock,
@@ -98,20 +99,15 @@ pub(crate) struct Channel {
 }
 
 impl Channel {
-    /// Makes a channel on behalf of a socket of the namespace with that cookie: `EMFILE` over a
+    /// Makes a channel on behalf of a flow of that number and user: `EMFILE` over a
     /// limit of channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
-    pub(crate) fn new(
-        geometry: Geometry,
-        net_cookie: u64,
-        id: u32,
-        owner: u32,
-    ) -> Result<Arc<Self>> {
+    pub(crate) fn new(geometry: Geometry, net: &NetRef, id: u32, owner: u32) -> Result<Arc<Self>> {
         let held = Holding {
             channels: 1,
             frames: geometry.layout().frame_count,
             ..Holding::default()
         };
-        let charge = Charge::new(net_cookie, held)?;
+        let charge = Charge::new(net, held)?;
         let region = Arc::new(
             SharedRegion::new(Region::new(geometry.pages())?)?,
             GFP_KERNEL_ACCOUNT,

@@ -168,8 +168,16 @@ impl Flow {
             return Outcome::Pass;
         };
         let (outcome, stopped) = policy.decide(sk, direction, &peer(), datagrams, bytes);
-        if stopped.is_some() {
+        if let Some(stopped) = stopped {
             sk.set_error(EACCES);
+            tell(
+                self,
+                sk,
+                match direction {
+                    Direction::Out => Event::Denied(stopped),
+                    Direction::In => Event::DeniedReceiving(stopped),
+                },
+            );
         }
         outcome
     }
@@ -184,14 +192,14 @@ impl Flow {
             if let Some(channel) = self.channel() {
                 channel.wake_readers();
             }
-            tell(socket, Event::Denied(stopped));
+            tell(self, socket.sk(), Event::Denied(stopped));
         }
     }
 
     /// Passes on what the rules say of a call, and tells who listens if they deny it.
-    fn permit(socket: &Socket, judged: core::result::Result<(), Stopped>) -> Result {
+    fn permit(&self, socket: &Socket, judged: core::result::Result<(), Stopped>) -> Result {
         judged.map_err(|stopped| {
-            tell(socket, Event::Denied(stopped));
+            tell(self, socket.sk(), Event::Denied(stopped));
             EACCES
         })
     }
@@ -213,7 +221,7 @@ impl Flow {
             return Err(EBUSY);
         }
         let owner = self.policy().ok_or(EINVAL)?.identity().uid;
-        let channel = Channel::new(geometry, socket.sk().net().cookie(), self.id(), owner)?;
+        let channel = Channel::new(geometry, socket.sk().net(), self.id(), owner)?;
         self.attach(socket, channel)
     }
 
@@ -322,7 +330,7 @@ impl Protocol for Flow {
             attachment: SetOnce::new(),
             counters: Counters::default(),
             polled_early: Atomic::new(false),
-            _charge: Charge::new(net.cookie(), one)?,
+            _charge: Charge::new(net, one)?,
         })
     }
 
@@ -331,7 +339,7 @@ impl Protocol for Flow {
         // SAFETY: `release` closes it, which comes before the socket's own.
         let id = unsafe { policy.net().open(socket) }?;
         self.policy.populate((policy, id));
-        tell(socket, Event::Opened);
+        tell(self, socket.sk(), Event::Opened);
         Ok(())
     }
 
@@ -339,7 +347,7 @@ impl Protocol for Flow {
         let Some(policy) = self.policy() else {
             return;
         };
-        tell(socket, Event::Closed);
+        tell(self, socket.sk(), Event::Closed);
         policy.net().close(self.id(), &self.stats());
         if let Some(at) = self.attachment.as_ref() {
             if at.channel.remove_flow(at.number) == 0 {
@@ -355,15 +363,15 @@ impl Protocol for Flow {
         match name.port() {
             // Which one it gets is known afterwards.
             0 => Ok(()),
-            port => Self::permit(socket, policy.may_bind(socket.sk(), port)),
+            port => self.permit(socket, policy.may_bind(socket.sk(), port)),
         }
     }
 
     fn bound(&self, socket: &Socket) -> Result {
         let policy = self.policy().ok_or(EINVAL)?;
         let port = u16::from_be(socket.sk().local_port());
-        Self::permit(socket, policy.may_bind(socket.sk(), port))?;
-        tell(socket, Event::Bound);
+        self.permit(socket, policy.may_bind(socket.sk(), port))?;
+        tell(self, socket.sk(), Event::Bound);
         Ok(())
     }
 
@@ -371,7 +379,7 @@ impl Protocol for Flow {
         let policy = self.policy().ok_or(EINVAL)?;
         policy.identify(socket.sk())?;
         match name.peer() {
-            Some(peer) => Self::permit(socket, policy.may_connect(socket.sk(), &peer)),
+            Some(peer) => self.permit(socket, policy.may_connect(socket.sk(), &peer)),
             None => Ok(()),
         }
     }
@@ -382,8 +390,8 @@ impl Protocol for Flow {
             return Ok(());
         };
         // By the local port that it has now.
-        Self::permit(socket, policy.may_connect(socket.sk(), &peer))?;
-        tell(socket, Event::Connected);
+        self.permit(socket, policy.may_connect(socket.sk(), &peer))?;
+        tell(self, socket.sk(), Event::Connected);
         Ok(())
     }
 

@@ -6,16 +6,19 @@
 //! socket on leaves the charge with its maker. The memory of frames counts against RLIMIT_MEMLOCK
 //! and the memory cgroup besides.
 
+use crate::netlink::events::tell_limit;
 use crate::pure::quota::{Holding, Over};
 use crate::sys::{
     context::{self, InterruptsOff},
     errno::enobufs,
+    pernet::NetRef,
     reaper,
     sysctl::{Number, Numbers, Sysctls},
 };
 use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNode},
+    str::CStr,
     sync::global_lock,
 };
 
@@ -38,6 +41,18 @@ enum Holder {
 }
 
 impl Holder {
+    /// The sysctl that limits it.
+    fn name(self, over: Over) -> &'static CStr {
+        match (self, over) {
+            (Self::User(_), Over::Flows) => c"user_max_flows",
+            (Self::User(_), Over::Channels) => c"user_max_channels",
+            (Self::User(_), Over::Frames) => c"user_max_frames",
+            (Self::Net(_), Over::Flows) => c"netns_max_flows",
+            (Self::Net(_), Over::Channels) => c"netns_max_channels",
+            (Self::Net(_), Over::Frames) => c"netns_max_frames",
+        }
+    }
+
     fn limit(self) -> Holding {
         match self {
             Self::User(_) => Holding {
@@ -97,24 +112,30 @@ impl Charge {
     /// context.
     ///
     /// `EMFILE` over a limit of flows or channels, `ENOBUFS` over one of frames, `ENOMEM`.
-    pub(crate) fn new(net: u64, holding: Holding) -> Result<Self> {
-        let holders = [Holder::User(context::current_uid()), Holder::Net(net)];
+    pub(crate) fn new(net: &NetRef, holding: Holding) -> Result<Self> {
+        let holders = [
+            Holder::User(context::current_uid()),
+            Holder::Net(net.cookie()),
+        ];
         let mut taken = take(holders, holding)?;
         if taken.is_err() {
             // What was closed may not be given back yet.
             reaper::flush();
             taken = take(holders, holding)?;
         }
-        match taken {
-            Ok(()) => Ok(Self { holders, holding }),
-            Err(Over::Frames) => Err(enobufs()),
-            Err(Over::Flows | Over::Channels) => Err(EMFILE),
+        let Err((holder, over)) = taken else {
+            return Ok(Self { holders, holding });
+        };
+        tell_limit(net, holder.name(over));
+        match over {
+            Over::Frames => Err(enobufs()),
+            Over::Flows | Over::Channels => Err(EMFILE),
         }
     }
 }
 
 /// Enters it for both holders, or for none.
-fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), Over>> {
+fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), (Holder, Over)>> {
     // Made and freed out of the lock.
     let mut spare = [None, None];
     for (node, holder) in spare.iter_mut().zip(holders) {
@@ -128,7 +149,7 @@ fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), Over>> {
         let held = ledger.get(&holder).copied().unwrap_or_default();
         *sum = match held.plus(holding, holder.limit()) {
             Ok(sum) => sum,
-            Err(over) => return Ok(Err(over)),
+            Err(over) => return Ok(Err((holder, over))),
         };
     }
     for ((node, holder), sum) in spare.iter_mut().zip(holders).zip(sums) {

@@ -512,7 +512,14 @@ impl Compiled {
             rule.bytes.add(bytes);
         }
         if self.set.as_ref().is_some_and(|set| set.denies(judgement)) {
-            return (Outcome::Denied, self.stop(direction, judgement));
+            // Where it depends on the peer, other packets may pass.
+            let always = self.side(direction).judgement == judgement;
+            let stopped = if always {
+                self.stop(direction, judgement)
+            } else {
+                None
+            };
+            return (Outcome::Denied, stopped);
         }
         let action = rule.as_ref().map(|rule| &rule.action);
         if direction == Direction::Out {

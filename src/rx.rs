@@ -8,6 +8,7 @@
 
 use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
+use crate::netlink::events::{tell, Event};
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
     geometry::{Frame, Geometry},
@@ -32,6 +33,8 @@ pub(crate) struct Receiver {
     /// Frames of the packets that are being copied.
     frames: KVec<Frame>,
     pieces: KernelVecBuffer,
+    /// Packets are being dropped for want of room or frames.
+    overrun: bool,
     /// FILL entries that are no frame.
     pub(crate) invalid: u64,
     /// Times that an index of the program made no sense.
@@ -74,6 +77,7 @@ impl Receiver {
             spare: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             frames: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pieces: KernelVecBuffer::new(CHAIN_MAX as usize)?,
+            overrun: false,
             invalid: 0,
             broken: 0,
         })
@@ -183,8 +187,12 @@ impl Receiver {
             }
         };
         match result {
-            Ok(()) => skb.consume(sk),
+            Ok(()) => {
+                self.overrun = false;
+                skb.consume(sk);
+            }
             Err((end, reason)) => {
+                self.overrun |= matches!(reason, Drop::RingFull | Drop::NoFrame);
                 let lost = total.saturating_sub(end).div_ceil(unit.max(1)).max(1);
                 reason.counter(flow).add(u64::from(lost));
                 skb.count_dropped(sk, lost);
@@ -362,6 +370,7 @@ impl Channel {
     /// that the sock is locked.
     pub(crate) fn receive(&self, flow: &Flow, sk: &Sock, locked: bool) {
         let mut receiver = self.receiver.lock();
+        let was_overrun = receiver.overrun;
         let mut error = None;
         while !sk.is_queue_empty() {
             // Reading takes a pending error first, which is the program's to get.
@@ -377,7 +386,12 @@ impl Channel {
         }
         receiver.ring.submit();
         let wake = receiver.ring.needs_wakeup() && receiver.has_unread();
+        let overrun = receiver.overrun && !was_overrun;
         drop(receiver);
+
+        if overrun {
+            tell(flow, sk, Event::Overrun);
+        }
 
         if let Some(pending) = error {
             sk.set_error(pending);

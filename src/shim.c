@@ -501,6 +501,11 @@ pid_t kopi_pid_nr_here(struct pid *pid)
 	return pid_vnr(pid);
 }
 
+pid_t kopi_pid_nr(struct pid *pid)
+{
+	return pid_nr(pid);
+}
+
 uid_t kopi_current_euid(void)
 {
 	return from_kuid(&init_user_ns, current_euid());

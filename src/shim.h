@@ -121,6 +121,7 @@ void kopi_sk_set_priority(struct sock *sk, u32 priority);
 /* processes and what they are of */
 struct pid *kopi_get_current_tgid(void);
 pid_t kopi_pid_nr_here(struct pid *pid);
+pid_t kopi_pid_nr(struct pid *pid);
 uid_t kopi_current_euid(void);
 gid_t kopi_current_egid(void);
 void kopi_current_comm(char *comm);

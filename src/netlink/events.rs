@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Telling who listens what happens to flows.
+//!
+//! An event that finds no memory is lost, as netlink's are.
 
 use super::show;
 use crate::flow::Flow;
 use crate::rules::Stopped;
 use crate::sys::{
-    family,
+    context,
     genl,
-    socket::Socket, //
-    uapi,
+    pernet::NetRef,
+    sock::Sock,
+    task,
+    uapi, //
 };
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    str::CStr, //
+};
 
-/// What happened.
+/// What happened to a flow.
 #[derive(Clone, Copy)]
 pub(crate) enum Event {
     Opened,
@@ -21,6 +28,10 @@ pub(crate) enum Event {
     Connected,
     Closed,
     Denied(Stopped),
+    /// No room in its RX ring, or no frame in its FILL ring. Softirq.
+    Overrun,
+    /// As `Denied`, by a packet that came. Softirq.
+    DeniedReceiving(Stopped),
 }
 
 impl Event {
@@ -30,26 +41,38 @@ impl Event {
             Self::Bound => uapi::KOPI_CMD_FLOW_BOUND_NTF,
             Self::Connected => uapi::KOPI_CMD_FLOW_CONNECTED_NTF,
             Self::Closed => uapi::KOPI_CMD_FLOW_CLOSED_NTF,
-            Self::Denied(_) => uapi::KOPI_CMD_FLOW_DENIED_NTF,
+            Self::Denied(_) | Self::DeniedReceiving(_) => uapi::KOPI_CMD_FLOW_DENIED_NTF,
+            Self::Overrun => uapi::KOPI_CMD_OVERRUN_NTF,
         }
+    }
+
+    fn is_of_process(self) -> bool {
+        !matches!(self, Self::Overrun | Self::DeniedReceiving(_))
     }
 }
 
-/// Tells who listens. Process context. An event that finds no memory is lost, as netlink's are.
-pub(crate) fn tell(socket: &Socket, event: Event) {
-    let net = socket.sk().net();
-    if !genl::has_listeners(net) {
+/// Tells who listens. Process context, but for events that say otherwise.
+pub(crate) fn tell(flow: &Flow, sk: &Sock, event: Event) {
+    if !genl::has_listeners(sk.net()) {
         return;
     }
-    let told = (|| {
-        let flow = family::protocol::<Flow>(socket).ok_or(ENOENT)?;
-        let identity = flow.policy().ok_or(ENOENT)?.identity();
-        genl::send_event(net, event.command(), true, |message| {
+    if let Err(error) = try_to_tell(flow, sk, event) {
+        pr_debug!("an event is lost: {}\n", error.to_errno());
+    }
+}
+
+fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
+    let identity = flow.policy().ok_or(ENOENT)?.identity();
+    genl::send_event(
+        sk.net(),
+        event.command(),
+        event.is_of_process(),
+        |message| {
             message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
-            show::put_ends(message, socket, &identity)?;
+            show::put_ends(message, sk, &identity)?;
             message.u32(uapi::KOPI_A_FLOW_UID, identity.uid)?;
             message.u32(uapi::KOPI_A_FLOW_GID, identity.gid)?;
-            message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.here())?;
+            message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.everywhere())?;
             if let Some(channel) = flow.channel() {
                 message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel.id())?;
                 message.u32(uapi::KOPI_A_FLOW_NUMBER, flow.number())?;
@@ -58,15 +81,30 @@ pub(crate) fn tell(socket: &Socket, event: Event) {
                 Event::Closed => {
                     show::put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats())?;
                 }
-                Event::Denied(stopped) => {
+                Event::Denied(stopped) | Event::DeniedReceiving(stopped) => {
                     message.u32(uapi::KOPI_A_FLOW_RULE, stopped.rule)?;
                     message.u32(uapi::KOPI_A_FLOW_DIRECTION, stopped.direction as u32)?;
                 }
                 _ => {}
             }
             Ok(())
+        },
+    )
+}
+
+/// Tells who listens that a limit refused the current process something. Process context.
+pub(crate) fn tell_limit(net: &NetRef, limit: &'static CStr) {
+    if !genl::has_listeners(net) {
+        return;
+    }
+    let told = task::Pid::current().and_then(|pid| {
+        genl::send_event(net, uapi::KOPI_CMD_LIMIT_NTF, true, |message| {
+            message.u32(uapi::KOPI_A_FLOW_UID, context::current_uid())?;
+            message.u32(uapi::KOPI_A_FLOW_PID, pid.everywhere())?;
+            message.string(uapi::KOPI_A_FLOW_COMMAND, &task::current_command())?;
+            message.string(uapi::KOPI_A_FLOW_LIMIT, limit.to_bytes())
         })
-    })();
+    });
     if let Err(error) = told {
         pr_debug!("an event is lost: {}\n", error.to_errno());
     }

@@ -8,6 +8,7 @@ use crate::pure::abi::{self, Stats};
 use crate::sys::{
     family,
     genl::{Asker, Dump, Message, Request},
+    sock::Sock,
     socket::Socket,
     task::{self, Identity}, //
     uapi,
@@ -58,20 +59,18 @@ pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Resu
 }
 
 /// Puts what a flow's socket and its process are.
-pub(crate) fn put_ends(message: &mut Message, socket: &Socket, identity: &Identity) -> Result {
-    let sk = socket.sk();
+pub(crate) fn put_ends(message: &mut Message, sk: &Sock, identity: &Identity) -> Result {
     let ends = sk.ends();
     let len = if sk.is_ipv6() { 16 } else { 4 };
-    let address = |whole: &'_ [u8; 16]| -> [u8; 16] { *whole };
     message.bytes(
         uapi::KOPI_A_FLOW_LOCAL_ADDRESS,
-        address(&ends.local).get(..len).unwrap_or(&[]),
+        ends.local.get(..len).unwrap_or(&[]),
     )?;
     message.u16(uapi::KOPI_A_FLOW_LOCAL_PORT, ends.local_port)?;
     if ends.remote_port != 0 {
         message.bytes(
             uapi::KOPI_A_FLOW_REMOTE_ADDRESS,
-            address(&ends.remote).get(..len).unwrap_or(&[]),
+            ends.remote.get(..len).unwrap_or(&[]),
         )?;
         message.u16(uapi::KOPI_A_FLOW_REMOTE_PORT, ends.remote_port)?;
     }
@@ -93,7 +92,7 @@ fn put_flow(message: &mut Message, asker: &Asker<'_>, number: u32, socket: &Sock
     let policy = flow.policy().ok_or(ENOENT)?;
     let identity = policy.identity();
     message.u32(uapi::KOPI_A_FLOW_ID, number)?;
-    put_ends(message, socket, &identity)?;
+    put_ends(message, socket.sk(), &identity)?;
     message.u32(uapi::KOPI_A_FLOW_UID, asker.show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, asker.show_gid(identity.gid))?;
     message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.here())?;

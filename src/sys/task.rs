@@ -23,7 +23,8 @@ unsafe impl Send for Pid {}
 unsafe impl Sync for Pid {}
 
 impl Pid {
-    fn current() -> Result<Self> {
+    /// The current process's.
+    pub(crate) fn current() -> Result<Self> {
         // SAFETY: Process context; gives a reference.
         NonNull::new(unsafe { bindings::kopi_get_current_tgid() })
             .map(Self)
@@ -34,6 +35,12 @@ impl Pid {
     pub(crate) fn here(&self) -> u32 {
         // SAFETY: The reference is held.
         u32::try_from(unsafe { bindings::kopi_pid_nr_here(self.0.as_ptr()) }).unwrap_or(0)
+    }
+
+    /// The number in the initial pid namespace. Any context.
+    pub(crate) fn everywhere(&self) -> u32 {
+        // SAFETY: The reference is held.
+        u32::try_from(unsafe { bindings::kopi_pid_nr(self.0.as_ptr()) }).unwrap_or(0)
     }
 }
 
@@ -113,20 +120,25 @@ pub(crate) struct Identity {
 impl Identity {
     /// The current process, with a socket. Process context.
     pub(crate) fn current(sk: &Sock) -> Result<Self> {
-        let mut command = [0u8; 16];
-        // SAFETY: `current` is always valid; the name has room for TASK_COMM_LEN bytes.
-        unsafe { bindings::kopi_current_comm(command.as_mut_ptr().cast()) };
         Ok(Self {
             pid: Pid::current()?,
             // SAFETY: As above.
             uid: unsafe { bindings::kopi_current_euid() },
             // SAFETY: As above.
             gid: unsafe { bindings::kopi_current_egid() },
-            command,
+            command: current_command(),
             program: current_program()?,
             cgroups: cgroups_of(sk)?,
         })
     }
+}
+
+/// The name that the current process gives itself, with zeroes at its end. Process context.
+pub(crate) fn current_command() -> [u8; 16] {
+    let mut command = [0u8; 16];
+    // SAFETY: `current` is always valid; the name has room for TASK_COMM_LEN bytes.
+    unsafe { bindings::kopi_current_comm(command.as_mut_ptr().cast()) };
+    command
 }
 
 /// Where the current process is in memory: another one, or the same after exec, has another. To be

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: GPL-2.0
+"""KOPI's netlink family, by the kernel's own library for families that have a YNL spec."""
+
+import contextlib
+import os
+import sys
+
+import kopi
+from equivalence import namespace
+
+YNL = f"{os.path.dirname(os.path.abspath(__file__))}/../build/ynl"
+sys.path.insert(0, f"{YNL}/pyynl")
+
+from lib import NlError, YnlFamily  # noqa: E402, after the way to it is known
+
+
+def family():
+    """The family, asked from this network namespace and by this user."""
+    return YnlFamily(f"{YNL}/uapi/kopi.yaml", schema=False)
+
+
+def ask(ynl, name, request=None):
+    """Carries out an operation."""
+    return ynl.do(name, request or {})
+
+
+def refused(what, number, call, words=""):
+    """The call must be refused with that errno, and with these words."""
+    try:
+        got = call()
+    except NlError as error:
+        said = error.nl_msg.extack.get("msg", "") if error.nl_msg.extack else ""
+        kopi.check(what, error.error == number and words in said, f"errno {error.error}: {said}")
+        return
+    kopi.check(what, False, f"gave {got}")
+
+
+def add(ynl, **fields):
+    """Adds a rule: add(ynl, local_port_min=5); gives its handle."""
+    rule = {name.replace("_", "-"): value for name, value in fields.items()}
+    return ask(ynl, "rule-add", {"rule": rule})["handle"]
+
+
+def rules(ynl):
+    """All rules."""
+    return [each["rule"][0] for each in ynl.dump("rule-get", {})]
+
+
+@contextlib.contextmanager
+def ruled(space="host"):
+    """The family in a network namespace, which has no rules before and after."""
+    with namespace(space):
+        ynl = family()
+        ask(ynl, "ruleset-set")
+        try:
+            yield ynl
+        finally:
+            ask(ynl, "ruleset-set")
+
+
+def flows(ynl):
+    """All flows that may be seen, by number."""
+    return {flow["id"]: flow for flow in ynl.dump("flow-get", {})}
+
+
+def mine(ynl):
+    """The flows of this process."""
+    return {number: flow for number, flow in flows(ynl).items() if flow["pid"] == os.getpid()}

@@ -1,0 +1,313 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Rules that see the process: who may bind and connect, and what becomes of live flows."""
+
+import errno
+import os
+import shutil
+import socket
+import sys
+import time
+
+import kopi
+from control import add, ask, mine, refused, rules, ruled
+from equivalence import namespace, nft_counters, run_nft
+from kopi import check, fails
+
+HOST, PEER = "192.0.2.1", "192.0.2.2"
+PYTHON = os.path.realpath(sys.executable)
+GROUP = "/sys/fs/cgroup/ruled"
+
+
+def bind_as(who, port, program=PYTHON, group=None):
+    """What a user's process of that program gets from bind(): 0 or an errno."""
+    code = ("import ctypes,os,socket,struct,sys;s=socket.socket(%d,2);"
+            "l=ctypes.CDLL(None,use_errno=True);"
+            "r=l.bind(s.fileno(),struct.pack('=H2s4s8x',2,(%d).to_bytes(2,'big'),bytes((192,0,2,1))),16);"
+            "os._exit(ctypes.get_errno() if r else 0)") % (kopi.AF_KOPI, port)
+    pid = os.fork()
+    if pid == 0:
+        if group:
+            with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
+                procs.write(str(os.getpid()))
+        uid = {"alice": 1001, "bob": 1002, "charlie": 1003, "root": 0}[who]
+        os.setresuid(uid, uid, uid)
+        os.environ["PYTHONHOME"] = sys.base_prefix
+        os.execv(program, [program, "-c", code])
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def wait_until(condition, patience=5.0):
+    """Waits for something; says whether it came."""
+    end = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def completions(channel):
+    """The errors of all that was completed."""
+    errors = []
+    while entry := channel.completion.pop():
+        errors.append(entry[4])
+    return errors
+
+
+def who_may_bind(ynl):
+    """The paper's second scenario: only bob's postgres on 5432, only charlie's mysqld on 3306."""
+    names = ("/tmp/postgres", "/tmp/mysqld", "/tmp/impostor")
+    for name in names:
+        shutil.copy(PYTHON, name)
+    postgres, mysqld, impostor = names
+    add(ynl, uid_min=1002, exe=postgres, local_port_min=5432)
+    add(ynl, uid_min=1003, exe=mysqld, local_port_min=3306)
+    last = [add(ynl, local_port_min=port, verdict="deny") for port in (5432, 3306)]
+    check("bob's postgres has its port", bind_as("bob", 5432, postgres) == 0)
+    check("charlie's mysqld has its port", bind_as("charlie", 3306, mysqld) == 0)
+    check("other ports are anybody's", bind_as("alice", 5433, impostor) == 0)
+    for who, port, program, what in (
+            ("charlie", 5432, postgres, "charlie's postgres"), ("bob", 3306, mysqld, "bob's mysqld"),
+            ("bob", 5432, mysqld, "bob's mysqld on postgres's port"), ("bob", 5432, impostor, "a copy"),
+            ("root", 5432, postgres, "root's postgres")):
+        check(f"{what}: EACCES", bind_as(who, port, program) == errno.EACCES)
+    os.rename(postgres, "/tmp/moved")
+    os.rename(impostor, postgres)
+    check("another file at its path: EACCES", bind_as("bob", 5432, postgres) == errno.EACCES)
+    check("the file that was moved", bind_as("bob", 5432, "/tmp/moved") == 0)
+    check("the rule is shown as stale", [rule.get("exe-stale", False) for rule in rules(ynl)]
+          == [True, False, False, False], rules(ynl))
+    counted = {rule["handle"]: rule["denied"] for rule in rules(ynl)}
+    check("refusals are counted by rule", [counted[handle] for handle in last] == [5, 1], counted)
+    ask(ynl, "ruleset-set")
+    check("without rules all may", bind_as("alice", 5432, postgres) == 0)
+    for name in (postgres, mysqld, "/tmp/moved"):
+        os.unlink(name)
+
+
+def names_of_processes(ynl):
+    """A process can't name itself past a rule; a program that it becomes is looked at anew."""
+    shutil.copy(PYTHON, "/tmp/trusted")
+    add(ynl, exe="/tmp/trusted", local_port_min=6000, local_port_max=6010)
+    add(ynl, local_port_min=6000, local_port_max=6010, verdict="deny")
+    with open("/proc/self/comm", "w", encoding="ascii") as comm:
+        comm.write("trusted")
+    fails("a process that calls itself so: bind()", errno.EACCES, lambda: kopi.flow().bind((HOST, 6000)))
+    # One that has the program's flow, but isn't it any more.
+    code = ("import os,sys;sys.path.insert(0,%r);import kopi,errno;f=kopi.flow();f.bind(('%s',6001));"
+            "c=kopi.Channel(f);c.sock.connect(('%s',7001));c.send(0,b'x'*64);c.bell();"
+            "assert c.completion.pop()[4]==0;os.set_inheritable(f.fileno(),True);"
+            "os.execv(%r,['python3','-c',\"import sys;sys.path.insert(0,%r);import kopi;"
+            "c=kopi.Channel.of(kopi.Flow(fileno=\"+str(f.fileno())+\"));c.send(0,b'y'*64);c.bell();"
+            "sys.exit(c.completion.pop()[4])\"])") % (
+                os.path.dirname(os.path.abspath(__file__)), HOST, PEER, PYTHON,
+                os.path.dirname(os.path.abspath(__file__)))
+    pid = os.fork()
+    if pid == 0:
+        os.environ["PYTHONHOME"] = sys.base_prefix
+        os.execv("/tmp/trusted", ["trusted", "-c", code])
+    got = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    check("what the program becomes can't send by its flow: EACCES", got == errno.EACCES, got)
+    os.unlink("/tmp/trusted")
+    ask(ynl, "ruleset-set")
+
+
+def by_users_and_groups(ynl):
+    """Users, ranges of them, groups, cgroups."""
+    os.makedirs(f"{GROUP}/inner", exist_ok=True)
+    add(ynl, uid_min=1001, uid_max=1002, local_port_min=6100, verdict="deny")
+    check("of a range of users", [bind_as(who, 6100) for who in ("alice", "bob", "charlie")]
+          == [errno.EACCES, errno.EACCES, 0])
+    add(ynl, cgroup_path="/ruled", local_port_min=6101, verdict="deny")
+    check("in a cgroup, and below it", [bind_as("alice", 6101, group=group) for group in
+                                        (GROUP, f"{GROUP}/inner", None)] == [errno.EACCES, errno.EACCES, 0])
+    refused("a cgroup that isn't there", errno.ENOENT, lambda: add(ynl, cgroup_path="/none"), "cgroup")
+    ask(ynl, "ruleset-set", {"default": "deny"})
+    check("denied unless a rule allows it", bind_as("alice", 6102) == errno.EACCES)
+    add(ynl, uid_min=1001)
+    check("allowed by a rule", [bind_as(who, 6102) for who in ("alice", "bob")] == [0, errno.EACCES])
+    for group in (f"{GROUP}/inner", GROUP):
+        wait_until(lambda group=group: "populated 0" in open(f"{group}/cgroup.events", encoding="ascii").read())
+        os.rmdir(group)
+    ask(ynl, "ruleset-set")
+
+
+def by_peers(ynl):
+    """Where a flow may send depends on the peer, connected or not."""
+    denied = add(ynl, remote_address=PEER, remote_prefix=32, remote_port_min=7005, verdict="deny")
+    add(ynl, remote_address="2001:db8::", remote_prefix=32, remote_port_min=7005, verdict="deny")
+    fails("connect() to a denied peer", errno.EACCES, lambda: kopi.flow().connect((PEER, 7005)))
+    kopi.flow().connect((PEER, 7006))
+    fails("connect() by IPv6", errno.EACCES, lambda: kopi.flow(kopi.UDP6).connect(("2001:db8::2", 7005)))
+    fails("connect() to an address of IPv4 by IPv6", errno.EACCES,
+          lambda: kopi.flow(kopi.UDP6).connect((f"::ffff:{PEER}", 7005)))
+    channel = kopi.Channel()
+    for number, port in enumerate((7005, 7006, 7005, 7006)):
+        channel.send(number, b"z" * 64, (PEER, port))
+    channel.bell()
+    check("of a ring's datagrams, those to the denied peer are refused",
+          completions(channel) == [errno.EACCES, 0, errno.EACCES, 0])
+    stats = channel.stats()
+    check("they are counted", (stats["tx_drop_rule"], stats["tx_packets"], channel.unaccounted()) == (2, 2, ""), stats)
+    plain = kopi.flow()
+
+    def send(port):
+        name = kopi.pack_address(PEER, port)
+        if kopi.libc.sendto(plain.fileno(), b"p", 1, 0, name, len(name)) < 0:
+            raise OSError(kopi.ctypes.get_errno(), "sendto")
+    fails("sendto() without rings", errno.EACCES, lambda: send(7005))
+    send(7006)
+    counted = {rule["handle"]: (rule["packets"], rule["bytes"]) for rule in rules(ynl)}
+    check("the rule counts them", counted[denied] == (3, 129), counted)
+    ask(ynl, "ruleset-set")
+
+
+def live_flows(ynl, peer):
+    """A change counts at once for flows that live, and their processes learn of it."""
+    channel = kopi.Channel(kopi.flow(), frames=64)
+    channel.sock.bind((HOST, 6200))
+    channel.sock.connect((PEER, 7001))
+    for number in range(32, 48):
+        channel.fill.push(channel.frame(number))
+
+    def exchange():
+        """What becomes of a datagram out, and of one in."""
+        while channel.rx.pop():
+            pass
+        before = channel.stats()
+        channel.send(0, b"m" * 64)
+        channel.bell()
+        peer.sendto(b"n" * 64, (HOST, 6200))
+        wait_until(lambda: channel.stats()["rx_taken"] > before["rx_taken"])
+        after = channel.stats()
+        return (completions(channel), after["rx_packets"] - before["rx_packets"],
+                after["rx_drop_rule"] - before["rx_drop_rule"])
+
+    check("before any rule", exchange() == ([0], 1, 0))
+    handle = add(ynl, local_port_min=6200, verdict="deny")
+    error = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    check("its process learns why nothing passes: EACCES", error == errno.EACCES, error)
+    check("denied: neither out nor in", exchange() == ([errno.EACCES], 0, 1))
+    shown = mine(ynl)
+    check("it is shown", [(flow.get("rule-in"), flow.get("rule-out"), flow["denied"])
+                          for flow in shown.values() if flow["local-port"] == 6200] == [(handle, handle, {"in", "out"})],
+          shown)
+    channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    ask(ynl, "rule-del", {"rule": {"handle": handle}})
+    check("allowed again", exchange() == ([0], 1, 0))
+    add(ynl, local_port_min=6200, direction={"in"}, verdict="deny")
+    channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    check("denied in one direction", exchange() == ([0], 0, 1))
+    check("no packet is unaccounted for", channel.unaccounted() == "", channel.unaccounted())
+    ask(ynl, "ruleset-set")
+
+    # One that waits in poll() learns of it.
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os._exit(os.EX_OK if fcntl_wait(channel) == errno.EACCES else 1)
+        finally:
+            os._exit(2)
+    wait_until(lambda: "S" in open(f"/proc/{pid}/stat", encoding="ascii").read().split()[2])
+    add(ynl, local_port_min=6200, verdict="deny")
+    check("a process that waits is woken: EACCES", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0)
+    ask(ynl, "ruleset-set")
+    return channel
+
+
+def fcntl_wait(channel):
+    """Waits for the RX ring by the doorbell; gives the errno."""
+    try:
+        channel.bell(kopi.BELL_WAIT_RX)
+    except OSError as error:
+        return error.errno
+    return 0
+
+
+def actions(ynl, channel, peer):
+    """Marks, priorities, rates."""
+    completions(channel)
+    run_nft("table inet t {\nchain c {\ntype filter hook output priority 0;\n"
+            "meta mark 7 meta priority 1:5 counter\nmeta mark 0 counter\n}\n}")
+    handle = add(ynl, local_port_min=6200, mark=7, priority=0x10005)
+    for _ in range(2):
+        channel.send(0, b"m" * 64)
+        channel.bell()
+    own = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)
+    check("mark and priority are on what is sent", nft_counters()[0][0] == 2 and own == 7, nft_counters())
+    ask(ynl, "rule-del", {"rule": {"handle": handle}})
+    channel.send(0, b"m" * 64)
+    channel.bell()
+    own = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)
+    check("and are the flow's own again", nft_counters()[1][0] == 1 and own == 0, nft_counters())
+    run_nft("flush ruleset")
+    while channel.completion.pop():
+        pass
+
+    add(ynl, local_port_min=6200, direction={"out"}, rate_packets=5, burst=10)
+    for _ in range(40):
+        channel.send(0, b"r" * 64)
+        channel.bell()
+    errors = completions(channel)
+    # Ten at once, and five a second.
+    check("a rate lets a burst pass, and refuses more: ENOBUFS", 10 <= errors.count(0) < 25
+          and errors.count(errno.ENOBUFS) == 40 - errors.count(0), errors)
+    stats = channel.stats()
+    check("it is counted", stats["tx_drop_rate"] == errors.count(errno.ENOBUFS) and channel.unaccounted() == "", stats)
+    while True:
+        try:
+            peer.recv(2048, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            break
+    ask(ynl, "ruleset-set")
+
+
+def sets(ynl):
+    """Sets are replaced whole, or not at all."""
+    first = add(ynl, local_port_min=1)
+    second = add(ynl, local_port_min=2, comment="second")
+    third = add(ynl, local_port_min=3, before=first)
+    check("rules are in order, by handle", [rule["handle"] for rule in rules(ynl)] == [third, first, second])
+    generation = ask(ynl, "ruleset-get")["generation"]
+    bad = {"rule": [{"local-port-min": 9}, {"exe": "/nowhere"}]}
+    refused("a set with a bad rule", errno.ENOENT, lambda: ask(ynl, "ruleset-set", bad), "exe")
+    check("changes nothing", [rule["handle"] for rule in rules(ynl)] == [third, first, second])
+    same = {"rule": [{"local-port-min": 3}, {"local-port-min": 1}, {"local-port-min": 2, "comment": "second"}]}
+    check("the same set changes nothing", ask(ynl, "ruleset-set", same)["generation"] == generation)
+    refused("a set for rules that have changed", errno.EAGAIN,
+            lambda: ask(ynl, "ruleset-set", {"generation": generation - 1}), "changed")
+    ask(ynl, "ruleset-set", {"rule": [{"local-port-min": 9}], "check": True})
+    check("a check changes nothing", ask(ynl, "ruleset-get")["generation"] == generation)
+    ask(ynl, "ruleset-set", {"rule": [{"local-port-min": 9}], "default": "deny"})
+    check("all of it is replaced", ([rule["local-port-min"] for rule in rules(ynl)], ask(ynl, "ruleset-get")["default"])
+          == ([9], "deny"))
+    for what, rule in (
+            ("a range that ends before it begins", {"local-port-min": 5, "local-port-max": 4}),
+            ("an end without a beginning", {"uid-max": 4}),
+            ("a prefix longer than its address", {"remote-address": PEER, "remote-prefix": 33}),
+            ("a prefix of nothing", {"remote-prefix": 8}),
+            ("two rates", {"rate-bytes": 5, "rate-packets": 5}), ("a rate of nothing", {"rate-bytes": 0}),
+            ("a burst of no rate", {"burst": 1}), ("a denial that marks", {"verdict": "deny", "mark": 1}),
+            ("a path that isn't absolute", {"exe": "bin/sh"})):
+        refused(f"{what}: EINVAL", errno.EINVAL, lambda rule=rule: ask(ynl, "rule-add", {"rule": rule}))
+    refused("a handle of no rule: ENOENT", errno.ENOENT, lambda: ask(ynl, "rule-del", {"rule": {"handle": 1 << 30}}))
+    with namespace("peer"):
+        theirs = kopi.flow()
+        theirs.bind((PEER, 6300))
+        theirs.close()
+    check("another namespace has rules of its own", True)
+    ask(ynl, "ruleset-set")
+
+
+with namespace("peer"):
+    far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    far.bind((PEER, 7001))
+with ruled() as netlink:
+    who_may_bind(netlink)
+    names_of_processes(netlink)
+    by_users_and_groups(netlink)
+    by_peers(netlink)
+    actions(netlink, live_flows(netlink, far), far)
+    sets(netlink)
+kopi.finish()
