@@ -11,7 +11,7 @@ use crate::pure::{
     quota::Holding,
     rule::{Direction, Peer}, //
 };
-use crate::rules::{Outcome, Policy, Stopped};
+use crate::rules::{Outcome, Packets, Policy, Stopped};
 use crate::sys::{
     errno::{
         enobufs,
@@ -154,20 +154,18 @@ impl Flow {
         self.policy.as_ref().map_or(0, |(_, id)| *id)
     }
 
-    /// What the rules say of datagrams, which are `bytes` long together. Any context but hard
-    /// interrupts.
+    /// What the rules say of datagrams. Any context but hard interrupts.
     pub(crate) fn decide(
         &self,
         sk: &Sock,
         direction: Direction,
         peer: impl FnOnce() -> Peer,
-        datagrams: u64,
-        bytes: u64,
+        packets: Packets,
     ) -> Outcome {
         let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
             return Outcome::Pass;
         };
-        let (outcome, stopped) = policy.decide(sk, direction, &peer(), datagrams, bytes);
+        let (outcome, stopped) = policy.decide(sk, direction, &peer(), packets);
         if let Some(stopped) = stopped {
             sk.set_error(EACCES);
             tell(
@@ -347,14 +345,14 @@ impl Protocol for Flow {
         let Some(policy) = self.policy() else {
             return;
         };
-        tell(self, socket.sk(), Event::Closed);
-        policy.net().close(self.id(), &self.stats());
         if let Some(at) = self.attachment.as_ref() {
             if at.channel.remove_flow(at.number) == 0 {
                 let unlisted = policy.net().channels.lock().remove(&at.channel.id());
                 drop(unlisted);
             }
         }
+        tell(self, socket.sk(), Event::Closed);
+        policy.net().close(self.id(), &self.stats());
     }
 
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result {
@@ -408,7 +406,12 @@ impl Protocol for Flow {
         let Some(peer) = peer else {
             return Ok(());
         };
-        match self.decide(socket.sk(), Direction::Out, || peer, 1, bytes as u64) {
+        let packets = Packets {
+            datagrams: 1,
+            bytes: bytes as u64,
+            again: false,
+        };
+        match self.decide(socket.sk(), Direction::Out, || peer, packets) {
             Outcome::Pass => Ok(()),
             Outcome::Denied => Err(EACCES),
             Outcome::TooFast => Err(enobufs()),

@@ -156,13 +156,9 @@ impl RuleSet {
         self.rules.is_empty() && !self.deny_others
     }
 
-    fn judge(&self, facts: &Facts<'_>, peer: Option<&Peer>, direction: Direction) -> Judgement {
-        judge(
-            self.rules.iter().map(|rule| &rule.matches),
-            facts,
-            peer,
-            direction,
-        )
+    /// Out, and in.
+    fn judge(&self, facts: &Facts<'_>, peer: Option<&Peer>) -> [Judgement; 2] {
+        judge(self.rules.iter().map(|rule| &rule.matches), facts, peer)
     }
 
     fn rule(&self, judgement: Judgement) -> Option<&Arc<Rule>> {
@@ -179,6 +175,16 @@ impl RuleSet {
             Judgement::ByPeer => false,
         }
     }
+}
+
+/// Datagrams that go, or come, together.
+#[derive(Clone, Copy)]
+pub(crate) struct Packets {
+    pub(crate) datagrams: u64,
+    /// Of payload, of all together.
+    pub(crate) bytes: u64,
+    /// They were counted, and taken off the rate, before.
+    pub(crate) again: bool,
 }
 
 /// What becomes of packets.
@@ -234,8 +240,10 @@ pub(crate) struct Policy {
     compiled: SpinLock<Compiled>,
     /// The rules did something to the sock that may have to be undone.
     applied: Atomic<bool>,
-    /// [`task::current_memory`] of the process that was looked at last.
-    seen: Atomic<usize>,
+    /// Who was looked at last; written with `compiled` held, whose identity keeps the number from
+    /// being another process's.
+    seen_process: Atomic<usize>,
+    seen_program: Atomic<u64>,
 }
 
 impl Policy {
@@ -258,7 +266,8 @@ impl Policy {
                     own_priority: None,
                 }, "kopi::Policy::compiled"),
                 applied: Atomic::new(false),
-                seen: Atomic::new(task::current_memory()),
+                seen_process: Atomic::new(task::current_process()),
+                seen_program: Atomic::new(task::current_program_count()),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -279,11 +288,13 @@ impl Policy {
     /// Looks at who the current process is. Process context.
     pub(crate) fn identify(&self, sk: &Sock) -> Result {
         let mut identity = Arc::new(Identity::current(sk)?, GFP_KERNEL_ACCOUNT)?;
-        self.seen.store(task::current_memory(), Relaxed);
         {
             let _softirqs = BottomHalvesOff::new();
             let mut compiled = self.compiled.lock();
             core::mem::swap(&mut compiled.identity, &mut identity);
+            self.seen_process.store(task::current_process(), Relaxed);
+            self.seen_program
+                .store(task::current_program_count(), Relaxed);
             compiled.generation = 0;
         }
         drop(identity);
@@ -292,7 +303,9 @@ impl Policy {
 
     /// Looks at the current process if it is another one, or runs another program. Process context.
     pub(crate) fn identify_if_new(&self, sk: &Sock) -> Result {
-        if self.seen.load(Relaxed) == task::current_memory() {
+        if self.seen_process.load(Relaxed) == task::current_process()
+            && self.seen_program.load(Relaxed) == task::current_program_count()
+        {
             return Ok(());
         }
         self.identify(sk)
@@ -309,13 +322,12 @@ impl Policy {
         sk: &Sock,
         direction: Direction,
         peer: &Peer,
-        datagrams: u64,
-        bytes: u64,
+        packets: Packets,
     ) -> (Outcome, Option<Stopped>) {
         let _softirqs = BottomHalvesOff::new();
         let mut compiled = self.compiled.lock();
         let old = compiled.refresh(&self.net, sk);
-        let result = compiled.decide(sk, direction, peer, datagrams, bytes);
+        let result = compiled.decide(sk, direction, peer, packets);
         self.applied.store(compiled.is_applied(), Relaxed);
         if result.1.is_some() {
             self.net.denied.fetch_add(1, Relaxed);
@@ -330,8 +342,7 @@ impl Policy {
     pub(crate) fn may_bind(&self, sk: &Sock, port: u16) -> core::result::Result<(), Stopped> {
         self.may(|compiled, set| {
             compiled.facts(sk, port, |facts| {
-                let out = set.judge(facts, None, Direction::Out);
-                let into = set.judge(facts, None, Direction::In);
+                let [out, into] = set.judge(facts, None);
                 (set.denies(out) && set.denies(into)).then_some((into, Direction::In))
             })
         })
@@ -341,7 +352,7 @@ impl Policy {
     pub(crate) fn may_connect(&self, sk: &Sock, peer: &Peer) -> core::result::Result<(), Stopped> {
         self.may(|compiled, set| {
             compiled.facts(sk, u16::from_be(sk.local_port()), |facts| {
-                let out = set.judge(facts, Some(peer), Direction::Out);
+                let [out, _] = set.judge(facts, Some(peer));
                 set.denies(out).then_some((out, Direction::Out))
             })
         })
@@ -451,12 +462,7 @@ impl Compiled {
             return None;
         }
         let set = net.rules();
-        let (out, into) = self.facts(sk, u16::from_be(port), |facts| {
-            (
-                set.judge(facts, None, Direction::Out),
-                set.judge(facts, None, Direction::In),
-            )
-        });
+        let [out, into] = self.facts(sk, u16::from_be(port), |facts| set.judge(facts, None));
         for (side, judgement) in [(&mut self.out, out), (&mut self.into, into)] {
             side.judgement = judgement;
             side.last = None;
@@ -483,7 +489,13 @@ impl Compiled {
         }
         let port = u16::from_be(self.port);
         let judgement = match &self.set {
-            Some(set) => self.facts(sk, port, |facts| set.judge(facts, Some(peer), direction)),
+            Some(set) => {
+                let [out, into] = self.facts(sk, port, |facts| set.judge(facts, Some(peer)));
+                match direction {
+                    Direction::Out => out,
+                    Direction::In => into,
+                }
+            }
             None => Judgement::Default,
         };
         self.side(direction).last = Some((*peer, judgement));
@@ -495,8 +507,7 @@ impl Compiled {
         sk: &Sock,
         direction: Direction,
         peer: &Peer,
-        datagrams: u64,
-        bytes: u64,
+        packets: Packets,
     ) -> (Outcome, Option<Stopped>) {
         let mut judgement = self.side(direction).judgement;
         if judgement == Judgement::ByPeer {
@@ -507,9 +518,9 @@ impl Compiled {
             .as_ref()
             .and_then(|set| set.rule(judgement))
             .cloned();
-        if let Some(rule) = &rule {
-            rule.packets.add(datagrams);
-            rule.bytes.add(bytes);
+        if let Some(rule) = rule.as_ref().filter(|_| !packets.again) {
+            rule.packets.add(packets.datagrams);
+            rule.bytes.add(packets.bytes);
         }
         if self.set.as_ref().is_some_and(|set| set.denies(judgement)) {
             // Where it depends on the peer, other packets may pass.
@@ -527,11 +538,16 @@ impl Compiled {
         }
         let Some((rule, limit)) = rule
             .as_ref()
+            .filter(|_| !packets.again)
             .and_then(|rule| Some((rule, rule.action.limit.as_ref()?)))
         else {
             return (Outcome::Pass, None);
         };
-        let units = if limit.of_bytes { bytes } else { datagrams };
+        let units = if limit.of_bytes {
+            packets.bytes
+        } else {
+            packets.datagrams
+        };
         let now = context::now();
         let passes = if limit.shared {
             rule.bucket.lock().take(&limit.rate, now, units)

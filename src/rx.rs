@@ -15,7 +15,7 @@ use crate::pure::{
     ring::{Consumer, Producer},
     rule::Direction, //
 };
-use crate::rules::Outcome;
+use crate::rules::{Outcome, Packets};
 use crate::sys::{
     family,
     region::{KernelVecBuffer, RegionRing},
@@ -163,13 +163,12 @@ impl Receiver {
             unsafe { sk.run_receive_hook(&mut meta) };
         }
 
-        let outcome = flow.decide(
-            sk,
-            Direction::In,
-            || meta.peer(),
+        let packets = Packets {
             datagrams,
-            u64::from(total),
-        );
+            bytes: u64::from(total),
+            again: false,
+        };
+        let outcome = flow.decide(sk, Direction::In, || meta.peer(), packets);
         let mut at = 0u32;
         let result = loop {
             match outcome {

@@ -521,9 +521,14 @@ void kopi_current_comm(char *comm)
 	strscpy_pad(comm, current->group_leader->comm, TASK_COMM_LEN);
 }
 
-const void *kopi_current_mm(void)
+const void *kopi_current_tgid(void)
 {
-	return current->mm;
+	return task_tgid(current);
+}
+
+u64 kopi_current_exec_id(void)
+{
+	return READ_ONCE(current->self_exec_id);
 }
 
 struct file *kopi_get_current_exe(void)

@@ -15,7 +15,7 @@ use crate::pure::{
     rule::{Direction, Peer},
     train::Train, //
 };
-use crate::rules::Outcome;
+use crate::rules::{Outcome, Packets};
 use crate::sys::{
     context::{cond_resched, signal_pending},
     errno::{enobufs, eopnotsupp, eproto, Refusal},
@@ -66,6 +66,8 @@ pub(crate) struct Sender {
     singles: u32,
     /// Times in a row that the send buffer was full, and yet had room when looked at.
     full: u32,
+    /// Descriptors at the head of the ring that the rules have let pass, and their bytes.
+    passed: (u32, u32),
     /// Descriptors refused.
     pub(crate) invalid: u64,
     /// Times that an index of the program made no sense.
@@ -89,6 +91,7 @@ impl Sender {
             skipping: false,
             singles: 0,
             full: 0,
+            passed: (0, 0),
             invalid: 0,
             broken: 0,
         })
@@ -341,14 +344,20 @@ impl Sender {
             segment => bytes.div_ceil(segment).max(1),
         });
         if let Some(flow) = family::protocol::<Flow>(socket) {
-            let peer = || peer_of(meta, socket.sk());
-            let outcome = flow.decide(
-                socket.sk(),
-                Direction::Out,
-                peer,
+            let count = self.batch.len() as u32;
+            // What comes again, since there was no room for it, was counted before. It may be
+            // another packet: the ring is the program's.
+            let again = self.passed.0 >= count && self.passed.1 >= bytes;
+            let packets = Packets {
                 datagrams,
-                u64::from(bytes),
-            );
+                bytes: u64::from(bytes),
+                again,
+            };
+            let peer = || peer_of(meta, socket.sk());
+            let outcome = flow.decide(socket.sk(), Direction::Out, peer, packets);
+            if outcome == Outcome::Pass && !again {
+                self.passed = (count, bytes);
+            }
             let (counter, error) = match outcome {
                 Outcome::Pass => (None, EINVAL),
                 Outcome::Denied => (Some(&flow.counters.tx_drop_rule), EACCES),
@@ -431,7 +440,7 @@ impl Sender {
             }
             flow.counters.tx_taken.add(datagrams);
         }
-        self.ring.release(count);
+        self.release(count);
         Step::Took(count)
     }
 
@@ -452,11 +461,22 @@ impl Sender {
         self.finish(channel, refusal(bad))
     }
 
+    /// Gives the batch's descriptors back to the program's side of the ring.
+    fn release(&mut self, count: u32) {
+        let bytes = self
+            .batch
+            .iter()
+            .fold(0u32, |sum, desc| sum.saturating_add(desc.len));
+        self.passed.0 = self.passed.0.saturating_sub(count);
+        self.passed.1 = self.passed.1.saturating_sub(bytes);
+        self.ring.release(count);
+    }
+
     /// Completes the batch with an error, and goes on after it.
     fn finish(&mut self, channel: &Channel, error: Error) -> Step {
         let count = self.batch.len() as u32;
         channel.complete(&self.batch, errno(error), false);
-        self.ring.release(count);
+        self.release(count);
         Step::Took(count)
     }
 }

@@ -138,9 +138,12 @@ impl Match {
         self.remote.is_some() || self.remote_port.is_some()
     }
 
-    fn is_met_by(&self, facts: &Facts<'_>, direction: Direction) -> bool {
-        (self.directions == 0 || self.directions & direction as u32 != 0)
-            && within(self.uid, facts.uid)
+    fn is_about(&self, direction: Direction) -> bool {
+        self.directions == 0 || self.directions & direction as u32 != 0
+    }
+
+    fn is_met_by(&self, facts: &Facts<'_>) -> bool {
+        within(self.uid, facts.uid)
             && self.gid.is_none_or(|gid| gid == facts.gid)
             && self.exe.is_none_or(|exe| facts.exe == Some(exe))
             && self.protocol.is_none_or(|number| number == facts.protocol)
@@ -170,26 +173,34 @@ pub enum Judgement {
     ByPeer,
 }
 
-/// Finds the first rule that matches.
+/// Finds the first rule that matches, for each direction: out, in.
 ///
 /// Without a peer it gives [`Judgement::ByPeer`] as soon as a rule names one that may match.
 pub fn judge<'a>(
     rules: impl Iterator<Item = &'a Match>,
     facts: &Facts<'_>,
     peer: Option<&Peer>,
-    direction: Direction,
-) -> Judgement {
+) -> [Judgement; 2] {
+    let mut judgements = [None; 2];
     for (place, rule) in rules.enumerate() {
-        if !rule.is_met_by(facts, direction) {
+        if !rule.is_met_by(facts) {
             continue;
         }
-        match peer {
-            None if rule.names_peer() => return Judgement::ByPeer,
-            Some(peer) if !rule.is_met_by_peer(peer) => {}
-            _ => return Judgement::Rule(place),
+        let judgement = match peer {
+            None if rule.names_peer() => Judgement::ByPeer,
+            Some(peer) if !rule.is_met_by_peer(peer) => continue,
+            _ => Judgement::Rule(place),
+        };
+        for (found, direction) in judgements.iter_mut().zip([Direction::Out, Direction::In]) {
+            if found.is_none() && rule.is_about(direction) {
+                *found = Some(judgement);
+            }
+        }
+        if judgements.iter().all(Option::is_some) {
+            break;
         }
     }
-    Judgement::Default
+    judgements.map(Option::unwrap_or_default)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -224,7 +235,8 @@ mod tests {
     }
 
     fn decide(rules: &[Match], facts: &Facts<'_>, peer: Option<&Peer>) -> Judgement {
-        judge(rules.iter(), facts, peer, Direction::Out)
+        let [out, _] = judge(rules.iter(), facts, peer);
+        out
     }
 
     /// Only postgres, run by bob, on its port; nobody else there.
@@ -292,17 +304,13 @@ mod tests {
             device: Some(*b"eth0\0\0\0\0\0\0\0\0\0\0\0\0"),
             ..facts()
         };
+        let both = |facts| judge(rule.iter(), facts, None);
+        assert_eq!(both(&bound), [Judgement::Default, Judgement::Rule(0)]);
+        assert_eq!(both(&facts()), [Judgement::Default; 2]);
+        let all = [rule[0], Match::default()];
         assert_eq!(
-            judge(rule.iter(), &bound, None, Direction::In),
-            Judgement::Rule(0)
-        );
-        assert_eq!(
-            judge(rule.iter(), &bound, None, Direction::Out),
-            Judgement::Default
-        );
-        assert_eq!(
-            judge(rule.iter(), &facts(), None, Direction::In),
-            Judgement::Default
+            judge(all.iter(), &bound, None),
+            [Judgement::Rule(1), Judgement::Rule(0)]
         );
     }
 

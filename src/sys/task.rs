@@ -141,11 +141,17 @@ pub(crate) fn current_command() -> [u8; 16] {
     command
 }
 
-/// Where the current process is in memory: another one, or the same after exec, has another. To be
-/// compared only. Process context.
-pub(crate) fn current_memory() -> usize {
+/// Which process this is; another one may have the same after it is gone and nobody holds its
+/// [`Pid`]. Process context.
+pub(crate) fn current_process() -> usize {
     // SAFETY: `current` is always valid.
-    unsafe { bindings::kopi_current_mm() }.addr()
+    unsafe { bindings::kopi_current_tgid() }.addr()
+}
+
+/// Rises with each program that the current process becomes. Process context.
+pub(crate) fn current_program_count() -> u64 {
+    // SAFETY: `current` is always valid.
+    unsafe { bindings::kopi_current_exec_id() }
 }
 
 fn current_program() -> Result<Option<Program>> {
