@@ -501,11 +501,6 @@ pid_t kopi_pid_nr_here(struct pid *pid)
 	return pid_vnr(pid);
 }
 
-pid_t kopi_pid_nr(struct pid *pid)
-{
-	return pid_nr(pid);
-}
-
 uid_t kopi_current_euid(void)
 {
 	return from_kuid(&init_user_ns, current_euid());
@@ -608,6 +603,21 @@ void kopi_unregister_pernet(void)
 void **kopi_net_slot(const struct net *net)
 {
 	return net_generic(net, net_id);
+}
+
+pid_t kopi_net_show_pid(const struct net *net, struct pid *pid)
+{
+	return net->user_ns == &init_user_ns ? pid_nr(pid) : pid_nr_ns(pid, ns_of_pid(pid));
+}
+
+uid_t kopi_net_show_uid(const struct net *net, uid_t uid)
+{
+	return from_kuid_munged(net->user_ns, make_kuid(&init_user_ns, uid));
+}
+
+gid_t kopi_net_show_gid(const struct net *net, gid_t gid)
+{
+	return from_kgid_munged(net->user_ns, make_kgid(&init_user_ns, gid));
 }
 
 /* The spec has no word for who may join a group. */

@@ -121,7 +121,6 @@ void kopi_sk_set_priority(struct sock *sk, u32 priority);
 /* processes and what they are of */
 struct pid *kopi_get_current_tgid(void);
 pid_t kopi_pid_nr_here(struct pid *pid);
-pid_t kopi_pid_nr(struct pid *pid);
 uid_t kopi_current_euid(void);
 gid_t kopi_current_egid(void);
 void kopi_current_comm(char *comm);
@@ -145,6 +144,9 @@ void kopi_net_exit(struct net *net);
 int kopi_register_pernet(void);
 void kopi_unregister_pernet(void);
 void **kopi_net_slot(const struct net *net);
+pid_t kopi_net_show_pid(const struct net *net, struct pid *pid);
+uid_t kopi_net_show_uid(const struct net *net, uid_t uid);
+gid_t kopi_net_show_gid(const struct net *net, gid_t gid);
 
 /* netlink */
 int kopi_genl_register(void);

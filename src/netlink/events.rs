@@ -70,9 +70,9 @@ fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
         |message| {
             message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
             show::put_ends(message, sk, &identity)?;
-            message.u32(uapi::KOPI_A_FLOW_UID, identity.uid)?;
-            message.u32(uapi::KOPI_A_FLOW_GID, identity.gid)?;
-            message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.everywhere())?;
+            message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
+            message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
+            message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.shown_in(sk.net()))?;
             if let Some(channel) = flow.channel() {
                 message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel.id())?;
                 message.u32(uapi::KOPI_A_FLOW_NUMBER, flow.number())?;
@@ -99,8 +99,8 @@ pub(crate) fn tell_limit(net: &NetRef, limit: &'static CStr) {
     }
     let told = task::Pid::current().and_then(|pid| {
         genl::send_event(net, uapi::KOPI_CMD_LIMIT_NTF, true, |message| {
-            message.u32(uapi::KOPI_A_FLOW_UID, context::current_uid())?;
-            message.u32(uapi::KOPI_A_FLOW_PID, pid.everywhere())?;
+            message.u32(uapi::KOPI_A_FLOW_UID, net.show_uid(context::current_uid()))?;
+            message.u32(uapi::KOPI_A_FLOW_PID, pid.shown_in(net))?;
             message.string(uapi::KOPI_A_FLOW_COMMAND, &task::current_command())?;
             message.string(uapi::KOPI_A_FLOW_LIMIT, limit.to_bytes())
         })

@@ -170,6 +170,8 @@ pub(crate) type RuleNamed<'a> = Table<'a, { bindings::KOPI_A_RULE_HANDLE as usiz
 pub(crate) struct Request<'a> {
     asker: Asker<'a>,
     info: NonNull<bindings::genl_info>,
+    /// The last type of the operation's policy; 0 for one that takes no attributes.
+    last: u32,
 }
 
 impl<'a> Request<'a> {
@@ -178,17 +180,13 @@ impl<'a> Request<'a> {
         self.asker
     }
 
-    /// The attribute of a type that the operation's policy has.
+    /// The attribute of a type; `None` as well if the operation's policy hasn't that type.
     pub(crate) fn get(&self, kind: u32) -> Option<Attribute<'a>> {
-        // SAFETY: The table has room for all types of the operation's policy, and is null for one
-        // that has no attributes.
-        unsafe {
-            let attrs = (*self.info.as_ptr()).attrs;
-            if attrs.is_null() {
-                return None;
-            }
-            Attribute::from_raw(*attrs.add(kind as usize))
+        if kind > self.last {
+            return None;
         }
+        // SAFETY: With a policy there is a table, with room for all of its types.
+        unsafe { Attribute::from_raw(*(*self.info.as_ptr()).attrs.add(kind as usize)) }
     }
 
     /// All attributes of a type, in their order.
@@ -496,7 +494,7 @@ pub(crate) fn send_event(
 }
 
 macro_rules! operations {
-    ($($name:ident => $function:path,)*) => {
+    ($($name:ident($last:expr) => $function:path,)*) => {
         $(
             /// # Safety
             ///
@@ -510,6 +508,7 @@ macro_rules! operations {
                     let request = Request {
                         asker: Asker { skb: NonNull::new(skb).ok_or(EINVAL)?, _request: PhantomData },
                         info: NonNull::new(info).ok_or(EINVAL)?,
+                        last: $last,
                     };
                     $function(&request)?;
                     Ok(0)
@@ -553,15 +552,16 @@ macro_rules! dumps {
     };
 }
 
+// With the last type of each one's policy in `family.c`.
 operations! {
-    kopi_nl_info_get_doit => netlink::show::info,
-    kopi_nl_flow_get_doit => netlink::show::flow,
-    kopi_nl_channel_get_doit => netlink::show::channel,
-    kopi_nl_totals_get_doit => netlink::show::totals,
-    kopi_nl_rule_add_doit => netlink::rules::add,
-    kopi_nl_rule_del_doit => netlink::rules::remove,
-    kopi_nl_ruleset_get_doit => netlink::rules::show_all,
-    kopi_nl_ruleset_set_doit => netlink::rules::replace,
+    kopi_nl_info_get_doit(0) => netlink::show::info,
+    kopi_nl_flow_get_doit(bindings::KOPI_A_FLOW_ID) => netlink::show::flow,
+    kopi_nl_channel_get_doit(bindings::KOPI_A_CHANNEL_ID) => netlink::show::channel,
+    kopi_nl_totals_get_doit(0) => netlink::show::totals,
+    kopi_nl_rule_add_doit(bindings::KOPI_A_RULESET_RULE) => netlink::rules::add,
+    kopi_nl_rule_del_doit(bindings::KOPI_A_RULESET_RULE) => netlink::rules::remove,
+    kopi_nl_ruleset_get_doit(0) => netlink::rules::show_all,
+    kopi_nl_ruleset_set_doit(bindings::KOPI_A_RULESET_CHECK) => netlink::rules::replace,
 }
 
 dumps! {

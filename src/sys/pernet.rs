@@ -53,6 +53,18 @@ impl NetRef {
         }
     }
 
+    /// A user as the owner of the namespace names it. Any context.
+    pub(crate) fn show_uid(&self, uid: u32) -> u32 {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_net_show_uid(self.as_ptr(), uid) }
+    }
+
+    /// A group as the owner of the namespace names it. Any context.
+    pub(crate) fn show_gid(&self, gid: u32) -> u32 {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_net_show_gid(self.as_ptr(), gid) }
+    }
+
     /// The name of a device. Any context.
     pub(crate) fn device_name(&self, ifindex: i32) -> Option<[u8; 16]> {
         let mut name = [0u8; 16];

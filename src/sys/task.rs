@@ -4,7 +4,7 @@
 //!
 //! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
 
-use super::sock::Sock;
+use super::{pernet::NetRef, sock::Sock};
 use crate::bindings;
 use crate::pure::rule::FileId;
 use core::ptr::NonNull;
@@ -37,10 +37,12 @@ impl Pid {
         u32::try_from(unsafe { bindings::kopi_pid_nr_here(self.0.as_ptr()) }).unwrap_or(0)
     }
 
-    /// The number in the initial pid namespace. Any context.
-    pub(crate) fn everywhere(&self) -> u32 {
-        // SAFETY: The reference is held.
-        u32::try_from(unsafe { bindings::kopi_pid_nr(self.0.as_ptr()) }).unwrap_or(0)
+    /// The number for those who have a network namespace: in the initial pid namespace if it is of the
+    /// initial user namespace, and in the process's own if not. Any context.
+    pub(crate) fn shown_in(&self, net: &NetRef) -> u32 {
+        // SAFETY: The reference is held, and the namespace is valid.
+        let number = unsafe { bindings::kopi_net_show_pid(net.as_ptr(), self.0.as_ptr()) };
+        u32::try_from(number).unwrap_or(0)
     }
 }
 
@@ -64,11 +66,19 @@ fn copy_path(write: impl FnOnce(&mut [u8]) -> Result<(usize, usize)>) -> Result<
     Ok(path)
 }
 
+/// A path, or nothing where it is too long, or isn't to be had for another reason than memory.
+fn known(path: Result<KVec<u8>>) -> Result<KVec<u8>> {
+    match path {
+        Err(error) if error != ENOMEM => Ok(KVec::new()),
+        result => result,
+    }
+}
+
 /// The file of a program.
 pub(crate) struct Program {
     /// Which it is.
     pub(crate) id: FileId,
-    /// Where it was when it was looked at; may end in " (deleted)".
+    /// Where it was when it was looked at; may end in " (deleted)". Empty where that is too long.
     pub(crate) path: KVec<u8>,
 }
 
@@ -173,7 +183,8 @@ fn current_program() -> Result<Option<Program>> {
             Ok((at, PATH_MAX.saturating_sub(1).saturating_sub(at)))
         });
         bindings::fput(file.as_ptr());
-        Ok(Some(Program { id, path: path? }))
+        let path = known(path)?;
+        Ok(Some(Program { id, path }))
     }
 }
 
@@ -190,9 +201,10 @@ fn cgroups_of(sk: &Sock) -> Result<KVec<u64>> {
     Ok(ids)
 }
 
-/// The path of a socket's cgroup, as the current process sees it. Process context.
+/// The path of a socket's cgroup, as the current process sees it; empty where that is too long.
+/// Process context.
 pub(crate) fn cgroup_path(sk: &Sock) -> Result<KVec<u8>> {
-    copy_path(|buffer| {
+    let path = copy_path(|buffer| {
         // SAFETY: A valid sock, which keeps its cgroup.
         let len = unsafe {
             bindings::kopi_cgroup_path_here(
@@ -203,7 +215,8 @@ pub(crate) fn cgroup_path(sk: &Sock) -> Result<KVec<u8>> {
         };
         to_result(len)?;
         Ok((0, usize::try_from(len)?))
-    })
+    });
+    known(path)
 }
 
 /// The number of a cgroup, by its path as the current process sees it: `ENOENT`, `ENOTDIR`.
