@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `kopictl limit`
+
+use super::Usage;
+use crate::{
+    netlink::Error,
+    output::{json, Table},
+};
+use anyhow::Context;
+use clap::Args;
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, ErrorKind, Write},
+    path::{Path, PathBuf},
+};
+
+const FOLDER: &str = "/proc/sys/net/kopi";
+
+/// Which, and what it shall be.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Its name, such as `user_max_flows`
+    name: Option<String>,
+
+    /// What it shall be
+    value: Option<u64>,
+}
+
+/// Shows limits, or sets one.
+pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
+    let all = read(Path::new(FOLDER))?;
+    let names = || {
+        all.keys()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    if let Some(name) = options
+        .name
+        .as_ref()
+        .filter(|name| !all.contains_key(*name))
+    {
+        return Err(Usage(format!("there is no limit {name}; there are {}", names())).into());
+    }
+    let path = |name: &String| [FOLDER, name].iter().collect::<PathBuf>();
+    match (&options.name, options.value) {
+        (Some(name), Some(value)) => {
+            fs::write(path(name), value.to_string()).with_context(|| format!("net.kopi.{name}"))
+        }
+        (Some(name), None) if !as_json => Ok(writeln!(io::stdout(), "{}", all[name])?),
+        (name, _) => {
+            let chosen = all
+                .iter()
+                .filter(|(key, _)| name.as_ref().is_none_or(|name| name == *key));
+            if as_json {
+                return json(&chosen.collect::<BTreeMap<_, _>>());
+            }
+            let mut table = Table::new(&["LIMIT", ">VALUE"]);
+            chosen.for_each(|(key, value)| table.row([key.clone(), value.to_string()]));
+            Ok(table.print()?)
+        }
+    }
+}
+
+/// All sysctls of a folder that are numbers.
+fn read(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
+    let files = match fs::read_dir(folder) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Err(Error::NoKopi.into()),
+        files => files?,
+    };
+    let mut all = BTreeMap::new();
+    for file in files {
+        let file = file?;
+        let text = fs::read_to_string(file.path())?;
+        if let Ok(value) = text.trim().parse() {
+            all.insert(file.file_name().to_string_lossy().into_owned(), value);
+        }
+    }
+    Ok(all)
+}

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The commands, a file each.
+
+pub(crate) mod info;
+pub(crate) mod limit;
+pub(crate) mod metrics;
+pub(crate) mod ps;
+pub(crate) mod rule;
+pub(crate) mod show;
+pub(crate) mod stats;
+pub(crate) mod top;
+pub(crate) mod watch;
+
+use std::{fmt, time::Duration};
+
+/// What was asked makes no sense.
+#[derive(Debug)]
+pub(crate) struct Usage(pub(crate) String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}
+
+/// Seconds on the command line, with or without a fraction.
+pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds
+        .filter(|seconds| !seconds.is_zero())
+        .ok_or_else(|| "a number of seconds was expected".to_owned())
+}

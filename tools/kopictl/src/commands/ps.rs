@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `kopictl ps`
+
+use super::seconds;
+use crate::{
+    message::{Command, Flow},
+    names::{uid, Names},
+    netlink::Connection,
+    output::{json, or_dash, short, Table},
+    rates::{Counts, Last},
+};
+use clap::Args;
+use serde::Serialize;
+use std::{
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// Which flows, and what of them.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Flows of this user
+    #[arg(long, value_name = "NAME|UID", value_parser = user)]
+    user: Option<u32>,
+
+    /// Flows of this process
+    #[arg(long)]
+    pid: Option<u32>,
+
+    /// Flows of this program, a path or its last part
+    #[arg(long, value_name = "PATH|NAME")]
+    exe: Option<String>,
+
+    /// Show paths of programs in full
+    #[arg(long, short)]
+    wide: bool,
+
+    /// Numbers instead of names of users and devices
+    #[arg(long, short)]
+    numeric: bool,
+
+    /// Watch for so long, and show packets, bytes and drops a second
+    #[arg(long, short, value_name = "SECONDS", value_parser = seconds)]
+    interval: Option<Duration>,
+}
+
+fn user(text: &str) -> Result<u32, String> {
+    uid(text).ok_or_else(|| format!("there is no user {text}"))
+}
+
+/// A flow with what isn't in its message; also for JSON.
+#[derive(Serialize)]
+pub(crate) struct Named<'a> {
+    #[serde(flatten)]
+    pub(crate) flow: &'a Flow,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) program: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) user: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) rates: Option<Counts>,
+}
+
+impl<'a> Named<'a> {
+    /// A flow, and its rates if they are known.
+    pub(crate) fn new(flow: &'a Flow, names: &Names, rates: Option<Counts>) -> Self {
+        Self {
+            flow,
+            program: flow.program(),
+            user: flow.uid.map(|uid| names.user(uid)),
+            device: flow
+                .ifindex
+                .filter(|&index| index != 0)
+                .map(|index| names.device(index)),
+            rates,
+        }
+    }
+}
+
+impl Options {
+    fn wants(&self, flow: &Flow) -> bool {
+        let exe = |exe: &String| flow.exe.as_ref() == Some(exe) || flow.program() == Some(exe);
+        self.user.is_none_or(|user| flow.uid == Some(user))
+            && self.pid.is_none_or(|pid| flow.pid == Some(pid))
+            && self.exe.as_ref().is_none_or(exe)
+    }
+
+    fn table(&self, flows: &[Named<'_>]) -> Table {
+        let mut table = Table::new(if self.interval.is_some() {
+            &[
+                ">ID",
+                ">PID",
+                "PROGRAM",
+                "USER",
+                "CGROUP",
+                "LOCAL",
+                "REMOTE",
+                "DEVICE",
+                ">CHANNEL",
+                ">PACKETS/S",
+                ">BYTES/S",
+                ">DROPS/S",
+            ]
+        } else {
+            &[
+                ">ID", ">PID", "PROGRAM", "USER", "CGROUP", "LOCAL", "REMOTE", "DEVICE", ">CHANNEL",
+            ]
+        });
+        for Named {
+            flow,
+            program,
+            user,
+            device,
+            rates,
+        } in flows
+        {
+            let program = program
+                .filter(|_| !self.wide || flow.exe.is_none())
+                .or(flow.exe.as_deref());
+            let cells = [
+                or_dash(flow.id),
+                or_dash(flow.pid.filter(|&pid| pid != 0)),
+                or_dash(program),
+                or_dash(user.as_deref()),
+                or_dash(flow.cgroup_path.as_deref()),
+                or_dash(flow.local()),
+                or_dash(flow.remote()),
+                or_dash(device.as_deref()),
+                or_dash(flow.channel),
+            ];
+            let rates = rates.map(|rates| [rates.packets(), rates.bytes(), rates.drops].map(short));
+            table.row(cells.into_iter().chain(rates.into_iter().flatten()));
+        }
+        table
+    }
+}
+
+/// Shows flows.
+pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
+    let mut connection = Connection::open()?;
+    let mut last = Last::default();
+    if let Some(interval) = options.interval {
+        last.changes(&connection.dump(Command::FlowGet)?, Instant::now());
+        sleep(interval);
+    }
+    let mut flows: Vec<Flow> = connection.dump(Command::FlowGet)?;
+    flows.sort_by_key(|flow| flow.id);
+    let (changes, seconds) = last.changes(&flows, Instant::now());
+    let names = Names::new(options.numeric);
+    let named = std::iter::zip(&flows, changes)
+        .filter(|(flow, _)| options.wants(flow))
+        .map(|(flow, change)| {
+            Named::new(
+                flow,
+                &names,
+                seconds.map(|seconds| change * seconds.recip()),
+            )
+        });
+    let named = named.collect::<Vec<_>>();
+    if as_json {
+        return json(&named);
+    }
+    Ok(options.table(&named).print()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attributes::Port;
+
+    fn flow() -> Flow {
+        Flow {
+            id: Some(3),
+            pid: Some(77),
+            uid: Some(0),
+            exe: Some("/usr/bin/kopi-echo".to_owned()),
+            local_address: Some([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1].into()),
+            local_port: Some(Port(7777)),
+            ..Flow::default()
+        }
+    }
+
+    fn options() -> Options {
+        Options {
+            user: None,
+            pid: None,
+            exe: None,
+            wide: false,
+            numeric: true,
+            interval: None,
+        }
+    }
+
+    #[test]
+    fn a_flow_is_a_line() {
+        let (names, flow) = (Names::new(true), flow());
+        let lines = options().table(&[Named::new(&flow, &names, None)]).lines();
+        assert_eq!(
+            lines[1].split_whitespace().collect::<Vec<_>>(),
+            [
+                "3",
+                "77",
+                "kopi-echo",
+                "0",
+                "-",
+                "192.0.2.1:7777",
+                "-",
+                "-",
+                "-"
+            ]
+        );
+        let wide = Options {
+            wide: true,
+            ..options()
+        };
+        assert!(wide.table(&[Named::new(&flow, &names, None)]).lines()[1]
+            .contains("/usr/bin/kopi-echo"));
+        let json = serde_json::to_value(Named::new(&flow, &names, None)).unwrap();
+        assert_eq!(
+            (&json["program"], &json["local_port"]),
+            (&"kopi-echo".into(), &7777.into())
+        );
+    }
+
+    #[test]
+    fn flows_are_chosen() {
+        for (wanted, exe, pid) in [
+            (true, Some("kopi-echo"), None),
+            (true, Some("/usr/bin/kopi-echo"), Some(77)),
+            (false, Some("/bin/kopi-echo"), None),
+            (false, None, Some(78)),
+        ] {
+            let options = Options {
+                exe: exe.map(str::to_owned),
+                pid,
+                ..options()
+            };
+            assert_eq!(options.wants(&flow()), wanted);
+        }
+    }
+}

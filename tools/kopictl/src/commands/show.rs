@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `kopictl show`
+
+use super::ps::Named;
+use crate::{
+    attributes::{Row, Set},
+    message::{Channel, Command, Flow},
+    names::Names,
+    netlink::{Connection, Error},
+    output::{clean, json, FAINT, HEAD},
+};
+use anyhow::Context;
+use clap::Subcommand;
+use nix::errno::Errno;
+use std::io::{self, Write};
+
+/// What to show.
+#[derive(Subcommand)]
+pub(crate) enum What {
+    /// A flow, by its number of `kopictl ps`
+    Flow {
+        /// Its number
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+        id: u32,
+    },
+    /// A channel, by its number of `kopictl ps`
+    Channel {
+        /// Its number
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+        id: u32,
+    },
+}
+
+/// Shows one.
+pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
+    let mut connection = Connection::open()?;
+    let names = Names::default();
+    let none = |error: Error, what: String| match error.is(Errno::ENOENT) {
+        true => anyhow::Error::new(error).context(format!("no {what} that you may see")),
+        false => error.into(),
+    };
+    match *what {
+        What::Flow { id } => {
+            let question = Flow {
+                id: Some(id),
+                ..Flow::default()
+            };
+            let flow: Flow = connection
+                .get(Command::FlowGet, &question)
+                .map_err(|error| none(error, format!("flow {id}")))?;
+            let named = Named::new(&flow, &names, None);
+            if as_json {
+                return json(&named);
+            }
+            title(&format!("Flow {id}"))?;
+            let extra = |name: &str| match name {
+                "uid" => named.user.clone(),
+                "gid" => flow.gid.map(|gid| names.group(gid)),
+                "ifindex" => named.device.clone(),
+                _ => None,
+            };
+            rows(flow.rows(), extra)?;
+            if let Some(stats) = &flow.stats {
+                title("Counters")?;
+                rows(stats.rows(), |_| None)?;
+            }
+        }
+        What::Channel { id } => {
+            let question = Channel {
+                id: Some(id),
+                ..Channel::default()
+            };
+            let channel: Channel = connection
+                .get(Command::ChannelGet, &question)
+                .map_err(|error| none(error, format!("channel {id}")))?;
+            if as_json {
+                return json(&channel);
+            }
+            title(&format!("Channel {id}"))?;
+            rows(channel.rows(), |name| {
+                channel
+                    .uid
+                    .filter(|_| name == "uid")
+                    .map(|uid| names.user(uid))
+            })?;
+            rings(&channel).context("rings")?;
+        }
+    }
+    Ok(())
+}
+
+fn title(text: &str) -> io::Result<()> {
+    writeln!(anstream::stdout(), "{HEAD}{text}{HEAD:#}")
+}
+
+/// A line for each, with the specification's words; `name` says what a number stands for.
+fn rows(rows: Vec<Row>, name: impl Fn(&str) -> Option<String>) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    for Row {
+        attribute, text, ..
+    } in rows
+    {
+        let name = name(attribute.name).filter(|name| *name != text);
+        let value = clean(&name.map_or_else(|| text.clone(), |name| format!("{text} ({name})")));
+        let doc = attribute.doc.trim();
+        writeln!(
+            out,
+            "  {:<20}  {value:<24}  {FAINT}{doc}{FAINT:#}",
+            attribute.spec_name()
+        )?;
+    }
+    Ok(())
+}
+
+/// How full the rings are.
+fn rings(channel: &Channel) -> io::Result<()> {
+    let rings = [
+        (
+            "TX",
+            &channel.tx,
+            "Descriptors to be sent, from the program.",
+        ),
+        (
+            "COMPLETION",
+            &channel.completion,
+            "Descriptors that are done with, for the program.",
+        ),
+        (
+            "FILL",
+            &channel.fill,
+            "Frames to receive into, from the program.",
+        ),
+        (
+            "RX",
+            &channel.rx,
+            "Descriptors of what was received, for the program.",
+        ),
+    ];
+    title("Rings")?;
+    let mut out = anstream::stdout().lock();
+    for (name, ring, doc) in rings {
+        let Some(ring) = ring else { continue };
+        let (size, filled) = (ring.size.unwrap_or(0), ring.filled());
+        let percent = u64::from(filled) * 100 / u64::from(size.max(1));
+        let indices = format!(
+            "{}..{}",
+            ring.consumer.unwrap_or(0),
+            ring.producer.unwrap_or(0)
+        );
+        let level = format!("{filled} of {size} ({percent} %)");
+        writeln!(
+            out,
+            "  {name:<20}  {level:<24}  {FAINT}{doc} {indices}{FAINT:#}"
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `kopictl watch`
+
+use super::ps::Named;
+use crate::{
+    message::{Event, Flow},
+    names::Names,
+    netlink::{Connection, Error},
+    output::{clean, json, or_dash, BAD, HEAD},
+};
+use clap::Args;
+use jiff::Zoned;
+use serde::Serialize;
+use std::io::Write;
+
+/// Which events.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// Only these: may be there several times
+    #[arg(long, short, value_name = "NAME")]
+    event: Vec<Event>,
+
+    /// End after so many
+    #[arg(long, short = 'c', value_name = "N")]
+    count: Option<u64>,
+
+    /// Numbers instead of names of users and devices
+    #[arg(long, short)]
+    numeric: bool,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    event: String,
+    #[serde(flatten)]
+    flow: Named<'a>,
+}
+
+/// Prints events until there were enough.
+pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
+    let mut connection = Connection::open()?;
+    connection.subscribe()?;
+    if !as_json {
+        anstream::eprintln!(
+            "{HEAD}{}{HEAD:#}",
+            line(
+                "TIME",
+                "EVENT",
+                ["ID", "PID", "PROGRAM", "USER"],
+                "ADDRESSES"
+            )
+        );
+    }
+    let names = Names::new(options.numeric);
+    let mut left = options.count.unwrap_or(u64::MAX);
+    while left > 0 {
+        let events = match connection.events::<Flow>() {
+            Ok(events) => events,
+            Err(error @ Error::Lost) => {
+                anstream::eprintln!("{BAD}kopictl:{BAD:#} {error}");
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let wanted = events
+            .iter()
+            .filter(|(event, _)| options.event.is_empty() || options.event.contains(event));
+        for (event, flow) in wanted.take(usize::try_from(left).unwrap_or(usize::MAX)) {
+            let (now, flow) = (Zoned::now(), Named::new(flow, &names, None));
+            if as_json {
+                json(&Line {
+                    time: now.timestamp().to_string(),
+                    event: event.to_string(),
+                    flow,
+                })?;
+            } else {
+                writeln!(
+                    anstream::stdout(),
+                    "{}",
+                    describe(&now.strftime("%H:%M:%S%.3f").to_string(), *event, &flow)
+                )?;
+            }
+            left -= 1;
+        }
+    }
+    Ok(())
+}
+
+fn line(time: &str, event: &str, [id, pid, program, user]: [&str; 4], rest: &str) -> String {
+    clean(&format!(
+        "{time:<12}  {event:<14}  {id:>6}  {pid:>7}  {program:<15}  {user:<10}  {rest}"
+    ))
+}
+
+/// An event on a line.
+fn describe(time: &str, event: Event, named: &Named<'_>) -> String {
+    let flow = named.flow;
+    let mut rest = format!("{} -> {}", or_dash(flow.local()), or_dash(flow.remote()));
+    match (&flow.limit, flow.rule) {
+        (Some(limit), _) => rest += &format!("  net.kopi.{limit}"),
+        (None, Some(0)) => rest += "  by the default",
+        (None, Some(rule)) => rest += &format!("  by rule {rule}"),
+        (None, None) => (),
+    }
+    if let Some(direction) = flow.direction {
+        rest += &format!("  {direction}");
+    }
+    let (program, user) = (or_dash(named.program), or_dash(named.user.as_deref()));
+    let (id, pid) = (or_dash(flow.id), or_dash(flow.pid.filter(|&pid| pid != 0)));
+    line(
+        time,
+        &event.to_string(),
+        [&id, &pid, &program, &user],
+        &rest,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{attributes::Port, message::Directions};
+
+    #[test]
+    fn an_event_is_a_line() {
+        let flow = Flow {
+            id: Some(5),
+            uid: Some(1002),
+            command: Some("evil\n".to_owned()),
+            local_address: Some([0, 0, 0, 0].into()),
+            local_port: Some(Port(5432)),
+            rule: Some(0),
+            direction: Some(Directions::BOTH),
+            ..Flow::default()
+        };
+        let named = Named::new(&flow, &Names::new(true), None);
+        let line = describe("12:00", Event::FlowDenied, &named);
+        let words = line.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            words,
+            "12:00 flow-denied 5 - evil\\n 1002 0.0.0.0:5432 -> - by the default out+in"
+        );
+    }
+}
