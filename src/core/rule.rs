@@ -363,7 +363,7 @@ mod tests {
         #[test]
         fn a_prefix_is_its_first_bits(address: [u8; 16], other: [u8; 16], bits in 0u8..=128) {
             let prefix = Prefix::ipv6(address, bits).unwrap();
-            let bit = |of: &[u8; 16], n: usize| of[n / 8] >> (7 - n % 8) & 1;
+            let bit = |of: &[u8; 16], n: usize| (of[n / 8] >> (7 - n % 8)) & 1;
             let same = (0..usize::from(bits)).all(|n| bit(&address, n) == bit(&other, n));
             prop_assert_eq!(prefix.contains(&other), same);
             prop_assert!(prefix.contains(&address));
