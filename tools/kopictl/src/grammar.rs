@@ -200,7 +200,14 @@ pub(crate) fn text_of(rule: &Rule, names: &Names) -> String {
         "rate",
         rule.rate_packets.map(|packets| prefixed(packets, "pps")),
     );
-    add("burst", rule.burst.map(|burst| burst.to_string()));
+    let rate = rule.rate_bytes.or(rule.rate_packets);
+    let usual = rate.map(|rate| (rate / 10).max(1));
+    add(
+        "burst",
+        rule.burst
+            .filter(|_| rule.burst != usual)
+            .map(|burst| burst.to_string()),
+    );
     add("comment", rule.comment.clone());
     if rule.shared {
         words.push("shared".to_owned());
@@ -213,28 +220,6 @@ pub(crate) fn text_of(rule: &Rule, names: &Names) -> String {
         words.push("allow".to_owned());
     }
     words.join(" ")
-}
-
-/// The rule without what it says by its place, its past, or by saying nothing.
-pub(crate) fn normal(rule: &Rule) -> Rule {
-    Rule {
-        handle: None,
-        before: None,
-        uid_max: rule.uid_max.or(rule.uid_min),
-        cgroup: None,
-        exe_device: None,
-        exe_inode: None,
-        exe_stale: false,
-        local_port_max: rule.local_port_max.or(rule.local_port_min),
-        remote_prefix: rule.remote_prefix.or(rule.remote_address.map(bits)),
-        remote_port_max: rule.remote_port_max.or(rule.remote_port_min),
-        direction: rule.direction.or(Some(Directions::BOTH)),
-        verdict: rule.verdict.or(Some(Verdict::Allow)),
-        packets: None,
-        bytes: None,
-        denied: None,
-        ..rule.clone()
-    }
 }
 
 /// The rules of a file, each with the number of its line, and the default.
@@ -517,6 +502,18 @@ mod tests {
         }
     }
 
+    /// With what it means by saying nothing.
+    fn full(rule: &Rule) -> Rule {
+        let rate = rule.rate_bytes.or(rule.rate_packets);
+        Rule {
+            uid_max: rule.uid_max.or(rule.uid_min),
+            direction: rule.direction.or(Some(Directions::BOTH)),
+            verdict: rule.verdict.or(Some(Verdict::Allow)),
+            burst: rule.burst.or(rate.map(|rate| (rate / 10).max(1))),
+            ..rule.clone()
+        }
+    }
+
     fn any_rule() -> impl Strategy<Value = Rule> {
         let text = "[ -~äß]{1,15}";
         let who = (
@@ -573,7 +570,7 @@ mod tests {
         #[test]
         fn any_rule_comes_back(rule in any_rule()) {
             let file: File = text_of(&rule, &Names::new(true)).parse().unwrap();
-            prop_assert_eq!(normal(&file.rules[0].1), normal(&rule));
+            prop_assert_eq!(full(&file.rules[0].1), full(&rule));
         }
 
         #[test]

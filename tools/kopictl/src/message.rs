@@ -470,6 +470,8 @@ attributes! {
         3 generation: Option<u64>,
         /// The rules are checked, and not put in force.
         4 check: bool,
+        /// Handle of the rule that was added.
+        5 handle: Option<u32>,
     }
 }
 
@@ -485,6 +487,23 @@ impl Stats {
                 Some((direction, reason.replace('_', "-"), number?))
             },
         )
+    }
+}
+
+impl Rule {
+    /// Without what only the kernel says of it.
+    pub(crate) fn input(&self) -> Self {
+        Self {
+            handle: None,
+            cgroup: None,
+            exe_device: None,
+            exe_inode: None,
+            exe_stale: false,
+            packets: None,
+            bytes: None,
+            denied: None,
+            ..self.clone()
+        }
     }
 }
 

@@ -91,12 +91,6 @@ impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoKopi => write!(out, "no KOPI in this kernel: as root, `modprobe kopi`"),
-            Self::Refused(refusal) if self.is_permission() => {
-                write!(
-                    out,
-                    "{refusal}: needs CAP_NET_ADMIN in this network namespace, try sudo"
-                )
-            }
             Self::Refused(refusal) => write!(out, "{refusal}"),
             Self::Unsteady => write!(out, "it changed {DUMPS} times while it was read; try again"),
             Self::Lost => write!(
@@ -104,7 +98,14 @@ impl fmt::Display for Error {
                 "events were lost, they came faster than they were read"
             ),
             Self::Malformed(what) => write!(out, "the kernel's answer makes no sense: {what}"),
-            Self::Socket(what, error) => write!(out, "netlink: {what}: {error}"),
+            Self::Socket(what, error) => write!(out, "{what}: {error}"),
+        }?;
+        match self.is_permission() {
+            true => write!(
+                out,
+                ": needs CAP_NET_ADMIN in this network namespace, try sudo"
+            ),
+            false => Ok(()),
         }
     }
 }

@@ -4,10 +4,10 @@
 
 use super::Usage;
 use crate::{
-    netlink::Error,
+    netlink::Connection,
     output::{json, Table},
 };
-use anyhow::Context;
+use anyhow::{bail, Context};
 use clap::Args;
 use std::{
     collections::BTreeMap,
@@ -67,7 +67,10 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
 /// All sysctls of a folder that are numbers.
 fn read(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     let files = match fs::read_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Err(Error::NoKopi.into()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            Connection::open()?;
+            bail!("limits are kept in the first network namespace: ask there");
+        }
         files => files?,
     };
     let mut all = BTreeMap::new();

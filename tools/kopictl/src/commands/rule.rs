@@ -4,7 +4,7 @@
 
 use super::Usage;
 use crate::{
-    grammar::{normal, parse, text_of, File},
+    grammar::{parse, text_of, File},
     message::{Command, Rule, Ruleset, Verdict},
     names::Names,
     netlink::{Connection, Error},
@@ -17,7 +17,6 @@ use serde::Serialize;
 use std::{
     fs,
     io::{self, Read, Write},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -47,7 +46,7 @@ pub(crate) enum What {
     },
     /// Take all rules away; the default stays
     Flush,
-    /// Set what becomes of flows that no rule matches; counters of rules begin anew
+    /// Set what becomes of flows that no rule matches
     Default {
         /// Whether they pass
         verdict: Verdict,
@@ -89,6 +88,13 @@ struct ShownRule {
     text: String,
 }
 
+#[derive(Serialize)]
+struct Restored {
+    rules: usize,
+    changed: bool,
+    generation: Option<u64>,
+}
+
 /// Does it.
 pub(crate) fn run(what: What, as_json: bool) -> anyhow::Result<()> {
     match what {
@@ -108,18 +114,10 @@ fn add(words: &[String], as_json: bool) -> anyhow::Result<()> {
         ..Ruleset::default()
     };
     let answer: Ruleset = Connection::open()?.get(Command::RuleAdd, &question)?;
-    let handle = answer
-        .rule
-        .first()
-        .and_then(|rule| rule.handle)
-        .context("the kernel gave no handle")?;
     if as_json {
-        return json(&Rule {
-            handle: Some(handle),
-            ..Rule::default()
-        });
+        return json(&answer);
     }
-    Ok(writeln!(io::stdout(), "{handle}")?)
+    Ok(writeln!(io::stdout(), "{}", or_dash(answer.handle))?)
 }
 
 fn list(names: &Names, as_json: bool) -> anyhow::Result<()> {
@@ -194,13 +192,20 @@ fn held(connection: &mut Connection) -> anyhow::Result<Ruleset> {
     Err(Error::Unsteady.into())
 }
 
-/// Changes the whole set, if nobody else does so meanwhile.
+/// Changes the whole set, if nobody else does so meanwhile. What stays keeps handle and counters.
 fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     for _ in 0..TRIES {
         let mut set = held(&mut connection)?;
         how(&mut set);
-        set.rule.iter_mut().for_each(|rule| *rule = normal(rule));
+        // Its path leads to another file, which would get the rule.
+        if let Some(stale) = set.rule.iter().find(|rule| rule.exe_stale) {
+            bail!(
+                "the program of rule {} was replaced: restore the rules, or take it away",
+                or_dash(stale.handle)
+            );
+        }
+        set.rule = set.rule.iter().map(Rule::input).collect();
         match connection.request::<_, Ruleset>(Command::RulesetSet, &set) {
             Err(error) if error.is(Errno::EAGAIN) => (),
             answer => return answer.map(drop).map_err(Into::into),
@@ -254,23 +259,22 @@ pub(crate) fn restore(options: &Restore, as_json: bool) -> anyhow::Result<()> {
         Err((line, what)) => bail!("{name}:{line}: {what}"),
     };
     let mut connection = Connection::open()?;
-    let changed = !is_in_force(&file, &held(&mut connection)?);
-    if changed || options.check {
-        let rule = file.rules.iter().map(|(_, rule)| rule.clone()).collect();
-        let set = Ruleset {
-            default: Some(file.default),
-            rule,
-            check: options.check,
-            ..Ruleset::default()
-        };
-        let answer = connection.request::<_, Ruleset>(Command::RulesetSet, &set);
-        answer.map_err(|error| located(error, &name.to_string(), &file))?;
-    }
+    let before: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
+    let set = Ruleset {
+        default: Some(file.default),
+        rule: file.rules.iter().map(|(_, rule)| rule.clone()).collect(),
+        check: options.check,
+        ..Ruleset::default()
+    };
+    let after: Ruleset = connection
+        .get(Command::RulesetSet, &set)
+        .map_err(|error| located(error, &name.to_string(), &file))?;
     if as_json {
-        let (rules, changed) = (file.rules.len(), changed && !options.check);
-        return json(
-            &serde_json::json!({ "rules": rules, "changed": changed, "check": options.check }),
-        );
+        return json(&Restored {
+            rules: file.rules.len(),
+            changed: after.generation != before.generation,
+            generation: after.generation,
+        });
     }
     Ok(())
 }
@@ -284,68 +288,5 @@ fn located(error: Error, name: &str, file: &File) -> anyhow::Error {
     match rule.and_then(|rule| file.rules.get(rule)) {
         Some((line, _)) => anyhow::Error::new(error).context(format!("{name}:{line}")),
         None => anyhow::Error::new(error).context(name.to_owned()),
-    }
-}
-
-/// Whether a file says what holds already, of files and cgroups that are still the same.
-fn is_in_force(file: &File, held: &Ruleset) -> bool {
-    let same_cgroup = |rule: &Rule| match (&rule.cgroup_path, rule.cgroup) {
-        (Some(path), Some(number)) => {
-            fs::metadata(format!("/sys/fs/cgroup{path}")).is_ok_and(|at| at.ino() == number)
-        }
-        _ => true,
-    };
-    let same = |((_, new), old): (&(usize, Rule), &Rule)| {
-        normal(new) == normal(old) && !old.exe_stale && same_cgroup(old)
-    };
-    held.default == Some(file.default)
-        && held.rule.len() == file.rules.len()
-        && file.rules.iter().zip(&held.rule).all(same)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_in_force_is_known() {
-        let file: File = "default deny\nuser 5 allow\nexe /bin/sh deny"
-            .parse()
-            .unwrap();
-        // As the kernel shows them.
-        let rules = vec![
-            Rule {
-                handle: Some(1),
-                uid_min: Some(5),
-                uid_max: Some(5),
-                packets: Some(8),
-                ..Rule::default()
-            },
-            Rule {
-                exe: Some("/bin/sh".to_owned()),
-                verdict: Some(Verdict::Deny),
-                ..Rule::default()
-            },
-        ];
-        let held = Ruleset {
-            default: Some(Verdict::Deny),
-            rule: rules,
-            ..Ruleset::default()
-        };
-        assert!(is_in_force(&file, &held));
-
-        let mut other = held.clone();
-        other.rule[1].exe_stale = true;
-        assert!(!is_in_force(&file, &other));
-        other = held.clone();
-        other.rule.swap(0, 1);
-        assert!(!is_in_force(&file, &other));
-        other = held.clone();
-        other.default = Some(Verdict::Allow);
-        assert!(!is_in_force(&file, &other));
-        other = held;
-        (other.rule[0].cgroup_path, other.rule[0].cgroup) =
-            (Some("/not there".to_owned()), Some(1));
-        assert!(!is_in_force(&file, &other));
     }
 }

@@ -7,12 +7,11 @@ use crate::{
     attributes::{Row, Set},
     message::{Channel, Command, Flow},
     names::Names,
-    netlink::{Connection, Error},
+    netlink::Connection,
     output::{clean, json, FAINT, HEAD},
 };
 use anyhow::Context;
 use clap::Subcommand;
-use nix::errno::Errno;
 use std::io::{self, Write};
 
 /// What to show.
@@ -36,10 +35,6 @@ pub(crate) enum What {
 pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     let names = Names::default();
-    let none = |error: Error, what: String| match error.is(Errno::ENOENT) {
-        true => anyhow::Error::new(error).context(format!("no {what} that you may see")),
-        false => error.into(),
-    };
     match *what {
         What::Flow { id } => {
             let question = Flow {
@@ -48,7 +43,7 @@ pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
             };
             let flow: Flow = connection
                 .get(Command::FlowGet, &question)
-                .map_err(|error| none(error, format!("flow {id}")))?;
+                .with_context(|| format!("flow {id}"))?;
             let named = Named::new(&flow, &names, None);
             if as_json {
                 return json(&named);
@@ -73,7 +68,7 @@ pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
             };
             let channel: Channel = connection
                 .get(Command::ChannelGet, &question)
-                .map_err(|error| none(error, format!("channel {id}")))?;
+                .with_context(|| format!("channel {id}"))?;
             if as_json {
                 return json(&channel);
             }
