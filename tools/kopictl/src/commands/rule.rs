@@ -29,7 +29,7 @@ pub(crate) enum What {
     /// Add a rule, and print its handle
     Add {
         /// Its words, see below
-        #[arg(required = true, trailing_var_arg = true)]
+        #[arg(required = true)]
         words: Vec<String>,
     },
     /// Show the rules in their order, what each decided about, and the default

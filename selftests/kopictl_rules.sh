@@ -1,0 +1,114 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# kopictl's rules: those who are named may, others may not; files are put in force as a whole.
+
+. "$(dirname "$0")/lib.sh"
+
+kopictl() { in_host kopictl "$@"; }
+rule() { in_host kopictl rule "$@"; }
+has() { jq -e "$@" >/tmp/jq.out || { sed 's/^/# /' /tmp/jq.out; false; }; }
+ends_with() { local status=$1; shift; "$@" >/tmp/out 2>&1; [ $? = "$status" ] || { sed 's/^/# /' /tmp/out; false; }; }
+says() { grep -qF -- "$1" /tmp/out || { sed 's/^/# /' /tmp/out; false; }; }
+clean() { rule flush; rule default allow; }
+trap clean EXIT
+# Whether a user's program can have a port, or why not.
+can() { in_host setpriv --reuid "$1" --regid "$1" --clear-groups -- "$2" -l -w 0 192.0.2.1 "$3" </dev/null 2>/tmp/can.err; }
+cannot() { ! can "$@" && grep -q 'Permission denied' /tmp/can.err; }
+generation() { rule list --json | jq .generation; }
+
+nc=$(command -v kopi-nc)
+cp "$nc" /tmp/postgres
+first=$(rule add user bob exe /tmp/postgres local-port 5432 allow)
+last=$(rule add local-port 5432 deny comment 'nobody else')
+check "adding gives handles, which rise" [ "$last" -gt "$first" ]
+between=$(rule add before "$last" group bob local-port 5432 remote 192.0.2.0/24 mark 7 --json | jq .handle)
+check "list has them in their order" eval 'rule list --json | has --argjson order "[$first,$between,$last]" \
+	"[.rules[].handle] == \$order and .default == \"allow\""'
+check "and as they were written" eval \
+	'rule list | grep -qE "^ *$first +0 +0 +0 +user bob exe /tmp/postgres local-port 5432 allow$"'
+check "with names, or without" eval 'rule list -n | grep -q "user 1002 exe" && rule list -n | grep -q "group 1002 "'
+check "one can be taken away" eval 'rule del "$between" && [ "$(rule list --json | jq ".rules | length")" = 2 ]'
+check "but once" ends_with 1 rule del "$between"
+check "which is said" says "rule $between: handle: no rule has that handle"
+
+check "bob's program may have the port" can bob /tmp/postgres 5432
+check "bob's other program may not" cannot bob "$nc" 5432
+check "nor may another's same program" cannot alice /tmp/postgres 5432
+check "other ports are free" can alice "$nc" 5433
+check "refusals are counted" eval 'rule list --json | has ".rules[1].denied == 2"'
+
+cp "$nc" /tmp/new && mv /tmp/new /tmp/postgres
+check "a file in its place may not" cannot bob /tmp/postgres 5432
+check "and list says so" eval 'rule list | grep -q "(the program.s file was replaced)"'
+check "the default isn't changed with such a rule" ends_with 1 rule default deny
+check "which is said" says "the program of rule $first was replaced"
+
+cat >/tmp/rules <<'EOF'
+# As before.
+default allow
+user bob exe /tmp/postgres local-port 5432 allow
+local-port 5432 deny comment 'nobody else'
+EOF
+check "restoring means the new file" eval 'kopictl restore /tmp/rules && can bob /tmp/postgres 5432'
+check "what didn't change kept handle and counters" eval 'rule list --json | has --argjson last "$last" \
+	".rules[1].handle == \$last and .rules[1].denied == 3"'
+now=$(generation)
+check "restoring again changes nothing" eval 'kopictl restore --json - </tmp/rules | has ".changed == false and .rules == 2"'
+check "not even the generation" eval '[ "$(generation)" = "$now" ]'
+
+printf 'user root allow\n\nexe /tmp/nowhere deny\n' >/tmp/bad
+check "a file with a rule that the kernel refuses is refused" ends_with 1 kopictl restore /tmp/bad
+check "by line" says "/tmp/bad:3: exe: exe can't be looked up (ENOENT)"
+printf 'user root allow\nuser root alow\n' >/tmp/bad
+check "one that makes no sense, too" ends_with 1 kopictl restore /tmp/bad
+check "by line" says '/tmp/bad:2: alow is no word of a rule'
+printf 'default deny\n' >/tmp/other
+check "--check refuses the same" ends_with 1 rule restore --check /tmp/bad
+check "and changes nothing" eval 'kopictl restore --check /tmp/other && [ "$(generation)" = "$now" ]'
+
+check "rules are saved" eval 'rule save /tmp/saved && grep -qxF "local-port 5432 comment '"'nobody else'"' deny" /tmp/saved'
+check "flush takes all away, but the default" eval 'rule default deny && rule flush && rule list --json | has \
+	".rules == [] and .default == \"deny\""'
+check "which stops all" cannot root "$nc" 5433
+check "what was saved comes back" eval 'kopictl restore /tmp/saved && rule save | cmp - /tmp/saved'
+
+# Every kind of word, as the kernel has it.
+mkdir -p /sys/fs/cgroup/ruled
+cat >/tmp/all <<'EOF'
+# For kopictl restore.
+default allow
+user 2000-2999 cgroup /ruled protocol udp allow
+group charlie local-port 1-1023 device eth0 direction in deny
+remote 2001:db8::/32 remote-port 53 mark 0x10 priority 1:10
+remote 198.51.100.7 direction out rate 1Mbit shared
+rate 500pps burst 7 comment 'slow, # not "fast"'
+EOF
+check "all words come back" eval 'kopictl restore /tmp/all && rule save | diff /tmp/all - | sed "s/^/# /" && rule save | cmp /tmp/all -'
+rmdir /sys/fs/cgroup/ruled
+
+for number in $(seq 5000); do echo "user $number remote 192.0.2.0/24 remote-port $number deny comment 'rule number $number'"; done >/tmp/many
+check "five thousand rules are one change" eval 'now=$(generation) && kopictl restore /tmp/many &&
+	[ "$(generation)" = $((now + 1)) ]'
+check "and come back" eval 'rule save | tail -n +3 | sed "s/user [a-z]*/user X/" >/tmp/back &&
+	[ "$(wc -l </tmp/back)" = 5000 ] && tail -1 /tmp/back | grep -q "number 5000"'
+rule flush
+
+in_host setpriv --reuid bob --regid bob --clear-groups -- kopi-echo --bind 192.0.2.1:7777 >/tmp/echo.out 2>&1 &
+echo_pid=$!
+trap 'kill $echo_pid 2>/dev/null; clean' EXIT
+wait_for grep -q listening /tmp/echo.out
+ask() { [ "$(echo "$1" | in_peer timeout 5 socat -t "${2:-3}" - UDP:192.0.2.1:7777)" = "$1" ]; }
+check "a live flow answers" ask before
+handle=$(rule add user bob deny)
+check "a rule stops it at once" eval '! ask stopped 1'
+check "ps says which" eval 'kopictl ps --json | has --argjson handle "$handle" \
+	".[0] | .denied == [\"out\", \"in\"] and .rule_in == \$handle and .rule_out == \$handle"'
+check "and its drops" eval 'kopictl ps --json | has ".[0].stats.rx_drop_rule >= 1"'
+rule del "$handle"
+sed "s/^/# /" /tmp/echo.out; kopictl ps
+check "without the rule it goes on" ask again
+
+as_bob() { in_host setpriv --reuid bob --regid bob --clear-groups -- kopictl "$@"; }
+check "changes take a privilege" ends_with 4 as_bob rule add allow
+finish

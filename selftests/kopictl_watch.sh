@@ -1,0 +1,80 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# kopictl watch tells what happens to flows while it happens, and metrics what happened.
+
+. "$(dirname "$0")/lib.sh"
+
+kopictl() { in_host kopictl "$@"; }
+has() { jq -e "$@" >/tmp/jq.out || { sed 's/^/# /' /tmp/jq.out; false; }; }
+watchers=()
+trap 'kill "${watchers[@]}" 2>/dev/null; in_host kopictl rule flush' EXIT
+# Starts one, and waits until it hears a flow of root's.
+watches() {
+	local file=$1
+	shift
+	nsenter --net=/run/netns/host kopictl watch "$@" >"$file" 2>"$file.err" &
+	watchers+=($!)
+	hears() { in_host kopi-nc -w 0 192.0.2.2 9 </dev/null 2>/dev/null; [ -s "$file" ]; }
+	wait_for hears
+}
+bob() { in_host setpriv --reuid bob --regid bob --clear-groups -- "$@"; }
+# What was heard of the flow that was bound to a port.
+events() {
+	jq -s --argjson port "$1" 'map(select(.event == "flow-bound" and .local_port == $port))[0].id as $id |
+		map(select(.id == $id))' /tmp/events
+}
+event() { events 5000 | jq --arg event "$1" 'map(select(.event == $event))[0]'; }
+
+check "it listens" watches /tmp/events --json
+check "and shows lines to people" watches /tmp/lines
+check "with a head" grep -qE '^TIME +EVENT +ID +PID' /tmp/lines.err
+
+echo hello | bob kopi-nc -p 5000 -s 192.0.2.1 -w 0 192.0.2.2 9 2>/dev/null
+closed() { events 5000 | has '.[-1].event == "flow-closed"'; }
+check "a flow's end is heard" wait_for closed
+check "so were its beginning and its binding" eval 'events 5000 | has "map(.event)[:2] == [\"flow-opened\", \"flow-bound\"]"'
+check "with program, user and address" eval 'event flow-bound | has \
+	".program == \"kopi-nc\" and .user == \"bob\" and .local_address == \"192.0.2.1\" and .local_port == 5000"'
+check "the last has the counters" eval 'event flow-closed | has ".stats.tx_packets == 1 and .stats.tx_bytes == 6"'
+check "and the time" eval 'event flow-closed | has ".time | sub(\"[.][0-9]+Z\"; \"Z\") | fromdateiso8601 > 0"'
+line() { grep -qE '^[0-9:.]+ +flow-bound +[0-9]+ +[0-9]+ +kopi-nc +bob +192.0.2.1:5000 -> ' /tmp/lines; }
+check "lines have it, too" wait_for line
+
+handle=$(kopictl rule add user bob local-port 5001 deny)
+nsenter --net=/run/netns/host kopictl watch --event flow-denied --count 2 >/tmp/denied 2>/tmp/denied.err &
+counting=$!
+watchers+=("$counting")
+ended() { bob kopi-nc -l -p 5001 -w 0 192.0.2.1 5001 </dev/null 2>/dev/null; [ ! -d "/proc/$counting" ]; }
+check "--count ends it" wait_for ended
+check "with status 0" wait "$counting"
+check "--event leaves others out, and the rule is named" eval \
+	'[ "$(wc -l </tmp/denied)" = 2 ] && [ "$(grep -c "flow-denied .* by rule $handle" /tmp/denied)" = 2 ]'
+denied() { jq -r 'select(.event == "flow-denied") | .rule' /tmp/events | grep -qx "$handle"; }
+check "JSON names it, too" wait_for denied
+
+bob kopictl watch >/dev/null 2>/tmp/out
+check "others' flows aren't for everybody" [ $? = 4 ]
+
+in_host kopictl metrics --listen 127.0.0.1:9100 2>/tmp/metrics.err &
+watchers+=($!)
+get() {
+	in_host python3 -c 'import sys, urllib.request as r
+answer = r.urlopen("http://127.0.0.1:9100" + sys.argv[1])
+print(answer.headers["Content-Type"], answer.read().decode(), sep="\n", end="")' "$@" 2>&1
+}
+check "metrics are served" wait_for get /metrics
+check "as OpenMetrics" eval 'get /metrics | head -1 | grep -q "^application/openmetrics-text; version=1.0.0"'
+check "to their end" [ "$(get /metrics | tail -1)" = '# EOF' ]
+check "with the rule's refusals" eval 'get /metrics |
+	grep -qF "kopi_rule_denied_total{handle=\"$handle\",rule=\"user bob local-port 5001 deny\"} 2"'
+check "nothing is elsewhere" eval 'get / | grep -q "HTTP Error 404"'
+
+in_host kopi-echo --bind 192.0.2.1:7777 >/tmp/echo.out 2>&1 &
+wait_for grep -q listening /tmp/echo.out
+echo hello | in_peer timeout 5 socat -t 3 - UDP:192.0.2.1:7777 >/dev/null
+check "a process's packets are there" eval 'get /metrics |
+	grep -qE "^kopi_process_packets_total\{pid=\"[0-9]+\",program=\"kopi-echo\",user=\"root\",direction=\"in\"\} 1$"'
+check "printed at once, too" eval 'kopictl metrics | grep -q "^kopi_flows 1$"'
+watchers+=("$(in_host ss -uapnH 'sport = :7777' | sed 's/.*pid=\([0-9]*\).*/\1/')")
+finish
