@@ -4,7 +4,7 @@
 
 pub mod hosts;
 
-use kopi::{Channel, Completion, Interest, Message, Payload, SendError};
+use kopi::{Channel, Completion, Flow, Interest, Message, Payload, SendError};
 use std::{
     fmt::Display,
     io,
@@ -128,6 +128,27 @@ pub fn send_patiently<'c>(
         }
         channel.flush_with(&mut completed)?;
         channel.wait(Interest::WRITABLE, Some(Duration::from_secs(1)))?;
+    }
+}
+
+/// Sleeps until there is something of `interest`, a second at most. An error that the channel's
+/// `first` flow has learnt, such as that a rule stopped it, is said, and the program goes on.
+pub fn doze(program: &str, channel: &Channel, first: &Flow, interest: Interest) -> io::Result<()> {
+    match channel.wait(interest, Some(Duration::from_secs(1))) {
+        Ok(ready) => {
+            // As long as it isn't taken, no wait sleeps.
+            if let Some(error) = ready
+                .error
+                .then(|| first.take_error())
+                .transpose()?
+                .flatten()
+            {
+                eprintln!("{program}: {error}");
+            }
+            Ok(())
+        }
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

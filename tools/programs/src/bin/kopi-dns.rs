@@ -4,7 +4,7 @@
 
 use clap::Parser;
 use kopi::{Channel, Flow, Interest, Message, Packet};
-use kopi_programs::{finish, hosts::Hosts, stop_on_signals, Context};
+use kopi_programs::{doze, finish, hosts::Hosts, stop_on_signals, Context};
 use std::{
     fs,
     io::{self, Write},
@@ -12,7 +12,6 @@ use std::{
     path::PathBuf,
     process::ExitCode,
     sync::atomic::Ordering,
-    time::Duration,
 };
 
 /// Answers DNS questions (A, AAAA, PTR) from a hosts file, through mapped rings.
@@ -83,11 +82,7 @@ fn run(options: &Options) -> io::Result<ExitCode> {
             answered += u64::from(answer(&channel, &hosts, packet));
         }
         channel.flush()?;
-        match channel.wait(Interest::READABLE, Some(Duration::from_secs(1))) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+        doze("kopi-dns", &channel, first, Interest::READABLE)?;
     }
     Ok(ExitCode::SUCCESS)
 }

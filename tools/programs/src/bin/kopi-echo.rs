@@ -4,13 +4,12 @@
 
 use clap::Parser;
 use kopi::{Channel, Flow, Interest, Message};
-use kopi_programs::{finish, next_port, raise_file_limit, stop_on_signals, Context};
+use kopi_programs::{doze, finish, next_port, raise_file_limit, stop_on_signals, Context};
 use std::{
     io::{self, Write},
     net::SocketAddr,
     process::ExitCode,
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
 };
 
 /// Sends every UDP datagram back to where it came from, through mapped rings.
@@ -88,7 +87,7 @@ fn run(options: &Options) -> io::Result<ExitCode> {
     out.flush()?;
 
     let mut counters = Counters::default();
-    let result = echo(options, &channel, &stop, &mut counters);
+    let result = echo(options, &channel, first, &stop, &mut counters);
     if options.stats {
         eprintln!(
             "echoed {} datagrams, {} bytes; {} refused by the network stack, {} dropped",
@@ -104,6 +103,7 @@ fn run(options: &Options) -> io::Result<ExitCode> {
 fn echo(
     options: &Options,
     channel: &Channel,
+    first: &Flow,
     stop: &AtomicBool,
     counters: &mut Counters,
 ) -> io::Result<()> {
@@ -132,10 +132,6 @@ fn echo(
         } else {
             Interest::READABLE | Interest::WRITABLE
         };
-        match channel.wait(interest, Some(Duration::from_secs(1))) {
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+        doze("kopi-echo", channel, first, interest)?;
     }
 }
