@@ -90,8 +90,8 @@ rmdir /sys/fs/cgroup/ruled
 for number in $(seq 5000); do echo "user $number remote 192.0.2.0/24 remote-port $number deny comment 'rule number $number'"; done >/tmp/many
 check "five thousand rules are one change" eval 'now=$(generation) && kopictl restore /tmp/many &&
 	[ "$(generation)" = $((now + 1)) ]'
-check "and come back" eval 'rule save | tail -n +3 | sed "s/user [a-z]*/user X/" >/tmp/back &&
-	[ "$(wc -l </tmp/back)" = 5000 ] && tail -1 /tmp/back | grep -q "number 5000"'
+check "and come back" eval 'rule save -n | tail -n +3 >/tmp/back &&
+	cmp /tmp/back /tmp/many'
 rule flush
 
 in_host setpriv --reuid bob --regid bob --clear-groups -- kopi-echo --bind 192.0.2.1:7777 >/tmp/echo.out 2>&1 &
@@ -102,11 +102,11 @@ ask() { [ "$(echo "$1" | in_peer timeout 5 socat -t "${2:-3}" - UDP:192.0.2.1:77
 check "a live flow answers" ask before
 handle=$(rule add user bob deny)
 check "a rule stops it at once" eval '! ask stopped 1'
+check "its program learns why" wait_for grep -q 'Permission denied' /tmp/echo.out
 check "ps says which" eval 'kopictl ps --json | has --argjson handle "$handle" \
 	".[0] | .denied == [\"out\", \"in\"] and .rule_in == \$handle and .rule_out == \$handle"'
 check "and its drops" eval 'kopictl ps --json | has ".[0].stats.rx_drop_rule >= 1"'
 rule del "$handle"
-sed "s/^/# /" /tmp/echo.out; kopictl ps
 check "without the rule it goes on" ask again
 
 as_bob() { in_host setpriv --reuid bob --regid bob --clear-groups -- kopictl "$@"; }
