@@ -9,10 +9,10 @@
 title "Scenario 5, processes: 5432 is for postgres run by bob, 3306 for mysqld run by charlie."
 bin=/tmp/programs
 cleanup() {
-	for user in alice bob charlie; do pkill -u "$user" -f $bin; done
+	for user in alice bob charlie; do pkill -u "$user" -f "$bin"; done
 	wait
 	in_host kopictl rule flush
-	rm -rf $bin
+	rm -rf "$bin"
 }
 trap cleanup EXIT
 mkdir -p $bin
@@ -29,16 +29,17 @@ in_host kopictl restore /tmp/ports.rules >/dev/null
 typed "kopictl restore ports.rules"
 shown </tmp/ports.rules
 
-run_as() { in_host setpriv --reuid "$1" --regid "$1" --clear-groups -- "${@:2}"; }
 # serve USER PROGRAM PORT: starts it, and waits until it serves, or says why not.
 serve() {
-	run_as "$1" "$2" --bind "192.0.2.1:$3" >/tmp/served 2>&1 &
+	# Not a function, of which $! would be the shell's.
+	nsenter --net=/run/netns/host setpriv --reuid "$1" --regid "$1" --clear-groups -- \
+		"$2" --bind "192.0.2.1:$3" >/tmp/served 2>&1 &
 	server=$!
 	wait_for grep -q 'listening\|denied' /tmp/served && grep -q listening /tmp/served
 }
-refused() { ! serve "$@" && grep -q 'Permission denied' /tmp/served && ! wait $server; }
+refused() { ! serve "$@" && grep -q 'Permission denied' /tmp/served && ! wait "$server"; }
 ask() { [ "$(echo "$2" | in_peer timeout 5 socat -t "${3:-3}" - "UDP:192.0.2.1:$1")" = "$2" ]; }
-end() { kill $server && wait $server; }
+end() { kill "$server"; wait "$server"; }
 
 check "bob's postgres serves" serve bob $bin/postgres 5432
 check "and answers" ask 5432 hello
@@ -51,12 +52,14 @@ check "charlie's postgres is refused" refused charlie $bin/postgres 5432
 check "bob's mysqld is refused" refused bob $bin/mysqld 3306
 mkdir $bin/copy && cp $bin/postgres $bin/copy/postgres
 check "a copy of postgres is refused" refused bob $bin/copy/postgres 5432
-check "a program that calls itself postgres is refused" refused bob bash -c \
-	"exec -a postgres $(command -v kopi-echo) \"\$@\"" bash 5432
+printf '#!/bin/bash\nexec -a postgres %s "$@"\n' "$(command -v kopi-echo)" >$bin/named
+chmod +x $bin/named
+check "a program that calls itself postgres is refused" refused bob $bin/named 5432
 tell "Refused: charlie's postgres, bob's mysqld, a copy of postgres, what calls itself postgres:"
-typed "$bin/copy/postgres --bind 192.0.2.1:5432"
+typed "exec -a postgres kopi-echo --bind 192.0.2.1:5432"
 shown </tmp/served
-kill $postgres && wait $postgres
+kill "$postgres"
+wait "$postgres"
 
 mv $bin/postgres $bin/postgres.old
 check "postgres by another name serves: it is the same file" serve bob $bin/postgres.old 5432
