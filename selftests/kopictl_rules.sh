@@ -87,7 +87,7 @@ EOF
 check "all words come back" eval 'kopictl restore /tmp/all && rule save | diff /tmp/all - | sed "s/^/# /" && rule save | cmp /tmp/all -'
 rmdir /sys/fs/cgroup/ruled
 
-for number in $(seq 5000); do echo "user $number remote 192.0.2.0/24 remote-port $number deny comment 'rule number $number'"; done >/tmp/many
+for number in $(seq 5000); do echo "user $number remote 192.0.2.0/24 remote-port $number comment 'rule number $number' deny"; done >/tmp/many
 check "five thousand rules are one change" eval 'now=$(generation) && kopictl restore /tmp/many &&
 	[ "$(generation)" = $((now + 1)) ]'
 check "and come back" eval 'rule save -n | tail -n +3 >/tmp/back &&

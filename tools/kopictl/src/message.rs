@@ -186,6 +186,9 @@ impl Directions {
 
 impl fmt::Display for Directions {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 {
+            return out.write_str("none");
+        }
         out.write_str(&self.words().collect::<Vec<_>>().join("+"))
     }
 }

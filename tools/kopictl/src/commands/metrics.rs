@@ -313,4 +313,33 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_dashboard_asks_for_what_there_is() {
+        let dashboard = include_str!("../../../../docs/grafana.json");
+        let rule = [Rule::default()];
+        let processes = HashMap::from([(Process::of(&Flow::default()), Counts::default())]);
+        let stats = Stats {
+            tx_drop_rule: Some(0),
+            ..Stats::default()
+        };
+        let totals = Totals {
+            stats: Some(stats),
+            ..Totals::default()
+        };
+        let names = Names::new(true);
+        let text = text(&Info::default(), &totals, &processes, &rule, &names);
+        let is_name = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+        let mut asked = 0;
+        for name in dashboard.split(|letter| !is_name(letter)) {
+            if name.starts_with("kopi_") {
+                asked += 1;
+                assert!(
+                    text.contains(&format!("\n{name}{{")) || text.contains(&format!("\n{name} ")),
+                    "{name}"
+                );
+            }
+        }
+        assert!(asked > 8);
+    }
 }
