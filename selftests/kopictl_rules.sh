@@ -30,7 +30,7 @@ check "and as they were written" eval \
 check "with names, or without" eval 'rule list -n | grep -q "user 1002 exe" && rule list -n | grep -q "group 1002 "'
 check "one can be taken away" eval 'rule del "$between" && [ "$(rule list --json | jq ".rules | length")" = 2 ]'
 check "but once" ends_with 1 rule del "$between"
-check "which is said" says "rule $between: handle: no rule has that handle"
+check "which is said" says "rule $between: no rule has that handle"
 
 check "bob's program may have the port" can bob /tmp/postgres 5432
 check "bob's other program may not" cannot bob "$nc" 5432
@@ -59,7 +59,7 @@ check "not even the generation" eval '[ "$(generation)" = "$now" ]'
 
 printf 'user root allow\n\nexe /tmp/nowhere deny\n' >/tmp/bad
 check "a file with a rule that the kernel refuses is refused" ends_with 1 kopictl restore /tmp/bad
-check "by line" says "/tmp/bad:3: exe: exe can't be looked up (ENOENT)"
+check "by line" says "/tmp/bad:3: exe can't be looked up (ENOENT)"
 printf 'user root allow\nuser root alow\n' >/tmp/bad
 check "one that makes no sense, too" ends_with 1 kopictl restore /tmp/bad
 check "by line" says '/tmp/bad:2: alow is no word of a rule'

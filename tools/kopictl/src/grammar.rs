@@ -14,24 +14,25 @@ A rule is a list of words, in any order. It is about flows that match all of:
   user NAME|UID[-UID]      the process's user
   group NAME|GID           the process's group
   cgroup PATH              the socket's cgroup, or one below it
-  exe PATH                 the process's program: the file that is there now,
-                           wherever it is moved; not one that replaces it
+  exe PATH                 the process's program: the file that is
+                           there now, wherever it is moved; not one
+                           that replaces it
   protocol udp             (there is no other)
   local-port N[-M]         its own port
   remote ADDR[/LEN]        its peer's address
   remote-port N[-M]        its peer's port
   device NAME              the device that it is bound to
-  direction in|out         packets that it receives or sends; else both
+  direction in|out         what it receives or sends; else both
 and says what becomes of their packets:
   allow                    they pass
-  deny                     they don't, and bind() and connect() give EACCES
-  mark N                   what is sent has this mark, as by SO_MARK
-  priority N|MAJOR:MINOR   or this priority or class (hexadecimal, as in tc)
+  deny                     they don't; bind(), connect(): EACCES
+  mark N                   what is sent has this mark (SO_MARK)
+  priority N|MAJOR:MINOR   or this priority, or class, as in tc (hex)
   rate N[k|M|G]bit         so many bits of payload pass a second, or
        N[k|M|G]byte        bytes, or
        N[k|M|G]pps         datagrams; k is 1000
-  burst N[k|M|G]           bytes (datagrams, with pps) that pass at once
-  shared                   the rate is for all flows together, not for each
+  burst N[k|M|G]           bytes, or datagrams, that pass at once
+  shared                   the rate is for all flows together
 and of itself:
   comment TEXT             a note
   before HANDLE            (rule add) its place; else it is the last

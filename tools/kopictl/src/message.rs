@@ -338,15 +338,17 @@ attributes! {
         5 remote_port: Option<Port>,
         /// Device that it is bound to, or 0.
         6 ifindex: Option<u32>,
-        /// User of the process, as of the reader's user namespace.
+        /// User of the process, as of the reader's user namespace; in an event as of that of the
+        /// network namespace.
         7 uid: Option<u32>,
-        /// Group of the process, as of the reader's user namespace.
+        /// Group of the process, as its user is.
         8 gid: Option<u32>,
-        /// The process, as of the reader's pid namespace; 0 if it isn't there.
+        /// The process, as of the reader's pid namespace; 0 if it isn't there. In an event as of the
+        /// initial one, or of its own where the network namespace isn't of the initial user namespace.
         9 pid: Option<u32>,
         /// The name that the process gives itself.
         10 command: Option<String>,
-        /// Path of the program's file when the process was seen.
+        /// Path of the program's file when the process was seen; empty where it is too long.
         11 exe: Option<String>,
         /// Number of the device that the program's file is on.
         12 exe_device: Option<u32>,
@@ -354,7 +356,7 @@ attributes! {
         13 exe_inode: Option<u64>,
         /// Number of the socket's cgroup, that of its folder's inode.
         14 cgroup: Option<u64>,
-        /// Path of the socket's cgroup, as the reader sees it.
+        /// Path of the socket's cgroup, as the reader sees it; empty where it is too long.
         15 cgroup_path: Option<String>,
         /// Number of its channel; not there without one.
         16 channel: Option<u32>,

@@ -69,8 +69,10 @@ impl Refusal {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some((name, _)) = self.attribute.last().filter(|(name, _)| name != "rule") {
-            write!(out, "{name}: ")?;
+        let said = |name: &str| matches!(&self.message, Some(message) if message.contains(name));
+        match self.attribute.last() {
+            Some((name, _)) if name != "rule" && !said(name) => write!(out, "{name}: ")?,
+            _ => (),
         }
         if let Some(message) = &self.message {
             write!(out, "{message} ")?;

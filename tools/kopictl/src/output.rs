@@ -123,9 +123,11 @@ pub(crate) fn short(number: f64) -> String {
     format!("{scaled:.0}E")
 }
 
-/// What is there, or a dash.
+/// What is there and isn't empty, or a dash.
 pub(crate) fn or_dash(value: Option<impl ToString>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+    let text = value.map(|value| value.to_string());
+    text.filter(|text| !text.is_empty())
+        .unwrap_or_else(|| "-".to_owned())
 }
 
 #[cfg(test)]

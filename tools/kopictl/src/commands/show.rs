@@ -98,7 +98,11 @@ fn rows(rows: Vec<Row>, name: impl Fn(&str) -> Option<String>) -> io::Result<()>
     {
         let name = name(attribute.name).filter(|name| *name != text);
         let value = clean(&name.map_or_else(|| text.clone(), |name| format!("{text} ({name})")));
-        let doc = attribute.doc.trim();
+        let doc = attribute
+            .doc
+            .trim()
+            .split_once("; ")
+            .map_or(attribute.doc.trim(), |(doc, _)| doc);
         writeln!(
             out,
             "  {:<20}  {value:<24}  {FAINT}{doc}{FAINT:#}",
