@@ -72,7 +72,8 @@ test-debug: build-debug
 
 # Of them, what is about memory, lifetimes and hostile programs, in minutes.
 SMOKE := allocations_fail.py bad_input.py closed_while_receiving.py exec_fork_passing.py fuzz_calls.sh \
-	fuzz_rings.sh held_frames.py killed_processes.py limits_hold.py memory_is_clean.py namespace_deleted.py rings_work.py
+	fuzz_netlink.py fuzz_rings.sh held_frames.py killed_processes.py limits_hold.py memory_is_clean.py namespace_deleted.py \
+	netlink_events.py netlink_shows.py rings_work.py rules_by_process.py
 smoke-debug: build-debug
 	@qemu/vm --kernel debug --mem 4096 --timeout 3600 -- env FUZZ_SECONDS=60 KILL_CYCLES=40 \
 		selftests/run $(SMOKE)

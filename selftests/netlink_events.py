@@ -76,7 +76,7 @@ with namespace("host"):
         fails("bind() where a rule denies it", errno.EACCES, lambda: other.bind((HOST, 6400)))
         got = events(ynl, 2)
         check("a bind() that a rule refuses", [name for name, _ in got] == ["flow-opened-ntf", "flow-denied-ntf"]
-              and got[1][1]["rule"] == handle, got)
+              and (got[1][1]["rule"], got[1][1]["local-address"], got[1][1]["local-port"]) == (handle, HOST, 6400), got)
         other.close()
         got = events(ynl, 1)
         check("closed", [name for name, _ in got] == ["flow-closed-ntf"], got)

@@ -195,9 +195,14 @@ impl Flow {
     }
 
     /// Passes on what the rules say of a call, and tells who listens if they deny it.
-    fn permit(&self, socket: &Socket, judged: core::result::Result<(), Stopped>) -> Result {
+    fn permit(
+        &self,
+        socket: &Socket,
+        judged: core::result::Result<(), Stopped>,
+        event: impl FnOnce(Stopped) -> Event,
+    ) -> Result {
         judged.map_err(|stopped| {
-            tell(self, socket.sk(), Event::Denied(stopped));
+            tell(self, socket.sk(), event(stopped));
             EACCES
         })
     }
@@ -358,17 +363,20 @@ impl Protocol for Flow {
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result {
         let policy = self.policy().ok_or(EINVAL)?;
         policy.identify(socket.sk())?;
-        match name.port() {
-            // Which one it gets is known afterwards.
-            0 => Ok(()),
-            port => self.permit(socket, policy.may_bind(socket.sk(), port)),
+        match name.peer() {
+            // Which port it gets is known afterwards.
+            Some(end) if end.port != 0 => {
+                let judged = policy.may_bind(socket.sk(), end.port);
+                self.permit(socket, judged, |stopped| Event::BindDenied(stopped, end))
+            }
+            _ => Ok(()),
         }
     }
 
     fn bound(&self, socket: &Socket) -> Result {
         let policy = self.policy().ok_or(EINVAL)?;
         let port = u16::from_be(socket.sk().local_port());
-        self.permit(socket, policy.may_bind(socket.sk(), port))?;
+        self.permit(socket, policy.may_bind(socket.sk(), port), Event::Denied)?;
         tell(self, socket.sk(), Event::Bound);
         Ok(())
     }
@@ -377,7 +385,12 @@ impl Protocol for Flow {
         let policy = self.policy().ok_or(EINVAL)?;
         policy.identify(socket.sk())?;
         match name.peer() {
-            Some(peer) => self.permit(socket, policy.may_connect(socket.sk(), &peer)),
+            Some(peer) => {
+                let judged = policy.may_connect(socket.sk(), &peer);
+                self.permit(socket, judged, |stopped| {
+                    Event::ConnectDenied(stopped, peer)
+                })
+            }
             None => Ok(()),
         }
     }
@@ -388,7 +401,11 @@ impl Protocol for Flow {
             return Ok(());
         };
         // By the local port that it has now.
-        self.permit(socket, policy.may_connect(socket.sk(), &peer))?;
+        self.permit(
+            socket,
+            policy.may_connect(socket.sk(), &peer),
+            Event::Denied,
+        )?;
         tell(self, socket.sk(), Event::Connected);
         Ok(())
     }

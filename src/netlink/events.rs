@@ -6,6 +6,7 @@
 
 use super::show;
 use crate::flow::Flow;
+use crate::pure::rule::Peer;
 use crate::rules::Stopped;
 use crate::sys::{
     context,
@@ -28,6 +29,9 @@ pub(crate) enum Event {
     Connected,
     Closed,
     Denied(Stopped),
+    /// bind() to this, or connect(), was refused.
+    BindDenied(Stopped, Peer),
+    ConnectDenied(Stopped, Peer),
     /// No room in its RX ring, or no frame in its FILL ring. Softirq.
     Overrun,
     /// As `Denied`, by a packet that came. Softirq.
@@ -41,7 +45,10 @@ impl Event {
             Self::Bound => uapi::KOPI_CMD_FLOW_BOUND_NTF,
             Self::Connected => uapi::KOPI_CMD_FLOW_CONNECTED_NTF,
             Self::Closed => uapi::KOPI_CMD_FLOW_CLOSED_NTF,
-            Self::Denied(_) | Self::DeniedReceiving(_) => uapi::KOPI_CMD_FLOW_DENIED_NTF,
+            Self::Denied(_)
+            | Self::BindDenied(..)
+            | Self::ConnectDenied(..)
+            | Self::DeniedReceiving(_) => uapi::KOPI_CMD_FLOW_DENIED_NTF,
             Self::Overrun => uapi::KOPI_CMD_OVERRUN_NTF,
         }
     }
@@ -63,13 +70,18 @@ pub(crate) fn tell(flow: &Flow, sk: &Sock, event: Event) {
 
 fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
     let identity = flow.policy().ok_or(ENOENT)?.identity();
+    let ends = match &event {
+        Event::BindDenied(_, end) => sk.ends().with_local(end),
+        Event::ConnectDenied(_, end) => sk.ends().with_remote(end),
+        _ => sk.ends(),
+    };
     genl::send_event(
         sk.net(),
         event.command(),
         event.is_of_process(),
         |message| {
             message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
-            show::put_ends(message, sk, &identity)?;
+            show::put_ends(message, &ends, &identity)?;
             message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
             message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
             message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.shown_in(sk.net()))?;
@@ -81,7 +93,10 @@ fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
                 Event::Closed => {
                     show::put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats())?;
                 }
-                Event::Denied(stopped) | Event::DeniedReceiving(stopped) => {
+                Event::Denied(stopped)
+                | Event::BindDenied(stopped, _)
+                | Event::ConnectDenied(stopped, _)
+                | Event::DeniedReceiving(stopped) => {
                     message.u32(uapi::KOPI_A_FLOW_RULE, stopped.rule)?;
                     message.u32(uapi::KOPI_A_FLOW_DIRECTION, stopped.direction as u32)?;
                 }

@@ -25,17 +25,30 @@ use kernel::{
 /// Both ends of a range; the first alone is a range of one.
 fn range<T: Copy + PartialOrd>(
     request: &Request<'_>,
-    first: Option<T>,
-    last: Option<T>,
-    attr: Option<&Attribute<'_>>,
+    table: &RuleInput<'_>,
+    kinds: (u32, u32),
+    value: impl Fn(&Attribute<'_>) -> Result<T>,
 ) -> Result<Option<(T, T)>> {
-    let _ = attr;
-    match (first, last) {
-        (None, None) => Ok(None),
-        (Some(first), None) => Ok(Some((first, first))),
-        (Some(first), Some(last)) if first <= last => Ok(Some((first, last))),
-        _ => Err(request.refuse(EINVAL, c"a range ends before it begins", None)),
+    let (first, last) = (table.get(kinds.0), table.get(kinds.1));
+    let (Some(first), Some(last)) = (&first, &last) else {
+        return match (&first, &last) {
+            (Some(first), _) => {
+                let only = value(first)?;
+                Ok(Some((only, only)))
+            }
+            (None, Some(last)) => Err(request.refuse(
+                EINVAL,
+                c"the end of a range that has no beginning",
+                Some(last),
+            )),
+            (None, None) => Ok(None),
+        };
+    };
+    let range = (value(first)?, value(last)?);
+    if range.0 > range.1 {
+        return Err(request.refuse(EINVAL, c"a range ends before it begins", Some(last)));
     }
+    Ok(Some(range))
 }
 
 fn copied(string: &CStr) -> Result<KVec<u8>> {
@@ -77,21 +90,18 @@ fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Parts> {
 }
 
 fn matches(request: &Request<'_>, asker: &Asker<'_>, table: &RuleInput<'_>) -> Result<Match> {
-    let uid = |kind| -> Result<Option<u32>> {
-        let Some(attr) = table.get(kind) else {
-            return Ok(None);
-        };
-        asker.make_uid(attr.u32()).map(Some).ok_or_else(|| {
-            request.refuse(EINVAL, c"the user namespace has no such user", Some(&attr))
+    let uid = |attr: &Attribute<'_>| {
+        asker.make_uid(attr.u32()).ok_or_else(|| {
+            request.refuse(EINVAL, c"the user namespace has no such user", Some(attr))
         })
     };
+    let port = |attr: &Attribute<'_>| Ok(attr.u16());
     let gid = match table.get(uapi::KOPI_A_RULE_GID) {
         Some(attr) => Some(asker.make_gid(attr.u32()).ok_or_else(|| {
             request.refuse(EINVAL, c"the user namespace has no such group", Some(&attr))
         })?),
         None => None,
     };
-    let port = |kind| table.get(kind).map(|attr| attr.u16());
     let mut device = None;
     if let Some(attr) = table.get(uapi::KOPI_A_RULE_DEVICE) {
         let mut name = [0u8; 16];
@@ -103,9 +113,9 @@ fn matches(request: &Request<'_>, asker: &Asker<'_>, table: &RuleInput<'_>) -> R
     Ok(Match {
         uid: range(
             request,
-            uid(uapi::KOPI_A_RULE_UID_MIN)?,
-            uid(uapi::KOPI_A_RULE_UID_MAX)?,
-            None,
+            table,
+            (uapi::KOPI_A_RULE_UID_MIN, uapi::KOPI_A_RULE_UID_MAX),
+            uid,
         )?,
         gid,
         protocol: table
@@ -113,16 +123,22 @@ fn matches(request: &Request<'_>, asker: &Asker<'_>, table: &RuleInput<'_>) -> R
             .map(|attr| attr.u32() as u8),
         local_port: range(
             request,
-            port(uapi::KOPI_A_RULE_LOCAL_PORT_MIN),
-            port(uapi::KOPI_A_RULE_LOCAL_PORT_MAX),
-            None,
+            table,
+            (
+                uapi::KOPI_A_RULE_LOCAL_PORT_MIN,
+                uapi::KOPI_A_RULE_LOCAL_PORT_MAX,
+            ),
+            port,
         )?,
         remote: remote(request, table)?,
         remote_port: range(
             request,
-            port(uapi::KOPI_A_RULE_REMOTE_PORT_MIN),
-            port(uapi::KOPI_A_RULE_REMOTE_PORT_MAX),
-            None,
+            table,
+            (
+                uapi::KOPI_A_RULE_REMOTE_PORT_MIN,
+                uapi::KOPI_A_RULE_REMOTE_PORT_MAX,
+            ),
+            port,
         )?,
         device,
         directions: table
@@ -164,7 +180,7 @@ fn action(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Action> {
     let bytes = table.get(uapi::KOPI_A_RULE_RATE_BYTES);
     let packets = table.get(uapi::KOPI_A_RULE_RATE_PACKETS);
     let burst = table.get(uapi::KOPI_A_RULE_BURST);
-    let shared = table.get(uapi::KOPI_A_RULE_SHARED).is_some();
+    let shared = table.get(uapi::KOPI_A_RULE_SHARED);
     let limit = match (&bytes, &packets) {
         (Some(_), Some(attr)) => {
             return Err(request.refuse(
@@ -174,8 +190,9 @@ fn action(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Action> {
             ))
         }
         (None, None) => {
-            if burst.is_some() || shared {
-                return Err(request.refuse(EINVAL, c"a burst of no rate", burst.as_ref()));
+            let stray = burst.or(shared);
+            if stray.is_some() {
+                return Err(request.refuse(EINVAL, c"there is no rate", stray.as_ref()));
             }
             None
         }
@@ -183,7 +200,7 @@ fn action(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Action> {
             rate: Rate::new(rate.uint(), burst.as_ref().map(|attr| attr.uint()))
                 .ok_or_else(|| request.refuse(EINVAL, c"nothing would pass", Some(rate)))?,
             of_bytes: bytes.is_some(),
-            shared,
+            shared: shared.is_some(),
         }),
     };
     let action = Action {
@@ -194,7 +211,11 @@ fn action(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Action> {
     };
     let does_more = action.mark.is_some() || action.priority.is_some() || action.limit.is_some();
     if action.deny && does_more {
-        return Err(request.refuse(EINVAL, c"a rule that denies can do nothing else", None));
+        return Err(request.refuse(
+            EINVAL,
+            c"a rule that denies can do nothing else",
+            table.get(uapi::KOPI_A_RULE_VERDICT).as_ref(),
+        ));
     }
     Ok(action)
 }

@@ -8,7 +8,7 @@ use crate::pure::abi::{self, Stats};
 use crate::sys::{
     family,
     genl::{Asker, Dump, Message, Request},
-    sock::Sock,
+    sock::Ends,
     socket::Socket,
     task::{self, Identity}, //
     uapi,
@@ -59,9 +59,8 @@ pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Resu
 }
 
 /// Puts what a flow's socket and its process are.
-pub(crate) fn put_ends(message: &mut Message, sk: &Sock, identity: &Identity) -> Result {
-    let ends = sk.ends();
-    let len = if sk.is_ipv6() { 16 } else { 4 };
+pub(crate) fn put_ends(message: &mut Message, ends: &Ends, identity: &Identity) -> Result {
+    let len = if ends.is_ipv6 { 16 } else { 4 };
     message.bytes(
         uapi::KOPI_A_FLOW_LOCAL_ADDRESS,
         ends.local.get(..len).unwrap_or(&[]),
@@ -92,7 +91,7 @@ fn put_flow(message: &mut Message, asker: &Asker<'_>, number: u32, socket: &Sock
     let policy = flow.policy().ok_or(ENOENT)?;
     let identity = policy.identity();
     message.u32(uapi::KOPI_A_FLOW_ID, number)?;
-    put_ends(message, socket.sk(), &identity)?;
+    put_ends(message, &socket.sk().ends(), &identity)?;
     message.u32(uapi::KOPI_A_FLOW_UID, asker.show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, asker.show_gid(identity.gid))?;
     message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.here())?;

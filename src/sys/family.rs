@@ -136,11 +136,6 @@ impl Name {
     pub(crate) fn peer(&self) -> Option<Peer> {
         self.peer
     }
-
-    /// The port; 0 if there is none.
-    pub(crate) fn port(&self) -> u16 {
-        self.peer.map_or(0, |peer| peer.port)
-    }
 }
 
 /// What the `i_private` of a socket's inode points to, which sockets don't use otherwise.

@@ -240,6 +240,7 @@ impl Sock {
 
 /// The ends of a sock, as they are now.
 pub(crate) struct Ends {
+    pub(crate) is_ipv6: bool,
     /// 4 or 16 bytes, by the sock's family.
     pub(crate) local: [u8; 16],
     pub(crate) remote: [u8; 16],
@@ -250,10 +251,40 @@ pub(crate) struct Ends {
     pub(crate) ifindex: i32,
 }
 
+impl Ends {
+    /// The bytes of a peer's address, as these have them.
+    fn bytes_of(&self, peer: &Peer) -> [u8; 16] {
+        let mut bytes = peer.address;
+        if !self.is_ipv6 {
+            bytes.rotate_left(12);
+        }
+        bytes
+    }
+
+    /// With another local end.
+    pub(crate) fn with_local(self, end: &Peer) -> Self {
+        Self {
+            local: self.bytes_of(end),
+            local_port: end.port.to_be(),
+            ..self
+        }
+    }
+
+    /// With another remote end.
+    pub(crate) fn with_remote(self, end: &Peer) -> Self {
+        Self {
+            remote: self.bytes_of(end),
+            remote_port: end.port.to_be(),
+            ..self
+        }
+    }
+}
+
 impl Sock {
     /// Addresses and ports. Any context; one may change while another is read.
     pub(crate) fn ends(&self) -> Ends {
         let mut ends = Ends {
+            is_ipv6: self.is_ipv6(),
             local: [0; 16],
             remote: [0; 16],
             local_port: self.local_port(),
