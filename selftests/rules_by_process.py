@@ -86,6 +86,43 @@ def who_may_bind(ynl):
         os.unlink(name)
 
 
+def become_another(which):
+    """A trusted program sends by its flow, and becomes another one, which tries, too; gives the errno."""
+    pid = os.fork()
+    if pid == 0:
+        os.environ["PYTHONHOME"] = sys.base_prefix
+        os.execv("/tmp/trusted", ["trusted", __file__, "trusted", which, PYTHON])
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def be_trusted(which, other):
+    """Sends by a flow that a rule allows, and becomes another program, which gets one of two flows."""
+    channel = kopi.Channel(kopi.flow())
+    channel.sock.bind((HOST, 6001))
+    channel.sock.connect((PEER, 7001))
+    second = kopi.flow()
+    second.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(channel.sock))
+    channel.send(0, b"x" * 64)
+    channel.bell()
+    if completions(channel) != [0]:
+        sys.exit(100)
+    for sock in (channel.sock, second):
+        os.set_inheritable(sock.fileno(), True)
+    given = channel.sock if which == "first" else second
+    os.execv(other, ["python3", __file__, "impostor", str(given.fileno())])
+
+
+def be_impostor(fd):
+    """Sends from the first flow's port, by the flow that it was left."""
+    try:
+        channel = kopi.Channel.of(kopi.Flow(fileno=fd))
+        channel.send(0, b"y" * 64)
+        channel.bell()
+        sys.exit(completions(channel)[0])
+    except OSError as error:
+        sys.exit(error.errno)
+
+
 def names_of_processes(ynl):
     """A process can't name itself past a rule; a program that it becomes is looked at anew."""
     shutil.copy(PYTHON, "/tmp/trusted")
@@ -94,21 +131,8 @@ def names_of_processes(ynl):
     with open("/proc/self/comm", "w", encoding="ascii") as comm:
         comm.write("trusted")
     fails("a process that calls itself so: bind()", errno.EACCES, lambda: kopi.flow().bind((HOST, 6000)))
-    # One that has the program's flow, but isn't it any more.
-    code = ("import os,sys;sys.path.insert(0,%r);import kopi,errno;f=kopi.flow();f.bind(('%s',6001));"
-            "c=kopi.Channel(f);c.sock.connect(('%s',7001));c.send(0,b'x'*64);c.bell();"
-            "assert c.completion.pop()[4]==0;os.set_inheritable(f.fileno(),True);"
-            "os.execv(%r,['python3','-c',\"import sys;sys.path.insert(0,%r);import kopi;"
-            "c=kopi.Channel.of(kopi.Flow(fileno=\"+str(f.fileno())+\"));c.send(0,b'y'*64);c.bell();"
-            "sys.exit(c.completion.pop()[4])\"])") % (
-                os.path.dirname(os.path.abspath(__file__)), HOST, PEER, PYTHON,
-                os.path.dirname(os.path.abspath(__file__)))
-    pid = os.fork()
-    if pid == 0:
-        os.environ["PYTHONHOME"] = sys.base_prefix
-        os.execv("/tmp/trusted", ["trusted", "-c", code])
-    got = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    check("what the program becomes can't send by its flow: EACCES", got == errno.EACCES, got)
+    check("what the program becomes can't use its flow: EACCES", become_another("first") == errno.EACCES)
+    check("nor by another flow of its channel: EACCES", become_another("second") == errno.EACCES)
     os.unlink("/tmp/trusted")
     ask(ynl, "ruleset-set")
 
@@ -300,6 +324,10 @@ def sets(ynl):
     ask(ynl, "ruleset-set")
 
 
+if sys.argv[1:2] == ["trusted"]:
+    be_trusted(*sys.argv[2:])
+if sys.argv[1:2] == ["impostor"]:
+    be_impostor(int(sys.argv[2]))
 with namespace("peer"):
     far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     far.bind((PEER, 7001))

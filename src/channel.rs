@@ -181,8 +181,11 @@ impl Channel {
     ///
     /// [`Channel::remove_flow`] must be called before the socket is released.
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
+        let mut sender = self.sender.lock();
+        // The flow may be another process's.
+        sender.user = None;
         // SAFETY: As required of the caller.
-        unsafe { self.sender.lock().sockets.insert(socket) }
+        unsafe { sender.sockets.insert(socket) }
     }
 
     /// Takes a flow's number back, and says how many are left. No packet of it is being sent when
@@ -191,6 +194,11 @@ impl Channel {
         let mut sender = self.sender.lock();
         sender.sockets.remove(number);
         sender.sockets.len()
+    }
+
+    /// Has all flows of the channel judged by who uses it now: `ENOMEM`. Process context.
+    pub(crate) fn identify_user(&self) -> Result {
+        self.sender.lock().identify_user()
     }
 
     /// Maps the region into a process.

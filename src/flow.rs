@@ -212,9 +212,9 @@ impl Flow {
         self.attachment.as_ref().map_or(0, |at| at.number)
     }
 
-    /// Has the flow judged by who uses it now.
-    fn identify_if_new(&self, socket: &Socket) -> Result {
-        self.policy().ok_or(EINVAL)?.identify_if_new(socket.sk())
+    /// Has the flow judged by who uses it now. Process context.
+    pub(crate) fn identify_if_new(&self, sk: &Sock) -> Result {
+        self.policy().ok_or(EINVAL)?.identify_if_new(sk)
     }
 
     /// Makes a channel for the flow.
@@ -454,7 +454,6 @@ impl Protocol for Flow {
         Some((|| {
             let channel = self.channel().ok_or_else(enotconn)?;
             let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
-            self.identify_if_new(socket)?;
             Channel::doorbell(channel, socket, flags)
         })())
     }
@@ -480,6 +479,7 @@ impl Protocol for Flow {
         let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
             return Ok(());
         };
+        policy.identify_if_new(socket.sk())?;
         let (_, denied) = policy.show(socket.sk());
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
@@ -491,9 +491,10 @@ impl Protocol for Flow {
         self.channel().is_none()
     }
 
-    fn map(&self, socket: &Socket, vma: &Vma) -> Result {
-        self.identify_if_new(socket)?;
-        Channel::map(self.channel().ok_or(ENODEV)?, vma)
+    fn map(&self, vma: &Vma) -> Result {
+        let channel = self.channel().ok_or(ENODEV)?;
+        channel.identify_user()?;
+        Channel::map(channel, vma)
     }
 
     fn data_ready(&self, sk: &Sock, locked: bool) {

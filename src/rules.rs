@@ -15,7 +15,7 @@ use crate::pure::{
 use crate::sys::{
     context::{self, BottomHalvesOff},
     sock::Sock,
-    task::{self, Identity}, //
+    task::Identity, //
 };
 use kernel::{
     new_spinlock,
@@ -240,10 +240,6 @@ pub(crate) struct Policy {
     compiled: SpinLock<Compiled>,
     /// The rules did something to the sock that may have to be undone.
     applied: Atomic<bool>,
-    /// Who was looked at last; written with `compiled` held, whose identity keeps the number from
-    /// being another process's.
-    seen_process: Atomic<usize>,
-    seen_program: Atomic<u64>,
 }
 
 impl Policy {
@@ -266,8 +262,6 @@ impl Policy {
                     own_priority: None,
                 }, "kopi::Policy::compiled"),
                 applied: Atomic::new(false),
-                seen_process: Atomic::new(task::current_process()),
-                seen_program: Atomic::new(task::current_program_count()),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -292,9 +286,6 @@ impl Policy {
             let _softirqs = BottomHalvesOff::new();
             let mut compiled = self.compiled.lock();
             core::mem::swap(&mut compiled.identity, &mut identity);
-            self.seen_process.store(task::current_process(), Relaxed);
-            self.seen_program
-                .store(task::current_program_count(), Relaxed);
             compiled.generation = 0;
         }
         drop(identity);
@@ -303,9 +294,7 @@ impl Policy {
 
     /// Looks at the current process if it is another one, or runs another program. Process context.
     pub(crate) fn identify_if_new(&self, sk: &Sock) -> Result {
-        if self.seen_process.load(Relaxed) == task::current_process()
-            && self.seen_program.load(Relaxed) == task::current_program_count()
-        {
+        if self.identity().process.is_current() {
             return Ok(());
         }
         self.identify(sk)

@@ -24,6 +24,7 @@ use crate::sys::{
     region::{PageVec, RegionRing},
     sock::Sock,
     socket::SocketTable,
+    task::Process,
     ubuf::{Notification, Released}, //
 };
 use kernel::{
@@ -56,6 +57,8 @@ pub(crate) struct Sender {
     ring: RegionRing<Consumer<Desc>>,
     /// The sockets of the channel's flows, by number.
     pub(crate) sockets: SocketTable,
+    /// Who used the channel last, and has all of its flows.
+    pub(crate) user: Option<Process>,
     /// The descriptors that are being sent.
     batch: KVec<Desc>,
     /// What they name.
@@ -86,6 +89,7 @@ impl Sender {
         Ok(Self {
             ring,
             sockets: SocketTable::new(),
+            user: None,
             batch: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pages: PageVec::new(PIECES_MAX)?,
             skipping: false,
@@ -175,9 +179,10 @@ fn is_of_train(error: Error) -> bool {
 impl Channel {
     /// Takes what is in the TX ring, as far as it can be sent now; gives the number of descriptors.
     ///
-    /// `EPROTO` when the ring's index makes no sense. Process context.
+    /// `EPROTO` when the ring's index makes no sense, `ENOMEM`. Process context.
     pub(crate) fn transmit(this: &Arc<Self>) -> Result<u32> {
         let mut sender = this.sender.lock();
+        sender.identify_user()?;
         let Ok(available) = sender.ring.available(u32::MAX) else {
             sender.broken = sender.broken.wrapping_add(1);
             return Err(eproto());
@@ -199,6 +204,21 @@ impl Channel {
 }
 
 impl Sender {
+    /// Sees to it that all flows are known as the current process's: its descriptors, and what is
+    /// received for it, are those of any of them.
+    pub(crate) fn identify_user(&mut self) -> Result {
+        if self.user.as_ref().is_some_and(Process::is_current) {
+            return Ok(());
+        }
+        for socket in self.sockets.iter() {
+            if let Some(flow) = family::protocol::<Flow>(socket) {
+                flow.identify_if_new(socket.sk())?;
+            }
+        }
+        self.user = Some(Process::current()?);
+        Ok(())
+    }
+
     /// Looks at the first of `available` descriptors, and at as many more as go with it.
     fn step(&mut self, channel: &Arc<Channel>, available: u32) -> Step {
         let room = channel.completion_room();

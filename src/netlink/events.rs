@@ -84,7 +84,10 @@ fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
             show::put_ends(message, &ends, &identity)?;
             message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
             message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
-            message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.shown_in(sk.net()))?;
+            message.u32(
+                uapi::KOPI_A_FLOW_PID,
+                identity.process.pid().shown_in(sk.net()),
+            )?;
             if let Some(channel) = flow.channel() {
                 message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel.id())?;
                 message.u32(uapi::KOPI_A_FLOW_NUMBER, flow.number())?;

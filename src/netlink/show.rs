@@ -94,7 +94,7 @@ fn put_flow(message: &mut Message, asker: &Asker<'_>, number: u32, socket: &Sock
     put_ends(message, &socket.sk().ends(), &identity)?;
     message.u32(uapi::KOPI_A_FLOW_UID, asker.show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, asker.show_gid(identity.gid))?;
-    message.u32(uapi::KOPI_A_FLOW_PID, identity.pid.here())?;
+    message.u32(uapi::KOPI_A_FLOW_PID, identity.process.pid().here())?;
     message.string(
         uapi::KOPI_A_FLOW_CGROUP_PATH,
         &task::cgroup_path(socket.sk())?,

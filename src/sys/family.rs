@@ -86,7 +86,7 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     fn has_queue(&self) -> bool;
 
     /// Maps the socket's memory. Process context.
-    fn map(&self, socket: &Socket, vma: &Vma) -> Result;
+    fn map(&self, vma: &Vma) -> Result;
 
     /// Packets were queued, after [`take_over`]. Softirqs are off; says whether the sock is locked,
     /// as it is when it has a receive hook.
@@ -698,9 +698,8 @@ impl<T: Protocol> Registration<T> {
             unsafe {
                 let state = state::<T>((*socket).sk).ok_or(ENODEV)?;
                 // Who maps the rings reads packets without asking again.
-                let this = Socket::from_raw(socket);
-                this.may_receive()?;
-                state.protocol.map(this, &Vma::from_raw(vma))?;
+                Socket::from_raw(socket).may_receive()?;
+                state.protocol.map(&Vma::from_raw(vma))?;
             }
             Ok(0)
         })

@@ -212,6 +212,15 @@ impl SocketTable {
         Some(unsafe { Socket::from_raw(socket.as_ptr()) })
     }
 
+    /// All sockets.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Socket> {
+        // SAFETY: By the invariants; the table is borrowed.
+        let socket = |entry: &Option<NonNull<bindings::socket>>| unsafe {
+            Some(Socket::from_raw((*entry)?.as_ptr()))
+        };
+        self.slots.iter().filter_map(socket)
+    }
+
     /// Number of sockets.
     pub(crate) fn len(&self) -> u32 {
         self.used
@@ -274,7 +283,7 @@ impl SocketMap {
         })
     }
 
-    /// Number of sockets.
+    /// Number of sockets in the map.
     pub(crate) fn len(&self) -> usize {
         self.0.values().count()
     }

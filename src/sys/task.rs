@@ -115,7 +115,7 @@ pub(crate) fn file_at(path: &CStr) -> Result<FileId> {
 
 /// Who has a flow.
 pub(crate) struct Identity {
-    pub(crate) pid: Pid,
+    pub(crate) process: Process,
     /// Effective ids, of the initial user namespace.
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -131,8 +131,8 @@ impl Identity {
     /// The current process, with a socket. Process context.
     pub(crate) fn current(sk: &Sock) -> Result<Self> {
         Ok(Self {
-            pid: Pid::current()?,
-            // SAFETY: As above.
+            process: Process::current()?,
+            // SAFETY: `current` is always valid.
             uid: unsafe { bindings::kopi_current_euid() },
             // SAFETY: As above.
             gid: unsafe { bindings::kopi_current_egid() },
@@ -151,15 +151,38 @@ pub(crate) fn current_command() -> [u8; 16] {
     command
 }
 
-/// Which process this is; another one may have the same after it is gone and nobody holds its
-/// [`Pid`]. Process context.
-pub(crate) fn current_process() -> usize {
-    // SAFETY: `current` is always valid.
-    unsafe { bindings::kopi_current_tgid() }.addr()
+/// A process, as the program that it is now: another one after exec.
+pub(crate) struct Process {
+    /// Keeps the number from being another process's.
+    pid: Pid,
+    programs: u64,
 }
 
-/// Rises with each program that the current process becomes. Process context.
-pub(crate) fn current_program_count() -> u64 {
+impl Process {
+    /// Its number.
+    pub(crate) fn pid(&self) -> &Pid {
+        &self.pid
+    }
+
+    /// The current one. Process context.
+    pub(crate) fn current() -> Result<Self> {
+        Ok(Self {
+            pid: Pid::current()?,
+            programs: current_programs(),
+        })
+    }
+
+    /// Whether it is the current one. Process context.
+    pub(crate) fn is_current(&self) -> bool {
+        // SAFETY: `current` is always valid; the pointer is only compared.
+        let pid = unsafe { bindings::kopi_current_tgid() };
+        core::ptr::eq(self.pid.0.as_ptr().cast_const().cast(), pid)
+            && self.programs == current_programs()
+    }
+}
+
+/// Rises with each program that the current process becomes.
+fn current_programs() -> u64 {
     // SAFETY: `current` is always valid.
     unsafe { bindings::kopi_current_exec_id() }
 }
