@@ -196,11 +196,6 @@ impl Channel {
         sender.sockets.len()
     }
 
-    /// Has all flows of the channel judged by who uses it now: `ENOMEM`. Process context.
-    pub(crate) fn identify_user(&self) -> Result {
-        self.sender.lock().identify_user()
-    }
-
     /// Maps the region into a process.
     pub(crate) fn map(this: &Arc<Self>, vma: &Vma) -> Result {
         this.region.map(vma, this.clone())

@@ -492,9 +492,9 @@ impl Protocol for Flow {
     }
 
     fn map(&self, vma: &Vma) -> Result {
-        let channel = self.channel().ok_or(ENODEV)?;
-        channel.identify_user()?;
-        Channel::map(channel, vma)
+        // Who it is was asked by `may_read`, for this flow. The channel's sender can't be taken here,
+        // under the process's memory map, which sending may need.
+        Channel::map(self.channel().ok_or(ENODEV)?, vma)
     }
 
     fn data_ready(&self, sk: &Sock, locked: bool) {

@@ -204,9 +204,9 @@ impl Channel {
 }
 
 impl Sender {
-    /// Sees to it that all flows are known as the current process's: its descriptors, and what is
-    /// received for it, are those of any of them.
-    pub(crate) fn identify_user(&mut self) -> Result {
+    /// Sees to it that all flows are known as the current process's: its descriptors may be
+    /// those of any of them.
+    fn identify_user(&mut self) -> Result {
         if self.user.as_ref().is_some_and(Process::is_current) {
             return Ok(());
         }
