@@ -343,10 +343,7 @@ impl Sender {
 
     /// Sends the batch, as a train of datagrams of `segment` bytes if that isn't 0.
     fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Step {
-        let bytes = self
-            .batch
-            .iter()
-            .fold(0u32, |sum, desc| sum.saturating_add(desc.len));
+        let bytes = self.batch_bytes();
         self.pages.clear();
         let fits = bytes <= PAYLOAD_MAX
             && self.batch.iter().all(|desc| {
@@ -481,12 +478,16 @@ impl Sender {
         self.finish(channel, refusal(bad))
     }
 
+    /// Bytes of payload of the batch.
+    fn batch_bytes(&self) -> u32 {
+        self.batch
+            .iter()
+            .fold(0u32, |sum, desc| sum.saturating_add(desc.len))
+    }
+
     /// Gives the batch's descriptors back to the program's side of the ring.
     fn release(&mut self, count: u32) {
-        let bytes = self
-            .batch
-            .iter()
-            .fold(0u32, |sum, desc| sum.saturating_add(desc.len));
+        let bytes = self.batch_bytes();
         self.passed.0 = self.passed.0.saturating_sub(count);
         self.passed.1 = self.passed.1.saturating_sub(bytes);
         self.ring.release(count);

@@ -2,6 +2,8 @@
 
 //! Rules that see the process: which of them decides about a flow's packets.
 
+use core::net::{Ipv4Addr, Ipv6Addr};
+
 /// A file, by what can't be renamed away. The generation tells it from one that got its inode later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileId {
@@ -24,17 +26,9 @@ pub struct Prefix {
     bits: u8,
 }
 
-/// The 96 bits before an IPv4 address that is written as an IPv6 one (RFC 4291, 2.5.5.2).
-const MAPPED: [u8; 12] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
-
-/// An IPv4 address as an IPv6 one.
+/// An IPv4 address as an IPv6 one (RFC 4291, 2.5.5.2).
 pub fn mapped(address: [u8; 4]) -> [u8; 16] {
-    let mut all = [0; 16];
-    let bytes = MAPPED.iter().chain(&address);
-    for (to, from) in all.iter_mut().zip(bytes) {
-        *to = *from;
-    }
-    all
+    Ipv4Addr::from(address).to_ipv6_mapped().octets()
 }
 
 impl Prefix {
@@ -55,7 +49,7 @@ impl Prefix {
 
     /// Whether it is of IPv4 addresses.
     pub fn is_ipv4(&self) -> bool {
-        self.bits >= 96 && self.address.starts_with(&MAPPED)
+        self.bits >= 96 && Ipv6Addr::from(self.address).to_ipv4_mapped().is_some()
     }
 
     fn contains(&self, address: &[u8; 16]) -> bool {

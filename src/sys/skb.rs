@@ -9,12 +9,9 @@ use super::{
     sock::Sock, //
 };
 use crate::bindings;
-use crate::pure::abi::{
-    Meta,
-    AF_INET,
-    AF_INET6,
-    META_MARK,
-    META_TIMESTAMP, //
+use crate::pure::{
+    abi::{Meta, AF_INET, AF_INET6, META_MARK, META_TIMESTAMP},
+    rule::mapped, //
 };
 use core::{
     mem::ManuallyDrop,
@@ -171,7 +168,7 @@ impl Drop for SkBuff {
 fn put_ipv4(to: &mut [u8; 16], address: u32, family: u16) {
     let address = address.to_ne_bytes();
     if family == AF_INET6 {
-        *to = core::net::Ipv4Addr::from(address).to_ipv6_mapped().octets();
+        *to = mapped(address);
     } else {
         let [a, b, c, d] = address;
         *to = [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
