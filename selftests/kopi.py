@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 import sys
+import time
 
 with open("/sys/module/kopi/parameters/family", encoding="ascii") as parameter:
     AF_KOPI = int(parameter.read())
@@ -220,6 +221,14 @@ def finish():
     """Prints the plan and exits."""
     print(f"1..{_count}")
     sys.exit(1 if _failed or not _count else 0)
+
+
+def wait_until(condition, patience=20.0):
+    """Waits for something, in seconds at most; gives what it was at last."""
+    end = time.monotonic() + patience
+    while not (got := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return got
 
 
 def libc_fails(what, number, call):

@@ -6,7 +6,6 @@ import os
 import select
 import signal
 import subprocess
-import time
 
 import kopi
 from equivalence import namespace, sh
@@ -15,15 +14,6 @@ from equivalence import namespace, sh
 def exists(device):
     """Whether the device is in this namespace."""
     return os.path.exists(f"/sys/class/net/{device}")
-
-
-def wait_until(condition):
-    """Waits for something, 20 seconds at most."""
-    for _ in range(200):
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def sleeps_in_poll(pid):
@@ -81,13 +71,13 @@ for state in ("idle", "sending", "receiving", "blocked in poll"):
     if state in ("sending", "receiving"):
         os.read(told, 1)
     if state == "blocked in poll":
-        kopi.check("a process sleeps in poll", wait_until(lambda: sleeps_in_poll(pid)))
+        kopi.check("a process sleeps in poll", kopi.wait_until(lambda: sleeps_in_poll(pid)))
     sh("ip netns del doomed")
     kopi.check(f"{state}: the process lives on", os.waitpid(pid, os.WNOHANG)[0] == 0)
     kopi.check(f"{state}: its sockets keep the namespace", exists("outside"))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
-    kopi.check(f"{state}: when it dies, the namespace goes", wait_until(
+    kopi.check(f"{state}: when it dies, the namespace goes", kopi.wait_until(
         lambda: not exists("outside")))
     if feeder:
         feeder.kill()

@@ -6,23 +6,14 @@ import errno
 import os
 import socket
 import struct
-import time
 
 import control
 import kopi
 from control import ask, family, flows, mine, refused
 from equivalence import namespace, sh, user
-from kopi import check
+from kopi import check, wait_until
 
 KINDS = {"local": "192.0.2.1", "peer": "192.0.2.2"}
-
-
-def wait_until(condition, patience=5.0):
-    """Waits for something; gives it."""
-    end = time.monotonic() + patience
-    while not (got := condition()) and time.monotonic() < end:
-        time.sleep(0.01)
-    return got
 
 
 def in_child(work):

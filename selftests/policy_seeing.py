@@ -11,6 +11,7 @@ import struct
 import subprocess
 import time
 
+import kopi
 from equivalence import (COUNT, NONE, Policy, chain, nft_table, run, sh, together, undo)
 
 TRACING = "/sys/kernel/tracing"
@@ -94,7 +95,7 @@ def tcpdump(device):
 
     def seen_by_tcpdump():
         running[0] += COUNT
-        wait_until(lambda: len(packets_of(path)) >= running[0])
+        kopi.wait_until(lambda: len(packets_of(path)) >= running[0], 5)
         if "bad udp cksum" in sh(f"tcpdump -r {path} -nn -vv 2>/dev/null"):
             raise RuntimeError("a bad checksum")
         found = packets_of(path)
@@ -102,13 +103,6 @@ def tcpdump(device):
             raise RuntimeError(f"{len(found)} packets seen of {running[0]}")
         return found
     return {"setup": setup, "observe": (seen_by_tcpdump,)}
-
-
-def wait_until(condition):
-    """Waits for something, 5 seconds at most."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and not condition():
-        time.sleep(0.02)
 
 
 def watch(command, pattern, strip, least=1, started=None, before=None):

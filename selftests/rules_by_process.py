@@ -7,12 +7,11 @@ import os
 import shutil
 import socket
 import sys
-import time
 
 import kopi
-from control import add, ask, mine, refused, rules, ruled
+from control import add, ask, family, mine, refused, rules, ruled
 from equivalence import namespace, nft_counters, run_nft
-from kopi import check, fails
+from kopi import check, fails, wait_until
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 PYTHON = os.path.realpath(sys.executable)
@@ -35,16 +34,6 @@ def bind_as(who, port, program=PYTHON, group=None):
         os.environ["PYTHONHOME"] = sys.base_prefix
         os.execv(program, [program, "-c", code])
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def wait_until(condition, patience=5.0):
-    """Waits for something; says whether it came."""
-    end = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def completions(channel):
@@ -86,16 +75,16 @@ def who_may_bind(ynl):
         os.unlink(name)
 
 
-def become_another(which):
-    """A trusted program sends by its flow, and becomes another one, which tries, too; gives the errno."""
+def become_another(which, does="sends"):
+    """A trusted program sends by its flow, and becomes another one, which tries something; gives the errno."""
     pid = os.fork()
     if pid == 0:
         os.environ["PYTHONHOME"] = sys.base_prefix
-        os.execv("/tmp/trusted", ["trusted", __file__, "trusted", which, PYTHON])
+        os.execv("/tmp/trusted", ["trusted", __file__, "trusted", which, does, PYTHON])
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def be_trusted(which, other):
+def be_trusted(which, does, other):
     """Sends by a flow that a rule allows, and becomes another program, which gets one of two flows."""
     channel = kopi.Channel(kopi.flow())
     channel.sock.bind((HOST, 6001))
@@ -109,11 +98,26 @@ def be_trusted(which, other):
     for sock in (channel.sock, second):
         os.set_inheritable(sock.fileno(), True)
     given = channel.sock if which == "first" else second
-    os.execv(other, ["python3", __file__, "impostor", str(given.fileno())])
+    os.execv(other, ["python3", __file__, "impostor", str(given.fileno()), does])
 
 
-def be_impostor(fd):
-    """Sends from the first flow's port, by the flow that it was left."""
+def be_listener(fd):
+    """Maps the channel by the flow that it was left, and waits for what comes to the first one."""
+    channel = kopi.Channel.of(kopi.Flow(fileno=fd))
+    channel.fill.push(channel.frame(1))
+    ynl = family()
+    with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sender.bind((PEER, 7001))
+        sender.sendto(b"z" * 64, (HOST, 6001))
+    wait_until(lambda: [flow for flow in mine(ynl).values() if flow["stats"]["rx-taken"]])
+    sys.exit(0 if channel.rx.pop() else errno.EACCES)
+
+
+def be_impostor(fd, does):
+    """Sends from the first flow's port, or listens there, by the flow that it was left."""
+    if does == "listens":
+        be_listener(fd)
     try:
         channel = kopi.Channel.of(kopi.Flow(fileno=fd))
         channel.send(0, b"y" * 64)
@@ -133,6 +137,7 @@ def names_of_processes(ynl):
     fails("a process that calls itself so: bind()", errno.EACCES, lambda: kopi.flow().bind((HOST, 6000)))
     check("what the program becomes can't use its flow: EACCES", become_another("first") == errno.EACCES)
     check("nor by another flow of its channel: EACCES", become_another("second") == errno.EACCES)
+    check("nor read what comes, by mapping the channel: EACCES", become_another("second", "listens") == errno.EACCES)
     os.unlink("/tmp/trusted")
     ask(ynl, "ruleset-set")
 
@@ -327,9 +332,11 @@ def sets(ynl):
 if sys.argv[1:2] == ["trusted"]:
     be_trusted(*sys.argv[2:])
 if sys.argv[1:2] == ["impostor"]:
-    be_impostor(int(sys.argv[2]))
+    be_impostor(int(sys.argv[2]), sys.argv[3])
 with namespace("peer"):
     far = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    # What be_listener() sends comes from there, too.
+    far.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     far.bind((PEER, 7001))
 with ruled() as netlink:
     who_may_bind(netlink)

@@ -10,6 +10,7 @@
 //!    COMPLETION ring.
 
 use crate::flow::Counters;
+use crate::identity::User;
 use crate::limits::Charge;
 use crate::pure::{
     abi::{self, Desc, Layout, Stats},
@@ -81,6 +82,8 @@ pub(crate) struct Channel {
     id: u32,
     /// The user of that flow.
     owner: u32,
+    /// Who uses it, and so has all of its flows.
+    user: Arc<User>,
     geometry: Geometry,
     region: Arc<SharedRegion>,
     #[pin]
@@ -124,11 +127,13 @@ impl Channel {
             broken: 0,
         };
         completions.ring.preset_wakeup();
+        let user = User::new()?;
         Arc::pin_init(
             pin_init!(Self {
                 _charge: charge,
                 id,
                 owner,
+                user,
                 geometry,
                 region,
                 sender <- new_mutex!(sender, "kopi::Channel::sender"),
@@ -150,6 +155,11 @@ impl Channel {
     /// The user of that flow, of the initial user namespace.
     pub(crate) fn owner(&self) -> u32 {
         self.owner
+    }
+
+    /// Who uses it.
+    pub(crate) fn user(&self) -> &Arc<User> {
+        &self.user
     }
 
     pub(crate) fn geometry(&self) -> &Geometry {
@@ -182,8 +192,6 @@ impl Channel {
     /// [`Channel::remove_flow`] must be called before the socket is released.
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
         let mut sender = self.sender.lock();
-        // The flow may be another process's.
-        sender.user = None;
         // SAFETY: As required of the caller.
         unsafe { sender.sockets.insert(socket) }
     }
@@ -196,8 +204,9 @@ impl Channel {
         sender.sockets.len()
     }
 
-    /// Maps the region into a process.
+    /// Maps the region into the current process.
     pub(crate) fn map(this: &Arc<Self>, vma: &Vma) -> Result {
+        this.user.note_current()?;
         this.region.map(vma, this.clone())
     }
 

@@ -212,11 +212,6 @@ impl Flow {
         self.attachment.as_ref().map_or(0, |at| at.number)
     }
 
-    /// Has the flow judged by who uses it now. Process context.
-    pub(crate) fn identify_if_new(&self, sk: &Sock) -> Result {
-        self.policy().ok_or(EINVAL)?.identify_if_new(sk)
-    }
-
     /// Makes a channel for the flow.
     fn open_channel(&self, socket: &Socket, request: &abi::ChannelReq) -> Result {
         let geometry = Geometry::new(request).map_err(|_| EINVAL)?;
@@ -254,6 +249,9 @@ impl Flow {
 
     fn attach(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
         socket.may_receive()?;
+        let policy = self.policy().ok_or(EINVAL)?;
+        // Before others can send by it.
+        policy.identify_if_new()?;
         // SAFETY: Removed below, or by `release`, which comes before the socket's.
         let number = unsafe { channel.add_flow(socket) }?;
         // Last of what may fail: a socket that is refused would be left with it.
@@ -272,9 +270,9 @@ impl Flow {
             channel.remove_flow(number);
             return Err(EBUSY);
         }
+        policy.join(channel.user());
         if channel.id() == self.id() {
-            let net = socket.sk().net().state();
-            let mut channels = net.channels.lock();
+            let mut channels = policy.net().channels.lock();
             if let Err(error) =
                 channels.try_create_and_insert(channel.id(), channel.clone(), GFP_KERNEL_ACCOUNT)
             {
@@ -362,7 +360,7 @@ impl Protocol for Flow {
 
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result {
         let policy = self.policy().ok_or(EINVAL)?;
-        policy.identify(socket.sk())?;
+        policy.identify()?;
         match name.peer() {
             // Which port it gets is known afterwards.
             Some(end) if end.port != 0 => {
@@ -383,7 +381,7 @@ impl Protocol for Flow {
 
     fn may_connect(&self, socket: &Socket, name: &Name) -> Result {
         let policy = self.policy().ok_or(EINVAL)?;
-        policy.identify(socket.sk())?;
+        policy.identify()?;
         match name.peer() {
             Some(peer) => {
                 let judged = policy.may_connect(socket.sk(), &peer);
@@ -414,7 +412,7 @@ impl Protocol for Flow {
         let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
             return Ok(());
         };
-        policy.identify_if_new(socket.sk())?;
+        policy.identify_if_new()?;
         let peer = match name {
             Some(name) => name.peer(),
             None => socket.sk().peer(),
@@ -479,7 +477,7 @@ impl Protocol for Flow {
         let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
             return Ok(());
         };
-        policy.identify_if_new(socket.sk())?;
+        policy.identify_if_new()?;
         let (_, denied) = policy.show(socket.sk());
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
@@ -492,8 +490,6 @@ impl Protocol for Flow {
     }
 
     fn map(&self, vma: &Vma) -> Result {
-        // Who it is was asked by `may_read`, for this flow. The channel's sender can't be taken here,
-        // under the process's memory map, which sending may need.
         Channel::map(self.channel().ok_or(ENODEV)?, vma)
     }
 

@@ -7,6 +7,7 @@
 mod bindings;
 mod channel;
 mod flow;
+mod identity;
 mod limits;
 mod netlink;
 mod netns;

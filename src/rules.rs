@@ -7,6 +7,7 @@
 //! where a rule names a peer, and so what becomes of a packet depends on where it goes, is the set
 //! walked for a peer, too, and the last one remembered.
 
+use crate::identity::User;
 use crate::netns::Net;
 use crate::pure::{
     bucket::{Bucket, Rate},
@@ -15,7 +16,7 @@ use crate::pure::{
 use crate::sys::{
     context::{self, BottomHalvesOff},
     sock::Sock,
-    task::Identity, //
+    task::{self, Identity}, //
 };
 use kernel::{
     new_spinlock,
@@ -23,6 +24,7 @@ use kernel::{
     sync::{
         atomic::{ordering::Relaxed, Atomic},
         Arc,
+        SetOnce,
         SpinLock, //
     }, //
 };
@@ -220,6 +222,8 @@ struct Side {
 /// What the rules come to for a flow.
 struct Compiled {
     identity: Arc<Identity>,
+    /// The socket's, and those that it is in, from the inside out.
+    cgroups: KVec<u64>,
     set: Option<Arc<RuleSet>>,
     /// What it was judged by.
     generation: u64,
@@ -236,6 +240,8 @@ struct Compiled {
 #[pin_data]
 pub(crate) struct Policy {
     net: Arc<Net>,
+    /// Of the flow's channel, once it has one.
+    user: SetOnce<Arc<User>>,
     #[pin]
     compiled: SpinLock<Compiled>,
     /// The rules did something to the sock that may have to be undone.
@@ -245,13 +251,16 @@ pub(crate) struct Policy {
 impl Policy {
     /// That of a socket that the current process opens. Process context.
     pub(crate) fn new(sk: &Sock) -> Result<Pin<KBox<Self>>> {
-        let identity = Arc::new(Identity::current(sk)?, GFP_KERNEL_ACCOUNT)?;
+        let identity = Arc::new(Identity::current()?, GFP_KERNEL_ACCOUNT)?;
+        let cgroups = task::cgroups_of(sk)?;
         let net = sk.net().state();
         KBox::pin_init(
             pin_init!(Self {
                 net,
+                user: SetOnce::new(),
                 compiled <- new_spinlock!(Compiled {
                     identity,
+                    cgroups,
                     set: None,
                     generation: 0,
                     port: 0,
@@ -272,32 +281,63 @@ impl Policy {
         &self.net
     }
 
+    /// The number of the flow's cgroup. Any context but hard interrupts.
+    pub(crate) fn cgroup(&self) -> Option<u64> {
+        self.with_compiled(|compiled| compiled.cgroups.first().copied())
+    }
+
+    /// The flow comes to a channel, whose user has it from now on. Process context.
+    pub(crate) fn join(&self, user: &Arc<User>) {
+        self.user.populate(user.clone());
+        user.flow_changed();
+    }
+
+    /// Does something with what the rules come to, for who has the flow now.
+    fn with_compiled<T>(&self, act: impl FnOnce(&mut Compiled) -> T) -> T {
+        let _softirqs = BottomHalvesOff::new();
+        let mut compiled = self.compiled.lock();
+        let user = self.user.as_ref();
+        let old = user
+            .and_then(|user| user.later_than(&compiled.identity))
+            .map(|identity| compiled.change_identity(identity));
+        let result = act(&mut compiled);
+        drop(compiled);
+        drop(old);
+        result
+    }
+
+    /// As above, judged by the rules that there are now.
+    fn with_judged<T>(&self, sk: &Sock, act: impl FnOnce(&mut Compiled) -> T) -> T {
+        let (result, old) = self.with_compiled(|compiled| {
+            let old = compiled.refresh(&self.net, sk);
+            (act(compiled), old)
+        });
+        drop(old);
+        result
+    }
+
     /// Who has it. Any context but hard interrupts.
     pub(crate) fn identity(&self) -> Arc<Identity> {
-        let _softirqs = BottomHalvesOff::new();
-        let compiled = self.compiled.lock();
-        compiled.identity.clone()
+        self.with_compiled(|compiled| compiled.identity.clone())
     }
 
     /// Looks at who the current process is. Process context.
-    pub(crate) fn identify(&self, sk: &Sock) -> Result {
-        let mut identity = Arc::new(Identity::current(sk)?, GFP_KERNEL_ACCOUNT)?;
-        {
-            let _softirqs = BottomHalvesOff::new();
-            let mut compiled = self.compiled.lock();
-            core::mem::swap(&mut compiled.identity, &mut identity);
-            compiled.generation = 0;
+    pub(crate) fn identify(&self) -> Result {
+        let identity = Arc::new(Identity::current()?, GFP_KERNEL_ACCOUNT)?;
+        let old = self.with_compiled(|compiled| compiled.change_identity(identity));
+        drop(old);
+        if let Some(user) = self.user.as_ref() {
+            user.flow_changed();
         }
-        drop(identity);
         Ok(())
     }
 
     /// Looks at the current process if it is another one, or runs another program. Process context.
-    pub(crate) fn identify_if_new(&self, sk: &Sock) -> Result {
+    pub(crate) fn identify_if_new(&self) -> Result {
         if self.identity().process.is_current() {
             return Ok(());
         }
-        self.identify(sk)
+        self.identify()
     }
 
     /// Whether packets need be looked at. Any context.
@@ -313,17 +353,14 @@ impl Policy {
         peer: &Peer,
         packets: Packets,
     ) -> (Outcome, Option<Stopped>) {
-        let _softirqs = BottomHalvesOff::new();
-        let mut compiled = self.compiled.lock();
-        let old = compiled.refresh(&self.net, sk);
-        let result = compiled.decide(sk, direction, peer, packets);
-        self.applied.store(compiled.is_applied(), Relaxed);
-        if result.1.is_some() {
-            self.net.denied.fetch_add(1, Relaxed);
-        }
-        drop(compiled);
-        drop(old);
-        result
+        self.with_judged(sk, |compiled| {
+            let result = compiled.decide(sk, direction, peer, packets);
+            self.applied.store(compiled.is_applied(), Relaxed);
+            if result.1.is_some() {
+                self.net.denied.fetch_add(1, Relaxed);
+            }
+            result
+        })
     }
 
     /// Decides whether the flow may have a local port, given the one that it is to have; the rule's
@@ -355,11 +392,7 @@ impl Policy {
             return Ok(());
         }
         let set = self.net.rules();
-        let found = {
-            let _softirqs = BottomHalvesOff::new();
-            let compiled = self.compiled.lock();
-            denied(&compiled, &set)
-        };
+        let found = self.with_compiled(|compiled| denied(compiled, &set));
         let Some((judgement, direction)) = found else {
             return Ok(());
         };
@@ -377,22 +410,19 @@ impl Policy {
     /// Judges the flow by the rules that there are now; says which direction they have just stopped.
     /// Process context.
     pub(crate) fn sweep(&self, sk: &Sock) -> [Option<Stopped>; 2] {
-        let _softirqs = BottomHalvesOff::new();
-        let mut compiled = self.compiled.lock();
-        let old = compiled.refresh(&self.net, sk);
-        let stopped = [Direction::Out, Direction::In].map(|direction| {
-            let judgement = compiled.side(direction).judgement;
-            compiled.stop(direction, judgement)
-        });
-        let rule = compiled.judged(Direction::Out).cloned();
-        compiled.apply(sk, rule.as_deref().map(|rule| &rule.action));
-        self.applied.store(compiled.is_applied(), Relaxed);
-        for _ in stopped.iter().flatten() {
-            self.net.denied.fetch_add(1, Relaxed);
-        }
-        drop(compiled);
-        drop(old);
-        stopped
+        self.with_judged(sk, |compiled| {
+            let stopped = [Direction::Out, Direction::In].map(|direction| {
+                let judgement = compiled.side(direction).judgement;
+                compiled.stop(direction, judgement)
+            });
+            let rule = compiled.judged(Direction::Out).cloned();
+            compiled.apply(sk, rule.as_deref().map(|rule| &rule.action));
+            self.applied.store(compiled.is_applied(), Relaxed);
+            for _ in stopped.iter().flatten() {
+                self.net.denied.fetch_add(1, Relaxed);
+            }
+            stopped
+        })
     }
 
     /// The handles of the rules that decide, out and in, and the directions in which nothing passes,
@@ -401,33 +431,36 @@ impl Policy {
         if !self.is_in_force() {
             return ([None; 2], 0);
         }
-        let _softirqs = BottomHalvesOff::new();
-        let mut compiled = self.compiled.lock();
-        let old = compiled.refresh(&self.net, sk);
-        let mut denied = 0;
-        let handles = [Direction::Out, Direction::In].map(|direction| {
-            let judgement = compiled.side(direction).judgement;
-            if compiled
-                .set
-                .as_ref()
-                .is_some_and(|set| set.denies(judgement))
-            {
-                denied |= direction as u32;
-            }
-            compiled.judged(direction).map(|rule| rule.handle)
-        });
-        drop(compiled);
-        drop(old);
-        (handles, denied)
+        self.with_judged(sk, |compiled| {
+            let mut denied = 0;
+            let handles = [Direction::Out, Direction::In].map(|direction| {
+                let judgement = compiled.side(direction).judgement;
+                if compiled
+                    .set
+                    .as_ref()
+                    .is_some_and(|set| set.denies(judgement))
+                {
+                    denied |= direction as u32;
+                }
+                compiled.judged(direction).map(|rule| rule.handle)
+            });
+            (handles, denied)
+        })
     }
 }
 
 impl Compiled {
+    /// Gives the one from before; what follows from it is judged anew.
+    fn change_identity(&mut self, identity: Arc<Identity>) -> Arc<Identity> {
+        self.generation = 0;
+        core::mem::replace(&mut self.identity, identity)
+    }
+
     fn facts<T>(&self, sk: &Sock, port: u16, use_them: impl FnOnce(&Facts<'_>) -> T) -> T {
         use_them(&Facts {
             uid: self.identity.uid,
             gid: self.identity.gid,
-            cgroups: &self.identity.cgroups,
+            cgroups: &self.cgroups,
             exe: self.identity.program.as_ref().map(|program| program.id),
             protocol: UDP,
             local_port: port,

@@ -24,7 +24,6 @@ use crate::sys::{
     region::{PageVec, RegionRing},
     sock::Sock,
     socket::SocketTable,
-    task::Process,
     ubuf::{Notification, Released}, //
 };
 use kernel::{
@@ -57,8 +56,6 @@ pub(crate) struct Sender {
     ring: RegionRing<Consumer<Desc>>,
     /// The sockets of the channel's flows, by number.
     pub(crate) sockets: SocketTable,
-    /// Who used the channel last, and has all of its flows.
-    pub(crate) user: Option<Process>,
     /// The descriptors that are being sent.
     batch: KVec<Desc>,
     /// What they name.
@@ -89,7 +86,6 @@ impl Sender {
         Ok(Self {
             ring,
             sockets: SocketTable::new(),
-            user: None,
             batch: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pages: PageVec::new(PIECES_MAX)?,
             skipping: false,
@@ -181,8 +177,8 @@ impl Channel {
     ///
     /// `EPROTO` when the ring's index makes no sense, `ENOMEM`. Process context.
     pub(crate) fn transmit(this: &Arc<Self>) -> Result<u32> {
+        this.user().note_current()?;
         let mut sender = this.sender.lock();
-        sender.identify_user()?;
         let Ok(available) = sender.ring.available(u32::MAX) else {
             sender.broken = sender.broken.wrapping_add(1);
             return Err(eproto());
@@ -204,21 +200,6 @@ impl Channel {
 }
 
 impl Sender {
-    /// Sees to it that all flows are known as the current process's: its descriptors may be
-    /// those of any of them.
-    fn identify_user(&mut self) -> Result {
-        if self.user.as_ref().is_some_and(Process::is_current) {
-            return Ok(());
-        }
-        for socket in self.sockets.iter() {
-            if let Some(flow) = family::protocol::<Flow>(socket) {
-                flow.identify_if_new(socket.sk())?;
-            }
-        }
-        self.user = Some(Process::current()?);
-        Ok(())
-    }
-
     /// Looks at the first of `available` descriptors, and at as many more as go with it.
     fn step(&mut self, channel: &Arc<Channel>, available: u32) -> Step {
         let room = channel.completion_room();

@@ -25,7 +25,8 @@ import faults
 import kopi
 import memory
 from equivalence import namespace, sh
-from faults import Wrong, expect, receive, wait_until, works
+from faults import Wrong, expect, receive, works
+from kopi import wait_until
 
 DOCUMENTED = {errno.ENOMEM, errno.ENOBUFS}
 TRAINS = 1

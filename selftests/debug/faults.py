@@ -25,6 +25,7 @@ if not os.path.exists(NTH) or not os.path.exists(f"{DEBUG}/failslab"):
 import kopi  # noqa: E402, after the way to it is known
 import memory  # noqa: E402
 from equivalence import namespace, sh  # noqa: E402
+from kopi import wait_until  # noqa: E402
 
 KMEMLEAK = f"{DEBUG}/kmemleak"
 # Kilobytes of kernel memory that a process can have more or less for other reasons.
@@ -56,16 +57,6 @@ def get(path):
     """Reads one."""
     with open(path, encoding="ascii") as file:
         return file.read().strip()
-
-
-def wait_until(condition, patience=20.0):
-    """Waits for something; says whether it came."""
-    end = time.monotonic() + patience
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import faults
 import kopi
 import memory
 from equivalence import namespace
-from faults import wait_until
+from kopi import wait_until
 
 SECONDS = float(os.environ.get("FAULT_SECONDS", "15"))
 # Of the allocations that can't wait one in so many fails: first often, so that hardly a train gets

@@ -69,7 +69,8 @@ pub(crate) fn tell(flow: &Flow, sk: &Sock, event: Event) {
 }
 
 fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
-    let identity = flow.policy().ok_or(ENOENT)?.identity();
+    let policy = flow.policy().ok_or(ENOENT)?;
+    let identity = policy.identity();
     let ends = match &event {
         Event::BindDenied(_, end) => sk.ends().with_local(end),
         Event::ConnectDenied(_, end) => sk.ends().with_remote(end),
@@ -81,7 +82,7 @@ fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
         event.is_of_process(),
         |message| {
             message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
-            show::put_ends(message, &ends, &identity)?;
+            show::put_ends(message, &ends, &identity, policy.cgroup())?;
             message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
             message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
             message.u32(

@@ -59,7 +59,12 @@ pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Resu
 }
 
 /// Puts what a flow's socket and its process are.
-pub(crate) fn put_ends(message: &mut Message, ends: &Ends, identity: &Identity) -> Result {
+pub(crate) fn put_ends(
+    message: &mut Message,
+    ends: &Ends,
+    identity: &Identity,
+    cgroup: Option<u64>,
+) -> Result {
     let len = if ends.is_ipv6 { 16 } else { 4 };
     message.bytes(
         uapi::KOPI_A_FLOW_LOCAL_ADDRESS,
@@ -80,7 +85,7 @@ pub(crate) fn put_ends(message: &mut Message, ends: &Ends, identity: &Identity) 
         message.u32(uapi::KOPI_A_FLOW_EXE_DEVICE, program.id.device)?;
         message.uint(uapi::KOPI_A_FLOW_EXE_INODE, program.id.inode)?;
     }
-    if let Some(&cgroup) = identity.cgroups.first() {
+    if let Some(cgroup) = cgroup {
         message.uint(uapi::KOPI_A_FLOW_CGROUP, cgroup)?;
     }
     Ok(())
@@ -91,7 +96,7 @@ fn put_flow(message: &mut Message, asker: &Asker<'_>, number: u32, socket: &Sock
     let policy = flow.policy().ok_or(ENOENT)?;
     let identity = policy.identity();
     message.u32(uapi::KOPI_A_FLOW_ID, number)?;
-    put_ends(message, &socket.sk().ends(), &identity)?;
+    put_ends(message, &socket.sk().ends(), &identity, policy.cgroup())?;
     message.u32(uapi::KOPI_A_FLOW_UID, asker.show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, asker.show_gid(identity.gid))?;
     message.u32(uapi::KOPI_A_FLOW_PID, identity.process.pid().here())?;

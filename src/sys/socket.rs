@@ -212,15 +212,6 @@ impl SocketTable {
         Some(unsafe { Socket::from_raw(socket.as_ptr()) })
     }
 
-    /// All sockets.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Socket> {
-        // SAFETY: By the invariants; the table is borrowed.
-        let socket = |entry: &Option<NonNull<bindings::socket>>| unsafe {
-            Some(Socket::from_raw((*entry)?.as_ptr()))
-        };
-        self.slots.iter().filter_map(socket)
-    }
-
     /// Number of sockets.
     pub(crate) fn len(&self) -> u32 {
         self.used

@@ -11,7 +11,8 @@ use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},
     prelude::*,
-    str::CStr, //
+    str::CStr,
+    sync::atomic::{ordering::Relaxed, Atomic}, //
 };
 
 /// A number of a process that isn't given to another one while it is held.
@@ -123,14 +124,18 @@ pub(crate) struct Identity {
     pub(crate) command: [u8; 16],
     /// `None` for a process that has no program, as one of the kernel's.
     pub(crate) program: Option<Program>,
-    /// The socket's cgroup, and those that it is in, from the inside out.
-    pub(crate) cgroups: KVec<u64>,
+    /// Later ones have greater numbers; from 1.
+    pub(crate) age: u64,
 }
 
+/// The age of the identity that was made last.
+static LAST: Atomic<u64> = Atomic::new(0);
+
 impl Identity {
-    /// The current process, with a socket. Process context.
-    pub(crate) fn current(sk: &Sock) -> Result<Self> {
+    /// The current process. Process context.
+    pub(crate) fn current() -> Result<Self> {
         Ok(Self {
+            age: LAST.fetch_add(1, Relaxed).wrapping_add(1),
             process: Process::current()?,
             // SAFETY: `current` is always valid.
             uid: unsafe { bindings::kopi_current_euid() },
@@ -138,7 +143,6 @@ impl Identity {
             gid: unsafe { bindings::kopi_current_egid() },
             command: current_command(),
             program: current_program()?,
-            cgroups: cgroups_of(sk)?,
         })
     }
 }
@@ -211,7 +215,9 @@ fn current_program() -> Result<Option<Program>> {
     }
 }
 
-fn cgroups_of(sk: &Sock) -> Result<KVec<u64>> {
+/// The numbers of a socket's cgroup, which it has for good, and of those that it is in, from the
+/// inside out. Process context.
+pub(crate) fn cgroups_of(sk: &Sock) -> Result<KVec<u64>> {
     let mut ids = KVec::new();
     // SAFETY: A valid sock, which keeps its cgroup, which keeps those that it is in.
     unsafe {
