@@ -237,4 +237,47 @@ struct kopi_stats {
 /* poll(): POLLIN is RX, POLLOUT room to send, and this an unread COMPLETION. */
 #define KOPI_POLL_COMPLETION	0x0200		/* POLLWRBAND */
 
+/*
+ * struct kopi_mon_hdr: what a device of type kopimon shows in front of each packet.
+ *
+ * Packet sockets on such a device see, while it is up, the packets of the flows of
+ * its network namespace: as they are given to a NIC's driver, as they are put into
+ * an RX ring, and those that are dropped on either way. After `len` bytes comes the
+ * IP header. A train is shown as one packet.
+ */
+struct kopi_mon_hdr {
+	__u8	version;		/* KOPI_MON_VERSION */
+	__u8	len;			/* bytes of this header */
+	__u8	direction;		/* KOPI_MON_OUT or KOPI_MON_IN */
+	__u8	verdict;		/* KOPI_MON_PASSED and the like */
+	__u32	reason;			/* by verdict: enum skb_drop_reason, or KOPI_MON_REASON_* */
+	__u32	rule;			/* KOPI_MON_REASON_RULE, _RATE: its handle; 0: the default */
+	__u32	ifindex;		/* the device; 0 where none is known yet */
+	__u32	flow;			/* its number in the network namespace */
+	__u32	pid;			/* 0 where there is none to show */
+	__u32	uid;			/* effective; as the namespace's owner names it */
+	__u32	gid;
+	__u64	cgroup;			/* of the socket */
+	__u64	exe_inode;		/* of the program's file; 0 without one */
+	__u32	exe_device;		/* of the same, as in st_dev */
+	__u32	gso_size;		/* payload of each datagram of a train, in bytes, or 0 */
+	char	command[16];		/* ends with a zero, if there is room */
+	__u32	reserved[2];
+};
+
+#define KOPI_MON_VERSION	1
+/* kopi_mon_hdr.direction */
+#define KOPI_MON_OUT		1
+#define KOPI_MON_IN		2
+/* kopi_mon_hdr.verdict */
+#define KOPI_MON_PASSED		0	/* given to a driver, or to the program */
+#define KOPI_MON_DROPPED	1	/* by the kernel's stack: reason is its own */
+#define KOPI_MON_REFUSED	2	/* by KOPI: reason is one of these */
+/* kopi_mon_hdr.reason */
+#define KOPI_MON_REASON_RING_FULL 1	/* the RX ring had no room */
+#define KOPI_MON_REASON_NO_FRAME 2	/* the FILL ring had no frame */
+#define KOPI_MON_REASON_TOO_LONG 3	/* longer than a chain may be, or than the RX ring */
+#define KOPI_MON_REASON_RULE	4	/* a rule, or the default, denies it */
+#define KOPI_MON_REASON_RATE	5	/* over the rate of a rule */
+
 #endif /* _UAPI_KOPI_H */

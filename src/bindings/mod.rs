@@ -90,4 +90,16 @@ mod uapi {
         rx_drop_rate,
         reserved
     );
+    same!(
+        kopi_mon_hdr,
+        MonHdr,
+        len,
+        reason,
+        flow,
+        gid,
+        cgroup,
+        exe_device,
+        command,
+        reserved
+    );
 }

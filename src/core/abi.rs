@@ -369,3 +369,85 @@ impl Stats {
         }
     }
 }
+
+/// `struct kopi_mon_hdr`: what a device of type kopimon shows in front of each packet.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MonHdr {
+    /// [`MON_VERSION`].
+    pub version: u8,
+    /// Bytes of this header.
+    pub len: u8,
+    /// [`MON_OUT`] or [`MON_IN`].
+    pub direction: u8,
+    /// [`MON_PASSED`], [`MON_DROPPED`] or [`MON_REFUSED`].
+    pub verdict: u8,
+    /// By `verdict`: `enum skb_drop_reason`, or `MON_REASON_*`.
+    pub reason: u32,
+    /// The handle of the rule that refused it; 0 for the default.
+    pub rule: u32,
+    /// The device; 0 where none is known yet.
+    pub ifindex: u32,
+    /// The flow's number in the network namespace.
+    pub flow: u32,
+    /// 0 where there is none to show.
+    pub pid: u32,
+    /// The effective user, as the namespace's owner names it.
+    pub uid: u32,
+    /// The effective group.
+    pub gid: u32,
+    /// The socket's cgroup.
+    pub cgroup: u64,
+    /// Of the program's file; 0 without one.
+    pub exe_inode: u64,
+    /// Of the program's file, as in `st_dev`.
+    pub exe_device: u32,
+    /// Bytes of payload of each datagram of a train, or 0.
+    pub gso_size: u32,
+    /// Ends with a zero, if there is room.
+    pub command: [u8; 16],
+    /// Zero.
+    pub reserved: [u32; 2],
+}
+
+/// [`MonHdr::version`].
+pub const MON_VERSION: u8 = 1;
+/// On its way out.
+pub const MON_OUT: u8 = 1;
+/// On its way in.
+pub const MON_IN: u8 = 2;
+/// Given to a driver, or to the program.
+pub const MON_PASSED: u8 = 0;
+/// Dropped by the kernel's stack.
+pub const MON_DROPPED: u8 = 1;
+/// Dropped by KOPI.
+pub const MON_REFUSED: u8 = 2;
+/// The RX ring had no room.
+pub const MON_REASON_RING_FULL: u32 = 1;
+/// The FILL ring had no frame.
+pub const MON_REASON_NO_FRAME: u32 = 2;
+/// Longer than a chain may be, or than the RX ring.
+pub const MON_REASON_TOO_LONG: u32 = 3;
+/// A rule, or the default, denies it.
+pub const MON_REASON_RULE: u32 = 4;
+/// Over the rate of a rule.
+pub const MON_REASON_RATE: u32 = 5;
+
+impl MonHdr {
+    /// Bytes.
+    pub const LEN: usize = size_of::<Self>();
+
+    /// The header as it lies in front of a packet.
+    pub fn to_bytes(self) -> [u8; Self::LEN] {
+        // SAFETY: `MonHdr` is `repr(C)` without padding.
+        unsafe { core::mem::transmute(self) }
+    }
+
+    /// Reads what lies in front of a packet; `None` if it is shorter, or of another version.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes = *bytes.first_chunk::<{ Self::LEN }>()?;
+        // SAFETY: `MonHdr` is `repr(C)` without padding, and any bytes make one.
+        let header: Self = unsafe { core::mem::transmute(bytes) };
+        (header.version == MON_VERSION).then_some(header)
+    }
+}

@@ -183,6 +183,27 @@ fn pairs() -> Pairs {
         rx_drop_rate,
         reserved
     );
+    compare!(
+        pairs,
+        MonHdr = "kopi_mon_hdr",
+        version,
+        len,
+        direction,
+        verdict,
+        reason,
+        rule,
+        ifindex,
+        flow,
+        pid,
+        uid,
+        gid,
+        cgroup,
+        exe_inode,
+        exe_device,
+        gso_size,
+        command,
+        reserved
+    );
     constants!(
         pairs,
         "KOPI_ABI_VERSION" = ABI_VERSION,
@@ -218,6 +239,17 @@ fn pairs() -> Pairs {
         "KOPI_BELL_WAIT_RX" = BELL_WAIT_RX,
         "KOPI_BELL_WAIT_COMPLETION" = BELL_WAIT_COMPLETION,
         "KOPI_POLL_COMPLETION" = libc::POLLWRBAND.unsigned_abs(),
+        "KOPI_MON_VERSION" = MON_VERSION,
+        "KOPI_MON_OUT" = MON_OUT,
+        "KOPI_MON_IN" = MON_IN,
+        "KOPI_MON_PASSED" = MON_PASSED,
+        "KOPI_MON_DROPPED" = MON_DROPPED,
+        "KOPI_MON_REFUSED" = MON_REFUSED,
+        "KOPI_MON_REASON_RING_FULL" = MON_REASON_RING_FULL,
+        "KOPI_MON_REASON_NO_FRAME" = MON_REASON_NO_FRAME,
+        "KOPI_MON_REASON_TOO_LONG" = MON_REASON_TOO_LONG,
+        "KOPI_MON_REASON_RULE" = MON_REASON_RULE,
+        "KOPI_MON_REASON_RATE" = MON_REASON_RATE,
         "AF_INET" = abi::AF_INET,
         "AF_INET6" = abi::AF_INET6,
     );
@@ -273,7 +305,7 @@ fn no_constant_is_forgotten() {
             _ => {}
         }
     }
-    assert_eq!(structs, 8);
+    assert_eq!(structs, 9);
 }
 
 #[test]
