@@ -4,6 +4,7 @@
 
 use crate::channel::Channel;
 use crate::limits::Charge;
+use crate::monitor::{self, Unsent};
 use crate::netlink::events::{tell, Event};
 use crate::pure::{
     abi,
@@ -136,6 +137,8 @@ pub(crate) struct Flow {
     /// Somebody may have come to wait for the socket, as epoll does once and for all, before it had
     /// a channel.
     polled_early: Atomic<bool>,
+    /// The packet that the receiver is dropping, which it has shown to monitors; 0 for none.
+    refused: Atomic<usize>,
     _charge: Charge,
 }
 
@@ -292,6 +295,16 @@ impl Flow {
         self.polled_early.load(Relaxed)
     }
 
+    /// Notes the packet that the receiver is dropping; 0 for none.
+    pub(crate) fn refuse(&self, packet: usize) {
+        self.refused.store(packet, Relaxed);
+    }
+
+    /// Whether the receiver is dropping this packet. On the CPU where it does.
+    pub(crate) fn is_refusing(&self, packet: usize) -> bool {
+        self.refused.load(Relaxed) == packet
+    }
+
     fn info(&self) -> abi::Info {
         abi::Info {
             abi_version: abi::ABI_VERSION,
@@ -331,6 +344,7 @@ impl Protocol for Flow {
             attachment: SetOnce::new(),
             counters: Counters::default(),
             polled_early: Atomic::new(false),
+            refused: Atomic::new(0),
             _charge: Charge::new(net, one)?,
         })
     }
@@ -426,11 +440,22 @@ impl Protocol for Flow {
             bytes: bytes as u64,
             again: false,
         };
-        match self.decide(socket.sk(), Direction::Out, || peer, packets) {
-            Outcome::Pass => Ok(()),
-            Outcome::Denied => Err(EACCES),
-            Outcome::TooFast => Err(enobufs()),
+        let outcome = self.decide(socket.sk(), Direction::Out, || peer, packets);
+        let refusal = match outcome {
+            Outcome::Pass => return Ok(()),
+            Outcome::Denied => EACCES,
+            Outcome::TooFast => enobufs(),
+        };
+        if monitor::is_watched(self) {
+            let unsent = Unsent {
+                peer,
+                begins: &[],
+                len: u32::try_from(bytes).unwrap_or(u32::MAX),
+                gso_size: 0,
+            };
+            monitor::show_unsent(self, socket.sk(), outcome, &unsent);
         }
+        Err(refusal)
     }
 
     fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32 {

@@ -9,6 +9,7 @@ mod channel;
 mod flow;
 mod identity;
 mod limits;
+mod monitor;
 mod netlink;
 mod netns;
 // Compiled into programs too: public there, and each side leaves some of it unused.
@@ -26,6 +27,7 @@ use limits::Limits;
 use sys::{
     family::Registration,
     genl::Family,
+    monitor as devices,
     pernet::PerNet,
     reaper::Reaper, //
 };
@@ -43,6 +45,7 @@ module! {
 struct Kopi {
     _family: Registration<Flow>,
     _netlink: Family,
+    _monitors: devices::Registration,
     _namespaces: PerNet,
     _limits: Limits,
     _reaper: Reaper,
@@ -54,6 +57,7 @@ impl kernel::Module for Kopi {
         let reaper = Reaper::new()?;
         let limits = Limits::register()?;
         let namespaces = PerNet::register()?;
+        let monitors = devices::Registration::new()?;
         let netlink = Family::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
             if error == EEXIST {
@@ -74,6 +78,7 @@ impl kernel::Module for Kopi {
         Ok(Self {
             _family: family,
             _netlink: netlink,
+            _monitors: monitors,
             _namespaces: namespaces,
             _limits: limits,
             _reaper: reaper,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What there is of KOPI in one network namespace: its flows, its channels, its rules.
+//! What there is of KOPI in one network namespace: its flows, its channels, its rules, its monitors.
 //!
 //! `flows` and `channels` are taken before the locks of a channel, and never both at once. `rules`
 //! is taken last of all.
@@ -10,6 +10,7 @@ use crate::pure::abi::Stats;
 use crate::rules::RuleSet;
 use crate::sys::{
     context::InterruptsOff,
+    monitor::Devices,
     socket::{Socket, SocketMap}, //
 };
 use kernel::{
@@ -56,6 +57,9 @@ pub(crate) struct Net {
     pub(crate) changing: Mutex<()>,
     /// Calls and live flows that rules stopped.
     pub(crate) denied: Atomic<u64>,
+    /// Where packets are shown to who looks.
+    #[pin]
+    pub(crate) monitors: Devices,
 }
 
 impl Net {
@@ -76,6 +80,7 @@ impl Net {
                 in_force: Atomic::new(false),
                 changing <- new_mutex!((), "kopi::Net::changing"),
                 denied: Atomic::new(0),
+                monitors <- Devices::new(),
             }),
             GFP_KERNEL,
         )

@@ -425,6 +425,20 @@ impl Policy {
         })
     }
 
+    /// The handle of the rule that decides about a peer's packets; 0 for the default. Any context but
+    /// hard interrupts.
+    pub(crate) fn rule_for(&self, sk: &Sock, direction: Direction, peer: &Peer) -> u32 {
+        self.with_judged(sk, |compiled| {
+            let mut judgement = compiled.side(direction).judgement;
+            if judgement == Judgement::ByPeer {
+                judgement = compiled.by_peer(sk, direction, peer);
+            }
+            let set = compiled.set.as_ref();
+            set.and_then(|set| set.rule(judgement))
+                .map_or(0, |rule| rule.handle)
+        })
+    }
+
     /// The handles of the rules that decide, out and in, and the directions in which nothing passes,
     /// as bits. Process context.
     pub(crate) fn show(&self, sk: &Sock) -> ([Option<u32>; 2], u32) {

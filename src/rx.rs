@@ -8,9 +8,13 @@
 
 use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
+use crate::monitor::{self, Refusal, Seen};
 use crate::netlink::events::{tell, Event};
 use crate::pure::{
-    abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
+    abi::{
+        Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE, MON_REASON_NO_FRAME, MON_REASON_RATE,
+        MON_REASON_RING_FULL, MON_REASON_RULE, MON_REASON_TOO_LONG,
+    },
     geometry::{Frame, Geometry},
     ring::{Consumer, Producer},
     rule::Direction, //
@@ -18,6 +22,7 @@ use crate::pure::{
 use crate::rules::{Outcome, Packets};
 use crate::sys::{
     family,
+    monitor::Packet,
     region::{KernelVecBuffer, RegionRing},
     skb::SkBuff,
     sock::Sock, //
@@ -60,6 +65,24 @@ impl Drop {
             Drop::Rule => &flow.counters.rx_drop_rule,
             Drop::Rate => &flow.counters.rx_drop_rate,
         }
+    }
+
+    /// As monitors show it, for a packet that metadata was made of.
+    fn refusal(self, flow: &Flow, sk: &Sock, meta: &Meta) -> Refusal {
+        let reason = match self {
+            Drop::RingFull => MON_REASON_RING_FULL,
+            Drop::NoFrame => MON_REASON_NO_FRAME,
+            Drop::TooLong => MON_REASON_TOO_LONG,
+            Drop::Rule => MON_REASON_RULE,
+            Drop::Rate => MON_REASON_RATE,
+        };
+        let rule = match (self, flow.policy()) {
+            (Drop::Rule | Drop::Rate, Some(policy)) => {
+                policy.rule_for(sk, Direction::In, &meta.peer())
+            }
+            _ => 0,
+        };
+        Refusal { reason, rule }
     }
 }
 
@@ -185,6 +208,15 @@ impl Receiver {
                 break Ok(());
             }
         };
+        if monitor::is_watched(flow) {
+            let refusal = result
+                .err()
+                .map(|(_, reason)| reason.refusal(flow, sk, &meta));
+            let seen = Seen::received(refusal, meta.ifindex, gso_size);
+            monitor::show(flow, sk, seen, &Packet::of(&skb));
+            // So that it isn't shown as dropped by the stack, too.
+            flow.refuse(skb.address());
+        }
         match result {
             Ok(()) => {
                 self.overrun = false;
@@ -197,9 +229,12 @@ impl Receiver {
                 skb.count_dropped(sk, lost);
                 if end > 0 {
                     skb.consume(sk);
+                } else {
+                    drop(skb);
                 }
             }
         }
+        flow.refuse(0);
     }
 
     /// Delivers as many packets of `step` bytes out of `range` as one copy can, and says where it

@@ -6,23 +6,28 @@
 #include <linux/capability.h>
 #include <linux/cgroup.h>
 #include <linux/fs.h>
+#include <linux/if_arp.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
 #include <linux/mm.h>
 #include <linux/module.h>
+#include <linux/netdevice.h>
 #include <linux/path.h>
 #include <linux/pid_namespace.h>
 #include <linux/poll.h>
 #include <linux/sched/signal.h>
 #include <linux/sched/user.h>
+#include <linux/tracepoint.h>
 #include <linux/uaccess.h>
 #include <linux/udp.h>
 #include <linux/wait.h>
 #include <net/dsfield.h>
 #include <net/genetlink.h>
 #include <net/netns/generic.h>
+#include <net/rtnetlink.h>
 #include <net/sock.h>
 #include <net/udp.h>
+#include <trace/events/skb.h>
 
 #include "netlink/family.h"
 #include "shim.h"
@@ -780,4 +785,205 @@ uid_t kopi_netlink_make_uid(const struct sk_buff *skb, uid_t uid)
 gid_t kopi_netlink_make_gid(const struct sk_buff *skb, gid_t gid)
 {
 	return from_kgid(&init_user_ns, make_kgid(sk_user_ns(NETLINK_CB(skb).sk), gid));
+}
+
+static netdev_tx_t mon_xmit(struct sk_buff *skb, struct net_device *dev)
+{
+	dev_kfree_skb(skb);
+	return NETDEV_TX_OK;
+}
+
+static void mon_get_stats64(struct net_device *dev, struct rtnl_link_stats64 *stats)
+{
+	dev_lstats_read(dev, &stats->rx_packets, &stats->rx_bytes);
+}
+
+static const struct net_device_ops mon_ops = {
+	.ndo_open = kopi_mon_open,
+	.ndo_stop = kopi_mon_stop,
+	.ndo_start_xmit = mon_xmit,
+	.ndo_get_stats64 = mon_get_stats64,
+};
+
+/* There, so that packet sockets find the IP header behind ours; nobody sends by it. */
+static int mon_create(struct sk_buff *skb, struct net_device *dev, unsigned short type,
+		      const void *daddr, const void *saddr, unsigned int len)
+{
+	return -EOPNOTSUPP;
+}
+
+static const struct header_ops mon_header_ops = {
+	.create = mon_create,
+};
+
+/* As drivers/net/nlmon.c. */
+static void mon_setup(struct net_device *dev)
+{
+	dev->type = ARPHRD_NONE;
+	dev->priv_flags |= IFF_NO_QUEUE | IFF_NO_ADDRCONF;
+	dev->lltx = true;
+	dev->netdev_ops = &mon_ops;
+	dev->header_ops = &mon_header_ops;
+	dev->needs_free_netdev = true;
+	dev->features = NETIF_F_SG | NETIF_F_FRAGLIST | NETIF_F_HIGHDMA;
+	dev->flags = IFF_NOARP;
+	dev->pcpu_stat_type = NETDEV_PCPU_STAT_LSTATS;
+	dev->mtu = ETH_MAX_MTU;
+}
+
+static struct rtnl_link_ops mon_link_ops __read_mostly = {
+	.kind = "kopimon",
+	.setup = mon_setup,
+};
+
+int kopi_mon_register(void)
+{
+	return rtnl_link_register(&mon_link_ops);
+}
+
+void kopi_mon_unregister(void)
+{
+	rtnl_link_unregister(&mon_link_ops);
+}
+
+bool kopi_mon_is(const struct net_device *dev)
+{
+	return dev->netdev_ops == &mon_ops;
+}
+
+/* Modules can't name this tracepoint: it isn't exported. */
+static void find_start_xmit(struct tracepoint *tp, void *found)
+{
+	if (!strcmp(tp->name, "net_dev_start_xmit"))
+		*(struct tracepoint **)found = tp;
+}
+
+struct tracepoint *kopi_tracepoint_start_xmit(void)
+{
+	struct tracepoint *found = NULL;
+
+	for_each_kernel_tracepoint(find_start_xmit, &found);
+	return found;
+}
+
+static void start_xmit_probe(void *data, const struct sk_buff *skb,
+			     const struct net_device *dev)
+{
+	kopi_seen_transmitted((struct sk_buff *)skb, (struct net_device *)dev);
+}
+
+int kopi_probe_start_xmit(struct tracepoint *tp)
+{
+	return tracepoint_probe_register(tp, start_xmit_probe, NULL);
+}
+
+void kopi_unprobe_start_xmit(struct tracepoint *tp)
+{
+	tracepoint_probe_unregister(tp, start_xmit_probe, NULL);
+}
+
+static void kfree_skb_probe(void *data, struct sk_buff *skb, void *location,
+			    enum skb_drop_reason reason, const struct sock *rx_sk)
+{
+	kopi_seen_dropped(skb, reason, (struct sock *)rx_sk);
+}
+
+int kopi_probe_kfree_skb(void)
+{
+	return register_trace_kfree_skb(kfree_skb_probe, NULL);
+}
+
+void kopi_unprobe_kfree_skb(void)
+{
+	unregister_trace_kfree_skb(kfree_skb_probe, NULL);
+}
+
+void kopi_tracepoint_synchronize_unregister(void)
+{
+	tracepoint_synchronize_unregister();
+}
+
+bool kopi_irqs_disabled(void)
+{
+	return irqs_disabled();
+}
+
+struct net *kopi_dev_net(const struct net_device *dev)
+{
+	return dev_net(dev);
+}
+
+int kopi_dev_ifindex(const struct net_device *dev)
+{
+	return READ_ONCE(dev->ifindex);
+}
+
+void kopi_dev_lstats_add(struct net_device *dev, unsigned int len)
+{
+	dev_lstats_add(dev, len);
+}
+
+bool kopi_sk_fullsock(const struct sock *sk)
+{
+	return sk_fullsock(sk);
+}
+
+struct sk_buff *kopi_alloc_skb(unsigned int size, gfp_t gfp)
+{
+	return alloc_skb(size, gfp);
+}
+
+struct sock *kopi_skb_sk(const struct sk_buff *skb)
+{
+	return skb->sk;
+}
+
+struct net_device *kopi_skb_dev(const struct sk_buff *skb)
+{
+	return skb->dev;
+}
+
+void kopi_skb_set_dev(struct sk_buff *skb, struct net_device *dev)
+{
+	skb->dev = dev;
+}
+
+int kopi_skb_network_offset(const struct sk_buff *skb)
+{
+	return skb_network_offset(skb);
+}
+
+unsigned int kopi_skb_headroom(const struct sk_buff *skb)
+{
+	return skb_headroom(skb);
+}
+
+unsigned int kopi_skb_headlen(const struct sk_buff *skb)
+{
+	return skb_headlen(skb);
+}
+
+void kopi_skb_gso_reset(struct sk_buff *skb)
+{
+	skb_gso_reset(skb);
+}
+
+void kopi_skb_reset_mac_header(struct sk_buff *skb)
+{
+	skb_reset_mac_header(skb);
+}
+
+void kopi_skb_reset_network_header(struct sk_buff *skb)
+{
+	skb_reset_network_header(skb);
+}
+
+void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol)
+{
+	skb->protocol = htons(protocol);
+}
+
+bool kopi_skb_is_ip(const struct sk_buff *skb)
+{
+	return skb->protocol == htons(ETH_P_IP) || skb->protocol == htons(ETH_P_IPV6);
 }

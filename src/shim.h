@@ -181,4 +181,36 @@ gid_t kopi_netlink_show_gid(const struct sk_buff *skb, gid_t gid);
 uid_t kopi_netlink_make_uid(const struct sk_buff *skb, uid_t uid);
 gid_t kopi_netlink_make_gid(const struct sk_buff *skb, gid_t gid);
 
+/* monitor devices, and what they show */
+int kopi_mon_register(void);
+void kopi_mon_unregister(void);
+int kopi_mon_open(struct net_device *dev);
+int kopi_mon_stop(struct net_device *dev);
+bool kopi_mon_is(const struct net_device *dev);
+struct tracepoint *kopi_tracepoint_start_xmit(void);
+int kopi_probe_start_xmit(struct tracepoint *tp);
+void kopi_unprobe_start_xmit(struct tracepoint *tp);
+int kopi_probe_kfree_skb(void);
+void kopi_unprobe_kfree_skb(void);
+void kopi_tracepoint_synchronize_unregister(void);
+void kopi_seen_transmitted(struct sk_buff *skb, struct net_device *dev);
+void kopi_seen_dropped(struct sk_buff *skb, unsigned int reason, struct sock *rx_sk);
+bool kopi_irqs_disabled(void);
+struct net *kopi_dev_net(const struct net_device *dev);
+int kopi_dev_ifindex(const struct net_device *dev);
+void kopi_dev_lstats_add(struct net_device *dev, unsigned int len);
+bool kopi_sk_fullsock(const struct sock *sk);
+struct sk_buff *kopi_alloc_skb(unsigned int size, gfp_t gfp);
+struct sock *kopi_skb_sk(const struct sk_buff *skb);
+struct net_device *kopi_skb_dev(const struct sk_buff *skb);
+void kopi_skb_set_dev(struct sk_buff *skb, struct net_device *dev);
+int kopi_skb_network_offset(const struct sk_buff *skb);
+unsigned int kopi_skb_headroom(const struct sk_buff *skb);
+unsigned int kopi_skb_headlen(const struct sk_buff *skb);
+void kopi_skb_gso_reset(struct sk_buff *skb);
+void kopi_skb_reset_mac_header(struct sk_buff *skb);
+void kopi_skb_reset_network_header(struct sk_buff *skb);
+void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol);
+bool kopi_skb_is_ip(const struct sk_buff *skb);
+
 #endif /* _KOPI_SHIM_H */

@@ -8,6 +8,7 @@
 
 use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
+use crate::monitor::{self, Unsent};
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
     descriptor::{self, Bad},
@@ -47,6 +48,9 @@ const FULL_MAX: u32 = 64;
 
 /// The longest payload that any datagram or train can have, in bytes.
 const PAYLOAD_MAX: u32 = 0xffff;
+
+/// Bytes of payload that monitors see of a datagram that the rules don't let pass.
+const SHOWN_MAX: usize = 256;
 
 /// Pieces of pages of the longest payload, in the worst of all cases.
 const PIECES_MAX: usize = 2 * CHAIN_MAX as usize + 32;
@@ -362,6 +366,9 @@ impl Sender {
                 Outcome::TooFast => (Some(&flow.counters.tx_drop_rate), enobufs()),
             };
             if let Some(counter) = counter {
+                if monitor::is_watched(flow) {
+                    self.show_unsent(channel, flow, socket.sk(), meta, outcome, segment);
+                }
                 counter.add(datagrams);
                 flow.counters.tx_taken.add(datagrams);
                 return self.finish(channel, error);
@@ -440,6 +447,34 @@ impl Sender {
         }
         self.release(count);
         Step::Took(count)
+    }
+
+    /// Shows the batch to who looks, which the rules don't let pass.
+    fn show_unsent(
+        &self,
+        channel: &Channel,
+        flow: &Flow,
+        sk: &Sock,
+        meta: &Meta,
+        outcome: Outcome,
+        segment: u32,
+    ) {
+        let Some(first) = self.batch.first() else {
+            return;
+        };
+        let mut begins = [0u8; SHOWN_MAX];
+        let len = SHOWN_MAX.min(first.len as usize);
+        let begins = begins.get_mut(..len).unwrap_or_default();
+        if channel.region().read(first.offset, begins).is_err() {
+            return;
+        }
+        let unsent = Unsent {
+            peer: peer_of(meta, sk),
+            begins,
+            len: self.batch_bytes(),
+            gso_size: segment,
+        };
+        monitor::show_unsent(flow, sk, outcome, &unsent);
     }
 
     /// Completes the batch, which is a packet or the start of one, with an error.

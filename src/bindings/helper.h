@@ -6,12 +6,14 @@
 #include <linux/errqueue.h>
 #include <linux/fs.h>
 #include <linux/gfp.h>
+#include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/in6.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/namei.h>
 #include <linux/net.h>
+#include <linux/netdevice.h>
 #include <linux/poll.h>
 #include <linux/rcupdate.h>
 #include <linux/sched/user.h>

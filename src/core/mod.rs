@@ -10,6 +10,7 @@ pub mod abi;
 pub mod bucket;
 pub mod descriptor;
 pub mod geometry;
+pub mod ip;
 pub mod quota;
 pub mod ring;
 pub mod rule;

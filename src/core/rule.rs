@@ -31,6 +31,11 @@ pub fn mapped(address: [u8; 4]) -> [u8; 16] {
     Ipv4Addr::from(address).to_ipv6_mapped().octets()
 }
 
+/// The IPv4 address that [`mapped`] made an IPv6 one.
+pub fn unmapped(address: &[u8; 16]) -> Option<[u8; 4]> {
+    Some(Ipv6Addr::from(*address).to_ipv4_mapped()?.octets())
+}
+
 impl Prefix {
     /// The first `bits` of an IPv4 address; `None` if it has not so many.
     pub fn ipv4(address: [u8; 4], bits: u8) -> Option<Self> {

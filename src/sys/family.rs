@@ -213,6 +213,37 @@ unsafe fn state<'a, T: Protocol>(sk: *mut bindings::sock) -> Option<&'a State<T>
     }
 }
 
+/// The sock and the protocol's state, of a sock that is of the family.
+///
+/// # Safety
+///
+/// The caller is in an RCU read-side section, and `sk` null, or a sock that is kept.
+pub(super) unsafe fn flow_of<'a, T: Protocol>(
+    sk: *mut bindings::sock,
+) -> Option<(&'a Sock, &'a T)> {
+    // SAFETY: The sock is valid. Its socket, if it still has one, lives on for a grace period, as its
+    // inode does; its operations say whether it is of the family.
+    unsafe {
+        if sk.is_null() || !bindings::kopi_sk_fullsock(sk) {
+            return None;
+        }
+        let socket = ptr::read_volatile(&raw const (*sk).sk_socket);
+        if socket.is_null() || !is_of_family(ptr::read_volatile(&raw const (*socket).ops)) {
+            return None;
+        }
+        let state = state::<T>(sk)?;
+        Some((Sock::from_raw(sk), &state.protocol))
+    }
+}
+
+/// Whether operations are those of the family.
+fn is_of_family(ops: *const bindings::proto_ops) -> bool {
+    [&IPV4, &IPV6]
+        .iter()
+        // SAFETY: The tables are static.
+        .any(|table| unsafe { (*table.ops.get()).as_ptr() } == ops)
+}
+
 /// The number that the module was told to use for the family.
 pub(crate) fn wanted_number() -> i32 {
     // SAFETY: Reads a variable that doesn't change.
@@ -901,12 +932,6 @@ impl SocketFile {
     pub(crate) fn socket(&self) -> Option<&Socket> {
         let socket = self.as_ptr();
         // SAFETY: The file keeps the socket; its operations say whose it is.
-        unsafe {
-            let ops = (*socket).ops;
-            [&IPV4, &IPV6]
-                .iter()
-                .any(|table| (*table.ops.get()).as_ptr() == ops)
-                .then(|| Socket::from_raw(socket))
-        }
+        unsafe { is_of_family((*socket).ops).then(|| Socket::from_raw(socket)) }
     }
 }

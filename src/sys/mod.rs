@@ -10,6 +10,7 @@ pub(crate) mod family;
 pub(crate) mod genl;
 pub(crate) mod locked;
 pub(crate) mod message;
+pub(crate) mod monitor;
 pub(crate) mod pernet;
 pub(crate) mod reaper;
 pub(crate) mod region;

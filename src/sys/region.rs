@@ -18,7 +18,7 @@ use core::{
     marker::PhantomData,
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering}, //
+    sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering}, //
 };
 use kernel::{
     error::to_result,
@@ -130,6 +130,16 @@ impl Region {
         }
         // SAFETY: Within the mapping, as just checked.
         Ok(unsafe { self.base.add(offset) }.cast())
+    }
+
+    /// Copies bytes that a program may be writing.
+    pub(crate) fn read(&self, offset: u32, to: &mut [u8]) -> Result {
+        let from = self.at::<AtomicU8>(offset, to.len())?;
+        for (index, byte) in to.iter_mut().enumerate() {
+            // SAFETY: `at` checked the room for all of them.
+            *byte = unsafe { from.add(index).as_ref() }.load(Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     fn meta_words(&self, frame: Frame) -> Result<NonNull<AtomicU64>> {

@@ -47,6 +47,16 @@ impl SkBuff {
         self.0.as_ptr()
     }
 
+    /// For who shows it to others.
+    pub(super) fn as_non_null(&self) -> NonNull<bindings::sk_buff> {
+        self.0
+    }
+
+    /// What tells it from others while it lives.
+    pub(crate) fn address(&self) -> usize {
+        self.as_ptr() as usize
+    }
+
     /// Bytes of payload, of all datagrams.
     pub(crate) fn payload_len(&self) -> u32 {
         // SAFETY: A valid skb.

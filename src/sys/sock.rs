@@ -4,11 +4,15 @@
 //!
 //! C header: `include/net/sock.h`
 
-use super::wait::{WaitQueue, POLL_IN};
+use super::{
+    pernet::NetRef,
+    wait::{WaitQueue, POLL_IN}, //
+};
 use crate::bindings;
 use crate::pure::{
     abi::Meta,
-    rule::{mapped, Peer}, //
+    ip::FourTuple,
+    rule::{mapped, unmapped, Peer}, //
 };
 use core::{
     mem::size_of_val,
@@ -40,6 +44,43 @@ impl<'a> SockRef<'a> {
         // SAFETY: The sock's memory is valid as long as the borrow.
         unsafe { bindings::kopi_sock_get(sk.as_ptr()) }.then_some(())?;
         Some(Self(sk))
+    }
+}
+
+impl SockRef<'_> {
+    pub(super) fn as_ptr(&self) -> *mut bindings::sock {
+        self.0.as_ptr()
+    }
+}
+
+impl<'a> SockRef<'a> {
+    /// The UDP sock that a packet is for, which came by a device. The caller is in an RCU read-side
+    /// section.
+    pub(super) fn find(net: &'a NetRef, ends: &FourTuple, ifindex: u32) -> Option<Self> {
+        let (from, to) = (&ends.source, &ends.destination);
+        let (sport, dport) = (from.port.to_be(), to.port.to_be());
+        // SAFETY: The namespace is valid, and addresses are; what is found has a reference taken.
+        unsafe {
+            let sk = match (unmapped(&from.address), unmapped(&to.address)) {
+                (Some(saddr), Some(daddr)) => bindings::udp4_lib_lookup(
+                    net.as_ptr(),
+                    u32::from_ne_bytes(saddr),
+                    sport,
+                    u32::from_ne_bytes(daddr),
+                    dport,
+                    ifindex as i32,
+                ),
+                _ => bindings::udp6_lib_lookup(
+                    net.as_ptr(),
+                    from.address.as_ptr().cast(),
+                    sport,
+                    to.address.as_ptr().cast(),
+                    dport,
+                    ifindex as i32,
+                ),
+            };
+            (!sk.is_null()).then(|| Self(Sock::from_raw(sk)))
+        }
     }
 }
 
@@ -323,6 +364,20 @@ impl Sock {
             },
             port: u16::from_be(ends.remote_port),
         })
+    }
+
+    /// This side's address and port, as far as it is bound. Any context.
+    pub(crate) fn local_end(&self) -> Peer {
+        let ends = self.ends();
+        let [a, b, c, d, ..] = ends.local;
+        Peer {
+            address: if ends.is_ipv6 {
+                ends.local
+            } else {
+                mapped([a, b, c, d])
+            },
+            port: u16::from_be(ends.local_port),
+        }
     }
 
     /// The device that it is bound to, or 0. Any context.

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Headers of IP and UDP: made for packets that never became any, and read.
+//!
+//! RFC 791, RFC 8200, RFC 768.
+
+use super::rule::{mapped, unmapped, Peer};
+
+const UDP: u8 = 17;
+const UDP_LEN: u16 = 8;
+/// Bytes of the longest header: IPv6's and UDP's.
+pub const HEADER_MAX: usize = 48;
+
+/// Both ends of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FourTuple {
+    /// Where it comes from.
+    pub source: Peer,
+    /// Where it goes.
+    pub destination: Peer,
+}
+
+/// A header of up to [`HEADER_MAX`] bytes.
+pub struct Header {
+    bytes: [u8; HEADER_MAX],
+    len: usize,
+}
+
+impl Header {
+    fn new() -> Self {
+        Self {
+            bytes: [0; HEADER_MAX],
+            len: 0,
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            if let Some(to) = self.bytes.get_mut(self.len) {
+                *to = byte;
+                self.len = self.len.saturating_add(1);
+            }
+        }
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+
+    /// Whether it is one of IPv6.
+    pub fn is_ipv6(&self) -> bool {
+        self.bytes.first().is_some_and(|byte| byte >> 4 == 6)
+    }
+}
+
+/// The header of a datagram with `len` bytes of payload, without checksums; lengths that are too
+/// great for it are 0.
+pub fn header(ends: &FourTuple, len: u32) -> Header {
+    let mut header = Header::new();
+    let udp_len = len
+        .checked_add(u32::from(UDP_LEN))
+        .and_then(|len| u16::try_from(len).ok())
+        .unwrap_or(0);
+    match unmapped(&ends.destination.address) {
+        Some(destination) => {
+            let source = unmapped(&ends.source.address).unwrap_or([0; 4]);
+            let total = udp_len.checked_add(20).unwrap_or(0);
+            header.put(&[0x45, 0]);
+            header.put(&total.to_be_bytes());
+            header.put(&[0, 0, 0, 0, 64, UDP, 0, 0]);
+            header.put(&source);
+            header.put(&destination);
+        }
+        None => {
+            header.put(&[0x60, 0, 0, 0]);
+            header.put(&udp_len.to_be_bytes());
+            header.put(&[UDP, 64]);
+            header.put(&ends.source.address);
+            header.put(&ends.destination.address);
+        }
+    }
+    for port in [ends.source.port, ends.destination.port, udp_len, 0] {
+        header.put(&port.to_be_bytes());
+    }
+    header
+}
+
+/// The ends that a datagram's first bytes name: `None` for what isn't UDP, for a fragment that isn't
+/// the first, and behind extension headers of IPv6.
+pub fn ends(bytes: &[u8]) -> Option<FourTuple> {
+    let first = *bytes.first()?;
+    let (source, destination, at) = match first >> 4 {
+        4 => {
+            let header = bytes.first_chunk::<20>()?;
+            let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x1fff;
+            if header[9] != UDP || fragment != 0 {
+                return None;
+            }
+            let (_, addresses) = header.split_last_chunk::<8>()?;
+            let [a, b, c, d, e, f, g, h] = *addresses;
+            (
+                mapped([a, b, c, d]),
+                mapped([e, f, g, h]),
+                usize::from(first & 15).checked_mul(4)?,
+            )
+        }
+        6 => {
+            let header = bytes.first_chunk::<40>()?;
+            if header[6] != UDP {
+                return None;
+            }
+            let (_, addresses) = header.split_last_chunk::<32>()?;
+            let (source, destination) = addresses.split_first_chunk::<16>()?;
+            (*source, *destination.first_chunk::<16>()?, 40)
+        }
+        _ => return None,
+    };
+    let &[a, b, c, d] = bytes.get(at..)?.first_chunk::<4>()?;
+    Some(FourTuple {
+        source: Peer {
+            address: source,
+            port: u16::from_be_bytes([a, b]),
+        },
+        destination: Peer {
+            address: destination,
+            port: u16::from_be_bytes([c, d]),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn any_ends() -> impl Strategy<Value = FourTuple> {
+        let address = prop_oneof![
+            any::<[u8; 4]>().prop_map(mapped),
+            any::<[u8; 16]>().prop_filter("not IPv4's", |address| unmapped(address).is_none()),
+        ];
+        (address, any::<[u8; 16]>(), any::<(u16, u16)>()).prop_map(|(to, from, ports)| FourTuple {
+            source: Peer {
+                address: match unmapped(&to) {
+                    Some(_) => mapped([from[0], from[1], from[2], from[3]]),
+                    None => from,
+                },
+                port: ports.0,
+            },
+            destination: Peer {
+                address: to,
+                port: ports.1,
+            },
+        })
+    }
+
+    #[test]
+    fn lengths() {
+        let peer = |address| Peer { address, port: 1 };
+        let v4 = FourTuple {
+            source: peer(mapped([192, 0, 2, 1])),
+            destination: peer(mapped([192, 0, 2, 2])),
+        };
+        let made = header(&v4, 100);
+        assert_eq!(made.bytes().len(), 28);
+        assert_eq!(&made.bytes()[..4], [0x45, 0, 0, 128]);
+        assert_eq!(&made.bytes()[20..], [0, 1, 0, 1, 0, 108, 0, 0]);
+        assert!(!made.is_ipv6());
+        let v6 = FourTuple {
+            destination: peer([1; 16]),
+            ..v4
+        };
+        let made = header(&v6, 100);
+        assert_eq!(made.bytes().len(), HEADER_MAX);
+        assert_eq!(&made.bytes()[..8], [0x60, 0, 0, 0, 0, 108, UDP, 64]);
+        assert!(made.is_ipv6());
+        assert_eq!(&header(&v4, u32::MAX).bytes()[2..4], [0, 20]);
+    }
+
+    #[test]
+    fn what_names_no_ends() {
+        let peer = Peer {
+            address: mapped([127, 0, 0, 1]),
+            port: 5,
+        };
+        let ends_of = FourTuple {
+            source: peer,
+            destination: peer,
+        };
+        let mut bytes = header(&ends_of, 0).bytes().to_vec();
+        bytes[6] = 0x20;
+        assert_eq!(ends(&bytes), Some(ends_of));
+        bytes[7] = 1;
+        assert_eq!(ends(&bytes), None);
+        bytes[7] = 0;
+        bytes[9] = 6;
+        assert_eq!(ends(&bytes), None);
+        assert_eq!(ends(&[]), None);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_made_can_be_read(at in any_ends(), len: u32) {
+            prop_assert_eq!(ends(header(&at, len).bytes()), Some(at));
+        }
+
+        #[test]
+        fn any_bytes_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = ends(&bytes);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What monitor devices show of a packet: whose it is, where it goes, what became of it.
+
+use crate::flow::Flow;
+use crate::pure::{
+    abi::{
+        MonHdr, MON_DROPPED, MON_IN, MON_OUT, MON_PASSED, MON_REASON_RATE, MON_REASON_RULE,
+        MON_REFUSED, MON_VERSION,
+    },
+    ip::{self, FourTuple},
+    rule::{Direction, Peer}, //
+};
+use crate::rules::{Outcome, Policy};
+use crate::sys::{
+    monitor::Packet,
+    sock::Sock, //
+};
+
+/// Why KOPI didn't let a packet pass.
+#[derive(Clone, Copy)]
+pub(crate) struct Refusal {
+    /// `MON_REASON_*`.
+    pub(crate) reason: u32,
+    /// The rule's handle, where it is one.
+    pub(crate) rule: u32,
+}
+
+impl Refusal {
+    /// Of what the rules say, by one of a handle; `None` if they let it pass.
+    pub(crate) fn of(outcome: Outcome, rule: u32) -> Option<Self> {
+        let reason = match outcome {
+            Outcome::Pass => return None,
+            Outcome::Denied => MON_REASON_RULE,
+            Outcome::TooFast => MON_REASON_RATE,
+        };
+        Some(Self { reason, rule })
+    }
+}
+
+/// What became of a packet, and where.
+pub(crate) struct Seen {
+    direction: u8,
+    verdict: u8,
+    reason: u32,
+    rule: u32,
+    ifindex: u32,
+    gso_size: u32,
+}
+
+impl Seen {
+    /// Given to a device's driver.
+    pub(crate) fn transmitted(ifindex: u32, gso_size: u32) -> Self {
+        Self {
+            direction: MON_OUT,
+            verdict: MON_PASSED,
+            reason: 0,
+            rule: 0,
+            ifindex,
+            gso_size,
+        }
+    }
+
+    /// Dropped by the stack, on its way in or out.
+    pub(crate) fn dropped(is_in: bool, reason: u32, ifindex: u32, gso_size: u32) -> Self {
+        Self {
+            direction: if is_in { MON_IN } else { MON_OUT },
+            verdict: MON_DROPPED,
+            reason,
+            rule: 0,
+            ifindex,
+            gso_size,
+        }
+    }
+
+    /// Put into the RX ring, or refused.
+    pub(crate) fn received(refusal: Option<Refusal>, ifindex: u32, gso_size: u32) -> Self {
+        Self::judged(MON_IN, refusal, ifindex, gso_size)
+    }
+
+    fn judged(direction: u8, refusal: Option<Refusal>, ifindex: u32, gso_size: u32) -> Self {
+        Self {
+            direction,
+            verdict: if refusal.is_some() {
+                MON_REFUSED
+            } else {
+                MON_PASSED
+            },
+            reason: refusal.map_or(0, |refusal| refusal.reason),
+            rule: refusal.map_or(0, |refusal| refusal.rule),
+            ifindex,
+            gso_size,
+        }
+    }
+}
+
+fn header(policy: &Policy, flow: &Flow, sk: &Sock, seen: Seen) -> MonHdr {
+    let identity = policy.identity();
+    let program = identity.program.as_ref();
+    let net = sk.net();
+    MonHdr {
+        version: MON_VERSION,
+        len: MonHdr::LEN as u8,
+        direction: seen.direction,
+        verdict: seen.verdict,
+        reason: seen.reason,
+        rule: seen.rule,
+        ifindex: seen.ifindex,
+        flow: flow.id(),
+        pid: identity.process.pid().shown_in(net),
+        uid: net.show_uid(identity.uid),
+        gid: net.show_gid(identity.gid),
+        cgroup: policy.cgroup().unwrap_or(0),
+        exe_inode: program.map_or(0, |program| program.id.inode),
+        exe_device: program.map_or(0, |program| program.id.device),
+        gso_size: seen.gso_size,
+        command: identity.command,
+        reserved: [0; 2],
+    }
+}
+
+/// Whether packets of the flow are to be shown. Any context.
+pub(crate) fn is_watched(flow: &Flow) -> bool {
+    flow.policy()
+        .is_some_and(|policy| policy.net().monitors.is_any_up())
+}
+
+/// Shows a packet of a flow, if its namespace is watched. Any context but hard interrupts, and
+/// interrupts on.
+pub(crate) fn show(flow: &Flow, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
+    let Some(policy) = flow.policy() else {
+        return;
+    };
+    let monitors = &policy.net().monitors;
+    if monitors.is_any_up() {
+        monitors.show(header(policy, flow, sk, seen), packet);
+    }
+}
+
+/// A datagram, or a train, that rules keep from becoming a packet.
+pub(crate) struct Unsent<'a> {
+    pub(crate) peer: Peer,
+    /// How its payload begins.
+    pub(crate) begins: &'a [u8],
+    /// Bytes of all of its payload.
+    pub(crate) len: u32,
+    /// Of each datagram of a train, or 0.
+    pub(crate) gso_size: u32,
+}
+
+/// Shows what rules keep from becoming a packet. Process context.
+pub(crate) fn show_unsent(flow: &Flow, sk: &Sock, outcome: Outcome, unsent: &Unsent<'_>) {
+    let rule = flow.policy().map_or(0, |policy| {
+        policy.rule_for(sk, Direction::Out, &unsent.peer)
+    });
+    let Some(refusal) = Refusal::of(outcome, rule) else {
+        return;
+    };
+    let ends = FourTuple {
+        source: sk.local_end(),
+        destination: unsent.peer,
+    };
+    let header = ip::header(&ends, unsent.len);
+    let seen = Seen::judged(
+        MON_OUT,
+        Some(refusal),
+        sk.bound_device() as u32,
+        unsent.gso_size,
+    );
+    let packet = Packet::Bytes(header.bytes(), unsent.begins, header.is_ipv6());
+    show(flow, sk, seen, &packet);
+}
