@@ -9,6 +9,7 @@
 
 use super::{
     context::BottomHalvesOff,
+    errno::eopnotsupp,
     family,
     pernet::NetRef,
     skb::SkBuff,
@@ -74,11 +75,11 @@ impl Drop for Registration {
     }
 }
 
-/// Has the probes called: `ENOSYS` where the kernel has no such tracepoint.
+/// Has the probes called: `EOPNOTSUPP` where the kernel has no such tracepoint.
 fn probe() -> Result {
     let start_xmit = START_XMIT.load(Ordering::Relaxed);
     if start_xmit.is_null() {
-        return Err(ENOSYS);
+        return Err(eopnotsupp());
     }
     // SAFETY: Process context; a tracepoint of the kernel's own lives for ever.
     unsafe {

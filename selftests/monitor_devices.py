@@ -1,0 +1,268 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""A kopimon device shows the packets of a namespace's flows once each: whose they are, and what became of them."""
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import subprocess
+import time
+
+import kopi
+import memory
+from control import add, ask, mine, ruled
+from equivalence import inside, namespace, run_nft, user
+from kopi import check, wait_until
+
+HOST, PEER = "192.0.2.1", "192.0.2.2"
+PORT, FAR_PORT = 5000, 6000
+ETH_P_ALL = 3
+HEADER = struct.Struct("=4B7I2Q2I16s2I")
+NAMES = ("version len direction verdict reason rule ifindex flow pid uid gid cgroup exe_inode exe_device gso_size "
+         "command").split()
+with open("/proc/self/comm", "rb") as comm:
+    COMMAND = comm.read().strip()
+OUT, IN = 1, 2
+PASSED, DROPPED, REFUSED = range(3)
+RING_FULL, NO_FRAME, TOO_LONG, RULE, RATE = range(1, 6)
+
+
+def ip(*arguments):
+    """Runs ip(8); says whether it went well."""
+    return subprocess.run(("ip", *arguments), stderr=subprocess.DEVNULL, check=False).returncode == 0
+
+
+class Monitor:
+    """A device that is up, and a packet socket on it."""
+
+    def __init__(self, name="kopimon7"):
+        self.name = name
+        subprocess.run(("ip", "link", "add", name, "type", "kopimon"), check=True)
+        subprocess.run(("ip", "link", "set", name, "up"), check=True)
+        self.tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+        self.tap.bind((name, ETH_P_ALL))
+        self.tap.setblocking(False)
+
+    def close(self):
+        self.tap.close()
+        ip("link", "del", self.name)
+
+    def next(self, patience=5.0):
+        """The next packet's header, by name, and the packet; None if none comes."""
+        if not select.select([self.tap], [], [], patience)[0]:
+            return None
+        frame = self.tap.recv(70000)
+        seen = dict(zip(NAMES, HEADER.unpack_from(frame)))
+        return seen, frame[seen["len"]:]
+
+    def is_quiet(self):
+        """Whether no more comes, for a while."""
+        return self.next(0.2) is None
+
+
+@contextlib.contextmanager
+def watching():
+    """A monitor in this namespace."""
+    monitor = Monitor()
+    try:
+        yield monitor
+    finally:
+        monitor.close()
+
+
+@contextlib.contextmanager
+def dropping(hook, port):
+    """The stack drops what goes to a port."""
+    run_nft(f"add table ip dropping; add chain ip dropping c {{ type filter hook {hook} priority 0; }};"
+            f"add rule ip dropping c udp dport {port} drop")
+    try:
+        yield
+    finally:
+        run_nft("delete table ip dropping")
+
+
+def is_this(seen, **fields):
+    """Whether a packet was seen that has these fields, and this process's."""
+    return seen is not None and all(seen[0][name] == value for name, value in fields.items()) \
+        and seen[0]["pid"] == os.getpid() and seen[0]["command"].rstrip(b"\0") == COMMAND
+
+
+def payload(seen, head=28):
+    """What is behind the headers."""
+    return seen[1][head:]
+
+
+def both_ways(monitor, channel, far):
+    """What is sent and received."""
+    eth0 = socket.if_nametoindex("eth0")
+    channel.send(0, b"question", (PEER, FAR_PORT))
+    channel.bell()
+    seen = monitor.next()
+    check("what is sent is shown", is_this(seen, version=1, len=80, direction=OUT, verdict=PASSED, ifindex=eth0), seen)
+    check("with its headers", payload(seen) == b"question" and seen[1][9] == 17
+          and seen[1][12:20] == socket.inet_aton(HOST) + socket.inet_aton(PEER), seen)
+    executable = os.stat("/proc/self/exe")
+    check("and its program's file", seen[0]["exe_inode"] == executable.st_ino, seen)
+    check("of the flow that netlink shows", seen[0]["flow"] in mine(FAMILY), seen)
+    far.recv(2048)
+    far.sendto(b"answer", (HOST, PORT))
+    seen = monitor.next()
+    check("what comes is shown", is_this(seen, direction=IN, verdict=PASSED, ifindex=eth0)
+          and payload(seen) == b"answer", seen)
+    check("once", monitor.is_quiet())
+    check("and comes to the program", wait_until(channel.rx.pop))
+
+
+def dropped_by_stack(monitor, channel, far):
+    """What netfilter drops, on both ways; the second has no sock yet."""
+    with dropping("output", FAR_PORT):
+        channel.send(0, b"dropped", (PEER, FAR_PORT))
+        channel.bell()
+        seen = monitor.next()
+        check("what is dropped on its way out", is_this(seen, direction=OUT, verdict=DROPPED)
+              and payload(seen) == b"dropped" and seen[0]["reason"] > 2, seen)
+    with dropping("input", PORT):
+        far.sendto(b"dropped, too", (HOST, PORT))
+        seen = monitor.next()
+        check("what is dropped on its way in", is_this(seen, direction=IN, verdict=DROPPED)
+              and payload(seen) == b"dropped, too", seen)
+    far.sendto(b"of nobody", (HOST, PORT + 1))
+    check("what is dropped for nobody isn't shown", monitor.is_quiet())
+
+
+def dropped_by_kopi(monitor, channel, far):
+    """For want of frames and room, and by rules."""
+    while channel.fill.get(channel.fill.consumer) != channel.fill.get(channel.fill.producer):
+        far.sendto(b"fills", (HOST, PORT))
+        check("until frames are used up", is_this(monitor.next(), direction=IN, verdict=PASSED))
+    far.sendto(b"no frame", (HOST, PORT))
+    seen = monitor.next()
+    check("without a frame", is_this(seen, direction=IN, verdict=REFUSED, reason=NO_FRAME)
+          and payload(seen) == b"no frame", seen)
+    check("it is shown once", monitor.is_quiet())
+    handle = add(FAMILY, local_port_min=PORT, verdict="deny")
+    channel.send(0, b"denied", (PEER, FAR_PORT))
+    channel.bell()
+    seen = monitor.next()
+    check("what a rule denies to be sent", is_this(seen, direction=OUT, verdict=REFUSED, reason=RULE, rule=handle)
+          and payload(seen) == b"denied" and seen[1][12:20] == socket.inet_aton(HOST) + socket.inet_aton(PEER), seen)
+    far.sendto(b"denied, too", (HOST, PORT))
+    seen = monitor.next()
+    check("what a rule denies to be received", is_this(seen, direction=IN, verdict=REFUSED, reason=RULE, rule=handle)
+          and payload(seen) == b"denied, too", seen)
+    ask(FAMILY, "ruleset-set")
+    with contextlib.suppress(OSError):
+        channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    handle = add(FAMILY, local_port_min=PORT, direction="out", rate_packets=1, burst=1)
+    for _ in range(2):
+        channel.send(0, b"fast", (PEER, FAR_PORT))
+    channel.bell()
+    check("within a rate", is_this(monitor.next(), direction=OUT, verdict=PASSED))
+    check("over it", is_this(monitor.next(), direction=OUT, verdict=REFUSED, reason=RATE, rule=handle))
+    ask(FAMILY, "ruleset-set")
+
+
+def trains(monitor, far):
+    """A train is one packet; payload that goes by reference is there, and comes back."""
+    channel = kopi.Channel(flags=1, frame_size=4096)
+    channel.sock.bind((HOST, PORT + 2))
+    data = [bytes([number]) * 1400 for number in range(8)]
+    for number, each in enumerate(data):
+        channel.send(number, each, (PEER, FAR_PORT))
+    channel.bell()
+    seen, whole = [], b""
+    while len(whole) < 8 * 1400 and (packet := monitor.next()):
+        seen.append(packet[0])
+        whole += payload(packet)
+    check("trains and what they are cut into say whose they are", seen and all(
+        each["pid"] == os.getpid() and each["direction"] == OUT for each in seen), seen)
+    check("their payload is whole", whole == b"".join(data), len(whole))
+    frames = []
+    wait_until(lambda: frames.extend(iter(channel.completion.pop, None)) or len(frames) == 8)
+    check("all frames come back", len(frames) == 8, frames)
+    for _ in data:
+        far.recv(2048)
+    channel.sock.close()
+    channel.region.close()
+
+
+def ipv6(monitor):
+    """IPv6, by loopback: out and in."""
+    channel = kopi.Channel(kopi.flow(kopi.UDP6))
+    channel.sock.bind(("::1", PORT))
+    channel.fill.push(channel.frame(1))
+    channel.send(0, b"six", ("::1", PORT))
+    channel.bell()
+    for direction in (OUT, IN):
+        seen = monitor.next()
+        check(f"IPv6: direction {direction}", is_this(seen, direction=direction, verdict=PASSED)
+              and seen[1][0] >> 4 == 6 and payload(seen, 48) == b"six", seen)
+    channel.sock.close()
+    channel.region.close()
+
+
+def others(far):
+    """Other namespaces, users and tools."""
+    with namespace("peer"), watching() as theirs:
+        channel = kopi.Channel()
+        channel.sock.bind((PEER, PORT))
+        with namespace("host"), watching() as ours:
+            channel.send(0, b"theirs", (HOST, FAR_PORT))
+            channel.bell()
+            check("a namespace's monitor shows its flows", is_this(theirs.next(), direction=OUT))
+            check("another's doesn't", ours.is_quiet())
+        channel.sock.close()
+        channel.region.close()
+    with user("bob"):
+        check("a user can't make one", not ip("link", "add", "kopimon8", "type", "kopimon"))
+    with watching() as monitor:
+        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL)) as sender:
+            sender.bind((monitor.name, ETH_P_ALL))
+            sender.send(b"x" * 100)
+        check("what is sent by one goes nowhere, and is shown as it is", monitor.tap.recv(2000) == b"x" * 100)
+    del far
+
+
+def goes_away():
+    """With its namespace, and with the module."""
+    subprocess.run(("ip", "netns", "add", "watched"), check=True)
+    with inside("/run/netns/watched"):
+        ip("link", "set", "lo", "up")
+        Monitor().tap.close()
+    subprocess.run(("ip", "netns", "del", "watched"), check=True)
+    check("a namespace goes with a monitor in it", wait_until(lambda: not os.path.exists("/run/netns/watched")))
+    monitor = Monitor()
+    wait_until(memory.is_unused)
+    gone = subprocess.run(("rmmod", "kopi"), check=False).returncode == 0
+    check("a monitor doesn't hold the module, and goes with it", gone and not ip("link", "show", monitor.name))
+    monitor.tap.close()
+    module = f"{os.path.dirname(os.path.abspath(__file__))}/../build/{os.uname().release}/kopi.ko"
+    check("which comes again", subprocess.run(("insmod", module), check=False).returncode == 0)
+
+
+with namespace("peer"):
+    FAR = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    FAR.bind((PEER, FAR_PORT))
+    FAR.settimeout(5)
+with ruled() as FAMILY, watching() as MONITOR:
+    CHANNEL = kopi.Channel()
+    CHANNEL.sock.bind((HOST, PORT))
+    for NUMBER in range(4):
+        CHANNEL.fill.push(CHANNEL.frame(32 + NUMBER))
+    both_ways(MONITOR, CHANNEL, FAR)
+    dropped_by_stack(MONITOR, CHANNEL, FAR)
+    dropped_by_kopi(MONITOR, CHANNEL, FAR)
+    check("no packet is unaccounted for", not CHANNEL.unaccounted(), CHANNEL.unaccounted())
+    CHANNEL.sock.close()
+    CHANNEL.region.close()
+    trains(MONITOR, FAR)
+    ipv6(MONITOR)
+    check("nothing else was shown", MONITOR.is_quiet())
+with namespace("host"):
+    others(FAR)
+    goes_away()
+check("nothing holds the module", memory.wait_until_unused())
+kopi.finish()
