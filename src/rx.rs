@@ -214,8 +214,6 @@ impl Receiver {
                 .map(|(_, reason)| reason.refusal(flow, sk, &meta));
             let seen = Seen::received(refusal, meta.ifindex, gso_size);
             monitor::show(flow, sk, seen, &Packet::of(&skb));
-            // So that it isn't shown as dropped by the stack, too.
-            flow.refuse(skb.address());
         }
         match result {
             Ok(()) => {
@@ -230,11 +228,13 @@ impl Receiver {
                 if end > 0 {
                     skb.consume(sk);
                 } else {
+                    // Monitors have seen it above, and needn't as one that the stack drops.
+                    flow.refuse(skb.address());
                     drop(skb);
+                    flow.refuse(0);
                 }
             }
         }
-        flow.refuse(0);
     }
 
     /// Delivers as many packets of `step` bytes out of `range` as one copy can, and says where it

@@ -918,6 +918,11 @@ int kopi_dev_ifindex(const struct net_device *dev)
 	return READ_ONCE(dev->ifindex);
 }
 
+void kopi_dev_rx_dropped_inc(struct net_device *dev)
+{
+	dev_core_stats_rx_dropped_inc(dev);
+}
+
 void kopi_dev_lstats_add(struct net_device *dev, unsigned int len)
 {
 	dev_lstats_add(dev, len);

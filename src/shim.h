@@ -198,6 +198,7 @@ void kopi_seen_dropped(struct sk_buff *skb, unsigned int reason, struct sock *rx
 bool kopi_irqs_disabled(void);
 struct net *kopi_dev_net(const struct net_device *dev);
 int kopi_dev_ifindex(const struct net_device *dev);
+void kopi_dev_rx_dropped_inc(struct net_device *dev);
 void kopi_dev_lstats_add(struct net_device *dev, unsigned int len);
 bool kopi_sk_fullsock(const struct sock *sk);
 struct sk_buff *kopi_alloc_skb(unsigned int size, gfp_t gfp);

@@ -145,15 +145,17 @@ impl Devices {
 
     /// Shows a packet on all that are up. Any context but hard interrupts, and interrupts on.
     ///
-    /// The packet is lost to them if there is no memory.
+    /// Where there is no memory for a copy, that is counted as a drop of the devices'.
     pub(crate) fn show(&self, header: MonHdr, packet: &Packet<'_>) {
-        let Some(copy) = packet.with_header(header) else {
-            return;
-        };
+        let copy = packet.with_header(header);
         let _softirqs = BottomHalvesOff::new();
         let up = self.up.lock();
         for device in up.iter() {
-            copy.show_on(device);
+            match &copy {
+                Some(copy) => copy.show_on(device),
+                // SAFETY: The device is up.
+                None => unsafe { bindings::kopi_dev_rx_dropped_inc(device.0.as_ptr()) },
+            }
         }
         drop(up);
     }
