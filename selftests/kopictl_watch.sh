@@ -53,6 +53,28 @@ check "--event leaves others out, and the rule is named" eval \
 denied() { jq -r 'select(.event == "flow-denied") | .rule' /tmp/events | grep -qx "$handle"; }
 check "JSON names it, too" wait_for denied
 
+# A channel without a frame to receive in.
+nsenter --net=/run/netns/host setpriv --reuid bob --regid bob --clear-groups python3 -c 'import sys; sys.path.insert(0, sys.argv[1]); import kopi
+channel = kopi.Channel()
+channel.sock.bind(("192.0.2.1", 5002))
+print("bound", flush=True)
+sys.stdin.read()' "$here" < <(sleep 60) >/tmp/frameless.out &
+frameless=$!
+watchers+=($frameless)
+wait_for grep -q bound /tmp/frameless.out
+echo hello | in_peer timeout 5 socat - UDP:192.0.2.1:5002
+overrun() { events 5002 | has 'map(.event) | index("overrun")'; }
+check "a channel that has no room is heard of" wait_for overrun
+kill $frameless
+
+old=$(sysctl -n net.kopi.user_max_flows)
+sysctl -qw net.kopi.user_max_flows=0
+bob kopi-nc -w 0 192.0.2.2 9 </dev/null 2>/dev/null
+sysctl -qw net.kopi.user_max_flows="$old"
+limit() { jq -se 'map(select(.event == "limit" and .user == "bob" and .program == "kopi-nc" and
+	.limit == "user_max_flows"))[0]' /tmp/events; }
+check "and a limit that was hit" wait_for limit
+
 bob kopictl watch >/dev/null 2>/tmp/out
 check "others' flows aren't for everybody" [ $? = 4 ]
 
