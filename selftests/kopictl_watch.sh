@@ -60,7 +60,7 @@ channel.sock.bind(("192.0.2.1", 5002))
 print("bound", flush=True)
 sys.stdin.read()' "$here" < <(sleep 60) >/tmp/frameless.out &
 frameless=$!
-watchers+=($frameless)
+watchers+=("$frameless")
 wait_for grep -q bound /tmp/frameless.out
 echo hello | in_peer timeout 5 socat - UDP:192.0.2.1:5002
 overrun() { events 5002 | has 'map(.event) | index("overrun")'; }

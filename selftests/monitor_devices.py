@@ -252,6 +252,8 @@ with ruled() as FAMILY, watching() as MONITOR:
     CHANNEL.sock.bind((HOST, PORT))
     for NUMBER in range(4):
         CHANNEL.fill.push(CHANNEL.frame(32 + NUMBER))
+    INFO = ask(FAMILY, "info-get")
+    check("netlink counts it, and channels", (INFO["monitors"], INFO["channels"]) == (1, 1), INFO)
     both_ways(MONITOR, CHANNEL, FAR)
     dropped_by_stack(MONITOR, CHANNEL, FAR)
     dropped_by_kopi(MONITOR, CHANNEL, FAR)

@@ -260,13 +260,16 @@ pub(crate) fn info(request: &Request<'_>) -> Result {
     let net = request.asker().net().state();
     let flows = net.flows.lock().open.len();
     let rules = net.rules().rules.len();
+    let channels = net.channels.lock().values().count();
     request.reply(uapi::KOPI_CMD_INFO_GET, |message| {
         message.u32(uapi::KOPI_A_INFO_ABI_VERSION, abi::ABI_VERSION)?;
         let number = u32::try_from(family::wanted_number()).unwrap_or(0);
         message.u32(uapi::KOPI_A_INFO_ADDRESS_FAMILY, number)?;
         message.u32(uapi::KOPI_A_INFO_FLOWS, flows as u32)?;
         message.u32(uapi::KOPI_A_INFO_RULES, rules as u32)?;
-        message.uint(uapi::KOPI_A_INFO_GENERATION, net.generation())
+        message.uint(uapi::KOPI_A_INFO_GENERATION, net.generation())?;
+        message.u32(uapi::KOPI_A_INFO_CHANNELS, channels as u32)?;
+        message.u32(uapi::KOPI_A_INFO_MONITORS, net.monitors.len() as u32)
     })
 }
 

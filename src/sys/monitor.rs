@@ -128,6 +128,13 @@ impl Devices {
         self.any.load(Relaxed)
     }
 
+    /// How many are up. Process context.
+    pub(crate) fn len(&self) -> usize {
+        let _softirqs = BottomHalvesOff::new();
+        let up = self.up.lock();
+        up.len()
+    }
+
     fn add(&self, device: Device) -> Result {
         let _softirqs = BottomHalvesOff::new();
         let mut up = self.up.lock();

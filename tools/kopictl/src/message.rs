@@ -224,6 +224,10 @@ attributes! {
         4 rules: Option<u32>,
         /// Rises with each change of the rules.
         5 generation: Option<u64>,
+        /// Channels that flows use.
+        6 channels: Option<u32>,
+        /// Devices of type kopimon that are up.
+        7 monitors: Option<u32>,
     }
 }
 

@@ -30,6 +30,8 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         ("address family", or_dash(info.address_family)),
         ("kernel", kernel),
         ("flows", or_dash(info.flows)),
+        ("channels", or_dash(info.channels)),
+        ("monitors", or_dash(info.monitors)),
         ("rules", or_dash(info.rules)),
         ("generation of rules", or_dash(info.generation)),
     ];
