@@ -6,7 +6,9 @@ import errno
 import os
 import shutil
 import socket
+import struct
 import sys
+import threading
 
 import kopi
 from control import add, ask, family, mine, refused, rules, ruled
@@ -16,6 +18,7 @@ from kopi import check, fails, wait_until
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 PYTHON = os.path.realpath(sys.executable)
 GROUP = "/sys/fs/cgroup/ruled"
+SO_PEEK_OFF = 42
 
 
 def bind_as(who, port, program=PYTHON, group=None):
@@ -192,6 +195,46 @@ def by_peers(ynl):
     ask(ynl, "ruleset-set")
 
 
+def reading_by_peers(ynl):
+    """What a flow without rings may read depends on the peer, too."""
+    with namespace("peer"):
+        bad, good = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+        bad.bind((PEER, 7005))
+        good.bind((PEER, 7006))
+    plain = kopi.flow()
+    plain.bind((HOST, 6400))
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=QQ", 5, 0))
+    add(ynl, remote_address=PEER, remote_prefix=32, remote_port_min=7005, verdict="deny")
+
+    def both(*datagrams):
+        for sock, data in datagrams:
+            sock.sendto(data, (HOST, 6400))
+    both((bad, b"no"), (bad, b"no"), (good, b"yes"), (bad, b"no"), (good, b"more"))
+    check("only the other's is peeked at", plain.recv(100, socket.MSG_PEEK) == b"yes")
+    check("and read", [plain.recv(100), plain.recv(100)] == [b"yes", b"more"])
+    reader = threading.Thread(target=lambda: check("by one who waits, too", plain.recv(100) == b"late"))
+    reader.start()
+    task = f"/proc/self/task/{reader.native_id}/wchan"
+    wait_until(lambda: open(task, encoding="ascii").read() not in ("", "0"))
+    both((bad, b"no"), (good, b"late"))
+    reader.join()
+    both((bad, b"no"))
+    fails("without waiting there is nothing", errno.EAGAIN, lambda: plain.recv(100, socket.MSG_DONTWAIT))
+    both((bad, b"no"), (good, b"yes"))
+    plain.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 1)
+    fails("what is looked at can't be another than what is read", errno.EOPNOTSUPP, lambda: plain.recv(100))
+    plain.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, -1)
+    check("as it can be again", plain.recv(100) == b"yes")
+    stats = [flow["stats"] for flow in mine(ynl).values() if flow["local-port"] == 6400]
+    check("what is refused is counted", [each["rx-drop-rule"] for each in stats] == [6], stats)
+    ask(ynl, "ruleset-set")
+    add(ynl, local_port_min=6400, direction="in", rate_packets=1, burst=1)
+    both((good, b"one"), (good, b"two"))
+    check("a rate holds", plain.recv(100) == b"one")
+    fails("for what comes after it", errno.EAGAIN, lambda: plain.recv(100, socket.MSG_DONTWAIT))
+    ask(ynl, "ruleset-set")
+
+
 def live_flows(ynl, peer):
     """A change counts at once for flows that live, and their processes learn of it."""
     channel = kopi.Channel(kopi.flow(), frames=64)
@@ -343,6 +386,7 @@ with ruled() as netlink:
     names_of_processes(netlink)
     by_users_and_groups(netlink)
     by_peers(netlink)
+    reading_by_peers(netlink)
     actions(netlink, live_flows(netlink, far), far)
     sets(netlink)
 kopi.finish()

@@ -37,6 +37,7 @@ use kernel::{
             Atomic,
         },
         Arc,
+        Mutex,
         SetOnce, //
     }, //
 };
@@ -64,7 +65,8 @@ impl Counter {
 
 /// What happened to a flow's packets.
 ///
-/// Those named `tx` are written under the channel's sender, those named `rx` under its receiver.
+/// Those named `tx` are written under the channel's sender, those named `rx` under its receiver, or
+/// without a channel by the one who reads.
 #[derive(Default)]
 pub(crate) struct Counters {
     pub(crate) tx_packets: Counter,
@@ -326,8 +328,9 @@ impl Flow {
     /// The flow's counters, and its channel's. Process context.
     pub(crate) fn stats(&self) -> abi::Stats {
         let mut stats = abi::Stats::default();
-        if let Some(channel) = self.channel() {
-            channel.fill_stats(&self.counters, &mut stats);
+        match self.channel() {
+            Some(channel) => channel.fill_stats(&self.counters, &mut stats),
+            None => self.counters.fill_received(&mut stats),
         }
         stats
     }
@@ -498,16 +501,37 @@ impl Protocol for Flow {
         }
     }
 
-    fn may_read(&self, socket: &Socket) -> Result {
+    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<()>>> {
         let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
-            return Ok(());
+            return Ok(None);
         };
         policy.identify_if_new()?;
         let (_, denied) = policy.show(socket.sk());
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
         }
-        Ok(())
+        Ok(self.reading())
+    }
+
+    fn reading(&self) -> Option<&Mutex<()>> {
+        Some(self.policy()?.reading())
+    }
+
+    fn may_take(&self, socket: &Socket, peer: Peer, bytes: usize, again: bool) -> bool {
+        let packets = Packets {
+            datagrams: 1,
+            bytes: bytes as u64,
+            again,
+        };
+        let outcome = self.decide(socket.sk(), Direction::In, || peer, packets);
+        let counter = match outcome {
+            Outcome::Pass => return true,
+            Outcome::Denied => &self.counters.rx_drop_rule,
+            Outcome::TooFast => &self.counters.rx_drop_rate,
+        };
+        self.counters.rx_taken.add(1);
+        counter.add(1);
+        false
     }
 
     fn has_queue(&self) -> bool {

@@ -19,11 +19,13 @@ use crate::sys::{
     task::{self, Identity}, //
 };
 use kernel::{
+    new_mutex,
     new_spinlock,
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
         Arc,
+        Mutex,
         SetOnce,
         SpinLock, //
     }, //
@@ -242,6 +244,9 @@ pub(crate) struct Policy {
     net: Arc<Net>,
     /// Of the flow's channel, once it has one.
     user: SetOnce<Arc<User>>,
+    /// One reader at a time, where each datagram is judged before it is read.
+    #[pin]
+    reading: Mutex<()>,
     #[pin]
     compiled: SpinLock<Compiled>,
     /// The rules did something to the sock that may have to be undone.
@@ -258,6 +263,7 @@ impl Policy {
             pin_init!(Self {
                 net,
                 user: SetOnce::new(),
+                reading <- new_mutex!((), "kopi::Policy::reading"),
                 compiled <- new_spinlock!(Compiled {
                     identity,
                     cgroups,
@@ -279,6 +285,11 @@ impl Policy {
     /// The flow's network namespace.
     pub(crate) fn net(&self) -> &Arc<Net> {
         &self.net
+    }
+
+    /// Taken while a datagram is judged and read.
+    pub(crate) fn reading(&self) -> &Mutex<()> {
+        &self.reading
     }
 
     /// The number of the flow's cgroup. Any context but hard interrupts.

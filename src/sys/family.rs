@@ -9,7 +9,7 @@
 //! C header: `include/linux/net.h`
 
 use super::{
-    context::BottomHalvesOff,
+    context::{cond_resched, signal_pending, BottomHalvesOff},
     errno::{
         enoprotoopt,
         eopnotsupp,
@@ -38,7 +38,8 @@ use core::{
 };
 use kernel::{
     error::{from_result, to_result},
-    prelude::*, //
+    prelude::*,
+    sync::Mutex, //
 };
 
 /// What a socket of the family does differently from a UDP socket.
@@ -64,8 +65,16 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// Whether a datagram may be sent by sendmsg, to an address or the peer. Process context.
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;
 
-    /// Whether datagrams may be read by recvmsg. Process context.
-    fn may_read(&self, socket: &Socket) -> Result;
+    /// Whether datagrams may be read by recvmsg. Where each is to be asked about ([`Self::may_take`]),
+    /// gives the lock under which that is done. Process context.
+    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<()>>>;
+
+    /// Whether a datagram from a peer, the first in the queue, may be read: else it is dropped. `again`
+    /// says that it was asked about before. Process context.
+    fn may_take(&self, socket: &Socket, peer: Peer, bytes: usize, again: bool) -> bool;
+
+    /// The lock under which datagrams are read one by one. Any context.
+    fn reading(&self) -> Option<&Mutex<()>>;
 
     /// The socket is being closed; it is still whole. Process context.
     fn release(&self, socket: &Socket);
@@ -344,6 +353,7 @@ impl<T: Protocol> Registration<T> {
             ops.connect = Some(Self::connect);
             ops.sendmsg = Some(Self::sendmsg);
             ops.recvmsg = Some(Self::recvmsg);
+            ops.set_peek_off = Some(Self::set_peek_off);
             ops.mmap = Some(Self::mmap);
             (*table.ops.get()).write(ops);
             bindings::sock_release(socket);
@@ -700,18 +710,50 @@ impl<T: Protocol> Registration<T> {
         len: usize,
         flags: c_int,
     ) -> c_int {
-        // SAFETY: The socket is in use by the caller.
-        unsafe {
-            let queue = flags & bindings::MSG_ERRQUEUE as i32 != 0
-                || state::<T>((*socket).sk).is_none_or(|state| state.protocol.has_queue());
-            if let Some(state) = state::<T>((*socket).sk) {
-                if let Err(error) = state.protocol.may_read(Socket::from_raw(socket)) {
-                    return error.to_errno();
+        from_result(|| {
+            // SAFETY: The socket is in use by the caller, and so is the message.
+            unsafe {
+                let inner = Operations::inner(socket).recvmsg.ok_or_else(eopnotsupp)?;
+                let Some(state) = state::<T>((*socket).sk) else {
+                    return Ok(inner(socket, message, len, flags));
+                };
+                let turn = state.protocol.may_read(Socket::from_raw(socket))?;
+                if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
+                    return Ok(inner(socket, message, len, flags));
+                }
+                if !state.protocol.has_queue() {
+                    return Err(eopnotsupp());
+                }
+                match turn {
+                    Some(turn) => Reader {
+                        socket,
+                        inner,
+                        protocol: &state.protocol,
+                        turn,
+                    }
+                    .read(message, len, flags),
+                    None => Ok(inner(socket, message, len, flags)),
                 }
             }
-            match Operations::inner(socket).recvmsg {
-                Some(inner) if queue => inner(socket, message, len, flags),
-                _ => eopnotsupp().to_errno(),
+        })
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    unsafe extern "C" fn set_peek_off(sk: *mut bindings::sock, value: c_int) -> c_int {
+        // SAFETY: The sock is in use by the caller, with its socket.
+        unsafe {
+            let table = if Sock::from_raw(sk).is_ipv6() {
+                &IPV6
+            } else {
+                &IPV4
+            };
+            let turn = state::<T>(sk).and_then(|state| state.protocol.reading());
+            let _turn = turn.map(Mutex::lock);
+            match (**table.inner.get()).set_peek_off {
+                Some(inner) => inner(sk, value),
+                None => eopnotsupp().to_errno(),
             }
         }
     }
@@ -728,12 +770,104 @@ impl<T: Protocol> Registration<T> {
             // SAFETY: The socket and the vma are in use by the caller.
             unsafe {
                 let state = state::<T>((*socket).sk).ok_or(ENODEV)?;
+                if state.protocol.has_queue() {
+                    return Err(ENODEV);
+                }
                 // Who maps the rings reads packets without asking again.
                 Socket::from_raw(socket).may_receive()?;
                 state.protocol.map(&Vma::from_raw(vma))?;
             }
             Ok(0)
         })
+    }
+}
+
+type Receive =
+    unsafe extern "C" fn(*mut bindings::socket, *mut bindings::msghdr, usize, c_int) -> c_int;
+
+/// Reads a socket's datagrams one by one, and asks about each.
+///
+/// # Invariants
+///
+/// The socket is in use, and `inner` its inner family's operation.
+struct Reader<'a, T> {
+    socket: *mut bindings::socket,
+    inner: Receive,
+    protocol: &'a T,
+    turn: &'a Mutex<()>,
+}
+
+impl<T: Protocol> Reader<'_, T> {
+    /// Reads the first datagram that may be read.
+    ///
+    /// # Safety
+    ///
+    /// `message` must be as for the operation.
+    unsafe fn read(&self, message: *mut bindings::msghdr, len: usize, flags: c_int) -> Result<i32> {
+        let dontwait = bindings::MSG_DONTWAIT as i32;
+        loop {
+            {
+                // Nobody else takes what is first meanwhile.
+                let _turn = self.turn.lock();
+                if let Some((peer, bytes)) = self.peek(dontwait)? {
+                    let again = flags & bindings::MSG_PEEK as i32 != 0;
+                    // SAFETY: By the invariants.
+                    let socket = unsafe { Socket::from_raw(self.socket) };
+                    if self.protocol.may_take(socket, peer, bytes, again) {
+                        // SAFETY: By the invariants, and as required of the caller.
+                        return Ok(unsafe {
+                            (self.inner)(self.socket, message, len, flags | dontwait)
+                        });
+                    }
+                    self.discard();
+                    continue;
+                }
+            }
+            if flags & dontwait != 0 {
+                return Err(EAGAIN);
+            }
+            // As long as SO_RCVTIMEO says.
+            self.peek(0)?.ok_or(EAGAIN)?;
+            if signal_pending() {
+                return Err(ERESTARTSYS);
+            }
+            cond_resched();
+        }
+    }
+
+    /// Where the first datagram is from, and its length; `None` if there is none.
+    fn peek(&self, flags: c_int) -> Result<Option<(Peer, usize)>> {
+        let mut name = [0u8; size_of::<bindings::sockaddr_in6>()];
+        // SAFETY: A msghdr of zeroes has no room for anything but, then, the name.
+        let mut header: bindings::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        header.msg_name = name.as_mut_ptr().cast();
+        header.msg_namelen = name.len() as i32;
+        let flags = flags | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
+        // SAFETY: By the invariants; the name is long enough for both families.
+        let got = unsafe {
+            if (*(*self.socket).sk).sk_peek_off >= 0 {
+                // What is looked at needn't be what is read.
+                return Err(eopnotsupp());
+            }
+            (self.inner)(self.socket, &mut header, 0, flags)
+        };
+        match usize::try_from(got) {
+            Ok(bytes) => {
+                let peer = Name::parse(&name).ok_or(EINVAL)?;
+                Ok(Some((peer, bytes)))
+            }
+            Err(_) if got == EAGAIN.to_errno() => Ok(None),
+            Err(_) => Err(Error::from_errno(got)),
+        }
+    }
+
+    /// Takes the first datagram away.
+    fn discard(&self) {
+        // SAFETY: A msghdr of zeroes has no room for anything; by the invariants.
+        unsafe {
+            let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
+            (self.inner)(self.socket, &mut header, 0, bindings::MSG_DONTWAIT as i32);
+        }
     }
 }
 
