@@ -14,14 +14,14 @@ mod output;
 mod rates;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use commands::{info, limit, metrics, ps, rule, show, stats, top, watch};
+use commands::{capture, info, limit, metrics, ps, rule, show, stats, top, watch};
 use std::{
     io::{self, ErrorKind, Write},
     path::PathBuf,
     process::ExitCode,
 };
 
-/// Shows what KOPI does, and rules it: flows, channels, rules by process, events, metrics.
+/// Shows what KOPI does, and rules it: flows, channels, rules by process, events, packets, metrics.
 #[derive(Parser)]
 #[command(
     name = "kopictl",
@@ -62,6 +62,8 @@ enum Command {
     Top(top::Options),
     /// What happens: flows opened, bound, connected, closed, denied; limits; overruns
     Watch(watch::Options),
+    /// Packets, each with the process that it is of and what became of it
+    Capture(capture::Options),
     /// Rules: who may send and receive what, and how much
     #[command(subcommand, after_help = grammar::HELP)]
     Rule(rule::What),
@@ -122,6 +124,7 @@ fn run(options: Options) -> anyhow::Result<()> {
         Command::Stats => stats::run(json),
         Command::Top(options) => top::run(&options, json),
         Command::Watch(options) => watch::run(&options, json),
+        Command::Capture(options) => capture::run(&options, json),
         Command::Rule(what) => rule::run(what, json),
         Command::Restore(options) => rule::restore(&options, json),
         Command::Limit(options) => limit::run(&options, json),

@@ -7,9 +7,9 @@ use crate::{
     message::{Command, Event, Kopi, Rule, Ruleset, EVENTS, FAMILY, VERSION},
 };
 use netlink_packet_core::{
-    Emitable, NetlinkBuffer, NetlinkHeader, NetlinkMessage, NetlinkPayload, NlasIterator,
-    Parseable, ParseableParametrized, NLM_F_ACK, NLM_F_CAPPED, NLM_F_DUMP, NLM_F_DUMP_INTR,
-    NLM_F_REQUEST,
+    Emitable, NetlinkBuffer, NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload,
+    NetlinkSerializable, NlasIterator, Parseable, ParseableParametrized, NLM_F_ACK, NLM_F_CAPPED,
+    NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST,
 };
 use netlink_packet_generic::{
     ctrl::{
@@ -19,8 +19,18 @@ use netlink_packet_generic::{
     GenlFamily, GenlHeader, GenlMessage,
 };
 use netlink_sys::{protocols::NETLINK_GENERIC, Socket, SocketAddr};
-use nix::{errno::Errno, sys::socket::setsockopt, sys::socket::sockopt::SndBufForce};
-use std::{fmt, fmt::Debug, io};
+use nix::{
+    errno::Errno,
+    poll::{poll, PollFd, PollFlags, PollTimeout},
+    sys::socket::setsockopt,
+    sys::socket::sockopt::SndBufForce,
+};
+use std::{
+    fmt,
+    fmt::Debug,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+};
 
 /// Where the attributes begin in a message.
 const ATTRIBUTES: usize = 16 + 4;
@@ -226,6 +236,9 @@ fn refusal(errno: i32, ack: &[u8], request: &[u8], set: &'static [Attribute]) ->
     let ack = Ack::parse(ack).unwrap_or_default();
     let locate = |offset: u32| {
         let offset = usize::try_from(offset).ok()?.checked_sub(ATTRIBUTES)?;
+        if set.is_empty() {
+            return None;
+        }
         Some(locate(request.get(ATTRIBUTES..)?, set, offset))
     };
     let inner = if ack.missing_nest.is_some() {
@@ -263,6 +276,19 @@ fn ack_of(flags: u16, copy: &[u8]) -> &[u8] {
     copy.get(request..).unwrap_or_default()
 }
 
+/// Opens a socket to the kernel.
+pub(crate) fn open(protocol: isize) -> Result<Socket> {
+    let opened = || {
+        let mut socket = Socket::new(protocol)?;
+        socket.bind_auto()?;
+        socket.connect(&SocketAddr::new(0, 0))?;
+        socket.set_ext_ack(true)?;
+        socket.set_cap_ack(true)?;
+        Ok(socket)
+    };
+    opened().map_err(|error| Error::Socket("open", error))
+}
+
 /// A connection to KOPI in the network namespace of this process.
 pub(crate) struct Connection<T = Socket> {
     transport: T,
@@ -274,15 +300,7 @@ pub(crate) struct Connection<T = Socket> {
 impl Connection {
     /// Opens one.
     pub(crate) fn open() -> Result<Self> {
-        let opened = || {
-            let mut socket = Socket::new(NETLINK_GENERIC)?;
-            socket.bind_auto()?;
-            socket.connect(&SocketAddr::new(0, 0))?;
-            socket.set_ext_ack(true)?;
-            socket.set_cap_ack(true)?;
-            Ok(socket)
-        };
-        Self::over(opened().map_err(|error| Error::Socket("open", error))?)
+        Self::over(open(NETLINK_GENERIC)?)
     }
 
     /// From now on events come, too.
@@ -306,6 +324,22 @@ impl Connection {
                 .set_rx_buf_sz(i32::try_from(size).unwrap_or(i32::MAX));
         }
         Ok(())
+    }
+
+    /// The events that are there already, as far as they come in one piece; none, if there are none.
+    pub(crate) fn events_now<A: Set>(&self) -> Result<Vec<(Event, A)>> {
+        let mut socket = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut socket, PollTimeout::ZERO) {
+            Ok(0) | Err(Errno::EINTR) => Ok(Vec::new()),
+            Ok(_) => self.events(),
+            Err(error) => Err(Error::Socket("poll", error.into())),
+        }
+    }
+}
+
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.transport.as_fd()
     }
 }
 
@@ -380,7 +414,7 @@ impl<T: Transport> Connection<T> {
     /// Waits for messages, and gives the events among them.
     pub(crate) fn events<A: Set>(&self) -> Result<Vec<(Event, A)>> {
         let mut events = Vec::new();
-        for (header, payload) in messages::<Kopi>(&self.transport.receive()?)? {
+        for (header, payload) in messages::<GenlMessage<Kopi>>(&self.transport.receive()?)? {
             let NetlinkPayload::InnerMessage(message) = payload else {
                 continue;
             };
@@ -427,46 +461,68 @@ impl<T: Transport> Connection<T> {
         F: GenlFamily + Emitable + ParseableParametrized<[u8], GenlHeader> + Debug,
     {
         self.sequence = self.sequence.wrapping_add(1);
-        let mut header = NetlinkHeader::default();
-        header.flags = NLM_F_REQUEST | if flags == 0 { NLM_F_ACK } else { flags };
-        header.sequence_number = self.sequence;
-        let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
-        message.finalize();
-        let mut request = vec![0; message.buffer_len()];
-        message.serialize(&mut request);
-        self.transport.send(&request)?;
+        let answers = exchange(&self.transport, self.sequence, message, flags, set)?;
+        Ok(answers.into_iter().map(|answer| answer.payload).collect())
+    }
+}
 
-        let (mut answers, mut unsteady) = (Vec::new(), false);
-        loop {
-            for (header, payload) in messages::<F>(&self.transport.receive()?)? {
-                // Events, and what was left of a dump that failed.
-                if header.sequence_number != self.sequence {
+/// Sends a message, with flags or to be acknowledged, and reads until the kernel has said all; `set` is
+/// what the message has of attributes.
+pub(crate) fn exchange<M>(
+    transport: &impl Transport,
+    sequence: u32,
+    message: M,
+    flags: u16,
+    set: &'static [Attribute],
+) -> Result<Vec<M>>
+where
+    M: NetlinkSerializable + NetlinkDeserializable + Debug,
+    NetlinkPayload<M>: From<M>,
+{
+    let ack = if flags & NLM_F_DUMP == NLM_F_DUMP {
+        0
+    } else {
+        NLM_F_ACK
+    };
+    let mut header = NetlinkHeader::default();
+    header.flags = NLM_F_REQUEST | ack | flags;
+    header.sequence_number = sequence;
+    let mut message = NetlinkMessage::new(header, NetlinkPayload::from(message));
+    message.finalize();
+    let mut request = vec![0; message.buffer_len()];
+    message.serialize(&mut request);
+    transport.send(&request)?;
+
+    let (mut answers, mut unsteady) = (Vec::new(), false);
+    loop {
+        for (header, payload) in messages::<M>(&transport.receive()?)? {
+            // Events, and what was left of a dump that failed.
+            if header.sequence_number != sequence {
+                continue;
+            }
+            unsteady |= header.flags & NLM_F_DUMP_INTR != 0;
+            let (code, ack) = match payload {
+                NetlinkPayload::InnerMessage(answer) => {
+                    answers.push(answer);
                     continue;
                 }
-                unsteady |= header.flags & NLM_F_DUMP_INTR != 0;
-                let (code, ack) = match payload {
-                    NetlinkPayload::InnerMessage(answer) => {
-                        answers.push(answer.payload);
-                        continue;
-                    }
-                    NetlinkPayload::Error(error) => (
-                        error.raw_code(),
-                        ack_of(header.flags, &error.header).to_vec(),
-                    ),
-                    NetlinkPayload::Done(done) => (done.code, done.extended_ack),
-                    _ => continue,
-                };
-                return match code {
-                    ..0 => Err(Error::Refused(refusal(
-                        code.saturating_neg(),
-                        &ack,
-                        &request,
-                        set,
-                    ))),
-                    _ if unsteady => Err(Error::Unsteady),
-                    _ => Ok(answers),
-                };
-            }
+                NetlinkPayload::Error(error) => (
+                    error.raw_code(),
+                    ack_of(header.flags, &error.header).to_vec(),
+                ),
+                NetlinkPayload::Done(done) => (done.code, done.extended_ack),
+                _ => continue,
+            };
+            return match code {
+                ..0 => Err(Error::Refused(refusal(
+                    code.saturating_neg(),
+                    &ack,
+                    &request,
+                    set,
+                ))),
+                _ if unsteady => Err(Error::Unsteady),
+                _ => Ok(answers),
+            };
         }
     }
 }
@@ -484,13 +540,10 @@ fn group_of(attributes: &[McastGrpAttrs]) -> Option<(String, u32)> {
     name.zip(id)
 }
 
-type Message<F> = (NetlinkHeader, NetlinkPayload<GenlMessage<F>>);
+type Message<M> = (NetlinkHeader, NetlinkPayload<M>);
 
 /// The messages of what was received.
-fn messages<F>(mut bytes: &[u8]) -> Result<Vec<Message<F>>>
-where
-    F: ParseableParametrized<[u8], GenlHeader> + Debug,
-{
+fn messages<M: NetlinkDeserializable + Debug>(mut bytes: &[u8]) -> Result<Vec<Message<M>>> {
     let mut messages = Vec::new();
     while !bytes.is_empty() {
         let length =

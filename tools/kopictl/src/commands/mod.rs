@@ -2,6 +2,7 @@
 
 //! The commands, a file each.
 
+pub(crate) mod capture;
 pub(crate) mod info;
 pub(crate) mod limit;
 pub(crate) mod metrics;
@@ -12,6 +13,7 @@ pub(crate) mod stats;
 pub(crate) mod top;
 pub(crate) mod watch;
 
+use crate::names::uid;
 use std::{fmt, time::Duration};
 
 /// What was asked makes no sense.
@@ -35,4 +37,9 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     seconds
         .filter(|seconds| !seconds.is_zero())
         .ok_or_else(|| "a number of seconds was expected".to_owned())
+}
+
+/// A user on the command line, by name or number.
+pub(crate) fn user(text: &str) -> Result<u32, String> {
+    uid(text).ok_or_else(|| format!("there is no user {text}"))
 }

@@ -2,10 +2,10 @@
 
 //! `kopictl ps`
 
-use super::seconds;
+use super::{seconds, user};
 use crate::{
     message::{Command, Flow},
-    names::{uid, Names},
+    names::Names,
     netlink::Connection,
     output::{json, or_dash, short, Table},
     rates::{Counts, Last},
@@ -43,10 +43,6 @@ pub(crate) struct Options {
     /// Watch for so long, and show packets, bytes and drops a second
     #[arg(long, short, value_name = "SECONDS", value_parser = seconds)]
     interval: Option<Duration>,
-}
-
-fn user(text: &str) -> Result<u32, String> {
-    uid(text).ok_or_else(|| format!("there is no user {text}"))
 }
 
 /// A flow with what isn't in its message; also for JSON.

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What isn't in a packet's header: the paths of the program and the cgroup. Events tell them of flows
+//! that live for a moment only, and questions of the others.
+
+use crate::{
+    message::{Command, Event, Flow},
+    netlink::{Connection, Error},
+};
+use kopi::pure::abi::MonHdr;
+use nix::errno::Errno;
+use std::{
+    collections::{HashMap, VecDeque},
+    fs,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::{DirEntryExt, MetadataExt},
+    },
+    path::{Path, PathBuf},
+};
+
+/// So many closed flows are remembered, for their packets may come later.
+const CLOSED_MAX: usize = 4096;
+
+/// The process in a header: its number, and device and inode of its program.
+type Process = (u32, u32, u64);
+
+/// What is known of a flow.
+struct Known {
+    of: Process,
+    exe: Option<String>,
+}
+
+impl Known {
+    /// What a message says of a process.
+    fn new(of: Process, flow: Flow) -> Self {
+        let (device, inode) = (flow.exe_device.unwrap_or(0), flow.exe_inode.unwrap_or(0));
+        let same = (device, inode) == (of.1, of.2);
+        let exe = flow.exe.filter(|exe| same && !exe.is_empty());
+        Self { of, exe }
+    }
+}
+
+/// Flows by number, and cgroups by theirs.
+#[derive(Default)]
+struct Table {
+    flows: HashMap<u32, Known>,
+    closed: VecDeque<u32>,
+    cgroups: HashMap<u64, Option<String>>,
+}
+
+impl Table {
+    /// Takes a message about a flow as that of the process that it names itself.
+    fn add(&mut self, flow: Flow) {
+        let of = (
+            flow.pid.unwrap_or(0),
+            flow.exe_device.unwrap_or(0),
+            flow.exe_inode.unwrap_or(0),
+        );
+        self.add_of(of, flow);
+    }
+
+    /// Takes it as that of a process in a header.
+    fn add_of(&mut self, of: Process, flow: Flow) {
+        if let (Some(cgroup), Some(path)) = (flow.cgroup, &flow.cgroup_path) {
+            if !path.is_empty() {
+                self.cgroups.insert(cgroup, Some(path.clone()));
+            }
+        }
+        if let Some(id) = flow.id {
+            self.flows.insert(id, Known::new(of, flow));
+        }
+    }
+
+    fn event(&mut self, event: Event, flow: Flow) {
+        let id = flow.id.unwrap_or(0);
+        self.add(flow);
+        if event == Event::FlowClosed {
+            self.closed.push_back(id);
+        }
+        while self.closed.len() > CLOSED_MAX {
+            let oldest = self.closed.pop_front();
+            oldest.and_then(|oldest| self.flows.remove(&oldest));
+        }
+    }
+
+    fn knows(&self, header: &MonHdr) -> bool {
+        let flow = self.flows.get(&header.flow);
+        let cgroup = header.cgroup == 0 || self.cgroups.contains_key(&header.cgroup);
+        cgroup && flow.is_some_and(|flow| flow.of == process(header))
+    }
+
+    fn paths(&self, header: &MonHdr) -> Paths<'_> {
+        let flow = self.flows.get(&header.flow);
+        let flow = flow.filter(|flow| flow.of == process(header));
+        let cgroup = self.cgroups.get(&header.cgroup);
+        Paths {
+            exe: flow.and_then(|flow| flow.exe.as_deref()),
+            cgroup: cgroup.and_then(Option::as_deref),
+        }
+    }
+}
+
+fn process(header: &MonHdr) -> Process {
+    (header.pid, header.exe_device, header.exe_inode)
+}
+
+/// What there is to know besides the header.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Paths<'a> {
+    /// Of the program.
+    pub(super) exe: Option<&'a str>,
+    /// Of the cgroup.
+    pub(super) cgroup: Option<&'a str>,
+}
+
+/// Knows flows by events and by asking.
+pub(super) struct Flows {
+    questions: Connection,
+    events: Connection,
+    table: Table,
+}
+
+impl Flows {
+    /// Knows those that there are, and from now on hears of others.
+    pub(super) fn new() -> Result<Self, Error> {
+        let mut events = Connection::open()?;
+        events.subscribe()?;
+        let mut questions = Connection::open()?;
+        let mut table = Table::default();
+        for flow in questions.dump(Command::FlowGet)? {
+            table.add(flow);
+        }
+        Ok(Self {
+            questions,
+            events,
+            table,
+        })
+    }
+
+    /// Hears what there is to hear by now.
+    pub(super) fn listen(&mut self) -> Result<(), Error> {
+        loop {
+            match self.events.events_now() {
+                Ok(events) if events.is_empty() => return Ok(()),
+                Ok(events) => {
+                    for (event, flow) in events {
+                        self.table.event(event, flow);
+                    }
+                }
+                // What isn't known is asked for.
+                Err(Error::Lost) => (),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The paths that belong to a packet's header.
+    pub(super) fn paths(&mut self, header: &MonHdr) -> Result<Paths<'_>, Error> {
+        if !self.table.knows(header) {
+            self.listen()?;
+        }
+        if !self.table.knows(header) {
+            self.ask(header)?;
+        }
+        Ok(self.table.paths(header))
+    }
+
+    /// Asks for a flow. Whatever comes of it, it isn't asked for again because of such a header.
+    fn ask(&mut self, header: &MonHdr) -> Result<(), Error> {
+        let question = Flow {
+            id: Some(header.flow),
+            ..Flow::default()
+        };
+        match self.questions.get::<_, Flow>(Command::FlowGet, &question) {
+            Ok(flow) => self.table.add_of(process(header), flow),
+            Err(error) if error.is(Errno::ENOENT) => {
+                // It was closed meanwhile; then it was heard of, or its events were lost.
+                self.listen()?;
+                let known = self.table.flows.entry(header.flow);
+                let known = known.or_insert_with(|| Known::new(process(header), Flow::default()));
+                known.of = process(header);
+            }
+            Err(error) => return Err(error),
+        }
+        let cgroups = &mut self.table.cgroups;
+        cgroups
+            .entry(header.cgroup)
+            .or_insert_with(|| cgroup_path(header.cgroup));
+        Ok(())
+    }
+}
+
+impl AsFd for Flows {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.events.as_fd()
+    }
+}
+
+/// The path of a cgroup by its number, which is its folder's inode.
+fn cgroup_path(number: u64) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/mounts").ok()?;
+    let mut mounts = mounts.lines().map(|mount| mount.split(' '));
+    let root = mounts.find_map(|mut mount| {
+        let root = mount.nth(1)?;
+        (mount.next()? == "cgroup2").then(|| PathBuf::from(root))
+    })?;
+    if fs::metadata(&root).ok()?.ino() == number {
+        return Some("/".to_owned());
+    }
+    let path = find(&root, number)?;
+    let path = path.strip_prefix(&root).ok()?.to_string_lossy();
+    Some(format!("/{path}"))
+}
+
+/// A folder below this one, by its inode.
+fn find(folder: &Path, inode: u64) -> Option<PathBuf> {
+    let folders = fs::read_dir(folder).ok()?.flatten();
+    let mut folders = folders.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+    folders.find_map(|entry| match entry.ino() == inode {
+        true => Some(entry.path()),
+        false => find(&entry.path(), inode),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flow(id: u32, pid: u32, inode: u64) -> Flow {
+        Flow {
+            id: Some(id),
+            pid: Some(pid),
+            exe: Some(format!("/bin/{inode}")),
+            exe_device: Some(1),
+            exe_inode: Some(inode),
+            cgroup: Some(9),
+            ..Flow::default()
+        }
+    }
+
+    fn header(flow: u32, pid: u32, inode: u64) -> MonHdr {
+        MonHdr {
+            flow,
+            pid,
+            exe_device: 1,
+            exe_inode: inode,
+            cgroup: 9,
+            ..MonHdr::default()
+        }
+    }
+
+    #[test]
+    fn flows_are_known_by_their_process() {
+        let mut table = Table::default();
+        table.event(Event::FlowOpened, flow(1, 7, 100));
+        let packet = header(1, 7, 100);
+        assert!(!table.knows(&packet), "the cgroup has no path");
+        table.add(Flow {
+            cgroup_path: Some("/x".to_owned()),
+            ..flow(2, 8, 200)
+        });
+        assert!(table.knows(&packet));
+        let paths = table.paths(&packet);
+        assert_eq!((paths.exe, paths.cgroup), (Some("/bin/100"), Some("/x")));
+        for other in [header(1, 8, 100), header(1, 7, 200), header(3, 7, 100)] {
+            assert!(!table.knows(&other));
+            assert_eq!(table.paths(&other).exe, None);
+        }
+    }
+
+    #[test]
+    fn answers_are_of_the_process_in_the_header() {
+        let mut table = Table::default();
+        // The reader's numbers of processes are others.
+        table.add_of((7, 1, 100), flow(1, 70_000, 100));
+        assert_eq!(table.paths(&header(1, 7, 100)).exe, Some("/bin/100"));
+        // It runs another program by now.
+        table.add_of((7, 1, 100), flow(1, 7, 200));
+        assert_eq!(table.paths(&header(1, 7, 100)).exe, None);
+    }
+
+    #[test]
+    fn closed_flows_are_known_for_a_while() {
+        let mut table = Table::default();
+        for id in 1..=u32::try_from(CLOSED_MAX).unwrap() + 1 {
+            table.event(Event::FlowClosed, flow(id, 7, 100));
+        }
+        assert_eq!(table.paths(&header(1, 7, 100)).exe, None);
+        assert_eq!(table.paths(&header(2, 7, 100)).exe, Some("/bin/100"));
+    }
+
+    #[test]
+    fn folders_are_found_by_inode() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let commands = here.join("src/commands");
+        let inode = fs::metadata(&commands).unwrap().ino();
+        assert_eq!(find(here, inode), Some(commands));
+        assert_eq!(find(here, u64::MAX), None);
+    }
+}

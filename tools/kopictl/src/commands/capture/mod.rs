@@ -1,0 +1,412 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `kopictl capture`
+
+mod bpf;
+mod device;
+mod flows;
+mod packet;
+mod pcapng;
+mod program;
+mod reasons;
+mod ring;
+mod summary;
+
+use self::{
+    bpf::Wanted,
+    device::Monitor,
+    flows::Flows,
+    packet::{Packet, Words},
+    reasons::Reasons,
+    ring::{now, Frame, Ring, DELAY},
+    summary::Summary,
+};
+use super::{seconds, user, Usage};
+use crate::{names::Names, netlink, output};
+use anyhow::{bail, Context};
+use clap::Args;
+use kopi::pure::abi::MonHdr;
+use nix::{
+    errno::Errno,
+    net::if_::if_nametoindex,
+    poll::{poll, PollFd, PollFlags, PollTimeout},
+    sys::{
+        signal::{SigSet, Signal},
+        signalfd::SignalFd,
+    },
+};
+use std::{
+    fs::File,
+    io::{self, BufWriter, IsTerminal, Write},
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+/// More than any packet.
+const WHOLE: u32 = 262_144;
+/// Enough for the headers, which lines are made of.
+const HEADERS: u32 = 128;
+/// So many packets, and then it is looked whether something else happened.
+const AT_ONCE: usize = 4096;
+
+/// Which packets, and where to.
+#[derive(Args)]
+pub(crate) struct Options {
+    /// On this device
+    #[arg(long, short, value_name = "NAME")]
+    interface: Option<String>,
+
+    /// Write pcapng, to standard output if it is -
+    #[arg(long, short, value_name = "FILE")]
+    write: Option<PathBuf>,
+
+    /// End after so many packets
+    #[arg(long, short = 'c', value_name = "N")]
+    count: Option<u64>,
+
+    /// End after so long
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    seconds: Option<Duration>,
+
+    /// So many bytes of each packet, from its IP header on; all in a file, headers else
+    #[arg(long, short, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=i64::from(WHOLE)))]
+    snaplen: Option<u32>,
+
+    /// Of this process
+    #[arg(long)]
+    pid: Option<u32>,
+
+    /// Of this user's processes
+    #[arg(long, value_name = "NAME|UID", value_parser = user)]
+    user: Option<u32>,
+
+    /// Of sockets of this cgroup, or one below it
+    #[arg(long, value_name = "PATH", value_parser = cgroup)]
+    cgroup: Option<String>,
+
+    /// Of this program: the file that is there now
+    #[arg(long, value_name = "PATH")]
+    exe: Option<PathBuf>,
+
+    /// Of this flow
+    #[arg(long, value_name = "ID")]
+    flow: Option<u32>,
+
+    /// Only those that did not pass
+    #[arg(long)]
+    dropped: bool,
+
+    /// No packets, but at the end who sent and received how many
+    #[arg(long, conflicts_with = "write")]
+    summary: bool,
+
+    /// Numbers instead of names of users and devices
+    #[arg(long, short)]
+    numeric: bool,
+
+    /// Only packets of which this is true, as for tcpdump: `udp port 53 and not net 10.0.0.0/8`
+    filter: Vec<String>,
+}
+
+fn cgroup(text: &str) -> Result<String, String> {
+    match text.strip_prefix('/') {
+        Some(path) => Ok(format!("/{}", path.trim_end_matches('/'))),
+        None => Err("an absolute path was expected, as `kopictl ps` shows it".to_owned()),
+    }
+}
+
+impl Options {
+    /// The program to be attached to the ring, and how much it keeps of a packet.
+    fn filter(&self) -> anyhow::Result<(Vec<bpf::Instruction>, u32)> {
+        let device = |name: &String| if_nametoindex(name.as_str()).context(name.clone());
+        let program =
+            |path: &PathBuf| program::identify(path).with_context(|| format!("{}", path.display()));
+        let wanted = Wanted {
+            pid: self.pid,
+            uid: self.user,
+            exe: self.exe.as_ref().map(program).transpose()?,
+            flow: self.flow,
+            ifindex: self.interface.as_ref().map(device).transpose()?,
+            dropped: self.dropped,
+        };
+        let all = if self.write.is_some() { WHOLE } else { HEADERS };
+        let snaplen = self.snaplen.unwrap_or(all);
+        let filter = bpf::filter(&wanted, &self.filter.join(" "), snaplen);
+        let filter = filter.map_err(|error| Usage(format!("filter: {error:#}")))?;
+        Ok((filter, snaplen))
+    }
+
+    /// Where packets go.
+    fn output(&self, monitor: &str, snaplen: u32, as_json: bool) -> anyhow::Result<Output> {
+        Ok(match &self.write {
+            _ if self.summary => Output::Summary(Summary::default()),
+            None if as_json => Output::Json,
+            None => Output::Lines,
+            Some(path) if path == Path::new("-") => {
+                let out: Box<dyn Write> = Box::new(BufWriter::new(io::stdout()));
+                Output::File(pcapng::File::new(out, monitor, snaplen, true)?)
+            }
+            Some(path) => {
+                let file = File::create(path).with_context(|| format!("{}", path.display()))?;
+                let out: Box<dyn Write> = Box::new(BufWriter::new(file));
+                Output::File(pcapng::File::new(out, monitor, snaplen, false)?)
+            }
+        })
+    }
+
+    /// Whether packets go to standard output as they come.
+    fn to_stdout(&self) -> bool {
+        !self.summary
+            && self
+                .write
+                .as_ref()
+                .is_none_or(|path| path == Path::new("-"))
+    }
+}
+
+/// Where packets go.
+enum Output {
+    Lines,
+    Json,
+    Summary(Summary),
+    File(pcapng::File<Box<dyn Write>>),
+}
+
+/// What is done with packets.
+struct Sink<'a> {
+    flows: Flows,
+    words: Words,
+    output: Output,
+    cgroup: Option<&'a str>,
+    /// Packets so far.
+    captured: u64,
+    /// Packets to come.
+    left: u64,
+}
+
+impl Sink<'_> {
+    fn take(&mut self, frame: &Frame<'_>) -> anyhow::Result<()> {
+        let header = MonHdr::from_bytes(frame.bytes).context(
+            "the KOPI in this kernel shows packets in a way that this kopictl doesn't know: \
+             use both of the same version",
+        )?;
+        let paths = self.flows.paths(&header)?;
+        if self.cgroup.is_some_and(|of| !is_in(paths.cgroup, of)) {
+            return Ok(());
+        }
+        let packet = Packet::new(header, frame, paths);
+        match &mut self.output {
+            Output::Lines => writeln!(io::stdout(), "{}", packet.line(&self.words))?,
+            Output::Json => output::json(&packet.json(&self.words))?,
+            Output::Summary(summary) => summary.add(&packet),
+            Output::File(file) => file.packet(&packet, &self.words)?,
+        }
+        self.captured += 1;
+        self.left -= 1;
+        Ok(())
+    }
+}
+
+/// Whether a cgroup is this one or below it.
+fn is_in(path: Option<&str>, of: &str) -> bool {
+    let below = |path: &str| {
+        path.strip_prefix(of)
+            .map(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    of == "/" || path.and_then(below).unwrap_or(false)
+}
+
+/// A capture that runs. The ring is gone before the device is.
+struct Session<'a> {
+    ring: Ring,
+    monitor: Monitor,
+    sink: Sink<'a>,
+    signals: SignalFd,
+    to_stdout: bool,
+}
+
+/// Captures until there was enough.
+pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
+    if as_json && options.write.is_some() {
+        bail!(Usage("a file is pcapng: it can't be JSON".to_owned()));
+    }
+    if options.write.is_some() && options.to_stdout() && io::stdout().is_terminal() {
+        let text = "pcapng is for a file or a pipe, as `kopictl capture -w - | wireshark -k -i -`";
+        bail!(Usage(text.to_owned()));
+    }
+    let mut session = Session::begin(options, as_json)?;
+    anstream::eprintln!("capturing on {}", session.monitor.name);
+    let begun = Instant::now();
+    session.capture(options.seconds)?;
+    let took = begun.elapsed();
+
+    let dropped = session.ring.dropped()?;
+    let Sink {
+        captured,
+        output,
+        words,
+        ..
+    } = &mut session.sink;
+    match output {
+        Output::Summary(summary) => summary.print(took, &words.names, as_json)?,
+        Output::File(file) => file.finish(now()?, *captured, dropped.into())?,
+        Output::Lines | Output::Json => (),
+    }
+    anstream::eprintln!("{captured} packets captured, {dropped} dropped by the capture");
+    Ok(())
+}
+
+impl<'a> Session<'a> {
+    fn begin(options: &'a Options, as_json: bool) -> anyhow::Result<Self> {
+        let (filter, snaplen) = options.filter()?;
+        let signals = signals()?;
+        let flows = Flows::new().map_err(|error| permitted(error.into()))?;
+        let monitor = Monitor::new().map_err(permitted)?;
+        let ring = Ring::open(&monitor.name, &filter, snaplen).map_err(permitted)?;
+        let words = Words {
+            names: Names::new(options.numeric),
+            reasons: Reasons::of_kernel(),
+        };
+        let sink = Sink {
+            flows,
+            words,
+            output: options.output(&monitor.name, snaplen, as_json)?,
+            cgroup: options.cgroup.as_deref(),
+            captured: 0,
+            left: options.count.unwrap_or(u64::MAX),
+        };
+        let to_stdout = options.to_stdout();
+        Ok(Self {
+            ring,
+            monitor,
+            sink,
+            signals,
+            to_stdout,
+        })
+    }
+
+    /// Takes packets until there were enough, the time is over, or a signal says so.
+    fn capture(&mut self, seconds: Option<Duration>) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let left = || seconds.map(|seconds| seconds.saturating_sub(begun.elapsed()));
+        while self.sink.left > 0 && left() != Some(Duration::ZERO) {
+            let more = self.drain(None)?;
+            self.sink.flows.listen()?;
+            if self.wait(if more { Some(Duration::ZERO) } else { left() })? {
+                break;
+            }
+        }
+        // Those that the kernel has put into the ring, and not shown yet.
+        let (end, ended) = (now()?, Instant::now());
+        let delay = Duration::from_millis(DELAY.into()) * 2;
+        while self.sink.left > 0 && ended.elapsed() < delay {
+            self.drain(Some(end))?;
+            let ring = PollFd::new(self.ring.as_fd(), PollFlags::POLLIN);
+            wait_for(&mut [ring], Some(delay.saturating_sub(ended.elapsed())))?;
+        }
+        Ok(())
+    }
+
+    /// Takes packets that are there already, but none that came after `end`; says whether there may be more.
+    fn drain(&mut self, end: Option<Duration>) -> anyhow::Result<bool> {
+        let since = self.ring.since;
+        for _ in 0..AT_ONCE {
+            if self.sink.left == 0 {
+                return Ok(false);
+            }
+            let Some(frame) = self.ring.next()? else {
+                return Ok(false);
+            };
+            if frame.time >= since && end.is_none_or(|end| frame.time <= end) {
+                self.sink.take(&frame)?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until something happens; says whether that is the end.
+    fn wait(&self, timeout: Option<Duration>) -> anyhow::Result<bool> {
+        let stdout = io::stdout();
+        // A closed pipe is an error, without being asked for.
+        let readers = PollFd::new(stdout.as_fd(), PollFlags::empty());
+        let mut fds = [
+            PollFd::new(self.ring.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.sink.flows.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            readers,
+        ];
+        let asked = if self.to_stdout { 4 } else { 3 };
+        wait_for(&mut fds[..asked], timeout)?;
+        let happened =
+            |fd: &PollFd<'_>, what| fd.revents().is_some_and(|events| events.contains(what));
+        if asked > 3 && happened(&fds[3], PollFlags::POLLERR) {
+            return Err(io::Error::from(io::ErrorKind::BrokenPipe).into());
+        }
+        Ok(happened(&fds[2], PollFlags::POLLIN))
+    }
+}
+
+fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> nix::Result<()> {
+    let timeout = timeout.map_or(PollTimeout::NONE, |timeout| {
+        // Rounded up, or it would not be over yet.
+        let timeout = timeout + Duration::from_micros(999);
+        PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)
+    });
+    match poll(fds, timeout) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// The signals that end a capture, to be read.
+fn signals() -> nix::Result<SignalFd> {
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        signals.add(signal);
+    }
+    signals.thread_block()?;
+    SignalFd::new(&signals)
+}
+
+/// Says what a capture needs, if it isn't permitted.
+fn permitted(error: anyhow::Error) -> anyhow::Error {
+    let refused = error.chain().any(|cause| {
+        let netlink = cause.downcast_ref::<netlink::Error>();
+        let io = cause.downcast_ref::<io::Error>();
+        netlink.is_some_and(netlink::Error::is_permission)
+            || io.is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    });
+    if !refused {
+        return error;
+    }
+    let needs = "a capture needs CAP_NET_ADMIN and CAP_NET_RAW in this network namespace, try sudo";
+    io::Error::new(io::ErrorKind::PermissionDenied, needs).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroups_have_subtrees() {
+        for (path, of, inside) in [
+            (Some("/a/b"), "/a/b", true),
+            (Some("/a/b/c"), "/a/b", true),
+            (Some("/a/bc"), "/a/b", false),
+            (Some("/a"), "/a/b", false),
+            (Some("/a"), "/", true),
+            (None, "/", true),
+            (None, "/a", false),
+        ] {
+            assert_eq!(is_in(path, of), inside, "{path:?} {of}");
+        }
+    }
+
+    #[test]
+    fn cgroups_are_absolute() {
+        assert_eq!(cgroup("/a/b/").as_deref(), Ok("/a/b"));
+        assert_eq!(cgroup("/").as_deref(), Ok("/"));
+        assert!(cgroup("a").is_err());
+    }
+}
