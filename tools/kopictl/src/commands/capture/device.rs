@@ -25,6 +25,11 @@ const ALIAS: &str = "made by kopictl capture";
 /// So many captures at once.
 const CAPTURES: u32 = 1024;
 
+const TOO_OLD: &str = "the KOPI in this kernel is too old to capture: take it out and load this \
+                       version's, `modprobe -r kopi && modprobe kopi`";
+const NO_TRACEPOINTS: &str = "this kernel has no tracepoint net:net_dev_start_xmit, without which \
+                              KOPI can't show packets";
+
 /// A monitor device, which ends with this.
 pub(super) struct Monitor {
     socket: Socket,
@@ -44,7 +49,8 @@ impl Monitor {
             let Some(claim) = claim(&name)? else {
                 continue;
             };
-            let Some(index) = make(&socket, &name).map_err(explained)? else {
+            let Some(index) = make(&socket, &name).map_err(|error| explained(error, TOO_OLD))?
+            else {
                 continue;
             };
             let monitor = Self {
@@ -53,7 +59,8 @@ impl Monitor {
                 index,
                 _claim: claim,
             };
-            monitor.set_up()?;
+            let up = monitor.set_up();
+            up.map_err(|error| explained(error, NO_TRACEPOINTS))?;
             return Ok(monitor);
         }
         anyhow::bail!("there are {CAPTURES} captures in this network namespace already");
@@ -142,17 +149,14 @@ fn ask(
     exchange(socket, 1, message, flags, &[])
 }
 
-/// With what to do about it.
-fn explained(error: Error) -> anyhow::Error {
-    let unknown = error.is(Errno::EOPNOTSUPP);
+/// With what to do about it, if that can't be done at all.
+fn explained(error: Error, what: &'static str) -> anyhow::Error {
+    let impossible = error.is(Errno::EOPNOTSUPP);
     let error = anyhow::Error::from(error);
-    if unknown {
-        return error.context(
-            "the KOPI in this kernel is too old to capture: take it out and load this version's, \
-			 `modprobe -r kopi && modprobe kopi`",
-        );
+    match impossible {
+        true => error.context(what),
+        false => error,
     }
-    error
 }
 
 #[cfg(test)]

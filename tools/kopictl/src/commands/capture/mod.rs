@@ -187,7 +187,9 @@ struct Sink<'a> {
 
 impl Sink<'_> {
     fn take(&mut self, frame: &Frame<'_>) -> anyhow::Result<()> {
-        let header = MonHdr::from_bytes(frame.bytes).context(
+        let header = MonHdr::from_bytes(frame.bytes);
+        let header = header.filter(|header| usize::from(header.len) == MonHdr::LEN);
+        let header = header.context(
             "the KOPI in this kernel shows packets in a way that this kopictl doesn't know: \
              use both of the same version",
         )?;
@@ -290,12 +292,13 @@ impl<'a> Session<'a> {
     fn capture(&mut self, seconds: Option<Duration>) -> anyhow::Result<()> {
         let begun = Instant::now();
         let left = || seconds.map(|seconds| seconds.saturating_sub(begun.elapsed()));
+        let mut more = false;
         while self.sink.left > 0 && left() != Some(Duration::ZERO) {
-            let more = self.drain(None)?;
-            self.sink.flows.listen()?;
             if self.wait(if more { Some(Duration::ZERO) } else { left() })? {
                 break;
             }
+            more = self.drain(None)?;
+            self.sink.flows.listen()?;
         }
         // Those that the kernel has put into the ring, and not shown yet.
         let (end, ended) = (now()?, Instant::now());

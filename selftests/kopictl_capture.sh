@@ -1,0 +1,224 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# kopictl capture shows packets with the process that each is of: to people, to programs, in files
+# that Wireshark reads, and in pipes; it chooses by all that it shows, and leaves nothing behind.
+
+. "$(dirname "$0")/lib.sh"
+
+kopictl() { in_host kopictl "$@"; }
+has() { jq -e "$@" >/tmp/jq.out || { sed 's/^/# /' /tmp/jq.out; false; }; }
+says() { grep -qE -- "$1" "$2" || { sed 's/^/# /' "$2"; false; }; }
+ends_with() { local status=$1; shift; timeout 20 "$@" >/tmp/out 2>&1; [ $? = "$status" ] || { sed 's/^/# /' /tmp/out; false; }; }
+devices() { ip -n host -o link show type kopimon | wc -l; }
+
+declare -A running
+clean() {
+	kill "${running[@]}" 2>/dev/null
+	in_host nft delete table ip capture 2>/dev/null
+	kopictl rule flush
+	# Those that are left by what was killed.
+	local name
+	for name in $(ip -n host -j link show type kopimon | jq -r '.[].ifname'); do ip -n host link del "$name"; done
+	find /sys/fs/cgroup/capture -depth -type d -exec rmdir {} + 2>/dev/null
+}
+trap clean EXIT
+# Runs a program in the background, which is known by a name then.
+starts() {
+	local name=$1
+	shift
+	nsenter --net=/run/netns/host "$@" >"/tmp/$name.out" 2>"/tmp/$name.err" &
+	running[$name]=$!
+}
+# Captures, and waits until it does: captures NAME ARGUMENTS...
+captures() {
+	local name=$1
+	shift
+	starts "$name" kopictl capture "$@"
+	wait_for grep -q '^capturing on ' "/tmp/$name.err"
+}
+# Ends captures; the last one's status is that of all.
+stop() {
+	local name status=0
+	for name in "$@"; do kill "${running[$name]}"; done
+	for name in "$@"; do wait "${running[$name]}" || status=$?; unset "running[$name]"; done
+	return $status
+}
+# How many packets a capture says that it had.
+counted() { sed -n 's/^\([0-9]*\) packets captured, 0 dropped by the capture$/\1/p' "/tmp/$1.err"; }
+# Asks bob's program, which answers.
+asks() { echo "hello" | in_peer timeout 5 socat -t 3 - UDP:192.0.2.1:7777,bind=192.0.2.2:6000 | grep -qx hello; }
+# A datagram of alice's: alice PORT
+alice() { echo hi | in_host setpriv --reuid alice --regid alice --clear-groups -- kopi-nc -p 5000 -s 192.0.2.1 -w 0 192.0.2.2 "$1" 2>/dev/null; }
+read_by() { tshark -n -r "$@" 2>/tmp/tshark.err || { sed 's/^/# /' /tmp/tshark.err; false; }; }
+# What a file has in options: {custom, comment} of packets, {received, dropped} of the end.
+options_of() {
+	python3 - "$1" <<'EOF'
+import json, struct, sys
+data = open(sys.argv[1], "rb").read()
+place = 0
+while place < len(data):
+    kind, length = struct.unpack_from(">2I", data, place)
+    if kind in (5, 6):
+        at = place + (20 if kind == 5 else 28 + -(-struct.unpack_from(">I", data, place + 20)[0] // 4) * 4)
+        shown = {}
+        while True:
+            code, size = struct.unpack_from(">2H", data, at)
+            value = data[at + 4:at + 4 + size]
+            if code == 0:
+                break
+            if (kind, code) == (6, 1):
+                shown["comment"] = value.decode()
+            if (kind, code) == (6, 2988):
+                assert struct.unpack_from(">I", value)[0] == 32473
+                shown["custom"] = json.loads(value[4:])
+            if kind == 5:
+                shown[{4: "received", 5: "dropped"}[code]] = struct.unpack(">Q", value)[0]
+            at += 4 + -(-size // 4) * 4
+        print(json.dumps(shown))
+    place += length
+EOF
+}
+
+mkdir -p /sys/fs/cgroup/capture/echo
+in_group capture/echo bob kopi-echo --bind 192.0.2.1:7777 >/tmp/echo.out 2>&1 &
+wait_for grep -q listening /tmp/echo.out
+nsenter --net=/run/netns/peer socat -u UDP-RECV:9,bind=192.0.2.2 OPEN:/dev/null &
+running[sink]=$!
+wait_for eval 'in_peer ss -lunH "sport = :9" | grep -q .'
+echo=$(kopictl ps --json --user bob)
+pid=$(jq '.[0].pid' <<<"$echo") flow=$(jq '.[0].id' <<<"$echo")
+running[echo]=$pid
+exe=$(command -v kopi-echo)
+
+# All at once, and the same traffic for all.
+check "captures run" captures all -w /tmp/all.pcapng
+check "several at once" captures pid -w /tmp/pid.pcapng --pid "$pid"
+captures user -w /tmp/user.pcapng --user alice
+captures exe -w /tmp/exe.pcapng --exe "$exe"
+captures cgroup -w /tmp/cgroup.pcapng --cgroup /capture
+captures elsewhere -w /tmp/elsewhere.pcapng --cgroup /cap
+captures flow -w /tmp/flow.pcapng --flow "$flow"
+captures device -w /tmp/device.pcapng -i lo
+captures expression -w /tmp/expression.pcapng inbound and src port 6000
+captures lines
+captures json --json
+captures short -w /tmp/short.pcapng -s 30
+check "each has a device" [ "$(devices)" = 12 ]
+for _ in 1 2 3; do asks; done
+check "traffic passes" asks
+alice 9
+check "they end by a signal, well" stop all pid user exe cgroup elsewhere flow device expression lines json short
+check "and take their devices away" [ "$(devices)" = 0 ]
+
+for wanted in all:9 pid:8 user:1 exe:8 cgroup:8 elsewhere:0 flow:8 device:0 expression:4 short:9; do
+	name=${wanted%:*} number=${wanted#*:}
+	check "$name: $number packets" [ "$(counted "$name")" = "$number" ]
+	check "$name: as tshark has it" [ "$(read_by "/tmp/$name.pcapng" | wc -l)" = "$number" ]
+done
+fields() { read_by /tmp/all.pcapng -Y "$1" -T fields -e frame.packet_flags_direction -e frame.interface_name -e ip.src -e ip.dst -e udp.srcport -e udp.dstport -e data.data; }
+check "tshark knows direction, device and payload" eval \
+	'[ "$(fields "udp.port == 7777" | sort | uniq -c | tr -s "\t " " ")" = " 4 0x00000001 eth0 192.0.2.2 192.0.2.1 6000 7777 68656c6c6f0a
+ 4 0x00000002 eth0 192.0.2.1 192.0.2.2 7777 6000 68656c6c6f0a" ]'
+read_by /tmp/all.pcapng -T fields -e frame.comment | sort | uniq -c >/tmp/comments
+check "the comment has program, user, cgroup and flow" says \
+	"^ +8 bob.s kopi-echo\[$pid\] $exe, cgroup /capture/echo, flow $flow\$" /tmp/comments
+check "also of a program that lived for a moment" says \
+	"^ +1 alice.s kopi-nc\[[0-9]+\] $(command -v kopi-nc), cgroup /[^,]*, flow [0-9]+\$" /tmp/comments
+check "the option has it all" eval 'options_of /tmp/all.pcapng | jq -s "map(.custom | select(.flow == $flow))" |
+	has --argjson pid "$pid" --arg exe "$exe" "length == 8 and all(.pid == \$pid and .exe == \$exe and
+		.program == \"kopi-echo\" and .user == \"bob\" and .uid == 1002 and .cgroup_path == \"/capture/echo\" and
+		.device == \"eth0\" and .verdict == \"passed\") and
+		(map(.direction) | sort) == [\"in\", \"in\", \"in\", \"in\", \"out\", \"out\", \"out\", \"out\"]"'
+check "the end has the numbers" eval 'options_of /tmp/all.pcapng | tail -1 | has ".received == 9 and .dropped == 0"'
+check "packets are cut" eval '[ "$(read_by /tmp/short.pcapng -T fields -e frame.cap_len -e frame.len -Y "udp.port == 7777" | sort -u)" = "30	34" ]'
+check "editcap keeps it" eval 'editcap /tmp/all.pcapng /tmp/copy.pcapng && [ "$(tshark -n -r /tmp/copy.pcapng -T fields -e frame.comment | grep -c "bob.s kopi-echo")" = 8 ]'
+check "lines have process, user and addresses" says \
+	"^[0-9:.]+ kopi-echo\[$pid\] bob out 192.0.2.1:7777 > 192.0.2.2:6000 length 6 eth0$" /tmp/lines.out
+check "JSON has them, too" eval 'jq -s . /tmp/json.out | has --argjson pid "$pid" "length == 9 and
+	(map(select(.pid == \$pid and .direction == \"in\" and .source == \"192.0.2.2\" and .destination_port == 7777 and
+		.payload == 6 and .length == 34)) | length) == 4"'
+check "and the time" eval 'head -1 /tmp/json.out | has ".time | sub(\"[.][0-9]+Z\"; \"Z\") | fromdateiso8601 > 0"'
+
+in_host nft -f - <<'EOF'
+table ip capture {
+	chain output {
+		type filter hook output priority 0
+		udp dport 6666 drop
+	}
+}
+EOF
+handle=$(kopictl rule add user charlie rate 1pps burst 1 allow)
+captures dropped --dropped -w /tmp/dropped.pcapng
+captures reasons --dropped
+alice 6666
+asks
+in_host setpriv --reuid charlie --regid charlie --clear-groups -- kopi-gen flood 192.0.2.2:9 -n 20 >/dev/null 2>&1
+stop dropped reasons
+check "what a firewall dropped is said, with the process" says \
+	'^[0-9:.]+ kopi-nc\[[0-9]+\] alice out 192.0.2.1:5000 > 192.0.2.2:6666 length 3 .*dropped: NETFILTER_DROP$' /tmp/reasons.out
+check "once" [ "$(grep -c NETFILTER_DROP /tmp/reasons.out)" = 1 ]
+check "so is what a rule refused" says "kopi-gen\[[0-9]+\] charlie out .* refused: rate of rule $handle\$" /tmp/reasons.out
+check "and nothing that passed" eval '! grep -vE "(dropped|refused): " /tmp/reasons.out'
+check "a file has it" eval 'options_of /tmp/dropped.pcapng | jq -s "map(.custom | select(.user == \"alice\"))" |
+	has "length == 1 and .[0].verdict == \"dropped\" and .[0].reason == \"NETFILTER_DROP\""'
+check "in words, too" eval 'read_by /tmp/dropped.pcapng -T fields -e frame.comment |
+	grep -qE "^alice.s kopi-nc.*, dropped: NETFILTER_DROP$"'
+kopictl rule flush
+
+captures summary --summary
+captures sums --summary --json
+in_host setpriv --reuid charlie --regid charlie --clear-groups -- kopi-gen flood 192.0.2.2:9 -n 2000 >/tmp/flood.out 2>&1
+asks
+check "sums are made" stop summary sums
+check "who floods is in the first line" eval 'sed -n 2p /tmp/summary.out | grep -qE "^ *[0-9]+ +kopi-gen +charlie +1 +2000 +0 "'
+check "others follow" eval 'sed -n 3p /tmp/summary.out | grep -qE "^ *$pid +kopi-echo +bob +1 +1 +1 +68 +0 "'
+check "JSON has it, too" eval 'has ".[0].program == \"kopi-gen\" and .[0].packets == 2000 and .[0].packets_per_second > 1" </tmp/sums.out'
+
+check "--count ends it" eval 'captures count -c 2 port 7777; asks; wait "${running[count]}" && [ "$(wc -l </tmp/count.out)" = 2 ]'
+check "--seconds, too" ends_with 0 kopictl capture --seconds 0.5
+check "and says how many there were" says '^0 packets captured, 0 dropped by the capture$' /tmp/out
+
+# A reader that reads while packets come, and one that goes.
+mkfifo /tmp/pipe
+tshark -n -l -r - -T fields -e frame.comment </tmp/pipe >/tmp/live 2>/tmp/live.err &
+running[reader]=$!
+nsenter --net=/run/netns/host kopictl capture -w - udp port 7777 >/tmp/pipe 2>/tmp/writer.err &
+running[writer]=$!
+wait_for grep -q '^capturing on ' /tmp/writer.err
+asks
+live() { [ "$(grep -c "kopi-echo\[$pid\]" /tmp/live)" = 2 ]; }
+check "a pipe is live" wait_for live
+kill "${running[reader]}"
+gone() { ! kill -0 "${running[writer]}"; }
+check "it ends when nobody reads" wait_for gone
+check "quietly" eval 'wait "${running[writer]}" && ! grep -v "^capturing on " /tmp/writer.err'
+check "and takes its device away" [ "$(devices)" = 0 ]
+
+captures killed -w /tmp/killed.pcapng
+kill -9 "${running[killed]}"
+wait "${running[killed]}" 2>/dev/null
+unset 'running[killed]'
+check "one that is killed leaves its device" [ "$(devices)" = 1 ]
+check "which holds nothing up" in_host timeout 20 kopi-gen flood 192.0.2.2:9 -n 3000
+captures next
+check "the next one takes it" [ "$(devices)" = 1 ]
+asks
+stop next
+check "sees packets on it" [ "$(counted next)" = 2 ]
+check "and takes it away" [ "$(devices)" = 0 ]
+ip -n host link add kopimon0 type kopimon
+captures other
+check "one that somebody made stays" eval 'stop other && ip -n host link show kopimon0 >/dev/null'
+ip -n host link del kopimon0
+
+check "others may not" ends_with 4 in_host setpriv --reuid bob --regid bob --clear-groups -- kopictl capture
+check "and learn what it takes" says 'CAP_NET_ADMIN and CAP_NET_RAW' /tmp/out
+check "expressions are checked" ends_with 2 kopictl capture udp prot 53
+check "by libpcap" says 'filter: .*syntax error' /tmp/out
+check "no device of that name" ends_with 1 kopictl capture -i nowhere0
+check "no program of that path" ends_with 1 kopictl capture --exe /nowhere
+check "no user of that name" ends_with 2 kopictl capture --user nobody-here
+check "a file isn't JSON" ends_with 2 kopictl capture --json -w /tmp/x
+check "nothing is left" [ "$(devices)" = 0 ]
+finish
