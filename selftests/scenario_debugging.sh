@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Three programs of two users send through rings, and one floods: ordinary tools
-# tell which it is.
+# Three programs of two users send through rings, and one floods: kopictl tells
+# which it is, and so do ordinary tools.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -21,7 +21,15 @@ in_host setpriv --reuid bob --regid bob --clear-groups -- \
 wait_for grep -q listening /tmp/echo.out
 for _ in 1 2 3; do echo ping | in_peer timeout 3 socat -t1 - UDP:192.0.2.1:6001 >/dev/null; done
 
-tell "Whose packets are they, and from which port?"
+tell "KOPI's own tool says it in one command:"
+typed "kopictl capture --summary --seconds 2"
+in_host kopictl capture --summary --seconds 2 >/tmp/summary.out 2>/dev/null
+shown </tmp/summary.out
+check "kopictl names the program and its user, first of all" eval \
+	'[[ $(sed -n 2p /tmp/summary.out) =~ ^[0-9]+\ +kopi-gen\ +bob\  ]]'
+check "and the one that beats slowly" grep -qE '^[0-9]+ +kopi-nc +bob ' /tmp/summary.out
+
+tell "And with ordinary tools: whose packets are they, and from which port?"
 in_host nft -f - <<'EOF'
 table inet debug {
 	set who { typeof meta skuid . udp sport; flags dynamic; counter; size 1000; timeout 1m; }
