@@ -515,7 +515,7 @@ mod tests {
             ("greater 49", false),
             ("udp[8] = 7", true),
             ("udp[28] = 7", false),
-            ("ip[0 - 1] = 0", false),
+            ("ip[udp[8] - 8] = 0", false),
             ("udp[8:4] = 0x07070707 and portrange 50-60", true),
             ("outbound", true),
             ("inbound", false),
@@ -537,6 +537,7 @@ mod tests {
         let error = filter(&Wanted::default(), "udp prot 53", SNAPLEN).unwrap_err();
         assert!(error.to_string().contains("syntax error"), "{error}");
         assert!(filter(&Wanted::default(), "vlan 5", SNAPLEN).is_err());
+        assert!(filter(&Wanted::default(), "ip[0 - 1] = 0", SNAPLEN).is_err());
     }
 
     #[test]
