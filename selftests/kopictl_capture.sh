@@ -179,6 +179,16 @@ check "who floods is in the first line" eval 'sed -n 2p /tmp/summary.out | grep 
 check "others follow" eval 'sed -n 3p /tmp/summary.out | grep -qE "^ *$pid +kopi-echo +bob +1 +1 +1 +68 +0 "'
 check "JSON has it, too" eval 'has ".[0].program == \"kopi-gen\" and .[0].packets == 2000 and .[0].packets_per_second > 1" </tmp/sums.out'
 
+captures slow -w /tmp/slow.pcapng
+kill -STOP "${running[slow]}"
+check "one that doesn't keep up holds nothing up" eval \
+	'in_host timeout 60 kopi-gen flood 192.0.2.2:9 -n 20000 --size 1400 | has ".sent == 20000 and .errors == {}"'
+kill -CONT "${running[slow]}"
+stop slow
+lost=$(sed -n 's/^[0-9]* packets captured, \([0-9]*\) dropped by the capture$/\1/p' /tmp/slow.err)
+check "what it has no room for is counted" [ "$lost" -gt 0 ]
+check "also in the file" eval 'blocks_of /tmp/slow.pcapng | tail -1 | has ".received == 20000 and .dropped == $lost"'
+
 check "--count ends it" eval 'captures count -c 2 port 7777; asks; wait "${running[count]}" && [ "$(wc -l </tmp/count.out)" = 2 ]'
 check "--seconds, too" ends_with 0 kopictl capture --seconds 0.5
 check "and says how many there were" says '^0 packets captured, 0 dropped by the capture$' /tmp/out
