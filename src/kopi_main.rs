@@ -38,7 +38,7 @@ module! {
     authors: ["The KOPI developers"],
     description: "Bypass sockets with the kernel on the path",
     license: "GPL",
-    alias: ["net-pf-19"],
+    alias: ["net-pf-19", "rtnl-link-kopimon"],
 }
 
 /// The loaded module. Fields are dropped in this order: no new sockets, then wait for old memory.

@@ -806,10 +806,11 @@ impl<T: Protocol> Reader<'_, T> {
     unsafe fn read(&self, message: *mut bindings::msghdr, len: usize, flags: c_int) -> Result<i32> {
         let dontwait = bindings::MSG_DONTWAIT as i32;
         loop {
-            {
+            let was_empty = {
                 // Nobody else takes what is first meanwhile.
                 let _turn = self.turn.lock();
-                if let Some((peer, bytes)) = self.peek(dontwait)? {
+                let first = self.peek(dontwait)?;
+                if let Some((peer, bytes)) = first {
                     let again = flags & bindings::MSG_PEEK as i32 != 0;
                     // SAFETY: By the invariants.
                     let socket = unsafe { Socket::from_raw(self.socket) };
@@ -820,14 +821,17 @@ impl<T: Protocol> Reader<'_, T> {
                         });
                     }
                     self.discard();
-                    continue;
                 }
+                first.is_none()
+            };
+            if was_empty {
+                if flags & dontwait != 0 {
+                    return Err(EAGAIN);
+                }
+                // As long as SO_RCVTIMEO says.
+                self.peek(0)?.ok_or(EAGAIN)?;
             }
-            if flags & dontwait != 0 {
-                return Err(EAGAIN);
-            }
-            // As long as SO_RCVTIMEO says.
-            self.peek(0)?.ok_or(EAGAIN)?;
+            // Others may send what isn't let pass for ever.
             if signal_pending() {
                 return Err(ERESTARTSYS);
             }
@@ -845,7 +849,7 @@ impl<T: Protocol> Reader<'_, T> {
         let flags = flags | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
         // SAFETY: By the invariants; the name is long enough for both families.
         let got = unsafe {
-            if (*(*self.socket).sk).sk_peek_off >= 0 {
+            if ptr::read_volatile(&raw const (*(*self.socket).sk).sk_peek_off) >= 0 {
                 // What is looked at needn't be what is read.
                 return Err(eopnotsupp());
             }
