@@ -292,40 +292,51 @@ impl<'a> Session<'a> {
     fn capture(&mut self, seconds: Option<Duration>) -> anyhow::Result<()> {
         let begun = Instant::now();
         let left = || seconds.map(|seconds| seconds.saturating_sub(begun.elapsed()));
-        let mut more = false;
+        let mut drained = Drained::Empty;
         while self.sink.left > 0 && left() != Some(Duration::ZERO) {
-            if self.wait(if more { Some(Duration::ZERO) } else { left() })? {
+            let timeout = match drained {
+                Drained::Partly => Some(Duration::ZERO),
+                Drained::Empty | Drained::Enough => left(),
+            };
+            if self.wait(timeout)? {
                 break;
             }
-            more = self.drain(None)?;
+            drained = self.drain(None)?;
             self.sink.flows.listen()?;
         }
         // Those that the kernel has put into the ring, and not shown yet.
         let (end, ended) = (now()?, Instant::now());
         let delay = Duration::from_millis(DELAY.into()) * 2;
-        while self.sink.left > 0 && ended.elapsed() < delay {
-            self.drain(Some(end))?;
-            let ring = PollFd::new(self.ring.as_fd(), PollFlags::POLLIN);
-            wait_for(&mut [ring], Some(delay.saturating_sub(ended.elapsed())))?;
+        loop {
+            match self.drain(Some(end))? {
+                Drained::Partly => (),
+                Drained::Empty if ended.elapsed() < delay => {
+                    let ring = PollFd::new(self.ring.as_fd(), PollFlags::POLLIN);
+                    wait_for(&mut [ring], Some(delay.saturating_sub(ended.elapsed())))?;
+                }
+                Drained::Empty | Drained::Enough => return Ok(()),
+            }
         }
-        Ok(())
     }
 
-    /// Takes packets that are there already, but none that came after `end`; says whether there may be more.
-    fn drain(&mut self, end: Option<Duration>) -> anyhow::Result<bool> {
+    /// Takes packets that are there already, but none that came after `end`.
+    fn drain(&mut self, end: Option<Duration>) -> anyhow::Result<Drained> {
         let since = self.ring.since;
         for _ in 0..AT_ONCE {
             if self.sink.left == 0 {
-                return Ok(false);
+                return Ok(Drained::Enough);
             }
             let Some(frame) = self.ring.next()? else {
-                return Ok(false);
+                return Ok(Drained::Empty);
             };
-            if frame.time >= since && end.is_none_or(|end| frame.time <= end) {
+            if end.is_some_and(|end| frame.time > end) {
+                return Ok(Drained::Enough);
+            }
+            if frame.time >= since {
                 self.sink.take(&frame)?;
             }
         }
-        Ok(true)
+        Ok(Drained::Partly)
     }
 
     /// Waits until something happens; says whether that is the end.
@@ -348,6 +359,17 @@ impl<'a> Session<'a> {
         }
         Ok(happened(&fds[2], PollFlags::POLLIN))
     }
+}
+
+/// What is left in the ring.
+#[derive(Clone, Copy)]
+enum Drained {
+    /// Nothing.
+    Empty,
+    /// More, perhaps.
+    Partly,
+    /// Nothing that is wanted.
+    Enough,
 }
 
 fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> nix::Result<()> {
