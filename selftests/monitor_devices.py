@@ -156,9 +156,9 @@ def dropped_by_kopi(monitor, channel, far):
     ask(FAMILY, "ruleset-set")
     with contextlib.suppress(OSError):
         channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    handle = add(FAMILY, local_port_min=PORT, direction="out", rate_packets=1, burst=1)
+    handle = add(FAMILY, local_port_min=PORT, direction="out", rate_bytes=1, burst=60)
     for _ in range(2):
-        channel.send(0, b"fast", (PEER, FAR_PORT))
+        channel.send(0, b"f" * 60, (PEER, FAR_PORT))
     channel.bell()
     check("within a rate", is_this(monitor.next(), direction=OUT, verdict=PASSED))
     check("over it", is_this(monitor.next(), direction=OUT, verdict=REFUSED, reason=RATE, rule=handle))

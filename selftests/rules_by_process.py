@@ -228,9 +228,10 @@ def reading_by_peers(ynl):
     stats = [flow["stats"] for flow in mine(ynl).values() if flow["local-port"] == 6400]
     check("what is refused is counted", [each["rx-drop-rule"] for each in stats] == [6], stats)
     ask(ynl, "ruleset-set")
-    add(ynl, local_port_min=6400, direction="in", rate_packets=1, burst=1)
-    both((good, b"one"), (good, b"two"))
-    check("a rate holds", plain.recv(100) == b"one")
+    # The second would pass a minute later.
+    add(ynl, local_port_min=6400, direction="in", rate_bytes=1, burst=60)
+    both((good, b"1" * 60), (good, b"2" * 60))
+    check("a rate holds", plain.recv(100) == b"1" * 60)
     fails("for what comes after it", errno.EAGAIN, lambda: plain.recv(100, socket.MSG_DONTWAIT))
     ask(ynl, "ruleset-set")
 
