@@ -5,6 +5,8 @@ import os
 import re
 import time
 
+import kopi
+
 SLABS = re.compile(r"UDP|sock_inode_cache|skbuff_|filp|vm_area_struct|kmalloc-|net_namespace")
 
 
@@ -58,8 +60,4 @@ def is_unused():
 
 def wait_until_unused():
     """Waits until nothing holds the module."""
-    for _ in range(200):
-        if is_unused():
-            return True
-        time.sleep(0.1)
-    return False
+    return kopi.wait_until(is_unused)

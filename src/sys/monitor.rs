@@ -200,6 +200,24 @@ impl<'a> Packet<'a> {
 }
 
 impl Seeing<'_> {
+    /// What a probe was called with, if it may look: not at what is shown on a monitor itself, nor where
+    /// sockets' locks can't be taken.
+    ///
+    /// # Safety
+    ///
+    /// `skb` must be null, or live as long as the result.
+    unsafe fn by_probe(skb: *mut bindings::sk_buff) -> Option<Self> {
+        let skb = Self(NonNull::new(skb)?, PhantomData);
+        // SAFETY: A device is valid as long as an skb is on it. The other looks at this CPU.
+        let hidden = unsafe {
+            bindings::kopi_irqs_disabled()
+                || skb
+                    .device()
+                    .is_some_and(|device| bindings::kopi_mon_is(device.as_ptr()))
+        };
+        (!hidden).then_some(skb)
+    }
+
     fn as_ptr(&self) -> *mut bindings::sk_buff {
         self.0.as_ptr()
     }
@@ -391,18 +409,6 @@ unsafe extern "C" fn kopi_mon_stop(dev: *mut bindings::net_device) -> c_int {
     0
 }
 
-/// Whether a probe may look: not at what is shown on a monitor itself, nor where sockets' locks can't
-/// be taken.
-fn may_look(skb: Seeing<'_>) -> bool {
-    // SAFETY: A device is valid as long as an skb is on it. The other looks at this CPU.
-    unsafe {
-        !bindings::kopi_irqs_disabled()
-            && !skb
-                .device()
-                .is_some_and(|device| bindings::kopi_mon_is(device.as_ptr()))
-    }
-}
-
 /// # Safety
 ///
 /// To be called by the kernel only, as a probe of the tracepoint `net_dev_start_xmit`.
@@ -411,13 +417,10 @@ unsafe extern "C" fn kopi_seen_transmitted(
     skb: *mut bindings::sk_buff,
     dev: *mut bindings::net_device,
 ) {
-    let Some(skb) = NonNull::new(skb) else {
+    // SAFETY: The skb lives through the call.
+    let Some(skb) = (unsafe { Seeing::by_probe(skb) }) else {
         return;
     };
-    let skb = Seeing(skb, PhantomData);
-    if !may_look(skb) {
-        return;
-    }
     let _rcu = kernel::sync::rcu::read_lock();
     // SAFETY: An skb on its way out keeps its sock; RCU is held. The device is valid.
     unsafe {
@@ -437,13 +440,10 @@ unsafe extern "C" fn kopi_seen_dropped(
     reason: c_uint,
     rx_sk: *mut bindings::sock,
 ) {
-    let Some(skb) = NonNull::new(skb) else {
+    // SAFETY: The skb lives through the call.
+    let Some(skb) = (unsafe { Seeing::by_probe(skb) }) else {
         return;
     };
-    let skb = Seeing(skb, PhantomData);
-    if !may_look(skb) {
-        return;
-    }
     let _rcu = kernel::sync::rcu::read_lock();
     let came_by = skb.came_by();
     let show = |sk: &Sock, flow: &Flow| {

@@ -293,6 +293,19 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
+    /// One of them, as rules see it.
+    fn as_peer(&self, bytes: [u8; 16], port: u16) -> Peer {
+        let [a, b, c, d, ..] = bytes;
+        Peer {
+            address: if self.is_ipv6 {
+                bytes
+            } else {
+                mapped([a, b, c, d])
+            },
+            port: u16::from_be(port),
+        }
+    }
+
     /// The bytes of a peer's address, as these have them.
     fn bytes_of(&self, peer: &Peer) -> [u8; 16] {
         let mut bytes = peer.address;
@@ -355,29 +368,13 @@ impl Sock {
     /// The peer, if it is connected. Any context.
     pub(crate) fn peer(&self) -> Option<Peer> {
         let ends = self.ends();
-        let [a, b, c, d, ..] = ends.remote;
-        (ends.remote_port != 0).then(|| Peer {
-            address: if self.is_ipv6() {
-                ends.remote
-            } else {
-                mapped([a, b, c, d])
-            },
-            port: u16::from_be(ends.remote_port),
-        })
+        (ends.remote_port != 0).then(|| ends.as_peer(ends.remote, ends.remote_port))
     }
 
     /// This side's address and port, as far as it is bound. Any context.
     pub(crate) fn local_end(&self) -> Peer {
         let ends = self.ends();
-        let [a, b, c, d, ..] = ends.local;
-        Peer {
-            address: if ends.is_ipv6 {
-                ends.local
-            } else {
-                mapped([a, b, c, d])
-            },
-            port: u16::from_be(ends.local_port),
-        }
+        ends.as_peer(ends.local, ends.local_port)
     }
 
     /// The device that it is bound to, or 0. Any context.
