@@ -367,8 +367,8 @@ fn indirect(load: Instruction) -> Vec<Instruction> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use kopi::pure::abi::{MON_DROPPED, MON_IN, MON_OUT};
+    use super::{super::packet, *};
+    use kopi::pure::abi::{MON_DROPPED, MON_IN};
     use libc::{BPF_AND, BPF_DIV, BPF_JGE, BPF_JGT, BPF_OR, BPF_RSH, BPF_X};
     use proptest::{collection::vec, prelude::*, sample::select};
 
@@ -474,16 +474,10 @@ mod tests {
 
     fn header() -> MonHdr {
         MonHdr {
-            version: MON_VERSION,
-            len: MonHdr::LEN as u8,
-            direction: MON_OUT,
-            ifindex: 2,
-            flow: 5,
             pid: 0x0102_0304,
-            uid: 1001,
             exe_inode: 0x1122_3344_5566_7788,
             exe_device: 0x0080_0001,
-            ..MonHdr::default()
+            ..packet::tests::header()
         }
     }
 
