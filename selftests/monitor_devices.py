@@ -20,6 +20,7 @@ from kopi import check, wait_until
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 PORT, FAR_PORT = 5000, 6000
 ETH_P_ALL = 3
+SO_PEEK_OFF = 42
 HEADER = struct.Struct("=4B7I2Q2I16s2I")
 NAMES = ("version len direction verdict reason rule ifindex flow pid uid gid cgroup exe_inode exe_device gso_size "
          "command").split()
@@ -189,6 +190,43 @@ def trains(monitor, far):
     channel.region.close()
 
 
+def without_rings(monitor, far):
+    """What a flow without a channel sends, reads and is refused."""
+    eth0 = socket.if_nametoindex("eth0")
+    plain = kopi.flow()
+    # Not settimeout(), which would wait by itself for what isn't to be read.
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=QQ", 5, 0))
+    plain.bind((HOST, PORT + 3))
+    plain.connect((PEER, FAR_PORT))
+    plain.send(b"sent")
+    seen = monitor.next()
+    check("without rings: what is sent", is_this(seen, direction=OUT, verdict=PASSED) and payload(seen) == b"sent", seen)
+    far.recv(2048)
+    for data in (b"first", b"second"):
+        far.sendto(data, (HOST, PORT + 3))
+    check("what is peeked at isn't read yet", plain.recv(100, socket.MSG_PEEK) == b"first" and monitor.is_quiet())
+    for data in (b"first", b"second"):
+        check("what is read", plain.recv(100) == data)
+        seen = monitor.next()
+        check("is shown", is_this(seen, direction=IN, verdict=PASSED, ifindex=eth0) and payload(seen) == data, seen)
+    far.sendto(b"look here", (HOST, PORT + 3))
+    plain.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 5)
+    check("who only watches changes nothing", plain.recv(100, socket.MSG_PEEK) == b"here")
+    plain.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, -1)
+    check("for what is read then", plain.recv(100) == b"look here"
+          and is_this(monitor.next(), direction=IN, verdict=PASSED))
+    handle = add(FAMILY, remote_address=PEER, remote_prefix=32, remote_port_min=FAR_PORT, verdict="deny", direction="in")
+    far.sendto(b"denied", (HOST, PORT + 3))
+    wait_until(lambda: select.select([plain], [], [], 1)[0])
+    kopi.fails("what is denied isn't read", errno.EAGAIN, lambda: plain.recv(100, socket.MSG_DONTWAIT))
+    seen = monitor.next()
+    check("and is shown as that", is_this(seen, direction=IN, verdict=REFUSED, reason=RULE, rule=handle)
+          and payload(seen) == b"denied", seen)
+    check("once", monitor.is_quiet())
+    ask(FAMILY, "ruleset-set")
+    plain.close()
+
+
 def ipv6(monitor):
     """IPv6, by loopback: out and in."""
     channel = kopi.Channel(kopi.flow(kopi.UDP6))
@@ -257,6 +295,7 @@ with ruled() as FAMILY, watching() as MONITOR:
     both_ways(MONITOR, CHANNEL, FAR)
     dropped_by_stack(MONITOR, CHANNEL, FAR)
     dropped_by_kopi(MONITOR, CHANNEL, FAR)
+    without_rings(MONITOR, FAR)
     check("no packet is unaccounted for", not CHANNEL.unaccounted(), CHANNEL.unaccounted())
     CHANNEL.sock.close()
     CHANNEL.region.close()

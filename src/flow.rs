@@ -502,15 +502,20 @@ impl Protocol for Flow {
     }
 
     fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<()>>> {
-        let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
+        let Some(policy) = self.policy() else {
             return Ok(None);
         };
+        if !policy.is_in_force() {
+            // Who only watches changes nothing for a program that looks further than at what is first.
+            let is_shown = monitor::is_watched(self) && !socket.sk().peeks_on();
+            return Ok(is_shown.then(|| policy.reading()));
+        }
         policy.identify_if_new()?;
         let (_, denied) = policy.show(socket.sk());
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
         }
-        Ok(self.reading())
+        Ok(Some(policy.reading()))
     }
 
     fn reading(&self) -> Option<&Mutex<()>> {
@@ -524,6 +529,9 @@ impl Protocol for Flow {
             again,
         };
         let outcome = self.decide(socket.sk(), Direction::In, || peer, packets);
+        if monitor::is_watched(self) && !(again && matches!(outcome, Outcome::Pass)) {
+            monitor::show_first(self, socket.sk(), outcome, &peer);
+        }
         let counter = match outcome {
             Outcome::Pass => return true,
             Outcome::Denied => &self.counters.rx_drop_rule,

@@ -13,7 +13,7 @@ use crate::pure::{
 };
 use crate::rules::{Outcome, Policy};
 use crate::sys::{
-    monitor::Packet,
+    monitor::{First, Packet},
     sock::Sock, //
 };
 
@@ -73,7 +73,7 @@ impl Seen {
         }
     }
 
-    /// Put into the RX ring, or refused.
+    /// Put into the RX ring, or read without one, or refused.
     pub(crate) fn received(refusal: Option<Refusal>, ifindex: u32, gso_size: u32) -> Self {
         Self::judged(MON_IN, refusal, ifindex, gso_size)
     }
@@ -135,6 +135,23 @@ pub(crate) fn show(flow: &Flow, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
     if monitors.is_any_up() {
         monitors.show(header(policy, flow, sk, seen), packet);
     }
+}
+
+/// Shows what a flow without a channel has first in its queue, and is read now or refused. Process
+/// context.
+pub(crate) fn show_first(flow: &Flow, sk: &Sock, outcome: Outcome, peer: &Peer) {
+    let Some(first) = First::of(sk) else {
+        return;
+    };
+    let rule = flow
+        .policy()
+        .map_or(0, |policy| policy.rule_for(sk, Direction::In, peer));
+    let seen = Seen::received(
+        Refusal::of(outcome, rule),
+        first.came_by(),
+        first.gso_size(),
+    );
+    show(flow, sk, seen, &Packet::first(&first));
 }
 
 /// A datagram, or a train, that rules keep from becoming a packet.

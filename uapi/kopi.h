@@ -242,8 +242,8 @@ struct kopi_stats {
  *
  * Packet sockets on such a device see, while it is up, the packets of the flows of
  * its network namespace: as they are given to a NIC's driver, as they are put into
- * an RX ring, and those that are dropped on either way. After `len` bytes comes the
- * IP header. A train is shown as one packet.
+ * an RX ring or read without one, and those that are dropped on either way. After
+ * `len` bytes comes the IP header. A train is shown as one packet.
  */
 struct kopi_mon_hdr {
 	__u8	version;		/* KOPI_MON_VERSION */

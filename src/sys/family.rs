@@ -849,7 +849,7 @@ impl<T: Protocol> Reader<'_, T> {
         let flags = flags | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
         // SAFETY: By the invariants; the name is long enough for both families.
         let got = unsafe {
-            if ptr::read_volatile(&raw const (*(*self.socket).sk).sk_peek_off) >= 0 {
+            if Socket::from_raw(self.socket).sk().peeks_on() {
                 // What is looked at needn't be what is read.
                 return Err(eopnotsupp());
             }

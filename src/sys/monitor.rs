@@ -188,6 +188,11 @@ impl<'a> Packet<'a> {
         Self::Skb(Seeing(skb.as_non_null(), PhantomData))
     }
 
+    /// One that a sock has queued.
+    pub(crate) fn first(first: &'a First) -> Self {
+        Self::Skb(first.seeing())
+    }
+
     /// A copy, or one that shares the payload, with a header in front.
     fn with_header(&self, header: MonHdr) -> Option<Copy> {
         let copy = match self {
@@ -196,6 +201,50 @@ impl<'a> Packet<'a> {
         };
         copy.put_header(header);
         Some(copy)
+    }
+}
+
+/// The first packet in the queue of a UDP sock, which stays there.
+///
+/// # Invariants
+///
+/// An skb of which this value has a reference.
+pub(crate) struct First(NonNull<bindings::sk_buff>);
+
+impl First {
+    /// `None` if there is none. An error that the sock has stays there, too. Process context.
+    pub(crate) fn of(sk: &Sock) -> Option<Self> {
+        let (mut offset, mut errno) = (0, 0);
+        let flags = (bindings::MSG_PEEK | bindings::MSG_DONTWAIT) as u32;
+        // SAFETY: KOPI's socks are UDP's.
+        let first =
+            unsafe { bindings::__skb_recv_udp(sk.as_ptr(), flags, &mut offset, &mut errno) };
+        if first.is_null() && errno != EAGAIN.to_errno() {
+            sk.set_error(Error::from_errno(errno));
+        }
+        // INVARIANT: Peeking takes a reference.
+        NonNull::new(first).map(Self)
+    }
+
+    fn seeing(&self) -> Seeing<'_> {
+        Seeing(self.0, PhantomData)
+    }
+
+    /// The device that it came by.
+    pub(crate) fn came_by(&self) -> u32 {
+        self.seeing().came_by()
+    }
+
+    /// Bytes of payload of each datagram of a train, or 0.
+    pub(crate) fn gso_size(&self) -> u32 {
+        self.seeing().gso_size()
+    }
+}
+
+impl Drop for First {
+    fn drop(&mut self) {
+        // SAFETY: By the invariants.
+        unsafe { bindings::consume_skb(self.0.as_ptr()) };
     }
 }
 

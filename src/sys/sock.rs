@@ -156,6 +156,12 @@ impl Sock {
         }
     }
 
+    /// Whether SO_PEEK_OFF is on: the program looks at what isn't first, too.
+    pub(crate) fn peeks_on(&self) -> bool {
+        // SAFETY: A valid sock; written without a lock elsewhere, too.
+        unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_peek_off) >= 0 }
+    }
+
     /// Whether the receiving side is shut down.
     pub(crate) fn is_receive_shutdown(&self) -> bool {
         // SAFETY: A valid sock; the field is read once.
