@@ -40,7 +40,7 @@ run_rig() {
 		if [ "$2" = rings ]; then
 			export LD_PRELOAD=$work/udp_by_rings.so KOPI_RIGS_LOG="$work/flows"
 		fi
-		timeout -k 5 200 "${rig[@]}" </dev/null >"$log" 2>&1
+		timeout -k 5 500 "${rig[@]}" </dev/null >"$log" 2>&1
 		echo $? >"$work/$2.status"
 	)
 	verdicts "$log" >"$work/$2.verdicts"
