@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-debug smoke-debug fuzz soak build-debug shell module policy tools bpf ynl netlink rigs sysroot kernel clean help
+.PHONY: build run test test-debug smoke-debug fuzz soak build-debug shell module policy bench tools bpf ynl netlink rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -21,6 +21,7 @@ help:
 	@echo 'make fuzz SECONDS=N   the fuzzers on that kernel'
 	@echo 'make soak SECONDS=N   mixed traffic, churn and changes of rules for ten minutes, or so long'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
+	@echo 'make bench       what packets cost by rings and by their rivals: build/bench.json, and tables'
 	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
 	@echo 'make netlink     src/netlink/family.[ch] and uapi/kopi_netlink.h anew, from uapi/kopi.yaml'
 	@echo 'make shell       a login in the machine'
@@ -89,6 +90,9 @@ soak: build bpf
 
 policy: build bpf
 	@qemu/policy $(firstword $(KERNEL))
+
+bench: build bpf
+	@bench/run $(KERNEL)
 
 shell: build
 	@qemu/vm --kernel $(KERNEL) --shell

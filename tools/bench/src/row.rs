@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A row of the benchmark.
+
+use serde::{Deserialize, Serialize};
+
+/// How much two runs of a row may differ.
+const TOLERANCE: f64 = 0.03;
+
+/// What one mode cost in one situation.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub(crate) struct Row {
+    /// Name of the mode.
+    pub(crate) mode: String,
+    /// send, recv or rtt.
+    pub(crate) direction: String,
+    /// Bytes of payload of each datagram.
+    pub(crate) payload: usize,
+    /// What the administrator has installed.
+    pub(crate) policy: String,
+    /// Whether the policy saw the packets; `None` without one.
+    pub(crate) policy_holds: Option<bool>,
+    /// Sockets or flows.
+    pub(crate) flows: u32,
+    /// To how many peers the packets went, each to a random one.
+    pub(crate) peers: usize,
+    /// Packets that the program handed over at once.
+    pub(crate) batch: usize,
+    /// Mean of the last two runs, which agree; `None` unless under icount.
+    pub(crate) insn_per_packet: Option<f64>,
+    /// Each run.
+    pub(crate) runs: Vec<f64>,
+    /// Under KVM or with TCG's threads only.
+    pub(crate) packets_per_second: Option<f64>,
+    /// How often the program slept and was woken, for a packet.
+    pub(crate) wakeups_per_packet: f64,
+    /// Packets sent before the runs.
+    pub(crate) warm_up: u64,
+    /// Packets of all runs.
+    pub(crate) sent: u64,
+    /// Those that arrived, where there is somebody to receive them.
+    pub(crate) delivered: Option<u64>,
+    /// Those that left, by the NIC's own count.
+    pub(crate) nic_packets: u64,
+    /// Their bytes, Ethernet headers included.
+    pub(crate) nic_bytes: u64,
+    /// What the policy's own counter counted, with the packets before the runs.
+    pub(crate) policy_packets: Option<u64>,
+    /// What the stack was handed, a train as one, with the packets before the runs; `None` if that
+    /// depends on chance.
+    pub(crate) handed: Option<u64>,
+    /// The kernel.
+    pub(crate) kernel: String,
+}
+
+/// The mean of the runs, if they agree.
+pub(crate) fn agreed(runs: &[f64]) -> Option<f64> {
+    let mean = runs.iter().sum::<f64>() / runs.len() as f64;
+    let low = runs.iter().copied().fold(f64::INFINITY, f64::min);
+    let high = runs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    (mean.is_finite() && low > 0.0 && high <= low * (1.0 + TOLERANCE)).then_some(mean)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_agree_within_the_tolerance() {
+        assert_eq!(agreed(&[100.0, 102.0]), Some(101.0));
+        assert_eq!(agreed(&[104.0, 100.0]), None);
+        assert_eq!(agreed(&[0.0, 0.0]), None);
+        assert_eq!(agreed(&[-5.0, -5.0]), None);
+        assert_eq!(agreed(&[f64::NAN, 5.0]), None);
+        assert_eq!(agreed(&[]), None);
+    }
+}

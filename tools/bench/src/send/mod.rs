@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The ways to send.
+
+mod packet_ring;
+mod rings;
+mod sockets;
+mod uring;
+
+use crate::traffic::{Traffic, FROM_PORT};
+use clap::ValueEnum;
+use serde::Serialize;
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use std::{io, net::SocketAddrV4, os::fd::AsFd};
+
+/// Packets by one system call, where there are no trains.
+const BATCH: usize = 64;
+/// The stack's UDP_MAX_SEGMENTS.
+const SEGMENTS_MAX: usize = 128;
+/// The most payload of an IPv4 packet.
+const BYTES_MAX: usize = 65507;
+
+/// A way to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub(crate) enum Mode {
+    /// send(2), or sendto(2) to many
+    Send,
+    /// sendmmsg(2) of 64
+    Sendmmsg,
+    /// send(2) with UDP_SEGMENT, trains as long as they may be
+    UdpSegment,
+    /// io_uring, 64 sends by a system call
+    IoUring,
+    /// AF_PACKET's TX ring, 64 packets by a system call
+    AfPacket,
+    /// KOPI's TX ring, 64 packets by a doorbell
+    KopiDoorbell,
+    /// As that, on a channel that has asked for trains
+    KopiTrain,
+    /// KOPI's TX ring, one packet with a gso_size by a doorbell, as long as it may be
+    KopiGso,
+}
+
+impl Mode {
+    /// Whether it can send to a peer that changes from packet to packet.
+    pub(crate) fn can_do_many(self) -> bool {
+        !matches!(self, Self::UdpSegment | Self::KopiGso)
+    }
+
+    /// Whether policies that look at packets between socket and device see it.
+    pub(crate) fn meets_hooks(self) -> bool {
+        self != Self::AfPacket
+    }
+
+    /// How its packets are handed to the kernel.
+    pub(crate) fn batch(self, payload: usize) -> usize {
+        match self {
+            Self::Send => 1,
+            Self::UdpSegment | Self::KopiGso => SEGMENTS_MAX.min(BYTES_MAX / payload),
+            _ => BATCH,
+        }
+    }
+
+    /// What the stack is handed for so many packets, a train as one; `None` if that depends on whom
+    /// they go to.
+    pub(crate) fn handed(self, payload: usize, to_one: bool, count: usize) -> Option<u64> {
+        let batch = self.batch(payload);
+        let handed = match self {
+            Self::UdpSegment | Self::KopiGso => count.div_ceil(batch),
+            Self::KopiTrain if !to_one => return None,
+            Self::KopiTrain => {
+                let train = kopi::pure::train::SEGMENTS_MAX
+                    .min(kopi::pure::train::BYTES_MAX / payload as u32);
+                let trains = |count: usize| count.div_ceil(train as usize);
+                count / batch * trains(batch) + trains(count % batch)
+            }
+            _ => count,
+        };
+        Some(handed as u64)
+    }
+
+    /// Makes ready to send.
+    pub(crate) fn open(
+        self,
+        device: u32,
+        mark: u32,
+        traffic: &Traffic,
+    ) -> io::Result<Box<dyn Sender>> {
+        let batch = self.batch(traffic.payload());
+        Ok(match self {
+            Self::Send => Box::new(sockets::Plain::new(socket(mark, traffic)?, traffic)),
+            Self::Sendmmsg => Box::new(sockets::Many::new(socket(mark, traffic)?, batch, traffic)),
+            Self::UdpSegment => Box::new(sockets::Segments::new(
+                socket(mark, traffic)?,
+                batch,
+                traffic,
+            )?),
+            Self::IoUring => Box::new(uring::Uring::new(socket(mark, traffic)?, batch, traffic)?),
+            Self::AfPacket => Box::new(packet_ring::PacketRing::new(device, mark, batch)?),
+            Self::KopiDoorbell | Self::KopiTrain => {
+                let trains = self == Self::KopiTrain;
+                Box::new(rings::Rings::new(flow(mark, traffic)?, batch, trains)?)
+            }
+            Self::KopiGso => Box::new(rings::Segments::new(flow(mark, traffic)?, batch)?),
+        })
+    }
+}
+
+/// Sends by some mode.
+pub(crate) trait Sender {
+    /// Sends so many packets; they may not have left yet. Sleeps when there is no room.
+    fn send(&mut self, traffic: &mut Traffic, count: usize) -> io::Result<()>;
+}
+
+/// The address that all are sent from.
+fn local(traffic: &Traffic) -> SocketAddrV4 {
+    SocketAddrV4::new(traffic.local, FROM_PORT)
+}
+
+fn set_mark(socket: &impl AsFd, mark: u32) -> io::Result<()> {
+    if mark == 0 {
+        return Ok(());
+    }
+    SockRef::from(socket).set_mark(mark)
+}
+
+/// A UDP socket, connected if there is one peer.
+fn socket(mark: u32, traffic: &Traffic) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    set_mark(&socket, mark)?;
+    socket.bind(&local(traffic).into())?;
+    if traffic.to_one() {
+        socket.connect(&traffic.peers[0].socket().into())?;
+    }
+    Ok(socket)
+}
+
+/// A flow, connected if there is one peer.
+fn flow(mark: u32, traffic: &Traffic) -> io::Result<kopi::Flow> {
+    let flow = kopi::Flow::new_v4()?;
+    set_mark(&flow, mark)?;
+    flow.set_local(local(traffic).into())?;
+    if traffic.to_one() {
+        flow.connect(traffic.peers[0].socket().into())?;
+    }
+    Ok(flow)
+}
+
+/// The peers' addresses as the kernel takes them.
+fn raw_addresses(traffic: &Traffic) -> Vec<libc::sockaddr_in> {
+    let raw = |peer: &crate::traffic::Peer| libc::sockaddr_in {
+        sin_family: libc::AF_INET as u16,
+        sin_port: crate::traffic::TO_PORT.to_be(),
+        sin_addr: libc::in_addr {
+            s_addr: u32::from_ne_bytes(peer.address.octets()),
+        },
+        sin_zero: [0; 8],
+    };
+    traffic.peers.iter().map(raw).collect()
+}
+
+/// Bytes of such an address.
+const ADDRESS_LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
+
+/// An error if fewer bytes went than were given.
+fn all_of(sent: usize, given: usize) -> io::Result<()> {
+    if sent == given {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("{sent} of {given} were sent")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trains_fit_an_ip_packet() {
+        assert_eq!(Mode::UdpSegment.batch(64), 128);
+        assert_eq!(Mode::UdpSegment.batch(512), 127);
+        assert_eq!(Mode::KopiGso.batch(1400), 46);
+        assert_eq!(Mode::Send.batch(64), 1);
+        assert_eq!(Mode::KopiDoorbell.batch(1400), 64);
+    }
+
+    #[test]
+    fn trains_count_as_one() {
+        assert_eq!(Mode::Sendmmsg.handed(64, true, 1000), Some(1000));
+        assert_eq!(Mode::UdpSegment.handed(64, true, 129), Some(2));
+        assert_eq!(Mode::KopiTrain.handed(64, true, 130), Some(3));
+        // 46 and 18, and then one more.
+        assert_eq!(Mode::KopiTrain.handed(1400, true, 65), Some(3));
+        assert_eq!(Mode::KopiTrain.handed(64, false, 130), None);
+    }
+
+    #[test]
+    fn short_writes_are_errors() {
+        assert!(all_of(64, 64).is_ok());
+        assert!(all_of(63, 64).is_err());
+    }
+}

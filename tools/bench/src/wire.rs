@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Whether all modes put the same bytes on the wire: the peer, in another namespace, captures them.
+
+use crate::{
+    measure::name,
+    nic::Nic,
+    send::Mode,
+    traffic::{normal, Peer, Traffic, HEADERS, TO_PORT},
+};
+use clap::{Args, ValueEnum};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::{
+    fs::File,
+    io::{self, Read},
+    net::{Ipv4Addr, UdpSocket},
+    os::fd::AsRawFd,
+    path::PathBuf,
+    ptr, thread,
+    time::Duration,
+};
+
+/// Packets of each mode: enough for more than one train.
+const PACKETS: usize = 200;
+/// How long a packet may be on its way.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Of the capture, so that nothing is lost.
+const BUFFER: usize = 16 << 20;
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The device to send by
+    #[arg(long)]
+    nic: String,
+
+    /// Its address
+    #[arg(long)]
+    local: Ipv4Addr,
+
+    /// The peer's network namespace, as a file
+    #[arg(long)]
+    peer_netns: PathBuf,
+
+    /// The peer's device
+    #[arg(long)]
+    peer_nic: String,
+
+    /// Its address
+    #[arg(long)]
+    peer: Ipv4Addr,
+
+    /// Bytes of payload
+    #[arg(long, value_delimiter = ',', default_value = "64,512,1400")]
+    payloads: Vec<usize>,
+}
+
+/// The peer's side.
+struct Capture {
+    socket: Socket,
+    mac: [u8; 6],
+    /// Without somebody who listens, the peer would answer with errors.
+    _sink: UdpSocket,
+}
+
+impl Capture {
+    /// Makes the peer's sockets, in a thread that goes to its namespace.
+    fn open(options: &Options) -> io::Result<Self> {
+        let there = || {
+            let namespace = File::open(&options.peer_netns)?;
+            // SAFETY: Only this thread changes, and it ends soon.
+            if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            let nic = Nic::open(&options.peer_nic)?;
+            let ipv4 = Protocol::from((libc::ETH_P_IP as u16).to_be() as i32);
+            let socket = Socket::new(Domain::PACKET, Type::RAW, Some(ipv4))?;
+            // SAFETY: Zeroes are a valid address, whose length is right.
+            let status = unsafe {
+                let mut address: libc::sockaddr_ll = std::mem::zeroed();
+                address.sll_family = libc::AF_PACKET as u16;
+                address.sll_protocol = (libc::ETH_P_IP as u16).to_be();
+                address.sll_ifindex = nic.index() as libc::c_int;
+                let len = size_of_val(&address) as libc::socklen_t;
+                libc::bind(socket.as_raw_fd(), ptr::from_ref(&address).cast(), len)
+            };
+            if status != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            set_buffer(&socket)?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            Ok(Self {
+                mac: nic.mac(&socket)?,
+                socket,
+                _sink: UdpSocket::bind((options.peer, TO_PORT))?,
+            })
+        };
+        thread::scope(|scope| {
+            scope
+                .spawn(there)
+                .join()
+                .expect("a thread that doesn't panic")
+        })
+    }
+
+    /// The next UDP packet to the benchmark's port.
+    fn next(&self) -> io::Result<Vec<u8>> {
+        let mut buffer = [0; 65536];
+        loop {
+            let len = (&self.socket).read(&mut buffer)?;
+            let frame = &buffer[..len];
+            if frame.get(36..38) == Some(&TO_PORT.to_be_bytes()) {
+                return Ok(frame.to_vec());
+            }
+        }
+    }
+}
+
+/// Makes room, beyond what the system allows to all.
+fn set_buffer(socket: &Socket) -> io::Result<()> {
+    let size = BUFFER as libc::c_int;
+    // SAFETY: The value is an int, as the length says.
+    let status = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUFFORCE,
+            ptr::from_ref(&size).cast(),
+            size_of_val(&size) as libc::socklen_t,
+        )
+    };
+    match status {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+pub(crate) fn run(options: &Options) -> io::Result<bool> {
+    let nic = Nic::open(&options.nic)?;
+    let mac = nic.mac(&UdpSocket::bind("0.0.0.0:0")?)?;
+    let capture = Capture::open(options)?;
+    let peer = Peer {
+        address: options.peer,
+        mac: capture.mac,
+    };
+    let traffic = |payload| Traffic::new(options.local, mac, vec![peer], payload);
+    let mut all_right = true;
+    for &payload in &options.payloads {
+        for &mode in Mode::value_variants() {
+            let mut to_send = traffic(payload);
+            mode.open(nic.index(), 0, &to_send)?
+                .send(&mut to_send, PACKETS)?;
+            let mut to_come = traffic(payload);
+            let expected: Vec<_> = (0..PACKETS)
+                .map(|_| {
+                    let mut frame = vec![0; HEADERS + payload];
+                    to_come.frame(&mut frame);
+                    normal(&frame).expect("a frame with a right checksum")
+                })
+                .collect();
+            let mut seen = Vec::new();
+            for _ in 0..PACKETS {
+                seen.push(normal(&capture.next()?).unwrap_or_default());
+            }
+            let in_order = expected == seen;
+            // What io_uring couldn't send at once it sends later.
+            seen.sort_unstable_by_key(|frame| frame.get(HEADERS..HEADERS + 8).map(<[u8]>::to_vec));
+            let right = expected.iter().zip(&seen).filter(|(a, b)| a == b).count();
+            all_right &= right == PACKETS;
+            println!(
+                "# {}: {}, {payload} bytes: {right} of {PACKETS} frames arrived as they should{}",
+                if right == PACKETS { "ok" } else { "not ok" },
+                name(mode),
+                if in_order { "" } else { ", in another order" },
+            );
+        }
+    }
+    Ok(all_right)
+}
