@@ -21,6 +21,9 @@ static LOOPS: AtomicU64 = AtomicU64::new(0);
 /// that isn't idle.
 const PER_LOOP: std::ops::Range<f64> = 1.99..2.05;
 
+/// How often that is tried.
+const TRIES: u32 = 10;
+
 /// Time and loops at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Moment {
@@ -46,18 +49,16 @@ impl Clock {
     /// Starts the idle thread, and finds out what its loops are worth.
     pub(crate) fn new() -> io::Result<Self> {
         thread::spawn(idle);
-        // Long enough to have many of the timer's ticks, so that those of idle time are left out.
-        let mut seen = [0.0; 2];
-        for per_loop in &mut seen {
-            let start = Moment::now();
-            thread::sleep(Duration::from_millis(200));
-            let end = Moment::now();
-            *per_loop =
-                (end.time - start.time).as_nanos() as f64 / (end.loops - start.loops) as f64;
+        // Something may be running yet that the machine's start has left.
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match calibrated([idle_loop(), idle_loop()]) {
+                Ok(per_loop) => return Ok(Self { per_loop }),
+                Err(error) if tries == TRIES => return Err(error),
+                Err(_) => {}
+            }
         }
-        Ok(Self {
-            per_loop: calibrated(seen)?,
-        })
     }
 
     /// Instructions of one loop of the idle thread, those of the timer's ticks among them.
@@ -79,6 +80,15 @@ impl Clock {
             self.per_loop,
         )
     }
+}
+
+/// Nanoseconds of a loop while nothing else runs: for so long that there are many of the timer's
+/// ticks, which are then left out of idle time.
+fn idle_loop() -> f64 {
+    let start = Moment::now();
+    thread::sleep(Duration::from_millis(200));
+    let end = Moment::now();
+    (end.time - start.time).as_nanos() as f64 / (end.loops - start.loops) as f64
 }
 
 /// What of `elapsed` wasn't spent in the idle thread.
