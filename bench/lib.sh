@@ -5,60 +5,71 @@
 # shellcheck source=selftests/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../selftests/lib.sh"
 
-# The NIC that takes all, in a namespace of its own, with 255 neighbours behind it that never
-# have to be asked for.
+# Makes a namespace with a NIC, which is called as it and 0: namespace NAME NIC
+namespace() {
+	ip netns add "$1"
+	ip link set "$2" netns "$1" name "${1}0"
+	nsenter --net="/run/netns/$1" sysctl -qw net.ipv6.conf.all.disable_ipv6=1
+	ip -n "$1" link set "${1}0" up
+}
+
+# The NIC that takes all, in a namespace of its own, with 255 neighbours behind it that never have to
+# be asked for; and, if they are there, two that are joined, and one that is as they are and takes all.
 set_up() {
-	local nic number batch=/tmp/neighbours
-	nic=$(basename "$(ls -d /sys/class/net/eth*)")
-	ip netns add void
-	ip link set "$nic" netns void name void0
-	in_void sysctl -qw net.ipv6.conf.all.disable_ipv6=1
+	local number nics batch=/tmp/neighbours
+	mapfile -t nics < <(cd /sys/class/net && printf '%s\n' eth* | sort -V)
+	namespace void "${nics[0]}"
 	ip -n void addr add 198.18.0.0/15 dev void0
-	ip -n void link set void0 up
 	for number in $(seq 255); do
 		printf 'neigh add 198.18.1.%d dev void0 lladdr 02:00:00:00:01:%02x nud permanent\n' "$number" "$number"
 	done >"$batch"
 	ip -n void -batch "$batch"
+	[ ${#nics[@]} = 4 ] || return 0
+	namespace near "${nics[1]}"
+	namespace far "${nics[2]}"
+	namespace twin "${nics[3]}"
+	ip -n near addr add 198.51.100.1/24 dev near0
+	ip -n far addr add 198.51.100.2/24 dev far0
 }
 in_void() { nsenter --net=/run/netns/void "$@"; }
+in_near() { nsenter --net=/run/netns/near "$@"; }
 
-# Ten rules, the last of which count what gets there.
-nft10() {
-	in_void nft -f - <<-'EOF'
+# Rules in a namespace, at a hook: nft_rules NAMESPACE output|input RULES
+nft_rules() {
+	nsenter --net="/run/netns/$1" nft -f - <<-EOF
 		table inet bench {
 			set ports { type inet_service; elements = { 53, 123, 443, 4789, 7001, 51820 } }
 			counter seen { }
-			chain out {
-				type filter hook output priority 0
-				ip daddr 203.0.113.0/24 drop
-				ip saddr 203.0.113.0/24 drop
-				meta skuid 1003 drop
-				meta l4proto tcp accept
-				udp dport 5353 drop
-				ip ttl < 2 drop
-				oifname "lo" accept
-				meta mark 0xdead drop
-				udp dport @ports counter name seen
-				meta skuid 0 accept
+			chain rules {
+				type filter hook $2 priority 0
+				$3
 			}
 		}
 	EOF
 }
 
-conntrack() {
-	in_void nft -f - <<-'EOF'
-		table inet bench {
-			counter seen { }
-			chain out {
-				type filter hook output priority 0
-				ct state new,established counter name seen accept
-			}
-		}
-	EOF
+# Ten of them, among them a user, a look-up in a set and a counter: nft10 NAMESPACE output|input
+nft10() {
+	local device=oifname
+	[ "$2" = input ] && device=iifname
+	nft_rules "$1" "$2" "
+		ip daddr 203.0.113.0/24 drop
+		ip saddr 203.0.113.0/24 drop
+		meta skuid 1003 drop
+		meta l4proto tcp accept
+		udp dport 5353 drop
+		ip ttl < 2 drop
+		$device lo accept
+		meta mark 0xdead drop
+		udp dport @ports counter name seen
+		meta skuid 0 accept"
 }
+
+# As above.
+conntrack() { nft_rules "$1" "$2" 'ct state new,established counter name seen accept'; }
 
 nft_count='nft -j list counter inet bench seen | jq ".nftables[1].counter.packets"'
-no_nft() { in_void nft delete table inet bench; }
+no_nft() { nsenter --net="/run/netns/$1" nft delete table inet bench; }
 
 # The mark chooses the class.
 htb() {

@@ -12,7 +12,11 @@ set -o pipefail
 policy=$1
 shift
 set_up >/dev/null
-[ "$policy" = none ] || "$policy" >/dev/null
+case $policy in
+none) ;;
+htb) htb ;;
+*) "$policy" void output ;;
+esac >/dev/null
 
 # A JSON object of a row: row MODE PACKETS [PREFIX...]
 row() {

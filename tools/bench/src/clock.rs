@@ -66,6 +66,19 @@ impl Clock {
         self.per_loop
     }
 
+    /// Instructions of each call, of so many.
+    pub(crate) fn each(
+        &self,
+        calls: u32,
+        mut call: impl FnMut() -> io::Result<()>,
+    ) -> io::Result<f64> {
+        let start = self.start();
+        for _ in 0..calls {
+            call()?;
+        }
+        Ok(self.since(start) / f64::from(calls))
+    }
+
     /// Begins to count.
     pub(crate) fn start(&self) -> Moment {
         Moment::now()

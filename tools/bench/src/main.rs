@@ -5,6 +5,8 @@
 mod clock;
 mod measure;
 mod nic;
+mod policy;
+mod receive;
 mod row;
 mod send;
 mod table;
@@ -27,6 +29,8 @@ struct Options {
 enum Command {
     /// Send by each mode, and write a JSON object for each row
     Send(measure::Options),
+    /// Receive by each mode, and write a JSON object for each row
+    Recv(receive::Options),
     /// Check that all modes put the same bytes on the wire
     Wire(wire::Options),
     /// Read such rows, write them as an array, and print tables
@@ -36,6 +40,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Options::parse().command {
         Command::Send(options) => measure::run(&options),
+        Command::Recv(options) => receive::run(&options),
         Command::Wire(options) => wire::run(&options),
         Command::Table(options) => table::run(&options),
     };

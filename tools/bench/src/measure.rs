@@ -5,6 +5,7 @@
 use crate::{
     clock::Clock,
     nic::{Count, Nic},
+    policy::{Packets, Policy},
     row::{agreed, Row},
     send::{Mode, Sender},
     traffic::{Peer, Traffic, HEADERS},
@@ -13,7 +14,6 @@ use clap::{Args, ValueEnum};
 use std::{
     fs, io,
     net::Ipv4Addr,
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -36,15 +36,6 @@ enum Peers {
     One,
     /// One of 255, at random
     Many,
-}
-
-/// What a policy counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Counts {
-    /// A train as one packet
-    Handed,
-    /// Datagrams, by what device so ever
-    Datagrams,
 }
 
 #[derive(Args)]
@@ -77,17 +68,8 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 0)]
     mark: u32,
 
-    /// What is installed
-    #[arg(long, default_value = "none")]
-    policy: String,
-
-    /// A shell command that prints how many packets the policy has seen
-    #[arg(long, requires = "counts")]
-    count: Option<String>,
-
-    /// What that counts
-    #[arg(long)]
-    counts: Option<Counts>,
+    #[command(flatten)]
+    policy: Policy,
 }
 
 /// Peer number `number`, as the machine's set-up has them.
@@ -111,12 +93,11 @@ struct Bench<'o> {
 pub(crate) fn run(options: &Options) -> io::Result<bool> {
     let nic = Nic::open(&options.nic)?;
     let clock = Clock::new()?;
-    let start = clock.start();
-    for _ in 0..LOOKS {
+    let look = clock.each(LOOKS, || {
         nic.sent()?;
         thread::sleep(NAP);
-    }
-    let look = clock.since(start) / f64::from(LOOKS);
+        Ok(())
+    })?;
     eprintln!(
         "# an idle loop is {:.4} instructions, a look at the NIC's counters {look:.0}",
         clock.per_loop()
@@ -126,9 +107,7 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
         nic,
         clock,
         look,
-        kernel: fs::read_to_string("/proc/sys/kernel/osrelease")?
-            .trim()
-            .to_owned(),
+        kernel: kernel()?,
     };
     let modes = match &options.modes[..] {
         [] => Mode::value_variants(),
@@ -146,7 +125,7 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
                     Err(error) => {
                         all_right = false;
                         let name = name(mode);
-                        let policy = &options.policy;
+                        let policy = &options.policy.name;
                         eprintln!("not ok: {name}, {payload} bytes, {peers:?}, {policy}: {error}");
                     }
                 }
@@ -156,8 +135,14 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
     Ok(all_right)
 }
 
+/// The kernel's release.
+pub(crate) fn kernel() -> io::Result<String> {
+    let text = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    Ok(text.trim().to_owned())
+}
+
 /// The mode's name, as on the command line.
-pub(crate) fn name(mode: Mode) -> String {
+pub(crate) fn name(mode: impl ValueEnum) -> String {
     mode.to_possible_value()
         .map_or_else(String::new, |value| value.get_name().to_owned())
 }
@@ -174,7 +159,7 @@ impl Bench<'_> {
         let mac = self.nic.mac(&std::net::UdpSocket::bind("0.0.0.0:0")?)?;
         let mut traffic = Traffic::new(self.options.local, mac, peers, payload);
         let packets = self.options.packets;
-        let seen = self.policy_count()?;
+        let seen = self.options.policy.count()?;
         let mut sender = mode.open(self.nic.index(), self.options.mark, &traffic)?;
         // Once round all rings, so that memory is there and caches are as they will be.
         let warm_up = packets / 4;
@@ -205,8 +190,12 @@ impl Bench<'_> {
             .chain(runs.iter().map(|_| packets))
             .map(|count| mode.handed(payload, traffic.to_one(), count))
             .sum();
-        let all = (warm_up + sent) as u64;
-        let policy_packets = match (seen, self.policy_count()?) {
+        let seen_packets = Packets {
+            meet_hooks: mode.meets_hooks(),
+            handed,
+            datagrams: (warm_up + sent) as u64,
+        };
+        let policy_packets = match (seen, self.options.policy.count()?) {
             (Some(before), Some(after)) => Some(after - before),
             _ => None,
         };
@@ -214,8 +203,8 @@ impl Bench<'_> {
             mode: name(mode),
             direction: "send".to_owned(),
             payload,
-            policy: self.options.policy.clone(),
-            policy_holds: self.holds(mode, policy_packets, handed, all)?,
+            policy: self.options.policy.name.clone(),
+            policy_holds: self.options.policy.holds(policy_packets, &seen_packets)?,
             flows: 1,
             peers: traffic.peers.len(),
             batch: mode.batch(payload),
@@ -232,52 +221,6 @@ impl Bench<'_> {
             handed,
             kernel: self.kernel.clone(),
         })
-    }
-
-    /// Whether the policy saw what it had to see: all of a mode that goes by it, or nothing.
-    fn holds(
-        &self,
-        mode: Mode,
-        seen: Option<u64>,
-        handed: Option<u64>,
-        datagrams: u64,
-    ) -> io::Result<Option<bool>> {
-        let (Some(seen), Some(counts)) = (seen, self.options.counts) else {
-            return Ok(None);
-        };
-        let right = match counts {
-            Counts::Datagrams => seen == datagrams,
-            Counts::Handed if !mode.meets_hooks() => {
-                return match seen {
-                    0 => Ok(Some(false)),
-                    _ => Err(io::Error::other(format!(
-                        "the policy saw {seen} packets of it"
-                    ))),
-                }
-            }
-            Counts::Handed => match handed {
-                Some(handed) => seen == handed,
-                None => (1..=datagrams).contains(&seen),
-            },
-        };
-        match right {
-            true => Ok(Some(true)),
-            false => Err(io::Error::other(format!(
-                "the policy saw {seen} packets, and not {handed:?} (with trains as one) or {datagrams}"
-            ))),
-        }
-    }
-
-    fn policy_count(&self) -> io::Result<Option<u64>> {
-        let Some(command) = &self.options.count else {
-            return Ok(None);
-        };
-        let output = Command::new("sh").args(["-c", command]).output()?;
-        let text = String::from_utf8_lossy(&output.stdout);
-        match text.trim().parse() {
-            Ok(count) if output.status.success() => Ok(Some(count)),
-            _ => Err(io::Error::other(format!("`{command}` printed {text:?}"))),
-        }
     }
 
     /// Sends, until all have left.
@@ -328,7 +271,7 @@ struct Run {
 }
 
 /// How often this thread has slept.
-fn sleeps() -> u64 {
+pub(crate) fn sleeps() -> u64 {
     // SAFETY: Zeroes are a valid place to write to.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();

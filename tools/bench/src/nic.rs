@@ -1,10 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a NIC has sent, and its addresses.
+//! What a NIC has sent and received, and its address; other namespaces.
 
-use std::{ffi::CString, fs::File, io, os::fd::AsRawFd, os::unix::fs::FileExt};
+use std::{
+    ffi::CString,
+    fs::File,
+    io,
+    os::{fd::AsRawFd, unix::fs::FileExt},
+    path::Path,
+};
 
-/// What has left.
+/// What has left, or come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) packets: u64,
@@ -12,7 +18,7 @@ pub(crate) struct Count {
 }
 
 impl Count {
-    /// What has left since `earlier`.
+    /// What has gone since `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             packets: self.packets - earlier.packets,
@@ -51,9 +57,18 @@ impl Nic {
 
     /// What it has sent.
     pub(crate) fn sent(&self) -> io::Result<Count> {
+        self.count(8)
+    }
+
+    /// What it has received.
+    pub(crate) fn received(&self) -> io::Result<Count> {
+        self.count(0)
+    }
+
+    fn count(&self, column: usize) -> io::Result<Count> {
         let mut buffer = [0; 4096];
         let len = self.counters.read_at(&mut buffer, 0)?;
-        parse(&String::from_utf8_lossy(&buffer[..len]), &self.name)
+        parse(&String::from_utf8_lossy(&buffer[..len]), &self.name, column)
             .ok_or_else(|| io::Error::other(format!("no counters of {}", self.name)))
     }
 
@@ -75,16 +90,33 @@ impl Nic {
     }
 }
 
+/// Does something in another network namespace.
+pub(crate) fn within<T>(netns: &Path, act: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+    let home = File::open("/proc/thread-self/ns/net")?;
+    enter(&File::open(netns)?)?;
+    let done = act();
+    enter(&home)?;
+    done
+}
+
+fn enter(netns: &File) -> io::Result<()> {
+    // SAFETY: Concerns nothing but which namespace this thread makes things in.
+    match unsafe { libc::setns(netns.as_raw_fd(), libc::CLONE_NEWNET) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// A line of /proc/net/dev: eight columns of what was received, then those of what was sent.
-fn parse(text: &str, name: &str) -> Option<Count> {
+fn parse(text: &str, name: &str, column: usize) -> Option<Count> {
     let columns = text.lines().find_map(|line| {
         let (device, columns) = line.split_once(':')?;
         (device.trim() == name).then_some(columns)
     })?;
-    let mut sent = columns.split_ascii_whitespace().skip(8);
+    let mut columns = columns.split_ascii_whitespace().skip(column);
     Some(Count {
-        bytes: sent.next()?.parse().ok()?,
-        packets: sent.next()?.parse().ok()?,
+        bytes: columns.next()?.parse().ok()?,
+        packets: columns.next()?.parse().ok()?,
     })
 }
 
@@ -99,10 +131,12 @@ mod tests {
     lo:       1       2    3    4    5     6          7         8        9       10   11
   eth2:     100       2    0    0    0     0          0         0     5300       50    0
 ";
-        let count = parse(text, "eth2").unwrap();
+        let count = parse(text, "eth2", 8).unwrap();
         assert_eq!((count.packets, count.bytes), (50, 5300));
-        assert_eq!(parse(text, "lo").unwrap().packets, 10);
-        assert_eq!(parse(text, "eth"), None);
+        let received = parse(text, "eth2", 0).unwrap();
+        assert_eq!((received.packets, received.bytes), (2, 100));
+        assert_eq!(parse(text, "lo", 8).unwrap().packets, 10);
+        assert_eq!(parse(text, "eth", 8), None);
         let earlier = Count {
             packets: 20,
             bytes: 300,

@@ -4,19 +4,18 @@
 
 use crate::{
     measure::name,
-    nic::Nic,
+    nic::{within, Nic},
     send::Mode,
     traffic::{normal, Peer, Traffic, HEADERS, TO_PORT},
 };
 use clap::{Args, ValueEnum};
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{
-    fs::File,
     io::{self, Read},
     net::{Ipv4Addr, UdpSocket},
     os::fd::AsRawFd,
     path::PathBuf,
-    ptr, thread,
+    ptr,
     time::Duration,
 };
 
@@ -63,42 +62,29 @@ struct Capture {
 }
 
 impl Capture {
-    /// Makes the peer's sockets, in a thread that goes to its namespace.
+    /// Makes the peer's sockets, in its namespace.
     fn open(options: &Options) -> io::Result<Self> {
-        let there = || {
-            let namespace = File::open(&options.peer_netns)?;
-            // SAFETY: Only this thread changes, and it ends soon.
-            if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) } != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            let nic = Nic::open(&options.peer_nic)?;
-            let ipv4 = Protocol::from((libc::ETH_P_IP as u16).to_be() as i32);
-            let socket = Socket::new(Domain::PACKET, Type::RAW, Some(ipv4))?;
-            // SAFETY: Zeroes are a valid address, whose length is right.
-            let status = unsafe {
-                let mut address: libc::sockaddr_ll = std::mem::zeroed();
-                address.sll_family = libc::AF_PACKET as u16;
-                address.sll_protocol = (libc::ETH_P_IP as u16).to_be();
-                address.sll_ifindex = nic.index() as libc::c_int;
-                let len = size_of_val(&address) as libc::socklen_t;
-                libc::bind(socket.as_raw_fd(), ptr::from_ref(&address).cast(), len)
-            };
-            if status != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            set_buffer(&socket)?;
-            socket.set_read_timeout(Some(PATIENCE))?;
-            Ok(Self {
-                mac: nic.mac(&socket)?,
-                socket,
-                _sink: UdpSocket::bind((options.peer, TO_PORT))?,
-            })
+        let nic = Nic::open(&options.peer_nic)?;
+        let ipv4 = Protocol::from((libc::ETH_P_IP as u16).to_be() as i32);
+        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(ipv4))?;
+        // SAFETY: Zeroes are a valid address, whose length is right.
+        let status = unsafe {
+            let mut address: libc::sockaddr_ll = std::mem::zeroed();
+            address.sll_family = libc::AF_PACKET as u16;
+            address.sll_protocol = (libc::ETH_P_IP as u16).to_be();
+            address.sll_ifindex = nic.index() as libc::c_int;
+            let len = size_of_val(&address) as libc::socklen_t;
+            libc::bind(socket.as_raw_fd(), ptr::from_ref(&address).cast(), len)
         };
-        thread::scope(|scope| {
-            scope
-                .spawn(there)
-                .join()
-                .expect("a thread that doesn't panic")
+        if status != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        set_buffer(&socket)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self {
+            mac: nic.mac(&socket)?,
+            socket,
+            _sink: UdpSocket::bind((options.peer, TO_PORT))?,
         })
     }
 
@@ -137,7 +123,7 @@ fn set_buffer(socket: &Socket) -> io::Result<()> {
 pub(crate) fn run(options: &Options) -> io::Result<bool> {
     let nic = Nic::open(&options.nic)?;
     let mac = nic.mac(&UdpSocket::bind("0.0.0.0:0")?)?;
-    let capture = Capture::open(options)?;
+    let capture = within(&options.peer_netns, || Capture::open(options))?;
     let peer = Peer {
         address: options.peer,
         mac: capture.mac,

@@ -7,6 +7,7 @@ mod rings;
 mod sockets;
 mod uring;
 
+pub(crate) use self::packet_ring::PacketRing;
 use crate::traffic::{Traffic, FROM_PORT};
 use clap::ValueEnum;
 use serde::Serialize;
@@ -98,7 +99,7 @@ impl Mode {
                 traffic,
             )?),
             Self::IoUring => Box::new(uring::Uring::new(socket(mark, traffic)?, batch, traffic)?),
-            Self::AfPacket => Box::new(packet_ring::PacketRing::new(device, mark, batch)?),
+            Self::AfPacket => Box::new(PacketRing::new(device, mark, batch)?),
             Self::KopiDoorbell | Self::KopiTrain => {
                 let trains = self == Self::KopiTrain;
                 Box::new(rings::Rings::new(flow(mark, traffic)?, batch, trains)?)

@@ -21,7 +21,7 @@ const DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACK
 const PATIENCE_MS: libc::c_int = 1000;
 
 /// A batch of packets by each system call, through the device's qdisc.
-pub(super) struct PacketRing {
+pub(crate) struct PacketRing {
     socket: Socket,
     ring: NonNull<u8>,
     next: usize,
@@ -29,7 +29,7 @@ pub(super) struct PacketRing {
 }
 
 impl PacketRing {
-    pub(super) fn new(device: u32, mark: u32, batch: usize) -> io::Result<Self> {
+    pub(crate) fn new(device: u32, mark: u32, batch: usize) -> io::Result<Self> {
         // Protocol 0: receives nothing.
         let socket = Socket::new(Domain::PACKET, Type::RAW, None)?;
         set_mark(&socket, mark)?;

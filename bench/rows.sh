@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# What sending costs, by each mode and with each policy: for the machine of
-# `qemu/vm --icount --nic void`. Prints a JSON object for each row, and ends with 1 if
+# What sending and receiving cost, by each mode and with each policy: for the machine of
+# `qemu/vm --icount --nic void --nic joined`. Prints a JSON object for each row, and ends with 1 if
 # any row could not be had; what happens besides goes to the same output, behind a #.
 
 . "$(dirname "$0")/lib.sh"
@@ -13,6 +13,13 @@ failed=0
 rows() {
 	echo "# $1, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
 	in_void kopi-bench send --nic void0 --local 198.18.0.0 --policy "$@" || failed=1
+}
+
+# All modes of receiving: received POLICY [OPTION...]
+received() {
+	echo "# receiving, $1, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
+	in_near kopi-bench recv --nic near0 --local 198.51.100.1 --far-netns /run/netns/far --far-nic far0 \
+		--far 198.51.100.2 --void-netns /run/netns/twin --void-nic twin0 --policy "$@" || failed=1
 }
 
 # A packet socket that counts what it sees, which is behind the segmentation that this NIC can't do
@@ -39,13 +46,13 @@ nsenter --net=/run/netns/host kopi-bench wire --nic eth0 --local 192.0.2.1 --pee
 set_up
 rows none
 rows none --peers many --payloads 64
-nft10
+nft10 void output
 rows nft10 --counts handed --count "$nft_count"
 rows nft10 --counts handed --count "$nft_count" --peers many --payloads 64
-no_nft
-conntrack
+no_nft void
+conntrack void output
 rows conntrack --counts handed --count "$nft_count" --payloads 64
-no_nft
+no_nft void
 htb
 rows htb --mark 1 --counts datagrams --count "$htb_count" --payloads 64
 in_void tc qdisc del dev void0 root
@@ -53,4 +60,12 @@ tcpdump_rows
 cgroup_bpf
 rows cgroup_bpf --counts handed --count "$bpf_count" --payloads 64
 no_cgroup_bpf
+
+received none
+nft10 near input
+received nft10 --counts handed --count "$nft_count"
+no_nft near
+conntrack near input
+received conntrack --counts handed --count "$nft_count" --payloads 64
+no_nft near
 exit $failed

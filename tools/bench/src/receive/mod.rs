@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Measures receiving, row by row: of bursts that this process sends itself, from another
+//! namespace, and whose cost it has measured before on a NIC that takes all.
+
+mod rings;
+mod sockets;
+
+use crate::{
+    clock::Clock,
+    measure::{kernel, name, sleeps},
+    nic::{within, Count, Nic},
+    policy::{Packets, Policy},
+    row::{agreed, Row},
+    send::{PacketRing, Sender},
+    traffic::{Peer, Traffic, FROM_PORT, HEADERS, TO_PORT},
+};
+use clap::{Args, ValueEnum};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    path::PathBuf,
+    thread,
+    time::Duration,
+};
+
+/// Packets that come at once, and are then received.
+const BURST: usize = 64;
+/// Bursts of a run, and of the warm-up.
+const BURSTS: usize = 128;
+const WARM_UP: usize = 32;
+/// How often a row is run until two runs after each other agree.
+const RUNS_MAX: usize = 4;
+/// How long a burst takes to leave.
+const NAP: Duration = Duration::from_millis(1);
+/// How long a receiver waits.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// A way to receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Mode {
+    /// recv(2)
+    Recv,
+    /// recvmmsg(2) of 64, with MSG_WAITFORONE
+    Recvmmsg,
+    /// recvmsg(2) with UDP_GRO
+    UdpGro,
+    /// KOPI's RX ring
+    Kopi,
+    /// As that, on a channel that has asked for trains, cut up
+    KopiTrain,
+    /// As that, with trains as they came
+    KopiMerged,
+}
+
+impl Mode {
+    /// Whether the stack may merge its packets to trains.
+    fn has_trains(self) -> bool {
+        matches!(self, Self::UdpGro | Self::KopiTrain | Self::KopiMerged)
+    }
+
+    fn open(
+        self,
+        near: SocketAddrV4,
+        far: SocketAddrV4,
+        payload: usize,
+    ) -> io::Result<Box<dyn Receiver>> {
+        let socket = || {
+            let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+            socket.bind(&near.into())?;
+            socket.connect(&far.into())?;
+            socket.set_read_timeout(Some(PATIENCE))?;
+            io::Result::Ok(socket)
+        };
+        let flow = || {
+            let flow = kopi::Flow::bind(near.into())?;
+            flow.connect(far.into())?;
+            io::Result::Ok(flow)
+        };
+        Ok(match self {
+            Self::Recv => Box::new(sockets::Plain {
+                socket: socket()?,
+                buffer: vec![0; payload],
+            }),
+            Self::Recvmmsg => Box::new(sockets::Many::new(socket()?, payload)),
+            Self::UdpGro => Box::new(sockets::Merged::new(socket()?)?),
+            Self::Kopi | Self::KopiTrain | Self::KopiMerged => {
+                let merged = self == Self::KopiMerged;
+                Box::new(rings::Rings::new(flow()?, self.has_trains(), merged)?)
+            }
+        })
+    }
+}
+
+/// Receives by some mode.
+trait Receiver {
+    /// Receives what there is; sleeps until there is something.
+    fn receive(&mut self, tally: &mut Tally) -> io::Result<()>;
+}
+
+/// What has come.
+struct Tally {
+    payload: usize,
+    packets: u64,
+    wrong: u64,
+}
+
+impl Tally {
+    fn new(payload: usize) -> Self {
+        Self {
+            payload,
+            packets: 0,
+            wrong: 0,
+        }
+    }
+
+    /// A datagram of `len` bytes, which begins so: with its number.
+    #[inline]
+    fn add(&mut self, len: usize, beginning: &[u8]) {
+        let right = len == self.payload && beginning.starts_with(&self.packets.to_be_bytes());
+        self.wrong += u64::from(!right);
+        self.packets += 1;
+    }
+}
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The device to receive by
+    #[arg(long)]
+    nic: String,
+
+    /// Its address
+    #[arg(long)]
+    local: Ipv4Addr,
+
+    /// The network namespace of the device at the other end, as a file
+    #[arg(long)]
+    far_netns: PathBuf,
+
+    /// The device at the other end
+    #[arg(long)]
+    far_nic: String,
+
+    /// Its address
+    #[arg(long)]
+    far: Ipv4Addr,
+
+    /// The network namespace of a NIC that takes all, and else is as that at the other end
+    #[arg(long)]
+    void_netns: PathBuf,
+
+    /// That NIC
+    #[arg(long)]
+    void_nic: String,
+
+    /// Modes, if not all
+    #[arg(long, value_delimiter = ',')]
+    modes: Vec<Mode>,
+
+    /// Bytes of payload
+    #[arg(long, value_delimiter = ',', default_value = "64,512,1400")]
+    payloads: Vec<usize>,
+
+    #[command(flatten)]
+    policy: Policy,
+}
+
+/// What is common to all rows.
+struct Bench<'o> {
+    options: &'o Options,
+    nic: Nic,
+    mac: [u8; 6],
+    far_index: u32,
+    far_mac: [u8; 6],
+    void_index: u32,
+    clock: Clock,
+    kernel: String,
+}
+
+fn mac_of(nic: &Nic) -> io::Result<[u8; 6]> {
+    nic.mac(&UdpSocket::bind("0.0.0.0:0")?)
+}
+
+pub(crate) fn run(options: &Options) -> io::Result<bool> {
+    let nic = Nic::open(&options.nic)?;
+    let (far_index, far_mac) = within(&options.far_netns, || {
+        let far = Nic::open(&options.far_nic)?;
+        Ok((far.index(), mac_of(&far)?))
+    })?;
+    let void_index = within(&options.void_netns, || {
+        Ok(Nic::open(&options.void_nic)?.index())
+    })?;
+    let bench = Bench {
+        mac: mac_of(&nic)?,
+        nic,
+        far_index,
+        far_mac,
+        void_index,
+        clock: Clock::new()?,
+        kernel: kernel()?,
+        options,
+    };
+    let modes = match &options.modes[..] {
+        [] => Mode::value_variants(),
+        modes => modes,
+    };
+    let mut all_right = true;
+    for &payload in &options.payloads {
+        let burst = bench.burst(payload)?;
+        eprintln!("# a burst of {BURST} packets of {payload} bytes is {burst:.0} instructions");
+        for &mode in modes {
+            match bench.row(mode, payload, burst) {
+                Ok(row) => println!("{}", serde_json::to_string(&row)?),
+                Err(error) => {
+                    all_right = false;
+                    let policy = &options.policy.name;
+                    eprintln!("not ok: {}, {payload} bytes, {policy}: {error}", name(mode));
+                }
+            }
+        }
+    }
+    Ok(all_right)
+}
+
+impl Bench<'_> {
+    /// What comes from the other end.
+    fn traffic(&self, payload: usize) -> Traffic {
+        let near = Peer {
+            address: self.options.local,
+            mac: self.mac,
+        };
+        Traffic::new(self.options.far, self.far_mac, vec![near], payload)
+    }
+
+    /// What a burst costs until it has left, in instructions.
+    fn burst(&self, payload: usize) -> io::Result<f64> {
+        let nap = self.clock.each(BURSTS as u32, || {
+            thread::sleep(NAP);
+            Ok(())
+        })?;
+        let mut traffic = self.traffic(payload);
+        let mut ring = within(&self.options.void_netns, || {
+            PacketRing::new(self.void_index, 0, BURST)
+        })?;
+        let mut runs = Vec::new();
+        for _ in 0..RUNS_MAX {
+            let each = self.clock.each(BURSTS as u32, || {
+                ring.send(&mut traffic, BURST)?;
+                thread::sleep(NAP);
+                Ok(())
+            })?;
+            runs.push(each - nap);
+            // Not the first one, which warms up.
+            if runs.len() > 2 {
+                if let Some(mean) = agreed(&runs[runs.len() - 2..]) {
+                    return Ok(mean);
+                }
+            }
+        }
+        Err(io::Error::other(format!(
+            "the bursts' costs don't agree: {runs:?}"
+        )))
+    }
+
+    fn row(&self, mode: Mode, payload: usize, burst: f64) -> io::Result<Row> {
+        let near = SocketAddrV4::new(self.options.local, TO_PORT);
+        let far = SocketAddrV4::new(self.options.far, FROM_PORT);
+        let seen = self.options.policy.count()?;
+        let before = self.nic.received()?;
+        let mut receiver = mode.open(near, far, payload)?;
+        let mut traffic = self.traffic(payload);
+        let mut ring = within(&self.options.far_netns, || {
+            PacketRing::new(self.far_index, 0, BURST)
+        })?;
+        let mut tally = Tally::new(payload);
+        let mut bursts = |count: usize| {
+            for _ in 0..count {
+                ring.send(&mut traffic, BURST)?;
+                let wanted = tally.packets + BURST as u64;
+                while tally.packets < wanted {
+                    receiver.receive(&mut tally)?;
+                }
+            }
+            io::Result::Ok(())
+        };
+        bursts(WARM_UP)?;
+        let mut runs = Vec::new();
+        let slept = sleeps();
+        // Now and then the kernel has something else to do in between; all runs are shown.
+        while runs.len() < 2 || (agreed(&runs[runs.len() - 2..]).is_none() && runs.len() < RUNS_MAX)
+        {
+            let start = self.clock.start();
+            bursts(BURSTS)?;
+            let each = self.clock.since(start) / BURSTS as f64;
+            runs.push((each - burst) / BURST as f64);
+        }
+        let sleeps = sleeps() - slept;
+        let mean = agreed(&runs[runs.len() - 2..]).ok_or_else(|| {
+            io::Error::other(format!(
+                "its runs don't agree: {runs:?} instructions a packet"
+            ))
+        })?;
+        let warm_up = (WARM_UP * BURST) as u64;
+        let sent = (runs.len() * BURSTS * BURST) as u64;
+        let came = self.nic.received()?.since(before);
+        let wanted = Count {
+            packets: warm_up + sent,
+            bytes: (warm_up + sent) * (HEADERS + payload) as u64,
+        };
+        if came != wanted || tally.packets != wanted.packets || tally.wrong > 0 {
+            return Err(io::Error::other(format!(
+                "of {wanted:?} {came:?} came, and {} were received, {} of them wrong",
+                tally.packets, tally.wrong
+            )));
+        }
+        let policy_packets = match (seen, self.options.policy.count()?) {
+            (Some(before), Some(after)) => Some(after - before),
+            _ => None,
+        };
+        let packets = Packets {
+            meet_hooks: true,
+            handed: (!mode.has_trains()).then_some(wanted.packets),
+            datagrams: wanted.packets,
+        };
+        Ok(Row {
+            mode: name(mode),
+            direction: "recv".to_owned(),
+            payload,
+            policy: self.options.policy.name.clone(),
+            policy_holds: self.options.policy.holds(policy_packets, &packets)?,
+            flows: 1,
+            peers: 1,
+            batch: BURST,
+            insn_per_packet: Some(mean),
+            runs,
+            packets_per_second: None,
+            wakeups_per_packet: sleeps as f64 / sent as f64,
+            warm_up,
+            sent,
+            delivered: Some(sent),
+            nic_packets: came.packets - warm_up,
+            nic_bytes: sent * (HEADERS + payload) as u64,
+            policy_packets,
+            handed: packets.handed,
+            kernel: self.kernel.clone(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_or_wrong_is_noticed() {
+        let mut tally = Tally::new(64);
+        let packet = |number: u64| {
+            let mut packet = [0; 64];
+            packet[..8].copy_from_slice(&number.to_be_bytes());
+            packet
+        };
+        tally.add(64, &packet(0));
+        tally.add(64, &packet(1));
+        assert_eq!((tally.packets, tally.wrong), (2, 0));
+        tally.add(63, &packet(2));
+        tally.add(64, &packet(4));
+        tally.add(64, &[]);
+        assert_eq!((tally.packets, tally.wrong), (5, 3));
+    }
+}
