@@ -13,23 +13,31 @@ namespace() {
 	ip -n "$1" link set "${1}0" up
 }
 
-# The NIC that takes all, in a namespace of its own, with 255 neighbours behind it that never have to
-# be asked for; and, if they are there, two that are joined, and one that is as they are and takes all.
-set_up() {
-	local number nics batch=/tmp/neighbours
-	mapfile -t nics < <(cd /sys/class/net && printf '%s\n' eth* | sort -V)
-	namespace void "${nics[0]}"
-	ip -n void addr add 198.18.0.0/15 dev void0
+# As above, and 255 neighbours behind it that never have to be asked for.
+sending() {
+	local number batch=/tmp/neighbours
+	namespace "$1" "$2"
+	ip -n "$1" addr add 198.18.0.0/15 dev "${1}0"
 	for number in $(seq 255); do
-		printf 'neigh add 198.18.1.%d dev void0 lladdr 02:00:00:00:01:%02x nud permanent\n' "$number" "$number"
+		printf 'neigh add 198.18.1.%d dev %s lladdr 02:00:00:00:01:%02x nud permanent\n' "$number" "${1}0" "$number"
 	done >"$batch"
-	ip -n void -batch "$batch"
-	[ ${#nics[@]} = 4 ] || return 0
+	ip -n "$1" -batch "$batch"
+}
+
+# The NIC that takes all; and, if they are there, two that are joined, one that is as they are and
+# takes all, and one to a tap device.
+set_up() {
+	local nics
+	mapfile -t nics < <(cd /sys/class/net && printf '%s\n' eth* | sort -V)
+	sending void "${nics[0]}"
+	[ ${#nics[@]} -gt 1 ] || return 0
 	namespace near "${nics[1]}"
 	namespace far "${nics[2]}"
 	namespace twin "${nics[3]}"
 	ip -n near addr add 198.51.100.1/24 dev near0
 	ip -n far addr add 198.51.100.2/24 dev far0
+	[ ${#nics[@]} -gt 4 ] || return 0
+	sending tap "${nics[4]}"
 }
 in_void() { nsenter --net=/run/netns/void "$@"; }
 in_near() { nsenter --net=/run/netns/near "$@"; }

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # What sending and receiving cost, by each mode and with each policy: for the machine of
-# `qemu/vm --icount --nic void --nic joined`. Prints a JSON object for each row, and ends with 1 if
+# `qemu/vm --icount --nic void --nic joined --nic tap`, of which
+# the last may be missing. Prints a JSON object for each row, and ends with 1 if
 # any row could not be had; what happens besides goes to the same output, behind a #.
 
 . "$(dirname "$0")/lib.sh"
@@ -60,6 +61,24 @@ tcpdump_rows
 cgroup_bpf
 rows cgroup_bpf --counts handed --count "$bpf_count" --payloads 64
 no_cgroup_bpf
+
+# On the NIC with offloads, if there is one: packets of trains cost it so little that it takes more
+# of them to tell.
+offloaded() {
+	echo "# with offloads, $1, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
+	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads \
+		--modes sendmmsg,io_uring,af_packet,kopi_doorbell --policy "$@" || failed=1
+	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads \
+		--modes udp_segment,kopi_train,kopi_gso --packets 65536 --policy "$@" || failed=1
+}
+if ip -n tap link show tap0 >/dev/null 2>&1; then
+	offloaded none
+	nft10 tap output
+	offloaded nft10 --counts handed --count "$nft_count"
+	no_nft tap
+else
+	echo '# no NIC with offloads: no rows of it' >&2
+fi
 
 received none
 nft10 near input

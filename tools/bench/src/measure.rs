@@ -68,6 +68,10 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 0)]
     mark: u32,
 
+    /// The NIC cuts up trains itself, and counts them as one packet
+    #[arg(long)]
+    offloads: bool,
+
     #[command(flatten)]
     policy: Policy,
 }
@@ -163,7 +167,9 @@ impl Bench<'_> {
         let mut sender = mode.open(self.nic.index(), self.options.mark, &traffic)?;
         // Once round all rings, so that memory is there and caches are as they will be.
         let warm_up = packets / 4;
-        self.send(sender.as_mut(), &mut traffic, warm_up)?;
+        let wanted = |count| self.wanted(mode, &traffic, count);
+        let (first, each) = (wanted(warm_up)?, wanted(packets)?);
+        self.send(sender.as_mut(), &mut traffic, warm_up, first)?;
         let mut runs = Vec::new();
         let mut sleeps = 0;
         let mut left = Count {
@@ -173,7 +179,7 @@ impl Bench<'_> {
         // Now and then the kernel has something else to do in between; all runs are shown.
         while runs.len() < 2 || (agreed(&runs[runs.len() - 2..]).is_none() && runs.len() < RUNS_MAX)
         {
-            let run = self.send(sender.as_mut(), &mut traffic, packets)?;
+            let run = self.send(sender.as_mut(), &mut traffic, packets, each)?;
             runs.push(run.instructions / packets as f64);
             sleeps += run.sleeps;
             left.packets += run.left.packets;
@@ -202,6 +208,7 @@ impl Bench<'_> {
         Ok(Row {
             mode: name(mode),
             direction: "send".to_owned(),
+            offloads: self.options.offloads,
             payload,
             policy: self.options.policy.name.clone(),
             policy_holds: self.options.policy.holds(policy_packets, &seen_packets)?,
@@ -223,17 +230,28 @@ impl Bench<'_> {
         })
     }
 
+    /// What the NIC has to count of so many packets.
+    fn wanted(&self, mode: Mode, traffic: &Traffic, count: usize) -> io::Result<Count> {
+        let headers = match self.options.offloads {
+            false => count as u64,
+            true => mode
+                .handed(traffic.payload(), traffic.to_one(), count)
+                .ok_or_else(|| io::Error::other("trains by chance, which the NIC cuts up"))?,
+        };
+        Ok(Count {
+            packets: headers,
+            bytes: headers * HEADERS as u64 + (count * traffic.payload()) as u64,
+        })
+    }
+
     /// Sends, until all have left.
     fn send(
         &self,
         sender: &mut dyn Sender,
         traffic: &mut Traffic,
         count: usize,
+        wanted: Count,
     ) -> io::Result<Run> {
-        let wanted = Count {
-            packets: count as u64,
-            bytes: (count * (HEADERS + traffic.payload())) as u64,
-        };
         let before = self.nic.sent()?;
         let slept = sleeps();
         let start = self.clock.start();

@@ -14,6 +14,8 @@ pub(crate) struct Row {
     pub(crate) mode: String,
     /// send, recv or rtt.
     pub(crate) direction: String,
+    /// Whether the NIC does checksums and segmentation.
+    pub(crate) offloads: bool,
     /// Bytes of payload of each datagram.
     pub(crate) payload: usize,
     /// What the administrator has installed.

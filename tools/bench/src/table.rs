@@ -23,6 +23,7 @@ pub(crate) struct Options {
 struct Goal {
     what: &'static str,
     direction: &'static str,
+    offloads: bool,
     mode: &'static str,
     rival: &'static str,
     many: bool,
@@ -33,6 +34,7 @@ const GOALS: &[Goal] = &[
     Goal {
         what: "sending 64 bytes in bulk to one peer",
         direction: "send",
+        offloads: false,
         mode: "kopi_train",
         rival: "sendmmsg",
         many: false,
@@ -41,14 +43,25 @@ const GOALS: &[Goal] = &[
     Goal {
         what: "sending 64 bytes to random peers",
         direction: "send",
+        offloads: false,
         mode: "kopi_doorbell",
         rival: "sendmmsg",
         many: true,
         at_most: 0.85,
     },
     Goal {
+        what: "sending 64 bytes in bulk, NIC with segmentation offload",
+        direction: "send",
+        offloads: true,
+        mode: "kopi_gso",
+        rival: "udp_segment",
+        many: false,
+        at_most: 1.2,
+    },
+    Goal {
         what: "receiving 64 bytes, in trains",
         direction: "recv",
+        offloads: false,
         mode: "kopi_merged",
         rival: "recvmmsg",
         many: false,
@@ -91,25 +104,29 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     seen
 }
 
-/// Tables in Markdown, one for each direction and number of peers: modes down, policies and
+/// Which rows make a table.
+fn kind(row: &Row) -> (&str, usize, bool) {
+    (&row.direction, row.peers, row.offloads)
+}
+
+/// Tables in Markdown, one for each kind: modes down, policies and
 /// payloads across.
 fn tables(rows: &[Row]) -> String {
     let mut text = String::new();
-    for (direction, peers) in distinct(rows.iter().map(|row| (&row.direction, row.peers))) {
-        let here: Vec<_> = rows
-            .iter()
-            .filter(|row| row.direction == *direction && row.peers == peers)
-            .collect();
+    for kind in distinct(rows.iter().map(kind)) {
+        let here: Vec<_> = rows.iter().filter(|row| self::kind(row) == kind).collect();
         let columns = distinct(here.iter().map(|row| (&row.policy, row.payload)));
         let cells: BTreeMap<_, _> = here
             .iter()
             .map(|row| ((&row.mode, &row.policy, row.payload), cell(row)))
             .collect();
+        let (direction, peers, offloads) = kind;
         let whom = match peers {
             1 => "one peer".to_owned(),
             peers => format!("{peers} peers at random"),
         };
-        let _ = writeln!(text, "{direction}, {whom}: instructions per packet\n");
+        let nic = if offloads { ", NIC with offloads" } else { "" };
+        let _ = writeln!(text, "{direction}, {whom}{nic}: instructions per packet\n");
         let heads = columns
             .iter()
             .map(|(policy, payload)| format!(" {policy} {payload} |"));
@@ -145,6 +162,7 @@ fn goals(rows: &[Row]) -> String {
                 .find(|row| {
                     row.mode == mode
                         && row.direction == goal.direction
+                        && row.offloads == goal.offloads
                         && row.policy == "nft10"
                         && row.payload == 64
                         && (row.peers > 1) == goal.many
@@ -176,6 +194,7 @@ mod tests {
         Row {
             mode: mode.to_owned(),
             direction: "send".to_owned(),
+            offloads: false,
             payload: 64,
             policy: policy.to_owned(),
             policy_holds: None,

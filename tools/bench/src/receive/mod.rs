@@ -327,6 +327,7 @@ impl Bench<'_> {
         Ok(Row {
             mode: name(mode),
             direction: "recv".to_owned(),
+            offloads: false,
             payload,
             policy: self.options.policy.name.clone(),
             policy_holds: self.options.policy.holds(policy_packets, &packets)?,
