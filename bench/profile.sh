@@ -1,61 +1,61 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Where the instructions of sending 64 bytes go, function by function, for the machine of
-# `qemu/vm --icount --nic void`: profile.sh none|nft10|conntrack|htb MODE...
+# Where the instructions of sending go, function by function, for the machine of
+# `qemu/vm --icount --nic void`: profile.sh none|nft10|conntrack MODE...
+#
+# PAYLOAD=1400: other than 64 bytes. LEAST=25: functions that take less than 50 instructions, too. NIC=tap, with --nic joined --nic tap: on the one with offloads.
 #
 # perf looks what the sender runs at every 20,000th instruction, since that is what the machine's
 # clock counts. What must wait till interrupts are on again is found where they are turned on.
 
 . "$(dirname "$0")/lib.sh"
 set -o pipefail
-policy=$1
+policy=$1 payload=${PAYLOAD:-64} nic=${NIC:-void} offloads=()
+[ "$nic" = tap ] && offloads=(--offloads)
 shift
 set_up >/dev/null
-case $policy in
-none) ;;
-htb) htb ;;
-*) "$policy" void output ;;
-esac >/dev/null
+[ "$policy" = none ] || "$policy" "$nic" output >/dev/null
 
 # A JSON object of a row: row MODE PACKETS [PREFIX...]
 row() {
-	local mode=$1 packets=$2 mark=0
+	local mode=$1 packets=$2
 	shift 2
-	[ "$policy" = htb ] && mark=1
-	in_void "$@" kopi-bench send --nic void0 --local 198.18.0.0 --payloads 64 --mark $mark \
-		--modes "$mode" --policy "$policy" --packets "$packets" 2>/tmp/errors || { cat /tmp/errors >&2 && exit 1; }
+	nsenter --net="/run/netns/$nic" "$@" kopi-bench send --nic "${nic}0" --local 198.18.0.0 "${offloads[@]}" \
+		--payloads "$payload" --modes "$mode" --policy "$policy" --packets "$packets" 2>/tmp/errors ||
+		{ cat /tmp/errors >&2 && exit 1; }
 }
 
 : >/tmp/functions
 for mode in "$@"; do
-	cost=$(row "$mode" 8192 | jq .insn_per_packet) || exit 1
+	cost=$(row "$mode" 16384 | jq .insn_per_packet) || exit 1
 	# Not the idle thread, which was made by the sender.
 	row "$mode" 32768 perf record -q --no-inherit -e cpu-clock -c 20000 -o /tmp/perf.data >/dev/null || exit 1
 	perf report -i /tmp/perf.data --no-children --stdio -F sample,sym 2>/dev/null |
 		sed -n 's/^ *\([0-9][0-9]*\) *\[.\] */\1 /p' | c++filt --format=rust |
 		awk -v mode="$mode" -v cost="$cost" '
 			{ samples = $1; $1 = ""; count[$0] += samples; all += samples }
-			END { for (each in count) printf "%s\t%.0f\t%s\n", mode, count[each] / all * cost, each }
+			END { for (each in count) printf "%s\t%.3f\t%s\n", mode, count[each] / all * cost, each }
 		' >>/tmp/functions || exit 1
 done
-awk -F '\t' -v modes="$*" '
+awk -F '\t' -v modes="$*" -v least="${LEAST:-50}" '
+	function round(number) { return int(number + 0.5) }
 	BEGIN { n = split(modes, mode, " ") }
 	{ cost[$3, $1] = $2; sum[$1] += $2; if ($2 > most[$3]) most[$3] = $2 }
 	END {
 		line = "| "; rule = "| ---"
 		for (i = 1; i <= n; i++) { line = line "| " mode[i] " "; rule = rule " | ---:" }
 		print line "|\n" rule " |"
-		for (each in most) if (most[each] >= 50) {
+		for (each in most) if (most[each] >= least) {
 			line = "| `" substr(each, 2) "` "
-			for (i = 1; i <= n; i++) { line = line "| " cost[each, mode[i]] + 0 " "; listed[mode[i]] += cost[each, mode[i]] }
+			for (i = 1; i <= n; i++) { line = line "| " round(cost[each, mode[i]]) " "; listed[mode[i]] += cost[each, mode[i]] }
 			print line "|" | "sort -t \"|\" -k 3,3nr"
 		}
 		close("sort -t \"|\" -k 3,3nr")
 		line = "| all others "; total = "| together "
 		for (i = 1; i <= n; i++) {
-			line = line "| " sum[mode[i]] - listed[mode[i]] " "
-			total = total "| " sum[mode[i]] " "
+			line = line "| " round(sum[mode[i]] - listed[mode[i]]) " "
+			total = total "| " round(sum[mode[i]]) " "
 		}
 		print line "|\n" total "|"
 	}
