@@ -198,6 +198,7 @@ impl Bench<'_> {
             .sum();
         let seen_packets = Packets {
             meet_hooks: mode.meets_hooks(),
+            meet_device: mode.meets_device(),
             handed,
             datagrams: (warm_up + sent) as u64,
         };

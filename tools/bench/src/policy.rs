@@ -33,6 +33,8 @@ pub(crate) struct Policy {
 pub(crate) struct Packets {
     /// Whether they go by what policies look at.
     pub(crate) meet_hooks: bool,
+    /// Whether they go by what looks at packets at the device.
+    pub(crate) meet_device: bool,
     /// A train as one; `None` if that depends on chance.
     pub(crate) handed: Option<u64>,
     pub(crate) datagrams: u64,
@@ -55,11 +57,16 @@ impl Policy {
     /// Whether it saw what it had to see: all of a mode that goes by it, or nothing.
     pub(crate) fn holds(&self, seen: Option<u64>, packets: &Packets) -> io::Result<Option<bool>> {
         let (Some(seen), Some(counts)) = (seen, self.counts) else {
-            return Ok(None);
+            let blind = self.name != "none" && !packets.meet_device;
+            return Ok(blind.then_some(false));
+        };
+        let meets = match counts {
+            Counts::Handed => packets.meet_hooks,
+            Counts::Datagrams => packets.meet_device,
         };
         let right = match (counts, packets.handed) {
+            _ if !meets => seen == 0,
             (Counts::Datagrams, _) => seen == packets.datagrams,
-            (Counts::Handed, _) if !packets.meet_hooks => seen == 0,
             (Counts::Handed, Some(handed)) => seen == handed,
             (Counts::Handed, None) => (1..=packets.datagrams).contains(&seen),
         };
@@ -69,7 +76,7 @@ impl Policy {
                 packets.handed, packets.datagrams
             )));
         }
-        Ok(Some(counts == Counts::Datagrams || packets.meet_hooks))
+        Ok(Some(meets))
     }
 }
 
@@ -90,6 +97,7 @@ mod tests {
         let handed = policy(Some(Counts::Handed), "echo 5");
         let mut packets = Packets {
             meet_hooks: true,
+            meet_device: true,
             handed: Some(5),
             datagrams: 300,
         };
@@ -106,6 +114,10 @@ mod tests {
         packets.meet_hooks = false;
         assert_eq!(handed.holds(Some(0), &packets).unwrap(), Some(false));
         assert!(handed.holds(Some(1), &packets).is_err());
+        assert_eq!(handed.holds(None, &packets).unwrap(), None);
+        packets.meet_device = false;
+        assert_eq!(datagrams.holds(Some(0), &packets).unwrap(), Some(false));
+        assert_eq!(datagrams.holds(None, &packets).unwrap(), Some(false));
     }
 
     #[test]

@@ -321,6 +321,7 @@ impl Bench<'_> {
         };
         let packets = Packets {
             meet_hooks: true,
+            meet_device: true,
             handed: (!mode.has_trains()).then_some(wanted.packets),
             datagrams: wanted.packets,
         };

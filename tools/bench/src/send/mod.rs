@@ -6,6 +6,7 @@ mod packet_ring;
 mod rings;
 mod sockets;
 mod uring;
+mod xdp;
 
 pub(crate) use self::packet_ring::PacketRing;
 use crate::traffic::{Traffic, FROM_PORT};
@@ -36,6 +37,8 @@ pub(crate) enum Mode {
     IoUring,
     /// AF_PACKET's TX ring, 64 packets by a system call
     AfPacket,
+    /// AF_XDP, copied, 64 packets by one or two system calls
+    AfXdpCopy,
     /// KOPI's TX ring, 64 packets by a doorbell
     KopiDoorbell,
     /// As that, on a channel that has asked for trains
@@ -52,7 +55,12 @@ impl Mode {
 
     /// Whether policies that look at packets between socket and device see it.
     pub(crate) fn meets_hooks(self) -> bool {
-        self != Self::AfPacket
+        !matches!(self, Self::AfPacket | Self::AfXdpCopy)
+    }
+
+    /// Whether those that look at packets at the device, as qdiscs and taps do, see it.
+    pub(crate) fn meets_device(self) -> bool {
+        self != Self::AfXdpCopy
     }
 
     /// How its packets are handed to the kernel.
@@ -100,6 +108,7 @@ impl Mode {
             )?),
             Self::IoUring => Box::new(uring::Uring::new(socket(mark, traffic)?, batch, traffic)?),
             Self::AfPacket => Box::new(PacketRing::new(device, mark, batch)?),
+            Self::AfXdpCopy => Box::new(xdp::Xdp::new(device, batch)?),
             Self::KopiDoorbell | Self::KopiTrain => {
                 let trains = self == Self::KopiTrain;
                 Box::new(rings::Rings::new(flow(mark, traffic)?, batch, trains)?)
