@@ -321,19 +321,16 @@ impl Channel {
         completions.pending = completions.pending.saturating_sub(count);
     }
 
-    /// Gives frames back to the program, with an errno or 0, by room that is known to be there:
-    /// `reserved` says that it was set aside. Any context but hard interrupts.
-    pub(crate) fn complete(&self, descs: &[Desc], error: u16, reserved: bool) {
+    /// Gives frames back to the program, each with its errno or 0, by room that is known to be
+    /// there, of which so much was `reserved`. Any context but hard interrupts.
+    pub(crate) fn complete(&self, descs: impl Iterator<Item = Desc>, reserved: u32) {
         let wake = {
             let _interrupts = InterruptsOff::new();
             let mut completions = self.completions.lock();
             for desc in descs {
-                completions.ring.write(Desc { error, ..*desc });
+                completions.ring.write(desc);
             }
-            if reserved {
-                let count = descs.len() as u32;
-                completions.pending = completions.pending.saturating_sub(count);
-            }
+            completions.pending = completions.pending.saturating_sub(reserved);
             completions.ring.submit();
             completions.ring.needs_wakeup()
         };

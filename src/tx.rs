@@ -64,6 +64,12 @@ pub(crate) struct Sender {
     batch: KVec<Desc>,
     /// What they name.
     pages: PageVec,
+    /// Where it goes.
+    message: Message,
+    /// Completions of what was copied.
+    done: Done,
+    /// Entries of the COMPLETION ring that are known to be free, besides those for `done`.
+    room: u32,
     /// In the middle of a packet that is refused for its length.
     skipping: bool,
     /// Packets to be sent one by one, since as a train they can't be.
@@ -92,6 +98,9 @@ impl Sender {
             sockets: SocketTable::new(),
             batch: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pages: PageVec::new(PIECES_MAX)?,
+            message: Message::new(),
+            done: Done(KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?),
+            room: 0,
             skipping: false,
             singles: 0,
             full: 0,
@@ -99,6 +108,30 @@ impl Sender {
             invalid: 0,
             broken: 0,
         })
+    }
+}
+
+/// Completions that are written together: the ring's lock, with interrupts off, once for many.
+struct Done(KVec<Desc>);
+
+impl Done {
+    /// Completes a batch, with an errno or 0, at the next [`Done::flush`] at the latest.
+    fn add(&mut self, channel: &Channel, batch: &[Desc], error: u16) {
+        if self.0.spare_capacity_mut().len() < batch.len() {
+            self.flush(channel);
+        }
+        for desc in batch {
+            // There is room: a batch has no more than CHAIN_MAX.
+            let _ = self.0.push_within_capacity(Desc { error, ..*desc });
+        }
+    }
+
+    /// Writes those that have gathered.
+    fn flush(&mut self, channel: &Channel) {
+        if !self.0.is_empty() {
+            channel.complete(self.0.iter().copied(), 0);
+            self.0.clear();
+        }
     }
 }
 
@@ -129,7 +162,11 @@ impl Released for InFlight {
         let descs = self.descs.get(..self.count).unwrap_or(&[]);
         match self.verdict.load(Relaxed) {
             Self::CANCELLED => self.channel.cancel_completions(self.count as u32),
-            verdict => self.channel.complete(descs, verdict as u16, true),
+            verdict => {
+                let error = verdict as u16;
+                let done = descs.iter().map(|desc| Desc { error, ..*desc });
+                self.channel.complete(done, self.count as u32);
+            }
         }
     }
 }
@@ -199,6 +236,7 @@ impl Channel {
             }
             cond_resched();
         }
+        sender.done.flush(this);
         Ok(taken)
     }
 }
@@ -206,8 +244,11 @@ impl Channel {
 impl Sender {
     /// Looks at the first of `available` descriptors, and at as many more as go with it.
     fn step(&mut self, channel: &Arc<Channel>, available: u32) -> Step {
-        let room = channel.completion_room();
-        if room == 0 {
+        if self.room < CHAIN_MAX {
+            self.done.flush(channel);
+            self.room = channel.completion_room();
+        }
+        if self.room == 0 {
             channel.stall_completion(1);
             return Step::Stop;
         }
@@ -222,7 +263,7 @@ impl Sender {
             // The program hasn't submitted the packet's end.
             return Step::Stop;
         }
-        if self.batch.len() > room as usize {
+        if self.batch.len() > self.room as usize {
             self.skipping = false;
             channel.stall_completion(self.batch.len() as u32);
             return Step::Stop;
@@ -234,7 +275,7 @@ impl Sender {
             Ok(meta) => meta,
             Err(bad) => return self.refuse(channel, bad),
         };
-        let segment = self.extend(channel, &meta, available.min(room));
+        let segment = self.extend(channel, &meta, available.min(self.room));
         self.send(channel, &meta, segment)
     }
 
@@ -374,9 +415,9 @@ impl Sender {
                 return self.finish(channel, error);
             }
         }
-        let mut message = Message::from_meta(meta, socket.sk().is_ipv6());
+        self.message.address(meta, socket.sk().is_ipv6());
         if let Ok(segment @ 1..) = u16::try_from(segment) {
-            message.segment(segment);
+            self.message.segment(segment);
         }
 
         // The size of each datagram decides: what is copied of a train is copied by datagrams.
@@ -388,12 +429,15 @@ impl Sender {
             None
         };
         let result = if fits {
-            message.send(socket, &self.pages, notification.as_ref())
+            self.message
+                .send(socket, &self.pages, notification.as_ref())
         } else {
             Err(EMSGSIZE)
         };
         let flow = family::protocol::<Flow>(socket);
         let count = self.batch.len() as u32;
+        // Even if nothing is completed: what was set aside by reference may come back later.
+        self.room = self.room.saturating_sub(count);
 
         // What becomes of the descriptors: if they stay in the ring, what is to be done.
         let mut retry = None;
@@ -423,7 +467,7 @@ impl Sender {
             }
             None => {
                 if verdict != InFlight::CANCELLED {
-                    channel.complete(&self.batch, verdict as u16, false);
+                    self.done.add(channel, &self.batch, verdict as u16);
                 }
                 false
             }
@@ -512,7 +556,8 @@ impl Sender {
     /// Completes the batch with an error, and goes on after it.
     fn finish(&mut self, channel: &Channel, error: Error) -> Step {
         let count = self.batch.len() as u32;
-        channel.complete(&self.batch, errno(error), false);
+        self.done.add(channel, &self.batch, errno(error));
+        self.room = self.room.saturating_sub(count);
         self.release(count);
         Step::Took(count)
     }

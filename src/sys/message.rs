@@ -41,7 +41,7 @@ pub(crate) struct Message {
 
 impl Message {
     /// A message to the connected peer.
-    pub(crate) fn to_connected() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             name: pin_init::zeroed(),
             name_len: 0,
@@ -50,9 +50,10 @@ impl Message {
         }
     }
 
-    /// A message as `meta` says, on an IPv6 socket if `ipv6`.
-    pub(crate) fn from_meta(meta: &Meta, ipv6: bool) -> Self {
-        let mut message = Self::to_connected();
+    /// Makes it the message that `meta` says, on an IPv6 socket if `ipv6`.
+    pub(crate) fn address(&mut self, meta: &Meta, ipv6: bool) {
+        self.name_len = 0;
+        self.control_len = 0;
         // Each IP version heeds the options of its own level only; to which one a connected peer
         // belongs is the socket's to know.
         let connected = meta.family == 0;
@@ -60,44 +61,43 @@ impl Message {
         let as_ipv6 = ipv6 && (connected || !mapped);
         let as_ipv4 = !ipv6 || connected || mapped;
         if meta.peer_port != 0 {
-            message.set_peer(meta);
+            self.set_peer(meta);
         }
         if meta.flags & META_LOCAL != 0 {
-            message.set_source(meta);
+            self.set_source(meta);
         }
         if meta.flags & META_TOS != 0 {
             let tos = i32::from(meta.tos).to_ne_bytes();
             if as_ipv6 {
-                message.push(bindings::SOL_IPV6, bindings::IPV6_TCLASS, &tos);
+                self.push(bindings::SOL_IPV6, bindings::IPV6_TCLASS, &tos);
             }
             if as_ipv4 {
-                message.push(bindings::SOL_IP, bindings::IP_TOS, &tos);
+                self.push(bindings::SOL_IP, bindings::IP_TOS, &tos);
             }
         }
         if meta.flags & META_TTL != 0 {
             let ttl = i32::from(meta.ttl).to_ne_bytes();
             if as_ipv6 {
-                message.push(bindings::SOL_IPV6, bindings::IPV6_HOPLIMIT, &ttl);
+                self.push(bindings::SOL_IPV6, bindings::IPV6_HOPLIMIT, &ttl);
             }
             if as_ipv4 {
-                message.push(bindings::SOL_IP, bindings::IP_TTL, &ttl);
+                self.push(bindings::SOL_IP, bindings::IP_TTL, &ttl);
             }
         }
         if meta.flags & META_MARK != 0 {
-            message.push(
+            self.push(
                 bindings::SOL_SOCKET,
                 bindings::SO_MARK,
                 &meta.mark.to_ne_bytes(),
             );
         }
         if meta.flags & META_TXTIME != 0 {
-            message.push(
+            self.push(
                 bindings::SOL_SOCKET,
                 bindings::SCM_TXTIME,
                 &meta.timestamp.to_ne_bytes(),
             );
         }
-        message
     }
 
     /// Has the payload cut into datagrams of `size` bytes.
@@ -113,6 +113,8 @@ impl Message {
         if meta.family == AF_INET6 {
             self.name.sin6_family = bindings::AF_INET6 as u16;
             self.name.sin6_port = meta.peer_port;
+            // Where an IPv4 address may have been.
+            self.name.sin6_flowinfo = 0;
             self.name.sin6_addr.in6_u.u6_addr8 = meta.peer;
             self.name.sin6_scope_id = meta.ifindex;
             self.name_len = size_of::<bindings::sockaddr_in6>();

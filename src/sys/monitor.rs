@@ -215,7 +215,7 @@ impl First {
     /// `None` if there is none. An error that the sock has stays there, too. Process context.
     pub(crate) fn of(sk: &Sock) -> Option<Self> {
         let (mut offset, mut errno) = (0, 0);
-        let flags = (bindings::MSG_PEEK | bindings::MSG_DONTWAIT) as u32;
+        let flags = bindings::MSG_PEEK | bindings::MSG_DONTWAIT;
         // SAFETY: KOPI's socks are UDP's.
         let first =
             unsafe { bindings::__skb_recv_udp(sk.as_ptr(), flags, &mut offset, &mut errno) };
