@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-debug smoke-debug fuzz soak build-debug shell module policy bench tools bpf ynl netlink rigs sysroot kernel clean help
+.PHONY: build run test test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench tools bpf ynl netlink rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on'
 	@echo 'make smoke-debug   those of memory, lifetimes and hostile programs on it, in minutes'
+	@echo 'make test-kcsan  those with many threads, on a kernel that looks for data races (KCSAN)'
 	@echo 'make fuzz SECONDS=N   the fuzzers on that kernel'
 	@echo 'make soak SECONDS=N   mixed traffic, churn and changes of rules for ten minutes, or so long'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
@@ -78,6 +79,14 @@ SMOKE := allocations_fail.py bad_input.py closed_while_receiving.py exec_fork_pa
 smoke-debug: build-debug
 	@qemu/vm --kernel debug --mem 4096 --timeout 3600 -- env FUZZ_SECONDS=60 KILL_CYCLES=40 \
 		selftests/run $(SMOKE)
+
+# Data races in which KOPI has a part: what has many threads and CPUs at once.
+RACES := rings_work.py fuzz_rings.sh fuzz_calls.sh closed_while_receiving.py killed_processes.py integrity_traffic.sh \
+	live_changes.py rules_by_process.py monitor_devices.py
+test-kcsan: tools bpf ynl
+	@$(step) kernel-kcsan qemu/kernel kcsan
+	@$(step) module-kcsan qemu/build module $$(qemu/kernel kcsan)
+	@qemu/vm --kernel kcsan --mem 2048 --timeout 3600 -- env KILL_CYCLES=40 selftests/run $(RACES)
 
 # How long: each fuzzer, or all that goes on at once.
 SECONDS ?= 600
