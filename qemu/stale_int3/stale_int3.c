@@ -11,27 +11,61 @@
  * is preempted just there, so on a busy host.
  *
  * The translations of an instruction that is resumed with the flag RF are
- * others than those without: made anew, of what memory has.
+ * others than those without: made anew, of what memory has. The stale one goes
+ * when the byte is written to again, by an address at which it can be.
  */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
+#include <linux/irq_work.h>
 #include <linux/kdebug.h>
+#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/notifier.h>
 #include <linux/ptrace.h>
+#include <linux/vmalloc.h>
+#include <linux/workqueue.h>
+
+/* The last one. Another may take its place before it is dropped, and comes again. */
+static unsigned long stale;
+
+static void drop_stale(struct work_struct *work)
+{
+	unsigned long at = READ_ONCE(stale);
+	struct page *page;
+	u8 *alias;
+
+	if (at >= __START_KERNEL_map && at < __START_KERNEL_map + KERNEL_IMAGE_SIZE)
+		page = pfn_to_page(__pa_symbol(at) >> PAGE_SHIFT);
+	else
+		page = vmalloc_to_page((void *)at);
+	alias = page ? vmap(&page, 1, VM_MAP, PAGE_KERNEL) : NULL;
+	if (!alias)
+		return;
+	/* Atomic, since the kernel may change it at this moment. */
+	asm volatile("lock orb $0, %0" : "+m" (alias[offset_in_page(at)]));
+	vunmap(alias);
+	pr_notice("the emulator ran an int3 that isn't there at %pS\n", (void *)at);
+}
+
+static DECLARE_WORK(drop_work, drop_stale);
+
+static void drop_soon(struct irq_work *work)
+{
+	schedule_work(&drop_work);
+}
+
+static DEFINE_IRQ_WORK(drop_irq_work, drop_soon);
 
 static int on_die(struct notifier_block *block, unsigned long event, void *data)
 {
-	static unsigned long seen;
 	struct pt_regs *regs = ((struct die_args *)data)->regs;
-	const u8 *code = (const u8 *)regs->ip - 1;
+	unsigned long at = regs->ip - 1;
 
-	if (event != DIE_INT3 || user_mode(regs) || READ_ONCE(*code) == 0xcc)
+	if (event != DIE_INT3 || user_mode(regs) || READ_ONCE(*(u8 *)at) == 0xcc)
 		return NOTIFY_DONE;
-	/* Once for each place, or nearly: it comes here each time from now on. */
-	if (xchg(&seen, regs->ip) != regs->ip)
-		pr_notice("the emulator ran an int3 that isn't there at %pS\n", code);
-	regs->ip = (unsigned long)code;
+	WRITE_ONCE(stale, at);
+	irq_work_queue(&drop_irq_work);
+	regs->ip = at;
 	regs->flags |= X86_EFLAGS_RF;
 	return NOTIFY_STOP;
 }
@@ -50,6 +84,8 @@ module_init(stale_int3_init);
 static void __exit stale_int3_exit(void)
 {
 	unregister_die_notifier(&block);
+	irq_work_sync(&drop_irq_work);
+	flush_work(&drop_work);
 }
 module_exit(stale_int3_exit);
 
