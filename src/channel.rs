@@ -201,7 +201,13 @@ impl Channel {
     pub(crate) fn remove_flow(&self, number: u32) -> u32 {
         let mut sender = self.sender.lock();
         sender.sockets.remove(number);
-        sender.sockets.len()
+        // Options of a flow that is gone, and numbers are used again.
+        sender.routes.begin();
+        let left = sender.sockets.len();
+        if left == 0 {
+            sender.routes.forget();
+        }
+        left
     }
 
     /// Maps the region into the current process.

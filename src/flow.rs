@@ -29,6 +29,7 @@ use crate::sys::{
     wait::PollTable, //
 };
 use crate::tx;
+use core::sync::atomic::{AtomicU64, Ordering};
 use kernel::{
     prelude::*,
     sync::{
@@ -43,23 +44,28 @@ use kernel::{
 };
 
 /// A counter that has one writer at a time.
-pub(crate) struct Counter(Atomic<u64>);
+///
+/// Of `core`, and not of the `kernel` crate: there a load or a store is a call.
+pub(crate) struct Counter(AtomicU64);
 
 impl Default for Counter {
     fn default() -> Self {
-        Self(Atomic::new(0))
+        Self(AtomicU64::new(0))
     }
 }
 
 impl Counter {
     /// Adds, where the caller holds the lock that goes with the counter.
     pub(crate) fn add(&self, n: u64) {
-        self.0.store(self.0.load(Relaxed).wrapping_add(n), Relaxed);
+        self.0.store(
+            self.0.load(Ordering::Relaxed).wrapping_add(n),
+            Ordering::Relaxed,
+        );
     }
 
     /// The count. Any context.
     pub(crate) fn get(&self) -> u64 {
-        self.0.load(Relaxed)
+        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -16,6 +16,7 @@ mod netns;
 #[allow(dead_code, unreachable_pub)]
 #[path = "core/mod.rs"]
 mod pure;
+mod routes;
 mod rules;
 mod rx;
 mod sys;

@@ -23,7 +23,10 @@
 #include <linux/wait.h>
 #include <net/dsfield.h>
 #include <net/genetlink.h>
+#include <net/ip.h>
 #include <net/netns/generic.h>
+#include <net/route.h>
+#include <net/rps.h>
 #include <net/rtnetlink.h>
 #include <net/sock.h>
 #include <net/udp.h>
@@ -272,6 +275,174 @@ u8 kopi_ipv6_get_dsfield(const struct ipv6hdr *ip6h)
 u64 kopi_skb_timestamp_ns(struct sk_buff *skb)
 {
 	return ktime_to_ns(skb->tstamp ? skb->tstamp : ktime_get_real());
+}
+
+bool kopi_inet_has_options(const struct sock *sk)
+{
+	return rcu_access_pointer(inet_sk(sk)->inet_opt);
+}
+
+bool kopi_udp_is_corked(const struct sock *sk)
+{
+	return udp_test_bit(CORK, sk) || READ_ONCE(udp_sk(sk)->pending);
+}
+
+u16 kopi_udp_gso_size(const struct sock *sk)
+{
+	return READ_ONCE(udp_sk(sk)->gso_size);
+}
+
+bool kopi_sk_no_check_tx(const struct sock *sk)
+{
+	return sk->sk_no_check_tx;
+}
+
+bool kopi_sock_flag_txtime(const struct sock *sk)
+{
+	return sock_flag(sk, SOCK_TXTIME);
+}
+
+bool kopi_sock_flag_localroute(const struct sock *sk)
+{
+	return sock_flag(sk, SOCK_LOCALROUTE);
+}
+
+u8 kopi_inet_sk_flowi_flags(const struct sock *sk)
+{
+	return inet_sk_flowi_flags(sk);
+}
+
+bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void)
+{
+	return cgroup_bpf_enabled(CGROUP_UDP4_SENDMSG);
+}
+
+void kopi_sock_rps_record_flow(const struct sock *sk)
+{
+	sock_rps_record_flow(sk);
+}
+
+void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 flags,
+			     __be32 daddr, __be32 saddr, __be16 dport, __be16 sport,
+			     const struct sock *sk)
+{
+	flowi4_init_output(fl4, oif, mark, tos & INET_DSCP_MASK, RT_SCOPE_UNIVERSE,
+			   IPPROTO_UDP, flags, daddr, saddr, dport, sport, sk_uid(sk));
+}
+
+bool kopi_dst_check(struct dst_entry *dst)
+{
+	return dst_check(dst, 0);
+}
+
+u32 kopi_dst4_mtu(const struct dst_entry *dst)
+{
+	return dst4_mtu(dst);
+}
+
+bool kopi_dst_is_transformed(const struct dst_entry *dst)
+{
+	return dst_xfrm(dst) || dst->header_len || dst->trailer_len || dst->lwtstate;
+}
+
+unsigned int kopi_ll_reserved_space(const struct dst_entry *dst)
+{
+	return LL_RESERVED_SPACE(dst_dev(dst));
+}
+
+bool kopi_dst_has_checksums(const struct dst_entry *dst)
+{
+	return dst_dev(dst)->features & (NETIF_F_HW_CSUM | NETIF_F_IP_CSUM);
+}
+
+u32 kopi_rt_flags(const struct dst_entry *dst)
+{
+	return dst_rtable(dst)->rt_flags;
+}
+
+int kopi_ip4_dst_hoplimit(const struct dst_entry *dst)
+{
+	return ip4_dst_hoplimit(dst);
+}
+
+bool kopi_dst_mtu_locked(const struct dst_entry *dst)
+{
+	return dst_metric_locked(dst, RTAX_MTU);
+}
+
+void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk)
+{
+	ip_select_ident(sock_net(sk), skb, sk);
+}
+
+__sum16 kopi_udp_checksum(struct sk_buff *skb, __be32 saddr, __be32 daddr, u16 len)
+{
+	return csum_tcpudp_magic(saddr, daddr, len, IPPROTO_UDP, udp_csum(skb));
+}
+
+void kopi_skb_reserve(struct sk_buff *skb, unsigned int len)
+{
+	skb_reserve(skb, len);
+}
+
+void kopi_skb_set_network_header(struct sk_buff *skb, int offset)
+{
+	skb_set_network_header(skb, offset);
+}
+
+void kopi_skb_set_transport_header(struct sk_buff *skb, int offset)
+{
+	skb_set_transport_header(skb, offset);
+}
+
+void kopi_skb_set_mark(struct sk_buff *skb, u32 mark)
+{
+	skb->mark = mark;
+}
+
+void kopi_skb_set_csum(struct sk_buff *skb, u32 csum)
+{
+	skb->csum = (__force __wsum)csum;
+}
+
+void kopi_memcpy(void *to, const void *from, size_t len)
+{
+	memcpy(to, from, len);
+}
+
+u32 kopi_csum_partial_copy_nocheck(const void *from, void *to, int len)
+{
+	return (__force u32)csum_partial_copy_nocheck(from, to, len);
+}
+
+void kopi_skb_dst_set_noref(struct sk_buff *skb, struct dst_entry *dst)
+{
+	skb_dst_set_noref(skb, dst);
+}
+
+int kopi_net_xmit_errno(int code)
+{
+	return net_xmit_errno(code);
+}
+
+void kopi_ip_inc_stats(struct sock *sk, int field)
+{
+	IP_INC_STATS(sock_net(sk), field);
+}
+
+void kopi_udp_inc_stats(struct sock *sk, int field)
+{
+	SNMP_INC_STATS(sock_net(sk)->mib.udp_statistics, field);
+}
+
+bool kopi_sock_is_nospace(const struct sock *sk)
+{
+	return test_bit(SOCK_NOSPACE, &sk->sk_socket->flags);
+}
+
+bool kopi_inet_recverr(const struct sock *sk)
+{
+	return inet_test_bit(RECVERR, sk);
 }
 
 struct page *kopi_alloc_page(void)

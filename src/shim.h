@@ -15,6 +15,7 @@
 #include <net/genetlink.h>
 
 struct cgroup;
+struct flowi4;
 struct vm_area_struct;
 
 /* module */
@@ -65,6 +66,43 @@ const struct udphdr *kopi_udp_hdr(const struct sk_buff *skb);
 unsigned int kopi_skb_gso_size(const struct sk_buff *skb);
 u8 kopi_ipv6_get_dsfield(const struct ipv6hdr *ip6h);
 u64 kopi_skb_timestamp_ns(struct sk_buff *skb);
+
+/* datagrams of IPv4, and where they go */
+bool kopi_inet_has_options(const struct sock *sk);
+bool kopi_udp_is_corked(const struct sock *sk);
+u16 kopi_udp_gso_size(const struct sock *sk);
+bool kopi_sk_no_check_tx(const struct sock *sk);
+bool kopi_sock_flag_txtime(const struct sock *sk);
+bool kopi_sock_flag_localroute(const struct sock *sk);
+u8 kopi_inet_sk_flowi_flags(const struct sock *sk);
+bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void);
+void kopi_sock_rps_record_flow(const struct sock *sk);
+void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 flags,
+			     __be32 daddr, __be32 saddr, __be16 dport, __be16 sport,
+			     const struct sock *sk);
+bool kopi_dst_check(struct dst_entry *dst);
+u32 kopi_dst4_mtu(const struct dst_entry *dst);
+bool kopi_dst_is_transformed(const struct dst_entry *dst);
+unsigned int kopi_ll_reserved_space(const struct dst_entry *dst);
+bool kopi_dst_has_checksums(const struct dst_entry *dst);
+u32 kopi_rt_flags(const struct dst_entry *dst);
+int kopi_ip4_dst_hoplimit(const struct dst_entry *dst);
+bool kopi_dst_mtu_locked(const struct dst_entry *dst);
+void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk);
+__sum16 kopi_udp_checksum(struct sk_buff *skb, __be32 saddr, __be32 daddr, u16 len);
+void kopi_skb_reserve(struct sk_buff *skb, unsigned int len);
+void kopi_skb_set_network_header(struct sk_buff *skb, int offset);
+void kopi_skb_set_transport_header(struct sk_buff *skb, int offset);
+void kopi_skb_set_mark(struct sk_buff *skb, u32 mark);
+void kopi_skb_set_csum(struct sk_buff *skb, u32 csum);
+void kopi_memcpy(void *to, const void *from, size_t len);
+u32 kopi_csum_partial_copy_nocheck(const void *from, void *to, int len);
+void kopi_skb_dst_set_noref(struct sk_buff *skb, struct dst_entry *dst);
+int kopi_net_xmit_errno(int code);
+void kopi_ip_inc_stats(struct sock *sk, int field);
+void kopi_udp_inc_stats(struct sock *sk, int field);
+bool kopi_sock_is_nospace(const struct sock *sk);
+bool kopi_inet_recverr(const struct sock *sk);
 
 /* memory */
 struct page *kopi_alloc_page(void);

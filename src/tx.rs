@@ -16,6 +16,7 @@ use crate::pure::{
     rule::{Direction, Peer},
     train::Train, //
 };
+use crate::routes::Routes;
 use crate::rules::{Outcome, Packets};
 use crate::sys::{
     context::{cond_resched, signal_pending},
@@ -66,6 +67,8 @@ pub(crate) struct Sender {
     pages: PageVec,
     /// Where it goes.
     message: Message,
+    /// How it goes there, if it is nothing special.
+    pub(crate) routes: Routes,
     /// Completions of what was copied.
     done: Done,
     /// Entries of the COMPLETION ring that are known to be free, besides those for `done`.
@@ -99,6 +102,7 @@ impl Sender {
             batch: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pages: PageVec::new(PIECES_MAX)?,
             message: Message::new(),
+            routes: Routes::new(),
             done: Done(KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?),
             room: 0,
             skipping: false,
@@ -225,6 +229,7 @@ impl Channel {
             return Err(eproto());
         };
         this.unstall();
+        sender.routes.begin();
         let mut taken = 0u32;
         while taken < available {
             match sender.step(this, available.wrapping_sub(taken)) {
@@ -370,16 +375,8 @@ impl Sender {
     /// Sends the batch, as a train of datagrams of `segment` bytes if that isn't 0.
     fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Step {
         let bytes = self.batch_bytes();
-        self.pages.clear();
-        let fits = bytes <= PAYLOAD_MAX
-            && self.batch.iter().all(|desc| {
-                self.pages
-                    .push(channel.region(), desc.offset, desc.len)
-                    .is_ok()
-            });
-
-        let flow = self.batch.first().map_or(0, |desc| desc.flow);
-        let Some(socket) = self.sockets.get(flow) else {
+        let number = self.batch.first().map_or(0, |desc| desc.flow);
+        let Some(socket) = self.sockets.get(number) else {
             return self.refuse(channel, Bad::Flow);
         };
         let datagrams = u64::from(match segment {
@@ -415,24 +412,9 @@ impl Sender {
                 return self.finish(channel, error);
             }
         }
-        self.message.address(meta, socket.sk().is_ipv6());
-        if let Ok(segment @ 1..) = u16::try_from(segment) {
-            self.message.segment(segment);
-        }
-
-        // The size of each datagram decides: what is copied of a train is copied by datagrams.
-        let each = if segment == 0 { bytes } else { segment };
-        let few = self.pages.count() <= REFERENCES_MAX && self.batch.len() <= REFERENCES_MAX;
-        let notification = if each > copybreak() && few {
-            in_flight(channel, &self.batch)
-        } else {
-            None
-        };
-        let result = if fits {
-            self.message
-                .send(socket, &self.pages, notification.as_ref())
-        } else {
-            Err(EMSGSIZE)
+        let (result, notification) = self.hand_over(channel, meta, segment, bytes);
+        let Some(socket) = self.sockets.get(number) else {
+            return self.refuse(channel, Bad::Flow);
         };
         let flow = family::protocol::<Flow>(socket);
         let count = self.batch.len() as u32;
@@ -491,6 +473,55 @@ impl Sender {
         }
         self.release(count);
         Step::Took(count)
+    }
+
+    /// Gives the batch, of so many bytes, to the stack. If it goes by reference, gives what is told when
+    /// the stack has let go of it.
+    fn hand_over(
+        &mut self,
+        channel: &Arc<Channel>,
+        meta: &Meta,
+        segment: u32,
+        bytes: u32,
+    ) -> (Result, Option<Notification<InFlight>>) {
+        let number = self.batch.first().map_or(0, |desc| desc.flow);
+        let Some(socket) = self.sockets.get(number) else {
+            return (Err(EBADF), None);
+        };
+        self.message.address(meta, socket.sk().is_ipv6());
+        // What a descriptor holds decides: each costs a reference, whatever it is cut into.
+        let each = bytes.checked_div(self.batch.len() as u32).unwrap_or(0);
+        let copied = each <= copybreak();
+        let region = channel.region();
+        if let ([desc], 0, true) = (&self.batch[..], segment, copied) {
+            let data = region.bytes(desc.offset, desc.len);
+            let flow = family::protocol::<Flow>(socket);
+            if let (Ok(data), Some(flow)) = (data, flow) {
+                let datagram = self.routes.datagram(number, flow, socket.sk(), meta, data);
+                if let Some(datagram) = datagram {
+                    return (self.message.send_copy(socket, datagram), None);
+                }
+            }
+        }
+        if let Ok(segment @ 1..) = u16::try_from(segment) {
+            self.message.segment(segment);
+        }
+        self.pages.clear();
+        let mut pieces = self.batch.iter();
+        let pages = &mut self.pages;
+        if bytes > PAYLOAD_MAX
+            || !pieces.all(|desc| pages.push(region, desc.offset, desc.len).is_ok())
+        {
+            return (Err(EMSGSIZE), None);
+        }
+        let few = pages.count() <= REFERENCES_MAX && self.batch.len() <= REFERENCES_MAX;
+        let notification = if !copied && few {
+            in_flight(channel, &self.batch)
+        } else {
+            None
+        };
+        let result = self.message.send(socket, pages, notification.as_ref());
+        (result, notification)
     }
 
     /// Shows the batch to who looks, which the rules don't let pass.

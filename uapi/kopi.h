@@ -66,7 +66,7 @@ struct kopi_info {
 	__u32	ring_entries_max;
 	__u32	region_size_max;	/* bytes */
 	__u32	chain_max;		/* descriptors */
-	__u32	copybreak;		/* bytes: longer payloads go by reference now */
+	__u32	copybreak;		/* bytes: what has more in a descriptor goes by reference */
 	__u32	reserved[4];
 };
 

@@ -28,8 +28,10 @@
 #include <net/dropreason.h>
 #include <net/genetlink.h>
 #include <net/inet_sock.h>
+#include <net/ip.h>
 #include <net/ipv6.h>
 #include <net/net_namespace.h>
+#include <net/route.h>
 #include <net/sock.h>
 #include <net/udp.h>
 #include <kopi.h>

@@ -7,7 +7,13 @@
 use super::rule::{mapped, unmapped, Peer};
 
 const UDP: u8 = 17;
-const UDP_LEN: u16 = 8;
+const UDP_LEN: u16 = HEADER_UDP as u16;
+/// Bytes of IPv4's header without options.
+pub const HEADER_IP_V4: usize = 20;
+/// Bytes of UDP's header.
+pub const HEADER_UDP: usize = 8;
+/// Bytes of both.
+pub const HEADER_V4: usize = HEADER_IP_V4 + HEADER_UDP;
 /// Bytes of the longest header: IPv6's and UDP's.
 pub const HEADER_MAX: usize = 48;
 
@@ -84,6 +90,27 @@ pub fn header(ends: &FourTuple, len: u32) -> Header {
         header.put(&port.to_be_bytes());
     }
     header
+}
+
+/// The headers of a datagram of IPv4 for the stack to go on with, which fills in total length, number
+/// and checksums. `udp_len` counts the header of UDP. Addresses and ports, the source first, are
+/// big-endian.
+pub fn header_v4(
+    tos: u8,
+    ttl: u8,
+    dont_fragment: bool,
+    addresses: [u32; 2],
+    ports: [u16; 2],
+    udp_len: u16,
+) -> [u8; HEADER_V4] {
+    let [[a, b, c, d], [e, f, g, h]] = addresses.map(u32::to_ne_bytes);
+    let [[i, j], [k, l]] = ports.map(u16::to_ne_bytes);
+    let [m, n] = udp_len.to_be_bytes();
+    let flags = if dont_fragment { 0x40 } else { 0 };
+    [
+        0x45, tos, 0, 0, 0, 0, flags, 0, ttl, UDP, 0, 0, a, b, c, d, e, f, g, h, i, j, k, l, m, n,
+        0, 0,
+    ]
 }
 
 /// The ends that a datagram's first bytes name: `None` for what isn't UDP, for a fragment that isn't
@@ -175,6 +202,26 @@ mod tests {
         assert_eq!(&made.bytes()[..8], [0x60, 0, 0, 0, 0, 108, UDP, 64]);
         assert!(made.is_ipv6());
         assert_eq!(&header(&v4, u32::MAX).bytes()[2..4], [0, 20]);
+    }
+
+    #[test]
+    fn header_for_the_stack() {
+        let addresses = [[192, 0, 2, 1], [198, 51, 100, 2]].map(u32::from_ne_bytes);
+        let ports = [7001u16, 53].map(u16::to_be);
+        let made = header_v4(0xb8, 3, true, addresses, ports, 108);
+        assert_eq!(&made[..4], [0x45, 0xb8, 0, 0]);
+        assert_eq!(&made[4..12], [0, 0, 0x40, 0, 3, UDP, 0, 0]);
+        assert_eq!(&made[24..], [0, 108, 0, 0]);
+        let end = |address, port| Peer {
+            address: mapped(address),
+            port,
+        };
+        let ends_of = FourTuple {
+            source: end([192, 0, 2, 1], 7001),
+            destination: end([198, 51, 100, 2], 53),
+        };
+        assert_eq!(ends(&made), Some(ends_of));
+        assert_eq!(header_v4(0, 64, false, addresses, ports, 8)[6], 0);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 pub mod abi;
 pub mod bucket;
+pub mod cache;
 pub mod descriptor;
 pub mod geometry;
 pub mod ip;

@@ -16,6 +16,7 @@ use super::{
         eprotonosupport,
         esocktnosupport, //
     },
+    ipv4::Datagram,
     pernet::NetRef,
     region::Vma,
     skb::SkBuff,
@@ -163,7 +164,7 @@ struct State<T> {
     work: UnsafeCell<bindings::work_struct>,
     sk: *mut bindings::sock,
     /// The message that [`send_own`] is sending.
-    own: AtomicPtr<bindings::msghdr>,
+    own: AtomicPtr<Own<'static>>,
     protocol: T,
 }
 
@@ -687,13 +688,18 @@ impl<T: Protocol> Registration<T> {
             unsafe {
                 let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
                 if let Some(state) = state::<T>((*socket).sk) {
-                    // Rings' packets were looked at before.
-                    if state.own.load(Ordering::Relaxed) != message {
+                    let own = state.own.load(Ordering::Relaxed);
+                    if own.cast() != message {
                         let name = (!(*message).msg_name.is_null()).then(|| {
                             Name::from_raw((*message).msg_name.cast(), (*message).msg_namelen)
                         });
                         let this = Socket::from_raw(socket);
                         state.protocol.may_send(this, name.as_ref(), len)?;
+                    // Rings' packets were looked at before.
+                    } else if let Some(datagram) = &(*own).datagram {
+                        if let Some(sent) = datagram.send((*socket).sk) {
+                            return Ok(sent);
+                        }
                     }
                 }
                 Ok(inner(socket, message, len))
@@ -1035,23 +1041,31 @@ unsafe extern "C" fn hand_over<T: Protocol>(
     0
 }
 
+/// A message of the module's own.
+#[repr(C)]
+pub(super) struct Own<'a> {
+    /// First: the operation gets a pointer to it.
+    pub(super) header: bindings::msghdr,
+    /// The same as a datagram that needs no udp_sendmsg(), if it is such a one.
+    pub(super) datagram: Option<Datagram<'a>>,
+}
+
 /// Sends a message of the module's own, which [`Protocol::may_send`] isn't asked about. One at a time
 /// for each socket.
 ///
 /// # Safety
 ///
-/// `message` must be valid.
-pub(super) unsafe fn send_own<T: Protocol>(
-    socket: &Socket,
-    message: *mut bindings::msghdr,
-) -> c_int {
-    // SAFETY: The socket is in use by the caller, and the message is valid.
+/// The message must be valid, and a datagram be of the socket.
+pub(super) unsafe fn send_own<T: Protocol>(socket: &Socket, message: &mut Own<'_>) -> c_int {
+    let message = ptr::from_mut(message);
+    // SAFETY: The socket is in use by the caller, and the message is valid, which nobody looks at
+    // after this call.
     unsafe {
         let own = state::<T>((*socket.as_ptr()).sk).map(|state| &state.own);
         if let Some(own) = own {
-            own.store(message, Ordering::Relaxed);
+            own.store(message.cast(), Ordering::Relaxed);
         }
-        let sent = bindings::sock_sendmsg(socket.as_ptr(), message);
+        let sent = bindings::sock_sendmsg(socket.as_ptr(), message.cast());
         if let Some(own) = own {
             own.store(ptr::null_mut(), Ordering::Relaxed);
         }

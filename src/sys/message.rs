@@ -5,7 +5,8 @@
 //! C headers: `include/linux/socket.h`, `include/linux/uio.h`
 
 use super::{
-    family,
+    family::{self, Own},
+    ipv4::Datagram,
     region::PageVec,
     socket::Socket,
     ubuf::{Notification, Released}, //
@@ -25,7 +26,10 @@ use core::{
     mem::{size_of, MaybeUninit},
     ptr, //
 };
-use kernel::prelude::*;
+use kernel::{
+    error::to_result,
+    prelude::*, //
+};
 
 /// Room for all control messages that [`Message`] can have, in words.
 const CONTROL_WORDS: usize = 32;
@@ -191,8 +195,57 @@ impl Message {
         data: &PageVec,
         notification: Option<&Notification<T>>,
     ) -> Result {
-        // SAFETY: A msghdr of zeroes is an empty one.
-        let mut header: bindings::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
+        let mut own = self.own(None);
+        if let Some(notification) = notification {
+            own.header.msg_flags |= bindings::MSG_ZEROCOPY;
+            own.header.msg_ubuf = notification.as_ptr();
+        }
+        // SAFETY: The pieces of `data` are pages of a region that its owner keeps during the call;
+        // an skb that keeps one takes a reference to the page and to the notification. The socket is
+        // valid.
+        let sent = unsafe {
+            bindings::iov_iter_bvec(
+                &mut own.header.msg_iter,
+                bindings::KOPI_CONST_ITER_SOURCE,
+                data.as_ptr(),
+                data.count(),
+                data.bytes(),
+            );
+            family::send_own::<Flow>(socket, &mut own)
+        };
+        to_result(sent.min(0))
+    }
+
+    /// Sends a copy of a datagram's data, by the datagram if it can be. Else as [`Message::send`].
+    pub(crate) fn send_copy(&mut self, socket: &Socket, datagram: Datagram<'_>) -> Result {
+        let piece = bindings::kvec {
+            iov_base: datagram.data.as_ptr().cast_mut().cast(),
+            iov_len: datagram.data.len(),
+        };
+        let mut own = self.own(Some(datagram));
+        // SAFETY: The datagram's data are of a region that is borrowed during the call, and only read.
+        // The socket is valid.
+        let sent = unsafe {
+            bindings::iov_iter_kvec(
+                &mut own.header.msg_iter,
+                bindings::KOPI_CONST_ITER_SOURCE,
+                &piece,
+                1,
+                piece.iov_len,
+            );
+            family::send_own::<Flow>(socket, &mut own)
+        };
+        to_result(sent.min(0))
+    }
+
+    /// The message, without data.
+    fn own<'a>(&mut self, datagram: Option<Datagram<'a>>) -> Own<'a> {
+        let mut own = Own {
+            // SAFETY: A msghdr of zeroes is an empty one.
+            header: unsafe { MaybeUninit::zeroed().assume_init() },
+            datagram,
+        };
+        let header = &mut own.header;
         header.msg_flags = bindings::MSG_DONTWAIT;
         if self.name_len != 0 {
             header.msg_name = ptr::from_mut(&mut self.name).cast();
@@ -202,27 +255,7 @@ impl Message {
             header.__bindgen_anon_1.msg_control = self.control.as_mut_ptr().cast();
             header.msg_controllen = self.control_len.wrapping_mul(8);
         }
-        if let Some(notification) = notification {
-            header.msg_flags |= bindings::MSG_ZEROCOPY;
-            header.msg_ubuf = notification.as_ptr();
-        }
-        // SAFETY: The pieces of `data` are pages of a region that its owner keeps during the call;
-        // an skb that keeps one takes a reference to the page and to the notification. The header
-        // lives through the call. The socket is valid.
-        let sent = unsafe {
-            bindings::iov_iter_bvec(
-                &mut header.msg_iter,
-                bindings::KOPI_CONST_ITER_SOURCE,
-                data.as_ptr(),
-                data.count(),
-                data.bytes(),
-            );
-            family::send_own::<Flow>(socket, &mut header)
-        };
-        if sent < 0 {
-            return Err(Error::from_errno(sent));
-        }
-        Ok(())
+        own
     }
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod context;
 pub(crate) mod errno;
 pub(crate) mod family;
 pub(crate) mod genl;
+pub(crate) mod ipv4;
 pub(crate) mod locked;
 pub(crate) mod message;
 pub(crate) mod monitor;

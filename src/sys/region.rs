@@ -142,6 +142,17 @@ impl Region {
         Ok(())
     }
 
+    /// Bytes to be copied at once: `EINVAL` if they aren't within the region.
+    pub(crate) fn bytes(&self, offset: u32, len: u32) -> Result<Bytes<'_>> {
+        let len = len as usize;
+        // INVARIANT: As `at` checks.
+        Ok(Bytes {
+            at: self.at(offset, len)?,
+            len,
+            _region: PhantomData,
+        })
+    }
+
     fn meta_words(&self, frame: Frame) -> Result<NonNull<AtomicU64>> {
         self.at(frame.start(), size_of::<Meta>())
     }
@@ -419,6 +430,27 @@ impl KernelVec<'_> {
 
     pub(super) fn bytes(&self) -> usize {
         self.bytes
+    }
+}
+
+/// Bytes of a region, which a program may be writing: for C to copy.
+///
+/// # Invariants
+///
+/// All lie within the region, which lives for `'a`.
+pub(crate) struct Bytes<'a> {
+    at: NonNull<u8>,
+    len: usize,
+    _region: PhantomData<&'a Region>,
+}
+
+impl Bytes<'_> {
+    pub(super) fn as_ptr(&self) -> *const u8 {
+        self.at.as_ptr()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
     }
 }
 

@@ -359,6 +359,7 @@ impl Channel {
         Builder::default()
     }
 
+    #[inline]
     pub(crate) fn region(&self) -> &Region {
         &self.region
     }
@@ -377,6 +378,7 @@ impl Channel {
     ///
     /// Frames become free when packets are dropped, and by [`Channel::flush`] when the kernel has
     /// let go of what was sent.
+    #[inline]
     pub fn frame(&self) -> Option<Frame<'_>> {
         let start = self.free.borrow_mut().pop()?;
         let offset = start + crate::pure::abi::FRAME_HEADROOM;
@@ -397,6 +399,7 @@ impl Channel {
         Some(payload)
     }
 
+    #[inline]
     pub(crate) fn put_free(&self, start: u32) {
         self.free.borrow_mut().push(start);
     }
@@ -426,6 +429,7 @@ impl Channel {
     }
 
     /// Finds room in the TX ring.
+    #[inline]
     fn room_for(&self, payload: &Payload<'_>) -> io::Result<()> {
         let needed = payload.count() as u32;
         let size = {
@@ -447,6 +451,7 @@ impl Channel {
     }
 
     /// Writes descriptors for which there is room.
+    #[inline]
     fn queue(&self, flow: FlowId, message: &Message, payload: Payload<'_>) {
         let first = payload.first();
         assert!(

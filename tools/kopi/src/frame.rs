@@ -43,19 +43,23 @@ impl<'c> Frame<'c> {
         }
     }
 
+    #[inline]
     pub(crate) fn channel(&self) -> &'c Channel {
         self.channel
     }
 
+    #[inline]
     pub(crate) fn start(&self) -> u32 {
         self.start
     }
 
+    #[inline]
     pub(crate) fn offset(&self) -> u32 {
         self.offset
     }
 
     /// Gives the frame away: it isn't put on the free list.
+    #[inline]
     pub(crate) fn into_kernel(self) {
         std::mem::forget(self);
     }
@@ -67,6 +71,7 @@ impl<'c> Frame<'c> {
     }
 
     /// Bytes of payload that fit.
+    #[inline]
     pub fn capacity(&self) -> usize {
         let used = self.offset - self.start;
         (self.channel.region().layout().frame_size - used) as usize
@@ -77,6 +82,7 @@ impl<'c> Frame<'c> {
     /// # Panics
     ///
     /// If `len` is over the [capacity](Frame::capacity).
+    #[inline]
     pub fn set_len(&mut self, len: usize) {
         assert!(len <= self.capacity(), "longer than the frame");
         self.len = len as u32;
@@ -95,6 +101,7 @@ impl<'c> Frame<'c> {
 impl Deref for Frame<'_> {
     type Target = [u8];
 
+    #[inline]
     fn deref(&self) -> &[u8] {
         // SAFETY: `offset` and `len` are within the region, which the channel keeps. The frame is
         // the program's and this its only owner, so nobody writes there: the kernel writes only into
@@ -107,6 +114,7 @@ impl Deref for Frame<'_> {
 }
 
 impl DerefMut for Frame<'_> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: As in `deref`, and nobody reads there either.
         unsafe {
@@ -117,6 +125,7 @@ impl DerefMut for Frame<'_> {
 }
 
 impl Drop for Frame<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.channel.put_free(self.start);
     }
@@ -163,6 +172,7 @@ impl<'c> Payload<'c> {
     }
 
     /// The first frame.
+    #[inline]
     pub fn first(&self) -> &Frame<'c> {
         &self.first
     }
@@ -189,20 +199,24 @@ impl<'c> Payload<'c> {
     }
 
     /// Number of frames.
+    #[inline]
     pub(crate) fn count(&self) -> usize {
         1 + self.rest.len()
     }
 
     /// Gives all frames away.
+    #[inline]
     pub(crate) fn into_kernel(self) {
         self.first.into_kernel();
-        for frame in self.rest {
-            frame.into_kernel();
+        // Nearly never, and the iterator's end isn't for nothing.
+        if !self.rest.is_empty() {
+            self.rest.into_iter().for_each(Frame::into_kernel);
         }
     }
 }
 
 impl<'c> From<Frame<'c>> for Payload<'c> {
+    #[inline]
     fn from(frame: Frame<'c>) -> Self {
         Self::new(frame, Vec::new())
     }

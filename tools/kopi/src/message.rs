@@ -24,11 +24,13 @@ pub struct Message {
 
 impl Message {
     /// To the peer that the flow is connected to.
+    #[inline]
     pub fn connected() -> Self {
         Self::default()
     }
 
     /// To `peer`.
+    #[inline]
     pub fn to(peer: SocketAddr) -> Self {
         let mut meta = Meta {
             peer: octets(peer.ip()),
@@ -115,6 +117,7 @@ impl Message {
     }
 
     /// The metadata to write, if there is anything to say.
+    #[inline]
     pub(crate) fn meta(&self) -> Option<Meta> {
         (self.meta != Meta::default()).then_some(self.meta)
     }

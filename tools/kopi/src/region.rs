@@ -58,6 +58,7 @@ impl Region {
         Ok(Self { base, layout })
     }
 
+    #[inline]
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
@@ -74,6 +75,7 @@ impl Region {
     }
 
     /// The first byte of the frame of which `len` bytes at `offset` are payload, if that is so.
+    #[inline]
     pub(crate) fn frame_of_payload(&self, offset: u32, len: u32) -> Option<u32> {
         let layout = &self.layout;
         let at = offset.checked_sub(layout.frames)?;
@@ -89,6 +91,7 @@ impl Region {
     /// # Safety
     ///
     /// `offset` must be within the region.
+    #[inline]
     pub(crate) unsafe fn at(&self, offset: u32) -> NonNull<u8> {
         // SAFETY: Within the mapping, as the caller sees to.
         unsafe { self.base.add(offset as usize) }
@@ -99,6 +102,7 @@ impl Region {
     /// # Safety
     ///
     /// `frame` must be the first byte of a frame that belongs to the program.
+    #[inline]
     pub(crate) unsafe fn read_meta(&self, frame: u32) -> Meta {
         // SAFETY: The headroom is within the region and aligned to more than a `u64`; as the frame
         // is the program's, nobody writes there.
@@ -111,6 +115,7 @@ impl Region {
     /// # Safety
     ///
     /// As for [`Region::read_meta`].
+    #[inline]
     pub(crate) unsafe fn write_meta(&self, frame: u32, meta: Meta) {
         // SAFETY: As in `read_meta`, and nobody reads there either.
         unsafe {
@@ -230,6 +235,7 @@ mod tests {
     use super::*;
     use crate::pure::{abi::ChannelReq, geometry::Geometry};
 
+    #[inline]
     fn layout() -> Layout {
         let request = ChannelReq {
             frame_size: 2048,

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a channel remembers of the ways that its packets take: so that a datagram that is nothing
+//! special (`sys/ipv4.rs`) needs neither udp_sendmsg() nor a look-up.
+
+use crate::flow::Flow;
+use crate::pure::{
+    abi::{Meta, AF_INET, META_LOCAL},
+    cache, //
+};
+use crate::sys::{
+    ipv4::{Datagram, Options, Route, To, Way},
+    region::Bytes,
+    sock::Sock, //
+};
+use kernel::prelude::*;
+
+/// Routes to peers of sockets that aren't connected to them, of all flows together: 64 bytes each.
+const ROUTES_MAX: usize = 1024;
+
+/// See the module's documentation. Belongs to a channel's sender.
+pub(crate) struct Routes {
+    /// Of the flow of this number on the channel, as of this batch; `None` if they are special.
+    options: Option<(u32, Option<Options>)>,
+    /// Made when they are needed.
+    slots: KVVec<Option<(Way, Route)>>,
+    /// Counts up, to say which goes for another.
+    victim: usize,
+}
+
+impl Routes {
+    pub(crate) fn new() -> Self {
+        Self {
+            options: None,
+            slots: KVVec::new(),
+            victim: 0,
+        }
+    }
+
+    /// Another batch: options may have changed.
+    pub(crate) fn begin(&mut self) {
+        self.options = None;
+    }
+
+    /// No flow is left: routes don't outlive the namespace.
+    pub(crate) fn forget(&mut self) {
+        self.options = None;
+        self.slots = KVVec::new();
+    }
+
+    /// The datagram that goes where `meta` says, of the flow of that number on the channel: `None` if it is
+    /// for udp_sendmsg(). Process context.
+    pub(crate) fn datagram<'a>(
+        &'a mut self,
+        number: u32,
+        flow: &Flow,
+        sk: &Sock,
+        meta: &Meta,
+        data: Bytes<'a>,
+    ) -> Option<Datagram<'a>> {
+        let known = match &self.options {
+            Some((of, options)) if *of == number => options
+                .as_ref()
+                // A rule has set another one for this peer.
+                .is_none_or(|options| options.mark() == sk.mark()),
+            _ => false,
+        };
+        if !known {
+            self.options = Some((number, Options::of(sk)));
+        }
+        if meta.flags & !META_LOCAL != 0 || ![0, AF_INET].contains(&meta.family) {
+            return None;
+        }
+        if meta.flags == 0 && meta.peer_port == 0 {
+            let options = self.current()?;
+            let (to, port, route) = options.connected()?;
+            return Some(Datagram {
+                options,
+                route,
+                to,
+                port,
+                data,
+            });
+        }
+        let way = self.current()?.way(flow.id(), &to(meta))?;
+        let Some(at) = self.find_route(sk, &way) else {
+            // Not to be looked for twice for each of a batch, where IPsec has all packets, say.
+            self.options = Some((number, None));
+            return None;
+        };
+        let (_, route) = self.slots.get(at)?.as_ref()?;
+        Some(Datagram {
+            options: self.current()?,
+            route,
+            to: way.to(),
+            port: way.port(),
+            data,
+        })
+    }
+
+    fn current(&self) -> Option<&Options> {
+        self.options.as_ref()?.1.as_ref()
+    }
+
+    /// Finds a good route of a way, by a look-up if it isn't remembered; gives its place.
+    fn find_route(&mut self, sk: &Sock, way: &Way) -> Option<usize> {
+        let hash = way.hash();
+        if let Some(at) = cache::find(&self.slots, hash, way) {
+            let slot = self.slots.get_mut(at)?;
+            if matches!(slot, Some((_, route)) if route.is_valid()) {
+                return Some(at);
+            }
+            *slot = None;
+        }
+        let route = Route::look_up(sk, way)?;
+        if self.slots.is_empty() {
+            self.slots = empty_slots().ok()?;
+        }
+        self.victim = self.victim.wrapping_add(1);
+        let at = cache::room(&self.slots, hash, self.victim);
+        *self.slots.get_mut(at)? = Some((*way, route));
+        Some(at)
+    }
+}
+
+/// Places for routes: `ENOMEM`. Process context.
+fn empty_slots() -> Result<KVVec<Option<(Way, Route)>>> {
+    let mut slots = KVVec::with_capacity(ROUTES_MAX, GFP_KERNEL_ACCOUNT)?;
+    for _ in 0..ROUTES_MAX {
+        slots.push_within_capacity(None).map_err(|_| ENOMEM)?;
+    }
+    Ok(slots)
+}
+
+/// An IPv4 address out of metadata.
+fn address(bytes: &[u8; 16]) -> u32 {
+    let [a, b, c, d, ..] = *bytes;
+    u32::from_ne_bytes([a, b, c, d])
+}
+
+/// Where metadata send a datagram.
+fn to(meta: &Meta) -> To {
+    To {
+        address: address(&meta.peer),
+        port: meta.peer_port,
+        from: (meta.flags & META_LOCAL != 0).then(|| (address(&meta.local), meta.ifindex as i32)),
+    }
+}
