@@ -16,6 +16,7 @@ with open("/sys/module/kopi/parameters/family", encoding="ascii") as parameter:
 SOL_KOPI = 0x4B4F
 UDP6 = 273
 INFO, CHANNEL, JOIN, STATS = 1, 2, 3, 4
+TRAINS, RX_MERGED, ENGINE = 1, 2, 4
 DOORBELL = 0xCB01
 BELL_TX, BELL_WAIT_RX, BELL_WAIT_COMPLETION = 1, 2, 4
 MORE, META = 1, 2
@@ -181,7 +182,7 @@ class Channel:
                  "rx_drop_no_frame rx_drop_too_long tx_invalid fill_invalid ring_broken tx_pending "
                  "flows tx_taken rx_taken tx_drop_denied tx_drop_unreachable tx_drop_too_long "
                  "tx_drop_no_buffer tx_drop_invalid tx_drop_other tx_drop_rule "
-                 "tx_drop_rate rx_drop_rule rx_drop_rate").split()
+                 "tx_drop_rate rx_drop_rule rx_drop_rate engine_time").split()
         return dict(zip(names, struct.unpack("=32Q", self.sock.getsockopt(SOL_KOPI, STATS, 256))))
 
     def unaccounted(self):

@@ -8,8 +8,11 @@
 //! 2. `receiver`, a spinlock that softirqs take: the FILL and RX rings.
 //! 3. `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
 //!    COMPLETION ring.
+//!
+//! Those of `engine.rs` are taken last of all.
 
-use crate::flow::Counters;
+use crate::engine;
+use crate::flow::{Counter, Counters};
 use crate::identity::User;
 use crate::limits::Charge;
 use crate::pure::{
@@ -31,6 +34,13 @@ use crate::sys::{
 use crate::tx::Sender;
 use core::sync::atomic::{fence, Ordering};
 use kernel::{
+    list::{
+        impl_list_arc_safe,
+        impl_list_item,
+        AtomicTracker,
+        ListLinks,
+        TryNewListArc, //
+    },
     new_mutex,
     new_spinlock,
     prelude::*,
@@ -99,6 +109,24 @@ pub(crate) struct Channel {
     stall: Atomic<u32>,
     /// With `STALL_COMPLETION`: the room that the next packet needs.
     needed: Atomic<u32>,
+    /// A send buffer that was full has room again.
+    got_room: Atomic<bool>,
+    /// An engine looks at the TX ring; written under `sender`.
+    polled: Atomic<bool>,
+    /// Nanoseconds that engines have worked for it; written under `sender`.
+    pub(crate) engine_time: Counter,
+    /// Its place with an engine, and whether it has one.
+    #[pin]
+    links: ListLinks,
+    #[pin]
+    tracker: AtomicTracker,
+}
+
+impl_list_arc_safe! {
+    impl ListArcSafe<0> for Channel { tracked_by tracker: AtomicTracker; }
+}
+impl_list_item! {
+    impl ListItem<0> for Channel { using ListLinks { self.links }; }
 }
 
 impl Channel {
@@ -142,6 +170,11 @@ impl Channel {
                 wait <- WaitQueue::new(),
                 stall: Atomic::new(STALL_NONE),
                 needed: Atomic::new(0),
+                got_room: Atomic::new(false),
+                polled: Atomic::new(false),
+                engine_time: Counter::default(),
+                links <- ListLinks::new(),
+                tracker <- AtomicTracker::new(),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -185,6 +218,17 @@ impl Channel {
         self.layout().flags & abi::CHANNEL_RX_MERGED != 0
     }
 
+    /// Whether engines are to look at the TX ring.
+    pub(crate) fn wants_engine(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_ENGINE != 0
+    }
+
+    /// From now on an engine looks at the TX ring, or none; the caller has the sender.
+    pub(crate) fn set_polled(&self, sender: &Sender, polled: bool) {
+        self.polled.store(polled, Relaxed);
+        sender.want_doorbell(!polled);
+    }
+
     /// Gives a flow's socket a number on the channel.
     ///
     /// # Safety
@@ -222,7 +266,10 @@ impl Channel {
             return Err(EINVAL);
         }
         let taken = if flags & abi::BELL_TX != 0 {
-            Self::transmit(this)?
+            let taken = Self::transmit(this)?;
+            // More may come soon.
+            engine::call(this);
+            taken
         } else {
             0
         };
@@ -286,18 +333,54 @@ impl Channel {
         completions.ring.is_unread()
     }
 
-    /// Whether the doorbell would take more from the TX ring.
+    /// Whether the doorbell would take more from the TX ring; where there is no need of one, whether
+    /// half of that is empty. Process context.
     fn can_send(&self) -> bool {
-        match self.stall.load(Relaxed) {
-            STALL_NONE => true,
-            STALL_COMPLETION => self.completion_room() >= self.needed.load(Relaxed),
-            _ => false,
+        if self.is_stalled() {
+            return false;
         }
+        if !self.polled.load(Relaxed) {
+            return true;
+        }
+        let mut sender = self.sender.lock();
+        sender
+            .waiting()
+            .is_ok_and(|(waiting, size)| waiting <= size / 2)
+    }
+
+    /// Whether sending stopped, and can't go on yet.
+    pub(crate) fn is_stalled(&self) -> bool {
+        match self.stall.load(Relaxed) {
+            STALL_NONE => false,
+            STALL_COMPLETION => self.completion_room() < self.needed.load(Relaxed),
+            _ => true,
+        }
+    }
+
+    /// Whether sending goes on when [`Channel::write_space`] is called.
+    pub(crate) fn is_stalled_by_buffer(&self) -> bool {
+        self.stall.load(Relaxed) == STALL_BUFFER
     }
 
     /// Wakes who waits for the RX ring. Any context.
     pub(crate) fn wake_readers(&self) {
         self.wait.wake(POLL_IN);
+    }
+
+    /// From now on it is to be known whether a full send buffer got room.
+    pub(crate) fn forget_room(&self) {
+        // Full order: room that comes before lets sending go on, which is tried after this.
+        self.got_room.xchg(false, Full);
+    }
+
+    /// Whether one did.
+    pub(crate) fn got_room(&self) -> bool {
+        self.got_room.load(Relaxed)
+    }
+
+    /// Wakes who waits for room in the TX ring. Any context.
+    pub(crate) fn wake_writers(&self) {
+        self.wait.wake(POLL_OUT);
     }
 
     /// Number of TX descriptors that can be taken.
@@ -368,12 +451,14 @@ impl Channel {
     }
 
     /// A flow's send buffer has room. Softirq.
-    pub(crate) fn write_space(&self, sk: &Sock) {
+    pub(crate) fn write_space(this: &Arc<Self>, sk: &Sock) {
         // Pairs with that in stall_buffer().
         fence(Ordering::SeqCst);
-        if self.stall.load(Relaxed) == STALL_BUFFER && sk.is_writeable() {
-            self.stall.store(STALL_NONE, Relaxed);
-            self.wait.wake(POLL_OUT);
+        if this.is_stalled_by_buffer() && sk.is_writeable() {
+            this.stall.store(STALL_NONE, Relaxed);
+            this.got_room.store(true, Relaxed);
+            engine::call(this);
+            this.wake_writers();
         }
     }
 
@@ -397,6 +482,7 @@ impl Channel {
             stats.tx_invalid = sender.invalid;
             stats.ring_broken = sender.broken;
             stats.flows = u64::from(sender.sockets.len());
+            stats.engine_time = self.engine_time.get();
             at.tx = sender.positions();
         }
         {

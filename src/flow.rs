@@ -564,7 +564,7 @@ impl Protocol for Flow {
 
     fn write_space(&self, sk: &Sock) {
         if let Some(channel) = self.channel() {
-            channel.write_space(sk);
+            Channel::write_space(channel, sk);
         }
     }
 }

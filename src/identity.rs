@@ -8,6 +8,7 @@
 
 use crate::sys::{
     context::BottomHalvesOff,
+    cred::Credentials,
     task::Identity, //
 };
 use kernel::{
@@ -68,19 +69,62 @@ impl User {
         if !self.outdated.load(Relaxed) && self.is_current() {
             return Ok(());
         }
+        self.note(None, Identity::current)
+    }
+
+    /// What is written to the rings is by who used them last, as when he rings the doorbell; what an
+    /// engine calls before it sends. Process context.
+    pub(crate) fn note_again(&self) -> Result {
+        if !self.outdated.load(Relaxed) {
+            return Ok(());
+        }
+        let latest = self.latest().ok_or(ESRCH)?;
+        self.note(Some(&latest), || latest.renewed())
+    }
+
+    /// Notes an identity, in place of another one if that matters.
+    fn note(
+        &self,
+        before: Option<&Arc<Identity>>,
+        identity: impl FnOnce() -> Result<Identity>,
+    ) -> Result {
         // Before the identity is made: one that is made later says so again.
         self.outdated.store(false, Relaxed);
-        let identity = Arc::new(Identity::current()?, GFP_KERNEL_ACCOUNT)?;
+        let identity = Arc::new(identity()?, GFP_KERNEL_ACCOUNT)?;
         let age = identity.age;
         let old = {
             let _softirqs = BottomHalvesOff::new();
             let mut latest = self.latest.lock();
-            let old = latest.replace(identity);
-            self.age.store(age, Release);
-            old
+            let is_other = |now: &Arc<Identity>| before.is_some_and(|old| !Arc::ptr_eq(old, now));
+            if latest.as_ref().is_some_and(is_other) {
+                // Somebody else used it meanwhile.
+                Some(identity)
+            } else {
+                let old = latest.replace(identity);
+                self.age.store(age, Release);
+                old
+            }
         };
         drop(old);
         Ok(())
+    }
+
+    /// Whether who used it last is still there, as the same program. Any context but hard
+    /// interrupts.
+    pub(crate) fn is_running(&self) -> bool {
+        let _softirqs = BottomHalvesOff::new();
+        let latest = self.latest.lock();
+        latest
+            .as_ref()
+            .is_some_and(|identity| identity.process.is_running())
+    }
+
+    /// The credentials that who used it last has now; `None` if he isn't there any more. Any context
+    /// but hard interrupts.
+    pub(crate) fn credentials(&self) -> Option<Credentials> {
+        let _softirqs = BottomHalvesOff::new();
+        let latest = self.latest.lock();
+        Credentials::of(&latest.as_ref()?.process)
     }
 
     /// A flow of the channel has the current process's identity, or one that isn't known. Process

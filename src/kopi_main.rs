@@ -6,6 +6,7 @@
 
 mod bindings;
 mod channel;
+mod engine;
 mod flow;
 mod identity;
 mod limits;
@@ -22,6 +23,7 @@ mod rx;
 mod sys;
 mod tx;
 
+use engine::Engines;
 use flow::Flow;
 use kernel::prelude::*;
 use limits::Limits;
@@ -46,6 +48,7 @@ module! {
 struct Kopi {
     _family: Registration<Flow>,
     _netlink: Family,
+    _engines: Engines,
     _monitors: devices::Registration,
     _namespaces: PerNet,
     _limits: Limits,
@@ -59,6 +62,7 @@ impl kernel::Module for Kopi {
         let limits = Limits::register()?;
         let namespaces = PerNet::register()?;
         let monitors = devices::Registration::new()?;
+        let engines = Engines::register();
         let netlink = Family::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
             if error == EEXIST {
@@ -79,6 +83,7 @@ impl kernel::Module for Kopi {
         Ok(Self {
             _family: family,
             _netlink: netlink,
+            _engines: engines,
             _monitors: monitors,
             _namespaces: namespaces,
             _limits: limits,

@@ -5,6 +5,8 @@
 #include <linux/bpf-cgroup.h>
 #include <linux/capability.h>
 #include <linux/cgroup.h>
+#include <linux/cpumask.h>
+#include <linux/cred.h>
 #include <linux/fs.h>
 #include <linux/if_arp.h>
 #include <linux/ip.h>
@@ -545,6 +547,21 @@ void kopi_cond_resched(void)
 	cond_resched();
 }
 
+void kopi_cond_resched_tasks_rcu_qs(void)
+{
+	cond_resched_tasks_rcu_qs();
+}
+
+void kopi_yield(void)
+{
+	yield();
+}
+
+bool kopi_cpu_online(unsigned int cpu)
+{
+	return cpu < nr_cpu_ids && cpu_online(cpu);
+}
+
 uid_t kopi_current_uid(void)
 {
 	return from_kuid(&init_user_ns, current_uid());
@@ -705,6 +722,41 @@ u64 kopi_current_exec_id(void)
 struct file *kopi_get_current_exe(void)
 {
 	return current->mm ? get_file_active(&current->mm->exe_file) : NULL;
+}
+
+void kopi_get_pid(struct pid *pid)
+{
+	get_pid(pid);
+}
+
+struct task_struct *kopi_pid_task(struct pid *pid)
+{
+	return pid_task(pid, PIDTYPE_TGID);
+}
+
+bool kopi_task_exiting(const struct task_struct *task)
+{
+	return READ_ONCE(task->flags) & PF_EXITING;
+}
+
+u64 kopi_task_exec_id(const struct task_struct *task)
+{
+	return READ_ONCE(task->self_exec_id);
+}
+
+const struct cred *kopi_override_creds(const struct cred *cred)
+{
+	return override_creds(cred);
+}
+
+void kopi_revert_creds(const struct cred *cred)
+{
+	revert_creds(cred);
+}
+
+void kopi_put_cred(const struct cred *cred)
+{
+	put_cred(cred);
 }
 
 u32 kopi_inode_device(const struct inode *inode)

@@ -15,6 +15,7 @@
 #include <net/genetlink.h>
 
 struct cgroup;
+struct cred;
 struct flowi4;
 struct vm_area_struct;
 
@@ -127,6 +128,9 @@ void kopi_local_irq_restore(unsigned long flags);
 void kopi_rcu_read_lock(void);
 void kopi_rcu_read_unlock(void);
 void kopi_cond_resched(void);
+void kopi_cond_resched_tasks_rcu_qs(void);
+void kopi_yield(void);
+bool kopi_cpu_online(unsigned int cpu);
 uid_t kopi_current_uid(void);
 u64 kopi_ktime_get_ns(void);
 bool kopi_signal_pending(void);
@@ -165,6 +169,13 @@ void kopi_current_comm(char *comm);
 const void *kopi_current_tgid(void);
 u64 kopi_current_exec_id(void);
 struct file *kopi_get_current_exe(void);
+void kopi_get_pid(struct pid *pid);
+struct task_struct *kopi_pid_task(struct pid *pid);
+bool kopi_task_exiting(const struct task_struct *task);
+u64 kopi_task_exec_id(const struct task_struct *task);
+const struct cred *kopi_override_creds(const struct cred *cred);
+void kopi_revert_creds(const struct cred *cred);
+void kopi_put_cred(const struct cred *cred);
 u32 kopi_inode_device(const struct inode *inode);
 u64 kopi_inode_number(const struct inode *inode);
 u32 kopi_inode_generation(const struct inode *inode);

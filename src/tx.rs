@@ -7,6 +7,7 @@
 //! Runs of datagrams to one peer go as one train, if the channel asked for trains.
 
 use crate::channel::Channel;
+use crate::engine::Turn;
 use crate::flow::{Counter, Flow};
 use crate::monitor::{self, Unsent};
 use crate::pure::{
@@ -81,6 +82,8 @@ pub(crate) struct Sender {
     full: u32,
     /// Descriptors at the head of the ring that the rules have let pass, and their bytes.
     passed: (u32, u32),
+    /// What an engine knows of the channel.
+    pub(crate) turn: Turn,
     /// Descriptors refused.
     pub(crate) invalid: u64,
     /// Times that an index of the program made no sense.
@@ -94,7 +97,7 @@ impl Sender {
     }
 
     pub(crate) fn new(ring: RegionRing<Consumer<Desc>>) -> Result<Self> {
-        // The ring is looked at when the doorbell rings, and only then.
+        // The ring is looked at when the doorbell rings, and only then; but for engines.
         ring.want_wakeup(true);
         Ok(Self {
             ring,
@@ -109,6 +112,7 @@ impl Sender {
             singles: 0,
             full: 0,
             passed: (0, 0),
+            turn: Turn::default(),
             invalid: 0,
             broken: 0,
         })
@@ -224,29 +228,59 @@ impl Channel {
     pub(crate) fn transmit(this: &Arc<Self>) -> Result<u32> {
         this.user().note_current()?;
         let mut sender = this.sender.lock();
-        let Ok(available) = sender.ring.available(u32::MAX) else {
-            sender.broken = sender.broken.wrapping_add(1);
-            return Err(eproto());
-        };
-        this.unstall();
-        sender.routes.begin();
-        let mut taken = 0u32;
-        while taken < available {
-            match sender.step(this, available.wrapping_sub(taken)) {
-                Step::Took(count) => taken = taken.wrapping_add(count),
-                Step::Stop => break,
-            }
-            if signal_pending() {
-                break;
-            }
-            cond_resched();
-        }
-        sender.done.flush(this);
-        Ok(taken)
+        sender.take(this, |_, _| !signal_pending())
     }
 }
 
 impl Sender {
+    /// Says whether the program must ring the doorbell for what it writes from now on. To be looked
+    /// at once more afterwards, if it must.
+    pub(crate) fn want_doorbell(&self, want: bool) {
+        self.ring.want_wakeup(want);
+    }
+
+    /// Number of descriptors that wait in the ring, of how many: `EPROTO`.
+    pub(crate) fn waiting(&mut self) -> Result<(u32, u32)> {
+        match self.ring.available(u32::MAX) {
+            Ok(available) => Ok((available, self.ring.size())),
+            Err(_) => {
+                self.broken = self.broken.wrapping_add(1);
+                Err(eproto())
+            }
+        }
+    }
+
+    /// Takes what is in the ring, as far as it can be sent now and as long as `go_on` says, which is
+    /// told how many descriptors, and bytes of payload, were taken last. Gives the number of all.
+    ///
+    /// `EPROTO`, as [`Self::waiting`]. Process context.
+    pub(crate) fn take(
+        &mut self,
+        channel: &Arc<Channel>,
+        mut go_on: impl FnMut(u32, u32) -> bool,
+    ) -> Result<u32> {
+        let (available, _) = self.waiting()?;
+        channel.unstall();
+        self.routes.begin();
+        let mut taken = 0u32;
+        while taken < available {
+            let more = match self.step(channel, available.wrapping_sub(taken)) {
+                Step::Took(0) => go_on(0, 0),
+                Step::Took(count) => {
+                    taken = taken.wrapping_add(count);
+                    go_on(count, self.batch_bytes())
+                }
+                Step::Stop => break,
+            };
+            if !more {
+                break;
+            }
+            cond_resched();
+        }
+        self.done.flush(channel);
+        Ok(taken)
+    }
+
     /// Looks at the first of `available` descriptors, and at as many more as go with it.
     fn step(&mut self, channel: &Arc<Channel>, available: u32) -> Step {
         if self.room < CHAIN_MAX {

@@ -78,6 +78,11 @@ struct kopi_info {
 #define KOPI_CHANNEL_TRAINS	(1u << 0)
 /* Deliver a received train as one packet with its gso_size, not cut up. */
 #define KOPI_CHANNEL_RX_MERGED	(1u << 1)
+/*
+ * The kernel's engines, if an administrator has set some, poll the TX ring: while
+ * its need_wakeup is clear, no doorbell is needed.
+ */
+#define KOPI_CHANNEL_ENGINE	(1u << 2)
 
 /* struct kopi_channel_req, KOPI_OPT_CHANNEL: the channel to make. */
 struct kopi_channel_req {
@@ -217,7 +222,9 @@ struct kopi_stats {
 	__u64	tx_drop_rate;		/* ENOBUFS: over the rate of a rule */
 	__u64	rx_drop_rule;		/* denied by a rule of KOPI's */
 	__u64	rx_drop_rate;		/* over the rate of a rule */
-	__u64	reserved[6];
+	/* of the channel */
+	__u64	engine_time;		/* ns that engines have worked for it */
+	__u64	reserved[5];
 };
 
 /*

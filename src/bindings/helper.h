@@ -3,12 +3,14 @@
 
 #include <linux/bvec.h>
 #include <linux/cgroup.h>
+#include <linux/cred.h>
 #include <linux/errqueue.h>
 #include <linux/fs.h>
 #include <linux/gfp.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
 #include <linux/in6.h>
+#include <linux/kthread.h>
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/namei.h>

@@ -87,7 +87,7 @@ mod uapi {
         flows,
         tx_taken,
         tx_drop_other,
-        rx_drop_rate,
+        engine_time,
         reserved
     );
     same!(

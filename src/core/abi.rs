@@ -46,8 +46,10 @@ pub const CHAIN_MAX: u32 = 160;
 pub const CHANNEL_TRAINS: u32 = 1 << 0;
 /// A received train is delivered as one packet.
 pub const CHANNEL_RX_MERGED: u32 = 1 << 1;
+/// Engines poll the TX ring, if there are some.
+pub const CHANNEL_ENGINE: u32 = 1 << 2;
 /// All flags of [`ChannelReq`].
-pub const CHANNEL_FLAGS: u32 = CHANNEL_TRAINS | CHANNEL_RX_MERGED;
+pub const CHANNEL_FLAGS: u32 = CHANNEL_TRAINS | CHANNEL_RX_MERGED | CHANNEL_ENGINE;
 
 /// In a ring's flags: the other side must be woken, or rung, for a new entry.
 pub const RING_NEED_WAKEUP: u32 = 1 << 0;
@@ -335,8 +337,10 @@ pub struct Stats {
     pub rx_drop_rule: u64,
     /// Dropped: over the rate that a rule allows.
     pub rx_drop_rate: u64,
+    /// Nanoseconds that engines have worked for the channel.
+    pub engine_time: u64,
     /// Zero.
-    pub reserved: [u64; 6],
+    pub reserved: [u64; 5],
 }
 
 impl Stats {

@@ -11,6 +11,16 @@
 
 #include <uapi/kopi_netlink.h>
 
+/* Integer value ranges */
+static const struct netlink_range_validation kopi_a_engines_idle_range = {
+	.max	= 3600000000ULL,
+};
+
+static const struct netlink_range_validation kopi_a_engines_budget_range = {
+	.min	= 1024ULL,
+	.max	= 16777216ULL,
+};
+
 /* Common nested types */
 const struct nla_policy kopi_rule_input_nl_policy[KOPI_A_RULE_COMMENT + 1] = {
 	[KOPI_A_RULE_BEFORE] = NLA_POLICY_MIN(NLA_U32, 1),
@@ -68,6 +78,13 @@ static const struct nla_policy kopi_ruleset_set_nl_policy[KOPI_A_RULESET_CHECK +
 	[KOPI_A_RULESET_RULE] = NLA_POLICY_NESTED(kopi_rule_input_nl_policy),
 	[KOPI_A_RULESET_GENERATION] = { .type = NLA_UINT, },
 	[KOPI_A_RULESET_CHECK] = { .type = NLA_FLAG, },
+};
+
+/* KOPI_CMD_ENGINE_SET - do */
+static const struct nla_policy kopi_engine_set_nl_policy[KOPI_A_ENGINES_BUDGET + 1] = {
+	[KOPI_A_ENGINES_CPU] = { .type = NLA_U32, },
+	[KOPI_A_ENGINES_IDLE] = NLA_POLICY_FULL_RANGE(NLA_UINT, &kopi_a_engines_idle_range),
+	[KOPI_A_ENGINES_BUDGET] = NLA_POLICY_FULL_RANGE(NLA_U32, &kopi_a_engines_budget_range),
 };
 
 /* Ops table for kopi */
@@ -136,6 +153,18 @@ static const struct genl_split_ops kopi_nl_ops[] = {
 		.policy		= kopi_ruleset_set_nl_policy,
 		.maxattr	= KOPI_A_RULESET_CHECK,
 		.flags		= GENL_UNS_ADMIN_PERM | GENL_CMD_CAP_DO,
+	},
+	{
+		.cmd	= KOPI_CMD_ENGINE_GET,
+		.dumpit	= kopi_nl_engine_get_dumpit,
+		.flags	= GENL_ADMIN_PERM | GENL_CMD_CAP_DUMP,
+	},
+	{
+		.cmd		= KOPI_CMD_ENGINE_SET,
+		.doit		= kopi_nl_engine_set_doit,
+		.policy		= kopi_engine_set_nl_policy,
+		.maxattr	= KOPI_A_ENGINES_BUDGET,
+		.flags		= GENL_ADMIN_PERM | GENL_CMD_CAP_DO,
 	},
 };
 

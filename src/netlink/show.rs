@@ -211,7 +211,8 @@ fn put_channel(message: &mut Message, asker: &Asker<'_>, channel: &Channel) -> R
     message.uint(uapi::KOPI_A_CHANNEL_TX_INVALID, stats.tx_invalid)?;
     message.uint(uapi::KOPI_A_CHANNEL_FILL_INVALID, stats.fill_invalid)?;
     message.uint(uapi::KOPI_A_CHANNEL_RING_BROKEN, stats.ring_broken)?;
-    message.u32(uapi::KOPI_A_CHANNEL_UID, asker.show_uid(channel.owner()))
+    message.u32(uapi::KOPI_A_CHANNEL_UID, asker.show_uid(channel.owner()))?;
+    message.uint(uapi::KOPI_A_CHANNEL_ENGINE_TIME, stats.engine_time)
 }
 
 /// `channel-get` of one: `ENOENT`, `EPERM`.

@@ -59,6 +59,13 @@ pub(crate) fn cond_resched() {
     unsafe { bindings::kopi_cond_resched() }
 }
 
+/// As [`cond_resched`], for a thread that may never sleep: those who wait for all tasks to have done
+/// so don't wait for it. Process context.
+pub(crate) fn pause() {
+    // SAFETY: The caller is in process context and holds no spinlock.
+    unsafe { bindings::kopi_cond_resched_tasks_rcu_qs() }
+}
+
 /// Nanoseconds of a clock that never goes back. Any context.
 pub(crate) fn now() -> u64 {
     // SAFETY: Reads a clock.

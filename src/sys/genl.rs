@@ -562,10 +562,12 @@ operations! {
     kopi_nl_rule_del_doit(bindings::KOPI_A_RULESET_RULE) => netlink::rules::remove,
     kopi_nl_ruleset_get_doit(0) => netlink::rules::show_all,
     kopi_nl_ruleset_set_doit(bindings::KOPI_A_RULESET_CHECK) => netlink::rules::replace,
+    kopi_nl_engine_set_doit(bindings::KOPI_A_ENGINES_BUDGET) => netlink::engines::replace,
 }
 
 dumps! {
     kopi_nl_flow_get_dumpit => netlink::show::flows,
     kopi_nl_channel_get_dumpit => netlink::show::channels,
     kopi_nl_rule_get_dumpit => netlink::rules::dump,
+    kopi_nl_engine_get_dumpit => netlink::engines::dump,
 }

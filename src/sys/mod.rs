@@ -5,10 +5,12 @@
 //! Nothing outside this folder names the raw bindings, and nothing here decides anything.
 
 pub(crate) mod context;
+pub(crate) mod cred;
 pub(crate) mod errno;
 pub(crate) mod family;
 pub(crate) mod genl;
 pub(crate) mod ipv4;
+pub(crate) mod kthread;
 pub(crate) mod locked;
 pub(crate) mod message;
 pub(crate) mod monitor;

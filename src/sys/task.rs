@@ -12,7 +12,10 @@ use kernel::{
     error::{from_err_ptr, to_result},
     prelude::*,
     str::CStr,
-    sync::atomic::{ordering::Relaxed, Atomic}, //
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        rcu, //
+    }, //
 };
 
 /// A number of a process that isn't given to another one while it is held.
@@ -32,6 +35,10 @@ impl Pid {
             .ok_or(ESRCH)
     }
 
+    pub(super) fn as_ptr(&self) -> *mut bindings::pid {
+        self.0.as_ptr()
+    }
+
     /// The number in the current process's pid namespace; 0 where it has none there.
     pub(crate) fn here(&self) -> u32 {
         // SAFETY: The reference is held.
@@ -47,9 +54,17 @@ impl Pid {
     }
 }
 
+impl Clone for Pid {
+    fn clone(&self) -> Self {
+        // SAFETY: The reference is held, and another one taken. Any context.
+        unsafe { bindings::kopi_get_pid(self.0.as_ptr()) };
+        Self(self.0)
+    }
+}
+
 impl Drop for Pid {
     fn drop(&mut self) {
-        // SAFETY: The reference that `current` took. Any context.
+        // SAFETY: The reference that `current` or `clone` took. Any context.
         unsafe { bindings::put_pid(self.0.as_ptr()) };
     }
 }
@@ -131,11 +146,16 @@ pub(crate) struct Identity {
 /// The age of the identity that was made last.
 static LAST: Atomic<u64> = Atomic::new(0);
 
+/// The age of one that is made now.
+fn next_age() -> u64 {
+    LAST.fetch_add(1, Relaxed).wrapping_add(1)
+}
+
 impl Identity {
     /// The current process. Process context.
     pub(crate) fn current() -> Result<Self> {
         Ok(Self {
-            age: LAST.fetch_add(1, Relaxed).wrapping_add(1),
+            age: next_age(),
             process: Process::current()?,
             // SAFETY: `current` is always valid.
             uid: unsafe { bindings::kopi_current_euid() },
@@ -143,6 +163,29 @@ impl Identity {
             gid: unsafe { bindings::kopi_current_egid() },
             command: current_command(),
             program: current_program()?,
+        })
+    }
+
+    /// The same one, looked at again. Process context.
+    pub(crate) fn renewed(&self) -> Result<Self> {
+        let program = match &self.program {
+            Some(program) => {
+                let mut path = KVec::new();
+                path.extend_from_slice(&program.path, GFP_KERNEL_ACCOUNT)?;
+                Some(Program {
+                    id: program.id,
+                    path,
+                })
+            }
+            None => None,
+        };
+        Ok(Self {
+            age: next_age(),
+            process: self.process.clone(),
+            uid: self.uid,
+            gid: self.gid,
+            command: self.command,
+            program,
         })
     }
 }
@@ -156,6 +199,7 @@ pub(crate) fn current_command() -> [u8; 16] {
 }
 
 /// A process, as the program that it is now: another one after exec.
+#[derive(Clone)]
 pub(crate) struct Process {
     /// Keeps the number from being another process's.
     pid: Pid,
@@ -182,6 +226,18 @@ impl Process {
         let pid = unsafe { bindings::kopi_current_tgid() };
         core::ptr::eq(self.pid.0.as_ptr().cast_const().cast(), pid)
             && self.programs == current_programs()
+    }
+
+    /// Whether its first thread goes on, as the same program. Any context.
+    pub(crate) fn is_running(&self) -> bool {
+        let _rcu = rcu::read_lock();
+        // SAFETY: The reference to the pid is held, and under RCU so is the task that it leads to.
+        unsafe {
+            let task = bindings::kopi_pid_task(self.pid.as_ptr());
+            !task.is_null()
+                && !bindings::kopi_task_exiting(task)
+                && bindings::kopi_task_exec_id(task) == self.programs
+        }
     }
 }
 

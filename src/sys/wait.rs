@@ -124,6 +124,22 @@ impl WaitQueue {
     }
 }
 
+impl WaitQueue {
+    /// Has a kernel thread sleep until `condition` holds, which is looked at when this queue is woken,
+    /// or the thread told to stop. Process context.
+    pub(crate) fn sleep_until(&self, mut condition: impl FnMut() -> bool) {
+        let entry = Entry::new(self.head.get());
+        loop {
+            entry.prepare();
+            if condition() {
+                return;
+            }
+            // SAFETY: Process context, as this function's caller has to be in.
+            unsafe { bindings::schedule_timeout(isize::MAX) };
+        }
+    }
+}
+
 /// The current task's place on a wait queue; leaves it when dropped.
 struct Entry {
     queue: *mut bindings::wait_queue_head_t,
@@ -144,8 +160,8 @@ impl Entry {
     /// Queues the task, or stays queued, and makes it ready to sleep; not 0 when a signal is
     /// pending. The entry must not move from now on.
     fn prepare(&self) -> c_long {
-        // SAFETY: `wait`, the only caller, made the entry in a local variable that it doesn't
-        // move, with a queue that lives longer; the entry is initialised before it is queued.
+        // SAFETY: `wait` and `sleep_until`, the only callers, made the entry in a local variable that
+        // they don't move, with a queue that lives longer; the entry is initialised before it is queued.
         unsafe {
             if !self.prepared.replace(true) {
                 bindings::init_wait_entry(self.entry.get(), 0);

@@ -9,8 +9,8 @@ use crate::{
     packet::Packet,
     pure::{
         abi::{
-            ChannelReq, Desc, Layout, CHAIN_MAX, CHANNEL_RX_MERGED, CHANNEL_TRAINS, DESC_META,
-            DESC_MORE, OPT_CHANNEL,
+            ChannelReq, Desc, Layout, CHAIN_MAX, CHANNEL_ENGINE, CHANNEL_RX_MERGED, CHANNEL_TRAINS,
+            DESC_META, DESC_MORE, OPT_CHANNEL,
         },
         ring::{Broken, Consumer, Producer},
     },
@@ -106,6 +106,13 @@ impl Builder {
     #[must_use]
     pub fn rx_merged(self, yes: bool) -> Self {
         self.flag(CHANNEL_RX_MERGED, yes)
+    }
+
+    /// Whether the kernel's engines, if an administrator has set some, look at what is sent, so that
+    /// no system call is needed while the channel is busy.
+    #[must_use]
+    pub fn engine(self, yes: bool) -> Self {
+        self.flag(CHANNEL_ENGINE, yes)
     }
 
     fn flag(mut self, flag: u32, yes: bool) -> Self {

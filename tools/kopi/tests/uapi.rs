@@ -181,6 +181,7 @@ fn pairs() -> Pairs {
         tx_drop_rate,
         rx_drop_rule,
         rx_drop_rate,
+        engine_time,
         reserved
     );
     compare!(

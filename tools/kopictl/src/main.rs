@@ -14,7 +14,7 @@ mod output;
 mod rates;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use commands::{capture, info, limit, metrics, ps, rule, show, stats, top, watch};
+use commands::{capture, engine, info, limit, metrics, ps, rule, show, stats, top, watch};
 use std::{
     io::{self, ErrorKind, Write},
     path::PathBuf,
@@ -72,6 +72,11 @@ enum Command {
     Restore(rule::Restore),
     /// Show limits, the sysctls below net.kopi, or set one
     Limit(limit::Options),
+    /// Engines: kernel threads that send for busy channels, so that these need no system call
+    Engine {
+        #[command(subcommand)]
+        what: Option<engine::What>,
+    },
     /// OpenMetrics text, for Prometheus and the like
     Metrics(metrics::Options),
     /// Completions for a shell
@@ -128,6 +133,7 @@ fn run(options: Options) -> anyhow::Result<()> {
         Command::Rule(what) => rule::run(what, json),
         Command::Restore(options) => rule::restore(&options, json),
         Command::Limit(options) => limit::run(&options, json),
+        Command::Engine { what } => engine::run(what.as_ref(), json),
         Command::Metrics(options) => metrics::run(&options),
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -47,6 +47,10 @@ pub(crate) enum Command {
     RulesetGet,
     /// Replaces all rules.
     RulesetSet,
+    /// Shows the engines.
+    EngineGet = 17,
+    /// Replaces all engines.
+    EngineSet,
 }
 
 /// What the kernel tells.
@@ -324,6 +328,8 @@ attributes! {
         14 ring_broken: Option<u64>,
         /// Owner of the flow that it was made for.
         15 uid: Option<u32>,
+        /// Nanoseconds that engines have worked for it.
+        16 engine_time: Option<u64>,
     }
 }
 
@@ -484,6 +490,40 @@ attributes! {
     }
 }
 
+attributes! {
+    /// A kernel thread that looks at the TX rings of busy channels, of all network namespaces.
+    Engine {
+        /// Number of the CPU that it runs on.
+        1 cpu: Option<u32>,
+        /// Microseconds that it looks at an empty ring before the doorbell is needed.
+        2 idle: Option<u64>,
+        /// Bytes that it sends for one channel before it turns to the next.
+        3 budget: Option<u32>,
+        /// Channels that it looks at now.
+        4 channels: Option<u32>,
+        /// Visits of channels that had something to send.
+        5 visits: Option<u64>,
+        /// Times that it was woken, having had no channel.
+        6 wakeups: Option<u64>,
+        /// Nanoseconds that it worked for channels.
+        7 busy: Option<u64>,
+        /// Nanoseconds that it did not sleep.
+        8 awake: Option<u64>,
+    }
+}
+
+attributes! {
+    /// All engines of the machine.
+    Engines {
+        /// Number of a CPU that is to have one; without any there are none.
+        1 cpu: Vec<u32>,
+        /// As of each engine; 1000, if it isn't there.
+        2 idle: Option<u64>,
+        /// As of each engine; 65536, if it isn't there.
+        3 budget: Option<u32>,
+    }
+}
+
 impl Stats {
     /// Drops by direction and reason, those of zero included.
     pub(crate) fn drops(&self) -> impl Iterator<Item = (&'static str, String, u64)> {
@@ -639,9 +679,11 @@ mod tests {
             for value in &values {
                 let parsed = S::parse(&bytes(&[DefaultNla::new(number, value.clone())])).unwrap();
                 let rows = parsed.rows();
+                // What can be there many times has no line of its own.
+                let lines = usize::from(spec.get("multi-attr").is_none());
                 assert_eq!(
                     rows.iter().map(|row| &*row.text).collect::<Vec<_>>(),
-                    [shown],
+                    [shown][..lines],
                     "{what}"
                 );
                 assert_eq!(
@@ -675,10 +717,12 @@ mod tests {
         compare::<Totals>("totals");
         compare::<Rule>("rule");
         compare::<Ruleset>("ruleset");
+        compare::<Engine>("engine");
+        compare::<Engines>("engines");
         let specification = specification();
         let sets =
             entries(&specification["attribute-sets"]).filter(|set| set.get("subset-of").is_none());
-        assert_eq!(sets.count(), 8);
+        assert_eq!(sets.count(), 10);
     }
 
     #[test]
@@ -687,21 +731,16 @@ mod tests {
             entry.to_possible_value().unwrap().get_name().to_owned()
         }
         let specification = specification();
-        let numbers = Command::value_variants()
+        let commands = Command::value_variants()
             .iter()
-            .map(|&command| command as u8);
-        let numbers = numbers.chain(Event::value_variants().iter().map(|&event| event as u8));
-        let commands = Command::value_variants().iter().map(named);
-        let commands = commands.chain(
-            Event::value_variants()
-                .iter()
-                .map(|event| named(event) + "-ntf"),
-        );
-        assert!(numbers.eq(1..=16));
-        assert_eq!(
-            names(&specification["operations"]["list"]),
-            commands.collect::<Vec<_>>()
-        );
+            .map(|command| (*command as u8, named(command)));
+        let events = Event::value_variants()
+            .iter()
+            .map(|event| (*event as u8, named(event) + "-ntf"));
+        let mut all = commands.chain(events).collect::<Vec<_>>();
+        all.sort();
+        let specified = names(&specification["operations"]["list"]);
+        assert_eq!(all, (1..).zip(specified).collect::<Vec<_>>());
         assert_eq!(names(&specification["mcast-groups"]["list"]), [EVENTS]);
         assert_eq!(text(&specification, "name"), FAMILY);
         assert!(specification.get("version").is_none() && VERSION == 1);

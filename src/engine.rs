@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Engines: kernel threads that look at the TX rings of busy channels, so that these need no
+//! doorbell.
+//!
+//! A channel that asked for it is with an engine while it is busy. The doorbell brings it there, as
+//! does room in a full send buffer; it goes when nothing was in its ring for the idle time, and its
+//! `need_wakeup` is clear in between. An engine without channels sleeps. So what is idle costs
+//! nothing, however many there are.
+//!
+//! An engine takes turns by bytes ([`Deficit`]). It sends what the doorbell would, by the same code,
+//! and with the credentials that the channel's user has at that moment: what a security module or a
+//! missing capability would stop, it stops. Whose the packets are doesn't depend on who is running.
+//!
+//! Whoever makes a channel's `ListArc` gives it to an engine; the engine alone has it from then on,
+//! sets and clears `need_wakeup`, under the channel's `sender`, and gives it up. Locks: [`ENGINES`],
+//! then an engine's `inbox`, both with interrupts off.
+
+use crate::channel::Channel;
+use crate::flow::Counter;
+use crate::pure::drr::Deficit;
+use crate::sys::{
+    context::{now, pause, InterruptsOff},
+    kthread::{self, Thread},
+    wait::WaitQueue, //
+};
+use crate::tx::Sender;
+use core::sync::atomic::{fence, Ordering};
+use kernel::{
+    list::{List, ListArc},
+    new_spinlock,
+    prelude::*,
+    str::CStr,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        global_lock,
+        Arc,
+        SpinLock, //
+    }, //
+};
+
+/// What a descriptor costs besides its payload, in bytes: about a packet's headers.
+const DESCRIPTOR_COST: u64 = 64;
+
+global_lock! {
+    // SAFETY: `Engines::register` initializes it, before there is any socket.
+    /// Those that channels can be given to.
+    unsafe(uninit) static ENGINES: SpinLock<KVec<Arc<Engine>>> = KVec::new();
+}
+
+global_lock! {
+    // SAFETY: As above.
+    /// Their threads. Taken before all other locks, while they are exchanged.
+    unsafe(uninit) static THREADS: Mutex<KVec<Thread<Engine>>> = KVec::new();
+}
+
+/// Whether there are engines.
+static ANY: Atomic<bool> = Atomic::new(false);
+
+/// What an engine knows of a channel, under its `sender`.
+#[derive(Default)]
+pub(crate) struct Turn {
+    deficit: Deficit,
+    /// When something was in the ring last.
+    since: u64,
+    /// An engine has it, and looks at it.
+    polled: bool,
+}
+
+/// What administrators set.
+#[derive(Clone, Copy)]
+pub(crate) struct Settings {
+    /// How long an empty ring is looked at, in nanoseconds.
+    pub(crate) idle: u64,
+    /// What a channel may send at a time, in bytes.
+    pub(crate) budget: u32,
+}
+
+/// An engine.
+#[pin_data]
+pub(crate) struct Engine {
+    pub(crate) cpu: u32,
+    pub(crate) settings: Settings,
+    /// Channels that were given to it, and that it hasn't seen yet.
+    #[pin]
+    inbox: SpinLock<List<Channel>>,
+    /// Where it sleeps.
+    #[pin]
+    wait: WaitQueue,
+    /// How many channels it has.
+    pub(crate) channels: Atomic<u32>,
+    /// What it did; written by its thread.
+    pub(crate) counters: Counters,
+}
+
+/// What an engine did.
+#[derive(Default)]
+pub(crate) struct Counters {
+    /// Visits of channels that had something to send.
+    pub(crate) visits: Counter,
+    /// Times that it was woken.
+    pub(crate) wakeups: Counter,
+    /// Nanoseconds in those visits.
+    pub(crate) busy: Counter,
+    /// Nanoseconds awake.
+    pub(crate) awake: Counter,
+}
+
+/// What came of a visit.
+enum Visit {
+    /// It sent something.
+    Sent,
+    /// It has packets, and it isn't its turn.
+    Waits,
+    /// Nothing is to be sent, or somebody else is at it.
+    Nothing,
+    /// The channel is to be given up.
+    Over,
+}
+
+impl Engine {
+    fn new(cpu: u32, settings: Settings) -> Result<Arc<Self>> {
+        Arc::pin_init(
+            pin_init!(Self {
+                cpu,
+                settings,
+                inbox <- new_spinlock!(List::new(), "kopi::Engine::inbox"),
+                wait <- WaitQueue::new(),
+                channels: Atomic::new(0),
+                counters: Counters::default(),
+            }),
+            GFP_KERNEL,
+        )
+    }
+
+    /// Gives it a channel. Interrupts are off.
+    fn admit(&self, channel: ListArc<Channel>) {
+        self.channels.fetch_add(1, Relaxed);
+        let mut inbox = self.inbox.lock();
+        inbox.push_back(channel);
+        drop(inbox);
+        self.wait.wake(0);
+    }
+
+    /// Takes in what it was given.
+    fn open_inbox(&self, active: &mut List<Channel>) {
+        let _interrupts = InterruptsOff::new();
+        let mut inbox = self.inbox.lock();
+        active.push_all_back(&mut inbox);
+    }
+
+    fn has_mail(&self) -> bool {
+        let _interrupts = InterruptsOff::new();
+        let inbox = self.inbox.lock();
+        !inbox.is_empty()
+    }
+
+    /// Looks at each channel once; says whether any had something to send.
+    fn round(&self, active: &mut List<Channel>, now: u64) -> bool {
+        let mut busy = false;
+        let mut kept = List::new();
+        while let Some(channel) = active.pop_front() {
+            match self.visit(channel.as_arc(), now) {
+                Visit::Sent | Visit::Waits => busy = true,
+                Visit::Nothing => {}
+                Visit::Over => {
+                    self.give_up(channel);
+                    continue;
+                }
+            }
+            kept.push_back(channel);
+            if kthread::should_stop() {
+                break;
+            }
+            pause();
+        }
+        // Those that weren't reached come first.
+        active.push_all_back(&mut kept);
+        busy
+    }
+
+    /// Looks at a channel.
+    fn visit(&self, channel: &Arc<Channel>, now: u64) -> Visit {
+        // One that rings, or asks for counters, doesn't hold up the others.
+        let Some(mut sender) = channel.sender.try_lock() else {
+            return Visit::Nothing;
+        };
+        if sender.sockets.len() == 0 {
+            channel.set_polled(&sender, false);
+            return Visit::Over;
+        }
+        if !sender.turn.polled {
+            sender.turn.polled = true;
+            sender.turn.since = now;
+            channel.set_polled(&sender, true);
+        }
+        let visit = self.serve(channel, &mut sender);
+        match visit {
+            Visit::Sent | Visit::Waits => {
+                sender.turn.since = now;
+                return visit;
+            }
+            // What is stalled comes back when there is room.
+            Visit::Nothing
+                if !channel.is_stalled_by_buffer()
+                    && now.saturating_sub(sender.turn.since) < self.settings.idle =>
+            {
+                return visit;
+            }
+            Visit::Nothing | Visit::Over => {}
+        }
+        channel.forget_room();
+        channel.set_polled(&sender, false);
+        // What was written before the program could see that is still this engine's to send.
+        let last = self.serve(channel, &mut sender);
+        if matches!(last, Visit::Sent | Visit::Waits) {
+            sender.turn.since = now;
+            channel.set_polled(&sender, true);
+            return last;
+        }
+        sender.turn.polled = false;
+        Visit::Over
+    }
+
+    /// Sends what a channel may send now.
+    fn serve(&self, channel: &Arc<Channel>, sender: &mut Sender) -> Visit {
+        if !channel.user().is_running() {
+            // Nobody to act for, until somebody rings.
+            return Visit::Over;
+        }
+        if channel.is_stalled() {
+            return Visit::Nothing;
+        }
+        match sender.waiting() {
+            Ok((0, _)) => return Visit::Nothing,
+            Ok(_) => {}
+            Err(_) => return Visit::Over,
+        }
+        if !sender.turn.deficit.visit(u64::from(self.settings.budget)) {
+            return Visit::Waits;
+        }
+        self.send(channel, sender, |deficit, cost| {
+            deficit.spend(cost) && !kthread::should_stop()
+        })
+    }
+
+    /// Sends for a channel as long as `go_on` says, which is told what each train or packet cost.
+    fn send(
+        &self,
+        channel: &Arc<Channel>,
+        sender: &mut Sender,
+        go_on: impl Fn(&mut Deficit, u64) -> bool,
+    ) -> Visit {
+        // After the ring was looked at: what is in it was written by who had these, or had them later.
+        let Some(credentials) = channel.user().credentials() else {
+            return Visit::Over;
+        };
+        if channel.user().note_again().is_err() {
+            return Visit::Nothing;
+        }
+        let start = now();
+        let mut deficit = sender.turn.deficit;
+        let taken = {
+            let _assumed = credentials.assume();
+            sender.take(channel, |count, bytes| {
+                let cost = DESCRIPTOR_COST
+                    .saturating_mul(u64::from(count))
+                    .saturating_add(u64::from(bytes));
+                go_on(&mut deficit, cost)
+            })
+        };
+        sender.turn.deficit = deficit;
+        let time = now().saturating_sub(start);
+        channel.engine_time.add(time);
+        self.counters.busy.add(time);
+        match taken {
+            Ok(0) => Visit::Nothing,
+            Ok(_) => {
+                self.counters.visits.add(1);
+                if sender
+                    .waiting()
+                    .is_ok_and(|(waiting, size)| waiting <= size / 2)
+                {
+                    channel.wake_writers();
+                }
+                Visit::Sent
+            }
+            Err(_) => Visit::Over,
+        }
+    }
+
+    /// Lets go of a channel, which is not polled any more.
+    fn give_up(&self, channel: ListArc<Channel>) {
+        let channel = channel.into_arc();
+        self.channels.fetch_sub(1, Relaxed);
+        // Pairs with that in call(): either write_space() can give the channel to an engine, or it is
+        // seen here that there is room.
+        fence(Ordering::SeqCst);
+        if channel.got_room() {
+            call(&channel);
+        }
+    }
+
+    /// Lets go of all channels, of which other engines may take over some.
+    fn leave(&self, active: &mut List<Channel>) {
+        self.open_inbox(active);
+        while let Some(channel) = active.pop_front() {
+            {
+                let mut sender = channel.sender.lock();
+                sender.turn.polled = false;
+                channel.set_polled(&sender, false);
+            }
+            let channel = channel.into_arc();
+            self.channels.fetch_sub(1, Relaxed);
+            fence(Ordering::SeqCst);
+            if call(&channel) {
+                continue;
+            }
+            // Nobody else looks at what was written before the program knew.
+            let mut sender = channel.sender.lock();
+            self.send(&channel, &mut sender, |_, _| true);
+        }
+    }
+}
+
+impl kthread::Work for Engine {
+    const NAME: &'static CStr = c"kopi-engine/%u";
+
+    fn run(&self) {
+        let mut active = List::new();
+        let mut woken = now();
+        while !kthread::should_stop() {
+            self.open_inbox(&mut active);
+            let time = now();
+            self.counters.awake.add(time.saturating_sub(woken));
+            woken = time;
+            if active.is_empty() {
+                self.wait
+                    .sleep_until(|| kthread::should_stop() || self.has_mail());
+                self.counters.wakeups.add(1);
+                woken = now();
+            } else if !self.round(&mut active, time) {
+                // Who polls needs the CPU less than anybody.
+                kthread::make_way();
+            }
+        }
+        self.leave(&mut active);
+    }
+}
+
+/// Has an engine look at a channel that asked for one; says whether one does. Any context but hard
+/// interrupts.
+pub(crate) fn call(channel: &Arc<Channel>) -> bool {
+    if !channel.wants_engine() || !ANY.load(Relaxed) {
+        return false;
+    }
+    // Pairs with those of who gives a channel up.
+    fence(Ordering::SeqCst);
+    let Ok(entry) = ListArc::try_from_arc(channel.clone()) else {
+        // It is with one.
+        return true;
+    };
+    let _interrupts = InterruptsOff::new();
+    let engines = ENGINES.lock();
+    let idlest = engines
+        .iter()
+        .min_by_key(|engine| engine.channels.load(Relaxed));
+    match idlest {
+        Some(engine) => engine.admit(entry),
+        None => {
+            drop(entry);
+            return false;
+        }
+    }
+    true
+}
+
+/// Replaces all engines by those of other CPUs, or by none: `EINVAL` for a CPU that isn't there,
+/// `EEXIST` for one that is there twice. Process context.
+///
+/// When this returns, those before have ended.
+pub(crate) fn set(cpus: impl Iterator<Item = u32>, settings: Settings) -> Result<(), (Error, u32)> {
+    let mut engines: KVec<Arc<Engine>> = KVec::new();
+    let mut threads = KVec::new();
+    let mut changing = THREADS.lock();
+    for cpu in cpus {
+        let mut start = || {
+            if engines.iter().any(|engine| engine.cpu == cpu) {
+                return Err(EEXIST);
+            }
+            let engine = Engine::new(cpu, settings)?;
+            let thread = Thread::start(engine.clone(), cpu)?;
+            engines.push(engine, GFP_KERNEL)?;
+            threads.push(thread, GFP_KERNEL)?;
+            Ok(())
+        };
+        start().map_err(|error| (error, cpu))?;
+    }
+    let any = !engines.is_empty();
+    let before = {
+        let _interrupts = InterruptsOff::new();
+        let mut now = ENGINES.lock();
+        core::mem::replace(&mut *now, engines)
+    };
+    ANY.store(any, Relaxed);
+    // Each gives its channels to the new ones.
+    drop(core::mem::replace(&mut *changing, threads));
+    for engine in before.iter() {
+        // Given to a thread that was stopped before it ever ran.
+        engine.leave(&mut List::new());
+    }
+    Ok(())
+}
+
+/// The engines that there are now. Process context.
+pub(crate) fn all() -> Result<KVec<Arc<Engine>>> {
+    // Keeps them from being exchanged, and their number from changing.
+    let _changing = THREADS.lock();
+    let count = {
+        let _interrupts = InterruptsOff::new();
+        let engines = ENGINES.lock();
+        engines.len()
+    };
+    let mut all = KVec::with_capacity(count, GFP_KERNEL)?;
+    let _interrupts = InterruptsOff::new();
+    let engines = ENGINES.lock();
+    for engine in engines.iter() {
+        // There is room.
+        let _ = all.push_within_capacity(engine.clone());
+    }
+    drop(engines);
+    Ok(all)
+}
+
+/// While it lives, there may be engines.
+pub(crate) struct Engines(());
+
+impl Engines {
+    /// Gets ready for engines; only the module's init does, once.
+    pub(crate) fn register() -> Self {
+        // SAFETY: Called once, by the module's init, before there is any socket.
+        unsafe {
+            ENGINES.init();
+            THREADS.init();
+        }
+        Self(())
+    }
+}
+
+impl Drop for Engines {
+    fn drop(&mut self) {
+        let settings = Settings { idle: 0, budget: 0 };
+        if set(core::iter::empty(), settings).is_err() {
+            // Only CPUs can be wrong.
+        }
+    }
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Engines: setting and showing them.
+
+use crate::engine::{self, Engine, Settings};
+use crate::sys::{
+    genl::{Dump, Message, Request},
+    uapi, //
+};
+use kernel::{
+    prelude::*,
+    sync::atomic::ordering::Relaxed, //
+};
+
+const NANOSECONDS: u64 = 1000;
+const DEFAULT_IDLE: u64 = 1000;
+const DEFAULT_BUDGET: u32 = 65536;
+
+/// `engine-set`: `EINVAL` for a CPU that isn't there, `EEXIST` for one that is named twice.
+pub(crate) fn replace(request: &Request<'_>) -> Result {
+    let idle = request
+        .get(uapi::KOPI_A_ENGINES_IDLE)
+        .map_or(DEFAULT_IDLE, |attr| attr.uint());
+    let settings = Settings {
+        idle: idle.saturating_mul(NANOSECONDS),
+        budget: request
+            .get(uapi::KOPI_A_ENGINES_BUDGET)
+            .map_or(DEFAULT_BUDGET, |attr| attr.u32()),
+    };
+    let cpus = || request.each(uapi::KOPI_A_ENGINES_CPU);
+    engine::set(cpus().map(|attr| attr.u32()), settings).map_err(|(error, cpu)| {
+        let attr = cpus().filter(|attr| attr.u32() == cpu).last();
+        let why = match error {
+            EINVAL => c"there is no such CPU, or it is offline",
+            EEXIST => c"the CPU is named twice",
+            _ => c"a thread can't be started",
+        };
+        request.refuse(error, why, attr.as_ref())
+    })
+}
+
+fn put_engine(message: &mut Message, engine: &Engine) -> Result {
+    let counters = &engine.counters;
+    message.u32(uapi::KOPI_A_ENGINE_CPU, engine.cpu)?;
+    message.uint(uapi::KOPI_A_ENGINE_IDLE, engine.settings.idle / NANOSECONDS)?;
+    message.u32(uapi::KOPI_A_ENGINE_BUDGET, engine.settings.budget)?;
+    message.u32(uapi::KOPI_A_ENGINE_CHANNELS, engine.channels.load(Relaxed))?;
+    message.uint(uapi::KOPI_A_ENGINE_VISITS, counters.visits.get())?;
+    message.uint(uapi::KOPI_A_ENGINE_WAKEUPS, counters.wakeups.get())?;
+    message.uint(uapi::KOPI_A_ENGINE_BUSY, counters.busy.get())?;
+    message.uint(uapi::KOPI_A_ENGINE_AWAKE, counters.awake.get())
+}
+
+/// `engine-get` of all.
+pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
+    let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
+    for (place, engine) in engine::all()?.iter().enumerate().skip(start) {
+        if !dump.add(uapi::KOPI_CMD_ENGINE_GET, |message| {
+            put_engine(message, engine)
+        })? {
+            break;
+        }
+        dump.go_on_at((place as u64).wrapping_add(1));
+    }
+    Ok(())
+}

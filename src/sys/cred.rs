@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Credentials: what security modules and capability checks judge a task by.
+//!
+//! C header: `include/linux/cred.h`
+
+use super::task::Process;
+use crate::bindings;
+use core::{marker::PhantomData, ptr::NonNull};
+use kernel::sync::rcu;
+
+/// A reference to credentials, which never change.
+pub(crate) struct Credentials(NonNull<bindings::cred>);
+
+impl Credentials {
+    /// Those that a process has now, of its first thread; `None` when it, or that thread, has ended
+    /// or has become another program. Any context but hard interrupts.
+    pub(crate) fn of(process: &Process) -> Option<Self> {
+        let _rcu = rcu::read_lock();
+        // SAFETY: The reference to the pid is held, and under RCU so is the task that it leads to.
+        let cred = unsafe {
+            let task = NonNull::new(bindings::kopi_pid_task(process.pid().as_ptr()))?;
+            bindings::get_task_cred(task.as_ptr()).cast_mut()
+        };
+        let cred = Self(NonNull::new(cred)?);
+        // Only now, after the reference was taken in full order: exec changes what is looked at here
+        // before it changes credentials.
+        process.is_running().then_some(cred)
+    }
+
+    /// Has the current task act with them as long as the result lives. Process context.
+    pub(crate) fn assume(&self) -> Assumed<'_> {
+        Assumed {
+            // SAFETY: The credentials are kept longer than they are in use, by the borrow.
+            own: unsafe { bindings::kopi_override_creds(self.0.as_ptr()) },
+            _of: PhantomData,
+        }
+    }
+}
+
+impl Drop for Credentials {
+    fn drop(&mut self) {
+        // SAFETY: The reference that `of` took.
+        unsafe { bindings::kopi_put_cred(self.0.as_ptr()) };
+    }
+}
+
+/// The current task acts with other credentials than its own.
+pub(crate) struct Assumed<'a> {
+    /// The pointer keeps the value in its task.
+    own: *const bindings::cred,
+    _of: PhantomData<&'a Credentials>,
+}
+
+impl Drop for Assumed<'_> {
+    fn drop(&mut self) {
+        // SAFETY: Gives the current task back those that it had in `assume`.
+        unsafe { bindings::kopi_revert_creds(self.own) };
+    }
+}
