@@ -190,7 +190,7 @@ fn refused(spoil: impl Fn(&mut ChannelReq)) -> Option<Invalid> {
 #[test]
 fn flags_and_reserved_fields() {
     assert_eq!(refused(|_| ()), None);
-    assert_eq!(refused(|r| r.flags = 1 << 2), Some(Invalid::Flags));
+    assert_eq!(refused(|r| r.flags = 1 << 3), Some(Invalid::Flags));
     assert_eq!(refused(|r| r.flags = 1 << 31), Some(Invalid::Flags));
     assert_eq!(
         refused(|r| r.flags = CHANNEL_RX_MERGED),

@@ -1,0 +1,106 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""An engine gives channels their turns by bytes, and no visit is longer than its budget."""
+
+import os
+import socket
+
+import kopi
+from control import ask, family
+from kopi import ENGINE, Channel, check, finish, wait_until
+
+BUDGET, ENTRIES, PER_DESCRIPTOR = 8192, 256, 64
+CPU = max(os.sched_getaffinity(0))
+plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+plain.settimeout(20)
+plain.bind(("127.0.0.1", 0))
+plain.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE
+
+
+def polled(**sizes):
+    """A channel that an engine looks at."""
+    channel = Channel(flags=sizes.pop("flags", 0) | ENGINE, frames=ENTRIES, tx=ENTRIES,
+                      completion=ENTRIES, **sizes)
+    channel.sock.setsockopt(socket.SOL_SOCKET, 32, 1 << 24)  # SO_SNDBUFFORCE
+    channel.sock.bind(("127.0.0.1", 0))
+    channel.sock.connect(plain.getsockname())
+    channel.bell()
+    assert wait_until(lambda: channel.tx.get(channel.tx.flags) & 1 == 0)
+    return channel
+
+
+def consumed(channel):
+    return channel.tx.get(channel.tx.consumer)
+
+
+def fill(channels, sizes):
+    """Fills all rings before the engine, which is of the same CPU, can look at any; says whether that
+    worked out. Each datagram says whose it is."""
+    before = [consumed(channel) for channel in channels]
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
+    try:
+        for number, (channel, size) in enumerate(zip(channels, sizes)):
+            for entry in range(ENTRIES):
+                channel.region[channel.frame(entry) + 64] = number
+                channel.tx.push(channel.frame(entry) + 64, size, 0, 0, 0)
+        return before == [consumed(channel) for channel in channels]
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
+def sent(channels, sizes):
+    """Whose each datagram was, in their order."""
+    order = []
+    for _ in range(ENTRIES * len(channels)):
+        data = plain.recv(4096)
+        order.append(data[0])
+        if len(data) != sizes[data[0]]:
+            check("a datagram's length", False, (data[0], len(data)))
+    for channel in channels:
+        while channel.completion.pop():
+            pass
+    return order
+
+
+def backlogged(channels, sizes):
+    """The order of what was sent while all had something."""
+    for _ in range(20):
+        whole = fill(channels, sizes)
+        order = sent(channels, sizes)
+        if whole:
+            last = min(len(order) - 1 - order[::-1].index(number) for number in range(len(sizes)))
+            return order[:last]
+    return []
+
+
+def worst(order, costs, shares):
+    """How far the channels ever were from their shares, and the longest visit, in bytes."""
+    given, visit, longest, apart, before = [0] * len(costs), 0, 0, 0, None
+    for number in order:
+        given[number] += costs[number]
+        visit = costs[number] + (visit if number == before else 0)
+        longest = max(longest, visit)
+        before = number
+        due = [had / share for had, share in zip(given, shares)]
+        apart = max(apart, max(due) - min(due))
+    return apart, longest, given
+
+
+os.sched_setaffinity(0, {CPU})
+ynl = family()
+ask(ynl, "engine-set", {"cpu": [CPU], "idle": 3_600_000_000, "budget": BUDGET})
+for name, sizes in (("alike", (500, 500)), ("small and large", (64, 1900)),
+                    ("three", (1, 300, 1900))):
+    channels = [polled() for _ in sizes]
+    costs = [size + PER_DESCRIPTOR for size in sizes]
+    order = backlogged(channels, sizes)
+    apart, longest, given = worst(order, costs, [1] * len(sizes))
+    print(f"# {name}: {given} bytes, {apart:.0f} apart at worst, {longest} in a visit")
+    check(f"{name}: all sent while others waited", len(order) > ENTRIES / 2, len(order))
+    check(f"{name}: bytes are shared", apart <= BUDGET + 2 * max(costs), (apart, given))
+    check(f"{name}: no visit is longer than the budget and a packet", longest < BUDGET + max(costs), longest)
+    for channel in channels:
+        channel.region.close()
+        channel.sock.close()
+ask(ynl, "engine-set")
+finish()

@@ -1,0 +1,154 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Engines and what ends while they work: programs, flows, network namespaces, CPUs, the module."""
+
+import os
+import signal
+import socket
+
+import kopi
+from control import ask, family
+from equivalence import namespace, sh
+from kopi import ENGINE, Channel, check, finish, wait_until
+
+ynl = family()
+CPUS = sorted(os.sched_getaffinity(0))
+plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+plain.settimeout(20)
+plain.bind(("127.0.0.1", 0))
+
+
+def set_engines(*cpus, idle=3_600_000_000):
+    ask(ynl, "engine-set", {"cpu": list(cpus), "idle": idle})
+
+
+def engines():
+    return ynl.dump("engine-get", {})
+
+
+def polled():
+    """Channels that engines look at."""
+    return sum(each["channels"] for each in engines())
+
+
+def references():
+    with open("/sys/module/kopi/refcnt", encoding="ascii") as count:
+        return int(count.read())
+
+
+def threads():
+    """The engines' threads."""
+    return sorted(name for pid in os.listdir("/proc") if pid.isdigit()
+                  for name in [open(f"/proc/{pid}/comm", encoding="ascii").read().strip()]
+                  if name.startswith("kopi-engine"))
+
+
+def polled_channel(address="127.0.0.1", peer=None):
+    """A channel that an engine looks at."""
+    channel = Channel(flags=ENGINE)
+    channel.sock.bind((address, 0))
+    channel.sock.connect(peer or plain.getsockname())
+    channel.bell()
+    assert wait_until(lambda: channel.tx.get(channel.tx.flags) & 1 == 0)
+    return channel
+
+
+def send_for_ever(channel):
+    """Never rings."""
+    while True:
+        entry = channel.completion.pop()
+        waiting = channel.tx.get(channel.tx.producer) - channel.tx.get(channel.tx.consumer)
+        if entry or waiting < 32:
+            channel.send(0, b"x" * 1900)
+
+
+def program(*arguments):
+    """A process that sends without the doorbell; gives its number once it has sent."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            channel = polled_channel(*arguments)
+            os.write(tell, b"x")
+            send_for_ever(channel)
+        finally:
+            os._exit(1)
+    os.close(tell)
+    assert os.read(told, 1) == b"x", "the program doesn't send"
+    os.close(told)
+    return pid
+
+
+def kill(pid):
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+idle = references()
+set_engines(*CPUS)
+check("engines hold no module", references() == idle, references())
+
+# Programs.
+for _ in range(3):
+    kill(program())
+check("killed programs: engines let go of their channels", wait_until(lambda: polled() == 0), engines())
+check("and all of it is freed", wait_until(lambda: references() == idle), references())
+channel = polled_channel()
+copy = os.dup(channel.sock.fileno())
+channel.sock.close()
+channel.send(0, b"dup")
+check("a duplicate keeps the flow with its engine", plain.recv(99)[:1] in (b"d", b"x") and polled() == 1)
+channel.region.close()
+os.close(copy)
+check("the last close takes it away", wait_until(lambda: polled() == 0 and references() == idle), engines())
+pid = program()
+os.kill(pid, signal.SIGSTOP)
+check("a stopped program has its channel still", polled() == 1)
+kill(pid)
+
+# Engines that come and go under programs which send.
+pids = [program() for _ in range(2)]
+for turn in range(9):
+    set_engines(*CPUS[:turn % (len(CPUS) + 1)], idle=turn % 3 * 1000)
+check("engines that change under two programs",
+      wait_until(lambda: threads() == [f"kopi-engine/{cpu}" for cpu in CPUS[:8 % (len(CPUS) + 1)]]),
+      threads())
+for pid in pids:
+    kill(pid)
+check("all of that is freed", wait_until(lambda: references() == idle), references())
+
+# A network namespace.
+set_engines(CPUS[-1])
+sh("ip netns add doomed; ip -n doomed link set lo up")
+with namespace("doomed"):
+    pid = program("127.0.0.1", ("127.0.0.1", 9))
+sh("ip netns del doomed")
+check("a namespace whose name is deleted goes on with its program", polled() == 1)
+kill(pid)
+check("and goes with it", wait_until(lambda: polled() == 0 and references() == idle), engines())
+
+# A CPU that goes.
+if len(CPUS) > 1 and os.path.exists(f"/sys/devices/system/cpu/cpu{CPUS[-1]}/online"):
+    switch = f"/sys/devices/system/cpu/cpu{CPUS[-1]}/online"
+    channel = polled_channel()
+    sh(f"echo 0 >{switch}")
+    sent = channel.stats()["tx_packets"]
+    channel.send(0, b"x")
+    check("a CPU goes offline, and its engine to another one",
+          wait_until(lambda: channel.stats()["tx_packets"] == sent + 1))
+    sh(f"echo 1 >{switch}")
+    channel.region.close()
+    channel.sock.close()
+
+# The module.
+channel = polled_channel()
+check("the module can't be taken away from a channel", sh("rmmod kopi 2>&1 || echo busy").endswith("busy\n"))
+channel.region.close()
+channel.sock.close()
+wait_until(lambda: references() == 0)
+sh("rmmod kopi")
+check("without sockets it can, with its engines", threads() == [], threads())
+sh("insmod /kopi/build/$(uname -r)/kopi.ko")
+# By a program of its own: the family's number is another one now.
+check("and comes back without any", sh("/kopi/build/cargo/release/kopictl --json engine") == "[]\n")
+finish()
