@@ -286,18 +286,19 @@ impl Channel {
             flags & abi::BELL_WAIT_RX != 0 && self.has_received()
                 || flags & abi::BELL_WAIT_COMPLETION != 0 && self.has_completed()
         };
-        let timeout = sk.receive_timeout(socket.is_nonblocking());
-        self.wait
-            .wait(socket, timeout, || {
-                ready() || sk.has_error() || sk.is_receive_shutdown()
-            })
-            .map_err(|error| {
-                if error == ERESTARTSYS {
-                    sk.interrupted(timeout)
-                } else {
-                    error
-                }
-            })?;
+        let over = || ready() || sk.has_error() || sk.is_receive_shutdown();
+        let nonblocking = socket.is_nonblocking();
+        if flags & abi::BELL_WAIT_RX != 0 && !over() {
+            sk.busy_poll(nonblocking, over);
+        }
+        let timeout = sk.receive_timeout(nonblocking);
+        self.wait.wait(socket, timeout, over).map_err(|error| {
+            if error == ERESTARTSYS {
+                sk.interrupted(timeout)
+            } else {
+                error
+            }
+        })?;
         if !ready() {
             sk.take_error()?;
         }

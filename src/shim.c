@@ -23,6 +23,7 @@
 #include <linux/uaccess.h>
 #include <linux/udp.h>
 #include <linux/wait.h>
+#include <net/busy_poll.h>
 #include <net/dsfield.h>
 #include <net/genetlink.h>
 #include <net/ip.h>
@@ -145,6 +146,26 @@ long kopi_sock_rcvtimeo(const struct sock *sk, bool noblock)
 int kopi_sock_intr_errno(long timeo)
 {
 	return sock_intr_errno(timeo);
+}
+
+bool kopi_sk_can_busy_loop(const struct sock *sk)
+{
+	return sk_can_busy_loop(sk);
+}
+
+/* With an end of its own: sk_busy_loop() looks at the sock's queue, where nothing stays. */
+void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long), void *arg)
+{
+	unsigned int napi_id = READ_ONCE(sk->sk_napi_id);
+
+	if (napi_id_valid(napi_id))
+		napi_busy_loop(napi_id, loop_end, arg, READ_ONCE(sk->sk_prefer_busy_poll),
+			       READ_ONCE(sk->sk_busy_poll_budget) ?: BUSY_POLL_BUDGET);
+}
+
+bool kopi_sk_busy_loop_timeout(struct sock *sk, unsigned long start_time)
+{
+	return sk_busy_loop_timeout(sk, start_time);
 }
 
 wait_queue_head_t *kopi_sk_sleep(struct sock *sk)

@@ -193,6 +193,25 @@ impl Sock {
         Error::from_errno(unsafe { bindings::kopi_sock_intr_errno(timeout) })
     }
 
+    /// Polls the NIC's queue by which packets came, as SO_BUSY_POLL says: until `done`, or its time is
+    /// over; once, if it may not take time. Process context.
+    pub(crate) fn busy_poll<F: Fn() -> bool>(&self, nonblocking: bool, done: F) {
+        // SAFETY: A valid sock. The function is called within the second call only, with the
+        // argument that goes with it.
+        unsafe {
+            if !bindings::kopi_sk_can_busy_loop(self.as_ptr()) {
+                return;
+            }
+            let poll = BusyPoll { sk: self, done };
+            let end: LoopEnd = if nonblocking {
+                None
+            } else {
+                Some(busy_poll_end::<F>)
+            };
+            bindings::kopi_sk_busy_loop(self.as_ptr(), end, ptr::from_ref(&poll).cast_mut().cast());
+        }
+    }
+
     /// Whether packets are to carry the time at which they came.
     pub(crate) fn wants_timestamp(&self) -> bool {
         // SAFETY: A valid sock.
@@ -283,6 +302,24 @@ impl Sock {
         // SAFETY: A valid sock.
         unsafe { bindings::kopi_sk_wake_async(self.as_ptr()) };
     }
+}
+
+type LoopEnd = Option<unsafe extern "C" fn(*mut c_void, usize) -> bool>;
+
+/// A [`Sock::busy_poll`] that goes on.
+struct BusyPoll<'a, F> {
+    sk: &'a Sock,
+    done: F,
+}
+
+/// # Safety
+///
+/// To be called by the kernel only, as the end of a loop that was given a `BusyPoll<F>`.
+unsafe extern "C" fn busy_poll_end<F: Fn() -> bool>(poll: *mut c_void, start: usize) -> bool {
+    // SAFETY: As required of the caller.
+    let poll = unsafe { &*poll.cast_const().cast::<BusyPoll<'_, F>>() };
+    // SAFETY: A valid sock.
+    (poll.done)() || unsafe { bindings::kopi_sk_busy_loop_timeout(poll.sk.as_ptr(), start) }
 }
 
 /// The ends of a sock, as they are now.

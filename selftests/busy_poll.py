@@ -1,0 +1,93 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""SO_BUSY_POLL: who waits for packets polls the NIC's queue for them, before he sleeps."""
+
+import errno
+import os
+import resource
+import socket
+import time
+
+import kopi
+from equivalence import namespace
+from kopi import BELL_WAIT_RX, Channel, check, fails, finish, wait_until
+
+SO_BUSY_POLL, SO_INCOMING_NAPI_ID = 46, 56
+LONG = 20_000_000
+
+
+def busy_polled():
+    """Packets that were received by who polled, of this network namespace."""
+    with open("/proc/net/netstat", encoding="ascii") as file:
+        names, values = [line.split() for line in file if line.startswith("TcpExt:")]
+    return int(dict(zip(names, values))["BusyPollRxPackets"])
+
+
+def cpu_time():
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def later(address, delay=0.3):
+    """Sends a datagram from the other machine, when this process is likely to wait."""
+    pid = os.fork()
+    if pid == 0:
+        with namespace("peer"):
+            sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            time.sleep(delay)
+            sock.sendto(b"x", address)
+        os._exit(0)
+    return pid
+
+
+def receive(channel):
+    entry = channel.rx.pop()
+    if entry:
+        channel.fill.push(entry[0] - 64)
+    return entry is not None
+
+
+with namespace("host"):
+    channel = Channel()
+    channel.sock.bind(("192.0.2.1", 0))
+    address = channel.sock.getsockname()
+    for frame in range(32):
+        channel.fill.push(channel.frame(frame))
+
+    pid = later(address, 0)
+    channel.bell(BELL_WAIT_RX)
+    check("the flow knows the queue that its packets come by",
+          receive(channel) and channel.sock.getsockopt(socket.SOL_SOCKET, SO_INCOMING_NAPI_ID) > 0)
+    os.waitpid(pid, 0)
+    before, used = busy_polled(), cpu_time()
+    pid = later(address)
+    channel.bell(BELL_WAIT_RX)
+    check("without the option nobody polls", receive(channel) and busy_polled() == before
+          and cpu_time() - used < 0.2, (busy_polled(), before, cpu_time() - used))
+    os.waitpid(pid, 0)
+
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_BUSY_POLL, LONG)
+    for _ in range(3):
+        before, used = busy_polled(), cpu_time()
+        pid = later(address)
+        start = time.monotonic()
+        channel.bell(BELL_WAIT_RX)
+        took = time.monotonic() - start
+        check("the doorbell polls until a packet is there, and no longer",
+              receive(channel) and busy_polled() > before and took < LONG / 1e6 / 2
+              and cpu_time() > used, (busy_polled(), before, took, cpu_time() - used))
+        os.waitpid(pid, 0)
+
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_BUSY_POLL, 1000)
+    pid = later(address)
+    channel.bell(BELL_WAIT_RX)
+    check("after the option's time it sleeps, and is woken", receive(channel))
+    os.waitpid(pid, 0)
+    channel.sock.setblocking(False)
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_BUSY_POLL, LONG)
+    start = time.monotonic()
+    fails("with O_NONBLOCK it polls once", errno.EAGAIN, lambda: channel.bell(BELL_WAIT_RX))
+    check("and doesn't wait", time.monotonic() - start < LONG / 1e6 / 2)
+
+    check("nothing unaccounted for", wait_until(lambda: not channel.unaccounted()), channel.unaccounted())
+finish()
