@@ -8,7 +8,7 @@
 //! `need_wakeup` is clear in between. An engine without channels sleeps. So what is idle costs
 //! nothing, however many there are.
 //!
-//! An engine takes turns by bytes ([`Deficit`]). It sends what the doorbell would, by the same code,
+//! An engine takes turns by bytes ([`Deficit`]), of which a rule may give a flow more. It sends what the doorbell would, by the same code,
 //! and with the credentials that the channel's user has at that moment: what a security module or a
 //! missing capability would stop, it stops. Whose the packets are doesn't depend on who is running.
 //!
@@ -17,10 +17,11 @@
 //! then an engine's `inbox`, both with interrupts off.
 
 use crate::channel::Channel;
-use crate::flow::Counter;
+use crate::flow::{Counter, Flow};
 use crate::pure::drr::Deficit;
 use crate::sys::{
     context::{now, pause, InterruptsOff},
+    family,
     kthread::{self, Thread},
     wait::WaitQueue, //
 };
@@ -236,7 +237,8 @@ impl Engine {
             Ok(_) => {}
             Err(_) => return Visit::Over,
         }
-        if !sender.turn.deficit.visit(u64::from(self.settings.budget)) {
+        let share = u64::from(self.settings.budget).saturating_mul(u64::from(weight(sender)));
+        if !sender.turn.deficit.visit(share) {
             return Visit::Waits;
         }
         self.send(channel, sender, |deficit, cost| {
@@ -321,6 +323,14 @@ impl Engine {
             self.send(&channel, &mut sender, |_, _| true);
         }
     }
+}
+
+/// The weight of a channel, which is that of the flow that sends next.
+fn weight(sender: &Sender) -> u32 {
+    let flow = sender
+        .first_flow()
+        .and_then(|socket| Some((family::protocol::<Flow>(socket)?.policy()?, socket)));
+    flow.map_or(1, |(policy, socket)| policy.weight(socket.sk()))
 }
 
 impl kthread::Work for Engine {

@@ -66,6 +66,8 @@ pub(crate) struct Action {
     pub(crate) deny: bool,
     pub(crate) mark: Option<u32>,
     pub(crate) priority: Option<u32>,
+    /// How many times an engine's budget a channel has.
+    pub(crate) weight: Option<u32>,
     pub(crate) limit: Option<Limit>,
 }
 
@@ -130,6 +132,7 @@ impl Rule {
             && self.action.deny == parts.action.deny
             && self.action.mark == parts.action.mark
             && self.action.priority == parts.action.priority
+            && self.action.weight == parts.action.weight
             && limit(&self.action) == limit(&parts.action)
             && same(&self.exe_path, &parts.exe_path)
             && same(&self.cgroup_path, &parts.cgroup_path)
@@ -447,6 +450,24 @@ impl Policy {
             let set = compiled.set.as_ref();
             set.and_then(|set| set.rule(judgement))
                 .map_or(0, |rule| rule.handle)
+        })
+    }
+
+    /// How many times an engine's budget a channel has that sends by this flow. Any context but hard
+    /// interrupts.
+    pub(crate) fn weight(&self, sk: &Sock) -> u32 {
+        if !self.is_in_force() {
+            return 1;
+        }
+        self.with_judged(sk, |compiled| {
+            // Where it depends on the peer, by the one that it sent to last.
+            let judgement = match compiled.out.last {
+                Some((_, judgement)) => judgement,
+                None => compiled.out.judgement,
+            };
+            let set = compiled.set.as_ref();
+            set.and_then(|set| set.rule(judgement)?.action.weight)
+                .unwrap_or(1)
         })
     }
 

@@ -985,7 +985,7 @@ const void *kopi_nla_data(const struct nlattr *attr)
 int kopi_parse_rule_input(struct nlattr **table, const struct nlattr *attr,
 			  struct netlink_ext_ack *extack)
 {
-	return nla_parse_nested(table, KOPI_A_RULE_COMMENT, attr, kopi_rule_input_nl_policy,
+	return nla_parse_nested(table, KOPI_A_RULE_WEIGHT, attr, kopi_rule_input_nl_policy,
 				extack);
 }
 

@@ -26,7 +26,7 @@ use crate::sys::{
     message::Message,
     region::{PageVec, RegionRing},
     sock::Sock,
-    socket::SocketTable,
+    socket::{Socket, SocketTable},
     ubuf::{Notification, Released}, //
 };
 use kernel::{
@@ -248,6 +248,11 @@ impl Sender {
                 Err(eproto())
             }
         }
+    }
+
+    /// The flow of the first descriptor; there is one, as the caller knows from [`Self::waiting`].
+    pub(crate) fn first_flow(&self) -> Option<&Socket> {
+        self.sockets.get(self.ring.peek(0).flow)
     }
 
     /// Takes what is in the ring, as far as it can be sent now and as long as `go_on` says, which is

@@ -22,7 +22,7 @@ static const struct netlink_range_validation kopi_a_engines_budget_range = {
 };
 
 /* Common nested types */
-const struct nla_policy kopi_rule_input_nl_policy[KOPI_A_RULE_COMMENT + 1] = {
+const struct nla_policy kopi_rule_input_nl_policy[KOPI_A_RULE_WEIGHT + 1] = {
 	[KOPI_A_RULE_BEFORE] = NLA_POLICY_MIN(NLA_U32, 1),
 	[KOPI_A_RULE_UID_MIN] = { .type = NLA_U32, },
 	[KOPI_A_RULE_UID_MAX] = { .type = NLA_U32, },
@@ -46,6 +46,7 @@ const struct nla_policy kopi_rule_input_nl_policy[KOPI_A_RULE_COMMENT + 1] = {
 	[KOPI_A_RULE_BURST] = { .type = NLA_UINT, },
 	[KOPI_A_RULE_SHARED] = { .type = NLA_FLAG, },
 	[KOPI_A_RULE_COMMENT] = { .type = NLA_NUL_STRING, .len = 255, },
+	[KOPI_A_RULE_WEIGHT] = NLA_POLICY_RANGE(NLA_U32, 1, 1000),
 };
 
 const struct nla_policy kopi_rule_named_nl_policy[KOPI_A_RULE_HANDLE + 1] = {

@@ -13,7 +13,7 @@
 #include <uapi/kopi_netlink.h>
 
 /* Common nested types */
-extern const struct nla_policy kopi_rule_input_nl_policy[KOPI_A_RULE_COMMENT + 1];
+extern const struct nla_policy kopi_rule_input_nl_policy[KOPI_A_RULE_WEIGHT + 1];
 extern const struct nla_policy kopi_rule_named_nl_policy[KOPI_A_RULE_HANDLE + 1];
 
 int kopi_nl_info_get_doit(struct sk_buff *skb, struct genl_info *info);

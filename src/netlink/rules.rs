@@ -207,9 +207,11 @@ fn action(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Action> {
         deny: number(uapi::KOPI_A_RULE_VERDICT) == Some(uapi::KOPI_VERDICT_DENY),
         mark: number(uapi::KOPI_A_RULE_MARK),
         priority: number(uapi::KOPI_A_RULE_PRIORITY),
+        weight: number(uapi::KOPI_A_RULE_WEIGHT),
         limit,
     };
-    let does_more = action.mark.is_some() || action.priority.is_some() || action.limit.is_some();
+    let does_more =
+        action.mark.or(action.priority).or(action.weight).is_some() || action.limit.is_some();
     if action.deny && does_more {
         return Err(request.refuse(
             EINVAL,
@@ -491,6 +493,9 @@ fn put_rule(message: &mut Message, asker: &Asker<'_>, rule: &Rule) -> Result {
     }
     if let Some(priority) = action.priority {
         message.u32(uapi::KOPI_A_RULE_PRIORITY, priority)?;
+    }
+    if let Some(weight) = action.weight {
+        message.u32(uapi::KOPI_A_RULE_WEIGHT, weight)?;
     }
     if let Some(limit) = &action.limit {
         let kind = if limit.of_bytes {

@@ -162,7 +162,7 @@ impl<'a, const SIZE: usize> Table<'a, SIZE> {
 }
 
 /// A rule's attributes that may be given.
-pub(crate) type RuleInput<'a> = Table<'a, { bindings::KOPI_A_RULE_COMMENT as usize + 1 }>;
+pub(crate) type RuleInput<'a> = Table<'a, { bindings::KOPI_A_RULE_WEIGHT as usize + 1 }>;
 /// A rule's attributes that name it.
 pub(crate) type RuleNamed<'a> = Table<'a, { bindings::KOPI_A_RULE_HANDLE as usize + 1 }>;
 
@@ -212,7 +212,7 @@ impl<'a> Request<'a> {
     /// Parses a rule that is given.
     pub(crate) fn rule_input(&self, attr: &Attribute<'a>) -> Result<RuleInput<'a>> {
         let mut table = Table {
-            attrs: [ptr::null_mut(); bindings::KOPI_A_RULE_COMMENT as usize + 1],
+            attrs: [ptr::null_mut(); bindings::KOPI_A_RULE_WEIGHT as usize + 1],
             _request: PhantomData,
         };
         // SAFETY: The attribute is valid, and the table has room for all types of its policy.

@@ -28,6 +28,8 @@ and says what becomes of their packets:
   deny                     they don't; bind(), connect(): EACCES
   mark N                   what is sent has this mark (SO_MARK)
   priority N|MAJOR:MINOR   or this priority, or class, as in tc (hex)
+  weight N                 N times the bytes of others where engines
+                           send (kopictl engine); 1 to 1000
   rate N[k|M|G]bit         so many bits of payload pass a second, or
        N[k|M|G]byte        bytes, or
        N[k|M|G]pps         datagrams; k is 1000
@@ -111,6 +113,7 @@ pub(crate) fn parse<W: AsRef<str>>(words: &[W]) -> Result<Rule> {
             "deny" => rule.verdict = Some(Verdict::Deny),
             "mark" => rule.mark = Some(number(value()?)?),
             "priority" => rule.priority = Some(priority(value()?)?),
+            "weight" => rule.weight = Some(weight(value()?)?),
             "rate" => (rule.rate_bytes, rule.rate_packets) = rate(value()?)?,
             other => {
                 return Err(format!(
@@ -118,13 +121,18 @@ pub(crate) fn parse<W: AsRef<str>>(words: &[W]) -> Result<Rule> {
                 ))
             }
         }
-        acts |= matches!(word, "allow" | "deny" | "mark" | "priority" | "rate");
+        acts |= matches!(
+            word,
+            "allow" | "deny" | "mark" | "priority" | "weight" | "rate"
+        );
     }
     let rated = rule.rate_bytes.or(rule.rate_packets).is_some();
     match rule.verdict {
-        _ if !acts => Err("what becomes of them? allow, deny, mark, priority or rate".to_owned()),
-        Some(Verdict::Deny) if rated || rule.mark.or(rule.priority).is_some() => {
-            Err("what is denied has no mark, priority or rate".to_owned())
+        _ if !acts => {
+            Err("what becomes of them? allow, deny, mark, priority, weight or rate".to_owned())
+        }
+        Some(Verdict::Deny) if rated || rule.mark.or(rule.priority).or(rule.weight).is_some() => {
+            Err("what is denied has no mark, priority, weight or rate".to_owned())
         }
         _ if (rule.shared || rule.burst.is_some()) && !rated => {
             Err("burst and shared are of a rate".to_owned())
@@ -190,6 +198,7 @@ pub(crate) fn text_of(rule: &Rule, names: &Names) -> String {
             major => format!("{major:x}:{:x}", class & 0xffff),
         }),
     );
+    add("weight", rule.weight.map(|weight| weight.to_string()));
     add(
         "rate",
         rule.rate_bytes.map(|bytes| match bytes.checked_mul(8) {
@@ -216,7 +225,7 @@ pub(crate) fn text_of(rule: &Rule, names: &Names) -> String {
     if rule.verdict == Some(Verdict::Deny) {
         words.push("deny".to_owned());
     } else if rule.rate_bytes.or(rule.rate_packets).is_none()
-        && rule.mark.or(rule.priority).is_none()
+        && rule.mark.or(rule.priority).or(rule.weight).is_none()
     {
         words.push("allow".to_owned());
     }
@@ -335,6 +344,16 @@ fn network(text: &str) -> Result<(IpAddr, u8)> {
     })
 }
 
+/// More than that would be no share.
+const WEIGHT_MAX: u32 = 1000;
+
+fn weight(text: &str) -> Result<u32> {
+    match number(text)? {
+        weight @ 1..=WEIGHT_MAX => Ok(weight),
+        _ => Err(format!("{text}: a weight is 1 to {WEIGHT_MAX}")),
+    }
+}
+
 fn priority(text: &str) -> Result<u32> {
     let Some((major, minor)) = text.split_once(':') else {
         return number(text);
@@ -421,6 +440,7 @@ mod tests {
             "remote 2001:db8::1 remote-port 1-1023 device eth0 direction out mark 0x10",
             "exe '/opt/my game/it' priority 1:10",
             "priority 6",
+            "user 0 weight 5",
             "rate 1Mbit burst 3000 shared",
             "direction in rate 12345pps comment 'not so fast'",
             "rate 8bit",
@@ -457,6 +477,9 @@ mod tests {
             ("user 1 user 2 allow", "twice"),
             ("allow deny", "either"),
             ("deny mark 1", "no mark"),
+            ("deny weight 2", "no mark"),
+            ("weight 0", "1 to 1000"),
+            ("weight 1001", "1 to 1000"),
             ("allow burst 5", "of a rate"),
             ("local-port 65536 allow", "range"),
             ("local-port 9-1 allow", "empty"),
@@ -534,11 +557,12 @@ mod tests {
             1..=u64::MAX,
             of(1..=u64::MAX),
             any::<bool>(),
+            of(1..=WEIGHT_MAX),
         );
         (who, ports(), ports(), net, of(1..=3_u32), acts).prop_map(
             |(who, local, remote, net, ways, acts)| {
                 let (uid, gid, cgroup, exe, device, comment) = who;
-                let (mark, priority, kind, rate, burst, shared) = acts;
+                let (mark, priority, kind, rate, burst, shared, weight) = acts;
                 let net =
                     net.and_then(|(address, prefix)| network(&format!("{address}/{prefix}")).ok());
                 Rule {
@@ -557,6 +581,7 @@ mod tests {
                     comment,
                     mark,
                     priority,
+                    weight,
                     rate_bytes: (kind == 1).then_some(rate),
                     rate_packets: (kind == 2).then_some(rate),
                     burst: burst.filter(|_| kind > 0),

@@ -470,6 +470,9 @@ attributes! {
         30 bytes: Option<u64>,
         /// Calls of bind() and connect() that it refused, and live flows that it stopped.
         31 denied: Option<u64>,
+        /// How many times an engine's budget a channel has, for what this rule decides about; 1, if it
+        /// isn't there.
+        32 weight: Option<u32>,
     }
 }
 
