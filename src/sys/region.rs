@@ -420,6 +420,14 @@ impl KernelVec<'_> {
         Ok(())
     }
 
+    /// The piece, if it is one.
+    pub(super) fn only_piece(&self) -> Option<&bindings::kvec> {
+        match &self.pieces[..] {
+            [piece] => Some(piece),
+            _ => None,
+        }
+    }
+
     pub(super) fn as_ptr(&self) -> *const bindings::kvec {
         self.pieces.as_ptr()
     }

@@ -71,6 +71,17 @@ impl SkBuff {
 
     /// Copies payload from `at` on into the memory that `to` names.
     pub(crate) fn copy_payload(&self, at: u32, to: &KernelVec<'_>) -> Result {
+        if let Some(piece) = to.only_piece() {
+            // SAFETY: `to` names writable memory by its invariants; the call checks the skb's bounds.
+            return to_result(unsafe {
+                bindings::skb_copy_bits(
+                    self.as_ptr(),
+                    i32::try_from(at)?,
+                    piece.iov_base,
+                    i32::try_from(piece.iov_len)?,
+                )
+            });
+        }
         let iter = Opaque::<bindings::iov_iter>::uninit();
         let iter = iter.get();
         // SAFETY: `to` names writable memory by its invariants and outlives the iterator, which is
