@@ -21,6 +21,10 @@ sending() {
 	for number in $(seq 255); do
 		printf 'neigh add 198.18.1.%d dev %s lladdr 02:00:00:00:01:%02x nud permanent\n' "$number" "${1}0" "$number"
 	done >"$batch"
+	# Whence many sockets send.
+	for number in $(seq 0 9); do
+		printf 'addr add 198.19.0.%d/32 dev %s\n' "$number" "${1}0"
+	done >>"$batch"
 	ip -n "$1" -batch "$batch"
 }
 
@@ -36,6 +40,9 @@ set_up() {
 	namespace twin "${nics[3]}"
 	ip -n near addr add 198.51.100.1/24 dev near0
 	ip -n far addr add 198.51.100.2/24 dev far0
+	# Nor do these ever have to ask.
+	ip -n near neigh add 198.51.100.2 dev near0 lladdr "$(ip netns exec far cat /sys/class/net/far0/address)" nud permanent
+	ip -n far neigh add 198.51.100.1 dev far0 lladdr "$(ip netns exec near cat /sys/class/net/near0/address)" nud permanent
 	[ ${#nics[@]} -gt 4 ] || return 0
 	sending tap "${nics[4]}"
 }

@@ -42,6 +42,17 @@ tcpdump_rows() {
 	fi
 }
 
+# What many sockets and flows cost, and round trips.
+many() {
+	echo "# many flows, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
+	sysctl -qw net.kopi.user_max_flows=131072
+	in_void kopi-bench scale --nic void0 --local 198.18.0.0 || failed=1
+}
+round_trips() {
+	echo "# round trips, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
+	in_near kopi-bench rtt --nic near0 --local 198.51.100.1 --far-netns /run/netns/far --far 198.51.100.2 || failed=1
+}
+
 nsenter --net=/run/netns/host kopi-bench wire --nic eth0 --local 192.0.2.1 --peer-netns /run/netns/peer \
 	--peer-nic eth1 --peer 192.0.2.2 || failed=1
 set_up
@@ -87,4 +98,6 @@ no_nft near
 conntrack near input
 received conntrack --counts handed --count "$nft_count" --payloads 64
 no_nft near
+round_trips
+many
 exit $failed

@@ -3,11 +3,16 @@
 //! Counts what a packet costs by KOPI's rings and by their rivals.
 
 mod clock;
+mod compare;
 mod measure;
+mod meter;
 mod nic;
+mod plot;
 mod policy;
 mod receive;
 mod row;
+mod rtt;
+mod scale;
 mod send;
 mod table;
 mod traffic;
@@ -31,17 +36,29 @@ enum Command {
     Send(measure::Options),
     /// Receive by each mode, and write a JSON object for each row
     Recv(receive::Options),
+    /// Send by up to so many sockets or flows at random, and write a JSON object for each row
+    Scale(scale::Options),
+    /// Send a datagram and wait for the answer, by each mode, and write a JSON object for each row
+    Rtt(rtt::Options),
     /// Check that all modes put the same bytes on the wire
     Wire(wire::Options),
     /// Read such rows, write them as an array, and print tables
     Table(table::Options),
+    /// Read such rows, and fail if one got worse than a table has it
+    Compare(compare::Options),
+    /// Draw such an array
+    Plot(plot::Options),
 }
 
 fn main() -> ExitCode {
     let result = match Options::parse().command {
         Command::Send(options) => measure::run(&options),
         Command::Recv(options) => receive::run(&options),
+        Command::Scale(options) => scale::run(&options),
+        Command::Rtt(options) => rtt::run(&options),
         Command::Wire(options) => wire::run(&options),
+        Command::Compare(options) => compare::run(&options),
+        Command::Plot(options) => plot::run(&options),
         Command::Table(options) => table::run(&options),
     };
     match result {

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 const TOLERANCE: f64 = 0.03;
 
 /// What one mode cost in one situation.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default)]
 pub(crate) struct Row {
     /// Name of the mode.
     pub(crate) mode: String,
@@ -51,8 +52,36 @@ pub(crate) struct Row {
     /// What the stack was handed, a train as one, with the packets before the runs; `None` if that
     /// depends on chance.
     pub(crate) handed: Option<u64>,
+    /// Time of a round trip, idle time with it: the median of the last run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) median_ns: Option<u64>,
+    /// The 99th percentile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) p99_ns: Option<u64>,
+    /// Kernel memory that the flows took, with their channel, where many flows were compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kernel_bytes: Option<u64>,
     /// The kernel.
     pub(crate) kernel: String,
+}
+
+impl Row {
+    /// Whether it is of the same mode in the same situation.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        let kind = |row: &Self| {
+            (
+                row.offloads,
+                row.payload,
+                row.flows,
+                row.peers,
+                row.kernel_bytes.is_some(),
+            )
+        };
+        self.mode == other.mode
+            && self.direction == other.direction
+            && self.policy == other.policy
+            && kind(self) == kind(other)
+    }
 }
 
 /// The mean of the runs, if they agree.

@@ -69,11 +69,24 @@ const GOALS: &[Goal] = &[
     },
 ];
 
+/// What a packet of the most flows on one channel may cost, of what one of a single flow does.
+const MANY_AT_MOST: f64 = 1.15;
+/// Kernel memory that a flow may take beyond what a UDP socket does.
+const BYTES_AT_MOST: f64 = 512.0;
+
 pub(crate) fn run(options: &Options) -> io::Result<bool> {
+    let rows = read_rows(io::stdin().lock())?;
+    fs::write(&options.json, array(&rows)?)?;
+    print!("{}{}{}", tables(&rows), scale(&rows), round_trips(&rows));
+    println!("{}{}", goals(&rows), goals_of_many(&rows));
+    Ok(true)
+}
+
+/// The rows of what the machine said.
+pub(crate) fn read_rows(from: impl BufRead) -> io::Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for line in io::stdin().lock().lines() {
+    for line in from.lines() {
         let line = line?;
-        // What else the machine said.
         if line.starts_with('{') {
             rows.push(serde_json::from_str(&line)?);
         }
@@ -81,14 +94,11 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
     if rows.is_empty() {
         return Err(io::Error::other("no rows"));
     }
-    fs::write(&options.json, array(&rows)?)?;
-    print!("{}", tables(&rows));
-    println!("{}", goals(&rows));
-    Ok(true)
+    Ok(rows)
 }
 
 /// A JSON array with a row in each line, as it is to be compared.
-fn array(rows: &[Row]) -> io::Result<String> {
+pub(crate) fn array(rows: &[Row]) -> io::Result<String> {
     let rows: Result<Vec<_>, _> = rows.iter().map(serde_json::to_string).collect();
     Ok(format!("[\n{}\n]\n", rows?.join(",\n")))
 }
@@ -104,6 +114,11 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     seen
 }
 
+/// Whether it compares modes, policies and payloads.
+fn is_plain(row: &Row) -> bool {
+    row.kernel_bytes.is_none() && row.median_ns.is_none()
+}
+
 /// Which rows make a table.
 fn kind(row: &Row) -> (&str, usize, bool) {
     (&row.direction, row.peers, row.offloads)
@@ -113,8 +128,10 @@ fn kind(row: &Row) -> (&str, usize, bool) {
 /// payloads across.
 fn tables(rows: &[Row]) -> String {
     let mut text = String::new();
-    for kind in distinct(rows.iter().map(kind)) {
-        let here: Vec<_> = rows.iter().filter(|row| self::kind(row) == kind).collect();
+    let rows: Vec<_> = rows.iter().filter(|row| is_plain(row)).collect();
+    for kind in distinct(rows.iter().map(|row| kind(row))) {
+        let here = rows.iter().filter(|row| self::kind(row) == kind);
+        let here: Vec<_> = here.collect();
         let columns = distinct(here.iter().map(|row| (&row.policy, row.payload)));
         let cells: BTreeMap<_, _> = here
             .iter()
@@ -144,6 +161,78 @@ fn tables(rows: &[Row]) -> String {
     text
 }
 
+/// The first and the last row of a mode of which there are many sockets or flows.
+fn ends<'r>(rows: &'r [Row], mode: &str) -> Option<(&'r Row, &'r Row)> {
+    let of = |row: &&Row| row.mode == mode && row.kernel_bytes.is_some();
+    let first = rows.iter().filter(of).min_by_key(|row| row.flows)?;
+    let last = rows.iter().filter(of).max_by_key(|row| row.flows)?;
+    Some((first, last))
+}
+
+/// Kernel memory that each socket or flow takes, but for the first one.
+fn bytes_of_one(rows: &[Row], mode: &str) -> Option<f64> {
+    let (first, last) = ends(rows, mode)?;
+    let bytes = last.kernel_bytes? as f64 - first.kernel_bytes? as f64;
+    (last.flows > first.flows).then(|| bytes / f64::from(last.flows - first.flows))
+}
+
+/// What packets cost by how many sockets or flows there are, and what these do.
+fn scale(rows: &[Row]) -> String {
+    let here: Vec<_> = rows
+        .iter()
+        .filter(|row| row.kernel_bytes.is_some())
+        .collect();
+    let counts = distinct(here.iter().map(|row| row.flows));
+    if counts.is_empty() {
+        return String::new();
+    }
+    let mut text = "send, 64 bytes, each by a random socket or flow of so many: instructions per \
+                    packet; bytes of kernel memory for each that is idle\n\n"
+        .to_owned();
+    let heads = counts.iter().map(|count| format!(" {count} |"));
+    let _ = writeln!(text, "| |{} bytes |", heads.collect::<String>());
+    let _ = writeln!(text, "| --- |{}", " ---: |".repeat(counts.len() + 1));
+    for mode in distinct(here.iter().map(|row| row.mode.as_str())) {
+        let line = counts.iter().map(|&count| {
+            let row = here
+                .iter()
+                .find(|row| row.mode == mode && row.flows == count);
+            format!(" {} |", row.map_or_else(String::new, |row| cell(row)))
+        });
+        let bytes =
+            bytes_of_one(rows, mode).map_or_else(String::new, |bytes| format!("{bytes:.0}"));
+        let _ = writeln!(text, "| {mode} |{} {bytes} |", line.collect::<String>());
+    }
+    text.push('\n');
+    text
+}
+
+/// What round trips cost, and how long they took.
+fn round_trips(rows: &[Row]) -> String {
+    let mut lines = rows.iter().filter(|row| row.median_ns.is_some()).peekable();
+    if lines.peek().is_none() {
+        return String::new();
+    }
+    let mut text = "rtt, 64 bytes\n
+| | instructions | median, ns | 99th percentile, ns |
+| --- | ---: | ---: | ---: |
+"
+    .to_owned();
+    for row in lines {
+        let time = |time: Option<u64>| time.map_or_else(String::new, |time| time.to_string());
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} |",
+            row.mode,
+            cell(row),
+            time(row.median_ns),
+            time(row.p99_ns)
+        );
+    }
+    text.push('\n');
+    text
+}
+
 /// What a row cost, in brackets if the policy didn't see it.
 fn cell(row: &Row) -> String {
     match (row.insn_per_packet, row.policy_holds) {
@@ -166,6 +255,7 @@ fn goals(rows: &[Row]) -> String {
                         && row.policy == "nft10"
                         && row.payload == 64
                         && (row.peers > 1) == goal.many
+                        && is_plain(row)
                 })?
                 .insn_per_packet
         };
@@ -186,6 +276,41 @@ fn goals(rows: &[Row]) -> String {
     text
 }
 
+/// The goals of many flows on one channel.
+fn goals_of_many(rows: &[Row]) -> String {
+    let mut text = String::new();
+    let verdict = |reached| match reached {
+        true => "reached",
+        false => "not reached",
+    };
+    if let Some((first, last)) = ends(rows, "kopi_doorbell") {
+        if let (Some(one), Some(many)) = (first.insn_per_packet, last.insn_per_packet) {
+            let ratio = many / one;
+            let _ = writeln!(
+                text,
+                "a packet of {} flows on one channel, of one of {}: {many:.0} / {one:.0} = {ratio:.2}, \
+                 goal {MANY_AT_MOST}: {}",
+                last.flows,
+                first.flows,
+                verdict(ratio <= MANY_AT_MOST)
+            );
+        }
+    }
+    if let (Some(flow), Some(socket)) = (
+        bytes_of_one(rows, "kopi_doorbell"),
+        bytes_of_one(rows, "send"),
+    ) {
+        let own = flow - socket;
+        let _ = writeln!(
+            text,
+            "kernel memory of an idle flow beyond a UDP socket's: {flow:.0} - {socket:.0} = {own:.0} \
+             bytes, goal {BYTES_AT_MOST}: {}",
+            verdict(own <= BYTES_AT_MOST)
+        );
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,25 +319,20 @@ mod tests {
         Row {
             mode: mode.to_owned(),
             direction: "send".to_owned(),
-            offloads: false,
             payload: 64,
             policy: policy.to_owned(),
-            policy_holds: None,
             flows: 1,
             peers,
             batch: 64,
             insn_per_packet: Some(cost),
             runs: vec![cost, cost],
-            packets_per_second: None,
-            wakeups_per_packet: 0.0,
             warm_up: 1,
             sent: 2,
-            delivered: None,
             nic_packets: 2,
             nic_bytes: 212,
-            policy_packets: None,
             handed: Some(2),
             kernel: "7.3.4".to_owned(),
+            ..Row::default()
         }
     }
 
@@ -264,6 +384,46 @@ send, 255 peers at random: instructions per packet
             "{text}"
         );
         assert_eq!(goals(&rows[..2]), "");
+    }
+
+    #[test]
+    fn many_flows_have_a_table_of_their_own() {
+        let many = |mode: &str, flows, cost, bytes| Row {
+            flows,
+            kernel_bytes: Some(bytes),
+            ..row(mode, "none", 1, cost)
+        };
+        let rows = [
+            row("send", "none", 1, 4000.0),
+            many("send", 1, 5000.0, 3_000),
+            many("send", 101, 5000.0, 303_000),
+            many("kopi_doorbell", 1, 6000.0, 10_000),
+            many("kopi_doorbell", 101, 7200.0, 360_000),
+        ];
+        assert!(tables(&rows).ends_with("| send | 4000 |\n\n"));
+        let text = scale(&rows);
+        assert!(text.contains("| | 1 | 101 | bytes |\n"), "{text}");
+        assert!(text.contains("| send | 5000 | 5000 | 3000 |\n"), "{text}");
+        assert!(
+            text.contains("| kopi_doorbell | 6000 | 7200 | 3500 |\n"),
+            "{text}"
+        );
+        let goals = goals_of_many(&rows);
+        assert!(goals.contains("= 1.20, goal 1.15: not reached"), "{goals}");
+        assert!(goals.contains("= 500 bytes, goal 512: reached"), "{goals}");
+        assert_eq!(scale(&rows[..1]) + &goals_of_many(&rows[..1]), "");
+    }
+
+    #[test]
+    fn round_trips_have_times() {
+        let trip = Row {
+            median_ns: Some(1000),
+            p99_ns: Some(2000),
+            ..row("kopi_spin", "none", 1, 900.0)
+        };
+        assert!(round_trips(&[trip.clone()]).ends_with("| kopi_spin | 900 | 1000 | 2000 |\n\n"));
+        assert_eq!(tables(&[trip]), "");
+        assert_eq!(round_trips(&[]), "");
     }
 
     #[test]

@@ -24,6 +24,24 @@ impl Peer {
     }
 }
 
+/// The same random numbers in each run: Marsaglia's xorshift.
+pub(crate) struct Random(u64);
+
+impl Random {
+    pub(crate) fn new() -> Self {
+        Self(1)
+    }
+
+    /// The next number below `count`.
+    #[inline]
+    pub(crate) fn below(&mut self, count: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % u64::from(count)) as u32
+    }
+}
+
 /// A stream of packets, each with another payload.
 pub(crate) struct Traffic {
     pub(crate) local: Ipv4Addr,
@@ -31,7 +49,7 @@ pub(crate) struct Traffic {
     pub(crate) peers: Vec<Peer>,
     template: Vec<u8>,
     number: u64,
-    random: u64,
+    random: Random,
 }
 
 impl Traffic {
@@ -44,7 +62,7 @@ impl Traffic {
             peers,
             template: (0..payload).map(|at| at as u8).collect(),
             number: 0,
-            random: 1,
+            random: Random::new(),
         }
     }
 
@@ -69,14 +87,10 @@ impl Traffic {
     /// Whom the next packet goes to.
     #[inline]
     pub(crate) fn next_peer(&mut self) -> usize {
-        if self.peers.len() == 1 {
-            return 0;
+        match self.peers.len() {
+            1 => 0,
+            count => self.random.below(count as u32) as usize,
         }
-        // Marsaglia's xorshift.
-        self.random ^= self.random << 13;
-        self.random ^= self.random >> 7;
-        self.random ^= self.random << 17;
-        (self.random % self.peers.len() as u64) as usize
     }
 
     /// Writes the next packet as it is on the wire, with both checksums.

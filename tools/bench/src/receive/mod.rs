@@ -8,7 +8,8 @@ mod sockets;
 
 use crate::{
     clock::Clock,
-    measure::{kernel, name, sleeps},
+    measure::name,
+    meter::{kernel, sleeps},
     nic::{within, Count, Nic},
     policy::{Packets, Policy},
     row::{agreed, Row},
@@ -337,7 +338,6 @@ impl Bench<'_> {
             batch: BURST,
             insn_per_packet: Some(mean),
             runs,
-            packets_per_second: None,
             wakeups_per_packet: sleeps as f64 / sent as f64,
             warm_up,
             sent,
@@ -347,6 +347,7 @@ impl Bench<'_> {
             policy_packets,
             handed: packets.handed,
             kernel: self.kernel.clone(),
+            ..Row::default()
         })
     }
 }

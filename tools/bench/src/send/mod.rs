@@ -2,13 +2,17 @@
 
 //! The ways to send.
 
+mod fleet;
 mod packet_ring;
 mod rings;
 mod sockets;
 mod uring;
 mod xdp;
 
-pub(crate) use self::packet_ring::PacketRing;
+pub(crate) use self::{
+    fleet::{Fleet, FleetMode},
+    packet_ring::PacketRing,
+};
 use crate::traffic::{Traffic, FROM_PORT};
 use clap::ValueEnum;
 use serde::Serialize;

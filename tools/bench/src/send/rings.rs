@@ -4,21 +4,21 @@
 
 use super::Sender;
 use crate::traffic::Traffic;
-use kopi::{Channel, Completion, Flow, Frame, Interest, Message};
+use kopi::{Channel, Completion, Flow, FlowId, Frame, Interest, Message};
 use std::{io, time::Duration};
 
 /// Nothing takes so long, but for an error.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A channel and its flow.
-struct Port {
-    channel: Channel,
-    flow: Flow,
+pub(super) struct Port {
+    pub(super) channel: Channel,
+    pub(super) flow: Flow,
 }
 
 impl Port {
     /// Rings the doorbell until all is taken; sleeps while there is no room.
-    fn flush(&self) -> io::Result<()> {
+    pub(super) fn flush(&self) -> io::Result<()> {
         let mut error = Ok(());
         let mut note = |completion: Completion| {
             if error.is_ok() {
@@ -39,7 +39,7 @@ impl Port {
     }
 
     /// A free frame; sleeps while there is none.
-    fn frame(&self) -> io::Result<Frame<'_>> {
+    pub(super) fn frame(&self) -> io::Result<Frame<'_>> {
         loop {
             if let Some(frame) = self.channel.frame() {
                 return Ok(frame);
@@ -49,8 +49,18 @@ impl Port {
         }
     }
 
-    fn send(&self, message: &Message, frame: Frame<'_>) -> io::Result<()> {
+    pub(super) fn send(&self, message: &Message, frame: Frame<'_>) -> io::Result<()> {
         let flow = self.flow.id().expect("a flow on its channel");
+        self.send_by(flow, message, frame)
+    }
+
+    /// Sends by any flow on the channel.
+    pub(super) fn send_by(
+        &self,
+        flow: FlowId,
+        message: &Message,
+        frame: Frame<'_>,
+    ) -> io::Result<()> {
         Ok(self.channel.send(flow, message, frame)?)
     }
 }

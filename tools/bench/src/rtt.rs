@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Measures round trips: of one datagram at a time, to a thread in another namespace that sends back
+//! what comes, by an ordinary UDP socket for all modes.
+
+use crate::{
+    clock::Clock,
+    measure::name,
+    meter::{kernel, sleeps},
+    nic::{within, Count, Nic},
+    row::{agreed, Row},
+    traffic::{FROM_PORT, HEADERS, TO_PORT},
+};
+use clap::{Args, ValueEnum};
+use kopi::{Channel, Flow, Interest, Message};
+use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::fd::AsRawFd,
+    path::PathBuf,
+    ptr, thread,
+    time::{Duration, Instant},
+};
+
+/// How often a row is run until two runs after each other agree.
+const RUNS_MAX: usize = 4;
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the stack may poll for an answer.
+const BUSY_POLL_US: libc::c_int = 100_000;
+
+/// A way to send a datagram and get the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Mode {
+    /// send(2) and recv(2), which sleeps
+    Udp,
+    /// As that, with SO_BUSY_POLL
+    UdpBusyPoll,
+    /// As that, with MSG_DONTWAIT until there is something
+    UdpSpin,
+    /// KOPI's rings: a doorbell, and a sleep
+    Kopi,
+    /// KOPI's rings: a doorbell, and a look at the RX ring until there is something
+    KopiSpin,
+}
+
+#[derive(Args)]
+pub(crate) struct Options {
+    /// The device to send by
+    #[arg(long)]
+    nic: String,
+
+    /// Its address
+    #[arg(long)]
+    local: Ipv4Addr,
+
+    /// The network namespace of the device at the other end, as a file
+    #[arg(long)]
+    far_netns: PathBuf,
+
+    /// Its address
+    #[arg(long)]
+    far: Ipv4Addr,
+
+    /// Modes, if not all
+    #[arg(long, value_delimiter = ',')]
+    modes: Vec<Mode>,
+
+    /// Bytes of payload
+    #[arg(long, value_delimiter = ',', default_value = "64")]
+    payloads: Vec<usize>,
+
+    /// Round trips of each run
+    #[arg(long, default_value_t = 256)]
+    trips: usize,
+}
+
+/// What is common to all rows.
+struct Bench<'o> {
+    options: &'o Options,
+    nic: Nic,
+    clock: Clock,
+    kernel: String,
+}
+
+pub(crate) fn run(options: &Options) -> io::Result<bool> {
+    let echo = within(&options.far_netns, || {
+        UdpSocket::bind((options.far, TO_PORT))
+    })?;
+    thread::spawn(move || answer(&echo));
+    let bench = Bench {
+        options,
+        nic: Nic::open(&options.nic)?,
+        clock: Clock::new()?,
+        kernel: kernel()?,
+    };
+    let modes = match &options.modes[..] {
+        [] => Mode::value_variants(),
+        modes => modes,
+    };
+    let mut all_right = true;
+    for &payload in &options.payloads {
+        for &mode in modes {
+            match bench.row(mode, payload) {
+                Ok(row) => println!("{}", serde_json::to_string(&row)?),
+                Err(error) => {
+                    all_right = false;
+                    eprintln!("not ok: {}, {payload} bytes: {error}", name(mode));
+                }
+            }
+        }
+    }
+    Ok(all_right)
+}
+
+/// Sends back what comes, for ever, before all others: so a client that polls doesn't hold it up.
+fn answer(socket: &UdpSocket) {
+    // SAFETY: Zeroes are a valid `sched_param`, with a priority besides.
+    let status = unsafe {
+        let mut param: libc::sched_param = std::mem::zeroed();
+        param.sched_priority = 1;
+        libc::sched_setscheduler(0, libc::SCHED_FIFO, &param)
+    };
+    assert_eq!(status, 0, "no SCHED_FIFO: {}", io::Error::last_os_error());
+    let mut buffer = [0; 65536];
+    loop {
+        let echoed = socket
+            .recv_from(&mut buffer)
+            .and_then(|(len, peer)| socket.send_to(&buffer[..len], peer));
+        if let Err(error) = echoed {
+            eprintln!("# the answering side: {error}");
+        }
+    }
+}
+
+/// Sends a datagram, and waits for the answer.
+trait Client {
+    fn trip(&mut self, payload: &[u8]) -> io::Result<()>;
+}
+
+fn check(sent: &[u8], came: &[u8]) -> io::Result<()> {
+    if sent == came {
+        return Ok(());
+    }
+    Err(io::Error::other(format!(
+        "an answer of {} bytes isn't what was sent",
+        came.len()
+    )))
+}
+
+/// An ordinary socket.
+struct Udp {
+    socket: Socket,
+    buffer: Vec<u8>,
+    flags: libc::c_int,
+}
+
+impl Client for Udp {
+    fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.socket.send(payload)?;
+        let deadline = Instant::now() + PATIENCE;
+        let fd = self.socket.as_raw_fd();
+        loop {
+            let (buffer, room) = (self.buffer.as_mut_ptr(), self.buffer.len());
+            // SAFETY: The buffer is as long as is said.
+            let len = unsafe { libc::recv(fd, buffer.cast(), room, self.flags) };
+            if len >= 0 {
+                return check(payload, &self.buffer[..len as usize]);
+            }
+            let error = io::Error::last_os_error();
+            if self.flags == 0 || error.kind() != io::ErrorKind::WouldBlock {
+                return Err(error);
+            }
+            if Instant::now() > deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+/// A flow and its channel.
+struct Rings {
+    channel: Channel,
+    flow: Flow,
+    spins: bool,
+}
+
+impl Client for Rings {
+    fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
+        let flow = self.flow.id().expect("a flow on its channel");
+        let frame = self.channel.payload(payload);
+        let frame = frame.ok_or_else(|| io::Error::other("no free frame"))?;
+        self.channel.send(flow, &Message::connected(), frame)?;
+        if !self.channel.flush()? {
+            return Err(io::Error::other("no room for a single datagram"));
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(packet) = self.channel.recv()? {
+                return check(payload, packet.chunks().next().unwrap_or_default());
+            }
+            if !self.spins {
+                self.channel.wait(Interest::READABLE, Some(PATIENCE))?;
+            }
+            if Instant::now() > deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+impl Mode {
+    fn open(
+        self,
+        near: SocketAddrV4,
+        far: SocketAddrV4,
+        payload: usize,
+    ) -> io::Result<Box<dyn Client>> {
+        if matches!(self, Self::Kopi | Self::KopiSpin) {
+            let flow = Flow::bind(near.into())?;
+            flow.connect(far.into())?;
+            return Ok(Box::new(Rings {
+                channel: Channel::builder().open(&flow)?,
+                flow,
+                spins: self == Self::KopiSpin,
+            }));
+        }
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        socket.bind(&near.into())?;
+        socket.connect(&far.into())?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        if self == Self::UdpBusyPoll {
+            set_busy_poll(&socket)?;
+        }
+        Ok(Box::new(Udp {
+            socket,
+            buffer: vec![0; payload],
+            flags: match self {
+                Self::UdpSpin => libc::MSG_DONTWAIT,
+                _ => 0,
+            },
+        }))
+    }
+}
+
+fn set_busy_poll(socket: &Socket) -> io::Result<()> {
+    // SAFETY: The value is an int, as the length says.
+    let status = unsafe {
+        libc::setsockopt(
+            SockRef::from(socket).as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_BUSY_POLL,
+            ptr::from_ref(&BUSY_POLL_US).cast(),
+            size_of_val(&BUSY_POLL_US) as libc::socklen_t,
+        )
+    };
+    match status {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+impl Bench<'_> {
+    fn row(&self, mode: Mode, payload: usize) -> io::Result<Row> {
+        let near = SocketAddrV4::new(self.options.local, FROM_PORT);
+        let far = SocketAddrV4::new(self.options.far, TO_PORT);
+        let mut client = mode.open(near, far, payload)?;
+        let trips = self.options.trips;
+        let mut data: Vec<u8> = (0..payload).map(|at| at as u8).collect();
+        let mut number = 0u64;
+        let mut times = Vec::new();
+        let mut run = |count: usize| {
+            times.clear();
+            for _ in 0..count {
+                data[..8].copy_from_slice(&number.to_be_bytes());
+                number += 1;
+                let start = Instant::now();
+                client.trip(&data)?;
+                times.push(start.elapsed().as_nanos() as u64);
+            }
+            times.sort_unstable();
+            io::Result::Ok((percentile(&times, 50), percentile(&times, 99)))
+        };
+        let before = self.nic.sent()?;
+        let warm_up = trips / 4;
+        run(warm_up)?;
+        let mut runs: Vec<f64> = Vec::new();
+        let mut latency = (0, 0);
+        let slept = sleeps();
+        // Now and then the kernel has something else to do in between; all runs are shown.
+        while runs.len() < 2 || (agreed(&runs[runs.len() - 2..]).is_none() && runs.len() < RUNS_MAX)
+        {
+            let start = self.clock.start();
+            latency = run(trips)?;
+            runs.push(self.clock.since(start) / trips as f64);
+        }
+        let sleeps = sleeps() - slept;
+        let mean = agreed(&runs[runs.len() - 2..]).ok_or_else(|| {
+            io::Error::other(format!(
+                "its runs don't agree: {runs:?} instructions a round trip"
+            ))
+        })?;
+        let sent = (runs.len() * trips) as u64;
+        let all = sent + warm_up as u64;
+        let left = self.nic.sent()?.since(before);
+        let wanted = Count {
+            packets: all,
+            bytes: all * (HEADERS + payload) as u64,
+        };
+        if left != wanted {
+            return Err(io::Error::other(format!(
+                "of {wanted:?} the NIC sent {left:?}"
+            )));
+        }
+        Ok(Row {
+            mode: name(mode),
+            direction: "rtt".to_owned(),
+            payload,
+            policy: "none".to_owned(),
+            flows: 1,
+            peers: 1,
+            batch: 1,
+            insn_per_packet: Some(mean),
+            runs,
+            median_ns: Some(latency.0),
+            p99_ns: Some(latency.1),
+            wakeups_per_packet: sleeps as f64 / sent as f64,
+            warm_up: warm_up as u64,
+            sent,
+            delivered: Some(sent),
+            nic_packets: sent,
+            nic_bytes: sent * (HEADERS + payload) as u64,
+            kernel: self.kernel.clone(),
+            ..Row::default()
+        })
+    }
+}
+
+/// The time below which so many of a hundred are, of times in their order.
+fn percentile(times: &[u64], hundredths: usize) -> u64 {
+    let at = (times.len() * hundredths).div_ceil(100).max(1) - 1;
+    times.get(at).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_all_times() {
+        let times: Vec<u64> = (1..=200).collect();
+        assert_eq!(percentile(&times, 50), 100);
+        assert_eq!(percentile(&times, 99), 198);
+        assert_eq!(percentile(&[7], 50), 7);
+        assert_eq!(percentile(&[7], 99), 7);
+        assert_eq!(percentile(&[], 99), 0);
+    }
+
+    #[test]
+    fn answers_are_what_was_sent() {
+        assert!(check(b"one", b"one").is_ok());
+        assert!(check(b"one", b"two").is_err());
+    }
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sending by one of many sockets or flows, another one for each packet.
+
+use super::{all_of, rings::Port, BATCH};
+use crate::traffic::Traffic;
+use clap::ValueEnum;
+use io_uring::{opcode, types, IoUring};
+use kopi::{Channel, Flow, FlowId, Message};
+use socket2::{Domain, Protocol, Socket, Type};
+use std::{
+    io,
+    net::SocketAddrV4,
+    os::fd::{AsRawFd, RawFd},
+};
+
+/// A way to send by many sockets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub(crate) enum FleetMode {
+    /// send(2)
+    Send,
+    /// io_uring, 64 sends by a system call
+    IoUring,
+    /// KOPI's TX ring, 64 packets by a doorbell, all flows on one channel
+    KopiDoorbell,
+}
+
+impl FleetMode {
+    /// Opens the first socket.
+    pub(crate) fn open(
+        self,
+        local: SocketAddrV4,
+        peer: SocketAddrV4,
+        payload: usize,
+    ) -> io::Result<Box<dyn Fleet>> {
+        let mut fleet: Box<dyn Fleet> = match self {
+            Self::Send => Box::new(Plain {
+                sockets: Vec::new(),
+                buffer: vec![0; payload],
+            }),
+            Self::IoUring => Box::new(Uring {
+                ring: IoUring::builder()
+                    .setup_single_issuer()
+                    .setup_defer_taskrun()
+                    .build(BATCH as u32)?,
+                sockets: Vec::new(),
+                buffers: vec![0; BATCH * payload],
+            }),
+            Self::KopiDoorbell => return Ok(Box::new(Rings::new(flow(local, peer)?)?)),
+        };
+        fleet.add(local, peer)?;
+        Ok(fleet)
+    }
+}
+
+/// Sockets of one mode.
+pub(crate) trait Fleet {
+    /// Opens another one.
+    fn add(&mut self, local: SocketAddrV4, peer: SocketAddrV4) -> io::Result<()>;
+
+    /// Sends so many packets, each by the socket of which `choose` tells the number.
+    fn send(
+        &mut self,
+        traffic: &mut Traffic,
+        count: usize,
+        choose: &mut dyn FnMut() -> u32,
+    ) -> io::Result<()>;
+
+    /// Packets that are handed over at once.
+    fn batch(&self) -> usize;
+}
+
+fn socket(local: SocketAddrV4, peer: SocketAddrV4) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+    socket.bind(&local.into())?;
+    socket.connect(&peer.into())?;
+    Ok(socket)
+}
+
+fn flow(local: SocketAddrV4, peer: SocketAddrV4) -> io::Result<Flow> {
+    let flow = Flow::bind(local.into())?;
+    flow.connect(peer.into())?;
+    Ok(flow)
+}
+
+/// A packet by each system call.
+struct Plain {
+    sockets: Vec<Socket>,
+    buffer: Vec<u8>,
+}
+
+impl Fleet for Plain {
+    fn add(&mut self, local: SocketAddrV4, peer: SocketAddrV4) -> io::Result<()> {
+        self.sockets.push(socket(local, peer)?);
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        traffic: &mut Traffic,
+        count: usize,
+        choose: &mut dyn FnMut() -> u32,
+    ) -> io::Result<()> {
+        for _ in 0..count {
+            traffic.fill(&mut self.buffer);
+            let sent = self.sockets[choose() as usize].send(&self.buffer)?;
+            all_of(sent, self.buffer.len())?;
+        }
+        Ok(())
+    }
+
+    fn batch(&self) -> usize {
+        1
+    }
+}
+
+/// A batch by each system call.
+struct Uring {
+    /// Before what its entries point to.
+    ring: IoUring,
+    sockets: Vec<Socket>,
+    buffers: Vec<u8>,
+}
+
+impl Uring {
+    fn fd(&self, number: u32) -> RawFd {
+        self.sockets[number as usize].as_raw_fd()
+    }
+}
+
+impl Fleet for Uring {
+    fn add(&mut self, local: SocketAddrV4, peer: SocketAddrV4) -> io::Result<()> {
+        self.sockets.push(socket(local, peer)?);
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        traffic: &mut Traffic,
+        mut count: usize,
+        choose: &mut dyn FnMut() -> u32,
+    ) -> io::Result<()> {
+        let payload = traffic.payload();
+        while count > 0 {
+            let batch = count.min(BATCH);
+            for at in 0..batch {
+                let fd = types::Fd(self.fd(choose()));
+                let buffer = &mut self.buffers[at * payload..][..payload];
+                traffic.fill(buffer);
+                let send = opcode::Send::new(fd, buffer.as_ptr(), payload as u32).build();
+                // SAFETY: The buffer lives longer than the ring, and stays as it is until all of the
+                // batch has completed, below.
+                unsafe { self.ring.submission().push(&send) }.map_err(io::Error::other)?;
+            }
+            let mut done = 0;
+            while done < batch {
+                self.ring.submit_and_wait(batch - done)?;
+                for completion in self.ring.completion() {
+                    match completion.result() {
+                        error @ ..0 => return Err(io::Error::from_raw_os_error(-error)),
+                        sent => all_of(sent as usize, payload)?,
+                    }
+                    done += 1;
+                }
+            }
+            count -= batch;
+        }
+        Ok(())
+    }
+
+    fn batch(&self) -> usize {
+        BATCH
+    }
+}
+
+/// A batch by each doorbell.
+struct Rings {
+    port: Port,
+    /// Those behind the port's own.
+    others: Vec<(Flow, FlowId)>,
+}
+
+impl Rings {
+    fn new(flow: Flow) -> io::Result<Self> {
+        let channel = Channel::builder().rx_frames(0).open(&flow)?;
+        Ok(Self {
+            port: Port { channel, flow },
+            others: Vec::new(),
+        })
+    }
+}
+
+impl Fleet for Rings {
+    fn add(&mut self, local: SocketAddrV4, peer: SocketAddrV4) -> io::Result<()> {
+        let flow = flow(local, peer)?;
+        let number = flow.join(&self.port.channel)?;
+        self.others.push((flow, number));
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        traffic: &mut Traffic,
+        mut count: usize,
+        choose: &mut dyn FnMut() -> u32,
+    ) -> io::Result<()> {
+        while count > 0 {
+            let batch = count.min(BATCH);
+            for _ in 0..batch {
+                let mut frame = self.port.frame()?;
+                frame.set_len(traffic.payload());
+                traffic.fill(&mut frame);
+                let message = Message::connected();
+                match choose() as usize {
+                    0 => self.port.send(&message, frame)?,
+                    number => self
+                        .port
+                        .send_by(self.others[number - 1].1, &message, frame)?,
+                }
+            }
+            self.port.flush()?;
+            count -= batch;
+        }
+        Ok(())
+    }
+
+    fn batch(&self) -> usize {
+        BATCH
+    }
+}
