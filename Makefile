@@ -62,7 +62,7 @@ rigs: build
 
 test: build bpf ynl
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
-	@qemu/test $(KERNEL)
+	@qemu/test $(KERNEL) $(if $(DEBUG_UNTIL),$(DEBUG_UNTIL) $(SMOKE))
 
 build-debug: tools bpf ynl
 	@$(step) kernel-debug qemu/kernel debug
