@@ -573,11 +573,6 @@ void kopi_cond_resched_tasks_rcu_qs(void)
 	cond_resched_tasks_rcu_qs();
 }
 
-void kopi_yield(void)
-{
-	yield();
-}
-
 bool kopi_cpu_online(unsigned int cpu)
 {
 	return cpu < nr_cpu_ids && cpu_online(cpu);

@@ -132,7 +132,6 @@ void kopi_rcu_read_lock(void);
 void kopi_rcu_read_unlock(void);
 void kopi_cond_resched(void);
 void kopi_cond_resched_tasks_rcu_qs(void);
-void kopi_yield(void);
 bool kopi_cpu_online(unsigned int cpu);
 uid_t kopi_current_uid(void);
 u64 kopi_ktime_get_ns(void);

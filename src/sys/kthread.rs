@@ -80,5 +80,5 @@ pub(crate) fn should_stop() -> bool {
 /// Lets whoever else wants this CPU have it. Process context.
 pub(crate) fn make_way() {
     // SAFETY: Process context; the caller holds no lock.
-    unsafe { bindings::kopi_yield() };
+    unsafe { bindings::yield_() };
 }
