@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-check tools bpf ynl netlink rigs sysroot kernel clean help
+.PHONY: build run test test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools bpf ynl netlink rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -23,6 +23,7 @@ help:
 	@echo 'make soak SECONDS=N   mixed traffic, churn and changes of rules for ten minutes, or so long'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
 	@echo 'make bench       what packets cost by rings and by their rivals: build/bench.json, and tables'
+	@echo 'make bench-wall  how many packets there are in a second, of one sender and of two'
 	@echo 'make bench-check fails if a few of those rows got 5 % worse than bench/table.json has them'
 	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
 	@echo 'make netlink     src/netlink/family.[ch] and uapi/kopi_netlink.h anew, from uapi/kopi.yaml'
@@ -103,6 +104,9 @@ policy: build bpf
 
 bench: build bpf
 	@bench/run $(KERNEL)
+
+bench-wall: build
+	@bench/run --wall $(KERNEL)
 
 bench-check: build
 	@bench/check $(firstword $(KERNEL))

@@ -28,23 +28,34 @@ sending() {
 	ip -n "$1" -batch "$batch"
 }
 
-# The NIC that takes all; and, if they are there, two that are joined, one that is as they are and
-# takes all, and one to a tap device.
+# Two namespaces whose NICs are joined, and which never have to ask for each other:
+# joined NAME NIC NAME NIC
+joined() {
+	namespace "$1" "$2"
+	namespace "$3" "$4"
+	ip -n "$1" addr add 198.51.100.1/24 dev "${1}0"
+	ip -n "$3" addr add 198.51.100.2/24 dev "${3}0"
+	ip -n "$1" neigh add 198.51.100.2 dev "${1}0" lladdr "$(mac "$3")" nud permanent
+	ip -n "$3" neigh add 198.51.100.1 dev "${3}0" lladdr "$(mac "$1")" nud permanent
+}
+mac() { ip -n "$1" -j link show dev "${1}0" | jq -r '.[0].address'; }
+
+# The NIC that takes all; and, if they are there, two that are joined, and one that is as they are and
+# takes all; the two of `--nic zero-copy`; and one to a tap device.
 set_up() {
 	local nics
 	mapfile -t nics < <(cd /sys/class/net && printf '%s\n' eth* | sort -V)
 	sending void "${nics[0]}"
-	[ ${#nics[@]} -gt 1 ] || return 0
-	namespace near "${nics[1]}"
-	namespace far "${nics[2]}"
-	namespace twin "${nics[3]}"
-	ip -n near addr add 198.51.100.1/24 dev near0
-	ip -n far addr add 198.51.100.2/24 dev far0
-	# Nor do these ever have to ask.
-	ip -n near neigh add 198.51.100.2 dev near0 lladdr "$(ip netns exec far cat /sys/class/net/far0/address)" nud permanent
-	ip -n far neigh add 198.51.100.1 dev far0 lladdr "$(ip netns exec near cat /sys/class/net/near0/address)" nud permanent
-	[ ${#nics[@]} -gt 4 ] || return 0
-	sending tap "${nics[4]}"
+	nics=("${nics[@]:1}")
+	[ ${#nics[@]} -ge 3 ] || return 0
+	joined near "${nics[0]}" far "${nics[1]}"
+	namespace twin "${nics[2]}"
+	nics=("${nics[@]:3}")
+	if [ ${#nics[@]} -ge 2 ]; then
+		joined znear "${nics[0]}" zfar "${nics[1]}"
+		nics=("${nics[@]:2}")
+	fi
+	[ ${#nics[@]} = 0 ] || sending tap "${nics[0]}"
 }
 in_void() { nsenter --net=/run/netns/void "$@"; }
 in_near() { nsenter --net=/run/netns/near "$@"; }
@@ -83,16 +94,40 @@ nft10() {
 # As above.
 conntrack() { nft_rules "$1" "$2" 'ct state new,established counter name seen accept'; }
 
+# And the source becomes another one: nat NAMESPACE output
+nat() {
+	conntrack "$1" "$2"
+	nsenter --net="/run/netns/$1" nft 'add chain inet bench nat { type nat hook postrouting priority srcnat; }'
+	nsenter --net="/run/netns/$1" nft 'add rule inet bench nat snat ip to 198.19.0.9'
+}
+
 nft_count='nft -j list counter inet bench seen | jq ".nftables[1].counter.packets"'
 no_nft() { nsenter --net="/run/netns/$1" nft delete table inet bench; }
 
-# The mark chooses the class.
-htb() {
+# A class of its own for some.
+htb_classes() {
 	in_void tc qdisc add dev void0 root handle 1: htb default 20
 	in_void tc class add dev void0 parent 1: classid 1:1 htb rate 40gbit
 	in_void tc class add dev void0 parent 1:1 classid 1:10 htb rate 30gbit ceil 40gbit
 	in_void tc class add dev void0 parent 1:1 classid 1:20 htb rate 10gbit ceil 40gbit
+}
+# The mark chooses the class.
+htb() {
+	htb_classes
 	in_void tc filter add dev void0 parent 1: handle 1 fw classid 1:10
+}
+# The cgroup does.
+htb_cgroup() {
+	htb_classes
+	mkdir /sys/fs/cgroup/bench
+	nft_rules void output 'socket cgroupv2 level 1 "bench" meta priority set 1:10 counter name seen'
+	echo $$ >/sys/fs/cgroup/bench/cgroup.procs
+}
+no_htb_cgroup() {
+	echo $$ >/sys/fs/cgroup/cgroup.procs
+	no_nft void
+	rmdir /sys/fs/cgroup/bench
+	in_void tc qdisc del dev void0 root
 }
 htb_count='tc -s -j class show dev void0 classid 1:10 | jq ".[0].stats.packets"'
 

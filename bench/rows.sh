@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # What sending and receiving cost, by each mode and with each policy: for the machine of
-# `qemu/vm --icount --nic void --nic joined --nic tap`, of which
+# `qemu/vm --icount --nic void --nic joined --nic zero-copy --nic tap`, of which
 # the last may be missing. Prints a JSON object for each row, and ends with 1 if
 # any row could not be had; what happens besides goes to the same output, behind a #.
 
@@ -58,6 +58,7 @@ nsenter --net=/run/netns/host kopi-bench wire --nic eth0 --local 192.0.2.1 --pee
 set_up
 rows none
 rows none --peers many --payloads 64
+rows none --payloads 64000 --packets 512
 nft10 void output
 rows nft10 --counts handed --count "$nft_count"
 rows nft10 --counts handed --count "$nft_count" --peers many --payloads 64
@@ -65,9 +66,15 @@ no_nft void
 conntrack void output
 rows conntrack --counts handed --count "$nft_count" --payloads 64
 no_nft void
+nat void output
+rows nat --counts handed --count "$nft_count" --payloads 64
+no_nft void
 htb
 rows htb --mark 1 --counts datagrams --count "$htb_count" --payloads 64
 in_void tc qdisc del dev void0 root
+htb_cgroup
+rows htb_cgroup --counts handed --count "$nft_count" --payloads 64
+no_htb_cgroup
 tcpdump_rows
 cgroup_bpf
 rows cgroup_bpf --counts handed --count "$bpf_count" --payloads 64
@@ -99,5 +106,30 @@ conntrack near input
 received conntrack --counts handed --count "$nft_count" --payloads 64
 no_nft near
 round_trips
+
+# One at a time, since the port is free again some time after.
+for payload in 64 512 1400; do received none --modes io_uring --payloads $payload; done
+nft10 near input
+received nft10 --modes io_uring --counts handed --count "$nft_count" --payloads 64
+no_nft near
+# Past the stack, by a device that the others are not measured on.
+zero_copy() {
+	nsenter --net=/run/netns/znear kopi-bench recv --nic znear0 --local 198.51.100.1 --far-netns /run/netns/zfar \
+		--far-nic zfar0 --far 198.51.100.2 --void-netns /run/netns/twin --void-nic twin0 \
+		--modes af_xdp_zero_copy --policy "$@" || failed=1
+}
+zero_copy none
+nft10 znear input
+zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
+# These leave nothing to the stack, which would answer; tc's ingress is behind AF_PACKET.
+in_near tc qdisc add dev near0 clsact
+in_near tc filter add dev near0 ingress matchall action drop
+received none --modes af_packet
+nft10 near input
+received nft10 --modes af_packet --counts handed --count "$nft_count" --payloads 64
+in_near tc qdisc del dev near0 clsact
+received nft10 --modes af_xdp_copy --counts handed --count "$nft_count" --payloads 64
+no_nft near
+received none --modes af_xdp_copy
 many
 exit $failed

@@ -2,6 +2,7 @@
 
 //! Counts what a packet costs by KOPI's rings and by their rivals.
 
+mod bpf;
 mod clock;
 mod compare;
 mod measure;
@@ -16,7 +17,9 @@ mod scale;
 mod send;
 mod table;
 mod traffic;
+mod wall;
 mod wire;
+mod xdp;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -40,6 +43,8 @@ enum Command {
     Scale(scale::Options),
     /// Send a datagram and wait for the answer, by each mode, and write a JSON object for each row
     Rtt(rtt::Options),
+    /// Send by each mode, and write packets per second: a JSON object for each row
+    Wall(wall::Options),
     /// Check that all modes put the same bytes on the wire
     Wire(wire::Options),
     /// Read such rows, write them as an array, and print tables
@@ -56,6 +61,7 @@ fn main() -> ExitCode {
         Command::Recv(options) => receive::run(&options),
         Command::Scale(options) => scale::run(&options),
         Command::Rtt(options) => rtt::run(&options),
+        Command::Wall(options) => wall::run(&options),
         Command::Wire(options) => wire::run(&options),
         Command::Compare(options) => compare::run(&options),
         Command::Plot(options) => plot::run(&options),

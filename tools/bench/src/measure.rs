@@ -8,7 +8,7 @@ use crate::{
     policy::{Packets, Policy},
     row::Row,
     send::Mode,
-    traffic::{Peer, Traffic, HEADERS},
+    traffic::{on_wire, Peer, Traffic, HEADERS, UNFRAGMENTED_MAX},
 };
 use clap::{Args, ValueEnum};
 use std::{io, net::Ipv4Addr};
@@ -92,7 +92,9 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
     for &peers in &options.peers {
         for &payload in &options.payloads {
             for &mode in modes {
-                if peers == Peers::Many && !mode.can_do_many() {
+                if peers == Peers::Many && !mode.can_do_many()
+                    || payload > UNFRAGMENTED_MAX && !mode.can_do_bulk()
+                {
                     continue;
                 }
                 match bench.row(mode, payload, peers) {
@@ -182,16 +184,20 @@ impl Bench<'_> {
 
     /// What the NIC has to count of so many packets.
     fn wanted(&self, mode: Mode, traffic: &Traffic, count: usize) -> io::Result<Count> {
-        let headers = match self.options.offloads {
-            false => count as u64,
-            true => mode
-                .handed(traffic.payload(), traffic.to_one(), count)
-                .ok_or_else(|| io::Error::other("trains by chance, which the NIC cuts up"))?,
+        let payload = traffic.payload();
+        let (packets, bytes) = match self.options.offloads {
+            false => {
+                let (packets, bytes) = on_wire(payload);
+                ((count * packets) as u64, (count * bytes) as u64)
+            }
+            true => {
+                let trains = mode.handed(payload, traffic.to_one(), count);
+                let trains = trains
+                    .ok_or_else(|| io::Error::other("trains by chance, which the NIC cuts up"))?;
+                (trains, trains * HEADERS as u64 + (count * payload) as u64)
+            }
         };
-        Ok(Count {
-            packets: headers,
-            bytes: headers * HEADERS as u64 + (count * traffic.payload()) as u64,
-        })
+        Ok(Count { packets, bytes })
     }
 }
 

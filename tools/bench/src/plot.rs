@@ -68,14 +68,17 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
     Ok(true)
 }
 
-/// The modes of the first series' rows, and of each series the modes' costs.
+/// What it is called, and which rows are of it.
+type Series<'s> = (&'static str, &'s dyn Fn(&Row) -> bool);
+
+/// The modes of all series' rows, and of each series the modes' costs.
 fn bars(
     file: &'static str,
     title: &'static str,
     unit: &'static str,
     rows: &[Row],
     cost: impl Fn(&Row) -> Option<f64>,
-    series: &[(&'static str, &dyn Fn(&Row) -> bool)],
+    series: &[Series<'_>],
 ) -> Bars {
     let mut names: Vec<String> = Vec::new();
     for row in rows {

@@ -31,9 +31,9 @@ pub(crate) struct Row {
     pub(crate) batch: usize,
     /// Mean of the last two runs, which agree; `None` unless under icount.
     pub(crate) insn_per_packet: Option<f64>,
-    /// Each run.
+    /// Each run, in instructions or packets per second.
     pub(crate) runs: Vec<f64>,
-    /// Under KVM or with TCG's threads only.
+    /// Median of the runs; only by the clock on the wall.
     pub(crate) packets_per_second: Option<f64>,
     /// How often the program slept and was woken, for a packet.
     pub(crate) wakeups_per_packet: f64,

@@ -2,7 +2,7 @@
 
 //! Tables of rows, and what was to be reached.
 
-use crate::row::Row;
+use crate::{row::Row, wall::median};
 use clap::Args;
 use std::{
     collections::BTreeMap,
@@ -77,7 +77,13 @@ const BYTES_AT_MOST: f64 = 512.0;
 pub(crate) fn run(options: &Options) -> io::Result<bool> {
     let rows = read_rows(io::stdin().lock())?;
     fs::write(&options.json, array(&rows)?)?;
-    print!("{}{}{}", tables(&rows), scale(&rows), round_trips(&rows));
+    print!(
+        "{}{}{}{}",
+        tables(&rows),
+        scale(&rows),
+        round_trips(&rows),
+        rates(&rows)
+    );
     println!("{}{}", goals(&rows), goals_of_many(&rows));
     Ok(true)
 }
@@ -116,7 +122,7 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 
 /// Whether it compares modes, policies and payloads.
 fn is_plain(row: &Row) -> bool {
-    row.kernel_bytes.is_none() && row.median_ns.is_none()
+    row.kernel_bytes.is_none() && row.median_ns.is_none() && row.packets_per_second.is_none()
 }
 
 /// Which rows make a table.
@@ -228,6 +234,44 @@ fn round_trips(rows: &[Row]) -> String {
             time(row.median_ns),
             time(row.p99_ns)
         );
+    }
+    text.push('\n');
+    text
+}
+
+/// Packets per second, and of what the first mode had in the same round.
+fn rates(rows: &[Row]) -> String {
+    let here: Vec<_> = rows
+        .iter()
+        .filter(|row| row.packets_per_second.is_some())
+        .collect();
+    let Some(first) = here.first() else {
+        return String::new();
+    };
+    let counts = distinct(here.iter().map(|row| row.flows));
+    let of = |mode: &str, flows: u32| {
+        here.iter()
+            .find(|row| row.mode == mode && row.flows == flows)
+    };
+    let mut text = "send, 64 bytes: packets per second, and times the first mode's\n\n".to_owned();
+    let heads = counts.iter().map(|count| format!(" {count} at once | |"));
+    let _ = writeln!(text, "| |{}", heads.collect::<String>());
+    let _ = writeln!(text, "| --- |{}", " ---: | ---: |".repeat(counts.len()));
+    for mode in distinct(here.iter().map(|row| row.mode.as_str())) {
+        let line = counts.iter().map(|&count| {
+            let (Some(row), Some(first)) = (of(mode, count), of(&first.mode, count)) else {
+                return "  |  |".to_owned();
+            };
+            let times: Vec<_> = row
+                .runs
+                .iter()
+                .zip(&first.runs)
+                .map(|(own, other)| own / other)
+                .collect();
+            let rate = row.packets_per_second.unwrap_or_default();
+            format!(" {rate:.0} | {:.2} |", median(&times))
+        });
+        let _ = writeln!(text, "| {mode} |{}", line.collect::<String>());
     }
     text.push('\n');
     text
@@ -424,6 +468,24 @@ send, 255 peers at random: instructions per packet
         assert!(round_trips(&[trip.clone()]).ends_with("| kopi_spin | 900 | 1000 | 2000 |\n\n"));
         assert_eq!(tables(&[trip]), "");
         assert_eq!(round_trips(&[]), "");
+    }
+
+    #[test]
+    fn rates_are_compared_round_by_round() {
+        let rate = |mode: &str, runs: &[f64]| Row {
+            insn_per_packet: None,
+            packets_per_second: Some(median(runs)),
+            runs: runs.to_vec(),
+            ..row(mode, "none", 1, 0.0)
+        };
+        let rows = [
+            rate("sendmmsg", &[100.0, 50.0, 80.0]),
+            rate("kopi_train", &[200.0, 150.0, 160.0]),
+        ];
+        let text = rates(&rows);
+        assert!(text.contains("| sendmmsg | 80 | 1.00 |\n"), "{text}");
+        assert!(text.contains("| kopi_train | 160 | 2.00 |\n"), "{text}");
+        assert_eq!(tables(&rows), "");
     }
 
     #[test]

@@ -6,6 +6,9 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 
 /// Bytes before the payload: Ethernet, IPv4, UDP.
 pub(crate) const HEADERS: usize = 14 + 20 + 8;
+/// The most payload that travels in one packet, and what each fragment has of more.
+pub(crate) const UNFRAGMENTED_MAX: usize = 1472;
+const FRAGMENT: usize = 1480;
 /// Where the packets come from, by their port.
 pub(crate) const FROM_PORT: u16 = 7000;
 /// Where they go to.
@@ -148,6 +151,16 @@ fn folded(mut sum: u64) -> u16 {
     sum as u16
 }
 
+/// Packets that a datagram of so many bytes travels in, and their bytes.
+pub(crate) fn on_wire(payload: usize) -> (usize, usize) {
+    if payload <= UNFRAGMENTED_MAX {
+        return (1, HEADERS + payload);
+    }
+    let udp = payload + 8;
+    let fragments = udp.div_ceil(FRAGMENT);
+    (fragments, fragments * (HEADERS - 8) + udp)
+}
+
 /// A frame without what the kernel chooses: the number of the IPv4 packet, and whether it may be
 /// fragmented, which trains may. `None` if the header's checksum is wrong.
 pub(crate) fn normal(frame: &[u8]) -> Option<Vec<u8>> {
@@ -207,6 +220,14 @@ mod tests {
         assert_eq!(normal(&numbered), normal(&frame));
         numbered[50] ^= 1;
         assert_ne!(normal(&numbered), normal(&frame));
+    }
+
+    #[test]
+    fn long_datagrams_travel_in_fragments() {
+        assert_eq!(on_wire(64), (1, 106));
+        assert_eq!(on_wire(1472), (1, 1514));
+        assert_eq!(on_wire(1473), (2, 1481 + 2 * 34));
+        assert_eq!(on_wire(64000), (44, 64008 + 44 * 34));
     }
 
     #[test]

@@ -3,8 +3,11 @@
 //! Measures receiving, row by row: of bursts that this process sends itself, from another
 //! namespace, and whose cost it has measured before on a NIC that takes all.
 
+mod packet_ring;
 mod rings;
 mod sockets;
+mod uring;
+mod xdp;
 
 use crate::{
     clock::Clock,
@@ -21,6 +24,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     io,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::fd::AsRawFd,
     path::PathBuf,
     thread,
     time::Duration,
@@ -48,6 +52,14 @@ enum Mode {
     Recvmmsg,
     /// recvmsg(2) with UDP_GRO
     UdpGro,
+    /// io_uring: a request that receives again and again
+    IoUring,
+    /// AF_PACKET's RX ring
+    AfPacket,
+    /// AF_XDP, copied
+    AfXdpCopy,
+    /// AF_XDP, received by the device itself, if that can
+    AfXdpZeroCopy,
     /// KOPI's RX ring
     Kopi,
     /// As that, on a channel that has asked for trains, cut up
@@ -62,8 +74,14 @@ impl Mode {
         matches!(self, Self::UdpGro | Self::KopiTrain | Self::KopiMerged)
     }
 
+    /// Whether policies that look at packets on their way to a socket see it.
+    fn meets_hooks(self) -> bool {
+        !matches!(self, Self::AfPacket | Self::AfXdpCopy | Self::AfXdpZeroCopy)
+    }
+
     fn open(
         self,
+        device: u32,
         near: SocketAddrV4,
         far: SocketAddrV4,
         payload: usize,
@@ -87,6 +105,10 @@ impl Mode {
             }),
             Self::Recvmmsg => Box::new(sockets::Many::new(socket()?, payload)),
             Self::UdpGro => Box::new(sockets::Merged::new(socket()?)?),
+            Self::IoUring => Box::new(uring::Multishot::new(socket()?, payload)?),
+            Self::AfPacket => Box::new(packet_ring::PacketRing::new(device)?),
+            Self::AfXdpCopy => Box::new(xdp::Xdp::new(device, false)?),
+            Self::AfXdpZeroCopy => Box::new(xdp::Xdp::new(device, true)?),
             Self::Kopi | Self::KopiTrain | Self::KopiMerged => {
                 let merged = self == Self::KopiMerged;
                 Box::new(rings::Rings::new(flow()?, self.has_trains(), merged)?)
@@ -99,6 +121,21 @@ impl Mode {
 trait Receiver {
     /// Receives what there is; sleeps until there is something.
     fn receive(&mut self, tally: &mut Tally) -> io::Result<()>;
+}
+
+/// Sleeps until there is something to read.
+fn poll(socket: &Socket) -> io::Result<()> {
+    let mut poll = libc::pollfd {
+        fd: socket.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: One entry.
+    match unsafe { libc::poll(&mut poll, 1, PATIENCE.as_millis() as libc::c_int) } {
+        1.. => Ok(()),
+        0 => Err(io::ErrorKind::TimedOut.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// What has come.
@@ -115,6 +152,13 @@ impl Tally {
             packets: 0,
             wrong: 0,
         }
+    }
+
+    /// A datagram with `headers` bytes before its payload.
+    #[inline]
+    fn add_frame(&mut self, frame: &[u8], headers: usize) {
+        let payload = frame.get(headers..).unwrap_or_default();
+        self.add(payload.len(), payload);
     }
 
     /// A datagram of `len` bytes, which begins so: with its number.
@@ -204,14 +248,19 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
         options,
     };
     let modes = match &options.modes[..] {
-        [] => Mode::value_variants(),
-        modes => modes,
+        // The others have the device for themselves; and io_uring the port, for some time after.
+        [] => Mode::value_variants()
+            .iter()
+            .copied()
+            .filter(|&mode| mode.meets_hooks() && mode != Mode::IoUring)
+            .collect(),
+        modes => modes.to_vec(),
     };
     let mut all_right = true;
     for &payload in &options.payloads {
         let burst = bench.burst(payload)?;
         eprintln!("# a burst of {BURST} packets of {payload} bytes is {burst:.0} instructions");
-        for &mode in modes {
+        for &mode in &modes {
             match bench.row(mode, payload, burst) {
                 Ok(row) => println!("{}", serde_json::to_string(&row)?),
                 Err(error) => {
@@ -270,7 +319,7 @@ impl Bench<'_> {
         let far = SocketAddrV4::new(self.options.far, FROM_PORT);
         let seen = self.options.policy.count()?;
         let before = self.nic.received()?;
-        let mut receiver = mode.open(near, far, payload)?;
+        let mut receiver = mode.open(self.nic.index(), near, far, payload)?;
         let mut traffic = self.traffic(payload);
         let mut ring = within(&self.options.far_netns, || {
             PacketRing::new(self.far_index, 0, BURST)
@@ -321,8 +370,8 @@ impl Bench<'_> {
             _ => None,
         };
         let packets = Packets {
-            meet_hooks: true,
-            meet_device: true,
+            meet_hooks: mode.meets_hooks(),
+            meet_device: mode.meets_hooks(),
             handed: (!mode.has_trains()).then_some(wanted.packets),
             datagrams: wanted.packets,
         };

@@ -5,14 +5,9 @@
 use super::{all_of, rings::Port, BATCH};
 use crate::traffic::Traffic;
 use clap::ValueEnum;
-use io_uring::{opcode, types, IoUring};
 use kopi::{Channel, Flow, FlowId, Message};
 use socket2::{Domain, Protocol, Socket, Type};
-use std::{
-    io,
-    net::SocketAddrV4,
-    os::fd::{AsRawFd, RawFd},
-};
+use std::{io, net::SocketAddrV4};
 
 /// A way to send by many sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -20,8 +15,6 @@ use std::{
 pub(crate) enum FleetMode {
     /// send(2)
     Send,
-    /// io_uring, 64 sends by a system call
-    IoUring,
     /// KOPI's TX ring, 64 packets by a doorbell, all flows on one channel
     KopiDoorbell,
 }
@@ -38,14 +31,6 @@ impl FleetMode {
             Self::Send => Box::new(Plain {
                 sockets: Vec::new(),
                 buffer: vec![0; payload],
-            }),
-            Self::IoUring => Box::new(Uring {
-                ring: IoUring::builder()
-                    .setup_single_issuer()
-                    .setup_defer_taskrun()
-                    .build(BATCH as u32)?,
-                sockets: Vec::new(),
-                buffers: vec![0; BATCH * payload],
             }),
             Self::KopiDoorbell => return Ok(Box::new(Rings::new(flow(local, peer)?)?)),
         };
@@ -112,65 +97,6 @@ impl Fleet for Plain {
 
     fn batch(&self) -> usize {
         1
-    }
-}
-
-/// A batch by each system call.
-struct Uring {
-    /// Before what its entries point to.
-    ring: IoUring,
-    sockets: Vec<Socket>,
-    buffers: Vec<u8>,
-}
-
-impl Uring {
-    fn fd(&self, number: u32) -> RawFd {
-        self.sockets[number as usize].as_raw_fd()
-    }
-}
-
-impl Fleet for Uring {
-    fn add(&mut self, local: SocketAddrV4, peer: SocketAddrV4) -> io::Result<()> {
-        self.sockets.push(socket(local, peer)?);
-        Ok(())
-    }
-
-    fn send(
-        &mut self,
-        traffic: &mut Traffic,
-        mut count: usize,
-        choose: &mut dyn FnMut() -> u32,
-    ) -> io::Result<()> {
-        let payload = traffic.payload();
-        while count > 0 {
-            let batch = count.min(BATCH);
-            for at in 0..batch {
-                let fd = types::Fd(self.fd(choose()));
-                let buffer = &mut self.buffers[at * payload..][..payload];
-                traffic.fill(buffer);
-                let send = opcode::Send::new(fd, buffer.as_ptr(), payload as u32).build();
-                // SAFETY: The buffer lives longer than the ring, and stays as it is until all of the
-                // batch has completed, below.
-                unsafe { self.ring.submission().push(&send) }.map_err(io::Error::other)?;
-            }
-            let mut done = 0;
-            while done < batch {
-                self.ring.submit_and_wait(batch - done)?;
-                for completion in self.ring.completion() {
-                    match completion.result() {
-                        error @ ..0 => return Err(io::Error::from_raw_os_error(-error)),
-                        sent => all_of(sent as usize, payload)?,
-                    }
-                    done += 1;
-                }
-            }
-            count -= batch;
-        }
-        Ok(())
-    }
-
-    fn batch(&self) -> usize {
-        BATCH
     }
 }
 

@@ -11,9 +11,9 @@ mod xdp;
 
 pub(crate) use self::{
     fleet::{Fleet, FleetMode},
-    packet_ring::PacketRing,
+    packet_ring::{set as set_packet_option, PacketRing},
 };
-use crate::traffic::{Traffic, FROM_PORT};
+use crate::traffic::{Traffic, FROM_PORT, UNFRAGMENTED_MAX};
 use clap::ValueEnum;
 use serde::Serialize;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
@@ -21,6 +21,8 @@ use std::{io, net::SocketAddrV4, os::fd::AsFd};
 
 /// Packets by one system call, where there are no trains.
 const BATCH: usize = 64;
+/// As above, of those that travel in fragments.
+const BULK_BATCH: usize = 16;
 /// The stack's UDP_MAX_SEGMENTS.
 const SEGMENTS_MAX: usize = 128;
 /// The most payload of an IPv4 packet.
@@ -39,6 +41,8 @@ pub(crate) enum Mode {
     UdpSegment,
     /// io_uring, 64 sends by a system call
     IoUring,
+    /// As that, with zero-copy sends
+    IoUringZeroCopy,
     /// AF_PACKET's TX ring, 64 packets by a system call
     AfPacket,
     /// AF_XDP, copied, 64 packets by one or two system calls
@@ -57,6 +61,18 @@ impl Mode {
         !matches!(self, Self::UdpSegment | Self::KopiGso)
     }
 
+    /// Whether it can send datagrams that travel in fragments.
+    pub(crate) fn can_do_bulk(self) -> bool {
+        matches!(
+            self,
+            Self::Send
+                | Self::Sendmmsg
+                | Self::IoUring
+                | Self::IoUringZeroCopy
+                | Self::KopiDoorbell
+        )
+    }
+
     /// Whether policies that look at packets between socket and device see it.
     pub(crate) fn meets_hooks(self) -> bool {
         !matches!(self, Self::AfPacket | Self::AfXdpCopy)
@@ -72,6 +88,7 @@ impl Mode {
         match self {
             Self::Send => 1,
             Self::UdpSegment | Self::KopiGso => SEGMENTS_MAX.min(BYTES_MAX / payload),
+            _ if payload > UNFRAGMENTED_MAX => BULK_BATCH,
             _ => BATCH,
         }
     }
@@ -111,11 +128,22 @@ impl Mode {
                 traffic,
             )?),
             Self::IoUring => Box::new(uring::Uring::new(socket(mark, traffic)?, batch, traffic)?),
+            Self::IoUringZeroCopy => Box::new(uring::ZeroCopy::new(
+                socket(mark, traffic)?,
+                batch,
+                traffic,
+            )?),
             Self::AfPacket => Box::new(PacketRing::new(device, mark, batch)?),
             Self::AfXdpCopy => Box::new(xdp::Xdp::new(device, batch)?),
             Self::KopiDoorbell | Self::KopiTrain => {
                 let trains = self == Self::KopiTrain;
-                Box::new(rings::Rings::new(flow(mark, traffic)?, batch, trains)?)
+                let payload = traffic.payload();
+                Box::new(rings::Rings::new(
+                    flow(mark, traffic)?,
+                    batch,
+                    trains,
+                    payload,
+                )?)
             }
             Self::KopiGso => Box::new(rings::Segments::new(flow(mark, traffic)?, batch)?),
         })

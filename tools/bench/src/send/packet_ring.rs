@@ -177,7 +177,7 @@ impl Drop for PacketRing {
 }
 
 /// Sets an option of AF_PACKET.
-fn set<T>(socket: &Socket, option: libc::c_int, value: T) -> io::Result<()> {
+pub(crate) fn set<T>(socket: &Socket, option: libc::c_int, value: T) -> io::Result<()> {
     // SAFETY: The value is of the length that is said.
     let status = unsafe {
         libc::setsockopt(

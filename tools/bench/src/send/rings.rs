@@ -3,7 +3,7 @@
 //! KOPI's rings.
 
 use super::Sender;
-use crate::traffic::Traffic;
+use crate::traffic::{Traffic, UNFRAGMENTED_MAX};
 use kopi::{Channel, Completion, Flow, FlowId, Frame, Interest, Message};
 use std::{io, time::Duration};
 
@@ -72,8 +72,12 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    pub(super) fn new(flow: Flow, batch: usize, trains: bool) -> io::Result<Self> {
-        let channel = Channel::builder().rx_frames(0).trains(trains).open(&flow)?;
+    pub(super) fn new(flow: Flow, batch: usize, trains: bool, payload: usize) -> io::Result<Self> {
+        let mut builder = Channel::builder().rx_frames(0).trains(trains);
+        if payload > UNFRAGMENTED_MAX {
+            builder = builder.frame_size(65536).frames(4 * batch as u32);
+        }
+        let channel = builder.open(&flow)?;
         Ok(Self {
             port: Port { channel, flow },
             batch,

@@ -1,0 +1,10 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# Packets per second, of one sender and of two: for the machine of `qemu/vm --nic void`, without
+# --icount. Prints as rows.sh does.
+
+. "$(dirname "$0")/lib.sh"
+set_up
+in_void kopi-bench wall --nic void0 --local 198.18.0.0 \
+	--modes sendmmsg,io_uring,udp_segment,af_packet,kopi_doorbell,kopi_train,kopi_gso

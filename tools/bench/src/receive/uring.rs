@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! io_uring: one request, which receives again and again into buffers of a ring.
+
+use super::{Receiver, Tally, PATIENCE};
+use io_uring::{cqueue, opcode, types, IoUring};
+use socket2::Socket;
+use std::{
+    io,
+    os::fd::AsRawFd,
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicU16, Ordering},
+};
+
+/// Buffers, of which the ring is of a page's size.
+const BUFFERS: u16 = 256;
+const RING: usize = BUFFERS as usize * size_of::<types::BufRingEntry>();
+const GROUP: u16 = 1;
+
+/// Memory for what comes, and the ring by which the kernel gets it.
+struct Buffers {
+    entries: NonNull<types::BufRingEntry>,
+    tail: u16,
+    memory: Vec<u8>,
+    each: usize,
+}
+
+impl Buffers {
+    fn new(each: usize) -> io::Result<Self> {
+        // SAFETY: A new mapping.
+        let entries = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                RING,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if entries == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self {
+            entries: NonNull::new(entries.cast()).expect("a mapping isn't at 0"),
+            tail: 0,
+            memory: vec![0; usize::from(BUFFERS) * each],
+            each,
+        })
+    }
+
+    fn get(&self, number: u16) -> &[u8] {
+        &self.memory[usize::from(number) * self.each..][..self.each]
+    }
+
+    /// Gives a buffer to the kernel, without saying so.
+    fn give(&mut self, number: u16) {
+        let address = self.get(number).as_ptr() as u64;
+        // SAFETY: An entry of the ring that is this side's: there are as many as buffers.
+        let entry = unsafe { &mut *self.entries.as_ptr().add((self.tail % BUFFERS).into()) };
+        entry.set_addr(address);
+        entry.set_len(self.each as u32);
+        entry.set_bid(number);
+        self.tail = self.tail.wrapping_add(1);
+    }
+
+    /// Shows the kernel which were given.
+    fn publish(&self) {
+        // SAFETY: The place of the tail, in the ring's first entry, aligned and written by this side
+        // only.
+        let tail = unsafe {
+            let tail = types::BufRingEntry::tail(self.entries.as_ptr());
+            AtomicU16::from_ptr(tail.cast_mut())
+        };
+        tail.store(self.tail, Ordering::Release);
+    }
+}
+
+impl Drop for Buffers {
+    fn drop(&mut self) {
+        // SAFETY: The mapping is this one's, and the kernel doesn't know of it any more.
+        unsafe { libc::munmap(self.entries.as_ptr().cast(), RING) };
+    }
+}
+
+/// What has completed, by each system call.
+pub(super) struct Multishot {
+    /// Before what it points to. Goes some time after it was dropped, and keeps the port as long.
+    ring: IoUring,
+    _socket: Socket,
+    buffers: Buffers,
+}
+
+impl Multishot {
+    pub(super) fn new(socket: Socket, each: usize) -> io::Result<Self> {
+        let ring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_cqsize(2 * u32::from(BUFFERS))
+            .build(8)?;
+        ring.submitter().register_files(&[socket.as_raw_fd()])?;
+        let mut this = Self {
+            ring,
+            _socket: socket,
+            buffers: Buffers::new(each)?,
+        };
+        // SAFETY: The memory is there until the ring is gone, and has room for so many entries.
+        unsafe {
+            let address = this.buffers.entries.as_ptr() as u64;
+            let submitter = this.ring.submitter();
+            submitter.register_buf_ring_with_flags(address, BUFFERS, GROUP, 0)?;
+        }
+        for number in 0..BUFFERS {
+            this.buffers.give(number);
+        }
+        this.buffers.publish();
+        this.request()?;
+        Ok(this)
+    }
+
+    fn request(&mut self) -> io::Result<()> {
+        let request = opcode::RecvMulti::new(types::Fixed(0), GROUP).build();
+        // SAFETY: The buffers live longer than the ring.
+        unsafe { self.ring.submission().push(&request) }.map_err(io::Error::other)
+    }
+}
+
+impl Receiver for Multishot {
+    fn receive(&mut self, tally: &mut Tally) -> io::Result<()> {
+        let patience = types::Timespec::from(PATIENCE);
+        let patience = types::SubmitArgs::new().timespec(&patience);
+        self.ring.submitter().submit_with_args(1, &patience)?;
+        let mut ended = false;
+        for completion in self.ring.completion() {
+            let len = completion.result();
+            ended |= !cqueue::more(completion.flags());
+            match cqueue::buffer_select(completion.flags()) {
+                Some(number) if len >= 0 => {
+                    tally.add(len as usize, self.buffers.get(number));
+                    self.buffers.give(number);
+                }
+                // Buffers were short.
+                _ if len == -libc::ENOBUFS => {}
+                _ => return Err(io::Error::from_raw_os_error(-len)),
+            }
+        }
+        self.buffers.publish();
+        if ended {
+            self.request()?;
+        }
+        Ok(())
+    }
+}

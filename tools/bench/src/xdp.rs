@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What sockets of AF_XDP have in common: frames and rings, which both sides have mapped.
+
+use socket2::{Domain, Socket, Type};
+use std::{
+    io,
+    os::fd::AsRawFd,
+    ptr::{self, NonNull},
+    sync::atomic::AtomicU32,
+    thread,
+    time::{Duration, Instant},
+};
+
+/// Bytes of a frame.
+pub(crate) const FRAME: usize = 2048;
+/// Frames, and entries of each ring.
+pub(crate) const FRAMES: u32 = 2048;
+/// How long the device may be another socket's.
+const PATIENCE: Duration = Duration::from_secs(2);
+const NAP: Duration = Duration::from_millis(1);
+const REGION: usize = FRAME * FRAMES as usize;
+
+/// A socket with its frames, not bound yet.
+pub(crate) struct Xsk {
+    pub(crate) socket: Socket,
+    frames: NonNull<u8>,
+}
+
+impl Xsk {
+    /// With these rings besides FILL and COMPLETION, without which no socket can be bound.
+    pub(crate) fn new(ring: libc::c_int) -> io::Result<Self> {
+        let xsk = Self {
+            socket: Socket::new(Domain::from(libc::AF_XDP), Type::RAW, None)?,
+            frames: map(REGION, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)?,
+        };
+        // SAFETY: Zeroes are a valid request.
+        let mut region: libc::xdp_umem_reg = unsafe { std::mem::zeroed() };
+        region.addr = xsk.frames.as_ptr() as u64;
+        region.len = REGION as u64;
+        region.chunk_size = FRAME as u32;
+        set(&xsk.socket, libc::XDP_UMEM_REG, region)?;
+        for ring in [
+            libc::XDP_UMEM_FILL_RING,
+            libc::XDP_UMEM_COMPLETION_RING,
+            ring,
+        ] {
+            set(&xsk.socket, ring, FRAMES)?;
+        }
+        Ok(xsk)
+    }
+
+    /// Binds it to the device's first queue: copied, or by the device itself.
+    pub(crate) fn bind(&self, device: u32, zero_copy: bool) -> io::Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.try_bind(device, zero_copy) {
+                // An earlier socket goes some time after it was closed.
+                Err(error)
+                    if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < deadline =>
+                {
+                    thread::sleep(NAP);
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn try_bind(&self, device: u32, zero_copy: bool) -> io::Result<()> {
+        // SAFETY: Zeroes are a valid address, whose length is right.
+        let status = unsafe {
+            let mut address: libc::sockaddr_xdp = std::mem::zeroed();
+            address.sxdp_family = libc::AF_XDP as u16;
+            address.sxdp_flags = match zero_copy {
+                true => libc::XDP_ZEROCOPY,
+                false => libc::XDP_COPY,
+            };
+            address.sxdp_ifindex = device;
+            let len = size_of_val(&address) as libc::socklen_t;
+            let address = ptr::from_ref(&address).cast();
+            libc::bind(self.socket.as_raw_fd(), address, len)
+        };
+        match status {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// The place of the byte at an offset that a descriptor has.
+    pub(crate) fn at(&self, offset: u64) -> *mut u8 {
+        assert!(offset < REGION as u64);
+        // SAFETY: In the region, as just seen.
+        unsafe { self.frames.as_ptr().add(offset as usize) }
+    }
+
+    /// Where each frame begins.
+    pub(crate) fn all_frames() -> impl Iterator<Item = u64> {
+        (0..u64::from(FRAMES)).map(|number| number * FRAME as u64)
+    }
+}
+
+impl Drop for Xsk {
+    fn drop(&mut self) {
+        // SAFETY: The mapping is this one's, and the kernel has the pages for itself.
+        unsafe { libc::munmap(self.frames.as_ptr().cast(), REGION) };
+    }
+}
+
+/// A ring that both sides have mapped.
+pub(crate) struct Ring {
+    map: NonNull<u8>,
+    len: usize,
+    at: libc::xdp_ring_offset,
+}
+
+impl Ring {
+    pub(crate) fn new(
+        socket: &Socket,
+        page: libc::off_t,
+        at: libc::xdp_ring_offset,
+        entry: usize,
+    ) -> io::Result<Self> {
+        let len = at.desc as usize + FRAMES as usize * entry;
+        Ok(Self {
+            map: map(
+                len,
+                libc::MAP_SHARED | libc::MAP_POPULATE,
+                socket.as_raw_fd(),
+                page,
+            )?,
+            len,
+            at,
+        })
+    }
+
+    fn index(&self, offset: u64) -> &AtomicU32 {
+        // SAFETY: An aligned word of the mapping, by the kernel's word, that is accessed in no other
+        // way.
+        unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(offset as usize).cast()) }
+    }
+
+    pub(crate) fn producer(&self) -> &AtomicU32 {
+        self.index(self.at.producer)
+    }
+
+    pub(crate) fn consumer(&self) -> &AtomicU32 {
+        self.index(self.at.consumer)
+    }
+
+    /// The place of an entry.
+    pub(crate) fn entry<T>(&self, number: u32) -> *mut T {
+        let offset = self.at.desc as usize + (number % FRAMES) as usize * size_of::<T>();
+        // SAFETY: In the mapping, which has so many entries.
+        unsafe { self.map.as_ptr().add(offset).cast() }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: The mapping is this one's, and nothing refers to it any more.
+        unsafe { libc::munmap(self.map.as_ptr().cast(), self.len) };
+    }
+}
+
+fn map(
+    len: usize,
+    flags: libc::c_int,
+    fd: libc::c_int,
+    offset: libc::off_t,
+) -> io::Result<NonNull<u8>> {
+    // SAFETY: A new mapping, which replaces none.
+    let map = unsafe {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        libc::mmap(ptr::null_mut(), len, access, flags, fd, offset)
+    };
+    if map == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(NonNull::new(map.cast()).expect("a mapping isn't at 0"))
+}
+
+/// Where the parts of the rings are.
+pub(crate) fn offsets(socket: &Socket) -> io::Result<libc::xdp_mmap_offsets> {
+    // SAFETY: Zeroes are valid offsets, and there is room for as many bytes as is said.
+    unsafe {
+        let mut at: libc::xdp_mmap_offsets = std::mem::zeroed();
+        let mut len = size_of_val(&at) as libc::socklen_t;
+        let value = ptr::from_mut(&mut at).cast();
+        match libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_XDP,
+            libc::XDP_MMAP_OFFSETS,
+            value,
+            &mut len,
+        ) {
+            0 => Ok(at),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Sets an option of AF_XDP.
+fn set<T>(socket: &Socket, option: libc::c_int, value: T) -> io::Result<()> {
+    // SAFETY: The value is of the length that is said.
+    let status = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_XDP,
+            option,
+            ptr::from_ref(&value).cast(),
+            size_of::<T>() as libc::socklen_t,
+        )
+    };
+    match status {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
