@@ -190,7 +190,7 @@ fn close(round: &Round, random: &mut SmallRng) {
 
 fn channel(round: &Round, random: &mut SmallRng) {
     let mut request = ChannelReq {
-        flags: pick(random, &[0, 1, 3, 2, 4]),
+        flags: pick(random, &[0, 1, 3, 2, 4, 5, 8]),
         frame_size: pick(random, &[512, 2048, 2048, 4096, 65536, 1000, 0]),
         frame_count: pick(random, &[1, 16, 64, 0, u32::MAX]),
         tx_entries: pick(random, &[1, 16, 64, 256, 3, 0]),

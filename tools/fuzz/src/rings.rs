@@ -4,7 +4,8 @@
 
 use crate::{coverage::Coverage, pick, random, shared::Shared, sys, Run};
 use kopi::pure::abi::{
-    ChannelReq, CHANNEL_RX_MERGED, CHANNEL_TRAINS, DESC_META, DESC_MORE, PROTO_UDP, PROTO_UDP6,
+    ChannelReq, CHANNEL_ENGINE, CHANNEL_RX_MERGED, CHANNEL_TRAINS, DESC_META, DESC_MORE, PROTO_UDP,
+    PROTO_UDP6,
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{io, thread};
@@ -89,8 +90,9 @@ impl Round {
         } else {
             0
         };
+        let engine = if random.random() { CHANNEL_ENGINE } else { 0 };
         let request = ChannelReq {
-            flags: trains | merged,
+            flags: trains | merged | engine,
             frame_size: pick(random, &[512, 1024, 2048, 4096, 65536]),
             frame_count: random.random_range(1..64),
             tx_entries: 1 << random.random_range(0..9),
