@@ -24,6 +24,10 @@ use kernel::{
 /// The least MTU of a device that IPv4 takes (RFC 791).
 const MTU_MIN: u32 = 68;
 
+/// Bytes of the longest datagram that is made in one piece of memory: udp_sendmsg() takes pages for
+/// what is much longer, which can be had when memory is in pieces.
+const LINEAR_MAX: u32 = 8192;
+
 /// A route, which lives on when the kernel forgets it.
 ///
 /// # Invariants
@@ -321,7 +325,7 @@ impl Datagram<'_> {
         let whole = u32::try_from(len).ok()?.checked_add(HEADER_V4 as u32)?;
         // SAFETY: By the invariants of the route.
         let mtu = unsafe { bindings::kopi_dst4_mtu(dst) };
-        if mtu < MTU_MIN || whole > mtu {
+        if mtu < MTU_MIN || whole > mtu.min(LINEAR_MAX) {
             return None;
         }
         // SAFETY: As required of the caller. The skb is this function's until ip_local_out() has it.
