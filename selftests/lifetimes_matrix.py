@@ -241,6 +241,14 @@ class Program:
         """The counters."""
         return self.channel.stats()
 
+    def describe(self):
+        """Where it stands: for a case that failed."""
+        channel = self.channel
+        rings = {name: (ring.get(ring.producer), ring.get(ring.consumer), ring.get(ring.flags))
+                 for name in ("tx", "completion", "fill", "rx") if (ring := getattr(channel, name))}
+        threads = [traceback.format_stack(frame, 3) for frame in sys._current_frames().values()]
+        return f"{rings}, {channel.stats()}, {self.beats} beats, threads in {threads}"
+
     def unaccounted(self):
         """The packets that the counters don't explain, at whatever moment they are read."""
         return next(filter(None, (self.channel.unaccounted() for _ in range(100))), "")
@@ -258,8 +266,9 @@ class Program:
         self.channel.sock.close()
 
     def unmap(self):
-        """Unmaps the region."""
-        self.channel.region.close()
+        """Unmaps the region, while its thread may be in the doorbell, but not at the rings."""
+        with self._rings():
+            self.channel.region.close()
 
     def remap(self):
         """Maps it again."""
@@ -638,6 +647,17 @@ class Case:
 
     def run(self):
         """The case."""
+        try:
+            self.try_it()
+        except Broken as problem:
+            stands = ""
+            if self.alive:
+                with contextlib.suppress(Broken):
+                    stands = f": {self.ask('describe')}"
+            raise Broken(f"{problem}{stands}") from problem
+
+    def try_it(self):
+        """Its steps."""
         self.enter()
         self.ending.apply(self)
         if self.alive:
@@ -893,9 +913,10 @@ sh(f"ip -n peer addr add {FAR}/24 dev eth1")
 links.make_namespace("away")
 be_quiet("/run/netns/away")
 # So that all modules are loaded, and the slot has been used, before memory is counted.
-for name in ("nfqueue", "netem"):
-    try_case(next(each for each in ENDINGS if each.nic), name)
-try_case(ENDINGS[0], "tap")
+plugged = next(each for each in ENDINGS if each.nic)
+for end, at in ((plugged, "nfqueue"), (plugged, "netem"), (ENDINGS[0], "tap")):
+    wrong = try_case(end, at)
+    kopi.check(f"{end.name}, {at}, for the first time", not wrong, wrong)
 counts = memory.counts()
 for end, at in cases:
     wrong = try_case(end, at)
