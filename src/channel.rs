@@ -246,10 +246,10 @@ impl Channel {
         let mut sender = self.sender.lock();
         sender.sockets.remove(number);
         // Options of a flow that is gone, and numbers are used again.
-        sender.routes.begin();
+        sender.output.routes.begin();
         let left = sender.sockets.len();
         if left == 0 {
-            sender.routes.forget();
+            sender.output.routes.forget();
         }
         left
     }

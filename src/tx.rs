@@ -62,14 +62,8 @@ pub(crate) struct Sender {
     ring: RegionRing<Consumer<Desc>>,
     /// The sockets of the channel's flows, by number.
     pub(crate) sockets: SocketTable,
-    /// The descriptors that are being sent.
-    batch: KVec<Desc>,
-    /// What they name.
-    pages: PageVec,
-    /// Where it goes.
-    message: Message,
-    /// How it goes there, if it is nothing special.
-    pub(crate) routes: Routes,
+    batch: Batch,
+    pub(crate) output: Output,
     /// Completions of what was copied.
     done: Done,
     /// Entries of the COMPLETION ring that are known to be free, besides those for `done`.
@@ -90,31 +84,48 @@ pub(crate) struct Sender {
     pub(crate) broken: u64,
 }
 
-impl Sender {
-    /// Where the TX ring is: the producer's index and the consumer's.
-    pub(crate) fn positions(&self) -> (u32, u32) {
-        self.ring.positions()
+/// The descriptors that are being sent: one packet, or those of one train.
+struct Batch {
+    descs: KVec<Desc>,
+    /// Of payload.
+    bytes: u32,
+}
+
+impl Batch {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            descs: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
+            bytes: 0,
+        })
     }
 
-    pub(crate) fn new(ring: RegionRing<Consumer<Desc>>) -> Result<Self> {
-        // The ring is looked at when the doorbell rings, and only then; but for engines.
-        ring.want_wakeup(true);
-        Ok(Self {
-            ring,
-            sockets: SocketTable::new(),
-            batch: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
-            pages: PageVec::new(PIECES_MAX)?,
-            message: Message::new(),
-            routes: Routes::new(),
-            done: Done(KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?),
-            room: 0,
-            skipping: false,
-            singles: 0,
-            full: 0,
-            passed: (0, 0),
-            turn: Turn::default(),
-            invalid: 0,
-            broken: 0,
+    fn clear(&mut self) {
+        self.descs.clear();
+        self.bytes = 0;
+    }
+
+    /// Appends one, of no more than CHAIN_MAX.
+    fn push(&mut self, desc: Desc) {
+        if self.descs.push_within_capacity(desc).is_ok() {
+            self.bytes = self.bytes.saturating_add(desc.len);
+        }
+    }
+
+    /// Number of descriptors.
+    fn count(&self) -> u32 {
+        self.descs.len() as u32
+    }
+
+    /// The first one; of an empty batch, one of nothing.
+    fn first(&self) -> Desc {
+        self.descs.first().copied().unwrap_or_default()
+    }
+
+    /// Number of datagrams, if a train has them of `segment` bytes.
+    fn datagrams(&self, segment: u32) -> u64 {
+        u64::from(match segment {
+            0 => 1,
+            segment => self.bytes.div_ceil(segment).max(1),
         })
     }
 }
@@ -233,6 +244,34 @@ impl Channel {
 }
 
 impl Sender {
+    /// Where the TX ring is: the producer's index and the consumer's.
+    pub(crate) fn positions(&self) -> (u32, u32) {
+        self.ring.positions()
+    }
+
+    pub(crate) fn new(ring: RegionRing<Consumer<Desc>>) -> Result<Self> {
+        // The ring is looked at when the doorbell rings, and only then; but for engines.
+        ring.want_wakeup(true);
+        Ok(Self {
+            ring,
+            sockets: SocketTable::new(),
+            batch: Batch::new()?,
+            output: Output {
+                pages: PageVec::new(PIECES_MAX)?,
+                message: Message::new(),
+                routes: Routes::new(),
+            },
+            done: Done(KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?),
+            room: 0,
+            skipping: false,
+            singles: 0,
+            full: 0,
+            passed: (0, 0),
+            turn: Turn::default(),
+            invalid: 0,
+            broken: 0,
+        })
+    }
     /// Says whether the program must ring the doorbell for what it writes from now on. To be looked
     /// at once more afterwards, if it must.
     pub(crate) fn want_doorbell(&self, want: bool) {
@@ -266,14 +305,14 @@ impl Sender {
     ) -> Result<u32> {
         let (available, _) = self.waiting()?;
         channel.unstall();
-        self.routes.begin();
+        self.output.routes.begin();
         let mut taken = 0u32;
         while taken < available {
             let more = match self.step(channel, available.wrapping_sub(taken)) {
                 Step::Took(0) => go_on(0, 0),
                 Step::Took(count) => {
                     taken = taken.wrapping_add(count);
-                    go_on(count, self.batch_bytes())
+                    go_on(count, self.batch.bytes)
                 }
                 Step::Stop => break,
             };
@@ -300,16 +339,16 @@ impl Sender {
             let desc = self.ring.peek(0);
             self.skipping = desc.flags & DESC_MORE != 0;
             self.batch.clear();
-            let _ = self.batch.push_within_capacity(desc);
+            self.batch.push(desc);
             return self.discard(channel, Bad::Chain);
         }
         if !self.gather(channel, available) {
             // The program hasn't submitted the packet's end.
             return Step::Stop;
         }
-        if self.batch.len() > self.room as usize {
+        if self.batch.count() > self.room {
             self.skipping = false;
-            channel.stall_completion(self.batch.len() as u32);
+            channel.stall_completion(self.batch.count());
             return Step::Stop;
         }
         if self.skipping {
@@ -336,7 +375,7 @@ impl Sender {
                 return false;
             }
             let desc = self.ring.peek(ahead);
-            let _ = self.batch.push_within_capacity(desc);
+            self.batch.push(desc);
             if desc.flags & DESC_MORE == 0 {
                 return true;
             }
@@ -348,8 +387,8 @@ impl Sender {
     /// Checks the packet in the batch, and gives its metadata.
     fn check(&self, channel: &Channel) -> core::result::Result<Meta, Bad> {
         let mut meta = Meta::default();
-        let first = self.batch.first().copied().unwrap_or_default();
-        for (index, desc) in self.batch.iter().enumerate() {
+        let first = self.batch.first();
+        for (index, desc) in self.batch.descs.iter().enumerate() {
             let frame = descriptor::check(desc, channel.geometry())?;
             if desc.flow != first.flow || (index > 0 && desc.flags & DESC_META != 0) {
                 return Err(Bad::Field);
@@ -361,9 +400,6 @@ impl Sender {
         }
         if meta.gso_size != 0 && !channel.has_trains() {
             return Err(Bad::Field);
-        }
-        if self.sockets.get(first.flow).is_none() {
-            return Err(Bad::Flow);
         }
         Ok(meta)
     }
@@ -379,12 +415,10 @@ impl Sender {
             self.singles = self.singles.wrapping_sub(1);
             return 0;
         }
-        let Some(&first) = self.batch.first() else {
-            return 0;
-        };
-        if !channel.has_trains() || self.batch.len() > 1 {
+        if !channel.has_trains() || self.batch.count() > 1 {
             return 0;
         }
+        let first = self.batch.first();
         let mut train = Train::new(first.len);
         for ahead in 1..limit.min(CHAIN_MAX) {
             let desc = self.ring.peek(ahead);
@@ -402,7 +436,7 @@ impl Sender {
             if !train.push(desc.len) {
                 break;
             }
-            let _ = self.batch.push_within_capacity(desc);
+            self.batch.push(desc);
         }
         if train.count() > 1 {
             train.segment()
@@ -413,50 +447,45 @@ impl Sender {
 
     /// Sends the batch, as a train of datagrams of `segment` bytes if that isn't 0.
     fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Step {
-        let bytes = self.batch_bytes();
-        let number = self.batch.first().map_or(0, |desc| desc.flow);
-        let Some(socket) = self.sockets.get(number) else {
+        let Some((socket, flow)) = self
+            .sockets
+            .get(self.batch.first().flow)
+            .and_then(with_flow)
+        else {
             return self.refuse(channel, Bad::Flow);
         };
-        let datagrams = u64::from(match segment {
-            0 => 1,
-            segment => bytes.div_ceil(segment).max(1),
-        });
-        if let Some(flow) = family::protocol::<Flow>(socket) {
-            let count = self.batch.len() as u32;
-            // What comes again, since there was no room for it, was counted before. It may be
-            // another packet: the ring is the program's.
-            let again = self.passed.0 >= count && self.passed.1 >= bytes;
-            let packets = Packets {
-                datagrams,
-                bytes: u64::from(bytes),
-                again,
-            };
-            let peer = || peer_of(meta, socket.sk());
-            let outcome = flow.decide(socket.sk(), Direction::Out, peer, packets);
-            if outcome == Outcome::Pass && !again {
-                self.passed = (count, bytes);
+        let count = self.batch.count();
+        let bytes = self.batch.bytes;
+        let datagrams = self.batch.datagrams(segment);
+        // What comes again, since there was no room for it, was counted before. It may be another
+        // packet: the ring is the program's.
+        let again = self.passed.0 >= count && self.passed.1 >= bytes;
+        let packets = Packets {
+            datagrams,
+            bytes: u64::from(bytes),
+            again,
+        };
+        let peer = || peer_of(meta, socket.sk());
+        let outcome = flow.decide(socket.sk(), Direction::Out, peer, packets);
+        let stopped = match outcome {
+            Outcome::Pass => None,
+            Outcome::Denied => Some((&flow.counters.tx_drop_rule, EACCES)),
+            Outcome::TooFast => Some((&flow.counters.tx_drop_rate, enobufs())),
+        };
+        if let Some((counter, error)) = stopped {
+            if monitor::is_watched(flow) {
+                self.show_unsent(channel, flow, socket.sk(), meta, outcome, segment);
             }
-            let (counter, error) = match outcome {
-                Outcome::Pass => (None, EINVAL),
-                Outcome::Denied => (Some(&flow.counters.tx_drop_rule), EACCES),
-                Outcome::TooFast => (Some(&flow.counters.tx_drop_rate), enobufs()),
-            };
-            if let Some(counter) = counter {
-                if monitor::is_watched(flow) {
-                    self.show_unsent(channel, flow, socket.sk(), meta, outcome, segment);
-                }
-                counter.add(datagrams);
-                flow.counters.tx_taken.add(datagrams);
-                return self.finish(channel, error);
-            }
+            counter.add(datagrams);
+            flow.counters.tx_taken.add(datagrams);
+            return self.finish(channel, error);
         }
-        let (result, notification) = self.hand_over(channel, meta, segment, bytes);
-        let Some(socket) = self.sockets.get(number) else {
-            return self.refuse(channel, Bad::Flow);
-        };
-        let flow = family::protocol::<Flow>(socket);
-        let count = self.batch.len() as u32;
+        if !again {
+            self.passed = (count, bytes);
+        }
+        let (result, notification) =
+            self.output
+                .hand_over(channel, (socket, flow), &self.batch, meta, segment);
         // Even if nothing is completed: what was set aside by reference may come back later.
         self.room = self.room.saturating_sub(count);
 
@@ -488,7 +517,7 @@ impl Sender {
             }
             None => {
                 if verdict != InFlight::CANCELLED {
-                    self.done.add(channel, &self.batch, verdict as u16);
+                    self.done.add(channel, &self.batch.descs, verdict as u16);
                 }
                 false
             }
@@ -497,70 +526,18 @@ impl Sender {
             return step;
         }
         self.full = 0;
-        if let Some(flow) = flow {
-            if let Err(error) = result {
-                flow.counters.tx_errors.add(datagrams);
-                drop_counter(flow, error).add(datagrams);
-            } else {
-                flow.counters.tx_packets.add(datagrams);
-                flow.counters.tx_bytes.add(u64::from(bytes));
-                if by_reference {
-                    flow.counters.tx_zerocopy.add(datagrams);
-                }
-            }
-            flow.counters.tx_taken.add(datagrams);
-        }
-        self.release(count);
-        Step::Took(count)
-    }
-
-    /// Gives the batch, of so many bytes, to the stack. If it goes by reference, gives what is told when
-    /// the stack has let go of it.
-    fn hand_over(
-        &mut self,
-        channel: &Arc<Channel>,
-        meta: &Meta,
-        segment: u32,
-        bytes: u32,
-    ) -> (Result, Option<Notification<InFlight>>) {
-        let number = self.batch.first().map_or(0, |desc| desc.flow);
-        let Some(socket) = self.sockets.get(number) else {
-            return (Err(EBADF), None);
-        };
-        self.message.address(meta, socket.sk().is_ipv6());
-        // What a descriptor holds decides: each costs a reference, whatever it is cut into.
-        let each = bytes.checked_div(self.batch.len() as u32).unwrap_or(0);
-        let copied = each <= copybreak();
-        let region = channel.region();
-        if let ([desc], 0, true) = (&self.batch[..], segment, copied) {
-            let data = region.bytes(desc.offset, desc.len);
-            let flow = family::protocol::<Flow>(socket);
-            if let (Ok(data), Some(flow)) = (data, flow) {
-                let datagram = self.routes.datagram(number, flow, socket.sk(), meta, data);
-                if let Some(datagram) = datagram {
-                    return (self.message.send_copy(socket, datagram), None);
-                }
-            }
-        }
-        if let Ok(segment @ 1..) = u16::try_from(segment) {
-            self.message.segment(segment);
-        }
-        self.pages.clear();
-        let mut pieces = self.batch.iter();
-        let pages = &mut self.pages;
-        if bytes > PAYLOAD_MAX
-            || !pieces.all(|desc| pages.push(region, desc.offset, desc.len).is_ok())
-        {
-            return (Err(EMSGSIZE), None);
-        }
-        let few = pages.count() <= REFERENCES_MAX && self.batch.len() <= REFERENCES_MAX;
-        let notification = if !copied && few {
-            in_flight(channel, &self.batch)
+        if let Err(error) = result {
+            flow.counters.tx_errors.add(datagrams);
+            drop_counter(flow, error).add(datagrams);
         } else {
-            None
-        };
-        let result = self.message.send(socket, pages, notification.as_ref());
-        (result, notification)
+            flow.counters.tx_packets.add(datagrams);
+            flow.counters.tx_bytes.add(u64::from(bytes));
+            if by_reference {
+                flow.counters.tx_zerocopy.add(datagrams);
+            }
+        }
+        flow.counters.tx_taken.add(datagrams);
+        self.release()
     }
 
     /// Shows the batch to who looks, which the rules don't let pass.
@@ -573,9 +550,7 @@ impl Sender {
         outcome: Outcome,
         segment: u32,
     ) {
-        let Some(first) = self.batch.first() else {
-            return;
-        };
+        let first = self.batch.first();
         let mut begins = [0u8; SHOWN_MAX];
         let len = SHOWN_MAX.min(first.len as usize);
         let begins = begins.get_mut(..len).unwrap_or_default();
@@ -585,7 +560,7 @@ impl Sender {
         let unsent = Unsent {
             peer: peer_of(meta, sk),
             begins,
-            len: self.batch_bytes(),
+            len: self.batch.bytes,
             gso_size: segment,
         };
         monitor::show_unsent(flow, sk, outcome, &unsent);
@@ -593,8 +568,8 @@ impl Sender {
 
     /// Completes the batch, which is a packet or the start of one, with an error.
     fn refuse(&mut self, channel: &Channel, bad: Bad) -> Step {
-        let number = self.batch.first().map_or(0, |desc| desc.flow);
-        if let Some(flow) = self.sockets.get(number).and_then(family::protocol::<Flow>) {
+        let number = self.batch.first().flow;
+        if let Some((_, flow)) = self.sockets.get(number).and_then(with_flow) {
             flow.counters.tx_drop_invalid.add(1);
             flow.counters.tx_taken.add(1);
         }
@@ -603,34 +578,88 @@ impl Sender {
 
     /// Completes the batch with an error.
     fn discard(&mut self, channel: &Channel, bad: Bad) -> Step {
-        let count = self.batch.len() as u32;
-        self.invalid = self.invalid.wrapping_add(u64::from(count));
+        let count = u64::from(self.batch.count());
+        self.invalid = self.invalid.wrapping_add(count);
         self.finish(channel, refusal(bad))
-    }
-
-    /// Bytes of payload of the batch.
-    fn batch_bytes(&self) -> u32 {
-        self.batch
-            .iter()
-            .fold(0u32, |sum, desc| sum.saturating_add(desc.len))
-    }
-
-    /// Gives the batch's descriptors back to the program's side of the ring.
-    fn release(&mut self, count: u32) {
-        let bytes = self.batch_bytes();
-        self.passed.0 = self.passed.0.saturating_sub(count);
-        self.passed.1 = self.passed.1.saturating_sub(bytes);
-        self.ring.release(count);
     }
 
     /// Completes the batch with an error, and goes on after it.
     fn finish(&mut self, channel: &Channel, error: Error) -> Step {
-        let count = self.batch.len() as u32;
-        self.done.add(channel, &self.batch, errno(error));
-        self.room = self.room.saturating_sub(count);
-        self.release(count);
+        self.done.add(channel, &self.batch.descs, errno(error));
+        self.room = self.room.saturating_sub(self.batch.count());
+        self.release()
+    }
+
+    /// Gives the batch's descriptors back to the program's side of the ring.
+    fn release(&mut self) -> Step {
+        let count = self.batch.count();
+        self.passed.0 = self.passed.0.saturating_sub(count);
+        self.passed.1 = self.passed.1.saturating_sub(self.batch.bytes);
+        self.ring.release(count);
         Step::Took(count)
     }
+}
+
+/// What gives packets to the stack.
+pub(crate) struct Output {
+    /// What their descriptors name.
+    pages: PageVec,
+    /// Where they go.
+    message: Message,
+    /// How they go there, if they are nothing special.
+    pub(crate) routes: Routes,
+}
+
+impl Output {
+    /// Gives it the batch. If it goes by reference, gives what is told when the stack has let go of it.
+    fn hand_over(
+        &mut self,
+        channel: &Arc<Channel>,
+        (socket, flow): (&Socket, &Flow),
+        batch: &Batch,
+        meta: &Meta,
+        segment: u32,
+    ) -> (Result, Option<Notification<InFlight>>) {
+        self.message.address(meta, socket.sk().is_ipv6());
+        // What a descriptor holds decides: each costs a reference, whatever it is cut into.
+        let each = batch.bytes.checked_div(batch.count()).unwrap_or(0);
+        let copied = each <= copybreak();
+        let region = channel.region();
+        if let ([desc], 0, true) = (&batch.descs[..], segment, copied) {
+            if let Ok(data) = region.bytes(desc.offset, desc.len) {
+                let datagram = self
+                    .routes
+                    .datagram(desc.flow, flow, socket.sk(), meta, data);
+                if let Some(datagram) = datagram {
+                    return (self.message.send_copy(socket, datagram), None);
+                }
+            }
+        }
+        if let Ok(segment @ 1..) = u16::try_from(segment) {
+            self.message.segment(segment);
+        }
+        self.pages.clear();
+        let mut pieces = batch.descs.iter();
+        let pages = &mut self.pages;
+        if batch.bytes > PAYLOAD_MAX
+            || !pieces.all(|desc| pages.push(region, desc.offset, desc.len).is_ok())
+        {
+            return (Err(EMSGSIZE), None);
+        }
+        let few = pages.count() <= REFERENCES_MAX && batch.descs.len() <= REFERENCES_MAX;
+        let notification = if !copied && few {
+            in_flight(channel, &batch.descs)
+        } else {
+            None
+        };
+        let result = self.message.send(socket, pages, notification.as_ref());
+        (result, notification)
+    }
+}
+
+/// A socket of the table, and the flow that it is.
+fn with_flow(socket: &Socket) -> Option<(&Socket, &Flow)> {
+    Some((socket, family::protocol(socket)?))
 }
 
 /// Prepares descriptors to go by reference; `None` if they must be copied for want of memory.
