@@ -8,18 +8,19 @@ use crate::{
     measure::name,
     meter::{kernel, sleeps},
     nic::{within, Count, Nic},
+    option,
     row::{agreed, Row},
     traffic::{FROM_PORT, HEADERS, TO_PORT},
 };
 use clap::{Args, ValueEnum};
 use kopi::{Channel, Flow, Interest, Message};
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     io,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::fd::AsRawFd,
     path::PathBuf,
-    ptr, thread,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -232,7 +233,7 @@ impl Mode {
         socket.connect(&far.into())?;
         socket.set_read_timeout(Some(PATIENCE))?;
         if self == Self::UdpBusyPoll {
-            set_busy_poll(&socket)?;
+            option::set(&socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
         }
         Ok(Box::new(Udp {
             socket,
@@ -242,23 +243,6 @@ impl Mode {
                 _ => 0,
             },
         }))
-    }
-}
-
-fn set_busy_poll(socket: &Socket) -> io::Result<()> {
-    // SAFETY: The value is an int, as the length says.
-    let status = unsafe {
-        libc::setsockopt(
-            SockRef::from(socket).as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_BUSY_POLL,
-            ptr::from_ref(&BUSY_POLL_US).cast(),
-            size_of_val(&BUSY_POLL_US) as libc::socklen_t,
-        )
-    };
-    match status {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -5,6 +5,7 @@
 use crate::{
     measure::name,
     nic::{within, Nic},
+    option,
     send::Mode,
     traffic::{normal, Peer, Traffic, HEADERS, TO_PORT},
 };
@@ -79,7 +80,13 @@ impl Capture {
         if status != 0 {
             return Err(io::Error::last_os_error());
         }
-        set_buffer(&socket)?;
+        // Beyond what the system allows to all.
+        option::set(
+            &socket,
+            libc::SOL_SOCKET,
+            libc::SO_RCVBUFFORCE,
+            BUFFER as libc::c_int,
+        )?;
         socket.set_read_timeout(Some(PATIENCE))?;
         Ok(Self {
             mac: nic.mac(&socket)?,
@@ -98,25 +105,6 @@ impl Capture {
                 return Ok(frame.to_vec());
             }
         }
-    }
-}
-
-/// Makes room, beyond what the system allows to all.
-fn set_buffer(socket: &Socket) -> io::Result<()> {
-    let size = BUFFER as libc::c_int;
-    // SAFETY: The value is an int, as the length says.
-    let status = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_RCVBUFFORCE,
-            ptr::from_ref(&size).cast(),
-            size_of_val(&size) as libc::socklen_t,
-        )
-    };
-    match status {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 //! What sockets of AF_XDP have in common: frames and rings, which both sides have mapped.
 
+use crate::option;
 use socket2::{Domain, Socket, Type};
 use std::{
     io,
@@ -39,13 +40,13 @@ impl Xsk {
         region.addr = xsk.frames.as_ptr() as u64;
         region.len = REGION as u64;
         region.chunk_size = FRAME as u32;
-        set(&xsk.socket, libc::XDP_UMEM_REG, region)?;
+        option::set(&xsk.socket, libc::SOL_XDP, libc::XDP_UMEM_REG, region)?;
         for ring in [
             libc::XDP_UMEM_FILL_RING,
             libc::XDP_UMEM_COMPLETION_RING,
             ring,
         ] {
-            set(&xsk.socket, ring, FRAMES)?;
+            option::set(&xsk.socket, libc::SOL_XDP, ring, FRAMES)?;
         }
         Ok(xsk)
     }
@@ -196,23 +197,5 @@ pub(crate) fn offsets(socket: &Socket) -> io::Result<libc::xdp_mmap_offsets> {
             0 => Ok(at),
             _ => Err(io::Error::last_os_error()),
         }
-    }
-}
-
-/// Sets an option of AF_XDP.
-fn set<T>(socket: &Socket, option: libc::c_int, value: T) -> io::Result<()> {
-    // SAFETY: The value is of the length that is said.
-    let status = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_XDP,
-            option,
-            ptr::from_ref(&value).cast(),
-            size_of::<T>() as libc::socklen_t,
-        )
-    };
-    match status {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -3,6 +3,7 @@
 //! Ordinary UDP sockets.
 
 use super::{Receiver, Tally, BURST};
+use crate::option;
 use socket2::Socket;
 use std::{io, os::fd::AsRawFd, ptr};
 
@@ -101,19 +102,7 @@ struct Control([u8; 64]);
 impl Merged {
     pub(super) fn new(socket: Socket) -> io::Result<Self> {
         let on: libc::c_int = 1;
-        // SAFETY: The value is an int, as the length says.
-        let status = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_UDP,
-                libc::UDP_GRO,
-                ptr::from_ref(&on).cast(),
-                size_of_val(&on) as libc::socklen_t,
-            )
-        };
-        if status != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        option::set(&socket, libc::SOL_UDP, libc::UDP_GRO, on)?;
         Ok(Self {
             socket,
             buffer: vec![0; 65536],

@@ -11,7 +11,7 @@ mod xdp;
 
 pub(crate) use self::{
     fleet::{Fleet, FleetMode},
-    packet_ring::{set as set_packet_option, PacketRing},
+    packet_ring::PacketRing,
 };
 use crate::traffic::{Traffic, FROM_PORT, UNFRAGMENTED_MAX};
 use clap::ValueEnum;

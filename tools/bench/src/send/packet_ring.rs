@@ -1,91 +1,31 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! AF_PACKET's TX ring, version 2.
+//! AF_PACKET's TX ring.
 
 use super::{set_mark, Sender};
+use crate::tpacket::Ring;
 use crate::traffic::{Traffic, HEADERS};
-use socket2::{Domain, Socket, Type};
-use std::{
-    io,
-    os::fd::AsRawFd,
-    ptr::{self, NonNull},
-    sync::atomic::{AtomicU32, Ordering},
-};
+use std::{io, os::fd::AsRawFd, ptr, sync::atomic::Ordering};
 
-const FRAME: usize = 2048;
 const FRAMES: usize = 512;
-const BLOCK: usize = 65536;
-/// Where the packet begins in a frame: tpacket_snd() looks behind the header, without the address.
-const DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
 /// Nothing takes so long, but for an error.
 const PATIENCE_MS: libc::c_int = 1000;
 
 /// A batch of packets by each system call, through the device's qdisc.
 pub(crate) struct PacketRing {
-    socket: Socket,
-    ring: NonNull<u8>,
-    next: usize,
+    ring: Ring,
     batch: usize,
 }
 
 impl PacketRing {
     pub(crate) fn new(device: u32, mark: u32, batch: usize) -> io::Result<Self> {
-        // Protocol 0: receives nothing.
-        let socket = Socket::new(Domain::PACKET, Type::RAW, None)?;
+        let socket = Ring::socket()?;
         set_mark(&socket, mark)?;
-        set(
-            &socket,
-            libc::PACKET_VERSION,
-            libc::tpacket_versions::TPACKET_V2 as libc::c_int,
-        )?;
-        let request = libc::tpacket_req {
-            tp_block_size: BLOCK as u32,
-            tp_block_nr: (FRAMES * FRAME / BLOCK) as u32,
-            tp_frame_size: FRAME as u32,
-            tp_frame_nr: FRAMES as u32,
-        };
-        set(&socket, libc::PACKET_TX_RING, request)?;
-        // SAFETY: A new mapping, of the ring that was just made; zeroes are a valid address, whose
-        // length is right.
-        let ring = unsafe {
-            let mut address: libc::sockaddr_ll = std::mem::zeroed();
-            address.sll_family = libc::AF_PACKET as u16;
-            address.sll_ifindex = device as libc::c_int;
-            let len = size_of_val(&address) as libc::socklen_t;
-            if libc::bind(socket.as_raw_fd(), ptr::from_ref(&address).cast(), len) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            libc::mmap(
-                ptr::null_mut(),
-                FRAMES * FRAME,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                socket.as_raw_fd(),
-                0,
-            )
-        };
-        if ring == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
         Ok(Self {
-            socket,
-            ring: NonNull::new(ring.cast()).expect("a mapping isn't at 0"),
-            next: 0,
+            // Protocol 0: receives nothing.
+            ring: Ring::new(socket, libc::PACKET_TX_RING, FRAMES, device, 0)?,
             batch,
         })
-    }
-
-    /// The header of a frame.
-    fn header(&self, number: usize) -> NonNull<libc::tpacket2_hdr> {
-        // SAFETY: The frame is in the ring, and its start is aligned.
-        unsafe { self.ring.add(number * FRAME).cast() }
-    }
-
-    /// The word by which a frame changes hands.
-    fn status(&self, number: usize) -> &AtomicU32 {
-        // SAFETY: The header is mapped as long as `self`, and its status is aligned and accessed in
-        // no other way.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.header(number).as_ptr()).tp_status) }
     }
 
     /// Has the kernel look at the ring.
@@ -93,7 +33,7 @@ impl PacketRing {
         // SAFETY: Nothing to read.
         let sent = unsafe {
             let flags = libc::MSG_DONTWAIT;
-            libc::send(self.socket.as_raw_fd(), ptr::null(), 0, flags)
+            libc::send(self.ring.as_socket().as_raw_fd(), ptr::null(), 0, flags)
         };
         match sent {
             0.. => Ok(()),
@@ -108,7 +48,7 @@ impl PacketRing {
     /// Sleeps until the socket has room.
     fn sleep(&self) -> io::Result<()> {
         let mut poll = libc::pollfd {
-            fd: self.socket.as_raw_fd(),
+            fd: self.ring.as_socket().as_raw_fd(),
             events: libc::POLLOUT,
             revents: 0,
         };
@@ -120,10 +60,10 @@ impl PacketRing {
         }
     }
 
-    /// Waits until the kernel is done with a frame.
-    fn wait_for(&self, number: usize) -> io::Result<()> {
+    /// Waits until the kernel is done with the next frame.
+    fn wait(&self) -> io::Result<()> {
         loop {
-            match self.status(number).load(Ordering::Acquire) {
+            match self.ring.status().load(Ordering::Acquire) {
                 libc::TP_STATUS_AVAILABLE => return Ok(()),
                 libc::TP_STATUS_WRONG_FORMAT => {
                     return Err(io::Error::other("the kernel refused a packet of the ring"))
@@ -140,56 +80,23 @@ impl PacketRing {
 impl Sender for PacketRing {
     fn send(&mut self, traffic: &mut Traffic, mut count: usize) -> io::Result<()> {
         let len = HEADERS + traffic.payload();
+        let wanted = libc::TP_STATUS_SEND_REQUEST;
         while count > 0 {
             let batch = count.min(self.batch);
             for _ in 0..batch {
-                self.wait_for(self.next)?;
-                let header = self.header(self.next).as_ptr();
-                // SAFETY: The frame is the program's until the status says otherwise, and the packet
-                // fits into it behind the header.
-                unsafe {
-                    (*header).tp_len = len as u32;
-                    let data = header.cast::<u8>().add(DATA);
-                    traffic.frame(std::slice::from_raw_parts_mut(data, len));
-                }
-                let wanted = libc::TP_STATUS_SEND_REQUEST;
-                self.status(self.next).store(wanted, Ordering::Release);
-                self.next = (self.next + 1) % FRAMES;
+                self.wait()?;
+                traffic.frame(self.ring.room(len));
+                self.ring.status().store(wanted, Ordering::Release);
+                self.ring.advance();
             }
             self.ring()?;
             count -= batch;
         }
         // What was left for want of room.
-        let last = (self.next + FRAMES - 1) % FRAMES;
-        while self.status(last).load(Ordering::Acquire) == libc::TP_STATUS_SEND_REQUEST {
+        while self.ring.last_status().load(Ordering::Acquire) == wanted {
             self.sleep()?;
             self.ring()?;
         }
         Ok(())
-    }
-}
-
-impl Drop for PacketRing {
-    fn drop(&mut self) {
-        // SAFETY: The mapping is this one's, and nothing refers to it any more.
-        unsafe { libc::munmap(self.ring.as_ptr().cast(), FRAMES * FRAME) };
-    }
-}
-
-/// Sets an option of AF_PACKET.
-pub(crate) fn set<T>(socket: &Socket, option: libc::c_int, value: T) -> io::Result<()> {
-    // SAFETY: The value is of the length that is said.
-    let status = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_PACKET,
-            option,
-            ptr::from_ref(&value).cast(),
-            size_of::<T>() as libc::socklen_t,
-        )
-    };
-    match status {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
     }
 }

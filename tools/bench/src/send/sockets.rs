@@ -3,6 +3,7 @@
 //! Ordinary UDP sockets.
 
 use super::{all_of, raw_addresses, Sender, ADDRESS_LEN};
+use crate::option;
 use crate::traffic::Traffic;
 use socket2::Socket;
 use std::{io, os::fd::AsRawFd, ptr};
@@ -140,19 +141,7 @@ pub(super) struct Segments {
 impl Segments {
     pub(super) fn new(socket: Socket, batch: usize, traffic: &Traffic) -> io::Result<Self> {
         let size = traffic.payload() as libc::c_int;
-        // SAFETY: The value is an int, as the length says.
-        let status = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_UDP,
-                libc::UDP_SEGMENT,
-                ptr::from_ref(&size).cast(),
-                size_of_val(&size) as libc::socklen_t,
-            )
-        };
-        if status != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        option::set(&socket, libc::SOL_UDP, libc::UDP_SEGMENT, size)?;
         Ok(Self {
             socket,
             buffer: vec![0; batch * traffic.payload()],
