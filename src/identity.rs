@@ -24,11 +24,55 @@ use kernel::{
     }, //
 };
 
+/// The age of the owner that was found last.
+static LAST: Atomic<u64> = Atomic::new(0);
+
+/// The age of one that is found now.
+fn next_age() -> u64 {
+    LAST.fetch_add(1, Relaxed).wrapping_add(1)
+}
+
+/// Who has a flow. Flows of a process share its identity, as long as it stays the same.
+#[derive(Clone)]
+pub(crate) struct Owner {
+    pub(crate) identity: Arc<Identity>,
+    /// Those that were found later have greater numbers; from 1.
+    age: u64,
+}
+
+impl Owner {
+    /// The current process. Process context.
+    pub(crate) fn current() -> Result<Self> {
+        let age = next_age();
+        Ok(Self {
+            identity: Arc::new(Identity::current()?, GFP_KERNEL_ACCOUNT)?,
+            age,
+        })
+    }
+
+    /// The current process, which may be this one. Process context.
+    pub(crate) fn or_current(&self) -> Result<Self> {
+        if self.identity.is_current() {
+            Ok(self.again())
+        } else {
+            Self::current()
+        }
+    }
+
+    /// The same one, from now on.
+    fn again(&self) -> Self {
+        Self {
+            identity: self.identity.clone(),
+            age: next_age(),
+        }
+    }
+}
+
 /// Who used a channel last, by its doorbell or by mapping it.
 #[pin_data]
 pub(crate) struct User {
     #[pin]
-    latest: SpinLock<Option<Arc<Identity>>>,
+    latest: SpinLock<Option<Owner>>,
     /// The age of `latest`; 0 without one.
     age: Atomic<u64>,
     /// A flow of the channel may have a later identity, of another process.
@@ -48,7 +92,8 @@ impl User {
         )
     }
 
-    fn latest(&self) -> Option<Arc<Identity>> {
+    /// Any context but hard interrupts.
+    pub(crate) fn latest(&self) -> Option<Owner> {
         let _softirqs = BottomHalvesOff::new();
         let latest = self.latest.lock();
         latest.clone()
@@ -60,7 +105,7 @@ impl User {
         let latest = self.latest.lock();
         latest
             .as_ref()
-            .is_some_and(|identity| identity.process.is_current())
+            .is_some_and(|owner| owner.identity.process.is_current())
     }
 
     /// From now on the channel's flows are the current process's. Process context; may be called
@@ -69,7 +114,7 @@ impl User {
         if !self.outdated.load(Relaxed) && self.is_current() {
             return Ok(());
         }
-        self.note(None, Identity::current)
+        self.note(None, Owner::current)
     }
 
     /// What is written to the rings is by who used them last, as when he rings the doorbell; what an
@@ -79,28 +124,28 @@ impl User {
             return Ok(());
         }
         let latest = self.latest().ok_or(ESRCH)?;
-        self.note(Some(&latest), || latest.renewed())
+        self.note(Some(&latest.identity), || Ok(latest.again()))
     }
 
-    /// Notes an identity, in place of another one if that matters.
+    /// Notes an owner, in place of who had that identity if that matters.
     fn note(
         &self,
         before: Option<&Arc<Identity>>,
-        identity: impl FnOnce() -> Result<Identity>,
+        owner: impl FnOnce() -> Result<Owner>,
     ) -> Result {
-        // Before the identity is made: one that is made later says so again.
+        // Before the owner is looked at: one who comes later says so again.
         self.outdated.store(false, Relaxed);
-        let identity = Arc::new(identity()?, GFP_KERNEL_ACCOUNT)?;
-        let age = identity.age;
+        let owner = owner()?;
         let old = {
             let _softirqs = BottomHalvesOff::new();
             let mut latest = self.latest.lock();
-            let is_other = |now: &Arc<Identity>| before.is_some_and(|old| !Arc::ptr_eq(old, now));
+            let is_other = |now: &Owner| before.is_some_and(|old| !Arc::ptr_eq(old, &now.identity));
             if latest.as_ref().is_some_and(is_other) {
                 // Somebody else used it meanwhile.
-                Some(identity)
+                Some(owner)
             } else {
-                let old = latest.replace(identity);
+                let age = owner.age;
+                let old = latest.replace(owner);
                 self.age.store(age, Release);
                 old
             }
@@ -116,7 +161,7 @@ impl User {
         let latest = self.latest.lock();
         latest
             .as_ref()
-            .is_some_and(|identity| identity.process.is_running())
+            .is_some_and(|owner| owner.identity.process.is_running())
     }
 
     /// The credentials that who used it last has now; `None` if he isn't there any more. Any context
@@ -124,7 +169,7 @@ impl User {
     pub(crate) fn credentials(&self) -> Option<Credentials> {
         let _softirqs = BottomHalvesOff::new();
         let latest = self.latest.lock();
-        Credentials::of(&latest.as_ref()?.process)
+        Credentials::of(&latest.as_ref()?.identity.process)
     }
 
     /// A flow of the channel has the current process's identity, or one that isn't known. Process
@@ -135,8 +180,8 @@ impl User {
         }
     }
 
-    /// The user's identity, if it is later than a flow's own. Any context but hard interrupts.
-    pub(crate) fn later_than(&self, own: &Identity) -> Option<Arc<Identity>> {
+    /// Who it is, if he came later than a flow's own owner. Any context but hard interrupts.
+    pub(crate) fn later_than(&self, own: &Owner) -> Option<Owner> {
         if self.age.load(Acquire) <= own.age {
             return None;
         }

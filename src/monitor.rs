@@ -14,7 +14,8 @@ use crate::pure::{
 use crate::rules::{Outcome, Policy};
 use crate::sys::{
     monitor::{First, Packet},
-    sock::Sock, //
+    sock::Sock,
+    task, //
 };
 
 /// Why KOPI didn't let a packet pass.
@@ -110,7 +111,7 @@ fn header(policy: &Policy, flow: &Flow, sk: &Sock, seen: Seen) -> MonHdr {
         pid: identity.process.pid().shown_in(net),
         uid: net.show_uid(identity.uid),
         gid: net.show_gid(identity.gid),
-        cgroup: policy.cgroup().unwrap_or(0),
+        cgroup: task::cgroup_of(sk).unwrap_or(0),
         exe_inode: program.map_or(0, |program| program.id.inode),
         exe_device: program.map_or(0, |program| program.id.device),
         gso_size: seen.gso_size,

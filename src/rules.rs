@@ -7,7 +7,7 @@
 //! where a rule names a peer, and so what becomes of a packet depends on where it goes, is the set
 //! walked for a peer, too, and the last one remembered.
 
-use crate::identity::User;
+use crate::identity::{Owner, User};
 use crate::netns::Net;
 use crate::pure::{
     bucket::{Bucket, Rate},
@@ -199,7 +199,7 @@ pub(crate) struct Packets {
 pub(crate) enum Outcome {
     Pass,
     Denied,
-    /// More than the rule's rate allows.
+    /// More than the rule's rate allows; or there is no memory to know.
     TooFast,
 }
 
@@ -224,13 +224,18 @@ struct Side {
     told: bool,
 }
 
+/// Who has a flow, and how it stands with the rules.
+struct Standing {
+    owner: Owner,
+    /// Made when there are rules.
+    compiled: Option<KBox<Compiled>>,
+}
+
 /// What the rules come to for a flow.
+#[derive(Default)]
 struct Compiled {
-    identity: Arc<Identity>,
-    /// The socket's, and those that it is in, from the inside out.
-    cgroups: KVec<u64>,
     set: Option<Arc<RuleSet>>,
-    /// What it was judged by.
+    /// What it was judged by; 0 for nothing.
     generation: u64,
     port: u16,
     device: i32,
@@ -251,7 +256,7 @@ pub(crate) struct Policy {
     #[pin]
     reading: Mutex<()>,
     #[pin]
-    compiled: SpinLock<Compiled>,
+    standing: SpinLock<Standing>,
     /// The rules did something to the sock that may have to be undone.
     applied: Atomic<bool>,
 }
@@ -259,26 +264,17 @@ pub(crate) struct Policy {
 impl Policy {
     /// That of a socket that the current process opens. Process context.
     pub(crate) fn new(sk: &Sock) -> Result<Pin<KBox<Self>>> {
-        let identity = Arc::new(Identity::current()?, GFP_KERNEL_ACCOUNT)?;
-        let cgroups = task::cgroups_of(sk)?;
+        let owner = Owner::current()?;
         let net = sk.net().state();
         KBox::pin_init(
             pin_init!(Self {
                 net,
                 user: SetOnce::new(),
                 reading <- new_mutex!((), "kopi::Policy::reading"),
-                compiled <- new_spinlock!(Compiled {
-                    identity,
-                    cgroups,
-                    set: None,
-                    generation: 0,
-                    port: 0,
-                    device: 0,
-                    out: Side::default(),
-                    into: Side::default(),
-                    own_mark: None,
-                    own_priority: None,
-                }, "kopi::Policy::compiled"),
+                standing <- new_spinlock!(Standing {
+                    owner,
+                    compiled: None,
+                }, "kopi::Policy::standing"),
                 applied: Atomic::new(false),
             }),
             GFP_KERNEL_ACCOUNT,
@@ -295,50 +291,57 @@ impl Policy {
         &self.reading
     }
 
-    /// The number of the flow's cgroup. Any context but hard interrupts.
-    pub(crate) fn cgroup(&self) -> Option<u64> {
-        self.with_compiled(|compiled| compiled.cgroups.first().copied())
-    }
-
     /// The flow comes to a channel, whose user has it from now on. Process context.
     pub(crate) fn join(&self, user: &Arc<User>) {
+        let shared = user
+            .latest()
+            .filter(|latest| latest.identity.is_as(&self.identity()));
+        if let Some(latest) = shared {
+            let own = self.with_standing(|standing| {
+                core::mem::replace(&mut standing.owner.identity, latest.identity)
+            });
+            drop(own);
+        }
         self.user.populate(user.clone());
         user.flow_changed();
     }
 
-    /// Does something with what the rules come to, for who has the flow now.
-    fn with_compiled<T>(&self, act: impl FnOnce(&mut Compiled) -> T) -> T {
+    /// Does something with who has the flow now.
+    fn with_standing<T>(&self, act: impl FnOnce(&mut Standing) -> T) -> T {
         let _softirqs = BottomHalvesOff::new();
-        let mut compiled = self.compiled.lock();
+        let mut standing = self.standing.lock();
         let user = self.user.as_ref();
         let old = user
-            .and_then(|user| user.later_than(&compiled.identity))
-            .map(|identity| compiled.change_identity(identity));
-        let result = act(&mut compiled);
-        drop(compiled);
+            .and_then(|user| user.later_than(&standing.owner))
+            .map(|owner| standing.change_owner(owner));
+        let result = act(&mut standing);
+        drop(standing);
         drop(old);
         result
     }
 
-    /// As above, judged by the rules that there are now.
-    fn with_judged<T>(&self, sk: &Sock, act: impl FnOnce(&mut Compiled) -> T) -> T {
-        let (result, old) = self.with_compiled(|compiled| {
-            let old = compiled.refresh(&self.net, sk);
-            (act(compiled), old)
-        });
+    /// Does something with what the rules that there are now come to; `None` if there is no memory to
+    /// know it.
+    fn with_judged<T>(&self, sk: &Sock, act: impl FnOnce(&mut Judged<'_>) -> T) -> Option<T> {
+        let (result, old) = self.with_standing(|standing| {
+            let mut judged = standing.judged(sk)?;
+            let old = judged.refresh(&self.net);
+            Some((act(&mut judged), old))
+        })?;
         drop(old);
-        result
+        Some(result)
     }
 
     /// Who has it. Any context but hard interrupts.
     pub(crate) fn identity(&self) -> Arc<Identity> {
-        self.with_compiled(|compiled| compiled.identity.clone())
+        self.with_standing(|standing| standing.owner.identity.clone())
     }
 
     /// Looks at who the current process is. Process context.
     pub(crate) fn identify(&self) -> Result {
-        let identity = Arc::new(Identity::current()?, GFP_KERNEL_ACCOUNT)?;
-        let old = self.with_compiled(|compiled| compiled.change_identity(identity));
+        let known = self.with_standing(|standing| standing.owner.clone());
+        let owner = known.or_current()?;
+        let old = self.with_standing(|standing| standing.change_owner(owner));
         drop(old);
         if let Some(user) = self.user.as_ref() {
             user.flow_changed();
@@ -367,21 +370,22 @@ impl Policy {
         peer: &Peer,
         packets: Packets,
     ) -> (Outcome, Option<Stopped>) {
-        self.with_judged(sk, |compiled| {
-            let result = compiled.decide(sk, direction, peer, packets);
-            self.applied.store(compiled.is_applied(), Relaxed);
+        let decided = self.with_judged(sk, |judged| {
+            let result = judged.decide(direction, peer, packets);
+            self.applied.store(judged.compiled.is_applied(), Relaxed);
             if result.1.is_some() {
                 self.net.denied.fetch_add(1, Relaxed);
             }
             result
-        })
+        });
+        decided.unwrap_or((Outcome::TooFast, None))
     }
 
     /// Decides whether the flow may have a local port, given the one that it is to have; the rule's
     /// handle if not. Process context.
     pub(crate) fn may_bind(&self, sk: &Sock, port: u16) -> core::result::Result<(), Stopped> {
-        self.may(|compiled, set| {
-            compiled.facts(sk, port, |facts| {
+        self.may(|owner, set| {
+            with_facts(owner, sk, port, |facts| {
                 let [out, into] = set.judge(facts, None);
                 (set.denies(out) && set.denies(into)).then_some((into, Direction::In))
             })
@@ -390,8 +394,8 @@ impl Policy {
 
     /// Decides whether the flow may be connected to a peer. Process context.
     pub(crate) fn may_connect(&self, sk: &Sock, peer: &Peer) -> core::result::Result<(), Stopped> {
-        self.may(|compiled, set| {
-            compiled.facts(sk, u16::from_be(sk.local_port()), |facts| {
+        self.may(|owner, set| {
+            with_facts(owner, sk, u16::from_be(sk.local_port()), |facts| {
                 let [out, _] = set.judge(facts, Some(peer));
                 set.denies(out).then_some((out, Direction::Out))
             })
@@ -400,13 +404,13 @@ impl Policy {
 
     fn may(
         &self,
-        denied: impl FnOnce(&Compiled, &RuleSet) -> Option<(Judgement, Direction)>,
+        denied: impl FnOnce(&Owner, &RuleSet) -> Option<(Judgement, Direction)>,
     ) -> core::result::Result<(), Stopped> {
         if !self.net.has_rules() {
             return Ok(());
         }
         let set = self.net.rules();
-        let found = self.with_compiled(|compiled| denied(compiled, &set));
+        let found = self.with_standing(|standing| denied(&standing.owner, &set));
         let Some((judgement, direction)) = found else {
             return Ok(());
         };
@@ -424,7 +428,7 @@ impl Policy {
     /// Judges the flow by the rules that there are now; says which direction they have just stopped.
     /// Process context.
     pub(crate) fn sweep(&self, sk: &Sock) -> [Option<Stopped>; 2] {
-        self.with_judged(sk, |compiled| {
+        let stopped = self.with_judged(sk, |Judged { compiled, .. }| {
             let stopped = [Direction::Out, Direction::In].map(|direction| {
                 let judgement = compiled.side(direction).judgement;
                 compiled.stop(direction, judgement)
@@ -436,21 +440,20 @@ impl Policy {
                 self.net.denied.fetch_add(1, Relaxed);
             }
             stopped
-        })
+        });
+        // Without memory, with the next packet.
+        stopped.unwrap_or_default()
     }
 
     /// The handle of the rule that decides about a peer's packets; 0 for the default. Any context but
     /// hard interrupts.
     pub(crate) fn rule_for(&self, sk: &Sock, direction: Direction, peer: &Peer) -> u32 {
-        self.with_judged(sk, |compiled| {
-            let mut judgement = compiled.side(direction).judgement;
-            if judgement == Judgement::ByPeer {
-                judgement = compiled.by_peer(sk, direction, peer);
-            }
-            let set = compiled.set.as_ref();
-            set.and_then(|set| set.rule(judgement))
-                .map_or(0, |rule| rule.handle)
-        })
+        let handle = self.with_judged(sk, |judged| {
+            let judgement = judged.judgement(direction, peer);
+            let set = judged.compiled.set.as_ref();
+            set.and_then(|set| Some(set.rule(judgement)?.handle))
+        });
+        handle.flatten().unwrap_or(0)
     }
 
     /// How many times an engine's budget a channel has that sends by this flow. Any context but hard
@@ -459,7 +462,7 @@ impl Policy {
         if !self.is_in_force() {
             return 1;
         }
-        self.with_judged(sk, |compiled| {
+        let weight = self.with_judged(sk, |Judged { compiled, .. }| {
             // Where it depends on the peer, by the one that it sent to last.
             let judgement = match compiled.out.last {
                 Some((_, judgement)) => judgement,
@@ -467,8 +470,8 @@ impl Policy {
             };
             let set = compiled.set.as_ref();
             set.and_then(|set| set.rule(judgement)?.action.weight)
-                .unwrap_or(1)
-        })
+        });
+        weight.flatten().unwrap_or(1)
     }
 
     /// The handles of the rules that decide, out and in, and the directions in which nothing passes,
@@ -477,7 +480,7 @@ impl Policy {
         if !self.is_in_force() {
             return ([None; 2], 0);
         }
-        self.with_judged(sk, |compiled| {
+        let shown = self.with_judged(sk, |Judged { compiled, .. }| {
             let mut denied = 0;
             let handles = [Direction::Out, Direction::In].map(|direction| {
                 let judgement = compiled.side(direction).judgement;
@@ -491,53 +494,126 @@ impl Policy {
                 compiled.judged(direction).map(|rule| rule.handle)
             });
             (handles, denied)
+        });
+        shown.unwrap_or_default()
+    }
+}
+
+impl Standing {
+    /// Gives the one from before; what follows from it is judged anew.
+    fn change_owner(&mut self, owner: Owner) -> Owner {
+        if let Some(compiled) = &mut self.compiled {
+            compiled.generation = 0;
+        }
+        core::mem::replace(&mut self.owner, owner)
+    }
+
+    /// With room for what the rules come to; `None` without memory.
+    fn judged<'a>(&'a mut self, sk: &'a Sock) -> Option<Judged<'a>> {
+        if self.compiled.is_none() {
+            let account = GFP_KERNEL_ACCOUNT & !GFP_KERNEL;
+            let flags = GFP_ATOMIC | account | __GFP_NOWARN;
+            self.compiled = KBox::new(Compiled::default(), flags).ok();
+        }
+        Some(Judged {
+            owner: &self.owner,
+            compiled: self.compiled.as_mut()?,
+            sk,
         })
     }
 }
 
+/// Does something with what is known of the flow of a sock.
+fn with_facts<T>(
+    owner: &Owner,
+    sk: &Sock,
+    local_port: u16,
+    use_them: impl FnOnce(&Facts<'_>) -> T,
+) -> T {
+    let identity = &owner.identity;
+    use_them(&Facts {
+        uid: identity.uid,
+        gid: identity.gid,
+        in_cgroup: &|number| task::is_in_cgroup(sk, number),
+        exe: identity.program.as_ref().map(|program| program.id),
+        protocol: UDP,
+        local_port,
+        device: sk.bound_device_name(),
+    })
+}
+
+/// What the rules come to for a flow, and what that follows from.
+struct Judged<'a> {
+    owner: &'a Owner,
+    compiled: &'a mut Compiled,
+    sk: &'a Sock,
+}
+
+impl Judged<'_> {
+    /// Judges anew if anything that it depends on is another; gives the rules from before, to be
+    /// let go of without the lock.
+    fn refresh(&mut self, net: &Net) -> Option<Arc<RuleSet>> {
+        let generation = net.generation();
+        let (port, device) = (self.sk.local_port(), self.sk.bound_device());
+        let compiled = &mut *self.compiled;
+        if (compiled.generation, compiled.port, compiled.device) == (generation, port, device) {
+            return None;
+        }
+        let set = net.rules();
+        let [out, into] = with_facts(self.owner, self.sk, u16::from_be(port), |facts| {
+            set.judge(facts, None)
+        });
+        for (side, judgement) in [(&mut compiled.out, out), (&mut compiled.into, into)] {
+            side.judgement = judgement;
+            side.last = None;
+            side.told = false;
+        }
+        (compiled.generation, compiled.port, compiled.device) = (generation, port, device);
+        compiled.set.replace(set)
+    }
+
+    /// What decides about a peer's packets.
+    fn judgement(&mut self, direction: Direction, peer: &Peer) -> Judgement {
+        let side = self.compiled.side(direction);
+        match side.last {
+            _ if side.judgement != Judgement::ByPeer => return side.judgement,
+            Some((last, judgement)) if last == *peer => return judgement,
+            _ => {}
+        }
+        let port = u16::from_be(self.compiled.port);
+        let judgement = match &self.compiled.set {
+            Some(set) => {
+                let [out, into] = with_facts(self.owner, self.sk, port, |facts| {
+                    set.judge(facts, Some(peer))
+                });
+                match direction {
+                    Direction::Out => out,
+                    Direction::In => into,
+                }
+            }
+            None => Judgement::Default,
+        };
+        self.compiled.side(direction).last = Some((*peer, judgement));
+        judgement
+    }
+
+    fn decide(
+        &mut self,
+        direction: Direction,
+        peer: &Peer,
+        packets: Packets,
+    ) -> (Outcome, Option<Stopped>) {
+        let judgement = self.judgement(direction, peer);
+        self.compiled.decide(self.sk, direction, judgement, packets)
+    }
+}
+
 impl Compiled {
-    /// Gives the one from before; what follows from it is judged anew.
-    fn change_identity(&mut self, identity: Arc<Identity>) -> Arc<Identity> {
-        self.generation = 0;
-        core::mem::replace(&mut self.identity, identity)
-    }
-
-    fn facts<T>(&self, sk: &Sock, port: u16, use_them: impl FnOnce(&Facts<'_>) -> T) -> T {
-        use_them(&Facts {
-            uid: self.identity.uid,
-            gid: self.identity.gid,
-            cgroups: &self.cgroups,
-            exe: self.identity.program.as_ref().map(|program| program.id),
-            protocol: UDP,
-            local_port: port,
-            device: sk.bound_device_name(),
-        })
-    }
-
     fn side(&mut self, direction: Direction) -> &mut Side {
         match direction {
             Direction::Out => &mut self.out,
             Direction::In => &mut self.into,
         }
-    }
-
-    /// Judges anew if anything that it depends on is another; gives the rules from before, to be
-    /// let go of without the lock.
-    fn refresh(&mut self, net: &Net, sk: &Sock) -> Option<Arc<RuleSet>> {
-        let generation = net.generation();
-        let (port, device) = (sk.local_port(), sk.bound_device());
-        if (self.generation, self.port, self.device) == (generation, port, device) {
-            return None;
-        }
-        let set = net.rules();
-        let [out, into] = self.facts(sk, u16::from_be(port), |facts| set.judge(facts, None));
-        for (side, judgement) in [(&mut self.out, out), (&mut self.into, into)] {
-            side.judgement = judgement;
-            side.last = None;
-            side.told = false;
-        }
-        (self.generation, self.port, self.device) = (generation, port, device);
-        self.set.replace(set)
     }
 
     /// The rule that decides about a direction, whatever the peer.
@@ -549,38 +625,13 @@ impl Compiled {
         self.set.as_ref()?.rule(judgement)
     }
 
-    /// What decides about a peer's packets.
-    fn by_peer(&mut self, sk: &Sock, direction: Direction, peer: &Peer) -> Judgement {
-        match self.side(direction).last {
-            Some((last, judgement)) if last == *peer => return judgement,
-            _ => {}
-        }
-        let port = u16::from_be(self.port);
-        let judgement = match &self.set {
-            Some(set) => {
-                let [out, into] = self.facts(sk, port, |facts| set.judge(facts, Some(peer)));
-                match direction {
-                    Direction::Out => out,
-                    Direction::In => into,
-                }
-            }
-            None => Judgement::Default,
-        };
-        self.side(direction).last = Some((*peer, judgement));
-        judgement
-    }
-
     fn decide(
         &mut self,
         sk: &Sock,
         direction: Direction,
-        peer: &Peer,
+        judgement: Judgement,
         packets: Packets,
     ) -> (Outcome, Option<Stopped>) {
-        let mut judgement = self.side(direction).judgement;
-        if judgement == Judgement::ByPeer {
-            judgement = self.by_peer(sk, direction, peer);
-        }
         let rule = self
             .set
             .as_ref()

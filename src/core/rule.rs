@@ -105,14 +105,14 @@ pub struct Match {
 }
 
 /// What is known of a flow.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Facts<'a> {
     /// The process's user.
     pub uid: u32,
     /// The process's group.
     pub gid: u32,
-    /// The socket's cgroup, and those that it is in.
-    pub cgroups: &'a [u64],
+    /// Whether the socket's cgroup is one, or in it.
+    pub in_cgroup: &'a dyn Fn(u64) -> bool,
     /// The process's program, if it has one.
     pub exe: Option<FileId>,
     /// The IP protocol.
@@ -148,9 +148,7 @@ impl Match {
             && self.protocol.is_none_or(|number| number == facts.protocol)
             && within(self.local_port, facts.local_port)
             && self.device.is_none_or(|name| facts.device == Some(name))
-            && self
-                .cgroup
-                .is_none_or(|cgroup| facts.cgroups.contains(&cgroup))
+            && self.cgroup.is_none_or(facts.in_cgroup)
     }
 
     fn is_met_by_peer(&self, peer: &Peer) -> bool {
@@ -218,7 +216,7 @@ mod tests {
         Facts {
             uid: BOB,
             gid: 100,
-            cgroups: &[30, 20, 1],
+            in_cgroup: &|cgroup| [30, 20, 1].contains(&cgroup),
             exe: Some(POSTGRES),
             protocol: 17,
             local_port: 5432,

@@ -82,7 +82,7 @@ fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
         event.is_of_process(),
         |message| {
             message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
-            show::put_ends(message, &ends, &identity, policy.cgroup())?;
+            show::put_ends(message, &ends, &identity, task::cgroup_of(sk))?;
             message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
             message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
             message.u32(

@@ -96,7 +96,8 @@ fn put_flow(message: &mut Message, asker: &Asker<'_>, number: u32, socket: &Sock
     let policy = flow.policy().ok_or(ENOENT)?;
     let identity = policy.identity();
     message.u32(uapi::KOPI_A_FLOW_ID, number)?;
-    put_ends(message, &socket.sk().ends(), &identity, policy.cgroup())?;
+    let cgroup = task::cgroup_of(socket.sk());
+    put_ends(message, &socket.sk().ends(), &identity, cgroup)?;
     message.u32(uapi::KOPI_A_FLOW_UID, asker.show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, asker.show_gid(identity.gid))?;
     message.u32(uapi::KOPI_A_FLOW_PID, identity.process.pid().here())?;

@@ -12,13 +12,11 @@ use kernel::{
     error::{from_err_ptr, to_result},
     prelude::*,
     str::CStr,
-    sync::{
-        atomic::{ordering::Relaxed, Atomic},
-        rcu, //
-    }, //
+    sync::rcu, //
 };
 
 /// A number of a process that isn't given to another one while it is held.
+#[derive(PartialEq, Eq)]
 pub(crate) struct Pid(NonNull<bindings::pid>);
 
 // SAFETY: A `struct pid` is not bound to a task.
@@ -54,17 +52,9 @@ impl Pid {
     }
 }
 
-impl Clone for Pid {
-    fn clone(&self) -> Self {
-        // SAFETY: The reference is held, and another one taken. Any context.
-        unsafe { bindings::kopi_get_pid(self.0.as_ptr()) };
-        Self(self.0)
-    }
-}
-
 impl Drop for Pid {
     fn drop(&mut self) {
-        // SAFETY: The reference that `current` or `clone` took. Any context.
+        // SAFETY: The reference that `current` took. Any context.
         unsafe { bindings::put_pid(self.0.as_ptr()) };
     }
 }
@@ -139,23 +129,12 @@ pub(crate) struct Identity {
     pub(crate) command: [u8; 16],
     /// `None` for a process that has no program, as one of the kernel's.
     pub(crate) program: Option<Program>,
-    /// Later ones have greater numbers; from 1.
-    pub(crate) age: u64,
-}
-
-/// The age of the identity that was made last.
-static LAST: Atomic<u64> = Atomic::new(0);
-
-/// The age of one that is made now.
-fn next_age() -> u64 {
-    LAST.fetch_add(1, Relaxed).wrapping_add(1)
 }
 
 impl Identity {
     /// The current process. Process context.
     pub(crate) fn current() -> Result<Self> {
         Ok(Self {
-            age: next_age(),
             process: Process::current()?,
             // SAFETY: `current` is always valid.
             uid: unsafe { bindings::kopi_current_euid() },
@@ -166,27 +145,23 @@ impl Identity {
         })
     }
 
-    /// The same one, looked at again. Process context.
-    pub(crate) fn renewed(&self) -> Result<Self> {
-        let program = match &self.program {
-            Some(program) => {
-                let mut path = KVec::new();
-                path.extend_from_slice(&program.path, GFP_KERNEL_ACCOUNT)?;
-                Some(Program {
-                    id: program.id,
-                    path,
-                })
-            }
-            None => None,
-        };
-        Ok(Self {
-            age: next_age(),
-            process: self.process.clone(),
-            uid: self.uid,
-            gid: self.gid,
-            command: self.command,
-            program,
-        })
+    /// Whether it is the current process as it is now. Process context.
+    pub(crate) fn is_current(&self) -> bool {
+        self.process.is_current()
+            // SAFETY: `current` is always valid.
+            && self.uid == unsafe { bindings::kopi_current_euid() }
+            // SAFETY: As above.
+            && self.gid == unsafe { bindings::kopi_current_egid() }
+            && self.command == current_command()
+            && self.program.as_ref().map(|program| program.id) == current_program_id()
+    }
+
+    /// Whether it says the same of the same process.
+    pub(crate) fn is_as(&self, other: &Self) -> bool {
+        self.process == other.process
+            && (self.uid, self.gid, self.command) == (other.uid, other.gid, other.command)
+            && self.program.as_ref().map(|program| program.id)
+                == other.program.as_ref().map(|program| program.id)
     }
 }
 
@@ -199,7 +174,7 @@ pub(crate) fn current_command() -> [u8; 16] {
 }
 
 /// A process, as the program that it is now: another one after exec.
-#[derive(Clone)]
+#[derive(PartialEq, Eq)]
 pub(crate) struct Process {
     /// Keeps the number from being another process's.
     pid: Pid,
@@ -247,6 +222,17 @@ fn current_programs() -> u64 {
     unsafe { bindings::kopi_current_exec_id() }
 }
 
+/// Which program the current process runs.
+fn current_program_id() -> Option<FileId> {
+    // SAFETY: `current` is always valid; gives a reference, or null, which is held until it is put.
+    unsafe {
+        let file = NonNull::new(bindings::kopi_get_current_exe())?;
+        let id = file_id(bindings::kopi_file_inode(file.as_ptr()));
+        bindings::fput(file.as_ptr());
+        Some(id)
+    }
+}
+
 fn current_program() -> Result<Option<Program>> {
     // SAFETY: `current` is always valid; gives a reference, or null.
     let Some(file) = NonNull::new(unsafe { bindings::kopi_get_current_exe() }) else {
@@ -271,19 +257,28 @@ fn current_program() -> Result<Option<Program>> {
     }
 }
 
-/// The numbers of a socket's cgroup, which it has for good, and of those that it is in, from the
-/// inside out. Process context.
-pub(crate) fn cgroups_of(sk: &Sock) -> Result<KVec<u64>> {
-    let mut ids = KVec::new();
+/// The number of a socket's cgroup, which it has for good. Any context.
+pub(crate) fn cgroup_of(sk: &Sock) -> Option<u64> {
+    // SAFETY: A valid sock, which keeps its cgroup.
+    unsafe {
+        let cgroup = NonNull::new(bindings::kopi_sk_cgroup(sk.as_ptr()))?;
+        Some(bindings::kopi_cgroup_id(cgroup.as_ptr()))
+    }
+}
+
+/// Whether a socket's cgroup is that of the number, or in it. Any context.
+pub(crate) fn is_in_cgroup(sk: &Sock, number: u64) -> bool {
     // SAFETY: A valid sock, which keeps its cgroup, which keeps those that it is in.
     unsafe {
         let mut cgroup = bindings::kopi_sk_cgroup(sk.as_ptr());
         while !cgroup.is_null() {
-            ids.push(bindings::kopi_cgroup_id(cgroup), GFP_KERNEL_ACCOUNT)?;
+            if bindings::kopi_cgroup_id(cgroup) == number {
+                return true;
+            }
             cgroup = bindings::kopi_cgroup_parent(cgroup);
         }
     }
-    Ok(ids)
+    false
 }
 
 /// The path of a socket's cgroup, as the current process sees it; empty where that is too long.
