@@ -223,8 +223,18 @@ impl SocketTable {
 /// # Invariants
 ///
 /// Every socket in the map is alive and of a flow.
-pub(crate) struct SocketMap(RBTree<u32, SocketPtr>);
+pub(crate) struct SocketMap {
+    /// By number without [`GROUP_BITS`], which are the place.
+    groups: RBTree<u32, Group>,
+    used: usize,
+}
 
+const GROUP_BITS: u32 = 4;
+
+/// Sockets of numbers in a row, which share a node of the tree: numbers are given in order.
+type Group = [Option<SocketPtr>; 1 << GROUP_BITS];
+
+#[derive(Clone, Copy)]
 struct SocketPtr(NonNull<bindings::socket>);
 
 // SAFETY: Sockets are not bound to a task.
@@ -232,10 +242,19 @@ unsafe impl Send for SocketPtr {}
 // SAFETY: As above.
 unsafe impl Sync for SocketPtr {}
 
+/// Which group a number is in, and where.
+fn place(number: u32) -> (u32, usize) {
+    let mask = (1 << GROUP_BITS) - 1;
+    (number >> GROUP_BITS, (number & mask) as usize)
+}
+
 impl SocketMap {
     /// An empty map.
     pub(crate) fn new() -> Self {
-        Self(RBTree::new())
+        Self {
+            groups: RBTree::new(),
+            used: 0,
+        }
     }
 
     /// Enters a socket under a number that is free: `ENOMEM`.
@@ -245,20 +264,37 @@ impl SocketMap {
     /// The socket must be removed before it is released.
     pub(crate) unsafe fn insert(&mut self, number: u32, socket: &Socket) -> Result {
         let entry = SocketPtr(NonNull::new(socket.as_ptr()).ok_or(EINVAL)?);
+        let (group, at) = place(number);
+        if self.groups.get(&group).is_none() {
+            let empty = Group::default();
+            self.groups
+                .try_create_and_insert(group, empty, GFP_KERNEL_ACCOUNT)?;
+        }
+        let sockets = self.groups.get_mut(&group).ok_or(ENOMEM)?;
         // INVARIANT: As the caller sees to.
-        self.0
-            .try_create_and_insert(number, entry, GFP_KERNEL_ACCOUNT)?;
+        *sockets.get_mut(at).ok_or(EINVAL)? = Some(entry);
+        self.used = self.used.wrapping_add(1);
         Ok(())
     }
 
-    /// Takes a socket out.
+    /// Takes a socket out, which is in.
     pub(crate) fn remove(&mut self, number: u32) {
-        self.0.remove(&number);
+        let (group, at) = place(number);
+        let Some(sockets) = self.groups.get_mut(&group) else {
+            return;
+        };
+        if sockets.get_mut(at).and_then(Option::take).is_some() {
+            self.used = self.used.wrapping_sub(1);
+        }
+        if sockets.iter().all(Option::is_none) {
+            self.groups.remove(&group);
+        }
     }
 
     /// The socket of a number.
     pub(crate) fn get(&self, number: u32) -> Option<&Socket> {
-        let entry = self.0.get(&number)?;
+        let (group, at) = place(number);
+        let entry = (*self.groups.get(&group)?.get(at)?)?;
         // SAFETY: By the invariants; the map is borrowed.
         Some(unsafe { Socket::from_raw(entry.0.as_ptr()) })
     }
@@ -266,16 +302,22 @@ impl SocketMap {
     /// All sockets from a number on.
     pub(crate) fn from(&self, number: u32) -> impl Iterator<Item = (u32, &Socket)> {
         let mut next = Some(number);
-        core::iter::from_fn(move || {
-            let cursor = self.0.cursor_lower_bound(&next?)?;
-            let (&number, _) = cursor.current();
+        core::iter::from_fn(move || loop {
+            let number = next?;
+            let (group, _) = place(number);
+            let cursor = self.groups.cursor_lower_bound(&group)?;
+            let (&found, _) = cursor.current();
+            // The first one of the next group, if this one has ended.
+            let number = number.max(found << GROUP_BITS);
             next = number.checked_add(1);
-            Some((number, self.get(number)?))
+            if let Some(socket) = self.get(number) {
+                return Some((number, socket));
+            }
         })
     }
 
     /// Number of sockets in the map.
     pub(crate) fn len(&self) -> usize {
-        self.0.values().count()
+        self.used
     }
 }
