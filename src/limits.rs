@@ -103,7 +103,8 @@ impl Limits {
 
 /// Something held, given back when dropped, in any context.
 pub(crate) struct Charge {
-    holders: [Holder; 2],
+    user: u32,
+    net: u64,
     holding: Holding,
 }
 
@@ -113,10 +114,8 @@ impl Charge {
     ///
     /// `EMFILE` over a limit of flows or channels, `ENOBUFS` over one of frames, `ENOMEM`.
     pub(crate) fn new(net: &NetRef, holding: Holding) -> Result<Self> {
-        let holders = [
-            Holder::User(context::current_uid()),
-            Holder::Net(net.cookie()),
-        ];
+        let (user, cookie) = (context::current_uid(), net.cookie());
+        let holders = holders(user, cookie);
         let mut taken = take(holders, holding)?;
         if taken.is_err() {
             // What was closed may not be given back yet.
@@ -124,7 +123,11 @@ impl Charge {
             taken = take(holders, holding)?;
         }
         let Err((holder, over)) = taken else {
-            return Ok(Self { holders, holding });
+            return Ok(Self {
+                user,
+                net: cookie,
+                holding,
+            });
         };
         tell_limit(net, holder.name(over));
         match over {
@@ -132,6 +135,11 @@ impl Charge {
             Over::Flows | Over::Channels => Err(EMFILE),
         }
     }
+}
+
+/// Both who hold what a user has in a namespace.
+fn holders(user: u32, net: u64) -> [Holder; 2] {
+    [Holder::User(user), Holder::Net(net)]
 }
 
 /// Enters it for both holders, or for none.
@@ -169,7 +177,7 @@ impl Drop for Charge {
         let Some(ledger) = guard.as_mut() else {
             return;
         };
-        for holder in self.holders {
+        for holder in holders(self.user, self.net) {
             if let Some(mut entry) = ledger.find_mut(&holder) {
                 let left = entry.get().minus(self.holding);
                 if left.is_empty() {

@@ -740,11 +740,6 @@ struct file *kopi_get_current_exe(void)
 	return current->mm ? get_file_active(&current->mm->exe_file) : NULL;
 }
 
-void kopi_get_pid(struct pid *pid)
-{
-	get_pid(pid);
-}
-
 struct task_struct *kopi_pid_task(struct pid *pid)
 {
 	return pid_task(pid, PIDTYPE_TGID);
@@ -798,6 +793,19 @@ struct inode *kopi_file_inode(const struct file *file)
 struct inode *kopi_path_inode(const struct path *path)
 {
 	return d_backing_inode(path->dentry);
+}
+
+/* A cache of its own, so that it can be seen what is left of it. */
+struct kmem_cache *kopi_slab_create(const char *name, unsigned int size,
+				    unsigned int align)
+{
+	return kmem_cache_create(name, size, align,
+				 SLAB_ACCOUNT | SLAB_NO_MERGE, NULL);
+}
+
+void *kopi_slab_alloc(struct kmem_cache *cache)
+{
+	return kmem_cache_alloc(cache, GFP_KERNEL);
 }
 
 struct cgroup *kopi_sk_cgroup(struct sock *sk)

@@ -171,7 +171,6 @@ void kopi_current_comm(char *comm);
 const void *kopi_current_tgid(void);
 u64 kopi_current_exec_id(void);
 struct file *kopi_get_current_exe(void);
-void kopi_get_pid(struct pid *pid);
 struct task_struct *kopi_pid_task(struct pid *pid);
 bool kopi_task_exiting(const struct task_struct *task);
 u64 kopi_task_exec_id(const struct task_struct *task);
@@ -183,6 +182,9 @@ u64 kopi_inode_number(const struct inode *inode);
 u32 kopi_inode_generation(const struct inode *inode);
 struct inode *kopi_file_inode(const struct file *file);
 struct inode *kopi_path_inode(const struct path *path);
+struct kmem_cache *kopi_slab_create(const char *name, unsigned int size,
+				    unsigned int align);
+void *kopi_slab_alloc(struct kmem_cache *cache);
 struct cgroup *kopi_sk_cgroup(struct sock *sk);
 struct cgroup *kopi_cgroup_parent(struct cgroup *cgroup);
 u64 kopi_cgroup_id(const struct cgroup *cgroup);

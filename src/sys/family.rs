@@ -20,6 +20,7 @@ use super::{
     pernet::NetRef,
     region::Vma,
     skb::SkBuff,
+    slab::{Cache, CacheBox, Cached, Slot},
     sock::{Sock, SockRef},
     socket::{Socket, SocketFile},
     user::{OptionIn, OptionOut},
@@ -168,6 +169,15 @@ struct State<T> {
     protocol: T,
 }
 
+/// The cache of states.
+static STATES: Slot = Slot::new();
+
+impl<T> Cached for State<T> {
+    fn slot() -> &'static Slot {
+        &STATES
+    }
+}
+
 type Callback = Option<unsafe extern "C" fn(sk: *mut bindings::sock)>;
 
 /// The operations of the family's sockets over one inner family.
@@ -269,6 +279,8 @@ pub(crate) fn copybreak() -> u32 {
 /// The registered family.
 pub(crate) struct Registration<T: Protocol> {
     number: i32,
+    /// Let go of when there is no family any more.
+    _states: Cache,
     _protocol: PhantomData<T>,
 }
 
@@ -290,6 +302,9 @@ impl<T: Protocol> Registration<T> {
     /// There can be one registration at a time; only the module's init makes one.
     pub(crate) fn new(number: i32, module: &'static ThisModule) -> Result<Self> {
         let module = module.as_ptr().cast::<bindings::module>();
+        // SAFETY: There is no other registration. States are of sockets, none of which is left when this
+        // one is dropped; RCU frees them.
+        let states = unsafe { Cache::new::<State<T>>(&STATES, c"kopi_flow") }?;
         // SAFETY: As `fill` requires: nothing is registered yet.
         unsafe {
             Self::fill(&IPV4, bindings::AF_INET as i32, number, module)?;
@@ -315,6 +330,7 @@ impl<T: Protocol> Registration<T> {
         })?;
         Ok(Self {
             number,
+            _states: states,
             _protocol: PhantomData,
         })
     }
@@ -396,21 +412,20 @@ impl<T: Protocol> Registration<T> {
             abi::PROTO_UDP6 => (bindings::AF_INET6, &IPV6),
             _ => return Err(eprotonosupport()),
         };
-        let mut state = KBox::new(
-            State {
-                rcu: UnsafeCell::new(pin_init::zeroed()),
-                data_ready: UnsafeCell::new(None),
-                write_space: UnsafeCell::new(None),
-                packet: UnsafeCell::new(ptr::null_mut()),
-                // SAFETY: Zeroes are a work_struct that is not initialised yet.
-                work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
-                sk: ptr::null_mut(),
-                own: AtomicPtr::new(ptr::null_mut()),
-                // SAFETY: `net` is the caller's.
-                protocol: T::new(unsafe { NetRef::from_raw(net) })?,
-            },
-            GFP_KERNEL_ACCOUNT,
-        )?;
+        let state = State {
+            rcu: UnsafeCell::new(pin_init::zeroed()),
+            data_ready: UnsafeCell::new(None),
+            write_space: UnsafeCell::new(None),
+            packet: UnsafeCell::new(ptr::null_mut()),
+            // SAFETY: Zeroes are a work_struct that is not initialised yet.
+            work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
+            sk: ptr::null_mut(),
+            own: AtomicPtr::new(ptr::null_mut()),
+            // SAFETY: `net` is the caller's.
+            protocol: T::new(unsafe { NetRef::from_raw(net) })?,
+        };
+        // SAFETY: The cache is there as long as the family is registered.
+        let mut state = unsafe { CacheBox::new(state) }?;
         // SAFETY: `net` is the caller's. The inner socket is whole, and ours alone; the outer has
         // no sock yet and nobody else knows it. After the graft the inner one has no sock, so that
         // its release frees nothing but itself.
@@ -424,7 +439,7 @@ impl<T: Protocol> Registration<T> {
             bindings::sock_release(inner);
             state.sk = sk;
             bindings::kopi_init_work(state.work.get(), Some(receive_work::<T>));
-            let state = KBox::into_raw(state);
+            let state = CacheBox::into_raw(state);
             bindings::kopi_set_sk_inode_private(sk, state.cast());
             if let Err(error) = (*state).protocol.opened(Socket::from_raw(socket)) {
                 // The caller knows of no operations of a socket that couldn't be made.
@@ -479,7 +494,7 @@ impl<T: Protocol> Registration<T> {
                 State<T>,
                 rcu
             );
-            drop(KBox::from_raw(state));
+            drop(CacheBox::from_raw(state));
         }
     }
 

@@ -18,6 +18,7 @@ pub(crate) mod pernet;
 pub(crate) mod reaper;
 pub(crate) mod region;
 pub(crate) mod skb;
+pub(crate) mod slab;
 pub(crate) mod sock;
 pub(crate) mod socket;
 pub(crate) mod sysctl;
