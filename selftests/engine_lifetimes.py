@@ -84,6 +84,7 @@ def kill(pid):
     os.waitpid(pid, 0)
 
 
+kopi.send_by_reference()
 idle = references()
 set_engines(*CPUS)
 check("engines hold no module", references() == idle, references())

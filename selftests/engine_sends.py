@@ -66,6 +66,7 @@ def completed(channel, count):
 
 
 # None: the doorbell does all.
+kopi.send_by_reference()
 check("no engines at first", engines() == [], engines())
 channel = connected()
 check("none, and the doorbell is needed", needs_bell(channel))

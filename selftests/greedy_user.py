@@ -209,6 +209,7 @@ def rate(work, *arguments):
 
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (5000, 5000))
+kopi.send_by_reference()
 with process("bob", take_all) as said:
     print(f"# bob: {said}")
     parts = said.split()

@@ -44,6 +44,7 @@ def kill(pid):
     os.waitpid(pid, 0)
 
 
+kopi.send_by_reference()
 receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
 receiver.bind(("127.0.0.1", PORT))

@@ -71,6 +71,7 @@ def attack(trains):
     return stats, missing
 
 
+kopi.send_by_reference()
 sh("ip -n host link add d0 type veth peer name p0 netns peer; ip -n host link set d0 up; "
    "ip -n peer link set p0 up; ip -n host addr add 203.0.113.1/24 dev d0; "
    "ip -n peer addr add 203.0.113.2/24 dev p0; ip -n peer addr add 203.0.113.3/24 dev p0")

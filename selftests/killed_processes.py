@@ -69,6 +69,7 @@ def cycle(chance, number):
     return killed
 
 
+kopi.send_by_reference()
 rng = random.Random(SEED)
 for start in range(0, 40, AT_ONCE):
     cycle(rng, start)

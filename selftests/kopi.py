@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """What the selftests in Python share: the ABI of uapi/kopi.h, and TAP."""
 
+import atexit
 import ctypes
 import errno
 import fcntl
@@ -46,6 +47,18 @@ def unpack_address(name):
     if family == socket.AF_INET6:
         return socket.inet_ntop(family, name[8:24]), port
     return socket.inet_ntop(socket.AF_INET, name[4:8]), port
+
+
+def send_by_reference():
+    """Until the program ends, payload of more than 1,024 bytes goes by reference where it can."""
+    def put(value):
+        with open("/sys/module/kopi/parameters/copybreak", "r+", encoding="ascii") as parameter:
+            before = parameter.read()
+            parameter.seek(0)
+            parameter.write(value)
+        return before
+
+    atexit.register(put, put("1024"))
 
 
 class Flow(socket.socket):

@@ -908,6 +908,7 @@ def grown(before):
 patterns = sys.argv[1:] or ["*"]
 cases = [(ending, state) for ending in ENDINGS for state in STATES
          if any(fnmatch.fnmatch(f"{ending.name}/{state}", pattern) for pattern in patterns)]
+kopi.send_by_reference()
 nic = Nic()
 sh(f"ip -n peer addr add {FAR}/24 dev eth1")
 links.make_namespace("away")

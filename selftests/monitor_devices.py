@@ -285,6 +285,7 @@ with namespace("peer"):
     FAR = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     FAR.bind((PEER, FAR_PORT))
     FAR.settimeout(5)
+kopi.send_by_reference()
 with ruled() as FAMILY, watching() as MONITOR:
     CHANNEL = kopi.Channel()
     CHANNEL.sock.bind((HOST, PORT))

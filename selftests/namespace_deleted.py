@@ -50,6 +50,7 @@ def work(state, ready):
             ready = None
 
 
+kopi.send_by_reference()
 for state in ("idle", "sending", "receiving", "blocked in poll"):
     sh("ip netns add doomed; ip link add outside type veth peer name inside netns doomed; "
        "ip addr add 198.51.100.1/24 dev outside; ip link set outside up; "

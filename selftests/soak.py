@@ -221,6 +221,7 @@ def all_of_it(seconds):
     return counts, faults, samples
 
 
+kopi.send_by_reference()
 sh("ip link add veth0 netns host type veth peer veth1 netns peer")
 for name, number in (("host", 0), ("peer", 1)):
     sh(f"ip -n {name} addr add {LOSSY[4][number]}/24 dev veth{number}; ip -n {name} addr add "

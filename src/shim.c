@@ -43,10 +43,10 @@ static int family = 19;
 module_param(family, int, 0444);
 MODULE_PARM_DESC(family, "Number of the socket family (default: 19)");
 
-static unsigned int copybreak = 1024;
+static unsigned int copybreak = 2048;
 module_param(copybreak, uint, 0644);
 MODULE_PARM_DESC(copybreak,
-		 "Longer payloads, in bytes, are sent by reference (default: 1024; 65536: none)");
+		 "Longer payloads, in bytes, are sent by reference (default: 2048; 65536: none)");
 
 unsigned int kopi_copybreak_parameter(void)
 {

@@ -796,6 +796,7 @@ def attempt(name, steps, ordinary, kernel_memory):
 
 def main():
     """Tries all."""
+    kopi.send_by_reference()
     paths = {"lo4": faults.Path("lo4", "127.0.0.1", "127.0.0.1", "host"),
              "lo6": faults.Path("lo6", "::1", "::1", "host"),
              "nic4": faults.Path("nic4", "192.0.2.1", "192.0.2.2", "peer"),

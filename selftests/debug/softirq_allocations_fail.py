@@ -201,6 +201,7 @@ def spell(kind, flows):
 
 def main():
     """Both kinds, over all paths."""
+    kopi.send_by_reference()
     lo4 = [("host", "127.0.0.1")] * 2
     nic4, nic6 = ([("host", one), ("peer", two)] for one, two in
                   (("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")))
