@@ -6,5 +6,7 @@
 
 . "$(dirname "$0")/lib.sh"
 set_up
+# For `kopi_engine`, whose senders begin with the first CPU.
+kopictl engine set --cpus 1 >&2
 in_void kopi-bench wall --nic void0 --local 198.18.0.0 \
-	--modes sendmmsg,io_uring,udp_segment,af_packet,kopi_doorbell,kopi_train,kopi_gso
+	--modes sendmmsg,io_uring,udp_segment,af_packet,kopi_doorbell,kopi_engine,kopi_train,kopi_gso

@@ -49,7 +49,9 @@ pub(crate) enum Mode {
     AfXdpCopy,
     /// KOPI's TX ring, 64 packets by a doorbell
     KopiDoorbell,
-    /// As that, on a channel that has asked for trains
+    /// As that, with no doorbell while an engine looks at the ring; `kopictl engine` sets one
+    KopiEngine,
+    /// As `kopi_doorbell`, on a channel that has asked for trains
     KopiTrain,
     /// KOPI's TX ring, one packet with a gso_size by a doorbell, as long as it may be
     KopiGso,
@@ -70,6 +72,7 @@ impl Mode {
                 | Self::IoUring
                 | Self::IoUringZeroCopy
                 | Self::KopiDoorbell
+                | Self::KopiEngine
         )
     }
 
@@ -135,15 +138,13 @@ impl Mode {
             )?),
             Self::AfPacket => Box::new(PacketRing::new(device, mark, batch)?),
             Self::AfXdpCopy => Box::new(xdp::Xdp::new(device, batch)?),
-            Self::KopiDoorbell | Self::KopiTrain => {
-                let trains = self == Self::KopiTrain;
+            Self::KopiDoorbell | Self::KopiEngine | Self::KopiTrain => {
+                let channel = kopi::Channel::builder()
+                    .trains(self == Self::KopiTrain)
+                    .engine(self == Self::KopiEngine);
                 let payload = traffic.payload();
-                Box::new(rings::Rings::new(
-                    flow(mark, traffic)?,
-                    batch,
-                    trains,
-                    payload,
-                )?)
+                let flow = flow(mark, traffic)?;
+                Box::new(rings::Rings::new(channel, flow, batch, payload)?)
             }
             Self::KopiGso => Box::new(rings::Segments::new(flow(mark, traffic)?, batch)?),
         })

@@ -4,7 +4,7 @@
 
 use super::Sender;
 use crate::traffic::{Traffic, UNFRAGMENTED_MAX};
-use kopi::{Channel, Completion, Flow, FlowId, Frame, Interest, Message};
+use kopi::{Builder, Channel, Completion, Flow, FlowId, Frame, Interest, Message};
 use std::{io, time::Duration};
 
 /// Nothing takes so long, but for an error.
@@ -72,8 +72,13 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    pub(super) fn new(flow: Flow, batch: usize, trains: bool, payload: usize) -> io::Result<Self> {
-        let mut builder = Channel::builder().rx_frames(0).trains(trains);
+    pub(super) fn new(
+        builder: Builder,
+        flow: Flow,
+        batch: usize,
+        payload: usize,
+    ) -> io::Result<Self> {
+        let mut builder = builder.rx_frames(0);
         if payload > UNFRAGMENTED_MAX {
             builder = builder.frame_size(65536).frames(4 * batch as u32);
         }
