@@ -177,7 +177,7 @@ impl InFlight {
 }
 
 impl Released for InFlight {
-    fn released(self) {
+    fn released(&self) {
         let descs = self.descs.get(..self.count).unwrap_or(&[]);
         match self.verdict.load(Relaxed) {
             Self::CANCELLED => self.channel.cancel_completions(self.count as u32),
@@ -664,17 +664,13 @@ fn with_flow(socket: &Socket) -> Option<(&Socket, &Flow)> {
 
 /// Prepares descriptors to go by reference; `None` if they must be copied for want of memory.
 fn in_flight(channel: &Arc<Channel>, batch: &[Desc]) -> Option<Notification<InFlight>> {
-    let mut descs = [Desc::default(); REFERENCES_MAX];
-    for (to, from) in descs.iter_mut().zip(batch) {
-        *to = *from;
-    }
     channel.reserve_completions(batch.len() as u32);
-    let in_flight = InFlight {
+    let in_flight = init!(InFlight {
         channel: channel.clone(),
-        descs,
+        descs <- pin_init::init_array_from_fn(|at| batch.get(at).copied().unwrap_or_default()),
         count: batch.len(),
         verdict: Atomic::new(0),
-    };
+    });
     match Notification::new(in_flight) {
         Ok(notification) => Some(notification),
         Err(_) => {

@@ -16,8 +16,8 @@ use kernel::{
 
 /// What wants to be told.
 pub(crate) trait Released: Send + Sync + Sized {
-    /// The stack has let go of the pages. Any context but hard interrupts.
-    fn released(self);
+    /// The stack has let go of the pages: the last that is done with it. Any context but hard interrupts.
+    fn released(&self);
 }
 
 #[repr(C)]
@@ -66,26 +66,22 @@ unsafe fn put<T: Released>(inner: *mut Inner<T>) -> bool {
     if last {
         // SAFETY: The last reference is gone, and with it all other users.
         let inner = unsafe { KBox::from_raw(inner) };
-        let Inner { value, .. } = KBox::into_inner(inner);
-        value.released();
+        inner.value.released();
     }
     last
 }
 
 impl<T: Released> Notification<T> {
-    /// Makes one. Process context.
-    pub(crate) fn new(value: T) -> Result<Self, T> {
+    /// Makes one, in its place: `ENOMEM`. Process context.
+    pub(crate) fn new(value: impl Init<T>) -> Result<Self> {
         let ops: &'static bindings::ubuf_info_ops = &Ops::<T>::OPS;
-        let Ok(memory) = KBox::<Inner<T>>::new_uninit(GFP_KERNEL) else {
-            return Err(value);
-        };
-        let inner = KBox::write(
-            memory,
-            Inner {
+        let inner = KBox::init(
+            init!(Inner {
                 ubuf: Opaque::zeroed(),
-                value,
-            },
-        );
+                value <- value,
+            }),
+            GFP_KERNEL,
+        )?;
         let inner = KBox::into_raw(inner);
         // SAFETY: Just made, and nobody else's yet.
         unsafe { bindings::kopi_ubuf_init((*inner).ubuf.get(), ops) };

@@ -87,6 +87,14 @@ impl Traffic {
         self.number += 1;
     }
 
+    /// Writes the payloads of a train. Not inlined, so that it costs all who send trains the same.
+    #[inline(never)]
+    pub(crate) fn fill_train(&mut self, train: &mut [u8]) {
+        for buffer in train.chunks_exact_mut(self.payload()) {
+            self.fill(buffer);
+        }
+    }
+
     /// Whom the next packet goes to.
     #[inline]
     pub(crate) fn next_peer(&mut self) -> usize {

@@ -141,9 +141,7 @@ impl Sender for Segments {
             let mut frame = self.port.frame()?;
             let batch = count.min(self.batch).min(frame.capacity() / payload);
             frame.set_len(batch * payload);
-            for buffer in frame.chunks_exact_mut(payload) {
-                traffic.fill(buffer);
-            }
+            traffic.fill_train(&mut frame);
             let message = Message::connected().segment_size(payload as u16);
             self.port.send(&message, frame)?;
             self.port.flush()?;

@@ -155,9 +155,7 @@ impl Sender for Segments {
         while count > 0 {
             let batch = count.min(self.buffer.len() / payload);
             let train = &mut self.buffer[..batch * payload];
-            for buffer in train.chunks_exact_mut(payload) {
-                traffic.fill(buffer);
-            }
+            traffic.fill_train(train);
             all_of(self.socket.send(train)?, batch * payload)?;
             count -= batch;
         }
