@@ -11,6 +11,7 @@ A file of policies ends with `run(AREA, [Policy(...), ...])`. A policy's `setup`
 namespace `host` before each exchange; what it undoes, it gives to `undo()`.
 """
 
+import collections
 import contextlib
 import ctypes
 import dataclasses
@@ -853,7 +854,7 @@ def shorten(value):
         value = [(each.number, each.source, each.destination, each.tos, each.ttl, each.device,
                   each.mark) for each in value]
     elif isinstance(value, list) and len(value) > 50:
-        value = [f"{len(value)} of", *sorted({str(each) for each in value})]
+        value = sorted(f"{count} x {each}" for each, count in collections.Counter(map(str, value)).items())
     text = str(value)
     return text if len(text) < 700 else text[:700] + "…"
 
