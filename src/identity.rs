@@ -114,7 +114,10 @@ impl User {
         if !self.outdated.load(Relaxed) && self.is_current() {
             return Ok(());
         }
-        self.note(None, Owner::current)
+        self.note(None, || match self.latest() {
+            Some(latest) => latest.or_current(),
+            None => Owner::current(),
+        })
     }
 
     /// What is written to the rings is by who used them last, as when he rings the doorbell; what an
