@@ -535,7 +535,7 @@ fn with_facts<T>(
         uid: identity.uid,
         gid: identity.gid,
         in_cgroup: &|number| task::is_in_cgroup(sk, number),
-        exe: identity.program.as_ref().map(|program| program.id),
+        exe: identity.program_id(),
         protocol: UDP,
         local_port,
         device: sk.bound_device_name(),

@@ -153,15 +153,19 @@ impl Identity {
             // SAFETY: As above.
             && self.gid == unsafe { bindings::kopi_current_egid() }
             && self.command == current_command()
-            && self.program.as_ref().map(|program| program.id) == current_program_id()
+            && self.program_id() == Executable::current().map(|file| file.id())
     }
 
     /// Whether it says the same of the same process.
     pub(crate) fn is_as(&self, other: &Self) -> bool {
         self.process == other.process
             && (self.uid, self.gid, self.command) == (other.uid, other.gid, other.command)
-            && self.program.as_ref().map(|program| program.id)
-                == other.program.as_ref().map(|program| program.id)
+            && self.program_id() == other.program_id()
+    }
+
+    /// Which program it runs.
+    pub(crate) fn program_id(&self) -> Option<FileId> {
+        Some(self.program.as_ref()?.id)
     }
 }
 
@@ -222,39 +226,49 @@ fn current_programs() -> u64 {
     unsafe { bindings::kopi_current_exec_id() }
 }
 
-/// Which program the current process runs.
-fn current_program_id() -> Option<FileId> {
-    // SAFETY: `current` is always valid; gives a reference, or null, which is held until it is put.
-    unsafe {
-        let file = NonNull::new(bindings::kopi_get_current_exe())?;
-        let id = file_id(bindings::kopi_file_inode(file.as_ptr()));
-        bindings::fput(file.as_ptr());
-        Some(id)
+/// A reference to the file of a program.
+struct Executable(NonNull<bindings::file>);
+
+impl Executable {
+    /// The current process's, if it has one. Process context.
+    fn current() -> Option<Self> {
+        // SAFETY: `current` is always valid; gives a reference, or null.
+        NonNull::new(unsafe { bindings::kopi_get_current_exe() }).map(Self)
+    }
+
+    fn id(&self) -> FileId {
+        // SAFETY: The reference is held.
+        unsafe { file_id(bindings::kopi_file_inode(self.0.as_ptr())) }
+    }
+
+    fn path(&self) -> Result<KVec<u8>> {
+        copy_path(|buffer| {
+            // SAFETY: The reference is held, and the buffer has so many bytes.
+            let start = from_err_ptr(unsafe {
+                bindings::file_path(self.0.as_ptr(), buffer.as_mut_ptr().cast(), PATH_MAX as i32)
+            })?;
+            // The string ends with the buffer's last byte, a zero.
+            let at = start.addr().wrapping_sub(buffer.as_ptr().addr());
+            Ok((at, PATH_MAX.saturating_sub(1).saturating_sub(at)))
+        })
+    }
+}
+
+impl Drop for Executable {
+    fn drop(&mut self) {
+        // SAFETY: The reference is this value's.
+        unsafe { bindings::fput(self.0.as_ptr()) };
     }
 }
 
 fn current_program() -> Result<Option<Program>> {
-    // SAFETY: `current` is always valid; gives a reference, or null.
-    let Some(file) = NonNull::new(unsafe { bindings::kopi_get_current_exe() }) else {
+    let Some(file) = Executable::current() else {
         return Ok(None);
     };
-    // SAFETY: The reference is held until it is put.
-    unsafe {
-        let id = file_id(bindings::kopi_file_inode(file.as_ptr()));
-        let path = copy_path(|buffer| {
-            let start = from_err_ptr(bindings::file_path(
-                file.as_ptr(),
-                buffer.as_mut_ptr().cast(),
-                PATH_MAX as i32,
-            ))?;
-            // The string ends with the buffer's last byte, a zero.
-            let at = start.addr().wrapping_sub(buffer.as_ptr().addr());
-            Ok((at, PATH_MAX.saturating_sub(1).saturating_sub(at)))
-        });
-        bindings::fput(file.as_ptr());
-        let path = known(path)?;
-        Ok(Some(Program { id, path }))
-    }
+    Ok(Some(Program {
+        id: file.id(),
+        path: known(file.path())?,
+    }))
 }
 
 /// The number of a socket's cgroup, which it has for good. Any context.
