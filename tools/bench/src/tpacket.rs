@@ -2,7 +2,7 @@
 
 //! Rings of AF_PACKET, version 2: frames that the program and the kernel hand to each other.
 
-use crate::option;
+use crate::{option, xdp::map};
 use socket2::{Domain, Socket, Type};
 use std::{
     io,
@@ -17,6 +17,23 @@ const BLOCK: usize = 65536;
 /// Where the packet begins in a frame that is sent: tpacket_snd() looks behind the header, without the
 /// address.
 const DATA: usize = size_of::<libc::tpacket2_hdr>().next_multiple_of(libc::TPACKET_ALIGNMENT);
+
+/// Binds a socket of AF_PACKET to a device and a protocol, in big-endian.
+pub(crate) fn bind(socket: &Socket, device: u32, protocol: u16) -> io::Result<()> {
+    // SAFETY: Zeroes are a valid address, whose length is right.
+    let status = unsafe {
+        let mut address: libc::sockaddr_ll = std::mem::zeroed();
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = protocol;
+        address.sll_ifindex = device as libc::c_int;
+        let len = size_of_val(&address) as libc::socklen_t;
+        libc::bind(socket.as_raw_fd(), ptr::from_ref(&address).cast(), len)
+    };
+    match status {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
 
 /// A socket with its ring.
 pub(crate) struct Ring {
@@ -50,32 +67,10 @@ impl Ring {
             tp_frame_nr: frames as u32,
         };
         option::set(&socket, libc::SOL_PACKET, ring, request)?;
-        // SAFETY: A new mapping, of the ring that was just made; zeroes are a valid address, whose
-        // length is right.
-        let ring = unsafe {
-            let mut address: libc::sockaddr_ll = std::mem::zeroed();
-            address.sll_family = libc::AF_PACKET as u16;
-            address.sll_protocol = protocol;
-            address.sll_ifindex = device as libc::c_int;
-            let len = size_of_val(&address) as libc::socklen_t;
-            if libc::bind(socket.as_raw_fd(), ptr::from_ref(&address).cast(), len) != 0 {
-                return Err(io::Error::last_os_error());
-            }
-            libc::mmap(
-                ptr::null_mut(),
-                frames * FRAME,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                socket.as_raw_fd(),
-                0,
-            )
-        };
-        if ring == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
+        bind(&socket, device, protocol)?;
         Ok(Self {
+            ring: map(frames * FRAME, libc::MAP_SHARED, socket.as_raw_fd(), 0)?,
             socket,
-            ring: NonNull::new(ring.cast()).expect("a mapping isn't at 0"),
             frames,
             next: 0,
         })

@@ -7,6 +7,7 @@ use crate::{
     nic::{within, Nic},
     option,
     send::Mode,
+    tpacket,
     traffic::{normal, Peer, Traffic, HEADERS, TO_PORT},
 };
 use clap::{Args, ValueEnum};
@@ -14,9 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     io::{self, Read},
     net::{Ipv4Addr, UdpSocket},
-    os::fd::AsRawFd,
     path::PathBuf,
-    ptr,
     time::Duration,
 };
 
@@ -66,20 +65,13 @@ impl Capture {
     /// Makes the peer's sockets, in its namespace.
     fn open(options: &Options) -> io::Result<Self> {
         let nic = Nic::open(&options.peer_nic)?;
-        let ipv4 = Protocol::from((libc::ETH_P_IP as u16).to_be() as i32);
-        let socket = Socket::new(Domain::PACKET, Type::RAW, Some(ipv4))?;
-        // SAFETY: Zeroes are a valid address, whose length is right.
-        let status = unsafe {
-            let mut address: libc::sockaddr_ll = std::mem::zeroed();
-            address.sll_family = libc::AF_PACKET as u16;
-            address.sll_protocol = (libc::ETH_P_IP as u16).to_be();
-            address.sll_ifindex = nic.index() as libc::c_int;
-            let len = size_of_val(&address) as libc::socklen_t;
-            libc::bind(socket.as_raw_fd(), ptr::from_ref(&address).cast(), len)
-        };
-        if status != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let ipv4 = (libc::ETH_P_IP as u16).to_be();
+        let socket = Socket::new(
+            Domain::PACKET,
+            Type::RAW,
+            Some(Protocol::from(i32::from(ipv4))),
+        )?;
+        tpacket::bind(&socket, nic.index(), ipv4)?;
         // Beyond what the system allows to all.
         option::set(
             &socket,

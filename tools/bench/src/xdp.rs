@@ -163,7 +163,8 @@ impl Drop for Ring {
     }
 }
 
-fn map(
+/// Maps memory that may be read and written.
+pub(crate) fn map(
     len: usize,
     flags: libc::c_int,
     fd: libc::c_int,
