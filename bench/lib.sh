@@ -41,7 +41,7 @@ joined() {
 mac() { ip -n "$1" -j link show dev "${1}0" | jq -r '.[0].address'; }
 
 # The NIC that takes all; and, if they are there, two that are joined, and one that is as they are and
-# takes all; the two of `--nic zero-copy`; and one to a tap device.
+# takes all; the three of `--nic zero-copy`; and one to a tap device.
 set_up() {
 	local nics
 	mapfile -t nics < <(cd /sys/class/net && printf '%s\n' eth* | sort -V)
@@ -51,9 +51,10 @@ set_up() {
 	joined near "${nics[0]}" far "${nics[1]}"
 	namespace twin "${nics[2]}"
 	nics=("${nics[@]:3}")
-	if [ ${#nics[@]} -ge 2 ]; then
+	if [ ${#nics[@]} -ge 3 ]; then
 		joined znear "${nics[0]}" zfar "${nics[1]}"
-		nics=("${nics[@]:2}")
+		sending zvoid "${nics[2]}"
+		nics=("${nics[@]:3}")
 	fi
 	[ ${#nics[@]} = 0 ] || sending tap "${nics[0]}"
 }

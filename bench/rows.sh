@@ -114,15 +114,25 @@ for payload in 64 512 1400; do received none --modes io_uring --payloads $payloa
 nft10 near input
 received nft10 --modes io_uring --counts handed --count "$nft_count" --payloads 64
 no_nft near
-# Past the stack, by a device that the others are not measured on.
+# Past the stack, by devices that the others are not measured on.
+nsenter --net=/run/netns/znear kopi-bench wire --nic znear0 --local 198.51.100.1 --peer-netns /run/netns/zfar \
+	--peer-nic zfar0 --peer 198.51.100.2 --modes af_xdp_zero_copy || failed=1
 zero_copy() {
+	nsenter --net=/run/netns/zvoid kopi-bench send --nic zvoid0 --local 198.18.0.0 \
+		--modes af_xdp_zero_copy --policy "$@" || failed=1
+}
+zero_copy none
+zero_copy none --peers many --payloads 64
+nft10 zvoid output
+zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
+received_zero_copy() {
 	nsenter --net=/run/netns/znear kopi-bench recv --nic znear0 --local 198.51.100.1 --far-netns /run/netns/zfar \
 		--far-nic zfar0 --far 198.51.100.2 --void-netns /run/netns/twin --void-nic twin0 \
 		--modes af_xdp_zero_copy --policy "$@" || failed=1
 }
-zero_copy none
+received_zero_copy none
 nft10 znear input
-zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
+received_zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
 # These leave nothing to the stack, which would answer; tc's ingress is behind AF_PACKET.
 in_near tc qdisc add dev near0 clsact
 in_near tc filter add dev near0 ingress matchall action drop

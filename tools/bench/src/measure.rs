@@ -7,7 +7,7 @@ use crate::{
     nic::Count,
     policy::{Packets, Policy},
     row::Row,
-    send::Mode,
+    send::{named_or_all, Mode},
     traffic::{on_wire, Peer, Traffic, HEADERS, UNFRAGMENTED_MAX},
 };
 use clap::{Args, ValueEnum};
@@ -35,7 +35,7 @@ pub(crate) struct Options {
     #[arg(long)]
     local: Ipv4Addr,
 
-    /// Modes, if not all
+    /// Modes, if not all that any NIC can do
     #[arg(long, value_delimiter = ',')]
     modes: Vec<Mode>,
 
@@ -84,14 +84,11 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
         meter: Meter::open(&options.nic)?,
         kernel: kernel()?,
     };
-    let modes = match &options.modes[..] {
-        [] => Mode::value_variants(),
-        modes => modes,
-    };
+    let modes = named_or_all(&options.modes);
     let mut all_right = true;
     for &peers in &options.peers {
         for &payload in &options.payloads {
-            for &mode in modes {
+            for &mode in &modes {
                 if peers == Peers::Many && !mode.can_do_many()
                     || payload > UNFRAGMENTED_MAX && !mode.can_do_bulk()
                 {
@@ -182,8 +179,11 @@ impl Bench<'_> {
         })
     }
 
-    /// What the NIC has to count of so many packets.
-    fn wanted(&self, mode: Mode, traffic: &Traffic, count: usize) -> io::Result<Count> {
+    /// What the NIC has to count of so many packets, if it counts them.
+    fn wanted(&self, mode: Mode, traffic: &Traffic, count: usize) -> io::Result<Option<Count>> {
+        if !mode.counted() {
+            return Ok(None);
+        }
         let payload = traffic.payload();
         let (packets, bytes) = match self.options.offloads {
             false => {
@@ -197,7 +197,7 @@ impl Bench<'_> {
                 (trains, trains * HEADERS as u64 + (count * payload) as u64)
             }
         };
-        Ok(Count { packets, bytes })
+        Ok(Some(Count { packets, bytes }))
     }
 }
 

@@ -62,11 +62,12 @@ impl Meter {
         &self.nic
     }
 
-    /// Has so many packets sent, again and again until two runs agree.
+    /// Has so many packets sent, again and again until two runs agree. `wanted` is what the NIC has to
+    /// count of a run; nothing if it counts none of them, and `send` ends when they have left.
     pub(crate) fn runs(
         &self,
         packets: usize,
-        wanted: Count,
+        wanted: Option<Count>,
         mut send: impl FnMut() -> io::Result<()>,
     ) -> io::Result<Runs> {
         let mut each = Vec::new();
@@ -81,8 +82,10 @@ impl Meter {
             let (instructions, slept) = self.run(wanted, &mut send)?;
             each.push(instructions / packets as f64);
             sleeps += slept;
-            left.packets += wanted.packets;
-            left.bytes += wanted.bytes;
+            if let Some(wanted) = wanted {
+                left.packets += wanted.packets;
+                left.bytes += wanted.bytes;
+            }
         }
         let mean = agreed(&each[each.len() - 2..]).ok_or_else(|| {
             io::Error::other(format!(
@@ -97,11 +100,11 @@ impl Meter {
         })
     }
 
-    /// Has packets sent until the NIC has sent what is wanted: gives instructions, and how often
+    /// Has packets sent until the NIC has sent what is wanted, as above: gives instructions, and how often
     /// the program slept.
     pub(crate) fn run(
         &self,
-        wanted: Count,
+        wanted: Option<Count>,
         send: &mut impl FnMut() -> io::Result<()>,
     ) -> io::Result<(f64, u64)> {
         let before = self.nic.sent()?;
@@ -109,6 +112,9 @@ impl Meter {
         let start = self.clock.start();
         send()?;
         let sleeps = sleeps() - slept;
+        let Some(wanted) = wanted else {
+            return Ok((self.clock.since(start), sleeps));
+        };
         let deadline = Instant::now() + PATIENCE;
         let mut looks = 0;
         let left = loop {

@@ -100,9 +100,11 @@ fn rows(options: &Options, meter: &Meter, kernel: &str, mode: FleetMode) -> io::
         // Before anything is sent: of idle ones.
         let kernel_bytes = settled_memory()?.saturating_sub(before);
         let warm_up = options.packets / 4;
-        let count = |packets: usize| Count {
-            packets: packets as u64,
-            bytes: (packets * (HEADERS + options.payload)) as u64,
+        let count = |packets: usize| {
+            Some(Count {
+                packets: packets as u64,
+                bytes: (packets * (HEADERS + options.payload)) as u64,
+            })
         };
         // Each one has sent before, as those of a busy server have.
         for first in (0..there).step_by(warm_up) {

@@ -6,11 +6,11 @@ use crate::{
     measure::name,
     nic::{within, Nic},
     option,
-    send::Mode,
+    send::{named_or_all, Mode},
     tpacket,
     traffic::{normal, Peer, Traffic, HEADERS, TO_PORT},
 };
-use clap::{Args, ValueEnum};
+use clap::Args;
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     io::{self, Read},
@@ -47,6 +47,10 @@ pub(crate) struct Options {
     /// Its address
     #[arg(long)]
     peer: Ipv4Addr,
+
+    /// Modes, if not all that any NIC can do
+    #[arg(long, value_delimiter = ',')]
+    modes: Vec<Mode>,
 
     /// Bytes of payload
     #[arg(long, value_delimiter = ',', default_value = "64,512,1400")]
@@ -109,9 +113,10 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
         mac: capture.mac,
     };
     let traffic = |payload| Traffic::new(options.local, mac, vec![peer], payload);
+    let modes = named_or_all(&options.modes);
     let mut all_right = true;
     for &payload in &options.payloads {
-        for &mode in Mode::value_variants() {
+        for &mode in &modes {
             let mut to_send = traffic(payload);
             mode.open(nic.index(), 0, &to_send)?
                 .send(&mut to_send, PACKETS)?;

@@ -8,7 +8,7 @@ use std::{
     io,
     os::fd::AsRawFd,
     ptr::{self, NonNull},
-    sync::atomic::AtomicU32,
+    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -17,6 +17,7 @@ use std::{
 pub(crate) const FRAME: usize = 2048;
 /// Frames, and entries of each ring.
 pub(crate) const FRAMES: u32 = 2048;
+const FILL_PAGE: libc::off_t = libc::XDP_UMEM_PGOFF_FILL_RING as libc::off_t;
 /// How long the device may be another socket's.
 const PATIENCE: Duration = Duration::from_secs(2);
 const NAP: Duration = Duration::from_millis(1);
@@ -49,6 +50,19 @@ impl Xsk {
             option::set(&xsk.socket, libc::SOL_XDP, ring, FRAMES)?;
         }
         Ok(xsk)
+    }
+
+    /// Its FILL ring, with these frames.
+    pub(crate) fn fill(&self, frames: impl Iterator<Item = u64>) -> io::Result<Ring> {
+        let fill = Ring::new(&self.socket, FILL_PAGE, offsets(&self.socket)?.fr, 8)?;
+        let mut end = fill.producer().load(Ordering::Relaxed);
+        for frame in frames {
+            // SAFETY: The ring has room for all frames.
+            unsafe { fill.entry::<u64>(end).write(frame) };
+            end = end.wrapping_add(1);
+        }
+        fill.producer().store(end, Ordering::Release);
+        Ok(fill)
     }
 
     /// Binds it to the device's first queue: copied, or by the device itself.

@@ -10,8 +10,6 @@ use crate::{
 };
 use std::{io, sync::atomic::Ordering};
 
-const FILL_PAGE: libc::off_t = libc::XDP_UMEM_PGOFF_FILL_RING as libc::off_t;
-
 /// What is in the RX ring.
 pub(super) struct Xdp {
     _redirect: Redirect,
@@ -24,16 +22,9 @@ impl Xdp {
     pub(super) fn new(device: u32, zero_copy: bool) -> io::Result<Self> {
         let xsk = Xsk::new(libc::XDP_RX_RING)?;
         let at = offsets(&xsk.socket)?;
-        let fill = Ring::new(&xsk.socket, FILL_PAGE, at.fr, 8)?;
+        let fill = xsk.fill(Xsk::all_frames())?;
         let entry = size_of::<libc::xdp_desc>();
         let rx = Ring::new(&xsk.socket, libc::XDP_PGOFF_RX_RING, at.rx, entry)?;
-        let mut end = fill.producer().load(Ordering::Relaxed);
-        for frame in Xsk::all_frames() {
-            // SAFETY: The ring has room for all frames.
-            unsafe { fill.entry::<u64>(end).write(frame) };
-            end = end.wrapping_add(1);
-        }
-        fill.producer().store(end, Ordering::Release);
         xsk.bind(device, zero_copy)?;
         Ok(Self {
             _redirect: Redirect::new(device, &xsk.socket)?,

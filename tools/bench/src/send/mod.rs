@@ -47,6 +47,8 @@ pub(crate) enum Mode {
     AfPacket,
     /// AF_XDP, copied, 64 packets by one or two system calls
     AfXdpCopy,
+    /// AF_XDP, out of its own frames, 64 packets by one system call; not by all NICs
+    AfXdpZeroCopy,
     /// KOPI's TX ring, 64 packets by a doorbell
     KopiDoorbell,
     /// As that, with no doorbell while an engine looks at the ring; `kopictl engine` sets one
@@ -58,6 +60,11 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
+    /// Whether the NIC counts its packets, or sends only return when they have left.
+    pub(crate) fn counted(self) -> bool {
+        self != Self::AfXdpZeroCopy
+    }
+
     /// Whether it can send to a peer that changes from packet to packet.
     pub(crate) fn can_do_many(self) -> bool {
         !matches!(self, Self::UdpSegment | Self::KopiGso)
@@ -78,12 +85,12 @@ impl Mode {
 
     /// Whether policies that look at packets between socket and device see it.
     pub(crate) fn meets_hooks(self) -> bool {
-        !matches!(self, Self::AfPacket | Self::AfXdpCopy)
+        !matches!(self, Self::AfPacket | Self::AfXdpCopy | Self::AfXdpZeroCopy)
     }
 
     /// Whether those that look at packets at the device, as qdiscs and taps do, see it.
     pub(crate) fn meets_device(self) -> bool {
-        self != Self::AfXdpCopy
+        !matches!(self, Self::AfXdpCopy | Self::AfXdpZeroCopy)
     }
 
     /// How its packets are handed to the kernel.
@@ -137,7 +144,10 @@ impl Mode {
                 traffic,
             )?),
             Self::AfPacket => Box::new(PacketRing::new(device, mark, batch)?),
-            Self::AfXdpCopy => Box::new(xdp::Xdp::new(device, batch)?),
+            Self::AfXdpCopy | Self::AfXdpZeroCopy => {
+                let zero_copy = self == Self::AfXdpZeroCopy;
+                Box::new(xdp::Xdp::new(device, batch, zero_copy)?)
+            }
             Self::KopiDoorbell | Self::KopiEngine | Self::KopiTrain => {
                 let channel = kopi::Channel::builder()
                     .trains(self == Self::KopiTrain)
@@ -151,9 +161,22 @@ impl Mode {
     }
 }
 
+/// The modes that were named, or all that any NIC can do.
+pub(crate) fn named_or_all(modes: &[Mode]) -> Vec<Mode> {
+    match modes {
+        [] => Mode::value_variants()
+            .iter()
+            .filter(|&&mode| mode != Mode::AfXdpZeroCopy)
+            .copied()
+            .collect(),
+        modes => modes.to_vec(),
+    }
+}
+
 /// Sends by some mode.
 pub(crate) trait Sender {
-    /// Sends so many packets; they may not have left yet. Sleeps when there is no room.
+    /// Sends so many packets; they may not have left yet, if the mode is counted. Sleeps when there
+    /// is no room.
     fn send(&mut self, traffic: &mut Traffic, count: usize) -> io::Result<()>;
 }
 

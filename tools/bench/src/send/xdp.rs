@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! AF_XDP, whose packets the kernel copies into skbs and hands to the driver.
+//! AF_XDP, whose packets the kernel copies into skbs and hands to the driver, or which the driver
+//! sends out of the program's own frames.
 
 use super::Sender;
 use crate::{
     traffic::{Traffic, HEADERS},
-    xdp::{offsets, Ring, Xsk},
+    xdp::{offsets, Ring, Xsk, FRAMES},
 };
 use std::{io, os::fd::AsRawFd, ptr, sync::atomic::Ordering, thread, time::Duration};
 
 const COMPLETION_PAGE: libc::off_t = libc::XDP_UMEM_PGOFF_COMPLETION_RING as libc::off_t;
+/// Frames that are for sending; the others are for the FILL ring.
+const TO_SEND: usize = FRAMES as usize / 2;
 /// There is nothing to wait for but time while the device is full.
 const NAP: Duration = Duration::from_micros(50);
 
@@ -18,24 +21,31 @@ pub(super) struct Xdp {
     tx: Ring,
     completion: Ring,
     xsk: Xsk,
+    /// Of which the driver makes its receive buffers, if it copies nothing; it never stops asking
+    /// for them while there are none.
+    _fill: Ring,
     free: Vec<u64>,
     batch: usize,
+    zero_copy: bool,
 }
 
 impl Xdp {
-    pub(super) fn new(device: u32, batch: usize) -> io::Result<Self> {
+    pub(super) fn new(device: u32, batch: usize, zero_copy: bool) -> io::Result<Self> {
         let xsk = Xsk::new(libc::XDP_TX_RING)?;
         let at = offsets(&xsk.socket)?;
         let completion = Ring::new(&xsk.socket, COMPLETION_PAGE, at.cr, 8)?;
+        let fill = xsk.fill(Xsk::all_frames().skip(TO_SEND))?;
         let entry = size_of::<libc::xdp_desc>();
         let tx = Ring::new(&xsk.socket, libc::XDP_PGOFF_TX_RING, at.tx, entry)?;
-        xsk.bind(device, false)?;
+        xsk.bind(device, zero_copy)?;
         Ok(Self {
             tx,
             completion,
             xsk,
-            free: Xsk::all_frames().collect(),
+            _fill: fill,
+            free: Xsk::all_frames().take(TO_SEND).collect(),
             batch,
+            zero_copy,
         })
     }
 
@@ -50,6 +60,15 @@ impl Xdp {
             at = at.wrapping_add(1);
         }
         self.completion.consumer().store(at, Ordering::Release);
+    }
+
+    /// Waits until so many frames are the program's.
+    fn wait_for(&mut self, frames: usize) {
+        self.reap();
+        while self.free.len() < frames {
+            thread::sleep(NAP);
+            self.reap();
+        }
     }
 
     /// Has the kernel look at the TX ring.
@@ -97,11 +116,7 @@ impl Sender for Xdp {
         let len = HEADERS + traffic.payload();
         while count > 0 {
             let batch = count.min(self.batch);
-            self.reap();
-            while self.free.len() < batch {
-                thread::sleep(NAP);
-                self.reap();
-            }
+            self.wait_for(batch);
             let mut at = self.tx.producer().load(Ordering::Relaxed);
             for addr in self.free.drain(self.free.len() - batch..) {
                 // SAFETY: The frame is the program's and in the region; so is the entry of the
@@ -120,6 +135,9 @@ impl Sender for Xdp {
             self.tx.producer().store(at, Ordering::Release);
             self.ring()?;
             count -= batch;
+        }
+        if self.zero_copy {
+            self.wait_for(TO_SEND);
         }
         Ok(())
     }
