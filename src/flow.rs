@@ -3,6 +3,7 @@
 //! A flow: what a KOPI socket is beyond the UDP socket that it is.
 
 use crate::channel::Channel;
+use crate::direct::Direct;
 use crate::limits::Charge;
 use crate::monitor::{self, Unsent};
 use crate::netlink::events::{tell, Event};
@@ -142,6 +143,8 @@ pub(crate) struct Flow {
     /// Set once: a flow stays on its channel until it is closed.
     attachment: SetOnce<Attachment>,
     pub(crate) counters: Counters,
+    /// What the direct path knows of it.
+    pub(crate) direct: Direct,
     /// Somebody may have come to wait for the socket, as epoll does once and for all, before it had
     /// a channel.
     polled_early: Atomic<bool>,
@@ -352,6 +355,7 @@ impl Protocol for Flow {
             policy: SetOnce::new(),
             attachment: SetOnce::new(),
             counters: Counters::default(),
+            direct: Direct::default(),
             polled_early: Atomic::new(false),
             refused: Atomic::new(0),
             _charge: Charge::new(net, one)?,

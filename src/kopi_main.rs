@@ -6,6 +6,7 @@
 
 mod bindings;
 mod channel;
+mod direct;
 mod engine;
 mod flow;
 mod identity;
@@ -23,6 +24,7 @@ mod rx;
 mod sys;
 mod tx;
 
+use direct::Ports;
 use engine::Engines;
 use flow::Flow;
 use kernel::prelude::*;
@@ -48,6 +50,7 @@ module! {
 struct Kopi {
     _family: Registration<Flow>,
     _netlink: Family,
+    _ports: Ports,
     _engines: Engines,
     _monitors: devices::Registration,
     _namespaces: PerNet,
@@ -63,6 +66,7 @@ impl kernel::Module for Kopi {
         let namespaces = PerNet::register()?;
         let monitors = devices::Registration::new()?;
         let engines = Engines::register();
+        let ports = Ports::register()?;
         let netlink = Family::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
             if error == EEXIST {
@@ -83,6 +87,7 @@ impl kernel::Module for Kopi {
         Ok(Self {
             _family: family,
             _netlink: netlink,
+            _ports: ports,
             _engines: engines,
             _monitors: monitors,
             _namespaces: namespaces,

@@ -14,6 +14,7 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/netdevice.h>
+#include <linux/netfilter_netdev.h>
 #include <linux/path.h>
 #include <linux/pid_namespace.h>
 #include <linux/poll.h>
@@ -31,6 +32,7 @@
 #include <net/route.h>
 #include <net/rps.h>
 #include <net/rtnetlink.h>
+#include <net/sch_generic.h>
 #include <net/sock.h>
 #include <net/udp.h>
 #include <trace/events/skb.h>
@@ -1238,4 +1240,282 @@ void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol)
 bool kopi_skb_is_ip(const struct sk_buff *skb)
 {
 	return skb->protocol == htons(ETH_P_IP) || skb->protocol == htons(ETH_P_IPV6);
+}
+
+static int netdev_event(struct notifier_block *block, unsigned long event, void *info)
+{
+	struct net_device *dev = netdev_notifier_info_to_dev(info);
+
+	switch (event) {
+	case NETDEV_DOWN:
+		kopi_device_down(dev);
+		break;
+	case NETDEV_UNREGISTER:
+		kopi_device_going(dev);
+		break;
+	}
+	return NOTIFY_DONE;
+}
+
+static struct notifier_block netdev_block = {
+	.notifier_call = netdev_event,
+};
+
+int kopi_netdev_register(void)
+{
+	return register_netdevice_notifier(&netdev_block);
+}
+
+void kopi_netdev_unregister(void)
+{
+	unregister_netdevice_notifier(&netdev_block);
+}
+
+void kopi_rtnl_lock(void)
+{
+	rtnl_lock();
+}
+
+void kopi_rtnl_unlock(void)
+{
+	rtnl_unlock();
+}
+
+struct net_device *kopi_dev_get_by_index(struct net *net, int ifindex)
+{
+	return dev_get_by_index(net, ifindex);
+}
+
+void kopi_dev_put(struct net_device *dev)
+{
+	dev_put(dev);
+}
+
+bool kopi_dev_is_registered(const struct net_device *dev)
+{
+	return dev->reg_state == NETREG_REGISTERED;
+}
+
+bool kopi_dev_is_ethernet(const struct net_device *dev)
+{
+	return dev->type == ARPHRD_ETHER;
+}
+
+bool kopi_dev_has_xdp_xmit(const struct net_device *dev)
+{
+	return dev->netdev_ops->ndo_xdp_xmit;
+}
+
+bool kopi_dev_can_xdp_xmit(const struct net_device *dev)
+{
+	return READ_ONCE(dev->xdp_features) & NETDEV_XDP_ACT_NDO_XMIT;
+}
+
+int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags)
+{
+	return dev->netdev_ops->ndo_xdp_xmit(dev, n, frames, flags);
+}
+
+bool kopi_dev_has_tcx_egress(const struct net_device *dev)
+{
+	return rcu_access_pointer(dev->tcx_egress);
+}
+
+bool kopi_dev_nit_active(const struct net_device *dev)
+{
+	return dev_nit_active_rcu(dev);
+}
+
+unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev)
+{
+	return READ_ONCE(dev->real_num_tx_queues);
+}
+
+/* As __dev_xmit_skb() asks. */
+bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index)
+{
+	struct netdev_queue *txq = netdev_get_tx_queue(dev, index);
+	struct Qdisc *q = rcu_dereference_bh(txq->qdisc);
+
+	return !q->enqueue || (q->flags & TCQ_F_CAN_BYPASS && qdisc_is_empty(q) &&
+			       !test_bit(__QDISC_STATE_DEACTIVATED, &q->state));
+}
+
+/* As __dev_xmit_skb() counts what bypasses. */
+void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb)
+{
+	struct netdev_queue *txq = netdev_get_tx_queue(dev, index);
+	struct Qdisc *q = rcu_dereference_bh(txq->qdisc);
+
+	if (qdisc_is_percpu_stats(q)) {
+		qdisc_bstats_cpu_update(q, skb);
+		return;
+	}
+	spin_lock(qdisc_lock(q));
+	qdisc_bstats_update(q, skb);
+	spin_unlock(qdisc_lock(q));
+}
+
+static unsigned int egress_hook(void *port, struct sk_buff *skb,
+				const struct nf_hook_state *state)
+{
+	return kopi_egress(port, skb);
+}
+
+void kopi_egress_ops_init(struct nf_hook_ops *ops, struct net_device *dev, void *port)
+{
+	*ops = (struct nf_hook_ops){
+		.hook = egress_hook,
+		.dev = dev,
+		.priv = port,
+		.pf = NFPROTO_NETDEV,
+		.hooknum = NF_NETDEV_EGRESS,
+		.priority = INT_MAX,
+	};
+}
+
+bool kopi_egress_is_last(const struct net_device *dev, const void *port)
+{
+	const struct nf_hook_entries *e = rcu_dereference_bh(dev->nf_hooks_egress);
+
+	return e && e->hooks[e->num_hook_entries - 1].priv == port;
+}
+
+unsigned int kopi_nf_accept(void)
+{
+	return NF_ACCEPT;
+}
+
+unsigned int kopi_nf_stolen(void)
+{
+	return NF_STOLEN;
+}
+
+static enum hrtimer_restart tick(struct hrtimer *timer)
+{
+	kopi_tick(container_of(timer, struct kopi_tick, timer));
+	return HRTIMER_NORESTART;
+}
+
+void kopi_hrtimer_setup(struct kopi_tick *to)
+{
+	hrtimer_setup(&to->timer, tick, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_SOFT);
+}
+
+void kopi_hrtimer_start(struct kopi_tick *tick, u64 ns)
+{
+	hrtimer_start(&tick->timer, ns_to_ktime(ns), HRTIMER_MODE_REL_PINNED_SOFT);
+}
+
+void kopi_hrtimer_cancel(struct kopi_tick *tick)
+{
+	hrtimer_cancel(&tick->timer);
+}
+
+unsigned int kopi_smp_processor_id(void)
+{
+	return smp_processor_id();
+}
+
+unsigned int kopi_nr_cpu_ids(void)
+{
+	return nr_cpu_ids;
+}
+
+bool kopi_skb_is_udp_train(const struct sk_buff *skb)
+{
+	return skb_is_gso(skb) && skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4;
+}
+
+/* Has nothing that a driver or the device would do to it, but segmentation and checksums. */
+bool kopi_skb_is_plain(const struct sk_buff *skb)
+{
+	return !skb->encapsulation && !skb_vlan_tag_present(skb) && !skb_sec_path(skb) &&
+	       !(skb_shinfo(skb)->tx_flags & SKBTX_ANY_TSTAMP) && !skb->tstamp &&
+	       (!skb_is_gso(skb) || kopi_skb_is_udp_train(skb));
+}
+
+bool kopi_skb_is_partial(const struct sk_buff *skb)
+{
+	return skb->ip_summed == CHECKSUM_PARTIAL;
+}
+
+unsigned int kopi_skb_truesize(const struct sk_buff *skb)
+{
+	return skb->truesize;
+}
+
+void kopi_skb_dst_force(struct sk_buff *skb)
+{
+	skb_dst_force(skb);
+}
+
+void kopi_nf_skip_egress(struct sk_buff *skb)
+{
+	nf_skip_egress(skb, true);
+}
+
+int kopi_dev_queue_xmit(struct sk_buff *skb)
+{
+	return dev_queue_xmit(skb);
+}
+
+void kopi_skb_queue_head_init(struct sk_buff_head *list)
+{
+	__skb_queue_head_init(list);
+}
+
+void kopi_skb_queue_tail(struct sk_buff_head *list, struct sk_buff *skb)
+{
+	__skb_queue_tail(list, skb);
+}
+
+struct sk_buff *kopi_skb_dequeue(struct sk_buff_head *list)
+{
+	return __skb_dequeue(list);
+}
+
+struct sk_buff *kopi_skb_peek(const struct sk_buff_head *list)
+{
+	return skb_peek(list);
+}
+
+unsigned int kopi_sk_wmem_alloc(const struct sock *sk)
+{
+	return refcount_read(&sk->sk_wmem_alloc);
+}
+
+struct page *kopi_alloc_pages_atomic(unsigned int order)
+{
+	return alloc_pages(GFP_ATOMIC | __GFP_COMP | __GFP_NOWARN, order);
+}
+
+void *kopi_page_address(const struct page *page)
+{
+	return page_address(page);
+}
+
+int kopi_page_ref_count(const struct page *page)
+{
+	return page_ref_count(page);
+}
+
+void kopi_page_ref_add(struct page *page, int n)
+{
+	page_ref_add(page, n);
+}
+
+void kopi_put_page(struct page *page)
+{
+	put_page(page);
+}
+
+unsigned int kopi_get_order(unsigned long size)
+{
+	return get_order(size);
+}
+
+unsigned int kopi_skb_shared_info_size(void)
+{
+	return SKB_DATA_ALIGN(sizeof(struct skb_shared_info));
 }

@@ -6,11 +6,14 @@
 #ifndef _KOPI_SHIM_H
 #define _KOPI_SHIM_H
 
+#include <linux/hrtimer.h>
 #include <linux/net.h>
+#include <linux/netfilter.h>
 #include <linux/skbuff.h>
 #include <linux/sockptr.h>
 #include <linux/workqueue.h>
 #include <net/sock.h>
+#include <net/xdp.h>
 
 #include <net/genetlink.h>
 
@@ -18,6 +21,11 @@ struct cgroup;
 struct cred;
 struct flowi4;
 struct vm_area_struct;
+
+/* A timer of a direct path's queue. */
+struct kopi_tick {
+	struct hrtimer timer;
+};
 
 /* module */
 int kopi_family_parameter(void);
@@ -266,5 +274,55 @@ void kopi_skb_reset_mac_header(struct sk_buff *skb);
 void kopi_skb_reset_network_header(struct sk_buff *skb);
 void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol);
 bool kopi_skb_is_ip(const struct sk_buff *skb);
+
+/* devices, and what leaves by them directly */
+int kopi_netdev_register(void);
+void kopi_netdev_unregister(void);
+void kopi_device_going(struct net_device *dev);
+void kopi_device_down(struct net_device *dev);
+void kopi_rtnl_lock(void);
+void kopi_rtnl_unlock(void);
+struct net_device *kopi_dev_get_by_index(struct net *net, int ifindex);
+void kopi_dev_put(struct net_device *dev);
+bool kopi_dev_is_registered(const struct net_device *dev);
+bool kopi_dev_is_ethernet(const struct net_device *dev);
+bool kopi_dev_has_xdp_xmit(const struct net_device *dev);
+bool kopi_dev_can_xdp_xmit(const struct net_device *dev);
+int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags);
+bool kopi_dev_has_tcx_egress(const struct net_device *dev);
+bool kopi_dev_nit_active(const struct net_device *dev);
+unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev);
+bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index);
+void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb);
+void kopi_egress_ops_init(struct nf_hook_ops *ops, struct net_device *dev, void *port);
+bool kopi_egress_is_last(const struct net_device *dev, const void *port);
+unsigned int kopi_egress(void *port, struct sk_buff *skb);
+void kopi_hrtimer_setup(struct kopi_tick *tick);
+void kopi_hrtimer_start(struct kopi_tick *tick, u64 ns);
+void kopi_hrtimer_cancel(struct kopi_tick *tick);
+void kopi_tick(struct kopi_tick *tick);
+unsigned int kopi_smp_processor_id(void);
+unsigned int kopi_nr_cpu_ids(void);
+unsigned int kopi_nf_accept(void);
+unsigned int kopi_nf_stolen(void);
+bool kopi_skb_is_udp_train(const struct sk_buff *skb);
+bool kopi_skb_is_plain(const struct sk_buff *skb);
+bool kopi_skb_is_partial(const struct sk_buff *skb);
+unsigned int kopi_skb_truesize(const struct sk_buff *skb);
+void kopi_skb_dst_force(struct sk_buff *skb);
+void kopi_nf_skip_egress(struct sk_buff *skb);
+int kopi_dev_queue_xmit(struct sk_buff *skb);
+void kopi_skb_queue_head_init(struct sk_buff_head *list);
+void kopi_skb_queue_tail(struct sk_buff_head *list, struct sk_buff *skb);
+struct sk_buff *kopi_skb_dequeue(struct sk_buff_head *list);
+struct sk_buff *kopi_skb_peek(const struct sk_buff_head *list);
+unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
+struct page *kopi_alloc_pages_atomic(unsigned int order);
+void *kopi_page_address(const struct page *page);
+int kopi_page_ref_count(const struct page *page);
+void kopi_page_ref_add(struct page *page, int n);
+void kopi_put_page(struct page *page);
+unsigned int kopi_get_order(unsigned long size);
+unsigned int kopi_skb_shared_info_size(void);
 
 #endif /* _KOPI_SHIM_H */

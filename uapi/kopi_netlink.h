@@ -35,6 +35,30 @@ enum kopi_verdict {
 	KOPI_VERDICT_DENY,
 };
 
+/**
+ * enum kopi_path - Which way trains leave by a device.
+ * @KOPI_PATH_DIRECT: Cut up, and given to the driver.
+ * @KOPI_PATH_NO_PROGRAM: By the stack, since no XDP program has the driver
+ *   take frames.
+ * @KOPI_PATH_TC: By the stack, since tc has filters or programs at the
+ *   device's egress.
+ * @KOPI_PATH_HOOK: By the stack, since another hook of netfilter's egress
+ *   comes later.
+ * @KOPI_PATH_TAP: By the stack, since a packet socket looks at what leaves.
+ * @KOPI_PATH_MONITOR: By the stack, since a device of type kopimon is up.
+ * @KOPI_PATH_QDISC: By the stack, since a qdisc holds packets, or lets none
+ *   pass it by.
+ */
+enum kopi_path {
+	KOPI_PATH_DIRECT,
+	KOPI_PATH_NO_PROGRAM,
+	KOPI_PATH_TC,
+	KOPI_PATH_HOOK,
+	KOPI_PATH_TAP,
+	KOPI_PATH_MONITOR,
+	KOPI_PATH_QDISC,
+};
+
 enum {
 	KOPI_A_INFO_ABI_VERSION = 1,
 	KOPI_A_INFO_ADDRESS_FAMILY,
@@ -217,6 +241,18 @@ enum {
 };
 
 enum {
+	KOPI_A_DEVICE_IFINDEX = 1,
+	KOPI_A_DEVICE_PATH,
+	KOPI_A_DEVICE_PACKETS,
+	KOPI_A_DEVICE_TRAINS,
+	KOPI_A_DEVICE_PASSED,
+	KOPI_A_DEVICE_DROPPED,
+
+	__KOPI_A_DEVICE_MAX,
+	KOPI_A_DEVICE_MAX = (__KOPI_A_DEVICE_MAX - 1)
+};
+
+enum {
 	KOPI_CMD_INFO_GET = 1,
 	KOPI_CMD_FLOW_GET,
 	KOPI_CMD_CHANNEL_GET,
@@ -235,6 +271,9 @@ enum {
 	KOPI_CMD_OVERRUN_NTF,
 	KOPI_CMD_ENGINE_GET,
 	KOPI_CMD_ENGINE_SET,
+	KOPI_CMD_DEVICE_GET,
+	KOPI_CMD_DEVICE_ATTACH,
+	KOPI_CMD_DEVICE_DETACH,
 
 	__KOPI_CMD_MAX,
 	KOPI_CMD_MAX = (__KOPI_CMD_MAX - 1)

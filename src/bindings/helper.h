@@ -36,6 +36,7 @@
 #include <net/route.h>
 #include <net/sock.h>
 #include <net/udp.h>
+#include <net/xdp.h>
 #include <kopi.h>
 #include <kopi_netlink.h>
 

@@ -16,4 +16,5 @@ pub mod ip;
 pub mod quota;
 pub mod ring;
 pub mod rule;
+pub mod segment;
 pub mod train;

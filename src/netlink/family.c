@@ -88,6 +88,16 @@ static const struct nla_policy kopi_engine_set_nl_policy[KOPI_A_ENGINES_BUDGET +
 	[KOPI_A_ENGINES_BUDGET] = NLA_POLICY_FULL_RANGE(NLA_U32, &kopi_a_engines_budget_range),
 };
 
+/* KOPI_CMD_DEVICE_ATTACH - do */
+static const struct nla_policy kopi_device_attach_nl_policy[KOPI_A_DEVICE_IFINDEX + 1] = {
+	[KOPI_A_DEVICE_IFINDEX] = NLA_POLICY_MIN(NLA_U32, 1),
+};
+
+/* KOPI_CMD_DEVICE_DETACH - do */
+static const struct nla_policy kopi_device_detach_nl_policy[KOPI_A_DEVICE_IFINDEX + 1] = {
+	[KOPI_A_DEVICE_IFINDEX] = NLA_POLICY_MIN(NLA_U32, 1),
+};
+
 /* Ops table for kopi */
 static const struct genl_split_ops kopi_nl_ops[] = {
 	{
@@ -166,6 +176,25 @@ static const struct genl_split_ops kopi_nl_ops[] = {
 		.policy		= kopi_engine_set_nl_policy,
 		.maxattr	= KOPI_A_ENGINES_BUDGET,
 		.flags		= GENL_ADMIN_PERM | GENL_CMD_CAP_DO,
+	},
+	{
+		.cmd	= KOPI_CMD_DEVICE_GET,
+		.dumpit	= kopi_nl_device_get_dumpit,
+		.flags	= GENL_UNS_ADMIN_PERM | GENL_CMD_CAP_DUMP,
+	},
+	{
+		.cmd		= KOPI_CMD_DEVICE_ATTACH,
+		.doit		= kopi_nl_device_attach_doit,
+		.policy		= kopi_device_attach_nl_policy,
+		.maxattr	= KOPI_A_DEVICE_IFINDEX,
+		.flags		= GENL_UNS_ADMIN_PERM | GENL_CMD_CAP_DO,
+	},
+	{
+		.cmd		= KOPI_CMD_DEVICE_DETACH,
+		.doit		= kopi_nl_device_detach_doit,
+		.policy		= kopi_device_detach_nl_policy,
+		.maxattr	= KOPI_A_DEVICE_IFINDEX,
+		.flags		= GENL_UNS_ADMIN_PERM | GENL_CMD_CAP_DO,
 	},
 };
 

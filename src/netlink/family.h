@@ -30,6 +30,9 @@ int kopi_nl_ruleset_get_doit(struct sk_buff *skb, struct genl_info *info);
 int kopi_nl_ruleset_set_doit(struct sk_buff *skb, struct genl_info *info);
 int kopi_nl_engine_get_dumpit(struct sk_buff *skb, struct netlink_callback *cb);
 int kopi_nl_engine_set_doit(struct sk_buff *skb, struct genl_info *info);
+int kopi_nl_device_get_dumpit(struct sk_buff *skb, struct netlink_callback *cb);
+int kopi_nl_device_attach_doit(struct sk_buff *skb, struct genl_info *info);
+int kopi_nl_device_detach_doit(struct sk_buff *skb, struct genl_info *info);
 
 enum {
 	KOPI_NLGRP_EVENTS,

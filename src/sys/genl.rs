@@ -563,6 +563,8 @@ operations! {
     kopi_nl_ruleset_get_doit(0) => netlink::rules::show_all,
     kopi_nl_ruleset_set_doit(bindings::KOPI_A_RULESET_CHECK) => netlink::rules::replace,
     kopi_nl_engine_set_doit(bindings::KOPI_A_ENGINES_BUDGET) => netlink::engines::replace,
+    kopi_nl_device_attach_doit(bindings::KOPI_A_DEVICE_IFINDEX) => netlink::devices::attach,
+    kopi_nl_device_detach_doit(bindings::KOPI_A_DEVICE_IFINDEX) => netlink::devices::detach,
 }
 
 dumps! {
@@ -570,4 +572,5 @@ dumps! {
     kopi_nl_channel_get_dumpit => netlink::show::channels,
     kopi_nl_rule_get_dumpit => netlink::rules::dump,
     kopi_nl_engine_get_dumpit => netlink::engines::dump,
+    kopi_nl_device_get_dumpit => netlink::devices::dump,
 }

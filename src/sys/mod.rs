@@ -14,6 +14,8 @@ pub(crate) mod kthread;
 pub(crate) mod locked;
 pub(crate) mod message;
 pub(crate) mod monitor;
+pub(crate) mod netdev;
+pub(crate) mod outgoing;
 pub(crate) mod pernet;
 pub(crate) mod reaper;
 pub(crate) mod region;

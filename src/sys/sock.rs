@@ -169,6 +169,12 @@ impl Sock {
         u32::from(shutdown) & bindings::RCV_SHUTDOWN != 0
     }
 
+    /// Bytes that it is charged for packets on their way. Any context.
+    pub(crate) fn sending(&self) -> u32 {
+        // SAFETY: A valid sock. One is what the sock itself has.
+        unsafe { bindings::kopi_sk_wmem_alloc(self.as_ptr()) }.saturating_sub(1)
+    }
+
     /// Whether poll would call it writable.
     pub(crate) fn is_writeable(&self) -> bool {
         // SAFETY: A valid sock.

@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The headers of each datagram of a train, when that is cut up: Ethernet's, IP's and UDP's, with
+//! their checksums, as the kernel's `net/ipv4/udp_offload.c` makes them.
+//!
+//! RFC 768, RFC 791, RFC 1071, RFC 8200.
+
+/// Bytes of Ethernet's header.
+pub const HEADER_ETHERNET: usize = 14;
+/// Bytes of the longest headers that are taken: those of IPv6 without extensions.
+pub const HEADERS_MAX: usize = HEADER_ETHERNET + 40 + HEADER_UDP;
+
+const HEADER_UDP: usize = super::ip::HEADER_UDP;
+const UDP: u8 = 17;
+const IPV4: [u8; 2] = [0x08, 0x00];
+const IPV6: [u8; 2] = [0x86, 0xdd];
+/// Of the word with the offset of a fragment: that, and whether more come.
+const FRAGMENT: u16 = 0x3fff;
+
+/// The headers of a packet, of which others are made.
+pub struct Headers {
+    bytes: [u8; HEADERS_MAX],
+    len: usize,
+    /// Where UDP's begins.
+    udp: usize,
+    /// IPv4's number of the first datagram.
+    id: u16,
+    /// Of what IPv4's checksum covers and doesn't change.
+    ip_sum: u32,
+    /// Of what UDP's covers besides payload and lengths.
+    udp_sum: u32,
+    /// UDP's checksum is 0: there is none.
+    unsummed: bool,
+}
+
+/// The sum of the 16-bit words of bytes, as they lie in memory. Their number is even.
+fn sum(bytes: &[u8]) -> u32 {
+    let words = bytes
+        .chunks_exact(2)
+        .filter_map(|word| word.first_chunk::<2>());
+    words.fold(0u32, |sum, word| {
+        sum.wrapping_add(u32::from(u16::from_ne_bytes(*word)))
+    })
+}
+
+/// The checksum that a sum comes to.
+fn fold(sum: u64) -> u16 {
+    let mut sum = sum;
+    while sum > 0xffff {
+        sum = (sum & 0xffff).wrapping_add(sum >> 16);
+    }
+    !(sum as u16)
+}
+
+/// A number as it stands in a header, as a word of a sum.
+fn word(number: u16) -> u64 {
+    u64::from(u16::from_ne_bytes(number.to_be_bytes()))
+}
+
+/// Writes bytes at an offset, where there is room.
+fn put<const N: usize>(to: &mut [u8], at: usize, bytes: [u8; N]) {
+    if let Some(place) = to.get_mut(at..).and_then(|to| to.first_chunk_mut::<N>()) {
+        *place = bytes;
+    }
+}
+
+impl Headers {
+    /// Those at the start of a packet, whose first byte is Ethernet's: `None` if it is no whole UDP
+    /// datagram or train, or has options, extension headers or a VLAN's tag. `unsummed` says that UDP's checksum
+    /// is not to be made where it is 0.
+    pub fn parse(packet: &[u8], unsummed: bool) -> Option<Self> {
+        let (ethernet, ip) = packet.split_at_checked(HEADER_ETHERNET)?;
+        let (ip_len, addresses, id, ip_sum) = match *ethernet.last_chunk::<2>()? {
+            IPV4 => {
+                let header = ip.first_chunk::<20>()?;
+                let fragment = u16::from_be_bytes([header[6], header[7]]) & FRAGMENT;
+                if header[0] != 0x45 || header[9] != UDP || fragment != 0 {
+                    return None;
+                }
+                let fixed = sum(&header[..2])
+                    .wrapping_add(sum(&header[6..10]))
+                    .wrapping_add(sum(&header[12..]));
+                let id = u16::from_be_bytes([header[4], header[5]]);
+                (header.len(), &header[12..], id, fixed)
+            }
+            IPV6 => {
+                let header = ip.first_chunk::<40>()?;
+                if header[0] >> 4 != 6 || header[6] != UDP {
+                    return None;
+                }
+                (header.len(), &header[8..], 0, 0)
+            }
+            _ => return None,
+        };
+        let udp = HEADER_ETHERNET.checked_add(ip_len)?;
+        let len = udp.checked_add(HEADER_UDP)?;
+        let all = packet.get(..len)?;
+        let ports = all.get(udp..)?.first_chunk::<4>()?;
+        let checksum = all.last_chunk::<2>()?;
+        let mut bytes = [0; HEADERS_MAX];
+        bytes.get_mut(..len)?.copy_from_slice(all);
+        Some(Self {
+            bytes,
+            len,
+            udp,
+            id,
+            ip_sum,
+            udp_sum: sum(addresses)
+                .wrapping_add(sum(ports))
+                .wrapping_add(word(u16::from(UDP)) as u32),
+            unsummed: unsummed && *checksum == [0; 2],
+        })
+    }
+
+    /// Bytes of them.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Writes those of datagram `number` of the packet, with `payload` bytes, of which `sum` is the sum of
+    /// the 16-bit words as they lie in memory. Where `to` has less room they are cut off.
+    pub fn write(&self, number: u16, payload: u16, sum: u32, to: &mut [u8]) {
+        if let (Some(to), Some(from)) = (to.get_mut(..self.len), self.bytes.get(..self.len)) {
+            to.copy_from_slice(from);
+        }
+        let udp_len = payload.wrapping_add(HEADER_UDP as u16);
+        if self.udp == HEADER_ETHERNET + 20 {
+            let total = udp_len.wrapping_add(20);
+            let id = self.id.wrapping_add(number);
+            let checksum = fold(
+                u64::from(self.ip_sum)
+                    .wrapping_add(word(total))
+                    .wrapping_add(word(id)),
+            );
+            put(to, HEADER_ETHERNET + 2, total.to_be_bytes());
+            put(to, HEADER_ETHERNET + 4, id.to_be_bytes());
+            put(to, HEADER_ETHERNET + 10, checksum.to_ne_bytes());
+        } else {
+            put(to, HEADER_ETHERNET + 4, udp_len.to_be_bytes());
+        }
+        let checksum = if self.unsummed {
+            0
+        } else {
+            // Once for the header that UDP's checksum pretends there is.
+            let lengths = word(udp_len).wrapping_mul(2);
+            match fold(
+                u64::from(self.udp_sum)
+                    .wrapping_add(lengths)
+                    .wrapping_add(u64::from(sum)),
+            ) {
+                // That would say that there is none.
+                0 => 0xffff,
+                checksum => checksum,
+            }
+        };
+        put(to, self.udp.wrapping_add(4), udp_len.to_be_bytes());
+        put(to, self.udp.wrapping_add(6), checksum.to_ne_bytes());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ipv4() -> Vec<u8> {
+        let mut packet = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+        packet.extend([0x45, 0xb8, 0, 0, 0xff, 0xff, 0x40, 0, 63, 17, 0, 0]);
+        packet.extend([192, 0, 2, 1, 198, 51, 100, 7]);
+        packet.extend([0x1b, 0x59, 0x1b, 0x5a, 0, 0, 0, 0]);
+        packet
+    }
+
+    fn ipv6() -> Vec<u8> {
+        let mut packet = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x86, 0xdd];
+        packet.extend([0x60, 0, 0, 0, 0, 0, 17, 64]);
+        packet.extend([0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+        packet.extend([0x20, 1, 0xd, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2]);
+        packet.extend([0x1b, 0x59, 0x1b, 0x5a, 0, 0, 0, 0]);
+        packet
+    }
+
+    /// The 16-bit sum of big-endian words, which is 0xffff for what has a right checksum.
+    fn check(parts: &[&[u8]]) -> u16 {
+        let mut total = 0u64;
+        for part in parts {
+            for word in part.chunks(2) {
+                total += u64::from(word[0]) << 8 | u64::from(word.get(1).copied().unwrap_or(0));
+            }
+        }
+        while total > 0xffff {
+            total = (total & 0xffff) + (total >> 16);
+        }
+        total as u16
+    }
+
+    fn made(headers: &Headers, number: u16, payload: &[u8]) -> Vec<u8> {
+        let mut padded = payload.to_vec();
+        if padded.len() % 2 == 1 {
+            padded.push(0);
+        }
+        let mut packet = vec![0; headers.len()];
+        headers.write(number, payload.len() as u16, sum(&padded), &mut packet);
+        packet.extend(payload);
+        packet
+    }
+
+    #[test]
+    fn checksums_are_right() {
+        for payload in [&b""[..], b"x", b"\xff\xff\xff", &[0xab; 1472]] {
+            let headers = Headers::parse(&ipv4(), false).unwrap();
+            let packet = made(&headers, 3, payload);
+            let (ip, udp) = packet[14..].split_at(20);
+            assert_eq!(check(&[ip]), 0xffff);
+            let len = (udp.len() as u16).to_be_bytes();
+            assert_eq!(check(&[&ip[12..], &[0, 17], &len, udp]), 0xffff);
+            assert_eq!(ip[2..4], ((20 + udp.len()) as u16).to_be_bytes());
+            assert_eq!(udp[4..6], len);
+            // The number goes on, and round.
+            assert_eq!(ip[4..6], [0, 2]);
+            assert_eq!((ip[1], ip[8]), (0xb8, 63));
+
+            let headers = Headers::parse(&ipv6(), false).unwrap();
+            let packet = made(&headers, 3, payload);
+            let (ip, udp) = packet[14..].split_at(40);
+            let len = (udp.len() as u16).to_be_bytes();
+            assert_eq!(check(&[&ip[8..], &[0, 17], &len, udp]), 0xffff);
+            assert_eq!(ip[4..6], len);
+        }
+    }
+
+    #[test]
+    fn a_checksum_of_0_is_written_as_ffff() {
+        let headers = Headers::parse(&ipv4(), false).unwrap();
+        // What makes the sum 0xffff.
+        let empty = made(&headers, 0, &[0, 0]);
+        let rest = [empty[40], empty[41]];
+        let packet = made(&headers, 0, &rest);
+        assert_eq!(packet[40..42], [0xff, 0xff]);
+    }
+
+    #[test]
+    fn none_is_made_where_there_is_none() {
+        let headers = Headers::parse(&ipv4(), true).unwrap();
+        assert_eq!(made(&headers, 0, b"abc")[40..42], [0, 0]);
+        let mut summed = ipv4();
+        summed[41] = 1;
+        let headers = Headers::parse(&summed, true).unwrap();
+        assert_ne!(made(&headers, 0, b"abc")[40..42], [0, 0]);
+    }
+
+    #[test]
+    fn only_plain_datagrams_are_taken() {
+        for (at, value) in [
+            (14, 0x46),
+            (14, 0x65),
+            (23, 6),
+            (20, 0x20),
+            (21, 1),
+            (12, 0x81),
+        ] {
+            let mut packet = ipv4();
+            packet[at] = value;
+            assert!(Headers::parse(&packet, false).is_none(), "{at}: {value}");
+        }
+        for (at, value) in [(14, 0x40), (20, 44), (13, 0)] {
+            let mut packet = ipv6();
+            packet[at] = value;
+            assert!(Headers::parse(&packet, false).is_none(), "{at}: {value}");
+        }
+        for len in 0..42 {
+            assert!(Headers::parse(&ipv4()[..len], false).is_none());
+        }
+        for len in 0..62 {
+            assert!(Headers::parse(&ipv6()[..len], false).is_none());
+        }
+    }
+
+    #[test]
+    fn short_room_is_not_overrun() {
+        let headers = Headers::parse(&ipv4(), false).unwrap();
+        for len in 0..42 {
+            headers.write(0, 0, 0, &mut vec![0; len]);
+        }
+    }
+}

@@ -1,0 +1,601 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The direct path: trains leave by the driver's `ndo_xdp_xmit`, datagram by datagram, instead of as skbs.
+//!
+//! A port is the last hook of all that leaves by a device. What it is asked about has met LOCAL_OUT and
+//! POSTROUTING, the cgroup's programs, the neighbour table and nft's egress hook, a train as one packet. Where
+//! nothing is left that would look at it (tc, a qdisc that isn't empty, a tap, a monitor), it is cut
+//! up here; else it goes on. Packets of a flow never overtake each other: while some are with the driver
+//! the stack gets none, and the other way round.
+
+use crate::flow::Flow;
+use crate::sys::{
+    context::{now, BottomHalvesOff},
+    errno::eopnotsupp,
+    netdev::{self, cpus, this_cpu, Device, Hooked, Rtnl, Ticked},
+    outgoing::{List, Offer, Outgoing, Sent},
+    pernet::NetRef,
+    sock::Sock, //
+};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::{global_lock, rcu, Arc, SpinLock}, //
+};
+
+/// Between two looks at a queue on which something waits, or is with the driver, in nanoseconds.
+const TICK: u64 = 50_000;
+/// How long a flow's first train waits for what the stack still has of the flow, in nanoseconds.
+const PATIENCE: u64 = 1_000_000;
+/// When it tries again if that was in vain, in nanoseconds.
+const PAUSE: u64 = 1_000_000_000;
+/// Datagrams that may wait on a queue, as many as fq_codel keeps.
+const WAITING_MAX: u32 = 10_240;
+
+global_lock! {
+    // SAFETY: `Direct::register` initializes it, before there is any port.
+    /// Those of all network namespaces. Taken under RTNL, if that is held.
+    unsafe(uninit) static PORTS: Mutex<KVec<Hooked>> = KVec::new();
+}
+
+/// Which way packets take.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Directly, to the driver.
+    Direct,
+    /// By the stack, since no XDP program has the driver take frames,
+    NoProgram,
+    /// since tc has an egress hook,
+    Tc,
+    /// since another hook of netfilter's egress comes later,
+    Hook,
+    /// since a packet socket looks at what leaves,
+    Tap,
+    /// since a monitor device is up,
+    Monitor,
+    /// or since a qdisc holds packets, or doesn't let any pass it by.
+    Qdisc,
+}
+
+/// What becomes of a packet that the port was asked about.
+pub(crate) enum Verdict {
+    /// It goes on.
+    Pass,
+    /// It is the port's.
+    Taken,
+}
+
+/// What happened at a port.
+#[derive(Default)]
+pub(crate) struct Counters {
+    /// Datagrams that the driver took.
+    pub(crate) packets: AtomicU64,
+    /// Trains of them.
+    pub(crate) trains: AtomicU64,
+    /// Trains that the stack got.
+    pub(crate) passed: AtomicU64,
+    /// Datagrams that were dropped: there were too many, no memory, or the device went down.
+    pub(crate) dropped: AtomicU64,
+}
+
+/// What the direct path knows of a flow.
+#[derive(Default)]
+pub(crate) struct Direct {
+    /// Its packets go directly where they can.
+    on: AtomicBool,
+    /// Of these none has left yet: the stack may still have others.
+    entering: AtomicBool,
+    /// The CPU whose queue has those that were taken.
+    cpu: AtomicU32,
+    /// Packets that were taken, and not let go of yet.
+    held: AtomicU32,
+    /// Of these, those that the driver was given.
+    given: AtomicU32,
+    /// Bytes that its sock is charged for them.
+    charge: AtomicU32,
+    /// Not to be tried before this time.
+    pause: AtomicU64,
+}
+
+impl Direct {
+    fn enter(&self) {
+        self.entering.store(true, Relaxed);
+        self.on.store(true, Relaxed);
+    }
+
+    fn leave(&self) {
+        self.on.store(false, Relaxed);
+    }
+
+    fn take(&self, packet: &Outgoing) {
+        self.held.fetch_add(1, Relaxed);
+        self.charge.fetch_add(packet.charge(), Relaxed);
+    }
+
+    fn let_go(&self, packet: &Outgoing) {
+        self.held.fetch_sub(1, Relaxed);
+        self.charge.fetch_sub(packet.charge(), Relaxed);
+    }
+
+    /// Whether the stack, or a driver that it gave them to, has none of the flow's packets.
+    fn is_alone(&self, sk: &Sock) -> bool {
+        sk.sending() <= self.charge.load(Relaxed)
+    }
+}
+
+/// A device whose driver is given frames.
+pub(crate) struct Port {
+    device: Arc<Device>,
+    queues: KVec<Pin<KBox<Ticked>>>,
+    pub(crate) counters: Arc<Counters>,
+}
+
+impl Port {
+    fn new(device: Device) -> Result<Self> {
+        let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
+        let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
+        let mut queues = KVec::with_capacity(cpus(), GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..cpus() {
+            let queue = Queue::new(device.clone(), counters.clone())?;
+            let queue = KBox::try_pin_init(Ticked::new(queue), GFP_KERNEL_ACCOUNT)?;
+            queues.push_within_capacity(queue).map_err(|_| ENOMEM)?;
+        }
+        Ok(Self {
+            device,
+            queues,
+            counters,
+        })
+    }
+
+    /// Its device.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// Which way trains take now. In an RCU read-side section, with softirqs off.
+    pub(crate) fn way(&self) -> Way {
+        if !self.device.takes_frames() {
+            Way::NoProgram
+        } else if self.device.has_tc_egress() {
+            Way::Tc
+        } else if !self.device.asks_last(self) {
+            Way::Hook
+        } else if self.device.is_tapped() {
+            Way::Tap
+        } else if self.device.net().state().monitors.is_any_up() {
+            Way::Monitor
+        } else if !self.device.queues_can_be_bypassed() {
+            Way::Qdisc
+        } else {
+            Way::Direct
+        }
+    }
+
+    /// Says what becomes of a packet. Softirqs are off.
+    pub(crate) fn offered(&self, offer: Offer<'_>) -> Verdict {
+        let Some((_, flow)) = offer.flow() else {
+            return Verdict::Pass;
+        };
+        let direct = &flow.direct;
+        let on = direct.on.load(Relaxed);
+        if !on && !offer.is_train() {
+            return Verdict::Pass;
+        }
+        let can = self.way() == Way::Direct && offer.is_plain();
+        let held = direct.held.load(Relaxed);
+        if !can {
+            if offer.is_train() {
+                self.counters.passed.fetch_add(1, Relaxed);
+            }
+            if held == 0 {
+                direct.leave();
+                return Verdict::Pass;
+            }
+        } else if !on {
+            if direct.pause.load(Relaxed) > now() {
+                self.counters.passed.fetch_add(1, Relaxed);
+                return Verdict::Pass;
+            }
+            direct.enter();
+        }
+        let here = this_cpu();
+        let Some(own) = self.queues.get(here) else {
+            return Verdict::Pass;
+        };
+        if can {
+            offer.count(&self.device, here as u32 % self.device.queues().max(1));
+        }
+        let mut packet = offer.take(!can);
+        direct.take(&packet);
+        // Behind those that were taken before, on another CPU perhaps.
+        let cpu = direct.cpu.load(Relaxed) as usize;
+        if held != 0 && cpu != here {
+            match self.queues.get(cpu).map(|queue| queue.queue.join(packet)) {
+                Some(Err(back)) => packet = back,
+                _ => return Verdict::Taken,
+            }
+        }
+        direct.cpu.store(here as u32, Relaxed);
+        own.queue.add(packet);
+        own.look();
+        Verdict::Taken
+    }
+
+    /// Drops what waits, and lets go of what the driver has. Process context.
+    fn empty(&self) {
+        for queue in &self.queues {
+            let _softirqs = BottomHalvesOff::new();
+            queue.queue.empty();
+        }
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.empty();
+    }
+}
+
+/// What a CPU has of a port.
+#[pin_data]
+pub(crate) struct Queue {
+    device: Arc<Device>,
+    counters: Arc<Counters>,
+    #[pin]
+    lists: SpinLock<Lists>,
+}
+
+struct Lists {
+    /// Packets that are to be sent, in order, and the number of datagrams.
+    waiting: List,
+    datagrams: u32,
+    /// Packets that the driver has frames of.
+    given: List,
+    /// The queue will be looked at.
+    awake: bool,
+    /// As below, while the lock isn't held.
+    done: Option<Done>,
+}
+
+/// What is to be freed, or passed on, without the lock.
+struct Done {
+    sent: List,
+    dropped: List,
+    to_stack: List,
+}
+
+impl Done {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            sent: List::new()?,
+            dropped: List::new()?,
+            to_stack: List::new()?,
+        })
+    }
+}
+
+/// What is to be done with the first of those that wait.
+enum Step {
+    Wait,
+    Given,
+    ToStack,
+    Drop,
+}
+
+impl Queue {
+    fn new(device: Arc<Device>, counters: Arc<Counters>) -> Result<impl PinInit<Self, Error>> {
+        let lists = Lists {
+            waiting: List::new()?,
+            datagrams: 0,
+            given: List::new()?,
+            awake: false,
+            done: Some(Done::new()?),
+        };
+        Ok(try_pin_init!(Self {
+            device,
+            counters,
+            lists <- new_spinlock!(lists, "kopi::Queue::lists"),
+        }))
+    }
+
+    /// Appends a packet, which the caller has looked at then; one too many is dropped. Softirqs are off.
+    fn add(&self, packet: Outgoing) {
+        let refused = self.lists.lock().add(packet);
+        if let Some(packet) = refused {
+            self.drop(packet);
+        }
+    }
+
+    /// As above, from another CPU: gives the packet back if nobody is going to look.
+    fn join(&self, packet: Outgoing) -> core::result::Result<(), Outgoing> {
+        let refused = {
+            let mut lists = self.lists.lock();
+            if !lists.awake {
+                return Err(packet);
+            }
+            lists.add(packet)
+        };
+        if let Some(packet) = refused {
+            self.drop(packet);
+        }
+        Ok(())
+    }
+
+    fn drop(&self, packet: Outgoing) {
+        packet.with_flow(|_, flow| flow.direct.let_go(&packet));
+        let datagrams = u64::from(packet.datagrams());
+        self.counters.dropped.fetch_add(datagrams, Relaxed);
+    }
+
+    /// Has the driver free what has left. Softirqs are off.
+    pub(crate) fn reap(&self) {
+        self.device.reap();
+    }
+
+    /// Sends what can be sent, and lets go of what has left; gives the nanoseconds after which it is to be
+    /// looked at again, if there is something left. On the queue's CPU, with softirqs off.
+    pub(crate) fn look(&self) -> Option<u64> {
+        let done = {
+            let mut lists = self.lists.lock();
+            // Else somebody is at it, further up on this CPU.
+            let mut done = lists.done.take()?;
+            lists.awake = true;
+            self.let_go(&mut lists, &mut done);
+            self.send(&mut lists, &mut done);
+            done
+        };
+        let done = self.finish(done);
+        let mut lists = self.lists.lock();
+        lists.done = Some(done);
+        lists.awake = !lists.is_empty();
+        lists.awake.then_some(TICK)
+    }
+
+    /// Lets go of what the driver has let go of.
+    fn let_go(&self, lists: &mut Lists, done: &mut Done) {
+        while lists.given.first(|packet| packet.has_returned()) == Some(true) {
+            let Some(packet) = lists.given.pop() else {
+                break;
+            };
+            packet.with_flow(|_, flow| {
+                flow.direct.given.fetch_sub(1, Relaxed);
+                flow.direct.let_go(&packet);
+            });
+            done.sent.push(packet);
+        }
+    }
+
+    /// Sends those that wait, as far as they can be sent now.
+    fn send(&self, lists: &mut Lists, done: &mut Done) {
+        while let Some(step) = lists.waiting.first(|packet| self.step(packet)) {
+            if matches!(step, Step::Wait) {
+                break;
+            }
+            let Some(packet) = lists.waiting.pop() else {
+                break;
+            };
+            lists.datagrams = lists.datagrams.saturating_sub(packet.datagrams());
+            match step {
+                Step::Given => lists.given.push(packet),
+                Step::ToStack => {
+                    packet.with_flow(|_, flow| flow.direct.let_go(&packet));
+                    done.to_stack.push(packet);
+                }
+                Step::Drop | Step::Wait => done.dropped.push(packet),
+            }
+        }
+    }
+
+    /// Sends the first one, if its turn has come.
+    fn step(&self, packet: &mut Outgoing) -> Step {
+        if packet.is_to_stack() {
+            return self.may_pass_on(packet);
+        }
+        let waited = packet.waited(now());
+        let ready = packet.with_flow(|sk, flow| may_leave(sk, flow, waited));
+        match ready {
+            Some(Some(false)) => return Step::Wait,
+            Some(None) => {
+                packet.leave_to_stack();
+                return self.may_pass_on(packet);
+            }
+            Some(Some(true)) | None => {}
+        }
+        let begun = packet.has_begun();
+        let sent = packet.send(&self.device);
+        if !begun && packet.has_begun() {
+            packet.with_flow(|_, flow| flow.direct.given.fetch_add(1, Relaxed));
+        }
+        match sent {
+            Sent::All => {
+                let datagrams = packet.datagrams();
+                let counters = &self.counters;
+                counters.packets.fetch_add(u64::from(datagrams), Relaxed);
+                counters.trains.fetch_add(u64::from(datagrams > 1), Relaxed);
+                Step::Given
+            }
+            Sent::Some => Step::Wait,
+            Sent::Failed if packet.has_begun() => Step::Drop,
+            Sent::Failed => {
+                packet.leave_to_stack();
+                self.may_pass_on(packet)
+            }
+        }
+    }
+
+    /// Whether the stack can have a packet: not before the driver has sent all that came earlier.
+    fn may_pass_on(&self, packet: &Outgoing) -> Step {
+        match packet.with_flow(|_, flow| flow.direct.given.load(Relaxed)) {
+            None | Some(0) => Step::ToStack,
+            Some(_) => Step::Wait,
+        }
+    }
+
+    /// Frees, or passes on. Without the lock: who waits for room may be woken.
+    fn finish(&self, mut done: Done) -> Done {
+        while let Some(packet) = done.sent.pop() {
+            packet.finish();
+        }
+        while let Some(packet) = done.dropped.pop() {
+            let given = packet.has_begun();
+            packet.with_flow(|_, flow| {
+                flow.direct.given.fetch_sub(u32::from(given), Relaxed);
+            });
+            self.drop(packet);
+        }
+        while let Some(packet) = done.to_stack.pop() {
+            packet.pass_on();
+        }
+        done
+    }
+
+    /// Drops what waits, and lets go of what the driver has. Softirqs are off.
+    fn empty(&self) {
+        loop {
+            let mut lists = self.lists.lock();
+            let given = lists.given.pop();
+            let waiting = match &given {
+                Some(_) => None,
+                None => lists.waiting.pop(),
+            };
+            if given.is_none() {
+                lists.datagrams = 0;
+            }
+            drop(lists);
+            match (given, waiting) {
+                (Some(packet), _) => {
+                    packet.with_flow(|_, flow| {
+                        flow.direct.given.fetch_sub(1, Relaxed);
+                        flow.direct.let_go(&packet);
+                    });
+                    packet.finish();
+                }
+                (None, Some(packet)) => {
+                    let begun = u32::from(packet.has_begun());
+                    packet.with_flow(|_, flow| flow.direct.given.fetch_sub(begun, Relaxed));
+                    self.drop(packet);
+                }
+                (None, None) => break,
+            }
+        }
+    }
+}
+
+impl Lists {
+    /// Appends a packet; gives it back if there are too many.
+    fn add(&mut self, packet: Outgoing) -> Option<Outgoing> {
+        let all = self.datagrams.saturating_add(packet.datagrams());
+        if all > WAITING_MAX {
+            return Some(packet);
+        }
+        self.datagrams = all;
+        self.waiting.push(packet);
+        None
+    }
+
+    fn is_empty(&mut self) -> bool {
+        self.waiting.first(|_| ()).is_none() && self.given.first(|_| ()).is_none()
+    }
+}
+
+/// Whether a packet of a flow can be given to the driver now; `None` if the stack is to have it after all, since
+/// it has had another one of the flow for too long.
+fn may_leave(sk: &Sock, flow: &Flow, waited: u64) -> Option<bool> {
+    let direct = &flow.direct;
+    if !direct.entering.load(Relaxed) {
+        return Some(true);
+    }
+    if direct.is_alone(sk) {
+        direct.entering.store(false, Relaxed);
+        return Some(true);
+    }
+    if waited < PATIENCE {
+        return Some(false);
+    }
+    direct.leave();
+    direct.pause.store(now().wrapping_add(PAUSE), Relaxed);
+    None
+}
+
+/// Makes a device a port: `ENODEV` if there is none, `EEXIST` if it is one, `EOPNOTSUPP` if its driver takes no
+/// frames, `ENOMEM`. Process context.
+pub(crate) fn attach(net: &NetRef, ifindex: u32) -> Result {
+    let _rtnl = Rtnl::lock();
+    let device = Device::get(net, ifindex)?;
+    if !device.is_ethernet() || !device.has_driver() {
+        return Err(eopnotsupp());
+    }
+    let mut ports = PORTS.lock();
+    if ports.iter().any(|hooked| is_of(hooked, net, ifindex)) {
+        return Err(EEXIST);
+    }
+    ports.reserve(1, GFP_KERNEL_ACCOUNT)?;
+    let hooked = Hooked::new(Port::new(device)?)?;
+    ports.push_within_capacity(hooked).map_err(|_| ENOMEM)
+}
+
+/// Takes a port away: `ENODEV` if there is none. What waits is dropped. Process context.
+pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
+    let _rtnl = Rtnl::lock();
+    let mut ports = PORTS.lock();
+    let at = ports
+        .iter()
+        .position(|hooked| is_of(hooked, net, ifindex))
+        .ok_or(ENODEV)?;
+    drop(ports.remove(at).map_err(|_| ENODEV)?);
+    Ok(())
+}
+
+fn is_of(hooked: &Hooked, net: &NetRef, ifindex: u32) -> bool {
+    let device = hooked.port().device();
+    core::ptr::eq(device.net(), net) && device.ifindex() == ifindex
+}
+
+/// Takes away the ports of some devices. Process context, under RTNL.
+pub(crate) fn remove(mut is_it: impl FnMut(&Device) -> bool) {
+    PORTS.lock().retain(|hooked| !is_it(hooked.port().device()));
+}
+
+/// Drops what waits at the ports of some devices. Process context.
+pub(crate) fn empty(mut is_it: impl FnMut(&Device) -> bool) {
+    for hooked in PORTS.lock().iter() {
+        if is_it(hooked.port().device()) {
+            hooked.port().empty();
+        }
+    }
+}
+
+/// Shows the ports of a network namespace but the first `start`, as long as `show` says to go on. Process
+/// context.
+pub(crate) fn each(
+    net: &NetRef,
+    start: usize,
+    mut show: impl FnMut(&Port, Way) -> Result<bool>,
+) -> Result {
+    let ports = PORTS.lock();
+    let here = |hooked: &&Hooked| core::ptr::eq(hooked.port().device().net(), net);
+    for hooked in ports.iter().filter(here).skip(start) {
+        let way = {
+            let _softirqs = BottomHalvesOff::new();
+            let _rcu = rcu::read_lock();
+            hooked.port().way()
+        };
+        if !show(hooked.port(), way)? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// While it lives, there can be ports.
+pub(crate) struct Ports(netdev::Registration);
+
+impl Ports {
+    /// None at first. There can be one registration at a time.
+    pub(crate) fn register() -> Result<Self> {
+        // SAFETY: Called once, by the module's init.
+        unsafe { PORTS.init() };
+        Ok(Self(netdev::Registration::new()?))
+    }
+}

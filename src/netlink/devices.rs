@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The devices of the direct path: attaching, detaching and showing them.
+
+use crate::direct::{self, Port, Way};
+use crate::sys::{
+    errno::eopnotsupp,
+    genl::{Attribute, Dump, Message, Request},
+    uapi, //
+};
+use core::sync::atomic::Ordering::Relaxed;
+use kernel::prelude::*;
+
+/// The device that a request names: `EINVAL`.
+fn named<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
+    request
+        .get(uapi::KOPI_A_DEVICE_IFINDEX)
+        .ok_or_else(|| request.refuse(EINVAL, c"no device is named", None))
+}
+
+/// `device-attach`: `ENODEV`, `EEXIST` if it is, `EOPNOTSUPP` if its driver takes no frames.
+pub(crate) fn attach(request: &Request<'_>) -> Result {
+    let attr = named(request)?;
+    direct::attach(request.asker().net(), attr.u32()).map_err(|error| {
+        let why = if error == ENODEV {
+            c"there is no such device"
+        } else if error == EEXIST {
+            c"the device is attached already"
+        } else if error == eopnotsupp() {
+            c"the device's driver can't send frames of XDP"
+        } else {
+            c"not enough memory"
+        };
+        request.refuse(error, why, Some(&attr))
+    })
+}
+
+/// `device-detach`: `ENODEV`.
+pub(crate) fn detach(request: &Request<'_>) -> Result {
+    let attr = named(request)?;
+    direct::detach(request.asker().net(), attr.u32())
+        .map_err(|error| request.refuse(error, c"the device isn't attached", Some(&attr)))
+}
+
+fn put(message: &mut Message, port: &Port, way: Way) -> Result {
+    let counters = &port.counters;
+    let way = match way {
+        Way::Direct => uapi::KOPI_PATH_DIRECT,
+        Way::NoProgram => uapi::KOPI_PATH_NO_PROGRAM,
+        Way::Tc => uapi::KOPI_PATH_TC,
+        Way::Hook => uapi::KOPI_PATH_HOOK,
+        Way::Tap => uapi::KOPI_PATH_TAP,
+        Way::Monitor => uapi::KOPI_PATH_MONITOR,
+        Way::Qdisc => uapi::KOPI_PATH_QDISC,
+    };
+    message.u32(uapi::KOPI_A_DEVICE_IFINDEX, port.device().ifindex())?;
+    message.u32(uapi::KOPI_A_DEVICE_PATH, way)?;
+    message.uint(uapi::KOPI_A_DEVICE_PACKETS, counters.packets.load(Relaxed))?;
+    message.uint(uapi::KOPI_A_DEVICE_TRAINS, counters.trains.load(Relaxed))?;
+    message.uint(uapi::KOPI_A_DEVICE_PASSED, counters.passed.load(Relaxed))?;
+    message.uint(uapi::KOPI_A_DEVICE_DROPPED, counters.dropped.load(Relaxed))
+}
+
+/// `device-get` of all.
+pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
+    let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
+    let mut place = start as u64;
+    direct::each(dump.asker().net(), start, |port, way| {
+        let added = dump.add(uapi::KOPI_CMD_DEVICE_GET, |message| put(message, port, way))?;
+        if added {
+            place = place.wrapping_add(1);
+            dump.go_on_at(place);
+        }
+        Ok(added)
+    })
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Network devices: what leaves by them, and when they go.
+//!
+//! C headers: `include/linux/netdevice.h`, `include/linux/netfilter_netdev.h`
+
+use super::{
+    outgoing::Offer,
+    pernet::NetRef, //
+};
+use crate::bindings;
+use crate::direct::{self, Port, Queue, Verdict};
+use core::ptr::NonNull;
+use kernel::{error::to_result, prelude::*, types::Opaque};
+
+/// A device.
+///
+/// # Invariants
+///
+/// A reference to it is this value's.
+pub(crate) struct Device(NonNull<bindings::net_device>);
+
+// SAFETY: A device is not bound to a task.
+unsafe impl Send for Device {}
+// SAFETY: What is done with a shared one is done by the kernel's own rules.
+unsafe impl Sync for Device {}
+
+impl Device {
+    /// That of a number: `ENODEV`. Any context.
+    pub(crate) fn get(net: &NetRef, ifindex: u32) -> Result<Self> {
+        let ifindex = i32::try_from(ifindex).map_err(|_| ENODEV)?;
+        // SAFETY: A valid namespace; gives a reference.
+        let dev = unsafe { bindings::kopi_dev_get_by_index(net.as_ptr(), ifindex) };
+        // INVARIANT: The reference is this value's.
+        NonNull::new(dev).map(Self).ok_or(ENODEV)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut bindings::net_device {
+        self.0.as_ptr()
+    }
+
+    /// Its number.
+    pub(crate) fn ifindex(&self) -> u32 {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_ifindex(self.as_ptr()) as u32 }
+    }
+
+    /// Its network namespace; the caller holds RTNL, or the device can't leave it.
+    pub(crate) fn net(&self) -> &NetRef {
+        // SAFETY: A device keeps its namespace.
+        unsafe { NetRef::from_raw(bindings::kopi_dev_net(self.as_ptr())) }
+    }
+
+    /// Whether it is there, and of Ethernet. Under RTNL.
+    pub(crate) fn is_ethernet(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe {
+            bindings::kopi_dev_is_registered(self.as_ptr())
+                && bindings::kopi_dev_is_ethernet(self.as_ptr())
+        }
+    }
+
+    /// Whether its driver can be given frames, now or after an XDP program is attached.
+    pub(crate) fn has_driver(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_has_xdp_xmit(self.as_ptr()) }
+    }
+
+    /// Whether its driver takes frames now. Any context.
+    pub(crate) fn takes_frames(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_can_xdp_xmit(self.as_ptr()) }
+    }
+
+    /// Whether the port's hook is the last of all. In an RCU read-side section.
+    pub(crate) fn asks_last(&self, port: &Port) -> bool {
+        let data = core::ptr::from_ref(port).cast_mut().cast();
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_egress_is_last(self.as_ptr(), data) }
+    }
+
+    /// Whether tc has something to say about what leaves. Any context.
+    pub(crate) fn has_tc_egress(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_has_tcx_egress(self.as_ptr()) }
+    }
+
+    /// Whether anybody looks at what leaves. In an RCU read-side section.
+    pub(crate) fn is_tapped(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_nit_active(self.as_ptr()) }
+    }
+
+    /// Number of its transmit queues that are used.
+    pub(crate) fn queues(&self) -> u32 {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_real_num_tx_queues(self.as_ptr()) }
+    }
+
+    /// Whether the stack, too, would have a packet leave by any of its queues without waiting. Softirqs
+    /// are off.
+    pub(crate) fn queues_can_be_bypassed(&self) -> bool {
+        // SAFETY: Queues that it has; softirqs are off.
+        (0..self.queues())
+            .all(|index| unsafe { bindings::kopi_txq_can_bypass(self.as_ptr(), index) })
+    }
+
+    /// Has the driver tell the device of what it was given. Softirqs are off.
+    pub(crate) fn flush(&self) {
+        self.call(bindings::XDP_XMIT_FLUSH);
+    }
+
+    /// Has the driver free what has left. Softirqs are off.
+    pub(crate) fn reap(&self) {
+        self.call(0);
+    }
+
+    fn call(&self, flags: u32) {
+        // SAFETY: No frames; softirqs are off.
+        unsafe {
+            bindings::kopi_dev_xdp_xmit(self.as_ptr(), 0, core::ptr::null_mut(), flags);
+        }
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        // SAFETY: The reference is this value's.
+        unsafe { bindings::kopi_dev_put(self.as_ptr()) };
+    }
+}
+
+/// Keeps devices as they are while it lives.
+pub(crate) struct Rtnl(());
+
+impl Rtnl {
+    /// Waits for it. Process context.
+    pub(crate) fn lock() -> Self {
+        // SAFETY: Process context; undone in `drop`.
+        unsafe { bindings::kopi_rtnl_lock() };
+        Self(())
+    }
+}
+
+impl Drop for Rtnl {
+    fn drop(&mut self) {
+        // SAFETY: Undoes the call in `lock`.
+        unsafe { bindings::kopi_rtnl_unlock() };
+    }
+}
+
+/// A port, whose device asks it about all that leaves, behind all other hooks.
+pub(crate) struct Hooked {
+    /// Goes first.
+    _hook: Hook,
+    port: KBox<Port>,
+}
+
+impl Hooked {
+    /// Has it asked: `ENOMEM`. Under RTNL; it must be dropped before the device leaves its namespace.
+    pub(crate) fn new(port: Port) -> Result<Self> {
+        let port = KBox::new(port, GFP_KERNEL_ACCOUNT)?;
+        // SAFETY: Zeroes are valid until it is initialised.
+        let ops: bindings::nf_hook_ops = unsafe { core::mem::zeroed() };
+        let mut ops = KBox::new(ops, GFP_KERNEL_ACCOUNT)?;
+        let device = port.device();
+        let net = device.net().as_ptr();
+        let data = core::ptr::from_ref::<Port>(&port).cast_mut().cast();
+        // SAFETY: The operations, the device and the port outlive the registration.
+        unsafe {
+            bindings::kopi_egress_ops_init(&mut *ops, device.as_ptr(), data);
+            to_result(bindings::nf_register_net_hook(net, &*ops))?;
+        }
+        Ok(Self {
+            _hook: Hook { net, ops },
+            port,
+        })
+    }
+
+    /// The port.
+    pub(crate) fn port(&self) -> &Port {
+        &self.port
+    }
+}
+
+/// A registered hook.
+///
+/// # Invariants
+///
+/// Registered in the namespace, which lives, with these operations.
+struct Hook {
+    net: *mut bindings::net,
+    ops: KBox<bindings::nf_hook_ops>,
+}
+
+// SAFETY: A hook is not bound to a task.
+unsafe impl Send for Hook {}
+
+impl Drop for Hook {
+    fn drop(&mut self) {
+        // SAFETY: By the invariants; nobody is in the hook after the second call.
+        unsafe {
+            bindings::nf_unregister_net_hook(self.net, &*self.ops);
+            bindings::synchronize_net();
+        }
+    }
+}
+
+/// # Safety
+///
+/// To be called by the kernel only, as the hook that it is set as.
+#[no_mangle]
+unsafe extern "C" fn kopi_egress(port: *mut c_void, skb: *mut bindings::sk_buff) -> c_uint {
+    // SAFETY: The port outlives its hook. Softirqs are off, and RCU is held.
+    let verdict = unsafe {
+        match NonNull::new(skb) {
+            Some(skb) => (*port.cast::<Port>()).offered(Offer::from_raw(skb)),
+            None => Verdict::Pass,
+        }
+    };
+    // SAFETY: Numbers.
+    unsafe {
+        match verdict {
+            Verdict::Pass => bindings::kopi_nf_accept(),
+            Verdict::Taken => bindings::kopi_nf_stolen(),
+        }
+    }
+}
+
+/// A queue, with a timer that has it looked at until there is nothing to do.
+#[pin_data(PinnedDrop)]
+pub(crate) struct Ticked {
+    #[pin]
+    timer: Opaque<bindings::kopi_tick>,
+    #[pin]
+    pub(crate) queue: Queue,
+}
+
+// SAFETY: The kernel's own locks guard the timer, which is not bound to a task.
+unsafe impl Send for Ticked {}
+// SAFETY: As above.
+unsafe impl Sync for Ticked {}
+
+impl Ticked {
+    /// With a timer that isn't running.
+    pub(crate) fn new(queue: impl PinInit<Queue, Error>) -> impl PinInit<Self, Error> {
+        try_pin_init!(Self {
+            // SAFETY: Memory of that type, which doesn't move.
+            timer <- Opaque::ffi_init(|timer| unsafe { bindings::kopi_hrtimer_setup(timer) }),
+            queue <- queue,
+        })
+    }
+
+    /// Looks at the queue, and once more after some time if there is something left, on this CPU: the
+    /// queue's own. Softirqs are off.
+    pub(crate) fn look(&self) {
+        if let Some(time) = self.queue.look() {
+            // SAFETY: Initialised, and stopped before it goes.
+            unsafe { bindings::kopi_hrtimer_start(self.timer.get(), time) };
+        }
+    }
+}
+
+#[pinned_drop]
+impl PinnedDrop for Ticked {
+    fn drop(self: Pin<&mut Self>) {
+        // SAFETY: Process context; nobody looks at the queue any more but the timer, which doesn't start
+        // itself again once there is nothing left.
+        unsafe { bindings::kopi_hrtimer_cancel(self.timer.get()) };
+    }
+}
+
+/// # Safety
+///
+/// To be called by the kernel only, by a timer of [`Ticked`].
+#[no_mangle]
+unsafe extern "C" fn kopi_tick(timer: *mut bindings::kopi_tick) {
+    let timer = timer.cast::<Opaque<bindings::kopi_tick>>();
+    // SAFETY: The timer is part of what it is of, which outlives it.
+    let ticked = unsafe { &*kernel::container_of!(timer, Ticked, timer) };
+    ticked.queue.reap();
+    ticked.look();
+}
+
+/// The number of this CPU; softirqs are off.
+pub(crate) fn this_cpu() -> usize {
+    // SAFETY: The caller doesn't change CPUs.
+    unsafe { bindings::kopi_smp_processor_id() as usize }
+}
+
+/// How many CPUs there can be.
+pub(crate) fn cpus() -> usize {
+    // SAFETY: A number that doesn't change.
+    unsafe { bindings::kopi_nr_cpu_ids() as usize }
+}
+
+/// While it lives, the direct path hears of devices that go.
+pub(crate) struct Registration(());
+
+impl Registration {
+    /// Begins to listen. There can be one registration at a time.
+    pub(crate) fn new() -> Result<Self> {
+        // SAFETY: Process context; what is registered is static.
+        to_result(unsafe { bindings::kopi_netdev_register() })?;
+        Ok(Self(()))
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        // SAFETY: Registered by `new`. It tells of all devices that they go.
+        unsafe { bindings::kopi_netdev_unregister() };
+    }
+}
+
+/// # Safety
+///
+/// To be called by the kernel only, under RTNL, when a device goes, or leaves its namespace.
+#[no_mangle]
+unsafe extern "C" fn kopi_device_going(dev: *mut bindings::net_device) {
+    direct::remove(|device| device.as_ptr() == dev);
+}
+
+/// # Safety
+///
+/// To be called by the kernel only, under RTNL, when a device has gone down.
+#[no_mangle]
+unsafe extern "C" fn kopi_device_down(dev: *mut bindings::net_device) {
+    direct::empty(|device| device.as_ptr() == dev);
+}
