@@ -10,7 +10,7 @@
 
 use crate::flow::Flow;
 use crate::sys::{
-    context::{now, BottomHalvesOff},
+    context::{now, sleep, BottomHalvesOff},
     errno::eopnotsupp,
     netdev::{self, cpus, this_cpu, Device, Hooked, Rtnl, Ticked},
     outgoing::{List, Offer, Outgoing, Sent},
@@ -30,6 +30,8 @@ const TICK: u64 = 50_000;
 const PATIENCE: u64 = 1_000_000;
 /// When it tries again if that was in vain, in nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
+/// How long a port that is taken away waits for what it has taken, in nanoseconds.
+const CLOSING: u64 = 1_000_000_000;
 /// Datagrams that may wait on a queue, as many as fq_codel keeps.
 const WAITING_MAX: u32 = 10_240;
 
@@ -128,6 +130,8 @@ impl Direct {
 pub(crate) struct Port {
     device: Arc<Device>,
     queues: KVec<Pin<KBox<Ticked>>>,
+    /// It takes nothing more.
+    closing: AtomicBool,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -144,8 +148,22 @@ impl Port {
         Ok(Self {
             device,
             queues,
+            closing: AtomicBool::new(false),
             counters,
         })
+    }
+
+    /// Waits until what was taken has left, for some time. Process context.
+    fn close(&self) {
+        self.closing.store(true, Relaxed);
+        let end = now().saturating_add(CLOSING);
+        let is_empty = |queue: &Pin<KBox<Ticked>>| {
+            let _softirqs = BottomHalvesOff::new();
+            queue.queue.is_empty()
+        };
+        while !self.queues.iter().all(is_empty) && now() < end {
+            sleep(TICK);
+        }
     }
 
     /// Its device.
@@ -182,7 +200,8 @@ impl Port {
         if !on && !offer.is_train() {
             return Verdict::Pass;
         }
-        let can = self.way() == Way::Direct && offer.is_plain();
+        let closing = self.closing.load(Relaxed);
+        let can = !closing && self.way() == Way::Direct && offer.is_plain();
         let held = direct.held.load(Relaxed);
         if !can {
             if offer.is_train() {
@@ -297,6 +316,10 @@ impl Queue {
             counters,
             lists <- new_spinlock!(lists, "kopi::Queue::lists"),
         }))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lists.lock().is_empty()
     }
 
     /// Appends a packet, which the caller has looked at then; one too many is dropped. Softirqs are off.
@@ -535,7 +558,7 @@ pub(crate) fn attach(net: &NetRef, ifindex: u32) -> Result {
     ports.push_within_capacity(hooked).map_err(|_| ENOMEM)
 }
 
-/// Takes a port away: `ENODEV` if there is none. What waits is dropped. Process context.
+/// Takes a port away, when what was taken has left: `ENODEV` if there is none. Process context.
 pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
     let _rtnl = Rtnl::lock();
     let mut ports = PORTS.lock();
@@ -543,6 +566,9 @@ pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
         .iter()
         .position(|hooked| is_of(hooked, net, ifindex))
         .ok_or(ENODEV)?;
+    if let Some(hooked) = ports.get(at) {
+        hooked.port().close();
+    }
     drop(ports.remove(at).map_err(|_| ENODEV)?);
     Ok(())
 }

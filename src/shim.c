@@ -7,6 +7,7 @@
 #include <linux/cgroup.h>
 #include <linux/cpumask.h>
 #include <linux/cred.h>
+#include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/if_arp.h>
 #include <linux/ip.h>
@@ -583,6 +584,11 @@ bool kopi_cpu_online(unsigned int cpu)
 uid_t kopi_current_uid(void)
 {
 	return from_kuid(&init_user_ns, current_uid());
+}
+
+void kopi_fsleep(unsigned long us)
+{
+	fsleep(us);
 }
 
 u64 kopi_ktime_get_ns(void)
@@ -1420,6 +1426,11 @@ unsigned int kopi_smp_processor_id(void)
 unsigned int kopi_nr_cpu_ids(void)
 {
 	return nr_cpu_ids;
+}
+
+u16 kopi_skb_gso_segs(const struct sk_buff *skb)
+{
+	return skb_shinfo(skb)->gso_segs;
 }
 
 bool kopi_skb_is_udp_train(const struct sk_buff *skb)

@@ -113,7 +113,7 @@ impl Headers {
     }
 
     /// Bytes of them.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.len
     }
 
@@ -184,7 +184,7 @@ mod tests {
         let mut total = 0u64;
         for part in parts {
             for word in part.chunks(2) {
-                total += u64::from(word[0]) << 8 | u64::from(word.get(1).copied().unwrap_or(0));
+                total += (u64::from(word[0]) << 8) | u64::from(word.get(1).copied().unwrap_or(0));
             }
         }
         while total > 0xffff {
@@ -198,7 +198,7 @@ mod tests {
         if padded.len() % 2 == 1 {
             padded.push(0);
         }
-        let mut packet = vec![0; headers.len()];
+        let mut packet = vec![0; headers.size()];
         headers.write(number, payload.len() as u16, sum(&padded), &mut packet);
         packet.extend(payload);
         packet

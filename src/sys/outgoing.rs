@@ -47,6 +47,8 @@ struct Note {
     left: u32,
     /// Datagrams that have left.
     number: u16,
+    /// Datagrams that there are.
+    datagrams: u16,
     /// It is for the stack to send on.
     to_stack: bool,
 }
@@ -112,6 +114,7 @@ impl<'a> Offer<'a> {
                 since: 0,
                 left: 0,
                 number: 0,
+                datagrams: datagrams(self.as_ptr()),
                 to_stack,
             });
         }
@@ -128,6 +131,16 @@ fn note(skb: *mut bindings::sk_buff) -> *mut Note {
     }
     // SAFETY: Only the place is taken, of a field of a valid skb; it is aligned to 8 bytes.
     unsafe { (&raw mut (*skb).cb).cast() }
+}
+
+/// Number of datagrams.
+///
+/// # Safety
+///
+/// A valid skb.
+unsafe fn datagrams(skb: *mut bindings::sk_buff) -> u16 {
+    // SAFETY: As required of the caller.
+    unsafe { bindings::kopi_skb_gso_segs(skb) }.max(1)
 }
 
 /// The headers of a packet: `None` if it is no plain datagram.
@@ -197,12 +210,7 @@ impl Outgoing {
 
     /// Number of datagrams.
     pub(crate) fn datagrams(&self) -> u32 {
-        // SAFETY: A valid skb.
-        let segment = unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) };
-        match self.payload().checked_div(segment) {
-            Some(_) => self.payload().div_ceil(segment).max(1),
-            None => 1,
-        }
+        u32::from(self.note().datagrams)
     }
 
     /// Whether it is for the stack to send on.
@@ -229,15 +237,6 @@ impl Outgoing {
         now.saturating_sub(note.since)
     }
 
-    /// Bytes of payload.
-    fn payload(&self) -> u32 {
-        // SAFETY: A valid skb.
-        unsafe {
-            let len = (*self.as_ptr()).len;
-            headers(self.as_ptr()).map_or(0, |headers| len.saturating_sub(headers.len() as u32))
-        }
-    }
-
     /// Gives to the driver what hasn't left yet. Softirqs are off.
     pub(crate) fn send(&mut self, device: &Device) -> Sent {
         // SAFETY: A valid skb.
@@ -245,7 +244,7 @@ impl Outgoing {
         let Some(headers) = headers else {
             return Sent::Failed;
         };
-        let payload = len.saturating_sub(headers.len() as u32);
+        let payload = len.saturating_sub(headers.size() as u32);
         // SAFETY: A valid skb.
         let segment = match unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) } {
             0 => payload,
@@ -277,7 +276,7 @@ impl Outgoing {
     /// Makes the next frames of it: `None` without memory.
     fn frames(&mut self, headers: &Headers, segment: u32, payload: u32) -> Option<Frames> {
         let (left, number) = (self.note().left, self.note().number);
-        let whole = headers.len().checked_add(segment as usize)?;
+        let whole = headers.size().checked_add(segment as usize)?;
         let start = size_of::<bindings::xdp_frame>().next_multiple_of(LINE) + HEADROOM;
         // SAFETY: A number.
         let tail = unsafe { bindings::kopi_skb_shared_info_size() } as usize;
@@ -304,18 +303,18 @@ impl Outgoing {
             // SAFETY: The slot has room for the frame's struct, the headroom, headers and payload; the
             // skb has as many bytes at that place.
             unsafe {
-                let from = (headers.len() as u32).wrapping_add(at);
-                let to = data.add(headers.len());
+                let from = (headers.size() as u32).wrapping_add(at);
+                let to = data.add(headers.size());
                 let sum =
                     bindings::skb_copy_and_csum_bits(self.as_ptr(), from as i32, to, bytes as i32);
-                let header = core::slice::from_raw_parts_mut(data, headers.len());
+                let header = core::slice::from_raw_parts_mut(data, headers.size());
                 let number = number.wrapping_add(index as u16);
                 headers.write(number, bytes as u16, sum, header);
                 let frame = memory.cast::<bindings::xdp_frame>();
                 // Of pages that are shared, which all zeroes say.
                 frame.write(core::mem::zeroed());
                 (*frame).data = data.cast();
-                (*frame).len = (headers.len() as u32).wrapping_add(bytes);
+                (*frame).len = (headers.size() as u32).wrapping_add(bytes);
                 (*frame).headroom = (start - size_of::<bindings::xdp_frame>()) as u32;
                 (*frame).frame_sz = slot as u32;
                 if let Some(place) = frames.frames.get_mut(index) {

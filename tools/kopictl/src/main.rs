@@ -7,6 +7,7 @@
 mod attributes;
 mod commands;
 mod grammar;
+mod link;
 mod message;
 mod names;
 mod netlink;
@@ -14,7 +15,7 @@ mod output;
 mod rates;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use commands::{capture, engine, info, limit, metrics, ps, rule, show, stats, top, watch};
+use commands::{capture, direct, engine, info, limit, metrics, ps, rule, show, stats, top, watch};
 use std::{
     io::{self, ErrorKind, Write},
     path::PathBuf,
@@ -72,6 +73,10 @@ enum Command {
     Restore(rule::Restore),
     /// Show limits, the sysctls below net.kopi, or set one
     Limit(limit::Options),
+    /// Have trains leave by a device's driver, where nothing would look at them in between
+    Attach(direct::Which),
+    /// Have them leave by the stack again
+    Detach(direct::Which),
     /// Engines: kernel threads that send for busy channels, so that these need no system call
     Engine {
         #[command(subcommand)]
@@ -133,6 +138,8 @@ fn run(options: Options) -> anyhow::Result<()> {
         Command::Rule(what) => rule::run(what, json),
         Command::Restore(options) => rule::restore(&options, json),
         Command::Limit(options) => limit::run(&options, json),
+        Command::Attach(which) => direct::attach(&which),
+        Command::Detach(which) => direct::detach(&which),
         Command::Engine { what } => engine::run(what.as_ref(), json),
         Command::Metrics(options) => metrics::run(&options),
         Command::Completions { shell } => {

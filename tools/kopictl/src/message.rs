@@ -51,6 +51,12 @@ pub(crate) enum Command {
     EngineGet = 17,
     /// Replaces all engines.
     EngineSet,
+    /// Shows the devices that are attached.
+    DeviceGet,
+    /// Has trains of flows leave by a device's driver.
+    DeviceAttach,
+    /// Ends that.
+    DeviceDetach,
 }
 
 /// What the kernel tells.
@@ -527,6 +533,76 @@ attributes! {
     }
 }
 
+/// Which way trains leave by a device.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u32)]
+pub(crate) enum Path {
+    /// Cut up, and given to the driver.
+    Direct,
+    /// By the stack, since no XDP program has the driver take frames.
+    NoProgram,
+    /// By the stack, since tc has filters or programs at the device's egress.
+    Tc,
+    /// By the stack, since another hook of netfilter's egress comes later.
+    Hook,
+    /// By the stack, since a packet socket looks at what leaves.
+    Tap,
+    /// By the stack, since a device of type kopimon is up.
+    Monitor,
+    /// By the stack, since a qdisc holds packets, or lets none pass it by.
+    Qdisc,
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Direct => "direct",
+            Self::NoProgram => "by the stack: no XDP program",
+            Self::Tc => "by the stack: tc at its egress",
+            Self::Hook => "by the stack: a later egress hook of netfilter",
+            Self::Tap => "by the stack: a packet socket looks",
+            Self::Monitor => "by the stack: a monitor is up",
+            Self::Qdisc => "by the stack: a qdisc holds packets, or lets none pass",
+        })
+    }
+}
+
+impl Value for Path {
+    fn read(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let number = parse_u32(bytes)?;
+        let known = Self::value_variants().iter().copied();
+        known
+            .into_iter()
+            .find(|&path| path as u32 == number)
+            .ok_or_else(|| format!("{number} is no path that this program knows").into())
+    }
+    fn write(&self) -> Vec<u8> {
+        (*self as u32).write()
+    }
+    fn text(&self) -> Option<String> {
+        Some(self.to_string())
+    }
+}
+
+attributes! {
+    /// A network device whose driver is given the datagrams of trains.
+    Device {
+        /// Number of the device.
+        1 ifindex: Option<u32>,
+        /// Which way trains leave by it now.
+        2 path: Option<Path>,
+        /// Datagrams that the driver took.
+        3 packets: Option<u64>,
+        /// Trains of them.
+        4 trains: Option<u64>,
+        /// Trains that left by the stack.
+        5 passed: Option<u64>,
+        /// Datagrams that were dropped; too many waited, or the device went down.
+        6 dropped: Option<u64>,
+    }
+}
+
 impl Stats {
     /// Drops by direction and reason, those of zero included.
     pub(crate) fn drops(&self) -> impl Iterator<Item = (&'static str, String, u64)> {
@@ -669,6 +745,7 @@ mod tests {
                     let shown = match text(spec, "enum") {
                         "direction" => "out",
                         "verdict" => "deny",
+                        "path" => "by the stack: no XDP program",
                         _ => "1",
                     };
                     (vec![1_u32.to_ne_bytes().to_vec()], shown)
@@ -722,10 +799,11 @@ mod tests {
         compare::<Ruleset>("ruleset");
         compare::<Engine>("engine");
         compare::<Engines>("engines");
+        compare::<Device>("device");
         let specification = specification();
         let sets =
             entries(&specification["attribute-sets"]).filter(|set| set.get("subset-of").is_none());
-        assert_eq!(sets.count(), 10);
+        assert_eq!(sets.count(), 11);
     }
 
     #[test]

@@ -2,12 +2,13 @@
 
 //! `kopictl info`
 
+use super::direct::attached;
 use crate::{
-    message::{Command, Info},
+    message::{Command, Device, Info},
     netlink::Connection,
     output::{json, or_dash},
 };
-use nix::sys::utsname::uname;
+use nix::{net::if_::if_indextoname, sys::utsname::uname};
 use serde::Serialize;
 use std::io::Write;
 
@@ -16,14 +17,42 @@ struct Shown {
     #[serde(flatten)]
     info: Info,
     kernel: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    devices: Vec<Attached>,
+}
+
+/// A device that is attached, with its name.
+#[derive(Serialize)]
+struct Attached {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(flatten)]
+    device: Device,
+}
+
+impl From<Device> for Attached {
+    fn from(device: Device) -> Self {
+        let name = device.ifindex.and_then(|index| if_indextoname(index).ok());
+        Self {
+            name: name.map(|name| name.to_string_lossy().into_owned()),
+            device,
+        }
+    }
 }
 
 /// Shows the module.
 pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
-    let info: Info = Connection::open()?.get(Command::InfoGet, &Info::default())?;
+    let mut connection = Connection::open()?;
+    let info: Info = connection.get(Command::InfoGet, &Info::default())?;
+    let devices = attached(&mut connection)?;
+    let devices: Vec<_> = devices.into_iter().map(Attached::from).collect();
     let kernel = uname()?.release().to_string_lossy().into_owned();
     if as_json {
-        return json(&Shown { info, kernel });
+        return json(&Shown {
+            info,
+            kernel,
+            devices,
+        });
     }
     let lines = [
         ("ABI version", or_dash(info.abi_version)),
@@ -38,6 +67,14 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     let mut out = anstream::stdout().lock();
     for (what, value) in lines {
         writeln!(out, "{what:<20}{value}")?;
+    }
+    for Attached { name, device } in devices {
+        let what = or_dash(name);
+        let path = or_dash(device.path);
+        let (packets, trains) = (or_dash(device.packets), or_dash(device.trains));
+        let (passed, dropped) = (or_dash(device.passed), or_dash(device.dropped));
+        writeln!(out, "{what:<20}{path}")?;
+        writeln!(out, "{:<20}{packets} packets in {trains} trains; {passed} trains by the stack, {dropped} packets dropped", "")?;
     }
     Ok(())
 }

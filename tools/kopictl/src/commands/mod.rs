@@ -3,6 +3,7 @@
 //! The commands, a file each.
 
 pub(crate) mod capture;
+pub(crate) mod direct;
 pub(crate) mod engine;
 pub(crate) mod info;
 pub(crate) mod limit;

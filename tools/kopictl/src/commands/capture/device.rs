@@ -2,13 +2,16 @@
 
 //! The monitor device that a capture has for itself: made, set up, and taken away, over rtnetlink.
 
-use crate::netlink::{exchange, open, Error};
+use crate::{
+    link::{self, ask, connect},
+    netlink::Error,
+};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
     link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage},
     RouteNetlinkMessage,
 };
-use netlink_sys::{protocols::NETLINK_ROUTE, Socket};
+use netlink_sys::Socket;
 use nix::errno::Errno;
 use std::{
     io,
@@ -43,7 +46,7 @@ pub(super) struct Monitor {
 impl Monitor {
     /// Makes one, or takes that of a capture that was killed.
     pub(super) fn new() -> anyhow::Result<Self> {
-        let socket = open(NETLINK_ROUTE)?;
+        let socket = connect()?;
         for number in 0..CAPTURES {
             let name = format!("{KIND}{number}");
             let Some(claim) = claim(&name)? else {
@@ -123,13 +126,8 @@ fn find(
     name: &str,
     wanted: fn(&[LinkAttribute]) -> bool,
 ) -> Result<Option<u32>, Error> {
-    let mut link = LinkMessage::default();
-    link.attributes = vec![LinkAttribute::IfName(name.to_owned())];
-    let answers = ask(socket, RouteNetlinkMessage::GetLink(link), 0)?;
-    Ok(answers.into_iter().find_map(|answer| match answer {
-        RouteNetlinkMessage::NewLink(link) => wanted(&link.attributes).then_some(link.header.index),
-        _ => None,
-    }))
+    let found = link::find(socket, name)?;
+    Ok(found.and_then(|link| wanted(&link.attributes).then_some(link.header.index)))
 }
 
 /// Whether a capture made this device.
@@ -139,14 +137,6 @@ fn left_behind(attributes: &[LinkAttribute]) -> bool {
         |attribute| matches!(attribute, LinkAttribute::LinkInfo(infos) if infos.iter().any(kind)),
     );
     of_kind && attributes.contains(&LinkAttribute::IfAlias(ALIAS.to_owned()))
-}
-
-fn ask(
-    socket: &Socket,
-    message: RouteNetlinkMessage,
-    flags: u16,
-) -> Result<Vec<RouteNetlinkMessage>, Error> {
-    exchange(socket, 1, message, flags, &[])
 }
 
 /// With what to do about it, if that can't be done at all.

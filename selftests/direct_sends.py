@@ -1,0 +1,492 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Trains leave by the driver of an attached device, whole and in order; whatever is to look at them
+later than netfilter has them leave by the stack."""
+
+import contextlib
+import errno
+import itertools
+import json
+import os
+import socket
+import struct
+import threading
+import time
+
+import kopi
+from control import ask, family, refused
+from equivalence import namespace, run_nft, sh
+
+SO_RCVBUFFORCE, ETH_P_ALL = 33, 3
+ADDRESSES = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
+PORT, FROM = 7000, 7001
+BATCH = 32
+# Changes of the way, of each kind.
+CHANGES = int(os.environ.get("CHANGES", "15"))
+
+
+def pattern(number, size):
+    """What datagram `number` is to be."""
+    return (struct.pack(">I", number) * (size // 4 + 1))[:size]
+
+
+class Traffic:
+    """A flow on a channel with trains, and who receives, in the other namespace."""
+
+    def __init__(self, version=4, port=PORT, device="eth0", here=None, there=None):
+        near, far = ADDRESSES[version]
+        near, far = here or near, there or far
+        kind = socket.AF_INET if version == 4 else socket.AF_INET6
+        with namespace("peer"):
+            self.sink = socket.socket(kind, socket.SOCK_DGRAM)
+            self.sink.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+            self.sink.bind((far, port))
+        self.sink.setblocking(False)
+        with namespace("host"):
+            self.flow = kopi.flow() if version == 4 else kopi.flow(kopi.UDP6)
+        self.flow.bind((near, FROM))
+        self.flow.connect((far, port))
+        self.channel = kopi.Channel(self.flow, flags=kopi.TRAINS, frames=4 * BATCH, tx=4 * BATCH,
+                                    completion=4 * BATCH)
+        self.free = list(range(4 * BATCH))
+        self.device = device
+        self.sent = self.taken = 0
+        self.sources = set()
+
+    def close(self):
+        """Ends it."""
+        self.flow.close()
+        self.channel.region.close()
+        self.sink.close()
+
+    def reap(self):
+        """Takes frames back."""
+        while (done := self.channel.completion.pop()):
+            assert done[4] == 0, errno.errorcode[done[4]]
+            self.free.append((done[0] - self.channel.frames) // self.channel.frame_size)
+
+    def send(self, count, size, batch=BATCH):
+        """Sends so many, a train a doorbell."""
+        while count:
+            now = min(count, batch)
+            kopi.wait_until(lambda: (self.channel.bell(), self.reap(), len(self.free) >= now)[2])
+            for _ in range(now):
+                self.channel.send(self.free.pop(), pattern(self.sent, size))
+                self.sent += 1
+            self.channel.bell()
+            count -= now
+        kopi.wait_until(lambda: (self.channel.bell(), self.reap(), len(self.free) == 4 * BATCH)[2])
+
+    def receive(self, size):
+        """Receives all; gives what is wrong, or an empty string."""
+        deadline = time.monotonic() + 20
+        while self.taken < self.sent:
+            try:
+                data, source = self.sink.recvfrom(65536)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    return f"{self.sent - self.taken} of {self.sent} never came"
+                time.sleep(0.001)
+                continue
+            self.sources.add(source[:2])
+            if data != pattern(self.taken, size):
+                number = struct.unpack_from(">I", data)[0] if len(data) >= 4 else "?"
+                return f"datagram {number} of {len(data)} bytes, and not {self.taken} of {size}"
+            self.taken += 1
+        return ""
+
+
+def link(ynl, name="eth0"):
+    """What is said of an attached device."""
+    with namespace("host"):
+        index = socket.if_nametoindex(name)
+    return next(each for each in ynl.dump("device-get", {}) if each["ifindex"] == index)
+
+
+def kopictl(*words, check=True):
+    """Runs kopictl in the host's namespace."""
+    return sh(" ".join(("nsenter --net=/run/netns/host kopictl", *words)), check=check)
+
+
+def host(command):
+    """Runs a command in the host's namespace."""
+    return sh(f"nsenter --net=/run/netns/host {command}")
+
+
+def rules(*lines):
+    """Loads rules of nft's."""
+    run_nft("\n".join(lines) + "\n")
+
+
+# What has trains leave by the stack: how it is said, how it begins, and how it ends.
+@contextlib.contextmanager
+def filtered():
+    """tc looks at what leaves."""
+    host("tc qdisc add dev eth0 clsact")
+    try:
+        yield
+    finally:
+        host("tc qdisc del dev eth0 clsact")
+
+
+@contextlib.contextmanager
+def tapped():
+    """A packet socket sees all."""
+    with namespace("host"):
+        tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    with tap:
+        tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+        tap.bind(("eth0", ETH_P_ALL))
+        yield tap
+
+
+@contextlib.contextmanager
+def queued():
+    """A qdisc that lets nothing pass it by."""
+    host("tc qdisc replace dev eth0 root tbf rate 1gbit burst 100k limit 1m")
+    try:
+        yield
+    finally:
+        host("tc qdisc del dev eth0 root")
+
+
+@contextlib.contextmanager
+def monitored():
+    """A monitor is up."""
+    host("ip link add mon0 type kopimon")
+    host("ip link set mon0 up")
+    try:
+        yield
+    finally:
+        host("ip link del mon0")
+
+
+@contextlib.contextmanager
+def unprogrammed():
+    """No program of XDP is attached."""
+    program = json.loads(host("ip -j -d link show eth0"))[0]["xdp"]["prog"]["id"]
+    host(f"bpftool prog pin id {program} /sys/fs/bpf/kept")
+    host("ip link set dev eth0 xdp off")
+    try:
+        yield
+    finally:
+        host("bpftool net attach xdpdrv pinned /sys/fs/bpf/kept dev eth0")
+        os.unlink("/sys/fs/bpf/kept")
+
+
+@contextlib.contextmanager
+def detached():
+    """It isn't attached."""
+    kopictl("detach", "eth0")
+    try:
+        yield
+    finally:
+        kopictl("attach", "eth0")
+
+
+OTHERS = {"tc": filtered, "tap": tapped, "qdisc": queued, "monitor": monitored,
+          "no-program": unprogrammed}
+
+
+def data_is_whole(ynl):
+    """All lengths, by both versions of IP, and singles among trains."""
+    for version in (4, 6):
+        traffic = Traffic(version)
+        largest = 1472 if version == 4 else 1452
+        for size in (1, 2, 63, 64, 65, 511, 1400, largest):
+            before = link(ynl)
+            traffic.send(3 * BATCH, size)
+            wrong = traffic.receive(size)
+            kopi.check(f"IPv{version}, {size} bytes: all arrive, in order", not wrong, wrong)
+            after = link(ynl)
+            direct = after["packets"] - before["packets"]
+            kopi.check(f"IPv{version}, {size} bytes: by the driver", direct == 3 * BATCH, after)
+        traffic.send(BATCH, 100)
+        before = link(ynl)
+        for _ in range(10):
+            traffic.send(1, 100)
+            traffic.send(7, 100)
+        wrong = traffic.receive(100)
+        kopi.check(f"IPv{version}: singles among trains, in order", not wrong, wrong)
+        direct = link(ynl)["packets"] - before["packets"]
+        kopi.check(f"IPv{version}: singles go directly, too", direct == 80, link(ynl))
+        traffic.send(1, 0)
+        with contextlib.suppress(BlockingIOError):
+            kopi.wait_until(lambda: traffic.sink.recv(1, socket.MSG_PEEK) is not None)
+        traffic.close()
+
+
+def device_fills(ynl):
+    """More than the device's ring holds waits, and nobody loses any."""
+    traffic = Traffic()
+    with namespace("peer"):
+        # What the peer's NIC can't take QEMU keeps, and the ring stays full meanwhile.
+        traffic.flow.setsockopt(socket.SOL_SOCKET, 32, 8 << 20)
+    before = link(ynl)
+    traffic.send(64 * BATCH, 1400)
+    wrong = traffic.receive(1400)
+    kopi.check("many at once: all arrive, in order", not wrong, wrong)
+    after = link(ynl)
+    kopi.check("many at once: none is dropped, all by the driver",
+               after["dropped"] == before["dropped"]
+               and after["packets"] - before["packets"] == 64 * BATCH, after)
+    traffic.close()
+
+
+def hooks_see_trains(ynl):
+    """Rules hold, and change what leaves."""
+    traffic = Traffic()
+    with namespace("host"):
+        rules("table ip nat {", "chain post {", "type nat hook postrouting priority 100",
+              "udp dport 7000 snat to 192.0.2.1:9999", "}", "}",
+              "table inet seen {", "counter out { }", "chain o {", "type filter hook output priority 0",
+              "udp dport 7000 counter name out", "}", "}",
+              "table netdev early {", "counter left { }", "chain e {",
+              "type filter hook egress device eth0 priority 0", "udp dport 7000 counter name left",
+              "}", "}")
+    before = link(ynl)
+    traffic.send(4 * BATCH, 64)
+    wrong = traffic.receive(64)
+    kopi.check("with rules: all arrive, in order", not wrong, wrong)
+    kopi.check("with rules: by the driver", link(ynl)["packets"] - before["packets"] == 4 * BATCH,
+               link(ynl))
+    kopi.check("NAT changes all of a train", traffic.sources == {("192.0.2.1", 9999)},
+               traffic.sources)
+    with namespace("host"):
+        for table, counter in (("inet seen", "out"), ("netdev early", "left")):
+            listed = json.loads(run_nft(f"list counter {table} {counter}", as_json=True))
+            packets = listed["nftables"][1]["counter"]["packets"]
+            kopi.check(f"{table}: counts trains", packets == 4, packets)
+        run_nft("add rule netdev early e udp dport 7000 drop")
+    before = link(ynl)
+    # The hook says so, and a socket hears of it as it would without KOPI's part.
+    for number in range(BATCH):
+        traffic.channel.send(traffic.free.pop(), pattern(number, 64))
+    traffic.channel.bell()
+    kopi.wait_until(lambda: traffic.channel.stats()["tx_taken"] == 5 * BATCH)
+    kopi.check("what egress drops doesn't leave", link(ynl)["packets"] == before["packets"],
+               link(ynl))
+    with namespace("host"):
+        run_nft("flush ruleset")
+    with detached(), namespace("host"):
+        # Of two that want to be the last, the one that came first is.
+        rules("table netdev late {", "chain out {",
+              "type filter hook egress device eth0 priority 2147483647", "counter", "}", "}")
+    kopi.check("hook: it is said why", link(ynl)["path"] == "hook", link(ynl))
+    with namespace("host"):
+        run_nft("flush ruleset")
+    kopi.check("hook: by the driver again", link(ynl)["path"] == "direct", link(ynl))
+    traffic.close()
+
+
+def others_look(ynl):
+    """Each thing that is to look at what leaves sees all of it."""
+    traffic = Traffic()
+    for way, other in OTHERS.items():
+        traffic.send(2 * BATCH, 200)
+        with other() as tap:
+            kopi.check(f"{way}: it is said why", link(ynl)["path"] == way, link(ynl))
+            before = link(ynl)
+            traffic.send(4 * BATCH, 200)
+            wrong = traffic.receive(200)
+            kopi.check(f"{way}: all arrive, in order", not wrong, wrong)
+            after = link(ynl)
+            kopi.check(f"{way}: by the stack", after["packets"] == before["packets"]
+                       and after["passed"] > before["passed"], after)
+            if tap:
+                tap.setblocking(False)
+                seen = 0
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        seen += len(tap.recv(65536)) == 242
+                kopi.check("a tap sees each datagram", seen == 4 * BATCH, seen)
+        kopi.wait_until(lambda: link(ynl)["path"] == "direct")
+        before = link(ynl)
+        kopi.wait_until(lambda: (traffic.send(BATCH, 200),
+                                 link(ynl)["packets"] > before["packets"])[1])
+        wrong = traffic.receive(200)
+        kopi.check(f"{way}: by the driver again", not wrong, wrong)
+    traffic.close()
+
+
+def stack_dropped():
+    """Packets that the stack has dropped at the device, trains as one."""
+    return json.loads(host("ip -j -s link show eth0"))[0]["stats64"]["tx"]["dropped"]
+
+
+def ways_change(ynl):
+    """Things come and go under traffic. While tc changes its qdiscs the stack itself drops what comes, and
+    counts it; all else arrives, and in order."""
+    traffic = Traffic()
+    for way, other in {**OTHERS, "detached": detached}.items():
+        before, dropped = link(ynl), stack_dropped()
+        over = threading.Event()
+        sent = []
+
+        def run(over=over, sent=sent):
+            for number in itertools.count():
+                if over.is_set():
+                    return
+                sent.append(range(traffic.sent, traffic.sent + 1 + number * 7 % BATCH))
+                traffic.send(len(sent[-1]), 300)
+                # The receiver has room for all of it, but not for all that could be sent.
+                time.sleep(0.003)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        for _ in range(CHANGES):
+            with other():
+                time.sleep(0.002)
+            time.sleep(0.002)
+        over.set()
+        thread.join()
+        sent.append(range(traffic.sent, traffic.sent + BATCH))
+        traffic.send(BATCH, 300)
+        came = []
+        with contextlib.suppress(TimeoutError):
+            traffic.sink.settimeout(20)
+            while not came or came[-1] != sent[-1][-1]:
+                data = traffic.sink.recv(65536)
+                came.append(struct.unpack_from(">I", data)[0])
+                assert data == pattern(came[-1], 300)
+        traffic.sink.setblocking(False)
+        traffic.taken = traffic.sent
+        kopi.check(f"{way}: comes and goes, and nothing is overtaken", came == sorted(set(came)))
+        there = set(came)
+        lost = [batch for batch in sent if not there.issuperset(batch)]
+        whole = all(there.isdisjoint(batch) for batch in lost)
+        dropped = stack_dropped() - dropped
+        allowed = dropped if way in ("tc", "qdisc") else 0
+        kopi.check(f"{way}: nothing is lost, but what the stack drops itself",
+                   whole and len(lost) == allowed,
+                   f"{len(lost)} of {len(sent)} lost, {dropped} dropped")
+        if way != "detached":
+            after = link(ynl)
+            kopi.check(f"{way}: nothing is dropped on the direct path",
+                       after["dropped"] == before["dropped"], after)
+    traffic.close()
+
+
+def cpus_change(ynl):
+    """A flow's packets don't overtake each other when it goes from CPU to CPU."""
+    traffic = Traffic()
+    cpus = sorted(os.sched_getaffinity(0))
+    for number in range(60):
+        os.sched_setaffinity(0, {cpus[number % len(cpus)]})
+        traffic.send(1 + number % BATCH, 700)
+    os.sched_setaffinity(0, set(cpus))
+    wrong = traffic.receive(700)
+    kopi.check("from CPU to CPU: all arrive, in order", not wrong, wrong)
+    traffic.close()
+
+
+def device_goes_down(ynl):
+    """What waits is dropped, and it goes on."""
+    traffic = Traffic()
+    for _ in range(5):
+        traffic.send(BATCH, 1000)
+        host("ip link set eth0 down")
+        host("ip link set eth0 up")
+        host("ip addr replace 2001:db8::1/64 dev eth0 nodad")
+    with contextlib.suppress(BlockingIOError):
+        kopi.wait_until(lambda: traffic.sink.recv(1, socket.MSG_PEEK) is not None)
+    kopi.wait_until(lambda: link(ynl)["path"] == "direct")
+    before = link(ynl)
+    traffic.send(2 * BATCH, 1000)
+    kopi.check("down and up: by the driver again", link(ynl)["packets"] > before["packets"],
+               link(ynl))
+    traffic.close()
+
+
+def attached(space):
+    """What is attached in a namespace."""
+    return json.loads(sh(f"nsenter --net=/run/netns/{space} kopictl info --json")).get("devices", [])
+
+
+def devices_go(_ynl):
+    """A device that is attached goes, and so does its namespace, with packets on their way."""
+    for how in ("link", "namespace", "moved"):
+        sh("ip netns add going; nsenter --net=/run/netns/going sysctl -qw net.ipv6.conf.default.disable_ipv6=1")
+        sh("ip -n going link add v0 type veth peer name v1 netns peer")
+        sh("ip -n going addr add 198.51.100.1/24 dev v0; ip -n peer addr add 198.51.100.2/24 dev v1; "
+           "ip -n going link set v0 up; ip -n peer link set v1 up")
+        # So that the peer takes frames.
+        sh("nsenter --net=/run/netns/peer ethtool -K v1 gro on")
+        sh("nsenter --net=/run/netns/going kopictl attach v0")
+        with namespace("going"):
+            flow = kopi.flow()
+        flow.bind(("198.51.100.1", FROM))
+        flow.connect(("198.51.100.2", PORT))
+        channel = kopi.Channel(flow, flags=kopi.TRAINS)
+        with namespace("peer"):
+            sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sink.bind(("198.51.100.2", PORT))
+        for number in range(BATCH):
+            channel.send(number, pattern(number, 400))
+        channel.bell()
+        sink.settimeout(20)
+        came = [sink.recv(1000) for _ in range(BATCH)]
+        kopi.check(f"veth, {how}: all arrive, in order",
+                   came == [pattern(number, 400) for number in range(BATCH)])
+        said = attached("going")
+        kopi.check(f"veth, {how}: by the driver", said and said[0]["packets"] == BATCH, said)
+        while channel.completion.pop():
+            pass
+        for number in range(BATCH):
+            channel.send(number, pattern(number, 400))
+        channel.bell()
+        if how == "link":
+            sh("ip -n going link del v0")
+        elif how == "moved":
+            sh("ip -n going link set v0 netns peer")
+        if how != "namespace":
+            kopi.check(f"veth, {how}: it isn't attached any more", not attached("going"))
+        flow.close()
+        channel.region.close()
+        sink.close()
+        sh("ip netns del going")
+        kopi.wait_until(lambda: "v1" not in sh("ip -n peer -br link") or how == "moved")
+        if how == "moved":
+            sh("ip -n peer link del v1")
+
+
+def bad_input(ynl):
+    """What can't be attached isn't."""
+    with namespace("host"):
+        loopback, nic = socket.if_nametoindex("lo"), socket.if_nametoindex("eth0")
+    refused("attached twice", errno.EEXIST,
+            lambda: ask(ynl, "device-attach", {"ifindex": nic}), "attached already")
+    refused("no such device", errno.ENODEV,
+            lambda: ask(ynl, "device-attach", {"ifindex": 12345}), "no such device")
+    refused("no device", errno.EINVAL, lambda: ask(ynl, "device-attach"), "no device is named")
+    refused("loopback", errno.EOPNOTSUPP,
+            lambda: ask(ynl, "device-attach", {"ifindex": loopback}), "can't send frames")
+    refused("not attached", errno.ENODEV,
+            lambda: ask(ynl, "device-detach", {"ifindex": loopback}), "isn't attached")
+    with namespace("host"):
+        pid = os.fork()
+        if pid == 0:
+            os.setuid(1001)
+            others = family()
+            try:
+                others.do("device-detach", {"ifindex": nic})
+            except Exception as error:  # pylint: disable=broad-except
+                os._exit(0 if "Operation not permitted" in str(error) else 1)
+            os._exit(2)
+        kopi.check("without CAP_NET_ADMIN", os.waitpid(pid, 0)[1] == 0)
+
+
+kopictl("attach", "eth0")
+with namespace("host"):
+    YNL = family()
+shown = json.loads(kopictl("info", "--json"))["devices"]
+kopi.check("kopictl info shows it", shown[0]["name"] == "eth0" and shown[0]["path"] == "direct",
+           shown)
+for case in (data_is_whole, device_fills, hooks_see_trains, others_look, ways_change, cpus_change,
+             device_goes_down, devices_go, bad_input):
+    case(YNL)
+kopictl("detach", "eth0")
+kopi.check("detached, without a program of its own",
+           "xdp" not in json.loads(host("ip -j link show eth0"))[0], host("ip link show eth0"))
+kopi.check("and not shown any more", not YNL.dump("device-get", {}))
+kopi.finish()
