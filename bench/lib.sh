@@ -95,6 +95,12 @@ nft10() {
 # As above.
 conntrack() { nft_rules "$1" "$2" 'ct state new,established counter name seen accept'; }
 
+# Besides those there are: also_conntrack NAMESPACE output|input
+also_conntrack() {
+	nsenter --net="/run/netns/$1" nft "add table inet more; add chain inet more tracked \
+		{ type filter hook $2 priority -1; }; add rule inet more tracked ct state new,established accept"
+}
+
 # And the source becomes another one: nat NAMESPACE output
 nat() {
 	conntrack "$1" "$2"

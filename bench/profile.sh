@@ -29,6 +29,7 @@ row() {
 
 : >/tmp/functions
 for mode in "$@"; do
+	[[ $mode != kopi_direct* ]] || nsenter --net="/run/netns/$nic" kopictl attach "${nic}0" || exit 1
 	cost=$(row "$mode" $packets | jq .insn_per_packet) || exit 1
 	# Not the idle thread, which was made by the sender.
 	row "$mode" $((2 * packets)) perf record -q --no-inherit -e cpu-clock -c 20000 -o /tmp/perf.data >/dev/null || exit 1
@@ -38,6 +39,7 @@ for mode in "$@"; do
 			{ samples = $1; $1 = ""; count[$0] += samples; all += samples }
 			END { for (each in count) printf "%s\t%.3f\t%s\n", mode, count[each] / all * cost, each }
 		' >>/tmp/functions || exit 1
+	[[ $mode != kopi_direct* ]] || nsenter --net="/run/netns/$nic" kopictl detach "${nic}0" || exit 1
 done
 awk -F '\t' -v modes="$*" -v least="${LEAST:-50}" '
 	function round(number) { return int(number + 0.5) }

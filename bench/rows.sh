@@ -82,6 +82,18 @@ cgroup_bpf
 rows cgroup_bpf --counts handed --count "$bpf_count" --payloads 64
 no_cgroup_bpf
 
+# By the driver.
+in_void kopictl attach void0 || failed=1
+rows none --modes kopi_direct,kopi_direct_gso
+nft10 void output
+rows nft10 --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_gso
+also_conntrack void output
+rows nft10_conntrack --counts handed --count "$nft_count" --modes sendmmsg,kopi_direct,kopi_direct_gso \
+	--payloads 64,1400
+in_void nft delete table inet more
+no_nft void
+in_void kopictl detach void0
+
 # On the NIC with offloads, if there is one: packets of trains cost it so little that it takes more
 # of them to tell.
 offloaded() {

@@ -100,9 +100,10 @@ impl Device {
     /// Whether the stack, too, would have a packet leave by any of its queues without waiting. Softirqs
     /// are off.
     pub(crate) fn queues_can_be_bypassed(&self) -> bool {
-        // SAFETY: Queues that it has; softirqs are off.
-        (0..self.queues())
-            .all(|index| unsafe { bindings::kopi_txq_can_bypass(self.as_ptr(), index) })
+        (0..self.queues()).all(|index| {
+            // SAFETY: A queue that it has; softirqs are off.
+            unsafe { bindings::kopi_txq_can_bypass(self.as_ptr(), index) }
+        })
     }
 
     /// Has the driver tell the device of what it was given. Softirqs are off.

@@ -188,7 +188,10 @@ impl Bench<'_> {
         let (packets, bytes) = match self.options.offloads {
             false => {
                 let (packets, bytes) = on_wire(payload);
-                ((count * packets) as u64, (count * bytes) as u64)
+                (
+                    (count * packets) as u64,
+                    (count * (bytes + mode.miscounted())) as u64,
+                )
             }
             true => {
                 let trains = mode.handed(payload, traffic.to_one(), count);

@@ -57,9 +57,24 @@ pub(crate) enum Mode {
     KopiTrain,
     /// KOPI's TX ring, one packet with a gso_size by a doorbell, as long as it may be
     KopiGso,
+    /// As `kopi_train`, by a device that is attached
+    KopiDirect,
+    /// As `kopi_gso`, by a device that is attached
+    KopiDirectGso,
 }
 
+/// Bytes that virtio-net counts with a frame of XDP, for its own header.
+const VIRTIO_HEADER: usize = 12;
+
 impl Mode {
+    /// Whether any NIC can do it, as it is.
+    fn is_everywhere(self) -> bool {
+        !matches!(
+            self,
+            Self::AfXdpZeroCopy | Self::KopiDirect | Self::KopiDirectGso
+        )
+    }
+
     /// Whether the NIC counts its packets, or sends only return when they have left.
     pub(crate) fn counted(self) -> bool {
         self != Self::AfXdpZeroCopy
@@ -67,7 +82,15 @@ impl Mode {
 
     /// Whether it can send to a peer that changes from packet to packet.
     pub(crate) fn can_do_many(self) -> bool {
-        !matches!(self, Self::UdpSegment | Self::KopiGso)
+        !matches!(self, Self::UdpSegment | Self::KopiGso | Self::KopiDirectGso)
+    }
+
+    /// Bytes of a packet on the wire that the NIC counts too many.
+    pub(crate) fn miscounted(self) -> usize {
+        match self {
+            Self::KopiDirect | Self::KopiDirectGso => VIRTIO_HEADER,
+            _ => 0,
+        }
     }
 
     /// Whether it can send datagrams that travel in fragments.
@@ -97,7 +120,9 @@ impl Mode {
     pub(crate) fn batch(self, payload: usize) -> usize {
         match self {
             Self::Send => 1,
-            Self::UdpSegment | Self::KopiGso => SEGMENTS_MAX.min(BYTES_MAX / payload),
+            Self::UdpSegment | Self::KopiGso | Self::KopiDirectGso => {
+                SEGMENTS_MAX.min(BYTES_MAX / payload)
+            }
             _ if payload > UNFRAGMENTED_MAX => BULK_BATCH,
             _ => BATCH,
         }
@@ -108,9 +133,9 @@ impl Mode {
     pub(crate) fn handed(self, payload: usize, to_one: bool, count: usize) -> Option<u64> {
         let batch = self.batch(payload);
         let handed = match self {
-            Self::UdpSegment | Self::KopiGso => count.div_ceil(batch),
-            Self::KopiTrain if !to_one => return None,
-            Self::KopiTrain => {
+            Self::UdpSegment | Self::KopiGso | Self::KopiDirectGso => count.div_ceil(batch),
+            Self::KopiTrain | Self::KopiDirect if !to_one => return None,
+            Self::KopiTrain | Self::KopiDirect => {
                 let train = kopi::pure::train::SEGMENTS_MAX
                     .min(kopi::pure::train::BYTES_MAX / payload as u32);
                 let trains = |count: usize| count.div_ceil(train as usize);
@@ -148,15 +173,17 @@ impl Mode {
                 let zero_copy = self == Self::AfXdpZeroCopy;
                 Box::new(xdp::Xdp::new(device, batch, zero_copy)?)
             }
-            Self::KopiDoorbell | Self::KopiEngine | Self::KopiTrain => {
+            Self::KopiDoorbell | Self::KopiEngine | Self::KopiTrain | Self::KopiDirect => {
                 let channel = kopi::Channel::builder()
-                    .trains(self == Self::KopiTrain)
+                    .trains(matches!(self, Self::KopiTrain | Self::KopiDirect))
                     .engine(self == Self::KopiEngine);
                 let payload = traffic.payload();
                 let flow = flow(mark, traffic)?;
                 Box::new(rings::Rings::new(channel, flow, batch, payload)?)
             }
-            Self::KopiGso => Box::new(rings::Segments::new(flow(mark, traffic)?, batch)?),
+            Self::KopiGso | Self::KopiDirectGso => {
+                Box::new(rings::Segments::new(flow(mark, traffic)?, batch)?)
+            }
         })
     }
 }
@@ -166,7 +193,7 @@ pub(crate) fn named_or_all(modes: &[Mode]) -> Vec<Mode> {
     match modes {
         [] => Mode::value_variants()
             .iter()
-            .filter(|&&mode| mode != Mode::AfXdpZeroCopy)
+            .filter(|mode| mode.is_everywhere())
             .copied()
             .collect(),
         modes => modes.to_vec(),
