@@ -367,6 +367,44 @@ def ways_change(ynl):
     traffic.close()
 
 
+def stack_is_slow(_ynl):
+    """A train waits for what the stack has of its flow, but not for ever; and what comes behind it
+    waits, too."""
+    host("ip link add slow0 type dummy")
+    host("ip addr add 203.0.113.1/24 dev slow0")
+    host("ip link set slow0 up")
+    host("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0")
+    host("tc qdisc add dev slow0 root tbf rate 4kbit burst 1600 limit 1m")
+    traffic = Traffic()
+    with namespace("host"):
+        flow = kopi.flow()
+    flow.bind(("0.0.0.0", FROM + 1))
+    channel = kopi.Channel(flow, flags=kopi.TRAINS, frames=256, tx=256, completion=256)
+    for number in range(3):
+        channel.send(200 + number, pattern(number, 1300), ("203.0.113.2", PORT))
+        channel.bell()
+    start = time.monotonic()
+    sizes = [size for train in range(6) for size in [64 + train] * 16] + [80, 81, 82, 83, 84, 85]
+    for number, size in enumerate(sizes):
+        channel.send(1 + number, pattern(number, size), ("192.0.2.2", PORT))
+    # The trains at once, and the others when some of them have waited.
+    channel.bell()
+    for number in range(10):
+        channel.send(130 + number, pattern(number, 90 + number), ("192.0.2.2", PORT))
+        sizes.append(90 + number)
+        time.sleep(0.0004)
+        channel.bell()
+    traffic.sink.settimeout(20)
+    came = [len(traffic.sink.recv(100)) for _ in sizes]
+    took = time.monotonic() - start
+    kopi.check("what waits for the stack isn't overtaken", came == sizes, came)
+    kopi.check("and leaves before that has sent all", took < 2.5, took)
+    flow.close()
+    channel.region.close()
+    traffic.close()
+    host("ip link del slow0")
+
+
 def cpus_change(ynl):
     """A flow's packets don't overtake each other when it goes from CPU to CPU."""
     traffic = Traffic()
@@ -482,7 +520,7 @@ with namespace("host"):
 shown = json.loads(kopictl("info", "--json"))["devices"]
 kopi.check("kopictl info shows it", shown[0]["name"] == "eth0" and shown[0]["path"] == "direct",
            shown)
-for case in (data_is_whole, device_fills, hooks_see_trains, others_look, ways_change, cpus_change,
+for case in (data_is_whole, device_fills, hooks_see_trains, others_look, ways_change, stack_is_slow, cpus_change,
              device_goes_down, devices_go, bad_input):
     case(YNL)
 kopictl("detach", "eth0")

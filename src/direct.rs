@@ -24,8 +24,10 @@ use kernel::{
     sync::{global_lock, rcu, Arc, SpinLock}, //
 };
 
-/// Between two looks at a queue on which something waits, or is with the driver, in nanoseconds.
+/// Between two looks at a queue on which something waits, or is with the driver, in nanoseconds; twice as long
+/// each time that nothing has changed.
 const TICK: u64 = 50_000;
+const TICK_MAX: u64 = 1_600_000;
 /// How long a flow's first train waits for what the stack still has of the flow, in nanoseconds.
 const PATIENCE: u64 = 1_000_000;
 /// When it tries again if that was in vain, in nanoseconds.
@@ -86,7 +88,7 @@ pub(crate) struct Counters {
 pub(crate) struct Direct {
     /// Its packets go directly where they can.
     on: AtomicBool,
-    /// Of these none has left yet: the stack may still have others.
+    /// The stack may still have some that came before.
     entering: AtomicBool,
     /// The CPU whose queue has those that were taken.
     cpu: AtomicU32,
@@ -101,9 +103,20 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    fn enter(&self) {
-        self.entering.store(true, Relaxed);
-        self.on.store(true, Relaxed);
+    fn is_on(&self) -> bool {
+        self.on.load(Relaxed)
+    }
+
+    /// Whether packets may go directly now, for the first time perhaps.
+    fn may_go(&self) -> bool {
+        if !self.is_on() {
+            if self.pause.load(Relaxed) > now() {
+                return false;
+            }
+            self.entering.store(true, Relaxed);
+            self.on.store(true, Relaxed);
+        }
+        true
     }
 
     fn leave(&self) {
@@ -196,36 +209,29 @@ impl Port {
             return Verdict::Pass;
         };
         let direct = &flow.direct;
-        let on = direct.on.load(Relaxed);
-        if !on && !offer.is_train() {
+        let held = direct.held.load(Relaxed);
+        if held == 0 && !direct.is_on() && !offer.is_train() {
             return Verdict::Pass;
         }
-        let closing = self.closing.load(Relaxed);
-        let can = !closing && self.way() == Way::Direct && offer.is_plain();
-        let held = direct.held.load(Relaxed);
-        if !can {
-            if offer.is_train() {
-                self.counters.passed.fetch_add(1, Relaxed);
-            }
-            if held == 0 {
-                direct.leave();
-                return Verdict::Pass;
-            }
-        } else if !on {
-            if direct.pause.load(Relaxed) > now() {
-                self.counters.passed.fetch_add(1, Relaxed);
-                return Verdict::Pass;
-            }
-            direct.enter();
+        let can = !self.closing.load(Relaxed) && self.way() == Way::Direct && offer.is_plain();
+        if held == 0 && !(can && direct.may_go()) {
+            direct.leave();
+            self.count_passed(&offer);
+            return Verdict::Pass;
+        }
+        // Behind what the stack is to have, the stack is to have this one, too.
+        let directly = can && direct.is_on();
+        if !directly {
+            self.count_passed(&offer);
         }
         let here = this_cpu();
         let Some(own) = self.queues.get(here) else {
             return Verdict::Pass;
         };
-        if can {
+        if directly {
             offer.count(&self.device, here as u32 % self.device.queues().max(1));
         }
-        let mut packet = offer.take(!can);
+        let mut packet = offer.take(!directly);
         direct.take(&packet);
         // Behind those that were taken before, on another CPU perhaps.
         let cpu = direct.cpu.load(Relaxed) as usize;
@@ -239,6 +245,12 @@ impl Port {
         own.queue.add(packet);
         own.look();
         Verdict::Taken
+    }
+
+    fn count_passed(&self, offer: &Offer<'_>) {
+        if offer.is_train() {
+            self.counters.passed.fetch_add(1, Relaxed);
+        }
     }
 
     /// Drops what waits, and lets go of what the driver has. Process context.
@@ -273,6 +285,8 @@ struct Lists {
     given: List,
     /// The queue will be looked at.
     awake: bool,
+    /// When, in nanoseconds.
+    tick: u64,
     /// As below, while the lock isn't held.
     done: Option<Done>,
 }
@@ -309,6 +323,7 @@ impl Queue {
             datagrams: 0,
             given: List::new()?,
             awake: false,
+            tick: TICK,
             done: Some(Done::new()?),
         };
         Ok(try_pin_init!(Self {
@@ -364,19 +379,24 @@ impl Queue {
             // Else somebody is at it, further up on this CPU.
             let mut done = lists.done.take()?;
             lists.awake = true;
-            self.let_go(&mut lists, &mut done);
-            self.send(&mut lists, &mut done);
+            let moved = self.let_go(&mut lists, &mut done) | self.send(&mut lists, &mut done);
+            lists.tick = if moved {
+                TICK
+            } else {
+                TICK_MAX.min(lists.tick.saturating_mul(2))
+            };
             done
         };
         let done = self.finish(done);
         let mut lists = self.lists.lock();
         lists.done = Some(done);
         lists.awake = !lists.is_empty();
-        lists.awake.then_some(TICK)
+        lists.awake.then_some(lists.tick)
     }
 
-    /// Lets go of what the driver has let go of.
-    fn let_go(&self, lists: &mut Lists, done: &mut Done) {
+    /// Lets go of what the driver has let go of; says whether that was any.
+    fn let_go(&self, lists: &mut Lists, done: &mut Done) -> bool {
+        let mut any = false;
         while lists.given.first(|packet| packet.has_returned()) == Some(true) {
             let Some(packet) = lists.given.pop() else {
                 break;
@@ -386,11 +406,14 @@ impl Queue {
                 flow.direct.let_go(&packet);
             });
             done.sent.push(packet);
+            any = true;
         }
+        any
     }
 
-    /// Sends those that wait, as far as they can be sent now.
-    fn send(&self, lists: &mut Lists, done: &mut Done) {
+    /// Sends those that wait, as far as they can be sent now; says whether any could.
+    fn send(&self, lists: &mut Lists, done: &mut Done) -> bool {
+        let mut any = false;
         while let Some(step) = lists.waiting.first(|packet| self.step(packet)) {
             if matches!(step, Step::Wait) {
                 break;
@@ -398,16 +421,22 @@ impl Queue {
             let Some(packet) = lists.waiting.pop() else {
                 break;
             };
+            any = true;
             lists.datagrams = lists.datagrams.saturating_sub(packet.datagrams());
             match step {
                 Step::Given => lists.given.push(packet),
                 Step::ToStack => {
-                    packet.with_flow(|_, flow| flow.direct.let_go(&packet));
+                    packet.with_flow(|_, flow| {
+                        // Those behind it wait until that has sent it.
+                        flow.direct.entering.store(true, Relaxed);
+                        flow.direct.let_go(&packet);
+                    });
                     done.to_stack.push(packet);
                 }
                 Step::Drop | Step::Wait => done.dropped.push(packet),
             }
         }
+        any
     }
 
     /// Sends the first one, if its turn has come.
@@ -526,6 +555,9 @@ impl Lists {
 /// it has had another one of the flow for too long.
 fn may_leave(sk: &Sock, flow: &Flow, waited: u64) -> Option<bool> {
     let direct = &flow.direct;
+    if !direct.is_on() {
+        return None;
+    }
     if !direct.entering.load(Relaxed) {
         return Some(true);
     }

@@ -307,9 +307,10 @@ impl Outgoing {
                 let to = data.add(headers.size());
                 let sum =
                     bindings::skb_copy_and_csum_bits(self.as_ptr(), from as i32, to, bytes as i32);
-                let header = core::slice::from_raw_parts_mut(data, headers.size());
+                let mut header = [0; HEADERS_MAX];
                 let number = number.wrapping_add(index as u16);
-                headers.write(number, bytes as u16, sum, header);
+                headers.write(number, bytes as u16, sum, &mut header);
+                ptr::copy_nonoverlapping(header.as_ptr(), data, headers.size());
                 let frame = memory.cast::<bindings::xdp_frame>();
                 // Of pages that are shared, which all zeroes say.
                 frame.write(core::mem::zeroed());

@@ -121,10 +121,10 @@ fn is_pass(number: u32) -> anyhow::Result<bool> {
     Ok(false)
 }
 
-/// The devices that are attached; none if one may not see them.
+/// The devices that are attached; none if one may not see them, or if the module knows of none.
 pub(crate) fn attached(connection: &mut Connection) -> Result<Vec<Device>, Error> {
     match connection.dump(Command::DeviceGet) {
-        Err(error) if error.is_permission() => Ok(Vec::new()),
+        Err(error) if error.is_permission() || error.is(Errno::EOPNOTSUPP) => Ok(Vec::new()),
         devices => devices,
     }
 }
