@@ -16,7 +16,7 @@ help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
 	@echo 'make run         from nothing to a demonstration in a virtual machine'
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
-	@echo 'make test-direct   those about sending, by attached devices'
+	@echo 'make test-direct   those that send by NICs, with these attached'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on'
 	@echo 'make smoke-debug   six of them on it, in minutes'
 	@echo 'make test-kcsan  those with many threads, on a kernel that looks for data races (KCSAN)'
@@ -62,12 +62,11 @@ rigs: build
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
 	@qemu/vm --timeout 3600 -- selftests/rigs/run.sh
 
-# What of the selftests is about sending, by devices whose drivers send it.
+# What of the selftests sends by the machine's NICs, with these attached.
 DIRECT := $(addsuffix .py,policy_nftables policy_tc policy_routing policy_options policy_bpf policy_devices policy_iptables \
-	policy_privilege policy_seeing live_changes rings_work lifetimes_matrix rules_by_process killed_processes) \
-	integrity_traffic.sh policy_holds.sh fuzz_rings.sh
+	policy_seeing live_changes direct_sends)
 test-direct: build bpf ynl
-	@qemu/vm --timeout 3600 -- env DIRECT=1 FUZZ_SECONDS=20 selftests/run $(DIRECT)
+	@qemu/vm --timeout 3600 -- env DIRECT=1 selftests/run $(DIRECT)
 
 test: build bpf ynl
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)

@@ -62,7 +62,9 @@ class Nic:
     @staticmethod
     def _devices():
         """The NIC's network device in the machine's first namespace, if it is there."""
-        return [path for path in glob.glob("/sys/class/net/*") if Nic._read(f"{path}/address") == MAC]
+        # Not what bonding has there besides.
+        return [os.path.dirname(path) for path in glob.glob("/sys/class/net/*/address")
+                if Nic._read(path) == MAC]
 
     def plug_in(self, patiently):
         """Puts it in; gives its network device's name. `patiently` waits until a function is true."""
