@@ -30,6 +30,9 @@ const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
 /// How long a flow's first train waits for what the stack still has of the flow, in nanoseconds.
 const PATIENCE: u64 = 1_000_000;
+/// How long the driver may have a packet before it counts as sent, in nanoseconds: veth's has it until
+/// the receiver has read it.
+const GIVEN_MAX: u64 = 10_000_000;
 /// When it tries again if that was in vain, in nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
 /// How long a port that is taken away waits for what it has taken, in nanoseconds.
@@ -397,7 +400,10 @@ impl Queue {
     /// Lets go of what the driver has let go of; says whether that was any.
     fn let_go(&self, lists: &mut Lists, done: &mut Done) -> bool {
         let mut any = false;
-        while lists.given.first(|packet| packet.has_returned()) == Some(true) {
+        let now = now();
+        let is_sent =
+            |packet: &mut Outgoing| packet.has_returned() || packet.given_for(now) > GIVEN_MAX;
+        while lists.given.first(is_sent) == Some(true) {
             let Some(packet) = lists.given.pop() else {
                 break;
             };
@@ -418,13 +424,16 @@ impl Queue {
             if matches!(step, Step::Wait) {
                 break;
             }
-            let Some(packet) = lists.waiting.pop() else {
+            let Some(mut packet) = lists.waiting.pop() else {
                 break;
             };
             any = true;
             lists.datagrams = lists.datagrams.saturating_sub(packet.datagrams());
             match step {
-                Step::Given => lists.given.push(packet),
+                Step::Given => {
+                    packet.given_at(now());
+                    lists.given.push(packet);
+                }
                 Step::ToStack => {
                     packet.with_flow(|_, flow| {
                         // Those behind it wait until that has sent it.

@@ -41,7 +41,7 @@ const LINE: usize = 64;
 struct Note {
     /// Those of the frames that the driver was given last.
     page: *mut bindings::page,
-    /// Since when it waits, in nanoseconds; 0 if it hasn't begun to.
+    /// Since when it waits, or is with the driver, in nanoseconds; 0 if it hasn't begun to.
     since: u64,
     /// Bytes of payload that have left.
     left: u32,
@@ -329,6 +329,16 @@ impl Outgoing {
         let old = core::mem::replace(&mut self.note_mut().page, page.into_raw());
         drop(Pages::from_note(old));
         Some(frames)
+    }
+
+    /// Notes the time at which the driver was given all of it.
+    pub(crate) fn given_at(&mut self, now: u64) {
+        self.note_mut().since = now;
+    }
+
+    /// Nanoseconds since then, at the time `now`.
+    pub(crate) fn given_for(&self, now: u64) -> u64 {
+        now.saturating_sub(self.note().since)
     }
 
     /// Whether the driver has let go of all of it that it was given.
