@@ -30,21 +30,24 @@ const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
 /// How long a flow's first train waits for what the stack still has of the flow, in nanoseconds.
 const PATIENCE: u64 = 1_000_000;
+/// When it tries again if that was in vain, in nanoseconds.
+const PAUSE: u64 = 1_000_000_000;
 /// How long the driver may have a packet before it counts as sent, in nanoseconds: veth's has it until
 /// the receiver has read it.
 const GIVEN_MAX: u64 = 10_000_000;
-/// When it tries again if that was in vain, in nanoseconds.
-const PAUSE: u64 = 1_000_000_000;
 /// How long a port that is taken away waits for what it has taken, in nanoseconds.
 const CLOSING: u64 = 1_000_000_000;
 /// Datagrams that may wait on a queue, as many as fq_codel keeps.
 const WAITING_MAX: u32 = 10_240;
 
 global_lock! {
-    // SAFETY: `Direct::register` initializes it, before there is any port.
+    // SAFETY: `Ports::register` initializes it, before there is any port.
     /// Those of all network namespaces. Taken under RTNL, if that is held.
     unsafe(uninit) static PORTS: Mutex<KVec<Hooked>> = KVec::new();
 }
+
+/// The next port's number.
+static NUMBER: AtomicU32 = AtomicU32::new(1);
 
 /// Which way packets take.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -89,8 +92,8 @@ pub(crate) struct Counters {
 /// What the direct path knows of a flow.
 #[derive(Default)]
 pub(crate) struct Direct {
-    /// Its packets go directly where they can.
-    on: AtomicBool,
+    /// Number of the port that its packets go directly by, where they can; 0 for none.
+    port: AtomicU32,
     /// The stack may still have some that came before.
     entering: AtomicBool,
     /// The CPU whose queue has those that were taken.
@@ -106,24 +109,24 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
-    fn is_on(&self) -> bool {
-        self.on.load(Relaxed)
+    fn goes_by(&self, port: u32) -> bool {
+        self.port.load(Relaxed) == port
     }
 
-    /// Whether packets may go directly now, for the first time perhaps.
-    fn may_go(&self) -> bool {
-        if !self.is_on() {
+    /// Whether packets may go by a port now, for the first time perhaps.
+    fn may_go_by(&self, port: u32) -> bool {
+        if !self.goes_by(port) {
             if self.pause.load(Relaxed) > now() {
                 return false;
             }
             self.entering.store(true, Relaxed);
-            self.on.store(true, Relaxed);
+            self.port.store(port, Relaxed);
         }
         true
     }
 
     fn leave(&self) {
-        self.on.store(false, Relaxed);
+        self.port.store(0, Relaxed);
     }
 
     fn take(&self, packet: &Outgoing) {
@@ -144,6 +147,8 @@ impl Direct {
 
 /// A device whose driver is given frames.
 pub(crate) struct Port {
+    /// Not that of any other, earlier ones included.
+    number: u32,
     device: Arc<Device>,
     queues: KVec<Pin<KBox<Ticked>>>,
     /// It takes nothing more.
@@ -153,15 +158,17 @@ pub(crate) struct Port {
 
 impl Port {
     fn new(device: Device) -> Result<Self> {
+        let number = NUMBER.fetch_add(1, Relaxed);
         let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
         let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
         let mut queues = KVec::with_capacity(cpus(), GFP_KERNEL_ACCOUNT)?;
         for _ in 0..cpus() {
-            let queue = Queue::new(device.clone(), counters.clone())?;
+            let queue = Queue::new(number, device.clone(), counters.clone())?;
             let queue = KBox::try_pin_init(Ticked::new(queue), GFP_KERNEL_ACCOUNT)?;
             queues.push_within_capacity(queue).map_err(|_| ENOMEM)?;
         }
         Ok(Self {
+            number,
             device,
             queues,
             closing: AtomicBool::new(false),
@@ -213,17 +220,17 @@ impl Port {
         };
         let direct = &flow.direct;
         let held = direct.held.load(Relaxed);
-        if held == 0 && !direct.is_on() && !offer.is_train() {
+        if held == 0 && !direct.goes_by(self.number) && !offer.is_train() {
             return Verdict::Pass;
         }
         let can = !self.closing.load(Relaxed) && self.way() == Way::Direct && offer.is_plain();
-        if held == 0 && !(can && direct.may_go()) {
+        if held == 0 && !(can && direct.may_go_by(self.number)) {
             direct.leave();
             self.count_passed(&offer);
             return Verdict::Pass;
         }
         // Behind what the stack is to have, the stack is to have this one, too.
-        let directly = can && direct.is_on();
+        let directly = can && direct.goes_by(self.number);
         if !directly {
             self.count_passed(&offer);
         }
@@ -274,6 +281,8 @@ impl Drop for Port {
 /// What a CPU has of a port.
 #[pin_data]
 pub(crate) struct Queue {
+    /// The port's.
+    number: u32,
     device: Arc<Device>,
     counters: Arc<Counters>,
     #[pin]
@@ -320,7 +329,11 @@ enum Step {
 }
 
 impl Queue {
-    fn new(device: Arc<Device>, counters: Arc<Counters>) -> Result<impl PinInit<Self, Error>> {
+    fn new(
+        number: u32,
+        device: Arc<Device>,
+        counters: Arc<Counters>,
+    ) -> Result<impl PinInit<Self, Error>> {
         let lists = Lists {
             waiting: List::new()?,
             datagrams: 0,
@@ -330,6 +343,7 @@ impl Queue {
             done: Some(Done::new()?),
         };
         Ok(try_pin_init!(Self {
+            number,
             device,
             counters,
             lists <- new_spinlock!(lists, "kopi::Queue::lists"),
@@ -453,8 +467,12 @@ impl Queue {
         if packet.is_to_stack() {
             return self.may_pass_on(packet);
         }
+        let begun = packet.has_begun();
         let waited = packet.waited(now());
-        let ready = packet.with_flow(|sk, flow| may_leave(sk, flow, waited));
+        let ready = match begun {
+            true => None,
+            false => packet.with_flow(|sk, flow| self.may_leave(sk, flow, waited)),
+        };
         match ready {
             Some(Some(false)) => return Step::Wait,
             Some(None) => {
@@ -463,7 +481,6 @@ impl Queue {
             }
             Some(Some(true)) | None => {}
         }
-        let begun = packet.has_begun();
         let sent = packet.send(&self.device);
         if !begun && packet.has_begun() {
             packet.with_flow(|_, flow| flow.direct.given.fetch_add(1, Relaxed));
@@ -483,6 +500,29 @@ impl Queue {
                 self.may_pass_on(packet)
             }
         }
+    }
+
+    /// Whether a packet of a flow can be given to the driver now; `None` if the stack is to have it after
+    /// all, since it has had another one of the flow for too long, or since somebody looks at what leaves
+    /// who didn't when the packet came.
+    fn may_leave(&self, sk: &Sock, flow: &Flow, waited: u64) -> Option<bool> {
+        let direct = &flow.direct;
+        if !direct.goes_by(self.number) || self.device.is_tapped() {
+            return None;
+        }
+        if !direct.entering.load(Relaxed) {
+            return Some(true);
+        }
+        if direct.is_alone(sk) {
+            direct.entering.store(false, Relaxed);
+            return Some(true);
+        }
+        if waited < PATIENCE {
+            return Some(false);
+        }
+        direct.leave();
+        direct.pause.store(now().wrapping_add(PAUSE), Relaxed);
+        None
     }
 
     /// Whether the stack can have a packet: not before the driver has sent all that came earlier.
@@ -558,28 +598,6 @@ impl Lists {
     fn is_empty(&mut self) -> bool {
         self.waiting.first(|_| ()).is_none() && self.given.first(|_| ()).is_none()
     }
-}
-
-/// Whether a packet of a flow can be given to the driver now; `None` if the stack is to have it after all, since
-/// it has had another one of the flow for too long.
-fn may_leave(sk: &Sock, flow: &Flow, waited: u64) -> Option<bool> {
-    let direct = &flow.direct;
-    if !direct.is_on() {
-        return None;
-    }
-    if !direct.entering.load(Relaxed) {
-        return Some(true);
-    }
-    if direct.is_alone(sk) {
-        direct.entering.store(false, Relaxed);
-        return Some(true);
-    }
-    if waited < PATIENCE {
-        return Some(false);
-    }
-    direct.leave();
-    direct.pause.store(now().wrapping_add(PAUSE), Relaxed);
-    None
 }
 
 /// Makes a device a port: `ENODEV` if there is none, `EEXIST` if it is one, `EOPNOTSUPP` if its driver takes no

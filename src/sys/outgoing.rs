@@ -225,7 +225,7 @@ impl Outgoing {
 
     /// Whether some of it has left.
     pub(crate) fn has_begun(&self) -> bool {
-        self.note().left != 0
+        self.note().number != 0
     }
 
     /// Nanoseconds that it has waited, at the time `now`.
