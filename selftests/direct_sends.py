@@ -364,7 +364,7 @@ def ways_change(ynl):
         dropped = stack_dropped() - dropped
         allowed = dropped if way in ("tc", "qdisc") else 0
         kopi.check(f"{way}: nothing is lost, but what the stack drops itself",
-                   whole and len(lost) == allowed,
+                   whole and len(lost) <= allowed,
                    f"{len(lost)} of {len(sent)} lost, {dropped} dropped")
         if way != "detached":
             after = link(ynl)
@@ -380,7 +380,7 @@ def stack_is_slow(_ynl):
     host("ip addr add 203.0.113.1/24 dev slow0")
     host("ip link set slow0 up")
     host("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0")
-    host("tc qdisc add dev slow0 root tbf rate 4kbit burst 1600 limit 1m")
+    host("tc qdisc add dev slow0 root tbf rate 1kbit burst 1600 limit 1m")
     traffic = Traffic()
     with namespace("host"):
         flow = kopi.flow()
@@ -389,7 +389,6 @@ def stack_is_slow(_ynl):
     for number in range(3):
         channel.send(200 + number, pattern(number, 1300), ("203.0.113.2", PORT))
         channel.bell()
-    start = time.monotonic()
     sizes = [size for train in range(6) for size in [64 + train] * 16] + [80, 81, 82, 83, 84, 85]
     for number, size in enumerate(sizes):
         channel.send(1 + number, pattern(number, size), ("192.0.2.2", PORT))
@@ -402,9 +401,9 @@ def stack_is_slow(_ynl):
         channel.bell()
     traffic.sink.settimeout(20)
     came = [len(traffic.sink.recv(100)) for _ in sizes]
-    took = time.monotonic() - start
     kopi.check("what waits for the stack isn't overtaken", came == sizes, came)
-    kopi.check("and leaves before that has sent all", took < 2.5, took)
+    kept = json.loads(host("tc -s -j qdisc show dev slow0"))[0]["backlog"]
+    kopi.check("and leaves before that has sent all", kept > 0, kept)
     flow.close()
     channel.region.close()
     traffic.close()

@@ -30,7 +30,8 @@ const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
 /// How long a flow's first train waits for what the stack still has of the flow, in nanoseconds.
 const PATIENCE: u64 = 1_000_000;
-/// When it tries again if that was in vain, in nanoseconds.
+/// When it tries again if that was in vain; and how long the rest of a train waits for a driver that
+/// took its beginning and takes no more; in nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
 /// How long the driver may have a packet before it counts as sent, in nanoseconds: veth's has it until
 /// the receiver has read it.
@@ -379,7 +380,7 @@ impl Queue {
 
     fn drop(&self, packet: Outgoing) {
         packet.with_flow(|_, flow| flow.direct.let_go(&packet));
-        let datagrams = u64::from(packet.datagrams());
+        let datagrams = u64::from(packet.datagrams_left());
         self.counters.dropped.fetch_add(datagrams, Relaxed);
     }
 
@@ -494,6 +495,8 @@ impl Queue {
                 Step::Given
             }
             Sent::Some => Step::Wait,
+            // The program was taken away in its midst, or there is no memory: that may change.
+            Sent::Failed if packet.has_begun() && waited < PAUSE => Step::Wait,
             Sent::Failed if packet.has_begun() => Step::Drop,
             Sent::Failed => {
                 packet.leave_to_stack();

@@ -213,6 +213,11 @@ impl Outgoing {
         u32::from(self.note().datagrams)
     }
 
+    /// Of these, those that the driver wasn't given.
+    pub(crate) fn datagrams_left(&self) -> u32 {
+        u32::from(self.note().datagrams.saturating_sub(self.note().number))
+    }
+
     /// Whether it is for the stack to send on.
     pub(crate) fn is_to_stack(&self) -> bool {
         self.note().to_stack
