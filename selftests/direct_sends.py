@@ -336,7 +336,7 @@ def ways_change(ynl):
                 sent.append(range(traffic.sent, traffic.sent + 1 + number * 7 % BATCH))
                 traffic.send(len(sent[-1]), 300)
                 # The receiver has room for all of it, but not for all that could be sent.
-                time.sleep(0.003)
+                time.sleep(0.003 if number < 1500 else 0.1)
 
         thread = threading.Thread(target=run)
         thread.start()
