@@ -10,18 +10,20 @@
 
 use crate::flow::Flow;
 use crate::sys::{
-    context::{now, sleep, BottomHalvesOff},
+    context::{now, BottomHalvesOff},
     errno::eopnotsupp,
-    netdev::{self, cpus, this_cpu, Device, Hooked, Rtnl, Ticked},
+    netdev::{self, Device, Hooked, Rtnl, Ticked},
     outgoing::{List, Offer, Outgoing, Sent},
     pernet::NetRef,
     sock::Sock, //
 };
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use kernel::{
+    cpu::{nr_cpu_ids, CpuId},
     new_spinlock,
     prelude::*,
-    sync::{global_lock, rcu, Arc, SpinLock}, //
+    sync::{global_lock, rcu, Arc, SpinLock},
+    time::{delay::fsleep, Delta}, //
 };
 
 /// Between two looks at a queue on which something waits, or is with the driver, in nanoseconds; twice as long
@@ -136,6 +138,7 @@ impl Direct {
     }
 
     fn let_go(&self, packet: &Outgoing) {
+        self.given.fetch_sub(u32::from(packet.has_begun()), Relaxed);
         self.held.fetch_sub(1, Relaxed);
         self.charge.fetch_sub(packet.charge(), Relaxed);
     }
@@ -162,8 +165,8 @@ impl Port {
         let number = NUMBER.fetch_add(1, Relaxed);
         let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
         let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
-        let mut queues = KVec::with_capacity(cpus(), GFP_KERNEL_ACCOUNT)?;
-        for _ in 0..cpus() {
+        let mut queues = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..nr_cpu_ids() {
             let queue = Queue::new(number, device.clone(), counters.clone())?;
             let queue = KBox::try_pin_init(Ticked::new(queue), GFP_KERNEL_ACCOUNT)?;
             queues.push_within_capacity(queue).map_err(|_| ENOMEM)?;
@@ -186,7 +189,7 @@ impl Port {
             queue.queue.is_empty()
         };
         while !self.queues.iter().all(is_empty) && now() < end {
-            sleep(TICK);
+            fsleep(Delta::from_nanos(TICK as i64));
         }
     }
 
@@ -235,24 +238,28 @@ impl Port {
         if !directly {
             self.count_passed(&offer);
         }
-        let here = this_cpu();
-        let Some(own) = self.queues.get(here) else {
+        let here = CpuId::current().as_u32();
+        let Some(own) = self.queues.get(here as usize) else {
             return Verdict::Pass;
         };
         if directly {
-            offer.count(&self.device, here as u32 % self.device.queues().max(1));
+            offer.count(&self.device, here % self.device.queues().max(1));
         }
         let mut packet = offer.take(!directly);
         direct.take(&packet);
         // Behind those that were taken before, on another CPU perhaps.
-        let cpu = direct.cpu.load(Relaxed) as usize;
+        let cpu = direct.cpu.load(Relaxed);
         if held != 0 && cpu != here {
-            match self.queues.get(cpu).map(|queue| queue.queue.join(packet)) {
+            match self
+                .queues
+                .get(cpu as usize)
+                .map(|queue| queue.queue.join(packet))
+            {
                 Some(Err(back)) => packet = back,
                 _ => return Verdict::Taken,
             }
         }
-        direct.cpu.store(here as u32, Relaxed);
+        direct.cpu.store(here, Relaxed);
         own.queue.add(packet);
         own.look();
         Verdict::Taken
@@ -321,12 +328,19 @@ impl Done {
     }
 }
 
-/// What is to be done with the first of those that wait.
+/// What became of the first of those that waited.
 enum Step {
-    Wait,
     Given,
     ToStack,
     Drop,
+}
+
+/// Whether a packet can be given to the driver.
+enum Turn {
+    Now,
+    Later,
+    /// The stack is to have it.
+    Never,
 }
 
 impl Queue {
@@ -422,10 +436,7 @@ impl Queue {
             let Some(packet) = lists.given.pop() else {
                 break;
             };
-            packet.with_flow(|_, flow| {
-                flow.direct.given.fetch_sub(1, Relaxed);
-                flow.direct.let_go(&packet);
-            });
+            packet.with_flow(|_, flow| flow.direct.let_go(&packet));
             done.sent.push(packet);
             any = true;
         }
@@ -435,15 +446,11 @@ impl Queue {
     /// Sends those that wait, as far as they can be sent now; says whether any could.
     fn send(&self, lists: &mut Lists, done: &mut Done) -> bool {
         let mut any = false;
-        while let Some(step) = lists.waiting.first(|packet| self.step(packet)) {
-            if matches!(step, Step::Wait) {
-                break;
-            }
-            let Some(mut packet) = lists.waiting.pop() else {
+        while let Some(step) = lists.waiting.first(|packet| self.step(packet)).flatten() {
+            let Some(mut packet) = lists.pop_waiting() else {
                 break;
             };
             any = true;
-            lists.datagrams = lists.datagrams.saturating_sub(packet.datagrams());
             match step {
                 Step::Given => {
                     packet.given_at(now());
@@ -457,30 +464,30 @@ impl Queue {
                     });
                     done.to_stack.push(packet);
                 }
-                Step::Drop | Step::Wait => done.dropped.push(packet),
+                Step::Drop => done.dropped.push(packet),
             }
         }
         any
     }
 
-    /// Sends the first one, if its turn has come.
-    fn step(&self, packet: &mut Outgoing) -> Step {
+    /// Sends the first one, if its turn has come; `None` if it has to wait.
+    fn step(&self, packet: &mut Outgoing) -> Option<Step> {
         if packet.is_to_stack() {
             return self.may_pass_on(packet);
         }
         let begun = packet.has_begun();
         let waited = packet.waited(now());
-        let ready = match begun {
+        let turn = match begun {
             true => None,
-            false => packet.with_flow(|sk, flow| self.may_leave(sk, flow, waited)),
+            false => packet.with_flow(|sk, flow| self.turn(sk, flow, waited)),
         };
-        match ready {
-            Some(Some(false)) => return Step::Wait,
-            Some(None) => {
+        match turn.unwrap_or(Turn::Now) {
+            Turn::Now => {}
+            Turn::Later => return None,
+            Turn::Never => {
                 packet.leave_to_stack();
                 return self.may_pass_on(packet);
             }
-            Some(Some(true)) | None => {}
         }
         let sent = packet.send(&self.device);
         if !begun && packet.has_begun() {
@@ -492,12 +499,12 @@ impl Queue {
                 let counters = &self.counters;
                 counters.packets.fetch_add(u64::from(datagrams), Relaxed);
                 counters.trains.fetch_add(u64::from(datagrams > 1), Relaxed);
-                Step::Given
+                Some(Step::Given)
             }
-            Sent::Some => Step::Wait,
+            Sent::Some => None,
             // The program was taken away in its midst, or there is no memory: that may change.
-            Sent::Failed if packet.has_begun() && waited < PAUSE => Step::Wait,
-            Sent::Failed if packet.has_begun() => Step::Drop,
+            Sent::Failed if packet.has_begun() && waited < PAUSE => None,
+            Sent::Failed if packet.has_begun() => Some(Step::Drop),
             Sent::Failed => {
                 packet.leave_to_stack();
                 self.may_pass_on(packet)
@@ -505,34 +512,33 @@ impl Queue {
         }
     }
 
-    /// Whether a packet of a flow can be given to the driver now; `None` if the stack is to have it after
-    /// all, since it has had another one of the flow for too long, or since somebody looks at what leaves
-    /// who didn't when the packet came.
-    fn may_leave(&self, sk: &Sock, flow: &Flow, waited: u64) -> Option<bool> {
+    /// Whether a packet of a flow can be given to the driver; never if the stack has had another one of the
+    /// flow for too long, or if somebody looks at what leaves who didn't when the packet came.
+    fn turn(&self, sk: &Sock, flow: &Flow, waited: u64) -> Turn {
         let direct = &flow.direct;
         if !direct.goes_by(self.number) || self.device.is_tapped() {
-            return None;
+            return Turn::Never;
         }
         if !direct.entering.load(Relaxed) {
-            return Some(true);
+            return Turn::Now;
         }
         if direct.is_alone(sk) {
             direct.entering.store(false, Relaxed);
-            return Some(true);
+            return Turn::Now;
         }
         if waited < PATIENCE {
-            return Some(false);
+            return Turn::Later;
         }
         direct.leave();
         direct.pause.store(now().wrapping_add(PAUSE), Relaxed);
-        None
+        Turn::Never
     }
 
     /// Whether the stack can have a packet: not before the driver has sent all that came earlier.
-    fn may_pass_on(&self, packet: &Outgoing) -> Step {
+    fn may_pass_on(&self, packet: &Outgoing) -> Option<Step> {
         match packet.with_flow(|_, flow| flow.direct.given.load(Relaxed)) {
-            None | Some(0) => Step::ToStack,
-            Some(_) => Step::Wait,
+            None | Some(0) => Some(Step::ToStack),
+            Some(_) => None,
         }
     }
 
@@ -542,10 +548,6 @@ impl Queue {
             packet.finish();
         }
         while let Some(packet) = done.dropped.pop() {
-            let given = packet.has_begun();
-            packet.with_flow(|_, flow| {
-                flow.direct.given.fetch_sub(u32::from(given), Relaxed);
-            });
             self.drop(packet);
         }
         while let Some(packet) = done.to_stack.pop() {
@@ -556,32 +558,14 @@ impl Queue {
 
     /// Drops what waits, and lets go of what the driver has. Softirqs are off.
     fn empty(&self) {
-        loop {
-            let mut lists = self.lists.lock();
-            let given = lists.given.pop();
-            let waiting = match &given {
-                Some(_) => None,
-                None => lists.waiting.pop(),
-            };
-            if given.is_none() {
-                lists.datagrams = 0;
-            }
-            drop(lists);
-            match (given, waiting) {
-                (Some(packet), _) => {
-                    packet.with_flow(|_, flow| {
-                        flow.direct.given.fetch_sub(1, Relaxed);
-                        flow.direct.let_go(&packet);
-                    });
-                    packet.finish();
-                }
-                (None, Some(packet)) => {
-                    let begun = u32::from(packet.has_begun());
-                    packet.with_flow(|_, flow| flow.direct.given.fetch_sub(begun, Relaxed));
-                    self.drop(packet);
-                }
-                (None, None) => break,
-            }
+        let given = || self.lists.lock().given.pop();
+        while let Some(packet) = given() {
+            packet.with_flow(|_, flow| flow.direct.let_go(&packet));
+            packet.finish();
+        }
+        let waiting = || self.lists.lock().pop_waiting();
+        while let Some(packet) = waiting() {
+            self.drop(packet);
         }
     }
 }
@@ -596,6 +580,13 @@ impl Lists {
         self.datagrams = all;
         self.waiting.push(packet);
         None
+    }
+
+    /// Takes the first of those that wait.
+    fn pop_waiting(&mut self) -> Option<Outgoing> {
+        let packet = self.waiting.pop()?;
+        self.datagrams = self.datagrams.saturating_sub(packet.datagrams());
+        Some(packet)
     }
 
     fn is_empty(&mut self) -> bool {

@@ -7,7 +7,6 @@
 #include <linux/cgroup.h>
 #include <linux/cpumask.h>
 #include <linux/cred.h>
-#include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/if_arp.h>
 #include <linux/ip.h>
@@ -584,11 +583,6 @@ bool kopi_cpu_online(unsigned int cpu)
 uid_t kopi_current_uid(void)
 {
 	return from_kuid(&init_user_ns, current_uid());
-}
-
-void kopi_fsleep(unsigned long us)
-{
-	fsleep(us);
 }
 
 u64 kopi_ktime_get_ns(void)
@@ -1387,45 +1381,25 @@ bool kopi_egress_is_last(const struct net_device *dev, const void *port)
 	return e && e->hooks[e->num_hook_entries - 1].priv == port;
 }
 
-unsigned int kopi_nf_accept(void)
-{
-	return NF_ACCEPT;
-}
-
-unsigned int kopi_nf_stolen(void)
-{
-	return NF_STOLEN;
-}
-
 static enum hrtimer_restart tick(struct hrtimer *timer)
 {
-	kopi_tick(container_of(timer, struct kopi_tick, timer));
+	kopi_tick(timer);
 	return HRTIMER_NORESTART;
 }
 
-void kopi_hrtimer_setup(struct kopi_tick *to)
+void kopi_hrtimer_setup(struct hrtimer *timer)
 {
-	hrtimer_setup(&to->timer, tick, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_SOFT);
+	hrtimer_setup(timer, tick, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_SOFT);
 }
 
-void kopi_hrtimer_start(struct kopi_tick *tick, u64 ns)
+void kopi_hrtimer_start(struct hrtimer *timer, u64 ns)
 {
-	hrtimer_start(&tick->timer, ns_to_ktime(ns), HRTIMER_MODE_REL_PINNED_SOFT);
+	hrtimer_start(timer, ns_to_ktime(ns), HRTIMER_MODE_REL_PINNED_SOFT);
 }
 
-void kopi_hrtimer_cancel(struct kopi_tick *tick)
+void kopi_hrtimer_cancel(struct hrtimer *timer)
 {
-	hrtimer_cancel(&tick->timer);
-}
-
-unsigned int kopi_smp_processor_id(void)
-{
-	return smp_processor_id();
-}
-
-unsigned int kopi_nr_cpu_ids(void)
-{
-	return nr_cpu_ids;
+	hrtimer_cancel(timer);
 }
 
 u16 kopi_skb_gso_segs(const struct sk_buff *skb)
@@ -1524,9 +1498,4 @@ void kopi_put_page(struct page *page)
 unsigned int kopi_get_order(unsigned long size)
 {
 	return get_order(size);
-}
-
-unsigned int kopi_skb_shared_info_size(void)
-{
-	return SKB_DATA_ALIGN(sizeof(struct skb_shared_info));
 }

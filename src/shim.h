@@ -22,11 +22,6 @@ struct cred;
 struct flowi4;
 struct vm_area_struct;
 
-/* A timer of a direct path's queue. */
-struct kopi_tick {
-	struct hrtimer timer;
-};
-
 /* module */
 int kopi_family_parameter(void);
 unsigned int kopi_copybreak_parameter(void);
@@ -143,7 +138,6 @@ void kopi_cond_resched_tasks_rcu_qs(void);
 bool kopi_cpu_online(unsigned int cpu);
 uid_t kopi_current_uid(void);
 u64 kopi_ktime_get_ns(void);
-void kopi_fsleep(unsigned long us);
 bool kopi_signal_pending(void);
 void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table);
 bool kopi_wq_has_sleeper(wait_queue_head_t *queue);
@@ -298,14 +292,10 @@ void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct
 void kopi_egress_ops_init(struct nf_hook_ops *ops, struct net_device *dev, void *port);
 bool kopi_egress_is_last(const struct net_device *dev, const void *port);
 unsigned int kopi_egress(void *port, struct sk_buff *skb);
-void kopi_hrtimer_setup(struct kopi_tick *tick);
-void kopi_hrtimer_start(struct kopi_tick *tick, u64 ns);
-void kopi_hrtimer_cancel(struct kopi_tick *tick);
-void kopi_tick(struct kopi_tick *tick);
-unsigned int kopi_smp_processor_id(void);
-unsigned int kopi_nr_cpu_ids(void);
-unsigned int kopi_nf_accept(void);
-unsigned int kopi_nf_stolen(void);
+void kopi_hrtimer_setup(struct hrtimer *timer);
+void kopi_hrtimer_start(struct hrtimer *timer, u64 ns);
+void kopi_hrtimer_cancel(struct hrtimer *timer);
+void kopi_tick(struct hrtimer *timer);
 u16 kopi_skb_gso_segs(const struct sk_buff *skb);
 bool kopi_skb_is_udp_train(const struct sk_buff *skb);
 bool kopi_skb_is_plain(const struct sk_buff *skb);
@@ -325,6 +315,5 @@ int kopi_page_ref_count(const struct page *page);
 void kopi_page_ref_add(struct page *page, int n);
 void kopi_put_page(struct page *page);
 unsigned int kopi_get_order(unsigned long size);
-unsigned int kopi_skb_shared_info_size(void);
 
 #endif /* _KOPI_SHIM_H */

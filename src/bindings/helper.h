@@ -54,6 +54,8 @@ static const u64 KOPI_CONST_VM_MAYEXEC = VM_MAYEXEC;
 static const u64 KOPI_CONST_VM_DONTEXPAND = VM_DONTEXPAND;
 static const u64 KOPI_CONST_VM_MAP = VM_MAP;
 static const u32 KOPI_CONST_PAGE_SIZE = PAGE_SIZE;
+static const u32 KOPI_CONST_SKB_SHARED_INFO_SIZE =
+	SKB_DATA_ALIGN(sizeof(struct skb_shared_info));
 static const u32 KOPI_CONST_LOOKUP_FOLLOW = LOOKUP_FOLLOW;
 static const u32 KOPI_CONST_GFP_KERNEL = (__force u32)GFP_KERNEL;
 static const u32 KOPI_CONST_GFP_ATOMIC = (__force u32)GFP_ATOMIC;

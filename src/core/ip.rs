@@ -6,7 +6,8 @@
 
 use super::rule::{mapped, unmapped, Peer};
 
-const UDP: u8 = 17;
+/// UDP's number among the protocols of IP.
+pub const UDP: u8 = 17;
 const UDP_LEN: u16 = HEADER_UDP as u16;
 /// Bytes of IPv4's header without options.
 pub const HEADER_IP_V4: usize = 20;

@@ -5,13 +5,13 @@
 //!
 //! RFC 768, RFC 791, RFC 1071, RFC 8200.
 
+use super::ip::{HEADER_IP_V4, HEADER_UDP, UDP};
+
 /// Bytes of Ethernet's header.
-pub const HEADER_ETHERNET: usize = 14;
+const HEADER_ETHERNET: usize = 14;
 /// Bytes of the longest headers that are taken: those of IPv6 without extensions.
 pub const HEADERS_MAX: usize = HEADER_ETHERNET + 40 + HEADER_UDP;
 
-const HEADER_UDP: usize = super::ip::HEADER_UDP;
-const UDP: u8 = 17;
 const IPV4: [u8; 2] = [0x08, 0x00];
 const IPV6: [u8; 2] = [0x86, 0xdd];
 /// Of the word with the offset of a fragment: that, and whether more come.
@@ -72,7 +72,7 @@ impl Headers {
         let (ethernet, ip) = packet.split_at_checked(HEADER_ETHERNET)?;
         let (ip_len, addresses, id, ip_sum) = match *ethernet.last_chunk::<2>()? {
             IPV4 => {
-                let header = ip.first_chunk::<20>()?;
+                let header = ip.first_chunk::<HEADER_IP_V4>()?;
                 let fragment = u16::from_be_bytes([header[6], header[7]]) & FRAGMENT;
                 if header[0] != 0x45 || header[9] != UDP || fragment != 0 {
                     return None;
@@ -124,8 +124,8 @@ impl Headers {
             to.copy_from_slice(from);
         }
         let udp_len = payload.wrapping_add(HEADER_UDP as u16);
-        if self.udp == HEADER_ETHERNET + 20 {
-            let total = udp_len.wrapping_add(20);
+        if self.udp == HEADER_ETHERNET + HEADER_IP_V4 {
+            let total = udp_len.wrapping_add(HEADER_IP_V4 as u16);
             let id = self.id.wrapping_add(number);
             let checksum = fold(
                 u64::from(self.ip_sum)

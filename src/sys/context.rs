@@ -66,12 +66,6 @@ pub(crate) fn pause() {
     unsafe { bindings::kopi_cond_resched_tasks_rcu_qs() }
 }
 
-/// Sleeps for about so many nanoseconds. Process context.
-pub(crate) fn sleep(ns: u64) {
-    // SAFETY: The caller is in process context and holds no spinlock.
-    unsafe { bindings::kopi_fsleep(ns as usize / 1000) }
-}
-
 /// Nanoseconds of a clock that never goes back. Any context.
 pub(crate) fn now() -> u64 {
     // SAFETY: Reads a clock.

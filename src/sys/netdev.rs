@@ -219,12 +219,9 @@ unsafe extern "C" fn kopi_egress(port: *mut c_void, skb: *mut bindings::sk_buff)
             None => Verdict::Pass,
         }
     };
-    // SAFETY: Numbers.
-    unsafe {
-        match verdict {
-            Verdict::Pass => bindings::kopi_nf_accept(),
-            Verdict::Taken => bindings::kopi_nf_stolen(),
-        }
+    match verdict {
+        Verdict::Pass => bindings::NF_ACCEPT,
+        Verdict::Taken => bindings::NF_STOLEN,
     }
 }
 
@@ -232,7 +229,7 @@ unsafe extern "C" fn kopi_egress(port: *mut c_void, skb: *mut bindings::sk_buff)
 #[pin_data(PinnedDrop)]
 pub(crate) struct Ticked {
     #[pin]
-    timer: Opaque<bindings::kopi_tick>,
+    timer: Opaque<bindings::hrtimer>,
     #[pin]
     pub(crate) queue: Queue,
 }
@@ -275,24 +272,12 @@ impl PinnedDrop for Ticked {
 ///
 /// To be called by the kernel only, by a timer of [`Ticked`].
 #[no_mangle]
-unsafe extern "C" fn kopi_tick(timer: *mut bindings::kopi_tick) {
-    let timer = timer.cast::<Opaque<bindings::kopi_tick>>();
+unsafe extern "C" fn kopi_tick(timer: *mut bindings::hrtimer) {
+    let timer = timer.cast::<Opaque<bindings::hrtimer>>();
     // SAFETY: The timer is part of what it is of, which outlives it.
     let ticked = unsafe { &*kernel::container_of!(timer, Ticked, timer) };
     ticked.queue.reap();
     ticked.look();
-}
-
-/// The number of this CPU; softirqs are off.
-pub(crate) fn this_cpu() -> usize {
-    // SAFETY: The caller doesn't change CPUs.
-    unsafe { bindings::kopi_smp_processor_id() as usize }
-}
-
-/// How many CPUs there can be.
-pub(crate) fn cpus() -> usize {
-    // SAFETY: A number that doesn't change.
-    unsafe { bindings::kopi_nr_cpu_ids() as usize }
 }
 
 /// While it lives, the direct path hears of devices that go.

@@ -43,8 +43,6 @@ struct Note {
     page: *mut bindings::page,
     /// Since when it waits, or is with the driver, in nanoseconds; 0 if it hasn't begun to.
     since: u64,
-    /// Bytes of payload that have left.
-    left: u32,
     /// Datagrams that have left.
     number: u16,
     /// Datagrams that there are.
@@ -112,9 +110,8 @@ impl<'a> Offer<'a> {
             note(self.as_ptr()).write(Note {
                 page: ptr::null_mut(),
                 since: 0,
-                left: 0,
                 number: 0,
-                datagrams: datagrams(self.as_ptr()),
+                datagrams: bindings::kopi_skb_gso_segs(self.as_ptr()).max(1),
                 to_stack,
             });
         }
@@ -131,16 +128,6 @@ fn note(skb: *mut bindings::sk_buff) -> *mut Note {
     }
     // SAFETY: Only the place is taken, of a field of a valid skb; it is aligned to 8 bytes.
     unsafe { (&raw mut (*skb).cb).cast() }
-}
-
-/// Number of datagrams.
-///
-/// # Safety
-///
-/// A valid skb.
-unsafe fn datagrams(skb: *mut bindings::sk_buff) -> u16 {
-    // SAFETY: As required of the caller.
-    unsafe { bindings::kopi_skb_gso_segs(skb) }.max(1)
 }
 
 /// The headers of a packet: `None` if it is no plain datagram.
@@ -256,7 +243,7 @@ impl Outgoing {
             segment => segment,
         };
         loop {
-            let left = self.note().left;
+            let left = self.left(segment, payload);
             let Some(mut frames) = self.frames(&headers, segment, payload) else {
                 return Sent::Failed;
             };
@@ -266,7 +253,6 @@ impl Outgoing {
                 return Sent::Failed;
             };
             let note = self.note_mut();
-            note.left = payload.min(left.saturating_add(sent.saturating_mul(segment)));
             note.number = note.number.wrapping_add(sent as u16);
             if sent < ready {
                 device.flush();
@@ -278,13 +264,17 @@ impl Outgoing {
         }
     }
 
+    /// Bytes of payload that have left.
+    fn left(&self, segment: u32, payload: u32) -> u32 {
+        payload.min(u32::from(self.note().number).saturating_mul(segment))
+    }
+
     /// Makes the next frames of it: `None` without memory.
     fn frames(&mut self, headers: &Headers, segment: u32, payload: u32) -> Option<Frames> {
-        let (left, number) = (self.note().left, self.note().number);
+        let (left, number) = (self.left(segment, payload), self.note().number);
         let whole = headers.size().checked_add(segment as usize)?;
         let start = size_of::<bindings::xdp_frame>().next_multiple_of(LINE) + HEADROOM;
-        // SAFETY: A number.
-        let tail = unsafe { bindings::kopi_skb_shared_info_size() } as usize;
+        let tail = bindings::KOPI_CONST_SKB_SHARED_INFO_SIZE as usize;
         let slot = start
             .checked_add(whole)?
             .next_multiple_of(LINE)
