@@ -145,6 +145,16 @@ received_zero_copy() {
 received_zero_copy none
 nft10 znear input
 received_zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
+# Merged before they are skbs.
+in_near kopictl attach near0 || failed=1
+received none --modes kopi_direct,kopi_direct_merged
+nft10 near input
+received nft10 --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_merged
+also_conntrack near input
+received nft10_conntrack --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_merged --payloads 64
+in_near nft delete table inet more
+no_nft near
+in_near kopictl detach near0
 # These leave nothing to the stack, which would answer; tc's ingress is behind AF_PACKET.
 in_near tc qdisc add dev near0 clsact
 in_near tc filter add dev near0 ingress matchall action drop

@@ -66,12 +66,21 @@ enum Mode {
     KopiTrain,
     /// As that, with trains as they came
     KopiMerged,
+    /// As `kopi_train`, from a device that is attached
+    KopiDirect,
+    /// As `kopi_merged`, from a device that is attached
+    KopiDirectMerged,
 }
 
 impl Mode {
     /// Whether the stack may merge its packets to trains.
     fn has_trains(self) -> bool {
-        matches!(self, Self::UdpGro | Self::KopiTrain | Self::KopiMerged)
+        matches!(self, Self::UdpGro | Self::KopiTrain | Self::KopiMerged) || self.is_direct()
+    }
+
+    /// Whether it needs a device that is attached.
+    fn is_direct(self) -> bool {
+        matches!(self, Self::KopiDirect | Self::KopiDirectMerged)
     }
 
     /// Whether policies that look at packets on their way to a socket see it.
@@ -109,8 +118,12 @@ impl Mode {
             Self::AfPacket => Box::new(packet_ring::PacketRing::new(device)?),
             Self::AfXdpCopy => Box::new(xdp::Xdp::new(device, false)?),
             Self::AfXdpZeroCopy => Box::new(xdp::Xdp::new(device, true)?),
-            Self::Kopi | Self::KopiTrain | Self::KopiMerged => {
-                let merged = self == Self::KopiMerged;
+            Self::Kopi
+            | Self::KopiTrain
+            | Self::KopiMerged
+            | Self::KopiDirect
+            | Self::KopiDirectMerged => {
+                let merged = matches!(self, Self::KopiMerged | Self::KopiDirectMerged);
                 Box::new(rings::Rings::new(flow()?, self.has_trains(), merged)?)
             }
         })
@@ -252,7 +265,7 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
         [] => Mode::value_variants()
             .iter()
             .copied()
-            .filter(|&mode| mode.meets_hooks() && mode != Mode::IoUring)
+            .filter(|&mode| mode.meets_hooks() && !mode.is_direct() && mode != Mode::IoUring)
             .collect(),
         modes => modes.to_vec(),
     };
