@@ -14,42 +14,33 @@ import threading
 import time
 
 import kopi
+from attached import ADDRESSES, CHANGES, SO_RCVBUFFORCE, detached, host, kopictl, link
 from control import ask, family, refused
-from equivalence import namespace, run_nft, sh
+from equivalence import namespace, payload, run_nft, sh
 
-SO_RCVBUFFORCE, ETH_P_ALL = 33, 3
-ADDRESSES = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
+SO_SNDBUFFORCE, ETH_P_ALL = 32, 3
 PORT, FROM = 7000, 7001
 BATCH = 32
-# Changes of the way, of each kind.
-CHANGES = int(os.environ.get("CHANGES", "15"))
-
-
-def pattern(number, size):
-    """What datagram `number` is to be."""
-    return (struct.pack(">I", number) * (size // 4 + 1))[:size]
 
 
 class Traffic:
     """A flow on a channel with trains, and who receives, in the other namespace."""
 
-    def __init__(self, version=4, port=PORT, device="eth0", here=None, there=None):
+    def __init__(self, version=4):
         near, far = ADDRESSES[version]
-        near, far = here or near, there or far
         kind = socket.AF_INET if version == 4 else socket.AF_INET6
         with namespace("peer"):
             self.sink = socket.socket(kind, socket.SOCK_DGRAM)
             self.sink.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-            self.sink.bind((far, port))
+            self.sink.bind((far, PORT))
         self.sink.setblocking(False)
         with namespace("host"):
             self.flow = kopi.flow() if version == 4 else kopi.flow(kopi.UDP6)
         self.flow.bind((near, FROM))
-        self.flow.connect((far, port))
+        self.flow.connect((far, PORT))
         self.channel = kopi.Channel(self.flow, flags=kopi.TRAINS, frames=4 * BATCH, tx=4 * BATCH,
                                     completion=4 * BATCH)
         self.free = list(range(4 * BATCH))
-        self.device = device
         self.sent = self.taken = 0
         self.sources = set()
 
@@ -71,7 +62,7 @@ class Traffic:
             now = min(count, batch)
             kopi.wait_until(lambda: (self.channel.bell(), self.reap(), len(self.free) >= now)[2])
             for _ in range(now):
-                self.channel.send(self.free.pop(), pattern(self.sent, size))
+                self.channel.send(self.free.pop(), payload(self.sent, size))
                 self.sent += 1
             self.channel.bell()
             count -= now
@@ -89,28 +80,11 @@ class Traffic:
                 time.sleep(0.001)
                 continue
             self.sources.add(source[:2])
-            if data != pattern(self.taken, size):
+            if data != payload(self.taken, size):
                 number = struct.unpack_from(">I", data)[0] if len(data) >= 4 else "?"
                 return f"datagram {number} of {len(data)} bytes, and not {self.taken} of {size}"
             self.taken += 1
         return ""
-
-
-def link(ynl, name="eth0"):
-    """What is said of an attached device."""
-    with namespace("host"):
-        index = socket.if_nametoindex(name)
-    return next(each for each in ynl.dump("device-get", {}) if each["ifindex"] == index)
-
-
-def kopictl(*words, check=True):
-    """Runs kopictl in the host's namespace."""
-    return sh(" ".join(("nsenter --net=/run/netns/host kopictl", *words)), check=check)
-
-
-def host(command):
-    """Runs a command in the host's namespace."""
-    return sh(f"nsenter --net=/run/netns/host {command}")
 
 
 def rules(*lines):
@@ -174,16 +148,6 @@ def unprogrammed():
         os.unlink("/sys/fs/bpf/kept")
 
 
-@contextlib.contextmanager
-def detached():
-    """It isn't attached."""
-    kopictl("detach", "eth0")
-    try:
-        yield
-    finally:
-        kopictl("attach", "eth0")
-
-
 OTHERS = {"tc": filtered, "tap": tapped, "qdisc": queued, "monitor": monitored,
           "no-program": unprogrammed}
 
@@ -219,9 +183,8 @@ def data_is_whole(ynl):
 def device_fills(ynl):
     """More than the device's ring holds waits, and nobody loses any."""
     traffic = Traffic()
-    with namespace("peer"):
-        # What the peer's NIC can't take QEMU keeps, and the ring stays full meanwhile.
-        traffic.flow.setsockopt(socket.SOL_SOCKET, 32, 8 << 20)
+    # As much as can wait.
+    traffic.flow.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
     before = link(ynl)
     traffic.send(64 * BATCH, 1400)
     wrong = traffic.receive(1400)
@@ -261,7 +224,7 @@ def hooks_see_trains(ynl):
     before = link(ynl)
     # The hook says so, and a socket hears of it as it would without KOPI's part.
     for number in range(BATCH):
-        traffic.channel.send(traffic.free.pop(), pattern(number, 64))
+        traffic.channel.send(traffic.free.pop(), payload(number, 64))
     traffic.channel.bell()
     kopi.wait_until(lambda: traffic.channel.stats()["tx_taken"] == 5 * BATCH)
     kopi.check("what egress drops doesn't leave", link(ynl)["packets"] == before["packets"],
@@ -354,7 +317,7 @@ def ways_change(ynl):
             while not came or came[-1] != sent[-1][-1]:
                 data = traffic.sink.recv(65536)
                 came.append(struct.unpack_from(">I", data)[0])
-                assert data == pattern(came[-1], 300)
+                assert data == payload(came[-1], 300)
         traffic.sink.setblocking(False)
         traffic.taken = traffic.sent
         kopi.check(f"{way}: comes and goes, and nothing is overtaken", came == sorted(set(came)))
@@ -387,15 +350,15 @@ def stack_is_slow(_ynl):
     flow.bind(("0.0.0.0", FROM + 1))
     channel = kopi.Channel(flow, flags=kopi.TRAINS, frames=256, tx=256, completion=256)
     for number in range(3):
-        channel.send(200 + number, pattern(number, 1300), ("203.0.113.2", PORT))
+        channel.send(200 + number, payload(number, 1300), ("203.0.113.2", PORT))
         channel.bell()
     sizes = [size for train in range(6) for size in [64 + train] * 16] + [80, 81, 82, 83, 84, 85]
     for number, size in enumerate(sizes):
-        channel.send(1 + number, pattern(number, size), ("192.0.2.2", PORT))
+        channel.send(1 + number, payload(number, size), ("192.0.2.2", PORT))
     # The trains at once, and the others when some of them have waited.
     channel.bell()
     for number in range(10):
-        channel.send(130 + number, pattern(number, 90 + number), ("192.0.2.2", PORT))
+        channel.send(130 + number, payload(number, 90 + number), ("192.0.2.2", PORT))
         sizes.append(90 + number)
         time.sleep(0.0004)
         channel.bell()
@@ -465,12 +428,12 @@ def devices_go(_ynl):
             sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             sink.bind(("198.51.100.2", PORT))
         for number in range(BATCH):
-            channel.send(number, pattern(number, 400))
+            channel.send(number, payload(number, 400))
         channel.bell()
         sink.settimeout(20)
         came = [sink.recv(1000) for _ in range(BATCH)]
         kopi.check(f"veth, {how}: all arrive, in order",
-                   came == [pattern(number, 400) for number in range(BATCH)])
+                   came == [payload(number, 400) for number in range(BATCH)])
         said = attached("going")
         kopi.check(f"veth, {how}: by the driver", said and said[0]["packets"] == BATCH, said)
         def again():
@@ -480,7 +443,7 @@ def devices_go(_ynl):
 
         def send():
             for number in range(BATCH):
-                channel.send(number, pattern(number, 400))
+                channel.send(number, payload(number, 400))
             channel.bell()
 
         again.free = 0

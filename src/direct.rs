@@ -9,13 +9,16 @@
 //! the stack gets none, and the other way round.
 
 use crate::flow::Flow;
+use crate::redirect::Receiver;
 use crate::sys::{
     context::{now, BottomHalvesOff},
     errno::eopnotsupp,
     netdev::{self, Device, Hooked, Rtnl, Ticked},
     outgoing::{List, Offer, Outgoing, Sent},
     pernet::NetRef,
-    sock::Sock, //
+    sock::Sock,
+    target::Target,
+    wanted::Wanted, //
 };
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use kernel::{
@@ -71,6 +74,16 @@ pub(crate) enum Way {
     Qdisc,
 }
 
+/// Which way what comes takes.
+pub(crate) enum WayIn {
+    /// Redirected by the device's XDP program.
+    Direct(Target),
+    /// By the stack, since the program is not one that does,
+    NoProgram,
+    /// or since checksums may be missing in what there is of a packet before it is an skb.
+    Virtual,
+}
+
 /// What becomes of a packet that the port was asked about.
 pub(crate) enum Verdict {
     /// It goes on.
@@ -90,6 +103,12 @@ pub(crate) struct Counters {
     pub(crate) passed: AtomicU64,
     /// Datagrams that were dropped: there were too many, no memory, or the device went down.
     pub(crate) dropped: AtomicU64,
+    /// Datagrams that were redirected.
+    pub(crate) received: AtomicU64,
+    /// Trains that were made of them.
+    pub(crate) merged: AtomicU64,
+    /// Those that were dropped for want of memory.
+    pub(crate) receive_dropped: AtomicU64,
 }
 
 /// What the direct path knows of a flow.
@@ -157,11 +176,13 @@ pub(crate) struct Port {
     queues: KVec<Pin<KBox<Ticked>>>,
     /// It takes nothing more.
     closing: AtomicBool,
+    pub(crate) way_in: WayIn,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl Port {
-    fn new(device: Device) -> Result<Self> {
+    /// Under RTNL.
+    fn new(device: Device, wanted: Option<Wanted>) -> Result<Self> {
         let number = NUMBER.fetch_add(1, Relaxed);
         let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
         let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
@@ -171,11 +192,20 @@ impl Port {
             let queue = KBox::try_pin_init(Ticked::new(queue), GFP_KERNEL_ACCOUNT)?;
             queues.push_within_capacity(queue).map_err(|_| ENOMEM)?;
         }
+        let way_in = match wanted {
+            None => WayIn::NoProgram,
+            Some(_) if device.is_virtual() => WayIn::Virtual,
+            Some(wanted) => {
+                let receiver = Receiver::new(device.clone(), wanted, counters.clone())?;
+                WayIn::Direct(Target::new(receiver)?)
+            }
+        };
         Ok(Self {
             number,
             device,
             queues,
             closing: AtomicBool::new(false),
+            way_in,
             counters,
         })
     }
@@ -595,8 +625,8 @@ impl Lists {
 }
 
 /// Makes a device a port: `ENODEV` if there is none, `EEXIST` if it is one, `EOPNOTSUPP` if its driver takes no
-/// frames, `ENOMEM`. Process context.
-pub(crate) fn attach(net: &NetRef, ifindex: u32) -> Result {
+/// frames, `ENOMEM`. What comes is redirected by its program as far as `wanted` says. Process context.
+pub(crate) fn attach(net: &NetRef, ifindex: u32, wanted: Option<Wanted>) -> Result {
     let _rtnl = Rtnl::lock();
     let device = Device::get(net, ifindex)?;
     if !device.is_ethernet() || !device.has_driver() {
@@ -607,7 +637,7 @@ pub(crate) fn attach(net: &NetRef, ifindex: u32) -> Result {
         return Err(EEXIST);
     }
     ports.reserve(1, GFP_KERNEL_ACCOUNT)?;
-    let hooked = Hooked::new(Port::new(device)?)?;
+    let hooked = Hooked::new(Port::new(device, wanted)?)?;
     ports.push_within_capacity(hooked).map_err(|_| ENOMEM)
 }
 
@@ -641,6 +671,17 @@ pub(crate) fn empty(mut is_it: impl FnMut(&Device) -> bool) {
     for hooked in PORTS.lock().iter() {
         if is_it(hooked.port().device()) {
             hooked.port().empty();
+        }
+    }
+}
+
+/// Has some devices' programs redirect as far as that can be, now that their features have changed. Process
+/// context, under RTNL.
+pub(crate) fn follow(mut is_it: impl FnMut(&Device) -> bool) {
+    for hooked in PORTS.lock().iter() {
+        let port = hooked.port();
+        if let (true, WayIn::Direct(target)) = (is_it(port.device()), &port.way_in) {
+            target.follow();
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::sys::{
     wait::PollTable, //
 };
 use crate::tx;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use kernel::{
     prelude::*,
     sync::{
@@ -145,6 +145,8 @@ pub(crate) struct Flow {
     pub(crate) counters: Counters,
     /// What the direct path knows of it.
     pub(crate) direct: Direct,
+    /// The local port that programs of XDP redirect for it; 0 for none.
+    redirected: AtomicU16,
     /// Somebody may have come to wait for the socket, as epoll does once and for all, before it had
     /// a channel.
     polled_early: Atomic<bool>,
@@ -221,6 +223,33 @@ impl Flow {
         })
     }
 
+    /// Has programs of XDP redirect what comes to the flow's port, which may be another than before, if its
+    /// channel takes trains. Process context.
+    pub(crate) fn follow_port(&self, sk: &Sock) {
+        let port = u16::from_be(sk.local_port());
+        if port != self.redirected.load(Ordering::Relaxed)
+            && self.channel().is_some_and(|channel| channel.has_trains())
+        {
+            self.redirect(port);
+        }
+    }
+
+    /// Has them redirect what comes to one port and no other; 0 for none.
+    fn redirect(&self, port: u16) {
+        let Some(policy) = self.policy() else {
+            return;
+        };
+        let mut listening = policy.net().listening.lock();
+        if port != 0 && listening.add(port).is_err() {
+            // It comes by the stack, as it would without a program.
+            return;
+        }
+        match self.redirected.swap(port, Ordering::Relaxed) {
+            0 => {}
+            before => listening.remove(before),
+        }
+    }
+
     /// The flow's number on its channel; 0 without one.
     pub(crate) fn number(&self) -> u32 {
         self.attachment.as_ref().map_or(0, |at| at.number)
@@ -294,6 +323,7 @@ impl Flow {
                 pr_debug!("a channel isn't listed: {}\n", error.to_errno());
             }
         }
+        self.follow_port(socket.sk());
         family::take_over::<Flow>(socket);
         // What came before goes to the ring, too.
         family::poke::<Flow>(socket);
@@ -356,6 +386,7 @@ impl Protocol for Flow {
             attachment: SetOnce::new(),
             counters: Counters::default(),
             direct: Direct::default(),
+            redirected: AtomicU16::new(0),
             polled_early: Atomic::new(false),
             refused: Atomic::new(0),
             _charge: Charge::new(net, one)?,
@@ -381,6 +412,7 @@ impl Protocol for Flow {
                 drop(unlisted);
             }
         }
+        self.redirect(0);
         tell(self, socket.sk(), Event::Closed);
         policy.net().close(self.id(), &self.stats());
     }
@@ -402,6 +434,7 @@ impl Protocol for Flow {
         let policy = self.policy().ok_or(EINVAL)?;
         let port = u16::from_be(socket.sk().local_port());
         self.permit(socket, policy.may_bind(socket.sk(), port), Event::Denied)?;
+        self.follow_port(socket.sk());
         tell(self, socket.sk(), Event::Bound);
         Ok(())
     }
@@ -431,6 +464,7 @@ impl Protocol for Flow {
             policy.may_connect(socket.sk(), &peer),
             Event::Denied,
         )?;
+        self.follow_port(socket.sk());
         tell(self, socket.sk(), Event::Connected);
         Ok(())
     }

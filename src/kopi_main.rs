@@ -11,6 +11,7 @@ mod engine;
 mod flow;
 mod identity;
 mod limits;
+mod listening;
 mod monitor;
 mod netlink;
 mod netns;
@@ -18,6 +19,7 @@ mod netns;
 #[allow(dead_code, unreachable_pub)]
 #[path = "core/mod.rs"]
 mod pure;
+mod redirect;
 mod routes;
 mod rules;
 mod rx;

@@ -6,6 +6,7 @@
 //! is taken last of all.
 
 use crate::channel::Channel;
+use crate::listening::Listening;
 use crate::pure::abi::Stats;
 use crate::rules::RuleSet;
 use crate::sys::{
@@ -57,6 +58,9 @@ pub(crate) struct Net {
     pub(crate) changing: Mutex<()>,
     /// Calls and live flows that rules stopped.
     pub(crate) denied: Atomic<u64>,
+    /// Taken last, in process context.
+    #[pin]
+    pub(crate) listening: Mutex<Listening>,
     /// Where packets are shown to who looks.
     #[pin]
     pub(crate) monitors: Devices,
@@ -80,6 +84,7 @@ impl Net {
                 in_force: Atomic::new(false),
                 changing <- new_mutex!((), "kopi::Net::changing"),
                 denied: Atomic::new(0),
+                listening <- new_mutex!(Listening::new(), "kopi::Net::listening"),
                 monitors <- Devices::new(),
             }),
             GFP_KERNEL,

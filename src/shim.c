@@ -1242,13 +1242,124 @@ bool kopi_skb_is_ip(const struct sk_buff *skb)
 	return skb->protocol == htons(ETH_P_IP) || skb->protocol == htons(ETH_P_IPV6);
 }
 
+static int target_open(struct net_device *dev)
+{
+	return kopi_target_open(*(void **)netdev_priv(dev));
+}
+
+static int target_stop(struct net_device *dev)
+{
+	kopi_target_stop(*(void **)netdev_priv(dev));
+	return 0;
+}
+
+static int target_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags)
+{
+	return kopi_target_xmit(*(void **)netdev_priv(dev), n, frames, flags);
+}
+
+static const struct net_device_ops target_ops = {
+	.ndo_open = target_open,
+	.ndo_stop = target_stop,
+	.ndo_start_xmit = mon_xmit,
+	.ndo_xdp_xmit = target_xdp_xmit,
+};
+
+static void target_setup(struct net_device *dev)
+{
+	dev->type = ARPHRD_NONE;
+	dev->priv_flags |= IFF_NO_QUEUE | IFF_NO_ADDRCONF;
+	dev->lltx = true;
+	dev->netns_immutable = true;
+	dev->netdev_ops = &target_ops;
+	dev->needs_free_netdev = true;
+	dev->flags = IFF_NOARP;
+	dev->mtu = ETH_MAX_MTU;
+	dev->xdp_features = NETDEV_XDP_ACT_NDO_XMIT;
+}
+
+struct net_device *kopi_target_new(struct net *net, void *receiver)
+{
+	struct net_device *dev;
+
+	dev = alloc_netdev(sizeof(void *), "kopirx%d", NET_NAME_ENUM, target_setup);
+	if (dev) {
+		dev_net_set(dev, net);
+		*(void **)netdev_priv(dev) = receiver;
+	}
+	return dev;
+}
+
+bool kopi_dev_is_up(const struct net_device *dev)
+{
+	return dev->flags & IFF_UP;
+}
+
+bool kopi_dev_is_virtual(const struct net_device *dev)
+{
+	return dev->rtnl_link_ops;
+}
+
+bool kopi_dev_strips_vlans(const struct net_device *dev)
+{
+	return dev->features & (NETIF_F_HW_VLAN_CTAG_RX | NETIF_F_HW_VLAN_STAG_RX);
+}
+
+bool kopi_dev_merges_received(const struct net_device *dev)
+{
+	return dev->features & NETIF_F_GRO;
+}
+
+bool kopi_udp_wants_trains(const struct sock *sk)
+{
+	return udp_test_bit(GRO_ENABLED, sk);
+}
+
+void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *frame,
+			    unsigned int skip, unsigned int len)
+{
+	const void *start = frame->data + skip;
+	struct page *page = virt_to_head_page(start);
+
+	if (frame->mem_type == MEM_TYPE_PAGE_POOL)
+		skb_mark_for_recycle(skb);
+	skb_add_rx_frag(skb, i, page, start - page_address(page), len, frame->frame_sz);
+}
+
+void kopi_skb_set_verified(struct sk_buff *skb)
+{
+	skb->ip_summed = CHECKSUM_UNNECESSARY;
+}
+
+/* As udp_gro_complete_segment(). */
+void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs)
+{
+	skb->csum_start = skb_headroom(skb) + udp;
+	skb->csum_offset = offsetof(struct udphdr, check);
+	skb->ip_summed = CHECKSUM_PARTIAL;
+	skb_shinfo(skb)->gso_size = size;
+	skb_shinfo(skb)->gso_segs = segs;
+	skb_shinfo(skb)->gso_type = SKB_GSO_UDP_L4;
+}
+
+void kopi_skb_set_received(struct sk_buff *skb, struct net_device *dev)
+{
+	skb->protocol = eth_type_trans(skb, dev);
+}
+
 static int netdev_event(struct notifier_block *block, unsigned long event, void *info)
 {
 	struct net_device *dev = netdev_notifier_info_to_dev(info);
 
+	/* They come and go with ports. */
+	if (dev->netdev_ops == &target_ops)
+		return NOTIFY_DONE;
 	switch (event) {
 	case NETDEV_DOWN:
 		kopi_device_down(dev);
+		break;
+	case NETDEV_FEAT_CHANGE:
+		kopi_device_changed(dev);
 		break;
 	case NETDEV_UNREGISTER:
 		kopi_device_going(dev);

@@ -267,6 +267,20 @@ unsigned int kopi_skb_headlen(const struct sk_buff *skb);
 void kopi_skb_gso_reset(struct sk_buff *skb);
 void kopi_skb_reset_mac_header(struct sk_buff *skb);
 void kopi_skb_reset_network_header(struct sk_buff *skb);
+int kopi_target_open(void *receiver);
+void kopi_target_stop(void *receiver);
+int kopi_target_xmit(void *receiver, int n, struct xdp_frame **frames, u32 flags);
+struct net_device *kopi_target_new(struct net *net, void *receiver);
+bool kopi_dev_is_up(const struct net_device *dev);
+bool kopi_dev_is_virtual(const struct net_device *dev);
+bool kopi_dev_strips_vlans(const struct net_device *dev);
+bool kopi_dev_merges_received(const struct net_device *dev);
+bool kopi_udp_wants_trains(const struct sock *sk);
+void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *frame,
+			    unsigned int skip, unsigned int len);
+void kopi_skb_set_verified(struct sk_buff *skb);
+void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);
+void kopi_skb_set_received(struct sk_buff *skb, struct net_device *dev);
 void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol);
 bool kopi_skb_is_ip(const struct sk_buff *skb);
 
@@ -274,6 +288,7 @@ bool kopi_skb_is_ip(const struct sk_buff *skb);
 int kopi_netdev_register(void);
 void kopi_netdev_unregister(void);
 void kopi_device_going(struct net_device *dev);
+void kopi_device_changed(struct net_device *dev);
 void kopi_device_down(struct net_device *dev);
 void kopi_rtnl_lock(void);
 void kopi_rtnl_unlock(void);

@@ -532,6 +532,8 @@ impl Sender {
         } else {
             flow.counters.tx_packets.add(datagrams);
             flow.counters.tx_bytes.add(u64::from(bytes));
+            // The stack may have chosen one.
+            flow.follow_port(socket.sk());
             if by_reference {
                 flow.counters.tx_zerocopy.add(datagrams);
             }

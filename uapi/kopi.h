@@ -287,4 +287,18 @@ struct kopi_mon_hdr {
 #define KOPI_MON_REASON_RULE	4	/* a rule, or the default, denies it */
 #define KOPI_MON_REASON_RATE	5	/* over the rate of a rule */
 
+/*
+ * struct kopi_wanted: what the XDP program of an attached device redirects to KOPI.
+ *
+ * It lies at the start of a page of shared memory (an array map with
+ * BPF_F_MMAPABLE), which device-attach is told. The kernel writes, the program
+ * reads. Where the bit of a UDP datagram's destination port is set, the program
+ * may redirect it to the device; all else is to pass.
+ */
+struct kopi_wanted {
+	__u64	ports[1024];		/* port p: bit p % 64 of ports[p / 64] */
+	__u32	ifindex;		/* the device; 0: there is none */
+	__u32	reserved;		/* 0 */
+};
+
 #endif /* _UAPI_KOPI_H */

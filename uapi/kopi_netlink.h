@@ -59,6 +59,27 @@ enum kopi_path {
 	KOPI_PATH_QDISC,
 };
 
+/**
+ * enum kopi_receive_path - Which way packets of flows come in from a device.
+ * @KOPI_RECEIVE_PATH_DIRECT: By its XDP program, which redirects them to be
+ *   merged to trains.
+ * @KOPI_RECEIVE_PATH_NO_PROGRAM: By the stack, since its XDP program is not
+ *   one that redirects them.
+ * @KOPI_RECEIVE_PATH_VIRTUAL: By the stack, since the device is no hardware's,
+ *   and what comes may lack checksums.
+ * @KOPI_RECEIVE_PATH_DOWN: By the stack, since the device that they are
+ *   redirected to is down.
+ * @KOPI_RECEIVE_PATH_VLAN: By the stack, since the device takes the tags of
+ *   VLANs off, which its program can't see then.
+ */
+enum kopi_receive_path {
+	KOPI_RECEIVE_PATH_DIRECT,
+	KOPI_RECEIVE_PATH_NO_PROGRAM,
+	KOPI_RECEIVE_PATH_VIRTUAL,
+	KOPI_RECEIVE_PATH_DOWN,
+	KOPI_RECEIVE_PATH_VLAN,
+};
+
 enum {
 	KOPI_A_INFO_ABI_VERSION = 1,
 	KOPI_A_INFO_ADDRESS_FAMILY,
@@ -247,6 +268,11 @@ enum {
 	KOPI_A_DEVICE_TRAINS,
 	KOPI_A_DEVICE_PASSED,
 	KOPI_A_DEVICE_DROPPED,
+	KOPI_A_DEVICE_WANTED,
+	KOPI_A_DEVICE_RECEIVE_PATH,
+	KOPI_A_DEVICE_RECEIVED,
+	KOPI_A_DEVICE_MERGED,
+	KOPI_A_DEVICE_RECEIVE_DROPPED,
 
 	__KOPI_A_DEVICE_MAX,
 	KOPI_A_DEVICE_MAX = (__KOPI_A_DEVICE_MAX - 1)

@@ -673,4 +673,11 @@ int tc_look_up(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
+/* For a NIC that has a program of somebody else's. */
+SEC("xdp")
+int others_pass(struct xdp_md *packet)
+{
+	return XDP_PASS;
+}
+
 char _license[] SEC("license") = "GPL";

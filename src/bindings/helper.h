@@ -56,6 +56,9 @@ static const u64 KOPI_CONST_VM_MAP = VM_MAP;
 static const u32 KOPI_CONST_PAGE_SIZE = PAGE_SIZE;
 static const u32 KOPI_CONST_SKB_SHARED_INFO_SIZE =
 	SKB_DATA_ALIGN(sizeof(struct skb_shared_info));
+static const u32 KOPI_CONST_MAX_SKB_FRAGS = MAX_SKB_FRAGS;
+static const u32 KOPI_CONST_FOLL_WRITE = FOLL_WRITE;
+static const u32 KOPI_CONST_FOLL_LONGTERM = FOLL_LONGTERM;
 static const u32 KOPI_CONST_LOOKUP_FOLLOW = LOOKUP_FOLLOW;
 static const u32 KOPI_CONST_GFP_KERNEL = (__force u32)GFP_KERNEL;
 static const u32 KOPI_CONST_GFP_ATOMIC = (__force u32)GFP_ATOMIC;

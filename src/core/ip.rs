@@ -11,6 +11,8 @@ pub const UDP: u8 = 17;
 const UDP_LEN: u16 = HEADER_UDP as u16;
 /// Bytes of IPv4's header without options.
 pub const HEADER_IP_V4: usize = 20;
+/// Bytes of IPv6's header without extensions.
+pub const HEADER_IP_V6: usize = 40;
 /// Bytes of UDP's header.
 pub const HEADER_UDP: usize = 8;
 /// Bytes of both.
@@ -134,13 +136,13 @@ pub fn ends(bytes: &[u8]) -> Option<FourTuple> {
             )
         }
         6 => {
-            let header = bytes.first_chunk::<40>()?;
+            let header = bytes.first_chunk::<HEADER_IP_V6>()?;
             if header[6] != UDP {
                 return None;
             }
             let (_, addresses) = header.split_last_chunk::<32>()?;
             let (source, destination) = addresses.split_first_chunk::<16>()?;
-            (*source, *destination.first_chunk::<16>()?, 40)
+            (*source, *destination.first_chunk::<16>()?, HEADER_IP_V6)
         }
         _ => return None,
     };

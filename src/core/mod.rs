@@ -13,6 +13,7 @@ pub mod descriptor;
 pub mod drr;
 pub mod geometry;
 pub mod ip;
+pub mod merge;
 pub mod quota;
 pub mod ring;
 pub mod rule;

@@ -5,17 +5,18 @@
 //!
 //! RFC 768, RFC 791, RFC 1071, RFC 8200.
 
-use super::ip::{HEADER_IP_V4, HEADER_UDP, UDP};
+use super::ip::{HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
 
 /// Bytes of Ethernet's header.
-const HEADER_ETHERNET: usize = 14;
+pub(super) const HEADER_ETHERNET: usize = 14;
 /// Bytes of the longest headers that are taken: those of IPv6 without extensions.
-pub const HEADERS_MAX: usize = HEADER_ETHERNET + 40 + HEADER_UDP;
+pub const HEADERS_MAX: usize = HEADER_ETHERNET + HEADER_IP_V6 + HEADER_UDP;
 
-const IPV4: [u8; 2] = [0x08, 0x00];
-const IPV6: [u8; 2] = [0x86, 0xdd];
+/// Ethernet's types.
+pub(super) const IPV4: [u8; 2] = [0x08, 0x00];
+pub(super) const IPV6: [u8; 2] = [0x86, 0xdd];
 /// Of the word with the offset of a fragment: that, and whether more come.
-const FRAGMENT: u16 = 0x3fff;
+pub(super) const FRAGMENT: u16 = 0x3fff;
 
 /// The headers of a packet, of which others are made.
 pub struct Headers {
@@ -34,7 +35,7 @@ pub struct Headers {
 }
 
 /// The sum of the 16-bit words of bytes, as they lie in memory. Their number is even.
-fn sum(bytes: &[u8]) -> u32 {
+pub(super) fn sum(bytes: &[u8]) -> u32 {
     let words = bytes
         .chunks_exact(2)
         .filter_map(|word| word.first_chunk::<2>());
@@ -44,12 +45,12 @@ fn sum(bytes: &[u8]) -> u32 {
 }
 
 /// The checksum that a sum comes to.
-fn fold(sum: u64) -> u16 {
-    let mut sum = sum;
-    while sum > 0xffff {
-        sum = (sum & 0xffff).wrapping_add(sum >> 16);
-    }
-    !(sum as u16)
+pub(super) fn fold(sum: u64) -> u16 {
+    // At most 33 bits, 18, 17, and 16.
+    let sum = (sum & 0xffff_ffff).wrapping_add(sum >> 32);
+    let sum = (sum & 0xffff).wrapping_add(sum >> 16);
+    let sum = (sum & 0xffff).wrapping_add(sum >> 16);
+    !((sum & 0xffff).wrapping_add(sum >> 16) as u16)
 }
 
 /// A number as it stands in a header, as a word of a sum.
@@ -58,7 +59,7 @@ fn word(number: u16) -> u64 {
 }
 
 /// Writes bytes at an offset, where there is room.
-fn put<const N: usize>(to: &mut [u8], at: usize, bytes: [u8; N]) {
+pub(super) fn put<const N: usize>(to: &mut [u8], at: usize, bytes: [u8; N]) {
     if let Some(place) = to.get_mut(at..).and_then(|to| to.first_chunk_mut::<N>()) {
         *place = bytes;
     }
@@ -84,7 +85,7 @@ impl Headers {
                 (header.len(), &header[12..], id, fixed)
             }
             IPV6 => {
-                let header = ip.first_chunk::<40>()?;
+                let header = ip.first_chunk::<HEADER_IP_V6>()?;
                 if header[0] >> 4 != 6 || header[6] != UDP {
                     return None;
                 }

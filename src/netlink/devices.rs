@@ -2,11 +2,12 @@
 
 //! The devices of the direct path: attaching, detaching and showing them.
 
-use crate::direct::{self, Port, Way};
+use crate::direct::{self, Port, Way, WayIn};
 use crate::sys::{
     errno::eopnotsupp,
     genl::{Attribute, Dump, Message, Request},
-    uapi, //
+    uapi,
+    wanted::Wanted, //
 };
 use core::sync::atomic::Ordering::Relaxed;
 use kernel::prelude::*;
@@ -18,10 +19,19 @@ fn named<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
         .ok_or_else(|| request.refuse(EINVAL, c"no device is named", None))
 }
 
-/// `device-attach`: `ENODEV`, `EEXIST` if it is, `EOPNOTSUPP` if its driver takes no frames.
+/// `device-attach`: `ENODEV`, `EEXIST` if it is, `EOPNOTSUPP` if its driver takes no frames; `EINVAL`, `EFAULT`
+/// if there is no such memory as it says.
 pub(crate) fn attach(request: &Request<'_>) -> Result {
     let attr = named(request)?;
-    direct::attach(request.asker().net(), attr.u32()).map_err(|error| {
+    let wanted = match request.get(uapi::KOPI_A_DEVICE_WANTED) {
+        None => None,
+        Some(attr) => Some(Wanted::pin(attr.uint()).map_err(|error| {
+            let why =
+                c"there is no memory of a map that can be written to, from the start of a page on";
+            request.refuse(error, why, Some(&attr))
+        })?),
+    };
+    direct::attach(request.asker().net(), attr.u32(), wanted).map_err(|error| {
         let why = if error == ENODEV {
             c"there is no such device"
         } else if error == EEXIST {
@@ -58,7 +68,22 @@ fn put(message: &mut Message, port: &Port, way: Way) -> Result {
     message.uint(uapi::KOPI_A_DEVICE_PACKETS, counters.packets.load(Relaxed))?;
     message.uint(uapi::KOPI_A_DEVICE_TRAINS, counters.trains.load(Relaxed))?;
     message.uint(uapi::KOPI_A_DEVICE_PASSED, counters.passed.load(Relaxed))?;
-    message.uint(uapi::KOPI_A_DEVICE_DROPPED, counters.dropped.load(Relaxed))
+    message.uint(uapi::KOPI_A_DEVICE_DROPPED, counters.dropped.load(Relaxed))?;
+    let way_in = match &port.way_in {
+        WayIn::Direct(target) if !target.is_up() => uapi::KOPI_RECEIVE_PATH_DOWN,
+        WayIn::Direct(_) if port.device().strips_vlans() => uapi::KOPI_RECEIVE_PATH_VLAN,
+        WayIn::Direct(_) => uapi::KOPI_RECEIVE_PATH_DIRECT,
+        WayIn::NoProgram => uapi::KOPI_RECEIVE_PATH_NO_PROGRAM,
+        WayIn::Virtual => uapi::KOPI_RECEIVE_PATH_VIRTUAL,
+    };
+    message.u32(uapi::KOPI_A_DEVICE_RECEIVE_PATH, way_in)?;
+    message.uint(
+        uapi::KOPI_A_DEVICE_RECEIVED,
+        counters.received.load(Relaxed),
+    )?;
+    message.uint(uapi::KOPI_A_DEVICE_MERGED, counters.merged.load(Relaxed))?;
+    let dropped = counters.receive_dropped.load(Relaxed);
+    message.uint(uapi::KOPI_A_DEVICE_RECEIVE_DROPPED, dropped)
 }
 
 /// `device-get` of all.

@@ -89,8 +89,9 @@ static const struct nla_policy kopi_engine_set_nl_policy[KOPI_A_ENGINES_BUDGET +
 };
 
 /* KOPI_CMD_DEVICE_ATTACH - do */
-static const struct nla_policy kopi_device_attach_nl_policy[KOPI_A_DEVICE_IFINDEX + 1] = {
+static const struct nla_policy kopi_device_attach_nl_policy[KOPI_A_DEVICE_WANTED + 1] = {
 	[KOPI_A_DEVICE_IFINDEX] = NLA_POLICY_MIN(NLA_U32, 1),
+	[KOPI_A_DEVICE_WANTED] = { .type = NLA_UINT, },
 };
 
 /* KOPI_CMD_DEVICE_DETACH - do */
@@ -186,7 +187,7 @@ static const struct genl_split_ops kopi_nl_ops[] = {
 		.cmd		= KOPI_CMD_DEVICE_ATTACH,
 		.doit		= kopi_nl_device_attach_doit,
 		.policy		= kopi_device_attach_nl_policy,
-		.maxattr	= KOPI_A_DEVICE_IFINDEX,
+		.maxattr	= KOPI_A_DEVICE_WANTED,
 		.flags		= GENL_UNS_ADMIN_PERM | GENL_CMD_CAP_DO,
 	},
 	{

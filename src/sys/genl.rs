@@ -563,7 +563,7 @@ operations! {
     kopi_nl_ruleset_get_doit(0) => netlink::rules::show_all,
     kopi_nl_ruleset_set_doit(bindings::KOPI_A_RULESET_CHECK) => netlink::rules::replace,
     kopi_nl_engine_set_doit(bindings::KOPI_A_ENGINES_BUDGET) => netlink::engines::replace,
-    kopi_nl_device_attach_doit(bindings::KOPI_A_DEVICE_IFINDEX) => netlink::devices::attach,
+    kopi_nl_device_attach_doit(bindings::KOPI_A_DEVICE_WANTED) => netlink::devices::attach,
     kopi_nl_device_detach_doit(bindings::KOPI_A_DEVICE_IFINDEX) => netlink::devices::detach,
 }
 

@@ -72,6 +72,24 @@ impl Device {
         unsafe { bindings::kopi_dev_can_xdp_xmit(self.as_ptr()) }
     }
 
+    /// Whether there is no hardware behind it, as with veth. Under RTNL.
+    pub(crate) fn is_virtual(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_is_virtual(self.as_ptr()) }
+    }
+
+    /// Whether it takes the tags of VLANs off what it receives, and tells them otherwise.
+    pub(crate) fn strips_vlans(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_strips_vlans(self.as_ptr()) }
+    }
+
+    /// Whether what it receives is to be merged to trains.
+    pub(crate) fn merges_received(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_merges_received(self.as_ptr()) }
+    }
+
     /// Whether the port's hook is the last of all. In an RCU read-side section.
     pub(crate) fn asks_last(&self, port: &Port) -> bool {
         let data = core::ptr::from_ref(port).cast_mut().cast();
@@ -313,4 +331,12 @@ unsafe extern "C" fn kopi_device_going(dev: *mut bindings::net_device) {
 #[no_mangle]
 unsafe extern "C" fn kopi_device_down(dev: *mut bindings::net_device) {
     direct::empty(|device| device.as_ptr() == dev);
+}
+
+/// # Safety
+///
+/// To be called by the kernel only, under RTNL, when a device's features have changed.
+#[no_mangle]
+unsafe extern "C" fn kopi_device_changed(dev: *mut bindings::net_device) {
+    direct::follow(|device| device.as_ptr() == dev);
 }

@@ -21,6 +21,7 @@ use core::{
 use kernel::{
     error::to_result,
     prelude::*,
+    sync::rcu,
     types::Opaque, //
 };
 
@@ -89,6 +90,14 @@ impl Drop for SockRef<'_> {
         // SAFETY: The reference that `get` took. A UDP sock is freed by RCU, in any context.
         unsafe { bindings::kopi_sock_put(self.0.as_ptr()) };
     }
+}
+
+/// Whether the UDP socket that a packet is for, which came by a device, asked for trains. Softirqs are off.
+pub(crate) fn wants_trains(net: &NetRef, ends: &FourTuple, ifindex: u32) -> bool {
+    let _rcu = rcu::read_lock();
+    let found = SockRef::find(net, ends, ifindex);
+    // SAFETY: The reference keeps the sock, which is UDP's.
+    found.is_some_and(|sk| unsafe { bindings::kopi_udp_wants_trains(sk.as_ptr()) })
 }
 
 impl Sock {

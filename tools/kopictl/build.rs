@@ -4,17 +4,19 @@
 
 use std::{env, path::PathBuf, process::Command};
 
-const SOURCE: &str = "src/bpf/pass.bpf.c";
+const SOURCE: &str = "src/bpf/redirect.bpf.c";
+const INTERFACE: &str = "../../uapi";
 
 fn main() {
     println!("cargo::rerun-if-changed={SOURCE}");
+    println!("cargo::rerun-if-changed={INTERFACE}/kopi.h");
     let folder = env::var_os("OUT_DIR").expect("cargo sets it");
-    let object = PathBuf::from(folder).join("pass.bpf.o");
+    let object = PathBuf::from(folder).join("redirect.bpf.o");
     let status = Command::new("clang")
         .args(["--target=bpf", "-O2", "-g", "-Wall", "-Werror"])
         // Where Debian has <asm/types.h>.
         .arg("-I/usr/include/x86_64-linux-gnu")
-        .args(["-c", SOURCE, "-o"])
+        .args(["-I", INTERFACE, "-c", SOURCE, "-o"])
         .arg(&object)
         .status()
         .expect("clang is needed to build kopictl");

@@ -568,22 +568,59 @@ impl fmt::Display for Path {
     }
 }
 
-impl Value for Path {
-    fn read(bytes: &[u8]) -> Result<Self, DecodeError> {
-        let number = parse_u32(bytes)?;
-        let known = Self::value_variants().iter().copied();
-        known
-            .into_iter()
-            .find(|&path| path as u32 == number)
-            .ok_or_else(|| format!("{number} is no path that this program knows").into())
-    }
-    fn write(&self) -> Vec<u8> {
-        (*self as u32).write()
-    }
-    fn text(&self) -> Option<String> {
-        Some(self.to_string())
+/// Which way packets of flows come in from a device.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u32)]
+pub(crate) enum ReceivePath {
+    /// By its XDP program, which redirects them to be merged to trains.
+    Direct,
+    /// By the stack, since its XDP program is not one that redirects them.
+    NoProgram,
+    /// By the stack, since the device is no hardware's, and what comes may lack checksums.
+    Virtual,
+    /// By the stack, since the device that they are redirected to is down.
+    Down,
+    /// By the stack, since the device takes the tags of VLANs off, which its program can't see then.
+    Vlan,
+}
+
+impl fmt::Display for ReceivePath {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::Direct => "direct",
+            Self::NoProgram => "by the stack: no XDP program that redirects",
+            Self::Virtual => "by the stack: the device is no hardware's",
+            Self::Down => "by the stack: the device that is redirected to is down",
+            Self::Vlan => {
+                "by the stack: the device takes VLANs' tags off (ethtool -K … rxvlan off)"
+            }
+        })
     }
 }
+
+/// Ways are their numbers on the wire.
+macro_rules! way {
+    ($type:ty) => {
+        impl Value for $type {
+            fn read(bytes: &[u8]) -> Result<Self, DecodeError> {
+                let number = parse_u32(bytes)?;
+                let mut known = Self::value_variants().iter().copied();
+                known
+                    .find(|&way| way as u32 == number)
+                    .ok_or_else(|| format!("{number} is no path that this program knows").into())
+            }
+            fn write(&self) -> Vec<u8> {
+                (*self as u32).write()
+            }
+            fn text(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+        }
+    };
+}
+way!(Path);
+way!(ReceivePath);
 
 attributes! {
     /// A network device whose driver is given the datagrams of trains.
@@ -600,6 +637,18 @@ attributes! {
         5 passed: Option<u64>,
         /// Datagrams that were dropped; too many waited, or the device went down.
         6 dropped: Option<u64>,
+        /// In a request, the address of struct kopi_wanted in the asking process: shared memory that
+        /// the device's XDP program has, too, which redirects what that names. Without it the
+        /// device's packets come by the stack.
+        7 wanted: Option<u64>,
+        /// Which way packets of flows come in from it now.
+        8 receive_path: Option<ReceivePath>,
+        /// Datagrams that were redirected.
+        9 received: Option<u64>,
+        /// Trains that were made of them.
+        10 merged: Option<u64>,
+        /// Datagrams that were redirected and dropped, since there was no memory.
+        11 receive_dropped: Option<u64>,
     }
 }
 
@@ -746,6 +795,7 @@ mod tests {
                         "direction" => "out",
                         "verdict" => "deny",
                         "path" => "by the stack: no XDP program",
+                        "receive-path" => "by the stack: no XDP program that redirects",
                         _ => "1",
                     };
                     (vec![1_u32.to_ne_bytes().to_vec()], shown)
@@ -806,11 +856,12 @@ mod tests {
         assert_eq!(sets.count(), 11);
     }
 
+    fn named<E: ValueEnum>(entry: &E) -> String {
+        entry.to_possible_value().unwrap().get_name().to_owned()
+    }
+
     #[test]
     fn commands_and_events_are_those_of_the_specification() {
-        fn named<E: ValueEnum>(entry: &E) -> String {
-            entry.to_possible_value().unwrap().get_name().to_owned()
-        }
         let specification = specification();
         let commands = Command::value_variants()
             .iter()
@@ -842,6 +893,17 @@ mod tests {
         assert_eq!(
             names(&of("verdict").unwrap()["entries"]),
             [Verdict::Allow, Verdict::Deny].map(|verdict| verdict.to_string())
+        );
+        assert_eq!(
+            names(&of("path").unwrap()["entries"]),
+            Path::value_variants().iter().map(named).collect::<Vec<_>>()
+        );
+        assert_eq!(
+            names(&of("receive-path").unwrap()["entries"]),
+            ReceivePath::value_variants()
+                .iter()
+                .map(named)
+                .collect::<Vec<_>>()
         );
         let rule = entries(&specification["attribute-sets"])
             .find(|set| text(set, "name") == "rule")

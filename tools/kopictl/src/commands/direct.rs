@@ -7,20 +7,24 @@ use crate::{
     message::{Command, Device},
     netlink::{Connection, Error},
 };
-use anyhow::{anyhow, bail, Context};
+use anyhow::{bail, Context};
 use aya::{
     include_bytes_aligned,
-    programs::{loaded_programs, Xdp},
+    maps::Map,
+    programs::{loaded_programs, ProgramFd, Xdp},
     Ebpf,
 };
 use clap::Args;
-use netlink_packet_route::link::XdpAttached;
+use memmap2::{MmapOptions, MmapRaw};
+use netlink_packet_route::link::{LinkMessage, XdpAttached};
 use netlink_sys::Socket;
 use nix::errno::Errno;
 use std::os::fd::AsFd;
 
 /// What is attached where there is no program, and taken away again.
-const PASS: &str = "kopi_pass";
+const PROGRAM: &str = "kopi_redirect";
+/// Its map.
+const WANTED: &str = "wanted";
 
 /// A device.
 #[derive(Args)]
@@ -30,92 +34,121 @@ pub(crate) struct Which {
     device: String,
 }
 
-/// Attaches a device, with a program of XDP if it has none.
+/// Attaches a device, with a program of XDP if it has none but an old one of kopictl's.
 pub(crate) fn attach(which: &Which) -> anyhow::Result<()> {
-    let name = &which.device;
-    let mut connection = Connection::open()?;
-    let socket = connect()?;
-    let link = find_named(&socket, name)?;
-    let index = link.header.index;
-    let new = match program_of(&link).0 {
-        XdpAttached::None => true,
-        XdpAttached::Driver | XdpAttached::Multiple => false,
-        how => bail!(
+    let mut device = Found::find(&which.device)?;
+    let name = device.name;
+    let old = match program_of(&device.link) {
+        (XdpAttached::None, _) => false,
+        // It redirects to a module that is gone. Who may not look at it leaves it, as he does others.
+        (XdpAttached::Driver, Some(number)) if is_own(number).unwrap_or(false) => true,
+        (XdpAttached::Driver | XdpAttached::Multiple, _) => {
+            return device.request(Command::DeviceAttach, None)
+        }
+        (how, _) => bail!(
             "{name} has an XDP program that its driver doesn't run ({how:?}): take it off, or \
              attach it with `ip link set dev {name} xdpdrv …`"
         ),
     };
-    if new {
-        pass_all(&socket, index).with_context(|| format!("{name}: no XDP program"))?;
-    }
-    let device = Device {
-        ifindex: Some(index),
-        ..Device::default()
-    };
-    let attached = connection.request::<_, Device>(Command::DeviceAttach, &device);
-    if let Err(error) = attached {
-        if new {
-            set_program(&socket, index, None)?;
-        }
-        return Err(error).with_context(|| name.clone());
+    let no_program = || format!("{name}: no XDP program");
+    let (program, wanted) = load().with_context(no_program)?;
+    // First, since that is refused where the device is attached already, with a program in use.
+    device.request(Command::DeviceAttach, Some(wanted.as_ptr() as u64))?;
+    if let Err(error) = device.redirect(old, &program) {
+        device.request(Command::DeviceDetach, None)?;
+        return Err(error).with_context(no_program);
     }
     Ok(())
 }
 
 /// Detaches a device, and takes the program away if it is kopictl's.
 pub(crate) fn detach(which: &Which) -> anyhow::Result<()> {
-    let name = &which.device;
-    let mut connection = Connection::open()?;
-    let socket = connect()?;
-    let link = find_named(&socket, name)?;
-    let device = Device {
-        ifindex: Some(link.header.index),
-        ..Device::default()
-    };
-    connection
-        .request::<_, Device>(Command::DeviceDetach, &device)
-        .with_context(|| name.clone())?;
-    if let (XdpAttached::Driver, Some(number)) = program_of(&link) {
-        if is_pass(number)? {
-            set_program(&socket, link.header.index, None)?;
+    let mut device = Found::find(&which.device)?;
+    device.request(Command::DeviceDetach, None)?;
+    if let (XdpAttached::Driver, Some(number)) = program_of(&device.link) {
+        if is_own(number)? {
+            set_program(&device.socket, device.link.header.index, None)?;
         }
     }
     Ok(())
 }
 
-fn find_named(
-    socket: &Socket,
-    name: &str,
-) -> anyhow::Result<netlink_packet_route::link::LinkMessage> {
-    match find(socket, name) {
-        Ok(Some(link)) => Ok(link),
-        Ok(None) => Err(anyhow!("there is no device {name}")),
-        Err(error) if error.is(Errno::ENODEV) => Err(anyhow!("there is no device {name}")),
-        Err(error) => Err(error.into()),
+/// A device that there is, and those that know of it: the module and the stack.
+struct Found<'a> {
+    name: &'a str,
+    link: LinkMessage,
+    connection: Connection,
+    socket: Socket,
+}
+
+impl<'a> Found<'a> {
+    fn find(name: &'a str) -> anyhow::Result<Self> {
+        let connection = Connection::open()?;
+        let socket = connect()?;
+        let link = match find(&socket, name) {
+            Ok(Some(link)) => link,
+            Err(error) if !error.is(Errno::ENODEV) => return Err(error.into()),
+            _ => bail!("there is no device {name}"),
+        };
+        Ok(Self {
+            name,
+            link,
+            connection,
+            socket,
+        })
+    }
+
+    /// Asks the module to attach or detach it.
+    fn request(&mut self, command: Command, wanted: Option<u64>) -> anyhow::Result<()> {
+        let device = Device {
+            ifindex: Some(self.link.header.index),
+            wanted,
+            ..Device::default()
+        };
+        let answers = self.connection.request::<_, Device>(command, &device);
+        answers.map(drop).with_context(|| self.name.to_owned())
+    }
+
+    /// Has the driver run the program, in place of an old one.
+    fn redirect(&self, old: bool, program: &ProgramFd) -> anyhow::Result<()> {
+        let index = self.link.header.index;
+        if old {
+            set_program(&self.socket, index, None)?;
+        }
+        match set_program(&self.socket, index, Some(program.as_fd())) {
+            Err(error) if error.is(Errno::EOPNOTSUPP) => {
+                Err(error).context("the driver runs no programs of XDP, so it can't send frames")
+            }
+            set => Ok(set?),
+        }
     }
 }
 
-/// Has the driver run a program that passes all.
-fn pass_all(socket: &Socket, index: u32) -> anyhow::Result<()> {
-    let object = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/pass.bpf.o"));
+/// Loads the program, and maps what the module tells it. The mapping is for the module, which keeps
+/// the memory when kopictl has ended.
+fn load() -> anyhow::Result<(ProgramFd, MmapRaw)> {
+    let object = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/redirect.bpf.o"));
     let mut loaded = Ebpf::load(object)?;
-    let program = loaded.program_mut(PASS).context("not in the object")?;
+    let Some(Map::Array(wanted)) = loaded.map(WANTED) else {
+        bail!("no map in the object");
+    };
+    let len = usize::try_from(wanted.info()?.value_size())?;
+    let wanted = MmapOptions::new()
+        .len(len)
+        .map_raw(&wanted.fd().as_fd())
+        .context("its map")?;
+    let program = loaded.program_mut(PROGRAM).context("not in the object")?;
     let program: &mut Xdp = program.try_into()?;
     program.load()?;
-    match set_program(socket, index, Some(program.fd()?.as_fd())) {
-        Err(error) if error.is(Errno::EOPNOTSUPP) => {
-            Err(error).context("the driver runs no programs of XDP, so it can't send frames")
-        }
-        set => Ok(set?),
-    }
+    Ok((program.fd()?.try_clone()?, wanted))
 }
 
 /// Whether a program is kopictl's.
-fn is_pass(number: u32) -> anyhow::Result<bool> {
+fn is_own(number: u32) -> anyhow::Result<bool> {
     for program in loaded_programs() {
         let program = program?;
         if program.id() == number {
-            return Ok(program.name_as_str() == Some(PASS));
+            return Ok(program.name_as_str() == Some(PROGRAM));
         }
     }
     Ok(false)

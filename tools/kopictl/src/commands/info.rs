@@ -75,6 +75,14 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         let (passed, dropped) = (or_dash(device.passed), or_dash(device.dropped));
         writeln!(out, "{what:<20}{path}")?;
         writeln!(out, "{:<20}{packets} packets in {trains} trains; {passed} trains by the stack, {dropped} packets dropped", "")?;
+        let path = or_dash(device.receive_path);
+        let (received, merged) = (or_dash(device.received), or_dash(device.merged));
+        let dropped = or_dash(device.receive_dropped);
+        writeln!(
+            out,
+            "{:<20}receiving: {path}; {received} packets in {merged} trains, {dropped} dropped",
+            ""
+        )?;
     }
     Ok(())
 }

@@ -1,0 +1,484 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""What an attached device receives for flows with trains is merged before it is an skb: whole, in order, and
+seen by all that look at what comes."""
+
+import contextlib
+import errno
+import itertools
+import json
+import shutil
+import socket
+import struct
+import threading
+import time
+
+import kopi
+from attached import ADDRESSES, CHANGES, SO_RCVBUFFORCE, detached, host, kopictl, link
+from control import ask, family, refused
+from equivalence import namespace, payload, run_nft, sh, snmp
+
+SO_NO_CHECK, UDP_SEGMENT, ETH_P_ALL = 11, 103, 3
+PORT, FROM = 7000, 7001
+BATCH = 32
+FRAMES = 512
+
+
+class Traffic:
+    """A flow on a channel with trains that receives, and who sends, in the other namespace."""
+
+    def __init__(self, version=4, port=PORT, merged=False, listen=None):
+        self.near, self.far = ADDRESSES[version]
+        kind = socket.AF_INET if version == 4 else socket.AF_INET6
+        with namespace("peer"):
+            self.source = socket.socket(kind, socket.SOCK_DGRAM)
+        self.source.bind((self.far, FROM))
+        self.source.connect((self.near, port))
+        with namespace("host"):
+            self.flow = kopi.flow() if version == 4 else kopi.flow(kopi.UDP6)
+        self.flow.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+        self.flow.bind((listen or self.near, port))
+        flags = kopi.TRAINS | (kopi.RX_MERGED if merged else 0)
+        self.channel = kopi.Channel(self.flow, flags=flags, frame_size=4096, frames=FRAMES, fill=FRAMES, rx=FRAMES)
+        for number in range(FRAMES):
+            self.channel.fill.push(self.channel.frame(number))
+        self.sent = self.taken = 0
+        self.ends = set()
+
+    def close(self):
+        """Ends it."""
+        self.flow.close()
+        self.channel.region.close()
+        self.source.close()
+
+    def send(self, count, size):
+        """Sends so many, as trains that the peer's NIC cuts up."""
+        while count:
+            now = max(1, min(count, BATCH, 60000 // max(size, 1)))
+            data = b"".join(payload(self.sent + number, size) for number in range(now))
+            self.source.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, size if now > 1 else 0)
+            self.source.send(data)
+            self.sent += now
+            count -= now
+
+    def receive(self):
+        """What has come so far, datagram by datagram."""
+        parts, size = [], 0
+        while (entry := self.channel.rx.pop()) is not None:
+            offset, length, _, flags, _ = entry
+            start = offset - offset % self.channel.frame_size
+            if flags & kopi.META:
+                meta = struct.unpack_from(kopi.META_FORMAT, self.channel.region, start)
+                size = meta[5]
+                width = 16 if meta[4] == socket.AF_INET6 else 4
+                self.ends.add((meta[0][:width], struct.unpack(">H", meta[2])[0], meta[1][:width]))
+            parts.append(self.channel.region[offset:offset + length])
+            self.channel.fill.push(start)
+            if not flags & kopi.MORE:
+                data, parts = b"".join(parts), []
+                for at in range(0, max(len(data), 1), size or max(len(data), 1)):
+                    yield data[at:at + size] if size else data
+
+    def wrong(self, size):
+        """Receives all that was sent; gives what is wrong, or an empty string."""
+        deadline = time.monotonic() + 20
+        while self.taken < self.sent:
+            for data in self.receive():
+                if data != payload(self.taken, size):
+                    number = struct.unpack_from(">I", data)[0] if len(data) >= 4 else "?"
+                    return f"datagram {number} of {len(data)} bytes, and not {self.taken} of {size}"
+                self.taken += 1
+            if time.monotonic() > deadline:
+                return f"{self.sent - self.taken} of {self.sent} never came: {self.channel.stats()}"
+            time.sleep(0.001)
+        return ""
+
+
+def data_is_whole(ynl):
+    """All lengths, by both versions of IP, merged and not."""
+    for version, merged in itertools.product((4, 6), (False, True)):
+        traffic = Traffic(version, merged=merged)
+        what = f"IPv{version}{', merged' if merged else ''}"
+        largest = 1472 if version == 4 else 1452
+        for size in (1, 2, 63, 64, 65, 128, 129, 511, 1400, largest):
+            before = link(ynl)
+            traffic.send(3 * BATCH, size)
+            wrong = traffic.wrong(size)
+            kopi.check(f"{what}, {size} bytes: all arrive, in order", not wrong, wrong)
+            after = link(ynl)
+            came, trains = (after[name] - before[name] for name in ("received", "merged"))
+            kopi.check(f"{what}, {size} bytes: redirected, as trains",
+                       came == 3 * BATCH and 0 < trains <= 3 * BATCH // 2, after)
+        near, far = (socket.inet_pton(traffic.source.family, each) for each in (traffic.near, traffic.far))
+        kopi.check(f"{what}: metadata say whence", traffic.ends == {(far, FROM, near)}, traffic.ends)
+        kopi.check(f"{what}: all is accounted for", not traffic.channel.unaccounted(), traffic.channel.unaccounted())
+        traffic.close()
+
+
+def lengths_mix(_ynl):
+    """A train ends where another length begins, or other headers."""
+    traffic = Traffic()
+    sizes = [64] * 5 + [10] + [64] * 2 + [200] * 3 + [199, 200, 1] + [1400] * 30 + [7] * 70
+    for number, size in enumerate(sizes):
+        if number % 7 == 0:
+            traffic.source.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, number // 7 << 2 & 0xFC)
+        if number % 11 == 0:
+            traffic.source.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 60 + number % 3)
+        traffic.source.send(payload(number, size))
+    came = []
+    kopi.wait_until(lambda: (came.extend(traffic.receive()), len(came) >= len(sizes))[1])
+    wanted = [payload(number, size) for number, size in enumerate(sizes)]
+    kopi.check("lengths and headers mix: all arrive, in order", came == wanted,
+               [len(each) for each in came])
+    # What can't be part of a train is neither lost nor damaged.
+    odd = [b"", payload(1, 3000), payload(2, 60000), b""]
+    for data in odd:
+        traffic.source.send(data)
+    traffic.source.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, 1)
+    for number in range(3, 20):
+        odd.append(payload(number, 100))
+        traffic.source.send(odd[-1])
+    came = []
+    kopi.wait_until(lambda: (came.extend(traffic.receive()), len(came) >= len(odd))[1])
+    kopi.check("without payload or checksum, in fragments: all arrive", sorted(came) == sorted(odd),
+               [len(each) for each in came])
+    traffic.close()
+
+
+def others_get_theirs(ynl):
+    """Whoever else has the port, or didn't ask for trains, gets datagrams."""
+    host("ip addr add 192.0.2.50/24 dev eth0")
+    traffic = Traffic()
+    with namespace("host"):
+        other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        plain = kopi.flow()
+    other.bind(("192.0.2.50", PORT))
+    other.settimeout(20)
+    plain.bind((traffic.near, PORT + 1))
+    channel = kopi.Channel(plain)
+    before = link(ynl)
+    for address, port in (("192.0.2.50", PORT), (traffic.near, PORT + 1)):
+        traffic.source.connect((address, port))
+        traffic.source.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 100)
+        traffic.source.send(b"".join(payload(number, 100) for number in range(BATCH)))
+    came = [other.recv(2000) for _ in range(BATCH)]
+    kopi.check("a socket of another address: all arrive, one by one",
+               came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
+    after = link(ynl)
+    kopi.check("and no trains", after["merged"] == before["merged"]
+               and after["received"] - before["received"] == BATCH, after)
+    channel.region.close()
+    plain.close()
+    other.close()
+    # Trains that turn out to be for another one: NAT says so.
+    with namespace("host"):
+        other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        run_nft("\n".join(("table ip nat {", "chain pre {", "type nat hook prerouting priority -100",
+                           f"udp sport {FROM} udp dport {PORT} redirect to :7300", "}", "}")) + "\n")
+    other.bind(("192.0.2.1", 7300))
+    other.settimeout(20)
+    traffic.source.connect((traffic.near, PORT))
+    traffic.send(BATCH, 100)
+    came = [other.recv(2000) for _ in range(BATCH)]
+    kopi.check("NAT to a plain socket: all arrive, one by one",
+               came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
+    with namespace("host"):
+        run_nft("flush ruleset")
+    other.close()
+    traffic.close()
+    host("ip addr del 192.0.2.50/24 dev eth0")
+    host("conntrack -F")
+
+
+def counted(table, name):
+    """Packets that a counter of nft's has."""
+    return json.loads(run_nft(f"list counter {table} {name}", as_json=True))["nftables"][1]["counter"]["packets"]
+
+
+def hooks_see_it(ynl):
+    """Rules, tc and taps see what is redirected, and hold."""
+    traffic = Traffic()
+    with namespace("host"):
+        run_nft("\n".join((
+            "table netdev early {", "counter came { }", "chain i {",
+            "type filter hook ingress device eth0 priority 0", f"udp dport {PORT} counter name came", "}", "}",
+            "table inet seen {", "counter came { }", "chain i {", "type filter hook input priority 0",
+            f"udp dport {PORT} ct state new,established counter name came", "}", "}")) + "\n")
+        tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+    tap.bind(("eth0", ETH_P_ALL))
+    host("tc qdisc add dev eth0 clsact")
+    host("tc filter add dev eth0 ingress proto ip flower ip_proto udp dst_port 7000 action pass")
+    with namespace("host"):
+        udp = snmp()
+    before = link(ynl)
+    traffic.send(4 * BATCH, 64)
+    wrong = traffic.wrong(64)
+    kopi.check("with rules, tc and a tap: all arrive, in order", not wrong, wrong)
+    after = link(ynl)
+    trains = after["merged"] - before["merged"]
+    # A datagram can come alone.
+    packets = trains + 4 * BATCH
+    with namespace("host"):
+        for table in ("netdev early", "inet seen"):
+            seen = counted(table, "came")
+            kopi.check(f"{table}: counts trains", trains <= seen < packets // 2, (seen, trains))
+        after = snmp()
+        kopi.check("UDP counts trains", after["UdpInDatagrams"] - udp["UdpInDatagrams"] == seen, after)
+    shown = json.loads(host("tc -s -j filter show dev eth0 ingress"))
+    stats = next(each["options"]["actions"][0]["stats"] for each in shown if "options" in each)
+    kopi.check("tc counts what comes", trains <= stats["packets"], stats)
+    tap.setblocking(False)
+    seen = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            data = tap.recv(65536)
+            seen += len(data) - 42 if data[36:38] == struct.pack(">H", PORT) else 0
+    kopi.check("a tap sees all of it", seen == 4 * BATCH * 64, seen)
+    tap.close()
+
+    for what, begin, end in (
+            ("nft's input", lambda: run_nft(f"add rule inet seen i udp dport {PORT} drop"),
+             lambda: run_nft("flush chain inet seen i")),
+            ("nft's ingress", lambda: run_nft(f"add rule netdev early i udp dport {PORT} drop"),
+             lambda: run_nft("flush chain netdev early i")),
+            ("tc", lambda: sh("tc filter replace dev eth0 ingress proto ip pref 1 flower ip_proto udp "
+                              "dst_port 7000 action drop"),
+             lambda: sh("tc qdisc del dev eth0 clsact"))):
+        with namespace("host"):
+            begin()
+        before = link(ynl)
+        traffic.send(BATCH, 64)
+        traffic.taken = traffic.sent
+        kopi.wait_until(lambda: link(ynl)["received"] - before["received"] == BATCH)
+        kopi.check(f"{what} drops it", not list(traffic.receive()))
+        with namespace("host"):
+            end()
+        traffic.send(BATCH, 64)
+        wrong = traffic.wrong(64)
+        kopi.check(f"{what}: and doesn't afterwards", not wrong, wrong)
+    with namespace("host"):
+        run_nft("flush ruleset")
+    host("conntrack -F")
+    traffic.close()
+
+
+def damage_is_seen(ynl):
+    """A wrong checksum is counted, and nothing of it delivered; nor is anything that is cut off."""
+    traffic = Traffic()
+    mac = {name: json.loads(sh(f"ip -n {name} -j link show {nic}"))[0]["address"]
+           for name, nic in (("host", "eth0"), ("peer", "eth1"))}
+    ethernet = b"".join(bytes.fromhex(mac[name].replace(":", "")) for name in ("host", "peer")) + b"\x08\x00"
+
+    def frame(data, damage=None):
+        udp = struct.pack(">HHHH", FROM, PORT, 8 + len(data), 0) + data
+        address = socket.inet_aton(traffic.far) + socket.inet_aton(traffic.near)
+
+        def fold(data):
+            data += b"\0" * (len(data) % 2)
+            total = sum(struct.unpack(f">{len(data) // 2}H", data))
+            while total > 0xFFFF:
+                total = (total & 0xFFFF) + (total >> 16)
+            return total ^ 0xFFFF
+
+        summed = fold(address + struct.pack(">HH", 17, len(udp)) + udp)
+        udp = udp[:6] + struct.pack(">H", summed) + udp[8:]
+        ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(udp), 1, 0x4000, 64, 17, 0) + address
+        ip = ip[:10] + struct.pack(">H", fold(ip)) + ip[12:]
+        whole = bytearray(ethernet + ip + udp)
+        if damage is not None:
+            whole[damage] ^= 4
+        return bytes(whole)
+
+    with namespace("peer"):
+        raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
+    raw.bind(("eth1", 0))
+    with namespace("host"):
+        before = snmp()
+    frames = [frame(payload(number, 90)) for number in range(BATCH)]
+    # Its payload, its UDP length, its IP checksum, and one that ends too soon.
+    frames[5:5] = [frame(payload(99, 90), at) for at in (60, 39, 24)] + [frame(payload(99, 90))[:80]]
+    for each in frames:
+        raw.send(each)
+    came = []
+    kopi.wait_until(lambda: (came.extend(traffic.receive()), len(came) >= BATCH)[1])
+    kopi.check("what is right among damaged ones arrives, in order",
+               came == [payload(number, 90) for number in range(BATCH)], [each[:4] for each in came])
+    with namespace("host"):
+        after = snmp()
+    wrong = after["UdpInCsumErrors"] - before["UdpInCsumErrors"]
+    kopi.check("a wrong checksum is counted", wrong == 1, after)
+    raw.close()
+    traffic.close()
+
+
+def ways_change(ynl):
+    """The device that takes them, merging and the tags of VLANs come and go under traffic."""
+    target = next(each["ifname"] for each in json.loads(host("ip -j link")) if each["ifname"].startswith("kopirx"))
+
+    @contextlib.contextmanager
+    def changed(begin, end):
+        host(begin)
+        try:
+            yield
+        finally:
+            host(end)
+
+    traffic = Traffic()
+    for what, way, other in (
+            ("down", "down", lambda: changed(f"ip link set {target} down", f"ip link set {target} up")),
+            ("gro", "direct", lambda: changed("ethtool -K eth0 gro off", "ethtool -K eth0 gro on"))):
+        with other():
+            kopi.check(f"{what}: it is said", link(ynl)["receive-path"] == way, link(ynl))
+            before = link(ynl)
+            traffic.send(BATCH, 200)
+            wrong = traffic.wrong(200)
+            kopi.check(f"{what}: all arrive, in order", not wrong, wrong)
+            kopi.check(f"{what}: no trains are made", link(ynl)["merged"] == before["merged"], link(ynl))
+        before = link(ynl)
+        traffic.send(BATCH, 200)
+        wrong = traffic.wrong(200)
+        kopi.check(f"{what}, and afterwards: all arrive, in order", not wrong, wrong)
+        kopi.check(f"{what}, and afterwards: as trains", link(ynl)["merged"] > before["merged"], link(ynl))
+
+        def change(other=other):
+            for _ in range(CHANGES):
+                with other():
+                    time.sleep(0.002)
+                time.sleep(0.002)
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        lost = ""
+        while thread.is_alive() and not lost:
+            first = traffic.sent
+            traffic.send(BATCH, 200)
+            came = []
+            kopi.wait_until(lambda came=came: (came.extend(traffic.receive()), len(came) >= BATCH)[1])
+            # As they are redirected, or not any more, those of one round of NAPI can overtake each other.
+            if sorted(came) != [payload(number, 200) for number in range(first, traffic.sent)]:
+                lost = f"{len(came)} of {BATCH}: {traffic.channel.stats()}"
+        thread.join()
+        kopi.check(f"{what}: comes and goes, and nothing is lost or comes twice", not lost, lost)
+        traffic.taken = traffic.sent
+    with detached():
+        traffic.send(BATCH, 200)
+        wrong = traffic.wrong(200)
+        kopi.check("detached: all arrive, in order", not wrong, wrong)
+    traffic.send(BATCH, 200)
+    wrong = traffic.wrong(200)
+    kopi.check("attached again: all arrive, in order", not wrong, wrong)
+    kopi.check("attached again: redirected", link(ynl)["received"] == BATCH, link(ynl))
+    traffic.close()
+
+
+def ports_come_and_go(ynl):
+    """What is redirected follows the flows' ports."""
+    for what, bind in (("bound first", True), ("chosen by the stack", False)):
+        traffic = Traffic()
+        with namespace("host"):
+            flow = kopi.flow()
+        if bind:
+            flow.bind(("192.0.2.1", 7100))
+        channel = kopi.Channel(flow, flags=kopi.TRAINS)
+        for number in range(32, 64):
+            channel.fill.push(channel.frame(number))
+        if not bind:
+            with namespace("peer"):
+                sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sink.bind(("192.0.2.2", 7101))
+            sink.settimeout(20)
+            channel.send(0, b"where", ("192.0.2.2", 7101))
+            channel.bell()
+            sink.recv(100)
+            sink.close()
+        before = link(ynl)
+        traffic.source.connect(flow.getsockname() if bind else ("192.0.2.1", flow.getsockname()[1]))
+        traffic.send(BATCH, 80)
+        kopi.wait_until(lambda: channel.stats()["rx_taken"] == BATCH)
+        kopi.check(f"{what}: redirected", link(ynl)["received"] - before["received"] == BATCH, link(ynl))
+        flow.close()
+        channel.region.close()
+        before = link(ynl)
+        traffic.send(BATCH, 80)
+        traffic.source.setblocking(False)
+        kopi.wait_until(lambda: traffic.source.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                        == errno.ECONNREFUSED)
+        kopi.check(f"{what}: not any more when it is closed", link(ynl)["received"] == before["received"],
+                   link(ynl))
+        traffic.close()
+
+
+def programs_are_left_alone(_ynl):
+    """Another one's program stays; what kopictl left behind is taken over when the module comes anew."""
+    kopictl("detach", "eth0")
+    sh("bpftool prog loadall /kopi/build/bpf/policy.bpf.o /sys/fs/bpf/others")
+    host("bpftool net attach xdpdrv pinned /sys/fs/bpf/others/others_pass dev eth0")
+    shutil.rmtree("/sys/fs/bpf/others")
+    kopictl("attach", "eth0")
+    with namespace("host"):
+        ynl = family()
+    kopi.check("another program: sending only", link(ynl)["receive-path"] == "no-program", link(ynl))
+    traffic = Traffic()
+    traffic.send(BATCH, 90)
+    wrong = traffic.wrong(90)
+    kopi.check("another program: all arrive, in order", not wrong, wrong)
+    traffic.close()
+    ynl.sock.close()
+    kopictl("detach", "eth0")
+    shown = json.loads(host("ip -j link show eth0"))[0]
+    kopi.check("another program: stays", "xdp" in shown, shown)
+    host("ip link set dev eth0 xdp off")
+
+
+def bad_input(ynl):
+    """Memory that isn't there, or not the asker's to write to."""
+    with namespace("host"):
+        nic = socket.if_nametoindex("eth0")
+    for what, number, address in (("nowhere", errno.EFAULT, 0x10000), ("no page's start", errno.EINVAL, 0x10008),
+                                  ("the kernel's", errno.EFAULT, 0xFFFF888000000000)):
+        refused(what, number, lambda address=address: ask(ynl, "device-attach", {"ifindex": nic, "wanted": address}),
+                "memory of a map")
+    kopi.check("and nothing is left of it", not [each for each in json.loads(host("ip -j link"))
+                                                 if each["ifname"].startswith("kopirx")])
+
+
+def namespace_goes(ynl):
+    """Its namespace is deleted, with a flow and packets on their way; the NIC isn't attached afterwards."""
+    # It would keep the namespace.
+    ynl.sock.close()
+    kopictl("attach", "eth0")
+    traffic = Traffic()
+    traffic.send(4 * BATCH, 1000)
+    sh("ip netns del host")
+    traffic.close()
+    sh("/kopi/qemu/namespaces")
+    shown = json.loads(kopictl("info", "--json"))
+    kopi.check("it isn't attached any more", "devices" not in shown, shown)
+    # The program stays, and redirects nothing.
+    traffic = Traffic()
+    traffic.send(BATCH, 1000)
+    wrong = traffic.wrong(1000)
+    kopi.check("what comes comes by the stack", not wrong, wrong)
+    kopictl("attach", "eth0")
+    with namespace("host"):
+        ynl = family()
+    traffic.send(BATCH, 1000)
+    wrong = traffic.wrong(1000)
+    kopi.check("attached again: all arrive, in order", not wrong, wrong)
+    kopi.check("attached again: redirected", link(ynl)["received"] == BATCH, link(ynl))
+    traffic.close()
+
+
+kopictl("attach", "eth0")
+with namespace("host"):
+    YNL = family()
+for case in (data_is_whole, lengths_mix, others_get_theirs, hooks_see_it, damage_is_seen, ways_change,
+             ports_come_and_go, programs_are_left_alone, bad_input, namespace_goes):
+    case(YNL)
+kopictl("detach", "eth0")
+with namespace("host"):
+    left = [each["ifname"] for each in json.loads(sh("ip -j link"))]
+kopi.check("detached, nothing is left", "xdp" not in json.loads(host("ip -j link show eth0"))[0]
+           and not any(name.startswith("kopirx") for name in left), left)
+kopi.finish()

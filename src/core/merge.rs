@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! UDP datagrams in Ethernet frames that can be parts of one train, as the kernel's generic receive offload
+//! (`net/ipv4/udp_offload.c`) would have it.
+//!
+//! RFC 768, RFC 791, RFC 1071, RFC 8200.
+
+use super::ip::{FourTuple, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
+use super::rule::{mapped, Peer};
+use super::segment::{fold, put, FRAGMENT, HEADER_ETHERNET, IPV4, IPV6};
+
+/// The most datagrams of a train: UDP_GRO_CNT_MAX.
+pub const TRAIN_MAX: usize = 64;
+/// The most bytes of a train's payload.
+pub const TRAIN_BYTES_MAX: usize = 0xffff - HEADER_IP_V6 - HEADER_UDP;
+
+/// Where UDP's header begins.
+const UDP_V4: usize = HEADER_ETHERNET + HEADER_IP_V4;
+const UDP_V6: usize = HEADER_ETHERNET + HEADER_IP_V6;
+/// Bytes of all headers.
+const ALL_V4: usize = UDP_V4 + HEADER_UDP;
+const ALL_V6: usize = UDP_V6 + HEADER_UDP;
+
+/// A datagram whose headers and checksums are right.
+#[derive(Clone, Copy)]
+pub struct Datagram<'a> {
+    headers: &'a [u8],
+    payload: &'a [u8],
+}
+
+/// Bytes at an offset, where there are so many.
+#[inline(always)]
+fn at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    match bytes.get(at..).and_then(|bytes| bytes.first_chunk::<N>()) {
+        Some(bytes) => *bytes,
+        None => [0; N],
+    }
+}
+
+/// A number at an offset.
+#[inline(always)]
+fn number(bytes: &[u8], offset: usize) -> u16 {
+    u16::from_be_bytes(at(bytes, offset))
+}
+
+/// Whether bytes at an offset are the same.
+#[inline(always)]
+fn agree<const N: usize>(a: &[u8], b: &[u8], offset: usize) -> bool {
+    at::<N>(a, offset) == at::<N>(b, offset)
+}
+
+/// Headers of the same length.
+#[inline(always)]
+fn pair<'a, const N: usize>(a: &'a [u8], b: &'a [u8]) -> Option<(&'a [u8; N], &'a [u8; N])> {
+    Some((a.try_into().ok()?, b.try_into().ok()?))
+}
+
+/// A sum that comes to the same checksum as that of 16-bit words; the number of bytes is one of fours.
+#[inline(always)]
+fn sum(bytes: &[u8]) -> u64 {
+    let words = bytes
+        .chunks_exact(4)
+        .filter_map(|word| word.first_chunk::<4>());
+    words.fold(0, |sum, word| {
+        sum.wrapping_add(u64::from(u32::from_ne_bytes(*word)))
+    })
+}
+
+/// The sum of what UDP's checksum pretends there is as a header.
+#[inline(always)]
+fn pretended(addresses: &[u8], udp_len: u16) -> u32 {
+    let sum = sum(addresses)
+        .wrapping_add(u64::from(u16::from(UDP).to_be()))
+        .wrapping_add(u64::from(udp_len.to_be()));
+    let sum = (sum & 0xffff_ffff).wrapping_add(sum >> 32);
+    // Of a carry, what is left has room for it.
+    (sum as u32).wrapping_add((sum >> 32) as u32)
+}
+
+impl<'a> Datagram<'a> {
+    /// The one in a frame, which may be padded: `None` if it isn't whole, is a fragment, has no payload, no UDP
+    /// checksum or a wrong one, or options, extension headers or a VLAN's tag. `add` gives the sum of
+    /// the 16-bit words of bytes, as they lie in memory, and of what it is given.
+    #[inline]
+    pub fn parse(frame: &'a [u8], add: impl Fn(&[u8], u32) -> u32) -> Option<Self> {
+        let (headers, udp, addresses) = match at(frame, 12) {
+            IPV4 => {
+                let headers = frame.first_chunk::<ALL_V4>()?;
+                let ip = &headers[HEADER_ETHERNET..UDP_V4];
+                let right = ip[0] == 0x45
+                    && ip[9] == UDP
+                    && number(ip, 6) & FRAGMENT == 0
+                    && number(ip, 2).wrapping_sub(HEADER_IP_V4 as u16)
+                        == number(headers, UDP_V4 + 4)
+                    && fold(sum(ip)) == 0;
+                right.then_some((headers.as_slice(), UDP_V4, &ip[12..]))?
+            }
+            IPV6 => {
+                let headers = frame.first_chunk::<ALL_V6>()?;
+                let ip = &headers[HEADER_ETHERNET..UDP_V6];
+                let right =
+                    ip[0] >> 4 == 6 && ip[6] == UDP && number(ip, 4) == number(headers, UDP_V6 + 4);
+                right.then_some((headers.as_slice(), UDP_V6, &ip[8..]))?
+            }
+            _ => return None,
+        };
+        let udp_len = number(frame, udp + 4);
+        let datagram = frame.get(udp..)?.get(..usize::from(udp_len))?;
+        let payload = datagram.get(HEADER_UDP..)?;
+        if payload.is_empty() || number(datagram, 6) == 0 {
+            return None;
+        }
+        let total = add(datagram, pretended(addresses, udp_len));
+        (fold(u64::from(total)) == 0).then_some(Self { headers, payload })
+    }
+
+    /// All headers.
+    pub fn headers(&self) -> &'a [u8] {
+        self.headers
+    }
+
+    /// The payload: a byte at least.
+    pub fn payload(&self) -> &'a [u8] {
+        self.payload
+    }
+}
+
+/// Whether headers of datagrams are of the same sender and receiver.
+#[inline]
+pub fn are_of_one_flow(a: &[u8], b: &[u8]) -> bool {
+    // Addresses and ports lie side by side.
+    if let Some((a, b)) = pair::<ALL_V4>(a, b) {
+        agree::<8>(a, b, UDP_V4 - 8) && agree::<4>(a, b, UDP_V4)
+    } else if let Some((a, b)) = pair::<ALL_V6>(a, b) {
+        agree::<36>(a, b, UDP_V6 - 32)
+    } else {
+        false
+    }
+}
+
+/// Whether headers of datagrams of one flow differ in nothing but lengths, numbers and checksums.
+#[inline]
+pub fn are_alike(a: &[u8], b: &[u8]) -> bool {
+    if let Some((a, b)) = pair::<ALL_V4>(a, b) {
+        // Ethernet's with IP's type of service; IP's flags with its time to live.
+        agree::<16>(a, b, 0) && agree::<4>(a, b, HEADER_ETHERNET + 6)
+    } else if let Some((a, b)) = pair::<ALL_V6>(a, b) {
+        // Ethernet's with IP's class and flow label; its hop limit.
+        agree::<18>(a, b, 0) && agree::<2>(a, b, HEADER_ETHERNET + 6)
+    } else {
+        false
+    }
+}
+
+/// Where a datagram comes from, and where it goes, by its headers.
+pub fn ends(headers: &[u8]) -> FourTuple {
+    let is_ipv4 = headers.len() == ALL_V4;
+    let udp = if is_ipv4 { UDP_V4 } else { UDP_V6 };
+    let end = |address, port| Peer { address, port };
+    let (from, to) = if is_ipv4 {
+        (
+            mapped(at(headers, UDP_V4 - 8)),
+            mapped(at(headers, UDP_V4 - 4)),
+        )
+    } else {
+        (at(headers, UDP_V6 - 32), at(headers, UDP_V6 - 16))
+    };
+    FourTuple {
+        source: end(from, number(headers, udp)),
+        destination: end(to, number(headers, udp + 2)),
+    }
+}
+
+/// Makes the headers of a datagram those of a train with `payload` bytes in all, whose UDP checksum is left
+/// to who cuts it up, if somebody does; as `udp_gro_complete` does.
+pub fn make_train(headers: &mut [u8], payload: u16) {
+    let udp_len = payload.wrapping_add(HEADER_UDP as u16);
+    let (udp, addresses) = if headers.len() == ALL_V4 {
+        let total = udp_len.wrapping_add(HEADER_IP_V4 as u16);
+        put(headers, HEADER_ETHERNET + 2, total.to_be_bytes());
+        put(headers, HEADER_ETHERNET + 10, [0; 2]);
+        let checksum = fold(sum(headers.get(HEADER_ETHERNET..UDP_V4).unwrap_or(&[])));
+        put(headers, HEADER_ETHERNET + 10, checksum.to_ne_bytes());
+        (UDP_V4, UDP_V4 - 8..UDP_V4)
+    } else {
+        put(headers, HEADER_ETHERNET + 4, udp_len.to_be_bytes());
+        (UDP_V6, UDP_V6 - 32..UDP_V6)
+    };
+    let checksum = !fold(u64::from(pretended(
+        headers.get(addresses).unwrap_or(&[]),
+        udp_len,
+    )));
+    put(headers, udp + 4, udp_len.to_be_bytes());
+    put(headers, udp + 6, checksum.to_ne_bytes());
+}
+
+/// Where in a train's headers UDP's begins.
+pub fn udp_header(headers: &[u8]) -> usize {
+    if headers.len() == ALL_V4 {
+        UDP_V4
+    } else {
+        UDP_V6
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pure::segment::{self, Headers};
+
+    fn add(bytes: &[u8], to: u32) -> u32 {
+        let mut padded = bytes.to_vec();
+        padded.resize(bytes.len().next_multiple_of(2), 0);
+        let sum = u64::from(to) + u64::from(segment::sum(&padded));
+        (sum as u32) + (sum >> 32) as u32
+    }
+
+    fn template(is_ipv6: bool) -> Vec<u8> {
+        let mut packet = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
+        if is_ipv6 {
+            packet.extend([0x86, 0xdd, 0x60, 1, 2, 3, 0, 0, 17, 64]);
+            packet.extend((0..32).map(|byte| byte | 0x20));
+        } else {
+            packet.extend([8, 0, 0x45, 0xb8, 0, 0, 0xff, 0xff, 0x40, 0, 63, 17, 0, 0]);
+            packet.extend([192, 0, 2, 1, 198, 51, 100, 7]);
+        }
+        packet.extend([0x1b, 0x59, 0x1b, 0x5a, 0, 0, 0, 1]);
+        packet
+    }
+
+    fn frame(is_ipv6: bool, number: u16, payload: &[u8]) -> Vec<u8> {
+        let headers = Headers::parse(&template(is_ipv6), false).unwrap();
+        let mut frame = vec![0; headers.size()];
+        headers.write(number, payload.len() as u16, add(payload, 0), &mut frame);
+        frame.extend(payload);
+        frame
+    }
+
+    #[test]
+    fn what_is_right_is_taken_and_padding_left_out() {
+        for is_ipv6 in [false, true] {
+            for len in [1, 2, 17, 18, 1400] {
+                let payload: Vec<u8> = (0..len).map(|byte| byte as u8 ^ 0x5a).collect();
+                let mut frame = frame(is_ipv6, 3, &payload);
+                frame.extend([0xff; 9]);
+                let datagram = Datagram::parse(&frame, add).unwrap();
+                assert_eq!(datagram.payload(), payload);
+                assert_eq!(
+                    datagram.headers(),
+                    &frame[..udp_header(datagram.headers()) + 8]
+                );
+                let ends = ends(datagram.headers());
+                assert_eq!((ends.source.port, ends.destination.port), (7001, 7002));
+                if !is_ipv6 {
+                    assert_eq!(ends.source.address, mapped([192, 0, 2, 1]));
+                    assert_eq!(ends.destination.address, mapped([198, 51, 100, 7]));
+                } else {
+                    assert_eq!(ends.source.address[..2], [0x20, 0x21]);
+                    assert_eq!(ends.destination.address[..2], [0x30, 0x31]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn any_changed_bit_of_ip_and_udp_is_seen() {
+        for is_ipv6 in [false, true] {
+            let right = frame(is_ipv6, 0, b"some payload");
+            for byte in 12..right.len() {
+                for bit in 0..8 {
+                    let mut wrong = right.clone();
+                    wrong[byte] ^= 1 << bit;
+                    let taken = Datagram::parse(&wrong, add).is_some();
+                    // IPv6 sums neither class and flow label, nor the hop limit.
+                    let unsummed =
+                        is_ipv6 && (matches!(byte, 15..=17 | 21) || byte == 14 && bit < 4);
+                    assert_eq!(taken, unsummed, "byte {byte}, bit {bit}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_short_or_has_no_payload_or_checksum_is_not_taken() {
+        for is_ipv6 in [false, true] {
+            let whole = frame(is_ipv6, 0, b"ab");
+            for len in 0..whole.len() {
+                assert!(Datagram::parse(&whole[..len], add).is_none());
+            }
+            assert!(Datagram::parse(&frame(is_ipv6, 0, b""), add).is_none());
+            let mut unsummed = whole.clone();
+            let udp = whole.len() - 10;
+            unsummed[udp + 6..udp + 8].fill(0);
+            assert!(Datagram::parse(&unsummed, add).is_none());
+        }
+    }
+
+    #[test]
+    fn trains_are_of_one_flow_with_headers_alike() {
+        for is_ipv6 in [false, true] {
+            let headers = |frame: &[u8]| Datagram::parse(frame, add).unwrap().headers().to_vec();
+            let first = headers(&frame(is_ipv6, 0, b"abcd"));
+            let second = headers(&frame(is_ipv6, 7, b"xyz"));
+            assert!(are_of_one_flow(&first, &second) && are_alike(&first, &second));
+            let udp = udp_header(&first);
+            for byte in 0..udp + 4 {
+                let mut other = first.clone();
+                other[byte] ^= 1;
+                let end = if is_ipv6 { udp - 32 } else { udp - 8 };
+                assert_eq!(are_of_one_flow(&first, &other), byte < end, "{byte}");
+                let free = match is_ipv6 {
+                    true => matches!(byte, 18..=19),
+                    false => matches!(byte, 16..=19 | 24..=25),
+                };
+                assert_eq!(are_alike(&first, &other), free || byte >= end, "{byte}");
+            }
+        }
+        let (a, b) = (frame(false, 0, b"a"), frame(true, 0, b"a"));
+        assert!(!are_of_one_flow(&a[..ALL_V4], &b[..ALL_V6]));
+    }
+
+    #[test]
+    fn a_trains_headers_are_as_the_kernel_makes_them() {
+        for is_ipv6 in [false, true] {
+            let first = frame(is_ipv6, 5, b"0123456789");
+            let mut headers = Datagram::parse(&first, add).unwrap().headers().to_vec();
+            make_train(&mut headers, 25);
+            let udp = udp_header(&headers);
+            assert_eq!(number(&headers, udp + 4), 33);
+            if is_ipv6 {
+                assert_eq!(number(&headers, HEADER_ETHERNET + 4), 33);
+            } else {
+                assert_eq!(number(&headers, HEADER_ETHERNET + 2), 53);
+                assert_eq!(fold(sum(&headers[HEADER_ETHERNET..UDP_V4])), 0);
+            }
+            // Summed up with ports, length and payload it comes to a right checksum.
+            let payload = [7; 25];
+            let partial = add(&payload, segment::sum(&headers[udp..]));
+            headers[udp + 6..udp + 8].copy_from_slice(&fold(u64::from(partial)).to_ne_bytes());
+            headers.extend(payload);
+            assert!(Datagram::parse(&headers, add).is_some());
+        }
+    }
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The local ports of a namespace's flows that asked for trains: what XDP programs of attached devices redirect.
+
+use crate::sys::wanted::Wanted;
+use kernel::{prelude::*, rbtree::RBTree, sync::Arc};
+
+/// See the module's documentation.
+pub(crate) struct Listening {
+    /// How many flows each port has.
+    ports: RBTree<u16, u32>,
+    /// Of devices that take what is redirected.
+    programs: KVec<Arc<Wanted>>,
+}
+
+impl Listening {
+    /// No ports, and no programs.
+    pub(crate) fn new() -> Self {
+        Self {
+            ports: RBTree::new(),
+            programs: KVec::new(),
+        }
+    }
+
+    fn tell(&self, port: u16, wanted: bool) {
+        for program in &self.programs {
+            program.set(port, wanted);
+        }
+    }
+
+    /// A flow has a port from now on: `ENOMEM`.
+    pub(crate) fn add(&mut self, port: u16) -> Result {
+        if let Some(flows) = self.ports.get_mut(&port) {
+            *flows = flows.saturating_add(1);
+            return Ok(());
+        }
+        self.ports
+            .try_create_and_insert(port, 1, GFP_KERNEL_ACCOUNT)?;
+        self.tell(port, true);
+        Ok(())
+    }
+
+    /// A flow doesn't have a port any more.
+    pub(crate) fn remove(&mut self, port: u16) {
+        match self.ports.get_mut(&port) {
+            Some(flows) if *flows > 1 => *flows = flows.saturating_sub(1),
+            _ => {
+                let _gone = self.ports.remove(&port);
+                self.tell(port, false);
+            }
+        }
+    }
+
+    /// A program is to redirect what these ports get: `ENOMEM`.
+    pub(crate) fn attach(&mut self, program: &Arc<Wanted>) -> Result {
+        self.programs.push(program.clone(), GFP_KERNEL_ACCOUNT)?;
+        for port in self.ports.keys() {
+            program.set(*port, true);
+        }
+        Ok(())
+    }
+
+    /// A program is to redirect nothing.
+    pub(crate) fn detach(&mut self, program: &Arc<Wanted>) {
+        self.programs.retain(|each| !Arc::ptr_eq(each, program));
+        program.clear();
+    }
+}

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the XDP program of an attached device redirects: datagrams become trains before they become skbs.
+//!
+//! The frames of one call of NAPI come in bulk. Those of a flow that asked for trains are given to the stack as
+//! one packet, as generic receive offload would have made it, all others one by one. The stack
+//! takes them as if the device's driver had made them: taps, tc, netfilter and all that follows see them there.
+
+use crate::direct::Counters;
+use crate::listening::Listening;
+use crate::pure::{
+    merge::{are_alike, are_of_one_flow, ends, Datagram, TRAIN_BYTES_MAX, TRAIN_MAX},
+    segment::HEADERS_MAX, //
+};
+use crate::sys::{
+    incoming::{deliver_train, fit, Frame},
+    netdev::Device,
+    sock,
+    wanted::Wanted, //
+};
+use core::sync::atomic::Ordering::Relaxed;
+use kernel::{
+    cpu::{nr_cpu_ids, CpuId},
+    new_spinlock,
+    prelude::*,
+    sync::{Arc, SpinLock}, //
+};
+
+/// Trains that can be in the making at once, on one CPU.
+const TRAINS: usize = 16;
+
+/// Datagrams that could be one train, or a frame that couldn't be part of any.
+struct Train {
+    frames: KVec<Frame>,
+    /// The first datagram's.
+    headers: [u8; HEADERS_MAX],
+    /// Bytes of them; 0 if this is no datagram, or none that the checks here know.
+    headers_len: usize,
+    /// Bytes of payload of the first datagram, and of all.
+    segment: usize,
+    payload: usize,
+    /// There may come more.
+    open: bool,
+}
+
+impl Train {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            frames: KVec::with_capacity(TRAIN_MAX, GFP_KERNEL_ACCOUNT)?,
+            headers: [0; HEADERS_MAX],
+            headers_len: 0,
+            segment: 0,
+            payload: 0,
+            open: false,
+        })
+    }
+
+    fn headers(&self) -> &[u8] {
+        self.headers.get(..self.headers_len).unwrap_or(&[])
+    }
+
+    /// Begins it with one.
+    fn begin(&mut self, headers: &[u8], payload: usize) {
+        self.headers_len = 0;
+        if let Some(place) = self.headers.get_mut(..headers.len()) {
+            place.copy_from_slice(headers);
+            self.headers_len = headers.len();
+        }
+        (self.segment, self.payload) = (payload, payload);
+        self.open = self.headers_len != 0;
+    }
+
+    /// Whether one of the same flow becomes a part of it; it is closed if none can come afterwards.
+    fn join(&mut self, datagram: &Datagram<'_>) -> bool {
+        let len = datagram.payload().len();
+        let payload = self.payload.saturating_add(len);
+        let count = self.frames.len().saturating_add(1);
+        let most = TRAIN_MAX.min(fit(self.segment));
+        let joins = len <= self.segment
+            && payload <= TRAIN_BYTES_MAX
+            && count <= most
+            && are_alike(self.headers(), datagram.headers());
+        if joins {
+            self.payload = payload;
+        }
+        self.open = joins && len == self.segment && count < most;
+        joins
+    }
+}
+
+/// Trains in the making.
+struct Gathering {
+    trains: KVec<Train>,
+    /// How many of them are in use.
+    used: usize,
+}
+
+impl Gathering {
+    fn new() -> Result<Self> {
+        let mut trains = KVec::with_capacity(TRAINS, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..TRAINS {
+            trains
+                .push_within_capacity(Train::new()?)
+                .map_err(|_| ENOMEM)?;
+        }
+        Ok(Self { trains, used: 0 })
+    }
+
+    /// Adds a frame, or gives it back if there are too many trains.
+    fn add(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
+        let (used, free) = self.trains.split_at_mut(self.used);
+        let datagram = frame.datagram();
+        let place = match &datagram {
+            Some(datagram) => {
+                let headers = datagram.headers();
+                let of_flow =
+                    |train: &&mut Train| train.open && are_of_one_flow(train.headers(), headers);
+                let found = used.iter_mut().rev().find(of_flow);
+                found.and_then(|train| train.join(datagram).then_some(train))
+            }
+            // Whose it is isn't known: none that comes later may overtake it.
+            None => {
+                used.iter_mut().for_each(|train| train.open = false);
+                None
+            }
+        };
+        let train = match place {
+            Some(train) => train,
+            None => {
+                let Some(train) = free.first_mut() else {
+                    return Err(frame);
+                };
+                let (headers, payload) = datagram.map_or((&[][..], 0), |datagram| {
+                    (datagram.headers(), datagram.payload().len())
+                });
+                train.begin(headers, payload);
+                self.used = self.used.wrapping_add(1);
+                train
+            }
+        };
+        train
+            .frames
+            .push_within_capacity(frame)
+            .map_err(|error| error.0)
+    }
+}
+
+/// What takes the redirected frames of a device.
+pub(crate) struct Receiver {
+    device: Arc<Device>,
+    wanted: Arc<Wanted>,
+    counters: Arc<Counters>,
+    /// One of each CPU, and none while that is at it.
+    cpus: KVec<Pin<KBox<SpinLock<Option<Gathering>>>>>,
+}
+
+impl Receiver {
+    /// Takes none yet: `ENOMEM`. Process context.
+    pub(crate) fn new(
+        device: Arc<Device>,
+        wanted: Wanted,
+        counters: Arc<Counters>,
+    ) -> Result<Self> {
+        let mut cpus = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..nr_cpu_ids() {
+            let gathering = new_spinlock!(Some(Gathering::new()?), "kopi::Receiver::cpus");
+            let gathering = KBox::pin_init(gathering, GFP_KERNEL_ACCOUNT)?;
+            cpus.push_within_capacity(gathering).map_err(|_| ENOMEM)?;
+        }
+        Ok(Self {
+            device,
+            wanted: Arc::new(wanted, GFP_KERNEL_ACCOUNT)?,
+            counters,
+            cpus,
+        })
+    }
+
+    /// The device that receives.
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// What its program is told.
+    pub(crate) fn wanted(&self) -> &Wanted {
+        &self.wanted
+    }
+
+    fn with_listening<T>(&self, act: impl FnOnce(&mut Listening) -> T) -> T {
+        act(&mut self.device.net().state().listening.lock())
+    }
+
+    /// Has the program redirect, unless what it sees of packets may lack their VLAN: `ENOMEM`. Under RTNL.
+    pub(crate) fn open(&self) -> Result {
+        if self.device.strips_vlans() {
+            return Ok(());
+        }
+        self.with_listening(|listening| listening.attach(&self.wanted))
+    }
+
+    /// Has the program redirect nothing. Under RTNL.
+    pub(crate) fn close(&self) {
+        self.with_listening(|listening| listening.detach(&self.wanted));
+    }
+
+    /// Takes frames, unless this CPU is at it; `last` says that no more come in this call of NAPI. Softirqs are
+    /// off.
+    pub(crate) fn came(&self, frames: impl Iterator<Item = Frame>, last: bool) -> bool {
+        let Some(cpu) = self.cpus.get(CpuId::current().as_u32() as usize) else {
+            return false;
+        };
+        let taken = cpu.lock().take();
+        let Some(mut gathering) = taken else {
+            return false;
+        };
+        for frame in frames {
+            if let Err(frame) = gathering.add(frame) {
+                self.deliver(&mut gathering);
+                // There is room now.
+                let _ = gathering.add(frame);
+            }
+        }
+        if last {
+            self.deliver(&mut gathering);
+        }
+        *cpu.lock() = Some(gathering);
+        true
+    }
+
+    /// Gives all that was gathered to the stack.
+    fn deliver(&self, gathering: &mut Gathering) {
+        let used = core::mem::take(&mut gathering.used);
+        let (mut received, mut merged, mut dropped) = (0u64, 0u64, 0u64);
+        for train in gathering.trains.iter_mut().take(used) {
+            let count = train.frames.len() as u64;
+            let is_train = count > 1 && self.wants_train(train.headers());
+            let lost = if is_train {
+                merged = merged.wrapping_add(1);
+                self.deliver_train(train)
+            } else {
+                self.deliver_singles(train)
+            };
+            received = received.wrapping_add(count);
+            dropped = dropped.wrapping_add(lost);
+        }
+        let counters = &self.counters;
+        counters.received.fetch_add(received, Relaxed);
+        counters.merged.fetch_add(merged, Relaxed);
+        counters.receive_dropped.fetch_add(dropped, Relaxed);
+    }
+
+    /// Whether datagrams may become a train: as with generic receive offload, if the device has that on, and
+    /// the socket asked for it.
+    fn wants_train(&self, headers: &[u8]) -> bool {
+        self.device.merges_received()
+            && sock::wants_trains(self.device.net(), &ends(headers), self.device.ifindex())
+    }
+
+    /// Gives the number of datagrams that were dropped.
+    fn deliver_train(&self, train: &mut Train) -> u64 {
+        let count = train.frames.len() as u64;
+        let (segment, payload) = (train.segment, train.payload);
+        let Some(headers) = train.headers.get_mut(..train.headers_len) else {
+            return 0;
+        };
+        let delivered = deliver_train(&self.device, headers, segment, payload, &mut train.frames);
+        train.frames.clear();
+        delivered.map_or(count, |()| 0)
+    }
+
+    /// As above.
+    fn deliver_singles(&self, train: &mut Train) -> u64 {
+        let verified = train.headers_len != 0;
+        let mut dropped = 0;
+        for frame in train.frames.drain_all() {
+            if frame.deliver(&self.device, verified).is_err() {
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+}
