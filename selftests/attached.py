@@ -2,6 +2,7 @@
 """What the selftests of attached devices share: the host's eth0, and how to look at it."""
 
 import contextlib
+import json
 import os
 import socket
 
@@ -28,6 +29,13 @@ def host(command):
 def kopictl(*words):
     """Runs kopictl in the host's namespace."""
     return host(" ".join(("kopictl", *words)))
+
+
+def attach():
+    """Attaches it, and as new if it is already."""
+    if json.loads(kopictl("info", "--json")).get("devices"):
+        kopictl("detach", "eth0")
+    kopictl("attach", "eth0")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import threading
 import time
 
 import kopi
-from attached import ADDRESSES, CHANGES, SO_RCVBUFFORCE, detached, host, kopictl, link
+from attached import ADDRESSES, CHANGES, SO_RCVBUFFORCE, attach, detached, host, kopictl, link
 from control import ask, family, refused
 from equivalence import namespace, payload, run_nft, sh, snmp
 
@@ -470,7 +470,7 @@ def namespace_goes(ynl):
     traffic.close()
 
 
-kopictl("attach", "eth0")
+attach()
 with namespace("host"):
     YNL = family()
 for case in (data_is_whole, lengths_mix, others_get_theirs, hooks_see_it, damage_is_seen, ways_change,

@@ -14,7 +14,7 @@ import threading
 import time
 
 import kopi
-from attached import ADDRESSES, CHANGES, SO_RCVBUFFORCE, detached, host, kopictl, link
+from attached import ADDRESSES, CHANGES, SO_RCVBUFFORCE, attach, detached, host, kopictl, link
 from control import ask, family, refused
 from equivalence import namespace, payload, run_nft, sh
 
@@ -499,7 +499,7 @@ def bad_input(ynl):
         kopi.check("without CAP_NET_ADMIN", os.waitpid(pid, 0)[1] == 0)
 
 
-kopictl("attach", "eth0")
+attach()
 with namespace("host"):
     YNL = family()
 shown = json.loads(kopictl("info", "--json"))["devices"]
