@@ -7,6 +7,7 @@ import contextlib
 import errno
 import itertools
 import json
+import os
 import shutil
 import socket
 import struct
@@ -409,8 +410,8 @@ def ports_come_and_go(ynl):
         traffic.close()
 
 
-def programs_are_left_alone(_ynl):
-    """Another one's program stays; what kopictl left behind is taken over when the module comes anew."""
+def programs_are_left_alone():
+    """Another one's program stays."""
     kopictl("detach", "eth0")
     sh("bpftool prog loadall /kopi/build/bpf/policy.bpf.o /sys/fs/bpf/others")
     host("bpftool net attach xdpdrv pinned /sys/fs/bpf/others/others_pass dev eth0")
@@ -468,14 +469,49 @@ def namespace_goes(ynl):
     kopi.check("attached again: all arrive, in order", not wrong, wrong)
     kopi.check("attached again: redirected", link(ynl)["received"] == BATCH, link(ynl))
     traffic.close()
+    ynl.sock.close()
+
+
+def module_goes():
+    """Its program stays, and passes all; it gives way when the module comes anew."""
+    sh("rmmod kopi")
+    with namespace("host"):
+        sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sink.bind(("192.0.2.1", PORT))
+    sink.settimeout(20)
+    with namespace("peer"):
+        source = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    source.sendto(b"without", ("192.0.2.1", PORT))
+    kopi.check("without the module all passes", sink.recv(100) == b"without")
+    sink.close()
+    source.close()
+    shown = host("ip link")
+    kopi.check("and the program is there, but no device", "prog/xdp" in shown and "kopirx" not in shown, shown)
+    sh(f"insmod /kopi/build/{os.uname().release}/kopi.ko")
+    kopictl("attach", "eth0")
+    traffic = Traffic()
+    traffic.send(BATCH, 90)
+    wrong = traffic.wrong(90)
+    kopi.check("with a new module: all arrive, in order", not wrong, wrong)
+    # Not by YNL's library, which remembers the old one's number.
+    device = json.loads(kopictl("info", "--json"))["devices"][0]
+    kopi.check("with a new module: redirected", device["received"] == BATCH, device)
+    traffic.close()
 
 
 attach()
 with namespace("host"):
     YNL = family()
 for case in (data_is_whole, lengths_mix, others_get_theirs, hooks_see_it, damage_is_seen, ways_change,
-             ports_come_and_go, programs_are_left_alone, bad_input, namespace_goes):
+             ports_come_and_go):
     case(YNL)
+YNL.sock.close()
+programs_are_left_alone()
+with namespace("host"):
+    YNL = family()
+bad_input(YNL)
+namespace_goes(YNL)
+module_goes()
 kopictl("detach", "eth0")
 with namespace("host"):
     left = [each["ifname"] for each in json.loads(sh("ip -j link"))]

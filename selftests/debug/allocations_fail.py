@@ -24,6 +24,7 @@ import time
 import faults
 import kopi
 import memory
+from control import NlError, ask, family
 from equivalence import namespace, sh
 from faults import Wrong, expect, receive, works
 from kopi import wait_until
@@ -672,6 +673,27 @@ def passing(path, ordinary, out):
     close(channel or sock, left, right)
 
 
+def attach(ynl, wanted):
+    """device-attach; `wanted` is what its XDP program, if there were one, would share with the module."""
+    request = {"ifindex": socket.if_nametoindex("eth0")}
+    if wanted is not None:
+        request["wanted"] = kopi.ctypes.addressof(wanted)
+
+    def call():
+        try:
+            ask(ynl, "device-attach", request)
+        except NlError as refusal:
+            raise OSError(refusal.error, "device-attach") from refusal
+    _, error = yield call
+    # An answer, too, may find no memory.
+    attached = ynl.dump("device-get", {})
+    expect(bool(attached) == (error == 0) or error == errno.ENOBUFS, f"attached: {attached}")
+    if attached:
+        ask(ynl, "device-detach", {"ifindex": request["ifindex"]})
+    left = [name for _, name in socket.if_nameindex() if name.startswith("kopirx")]
+    expect(not left, f"{left} is left")
+
+
 @contextlib.contextmanager
 def slow(device, delay):
     """A device that takes its time, in ms, so that the stack has frames meanwhile."""
@@ -743,6 +765,11 @@ def entries(paths):
     yield own("munmap of a closed flow", unmap_last, lo4)
     yield own("close with frames in flight", close_in_flight, veth)
     yield own("fork", fork, lo4)
+    with namespace("host"):
+        ynl = family()
+    wanted = kopi.ctypes.c_char.from_buffer(mmap.mmap(-1, 3 * mmap.PAGESIZE))
+    yield "attach a device", lambda: attach(ynl, None), None
+    yield "attach a device, receiving", lambda: attach(ynl, wanted), None
 
 
 def names(numbers):
@@ -761,7 +788,7 @@ def around(name):
 # Memory runs out in these, too: in those that allocate for themselves. Not in fork(), which passes
 # that on to the child.
 DRY = re.compile("socket|connect|channel|join|mmap|munmap|doorbell, (copied|by reference|train), lo|O_ASYNC|"
-                 "epoll|pass|close")
+                 "epoll|pass|close|attach")
 
 
 def attempt(name, steps, ordinary, kernel_memory):

@@ -6,6 +6,7 @@ Source: Documentation/fault-injection/fault-injection.rst, Documentation/dev-too
 
 import contextlib
 import itertools
+import json
 import os
 import select
 import signal
@@ -200,6 +201,8 @@ def losses(*namespaces):
                     # Received: bytes packets errs drop fifo …; sent: as many again.
                     columns = _numbers(line.partition(":")[2])
                     total += sum(columns[2:5]) + sum(columns[10:13])
+            devices = json.loads(sh("kopictl info --json")).get("devices", [])
+            total += sum(device["dropped"] + device["receive_dropped"] for device in devices)
     with open("/proc/net/softnet_stat", encoding="ascii") as file:
         total += sum(int(line.split()[1], 16) for line in file)
     return total
