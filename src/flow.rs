@@ -412,7 +412,9 @@ impl Protocol for Flow {
                 drop(unlisted);
             }
         }
-        self.redirect(0);
+        if self.redirected.load(Ordering::Relaxed) != 0 {
+            self.redirect(0);
+        }
         tell(self, socket.sk(), Event::Closed);
         policy.net().close(self.id(), &self.stats());
     }

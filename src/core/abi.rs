@@ -437,6 +437,28 @@ pub const MON_REASON_RULE: u32 = 4;
 /// Over the rate of a rule.
 pub const MON_REASON_RATE: u32 = 5;
 
+/// `struct kopi_wanted`: what the XDP program of an attached device redirects to KOPI.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Port p: bit p % 64 of number p / 64.
+    pub ports: [u64; 1024],
+    /// The device that it is redirected to; 0: there is none.
+    pub ifindex: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl Default for Wanted {
+    fn default() -> Self {
+        Self {
+            ports: [0; 1024],
+            ifindex: 0,
+            reserved: 0,
+        }
+    }
+}
+
 impl MonHdr {
     /// Bytes.
     pub const LEN: usize = size_of::<Self>();

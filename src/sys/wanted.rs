@@ -6,6 +6,7 @@
 //! C headers: `include/linux/mm.h`
 
 use crate::bindings;
+use crate::pure::abi;
 use core::{
     mem::{offset_of, size_of},
     ptr,
@@ -14,7 +15,7 @@ use core::{
 use kernel::prelude::*;
 
 const PAGE: usize = bindings::KOPI_CONST_PAGE_SIZE as usize;
-const PAGES: usize = size_of::<bindings::kopi_wanted>().div_ceil(PAGE);
+const PAGES: usize = size_of::<abi::Wanted>().div_ceil(PAGE);
 
 /// The memory.
 ///
@@ -67,13 +68,13 @@ impl Wanted {
     }
 
     fn ports(&self, index: usize) -> Option<&AtomicU64> {
-        let offset = offset_of!(bindings::kopi_wanted, ports).checked_add(index.checked_mul(8)?)?;
+        let offset = offset_of!(abi::Wanted, ports).checked_add(index.checked_mul(8)?)?;
         // SAFETY: Null, or eight bytes within a page that is pinned, aligned as they must be.
         unsafe { self.at(offset).cast::<AtomicU64>().as_ref() }
     }
 
     fn ifindex(&self) -> Option<&AtomicU32> {
-        let offset = offset_of!(bindings::kopi_wanted, ifindex);
+        let offset = offset_of!(abi::Wanted, ifindex);
         // SAFETY: As above.
         unsafe { self.at(offset).cast::<AtomicU32>().as_ref() }
     }

@@ -184,6 +184,7 @@ fn pairs() -> Pairs {
         engine_time,
         reserved
     );
+    compare!(pairs, Wanted = "kopi_wanted", ports, ifindex, reserved);
     compare!(
         pairs,
         MonHdr = "kopi_mon_hdr",
@@ -307,7 +308,7 @@ fn no_constant_is_forgotten() {
             _ => {}
         }
     }
-    assert_eq!(structs, 9);
+    assert_eq!(structs, 10);
 }
 
 #[test]
