@@ -9,18 +9,20 @@ use crate::bindings;
 use crate::pure::merge::{make_train, udp_header, Datagram};
 use core::{
     mem::ManuallyDrop,
-    ptr::NonNull,
+    ptr::{self, NonNull},
     slice, //
 };
 use kernel::prelude::*;
 
 /// Longer payloads of a train's datagrams go by reference, in bytes.
 const COPYBREAK: usize = 128;
+/// Pieces of pages that an skb can refer to.
+const REFERENCES_MAX: usize = bindings::KOPI_CONST_MAX_SKB_FRAGS as usize;
 
 /// How many datagrams of a train one packet can hold, with so many bytes of payload each.
 pub(crate) fn fit(payload: usize) -> usize {
     if payload > COPYBREAK {
-        bindings::KOPI_CONST_MAX_SKB_FRAGS as usize
+        REFERENCES_MAX
     } else {
         usize::MAX
     }
@@ -83,17 +85,27 @@ impl Frame {
         Ok(())
     }
 
-    /// Leaves its memory to an skb, as number `index` of what that refers to, but the first `skip`
-    /// bytes.
+    /// Leaves its memory to an skb, but the first `skip` bytes, if there are `len` behind those; says
+    /// whether it has.
     ///
     /// # Safety
     ///
-    /// A valid skb, with room for one more; the frame has `len` bytes behind those.
-    unsafe fn add_to(self, skb: *mut bindings::sk_buff, index: usize, skip: usize, len: usize) {
+    /// A valid skb, which refers to `index` others.
+    unsafe fn add_to(
+        self,
+        skb: *mut bindings::sk_buff,
+        index: usize,
+        skip: usize,
+        len: usize,
+    ) -> bool {
+        if index >= REFERENCES_MAX || self.bytes().len() < skip.saturating_add(len) {
+            return false;
+        }
         let frame = ManuallyDrop::new(self);
         let (index, skip, len) = (index as i32, skip as u32, len as u32);
-        // SAFETY: As required of the caller.
+        // SAFETY: As required of the caller, and checked.
         unsafe { bindings::kopi_skb_add_xdp_frame(skb, index, frame.as_ptr(), skip, len) };
+        true
     }
 }
 
@@ -115,40 +127,41 @@ pub(crate) fn deliver_train(
     frames: &mut KVec<Frame>,
 ) -> Result {
     let (count, start) = (frames.len(), headers.len());
-    let copied = if segment > COPYBREAK { 0 } else { payload };
+    let by_reference = segment > COPYBREAK;
+    let copied = if by_reference { 0 } else { payload };
     let linear = start.checked_add(copied).ok_or(EINVAL)?;
     make_train(headers, payload as u16);
-    // SAFETY: A new skb with as much room as is put; what lies there is written, or referred to, below.
+    // SAFETY: A new skb, with room for as many bytes as are written.
     let (skb, data) = unsafe {
         let gfp = bindings::KOPI_CONST_GFP_ATOMIC;
         let skb = bindings::__netdev_alloc_skb(device.as_ptr(), u32::try_from(linear)?, gfp);
         let skb = NonNull::new(skb).ok_or(ENOMEM)?.as_ptr();
-        (skb, bindings::skb_put(skb, linear as u32).cast::<u8>())
+        let data = bindings::skb_put(skb, start as u32).cast::<u8>();
+        ptr::copy_nonoverlapping(headers.as_ptr(), data, start);
+        (skb, data)
     };
-    // SAFETY: So many bytes were put.
-    let data = unsafe { slice::from_raw_parts_mut(data, linear) };
-    let (to, mut rest) = data.split_at_mut(start);
-    to.copy_from_slice(headers);
     let mut left = payload;
-    for (index, frame) in frames.drain_all().enumerate() {
+    let (mut end, mut references) = (start, 0);
+    for frame in frames.drain_all() {
         let len = segment.min(left);
         left = left.saturating_sub(len);
-        if copied == 0 {
-            // SAFETY: There are no more than fit, of as many bytes.
-            unsafe { frame.add_to(skb, index, start, len) };
-        } else if let Some((to, after)) = core::mem::take(&mut rest).split_at_mut_checked(len) {
-            if let Some(from) = frame
-                .bytes()
-                .get(start..)
-                .and_then(|bytes| bytes.get(..len))
-            {
-                to.copy_from_slice(from);
-            }
-            rest = after;
+        if by_reference {
+            // SAFETY: A valid skb, which refers to so many.
+            let added = unsafe { frame.add_to(skb, references, start, len) };
+            references = references.wrapping_add(usize::from(added));
+            continue;
         }
+        let from = frame.bytes().get(start..).unwrap_or(&[]);
+        let len = len.min(from.len());
+        // SAFETY: There is room for `payload` bytes behind the headers, and no more than so many are copied.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), data.add(end), len) };
+        end = end.wrapping_add(len);
     }
-    // SAFETY: A valid skb, which the stack takes; it begins with the headers.
+    // SAFETY: A valid skb, which the stack takes; what is put was written, and begins with the headers.
     unsafe {
+        if !by_reference {
+            bindings::skb_put(skb, end.wrapping_sub(start) as u32);
+        }
         let udp = udp_header(headers) as u32;
         bindings::kopi_skb_set_udp_train(skb, udp, segment as u16, count as u16);
         bindings::kopi_skb_set_received(skb, device.as_ptr());
