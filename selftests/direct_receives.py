@@ -28,17 +28,17 @@ FRAMES = 512
 class Traffic:
     """A flow on a channel with trains that receives, and who sends, in the other namespace."""
 
-    def __init__(self, version=4, port=PORT, merged=False, listen=None):
+    def __init__(self, version=4, merged=False):
         self.near, self.far = ADDRESSES[version]
         kind = socket.AF_INET if version == 4 else socket.AF_INET6
         with namespace("peer"):
             self.source = socket.socket(kind, socket.SOCK_DGRAM)
         self.source.bind((self.far, FROM))
-        self.source.connect((self.near, port))
+        self.source.connect((self.near, PORT))
         with namespace("host"):
             self.flow = kopi.flow() if version == 4 else kopi.flow(kopi.UDP6)
         self.flow.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-        self.flow.bind((listen or self.near, port))
+        self.flow.bind((self.near, PORT))
         flags = kopi.TRAINS | (kopi.RX_MERGED if merged else 0)
         self.channel = kopi.Channel(self.flow, flags=flags, frame_size=4096, frames=FRAMES, fill=FRAMES, rx=FRAMES)
         for number in range(FRAMES):

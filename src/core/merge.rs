@@ -152,18 +152,23 @@ pub fn are_alike(a: &[u8], b: &[u8]) -> bool {
     }
 }
 
+/// Where in the headers of a datagram, or a train, UDP's begins.
+pub fn udp_header(headers: &[u8]) -> usize {
+    if headers.len() == ALL_V4 {
+        UDP_V4
+    } else {
+        UDP_V6
+    }
+}
+
 /// Where a datagram comes from, and where it goes, by its headers.
 pub fn ends(headers: &[u8]) -> FourTuple {
-    let is_ipv4 = headers.len() == ALL_V4;
-    let udp = if is_ipv4 { UDP_V4 } else { UDP_V6 };
+    let udp = udp_header(headers);
     let end = |address, port| Peer { address, port };
-    let (from, to) = if is_ipv4 {
-        (
-            mapped(at(headers, UDP_V4 - 8)),
-            mapped(at(headers, UDP_V4 - 4)),
-        )
+    let (from, to) = if udp == UDP_V4 {
+        (mapped(at(headers, udp - 8)), mapped(at(headers, udp - 4)))
     } else {
-        (at(headers, UDP_V6 - 32), at(headers, UDP_V6 - 16))
+        (at(headers, udp - 32), at(headers, udp - 16))
     };
     FourTuple {
         source: end(from, number(headers, udp)),
@@ -175,16 +180,17 @@ pub fn ends(headers: &[u8]) -> FourTuple {
 /// to who cuts it up, if somebody does; as `udp_gro_complete` does.
 pub fn make_train(headers: &mut [u8], payload: u16) {
     let udp_len = payload.wrapping_add(HEADER_UDP as u16);
-    let (udp, addresses) = if headers.len() == ALL_V4 {
+    let udp = udp_header(headers);
+    let addresses = if udp == UDP_V4 {
         let total = udp_len.wrapping_add(HEADER_IP_V4 as u16);
         put(headers, HEADER_ETHERNET + 2, total.to_be_bytes());
         put(headers, HEADER_ETHERNET + 10, [0; 2]);
         let checksum = fold(sum(headers.get(HEADER_ETHERNET..UDP_V4).unwrap_or(&[])));
         put(headers, HEADER_ETHERNET + 10, checksum.to_ne_bytes());
-        (UDP_V4, UDP_V4 - 8..UDP_V4)
+        udp - 8..udp
     } else {
         put(headers, HEADER_ETHERNET + 4, udp_len.to_be_bytes());
-        (UDP_V6, UDP_V6 - 32..UDP_V6)
+        udp - 32..udp
     };
     let checksum = !fold(u64::from(pretended(
         headers.get(addresses).unwrap_or(&[]),
@@ -192,15 +198,6 @@ pub fn make_train(headers: &mut [u8], payload: u16) {
     )));
     put(headers, udp + 4, udp_len.to_be_bytes());
     put(headers, udp + 6, checksum.to_ne_bytes());
-}
-
-/// Where in a train's headers UDP's begins.
-pub fn udp_header(headers: &[u8]) -> usize {
-    if headers.len() == ALL_V4 {
-        UDP_V4
-    } else {
-        UDP_V6
-    }
 }
 
 #[cfg(test)]
