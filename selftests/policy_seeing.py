@@ -28,7 +28,7 @@ class Watcher:
         with open(self.path, "wb") as out:
             self.child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         undo(self.stop)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while started and started not in self.text():
             if time.monotonic() > deadline or self.child.poll() is not None:
                 raise RuntimeError(f"{command}: {self.text()}")
