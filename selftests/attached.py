@@ -6,9 +6,9 @@ import json
 import os
 import socket
 
-from equivalence import namespace, sh
+from equivalence import namespace, run_nft, sh
 
-SO_RCVBUFFORCE = 33
+SO_RCVBUFFORCE, ETH_P_ALL = 33, 3
 ADDRESSES = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
 # Changes of the way, of each kind.
 CHANGES = int(os.environ.get("CHANGES", "15"))
@@ -46,3 +46,82 @@ def detached():
         yield
     finally:
         kopictl("attach", "eth0")
+
+
+def rules(*lines):
+    """Loads rules of nft's."""
+    run_nft("\n".join(lines) + "\n")
+
+
+# What has trains leave by the stack: how it is said, how it begins, and how it ends.
+@contextlib.contextmanager
+def filtered():
+    """tc looks at what leaves."""
+    host("tc qdisc add dev eth0 clsact")
+    try:
+        yield
+    finally:
+        host("tc qdisc del dev eth0 clsact")
+
+
+@contextlib.contextmanager
+def tapped():
+    """A packet socket sees all."""
+    with namespace("host"):
+        tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    with tap:
+        tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+        tap.bind(("eth0", ETH_P_ALL))
+        yield tap
+
+
+@contextlib.contextmanager
+def queued():
+    """A qdisc that lets nothing pass it by."""
+    host("tc qdisc replace dev eth0 root tbf rate 1gbit burst 100k limit 1m")
+    try:
+        yield
+    finally:
+        host("tc qdisc del dev eth0 root")
+
+
+@contextlib.contextmanager
+def monitored():
+    """A monitor is up."""
+    host("ip link add mon0 type kopimon")
+    host("ip link set mon0 up")
+    try:
+        yield
+    finally:
+        host("ip link del mon0")
+
+
+@contextlib.contextmanager
+def unprogrammed():
+    """No program of XDP is attached."""
+    program = json.loads(host("ip -j -d link show eth0"))[0]["xdp"]["prog"]["id"]
+    host(f"bpftool prog pin id {program} /sys/fs/bpf/kept")
+    host("ip link set dev eth0 xdp off")
+    try:
+        yield
+    finally:
+        host("bpftool net attach xdpdrv pinned /sys/fs/bpf/kept dev eth0")
+        os.unlink("/sys/fs/bpf/kept")
+
+
+OTHERS = {"tc": filtered, "tap": tapped, "qdisc": queued, "monitor": monitored,
+          "no-program": unprogrammed}
+
+
+@contextlib.contextmanager
+def last_hook():
+    """A hook of netfilter's egress that comes later."""
+    with detached(), namespace("host"):
+        # Of two that want to be the last, the one that came first is.
+        rules("table netdev late {", "chain out {",
+              "type filter hook egress device eth0 priority 2147483647", "counter", "}", "}")
+    try:
+        yield
+    finally:
+        with namespace("host"):
+            run_nft("delete table netdev late")

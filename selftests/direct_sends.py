@@ -14,11 +14,12 @@ import threading
 import time
 
 import kopi
-from attached import ADDRESSES, CHANGES, SO_RCVBUFFORCE, attach, detached, host, kopictl, link
+from attached import (ADDRESSES, CHANGES, OTHERS, SO_RCVBUFFORCE, attach, detached, host, kopictl,
+                      last_hook, link, rules)
 from control import ask, family, refused
 from equivalence import namespace, payload, run_nft, sh
 
-SO_SNDBUFFORCE, ETH_P_ALL = 32, 3
+SO_SNDBUFFORCE = 32
 PORT, FROM = 7000, 7001
 BATCH = 32
 
@@ -85,71 +86,6 @@ class Traffic:
                 return f"datagram {number} of {len(data)} bytes, and not {self.taken} of {size}"
             self.taken += 1
         return ""
-
-
-def rules(*lines):
-    """Loads rules of nft's."""
-    run_nft("\n".join(lines) + "\n")
-
-
-# What has trains leave by the stack: how it is said, how it begins, and how it ends.
-@contextlib.contextmanager
-def filtered():
-    """tc looks at what leaves."""
-    host("tc qdisc add dev eth0 clsact")
-    try:
-        yield
-    finally:
-        host("tc qdisc del dev eth0 clsact")
-
-
-@contextlib.contextmanager
-def tapped():
-    """A packet socket sees all."""
-    with namespace("host"):
-        tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-    with tap:
-        tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-        tap.bind(("eth0", ETH_P_ALL))
-        yield tap
-
-
-@contextlib.contextmanager
-def queued():
-    """A qdisc that lets nothing pass it by."""
-    host("tc qdisc replace dev eth0 root tbf rate 1gbit burst 100k limit 1m")
-    try:
-        yield
-    finally:
-        host("tc qdisc del dev eth0 root")
-
-
-@contextlib.contextmanager
-def monitored():
-    """A monitor is up."""
-    host("ip link add mon0 type kopimon")
-    host("ip link set mon0 up")
-    try:
-        yield
-    finally:
-        host("ip link del mon0")
-
-
-@contextlib.contextmanager
-def unprogrammed():
-    """No program of XDP is attached."""
-    program = json.loads(host("ip -j -d link show eth0"))[0]["xdp"]["prog"]["id"]
-    host(f"bpftool prog pin id {program} /sys/fs/bpf/kept")
-    host("ip link set dev eth0 xdp off")
-    try:
-        yield
-    finally:
-        host("bpftool net attach xdpdrv pinned /sys/fs/bpf/kept dev eth0")
-        os.unlink("/sys/fs/bpf/kept")
-
-
-OTHERS = {"tc": filtered, "tap": tapped, "qdisc": queued, "monitor": monitored,
-          "no-program": unprogrammed}
 
 
 def data_is_whole(ynl):
@@ -231,13 +167,8 @@ def hooks_see_trains(ynl):
                link(ynl))
     with namespace("host"):
         run_nft("flush ruleset")
-    with detached(), namespace("host"):
-        # Of two that want to be the last, the one that came first is.
-        rules("table netdev late {", "chain out {",
-              "type filter hook egress device eth0 priority 2147483647", "counter", "}", "}")
-    kopi.check("hook: it is said why", link(ynl)["path"] == "hook", link(ynl))
-    with namespace("host"):
-        run_nft("flush ruleset")
+    with last_hook():
+        kopi.check("hook: it is said why", link(ynl)["path"] == "hook", link(ynl))
     kopi.check("hook: by the driver again", link(ynl)["path"] == "direct", link(ynl))
     traffic.close()
 

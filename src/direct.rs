@@ -18,6 +18,7 @@ use crate::sys::{
     pernet::NetRef,
     sock::Sock,
     target::Target,
+    uapi,
     wanted::Wanted, //
 };
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -55,33 +56,61 @@ global_lock! {
 /// The next port's number.
 static NUMBER: AtomicU32 = AtomicU32::new(1);
 
-/// Which way packets take.
+/// Which way packets take, as `uapi/kopi_netlink.h` numbers them; those from `Single` on are of one flow's only.
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
 pub(crate) enum Way {
     /// Directly, to the driver.
-    Direct,
+    Direct = uapi::KOPI_PATH_DIRECT,
     /// By the stack, since no XDP program has the driver take frames,
-    NoProgram,
+    NoProgram = uapi::KOPI_PATH_NO_PROGRAM,
     /// since tc has an egress hook,
-    Tc,
+    Tc = uapi::KOPI_PATH_TC,
     /// since another hook of netfilter's egress comes later,
-    Hook,
+    Hook = uapi::KOPI_PATH_HOOK,
     /// since a packet socket looks at what leaves,
-    Tap,
+    Tap = uapi::KOPI_PATH_TAP,
     /// since a monitor device is up,
-    Monitor,
-    /// or since a qdisc holds packets, or doesn't let any pass it by.
-    Qdisc,
+    Monitor = uapi::KOPI_PATH_MONITOR,
+    /// since a qdisc holds packets, or doesn't let any pass it by,
+    Qdisc = uapi::KOPI_PATH_QDISC,
+    /// since the packet is no train,
+    Single = uapi::KOPI_PATH_SINGLE,
+    /// since it isn't UDP any more,
+    Transformed = uapi::KOPI_PATH_TRANSFORMED,
+    /// since there is more to it than a driver is given,
+    Extras = uapi::KOPI_PATH_EXTRAS,
+    /// or since the stack has had earlier ones for too long.
+    Behind = uapi::KOPI_PATH_BEHIND,
 }
 
-/// Which way what comes takes.
+/// Which way what comes takes, as `uapi/kopi_netlink.h` numbers them.
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
 pub(crate) enum WayIn {
     /// Redirected by the device's XDP program.
-    Direct(Target),
+    Direct = uapi::KOPI_RECEIVE_PATH_DIRECT,
     /// By the stack, since the program is not one that does,
-    NoProgram,
-    /// or since checksums may be missing in what there is of a packet before it is an skb.
-    Virtual,
+    NoProgram = uapi::KOPI_RECEIVE_PATH_NO_PROGRAM,
+    /// since checksums may be missing in what there is of a packet before it is an skb,
+    Virtual = uapi::KOPI_RECEIVE_PATH_VIRTUAL,
+    /// since the device that it would be redirected to is down,
+    Down = uapi::KOPI_RECEIVE_PATH_DOWN,
+    /// since the program can't see the tags of VLANs,
+    Vlan = uapi::KOPI_RECEIVE_PATH_VLAN,
+    /// or since the flow that it is for takes no trains.
+    NoTrains = uapi::KOPI_RECEIVE_PATH_NO_TRAINS,
+}
+
+/// Why a packet doesn't leave directly, where others could.
+fn why_not(offer: &Offer<'_>) -> Way {
+    if !offer.is_udp() {
+        Way::Transformed
+    } else if offer.has_extras() || offer.is_train() {
+        Way::Extras
+    } else {
+        Way::Single
+    }
 }
 
 /// What becomes of a packet that the port was asked about.
@@ -128,9 +157,25 @@ pub(crate) struct Direct {
     charge: AtomicU32,
     /// Not to be tried before this time.
     pause: AtomicU64,
+    /// Which way the last packet took that left by a port, below 32 bits of the device; 0 if none has.
+    last: AtomicU64,
 }
 
 impl Direct {
+    fn went(&self, device: &Device, way: Way) {
+        let last = (u64::from(device.ifindex()) << 32) | u64::from(way as u32);
+        if self.last.load(Relaxed) != last {
+            self.last.store(last, Relaxed);
+        }
+    }
+
+    /// Which way the flow's last packet took that left by a port, as `Way` numbers them, and the device: `None`
+    /// if none has.
+    pub(crate) fn last(&self) -> Option<(u32, u32)> {
+        let last = self.last.load(Relaxed);
+        (last != 0).then_some((last as u32, (last >> 32) as u32))
+    }
+
     fn goes_by(&self, port: u32) -> bool {
         self.port.load(Relaxed) == port
     }
@@ -176,7 +221,8 @@ pub(crate) struct Port {
     queues: KVec<Pin<KBox<Ticked>>>,
     /// It takes nothing more.
     closing: AtomicBool,
-    pub(crate) way_in: WayIn,
+    /// What takes the packets that are redirected, or why none are.
+    receiving: core::result::Result<Target, WayIn>,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -192,12 +238,12 @@ impl Port {
             let queue = KBox::try_pin_init(Ticked::new(queue), GFP_KERNEL_ACCOUNT)?;
             queues.push_within_capacity(queue).map_err(|_| ENOMEM)?;
         }
-        let way_in = match wanted {
-            None => WayIn::NoProgram,
-            Some(_) if device.is_virtual() => WayIn::Virtual,
+        let receiving = match wanted {
+            None => Err(WayIn::NoProgram),
+            Some(_) if device.is_virtual() => Err(WayIn::Virtual),
             Some(wanted) => {
                 let receiver = Receiver::new(device.clone(), wanted, counters.clone())?;
-                WayIn::Direct(Target::new(receiver)?)
+                Ok(Target::new(receiver)?)
             }
         };
         Ok(Self {
@@ -205,7 +251,7 @@ impl Port {
             device,
             queues,
             closing: AtomicBool::new(false),
-            way_in,
+            receiving,
             counters,
         })
     }
@@ -247,6 +293,24 @@ impl Port {
         }
     }
 
+    /// Which way a packet takes, if its flow's others don't matter. Softirqs are off.
+    fn way_of(&self, offer: &Offer<'_>) -> Way {
+        match self.way() {
+            Way::Direct if !offer.is_plain() => why_not(offer),
+            way => way,
+        }
+    }
+
+    /// Which way what comes takes now.
+    pub(crate) fn way_in(&self) -> WayIn {
+        match &self.receiving {
+            Ok(target) if !target.is_up() => WayIn::Down,
+            Ok(_) if self.device.strips_vlans() => WayIn::Vlan,
+            Ok(_) => WayIn::Direct,
+            Err(way) => *way,
+        }
+    }
+
     /// Says what becomes of a packet. Softirqs are off.
     pub(crate) fn offered(&self, offer: Offer<'_>) -> Verdict {
         let Some((_, flow)) = offer.flow() else {
@@ -255,14 +319,19 @@ impl Port {
         let direct = &flow.direct;
         let held = direct.held.load(Relaxed);
         if held == 0 && !direct.goes_by(self.number) && !offer.is_train() {
+            direct.went(&self.device, why_not(&offer));
             return Verdict::Pass;
         }
-        let can = !self.closing.load(Relaxed) && self.way() == Way::Direct && offer.is_plain();
+        let way = self.way_of(&offer);
+        let can = !self.closing.load(Relaxed) && way == Way::Direct;
         if held == 0 && !(can && direct.may_go_by(self.number)) {
+            let way = if can { Way::Behind } else { way };
+            direct.went(&self.device, way);
             direct.leave();
             self.count_passed(&offer);
             return Verdict::Pass;
         }
+        direct.went(&self.device, way);
         // Behind what the stack is to have, the stack is to have this one, too.
         let directly = can && direct.goes_by(self.number);
         if !directly {
@@ -680,7 +749,7 @@ pub(crate) fn empty(mut is_it: impl FnMut(&Device) -> bool) {
 pub(crate) fn follow(mut is_it: impl FnMut(&Device) -> bool) {
     for hooked in PORTS.lock().iter() {
         let port = hooked.port();
-        if let (true, WayIn::Direct(target)) = (is_it(port.device()), &port.way_in) {
+        if let (true, Ok(target)) = (is_it(port.device()), &port.receiving) {
             target.follow();
         }
     }
@@ -706,6 +775,44 @@ pub(crate) fn each(
         }
     }
     Ok(())
+}
+
+/// The ports of a network namespace, as those who show its flows want them.
+pub(crate) struct Attached(KVec<(u32, WayIn)>);
+
+impl Attached {
+    /// Those that there are now: `ENOMEM`. Process context.
+    pub(crate) fn now(net: &NetRef) -> Result<Self> {
+        let mut all = KVec::new();
+        let ports = PORTS.lock();
+        let here = |hooked: &&Hooked| core::ptr::eq(hooked.port().device().net(), net);
+        for port in ports.iter().filter(here).map(Hooked::port) {
+            all.push((port.device().ifindex(), port.way_in()), GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(Self(all))
+    }
+
+    /// Which way the last packet of a flow took that left by one of them, as `Way` numbers them, and by which.
+    pub(crate) fn way(&self, flow: &Flow) -> Option<(u32, u32)> {
+        let last = flow.direct.last()?;
+        let is_there = self.0.iter().any(|(ifindex, _)| *ifindex == last.1);
+        is_there.then_some(last)
+    }
+
+    /// Which way packets come in for a flow that is bound to a device, or to none if that is 0: `None` if no such
+    /// is attached.
+    pub(crate) fn way_in(&self, flow: &Flow, ifindex: u32) -> Option<WayIn> {
+        let could = |at: &&(u32, WayIn)| ifindex == 0 || at.0 == ifindex;
+        let of_devices = || self.0.iter().filter(could).map(|at| at.1);
+        let way = of_devices()
+            .find(|way| *way == WayIn::Direct)
+            .or_else(|| of_devices().next())?;
+        Some(if flow.is_redirected() {
+            way
+        } else {
+            WayIn::NoTrains
+        })
+    }
 }
 
 /// While it lives, there can be ports.

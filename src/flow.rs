@@ -234,6 +234,11 @@ impl Flow {
         }
     }
 
+    /// Whether programs of XDP are to redirect what comes to its port.
+    pub(crate) fn is_redirected(&self) -> bool {
+        self.redirected.load(Ordering::Relaxed) != 0
+    }
+
     /// Has them redirect what comes to one port and no other; 0 for none.
     fn redirect(&self, port: u16) {
         let Some(policy) = self.policy() else {

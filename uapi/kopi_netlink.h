@@ -36,7 +36,8 @@ enum kopi_verdict {
 };
 
 /**
- * enum kopi_path - Which way trains leave by a device.
+ * enum kopi_path - Which way packets of flows leave by a device; those from
+ *   single on are said of flows only.
  * @KOPI_PATH_DIRECT: Cut up, and given to the driver.
  * @KOPI_PATH_NO_PROGRAM: By the stack, since no XDP program has the driver
  *   take frames.
@@ -48,6 +49,14 @@ enum kopi_verdict {
  * @KOPI_PATH_MONITOR: By the stack, since a device of type kopimon is up.
  * @KOPI_PATH_QDISC: By the stack, since a qdisc holds packets, or lets none
  *   pass it by.
+ * @KOPI_PATH_SINGLE: By the stack, since the last one was no train of
+ *   datagrams.
+ * @KOPI_PATH_TRANSFORMED: By the stack, since it was not UDP any more, but
+ *   IPsec's or a tunnel's.
+ * @KOPI_PATH_EXTRAS: By the stack, since it had options or the tag of a VLAN,
+ *   or its time was to be taken or kept.
+ * @KOPI_PATH_BEHIND: By the stack, which had earlier ones of the flow for too
+ *   long; a second later it is tried again.
  */
 enum kopi_path {
 	KOPI_PATH_DIRECT,
@@ -57,10 +66,15 @@ enum kopi_path {
 	KOPI_PATH_TAP,
 	KOPI_PATH_MONITOR,
 	KOPI_PATH_QDISC,
+	KOPI_PATH_SINGLE,
+	KOPI_PATH_TRANSFORMED,
+	KOPI_PATH_EXTRAS,
+	KOPI_PATH_BEHIND,
 };
 
 /**
- * enum kopi_receive_path - Which way packets of flows come in from a device.
+ * enum kopi_receive_path - Which way packets of flows come in from a device;
+ *   no-trains is said of flows only.
  * @KOPI_RECEIVE_PATH_DIRECT: By its XDP program, which redirects them to be
  *   merged to trains.
  * @KOPI_RECEIVE_PATH_NO_PROGRAM: By the stack, since its XDP program is not
@@ -71,6 +85,8 @@ enum kopi_path {
  *   redirected to is down.
  * @KOPI_RECEIVE_PATH_VLAN: By the stack, since the device takes the tags of
  *   VLANs off, which its program can't see then.
+ * @KOPI_RECEIVE_PATH_NO_TRAINS: By the stack, since the flow didn't ask for
+ *   trains, or has no port.
  */
 enum kopi_receive_path {
 	KOPI_RECEIVE_PATH_DIRECT,
@@ -78,6 +94,7 @@ enum kopi_receive_path {
 	KOPI_RECEIVE_PATH_VIRTUAL,
 	KOPI_RECEIVE_PATH_DOWN,
 	KOPI_RECEIVE_PATH_VLAN,
+	KOPI_RECEIVE_PATH_NO_TRAINS,
 };
 
 enum {
@@ -175,6 +192,9 @@ enum {
 	KOPI_A_FLOW_RULE,
 	KOPI_A_FLOW_LIMIT,
 	KOPI_A_FLOW_DIRECTION,
+	KOPI_A_FLOW_PATH,
+	KOPI_A_FLOW_PATH_IFINDEX,
+	KOPI_A_FLOW_RECEIVE_PATH,
 
 	__KOPI_A_FLOW_MAX,
 	KOPI_A_FLOW_MAX = (__KOPI_A_FLOW_MAX - 1)

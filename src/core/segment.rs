@@ -65,6 +65,19 @@ pub(super) fn put<const N: usize>(to: &mut [u8], at: usize, bytes: [u8; N]) {
     }
 }
 
+/// Bytes of a packet that `is_udp` looks at.
+pub const PROTOCOL_BYTES: usize = HEADER_ETHERNET + 10;
+
+/// Whether a packet that begins so is UDP, with options, extension headers or none.
+pub fn is_udp(packet: &[u8; PROTOCOL_BYTES]) -> bool {
+    match [packet[12], packet[13]] {
+        IPV4 => packet[HEADER_ETHERNET + 9] == UDP,
+        // Hop-by-hop and destination options, routing, a fragment.
+        IPV6 => matches!(packet[HEADER_ETHERNET + 6], UDP | 0 | 60 | 43 | 44),
+        _ => false,
+    }
+}
+
 impl Headers {
     /// Those at the start of a packet, whose first byte is Ethernet's: `None` if it is no whole UDP
     /// datagram or train, or has options, extension headers or a VLAN's tag. `unsummed` says that UDP's checksum
@@ -162,6 +175,22 @@ impl Headers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn udp_is_told_from_what_else_a_flow_s_packet_becomes() {
+        let packet = |kind: [u8; 2], at: usize, protocol| {
+            let mut packet = [0xff; PROTOCOL_BYTES];
+            packet[12..14].copy_from_slice(&kind);
+            packet[at] = protocol;
+            is_udp(&packet)
+        };
+        for protocol in 0..=255 {
+            assert_eq!(packet(IPV4, 23, protocol), protocol == 17);
+            let with_extensions = [0, 17, 43, 44, 60].contains(&protocol);
+            assert_eq!(packet(IPV6, 20, protocol), with_extensions);
+            assert!(!packet([0x88, 0x47], 23, protocol));
+        }
+    }
 
     fn ipv4() -> Vec<u8> {
         let mut packet = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];

@@ -2,7 +2,7 @@
 
 //! The devices of the direct path: attaching, detaching and showing them.
 
-use crate::direct::{self, Port, Way, WayIn};
+use crate::direct::{self, Port, Way};
 use crate::sys::{
     errno::eopnotsupp,
     genl::{Attribute, Dump, Message, Request},
@@ -54,28 +54,13 @@ pub(crate) fn detach(request: &Request<'_>) -> Result {
 
 fn put(message: &mut Message, port: &Port, way: Way) -> Result {
     let counters = &port.counters;
-    let way = match way {
-        Way::Direct => uapi::KOPI_PATH_DIRECT,
-        Way::NoProgram => uapi::KOPI_PATH_NO_PROGRAM,
-        Way::Tc => uapi::KOPI_PATH_TC,
-        Way::Hook => uapi::KOPI_PATH_HOOK,
-        Way::Tap => uapi::KOPI_PATH_TAP,
-        Way::Monitor => uapi::KOPI_PATH_MONITOR,
-        Way::Qdisc => uapi::KOPI_PATH_QDISC,
-    };
     message.u32(uapi::KOPI_A_DEVICE_IFINDEX, port.device().ifindex())?;
-    message.u32(uapi::KOPI_A_DEVICE_PATH, way)?;
+    message.u32(uapi::KOPI_A_DEVICE_PATH, way as u32)?;
     message.uint(uapi::KOPI_A_DEVICE_PACKETS, counters.packets.load(Relaxed))?;
     message.uint(uapi::KOPI_A_DEVICE_TRAINS, counters.trains.load(Relaxed))?;
     message.uint(uapi::KOPI_A_DEVICE_PASSED, counters.passed.load(Relaxed))?;
     message.uint(uapi::KOPI_A_DEVICE_DROPPED, counters.dropped.load(Relaxed))?;
-    let way_in = match &port.way_in {
-        WayIn::Direct(target) if !target.is_up() => uapi::KOPI_RECEIVE_PATH_DOWN,
-        WayIn::Direct(_) if port.device().strips_vlans() => uapi::KOPI_RECEIVE_PATH_VLAN,
-        WayIn::Direct(_) => uapi::KOPI_RECEIVE_PATH_DIRECT,
-        WayIn::NoProgram => uapi::KOPI_RECEIVE_PATH_NO_PROGRAM,
-        WayIn::Virtual => uapi::KOPI_RECEIVE_PATH_VIRTUAL,
-    };
+    let way_in = port.way_in() as u32;
     message.u32(uapi::KOPI_A_DEVICE_RECEIVE_PATH, way_in)?;
     message.uint(
         uapi::KOPI_A_DEVICE_RECEIVED,

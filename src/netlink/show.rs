@@ -3,6 +3,7 @@
 //! Showing flows, channels and sums.
 
 use crate::channel::Channel;
+use crate::direct::Attached;
 use crate::flow::Flow;
 use crate::pure::abi::{self, Stats};
 use crate::sys::{
@@ -91,13 +92,20 @@ pub(crate) fn put_ends(
     Ok(())
 }
 
-fn put_flow(message: &mut Message, asker: &Asker<'_>, number: u32, socket: &Socket) -> Result {
+fn put_flow(
+    message: &mut Message,
+    asker: &Asker<'_>,
+    attached: &Attached,
+    number: u32,
+    socket: &Socket,
+) -> Result {
     let flow = family::protocol::<Flow>(socket).ok_or(ENOENT)?;
     let policy = flow.policy().ok_or(ENOENT)?;
     let identity = policy.identity();
     message.u32(uapi::KOPI_A_FLOW_ID, number)?;
     let cgroup = task::cgroup_of(socket.sk());
-    put_ends(message, &socket.sk().ends(), &identity, cgroup)?;
+    let ends = socket.sk().ends();
+    put_ends(message, &ends, &identity, cgroup)?;
     message.u32(uapi::KOPI_A_FLOW_UID, asker.show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, asker.show_gid(identity.gid))?;
     message.u32(uapi::KOPI_A_FLOW_PID, identity.process.pid().here())?;
@@ -119,7 +127,15 @@ fn put_flow(message: &mut Message, asker: &Asker<'_>, number: u32, socket: &Sock
             message.u32(kind, handle)?;
         }
     }
-    message.u32(uapi::KOPI_A_FLOW_DENIED, denied)
+    message.u32(uapi::KOPI_A_FLOW_DENIED, denied)?;
+    if let Some((way, ifindex)) = attached.way(flow) {
+        message.u32(uapi::KOPI_A_FLOW_PATH, way)?;
+        message.u32(uapi::KOPI_A_FLOW_PATH_IFINDEX, ifindex)?;
+    }
+    if let Some(way) = attached.way_in(flow, ends.ifindex as u32) {
+        message.u32(uapi::KOPI_A_FLOW_RECEIVE_PATH, way as u32)?;
+    }
+    Ok(())
 }
 
 /// Whether the asker may see what is another user's.
@@ -137,6 +153,7 @@ pub(crate) fn flow(request: &Request<'_>) -> Result {
         .get(uapi::KOPI_A_FLOW_ID)
         .ok_or_else(|| request.refuse(EINVAL, c"say which flow: id", None))?;
     let asker = request.asker();
+    let attached = Attached::now(asker.net())?;
     let net = asker.net().state();
     let flows = net.flows.lock();
     let socket = flows
@@ -147,13 +164,14 @@ pub(crate) fn flow(request: &Request<'_>) -> Result {
         return Err(request.refuse(EPERM, c"the flow is another user's", Some(&id)));
     }
     request.reply(uapi::KOPI_CMD_FLOW_GET, |message| {
-        put_flow(message, &asker, id.u32(), socket)
+        put_flow(message, &asker, &attached, id.u32(), socket)
     })
 }
 
 /// `flow-get` of all.
 pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
     let asker = dump.asker();
+    let attached = Attached::now(asker.net())?;
     let net = asker.net().state();
     let flows = net.flows.lock();
     let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
@@ -161,7 +179,7 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
         let seen = owner(socket).is_some_and(|uid| may_see(&asker, uid));
         if seen
             && !dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
-                put_flow(message, &asker, number, socket)
+                put_flow(message, &asker, &attached, number, socket)
             })?
         {
             break;

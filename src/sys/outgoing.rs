@@ -14,7 +14,7 @@ use super::{
 };
 use crate::bindings;
 use crate::flow::Flow;
-use crate::pure::segment::{Headers, HEADERS_MAX};
+use crate::pure::segment::{is_udp, Headers, HEADERS_MAX, PROTOCOL_BYTES};
 use core::{
     cell::UnsafeCell,
     marker::PhantomData,
@@ -93,7 +93,24 @@ impl<'a> Offer<'a> {
     /// checksums.
     pub(crate) fn is_plain(&self) -> bool {
         // SAFETY: A valid skb.
-        unsafe { bindings::kopi_skb_is_plain(self.as_ptr()) && headers(self.as_ptr()).is_some() }
+        !self.has_extras() && unsafe { headers(self.as_ptr()) }.is_some()
+    }
+
+    /// Whether a driver would do more to it, by what comes with its bytes.
+    pub(crate) fn has_extras(&self) -> bool {
+        // SAFETY: A valid skb.
+        !unsafe { bindings::kopi_skb_is_plain(self.as_ptr()) }
+    }
+
+    /// Whether it is UDP.
+    pub(crate) fn is_udp(&self) -> bool {
+        let mut bytes = [0; PROTOCOL_BYTES];
+        // SAFETY: A valid skb, whose data begin with Ethernet's header; there is room for what is copied.
+        let copied = unsafe {
+            let (start, len) = (bytes.as_mut_ptr().cast(), PROTOCOL_BYTES as i32);
+            bindings::skb_copy_bits(self.as_ptr(), 0, start, len)
+        };
+        copied == 0 && is_udp(&bytes)
     }
 
     /// Counts it at the qdisc of a queue, as one that need not wait there.

@@ -392,6 +392,13 @@ attributes! {
         23 limit: Option<String>,
         /// In an event, which way.
         24 direction: Option<Directions>,
+        /// Which way the last of its packets took that left by an attached device; not there without one.
+        25 path: Option<Path>,
+        /// Number of that device.
+        26 path_ifindex: Option<u32>,
+        /// Which way packets come in for it; of several attached devices that of the best, or of the
+        /// one that it is bound to, and not there without any.
+        27 receive_path: Option<ReceivePath>,
     }
 }
 
@@ -533,7 +540,7 @@ attributes! {
     }
 }
 
-/// Which way trains leave by a device.
+/// Which way packets of flows leave by a device; those from single on are said of flows only.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
@@ -552,6 +559,14 @@ pub(crate) enum Path {
     Monitor,
     /// By the stack, since a qdisc holds packets, or lets none pass it by.
     Qdisc,
+    /// By the stack, since the last one was no train of datagrams.
+    Single,
+    /// By the stack, since it was not UDP any more, but IPsec's or a tunnel's.
+    Transformed,
+    /// By the stack, since it had options or the tag of a VLAN, or its time was to be taken or kept.
+    Extras,
+    /// By the stack, which had earlier ones of the flow for too long; a second later it is tried again.
+    Behind,
 }
 
 impl fmt::Display for Path {
@@ -564,11 +579,15 @@ impl fmt::Display for Path {
             Self::Tap => "by the stack: a packet socket looks",
             Self::Monitor => "by the stack: a monitor is up",
             Self::Qdisc => "by the stack: a qdisc holds packets, or lets none pass",
+            Self::Single => "by the stack: no train",
+            Self::Transformed => "by the stack: IPsec, or a tunnel",
+            Self::Extras => "by the stack: options, a VLAN, or time stamps",
+            Self::Behind => "by the stack: earlier packets are on their way",
         })
     }
 }
 
-/// Which way packets of flows come in from a device.
+/// Which way packets of flows come in from a device; no-trains is said of flows only.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
@@ -583,6 +602,8 @@ pub(crate) enum ReceivePath {
     Down,
     /// By the stack, since the device takes the tags of VLANs off, which its program can't see then.
     Vlan,
+    /// By the stack, since the flow didn't ask for trains, or has no port.
+    NoTrains,
 }
 
 impl fmt::Display for ReceivePath {
@@ -595,6 +616,7 @@ impl fmt::Display for ReceivePath {
             Self::Vlan => {
                 "by the stack: the device takes VLANs' tags off (ethtool -K … rxvlan off)"
             }
+            Self::NoTrains => "by the stack: the flow takes no trains",
         })
     }
 }

@@ -33,15 +33,15 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
 
 /// A table whose columns are as wide as what is in them.
 pub(crate) struct Table {
-    head: &'static [&'static str],
+    head: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// One with these heads; those that begin with `>` are aligned to the right.
-    pub(crate) fn new(head: &'static [&'static str]) -> Self {
+    pub(crate) fn new(head: impl Into<Vec<&'static str>>) -> Self {
         Self {
-            head,
+            head: head.into(),
             rows: Vec::new(),
         }
     }
@@ -72,7 +72,7 @@ impl Table {
         let line = |row: &Vec<String>| {
             let cells = row
                 .iter()
-                .zip(self.head)
+                .zip(&self.head)
                 .zip(&widths)
                 .map(|((cell, title), &width)| {
                     if title.starts_with('>') {
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn tables_are_aligned_and_clean() {
-        let mut table = Table::new(&["NAME", ">N"]);
+        let mut table = Table::new(["NAME", ">N"]);
         table.row(["a\x1b[2J".to_owned(), "7".to_owned()]);
         table.row(["longer".to_owned(), "1234".to_owned()]);
         assert_eq!(

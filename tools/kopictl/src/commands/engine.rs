@@ -105,7 +105,7 @@ pub(crate) fn run(what: Option<&What>, as_json: bool) -> anyhow::Result<()> {
 }
 
 fn table(engines: &[Shown<'_>]) -> Table {
-    let mut table = Table::new(&[
+    let mut table = Table::new([
         ">CPU",
         ">IDLE US",
         ">BUDGET",

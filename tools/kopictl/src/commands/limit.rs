@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
             if as_json {
                 return json(&chosen.collect::<BTreeMap<_, _>>());
             }
-            let mut table = Table::new(&["LIMIT", ">VALUE"]);
+            let mut table = Table::new(["LIMIT", ">VALUE"]);
             chosen.for_each(|(key, value)| table.row([key.clone(), value.to_string()]));
             Ok(table.print()?)
         }

@@ -10,7 +10,7 @@ use crate::{
     output::{json, or_dash, short, Table},
     rates::{Counts, Last},
 };
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::{
     thread::sleep,
@@ -32,7 +32,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH|NAME")]
     exe: Option<String>,
 
-    /// Show paths of programs in full
+    /// Show paths of programs in full, and which way packets leave and come in, if devices are attached
     #[arg(long, short)]
     wide: bool,
 
@@ -57,6 +57,8 @@ pub(crate) struct Named<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) path_device: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rates: Option<Counts>,
 }
 
@@ -71,9 +73,16 @@ impl<'a> Named<'a> {
                 .ifindex
                 .filter(|&index| index != 0)
                 .map(|index| names.device(index)),
+            path_device: flow.path_ifindex.map(|index| names.device(index)),
             rates,
         }
     }
+}
+
+/// A way's name, as JSON has it.
+fn word(way: &impl ValueEnum) -> String {
+    way.to_possible_value()
+        .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 impl Options {
@@ -85,31 +94,22 @@ impl Options {
     }
 
     fn table(&self, flows: &[Named<'_>]) -> Table {
-        let mut table = Table::new(if self.interval.is_some() {
-            &[
-                ">ID",
-                ">PID",
-                "PROGRAM",
-                "USER",
-                "CGROUP",
-                "LOCAL",
-                "REMOTE",
-                "DEVICE",
-                ">CHANNEL",
-                ">PACKETS/S",
-                ">BYTES/S",
-                ">DROPS/S",
-            ]
-        } else {
-            &[
-                ">ID", ">PID", "PROGRAM", "USER", "CGROUP", "LOCAL", "REMOTE", "DEVICE", ">CHANNEL",
-            ]
-        });
+        let mut head = vec![
+            ">ID", ">PID", "PROGRAM", "USER", "CGROUP", "LOCAL", "REMOTE", "DEVICE", ">CHANNEL",
+        ];
+        if self.wide {
+            head.extend(["OUT BY", "IN BY"]);
+        }
+        if self.interval.is_some() {
+            head.extend([">PACKETS/S", ">BYTES/S", ">DROPS/S"]);
+        }
+        let mut table = Table::new(head);
         for Named {
             flow,
             program,
             user,
             device,
+            path_device,
             rates,
         } in flows
         {
@@ -127,8 +127,23 @@ impl Options {
                 or_dash(device.as_deref()),
                 or_dash(flow.channel),
             ];
+            let paths = self.wide.then(|| {
+                let out = flow.path.map(|path| {
+                    let device = path_device.as_deref().unwrap_or("?");
+                    format!("{device}: {}", word(&path))
+                });
+                [
+                    or_dash(out),
+                    or_dash(flow.receive_path.map(|path| word(&path))),
+                ]
+            });
             let rates = rates.map(|rates| [rates.packets(), rates.bytes(), rates.drops].map(short));
-            table.row(cells.into_iter().chain(rates.into_iter().flatten()));
+            table.row(
+                cells
+                    .into_iter()
+                    .chain(paths.into_iter().flatten())
+                    .chain(rates.into_iter().flatten()),
+            );
         }
         table
     }
@@ -165,7 +180,10 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attributes::Port;
+    use crate::{
+        attributes::Port,
+        message::{Path, ReceivePath},
+    };
 
     fn flow() -> Flow {
         Flow {
@@ -214,6 +232,14 @@ mod tests {
         };
         assert!(wide.table(&[Named::new(&flow, &names, None)]).lines()[1]
             .contains("/usr/bin/kopi-echo"));
+        let by_eth0 = Flow {
+            path: Some(Path::Tap),
+            path_ifindex: Some(2),
+            receive_path: Some(ReceivePath::NoTrains),
+            ..flow.clone()
+        };
+        let lines = wide.table(&[Named::new(&by_eth0, &names, None)]).lines();
+        assert!(lines[0].ends_with("OUT BY  IN BY") && lines[1].contains("2: tap  no-trains"));
         let json = serde_json::to_value(Named::new(&flow, &names, None)).unwrap();
         assert_eq!(
             (&json["program"], &json["local_port"]),

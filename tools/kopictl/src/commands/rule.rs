@@ -135,7 +135,7 @@ fn list(names: &Names, as_json: bool) -> anyhow::Result<()> {
             rules,
         });
     }
-    let mut table = Table::new(&[">HANDLE", ">PACKETS", ">BYTES", ">DENIED", "RULE"]);
+    let mut table = Table::new([">HANDLE", ">PACKETS", ">BYTES", ">DENIED", "RULE"]);
     for rule in &set.rule {
         let note = if rule.exe_stale {
             "  (the program's file was replaced)"

@@ -53,6 +53,7 @@ pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
                 "uid" => named.user.clone(),
                 "gid" => flow.gid.map(|gid| names.group(gid)),
                 "ifindex" => named.device.clone(),
+                "path_ifindex" => named.path_device.clone(),
                 _ => None,
             };
             rows(flow.rows(), extra)?;

@@ -15,7 +15,7 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     if as_json {
         return json(&totals);
     }
-    let mut table = Table::new(&["COUNTER", ">VALUE", "MEANING"]);
+    let mut table = Table::new(["COUNTER", ">VALUE", "MEANING"]);
     for Row {
         attribute, text, ..
     } in totals

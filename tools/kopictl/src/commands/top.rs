@@ -242,7 +242,7 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
     if as_json {
         return json(&state.shown);
     }
-    let mut table = Table::new(&HEAD);
+    let mut table = Table::new(HEAD);
     state
         .shown
         .iter()

@@ -98,7 +98,7 @@ impl Summary {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new(&[
+    let mut table = Table::new([
         ">PID",
         "PROGRAM",
         "USER",

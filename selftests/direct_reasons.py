@@ -1,0 +1,190 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Of each flow it is shown which way its packets leave and come in, where devices are attached, and why."""
+
+import contextlib
+import json
+import socket
+
+import kopi
+from attached import OTHERS, attach, detached, host, kopictl, last_hook
+from control import ask, family
+from equivalence import namespace, sh
+
+IP_OPTIONS, SO_TIMESTAMPING, TX_SOFTWARE = 4, 37, 1 << 1
+PEER = "192.0.2.2"
+ESP = "proto esp spi 0x5 mode transport aead 'rfc4106(gcm(aes))' 0x" + 20 * "11" + " 128"
+
+
+class Shown:
+    """A flow on a channel, and what is shown of it."""
+
+    def __init__(self, ynl, local=("192.0.2.1", 0), **sizes):
+        self.ynl = ynl
+        with namespace("host"):
+            before = {flow["id"] for flow in ynl.dump("flow-get", {})}
+            self.flow = kopi.flow()
+            self.id = next(flow["id"] for flow in ynl.dump("flow-get", {}) if flow["id"] not in before)
+        if local:
+            self.flow.bind(local)
+        self.channel = kopi.Channel(self.flow, **sizes)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.flow.close()
+        self.channel.region.close()
+
+    def send(self, count=8, peer=PEER):
+        """Sends a train, or a single."""
+        while self.channel.completion.pop():
+            pass
+        for number in range(count):
+            self.channel.send(number, b"x" * 100, (peer, 7999))
+        self.channel.bell()
+
+    def is_shown(self, what, wanted, key="path"):
+        """Checks it."""
+        shown = ask(self.ynl, "flow-get", {"id": self.id})
+        kopi.check(what, shown.get(key) == wanted, shown)
+        return shown
+
+
+def trains(ynl, **options):
+    """A flow with trains."""
+    return Shown(ynl, flags=kopi.TRAINS, **options)
+
+
+def leaving(ynl):
+    """The way of the last packet."""
+    with namespace("host"):
+        index = socket.if_nametoindex("eth0")
+    with trains(ynl) as flow:
+        shown = flow.is_shown("nothing has left: no way", None)
+        kopi.check("nor a device", "path-ifindex" not in shown, shown)
+        flow.send()
+        shown = flow.is_shown("a train: directly", "direct")
+        kopi.check("by this device", shown["path-ifindex"] == index, shown)
+        for way, other in {**OTHERS, "hook": last_hook}.items():
+            with other():
+                flow.send()
+                flow.is_shown(f"{way}: it is said of the flow", way)
+            kopi.wait_until(lambda: (flow.send(), ask(ynl, "flow-get", {"id": flow.id})["path"])[1] == "direct")
+        with detached():
+            flow.is_shown("detached: no way", None)
+            flow.send()
+            flow.is_shown("nor when one has left", None)
+        flow.send()
+        flow.is_shown("attached again", "direct")
+        flow.flow.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, TX_SOFTWARE)
+        kopi.wait_until(lambda: (flow.send(), ask(ynl, "flow-get", {"id": flow.id})["path"])[1] == "extras")
+        flow.is_shown("a time stamp of what leaves is wanted", "extras")
+    with Shown(ynl) as plain:
+        plain.send(1)
+        plain.is_shown("a single", "single")
+        plain.flow.setsockopt(socket.IPPROTO_IP, IP_OPTIONS, b"\x94\4\0\0")
+        plain.send(1)
+        plain.is_shown("a single with options", "single")
+
+
+def leaving_otherwise(ynl):
+    """What isn't UDP any more when it leaves."""
+    with trains(ynl) as flow:
+        flow.send()
+        host(f"ip xfrm state add src 192.0.2.1 dst {PEER} {ESP}")
+        host(f"ip xfrm policy add src 192.0.2.1/32 dst {PEER}/32 dir out tmpl proto esp mode transport")
+        try:
+            flow.send()
+            flow.is_shown("IPsec, after trains that left directly", "transformed")
+        finally:
+            host("ip xfrm policy flush")
+            host("ip xfrm state flush")
+        flow.send()
+        flow.is_shown("and without it again", "direct")
+    host("ip link add vlan5 link eth0 type vlan id 5")
+    try:
+        host("ip addr add 203.0.113.1/24 dev vlan5; nsenter --net=/run/netns/host ip link set vlan5 up")
+        host("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev vlan5")
+        with trains(ynl, local=("203.0.113.1", 0)) as flow:
+            flow.send(peer="203.0.113.2")
+            flow.is_shown("a VLAN's tag", "extras")
+    finally:
+        host("ip link del vlan5")
+
+
+def leaving_behind(ynl):
+    """What the stack has too much of, first."""
+    host("ip link add slow0 type dummy")
+    host("ip addr add 203.0.113.1/24 dev slow0")
+    host("ip link set slow0 up")
+    host("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0")
+    host("tc qdisc add dev slow0 root tbf rate 1kbit burst 1600 limit 1m")
+    with trains(ynl, local=("0.0.0.0", 0)) as flow:
+        for _ in range(3):
+            flow.send(peer="203.0.113.2")
+        flow.send()
+        # The first waits for a while, and is what finds out.
+        kopi.wait_until(lambda: (flow.send(), ask(ynl, "flow-get", {"id": flow.id})["path"])[1] == "behind")
+        flow.is_shown("earlier ones are held by a qdisc", "behind")
+    host("ip link del slow0")
+
+
+def coming(ynl):
+    """The way in."""
+    with trains(ynl) as flow:
+        flow.is_shown("a flow with trains and a port", "direct", "receive-path")
+        target = next(each["ifname"] for each in json.loads(host("ip -j link"))
+                      if each["ifname"].startswith("kopirx"))
+        host(f"ip link set {target} down")
+        flow.is_shown("the device that is redirected to is down", "down", "receive-path")
+        host(f"ip link set {target} up")
+        flow.flow.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+        flow.is_shown("bound to another device", None, "receive-path")
+        flow.flow.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")
+        flow.is_shown("bound to this device", "direct", "receive-path")
+        with detached():
+            flow.is_shown("detached: no way in", None, "receive-path")
+    with Shown(ynl) as plain:
+        plain.is_shown("a flow without trains", "no-trains", "receive-path")
+    with trains(ynl, local=None) as unbound:
+        unbound.is_shown("no port yet", "no-trains", "receive-path")
+        unbound.send()
+        unbound.is_shown("a port, since it has sent", "direct", "receive-path")
+    # Of several devices the best counts, for who isn't bound to one.
+    sh("ip -n host link add v0 type veth peer name v1 netns peer; ip -n host link set v0 up; ip -n peer link set v1 up")
+    kopictl("attach", "v0")
+    try:
+        with trains(ynl) as flow:
+            flow.is_shown("two devices: the better one", "direct", "receive-path")
+            flow.flow.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"v0")
+            flow.is_shown("bound to the other", "virtual", "receive-path")
+    finally:
+        sh("ip -n host link del v0")
+
+
+def told_to_people(ynl):
+    """kopictl says it."""
+    with trains(ynl) as flow:
+        flow.send()
+        line = next(line for line in kopictl("ps", "--wide").splitlines() if line.split()[0] == str(flow.id))
+        kopi.check("kopictl ps --wide", line.rstrip().endswith("eth0: direct  direct"), line)
+        with OTHERS["tap"]():
+            flow.send()
+            shown = kopictl("show", "flow", str(flow.id))
+            kopi.check("kopictl show flow", "by the stack: a packet socket looks" in shown and "(eth0)" in shown,
+                       shown)
+            shown = json.loads(kopictl("show", "flow", str(flow.id), "--json"))
+            kopi.check("kopictl show flow --json",
+                       (shown["path"], shown["path_device"], shown["receive_path"]) == ("tap", "eth0", "direct"),
+                       shown)
+
+
+attach()
+with namespace("host"):
+    YNL = family()
+with contextlib.ExitStack() as stack:
+    stack.callback(kopictl, "detach", "eth0")
+    for case in (leaving, leaving_otherwise, leaving_behind, coming, told_to_people):
+        case(YNL)
+kopi.finish()
