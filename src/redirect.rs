@@ -9,8 +9,7 @@
 use crate::direct::Counters;
 use crate::listening::Listening;
 use crate::pure::{
-    merge::{are_alike, are_of_one_flow, ends, Datagram, TRAIN_BYTES_MAX, TRAIN_MAX},
-    segment::HEADERS_MAX, //
+    merge::{are_alike, are_of_one_flow, ends, Datagram, First, TRAIN_BYTES_MAX, TRAIN_MAX}, //
 };
 use crate::sys::{
     incoming::{deliver_train, fit, Frame},
@@ -32,13 +31,13 @@ const TRAINS: usize = 16;
 /// Datagrams that could be one train, or a frame that couldn't be part of any.
 struct Train {
     frames: KVec<Frame>,
-    /// The first datagram's.
-    headers: [u8; HEADERS_MAX],
-    /// Bytes of them; 0 if this is no datagram, or none that the checks here know.
-    headers_len: usize,
+    /// None if this is no datagram, or none that the checks here know.
+    first: First,
     /// Bytes of payload of the first datagram, and of all.
     segment: usize,
     payload: usize,
+    /// How many frames there can be.
+    most: usize,
     /// There may come more.
     open: bool,
 }
@@ -47,43 +46,41 @@ impl Train {
     fn new() -> Result<Self> {
         Ok(Self {
             frames: KVec::with_capacity(TRAIN_MAX, GFP_KERNEL_ACCOUNT)?,
-            headers: [0; HEADERS_MAX],
-            headers_len: 0,
+            first: First::NONE,
             segment: 0,
             payload: 0,
+            most: 1,
             open: false,
         })
     }
 
-    fn headers(&self) -> &[u8] {
-        self.headers.get(..self.headers_len).unwrap_or(&[])
+    /// Begins it with one, or with what is none.
+    fn begin(&mut self, datagram: Option<&Datagram<'_>>) {
+        let segment = datagram.map_or(0, |datagram| datagram.payload().len());
+        self.first = datagram.map_or(First::NONE, First::new);
+        (self.segment, self.payload) = (segment, segment);
+        self.most = TRAIN_MAX.min(fit(segment));
+        self.open = datagram.is_some();
     }
 
-    /// Begins it with one.
-    fn begin(&mut self, headers: &[u8], payload: usize) {
-        self.headers_len = 0;
-        if let Some(place) = self.headers.get_mut(..headers.len()) {
-            place.copy_from_slice(headers);
-            self.headers_len = headers.len();
-        }
-        (self.segment, self.payload) = (payload, payload);
-        self.open = self.headers_len != 0;
+    /// Takes one that is a part of it, or gives it back if there is no room.
+    fn take(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
+        self.frames
+            .push_within_capacity(frame)
+            .map_err(|error| error.0)
     }
 
-    /// Whether one of the same flow becomes a part of it; it is closed if none can come afterwards.
-    fn join(&mut self, datagram: &Datagram<'_>) -> bool {
-        let len = datagram.payload().len();
+    /// Whether one of the same flow, with so many bytes of payload, becomes a part of it; it is closed if none can
+    /// come afterwards.
+    fn join(&mut self, len: usize, is_alike: bool) -> bool {
         let payload = self.payload.saturating_add(len);
         let count = self.frames.len().saturating_add(1);
-        let most = TRAIN_MAX.min(fit(self.segment));
-        let joins = len <= self.segment
-            && payload <= TRAIN_BYTES_MAX
-            && count <= most
-            && are_alike(self.headers(), datagram.headers());
+        let joins =
+            is_alike && len <= self.segment && payload <= TRAIN_BYTES_MAX && count <= self.most;
         if joins {
             self.payload = payload;
         }
-        self.open = joins && len == self.segment && count < most;
+        self.open = joins && len == self.segment && count < self.most;
         joins
     }
 }
@@ -108,15 +105,27 @@ impl Gathering {
 
     /// Adds a frame, or gives it back if there are too many trains.
     fn add(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
-        let (used, free) = self.trains.split_at_mut(self.used);
+        let Some((used, free)) = self.trains.split_at_mut_checked(self.used) else {
+            return Err(frame);
+        };
+        // Most often it is the next one of what came last.
+        if let Some(last) = used.last_mut() {
+            if last.open && frame.follows(&last.first) && last.join(last.segment, true) {
+                return last.take(frame);
+            }
+        }
         let datagram = frame.datagram();
         let place = match &datagram {
             Some(datagram) => {
-                let headers = datagram.headers();
-                let of_flow =
-                    |train: &&mut Train| train.open && are_of_one_flow(train.headers(), headers);
+                let (headers, len) = (datagram.headers(), datagram.payload().len());
+                let of_flow = |train: &&mut Train| {
+                    train.open && are_of_one_flow(train.first.headers(), headers)
+                };
                 let found = used.iter_mut().rev().find(of_flow);
-                found.and_then(|train| train.join(datagram).then_some(train))
+                found.and_then(|train| {
+                    let is_alike = are_alike(train.first.headers(), headers);
+                    train.join(len, is_alike).then_some(train)
+                })
             }
             // Whose it is isn't known: none that comes later may overtake it.
             None => {
@@ -130,18 +139,12 @@ impl Gathering {
                 let Some(train) = free.first_mut() else {
                     return Err(frame);
                 };
-                let (headers, payload) = datagram.map_or((&[][..], 0), |datagram| {
-                    (datagram.headers(), datagram.payload().len())
-                });
-                train.begin(headers, payload);
+                train.begin(datagram.as_ref());
                 self.used = self.used.wrapping_add(1);
                 train
             }
         };
-        train
-            .frames
-            .push_within_capacity(frame)
-            .map_err(|error| error.0)
+        train.take(frame)
     }
 }
 
@@ -232,7 +235,7 @@ impl Receiver {
         let (mut received, mut merged, mut dropped) = (0u64, 0u64, 0u64);
         for train in gathering.trains.iter_mut().take(used) {
             let count = train.frames.len() as u64;
-            let is_train = count > 1 && self.wants_train(train.headers());
+            let is_train = count > 1 && self.wants_train(train.first.headers());
             let lost = if is_train {
                 merged = merged.wrapping_add(1);
                 self.deliver_train(train)
@@ -259,9 +262,7 @@ impl Receiver {
     fn deliver_train(&self, train: &mut Train) -> u64 {
         let count = train.frames.len() as u64;
         let (segment, payload) = (train.segment, train.payload);
-        let Some(headers) = train.headers.get_mut(..train.headers_len) else {
-            return 0;
-        };
+        let headers = train.first.headers_mut();
         let delivered = deliver_train(&self.device, headers, segment, payload, &mut train.frames);
         train.frames.clear();
         delivered.map_or(count, |()| 0)
@@ -269,7 +270,7 @@ impl Receiver {
 
     /// As above.
     fn deliver_singles(&self, train: &mut Train) -> u64 {
-        let verified = train.headers_len != 0;
+        let verified = !train.first.headers().is_empty();
         let mut dropped = 0;
         for frame in train.frames.drain_all() {
             if frame.deliver(&self.device, verified).is_err() {

@@ -7,7 +7,8 @@
 
 use super::ip::{FourTuple, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
 use super::rule::{mapped, Peer};
-use super::segment::{fold, put, FRAGMENT, HEADER_ETHERNET, IPV4, IPV6};
+use super::segment::{fold, put, FRAGMENT, HEADERS_MAX, HEADER_ETHERNET, IPV4, IPV6};
+use core::ops::Range;
 
 /// The most datagrams of a train: UDP_GRO_CNT_MAX.
 pub const TRAIN_MAX: usize = 64;
@@ -17,6 +18,9 @@ pub const TRAIN_BYTES_MAX: usize = 0xffff - HEADER_IP_V6 - HEADER_UDP;
 /// Where UDP's header begins.
 const UDP_V4: usize = HEADER_ETHERNET + HEADER_IP_V4;
 const UDP_V6: usize = HEADER_ETHERNET + HEADER_IP_V6;
+/// Where IPv4's number and checksum are.
+const ID_V4: usize = HEADER_ETHERNET + 4;
+const CHECKSUM_V4: usize = HEADER_ETHERNET + 10;
 /// Bytes of all headers.
 const ALL_V4: usize = UDP_V4 + HEADER_UDP;
 const ALL_V6: usize = UDP_V6 + HEADER_UDP;
@@ -43,7 +47,7 @@ fn number(bytes: &[u8], offset: usize) -> u16 {
     u16::from_be_bytes(at(bytes, offset))
 }
 
-/// Whether bytes at an offset are the same.
+/// Whether bytes at an offset are the same; 16 at most are compared without a call.
 #[inline(always)]
 fn agree<const N: usize>(a: &[u8], b: &[u8], offset: usize) -> bool {
     at::<N>(a, offset) == at::<N>(b, offset)
@@ -125,6 +129,93 @@ impl<'a> Datagram<'a> {
     }
 }
 
+/// The headers of a train's first datagram.
+pub struct First {
+    bytes: [u8; HEADERS_MAX],
+    len: usize,
+    /// Bytes of headers and payload.
+    whole: usize,
+    /// Of IPv4's header without number and checksum.
+    ip_sum: u64,
+    /// Of what UDP's checksum pretends there is.
+    udp_sum: u32,
+}
+
+impl First {
+    /// None, which nothing follows.
+    pub const NONE: Self = Self {
+        bytes: [0; HEADERS_MAX],
+        len: 0,
+        whole: 0,
+        ip_sum: 0,
+        udp_sum: 0,
+    };
+
+    /// That of a train which begins with this one.
+    pub fn new(datagram: &Datagram<'_>) -> Self {
+        let headers = datagram.headers;
+        let mut first = Self::NONE;
+        if let Some(place) = first.bytes.get_mut(..headers.len()) {
+            place.copy_from_slice(headers);
+            first.len = headers.len();
+            first.whole = headers.len().saturating_add(datagram.payload.len());
+        }
+        let udp = udp_header(headers);
+        let addresses = headers.get(addresses(udp)).unwrap_or(&[]);
+        first.udp_sum = pretended(addresses, number(headers, udp + 4));
+        if let Ok(headers) = <&[u8; ALL_V4]>::try_from(headers) {
+            first.ip_sum = sum(&headers[HEADER_ETHERNET..ID_V4])
+                .wrapping_add(sum(&headers[ID_V4 + 2..CHECKSUM_V4]))
+                .wrapping_add(sum(&headers[CHECKSUM_V4 + 2..UDP_V4]));
+        }
+        first
+    }
+
+    /// The headers; none if there is no datagram.
+    pub fn headers(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+
+    /// As above.
+    pub fn headers_mut(&mut self) -> &mut [u8] {
+        self.bytes.get_mut(..self.len).unwrap_or(&mut [])
+    }
+
+    /// The headers, if they are so long, and as many bytes of a frame.
+    #[inline(always)]
+    fn beside<'a, const N: usize>(&'a self, frame: &'a [u8]) -> Option<(&'a [u8; N], &'a [u8; N])> {
+        (self.len == N).then(|| Some((self.bytes.first_chunk()?, frame.first_chunk()?)))?
+    }
+
+    /// Whether a frame has a datagram that `Datagram::parse` would take, and which is of the same flow, as long,
+    /// and alike. In fewer steps, since all but numbers and checksums is as it was.
+    #[inline(always)]
+    pub fn is_followed_by(&self, frame: &[u8], add: impl Fn(&[u8], u32) -> u32) -> bool {
+        let udp = if let Some((a, b)) = self.beside::<ALL_V4>(frame) {
+            let numbers = u64::from(u16::from_ne_bytes(at(b, ID_V4)))
+                .wrapping_add(u64::from(u16::from_ne_bytes(at(b, CHECKSUM_V4))));
+            let right = agree::<16>(a, b, 0)
+                && agree::<2>(a, b, 16)
+                && agree::<{ CHECKSUM_V4 - ID_V4 - 2 }>(a, b, ID_V4 + 2)
+                && agree::<{ ALL_V4 - 2 - CHECKSUM_V4 - 2 }>(a, b, CHECKSUM_V4 + 2)
+                && fold(self.ip_sum.wrapping_add(numbers)) == 0;
+            right.then_some(UDP_V4)
+        } else if let Some((a, b)) = self.beside::<ALL_V6>(frame) {
+            let right = agree::<16>(a, b, 0)
+                && agree::<16>(a, b, 16)
+                && agree::<16>(a, b, 32)
+                && agree::<{ ALL_V6 - 2 - 48 }>(a, b, 48);
+            right.then_some(UDP_V6)
+        } else {
+            None
+        };
+        let datagram = udp.and_then(|udp| frame.get(udp..self.whole));
+        datagram.is_some_and(|datagram| {
+            number(datagram, 6) != 0 && fold(u64::from(add(datagram, self.udp_sum))) == 0
+        })
+    }
+}
+
 /// Whether headers of datagrams are of the same sender and receiver.
 #[inline]
 pub fn are_of_one_flow(a: &[u8], b: &[u8]) -> bool {
@@ -161,6 +252,12 @@ pub fn udp_header(headers: &[u8]) -> usize {
     }
 }
 
+/// Where the addresses are in front of UDP's header.
+fn addresses(udp: usize) -> Range<usize> {
+    let len = if udp == UDP_V4 { 8 } else { 32 };
+    udp.saturating_sub(len)..udp
+}
+
 /// Where a datagram comes from, and where it goes, by its headers.
 pub fn ends(headers: &[u8]) -> FourTuple {
     let udp = udp_header(headers);
@@ -181,21 +278,17 @@ pub fn ends(headers: &[u8]) -> FourTuple {
 pub fn make_train(headers: &mut [u8], payload: u16) {
     let udp_len = payload.wrapping_add(HEADER_UDP as u16);
     let udp = udp_header(headers);
-    let addresses = if udp == UDP_V4 {
+    if udp == UDP_V4 {
         let total = udp_len.wrapping_add(HEADER_IP_V4 as u16);
         put(headers, HEADER_ETHERNET + 2, total.to_be_bytes());
-        put(headers, HEADER_ETHERNET + 10, [0; 2]);
+        put(headers, CHECKSUM_V4, [0; 2]);
         let checksum = fold(sum(headers.get(HEADER_ETHERNET..UDP_V4).unwrap_or(&[])));
-        put(headers, HEADER_ETHERNET + 10, checksum.to_ne_bytes());
-        udp - 8..udp
+        put(headers, CHECKSUM_V4, checksum.to_ne_bytes());
     } else {
         put(headers, HEADER_ETHERNET + 4, udp_len.to_be_bytes());
-        udp - 32..udp
-    };
-    let checksum = !fold(u64::from(pretended(
-        headers.get(addresses).unwrap_or(&[]),
-        udp_len,
-    )));
+    }
+    let addresses = headers.get(addresses(udp)).unwrap_or(&[]);
+    let checksum = !fold(u64::from(pretended(addresses, udp_len)));
     put(headers, udp + 4, udp_len.to_be_bytes());
     put(headers, udp + 6, checksum.to_ne_bytes());
 }
@@ -314,6 +407,46 @@ mod tests {
         }
         let (a, b) = (frame(false, 0, b"a"), frame(true, 0, b"a"));
         assert!(!are_of_one_flow(&a[..ALL_V4], &b[..ALL_V6]));
+    }
+
+    #[test]
+    fn what_follows_is_what_is_taken_alike_and_as_long() {
+        for is_ipv6 in [false, true] {
+            let begin = frame(is_ipv6, 0, b"some payload");
+            let begin = Datagram::parse(&begin, add).unwrap();
+            let first = First::new(&begin);
+            assert_eq!(first.headers(), begin.headers());
+            let check = |frame: &[u8]| {
+                let follows = Datagram::parse(frame, add).is_some_and(|next| {
+                    are_of_one_flow(begin.headers(), next.headers())
+                        && are_alike(begin.headers(), next.headers())
+                        && next.payload().len() == begin.payload().len()
+                });
+                assert_eq!(first.is_followed_by(frame, add), follows, "{frame:?}");
+                assert!(!First::NONE.is_followed_by(frame, add));
+                follows
+            };
+            for number in [0, 1, 77, 0xfffe, 0xffff] {
+                let mut next = frame(is_ipv6, number, b"what follows");
+                assert!(check(&next));
+                for byte in 0..next.len() {
+                    for bit in 0..8 {
+                        let mut wrong = next.clone();
+                        wrong[byte] ^= 1 << bit;
+                        check(&wrong);
+                    }
+                    check(&next[..byte]);
+                }
+                let udp = next.len() - 20;
+                next.extend([0xff; 6]);
+                assert!(check(&next));
+                next[udp + 6..udp + 8].fill(0);
+                assert!(!check(&next));
+            }
+            assert!(!check(&frame(is_ipv6, 0, b"less")));
+            assert!(!check(&frame(is_ipv6, 0, b"more than there was")));
+            assert!(!check(&frame(!is_ipv6, 0, b"what follows")));
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use super::netdev::Device;
 use crate::bindings;
-use crate::pure::merge::{make_train, udp_header, Datagram};
+use crate::pure::merge::{make_train, udp_header, Datagram, First};
 use core::{
     mem::ManuallyDrop,
     ptr::{self, NonNull},
@@ -26,6 +26,12 @@ pub(crate) fn fit(payload: usize) -> usize {
     } else {
         usize::MAX
     }
+}
+
+/// The sum of the 16-bit words of bytes, as they lie in memory, and of another one.
+fn add(bytes: &[u8], sum: u32) -> u32 {
+    // SAFETY: Reads so many bytes.
+    unsafe { bindings::csum_partial(bytes.as_ptr().cast(), bytes.len() as i32, sum) }
 }
 
 /// A frame.
@@ -62,10 +68,13 @@ impl Frame {
     /// The datagram in it that could be part of a train, if it is one.
     #[inline]
     pub(crate) fn datagram(&self) -> Option<Datagram<'_>> {
-        Datagram::parse(self.bytes(), |bytes, sum| {
-            // SAFETY: Reads so many bytes.
-            unsafe { bindings::csum_partial(bytes.as_ptr().cast(), bytes.len() as i32, sum) }
-        })
+        Datagram::parse(self.bytes(), add)
+    }
+
+    /// Whether it is the next datagram of a train, which begins so, and as long.
+    #[inline]
+    pub(crate) fn follows(&self, first: &First) -> bool {
+        first.is_followed_by(self.bytes(), add)
     }
 
     /// Gives it to the stack, as if the device had received it; `verified` says that its checksum is
