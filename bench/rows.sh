@@ -164,6 +164,6 @@ received nft10 --modes af_packet --counts handed --count "$nft_count" --payloads
 in_near tc qdisc del dev near0 clsact
 received nft10 --modes af_xdp_copy --counts handed --count "$nft_count" --payloads 64
 no_nft near
-received none --modes af_xdp_copy
+received none --modes af_xdp_copy,xdp_drop
 many
 exit $failed

@@ -19,54 +19,51 @@ pub(crate) struct Options {
     json: PathBuf,
 }
 
-/// A goal: at most so much of what a rival costs, with ten nft rules in force.
-struct Goal {
-    what: &'static str,
-    direction: &'static str,
-    offloads: bool,
+/// What a row is of, besides 64 bytes.
+struct Case {
     mode: &'static str,
-    rival: &'static str,
+    policy: &'static str,
+    offloads: bool,
     many: bool,
-    at_most: f64,
 }
 
-const GOALS: &[Goal] = &[
-    Goal {
-        what: "sending 64 bytes in bulk to one peer",
-        direction: "send",
+const fn case(mode: &'static str, policy: &'static str) -> Case {
+    Case {
+        mode,
+        policy,
         offloads: false,
-        mode: "kopi_train",
-        rival: "sendmmsg",
         many: false,
-        at_most: 0.3,
-    },
-    Goal {
-        what: "sending 64 bytes to random peers",
-        direction: "send",
-        offloads: false,
-        mode: "kopi_doorbell",
-        rival: "sendmmsg",
+    }
+}
+
+const fn to_many(mode: &'static str, policy: &'static str) -> Case {
+    Case {
         many: true,
-        at_most: 0.85,
-    },
-    Goal {
-        what: "sending 64 bytes in bulk, NIC with segmentation offload",
-        direction: "send",
+        ..case(mode, policy)
+    }
+}
+
+const fn offloaded(mode: &'static str, policy: &'static str) -> Case {
+    Case {
         offloads: true,
-        mode: "kopi_gso",
-        rival: "udp_segment",
-        many: false,
-        at_most: 1.2,
-    },
-    Goal {
-        what: "receiving 64 bytes, in trains",
-        direction: "recv",
-        offloads: false,
-        mode: "kopi_merged",
-        rival: "recvmmsg",
-        many: false,
-        at_most: 0.55,
-    },
+        ..case(mode, policy)
+    }
+}
+
+/// Goals: what of, which way, and at most so much of what a rival costs.
+#[rustfmt::skip]
+const GOALS: &[(&str, &str, Case, Case, f64)] = &[
+    ("in bulk to one peer", "send", case("kopi_train", "nft10"), case("sendmmsg", "nft10"), 0.3),
+    ("to random peers", "send", to_many("kopi_doorbell", "nft10"), to_many("sendmmsg", "nft10"), 0.85),
+    ("in bulk, NIC with segmentation offload", "send", offloaded("kopi_gso", "nft10"), offloaded("udp_segment", "nft10"), 1.2),
+    ("in trains", "recv", case("kopi_merged", "nft10"), case("recvmmsg", "nft10"), 0.55),
+    ("directly", "send", case("kopi_direct_gso", "nft10_conntrack"), case("sendmmsg", "nft10_conntrack"), 0.2),
+    ("directly", "send", case("kopi_direct_gso", "nft10_conntrack"), case("af_xdp_zero_copy", "none"), 1.3),
+    ("directly", "send", case("kopi_direct_gso", "none"), case("af_xdp_zero_copy", "none"), 1.2),
+    ("directly", "recv", case("kopi_direct_merged", "nft10"), case("recvmmsg", "nft10"), 0.2),
+    ("directly", "recv", case("kopi_direct_merged", "nft10"), case("xdp_drop", "none"), 1.6),
+    ("directly", "recv", case("kopi_direct_merged", "nft10"), case("af_xdp_copy", "none"), 1.1),
+    ("directly", "recv", case("kopi_direct_merged", "none"), case("xdp_drop", "none"), 1.4),
 ];
 
 /// What a packet of the most flows on one channel may cost, of what one of a single flow does.
@@ -289,32 +286,33 @@ fn cell(row: &Row) -> String {
 /// What was to be reached, and what was.
 fn goals(rows: &[Row]) -> String {
     let mut text = String::new();
-    for goal in GOALS {
-        let cost = |mode| {
+    for (what, direction, ours, theirs, at_most) in GOALS {
+        let cost = |case: &Case| {
             rows.iter()
                 .find(|row| {
-                    row.mode == mode
-                        && row.direction == goal.direction
-                        && row.offloads == goal.offloads
-                        && row.policy == "nft10"
+                    row.mode == case.mode
+                        && row.direction == *direction
+                        && row.offloads == case.offloads
+                        && row.policy == case.policy
                         && row.payload == 64
-                        && (row.peers > 1) == goal.many
+                        && (row.peers > 1) == case.many
                         && is_plain(row)
                 })?
                 .insn_per_packet
         };
-        let (Some(ours), Some(theirs)) = (cost(goal.mode), cost(goal.rival)) else {
+        let (Some(cost_ours), Some(cost_theirs)) = (cost(ours), cost(theirs)) else {
             continue;
         };
-        let ratio = ours / theirs;
-        let verdict = match ratio <= goal.at_most {
+        let ratio = cost_ours / cost_theirs;
+        let verdict = match ratio <= *at_most {
             true => "reached",
             false => "not reached",
         };
         let _ = writeln!(
             text,
-            "{}, with ten nft rules: {} {ours:.0} / {theirs:.0} = {ratio:.2}, goal {}: {verdict}",
-            goal.what, goal.mode, goal.at_most
+            "{direction} 64 bytes {what}: {} ({}) / {} ({}): {cost_ours:.0} / {cost_theirs:.0} = {ratio:.2}, \
+             goal {at_most}: {verdict}",
+            ours.mode, ours.policy, theirs.mode, theirs.policy
         );
     }
     text

@@ -3,6 +3,7 @@
 //! Measures receiving, row by row: of bursts that this process sends itself, from another
 //! namespace, and whose cost it has measured before on a NIC that takes all.
 
+mod dropping;
 mod packet_ring;
 mod rings;
 mod sockets;
@@ -70,6 +71,8 @@ enum Mode {
     KopiDirect,
     /// As `kopi_merged`, from a device that is attached
     KopiDirectMerged,
+    /// By nobody: an XDP program drops all, which is the least that a packet can cost
+    XdpDrop,
 }
 
 impl Mode {
@@ -85,7 +88,10 @@ impl Mode {
 
     /// Whether policies that look at packets on their way to a socket see it.
     fn meets_hooks(self) -> bool {
-        !matches!(self, Self::AfPacket | Self::AfXdpCopy | Self::AfXdpZeroCopy)
+        !matches!(
+            self,
+            Self::AfPacket | Self::AfXdpCopy | Self::AfXdpZeroCopy | Self::XdpDrop
+        )
     }
 
     fn open(
@@ -118,6 +124,7 @@ impl Mode {
             Self::AfPacket => Box::new(packet_ring::PacketRing::new(device)?),
             Self::AfXdpCopy => Box::new(xdp::Xdp::new(device, false)?),
             Self::AfXdpZeroCopy => Box::new(xdp::Xdp::new(device, true)?),
+            Self::XdpDrop => Box::new(dropping::Drops::new(device)?),
             Self::Kopi
             | Self::KopiTrain
             | Self::KopiMerged
@@ -225,6 +232,14 @@ pub(crate) struct Options {
     policy: Policy,
 }
 
+/// What is taken out of the measurements, in instructions.
+struct Costs {
+    /// A burst until it has left.
+    burst: f64,
+    /// A nap.
+    nap: f64,
+}
+
 /// What is common to all rows.
 struct Bench<'o> {
     options: &'o Options,
@@ -271,10 +286,11 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
     };
     let mut all_right = true;
     for &payload in &options.payloads {
-        let burst = bench.burst(payload)?;
+        let costs = bench.costs(payload)?;
+        let burst = costs.burst;
         eprintln!("# a burst of {BURST} packets of {payload} bytes is {burst:.0} instructions");
         for &mode in &modes {
-            match bench.row(mode, payload, burst) {
+            match bench.row(mode, payload, &costs) {
                 Ok(row) => println!("{}", serde_json::to_string(&row)?),
                 Err(error) => {
                     all_right = false;
@@ -297,8 +313,8 @@ impl Bench<'_> {
         Traffic::new(self.options.far, self.far_mac, vec![near], payload)
     }
 
-    /// What a burst costs until it has left, in instructions.
-    fn burst(&self, payload: usize) -> io::Result<f64> {
+    /// What a burst costs until it has left, and a nap.
+    fn costs(&self, payload: usize) -> io::Result<Costs> {
         let nap = self.clock.each(BURSTS as u32, || {
             thread::sleep(NAP);
             Ok(())
@@ -317,8 +333,8 @@ impl Bench<'_> {
             runs.push(each - nap);
             // Not the first one, which warms up.
             if runs.len() > 2 {
-                if let Some(mean) = agreed(&runs[runs.len() - 2..]) {
-                    return Ok(mean);
+                if let Some(burst) = agreed(&runs[runs.len() - 2..]) {
+                    return Ok(Costs { burst, nap });
                 }
             }
         }
@@ -327,7 +343,12 @@ impl Bench<'_> {
         )))
     }
 
-    fn row(&self, mode: Mode, payload: usize, burst: f64) -> io::Result<Row> {
+    fn row(&self, mode: Mode, payload: usize, costs: &Costs) -> io::Result<Row> {
+        // Nobody is woken by what is dropped: that receiver naps.
+        let own = match mode {
+            Mode::XdpDrop => costs.burst + costs.nap,
+            _ => costs.burst,
+        };
         let near = SocketAddrV4::new(self.options.local, TO_PORT);
         let far = SocketAddrV4::new(self.options.far, FROM_PORT);
         let seen = self.options.policy.count()?;
@@ -357,7 +378,7 @@ impl Bench<'_> {
             let start = self.clock.start();
             bursts(BURSTS)?;
             let each = self.clock.since(start) / BURSTS as f64;
-            runs.push((each - burst) / BURST as f64);
+            runs.push((each - own) / BURST as f64);
         }
         let sleeps = sleeps() - slept;
         let mean = agreed(&runs[runs.len() - 2..]).ok_or_else(|| {
