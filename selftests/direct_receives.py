@@ -80,6 +80,12 @@ class Traffic:
                 for at in range(0, max(len(data), 1), size or max(len(data), 1)):
                     yield data[at:at + size] if size else data
 
+    def passes(self, what, count, size):
+        """Sends so many, and checks that all arrive, in order."""
+        self.send(count, size)
+        wrong = self.wrong(size)
+        kopi.check(what, not wrong, wrong)
+
     def wrong(self, size):
         """Receives all that was sent; gives what is wrong, or an empty string."""
         deadline = time.monotonic() + 20
@@ -103,9 +109,7 @@ def data_is_whole(ynl):
         largest = 1472 if version == 4 else 1452
         for size in (1, 2, 63, 64, 65, 128, 129, 511, 1400, largest):
             before = link(ynl)
-            traffic.send(3 * BATCH, size)
-            wrong = traffic.wrong(size)
-            kopi.check(f"{what}, {size} bytes: all arrive, in order", not wrong, wrong)
+            traffic.passes(f"{what}, {size} bytes: all arrive, in order", 3 * BATCH, size)
             after = link(ynl)
             came, trains = (after[name] - before[name] for name in ("received", "merged"))
             kopi.check(f"{what}, {size} bytes: redirected, as trains",
@@ -156,7 +160,9 @@ def others_get_theirs(ynl):
     other.bind(("192.0.2.50", PORT))
     other.settimeout(20)
     plain.bind((traffic.near, PORT + 1))
-    channel = kopi.Channel(plain)
+    channel = kopi.Channel(plain, frames=BATCH)
+    for number in range(BATCH):
+        channel.fill.push(channel.frame(number))
     before = link(ynl)
     for address, port in (("192.0.2.50", PORT), (traffic.near, PORT + 1)):
         traffic.source.connect((address, port))
@@ -164,6 +170,11 @@ def others_get_theirs(ynl):
         traffic.source.send(b"".join(payload(number, 100) for number in range(BATCH)))
     came = [other.recv(2000) for _ in range(BATCH)]
     kopi.check("a socket of another address: all arrive, one by one",
+               came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
+    entries = []
+    kopi.wait_until(lambda: (entries.extend(iter(channel.rx.pop, None)), len(entries) >= BATCH)[1])
+    came = [channel.region[offset:offset + length] for offset, length, *_ in entries]
+    kopi.check("a flow without trains: all arrive, one by one",
                came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
     after = link(ynl)
     kopi.check("and no trains", after["merged"] == before["merged"]
@@ -213,9 +224,7 @@ def hooks_see_it(ynl):
     with namespace("host"):
         udp = snmp()
     before = link(ynl)
-    traffic.send(4 * BATCH, 64)
-    wrong = traffic.wrong(64)
-    kopi.check("with rules, tc and a tap: all arrive, in order", not wrong, wrong)
+    traffic.passes("with rules, tc and a tap: all arrive, in order", 4 * BATCH, 64)
     after = link(ynl)
     trains = after["merged"] - before["merged"]
     # A datagram can come alone.
@@ -255,9 +264,7 @@ def hooks_see_it(ynl):
         kopi.check(f"{what} drops it", not list(traffic.receive()))
         with namespace("host"):
             end()
-        traffic.send(BATCH, 64)
-        wrong = traffic.wrong(64)
-        kopi.check(f"{what}: and doesn't afterwards", not wrong, wrong)
+        traffic.passes(f"{what}: and doesn't afterwards", BATCH, 64)
     with namespace("host"):
         run_nft("flush ruleset")
     host("conntrack -F")
@@ -332,14 +339,10 @@ def ways_change(ynl):
         with other():
             kopi.check(f"{what}: it is said", link(ynl)["receive-path"] == way, link(ynl))
             before = link(ynl)
-            traffic.send(BATCH, 200)
-            wrong = traffic.wrong(200)
-            kopi.check(f"{what}: all arrive, in order", not wrong, wrong)
+            traffic.passes(f"{what}: all arrive, in order", BATCH, 200)
             kopi.check(f"{what}: no trains are made", link(ynl)["merged"] == before["merged"], link(ynl))
         before = link(ynl)
-        traffic.send(BATCH, 200)
-        wrong = traffic.wrong(200)
-        kopi.check(f"{what}, and afterwards: all arrive, in order", not wrong, wrong)
+        traffic.passes(f"{what}, and afterwards: all arrive, in order", BATCH, 200)
         kopi.check(f"{what}, and afterwards: as trains", link(ynl)["merged"] > before["merged"], link(ynl))
 
         def change(other=other):
@@ -363,12 +366,8 @@ def ways_change(ynl):
         kopi.check(f"{what}: comes and goes, and nothing is lost or comes twice", not lost, lost)
         traffic.taken = traffic.sent
     with detached():
-        traffic.send(BATCH, 200)
-        wrong = traffic.wrong(200)
-        kopi.check("detached: all arrive, in order", not wrong, wrong)
-    traffic.send(BATCH, 200)
-    wrong = traffic.wrong(200)
-    kopi.check("attached again: all arrive, in order", not wrong, wrong)
+        traffic.passes("detached: all arrive, in order", BATCH, 200)
+    traffic.passes("attached again: all arrive, in order", BATCH, 200)
     kopi.check("attached again: redirected", link(ynl)["received"] == BATCH, link(ynl))
     traffic.close()
 
@@ -421,9 +420,7 @@ def programs_are_left_alone():
         ynl = family()
     kopi.check("another program: sending only", link(ynl)["receive-path"] == "no-program", link(ynl))
     traffic = Traffic()
-    traffic.send(BATCH, 90)
-    wrong = traffic.wrong(90)
-    kopi.check("another program: all arrive, in order", not wrong, wrong)
+    traffic.passes("another program: all arrive, in order", BATCH, 90)
     traffic.close()
     ynl.sock.close()
     kopictl("detach", "eth0")
@@ -458,15 +455,11 @@ def namespace_goes(ynl):
     kopi.check("it isn't attached any more", "devices" not in shown, shown)
     # The program stays, and redirects nothing.
     traffic = Traffic()
-    traffic.send(BATCH, 1000)
-    wrong = traffic.wrong(1000)
-    kopi.check("what comes comes by the stack", not wrong, wrong)
+    traffic.passes("what comes comes by the stack", BATCH, 1000)
     kopictl("attach", "eth0")
     with namespace("host"):
         ynl = family()
-    traffic.send(BATCH, 1000)
-    wrong = traffic.wrong(1000)
-    kopi.check("attached again: all arrive, in order", not wrong, wrong)
+    traffic.passes("attached again: all arrive, in order", BATCH, 1000)
     kopi.check("attached again: redirected", link(ynl)["received"] == BATCH, link(ynl))
     traffic.close()
     ynl.sock.close()
@@ -490,9 +483,7 @@ def module_goes():
     sh(f"insmod /kopi/build/{os.uname().release}/kopi.ko")
     kopictl("attach", "eth0")
     traffic = Traffic()
-    traffic.send(BATCH, 90)
-    wrong = traffic.wrong(90)
-    kopi.check("with a new module: all arrive, in order", not wrong, wrong)
+    traffic.passes("with a new module: all arrive, in order", BATCH, 90)
     # Not by YNL's library, which remembers the old one's number.
     device = json.loads(kopictl("info", "--json"))["devices"][0]
     kopi.check("with a new module: redirected", device["received"] == BATCH, device)

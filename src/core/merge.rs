@@ -7,7 +7,7 @@
 
 use super::ip::{FourTuple, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
 use super::rule::{mapped, Peer};
-use super::segment::{fold, put, FRAGMENT, HEADERS_MAX, HEADER_ETHERNET, IPV4, IPV6};
+use super::segment::{fold, put, sum, FRAGMENT, HEADERS_MAX, HEADER_ETHERNET, IPV4, IPV6};
 use core::ops::Range;
 
 /// The most datagrams of a train: UDP_GRO_CNT_MAX.
@@ -57,17 +57,6 @@ fn agree<const N: usize>(a: &[u8], b: &[u8], offset: usize) -> bool {
 #[inline(always)]
 fn pair<'a, const N: usize>(a: &'a [u8], b: &'a [u8]) -> Option<(&'a [u8; N], &'a [u8; N])> {
     Some((a.try_into().ok()?, b.try_into().ok()?))
-}
-
-/// A sum that comes to the same checksum as that of 16-bit words; the number of bytes is one of fours.
-#[inline(always)]
-fn sum(bytes: &[u8]) -> u64 {
-    let words = bytes
-        .chunks_exact(4)
-        .filter_map(|word| word.first_chunk::<4>());
-    words.fold(0, |sum, word| {
-        sum.wrapping_add(u64::from(u32::from_ne_bytes(*word)))
-    })
 }
 
 /// The sum of what UDP's checksum pretends there is as a header.
@@ -296,13 +285,12 @@ pub fn make_train(headers: &mut [u8], payload: u16) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pure::segment::{self, Headers};
+    use crate::pure::segment::Headers;
 
     fn add(bytes: &[u8], to: u32) -> u32 {
         let mut padded = bytes.to_vec();
         padded.resize(bytes.len().next_multiple_of(2), 0);
-        let sum = u64::from(to) + u64::from(segment::sum(&padded));
-        (sum as u32) + (sum >> 32) as u32
+        u32::from(!fold(u64::from(to) + sum(&padded)))
     }
 
     fn template(is_ipv6: bool) -> Vec<u8> {
@@ -465,7 +453,7 @@ mod tests {
             }
             // Summed up with ports, length and payload it comes to a right checksum.
             let payload = [7; 25];
-            let partial = add(&payload, segment::sum(&headers[udp..]));
+            let partial = add(&payload, add(&headers[udp..], 0));
             headers[udp + 6..udp + 8].copy_from_slice(&fold(u64::from(partial)).to_ne_bytes());
             headers.extend(payload);
             assert!(Datagram::parse(&headers, add).is_some());

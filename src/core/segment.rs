@@ -27,21 +27,27 @@ pub struct Headers {
     /// IPv4's number of the first datagram.
     id: u16,
     /// Of what IPv4's checksum covers and doesn't change.
-    ip_sum: u32,
+    ip_sum: u64,
     /// Of what UDP's covers besides payload and lengths.
-    udp_sum: u32,
+    udp_sum: u64,
     /// UDP's checksum is 0: there is none.
     unsummed: bool,
 }
 
-/// The sum of the 16-bit words of bytes, as they lie in memory. Their number is even.
-pub(super) fn sum(bytes: &[u8]) -> u32 {
-    let words = bytes
-        .chunks_exact(2)
-        .filter_map(|word| word.first_chunk::<2>());
-    words.fold(0u32, |sum, word| {
-        sum.wrapping_add(u32::from(u16::from_ne_bytes(*word)))
-    })
+/// A sum that comes to the same checksum as that of the 16-bit words of bytes, as they lie in memory. Their
+/// number is even.
+#[inline(always)]
+pub(super) fn sum(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks_exact(4);
+    let rest = match words.remainder().first_chunk() {
+        Some(word) => u64::from(u16::from_ne_bytes(*word)),
+        None => 0,
+    };
+    words
+        .filter_map(|word| word.first_chunk())
+        .fold(rest, |sum, word| {
+            sum.wrapping_add(u64::from(u32::from_ne_bytes(*word)))
+        })
 }
 
 /// The checksum that a sum comes to.
@@ -121,7 +127,7 @@ impl Headers {
             ip_sum,
             udp_sum: sum(addresses)
                 .wrapping_add(sum(ports))
-                .wrapping_add(word(u16::from(UDP)) as u32),
+                .wrapping_add(word(u16::from(UDP))),
             unsummed: unsummed && *checksum == [0; 2],
         })
     }
@@ -141,11 +147,7 @@ impl Headers {
         if self.udp == HEADER_ETHERNET + HEADER_IP_V4 {
             let total = udp_len.wrapping_add(HEADER_IP_V4 as u16);
             let id = self.id.wrapping_add(number);
-            let checksum = fold(
-                u64::from(self.ip_sum)
-                    .wrapping_add(word(total))
-                    .wrapping_add(word(id)),
-            );
+            let checksum = fold(self.ip_sum.wrapping_add(word(total)).wrapping_add(word(id)));
             put(to, HEADER_ETHERNET + 2, total.to_be_bytes());
             put(to, HEADER_ETHERNET + 4, id.to_be_bytes());
             put(to, HEADER_ETHERNET + 10, checksum.to_ne_bytes());
@@ -158,7 +160,7 @@ impl Headers {
             // Once for the header that UDP's checksum pretends there is.
             let lengths = word(udp_len).wrapping_mul(2);
             match fold(
-                u64::from(self.udp_sum)
+                self.udp_sum
                     .wrapping_add(lengths)
                     .wrapping_add(u64::from(sum)),
             ) {
@@ -209,6 +211,11 @@ mod tests {
         packet
     }
 
+    /// The 16-bit sum of words as they lie in memory.
+    fn words(bytes: &[u8]) -> u32 {
+        u32::from(!fold(sum(bytes)))
+    }
+
     /// The 16-bit sum of big-endian words, which is 0xffff for what has a right checksum.
     fn check(parts: &[&[u8]]) -> u16 {
         let mut total = 0u64;
@@ -229,7 +236,7 @@ mod tests {
             padded.push(0);
         }
         let mut packet = vec![0; headers.size()];
-        headers.write(number, payload.len() as u16, sum(&padded), &mut packet);
+        headers.write(number, payload.len() as u16, words(&padded), &mut packet);
         packet.extend(payload);
         packet
     }
