@@ -3,6 +3,7 @@
 #
 # Where the instructions of sending go, function by function, for the machine of
 # `qemu/vm --icount --nic void`: profile.sh none|nft10|conntrack MODE...
+# RECEIVE=1: those of receiving, with --nic joined.
 #
 # PAYLOAD=1400: other than 64 bytes. LEAST=25: functions that take less than 50 instructions, too. NIC=tap, with --nic joined --nic tap: on the one with offloads.
 #
@@ -15,26 +16,53 @@ policy=$1 payload=${PAYLOAD:-64} nic=${NIC:-void} offloads=() packets=16384
 # Where a packet of a train costs so little that it takes more of them.
 [ "$nic" = tap ] && offloads=(--offloads) packets=524288
 shift
+hook=output
+[ -z "${RECEIVE:-}" ] || nic=near hook=input
 set_up >/dev/null
-[ "$policy" = none ] || "$policy" "$nic" output >/dev/null
+[ "$policy" = none ] || "$policy" "$nic" $hook >/dev/null
 
 # A JSON object of a row: row MODE PACKETS [PREFIX...]
 row() {
-	local mode=$1 packets=$2
+	local mode=$1 what=(send --local 198.18.0.0 "${offloads[@]}" --packets "$2")
 	shift 2
-	nsenter --net="/run/netns/$nic" "$@" kopi-bench send --nic "${nic}0" --local 198.18.0.0 "${offloads[@]}" \
-		--payloads "$payload" --modes "$mode" --policy "$policy" --packets "$packets" 2>/tmp/errors ||
-		{ cat /tmp/errors >&2 && exit 1; }
+	[ -z "${RECEIVE:-}" ] || what=(recv --local 198.51.100.1 --far-netns /run/netns/far --far-nic far0
+		--far 198.51.100.2 --void-netns /run/netns/twin --void-nic twin0)
+	nsenter --net="/run/netns/$nic" "$@" kopi-bench "${what[@]}" --nic "${nic}0" --payloads "$payload" --modes "$mode" \
+		--policy "$policy" 2>/tmp/errors || { cat /tmp/errors >&2 && exit 1; }
+}
+
+# How often each function was seen, in a row: sampled MODE
+sampled() {
+	if [ -n "${RECEIVE:-}" ]; then
+		# Interrupts have any thread do it. What sends, and naps, is not meant, but for what comes meanwhile; nor is
+		# the beginning, when the clock is looked at.
+		row "$1" 0 perf record -q -a -g -D 800 -e cpu-clock -c 20000 -o /tmp/perf.data >/dev/null || exit 1
+		perf script -i /tmp/perf.data -F ip,sym 2>/dev/null | awk '
+			function end() {
+				if (leaf != "" && (within || !other)) count[leaf]++
+				leaf = ""; within = other = 0
+			}
+			/^$/ { end(); next }
+			{ sub(/^[ \t]*[0-9a-f]+ /, ""); if (leaf == "") leaf = $0 }
+			/^(handle_softirqs|__common_interrupt)$/ && !other { within = 1 }
+			/packet_sendmsg|PacketRing|virtnet_poll_tx|Traffic.*frame|nanosleep|clock.*(idle|each|start|since)|default_idle|perf_/ {
+				other = 1
+			}
+			END { end(); for (each in count) print count[each], each }
+		'
+		return
+	fi
+	# Not the idle thread, which was made by the sender.
+	row "$1" $((2 * packets)) perf record -q --no-inherit -e cpu-clock -c 20000 -o /tmp/perf.data >/dev/null || exit 1
+	perf report -i /tmp/perf.data --no-children --stdio -F sample,sym 2>/dev/null |
+		sed -n 's/^ *\([0-9][0-9]*\) *\[.\] */\1 /p'
 }
 
 : >/tmp/functions
 for mode in "$@"; do
 	[[ $mode != kopi_direct* ]] || nsenter --net="/run/netns/$nic" kopictl attach "${nic}0" || exit 1
 	cost=$(row "$mode" $packets | jq .insn_per_packet) || exit 1
-	# Not the idle thread, which was made by the sender.
-	row "$mode" $((2 * packets)) perf record -q --no-inherit -e cpu-clock -c 20000 -o /tmp/perf.data >/dev/null || exit 1
-	perf report -i /tmp/perf.data --no-children --stdio -F sample,sym 2>/dev/null |
-		sed -n 's/^ *\([0-9][0-9]*\) *\[.\] */\1 /p' | c++filt --format=rust |
+	sampled "$mode" | c++filt --format=rust |
 		awk -v mode="$mode" -v cost="$cost" '
 			{ samples = $1; $1 = ""; count[$0] += samples; all += samples }
 			END { for (each in count) printf "%s\t%.3f\t%s\n", mode, count[each] / all * cost, each }

@@ -21,7 +21,14 @@ use crate::sys::{
     uapi,
     wanted::Wanted, //
 };
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{
+    AtomicBool,
+    AtomicU16,
+    AtomicU32,
+    AtomicU64,
+    AtomicU8,
+    Ordering::Relaxed, //
+};
 use kernel::{
     cpu::{nr_cpu_ids, CpuId},
     new_spinlock,
@@ -148,7 +155,7 @@ pub(crate) struct Direct {
     /// The stack may still have some that came before.
     entering: AtomicBool,
     /// The CPU whose queue has those that were taken.
-    cpu: AtomicU32,
+    cpu: AtomicU16,
     /// Packets that were taken, and not let go of yet.
     held: AtomicU32,
     /// Of these, those that the driver was given.
@@ -157,23 +164,26 @@ pub(crate) struct Direct {
     charge: AtomicU32,
     /// Not to be tried before this time.
     pause: AtomicU64,
-    /// Which way the last packet took that left by a port, below 32 bits of the device; 0 if none has.
-    last: AtomicU64,
+    /// By which port's device the last packet left that left by one, and which way; 0 if none has.
+    last_device: AtomicU32,
+    last_way: AtomicU8,
 }
 
 impl Direct {
     fn went(&self, device: &Device, way: Way) {
-        let last = (u64::from(device.ifindex()) << 32) | u64::from(way as u32);
-        if self.last.load(Relaxed) != last {
-            self.last.store(last, Relaxed);
+        if self.last_way.load(Relaxed) != way as u8 {
+            self.last_way.store(way as u8, Relaxed);
+        }
+        if self.last_device.load(Relaxed) != device.ifindex() {
+            self.last_device.store(device.ifindex(), Relaxed);
         }
     }
 
     /// Which way the flow's last packet took that left by a port, as `Way` numbers them, and the device: `None`
     /// if none has.
     pub(crate) fn last(&self) -> Option<(u32, u32)> {
-        let last = self.last.load(Relaxed);
-        (last != 0).then_some((last as u32, (last >> 32) as u32))
+        let device = self.last_device.load(Relaxed);
+        (device != 0).then_some((self.last_way.load(Relaxed).into(), device))
     }
 
     fn goes_by(&self, port: u32) -> bool {
@@ -348,7 +358,7 @@ impl Port {
         direct.take(&packet);
         // Behind those that were taken before, on another CPU perhaps.
         let cpu = direct.cpu.load(Relaxed);
-        if held != 0 && cpu != here {
+        if held != 0 && u32::from(cpu) != here {
             match self
                 .queues
                 .get(cpu as usize)
@@ -358,7 +368,7 @@ impl Port {
                 _ => return Verdict::Taken,
             }
         }
-        direct.cpu.store(here, Relaxed);
+        direct.cpu.store(here as u16, Relaxed);
         own.queue.add(packet);
         own.look();
         Verdict::Taken
