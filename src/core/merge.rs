@@ -307,9 +307,9 @@ mod tests {
     }
 
     fn frame(is_ipv6: bool, number: u16, payload: &[u8]) -> Vec<u8> {
-        let headers = Headers::parse(&template(is_ipv6), false).unwrap();
-        let mut frame = vec![0; headers.size()];
-        headers.write(number, payload.len() as u16, add(payload, 0), &mut frame);
+        let mut headers = Headers::parse(&template(is_ipv6), false).unwrap();
+        let made = headers.make(number, payload.len() as u16, add(payload, 0));
+        let mut frame = made.to_vec();
         frame.extend(payload);
         frame
     }

@@ -250,7 +250,7 @@ impl Outgoing {
     pub(crate) fn send(&mut self, device: &Device) -> Sent {
         // SAFETY: A valid skb.
         let (headers, len) = unsafe { (headers(self.as_ptr()), (*self.as_ptr()).len) };
-        let Some(headers) = headers else {
+        let Some(mut headers) = headers else {
             return Sent::Failed;
         };
         let payload = len.saturating_sub(headers.size() as u32);
@@ -261,7 +261,7 @@ impl Outgoing {
         };
         loop {
             let left = self.left(segment, payload);
-            let Some(mut frames) = self.frames(&headers, segment, payload) else {
+            let Some(mut frames) = self.frames(&mut headers, segment, payload) else {
                 return Sent::Failed;
             };
             let ready = frames.len as u32;
@@ -287,7 +287,7 @@ impl Outgoing {
     }
 
     /// Makes the next frames of it: `None` without memory.
-    fn frames(&mut self, headers: &Headers, segment: u32, payload: u32) -> Option<Frames> {
+    fn frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
         let (left, number) = (self.left(segment, payload), self.note().number);
         let whole = headers.size().checked_add(segment as usize)?;
         let start = size_of::<bindings::xdp_frame>().next_multiple_of(LINE) + HEADROOM;
@@ -319,10 +319,9 @@ impl Outgoing {
                 let to = data.add(headers.size());
                 let sum =
                     bindings::skb_copy_and_csum_bits(self.as_ptr(), from as i32, to, bytes as i32);
-                let mut header = [0; HEADERS_MAX];
                 let number = number.wrapping_add(index as u16);
-                headers.write(number, bytes as u16, sum, &mut header);
-                ptr::copy_nonoverlapping(header.as_ptr(), data, headers.size());
+                let header = headers.make(number, bytes as u16, sum);
+                ptr::copy_nonoverlapping(header.as_ptr(), data, header.len());
                 let frame = memory.cast::<bindings::xdp_frame>();
                 // Of pages that are shared, which all zeroes say.
                 frame.write(core::mem::zeroed());
