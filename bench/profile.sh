@@ -36,7 +36,10 @@ sampled() {
 	if [ -n "${RECEIVE:-}" ]; then
 		# Interrupts have any thread do it. What sends, and naps, is not meant, but for what comes meanwhile; nor is
 		# the beginning, when the clock is looked at.
-		row "$1" 0 perf record -q -a -g -D 800 -e cpu-clock -c 20000 -o /tmp/perf.data >/dev/null || exit 1
+		# Looking costs something, and not always the same.
+		for _ in 1 2 3 4; do
+			(row "$1" 0 perf record -q -a -g -D 800 -e cpu-clock -c 20000 -o /tmp/perf.data >/dev/null 2>&1) && break
+		done
 		perf script -i /tmp/perf.data -F ip,sym 2>/dev/null | awk '
 			function end() {
 				if (leaf != "" && (within || !other)) count[leaf]++
