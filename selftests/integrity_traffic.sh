@@ -12,9 +12,10 @@ count=${COUNT:-2500}
 transfer() {
 	local status=0 receiver
 	# shellcheck disable=SC2086 # Words are wanted.
-	ip netns exec "$1" kopi-gen recv --bind "$3" --count "$count" --timeout 120 $4 >/tmp/recv.out 2>&1 &
+	ip netns exec "$1" kopi-gen recv --bind "$3" --count "$count" --timeout 600 $4 >/tmp/recv.out 2>&1 &
 	receiver=$!
-	wait_for grep -q '^listening' /tmp/recv.out || status=1
+	# Ten thousand flows take a debug kernel minutes to open, on both sides.
+	TENTHS=3000 wait_for grep -q '^listening' /tmp/recv.out || status=1
 	# shellcheck disable=SC2086
 	ip netns exec "$2" kopi-gen send "$3" --count "$count" $5 >/tmp/send.out 2>&1 || status=1
 	wait "$receiver" || status=1
