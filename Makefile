@@ -17,7 +17,7 @@ help:
 	@echo 'make run         from nothing to a demonstration in a virtual machine'
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
 	@echo 'make test-direct   those that send by NICs, with these attached'
-	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on'
+	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on; FILES=NAMES for some'
 	@echo 'make smoke-debug   six of them on it, in minutes'
 	@echo 'make test-kcsan  those with many threads, on a kernel that looks for data races (KCSAN)'
 	@echo 'make fuzz SECONDS=N   the fuzzers on that kernel'
@@ -76,10 +76,10 @@ build-debug: tools bpf ynl
 	@$(step) kernel-debug qemu/kernel debug
 	@$(step) module-debug qemu/build module $$(qemu/kernel debug)
 
-# Many times slower there: hours.
+# Many times slower there: hours. FILES='rings_work.py …': those only.
 test-debug: build-debug
 	@qemu/vm --kernel debug --mem 4096 --timeout infinity -- env FUZZ_SECONDS=60 COUNT=250 KILL_CYCLES=200 \
-		selftests/run
+		selftests/run $(FILES)
 
 # Of them, a few that meet most of the code, in eight minutes.
 SMOKE := rings_work.py engine_lifetimes.py closed_while_receiving.py exec_fork_passing.py fuzz_calls.sh fuzz_rings.sh

@@ -170,6 +170,7 @@ pub(crate) struct Direct {
 }
 
 impl Direct {
+    /// Notes which way a packet goes.
     fn went(&self, device: &Device, way: Way) {
         if self.last_way.load(Relaxed) != way as u8 {
             self.last_way.store(way as u8, Relaxed);
