@@ -428,6 +428,11 @@ impl KernelVec<'_> {
         }
     }
 
+    /// The pieces.
+    pub(super) fn pieces(&self) -> &[bindings::kvec] {
+        self.pieces
+    }
+
     pub(super) fn as_ptr(&self) -> *const bindings::kvec {
         self.pieces.as_ptr()
     }
