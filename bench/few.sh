@@ -7,13 +7,22 @@
 . "$(dirname "$0")/lib.sh"
 set_up
 failed=0
-in_void kopi-bench send --nic void0 --local 198.18.0.0 --payloads 64 \
-	--modes sendmmsg,kopi_doorbell,kopi_train,kopi_gso || failed=1
-in_void kopi-bench send --nic void0 --local 198.18.0.0 --payloads 1400 --modes kopi_doorbell,kopi_train || failed=1
-in_void kopi-bench send --nic void0 --local 198.18.0.0 --payloads 64 --peers many --modes kopi_doorbell || failed=1
-in_near kopi-bench recv --nic near0 --local 198.51.100.1 --far-netns /run/netns/far --far-nic far0 \
-	--far 198.51.100.2 --void-netns /run/netns/twin --void-nic twin0 --payloads 64 \
-	--modes kopi,kopi_train,kopi_merged || failed=1
+# Rows: sent OPTION..., received OPTION...
+sent() { in_void kopi-bench send --nic void0 --local 198.18.0.0 "$@" || failed=1; }
+received() {
+	in_near kopi-bench recv --nic near0 --local 198.51.100.1 --far-netns /run/netns/far --far-nic far0 \
+		--far 198.51.100.2 --void-netns /run/netns/twin --void-nic twin0 --payloads 64 "$@" || failed=1
+}
+
+sent --payloads 64 --modes sendmmsg,kopi_doorbell,kopi_train,kopi_gso
+sent --payloads 1400 --modes kopi_doorbell,kopi_train
+sent --payloads 64 --peers many --modes kopi_doorbell
+received --modes kopi,kopi_train,kopi_merged
 in_near kopi-bench rtt --nic near0 --local 198.51.100.1 --far-netns /run/netns/far --far 198.51.100.2 \
 	--modes kopi || failed=1
+# By the driver.
+in_void kopictl attach void0 || failed=1
+sent --payloads 64 --modes kopi_direct,kopi_direct_gso
+in_near kopictl attach near0 || failed=1
+received --modes kopi_direct,kopi_direct_merged
 exit $failed
