@@ -308,7 +308,7 @@ def actions(ynl, channel, peer):
         channel.send(0, b"m" * 64)
         channel.bell()
     own = channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_MARK)
-    check("mark and priority are on what is sent", nft_counters()[0][0] == 2 and own == 7, nft_counters())
+    check("mark and priority are on what is sent", nft_counters()[0][0] == 2 and own == 7, (nft_counters(), completions(channel)))
     ask(ynl, "rule-del", {"rule": {"handle": handle}})
     channel.send(0, b"m" * 64)
     channel.bell()
