@@ -741,6 +741,12 @@ fn is_of(hooked: &Hooked, net: &NetRef, ifindex: u32) -> bool {
     core::ptr::eq(device.net(), net) && device.ifindex() == ifindex
 }
 
+/// Those of a network namespace.
+fn of_net<'a>(ports: &'a [Hooked], net: &'a NetRef) -> impl Iterator<Item = &'a Port> {
+    let here = |port: &&Port| core::ptr::eq(port.device().net(), net);
+    ports.iter().map(Hooked::port).filter(here)
+}
+
 /// Takes away the ports of some devices. Process context, under RTNL.
 pub(crate) fn remove(mut is_it: impl FnMut(&Device) -> bool) {
     PORTS.lock().retain(|hooked| !is_it(hooked.port().device()));
@@ -774,14 +780,13 @@ pub(crate) fn each(
     mut show: impl FnMut(&Port, Way) -> Result<bool>,
 ) -> Result {
     let ports = PORTS.lock();
-    let here = |hooked: &&Hooked| core::ptr::eq(hooked.port().device().net(), net);
-    for hooked in ports.iter().filter(here).skip(start) {
+    for port in of_net(&ports, net).skip(start) {
         let way = {
             let _softirqs = BottomHalvesOff::new();
             let _rcu = rcu::read_lock();
-            hooked.port().way()
+            port.way()
         };
-        if !show(hooked.port(), way)? {
+        if !show(port, way)? {
             break;
         }
     }
@@ -796,8 +801,7 @@ impl Attached {
     pub(crate) fn now(net: &NetRef) -> Result<Self> {
         let mut all = KVec::new();
         let ports = PORTS.lock();
-        let here = |hooked: &&Hooked| core::ptr::eq(hooked.port().device().net(), net);
-        for port in ports.iter().filter(here).map(Hooked::port) {
+        for port in of_net(&ports, net) {
             all.push((port.device().ifindex(), port.way_in()), GFP_KERNEL_ACCOUNT)?;
         }
         Ok(Self(all))

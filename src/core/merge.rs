@@ -7,7 +7,9 @@
 
 use super::ip::{FourTuple, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
 use super::rule::{mapped, Peer};
-use super::segment::{fold, put, sum, FRAGMENT, HEADERS_MAX, HEADER_ETHERNET, IPV4, IPV6};
+use super::segment::{
+    fold, put, sum, CHECKSUM_V4, FRAGMENT, HEADERS_MAX, HEADER_ETHERNET, ID_V4, IPV4, IPV6,
+};
 use core::ops::Range;
 
 /// The most datagrams of a train: UDP_GRO_CNT_MAX.
@@ -18,9 +20,6 @@ pub const TRAIN_BYTES_MAX: usize = 0xffff - HEADER_IP_V6 - HEADER_UDP;
 /// Where UDP's header begins.
 const UDP_V4: usize = HEADER_ETHERNET + HEADER_IP_V4;
 const UDP_V6: usize = HEADER_ETHERNET + HEADER_IP_V6;
-/// Where IPv4's number and checksum are.
-const ID_V4: usize = HEADER_ETHERNET + 4;
-const CHECKSUM_V4: usize = HEADER_ETHERNET + 10;
 /// Bytes of all headers.
 const ALL_V4: usize = UDP_V4 + HEADER_UDP;
 const ALL_V6: usize = UDP_V6 + HEADER_UDP;

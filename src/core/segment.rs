@@ -12,6 +12,10 @@ pub(super) const HEADER_ETHERNET: usize = 14;
 /// Bytes of the longest headers that are taken: those of IPv6 without extensions.
 pub const HEADERS_MAX: usize = HEADER_ETHERNET + HEADER_IP_V6 + HEADER_UDP;
 
+/// Where IPv4's number and checksum are.
+pub(super) const ID_V4: usize = HEADER_ETHERNET + 4;
+pub(super) const CHECKSUM_V4: usize = HEADER_ETHERNET + 10;
+
 /// Ethernet's types.
 pub(super) const IPV4: [u8; 2] = [0x08, 0x00];
 pub(super) const IPV6: [u8; 2] = [0x86, 0xdd];
@@ -147,8 +151,8 @@ impl Headers {
             let id = self.id.wrapping_add(number);
             let checksum = fold(self.ip_sum.wrapping_add(word(total)).wrapping_add(word(id)));
             put(to, HEADER_ETHERNET + 2, total.to_be_bytes());
-            put(to, HEADER_ETHERNET + 4, id.to_be_bytes());
-            put(to, HEADER_ETHERNET + 10, checksum.to_ne_bytes());
+            put(to, ID_V4, id.to_be_bytes());
+            put(to, CHECKSUM_V4, checksum.to_ne_bytes());
         } else {
             put(to, HEADER_ETHERNET + 4, udp_len.to_be_bytes());
         }

@@ -420,25 +420,9 @@ impl KernelVec<'_> {
         Ok(())
     }
 
-    /// The piece, if it is one.
-    pub(super) fn only_piece(&self) -> Option<&bindings::kvec> {
-        match &self.pieces[..] {
-            [piece] => Some(piece),
-            _ => None,
-        }
-    }
-
     /// The pieces.
     pub(super) fn pieces(&self) -> &[bindings::kvec] {
         self.pieces
-    }
-
-    pub(super) fn as_ptr(&self) -> *const bindings::kvec {
-        self.pieces.as_ptr()
-    }
-
-    pub(super) fn count(&self) -> usize {
-        self.pieces.len()
     }
 
     pub(super) fn bytes(&self) -> usize {

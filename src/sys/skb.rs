@@ -71,7 +71,7 @@ impl SkBuff {
 
     /// Copies payload from `at` on into the memory that `to` names.
     pub(crate) fn copy_payload(&self, at: u32, to: &KernelVec<'_>) -> Result {
-        if let Some(piece) = to.only_piece() {
+        if let [piece] = to.pieces() {
             // SAFETY: `to` names writable memory by its invariants; the call checks the skb's bounds.
             return to_result(unsafe {
                 bindings::skb_copy_bits(
@@ -95,8 +95,8 @@ impl SkBuff {
             bindings::iov_iter_kvec(
                 iter,
                 bindings::KOPI_CONST_ITER_DEST,
-                to.as_ptr(),
-                to.count(),
+                to.pieces().as_ptr(),
+                to.pieces().len(),
                 to.bytes(),
             );
             bindings::skb_copy_datagram_iter(
