@@ -201,12 +201,17 @@ impl Flow {
         let Some(policy) = self.policy() else {
             return;
         };
-        for stopped in policy.sweep(socket.sk()).into_iter().flatten() {
-            socket.sk().set_error(EACCES);
+        let sk = socket.sk();
+        let stopped = policy.sweep(sk);
+        // One error for both directions: who waits takes it, and another would be the next call's.
+        if stopped.iter().any(Option::is_some) {
+            sk.set_error(EACCES);
             if let Some(channel) = self.channel() {
                 channel.wake_readers();
             }
-            tell(self, socket.sk(), Event::Denied(stopped));
+        }
+        for stopped in stopped.into_iter().flatten() {
+            tell(self, sk, Event::Denied(stopped));
         }
     }
 
