@@ -43,7 +43,7 @@ PHASES = {4: ((64, 8), (MTU[4], 8), (1000, 24)), 6: ((64, 8), (MTU[6], 8), (1000
 COUNT = 40
 # Datagrams that arrive; ANY: some, but not all; WHATEVER: it isn't said how many.
 ALL, NONE, ANY, WHATEVER = COUNT, 0, -1, -2
-PATIENCE = 5.0
+PATIENCE = 30.0
 UDP_SEGMENT, UDP_GRO = 103, 104
 SO_RCVBUFFORCE, SO_TXTIME = 33, 61
 # <linux/in.h>, <linux/in6.h>: Python doesn't name all of them.

@@ -237,7 +237,7 @@ def finish():
     sys.exit(1 if _failed or not _count else 0)
 
 
-def wait_until(condition, patience=20.0):
+def wait_until(condition, patience=60.0):
     """Waits for something, in seconds at most; gives what it was at last."""
     end = time.monotonic() + patience
     while not (got := condition()) and time.monotonic() < end:

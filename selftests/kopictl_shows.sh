@@ -69,7 +69,7 @@ check "nor a flow that they name" ends_with 4 as_user alice show flow "$id"
 check "sums take a privilege" ends_with 4 as_user bob stats
 check "and the error says which" grep -q CAP_NET_ADMIN /tmp/out
 
-in_host kopi-gen flood 192.0.2.2:9 --seconds 6 --size 100 >/tmp/flood.out 2>&1 &
+in_host kopi-gen flood 192.0.2.2:9 --size 100 >/tmp/flood.out 2>&1 &
 flooding() { many 1 --exe kopi-gen; }
 wait_for flooding
 check "ps --interval has rates" eval 'kopictl ps --interval 1 --exe kopi-gen --json | has \
@@ -83,6 +83,7 @@ live() {
 }
 check "top is live, and ends with q" live
 check "and gives the terminal back" grep -q $'\e\[?1049l' /tmp/top.out
+pkill kopi-gen
 wait %2
 
 before=$(kopictl stats --json | jq .stats.tx_packets)

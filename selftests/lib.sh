@@ -50,9 +50,9 @@ in_group() {
 		nsenter --net=/run/netns/host setpriv --reuid "$user" --regid "$user" --clear-groups -- "$@"
 }
 
-# Waits until a command succeeds, 10 seconds at most, or as many TENTHS of one as that says.
+# Waits until a command succeeds, a minute at most, or as many TENTHS of one as that says.
 wait_for() {
-	for _ in $(seq "${TENTHS:-100}"); do
+	for _ in $(seq "${TENTHS:-600}"); do
 		"$@" >/dev/null 2>&1 && return
 		sleep 0.1
 	done
