@@ -405,17 +405,14 @@ impl Channel {
     pub(crate) fn receive(&self, flow: &Flow, sk: &Sock, locked: bool) {
         let mut receiver = self.receiver.lock();
         let was_overrun = receiver.overrun;
-        let mut error = None;
         while !sk.is_queue_empty() {
-            // Reading takes a pending error first, which is the program's to get.
-            if let Err(pending) = sk.take_error() {
-                error = Some(pending);
-            }
             // SAFETY: Under the receiver's lock there is one call at a time; the caller keeps the
             // sock.
-            match unsafe { family::next_packet::<Flow>(sk) } {
+            match sk.past_error(|| unsafe { family::next_packet::<Flow>(sk) }) {
                 Ok(skb) => receiver.deliver(self, flow, sk, skb, locked),
-                Err(_) => break,
+                Err(EAGAIN) => break,
+                // One that came meanwhile.
+                Err(error) => sk.set_error(error),
             }
         }
         receiver.ring.submit();
@@ -427,9 +424,6 @@ impl Channel {
             tell(flow, sk, Event::Overrun);
         }
 
-        if let Some(pending) = error {
-            sk.set_error(pending);
-        }
         if wake {
             self.wake_readers();
             if flow.was_polled_early() {

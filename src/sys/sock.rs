@@ -165,6 +165,17 @@ impl Sock {
         }
     }
 
+    /// Calls what would give a pending error in place of what it is to give; the error, which is the
+    /// program's to get, is there again before anybody knows the result.
+    pub(crate) fn past_error<R>(&self, call: impl FnOnce() -> R) -> R {
+        let pending = self.take_error().err();
+        let result = call();
+        if let Some(pending) = pending {
+            self.set_error(pending);
+        }
+        result
+    }
+
     /// Whether SO_PEEK_OFF is on: the program looks at what isn't first, too.
     pub(crate) fn peeks_on(&self) -> bool {
         // SAFETY: A valid sock; written without a lock elsewhere, too.

@@ -64,21 +64,16 @@ impl Socket {
     ///
     /// Asks as recvmsg does, without taking anything. Process context.
     pub(crate) fn may_receive(&self) -> Result {
-        // Reading takes a pending error first, which is the program's to get.
-        let pending = self.sk().take_error().err();
         // SAFETY: A msghdr of zeroes has no room for anything; the socket is valid.
-        let result = to_result(unsafe {
+        let peek = || unsafe {
             let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
             bindings::sock_recvmsg(
                 self.as_ptr(),
                 &mut header,
                 (bindings::MSG_PEEK | bindings::MSG_DONTWAIT) as i32,
             )
-        });
-        if let Some(pending) = pending {
-            self.sk().set_error(pending);
-        }
-        match result {
+        };
+        match to_result(self.sk().past_error(peek)) {
             Err(error) if [EACCES, EPERM].contains(&error) => Err(error),
             _ => Ok(()),
         }
