@@ -12,7 +12,7 @@ opens() { python3 -c "import socket; socket.socket($1, socket.SOCK_DGRAM, 0)" 2>
 python3 -c 'import socket, sys
 s = socket.socket(19, socket.SOCK_DGRAM, 0)
 print("open", flush=True)
-sys.stdin.read()' < <(sleep 60) >/tmp/holder.out &
+sys.stdin.read()' < <(sleep 600) >/tmp/holder.out &
 holder=$!
 wait_for grep -q open /tmp/holder.out
 check "rmmod is busy while a socket lives" eval '! rmmod kopi 2>/dev/null'

@@ -17,9 +17,8 @@ as_user() { local user=$1; shift; in_host setpriv --reuid "$user" --regid "$user
 has() { jq -e "$@" >/tmp/jq.out || { sed 's/^/# /' /tmp/jq.out; false; }; }
 flow() { kopictl ps --json | jq '.[0]'; }
 ends_with() { local status=$1; shift; "$@" >/tmp/out 2>&1; [ $? = "$status" ] || { sed 's/^/# /' /tmp/out; false; }; }
-ask() { [ "$(echo "$1" | in_peer timeout 5 socat -t 3 - UDP:192.0.2.1:7777)" = "$1" ]; }
 
-check "three questions are answered" eval 'ask one && ask three && ask fifteen'
+check "three questions are answered" eval 'echoes 7777 one && echoes 7777 three && echoes 7777 fifteen'
 
 family=$(</sys/module/kopi/parameters/family)
 check "info has the versions" eval 'kopictl info --json | has --argjson family "$family" --arg kernel "$(uname -r)" \
@@ -58,7 +57,7 @@ table inet t {
 	}
 }
 EOF
-check "a filtered answer doesn't come" eval '! ask lost'
+check "a filtered answer doesn't come" eval '! echoes 7777 lost 1'
 check "and is a drop with its reason" eval 'flow | has ".stats.tx_drop_denied == 1 and .stats.rx_packets == 4"'
 check "stats has it, too" eval '[ "$(denied)" = $((before + 1)) ]'
 in_host nft flush ruleset

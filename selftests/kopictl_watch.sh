@@ -58,11 +58,11 @@ nsenter --net=/run/netns/host setpriv --reuid bob --regid bob --clear-groups pyt
 channel = kopi.Channel()
 channel.sock.bind(("192.0.2.1", 5002))
 print("bound", flush=True)
-sys.stdin.read()' "$here" < <(sleep 60) >/tmp/frameless.out &
+sys.stdin.read()' "$here" < <(sleep 600) >/tmp/frameless.out &
 frameless=$!
 watchers+=("$frameless")
 wait_for grep -q bound /tmp/frameless.out
-echo hello | in_peer timeout 5 socat - UDP:192.0.2.1:5002
+ask 5002 hello 1
 overrun() { events 5002 | has 'map(.event) | index("overrun")'; }
 check "a channel that has no room is heard of" wait_for overrun
 kill $frameless
@@ -95,7 +95,7 @@ check "nothing is elsewhere" eval 'get / | grep -q "HTTP Error 404"'
 
 in_host kopi-echo --bind 192.0.2.1:7777 >/tmp/echo.out 2>&1 &
 wait_for grep -q listening /tmp/echo.out
-echo hello | in_peer timeout 5 socat -t 3 - UDP:192.0.2.1:7777 >/dev/null
+ask 7777 hello >/dev/null
 check "a process's packets are there" eval 'get /metrics |
 	grep -qE "^kopi_process_packets_total\{pid=\"[0-9]+\",program=\"kopi-echo\",user=\"root\",direction=\"in\"\} 1$"'
 check "printed at once, too" eval 'kopictl metrics | grep -q "^kopi_flows 1$"'

@@ -35,6 +35,14 @@ shown() { sed 's/^[ \t]*/    /' | while read -r line; do tell "  $line"; done; }
 # Not `ip netns exec`, under which /sys has no cgroups.
 in_host() { nsenter --net=/run/netns/host "$@"; }
 in_peer() { nsenter --net=/run/netns/peer "$@"; }
+# What a port of the host answers to a line from the peer: ask PORT LINE [SECONDS]. Half a minute is
+# for a busy machine; where no answer is expected, one will do.
+ask() {
+	in_peer bash -c 'exec 3<>"/dev/udp/192.0.2.1/$1" && echo "$2" >&3 && exec timeout "${3:-30}" head -n 1 <&3' \
+		ask "$@" 2>/dev/null
+}
+# Whether it answers with the same.
+echoes() { [ "$(ask "$@")" = "$2" ]; }
 # Runs as an unprivileged user: as bob COMMAND...
 as() {
 	local user=$1

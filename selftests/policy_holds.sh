@@ -11,9 +11,8 @@ echo_pid=$!
 trap 'kill $echo_pid 2>/dev/null; in_host nft flush ruleset' EXIT
 wait_for grep -q listening /tmp/echo.out
 
-ask() { echo "$1" | in_peer timeout 5 socat -t "${2:-3}" - UDP:192.0.2.1:7777; }
-answers() { [ "$(ask "$1")" = "$1" ]; }
-silent() { [ -z "$(ask "$1" 1)" ]; }
+answers() { echoes 7777 "$1"; }
+silent() { [ -z "$(ask 7777 "$1" 1)" ]; }
 # The packets that bob's counter has seen.
 counted() { in_host nft -j list counter inet t bob | sed 's/.*"packets": *\([0-9]*\).*/\1/'; }
 
@@ -34,7 +33,7 @@ check "nft meta skuid counts it" [ "$(counted)" = 1 ]
 in_host tcpdump -i eth0 -U -w /tmp/seen.pcap udp port 7777 2>/tmp/tcpdump.err &
 tcpdump_pid=$!
 wait_for grep -q listening /tmp/tcpdump.err
-ask tcpdump-sees-me >/dev/null
+ask 7777 tcpdump-sees-me >/dev/null
 seen_twice() { [ "$(tcpdump -r /tmp/seen.pcap -A 2>/dev/null | grep -c tcpdump-sees-me)" = 2 ]; }
 check "tcpdump sees both ways, with the right bytes" wait_for seen_twice
 kill $tcpdump_pid

@@ -19,7 +19,7 @@ in_host setpriv --reuid bob --regid bob --clear-groups -- \
 in_host setpriv --reuid bob --regid bob --clear-groups -- \
 	kopi-gen flood 192.0.2.2:9 --size 200 >/dev/null 2>&1 &
 wait_for grep -q listening /tmp/echo.out
-for _ in 1 2 3; do echo ping | in_peer timeout 3 socat -t1 - UDP:192.0.2.1:6001 >/dev/null; done
+for _ in 1 2 3; do ask 6001 ping >/dev/null; done
 
 tell "KOPI's own tool says it in one command:"
 typed "kopictl capture --summary --seconds 2"
@@ -41,7 +41,7 @@ table inet debug {
 EOF
 typed "nft 'table inet debug { set who { typeof meta skuid . udp sport; flags dynamic; counter; timeout 1m; }"
 typed "     chain out { type filter hook output priority 0; add @who { meta skuid . udp sport }; }; }'"
-echo ping | in_peer timeout 3 socat -t1 - UDP:192.0.2.1:6001 >/dev/null
+ask 6001 ping >/dev/null
 # Most packets first: packets, user, port.
 busiest() {
 	in_host nft -j list set inet debug who | jq -r '.nftables[] | select(.set) | .set.elem[].elem |
@@ -82,7 +82,7 @@ typed "kill $pid"
 kill "$pid"
 wait_for [ ! -e "/proc/$pid" ]
 before=$(busiest | awk -v port="$port" '$3 == port { print $1 }')
-echo ping | in_peer timeout 3 socat -t1 - UDP:192.0.2.1:6001 >/tmp/after.out
+ask 6001 ping >/tmp/after.out
 check "the others go on" grep -q ping /tmp/after.out
 check "and the flood is over" [ "$before" = "$(busiest | awk -v port="$port" '$3 == port { print $1 }')" ]
 finish

@@ -37,12 +37,11 @@ EOF
 typed "nft add rule inet ports out udp sport 5432 meta skuid != bob log flags skuid drop"
 typed "nft add rule inet ports in udp dport 5432 socket cgroupv2 level 1 != bob log drop"
 
-# Starts an echo server: serve USER PORT; ask PORT asks it from the other machine.
+# Starts an echo server: serve USER PORT.
 serve() {
 	in_group "$1" "$1" kopi-echo --bind "192.0.2.1:$2" >"/tmp/$1.$2" 2>&1 &
 	wait_for grep -q listening "/tmp/$1.$2"
 }
-ask() { echo hello | in_peer timeout 5 socat -t "${2:-3}" - "UDP:192.0.2.1:$1"; }
 # Ends a user's server.
 end() {
 	pkill -u "$1" kopi-echo
@@ -53,15 +52,15 @@ dmesg --clear
 
 serve bob 5432
 serve charlie 3306
-tell "bob serves 5432 and charlie 3306: $(ask 5432), $(ask 3306)"
-check "bob may use 5432" [ "$(ask 5432)" = hello ]
-check "charlie may use 3306" [ "$(ask 3306)" = hello ]
+tell "bob serves 5432 and charlie 3306: $(ask 5432 hello), $(ask 3306 hello)"
+check "bob may use 5432" [ "$(ask 5432 hello)" = hello ]
+check "charlie may use 3306" [ "$(ask 3306 hello)" = hello ]
 check "and nothing is logged" eval '! logged "port 5432\|for 5432\|for 3306"'
 end bob
 
 tell "Now alice takes port 5432 with a program of hers:"
 serve alice 5432
-check "what comes for the port doesn't reach alice" [ -z "$(ask 5432 1)" ]
+check "what comes for the port doesn't reach alice" [ -z "$(ask 5432 hello 1)" ]
 check "and the log says so" wait_for logged "for 5432: .*DPT=5432"
 typed "dmesg"
 logged "for 5432" | tail -1 | sed 's/^\[[^]]*\] //; s/MAC=[^ ]* //' | cut -c1-110 | shown
@@ -74,6 +73,6 @@ in_group alice alice kopi-nc -w 0.2 192.0.2.2 5432 <<<hello >/tmp/nc.out 2>&1
 check "nor may she talk to another machine's" grep -qi 'not permitted' /tmp/nc.out
 in_group bob bob kopi-nc -w 0.2 192.0.2.2 5432 <<<hello >/tmp/nc.out 2>&1
 check "bob may" eval '! grep -qi "not permitted" /tmp/nc.out'
-check "charlie still has his port" [ "$(ask 3306)" = hello ]
-tell "charlie goes on: $(ask 3306)"
+check "charlie still has his port" [ "$(ask 3306 hello)" = hello ]
+tell "charlie goes on: $(ask 3306 hello)"
 finish

@@ -38,15 +38,14 @@ serve() {
 	wait_for grep -q 'listening\|denied' /tmp/served && grep -q listening /tmp/served
 }
 refused() { ! serve "$@" && grep -q 'Permission denied' /tmp/served && ! wait "$server"; }
-ask() { [ "$(echo "$2" | in_peer timeout 5 socat -t "${3:-3}" - "UDP:192.0.2.1:$1")" = "$2" ]; }
 end() { kill "$server"; wait "$server"; }
 
 check "bob's postgres serves" serve bob $bin/postgres 5432
-check "and answers" ask 5432 hello
+check "and answers" echoes 5432 hello
 tell "bob's postgres serves 5432, and answers."
 postgres=$server
 check "charlie's mysqld serves" serve charlie $bin/mysqld 3306
-check "and answers" ask 3306 hello
+check "and answers" echoes 3306 hello
 end
 check "charlie's postgres is refused" refused charlie $bin/postgres 5432
 check "bob's mysqld is refused" refused bob $bin/mysqld 3306
@@ -69,12 +68,12 @@ check "another file by its name is refused" refused bob $bin/postgres 5432
 check "and the list of rules says so" eval 'in_host kopictl rule list | grep -q "was replaced"'
 in_host kopictl restore /tmp/ports.rules >/dev/null
 check "until the rules are restored, as after an upgrade" serve bob $bin/postgres 5432
-check "it answers" ask 5432 upgraded
+check "it answers" echoes 5432 upgraded
 tell "After an upgrade of postgres its rule is stale, until the rules are restored."
 
 in_host kopictl rule add before "$(in_host kopictl rule list --json | jq '.rules[0].handle')" user bob deny >/dev/null
 typed "kopictl rule add before 1 user bob deny"
-check "a rule stops it while it runs" eval '! ask 5432 stopped 1'
+check "a rule stops it while it runs" eval '! echoes 5432 stopped 1'
 check "it learns why" wait_for grep -q 'Permission denied' /tmp/served
 tell "A rule stops it while it runs, and it learns why."
 finish
