@@ -53,6 +53,31 @@ def rules(*lines):
     run_nft("\n".join(lines) + "\n")
 
 
+def counted(table, name):
+    """Packets that a counter of nft's has."""
+    return json.loads(run_nft(f"list counter {table} {name}", as_json=True))["nftables"][1]["counter"]["packets"]
+
+
+def redirection():
+    """The device that trains are redirected to; None if there is none."""
+    names = (each["ifname"] for each in json.loads(host("ip -j link")))
+    return next((name for name in names if name.startswith("kopirx")), None)
+
+
+@contextlib.contextmanager
+def slow_device():
+    """A device beside it, whose qdisc holds what is sent to 203.0.113.2."""
+    host("ip link add slow0 type dummy")
+    host("ip addr add 203.0.113.1/24 dev slow0")
+    host("ip link set slow0 up")
+    host("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0")
+    host("tc qdisc add dev slow0 root tbf rate 1kbit burst 1600 limit 1m")
+    try:
+        yield
+    finally:
+        host("ip link del slow0")
+
+
 # What has trains leave by the stack: how it is said, how it begins, and how it ends.
 @contextlib.contextmanager
 def filtered():

@@ -7,7 +7,7 @@ import json
 import socket
 
 import kopi
-from attached import OTHERS, attach, detached, host, kopictl, last_hook
+from attached import OTHERS, attach, detached, host, kopictl, last_hook, redirection, slow_device
 from control import ask, family
 from equivalence import namespace, sh
 
@@ -50,6 +50,11 @@ class Shown:
         kopi.check(what, shown.get(key) == wanted, shown)
         return shown
 
+    def comes_to(self, what, wanted):
+        """Sends until it is shown: what has left by another way before may be in this one's."""
+        kopi.wait_until(lambda: (self.send(), ask(self.ynl, "flow-get", {"id": self.id})["path"])[1] == wanted)
+        self.is_shown(what, wanted)
+
 
 def trains(ynl, **options):
     """A flow with trains."""
@@ -70,16 +75,14 @@ def leaving(ynl):
             with other():
                 flow.send()
                 flow.is_shown(f"{way}: it is said of the flow", way)
-            kopi.wait_until(lambda: (flow.send(), ask(ynl, "flow-get", {"id": flow.id})["path"])[1] == "direct")
+            flow.comes_to(f"{way}: and not any more", "direct")
         with detached():
             flow.is_shown("detached: no way", None)
             flow.send()
             flow.is_shown("nor when one has left", None)
-        flow.send()
-        flow.is_shown("attached again", "direct")
+        flow.comes_to("attached again", "direct")
         flow.flow.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, TX_SOFTWARE)
-        kopi.wait_until(lambda: (flow.send(), ask(ynl, "flow-get", {"id": flow.id})["path"])[1] == "extras")
-        flow.is_shown("a time stamp of what leaves is wanted", "extras")
+        flow.comes_to("a time stamp of what leaves is wanted", "extras")
     with Shown(ynl) as plain:
         plain.send(1)
         plain.is_shown("a single", "single")
@@ -100,8 +103,7 @@ def leaving_otherwise(ynl):
         finally:
             host("ip xfrm policy flush")
             host("ip xfrm state flush")
-        flow.send()
-        flow.is_shown("and without it again", "direct")
+        flow.comes_to("and without it again", "direct")
     host("ip link add vlan5 link eth0 type vlan id 5")
     try:
         host("ip addr add 203.0.113.1/24 dev vlan5; nsenter --net=/run/netns/host ip link set vlan5 up")
@@ -115,27 +117,19 @@ def leaving_otherwise(ynl):
 
 def leaving_behind(ynl):
     """What the stack has too much of, first."""
-    host("ip link add slow0 type dummy")
-    host("ip addr add 203.0.113.1/24 dev slow0")
-    host("ip link set slow0 up")
-    host("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0")
-    host("tc qdisc add dev slow0 root tbf rate 1kbit burst 1600 limit 1m")
-    with trains(ynl, local=("0.0.0.0", 0)) as flow:
+    with slow_device(), trains(ynl, local=("0.0.0.0", 0)) as flow:
         for _ in range(3):
             flow.send(peer="203.0.113.2")
         flow.send()
         # The first waits for a while, and is what finds out.
-        kopi.wait_until(lambda: (flow.send(), ask(ynl, "flow-get", {"id": flow.id})["path"])[1] == "behind")
-        flow.is_shown("earlier ones are held by a qdisc", "behind")
-    host("ip link del slow0")
+        flow.comes_to("earlier ones are held by a qdisc", "behind")
 
 
 def coming(ynl):
     """The way in."""
     with trains(ynl) as flow:
         flow.is_shown("a flow with trains and a port", "direct", "receive-path")
-        target = next(each["ifname"] for each in json.loads(host("ip -j link"))
-                      if each["ifname"].startswith("kopirx"))
+        target = redirection()
         host(f"ip link set {target} down")
         flow.is_shown("the device that is redirected to is down", "down", "receive-path")
         host(f"ip link set {target} up")

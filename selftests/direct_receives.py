@@ -15,11 +15,12 @@ import threading
 import time
 
 import kopi
-from attached import ADDRESSES, CHANGES, SO_RCVBUFFORCE, attach, detached, host, kopictl, link
+from attached import (ADDRESSES, CHANGES, SO_RCVBUFFORCE, attach, counted, detached, host, kopictl, link,
+                      redirection, rules, tapped)
 from control import ask, family, refused
 from equivalence import namespace, payload, run_nft, sh, snmp
 
-SO_NO_CHECK, UDP_SEGMENT, ETH_P_ALL = 11, 103, 3
+SO_NO_CHECK, UDP_SEGMENT = 11, 103
 PORT, FROM = 7000, 7001
 BATCH = 32
 FRAMES = 512
@@ -185,8 +186,8 @@ def others_get_theirs(ynl):
     # Trains that turn out to be for another one: NAT says so.
     with namespace("host"):
         other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        run_nft("\n".join(("table ip nat {", "chain pre {", "type nat hook prerouting priority -100",
-                           f"udp sport {FROM} udp dport {PORT} redirect to :7300", "}", "}")) + "\n")
+        rules("table ip nat {", "chain pre {", "type nat hook prerouting priority -100",
+              f"udp sport {FROM} udp dport {PORT} redirect to :7300", "}", "}")
     other.bind(("192.0.2.1", 7300))
     other.settimeout(20)
     traffic.source.connect((traffic.near, PORT))
@@ -202,29 +203,28 @@ def others_get_theirs(ynl):
     host("conntrack -F")
 
 
-def counted(table, name):
-    """Packets that a counter of nft's has."""
-    return json.loads(run_nft(f"list counter {table} {name}", as_json=True))["nftables"][1]["counter"]["packets"]
-
-
 def hooks_see_it(ynl):
     """Rules, tc and taps see what is redirected, and hold."""
     traffic = Traffic()
     with namespace("host"):
-        run_nft("\n".join((
-            "table netdev early {", "counter came { }", "chain i {",
-            "type filter hook ingress device eth0 priority 0", f"udp dport {PORT} counter name came", "}", "}",
-            "table inet seen {", "counter came { }", "chain i {", "type filter hook input priority 0",
-            f"udp dport {PORT} ct state new,established counter name came", "}", "}")) + "\n")
-        tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-    tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-    tap.bind(("eth0", ETH_P_ALL))
+        rules("table netdev early {", "counter came { }", "chain i {",
+              "type filter hook ingress device eth0 priority 0", f"udp dport {PORT} counter name came", "}", "}",
+              "table inet seen {", "counter came { }", "chain i {", "type filter hook input priority 0",
+              f"udp dport {PORT} ct state new,established counter name came", "}", "}")
     host("tc qdisc add dev eth0 clsact")
     host("tc filter add dev eth0 ingress proto ip flower ip_proto udp dst_port 7000 action pass")
     with namespace("host"):
         udp = snmp()
     before = link(ynl)
-    traffic.passes("with rules, tc and a tap: all arrive, in order", 4 * BATCH, 64)
+    seen_by_tap = 0
+    with tapped() as tap:
+        traffic.passes("with rules, tc and a tap: all arrive, in order", 4 * BATCH, 64)
+        tap.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                data = tap.recv(65536)
+                seen_by_tap += len(data) - 42 if data[36:38] == struct.pack(">H", PORT) else 0
+    kopi.check("a tap sees all of it", seen_by_tap == 4 * BATCH * 64, seen_by_tap)
     after = link(ynl)
     trains = after["merged"] - before["merged"]
     # A datagram can come alone.
@@ -238,14 +238,6 @@ def hooks_see_it(ynl):
     shown = json.loads(host("tc -s -j filter show dev eth0 ingress"))
     stats = next(each["options"]["actions"][0]["stats"] for each in shown if "options" in each)
     kopi.check("tc counts what comes", trains <= stats["packets"], stats)
-    tap.setblocking(False)
-    seen = 0
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            data = tap.recv(65536)
-            seen += len(data) - 42 if data[36:38] == struct.pack(">H", PORT) else 0
-    kopi.check("a tap sees all of it", seen == 4 * BATCH * 64, seen)
-    tap.close()
 
     for what, begin, end in (
             ("nft's input", lambda: run_nft(f"add rule inet seen i udp dport {PORT} drop"),
@@ -322,7 +314,7 @@ def damage_is_seen(ynl):
 
 def ways_change(ynl):
     """The device that takes them, merging and the tags of VLANs come and go under traffic."""
-    target = next(each["ifname"] for each in json.loads(host("ip -j link")) if each["ifname"].startswith("kopirx"))
+    target = redirection()
 
     @contextlib.contextmanager
     def changed(begin, end):
@@ -437,8 +429,7 @@ def bad_input(ynl):
                                   ("the kernel's", errno.EFAULT, 0xFFFF888000000000)):
         refused(what, number, lambda address=address: ask(ynl, "device-attach", {"ifindex": nic, "wanted": address}),
                 "memory of a map")
-    kopi.check("and nothing is left of it", not [each for each in json.loads(host("ip -j link"))
-                                                 if each["ifname"].startswith("kopirx")])
+    kopi.check("and nothing is left of it", not redirection())
 
 
 def namespace_goes(ynl):
@@ -504,8 +495,6 @@ bad_input(YNL)
 namespace_goes(YNL)
 module_goes()
 kopictl("detach", "eth0")
-with namespace("host"):
-    left = [each["ifname"] for each in json.loads(sh("ip -j link"))]
 kopi.check("detached, nothing is left", "xdp" not in json.loads(host("ip -j link show eth0"))[0]
-           and not any(name.startswith("kopirx") for name in left), left)
+           and not redirection(), host("ip link"))
 kopi.finish()

@@ -14,8 +14,8 @@ import threading
 import time
 
 import kopi
-from attached import (ADDRESSES, CHANGES, OTHERS, SO_RCVBUFFORCE, attach, detached, host, kopictl,
-                      last_hook, link, rules)
+from attached import (ADDRESSES, CHANGES, OTHERS, SO_RCVBUFFORCE, attach, counted, detached, host, kopictl,
+                      last_hook, link, rules, slow_device)
 from control import ask, family, refused
 from equivalence import namespace, payload, run_nft, sh
 
@@ -153,8 +153,7 @@ def hooks_see_trains(ynl):
                traffic.sources)
     with namespace("host"):
         for table, counter in (("inet seen", "out"), ("netdev early", "left")):
-            listed = json.loads(run_nft(f"list counter {table} {counter}", as_json=True))
-            packets = listed["nftables"][1]["counter"]["packets"]
+            packets = counted(table, counter)
             kopi.check(f"{table}: counts trains", packets == 4, packets)
         run_nft("add rule netdev early e udp dport 7000 drop")
     before = link(ynl)
@@ -270,38 +269,33 @@ def ways_change(ynl):
 def stack_is_slow(_ynl):
     """A train waits for what the stack has of its flow, but not for ever; and what comes behind it
     waits, too."""
-    host("ip link add slow0 type dummy")
-    host("ip addr add 203.0.113.1/24 dev slow0")
-    host("ip link set slow0 up")
-    host("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0")
-    host("tc qdisc add dev slow0 root tbf rate 1kbit burst 1600 limit 1m")
-    traffic = Traffic()
-    with namespace("host"):
-        flow = kopi.flow()
-    flow.bind(("0.0.0.0", FROM + 1))
-    channel = kopi.Channel(flow, flags=kopi.TRAINS, frames=256, tx=256, completion=256)
-    for number in range(3):
-        channel.send(200 + number, payload(number, 1300), ("203.0.113.2", PORT))
+    with slow_device():
+        traffic = Traffic()
+        with namespace("host"):
+            flow = kopi.flow()
+        flow.bind(("0.0.0.0", FROM + 1))
+        channel = kopi.Channel(flow, flags=kopi.TRAINS, frames=256, tx=256, completion=256)
+        for number in range(3):
+            channel.send(200 + number, payload(number, 1300), ("203.0.113.2", PORT))
+            channel.bell()
+        sizes = [size for train in range(6) for size in [64 + train] * 16] + [80, 81, 82, 83, 84, 85]
+        for number, size in enumerate(sizes):
+            channel.send(1 + number, payload(number, size), ("192.0.2.2", PORT))
+        # The trains at once, and the others when some of them have waited.
         channel.bell()
-    sizes = [size for train in range(6) for size in [64 + train] * 16] + [80, 81, 82, 83, 84, 85]
-    for number, size in enumerate(sizes):
-        channel.send(1 + number, payload(number, size), ("192.0.2.2", PORT))
-    # The trains at once, and the others when some of them have waited.
-    channel.bell()
-    for number in range(10):
-        channel.send(130 + number, payload(number, 90 + number), ("192.0.2.2", PORT))
-        sizes.append(90 + number)
-        time.sleep(0.0004)
-        channel.bell()
-    traffic.sink.settimeout(20)
-    came = [len(traffic.sink.recv(100)) for _ in sizes]
-    kopi.check("what waits for the stack isn't overtaken", came == sizes, came)
-    kept = json.loads(host("tc -s -j qdisc show dev slow0"))[0]["backlog"]
-    kopi.check("and leaves before that has sent all", kept > 0, kept)
-    flow.close()
-    channel.region.close()
-    traffic.close()
-    host("ip link del slow0")
+        for number in range(10):
+            channel.send(130 + number, payload(number, 90 + number), ("192.0.2.2", PORT))
+            sizes.append(90 + number)
+            time.sleep(0.0004)
+            channel.bell()
+        traffic.sink.settimeout(20)
+        came = [len(traffic.sink.recv(100)) for _ in sizes]
+        kopi.check("what waits for the stack isn't overtaken", came == sizes, came)
+        kept = json.loads(host("tc -s -j qdisc show dev slow0"))[0]["backlog"]
+        kopi.check("and leaves before that has sent all", kept > 0, kept)
+        flow.close()
+        channel.region.close()
+        traffic.close()
 
 
 def cpus_change(ynl):

@@ -73,7 +73,7 @@ def wake(sock, kind, page, at):
     sock.sendto(b"wake", ("192.0.2.1", PORTS[kind]))
     while struct.unpack_from("=Q", page, at)[0] == before:
         time.sleep(0.0005)
-        if time.monotonic_ns() - start > 5_000_000_000:
+        if time.monotonic_ns() - start > 10_000_000_000:
             raise RuntimeError(f"{kind} doesn't wake")
     return struct.unpack_from("=Q", page, at + 8)[0] - start
 
@@ -99,7 +99,7 @@ for number, (name, work) in enumerate((("UDP", wait_by_socket), ("KOPI", wait_by
 with namespace("peer"):
     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 # Each has woken once, so both are ready.
-ready = time.monotonic() + 10
+ready = time.monotonic() + 60
 for name, (child, offset) in children.items():
     while True:
         try:
