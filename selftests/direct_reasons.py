@@ -44,15 +44,19 @@ class Shown:
             self.channel.send(number, b"x" * 100, (peer, 7999))
         self.channel.bell()
 
+    def shown(self):
+        """What is shown of it."""
+        return ask(self.ynl, "flow-get", {"id": self.id})
+
     def is_shown(self, what, wanted, key="path"):
         """Checks it."""
-        shown = ask(self.ynl, "flow-get", {"id": self.id})
+        shown = self.shown()
         kopi.check(what, shown.get(key) == wanted, shown)
         return shown
 
     def comes_to(self, what, wanted):
         """Sends until it is shown: what has left by another way before may be in this one's."""
-        kopi.wait_until(lambda: (self.send(), ask(self.ynl, "flow-get", {"id": self.id})["path"])[1] == wanted)
+        kopi.wait_until(lambda: (self.send(), self.shown()["path"])[1] == wanted)
         self.is_shown(what, wanted)
 
 

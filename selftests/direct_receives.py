@@ -18,7 +18,7 @@ import kopi
 from attached import (ADDRESSES, CHANGES, SO_RCVBUFFORCE, attach, counted, detached, host, kopictl, link,
                       redirection, rules, tapped)
 from control import ask, family, refused
-from equivalence import namespace, payload, run_nft, sh, snmp
+from equivalence import checksum, namespace, payload, run_nft, sh, snmp
 
 SO_NO_CHECK, UDP_SEGMENT = 11, 103
 PORT, FROM = 7000, 7001
@@ -273,18 +273,10 @@ def damage_is_seen(ynl):
     def frame(data, damage=None):
         udp = struct.pack(">HHHH", FROM, PORT, 8 + len(data), 0) + data
         address = socket.inet_aton(traffic.far) + socket.inet_aton(traffic.near)
-
-        def fold(data):
-            data += b"\0" * (len(data) % 2)
-            total = sum(struct.unpack(f">{len(data) // 2}H", data))
-            while total > 0xFFFF:
-                total = (total & 0xFFFF) + (total >> 16)
-            return total ^ 0xFFFF
-
-        summed = fold(address + struct.pack(">HH", 17, len(udp)) + udp)
+        summed = checksum(address + struct.pack(">HH", 17, len(udp)) + udp)
         udp = udp[:6] + struct.pack(">H", summed) + udp[8:]
         ip = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(udp), 1, 0x4000, 64, 17, 0) + address
-        ip = ip[:10] + struct.pack(">H", fold(ip)) + ip[12:]
+        ip = ip[:10] + struct.pack(">H", checksum(ip)) + ip[12:]
         whole = bytearray(ethernet + ip + udp)
         if damage is not None:
             whole[damage] ^= 4

@@ -226,6 +226,15 @@ def payload(number, size):
     return (block * (size // len(block) + 1))[:size]
 
 
+def checksum(data):
+    """The Internet checksum (RFC 1071)."""
+    data += b"\0" * (len(data) % 2)
+    total = sum(struct.unpack(f">{len(data) // 2}H", data))
+    while total > 0xFFFF:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total ^ 0xFFFF
+
+
 def errno_name(number):
     """EPERM for 1."""
     return errno.errorcode.get(number, str(number)) if number else "ok"

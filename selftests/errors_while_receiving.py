@@ -8,21 +8,13 @@ import socket
 import struct
 
 import kopi
-from equivalence import namespace
+from equivalence import checksum, namespace
 from kopi import check, wait_until
 
 HOST, PORT, FAR_PORT = "192.0.2.1", 6500, 7001
 ROUNDS = 50000
 # From the beginning of a frame to what was received.
 HEADROOM = 64
-
-
-def checksum(data):
-    """The Internet checksum (RFC 1071) of an even number of bytes."""
-    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xffff) + (total >> 16)
-    return ~total & 0xffff
 
 
 def port_unreachable():
