@@ -2,64 +2,100 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # A hostile process writes at random over all that it shares with the kernel, and a
-# neighbour's traffic stays whole. FUZZ_SECONDS and FUZZ_SEED change the run.
+# neighbour's traffic stays whole: by the loopback device, and by attached NICs, where
+# such a process is at both ends. FUZZ_SECONDS and FUZZ_SEED change the run.
 
 . "$(dirname "$0")/lib.sh"
 
 seconds=${FUZZ_SECONDS:-10}
 seed=${FUZZ_SEED:-$(date +%s)}
 log=/tmp/fuzz
-rm -rf $log && mkdir -m 777 $log
 available() { sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo; }
 module_users() { grep ^kopi /proc/modules | cut -d' ' -f3; }
 unused() { [ "$(module_users)" = 0 ]; }
+# The kernel keeps some in lists of each CPU; each round has a region of up to four megabytes.
+memory_is_back() { [ $((before - $(available))) -lt 32768 ]; }
+# Runs as a user in a namespace: user_in SPACE USER COMMAND...
+user_in() { nsenter --net="$1" setpriv --reuid "$2" --regid "$2" --clear-groups -- "${@:3}"; }
 
-# One after another, as long as the other one works; each says what is missing or wrong.
+# Starts a hostile process: hostile SPACE OPTION...
+hostile() {
+	local space=$1 user=bob number=${#pids[@]}
+	local run=(--seed $((seed + 1000000 * number)) --seconds "$seconds" "${@:2}")
+	if [ -e /sys/kernel/debug/kcov ]; then
+		# Which only root may have.
+		run+=(--coverage "$log/reached.$number")
+		user=root
+	fi
+	echo "# kopi-fuzz rings ${run[*]}"
+	user_in "$space" $user timeout -k 5 $((seconds + 60)) kopi-fuzz rings "${run[@]}" >"$log/fuzz.$number" 2>&1 &
+	pids+=($!)
+}
+
+# Traffic that is checked, one run after another, as long as the others work; each says what is
+# missing or wrong: neighbour FROM TO ADDRESS SIZES OPTION...
 neighbour() {
 	while [ -e $log/running ]; do
 		rm -f $log/recv.out
-		as alice kopi-gen recv --bind 127.0.0.1:9100 --count 2000 >$log/recv.out 2>&1 &
+		user_in "$2" alice kopi-gen recv "${@:5}" --bind "$3:9100" --count 2000 >$log/recv.out 2>&1 &
 		wait_for [ -s $log/recv.out ] || return
-		as alice kopi-gen send 127.0.0.1:9100 --count 2000 --size 0..9000 >$log/send.out 2>&1 || return
+		user_in "$1" alice kopi-gen send "${@:5}" "$3:9100" --count 2000 --size "$4" >$log/send.out 2>&1 || return
 		wait $! || return
 		echo . >>$log/passed
 	done
 }
 
-run=(--seed "$seed" --seconds "$seconds")
-hostile=(as bob)
-if [ -e /sys/kernel/debug/kcov ]; then
-	# Which only root may have.
-	run+=(--coverage "$log/reached")
-	hostile=()
-fi
-before=$(available)
-touch $log/running
-neighbour &
-neighbour=$!
-echo "# kopi-fuzz rings ${run[*]}"
-# For half of the channels, and for so short a time that they come and go.
-kopictl engine set --cpus "$(cat /sys/devices/system/cpu/online)" --idle 100 --budget 4096
-"${hostile[@]}" timeout -k 5 $((seconds + 60)) kopi-fuzz rings "${run[@]}" >$log/fuzz.out 2>&1
-status=$?
-sed 's/^/# /' $log/fuzz.out
-check "seed $seed: the hostile process ends by itself" [ $status = 0 ]
-rm $log/running
-wait $neighbour
-intact=$?
-check "seed $seed: all of its neighbour's datagrams arrive intact" [ $intact = 0 ]
-check "of which there were some" [ -s $log/passed ]
-echo "# $(wc -l <$log/passed) times 2000 datagrams"
-[ $intact = 0 ] || tail -3 $log/send.out $log/recv.out
-visits=$(kopictl engine | awk 'NR > 1 { sum += $5 } END { print sum + 0 }')
-check "engines sent, too" [ "$visits" -gt 0 ]
-echo "# $visits visits"
-kopictl engine off
-check "nothing holds the module" wait_for unused
-# The kernel keeps some in lists of each CPU; each round has a region of up to four megabytes.
-memory_is_back() { [ $((before - $(available))) -lt 32768 ]; }
-check "memory is back" wait_for memory_is_back
-if [ -e $log/reached ]; then
-	"$here/reached.py" "$here/../build/$(uname -r)/kopi.ko" $log/reached
-fi
+# Has all of them at work, and looks what came of it.
+fuzz() {
+	local where=$1 before neighbour pids=() pid bad=0 intact visits
+	rm -rf $log && mkdir -m 777 $log
+	touch $log/running
+	before=$(available)
+	# For half of the channels, and for so short a time that they come and go.
+	kopictl engine set --cpus "$(cat /sys/devices/system/cpu/online)" --idle 100 --budget 4096
+	if [ "$where" = loopback ]; then
+		neighbour $loopback $loopback 127.0.0.1 0..9000 &
+		neighbour=$!
+		hostile $loopback
+	else
+		neighbour $host $peer 192.0.2.2 0..1472 --trains &
+		neighbour=$!
+		hostile $host --near 192.0.2.1 --far 192.0.2.2 --near 2001:db8::1 --far 2001:db8::2
+		hostile $peer --near 192.0.2.2 --far 192.0.2.1 --near 2001:db8::2 --far 2001:db8::1
+	fi
+	for pid in "${pids[@]}"; do
+		wait "$pid" || bad=$?
+	done
+	sed 's/^/# /' $log/fuzz.*
+	check "$where, seed $seed: hostile processes end by themselves" [ $bad = 0 ]
+	rm $log/running
+	wait $neighbour
+	intact=$?
+	check "$where, seed $seed: all of their neighbour's datagrams arrive intact" [ $intact = 0 ]
+	check "$where: of which there were some" [ -s $log/passed ]
+	echo "# $(wc -l <$log/passed) times 2000 datagrams"
+	[ $intact = 0 ] || tail -3 $log/send.out $log/recv.out
+	visits=$(kopictl engine | awk 'NR > 1 { sum += $5 } END { print sum + 0 }')
+	check "$where: engines sent, too" [ "$visits" -gt 0 ]
+	echo "# $visits visits"
+	kopictl engine off
+	check "$where: nothing holds the module" wait_for unused
+	check "$where: memory is back" wait_for memory_is_back
+	if [ -e $log/reached.0 ]; then
+		"$here/reached.py" "$here/../build/$(uname -r)/kopi.ko" $log/reached.*
+	fi
+}
+
+loopback=/proc/self/ns/net host=/run/netns/host peer=/run/netns/peer
+fuzz loopback
+
+in_host kopictl attach eth0
+in_peer kopictl attach eth1
+fuzz NICs
+info=$(in_host kopictl info --json)
+check "NICs: packets left by the driver, and came from it" \
+	[ "$(jq '.devices[0] | .packets > 0 and .received > 0' <<<"$info")" = true ]
+echo "# $(jq -c '.devices[0]' <<<"$info")"
+in_host kopictl detach eth0
+in_peer kopictl detach eth1
 finish

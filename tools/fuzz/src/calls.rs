@@ -9,7 +9,9 @@ use kopi::pure::abi::{
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{
-    io, ptr,
+    io,
+    net::SocketAddr,
+    ptr,
     sync::{
         atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed},
         Mutex,
@@ -137,7 +139,7 @@ impl Round {
         } else {
             0
         };
-        let mut name = sys::loopback(random.random(), port);
+        let mut name = sys::name(SocketAddr::new(sys::loopback(random.random()), port));
         if random.random_ratio(1, 8) {
             let at = random.random_range(0..name.len());
             name[at] = random.random();

@@ -7,6 +7,7 @@
 use clap::{Args, Parser, Subcommand};
 use rand::{rngs::SmallRng, Rng, SeedableRng};
 use std::{
+    net::IpAddr,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -24,6 +25,7 @@ mod sys;
     after_help = "Examples:
   kopi-fuzz rings --seconds 60               # prints its seed
   kopi-fuzz rings --seed 7 --rounds 1        # that round again
+  kopi-fuzz rings --near 192.0.2.1 --far 192.0.2.2    # by a NIC
   kopi-fuzz rings --coverage /tmp/reached    # on a kernel with KCOV
 
 Exit status: 0 at the end, 2 after an error of its own. Whether the kernel stood
@@ -37,9 +39,27 @@ struct Options {
 #[derive(Subcommand)]
 enum Command {
     /// Scribble over all that is shared: indices, flags, descriptors, metadata, frames
-    Rings(Run),
+    Rings {
+        #[command(flatten)]
+        run: Run,
+
+        #[command(flatten)]
+        ends: Ends,
+    },
     /// Call what sockets have, from several threads, on the same few descriptors
     Calls(Run),
+}
+
+/// Whence and whither packets go; one address of each version of IP.
+#[derive(Args)]
+struct Ends {
+    /// Have flows at this address, and not at loopback's
+    #[arg(long, value_name = "ADDRESS")]
+    near: Vec<IpAddr>,
+
+    /// Send to this one, too, where another such process is
+    #[arg(long, value_name = "ADDRESS", requires = "near")]
+    far: Vec<IpAddr>,
 }
 
 /// How long, and from which seed.
@@ -103,7 +123,7 @@ fn pick<T: Copy>(random: &mut SmallRng, from: &[T]) -> T {
 
 fn main() -> ExitCode {
     let result = match Options::parse().command {
-        Command::Rings(run) => rings::run(&run),
+        Command::Rings { run, ends } => rings::run(&run, &ends),
         Command::Calls(run) => calls::run(&run),
     };
     match result {

@@ -2,34 +2,43 @@
 
 //! Everything that a process shares with the kernel, written at random while the doorbell rings.
 
-use crate::{coverage::Coverage, pick, random, shared::Shared, sys, Run};
+use crate::{coverage::Coverage, pick, random, shared::Shared, sys, Ends, Run};
 use kopi::pure::abi::{
     ChannelReq, CHANNEL_ENGINE, CHANNEL_RX_MERGED, CHANNEL_TRAINS, DESC_META, DESC_MORE, PROTO_UDP,
     PROTO_UDP6,
 };
 use rand::{rngs::SmallRng, Rng};
-use std::{io, thread};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    ops::Range,
+    thread,
+};
+
+/// Of flows that another process is to find.
+const PORTS: Range<u16> = 9200..9208;
 
 /// A round's flows, and what its threads share.
 struct Round {
     fds: Vec<i32>,
-    ports: Vec<u16>,
-    ipv6: bool,
+    /// Whom they send to: each other, and the flows of another process.
+    peers: Vec<SocketAddr>,
     shared: Shared,
     /// How often each kind of operation is done, so that rounds differ.
     weights: Vec<u32>,
 }
 
 /// All of them, in the order of `Round::weights`.
-const OPERATIONS: [fn(&Round, &mut SmallRng); 12] = [
-    send, chain, odd_send, odd_index, heal, reap, refill, odd_fill, odd_meta, scribble, bell, ask,
+const OPERATIONS: [fn(&Round, &mut SmallRng); 13] = [
+    send, train, chain, odd_send, odd_index, heal, reap, refill, odd_fill, odd_meta, scribble,
+    bell, ask,
 ];
 
 /// Rounds until the time is over.
-pub(crate) fn run(run: &Run) -> io::Result<()> {
+pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     let mut coverage = Coverage::new(run.coverage.as_deref())?;
     let rounds = run.repeat(|seed| {
-        let round = Round::open(seed)?;
+        let round = Round::open(seed, ends)?;
         thread::scope(|scope| {
             let workers: Vec<_> = (0..run.threads)
                 .map(|number| {
@@ -81,9 +90,14 @@ fn work(round: &Round, mut random: SmallRng, operations: u64) {
 
 impl Round {
     /// Opens flows on a channel, both as the seed says.
-    fn open(seed: u64) -> io::Result<Self> {
+    fn open(seed: u64, ends: &Ends) -> io::Result<Self> {
         let random = &mut random(seed, 0);
         let ipv6 = random.random();
+        let of_version = |addresses: &[IpAddr]| {
+            let found = addresses.iter().find(|address| address.is_ipv6() == ipv6);
+            found.copied()
+        };
+        let near = of_version(&ends.near);
         let trains = if random.random() { CHANNEL_TRAINS } else { 0 };
         let merged = if random.random() && trains != 0 {
             CHANNEL_RX_MERGED
@@ -104,11 +118,18 @@ impl Round {
         let family = kopi::family()?;
         let protocol = if ipv6 { PROTO_UDP6 } else { PROTO_UDP };
         let mut fds = Vec::new();
-        let mut ports = Vec::new();
+        let mut peers = Vec::new();
+        if let Some(far) = of_version(&ends.far) {
+            peers.extend(PORTS.map(|port| SocketAddr::new(far, port)));
+        }
         for number in 0..random.random_range(1..4) {
             let fd = sys::socket(family, protocol)?;
-            sys::bind(fd, &sys::loopback(ipv6, 0))?;
-            ports.push(sys::port(fd)?);
+            let local = near.unwrap_or(sys::loopback(ipv6));
+            let first = near.map_or(0, |_| random.random_range(PORTS));
+            // Another flow of the round may have it.
+            sys::bind(fd, &sys::name(SocketAddr::new(local, first)))
+                .or_else(|_| sys::bind(fd, &sys::name(SocketAddr::new(local, 0))))?;
+            peers.push(SocketAddr::new(local, sys::port(fd)?));
             if number == 0 {
                 sys::make_channel(fd, &request)?;
             } else {
@@ -117,19 +138,19 @@ impl Round {
             fds.push(fd);
         }
         if random.random() {
-            sys::connect(fds[0], &sys::loopback(ipv6, pick(random, &ports)))?;
+            sys::connect(fds[0], &sys::name(pick(random, &peers)))?;
         }
         // Each kind often, seldom, or not at all; sending, and ringing for it, always.
         let mut weights: Vec<u32> = (0..OPERATIONS.len())
             .map(|_| pick(random, &[0, 1, 4, 16]))
             .collect();
         weights[0] += 8;
+        weights[1] += 8;
         weights[OPERATIONS.len() - 2] += 8;
         let shared = Shared::map(fds[0])?;
         let round = Self {
             fds,
-            ports,
-            ipv6,
+            peers,
             shared,
             weights,
         };
@@ -156,19 +177,27 @@ impl Round {
         self.shared.put(ring.producer, index.wrapping_add(1));
     }
 
-    /// Metadata that makes sense, for a flow of this round.
-    fn address(&self, frame: u32, random: &mut SmallRng, gso_size: u16) {
+    /// Metadata that makes sense.
+    fn address(&self, frame: u32, peer: SocketAddr, gso_size: u16) {
         let mut meta = [0; 88];
-        let family: u16 = if self.ipv6 { 10 } else { 2 };
-        if self.ipv6 {
-            meta[15] = 1;
-        } else {
-            meta[..4].copy_from_slice(&[127, 0, 0, 1]);
-        }
-        meta[32..34].copy_from_slice(&pick(random, &self.ports).to_be_bytes());
+        let family: u16 = match peer.ip() {
+            IpAddr::V4(address) => {
+                meta[..4].copy_from_slice(&address.octets());
+                2
+            }
+            IpAddr::V6(address) => {
+                meta[..16].copy_from_slice(&address.octets());
+                10
+            }
+        };
+        meta[32..34].copy_from_slice(&peer.port().to_be_bytes());
         meta[36..38].copy_from_slice(&family.to_ne_bytes());
         meta[38..40].copy_from_slice(&gso_size.to_ne_bytes());
         self.shared.write(frame, &meta);
+    }
+
+    fn peer(&self, random: &mut SmallRng) -> SocketAddr {
+        pick(random, &self.peers)
     }
 
     fn room(&self) -> u32 {
@@ -202,12 +231,24 @@ fn send(round: &Round, random: &mut SmallRng) {
     let frame = round.shared.frame(random.random());
     let len = random.random_range(0..=round.room());
     let gso_size = if random.random_ratio(1, 4) {
-        random.random_range(0..=len)
+        let most = pick(random, &[len, len.min(1472)]);
+        random.random_range(0..=most)
     } else {
         0
     };
-    round.address(frame, random, gso_size as u16);
+    round.address(frame, round.peer(random), gso_size as u16);
     round.push(frame + 64, len, round.flow(random), DESC_META, 0);
+}
+
+/// Several that can travel as one.
+fn train(round: &Round, random: &mut SmallRng) {
+    let (flow, peer) = (round.flow(random), round.peer(random));
+    let len = random.random_range(0..=round.room().min(1472));
+    for _ in 0..random.random_range(1..=40.min(round.shared.layout.tx.size)) {
+        let frame = round.shared.frame(random.random());
+        round.address(frame, peer, 0);
+        round.push(frame + 64, len, flow, DESC_META, 0);
+    }
 }
 
 /// One of several frames, the last of which may be missing.
@@ -217,7 +258,7 @@ fn chain(round: &Round, random: &mut SmallRng) {
         let frame = round.shared.frame(random.random());
         let meta = if number == 0 { DESC_META } else { 0 };
         if number == 0 {
-            round.address(frame, random, 0);
+            round.address(frame, round.peer(random), 0);
         }
         let len = random.random_range(0..=round.room());
         round.push(frame + 64, len, flow, meta | DESC_MORE, 0);
@@ -316,7 +357,7 @@ fn put_fill(round: &Round, frame: u32) {
 /// Metadata of which one field makes no sense, and the descriptor to it.
 fn odd_meta(round: &Round, random: &mut SmallRng) {
     let frame = round.shared.frame(random.random());
-    round.address(frame, random, 0);
+    round.address(frame, round.peer(random), 0);
     let field = frame + 4 * random.random_range(0..16);
     let value = odd(random, &[0, 1, 2, 10, 64, 127, 255, 1400, 65535]);
     round.shared.put(field, value);

@@ -3,7 +3,11 @@
 //! System calls whose failure is no surprise.
 
 use kopi::pure::abi::{ChannelReq, Join, Layout, IOC_DOORBELL, OPT_CHANNEL, OPT_JOIN, SOL_KOPI};
-use std::{io, mem::size_of};
+use std::{
+    io,
+    mem::size_of,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
 
 /// An errno as an error.
 pub(crate) fn check(result: i32) -> io::Result<i32> {
@@ -78,19 +82,35 @@ pub(crate) fn ioctl(fd: i32, request: u64, argument: u64) -> io::Result<i32> {
     check(unsafe { libc::ioctl(fd, request as libc::Ioctl, argument) })
 }
 
-/// The bytes of a struct sockaddr_in or sockaddr_in6 of the loopback device.
-pub(crate) fn loopback(ipv6: bool, port: u16) -> Vec<u8> {
-    let mut name = Vec::new();
-    let family = if ipv6 { libc::AF_INET6 } else { libc::AF_INET };
-    name.extend((family as u16).to_ne_bytes());
-    name.extend(port.to_be_bytes());
+/// An address of the loopback device.
+pub(crate) fn loopback(ipv6: bool) -> IpAddr {
     if ipv6 {
-        name.extend([0; 4]);
-        name.extend(std::net::Ipv6Addr::LOCALHOST.octets());
-        name.extend([0; 4]);
+        Ipv6Addr::LOCALHOST.into()
     } else {
-        name.extend([127, 0, 0, 1]);
-        name.extend([0; 8]);
+        Ipv4Addr::LOCALHOST.into()
+    }
+}
+
+/// The bytes of a struct sockaddr_in or sockaddr_in6.
+pub(crate) fn name(address: SocketAddr) -> Vec<u8> {
+    let mut name = Vec::new();
+    let family = if address.is_ipv6() {
+        libc::AF_INET6
+    } else {
+        libc::AF_INET
+    };
+    name.extend((family as u16).to_ne_bytes());
+    name.extend(address.port().to_be_bytes());
+    match address.ip() {
+        IpAddr::V4(address) => {
+            name.extend(address.octets());
+            name.extend([0; 8]);
+        }
+        IpAddr::V6(address) => {
+            name.extend([0; 4]);
+            name.extend(address.octets());
+            name.extend([0; 4]);
+        }
     }
     name
 }
