@@ -8,8 +8,6 @@
 
 seconds=${FUZZ_SECONDS:-10}
 seed=${FUZZ_SEED:-$(date +%s)}
-available() { sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo; }
-unused() { [ "$(grep ^kopi /proc/modules | cut -d' ' -f3)" = 0 ]; }
 
 before=$(available)
 run=(--seed "$seed" --seconds "$seconds")
@@ -19,8 +17,7 @@ status=$?
 sed 's/^/# /' /tmp/calls.out
 check "seed $seed: the process ends by itself" [ $status = 0 ]
 check "nothing holds the module" wait_for unused
-# The kernel keeps some in lists of each CPU.
-memory_is_back() { [ $((before - $(available))) -lt 32768 ]; }
+memory_is_back() { [ $((before - $(available))) -lt 16384 ]; }
 check "memory is back" wait_for memory_is_back
 check "a flow still works" bash -c 'kopi-echo --bind 127.0.0.1:9101 >/tmp/echo.out &
 	until grep -q listening /tmp/echo.out; do sleep 0.05; done

@@ -10,11 +10,8 @@
 seconds=${FUZZ_SECONDS:-10}
 seed=${FUZZ_SEED:-$(date +%s)}
 log=/tmp/fuzz
-available() { sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo; }
-module_users() { grep ^kopi /proc/modules | cut -d' ' -f3; }
-unused() { [ "$(module_users)" = 0 ]; }
-# The kernel keeps some in lists of each CPU; each round has a region of up to four megabytes.
-memory_is_back() { [ $((before - $(available))) -lt 32768 ]; }
+# Each round has a region of up to four megabytes.
+memory_is_back() { [ $((before - $(available))) -lt 16384 ]; }
 # Runs as a user in a namespace: user_in SPACE USER COMMAND...
 user_in() { nsenter --net="$1" setpriv --reuid "$2" --regid "$2" --clear-groups -- "${@:3}"; }
 

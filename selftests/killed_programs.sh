@@ -9,9 +9,6 @@
 cycles=${CYCLES:-40}
 # Kilobytes of vmalloc and of all free memory.
 vmalloc() { sed -n 's/^VmallocUsed: *\([0-9]*\).*/\1/p' /proc/meminfo; }
-available() { sed -n 's/^MemAvailable: *\([0-9]*\).*/\1/p' /proc/meminfo; }
-module_users() { cut -d' ' -f3 <<<"$(grep ^kopi /proc/modules)"; }
-unused() { [ "$(module_users)" = 0 ]; }
 
 once() {
 	local pids=() pid

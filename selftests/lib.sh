@@ -67,3 +67,12 @@ wait_for() {
 	echo "# timed out: $*"
 	return 1
 }
+
+# The machine's memory that is free, in kilobytes, with what the kernel keeps in lists of each CPU: tens
+# of megabytes.
+available() {
+	awk '/^MemAvailable:/ { sum += $2 } $1 == "count:" { sum += 4 * $2 } END { print sum }' \
+		/proc/meminfo /proc/zoneinfo
+}
+# Nothing refers to the module.
+unused() { [ "$(grep ^kopi /proc/modules | cut -d' ' -f3)" = 0 ]; }
