@@ -15,6 +15,7 @@ use crate::pure::{
 };
 use crate::rules::{Outcome, Packets, Policy, Stopped};
 use crate::sys::{
+    cred::LastLet,
     errno::{
         enobufs,
         enoprotoopt,
@@ -152,6 +153,8 @@ pub(crate) struct Flow {
     polled_early: Atomic<bool>,
     /// The packet that the receiver is dropping, which it has shown to monitors; 0 for none.
     refused: Atomic<usize>,
+    /// Who was last let receive when asking where the rings lie.
+    may_map: LastLet,
     _charge: Charge,
 }
 
@@ -399,6 +402,7 @@ impl Protocol for Flow {
             redirected: AtomicU16::new(0),
             polled_early: Atomic::new(false),
             refused: Atomic::new(0),
+            may_map: LastLet::new(),
             _charge: Charge::new(net, one)?,
         })
     }
@@ -548,10 +552,16 @@ impl Protocol for Flow {
         }
     }
 
-    fn get_option(&self, name: i32, value: &OptionOut) -> Result {
+    fn get_option(&self, socket: &Socket, name: i32, value: &OptionOut) -> Result {
         match name {
             abi::OPT_INFO => value.write(&self.info()),
-            abi::OPT_CHANNEL => value.write(self.channel().ok_or_else(enotconn)?.layout()),
+            abi::OPT_CHANNEL => {
+                let layout = self.channel().ok_or_else(enotconn)?.layout();
+                // Who maps the rings reads packets without asking again, and `map` can't ask.
+                socket.may_receive()?;
+                self.may_map.set_current();
+                value.write(layout)
+            }
             abi::OPT_STATS => value.write(&self.stats()),
             _ => Err(enoprotoopt()),
         }
@@ -603,7 +613,11 @@ impl Protocol for Flow {
     }
 
     fn map(&self, vma: &Vma) -> Result {
-        Channel::map(self.channel().ok_or(ENODEV)?, vma)
+        let channel = self.channel().ok_or(ENODEV)?;
+        if !self.may_map.are_current() {
+            return Err(EACCES);
+        }
+        Channel::map(channel, vma)
     }
 
     fn data_ready(&self, sk: &Sock, locked: bool) {

@@ -767,6 +767,16 @@ void kopi_revert_creds(const struct cred *cred)
 	revert_creds(cred);
 }
 
+const struct cred *kopi_current_cred(void)
+{
+	return current_cred();
+}
+
+const struct cred *kopi_get_current_cred(void)
+{
+	return get_current_cred();
+}
+
 void kopi_put_cred(const struct cred *cred)
 {
 	put_cred(cred);

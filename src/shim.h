@@ -179,6 +179,8 @@ bool kopi_task_exiting(const struct task_struct *task);
 u64 kopi_task_exec_id(const struct task_struct *task);
 const struct cred *kopi_override_creds(const struct cred *cred);
 void kopi_revert_creds(const struct cred *cred);
+const struct cred *kopi_current_cred(void);
+const struct cred *kopi_get_current_cred(void);
 void kopi_put_cred(const struct cred *cred);
 u32 kopi_inode_device(const struct inode *inode);
 u64 kopi_inode_number(const struct inode *inode);

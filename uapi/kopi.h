@@ -115,7 +115,8 @@ struct kopi_ring_layout {
 
 /*
  * struct kopi_layout, KOPI_OPT_CHANNEL: the region, which
- * mmap(NULL, region_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) maps.
+ * mmap(NULL, region_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) maps, of
+ * the process that asked for this last.
  */
 struct kopi_layout {
 	__u64	region_size;		/* bytes, whole pages */

@@ -6,7 +6,11 @@
 
 use super::task::Process;
 use crate::bindings;
-use core::{marker::PhantomData, ptr::NonNull};
+use core::{
+    marker::PhantomData,
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire},
+};
 use kernel::sync::rcu;
 
 /// A reference to credentials, which never change.
@@ -56,5 +60,48 @@ impl Drop for Assumed<'_> {
     fn drop(&mut self) {
         // SAFETY: Gives the current task back those that it had in `assume`.
         unsafe { bindings::kopi_revert_creds(self.own) };
+    }
+}
+
+/// Credentials that were let do something, the last ones that were.
+///
+/// # Invariants
+///
+/// Null, or credentials to which this has a reference.
+pub(crate) struct LastLet(AtomicPtr<bindings::cred>);
+
+impl LastLet {
+    /// None yet.
+    pub(crate) const fn new() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// The current task's, from now on. Process context.
+    pub(crate) fn set_current(&self) {
+        // SAFETY: There is a current task; the reference is this one's now.
+        let current = unsafe { bindings::kopi_get_current_cred() };
+        Self::put(self.0.swap(current.cast_mut(), AcqRel));
+    }
+
+    /// Whether they are the current task's. Process context; may be called under any lock.
+    pub(crate) fn are_current(&self) -> bool {
+        // As there is a reference to them, no others can lie where they do.
+        // SAFETY: There is a current task.
+        ptr::eq(self.0.load(Acquire), unsafe {
+            bindings::kopi_current_cred()
+        })
+    }
+
+    fn put(cred: *mut bindings::cred) {
+        if !cred.is_null() {
+            // SAFETY: A reference that this had, by its invariants.
+            unsafe { bindings::kopi_put_cred(cred) };
+        }
+    }
+}
+
+impl Drop for LastLet {
+    fn drop(&mut self) {
+        Self::put(*self.0.get_mut());
     }
 }

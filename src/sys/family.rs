@@ -91,12 +91,13 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     fn set_option(&self, socket: &Socket, name: i32, value: &OptionIn) -> Result;
 
     /// Gets an option at the family's level. Process context.
-    fn get_option(&self, name: i32, value: &OptionOut) -> Result;
+    fn get_option(&self, socket: &Socket, name: i32, value: &OptionOut) -> Result;
 
     /// Whether packets can be read by recvmsg. Any context.
     fn has_queue(&self) -> bool;
 
-    /// Maps the socket's memory. Process context.
+    /// Maps the socket's memory. Process context, with the process's memory locked: whoever reads
+    /// or writes a program's memory under a lock must not have that lock taken here.
     fn map(&self, vma: &Vma) -> Result;
 
     /// Packets were queued, after [`take_over`]. Softirqs are off; says whether the sock is locked,
@@ -630,7 +631,9 @@ impl<T: Protocol> Registration<T> {
             ) {
                 (Some(state), _) if level == abi::SOL_KOPI => from_result(|| {
                     let value = OptionOut::from_raw(value, len);
-                    state.protocol.get_option(name, &value)?;
+                    state
+                        .protocol
+                        .get_option(Socket::from_raw(socket), name, &value)?;
                     Ok(0)
                 }),
                 (_, Some(inner)) => inner(socket, level, name, value, len),
@@ -791,11 +794,6 @@ impl<T: Protocol> Registration<T> {
             // SAFETY: The socket and the vma are in use by the caller.
             unsafe {
                 let state = state::<T>((*socket).sk).ok_or(ENODEV)?;
-                if state.protocol.has_queue() {
-                    return Err(ENODEV);
-                }
-                // Who maps the rings reads packets without asking again.
-                Socket::from_raw(socket).may_receive()?;
                 state.protocol.map(&Vma::from_raw(vma))?;
             }
             Ok(0)
