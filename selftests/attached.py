@@ -5,6 +5,8 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import time
 
 from equivalence import namespace, run_nft, sh
 
@@ -12,6 +14,8 @@ SO_RCVBUFFORCE, ETH_P_ALL = 33, 3
 ADDRESSES = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
 # Changes of the way, of each kind.
 CHANGES = int(os.environ.get("CHANGES", "15"))
+# And of those that one process can make.
+OFTEN = int(os.environ.get("CHANGES", "200"))
 
 
 def link(ynl, name="eth0"):
@@ -78,15 +82,26 @@ def slow_device():
         host("ip link del slow0")
 
 
-# What has trains leave by the stack: how it is said, how it begins, and how it ends.
-@contextlib.contextmanager
-def filtered():
-    """tc looks at what leaves."""
-    host("tc qdisc add dev eth0 clsact")
-    try:
-        yield
-    finally:
-        host("tc qdisc del dev eth0 clsact")
+# What has trains leave by the stack: how it is said, how it begins, and how it ends. Of some the commands:
+# tc looks at what leaves; a qdisc lets nothing pass it by; a monitor is up.
+COMMANDS = {"tc": ("tc", ["qdisc add dev eth0 clsact"], ["qdisc del dev eth0 clsact"]),
+            "qdisc": ("tc", ["qdisc replace dev eth0 root tbf rate 1gbit burst 100k limit 1m"],
+                      ["qdisc del dev eth0 root"]),
+            "monitor": ("ip", ["link add mon0 type kopimon", "link set mon0 up"], ["link del mon0"])}
+
+
+def commanded(tool, begin, end):
+    """It begins and ends by commands."""
+    @contextlib.contextmanager
+    def other():
+        for command in begin:
+            host(f"{tool} {command}")
+        try:
+            yield
+        finally:
+            for command in end:
+                host(f"{tool} {command}")
+    return other
 
 
 @contextlib.contextmanager
@@ -98,27 +113,6 @@ def tapped():
         tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
         tap.bind(("eth0", ETH_P_ALL))
         yield tap
-
-
-@contextlib.contextmanager
-def queued():
-    """A qdisc that lets nothing pass it by."""
-    host("tc qdisc replace dev eth0 root tbf rate 1gbit burst 100k limit 1m")
-    try:
-        yield
-    finally:
-        host("tc qdisc del dev eth0 root")
-
-
-@contextlib.contextmanager
-def monitored():
-    """A monitor is up."""
-    host("ip link add mon0 type kopimon")
-    host("ip link set mon0 up")
-    try:
-        yield
-    finally:
-        host("ip link del mon0")
 
 
 @contextlib.contextmanager
@@ -134,8 +128,21 @@ def unprogrammed():
         os.unlink("/sys/fs/bpf/kept")
 
 
-OTHERS = {"tc": filtered, "tap": tapped, "qdisc": queued, "monitor": monitored,
+OTHERS = {**{way: commanded(*commands) for way, commands in COMMANDS.items()}, "tap": tapped,
           "no-program": unprogrammed}
+
+
+def change(way, other):
+    """It begins and ends, many times where one process can do all: a command's own takes longer than what it does."""
+    if way in COMMANDS:
+        tool, begin, end = COMMANDS[way]
+        commands = "".join(f"{command}\n" for command in (begin + end) * OFTEN)
+        subprocess.run(["nsenter", "--net=/run/netns/host", tool, "-b", "-"], input=commands, text=True, check=True)
+        return
+    for _ in range(CHANGES):
+        with other():
+            time.sleep(0.002)
+        time.sleep(0.002)
 
 
 @contextlib.contextmanager
