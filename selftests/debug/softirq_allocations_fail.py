@@ -7,6 +7,7 @@ arrives is corrupt, what is lost is counted, and all comes back.
 import collections
 import contextlib
 import errno
+import json
 import os
 import re
 import struct
@@ -16,7 +17,7 @@ import zlib
 import faults
 import kopi
 import memory
-from equivalence import namespace
+from equivalence import namespace, sh
 from kopi import wait_until
 
 SECONDS = float(os.environ.get("FAULT_SECONDS", "15"))
@@ -28,6 +29,9 @@ FRAMES, WINDOW = 256, 64
 # What the stack says when it has no memory.
 NO_MEMORY = {0, errno.ENOMEM, errno.ENOBUFS}
 PATTERN = bytes(range(256)) * 10
+# Both ends of the machine's NICs.
+NIC4, NIC6 = ([("host", one), ("peer", two)] for one, two in
+              (("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")))
 
 
 def datagram(serial, size):
@@ -199,20 +203,32 @@ def spell(kind, flows):
     return failed, in_softirqs, counted, reasons
 
 
-def main():
-    """Both kinds, over all paths."""
-    kopi.send_by_reference()
+def all_paths():
+    """Flows over each."""
     lo4 = [("host", "127.0.0.1")] * 2
-    nic4, nic6 = ([("host", one), ("peer", two)] for one, two in
-                  (("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")))
     veth = [("host", "198.51.100.1"), ("away", "198.51.100.2")]
+    return [Traffic("lo, by reference", lo4, 1900), Traffic("lo, trains", lo4, 300, 1),
+            Traffic("lo6, trains by reference", [("host", "::1")] * 2, 1900, 1, kopi.UDP6),
+            Traffic("NIC", NIC4, 1400), Traffic("NIC, trains", NIC4, 300, 1),
+            Traffic("NIC, IPv6", NIC6, 700, 0, kopi.UDP6), Traffic("veth, by reference", veth, 1900),
+            Traffic("veth, trains by reference", veth, 1900, 1)]
 
-    def make():
-        return [Traffic("lo, by reference", lo4, 1900), Traffic("lo, trains", lo4, 300, 1),
-                Traffic("lo6, trains by reference", [("host", "::1")] * 2, 1900, 1, kopi.UDP6),
-                Traffic("NIC", nic4, 1400), Traffic("NIC, trains", nic4, 300, 1),
-                Traffic("NIC, IPv6", nic6, 700, 0, kopi.UDP6), Traffic("veth, by reference", veth, 1900),
-                Traffic("veth, trains by reference", veth, 1900, 1)]
+
+def attached_nics():
+    """Flows that meet by the drivers."""
+    return [Traffic("attached NIC", NIC4, 1400), Traffic("attached NIC, trains", NIC4, 300, 1),
+            Traffic("attached NIC, trains of IPv6", NIC6, 700, 1, kopi.UDP6)]
+
+
+def by_drivers(nics):
+    """How many packets have left by those, and come from them."""
+    shown = [json.loads(sh(f"nsenter --net=/run/netns/{inside} kopictl info --json"))["devices"][0]
+             for inside in nics]
+    return sum(nic["packets"] for nic in shown), sum(nic["received"] for nic in shown)
+
+
+def main(make):
+    """Both kinds, over some paths."""
     # All of it once without faults.
     for flow in make():
         for _ in range(5):
@@ -255,9 +271,19 @@ def main():
     faults.check_all_is_back(before)
 
 
+NICS = {"host": "eth0", "peer": "eth1"}
+kopi.send_by_reference()
 faults.add_veth()
 try:
-    main()
+    main(all_paths)
+    for space, nic in NICS.items():
+        sh(f"nsenter --net=/run/netns/{space} kopictl attach {nic}")
+    main(attached_nics)
+    LEFT, CAME = by_drivers(NICS)
+    kopi.check("packets left and came by the drivers", LEFT > 0 and CAME > 0, f"{LEFT}, {CAME}")
+    print(f"# {LEFT} packets left by the drivers, {CAME} came from them")
+    for space, nic in NICS.items():
+        sh(f"nsenter --net=/run/netns/{space} kopictl detach {nic}")
 finally:
     faults.remove_veth()
 kopi.finish()
