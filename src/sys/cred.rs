@@ -78,7 +78,8 @@ impl LastLet {
 
     /// The current task's, from now on. Process context.
     pub(crate) fn set_current(&self) {
-        // SAFETY: There is a current task; the reference is this one's now.
+        // SAFETY: There is a current task.
+        // INVARIANT: The reference is this one's now.
         let current = unsafe { bindings::kopi_get_current_cred() };
         Self::put(self.0.swap(current.cast_mut(), AcqRel));
     }
