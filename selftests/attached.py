@@ -138,7 +138,12 @@ def change(way, other):
         tool, begin, end = COMMANDS[way]
         commands = "".join(f"{command}\n" for command in (begin + end) * OFTEN)
         subprocess.run(["nsenter", "--net=/run/netns/host", tool, "-b", "-"], input=commands, text=True, check=True)
-        return
+    else:
+        change_by(other)
+
+
+def change_by(other):
+    """The same, each time by commands of its own."""
     for _ in range(CHANGES):
         with other():
             time.sleep(0.002)

@@ -7,7 +7,6 @@ import os
 import socket
 import time
 
-import kopi
 from equivalence import namespace
 from kopi import BELL_WAIT_RX, Channel, check, fails, finish, wait_until
 

@@ -9,7 +9,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import time
 
 import kopi

@@ -15,7 +15,7 @@ import threading
 import time
 
 import kopi
-from attached import (ADDRESSES, CHANGES, SO_RCVBUFFORCE, attach, counted, detached, host, kopictl, link,
+from attached import (ADDRESSES, SO_RCVBUFFORCE, attach, change_by, counted, detached, host, kopictl, link,
                       redirection, rules, tapped)
 from control import ask, family, refused
 from equivalence import checksum, namespace, payload, run_nft, sh, snmp
@@ -329,13 +329,7 @@ def ways_change(ynl):
         traffic.passes(f"{what}, and afterwards: all arrive, in order", BATCH, 200)
         kopi.check(f"{what}, and afterwards: as trains", link(ynl)["merged"] > before["merged"], link(ynl))
 
-        def change(other=other):
-            for _ in range(CHANGES):
-                with other():
-                    time.sleep(0.002)
-                time.sleep(0.002)
-
-        thread = threading.Thread(target=change)
+        thread = threading.Thread(target=change_by, args=(other,))
         thread.start()
         lost = ""
         while thread.is_alive() and not lost:

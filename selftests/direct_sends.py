@@ -13,13 +13,14 @@ import struct
 import threading
 import time
 
+import droptrace
 import kopi
 from attached import (ADDRESSES, OTHERS, SO_RCVBUFFORCE, attach, change, counted, detached, host, kopictl, last_hook,
                       link, rules, slow_device)
 from control import ask, family, refused
 from equivalence import namespace, payload, run_nft, sh
 
-SO_SNDBUFFORCE, TRACING = 32, "/sys/kernel/tracing"
+SO_SNDBUFFORCE = 32
 PORT, FROM = 7000, 7001
 BATCH = 32
 
@@ -202,28 +203,6 @@ def others_look(ynl):
     traffic.close()
 
 
-@contextlib.contextmanager
-def stack_drops():
-    """What qdiscs drop meanwhile, trains as one: a function that gives their number. The device counts what meets
-    the one that it has while none is in force, and nobody what meets one that has just been taken away."""
-    def put(path, value):
-        with open(f"{TRACING}/{path}", "w", encoding="ascii") as file:
-            file.write(value)
-
-    def number():
-        with open(f"{TRACING}/trace", encoding="ascii") as trace:
-            return trace.read().count("reason: QDISC_DROP")
-
-    put("trace", "")
-    put("events/skb/kfree_skb/filter", "reason > 2")
-    put("events/skb/kfree_skb/enable", "1")
-    try:
-        yield number
-    finally:
-        put("events/skb/kfree_skb/enable", "0")
-        put("events/skb/kfree_skb/filter", "0")
-
-
 def send_meanwhile(traffic, act):
     """Has trains of all lengths sent until that is done, and a last one; gives the numbers of each."""
     over = threading.Event()
@@ -260,7 +239,10 @@ def ways_change(ynl):
     kopi.check("a datagram without payload", not wrong, wrong)
     for way, other in {**OTHERS, "detached": detached}.items():
         before = link(ynl)
-        with stack_drops() as drops:
+        # What qdiscs drop, trains as one. The device counts what meets the one that it has while none is in force,
+        # and nobody what meets one that has just been taken away.
+        droptrace.note()
+        try:
             sent = send_meanwhile(traffic, lambda way=way, other=other: change(way, other))
             came = []
             with contextlib.suppress(TimeoutError):
@@ -269,7 +251,9 @@ def ways_change(ynl):
                     data = traffic.sink.recv(65536)
                     came.append(struct.unpack_from(">I", data)[0])
                     assert data == payload(came[-1], 300)
-            dropped = drops()
+            dropped = droptrace.noted()["QDISC_DROP"]
+        finally:
+            droptrace.forget()
         traffic.sink.setblocking(False)
         traffic.taken = traffic.sent
         kopi.check(f"{way}: comes and goes, and nothing is overtaken", came == sorted(set(came)))

@@ -5,7 +5,6 @@
 import os
 import socket
 
-import kopi
 from control import add, ask, family
 from kopi import ENGINE, Channel, check, finish, wait_until
 

@@ -13,8 +13,9 @@ import struct
 import traceback
 
 import kopi
+from apparmor import confine, profiles
 from control import add, ask, family
-from equivalence import run_nft, sh
+from equivalence import run_nft
 from kopi import ENGINE, Channel, check, finish, wait_until
 
 ALICE, BOB = 1001, 1002
@@ -140,8 +141,7 @@ def confined(profile):
     """A profile that the process enters while the engine looks."""
     sender = Sender()
     before = sender.send()
-    with open("/proc/self/attr/apparmor/current", "w", encoding="ascii") as current:
-        current.write(f"changeprofile {profile}")
+    confine(profile)
     return f"{before} {sender.send()}"
 
 
@@ -210,14 +210,8 @@ test("a mark, before and after the superuser is bob", "sent EPERM sent", given_u
 test("a mark with, without and again with the capability", "sent EPERM sent", capability_dropped)
 test("Landlock, entered later", "sent EACCES", landlocked)
 
-if not os.path.isdir("/sys/kernel/security/apparmor"):
-    sh("mount -t securityfs securityfs /sys/kernel/security", False)
-with open("/tmp/engine.profile", "w", encoding="ascii") as file:
-    file.write("abi <abi/4.0>,\nprofile kopi-engine flags=(attach_disconnected) { file, capability, "
-               "unix, signal, network, deny network (send) inet dgram, }\n")
-sh("apparmor_parser -r -K /tmp/engine.profile")
-test("AppArmor, entered later", "sent EACCES", confined, "kopi-engine")
-sh("apparmor_parser -R -K /tmp/engine.profile")
+with profiles({"engine": "deny network (send) inet dgram,"}):
+    test("AppArmor, entered later", "sent EACCES", confined, "engine")
 
 run_nft(f"add table inet t; add chain inet t out {{ type filter hook output priority 0; }}; "
         f"add rule inet t out udp dport {plain.getsockname()[1]} meta skuid bob counter drop")

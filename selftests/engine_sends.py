@@ -6,7 +6,6 @@ import errno
 import os
 import select
 import socket
-import struct
 
 import kopi
 from control import ask, family, refused

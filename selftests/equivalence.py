@@ -240,6 +240,15 @@ def errno_name(number):
     return errno.errorcode.get(number, str(number)) if number else "ok"
 
 
+def tells(function):
+    """The name of the errno that a call ends with."""
+    try:
+        function()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "ok"
+
+
 @dataclasses.dataclass
 class Datagram:
     """One that arrived: all that its receiver can know of it."""

@@ -9,7 +9,6 @@ and closes flows, that do so with UDP sockets.
 """
 
 import contextlib
-import ctypes
 import errno
 import os
 import pwd

@@ -3,7 +3,6 @@
 """Who maps a flow's region was let receive when it asked where the rings lie; mapping itself asks
 nobody, and so waits for no lock under which a program's memory is read."""
 
-import errno
 import mmap
 import os
 import signal
@@ -12,24 +11,10 @@ import threading
 import time
 
 import kopi
-from equivalence import sh
+from apparmor import confine, profiles
+from equivalence import tells
 
 SECONDS = 5
-PROFILES = """abi <abi/4.0>,
-profile kopi-all flags=(attach_disconnected) { file, capability, unix, signal, network, }
-profile kopi-deaf flags=(attach_disconnected) {
-    file, capability, unix, signal, network, deny network (receive) inet dgram,
-}
-"""
-
-
-def outcome(act):
-    """What comes of it: an errno's name, or ok."""
-    try:
-        act()
-    except OSError as error:
-        return errno.errorcode[error.errno]
-    return "ok"
 
 
 def in_child(*steps):
@@ -38,7 +23,7 @@ def in_child(*steps):
     pid = os.fork()
     if pid == 0:
         for step in steps:
-            result = outcome(step)
+            result = tells(step)
             os.write(writer, result.encode() + b" ")
             if result != "ok":
                 break
@@ -48,12 +33,6 @@ def in_child(*steps):
         results = said.read().split()
     os.waitpid(pid, 0)
     return results
-
-
-def confine(name):
-    """From now on the process is under a profile."""
-    with open("/proc/self/attr/apparmor/current", "w", encoding="ascii") as current:
-        current.write(f"changeprofile kopi-{name}")
 
 
 CHANNEL = kopi.Channel(kopi.flow(), frames=16)
@@ -73,14 +52,14 @@ def map_it():
 
 def who_asked():
     """It is the process, as it is now, that must have asked."""
-    kopi.check("mapped again by who has asked", outcome(map_it) == "ok")
+    kopi.check("mapped again by who has asked", tells(map_it) == "ok")
     results = in_child(map_it)
     kopi.check("by a child that hasn't: EACCES", results == ["EACCES"], results)
     results = in_child(ask, map_it)
     kopi.check("by a child that has", results == ["ok", "ok"], results)
-    kopi.check("by its parent, which doesn't know: EACCES", outcome(map_it) == "EACCES")
+    kopi.check("by its parent, which doesn't know: EACCES", tells(map_it) == "EACCES")
     ask()
-    kopi.check("which asks again", outcome(map_it) == "ok")
+    kopi.check("which asks again", tells(map_it) == "ok")
     results = in_child(ask, lambda: os.setuid(1001), map_it)
     kopi.check("by who has another user since: EACCES", results == ["ok", "ok", "EACCES"], results)
     results = in_child(lambda: os.setuid(1001), ask, map_it)
@@ -141,15 +120,8 @@ def whether_it_ends():
         os.kill(pid, signal.SIGKILL)
 
 
-if not os.path.isdir("/sys/kernel/security/apparmor"):
-    sh("mount -t securityfs securityfs /sys/kernel/security", False)
-with open("/tmp/mapping.profiles", "w", encoding="ascii") as profiles:
-    profiles.write(PROFILES)
-sh("apparmor_parser -r -K /tmp/mapping.profiles")
-try:
+with profiles({"all": "", "deaf": "deny network (receive) inet dgram,"}):
     who_asked()
     security_module()
     whether_it_ends()
-finally:
-    sh("apparmor_parser -R -K /tmp/mapping.profiles")
 kopi.finish()

@@ -9,7 +9,6 @@ import select
 import socket
 import struct
 import subprocess
-import time
 
 import kopi
 import memory

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Socket options and per-packet metadata mean for a KOPI flow what they mean for a UDP socket."""
 
-import errno
 import os
 import select
 import socket
@@ -12,7 +11,7 @@ import kopi
 from equivalence import (ADDRESSES, COUNT, FAMILIES, IP_RECVTOS, IP_RECVTTL, IP_TOS, IP_TTL, IPV6_TCLASS,
                          NONE, PATIENCE, PEER_PORT, SECOND, SUBJECT_PORT, SUBJECTS, KopiSubject, Policy,
                          UdpSubject, arrived, await_address, chain, namespace, nft_counters, nft_table,
-                         run, second_address, sh, undo)
+                         run, second_address, sh, tells, undo)
 
 IPV6_UNICAST_HOPS, IPV6_MULTICAST_IF, IPV6_JOIN_GROUP = 16, 17, 20
 IP_MULTICAST_IF, IP_MULTICAST_TTL, IP_ADD_MEMBERSHIP, IP_MTU_DISCOVER = 32, 33, 35, 10
@@ -372,15 +371,6 @@ def opened(kind, *names, family=4, trains=False):
     for name in names:
         subject.sock.setsockopt(socket.SOL_SOCKET, name, 1)
     return subject
-
-
-def tells(function):
-    """The name of the errno that a call ends with."""
-    try:
-        function()
-    except OSError as error:
-        return errno.errorcode[error.errno]
-    return "ok"
 
 
 def sender(family, port=0):

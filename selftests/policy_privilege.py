@@ -9,8 +9,9 @@ import struct
 import traceback
 
 import kopi
+from apparmor import confine, profiles
 from equivalence import (ADDRESSES, COUNT, NONE, PEER_PORT, SUBJECT_PORT, SUBJECTS, Policy, chain,
-                         do, errno_name, namespace, nft_counters, nft_table, run, same, sh, undo)
+                         do, errno_name, namespace, nft_counters, nft_table, run, same)
 
 IP_TRANSPARENT, IP_FREEBIND, IPV6_TRANSPARENT = 19, 15, 75
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
@@ -313,32 +314,18 @@ def forbid_but(family):
         raise OSError(ctypes.get_errno(), "seccomp")
 
 
+PROFILES = {
+    "none": "", "inet": "deny network inet,", "dgram": "deny network inet dgram,",
+    "other": "deny network inet stream,",
+    **{operation: f"deny network ({operation}) inet dgram," for operation in (
+        "create", "bind", "connect", "send", "receive", "setopt", "getopt", "getattr")},
+}
+
+
 def apparmor():
     """What a profile denies to a UDP socket it denies to a flow."""
-    if not os.path.isdir("/sys/kernel/security/apparmor"):
-        sh("mount -t securityfs securityfs /sys/kernel/security", False)
-    profiles = {
-        "none": "", "inet": "deny network inet,", "dgram": "deny network inet dgram,",
-        "other": "deny network inet stream,",
-        **{operation: f"deny network ({operation}) inet dgram," for operation in (
-            "create", "bind", "connect", "send", "receive", "setopt", "getopt", "getattr")},
-    }
-    text = "abi <abi/4.0>,\n" + "".join(
-        f"profile kopi-{name} flags=(attach_disconnected) {{ file, capability, unix, signal, "
-        f"network, {rule} }}\n" for name, rule in profiles.items())
-    with open("/tmp/profiles", "w", encoding="ascii") as file:
-        file.write(text)
-    sh("apparmor_parser -r -K /tmp/profiles")
-    undo(sh, "apparmor_parser -R -K /tmp/profiles")
-
-    def confine(name):
-        def step():
-            with open("/proc/self/attr/apparmor/current", "w", encoding="ascii") as current:
-                current.write(f"changeprofile kopi-{name}")
-        return step
-
     def test(what, profile, wanted, after, before=None, reason=""):
-        same("privilege", f"AppArmor: {what}", *outcomes(before, confine(profile), after), wanted,
+        same("privilege", f"AppArmor: {what}", *outcomes(before, lambda: confine(profile), after), wanted,
              reason)
 
     def receive(subject):
@@ -389,7 +376,8 @@ def others():
         seccomp()
         landlocked()
         user_namespaces()
-        apparmor()
+        with profiles(PROFILES):
+            apparmor()
 
 
 run("privilege", POLICIES, others)

@@ -2,7 +2,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """Every tool shows of a KOPI flow what it shows of a UDP socket."""
 
-import collections
 import json
 import os
 import re
@@ -12,6 +11,7 @@ import struct
 import subprocess
 import time
 
+import droptrace
 import kopi
 from equivalence import (COUNT, NONE, PATIENCE, Policy, chain, namespace, nft_table, run, sh, together, undo)
 
@@ -186,19 +186,13 @@ def changed_counters():
 
 def trace_drops():
     """Has the kernel note why it drops packets."""
-    def put(path, value):
-        with open(f"{TRACING}/{path}", "w", encoding="ascii") as file:
-            file.write(value)
-    put("trace", "")
-    put("events/skb/kfree_skb/enable", "1")
-    undo(put, "events/skb/kfree_skb/enable", "0")
+    droptrace.note()
+    undo(droptrace.forget)
 
 
 def drop_reasons():
     """Packets dropped, by reason."""
-    with open(f"{TRACING}/trace", encoding="ascii") as trace:
-        reasons = re.findall(r"reason: (\w+)", trace.read())
-    return sorted((reason, count) for reason, count in collections.Counter(reasons).items()
+    return sorted((reason, count) for reason, count in droptrace.noted().items()
                   if reason not in ("NOT_SPECIFIED", "PACKET_SOCK_ERROR"))
 
 

@@ -10,7 +10,6 @@ import glob
 import json
 import os
 import select
-import subprocess
 
 MAC = "52:54:00:00:00:33"
 

@@ -17,7 +17,7 @@ import zlib
 import faults
 import kopi
 import memory
-from equivalence import namespace, sh
+from equivalence import ADDRESSES, namespace, sh
 from kopi import wait_until
 
 SECONDS = float(os.environ.get("FAULT_SECONDS", "15"))
@@ -30,8 +30,7 @@ FRAMES, WINDOW = 256, 64
 NO_MEMORY = {0, errno.ENOMEM, errno.ENOBUFS}
 PATTERN = bytes(range(256)) * 10
 # Both ends of the machine's NICs.
-NIC4, NIC6 = ([("host", one), ("peer", two)] for one, two in
-              (("192.0.2.1", "192.0.2.2"), ("2001:db8::1", "2001:db8::2")))
+NIC4, NIC6 = (ADDRESSES[family].items() for family in (4, 6))
 
 
 def datagram(serial, size):

@@ -94,10 +94,8 @@ impl LastLet {
     }
 
     fn put(cred: *mut bindings::cred) {
-        if !cred.is_null() {
-            // SAFETY: A reference that this had, by its invariants.
-            unsafe { bindings::kopi_put_cred(cred) };
-        }
+        // The reference that this had, by its invariants.
+        drop(NonNull::new(cred).map(Credentials));
     }
 }
 

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Why the kernel drops packets, by its tracepoint skb:kfree_skb."""
+
+import collections
+import re
+
+TRACING = "/sys/kernel/tracing"
+EVENT = f"{TRACING}/events/skb/kfree_skb"
+
+
+def _put(path, value):
+    with open(path, "w", encoding="ascii") as file:
+        file.write(value)
+
+
+def note():
+    """Has those noted from now on that have a reason: 2 says that none is specified."""
+    _put(f"{TRACING}/trace", "")
+    _put(f"{EVENT}/filter", "reason > 2")
+    _put(f"{EVENT}/enable", "1")
+
+
+def forget():
+    """And no longer."""
+    _put(f"{EVENT}/enable", "0")
+    _put(f"{EVENT}/filter", "0")
+
+
+def noted():
+    """How many were dropped for each reason, trains as one."""
+    with open(f"{TRACING}/trace", encoding="ascii") as trace:
+        return collections.Counter(re.findall(r"reason: (\w+)", trace.read()))
