@@ -517,11 +517,6 @@ int kopi_copy_struct_from_sockptr(void *to, size_t ksize, sockptr_t from, size_t
 	return copy_struct_from_sockptr(to, ksize, from, usize);
 }
 
-int kopi_copy_from_sockptr(void *to, sockptr_t from, size_t size)
-{
-	return copy_from_sockptr(to, from, size);
-}
-
 unsigned long kopi_copy_to_user(void __user *to, const void *from, unsigned long size)
 {
 	return copy_to_user(to, from, size);
@@ -553,16 +548,6 @@ unsigned long kopi_local_irq_save(void)
 void kopi_local_irq_restore(unsigned long flags)
 {
 	local_irq_restore(flags);
-}
-
-void kopi_rcu_read_lock(void)
-{
-	rcu_read_lock();
-}
-
-void kopi_rcu_read_unlock(void)
-{
-	rcu_read_unlock();
 }
 
 void kopi_cond_resched(void)

@@ -121,7 +121,6 @@ void kopi_user_locked_vm_sub(struct user_struct *user, long pages);
 unsigned long kopi_rlimit_memlock(void);
 void kopi_vm_flags_set_clear(struct vm_area_struct *vma, unsigned long set,
 			     unsigned long clear);
-int kopi_copy_from_sockptr(void *to, sockptr_t from, size_t size);
 int kopi_copy_struct_from_sockptr(void *to, size_t ksize, sockptr_t from, size_t usize);
 unsigned long kopi_copy_to_user(void __user *to, const void *from, unsigned long size);
 unsigned long kopi_copy_from_user(void *to, const void __user *from, unsigned long size);
@@ -131,8 +130,6 @@ void kopi_local_bh_disable(void);
 void kopi_local_bh_enable(void);
 unsigned long kopi_local_irq_save(void);
 void kopi_local_irq_restore(unsigned long flags);
-void kopi_rcu_read_lock(void);
-void kopi_rcu_read_unlock(void);
 void kopi_cond_resched(void);
 void kopi_cond_resched_tasks_rcu_qs(void);
 bool kopi_cpu_online(unsigned int cpu);
