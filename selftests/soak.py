@@ -3,7 +3,8 @@
 """Mixed traffic, churn of flows and changes of rules for a long time: memory is flat in the end, and
 the counters balance. `make soak` runs it; SOAK_SECONDS sets how long (600).
 
-For half a minute all of it goes on to warm up, then memory is counted, then it goes on.
+For half a minute all of it goes on to warm up, then memory is counted, then it goes on. The
+host's NIC is attached, and veth0 comes and goes.
 """
 
 import json
@@ -31,7 +32,8 @@ def whole(end, count):
     turns = 0
     kinds = [("host", "peer", "192.0.2.1", "", ""), ("peer", "host", "[2001:db8::2]", "--plain", ""),
              ("host", "host", "127.0.0.1", "", "--plain"), ("host", "host", "[::1]", "--trains", ""),
-             ("peer", "host", "192.0.2.2", "--trains --merged", "--trains")]
+             ("peer", "host", "192.0.2.2", "--trains --merged", "--trains"),
+             ("host", "peer", "192.0.2.1", "--trains --merged", "--trains")]
     while time.monotonic() < end:
         to, by, address, receiving, sending = kinds[turns % len(kinds)]
         size = "1400" if "trains" in sending else "0..20000"
@@ -156,6 +158,7 @@ CHANGES = [
     ("ip link set veth0 down", "ip link set veth0 up; "
      "ip addr replace 2001:db8:1::1/64 dev veth0 nodad"),
     ("timeout 1 tcpdump -i veth0 -c 50 -w /dev/null", "true"),
+    ("kopictl attach veth0; sleep 1", "kopictl detach veth0"),
 ]
 
 
@@ -226,6 +229,7 @@ sh("ip link add veth0 netns host type veth peer veth1 netns peer")
 for name, number in (("host", 0), ("peer", 1)):
     sh(f"ip -n {name} addr add {LOSSY[4][number]}/24 dev veth{number}; ip -n {name} addr add "
        f"{LOSSY[6][number]}/64 dev veth{number} nodad; ip -n {name} link set veth{number} up")
+sh("ip netns exec host kopictl attach eth0")
 os.makedirs(GROUP, exist_ok=True)
 bpf.load()
 _, broken, _ = all_of_it(WARM_UP)
@@ -238,6 +242,9 @@ print(f"# kilobytes taken: {taken}")
 check("all datagrams arrived intact, and all packets are accounted for", not broken, "; ".join(broken))
 check("each kind of work was done", set(done) == {"whole", "sent", "received", "churned", "killed",
                                                   "changes", "programs"} and all(done.values()), done)
+eth0 = json.loads(sh("ip netns exec host kopictl info --json"))["devices"][0]
+check("the NIC's driver sent and received trains", eth0["packets"] and eth0["merged"], eth0)
+sh("ip netns exec host kopictl detach eth0")
 check("no reference to the module is left", memory.wait_until_unused(), memory.module_users())
 grown, after = memory.grown(before, 500, {"VmallocUsed:": 4096, "Percpu:": 1024, "Taken:": 30 << 10})
 print(f"# before and after: {({name: (count, after[name]) for name, count in before.items()})}")
