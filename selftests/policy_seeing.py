@@ -15,7 +15,7 @@ import droptrace
 import kopi
 from equivalence import (COUNT, NONE, PATIENCE, Policy, chain, namespace, nft_table, run, sh, together, undo)
 
-TRACING = "/sys/kernel/tracing"
+NETLINK_NETFILTER = "12"
 SINGLE = {"trains": (False,)}
 
 
@@ -113,6 +113,13 @@ def send_to_nobody():
         sock.sendto(b"", ("127.0.0.1", 9))
 
 
+def anybody_listens():
+    """Whether a program listens to what netfilter tells in this namespace."""
+    with open("/proc/net/netlink", encoding="ascii") as netlink:
+        entries = (line.split() for line in netlink)
+        return any(protocol == NETLINK_NETFILTER and int(groups, 16) for _, protocol, _, groups, *_ in entries)
+
+
 def watch(command, pattern, strip, least=1, started=None, before=None, nudge=lambda: None):
     """The same for another tool, of whose lines those are looked at that match. Where it is slow to say
     what it saw, it is nudged, by something that it shows in other lines."""
@@ -122,9 +129,9 @@ def watch(command, pattern, strip, least=1, started=None, before=None, nudge=lam
         if before:
             before()
         running[:] = [Watcher(command, started), 0]
-        # One that doesn't say when it is ready gets a moment, and is seen to work by its output.
-        if not started:
-            time.sleep(0.5)
+        # Those that don't say when they are ready listen to netlink.
+        if not started and not kopi.wait_until(anybody_listens, PATIENCE):
+            raise RuntimeError(f"{command[0]} doesn't listen")
 
     def seen():
         running[1] += least
@@ -203,13 +210,12 @@ def drops(*parts, **fields):
 
 
 def need_no_headers():
-    """What a tracepoint has bpftrace knows from tracefs; yet without BTF it wants the kernel's headers, the first
-    of which says what was configured."""
-    if not os.path.exists("/sys/kernel/btf/vmlinux"):
-        os.makedirs("/tmp/headers/include/linux", exist_ok=True)
-        with open("/tmp/headers/include/linux/kconfig.h", "w", encoding="ascii"):
-            pass
-        os.environ["BPFTRACE_KERNEL_SOURCE"] = "/tmp/headers"
+    """What a tracepoint has bpftrace knows from tracefs; yet it may want the kernel's headers, the first of which
+    says what was configured."""
+    os.makedirs("/tmp/headers/include/linux", exist_ok=True)
+    with open("/tmp/headers/include/linux/kconfig.h", "w", encoding="ascii"):
+        pass
+    os.environ["BPFTRACE_KERNEL_SOURCE"] = "/tmp/headers"
 
 
 def bpftrace():
