@@ -61,6 +61,13 @@ set_up() {
 in_void() { nsenter --net=/run/netns/void "$@"; }
 in_near() { nsenter --net=/run/netns/near "$@"; }
 
+# kopi-bench receives at the first of two that are joined: receive NAME NAME OPTION...
+receive() {
+	nsenter --net="/run/netns/$1" kopi-bench recv --nic "${1}0" --local 198.51.100.1 \
+		--far-netns "/run/netns/$2" --far-nic "${2}0" --far 198.51.100.2 \
+		--void-netns /run/netns/twin --void-nic twin0 "${@:3}"
+}
+
 # Rules in a namespace, at a hook: nft_rules NAMESPACE output|input RULES
 nft_rules() {
 	nsenter --net="/run/netns/$1" nft -f - <<-EOF

@@ -19,8 +19,7 @@ rows() {
 # All modes of receiving: received POLICY [OPTION...]
 received() {
 	echo "# receiving, $1, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
-	in_near kopi-bench recv --nic near0 --local 198.51.100.1 --far-netns /run/netns/far --far-nic far0 \
-		--far 198.51.100.2 --void-netns /run/netns/twin --void-nic twin0 --policy "$@" || failed=1
+	receive near far --policy "$@" || failed=1
 }
 
 # A packet socket that counts what it sees, which is behind the segmentation that this NIC can't do
@@ -137,11 +136,7 @@ zero_copy none
 zero_copy none --peers many --payloads 64
 nft10 zvoid output
 zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
-received_zero_copy() {
-	nsenter --net=/run/netns/znear kopi-bench recv --nic znear0 --local 198.51.100.1 --far-netns /run/netns/zfar \
-		--far-nic zfar0 --far 198.51.100.2 --void-netns /run/netns/twin --void-nic twin0 \
-		--modes af_xdp_zero_copy --policy "$@" || failed=1
-}
+received_zero_copy() { receive znear zfar --modes af_xdp_zero_copy --policy "$@" || failed=1; }
 received_zero_copy none
 nft10 znear input
 received_zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
