@@ -25,7 +25,9 @@ hostile() {
 		user=root
 	fi
 	echo "# kopi-fuzz rings ${run[*]}"
-	user_in "$space" $user timeout -k 5 $((seconds + 60)) kopi-fuzz rings "${run[@]}" >"$log/fuzz.$number" 2>&1 &
+	# Regions of up to four megabytes, and those of earlier rounds that are still in flight, of both processes.
+	(ulimit -l 65536 && user_in "$space" $user timeout -k 5 $((seconds + 60)) kopi-fuzz rings "${run[@]}") \
+		>"$log/fuzz.$number" 2>&1 &
 	pids+=($!)
 }
 
