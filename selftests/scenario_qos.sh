@@ -20,13 +20,14 @@ cleanup() {
 trap cleanup EXIT
 mkdir -p /sys/fs/cgroup/game
 
+# The other's queue and bursts are for a busy machine, where nobody runs for a tenth of a second.
 in_host tc -batch - <<'EOF'
 qdisc add dev eth0 root handle 1: htb default 20
-class add dev eth0 parent 1: classid 1:1 htb rate 2mbit ceil 2mbit burst 4k cburst 4k
+class add dev eth0 parent 1: classid 1:1 htb rate 2mbit ceil 2mbit burst 16k cburst 16k
 class add dev eth0 parent 1:1 classid 1:10 htb rate 200kbit ceil 200kbit burst 4k cburst 4k
-class add dev eth0 parent 1:1 classid 1:20 htb rate 1800kbit ceil 2mbit burst 4k cburst 4k
+class add dev eth0 parent 1:1 classid 1:20 htb rate 1800kbit ceil 2mbit burst 16k cburst 16k
 qdisc add dev eth0 parent 1:10 pfifo limit 20
-qdisc add dev eth0 parent 1:20 pfifo limit 20
+qdisc add dev eth0 parent 1:20 pfifo limit 100
 EOF
 in_host nft -f - <<'EOF'
 table inet qos {
