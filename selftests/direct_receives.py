@@ -18,9 +18,9 @@ import kopi
 from attached import (ADDRESSES, SO_RCVBUFFORCE, attach, change_by, counted, detached, host, kopictl, link,
                       redirection, rules, tapped)
 from control import ask, family, refused
-from equivalence import checksum, namespace, payload, run_nft, sh, snmp
+from equivalence import UDP_SEGMENT, checksum, namespace, payload, run_nft, sh, snmp
 
-SO_NO_CHECK, UDP_SEGMENT = 11, 103
+SO_NO_CHECK = 11
 PORT, FROM = 7000, 7001
 BATCH = 32
 FRAMES = 512

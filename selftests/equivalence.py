@@ -245,7 +245,7 @@ def tells(function):
     try:
         function()
     except OSError as error:
-        return errno.errorcode[error.errno]
+        return errno_name(error.errno)
     return "ok"
 
 

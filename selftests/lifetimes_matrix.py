@@ -3,10 +3,11 @@
 """Every way in which a flow, or what is below it, can end, in every state in which it can be.
 
 Each case is a flow in a network namespace of its own, on a veth pair or on a NIC that is plugged in
-for it, and may be attached: then it sends and receives trains by the driver. It is brought into a state, the ending is applied, and then: the program, if it lives, goes
-on or gets the error that a UDP socket gets; what held packets holds them still, or has let go of
-them; what is held comes out whole when it is let go; every frame is completed and every packet
-counted; and when all is closed nothing refers to the module, and namespace and device are gone.
+for it, and may be attached: then it sends and receives trains by the driver. It is brought into a
+state, the ending is applied, and then: the program, if it lives, goes on or gets the error that a UDP
+socket gets; what held packets holds them still, or has let go of them; what is held comes out whole
+when it is let go; every frame is completed and every packet counted; and when all is closed nothing
+refers to the module, and namespace and device are gone.
 
     lifetimes_matrix.py [PATTERN...]    cases that match, as 'close/*', '*/idle' or '*/attached'
 """
@@ -34,7 +35,7 @@ from typing import Callable
 import kopi
 import links
 import memory
-from equivalence import run_nft
+from equivalence import UDP_SEGMENT, run_nft
 from links import inside
 from memory import module_users
 from nfqueue import Queue
@@ -48,7 +49,6 @@ FILLED, OWN, SINGLE = range(32), range(32, 64), 64
 # A condition that isn't true after so many seconds never will be.
 DEBUG = os.path.exists("/sys/kernel/debug/kcov")
 PATIENCE = 300 if DEBUG else 20
-UDP_SEGMENT = 103
 # What a CPU keeps for what NAPI receives (NAPI_SKB_CACHE_SIZE).
 NAPI_CACHE = 128
 EXECUTED = "/usr/bin/sleep"
@@ -443,12 +443,14 @@ class Case:
 
     def await_driver(self, counter):
         """Trains go by the driver, if the device is attached."""
+        if not self.attached:
+            return
         before = self.by_driver(counter)
         if before is not None:
             wait(f"{counter} by the driver", lambda: self.by_driver(counter) > before)
 
     def by_driver(self, counter):
-        """How many have, or None if no device is attached."""
+        """How many have, or None if the device isn't attached any more."""
         with inside(self.space):
             devices = json.loads(sh("kopictl info --json")).get("devices")
         return devices[0][counter] if devices else None
@@ -952,6 +954,15 @@ def try_case(ending, state, attached):
     return "; at the end: ".join(problems)
 
 
+def allowed(name):
+    """How many objects more a slab may have."""
+    # Of what flows are made fewer than if the cases of one ending left one each; of what packets are
+    # made, and others use all the time, fewer than if the cases of one state left each packet.
+    if not re.match("kmalloc|skbuff", name):
+        return 6
+    return 60 + (NAPI_CACHE * os.cpu_count() if name == "skbuff_head_cache" else 0)
+
+
 def grown(before):
     """The slabs that have more objects than before, and by how many."""
     # What a NIC has sent it frees when it sends again.
@@ -959,28 +970,24 @@ def grown(before):
         with inside(f"/run/netns/{space}"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sweep:
             sweep.sendto(b"", (to, 9))
     after = memory.counts()
-    # Of what flows are made fewer than if the cases of one ending left one each; of what packets are
-    # made, and others use all the time, fewer than if the cases of one state left each packet. Not
-    # where the debug kernel keeps dead reference trackers, up to 128 for each namespace and device.
-    allowed = {"skbuff_head_cache": 60 + NAPI_CACHE * os.cpu_count()}
+    # Not where the debug kernel keeps dead reference trackers, up to 128 for each namespace and device.
     return {name: after[name] - count for name, count in before.items()
             if not name.endswith(":") and not (DEBUG and name == "kmalloc-32")
-            and after[name] - count > allowed.get(name, 60 if re.match("kmalloc|skbuff", name) else 6)}
+            and after[name] - count > allowed(name)}
 
 
 patterns = sys.argv[1:] or ["*"]
-cases = {name: case for name, case in all_cases() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)}
+every = dict(all_cases())
+cases = {name: case for name, case in every.items() if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)}
 kopi.send_by_reference()
 nic = Nic()
 sh(f"ip -n peer addr add {FAR}/24 dev eth1")
 links.make_namespace("away")
 be_quiet("/run/netns/away")
 # So that all modules are loaded, and the slot has been used, before memory is counted.
-plugged = next(each for each in ENDINGS if each.nic)
-for first in ((plugged, "nfqueue", False), (plugged, "netem", False), (plugged, "sending", True),
-              (ENDINGS[0], "tap", False)):
-    wrong = try_case(*first)
-    kopi.check(f"{first[0].name}, {first[1]}, for the first time", not wrong, wrong)
+for name in ("unplug/nfqueue", "unplug/netem", "unplug/sending/attached", "close/tap"):
+    wrong = try_case(*every[name])
+    kopi.check(f"{name}, for the first time", not wrong, wrong)
 counts = memory.counts()
 for name, case in cases.items():
     wrong = try_case(*case)

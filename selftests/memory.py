@@ -26,7 +26,7 @@ def slabs():
 def kept_by_cpus():
     """Kilobytes of free memory that the kernel keeps in lists of each CPU: tens of megabytes."""
     with open("/proc/zoneinfo", encoding="ascii") as zones:
-        return sum(4 * int(line.split()[1]) for line in zones if line.split()[0] == "count:")
+        return sum(4 * int(words[1]) for words in map(str.split, zones) if words[0] == "count:")
 
 
 def counts():
