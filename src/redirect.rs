@@ -33,13 +33,10 @@ struct Train {
     frames: KVec<Frame>,
     /// None if this is no datagram, or none that the checks here know.
     first: First,
-    /// Bytes of payload of the first datagram, and of all.
-    segment: usize,
-    payload: usize,
-    /// How many frames there can be.
-    most: usize,
-    /// There may come more.
-    open: bool,
+    /// Bytes of payload of the last datagram; all before have as many as the first.
+    last: usize,
+    /// How many more it can take.
+    room: usize,
 }
 
 impl Train {
@@ -47,41 +44,55 @@ impl Train {
         Ok(Self {
             frames: KVec::with_capacity(TRAIN_MAX, GFP_KERNEL_ACCOUNT)?,
             first: First::NONE,
-            segment: 0,
-            payload: 0,
-            most: 1,
-            open: false,
+            last: 0,
+            room: 0,
         })
     }
 
     /// Begins it with one, or with what is none.
     fn begin(&mut self, datagram: Option<&Datagram<'_>>) {
-        let segment = datagram.map_or(0, |datagram| datagram.payload().len());
         self.first = datagram.map_or(First::NONE, First::new);
-        (self.segment, self.payload) = (segment, segment);
-        self.most = TRAIN_MAX.min(fit(segment));
-        self.open = datagram.is_some();
+        self.last = self.first.payload();
+        let most = TRAIN_BYTES_MAX.checked_div(self.last).unwrap_or(0);
+        self.room = most.min(TRAIN_MAX).min(fit(self.last)).saturating_sub(1);
     }
 
     /// Takes one that is a part of it, or gives it back if there is no room.
+    #[inline]
     fn take(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
         self.frames
             .push_within_capacity(frame)
             .map_err(|error| error.0)
     }
 
+    /// Whether a frame that comes next is as the first one, and so a part of it.
+    #[inline]
+    fn goes_on(&self, frame: &Frame) -> bool {
+        self.room > 0 && frame.follows(&self.first)
+    }
+
     /// Whether one of the same flow, with so many bytes of payload, becomes a part of it; it is closed if none can
     /// come afterwards.
     fn join(&mut self, len: usize, is_alike: bool) -> bool {
-        let payload = self.payload.saturating_add(len);
-        let count = self.frames.len().saturating_add(1);
-        let joins =
-            is_alike && len <= self.segment && payload <= TRAIN_BYTES_MAX && count <= self.most;
+        let segment = self.first.payload();
+        let joins = is_alike && len <= segment && self.room > 0;
         if joins {
-            self.payload = payload;
+            self.last = len;
         }
-        self.open = joins && len == self.segment && count < self.most;
+        self.room = match joins && len == segment {
+            true => self.room.saturating_sub(1),
+            false => 0,
+        };
         joins
+    }
+
+    /// Bytes of payload of all.
+    fn payload(&self) -> usize {
+        let before = self.frames.len().saturating_sub(1);
+        self.first
+            .payload()
+            .saturating_mul(before)
+            .saturating_add(self.last)
     }
 }
 
@@ -104,22 +115,30 @@ impl Gathering {
     }
 
     /// Adds a frame, or gives it back if there are too many trains.
+    #[inline(always)]
     fn add(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
+        // Most often it is the next one of what came last.
+        match self.trains.get_mut(self.used.wrapping_sub(1)) {
+            Some(last) if last.goes_on(&frame) => {
+                last.room = last.room.saturating_sub(1);
+                last.take(frame)
+            }
+            _ => self.place(frame),
+        }
+    }
+
+    /// The same of one that may belong anywhere.
+    #[inline(never)]
+    fn place(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
         let Some((used, free)) = self.trains.split_at_mut_checked(self.used) else {
             return Err(frame);
         };
-        // Most often it is the next one of what came last.
-        if let Some(last) = used.last_mut() {
-            if last.open && frame.follows(&last.first) && last.join(last.segment, true) {
-                return last.take(frame);
-            }
-        }
         let datagram = frame.datagram();
         let place = match &datagram {
             Some(datagram) => {
                 let (headers, len) = (datagram.headers(), datagram.payload().len());
                 let of_flow = |train: &&mut Train| {
-                    train.open && are_of_one_flow(train.first.headers(), headers)
+                    train.room > 0 && are_of_one_flow(train.first.headers(), headers)
                 };
                 let found = used.iter_mut().rev().find(of_flow);
                 found.and_then(|train| {
@@ -129,7 +148,7 @@ impl Gathering {
             }
             // Whose it is isn't known: none that comes later may overtake it.
             None => {
-                used.iter_mut().for_each(|train| train.open = false);
+                used.iter_mut().for_each(|train| train.room = 0);
                 None
             }
         };
@@ -261,7 +280,7 @@ impl Receiver {
     /// Gives the number of datagrams that were dropped.
     fn deliver_train(&self, train: &mut Train) -> u64 {
         let count = train.frames.len() as u64;
-        let (segment, payload) = (train.segment, train.payload);
+        let (segment, payload) = (train.first.payload(), train.payload());
         let headers = train.first.headers_mut();
         let delivered = deliver_train(&self.device, headers, segment, payload, &mut train.frames);
         train.frames.clear();

@@ -24,6 +24,11 @@ const UDP_V6: usize = HEADER_ETHERNET + HEADER_IP_V6;
 const ALL_V4: usize = UDP_V4 + HEADER_UDP;
 const ALL_V6: usize = UDP_V6 + HEADER_UDP;
 
+/// What a sum with a right checksum is a multiple of.
+const ONES: u32 = 0xffff;
+/// Where an IPv4 header's number is in eight bytes two before it.
+const NUMBER: u64 = u64::from_ne_bytes([0, 0, 0xff, 0xff, 0, 0, 0, 0]);
+
 /// A datagram whose headers and checksums are right.
 #[derive(Clone, Copy)]
 pub struct Datagram<'a> {
@@ -117,14 +122,28 @@ impl<'a> Datagram<'a> {
     }
 }
 
+/// Where two differ in eight bytes at an offset: there the result isn't 0.
+#[inline(always)]
+fn differ(a: &[u8], b: &[u8], offset: usize) -> u64 {
+    u64::from_ne_bytes(at(a, offset)) ^ u64::from_ne_bytes(at(b, offset))
+}
+
+/// What an IPv4 header's number and checksum add to its sum, as a remainder: the sum of the whole is right if
+/// it is a multiple of this.
+#[inline(always)]
+fn numbers(headers: &[u8; ALL_V4]) -> u32 {
+    let number = |offset| u32::from(u16::from_ne_bytes(at(headers, offset)));
+    number(ID_V4).wrapping_add(number(CHECKSUM_V4)) % ONES
+}
+
 /// The headers of a train's first datagram.
 pub struct First {
     bytes: [u8; HEADERS_MAX],
     len: usize,
     /// Bytes of headers and payload.
     whole: usize,
-    /// Of IPv4's header without number and checksum.
-    ip_sum: u64,
+    /// Of an IPv4 header.
+    numbers: u32,
     /// Of what UDP's checksum pretends there is.
     udp_sum: u32,
 }
@@ -135,7 +154,7 @@ impl First {
         bytes: [0; HEADERS_MAX],
         len: 0,
         whole: 0,
-        ip_sum: 0,
+        numbers: 0,
         udp_sum: 0,
     };
 
@@ -151,11 +170,7 @@ impl First {
         let udp = udp_header(headers);
         let addresses = headers.get(addresses(udp)).unwrap_or(&[]);
         first.udp_sum = pretended(addresses, number(headers, udp + 4));
-        if let Ok(headers) = <&[u8; ALL_V4]>::try_from(headers) {
-            first.ip_sum = sum(&headers[HEADER_ETHERNET..ID_V4])
-                .wrapping_add(sum(&headers[ID_V4 + 2..CHECKSUM_V4]))
-                .wrapping_add(sum(&headers[CHECKSUM_V4 + 2..UDP_V4]));
-        }
+        first.numbers = headers.try_into().map_or(0, numbers);
         first
     }
 
@@ -169,6 +184,11 @@ impl First {
         self.bytes.get_mut(..self.len).unwrap_or(&mut [])
     }
 
+    /// Bytes of the first datagram's payload.
+    pub fn payload(&self) -> usize {
+        self.whole.saturating_sub(self.len)
+    }
+
     /// The headers, if they are so long, and as many bytes of a frame.
     #[inline(always)]
     fn beside<'a, const N: usize>(&'a self, frame: &'a [u8]) -> Option<(&'a [u8; N], &'a [u8; N])> {
@@ -179,28 +199,22 @@ impl First {
     /// and alike. In fewer steps, since all but numbers and checksums is as it was.
     #[inline(always)]
     pub fn is_followed_by(&self, frame: &[u8], add: impl Fn(&[u8], u32) -> u32) -> bool {
-        let udp = if let Some((a, b)) = self.beside::<ALL_V4>(frame) {
-            let numbers = u64::from(u16::from_ne_bytes(at(b, ID_V4)))
-                .wrapping_add(u64::from(u16::from_ne_bytes(at(b, CHECKSUM_V4))));
-            let right = agree::<16>(a, b, 0)
-                && agree::<2>(a, b, 16)
-                && agree::<{ CHECKSUM_V4 - ID_V4 - 2 }>(a, b, ID_V4 + 2)
-                && agree::<{ ALL_V4 - 2 - CHECKSUM_V4 - 2 }>(a, b, CHECKSUM_V4 + 2)
-                && fold(self.ip_sum.wrapping_add(numbers)) == 0;
-            right.then_some(UDP_V4)
+        let (is_alike, udp) = if let Some((a, b)) = self.beside::<ALL_V4>(frame) {
+            let before = differ(a, b, 0) | differ(a, b, 8) | differ(a, b, ID_V4 - 2) & !NUMBER;
+            let behind = differ(a, b, CHECKSUM_V4 + 2) | differ(a, b, ALL_V4 - 2 - 8);
+            (before | behind == 0 && numbers(b) == self.numbers, UDP_V4)
         } else if let Some((a, b)) = self.beside::<ALL_V6>(frame) {
-            let right = agree::<16>(a, b, 0)
-                && agree::<16>(a, b, 16)
-                && agree::<16>(a, b, 32)
-                && agree::<{ ALL_V6 - 2 - 48 }>(a, b, 48);
-            right.then_some(UDP_V6)
+            let differs = differ(a, b, 0) | differ(a, b, 8) | differ(a, b, 16) | differ(a, b, 24);
+            let differs = differs | differ(a, b, 32) | differ(a, b, 40) | differ(a, b, 48);
+            let differs = differs | differ(a, b, ALL_V6 - 2 - 8);
+            (differs == 0, UDP_V6)
         } else {
-            None
+            return false;
         };
-        let datagram = udp.and_then(|udp| frame.get(udp..self.whole));
-        datagram.is_some_and(|datagram| {
-            number(datagram, 6) != 0 && fold(u64::from(add(datagram, self.udp_sum))) == 0
-        })
+        let Some(datagram) = frame.get(udp..self.whole).filter(|_| is_alike) else {
+            return false;
+        };
+        number(frame, udp + 6) != 0 && add(datagram, self.udp_sum) % ONES == 0
     }
 }
 
