@@ -473,22 +473,17 @@ impl Channel {
         }
         let mut tx = self.tx.borrow_mut();
         let mut left = payload.count();
-        for frame in payload.frames() {
+        payload.for_each(|frame| {
             left -= 1;
-            if left > 0 {
-                flags |= DESC_MORE;
-            } else {
-                flags &= !DESC_MORE;
-            }
             tx.ring.write(Desc {
                 offset: frame.offset(),
                 len: frame.len() as u32,
                 flow: flow.0,
-                flags,
+                flags: if left > 0 { flags | DESC_MORE } else { flags },
                 error: 0,
             });
-            flags &= !DESC_META;
-        }
+            flags = 0;
+        });
         payload.into_kernel();
     }
 
@@ -548,13 +543,13 @@ impl Channel {
     pub fn reap(&self, mut completed: impl FnMut(Completion)) -> io::Result<()> {
         loop {
             let desc = {
-                let tx = &mut *self.tx.borrow_mut();
-                if tx.completion.available(1)? == 0 {
+                let completion = &mut self.tx.borrow_mut().completion;
+                if completion.available(1)? == 0 {
+                    // All that were read.
+                    completion.release(0);
                     return Ok(());
                 }
-                let desc = tx.completion.peek(0);
-                tx.completion.release(1);
-                desc
+                completion.read()
             };
             let Some(start) = self.region.frame_of_payload(desc.offset, desc.len) else {
                 // A descriptor that was refused for its place; none of this crate's.

@@ -4,7 +4,7 @@
 
 use crate::channel::Channel;
 use std::{
-    fmt,
+    fmt, mem,
     ops::{Deref, DerefMut},
     ptr,
 };
@@ -61,7 +61,7 @@ impl<'c> Frame<'c> {
     /// Gives the frame away: it isn't put on the free list.
     #[inline]
     pub(crate) fn into_kernel(self) {
-        std::mem::forget(self);
+        mem::forget(self);
     }
 
     /// A number that tells this frame from the others of its channel, and its
@@ -182,6 +182,13 @@ impl<'c> Payload<'c> {
         std::iter::once(&self.first).chain(&self.rest)
     }
 
+    /// Shows all frames: quicker than an iterator over the first one and the rest.
+    #[inline]
+    pub(crate) fn for_each(&self, mut show: impl FnMut(&Frame<'c>)) {
+        show(&self.first);
+        self.rest.iter().for_each(show);
+    }
+
     /// All frames, to be written to.
     pub fn frames_mut(&mut self) -> impl Iterator<Item = &mut Frame<'c>> {
         std::iter::once(&mut self.first).chain(&mut self.rest)
@@ -208,9 +215,11 @@ impl<'c> Payload<'c> {
     #[inline]
     pub(crate) fn into_kernel(self) {
         self.first.into_kernel();
-        // Nearly never, and the iterator's end isn't for nothing.
-        if !self.rest.is_empty() {
+        // Nearly never, and neither the iterator's end nor that of an empty vector is for nothing.
+        if self.rest.capacity() > 0 {
             self.rest.into_iter().for_each(Frame::into_kernel);
+        } else {
+            mem::forget(self.rest);
         }
     }
 }

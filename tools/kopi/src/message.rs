@@ -6,7 +6,10 @@ use crate::{
     packet::Packet,
     pure::abi::{Meta, AF_INET, AF_INET6, META_LOCAL, META_MARK, META_TOS, META_TTL, META_TXTIME},
 };
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
+    ops::BitOr,
+};
 
 /// Where a packet is to go, and how: what `sendmsg` takes as address and control messages.
 ///
@@ -119,7 +122,9 @@ impl Message {
     /// The metadata to write, if there is anything to say.
     #[inline]
     pub(crate) fn meta(&self) -> Option<Meta> {
-        (self.meta != Meta::default()).then_some(self.meta)
+        // By words, in a third of the steps.
+        let all = self.meta.to_words().into_iter().fold(0, BitOr::bitor);
+        (all != 0).then_some(self.meta)
     }
 }
 
