@@ -144,7 +144,10 @@ impl Channel {
             GFP_KERNEL_ACCOUNT,
         )?;
         let layout = geometry.layout();
-        let sender = Sender::new(SharedRegion::consumer(&region, &layout.tx)?)?;
+        let sender = Sender::new(
+            SharedRegion::consumer(&region, &layout.tx)?,
+            layout.completion.size,
+        )?;
         let receiver = Receiver::new(
             SharedRegion::consumer(&region, &layout.fill)?,
             SharedRegion::producer(&region, &layout.rx)?,
@@ -389,11 +392,6 @@ impl Channel {
         let _interrupts = InterruptsOff::new();
         let mut completions = self.completions.lock();
         completions.room()
-    }
-
-    /// Number of entries of the COMPLETION ring.
-    pub(crate) fn completion_size(&self) -> u32 {
-        self.layout().completion.size
     }
 
     /// Sets aside room for completions of descriptors that the stack gets; the caller knows from

@@ -60,6 +60,8 @@ const PIECES_MAX: usize = 2 * CHAIN_MAX as usize + 32;
 /// The sending half of a channel, under its lock.
 pub(crate) struct Sender {
     ring: RegionRing<Consumer<Desc>>,
+    /// Descriptors that a packet can have.
+    longest: u32,
     /// The sockets of the channel's flows, by number.
     pub(crate) sockets: SocketTable,
     batch: Batch,
@@ -249,10 +251,12 @@ impl Sender {
         self.ring.positions()
     }
 
-    pub(crate) fn new(ring: RegionRing<Consumer<Desc>>) -> Result<Self> {
+    /// Takes nothing yet; the COMPLETION ring has so many entries: `ENOMEM`. Process context.
+    pub(crate) fn new(ring: RegionRing<Consumer<Desc>>, completions: u32) -> Result<Self> {
         // The ring is looked at when the doorbell rings, and only then; but for engines.
         ring.want_wakeup(true);
         Ok(Self {
+            longest: CHAIN_MAX.min(completions).min(ring.size()),
             ring,
             sockets: SocketTable::new(),
             batch: Batch::new()?,
@@ -272,6 +276,7 @@ impl Sender {
             broken: 0,
         })
     }
+
     /// Says whether the program must ring the doorbell for what it writes from now on. To be looked
     /// at once more afterwards, if it must.
     pub(crate) fn want_doorbell(&self, want: bool) {
@@ -342,7 +347,7 @@ impl Sender {
             self.batch.push(desc);
             return self.discard(channel, Bad::Chain);
         }
-        if !self.gather(channel, available) {
+        if !self.gather(available) {
             // The program hasn't submitted the packet's end.
             return Step::Stop;
         }
@@ -354,10 +359,10 @@ impl Sender {
         if self.skipping {
             return self.refuse(channel, Bad::Chain);
         }
-        let meta = match self.check(channel) {
-            Ok(meta) => meta,
-            Err(bad) => return self.refuse(channel, bad),
-        };
+        let mut meta = Meta::default();
+        if let Err(bad) = self.check(channel, &mut meta) {
+            return self.refuse(channel, bad);
+        }
         let segment = self.extend(channel, &meta, available.min(self.room));
         self.send(channel, &meta, segment)
     }
@@ -365,12 +370,9 @@ impl Sender {
     /// Copies the descriptors of the next packet; says whether all of it is there.
     ///
     /// Of one that is too long, copies as many as it may have, and leaves `skipping` set.
-    fn gather(&mut self, channel: &Channel, available: u32) -> bool {
-        let longest = CHAIN_MAX
-            .min(channel.completion_size())
-            .min(self.ring.size());
+    fn gather(&mut self, available: u32) -> bool {
         self.batch.clear();
-        for ahead in 0..longest {
+        for ahead in 0..self.longest {
             if ahead >= available {
                 return false;
             }
@@ -384,24 +386,24 @@ impl Sender {
         true
     }
 
-    /// Checks the packet in the batch, and gives its metadata.
-    fn check(&self, channel: &Channel) -> core::result::Result<Meta, Bad> {
-        let mut meta = Meta::default();
-        let first = self.batch.first();
-        for (index, desc) in self.batch.descs.iter().enumerate() {
-            let frame = descriptor::check(desc, channel.geometry())?;
-            if desc.flow != first.flow || (index > 0 && desc.flags & DESC_META != 0) {
+    /// Checks the packet in the batch, and reads its metadata if it has any.
+    fn check(&self, channel: &Channel, meta: &mut Meta) -> core::result::Result<(), Bad> {
+        let (first, rest) = self.batch.descs.split_first().ok_or(Bad::Chain)?;
+        let frame = descriptor::check(first, channel.geometry())?;
+        if first.flags & DESC_META != 0 {
+            *meta = channel.region().read_meta(frame).map_err(|_| Bad::Range)?;
+            descriptor::check_meta(meta)?;
+        }
+        for desc in rest {
+            descriptor::check(desc, channel.geometry())?;
+            if desc.flow != first.flow || desc.flags & DESC_META != 0 {
                 return Err(Bad::Field);
-            }
-            if desc.flags & DESC_META != 0 {
-                meta = channel.region().read_meta(frame).map_err(|_| Bad::Range)?;
-                descriptor::check_meta(&meta)?;
             }
         }
         if meta.gso_size != 0 && !channel.has_trains() {
             return Err(Bad::Field);
         }
-        Ok(meta)
+        Ok(())
     }
 
     /// Appends the packets that can go in one train with the one in the batch.

@@ -96,8 +96,8 @@ pub fn header(ends: &FourTuple, len: u32) -> Header {
 }
 
 /// The headers of a datagram of IPv4 for the stack to go on with, which fills in total length, number
-/// and checksums. `udp_len` counts the header of UDP. Addresses and ports, the source first, are
-/// big-endian.
+/// and checksums; as they lie in memory. `udp_len` counts the header of UDP. Addresses and ports, the source first,
+/// are big-endian.
 pub fn header_v4(
     tos: u8,
     ttl: u8,
@@ -105,14 +105,19 @@ pub fn header_v4(
     addresses: [u32; 2],
     ports: [u16; 2],
     udp_len: u16,
-) -> [u8; HEADER_V4] {
-    let [[a, b, c, d], [e, f, g, h]] = addresses.map(u32::to_ne_bytes);
-    let [[i, j], [k, l]] = ports.map(u16::to_ne_bytes);
-    let [m, n] = udp_len.to_be_bytes();
+) -> [u32; HEADER_V4 / 4] {
+    let [source, destination] = addresses;
+    let [from, to] = ports.map(u16::to_ne_bytes);
+    let [high, low] = udp_len.to_be_bytes();
     let flags = if dont_fragment { 0x40 } else { 0 };
     [
-        0x45, tos, 0, 0, 0, 0, flags, 0, ttl, UDP, 0, 0, a, b, c, d, e, f, g, h, i, j, k, l, m, n,
-        0, 0,
+        u32::from_ne_bytes([0x45, tos, 0, 0]),
+        u32::from_ne_bytes([0, 0, flags, 0]),
+        u32::from_ne_bytes([ttl, UDP, 0, 0]),
+        source,
+        destination,
+        u32::from_ne_bytes([from[0], from[1], to[0], to[1]]),
+        u32::from_ne_bytes([high, low, 0, 0]),
     ]
 }
 
@@ -211,7 +216,8 @@ mod tests {
     fn header_for_the_stack() {
         let addresses = [[192, 0, 2, 1], [198, 51, 100, 2]].map(u32::from_ne_bytes);
         let ports = [7001u16, 53].map(u16::to_be);
-        let made = header_v4(0xb8, 3, true, addresses, ports, 108);
+        let bytes = |words: [u32; HEADER_V4 / 4]| words.map(u32::to_ne_bytes).concat();
+        let made = bytes(header_v4(0xb8, 3, true, addresses, ports, 108));
         assert_eq!(&made[..4], [0x45, 0xb8, 0, 0]);
         assert_eq!(&made[4..12], [0, 0, 0x40, 0, 3, UDP, 0, 0]);
         assert_eq!(&made[24..], [0, 108, 0, 0]);
@@ -224,7 +230,8 @@ mod tests {
             destination: end([198, 51, 100, 2], 53),
         };
         assert_eq!(ends(&made), Some(ends_of));
-        assert_eq!(header_v4(0, 64, false, addresses, ports, 8)[6], 0);
+        let without = bytes(header_v4(0, 64, false, addresses, ports, 8));
+        assert_eq!(without[6], 0);
     }
 
     #[test]

@@ -704,7 +704,6 @@ impl<T: Protocol> Registration<T> {
         from_result(|| {
             // SAFETY: The socket is in use by the caller, and so is the message.
             unsafe {
-                let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
                 if let Some(state) = state::<T>((*socket).sk) {
                     let own = state.own.load(Ordering::Relaxed);
                     if own.cast() != message {
@@ -720,6 +719,7 @@ impl<T: Protocol> Registration<T> {
                         }
                     }
                 }
+                let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
                 Ok(inner(socket, message, len))
             }
         })

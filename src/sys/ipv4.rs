@@ -412,7 +412,9 @@ impl Datagram<'_> {
                 [options.source_port, self.port],
                 udp_len,
             );
-            ptr::copy_nonoverlapping(header.as_ptr(), start, HEADER_V4);
+            start
+                .cast::<[u32; HEADER_V4 / 4]>()
+                .write_unaligned(header);
             if route.has_checksums {
                 bindings::udp4_hwcsum(skb, route.source, self.to);
             } else {
