@@ -412,9 +412,7 @@ impl Datagram<'_> {
                 [options.source_port, self.port],
                 udp_len,
             );
-            start
-                .cast::<[u32; HEADER_V4 / 4]>()
-                .write_unaligned(header);
+            start.cast::<[u32; HEADER_V4 / 4]>().write_unaligned(header);
             if route.has_checksums {
                 bindings::udp4_hwcsum(skb, route.source, self.to);
             } else {

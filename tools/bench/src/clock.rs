@@ -24,6 +24,27 @@ const PER_LOOP: std::ops::Range<f64> = 1.99..2.05;
 /// How often that is tried.
 const TRIES: u32 = 10;
 
+/// Instructions that do nothing, and tell `qemu/count.c` what is measured.
+#[derive(Clone, Copy)]
+enum Mark {
+    /// A row begins.
+    Row,
+    /// So does what is taken out of rows.
+    Cost,
+    End,
+}
+
+fn mark(mark: Mark) {
+    // SAFETY: Does nothing.
+    unsafe {
+        match mark {
+            Mark::Row => asm!("nop dword ptr [rax + 0x6b6f7001]", options(nomem, nostack)),
+            Mark::Cost => asm!("nop dword ptr [rax + 0x6b6f7002]", options(nomem, nostack)),
+            Mark::End => asm!("nop dword ptr [rax + 0x6b6f7003]", options(nomem, nostack)),
+        }
+    }
+}
+
 /// Time and loops at one moment.
 #[derive(Clone, Copy)]
 pub(crate) struct Moment {
@@ -72,7 +93,8 @@ impl Clock {
         calls: u32,
         mut call: impl FnMut() -> io::Result<()>,
     ) -> io::Result<f64> {
-        let start = self.start();
+        mark(Mark::Cost);
+        let start = Moment::now();
         for _ in 0..calls {
             call()?;
         }
@@ -81,12 +103,14 @@ impl Clock {
 
     /// Begins to count.
     pub(crate) fn start(&self) -> Moment {
+        mark(Mark::Row);
         Moment::now()
     }
 
     /// Instructions since `start` that weren't idle ones.
     pub(crate) fn since(&self, start: Moment) -> f64 {
         let end = Moment::now();
+        mark(Mark::End);
         busy(
             (end.time - start.time).as_nanos() as f64,
             end.loops - start.loops,
