@@ -7,8 +7,10 @@ import os
 import socket
 import time
 
+from attached import attach, link
+from control import family
 from equivalence import namespace
-from kopi import BELL_WAIT_RX, Channel, check, fails, finish, wait_until
+from kopi import BELL_WAIT_RX, TRAINS, Channel, check, fails, finish, wait_until
 
 SO_BUSY_POLL, SO_INCOMING_NAPI_ID = 46, 56
 LONG = 20_000_000
@@ -40,8 +42,9 @@ def receive(channel):
     return entry is not None
 
 
-with namespace("host"):
-    channel = Channel()
+def polls():
+    """Whoever waits on a channel with trains, by whichever way they come."""
+    channel = Channel(flags=TRAINS)
     channel.sock.bind(("192.0.2.1", 0))
     address = channel.sock.getsockname()
     for frame in range(32):
@@ -84,4 +87,11 @@ with namespace("host"):
     check("and doesn't wait", time.monotonic() - start < LONG / 1e6 / 2)
 
     check("nothing unaccounted for", wait_until(lambda: not channel.unaccounted()), channel.unaccounted())
+
+
+with namespace("host"):
+    polls()
+    attach()
+    polls()
+    check("those came from the attached device", link(family())["received"] >= 4)
 finish()

@@ -1321,6 +1321,24 @@ void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *
 	skb_add_rx_frag(skb, i, page, start - page_address(page), len, frame->frame_sz);
 }
 
+/* Of the NAPI that its memory is for; 0 if that isn't known. */
+u32 kopi_xdp_frame_napi_id(const struct xdp_frame *frame)
+{
+	const struct napi_struct *napi = NULL;
+	netmem_ref memory;
+
+	if (frame->mem_type == MEM_TYPE_PAGE_POOL) {
+		memory = netmem_compound_head(virt_to_netmem(frame->data));
+		napi = READ_ONCE(netmem_get_pp(memory)->p.napi);
+	}
+	return napi ? napi->napi_id : 0;
+}
+
+void kopi_skb_set_napi_id(struct sk_buff *skb, u32 id)
+{
+	skb->napi_id = id;
+}
+
 void kopi_skb_set_verified(struct sk_buff *skb)
 {
 	skb->ip_summed = CHECKSUM_UNNECESSARY;

@@ -277,6 +277,8 @@ bool kopi_dev_merges_received(const struct net_device *dev);
 bool kopi_udp_wants_trains(const struct sock *sk);
 void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *frame,
 			    unsigned int skip, unsigned int len);
+u32 kopi_xdp_frame_napi_id(const struct xdp_frame *frame);
+void kopi_skb_set_napi_id(struct sk_buff *skb, u32 id);
 void kopi_skb_set_verified(struct sk_buff *skb);
 void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);
 void kopi_skb_set_received(struct sk_buff *skb, struct net_device *dev);

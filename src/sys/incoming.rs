@@ -77,9 +77,16 @@ impl Frame {
         first.is_followed_by(self.bytes(), add)
     }
 
+    /// The number of the NAPI that received it, 0 if the driver doesn't say: SO_BUSY_POLL polls that.
+    fn napi_id(&self) -> u32 {
+        // SAFETY: A frame, within the call of that NAPI.
+        unsafe { bindings::kopi_xdp_frame_napi_id(self.as_ptr()) }
+    }
+
     /// Gives it to the stack, as if the device had received it; `verified` says that its checksum is
     /// right. `ENOMEM`. Softirqs are off.
     pub(crate) fn deliver(self, device: &Device, verified: bool) -> Result {
+        let napi_id = self.napi_id();
         // SAFETY: A frame, which is the skb's if there is one; the device lives.
         let skb = unsafe { bindings::xdp_build_skb_from_frame(self.as_ptr(), device.as_ptr()) };
         let skb = NonNull::new(skb).ok_or(ENOMEM)?;
@@ -89,6 +96,7 @@ impl Frame {
             if verified {
                 bindings::kopi_skb_set_verified(skb.as_ptr());
             }
+            bindings::kopi_skb_set_napi_id(skb.as_ptr(), napi_id);
             bindings::netif_receive_skb(skb.as_ptr());
         }
         Ok(())
@@ -139,6 +147,7 @@ pub(crate) fn deliver_train(
     let by_reference = segment > COPYBREAK;
     let copied = if by_reference { 0 } else { payload };
     let linear = start.checked_add(copied).ok_or(EINVAL)?;
+    let napi_id = frames.first().map_or(0, Frame::napi_id);
     make_train(headers, payload as u16);
     // SAFETY: A new skb, with room for as many bytes as are written.
     let (skb, data) = unsafe {
@@ -174,6 +183,7 @@ pub(crate) fn deliver_train(
         let udp = udp_header(headers) as u32;
         bindings::kopi_skb_set_udp_train(skb, udp, segment as u16, count as u16);
         bindings::kopi_skb_set_received(skb, device.as_ptr());
+        bindings::kopi_skb_set_napi_id(skb, napi_id);
         bindings::netif_receive_skb(skb);
     }
     Ok(())
