@@ -159,7 +159,8 @@ impl Geometry {
     /// The frame in which `offset` lies, if it lies in one.
     pub fn frame_of(&self, offset: u32) -> Option<Frame> {
         let at = offset.checked_sub(self.layout.frames)?;
-        if at.checked_div(self.layout.frame_size)? >= self.layout.frame_count {
+        // At most REGION_SIZE_MAX. A division would take longer than all else.
+        if at >= self.layout.frame_size.wrapping_mul(self.layout.frame_count) {
             return None;
         }
         Some(Frame(offset & !self.layout.frame_size.wrapping_sub(1)))
@@ -168,8 +169,8 @@ impl Geometry {
     /// Whether `len` bytes at `offset` are all payload of one frame, and of which.
     pub fn payload(&self, offset: u32, len: u32) -> Option<Frame> {
         let frame = self.frame_of(offset)?;
-        let end = offset.checked_add(len)?;
-        let frame_end = frame.0.checked_add(self.layout.frame_size)?;
-        (offset >= frame.payload() && end <= frame_end).then_some(frame)
+        let before = offset.wrapping_sub(frame.0);
+        let fits = before >= FRAME_HEADROOM && len <= self.layout.frame_size.wrapping_sub(before);
+        fits.then_some(frame)
     }
 }

@@ -80,7 +80,8 @@ impl Region {
         let layout = &self.layout;
         let at = offset.checked_sub(layout.frames)?;
         let inside = at & (layout.frame_size - 1);
-        let fits = at / layout.frame_size < layout.frame_count
+        // `check` saw to it that this fits.
+        let fits = at < layout.frame_size * layout.frame_count
             && inside >= FRAME_HEADROOM
             && len <= layout.frame_size - inside;
         fits.then_some(offset - inside)
