@@ -9,7 +9,7 @@ set_up
 failed=0
 # Rows: sent OPTION..., received OPTION...
 sent() { in_void kopi-bench send --nic void0 --local 198.18.0.0 "$@" || failed=1; }
-received() { receive near far --payloads 64 "$@" || failed=1; }
+received() { receive near far twin --payloads 64 "$@" || failed=1; }
 
 sent --payloads 64 --modes sendmmsg,kopi_doorbell,kopi_train,kopi_gso
 sent --payloads 1400 --modes kopi_doorbell,kopi_train

@@ -41,7 +41,8 @@ joined() {
 mac() { ip -n "$1" -j link show dev "${1}0" | jq -r '.[0].address'; }
 
 # The NIC that takes all; and, if they are there, two that are joined, and one that is as they are and
-# takes all; the three of `--nic zero-copy`; and one to a tap device.
+# takes all; the three of `--nic zero-copy`; one to a tap device; and three to such, of which two are joined, and
+# one takes all.
 set_up() {
 	local nics
 	mapfile -t nics < <(cd /sys/class/net && printf '%s\n' eth* | sort -V)
@@ -51,21 +52,31 @@ set_up() {
 	joined near "${nics[0]}" far "${nics[1]}"
 	namespace twin "${nics[2]}"
 	nics=("${nics[@]:3}")
-	if [ ${#nics[@]} -ge 3 ]; then
+	if [ ${#nics[@]} -ge 3 ] && ! has_offloads "${nics[0]}"; then
 		joined znear "${nics[0]}" zfar "${nics[1]}"
 		sending zvoid "${nics[2]}"
 		nics=("${nics[@]:3}")
 	fi
-	[ ${#nics[@]} = 0 ] || sending tap "${nics[0]}"
+	[ ${#nics[@]} != 0 ] || return 0
+	sending tap "${nics[0]}"
+	nics=("${nics[@]:1}")
+	[ ${#nics[@]} != 0 ] || return 0
+	joined onear "${nics[0]}" ofar "${nics[1]}"
+	# Sends as the far one does.
+	namespace otwin "${nics[2]}"
+	ip -n otwin addr add 198.51.100.2/24 dev otwin0
+	ip -n otwin neigh add 198.51.100.1 dev otwin0 lladdr "$(mac onear)" nud permanent
 }
+has_offloads() { ethtool -k "$1" | grep -q '^tx-udp-segmentation: on'; }
 in_void() { nsenter --net=/run/netns/void "$@"; }
 in_near() { nsenter --net=/run/netns/near "$@"; }
 
-# kopi-bench receives at the first of two that are joined: receive NAME NAME OPTION...
+# kopi-bench receives at the first of two that are joined, beside one that takes all:
+# receive NAME NAME NAME OPTION...
 receive() {
 	nsenter --net="/run/netns/$1" kopi-bench recv --nic "${1}0" --local 198.51.100.1 \
 		--far-netns "/run/netns/$2" --far-nic "${2}0" --far 198.51.100.2 \
-		--void-netns /run/netns/twin --void-nic twin0 "${@:3}"
+		--void-netns "/run/netns/$3" --void-nic "${3}0" "${@:4}"
 }
 
 # Rules in a namespace, at a hook: nft_rules NAMESPACE output|input RULES

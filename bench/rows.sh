@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # What sending and receiving cost, by each mode and with each policy: for the machine of
-# `qemu/vm --icount --nic void --nic joined --nic zero-copy --nic tap`, of which
-# the last may be missing. Prints a JSON object for each row, and ends with 1 if
+# `qemu/vm --icount --nic void --nic joined --nic zero-copy --nic tap --nic joined-taps`, of which
+# the last two may be missing. Prints a JSON object for each row, and ends with 1 if
 # any row could not be had; what happens besides goes to the same output, behind a #.
 
 . "$(dirname "$0")/lib.sh"
@@ -19,7 +19,7 @@ rows() {
 # All modes of receiving: received POLICY [OPTION...]
 received() {
 	echo "# receiving, $1, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
-	receive near far --policy "$@" || failed=1
+	receive near far twin --policy "$@" || failed=1
 }
 
 # A packet socket that counts what it sees, which is behind the segmentation that this NIC can't do
@@ -102,11 +102,19 @@ offloaded() {
 	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads \
 		--modes udp_segment,kopi_train,kopi_gso --packets 65536 --policy "$@" || failed=1
 }
+received_offloaded() {
+	echo "# receiving with offloads, $1, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
+	receive onear ofar otwin --offloads --modes recvmmsg,udp_gro,kopi,kopi_train,kopi_merged --policy "$@" || failed=1
+}
 if ip -n tap link show tap0 >/dev/null 2>&1; then
 	offloaded none
 	nft10 tap output
 	offloaded nft10 --counts handed --count "$nft_count"
 	no_nft tap
+	received_offloaded none
+	nft10 onear input
+	received_offloaded nft10 --counts handed --count "$nft_count"
+	no_nft onear
 else
 	echo '# no NIC with offloads: no rows of it' >&2
 fi
@@ -136,7 +144,7 @@ zero_copy none
 zero_copy none --peers many --payloads 64
 nft10 zvoid output
 zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
-received_zero_copy() { receive znear zfar --modes af_xdp_zero_copy --policy "$@" || failed=1; }
+received_zero_copy() { receive znear zfar twin --modes af_xdp_zero_copy --policy "$@" || failed=1; }
 received_zero_copy none
 nft10 znear input
 received_zero_copy nft10 --counts handed --count "$nft_count" --payloads 64

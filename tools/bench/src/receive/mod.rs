@@ -17,7 +17,7 @@ use crate::{
     nic::{within, Count, Nic},
     policy::{Packets, Policy},
     row::{agreed, Row},
-    send::{PacketRing, Sender},
+    send::{trains, trains_of, PacketRing, Sender},
     traffic::{Peer, Traffic, FROM_PORT, HEADERS, TO_PORT},
 };
 use clap::{Args, ValueEnum};
@@ -26,7 +26,7 @@ use std::{
     io,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::fd::AsRawFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::Duration,
 };
@@ -222,6 +222,10 @@ pub(crate) struct Options {
     #[arg(long)]
     void_nic: String,
 
+    /// The NICs do checksums and segmentation: what comes from the other end are trains, which arrive whole
+    #[arg(long)]
+    offloads: bool,
+
     /// Modes, if not all
     #[arg(long, value_delimiter = ',')]
     modes: Vec<Mode>,
@@ -315,6 +319,14 @@ impl Bench<'_> {
         Traffic::new(self.options.far, self.far_mac, vec![near], payload)
     }
 
+    /// What sends it, by a device in a namespace.
+    fn sender(&self, netns: &Path, device: u32, traffic: &Traffic) -> io::Result<Box<dyn Sender>> {
+        within(netns, || match self.options.offloads {
+            true => trains(BURST, traffic),
+            false => Ok(Box::new(PacketRing::new(device, 0, BURST)?)),
+        })
+    }
+
     /// What a burst costs until it has left, and a nap.
     fn costs(&self, payload: usize) -> io::Result<Costs> {
         let nap = self.clock.each(BURSTS as u32, || {
@@ -322,9 +334,7 @@ impl Bench<'_> {
             Ok(())
         })?;
         let mut traffic = self.traffic(payload);
-        let mut ring = within(&self.options.void_netns, || {
-            PacketRing::new(self.void_index, 0, BURST)
-        })?;
+        let mut ring = self.sender(&self.options.void_netns, self.void_index, &traffic)?;
         let mut runs = Vec::new();
         for _ in 0..BURST_RUNS_MAX {
             let each = self.clock.each(BURSTS as u32, || {
@@ -357,9 +367,7 @@ impl Bench<'_> {
         let before = self.nic.received()?;
         let mut receiver = mode.open(self.nic.index(), near, far, payload)?;
         let mut traffic = self.traffic(payload);
-        let mut ring = within(&self.options.far_netns, || {
-            PacketRing::new(self.far_index, 0, BURST)
-        })?;
+        let mut ring = self.sender(&self.options.far_netns, self.far_index, &traffic)?;
         let mut tally = Tally::new(payload);
         let mut bursts = |count: usize| {
             for _ in 0..count {
@@ -395,9 +403,19 @@ impl Bench<'_> {
             packets: warm_up + sent,
             bytes: (warm_up + sent) * (HEADERS + payload) as u64,
         };
-        if came != wanted || tally.packets != wanted.packets || tally.wrong > 0 {
+        let at_nic = match self.options.offloads {
+            false => wanted,
+            true => {
+                let trains = wanted.packets / BURST as u64 * trains_of(BURST, payload) as u64;
+                Count {
+                    packets: trains,
+                    bytes: trains * HEADERS as u64 + wanted.packets * payload as u64,
+                }
+            }
+        };
+        if came != at_nic || tally.packets != wanted.packets || tally.wrong > 0 {
             return Err(io::Error::other(format!(
-                "of {wanted:?} {came:?} came, and {} were received, {} of them wrong",
+                "of {at_nic:?} {came:?} came, and {} were received, {} of them wrong",
                 tally.packets, tally.wrong
             )));
         }
@@ -408,13 +426,14 @@ impl Bench<'_> {
         let packets = Packets {
             meet_hooks: mode.meets_hooks(),
             meet_device: mode.meets_hooks(),
-            handed: (!mode.has_trains()).then_some(wanted.packets),
+            // Trains that arrive whole are handed over as they are.
+            handed: (self.options.offloads || !mode.has_trains()).then_some(at_nic.packets),
             datagrams: wanted.packets,
         };
         Ok(Row {
             mode: name(mode),
             direction: "recv".to_owned(),
-            offloads: false,
+            offloads: self.options.offloads,
             payload,
             policy: self.options.policy.name.clone(),
             policy_holds: self.options.policy.holds(policy_packets, &packets)?,
@@ -427,7 +446,7 @@ impl Bench<'_> {
             warm_up,
             sent,
             delivered: Some(sent),
-            nic_packets: came.packets - warm_up,
+            nic_packets: came.packets - warm_up * at_nic.packets / wanted.packets,
             nic_bytes: sent * (HEADERS + payload) as u64,
             policy_packets,
             handed: packets.handed,

@@ -207,6 +207,18 @@ pub(crate) trait Sender {
     fn send(&mut self, traffic: &mut Traffic, count: usize) -> io::Result<()>;
 }
 
+/// What sends `count` datagrams at a time as trains, of as many as UDP_SEGMENT can have, to the one peer.
+pub(crate) fn trains(count: usize, traffic: &Traffic) -> io::Result<Box<dyn Sender>> {
+    let batch = Mode::UdpSegment.batch(traffic.payload()).min(count);
+    let sender = sockets::Segments::new(socket(0, traffic)?, batch, traffic)?;
+    Ok(Box::new(sender))
+}
+
+/// How many trains these are.
+pub(crate) fn trains_of(count: usize, payload: usize) -> usize {
+    count.div_ceil(Mode::UdpSegment.batch(payload).min(count))
+}
+
 /// The address that all are sent from.
 fn local(traffic: &Traffic) -> SocketAddrV4 {
     SocketAddrV4::new(traffic.local, FROM_PORT)
