@@ -116,9 +116,9 @@ impl Receiver {
         self.ring.is_unread()
     }
 
-    /// Takes `count` frames from the FILL ring into `frames`; all or none.
-    fn take_frames(&mut self, count: u32, geometry: &Geometry) -> core::result::Result<(), Drop> {
-        while self.spare.len() < count as usize {
+    /// Takes the next frame from the FILL ring.
+    fn next_frame(&mut self, geometry: &Geometry) -> core::result::Result<Frame, Drop> {
+        loop {
             match self.fill.available(1) {
                 Ok(0) => return Err(Drop::NoFrame),
                 Ok(_) => {}
@@ -130,12 +130,24 @@ impl Receiver {
             let entry = self.fill.peek(0);
             self.fill.release(1);
             match geometry.frame_at(entry) {
-                // There is room: no packet needs more than CHAIN_MAX.
-                Some(frame) => {
-                    let _ = self.spare.push_within_capacity(frame);
-                }
+                Some(frame) => return Ok(frame),
                 None => self.invalid = self.invalid.wrapping_add(1),
             }
+        }
+    }
+
+    /// Takes `count` frames from the FILL ring into `frames`; all or none.
+    fn take_frames(&mut self, count: u32, geometry: &Geometry) -> core::result::Result<(), Drop> {
+        // Most often, and then it needn't be set aside.
+        if count == 1 && self.spare.is_empty() {
+            let frame = self.next_frame(geometry)?;
+            let _ = self.frames.push_within_capacity(frame);
+            return Ok(());
+        }
+        while self.spare.len() < count as usize {
+            let frame = self.next_frame(geometry)?;
+            // There is room: no packet needs more than CHAIN_MAX.
+            let _ = self.spare.push_within_capacity(frame);
         }
         for _ in 0..count {
             if let Some(frame) = self.spare.pop() {
@@ -146,6 +158,7 @@ impl Receiver {
     }
 
     /// Finds room and frames for one packet of `len` bytes.
+    #[inline]
     fn make_room(&mut self, len: u32, geometry: &Geometry) -> core::result::Result<(), Drop> {
         let needed = geometry.frames_for(len);
         if needed > CHAIN_MAX || needed > self.ring.size() {
@@ -177,10 +190,11 @@ impl Receiver {
         } else {
             gso_size
         };
-        let mut meta = Meta {
-            gso_size: if merged { gso_size as u16 } else { 0 },
-            ..skb.meta(sk)
-        };
+        let mut meta = Meta::default();
+        skb.read_meta(sk, &mut meta);
+        if merged {
+            meta.gso_size = gso_size as u16;
+        }
         if locked {
             // SAFETY: It is locked.
             unsafe { sk.run_receive_hook(&mut meta) };
@@ -199,7 +213,7 @@ impl Receiver {
                 Outcome::Denied => break Err((0, Drop::Rule)),
                 Outcome::TooFast => break Err((0, Drop::Rate)),
             }
-            let end = match self.deliver_some(channel, flow, &skb, meta, at..total, step) {
+            let end = match self.deliver_some(channel, flow, &skb, &mut meta, at..total, step) {
                 Ok(end) => end,
                 Err((end, reason)) => break Err((end, reason)),
             };
@@ -244,14 +258,20 @@ impl Receiver {
         channel: &Channel,
         flow: &Flow,
         skb: &SkBuff,
-        meta: Meta,
+        meta: &mut Meta,
         range: core::ops::Range<u32>,
         step: u32,
     ) -> core::result::Result<u32, (u32, Drop)> {
         let geometry = channel.geometry();
+        self.frames.clear();
+        let whole = range.end.saturating_sub(range.start);
+        if whole <= step && whole <= geometry.capacity() {
+            return self
+                .deliver_one(channel, flow, skb, meta, &range)
+                .map_err(|reason| (range.start, reason));
+        }
         let mut end = range.start;
         let mut stop = None;
-        self.frames.clear();
         loop {
             let len = step.min(range.end.saturating_sub(end));
             let frames = self.frames.len() as u32;
@@ -278,6 +298,33 @@ impl Receiver {
         stop.map_or(Ok(end), |reason| Err((end, reason)))
     }
 
+    /// The same of one packet that one frame holds, in half as many steps.
+    fn deliver_one(
+        &mut self,
+        channel: &Channel,
+        flow: &Flow,
+        skb: &SkBuff,
+        meta: &mut Meta,
+        range: &core::ops::Range<u32>,
+    ) -> core::result::Result<u32, Drop> {
+        let piece = Piece {
+            len: range.end.saturating_sub(range.start),
+            first: true,
+            more: false,
+        };
+        self.make_room(piece.len, channel.geometry())?;
+        let frame = self.frames.pop().ok_or(Drop::NoFrame)?;
+        let mut pieces = self.pieces.of(channel.region());
+        pieces
+            .push(frame.payload(), piece.len)
+            .and_then(|()| skb.copy_payload(range.start, &pieces))
+            .map_err(|_| Drop::TooLong)?;
+        meta.len = piece.len;
+        show(&mut self.ring, channel, flow.number(), frame, &piece, meta);
+        count(flow, meta, 1, piece.len);
+        Ok(range.end)
+    }
+
     /// Copies payload into the frames taken.
     fn copy(
         &mut self,
@@ -302,7 +349,7 @@ impl Receiver {
         &mut self,
         channel: &Channel,
         flow: &Flow,
-        meta: Meta,
+        meta: &mut Meta,
         range: core::ops::Range<u32>,
         step: u32,
     ) {
@@ -314,35 +361,52 @@ impl Receiver {
             .iter()
             .zip(Pieces::new(&range, step, channel.geometry()))
         {
-            let mut flags = 0;
             if piece.first {
-                let len = step.min(range.end.saturating_sub(at));
-                at = at.saturating_add(len);
+                meta.len = step.min(range.end.saturating_sub(at));
+                at = at.saturating_add(meta.len);
                 packets = packets.wrapping_add(1);
-                flags |= DESC_META;
-                // A frame's headroom is always within the region.
-                let _ = channel.region().write_meta(*frame, Meta { len, ..meta });
             }
-            if piece.more {
-                flags |= DESC_MORE;
-            }
-            self.ring.write(Desc {
-                offset: frame.payload(),
-                len: piece.len,
-                flow: number,
-                flags,
-                error: 0,
-            });
+            show(&mut self.ring, channel, number, *frame, &piece, meta);
         }
-        let datagrams = match u32::from(meta.gso_size) {
-            0 => packets,
-            size => u64::from(range.end.saturating_sub(range.start).div_ceil(size)),
-        };
-        flow.counters.rx_packets.add(datagrams);
-        flow.counters
-            .rx_bytes
-            .add(u64::from(range.end.saturating_sub(range.start)));
+        count(flow, meta, packets, range.end.saturating_sub(range.start));
     }
+}
+
+/// Writes the RX entry of a frame, and metadata if a packet begins there.
+fn show(
+    ring: &mut RegionRing<Producer<Desc>>,
+    channel: &Channel,
+    flow: u32,
+    frame: Frame,
+    piece: &Piece,
+    meta: &Meta,
+) {
+    let mut flags = 0;
+    if piece.first {
+        flags |= DESC_META;
+        // A frame's headroom is always within the region.
+        let _ = channel.region().write_meta(frame, meta);
+    }
+    if piece.more {
+        flags |= DESC_MORE;
+    }
+    ring.write(Desc {
+        offset: frame.payload(),
+        len: piece.len,
+        flow,
+        flags,
+        error: 0,
+    });
+}
+
+/// Counts packets that were delivered, or the datagrams of merged ones.
+fn count(flow: &Flow, meta: &Meta, packets: u64, bytes: u32) {
+    let datagrams = match u32::from(meta.gso_size) {
+        0 => packets,
+        size => u64::from(bytes.div_ceil(size)),
+    };
+    flow.counters.rx_packets.add(datagrams);
+    flow.counters.rx_bytes.add(u64::from(bytes));
 }
 
 /// What goes into one frame.

@@ -146,7 +146,11 @@ impl Geometry {
 
     /// Number of frames that a payload of `len` bytes needs.
     pub fn frames_for(&self, len: u32) -> u32 {
-        len.div_ceil(self.capacity().max(1)).max(1)
+        match self.capacity() {
+            // Most often, and without a division.
+            capacity if len <= capacity => 1,
+            capacity => len.div_ceil(capacity.max(1)),
+        }
     }
 
     /// The frame that starts at `offset`, if one does.

@@ -169,7 +169,7 @@ impl Region {
     }
 
     /// Writes the metadata of a received packet into a frame's headroom.
-    pub(crate) fn write_meta(&self, frame: Frame, meta: Meta) -> Result {
+    pub(crate) fn write_meta(&self, frame: Frame, meta: &Meta) -> Result {
         let words = self.meta_words(frame)?;
         for (index, word) in meta.to_words().into_iter().enumerate() {
             // SAFETY: `at` checked the room for all words of a `Meta`.
