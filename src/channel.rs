@@ -113,6 +113,8 @@ pub(crate) struct Channel {
     got_room: Atomic<bool>,
     /// An engine looks at the TX ring; written under `sender`.
     polled: Atomic<bool>,
+    /// The packet that the receiver is dropping, which it has shown to monitors; 0 for none.
+    refused: Atomic<usize>,
     /// Nanoseconds that engines have worked for it; written under `sender`.
     pub(crate) engine_time: Counter,
     /// Its place with an engine, and whether it has one.
@@ -173,6 +175,7 @@ impl Channel {
                 wait <- WaitQueue::new(),
                 stall: Atomic::new(STALL_NONE),
                 needed: Atomic::new(0),
+                refused: Atomic::new(0),
                 got_room: Atomic::new(false),
                 polled: Atomic::new(false),
                 engine_time: Counter::default(),
@@ -364,6 +367,16 @@ impl Channel {
     /// Whether sending goes on when [`Channel::write_space`] is called.
     pub(crate) fn is_stalled_by_buffer(&self) -> bool {
         self.stall.load(Relaxed) == STALL_BUFFER
+    }
+
+    /// Notes the packet that the receiver is dropping; 0 for none. Under the receiver's lock.
+    pub(crate) fn refuse(&self, packet: usize) {
+        self.refused.store(packet, Relaxed);
+    }
+
+    /// Whether the receiver is dropping this packet. On the CPU where it does.
+    pub(crate) fn is_refusing(&self, packet: usize) -> bool {
+        self.refused.load(Relaxed) == packet
     }
 
     /// Wakes who waits for the RX ring. Any context.

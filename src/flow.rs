@@ -31,7 +31,7 @@ use crate::sys::{
     wait::PollTable, //
 };
 use crate::tx;
-use core::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use kernel::{
     prelude::*,
     sync::{
@@ -139,8 +139,10 @@ struct Attachment {
 
 /// A KOPI socket.
 pub(crate) struct Flow {
-    /// Who has it, and what the rules come to for it; and its number. Set when it is opened.
-    policy: SetOnce<(Pin<KBox<Policy>>, u32)>,
+    /// Who has it, and what the rules come to for it. Set when it is opened.
+    policy: SetOnce<Pin<KBox<Policy>>>,
+    /// Its number in its network namespace, from then on.
+    id: AtomicU32,
     /// Set once: a flow stays on its channel until it is closed.
     attachment: SetOnce<Attachment>,
     pub(crate) counters: Counters,
@@ -151,8 +153,6 @@ pub(crate) struct Flow {
     /// Somebody may have come to wait for the socket, as epoll does once and for all, before it had
     /// a channel.
     polled_early: Atomic<bool>,
-    /// The packet that the receiver is dropping, which it has shown to monitors; 0 for none.
-    refused: Atomic<usize>,
     /// Who was last let receive when asking where the rings lie.
     may_map: LastLet,
     _charge: Charge,
@@ -165,12 +165,12 @@ impl Flow {
 
     /// Who has it, and what the rules come to for it.
     pub(crate) fn policy(&self) -> Option<&Policy> {
-        Some(&self.policy.as_ref()?.0)
+        Some(self.policy.as_ref()?)
     }
 
     /// The flow's number in its network namespace.
     pub(crate) fn id(&self) -> u32 {
-        self.policy.as_ref().map_or(0, |(_, id)| *id)
+        self.id.load(Ordering::Relaxed)
     }
 
     /// What the rules say of datagrams. Any context but hard interrupts.
@@ -349,14 +349,10 @@ impl Flow {
         self.polled_early.load(Relaxed)
     }
 
-    /// Notes the packet that the receiver is dropping; 0 for none.
-    pub(crate) fn refuse(&self, packet: usize) {
-        self.refused.store(packet, Relaxed);
-    }
-
-    /// Whether the receiver is dropping this packet. On the CPU where it does.
+    /// Whether its channel's receiver is dropping this packet. On the CPU where it does.
     pub(crate) fn is_refusing(&self, packet: usize) -> bool {
-        self.refused.load(Relaxed) == packet
+        self.channel()
+            .is_some_and(|channel| channel.is_refusing(packet))
     }
 
     fn info(&self) -> abi::Info {
@@ -396,12 +392,12 @@ impl Protocol for Flow {
         };
         Ok(Self {
             policy: SetOnce::new(),
+            id: AtomicU32::new(0),
             attachment: SetOnce::new(),
             counters: Counters::default(),
             direct: Direct::default(),
             redirected: AtomicU16::new(0),
             polled_early: Atomic::new(false),
-            refused: Atomic::new(0),
             may_map: LastLet::new(),
             _charge: Charge::new(net, one)?,
         })
@@ -411,7 +407,8 @@ impl Protocol for Flow {
         let policy = Policy::new(socket.sk())?;
         // SAFETY: `release` closes it, which comes before the socket's own.
         let id = unsafe { policy.net().open(socket) }?;
-        self.policy.populate((policy, id));
+        self.id.store(id, Ordering::Relaxed);
+        self.policy.populate(policy);
         tell(self, socket.sk(), Event::Opened);
         Ok(())
     }

@@ -243,9 +243,9 @@ impl Receiver {
                     skb.consume(sk);
                 } else {
                     // Monitors have seen it above, and needn't as one that the stack drops.
-                    flow.refuse(skb.address());
+                    channel.refuse(skb.address());
                     drop(skb);
-                    flow.refuse(0);
+                    channel.refuse(0);
                 }
             }
         }
