@@ -49,19 +49,21 @@ int kopi_redirect(struct xdp_md *packet)
 	const void *ip = ethernet + 1;
 	const struct iphdr *v4 = ip;
 	const struct ipv6hdr *v6 = ip;
-	const struct udphdr *udp;
+	const struct udphdr *udp = (const void *)(v4 + 1);
+	__be16 protocol;
 
 	/* The last bit of a destination's first byte says that it is a group. */
-	if (ip > end || ethernet->h_dest[0] & 1)
+	if ((const void *)(udp + 1) > end || ethernet->h_dest[0] & 1)
 		return XDP_PASS;
-	if (ethernet->h_proto == bpf_htons(ETH_P_IP)) {
-		udp = (const void *)(v4 + 1);
-		if ((const void *)(udp + 1) > end || *(const __u8 *)ip != IPV4_PLAIN ||
-		    v4->protocol != IPPROTO_UDP || v4->frag_off & bpf_htons(IPV4_FRAGMENT))
+	/* h_proto, which is aligned, though the structure is packed. */
+	protocol = *((const __be16 *)ip - 1);
+	if (protocol == bpf_htons(ETH_P_IP)) {
+		if (*(const __u8 *)ip != IPV4_PLAIN || v4->protocol != IPPROTO_UDP ||
+		    v4->frag_off & bpf_htons(IPV4_FRAGMENT))
 			return XDP_PASS;
 		return redirect(bpf_ntohs(udp->dest));
 	}
-	if (ethernet->h_proto == bpf_htons(ETH_P_IPV6)) {
+	if (protocol == bpf_htons(ETH_P_IPV6)) {
 		udp = (const void *)(v6 + 1);
 		if ((const void *)(udp + 1) > end || v6->nexthdr != IPPROTO_UDP)
 			return XDP_PASS;
