@@ -37,10 +37,11 @@ def whole(end, count):
     while time.monotonic() < end:
         to, by, address, receiving, sending = kinds[turns % len(kinds)]
         size = "1400" if "trains" in sending else "0..20000"
-        sh(f"set -e; cd /tmp; ip netns exec {to} kopi-gen recv --bind {address}:9100 --count 500 "
+        sh(f"cd /tmp; ip netns exec {to} kopi-gen recv --bind {address}:9100 --count 500 "
            f"--timeout 60 {receiving} >soak.recv & for _ in $(seq 600); do grep -q ^listening "
            f"soak.recv && break; sleep 0.05; done; ip netns exec {by} kopi-gen send {address}:9100 "
-           f"--count 500 --size {size} {sending} >soak.send; wait $!; rm soak.recv")
+           f"--count 500 --size {size} {sending} >soak.send && wait $! && rm soak.recv || "
+           "{ cat soak.send soak.recv; exit 1; }")
         turns += 1
         count["whole"] = turns * 500
 
