@@ -385,9 +385,14 @@ u32 kopi_rt_flags(const struct dst_entry *dst)
 	return dst_rtable(dst)->rt_flags;
 }
 
-int kopi_ip4_dst_hoplimit(const struct dst_entry *dst)
+u32 kopi_dst_hoplimit(const struct dst_entry *dst)
 {
-	return ip4_dst_hoplimit(dst);
+	return dst_metric_raw(dst, RTAX_HOPLIMIT);
+}
+
+u8 kopi_sk_default_ttl(const struct sock *sk)
+{
+	return READ_ONCE(sock_net(sk)->ipv4.sysctl_ip_default_ttl);
 }
 
 bool kopi_dst_mtu_locked(const struct dst_entry *dst)
@@ -400,34 +405,15 @@ void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk)
 	ip_select_ident(sock_net(sk), skb, sk);
 }
 
-__sum16 kopi_udp_checksum(struct sk_buff *skb, __be32 saddr, __be32 daddr, u16 len)
+/* Opens len bytes behind the headroom, which begin with the network header. */
+void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int len,
+		     int transport, u32 mark)
 {
-	return csum_tcpudp_magic(saddr, daddr, len, IPPROTO_UDP, udp_csum(skb));
-}
-
-void kopi_skb_reserve(struct sk_buff *skb, unsigned int len)
-{
-	skb_reserve(skb, len);
-}
-
-void kopi_skb_set_network_header(struct sk_buff *skb, int offset)
-{
-	skb_set_network_header(skb, offset);
-}
-
-void kopi_skb_set_transport_header(struct sk_buff *skb, int offset)
-{
-	skb_set_transport_header(skb, offset);
-}
-
-void kopi_skb_set_mark(struct sk_buff *skb, u32 mark)
-{
+	skb_reserve(skb, headroom);
+	skb_reset_network_header(skb);
+	skb_set_transport_header(skb, transport);
 	skb->mark = mark;
-}
-
-void kopi_skb_set_csum(struct sk_buff *skb, u32 csum)
-{
-	skb->csum = (__force __wsum)csum;
+	return __skb_put(skb, len);
 }
 
 void kopi_memcpy(void *to, const void *from, size_t len)

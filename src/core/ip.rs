@@ -96,8 +96,8 @@ pub fn header(ends: &FourTuple, len: u32) -> Header {
 }
 
 /// The headers of a datagram of IPv4 for the stack to go on with, which fills in total length, number
-/// and checksums; as they lie in memory. `udp_len` counts the header of UDP. Addresses and ports, the source first,
-/// are big-endian.
+/// and IP's checksum; as they lie in memory. `udp_len` counts the header of UDP. Addresses and ports, the source first,
+/// are big-endian. UDP's checksum is there if `payload` is the payload's sum as of RFC 1071, else 0.
 pub fn header_v4(
     tos: u8,
     ttl: u8,
@@ -105,20 +105,50 @@ pub fn header_v4(
     addresses: [u32; 2],
     ports: [u16; 2],
     udp_len: u16,
+    payload: Option<u32>,
 ) -> [u32; HEADER_V4 / 4] {
     let [source, destination] = addresses;
     let [from, to] = ports.map(u16::to_ne_bytes);
     let [high, low] = udp_len.to_be_bytes();
     let flags = if dont_fragment { 0x40 } else { 0 };
+    let ports = u32::from_ne_bytes([from[0], from[1], to[0], to[1]]);
+    let [first, second] = match payload {
+        // UDP's number and length stand in front of its header, too.
+        Some(payload) => checksum([
+            source,
+            destination,
+            u32::from_ne_bytes([0, UDP, high, low]),
+            ports,
+            u32::from_ne_bytes([high, low, 0, 0]),
+            payload,
+        ]),
+        None => [0, 0],
+    };
     [
         u32::from_ne_bytes([0x45, tos, 0, 0]),
         u32::from_ne_bytes([0, 0, flags, 0]),
         u32::from_ne_bytes([ttl, UDP, 0, 0]),
         source,
         destination,
-        u32::from_ne_bytes([from[0], from[1], to[0], to[1]]),
-        u32::from_ne_bytes([high, low, 0, 0]),
+        ports,
+        u32::from_ne_bytes([high, low, first, second]),
     ]
+}
+
+/// UDP's checksum over words as they lie in memory: not 0, which says that there is none (RFC 768).
+fn checksum(words: [u32; 6]) -> [u8; 2] {
+    let sum = words
+        .iter()
+        .fold(0u64, |sum, &word| sum.wrapping_add(word.into()));
+    // Less than 2^33 by the first line, 2^17 by the next, 2^16 + 1, 2^16.
+    let sum = (sum >> 32).wrapping_add(sum & 0xffff_ffff);
+    let sum = (sum >> 16).wrapping_add(sum & 0xffff);
+    let sum = (sum >> 16).wrapping_add(sum & 0xffff);
+    let sum = (sum >> 16).wrapping_add(sum & 0xffff);
+    match !(sum as u16) {
+        0 => [0xff; 2],
+        sum => sum.to_ne_bytes(),
+    }
 }
 
 /// The ends that a datagram's first bytes name: `None` for what isn't UDP, for a fragment that isn't
@@ -217,7 +247,7 @@ mod tests {
         let addresses = [[192, 0, 2, 1], [198, 51, 100, 2]].map(u32::from_ne_bytes);
         let ports = [7001u16, 53].map(u16::to_be);
         let bytes = |words: [u32; HEADER_V4 / 4]| words.map(u32::to_ne_bytes).concat();
-        let made = bytes(header_v4(0xb8, 3, true, addresses, ports, 108));
+        let made = bytes(header_v4(0xb8, 3, true, addresses, ports, 108, None));
         assert_eq!(&made[..4], [0x45, 0xb8, 0, 0]);
         assert_eq!(&made[4..12], [0, 0, 0x40, 0, 3, UDP, 0, 0]);
         assert_eq!(&made[24..], [0, 108, 0, 0]);
@@ -230,7 +260,7 @@ mod tests {
             destination: end([198, 51, 100, 2], 53),
         };
         assert_eq!(ends(&made), Some(ends_of));
-        let without = bytes(header_v4(0, 64, false, addresses, ports, 8));
+        let without = bytes(header_v4(0, 64, false, addresses, ports, 8, None));
         assert_eq!(without[6], 0);
     }
 
@@ -256,6 +286,22 @@ mod tests {
     }
 
     proptest! {
+        /// With the checksum, the sum of all that it covers has all bits set, and it isn't 0.
+        #[test]
+        fn checksums_are_right(addresses: [u32; 2], ports: [u16; 2], udp_len: u16, payload: u32) {
+            let made = header_v4(0, 64, true, addresses, ports, udp_len, Some(payload));
+            let bytes = made.map(u32::to_ne_bytes).concat();
+            prop_assert_ne!(&bytes[26..], [0, 0]);
+            let [a, b] = udp_len.to_be_bytes();
+            let covered = [&bytes[12..], &[0, UDP, a, b], &payload.to_ne_bytes()].concat();
+            let mut sum = 0u32;
+            for pair in covered.chunks(2) {
+                sum += u32::from(u16::from_be_bytes([pair[0], pair[1]]));
+                sum = (sum >> 16) + (sum & 0xffff);
+            }
+            prop_assert_eq!(sum, 0xffff);
+        }
+
         #[test]
         fn what_is_made_can_be_read(at in any_ends(), len: u32) {
             prop_assert_eq!(ends(header(&at, len).bytes()), Some(at));

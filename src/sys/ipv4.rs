@@ -43,6 +43,8 @@ pub(crate) struct Route {
     has_checksums: bool,
     /// Its MTU isn't locked: it can be found out what gets through.
     may_grow: bool,
+    /// The TTL that it asks for, or 0.
+    ttl: u8,
 }
 
 // SAFETY: Routes are not bound to a task.
@@ -61,6 +63,7 @@ impl Route {
             headroom: 0,
             has_checksums: false,
             may_grow: false,
+            ttl: 0,
         };
         let cast = bindings::RTCF_BROADCAST | bindings::RTCF_MULTICAST;
         let _rcu = rcu::read_lock();
@@ -74,6 +77,7 @@ impl Route {
             route.headroom = bindings::kopi_ll_reserved_space(dst.as_ptr());
             route.has_checksums = bindings::kopi_dst_has_checksums(dst.as_ptr());
             route.may_grow = !bindings::kopi_dst_mtu_locked(dst.as_ptr());
+            route.ttl = bindings::kopi_dst_hoplimit(dst.as_ptr()) as u8;
         }
         Some(route)
     }
@@ -190,8 +194,10 @@ pub(crate) struct Options {
     uid: u32,
     tos: u8,
     flow_flags: u8,
-    /// IP_TTL, or -1.
-    ttl: i16,
+    /// IP_TTL, if it is set.
+    ttl: Option<u8>,
+    /// The namespace's, where neither the socket nor the route asks for one.
+    default_ttl: u8,
     /// IP_MTU_DISCOVER.
     discovery: u32,
 }
@@ -249,7 +255,8 @@ impl Options {
                 uid: bindings::kopi_sk_uid(raw),
                 tos: ptr::read_volatile(&raw const (*inet).tos),
                 flow_flags: bindings::kopi_inet_sk_flowi_flags(raw),
-                ttl: ptr::read_volatile(&raw const (*inet).uc_ttl),
+                ttl: u8::try_from(ptr::read_volatile(&raw const (*inet).uc_ttl)).ok(),
+                default_ttl: bindings::kopi_sk_default_ttl(raw),
                 discovery,
             })
         }
@@ -364,19 +371,11 @@ impl Datagram<'_> {
         whole: u32,
     ) -> Result<*mut bindings::sk_buff> {
         let (options, route) = (self.options, self.route);
-        let dst = route.dst.as_ptr();
-        let dont_wait = 1;
-        let mut error = 0;
         // SAFETY: As required of the caller. The skb has room for what is put into it: the headroom and
         // 15 bytes for the device, then the datagram; each piece is within what skb_put() has opened.
         unsafe {
             let room = u64::from(whole) + u64::from(route.headroom) + 15;
-            let skb =
-                bindings::sock_alloc_send_pskb(sk, room as usize, 0, dont_wait, &mut error, 0);
-            if skb.is_null() {
-                bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
-                return Err(Error::from_errno(error));
-            }
+            let skb = allocate(sk, room as usize)?;
             let fields = (*skb).__bindgen_anon_4.headers.as_mut();
             if route.has_checksums {
                 fields.set_ip_summed(bindings::CHECKSUM_PARTIAL as u8);
@@ -384,46 +383,73 @@ impl Datagram<'_> {
             let ignores_df = options.discovery < bindings::IP_PMTUDISC_DO;
             fields.set_ignore_df(u8::from(ignores_df));
             fields.priority = ptr::read_volatile(&raw const (*sk).sk_priority);
-            bindings::kopi_skb_set_mark(skb, options.mark);
-            bindings::kopi_skb_reserve(skb, route.headroom);
-            let start = bindings::skb_put(skb, whole).cast::<u8>();
-            bindings::kopi_skb_set_network_header(skb, 0);
-            bindings::kopi_skb_set_transport_header(skb, HEADER_IP_V4 as i32);
+            let start = bindings::kopi_skb_begin(
+                skb,
+                route.headroom,
+                whole,
+                HEADER_IP_V4 as i32,
+                options.mark,
+            )
+            .cast::<u8>();
             let payload = start.add(HEADER_V4);
             let from = self.data.as_ptr().cast();
-            if route.has_checksums {
+            let sum = if route.has_checksums {
                 bindings::kopi_memcpy(payload.cast(), from, self.data.len());
+                None
             } else {
-                bindings::kopi_skb_set_csum(
-                    skb,
-                    bindings::kopi_csum_partial_copy_nocheck(from, payload.cast(), i32::from(len)),
-                );
-            }
-            let udp_len = len.wrapping_add(HEADER_UDP as u16);
+                let to = payload.cast();
+                Some(bindings::kopi_csum_partial_copy_nocheck(from, to, i32::from(len)))
+            };
             let header = ip::header_v4(
                 options.tos,
-                match options.ttl {
-                    ttl @ 0.. => ttl as u8,
-                    _ => bindings::kopi_ip4_dst_hoplimit(dst) as u8,
-                },
+                options.ttl.unwrap_or(match route.ttl {
+                    0 => options.default_ttl,
+                    ttl => ttl,
+                }),
                 options.discovery == bindings::IP_PMTUDISC_DO
                     || options.discovery == bindings::IP_PMTUDISC_WANT && route.may_grow,
                 [route.source, self.to],
                 [options.source_port, self.port],
-                udp_len,
+                len.wrapping_add(HEADER_UDP as u16),
+                sum,
             );
             start.cast::<[u32; HEADER_V4 / 4]>().write_unaligned(header);
             if route.has_checksums {
                 bindings::udp4_hwcsum(skb, route.source, self.to);
-            } else {
-                let sum = bindings::kopi_udp_checksum(skb, route.source, self.to, udp_len);
-                let place = start.add(HEADER_V4 - 2).cast::<u16>();
-                // 0 says that there is none (RFC 768).
-                place.write_unaligned(if sum == 0 { u16::MAX } else { sum });
             }
             bindings::kopi_ip_select_ident(skb, sk);
             Ok(skb)
         }
+    }
+}
+
+/// An skb of the sock's send buffer, with room for so many bytes: an error of the sock's, or `EAGAIN` if
+/// its buffer is full. Process context; doesn't wait.
+///
+/// # Safety
+///
+/// `sk` is valid, and has its socket.
+unsafe fn allocate(sk: *mut bindings::sock, room: usize) -> Result<*mut bindings::sk_buff> {
+    // SAFETY: As required of the caller; what others write meanwhile is read once.
+    unsafe {
+        let is_well = ptr::read_volatile(&raw const (*sk).sk_err) == 0
+            && u32::from(ptr::read_volatile(&raw const (*sk).sk_shutdown)) & bindings::SEND_SHUTDOWN
+                == 0;
+        if is_well {
+            let skb = bindings::sock_wmalloc(sk, room, 0, (*sk).sk_allocation);
+            if !skb.is_null() {
+                return Ok(skb);
+            }
+        }
+        // Which says what is wrong, and has who waits told of room.
+        let dont_wait = 1;
+        let mut error = 0;
+        let skb = bindings::sock_alloc_send_pskb(sk, room, 0, dont_wait, &mut error, 0);
+        if skb.is_null() {
+            bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
+            return Err(Error::from_errno(error));
+        }
+        Ok(skb)
     }
 }
 
