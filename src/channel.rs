@@ -29,10 +29,9 @@ use crate::sys::{
     region::{Region, RegionRing, Vma},
     sock::Sock,
     socket::Socket,
-    wait::{PollTable, WaitQueue, POLL_IN, POLL_OUT, POLL_WRBAND}, //
+    wait::{PollTable, RoomEntry, WaitQueue, POLL_IN, POLL_OUT, POLL_WRBAND}, //
 };
 use crate::tx::Sender;
-use core::sync::atomic::{fence, Ordering};
 use kernel::{
     list::{
         impl_list_arc_safe,
@@ -107,6 +106,9 @@ pub(crate) struct Channel {
     wait: WaitQueue,
     /// Why the sender stopped: `STALL_*`.
     stall: Atomic<u32>,
+    /// With `STALL_BUFFER`: has room told of; used under `sender`.
+    #[pin]
+    room: RoomEntry,
     /// With `STALL_COMPLETION`: the room that the next packet needs.
     needed: Atomic<u32>,
     /// A send buffer that was full has room again.
@@ -174,6 +176,7 @@ impl Channel {
                 completions <- new_spinlock!(completions, "kopi::Channel::completions"),
                 wait <- WaitQueue::new(),
                 stall: Atomic::new(STALL_NONE),
+                room <- RoomEntry::new(),
                 needed: Atomic::new(0),
                 refused: Atomic::new(0),
                 got_room: Atomic::new(false),
@@ -251,6 +254,11 @@ impl Channel {
     pub(crate) fn remove_flow(&self, number: u32) -> u32 {
         let mut sender = self.sender.lock();
         sender.sockets.remove(number);
+        if self.is_stalled_by_buffer() {
+            // Perhaps by this one: the others are tried anew.
+            self.unstall();
+            self.wake_writers();
+        }
         // Options of a flow that is gone, and numbers are used again.
         sender.output.routes.begin();
         let left = sender.sockets.len();
@@ -364,7 +372,7 @@ impl Channel {
         }
     }
 
-    /// Whether sending goes on when [`Channel::write_space`] is called.
+    /// Whether sending goes on when [`Channel::room_came`] is called.
     pub(crate) fn is_stalled_by_buffer(&self) -> bool {
         self.stall.load(Relaxed) == STALL_BUFFER
     }
@@ -446,32 +454,31 @@ impl Channel {
         self.stall.store(STALL_COMPLETION, Relaxed);
     }
 
-    /// The sender stops if the flow's send buffer is full; says whether it is.
-    pub(crate) fn stall_buffer(&self, sk: &Sock) -> bool {
-        // Full order: either this sees the room, or write_space() sees the stall.
-        self.stall.xchg(STALL_BUFFER, Full);
-        if sk.is_writeable() {
-            self.stall.store(STALL_NONE, Relaxed);
+    /// The sender, which calls this, stops if the send buffer of a flow's socket is full; says whether it is.
+    pub(crate) fn stall_buffer(this: &Arc<Self>, socket: &Socket) -> bool {
+        this.stall.store(STALL_BUFFER, Relaxed);
+        // SAFETY: The sender is alone with it. remove_flow() leaves before the socket is released, and
+        // before its flow lets go of the channel.
+        unsafe { this.room.join(socket, this) };
+        if socket.sk().is_writeable() {
+            this.unstall();
             return false;
         }
         true
     }
 
-    /// The sender goes on.
+    /// The sender, which calls this, goes on.
     pub(crate) fn unstall(&self) {
+        self.room.leave();
         self.stall.store(STALL_NONE, Relaxed);
     }
 
-    /// A flow's send buffer has room. Softirq.
-    pub(crate) fn write_space(this: &Arc<Self>, sk: &Sock) {
-        // Pairs with that in stall_buffer().
-        fence(Ordering::SeqCst);
-        if this.is_stalled_by_buffer() && sk.is_writeable() {
-            this.stall.store(STALL_NONE, Relaxed);
-            this.got_room.store(true, Relaxed);
-            engine::call(this);
-            this.wake_writers();
-        }
+    /// The send buffer has room for which [`Channel::stall_buffer`] stopped. Any context but hard interrupts.
+    pub(crate) fn room_came(this: &Arc<Self>) {
+        this.stall.store(STALL_NONE, Relaxed);
+        this.got_room.store(true, Relaxed);
+        engine::call(this);
+        this.wake_writers();
     }
 
     /// Fills in the channel's counters and those of a flow on it.

@@ -295,7 +295,7 @@ impl Engine {
     fn give_up(&self, channel: ListArc<Channel>) {
         let channel = channel.into_arc();
         self.channels.fetch_sub(1, Relaxed);
-        // Pairs with that in call(): either write_space() can give the channel to an engine, or it is
+        // Pairs with that in call(): either room_came() can give the channel to an engine, or it is
         // seen here that there is room.
         fence(Ordering::SeqCst);
         if channel.got_room() {

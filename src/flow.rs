@@ -622,10 +622,4 @@ impl Protocol for Flow {
             channel.receive(self, sk, locked);
         }
     }
-
-    fn write_space(&self, sk: &Sock) {
-        if let Some(channel) = self.channel() {
-            Channel::write_space(channel, sk);
-        }
-    }
 }

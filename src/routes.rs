@@ -6,7 +6,7 @@
 use crate::flow::Flow;
 use crate::pure::{
     abi::{Meta, AF_INET, META_LOCAL},
-    cache, //
+    cache::Set, //
 };
 use crate::sys::{
     ipv4::{Datagram, Options, Route, To, Way},
@@ -15,15 +15,16 @@ use crate::sys::{
 };
 use kernel::prelude::*;
 
-/// Routes to peers of sockets that aren't connected to them, of all flows together: 64 bytes each.
-const ROUTES_MAX: usize = 1024;
+/// Sets of routes to peers of sockets that aren't connected to them, of all flows together: 4 of 64
+/// bytes each. A power of two.
+const SETS: usize = 256;
 
 /// See the module's documentation. Belongs to a channel's sender.
 pub(crate) struct Routes {
     /// Of the flow of this number on the channel, as of this batch; `None` if they are special.
     options: Option<(u32, Option<Options>)>,
     /// Made when they are needed.
-    slots: KVVec<Option<(Way, Route)>>,
+    sets: KVVec<Set<Way, Route>>,
     /// Counts up, to say which goes for another.
     victim: usize,
 }
@@ -32,7 +33,7 @@ impl Routes {
     pub(crate) fn new() -> Self {
         Self {
             options: None,
-            slots: KVVec::new(),
+            sets: KVVec::new(),
             victim: 0,
         }
     }
@@ -45,7 +46,7 @@ impl Routes {
     /// No flow is left: routes don't outlive the namespace.
     pub(crate) fn forget(&mut self) {
         self.options = None;
-        self.slots = KVVec::new();
+        self.sets = KVVec::new();
     }
 
     /// The datagram that goes where `meta` says, of the flow of that number on the channel: `None` if it is
@@ -66,7 +67,7 @@ impl Routes {
             _ => false,
         };
         if !known {
-            self.options = Some((number, Options::of(sk)));
+            self.options = Some((number, Options::of(sk, flow.id())));
         }
         if meta.flags & !META_LOCAL != 0 || ![0, AF_INET].contains(&meta.family) {
             return None;
@@ -82,16 +83,15 @@ impl Routes {
                 data,
             });
         }
-        let way = self.current()?.way(flow.id(), &to(meta))?;
-        let Some(at) = self.find_route(sk, &way) else {
+        let way = self.current()?.way(&to(meta))?;
+        let Some((set, place)) = self.find_route(sk, &way) else {
             // Not to be looked for twice for each of a batch, where IPsec has all packets, say.
             self.options = Some((number, None));
             return None;
         };
-        let (_, route) = self.slots.get(at)?.as_ref()?;
         Some(Datagram {
             options: self.current()?,
-            route,
+            route: self.sets.get(set)?.get(place)?,
             to: way.to(),
             port: way.port(),
             data,
@@ -102,34 +102,36 @@ impl Routes {
         self.options.as_ref()?.1.as_ref()
     }
 
-    /// Finds a good route of a way, by a look-up if it isn't remembered; gives its place.
-    fn find_route(&mut self, sk: &Sock, way: &Way) -> Option<usize> {
-        let hash = way.hash();
-        if let Some(at) = cache::find(&self.slots, hash, way) {
-            let slot = self.slots.get_mut(at)?;
-            if matches!(slot, Some((_, route)) if route.is_valid()) {
-                return Some(at);
+    /// Finds a good route of a way, by a look-up if it isn't remembered; gives its set and the place there.
+    fn find_route(&mut self, sk: &Sock, way: &Way) -> Option<(usize, usize)> {
+        let at = way.hash() as usize & (SETS - 1);
+        if let Some(set) = self.sets.get_mut(at) {
+            if let Some(place) = set.find(way) {
+                if set.get(place)?.is_valid() {
+                    return Some((at, place));
+                }
+                set.put(place, None);
             }
-            *slot = None;
         }
         let route = Route::look_up(sk, way)?;
-        if self.slots.is_empty() {
-            self.slots = empty_slots().ok()?;
+        if self.sets.is_empty() {
+            self.sets = empty_sets().ok()?;
         }
         self.victim = self.victim.wrapping_add(1);
-        let at = cache::room(&self.slots, hash, self.victim);
-        *self.slots.get_mut(at)? = Some((*way, route));
-        Some(at)
+        let set = self.sets.get_mut(at)?;
+        let place = set.room(self.victim);
+        set.put(place, Some((*way, route)));
+        Some((at, place))
     }
 }
 
 /// Places for routes: `ENOMEM`. Process context.
-fn empty_slots() -> Result<KVVec<Option<(Way, Route)>>> {
-    let mut slots = KVVec::with_capacity(ROUTES_MAX, GFP_KERNEL_ACCOUNT)?;
-    for _ in 0..ROUTES_MAX {
-        slots.push_within_capacity(None).map_err(|_| ENOMEM)?;
+fn empty_sets() -> Result<KVVec<Set<Way, Route>>> {
+    let mut sets = KVVec::with_capacity(SETS, GFP_KERNEL_ACCOUNT)?;
+    for _ in 0..SETS {
+        sets.push_within_capacity(Set::new()).map_err(|_| ENOMEM)?;
     }
-    Ok(slots)
+    Ok(sets)
 }
 
 /// An IPv4 address out of metadata.

@@ -581,6 +581,18 @@ void kopi_init_waitqueue_head(wait_queue_head_t *queue)
 	init_waitqueue_head(queue);
 }
 
+void kopi_init_wait_entry_func(struct wait_queue_entry *entry, wait_queue_func_t func)
+{
+	init_waitqueue_func_entry(entry, func);
+	INIT_LIST_HEAD(&entry->entry);
+}
+
+/* Under the queue's lock; who finds it on none need not take that. */
+void kopi_wait_entry_leave(struct wait_queue_entry *entry)
+{
+	list_del_init_careful(&entry->entry);
+}
+
 struct workqueue_struct *kopi_alloc_workqueue(void)
 {
 	return alloc_workqueue("kopi", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
@@ -650,11 +662,6 @@ bool kopi_device_name(struct net *net, int ifindex, char *name)
 	guard(rcu)();
 	dev = dev_get_by_index_rcu(net, ifindex);
 	return dev && strscpy_pad(name, dev->name, IFNAMSIZ) > 0;
-}
-
-u32 kopi_sk_mark(const struct sock *sk)
-{
-	return READ_ONCE(sk->sk_mark);
 }
 
 void kopi_sk_set_mark(struct sock *sk, u32 mark)

@@ -495,7 +495,7 @@ impl Sender {
         let mut retry = None;
         let verdict = match result {
             Ok(()) => 0,
-            Err(error) if error == EAGAIN && channel.stall_buffer(socket.sk()) => {
+            Err(error) if error == EAGAIN && Channel::stall_buffer(channel, socket) => {
                 retry = Some(Step::Stop);
                 InFlight::CANCELLED
             }

@@ -103,9 +103,6 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// Packets were queued, after [`take_over`]. Softirqs are off; says whether the sock is locked,
     /// as it is when it has a receive hook.
     fn data_ready(&self, sk: &Sock, locked: bool);
-
-    /// The send buffer has room again, after [`take_over`]. Softirq.
-    fn write_space(&self, sk: &Sock);
 }
 
 /// An address that a program gives.
@@ -157,9 +154,8 @@ impl Name {
 struct State<T> {
     /// For freeing it when no softirq uses it any more.
     rcu: UnsafeCell<bindings::callback_head>,
-    /// The operations that [`take_over`] replaced.
+    /// The operation that [`take_over`] replaced.
     data_ready: UnsafeCell<Callback>,
-    write_space: UnsafeCell<Callback>,
     /// A packet on its way from `read_skb` to [`next_packet`].
     packet: UnsafeCell<*mut bindings::sk_buff>,
     /// Takes what is queued in process context; disabled before the sock is released.
@@ -416,7 +412,6 @@ impl<T: Protocol> Registration<T> {
         let state = State {
             rcu: UnsafeCell::new(pin_init::zeroed()),
             data_ready: UnsafeCell::new(None),
-            write_space: UnsafeCell::new(None),
             packet: UnsafeCell::new(ptr::null_mut()),
             // SAFETY: Zeroes are a work_struct that is not initialised yet.
             work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
@@ -469,9 +464,6 @@ impl<T: Protocol> Registration<T> {
                 bindings::kopi_write_lock_bh_callback(sk);
                 if let Some(data_ready) = *state.data_ready.get() {
                     (*sk).sk_data_ready = Some(data_ready);
-                }
-                if let Some(write_space) = *state.write_space.get() {
-                    (*sk).sk_write_space = Some(write_space);
                 }
                 bindings::kopi_set_sk_inode_private(sk, ptr::null_mut());
                 bindings::kopi_write_unlock_bh_callback(sk);
@@ -926,7 +918,7 @@ unsafe fn inner_socket(
     Ok(socket)
 }
 
-/// From now on has `data_ready` and `write_space` of the protocol called. Process context.
+/// From now on has `data_ready` of the protocol called. Process context.
 ///
 /// To be called once for a socket. Packets that were queued before remain queued.
 pub(crate) fn take_over<T: Protocol>(socket: &Socket) {
@@ -939,9 +931,7 @@ pub(crate) fn take_over<T: Protocol>(socket: &Socket) {
         };
         bindings::kopi_write_lock_bh_callback(sk);
         state.data_ready.get().write((*sk).sk_data_ready);
-        state.write_space.get().write((*sk).sk_write_space);
         ptr::write_volatile(&raw mut (*sk).sk_data_ready, Some(data_ready::<T>));
-        ptr::write_volatile(&raw mut (*sk).sk_write_space, Some(write_space::<T>));
         bindings::kopi_write_unlock_bh_callback(sk);
     }
 }
@@ -995,23 +985,6 @@ pub(crate) fn poke<T: Protocol>(socket: &Socket) {
     let _softirqs = BottomHalvesOff::new();
     // SAFETY: The socket is in use by the caller.
     unsafe { data_ready::<T>(socket.sk().as_ptr()) };
-}
-
-/// # Safety
-///
-/// To be called by the kernel only, as the operation that it is set as.
-unsafe extern "C" fn write_space<T: Protocol>(sk: *mut bindings::sock) {
-    let _rcu = kernel::sync::rcu::read_lock();
-    // SAFETY: The sock is in use by the caller; RCU is held, under which the copy of the callback
-    // is not written to any more.
-    unsafe {
-        if let Some(state) = state::<T>(sk) {
-            if let Some(inner) = *state.write_space.get() {
-                inner(sk);
-            }
-            state.protocol.write_space(Sock::from_raw(sk));
-        }
-    }
 }
 
 /// Takes the next packet off the sock's queue, its checksum verified. Softirq, or softirqs off.

@@ -88,23 +88,24 @@ impl Route {
         // SAFETY: Zeroes are a flowi4 of nothing. The sock is valid, and so is its namespace.
         unsafe {
             let mut flow: bindings::flowi4 = core::mem::zeroed();
+            let [ends, source, owner, rest] = way.words;
             bindings::kopi_flowi4_init_output(
                 &mut flow,
-                way.device,
-                way.mark,
-                way.tos,
-                way.flow_flags,
-                way.to,
-                way.from,
-                way.port,
-                way.source_port,
+                (source >> 32) as i32,
+                owner as u32,
+                (rest >> 32) as u8,
+                (rest >> 40) as u8,
+                way.to(),
+                source as u32,
+                way.port(),
+                (ends >> 48) as u16,
                 sk.as_ptr(),
             );
             bindings::security_sk_classify_flow(sk.as_ptr(), &mut flow.__fl_common);
             let net = bindings::kopi_sock_net(sk.as_ptr());
             let route =
                 from_err_ptr(bindings::ip_route_output_flow(net, &mut flow, sk.as_ptr())).ok()?;
-            if flow.daddr != way.to {
+            if flow.daddr != way.to() {
                 // Of no address; or translated.
                 bindings::dst_release(&raw mut (*route).dst);
                 return None;
@@ -136,37 +137,35 @@ impl Drop for Route {
 
 /// All that decides about the route of a datagram, and whose it is. Addresses and ports are
 /// big-endian.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(crate) struct Way {
-    /// Number of the flow in its namespace, which goes for what a socket can't change.
-    flow: u32,
-    to: u32,
-    /// 0 if the route is to say.
-    from: u32,
-    device: i32,
-    mark: u32,
-    uid: u32,
-    port: u16,
-    source_port: u16,
-    tos: u8,
-    flow_flags: u8,
+    /// Destination, its port, and the source's; source, or 0 if the route is to say, and device; and
+    /// what [`Options::common`] has. Each begins with the lowest bits.
+    words: [u64; 4],
+}
+
+impl PartialEq for Way {
+    /// Without a branch for each word.
+    fn eq(&self, other: &Self) -> bool {
+        let ([a, b, c, d], [e, f, g, h]) = (self.words, other.words);
+        (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0
+    }
 }
 
 impl Way {
     /// The destination, big-endian.
     pub(crate) fn to(&self) -> u32 {
-        self.to
+        self.words[0] as u32
     }
 
     /// Its port, big-endian.
     pub(crate) fn port(&self) -> u16 {
-        self.port
+        (self.words[0] >> 32) as u16
     }
 
     /// A number by which to find it: the upper half of a product, on which all bits have a say.
     pub(crate) fn hash(&self) -> u32 {
-        let ends = u64::from(self.to) | u64::from(self.port) << 32;
-        let all = ends ^ u64::from(self.flow).rotate_right(24);
+        let all = self.words[0] ^ self.words[3].rotate_right(24);
         (all.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
     }
 }
@@ -188,12 +187,13 @@ pub(crate) struct Options {
     peer: Option<(u32, u16)>,
     /// The route to the peer.
     route: Option<Route>,
+    /// The device that it is bound to, or IP_UNICAST_IF's.
     device: i32,
-    unicast_device: i32,
     mark: u32,
-    uid: u32,
     tos: u8,
-    flow_flags: u8,
+    /// Of each [`Way`]: mark and user; flow, TOS and flags of the look-up. The flow's number in its
+    /// namespace goes for what a socket can't change.
+    common: [u64; 2],
     /// IP_TTL, if it is set.
     ttl: Option<u8>,
     /// The namespace's, where neither the socket nor the route asks for one.
@@ -203,8 +203,8 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Those of a sock now. Process context.
-    pub(crate) fn of(sk: &Sock) -> Option<Self> {
+    /// Those of a sock now, which is that of the flow with this number. Process context.
+    pub(crate) fn of(sk: &Sock, flow: u32) -> Option<Self> {
         if sk.is_ipv6() {
             return None;
         }
@@ -239,6 +239,14 @@ impl Options {
             let state = ptr::read_volatile(&raw const (*raw).__sk_common.skc_state);
             let connected = u32::from(state) == bindings::TCP_ESTABLISHED;
             let source = ptr::read_volatile(&raw const (*inet).inet_saddr);
+            let device = match sk.bound_device() {
+                0 => ptr::read_volatile(&raw const (*inet).uc_index),
+                bound => bound,
+            };
+            let mark = sk.mark();
+            let tos = ptr::read_volatile(&raw const (*inet).tos);
+            let user = bindings::kopi_sk_uid(raw);
+            let flags = bindings::kopi_inet_sk_flowi_flags(raw);
             Some(Self {
                 source,
                 source_port,
@@ -249,12 +257,13 @@ impl Options {
                 } else {
                     None
                 },
-                device: sk.bound_device(),
-                unicast_device: ptr::read_volatile(&raw const (*inet).uc_index),
-                mark: sk.mark(),
-                uid: bindings::kopi_sk_uid(raw),
-                tos: ptr::read_volatile(&raw const (*inet).tos),
-                flow_flags: bindings::kopi_inet_sk_flowi_flags(raw),
+                device,
+                mark,
+                tos,
+                common: [
+                    u64::from(mark) | u64::from(user) << 32,
+                    u64::from(flow) | u64::from(tos) << 32 | u64::from(flags) << 40,
+                ],
                 ttl: u8::try_from(ptr::read_volatile(&raw const (*inet).uc_ttl)).ok(),
                 default_ttl: bindings::kopi_sk_default_ttl(raw),
                 discovery,
@@ -268,7 +277,7 @@ impl Options {
     }
 
     /// The way of a datagram to there, or to the peer; `None` if it is for udp_sendmsg(). Any context.
-    pub(crate) fn way(&self, flow: u32, to: &To) -> Option<Way> {
+    pub(crate) fn way(&self, to: &To) -> Option<Way> {
         // A program of a cgroup may want another destination.
         // SAFETY: Reads a static key.
         if unsafe { bindings::kopi_cgroup_bpf_enabled_udp4_sendmsg() } {
@@ -278,27 +287,24 @@ impl Options {
             0 => self.peer?,
             port => (to.address, port),
         };
-        let (from, device) = to.from.unwrap_or((self.source, 0));
-        let device = [device, self.device, self.unicast_device]
-            .into_iter()
-            .find(|&device| device != 0)
-            .unwrap_or(0);
+        let (from, device) = match to.from {
+            Some((from, 0)) => (from, self.device),
+            Some(from) => from,
+            None => (self.source, self.device),
+        };
         let [first, ..] = address.to_ne_bytes();
         // No address; multicast, with sources and devices of its own, and broadcast.
         if address == 0 || first >= 224 {
             return None;
         }
+        let [owner, rest] = self.common;
         Some(Way {
-            flow,
-            to: address,
-            from,
-            device,
-            mark: self.mark,
-            uid: self.uid,
-            port,
-            source_port: self.source_port,
-            tos: self.tos,
-            flow_flags: self.flow_flags,
+            words: [
+                u64::from(address) | u64::from(port) << 32 | u64::from(self.source_port) << 48,
+                u64::from(from) | u64::from(device as u32) << 32,
+                owner,
+                rest,
+            ],
         })
     }
 

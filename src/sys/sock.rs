@@ -462,8 +462,8 @@ impl Sock {
 
     /// SO_MARK. Any context.
     pub(crate) fn mark(&self) -> u32 {
-        // SAFETY: A valid sock.
-        unsafe { bindings::kopi_sk_mark(self.as_ptr()) }
+        // SAFETY: A valid sock; others may set it meanwhile.
+        unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_mark) }
     }
 
     /// Sets SO_MARK, and forgets the route. Any context.

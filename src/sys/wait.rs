@@ -6,9 +6,16 @@
 
 use super::socket::Socket;
 use crate::bindings;
-use core::cell::Cell;
+use crate::channel::Channel;
+use core::{
+    cell::Cell,
+    mem::ManuallyDrop,
+    ptr,
+    sync::atomic::{fence, AtomicPtr, Ordering}, //
+};
 use kernel::{
     prelude::*,
+    sync::Arc,
     types::Opaque, //
 };
 
@@ -182,4 +189,90 @@ impl Drop for Entry {
             unsafe { bindings::finish_wait(self.queue, self.entry.get()) };
         }
     }
+}
+
+/// A channel's place on the queue of a socket, by which it is told that the send buffer has room.
+///
+/// # Invariants
+///
+/// `entry` is initialised, and on no queue but `queue`, which is then alive.
+#[pin_data]
+pub(crate) struct RoomEntry {
+    #[pin]
+    entry: Opaque<bindings::wait_queue_entry>,
+    queue: AtomicPtr<bindings::wait_queue_head_t>,
+}
+
+// SAFETY: The queue's lock is all that an entry needs.
+unsafe impl Send for RoomEntry {}
+// SAFETY: As above.
+unsafe impl Sync for RoomEntry {}
+
+impl RoomEntry {
+    /// A place on no queue.
+    pub(crate) fn new() -> impl PinInit<Self> {
+        // INVARIANT: Initialised, and on no queue.
+        pin_init!(Self {
+            // SAFETY: `slot` is memory for an entry, which stays where it is.
+            entry <- Opaque::ffi_init(|slot| unsafe {
+                bindings::kopi_init_wait_entry_func(slot, Some(room_came));
+            }),
+            queue: AtomicPtr::new(ptr::null_mut()),
+        })
+    }
+
+    /// Has [`Channel::room_came`] called, once, when the socket's send buffer has room: unless it has now, for
+    /// which the caller is to look after this. Process context.
+    ///
+    /// # Safety
+    ///
+    /// The entry must be the channel's, and on no queue; nobody else may join or leave with it meanwhile.
+    /// [`RoomEntry::leave`] must be called before the socket is released or the channel let go of.
+    pub(crate) unsafe fn join(&self, socket: &Socket, channel: &Arc<Channel>) {
+        // SAFETY: A socket's own queue is initialised, and lives as long as the socket. Nobody looks at the
+        // entry as long as it is on no queue.
+        unsafe {
+            let queue = &raw mut (*socket.as_ptr()).wq.wait;
+            // INVARIANT: As required of the caller.
+            self.queue.store(queue, Ordering::Relaxed);
+            (*self.entry.get()).private = Arc::as_ptr(channel).cast_mut().cast();
+            bindings::add_wait_queue(queue, self.entry.get());
+        }
+        // Pairs with that of sock_def_write_space(): either it finds the entry, or the caller sees the room.
+        fence(Ordering::SeqCst);
+    }
+
+    /// Leaves the queue, if it is on one: [`Channel::room_came`] is neither called nor running after this.
+    /// Process context.
+    pub(crate) fn leave(&self) {
+        let queue = self.queue.swap(ptr::null_mut(), Ordering::Relaxed);
+        if !queue.is_null() {
+            // SAFETY: By the invariants; it is made for entries that may have left by themselves.
+            unsafe { bindings::finish_wait(queue, self.entry.get()) };
+        }
+    }
+}
+
+/// Called under the queue's lock when the socket is woken for anything.
+///
+/// # Safety
+///
+/// To be called by the kernel only, as the function of an entry that has joined a queue.
+unsafe extern "C" fn room_came(
+    entry: *mut bindings::wait_queue_entry,
+    _mode: c_uint,
+    _flags: c_int,
+    key: *mut c_void,
+) -> c_int {
+    if key as usize as u32 & POLL_OUT == 0 {
+        return 0;
+    }
+    // SAFETY: As required of the caller of `join`: the channel lives, so that the reference that is made up
+    // here for the call is never the last; and the entry is given up last, since who leaves finds it gone.
+    unsafe {
+        let channel = ManuallyDrop::new(Arc::from_raw((*entry).private.cast::<Channel>()));
+        Channel::room_came(&channel);
+        bindings::kopi_wait_entry_leave(entry);
+    }
+    1
 }
