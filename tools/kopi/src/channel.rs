@@ -419,6 +419,7 @@ impl Channel {
     /// # Panics
     ///
     /// If the payload is of another channel.
+    #[inline]
     pub fn send<'c>(
         &'c self,
         flow: FlowId,
@@ -439,13 +440,16 @@ impl Channel {
     #[inline]
     fn room_for(&self, payload: &Payload<'_>) -> io::Result<()> {
         let needed = payload.count() as u32;
-        let size = {
-            let mut tx = self.tx.borrow_mut();
-            if tx.ring.room(needed)? >= needed {
-                return Ok(());
-            }
-            tx.ring.size()
-        };
+        if self.tx.borrow_mut().ring.room(needed)? >= needed {
+            return Ok(());
+        }
+        self.make_room(needed)
+    }
+
+    /// Has the kernel take what is in the TX ring.
+    #[cold]
+    fn make_room(&self, needed: u32) -> io::Result<()> {
+        let size = self.tx.borrow().ring.size();
         if needed > size.min(CHAIN_MAX) {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
