@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """What a channel remembers of routes and options is never older than the last doorbell."""
 
+import json
 import socket
 import struct
 import subprocess
@@ -163,6 +164,41 @@ wanted = udp_errno(b"x", far)
 for channel, address in ((connected, None), (wild, far)):
     errors = sent((b"a", address))
     check("a device that is gone", wanted == errors[0], (wanted, errors))
+
+# A device with queues, of which the hash of a datagram's ends chooses one.
+ip("link add q9 numtxqueues 4 type veth peer name q8")
+for device in ("q8", "q9"):
+    ip(f"link set {device} up")
+ip("addr add 198.51.100.1/24 dev q9")
+subprocess.run(["tc", "qdisc", "add", "dev", "q9", "root", "handle", "1:", "mq"], check=True)
+queued = [f"198.51.100.{number}" for number in range(10, 30)]
+for address in queued:
+    ip(f"neigh add {address} lladdr 02:00:00:00:00:07 dev q9 nud permanent")
+
+
+def by_queue():
+    """Packets of each queue."""
+    shown = subprocess.run(["tc", "-s", "-j", "class", "show", "dev", "q9"], check=True, capture_output=True)
+    return [each["stats"]["packets"] for each in json.loads(shown.stdout)]
+
+
+def chosen(send):
+    """How many packets go by each queue if each address gets three, one by each call."""
+    gone = by_queue()
+    for _ in range(3):
+        send([(b"q", (address, 9)) for address in queued])
+    return [now - then for then, now in zip(gone, by_queue())]
+
+
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
+    udp.bind(("198.51.100.1", 7009))
+    wanted = chosen(lambda datagrams: [udp.sendto(*each) for each in datagrams])
+channel = Channel()
+channel.sock.bind(("198.51.100.1", 7009))
+got = chosen(lambda datagrams: sent(*datagrams))
+check("each peer's datagrams go by the queue that a UDP socket's go by", got == wanted and sum(got) == 60
+      and sum(each > 0 for each in got) > 1, (got, wanted))
+ip("link del q9")
 
 # Another flow under the same number of the channel.
 channel = Channel()

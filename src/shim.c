@@ -390,6 +390,11 @@ u32 kopi_dst_hoplimit(const struct dst_entry *dst)
 	return dst_metric_raw(dst, RTAX_HOPLIMIT);
 }
 
+bool kopi_dst_has_queues(const struct dst_entry *dst)
+{
+	return READ_ONCE(dst_dev(dst)->real_num_tx_queues) > 1;
+}
+
 u8 kopi_sk_default_ttl(const struct sock *sk)
 {
 	return READ_ONCE(sock_net(sk)->ipv4.sysctl_ip_default_ttl);
@@ -414,6 +419,15 @@ void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int le
 	skb_set_transport_header(skb, transport);
 	skb->mark = mark;
 	return __skb_put(skb, len);
+}
+
+/* The hash of an IPv4 datagram's ends, which is computed if it isn't known. */
+u32 kopi_skb_flow_hash(struct sk_buff *skb, u32 known)
+{
+	skb->protocol = htons(ETH_P_IP);
+	if (known)
+		__skb_set_sw_hash(skb, known, true);
+	return skb_get_hash(skb);
 }
 
 void kopi_memcpy(void *to, const void *from, size_t len)

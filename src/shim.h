@@ -94,11 +94,13 @@ unsigned int kopi_ll_reserved_space(const struct dst_entry *dst);
 bool kopi_dst_has_checksums(const struct dst_entry *dst);
 u32 kopi_rt_flags(const struct dst_entry *dst);
 u32 kopi_dst_hoplimit(const struct dst_entry *dst);
+bool kopi_dst_has_queues(const struct dst_entry *dst);
 u8 kopi_sk_default_ttl(const struct sock *sk);
 bool kopi_dst_mtu_locked(const struct dst_entry *dst);
 void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk);
 void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int len,
 		     int transport, u32 mark);
+u32 kopi_skb_flow_hash(struct sk_buff *skb, u32 known);
 void kopi_memcpy(void *to, const void *from, size_t len);
 u32 kopi_csum_partial_copy_nocheck(const void *from, void *to, int len);
 void kopi_skb_dst_set_noref(struct sk_buff *skb, struct dst_entry *dst);

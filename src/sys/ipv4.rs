@@ -14,7 +14,10 @@ use super::{
 };
 use crate::bindings;
 use crate::pure::ip::{self, HEADER_IP_V4, HEADER_UDP, HEADER_V4};
-use core::ptr::{self, NonNull};
+use core::{
+    cell::Cell,
+    ptr::{self, NonNull}, //
+};
 use kernel::{
     error::{from_err_ptr, Error},
     prelude::*,
@@ -45,6 +48,10 @@ pub(crate) struct Route {
     may_grow: bool,
     /// The TTL that it asks for, or 0.
     ttl: u8,
+    /// Its device has several queues, of which hashes choose.
+    has_queues: bool,
+    /// What the kernel hashes the ends of its datagrams to, which takes it longer than all else; or 0.
+    hash: Cell<u32>,
 }
 
 // SAFETY: Routes are not bound to a task.
@@ -64,6 +71,8 @@ impl Route {
             has_checksums: false,
             may_grow: false,
             ttl: 0,
+            has_queues: false,
+            hash: Cell::new(0),
         };
         let cast = bindings::RTCF_BROADCAST | bindings::RTCF_MULTICAST;
         let _rcu = rcu::read_lock();
@@ -78,6 +87,7 @@ impl Route {
             route.has_checksums = bindings::kopi_dst_has_checksums(dst.as_ptr());
             route.may_grow = !bindings::kopi_dst_mtu_locked(dst.as_ptr());
             route.ttl = bindings::kopi_dst_hoplimit(dst.as_ptr()) as u8;
+            route.has_queues = bindings::kopi_dst_has_queues(dst.as_ptr());
         }
         Some(route)
     }
@@ -424,6 +434,11 @@ impl Datagram<'_> {
                 bindings::udp4_hwcsum(skb, route.source, self.to);
             }
             bindings::kopi_ip_select_ident(skb, sk);
+            // Connected socks remember their queue.
+            if route.has_queues && options.peer.is_none() {
+                let hash = bindings::kopi_skb_flow_hash(skb, route.hash.get());
+                route.hash.set(hash);
+            }
             Ok(skb)
         }
     }
