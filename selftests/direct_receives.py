@@ -389,9 +389,16 @@ def ports_come_and_go(ynl):
 
 def programs_are_left_alone():
     """Another one's program stays."""
-    kopictl("detach", "eth0")
     sh("bpftool prog loadall /kopi/build/bpf/policy.bpf.o /sys/fs/bpf/others")
-    host("bpftool net attach xdpdrv pinned /sys/fs/bpf/others/others_pass dev eth0")
+    host("bpftool net attach xdpdrv pinned /sys/fs/bpf/others/others_pass dev eth0 overwrite")
+    with namespace("host"):
+        ynl = family()
+    kopi.check("another program in the place of kopictl's: it is seen",
+               link(ynl)["receive-path"] == "no-program", link(ynl))
+    ynl.sock.close()
+    kopictl("detach", "eth0")
+    kopi.check("another program: stays when the device is detached",
+               "xdp" in json.loads(host("ip -j link show eth0"))[0])
     shutil.rmtree("/sys/fs/bpf/others")
     kopictl("attach", "eth0")
     with namespace("host"):

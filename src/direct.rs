@@ -51,6 +51,8 @@ const PAUSE: u64 = 1_000_000_000;
 const GIVEN_MAX: u64 = 10_000_000;
 /// How long a port that is taken away waits for what it has taken, in nanoseconds.
 const CLOSING: u64 = 1_000_000_000;
+/// What `kopictl attach` has a driver run, and shows in its lists of programs.
+const PROGRAM: &CStr = c"kopi_redirect";
 /// Datagrams that may wait on a queue, as many as fq_codel keeps.
 const WAITING_MAX: u32 = 10_240;
 
@@ -315,6 +317,8 @@ impl Port {
     /// Which way what comes takes now.
     pub(crate) fn way_in(&self) -> WayIn {
         match &self.receiving {
+            // Somebody has taken it off, or put another one in its place.
+            Ok(_) if !self.device.runs(PROGRAM) => WayIn::NoProgram,
             Ok(target) if !target.is_up() => WayIn::Down,
             Ok(_) if self.device.strips_vlans() => WayIn::Vlan,
             Ok(_) => WayIn::Direct,

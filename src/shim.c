@@ -1307,6 +1307,14 @@ bool kopi_dev_strips_vlans(const struct net_device *dev)
 	return dev->features & (NETIF_F_HW_VLAN_CTAG_RX | NETIF_F_HW_VLAN_STAG_RX);
 }
 
+/* Whether the driver runs an XDP program of this name. In an RCU read-side section. */
+bool kopi_dev_runs(const struct net_device *dev, const char *name)
+{
+	const struct bpf_prog *prog = READ_ONCE(dev->xdp_state[XDP_MODE_DRV].prog);
+
+	return prog && !strcmp(prog->aux->name, name);
+}
+
 bool kopi_dev_merges_received(const struct net_device *dev)
 {
 	return dev->features & NETIF_F_GRO;

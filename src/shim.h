@@ -274,6 +274,7 @@ bool kopi_dev_is_up(const struct net_device *dev);
 bool kopi_dev_is_virtual(const struct net_device *dev);
 bool kopi_dev_strips_vlans(const struct net_device *dev);
 bool kopi_dev_merges_received(const struct net_device *dev);
+bool kopi_dev_runs(const struct net_device *dev, const char *name);
 bool kopi_udp_wants_trains(const struct sock *sk);
 void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *frame,
 			    unsigned int skip, unsigned int len);

@@ -11,7 +11,7 @@ use super::{
 use crate::bindings;
 use crate::direct::{self, Port, Queue, Verdict};
 use core::ptr::NonNull;
-use kernel::{error::to_result, prelude::*, types::Opaque};
+use kernel::{error::to_result, prelude::*, sync::rcu, types::Opaque};
 
 /// A device.
 ///
@@ -82,6 +82,13 @@ impl Device {
     pub(crate) fn strips_vlans(&self) -> bool {
         // SAFETY: By the invariants.
         unsafe { bindings::kopi_dev_strips_vlans(self.as_ptr()) }
+    }
+
+    /// Whether its driver runs an XDP program of this name now. Any context.
+    pub(crate) fn runs(&self, name: &CStr) -> bool {
+        let _rcu = rcu::read_lock();
+        // SAFETY: By the invariants; programs are freed by RCU.
+        unsafe { bindings::kopi_dev_runs(self.as_ptr(), name.as_char_ptr()) }
     }
 
     /// Whether what it receives is to be merged to trains.
