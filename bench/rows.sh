@@ -102,6 +102,10 @@ offloaded() {
 	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads \
 		--modes udp_segment,kopi_train,kopi_gso --packets 65536 --policy "$@" || failed=1
 }
+offloaded_to_many() {
+	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads --peers many \
+		--payloads 64 --modes sendmmsg,io_uring,kopi_doorbell --policy "$@" || failed=1
+}
 received_offloaded() {
 	echo "# receiving with offloads, $1, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
 	receive onear ofar otwin --offloads --modes recvmmsg,udp_gro,kopi,kopi_train,kopi_merged --policy "$@" || failed=1
@@ -111,6 +115,12 @@ if ip -n tap link show tap0 >/dev/null 2>&1; then
 	nft10 tap output
 	offloaded nft10 --counts handed --count "$nft_count"
 	no_nft tap
+	offloaded_to_many none
+	# By two queues: which of them is to be found out for each packet.
+	nsenter --net=/run/netns/tap ethtool -L tap0 combined 2 >&2
+	offloaded none --queues 2 --payloads 64
+	offloaded_to_many none --queues 2
+	nsenter --net=/run/netns/tap ethtool -L tap0 combined 1 >&2
 	received_offloaded none
 	nft10 onear input
 	received_offloaded nft10 --counts handed --count "$nft_count"

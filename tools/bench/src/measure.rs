@@ -59,6 +59,10 @@ pub(crate) struct Options {
     #[arg(long)]
     offloads: bool,
 
+    /// Transmit queues that the NIC was told to use, if several
+    #[arg(long)]
+    queues: Option<u32>,
+
     #[command(flatten)]
     policy: Policy,
 }
@@ -159,6 +163,7 @@ impl Bench<'_> {
             mode: name(mode),
             direction: "send".to_owned(),
             offloads: self.options.offloads,
+            queues: self.options.queues,
             payload,
             policy: self.options.policy.name.clone(),
             policy_holds: self.options.policy.holds(policy_packets, &seen_packets)?,

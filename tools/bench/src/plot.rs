@@ -115,6 +115,7 @@ fn all_bars(rows: &[Row]) -> Vec<Bars> {
             && row.policy == policy
             && row.policy_holds != Some(false)
             && row.offloads == offloads
+            && row.queues.is_none()
             && row.payload == 64
             && row.peers == 1
             && row.kernel_bytes.is_none()

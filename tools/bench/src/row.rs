@@ -17,6 +17,9 @@ pub(crate) struct Row {
     pub(crate) direction: String,
     /// Whether the NIC does checksums and segmentation.
     pub(crate) offloads: bool,
+    /// Transmit queues of the NIC, if they are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) queues: Option<u32>,
     /// Bytes of payload of each datagram.
     pub(crate) payload: usize,
     /// What the administrator has installed.
@@ -71,6 +74,7 @@ impl Row {
         let kind = |row: &Self| {
             (
                 row.offloads,
+                row.queues,
                 row.payload,
                 row.flows,
                 row.peers,

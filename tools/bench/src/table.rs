@@ -79,7 +79,7 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
         tables(&rows),
         scale(&rows),
         round_trips(&rows),
-        rates(&rows)
+        all_rates(&rows)
     );
     println!("{}{}", goals(&rows), goals_of_many(&rows));
     Ok(true)
@@ -123,8 +123,8 @@ fn is_plain(row: &Row) -> bool {
 }
 
 /// Which rows make a table.
-fn kind(row: &Row) -> (&str, usize, bool) {
-    (&row.direction, row.peers, row.offloads)
+fn kind(row: &Row) -> (&str, usize, bool, Option<u32>) {
+    (&row.direction, row.peers, row.offloads, row.queues)
 }
 
 /// Tables in Markdown, one for each kind: modes down, policies and
@@ -140,12 +140,15 @@ fn tables(rows: &[Row]) -> String {
             .iter()
             .map(|row| ((&row.mode, &row.policy, row.payload), cell(row)))
             .collect();
-        let (direction, peers, offloads) = kind;
+        let (direction, peers, offloads, queues) = kind;
         let whom = match peers {
             1 => "one peer".to_owned(),
             peers => format!("{peers} peers at random"),
         };
-        let nic = if offloads { ", NIC with offloads" } else { "" };
+        let mut nic = if offloads { ", NIC with offloads" } else { "" }.to_owned();
+        if let Some(queues) = queues {
+            let _ = write!(nic, " and {queues} queues");
+        }
         let _ = writeln!(text, "{direction}, {whom}{nic}: instructions per packet\n");
         let heads = columns
             .iter()
@@ -236,12 +239,25 @@ fn round_trips(rows: &[Row]) -> String {
     text
 }
 
+/// Packets per second, a table for each number of the NIC's queues.
+fn all_rates(rows: &[Row]) -> String {
+    let timed = rows.iter().filter(|row| row.packets_per_second.is_some());
+    let timed: Vec<_> = timed.collect();
+    distinct(timed.iter().map(|row| row.queues))
+        .into_iter()
+        .map(|queues| {
+            let here: Vec<_> = timed
+                .iter()
+                .filter(|row| row.queues == queues)
+                .copied()
+                .collect();
+            rates(&here, queues.unwrap_or(1))
+        })
+        .collect()
+}
+
 /// Packets per second, and of what the first mode had in the same round.
-fn rates(rows: &[Row]) -> String {
-    let here: Vec<_> = rows
-        .iter()
-        .filter(|row| row.packets_per_second.is_some())
-        .collect();
+fn rates(here: &[&Row], queues: u32) -> String {
     let Some(first) = here.first() else {
         return String::new();
     };
@@ -250,7 +266,9 @@ fn rates(rows: &[Row]) -> String {
         here.iter()
             .find(|row| row.mode == mode && row.flows == flows)
     };
-    let mut text = "send, 64 bytes: packets per second, and times the first mode's\n\n".to_owned();
+    let mut text = format!(
+        "send, 64 bytes, NIC of {queues} queues: packets per second, and times the first mode's\n\n"
+    );
     let heads = counts.iter().map(|count| format!(" {count} at once | |"));
     let _ = writeln!(text, "| |{}", heads.collect::<String>());
     let _ = writeln!(text, "| --- |{}", " ---: | ---: |".repeat(counts.len()));
@@ -293,6 +311,7 @@ fn goals(rows: &[Row]) -> String {
                     row.mode == case.mode
                         && row.direction == *direction
                         && row.offloads == case.offloads
+                        && row.queues.is_none()
                         && row.policy == case.policy
                         && row.payload == 64
                         && (row.peers > 1) == case.many
@@ -480,7 +499,7 @@ send, 255 peers at random: instructions per packet
             rate("sendmmsg", &[100.0, 50.0, 80.0]),
             rate("kopi_train", &[200.0, 150.0, 160.0]),
         ];
-        let text = rates(&rows);
+        let text = all_rates(&rows);
         assert!(text.contains("| sendmmsg | 80 | 1.00 |\n"), "{text}");
         assert!(text.contains("| kopi_train | 160 | 2.00 |\n"), "{text}");
         assert_eq!(tables(&rows), "");

@@ -54,6 +54,10 @@ pub(crate) struct Options {
     /// How often each mode has its turn
     #[arg(long, default_value_t = 7)]
     rounds: usize,
+
+    /// Transmit queues that the NIC uses, if several
+    #[arg(long)]
+    queues: Option<u32>,
 }
 
 pub(crate) fn run(options: &Options) -> io::Result<bool> {
@@ -75,6 +79,7 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
             let row = Row {
                 mode: name(mode),
                 direction: "send".to_owned(),
+                queues: options.queues,
                 payload: options.payload,
                 policy: "none".to_owned(),
                 flows: senders,
