@@ -251,13 +251,14 @@ impl Channel {
 
     /// Takes a flow's number back, and says how many are left. No packet of it is being sent when
     /// this returns.
-    pub(crate) fn remove_flow(&self, number: u32) -> u32 {
-        let mut sender = self.sender.lock();
+    pub(crate) fn remove_flow(this: &Arc<Self>, number: u32) -> u32 {
+        let mut sender = this.sender.lock();
         sender.sockets.remove(number);
-        if self.is_stalled_by_buffer() {
-            // Perhaps by this one: the others are tried anew.
-            self.unstall();
-            self.wake_writers();
+        // Perhaps of this flow. Also where the room has come: that may be being told.
+        this.room.leave();
+        if this.is_stalled_by_buffer() {
+            // The others are tried anew.
+            Self::room_came(this);
         }
         // Options of a flow that is gone, and numbers are used again.
         sender.output.routes.begin();

@@ -313,7 +313,7 @@ impl Flow {
         // Last of what may fail: a socket that is refused would be left with it.
         if channel.has_trains() {
             if let Err(error) = socket.enable_gro() {
-                channel.remove_flow(number);
+                Channel::remove_flow(&channel, number);
                 return Err(error);
             }
         }
@@ -323,7 +323,7 @@ impl Flow {
         });
         if !attached {
             // Another thread was faster.
-            channel.remove_flow(number);
+            Channel::remove_flow(&channel, number);
             return Err(EBUSY);
         }
         policy.join(channel.user());
@@ -418,7 +418,7 @@ impl Protocol for Flow {
             return;
         };
         if let Some(at) = self.attachment.as_ref() {
-            if at.channel.remove_flow(at.number) == 0 {
+            if Channel::remove_flow(&at.channel, at.number) == 0 {
                 let unlisted = policy.net().channels.lock().remove(&at.channel.id());
                 drop(unlisted);
             }

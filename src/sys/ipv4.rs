@@ -414,7 +414,11 @@ impl Datagram<'_> {
                 None
             } else {
                 let to = payload.cast();
-                Some(bindings::kopi_csum_partial_copy_nocheck(from, to, i32::from(len)))
+                Some(bindings::kopi_csum_partial_copy_nocheck(
+                    from,
+                    to,
+                    i32::from(len),
+                ))
             };
             let header = ip::header_v4(
                 options.tos,
@@ -454,7 +458,8 @@ unsafe fn allocate(sk: *mut bindings::sock, room: usize) -> Result<*mut bindings
     // SAFETY: As required of the caller; what others write meanwhile is read once.
     unsafe {
         let is_well = ptr::read_volatile(&raw const (*sk).sk_err) == 0
-            && u32::from(ptr::read_volatile(&raw const (*sk).sk_shutdown)) & bindings::SEND_SHUTDOWN
+            && u32::from(ptr::read_volatile(&raw const (*sk).sk_shutdown))
+                & bindings::SEND_SHUTDOWN
                 == 0;
         if is_well {
             let skb = bindings::sock_wmalloc(sk, room, 0, (*sk).sk_allocation);
