@@ -70,6 +70,12 @@ set_up() {
 has_offloads() { ethtool -k "$1" | grep -q '^tx-udp-segmentation: on'; }
 in_void() { nsenter --net=/run/netns/void "$@"; }
 in_near() { nsenter --net=/run/netns/near "$@"; }
+in_far() { nsenter --net=/run/netns/far "$@"; }
+
+# kopi-bench sends from one of two that are joined to the other, and back: round_trips OPTION...
+round_trips() {
+	in_near kopi-bench rtt --nic near0 --local 198.51.100.1 --far-netns /run/netns/far --far 198.51.100.2 "$@"
+}
 
 # kopi-bench receives at the first of two that are joined, beside one that takes all:
 # receive NAME NAME NAME OPTION...

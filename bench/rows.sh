@@ -47,9 +47,9 @@ many() {
 	sysctl -qw net.kopi.user_max_flows=131072
 	in_void kopi-bench scale --nic void0 --local 198.18.0.0 || failed=1
 }
-round_trips() {
+there_and_back() {
 	echo "# round trips, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
-	in_near kopi-bench rtt --nic near0 --local 198.51.100.1 --far-netns /run/netns/far --far 198.51.100.2 || failed=1
+	round_trips "$@" || failed=1
 }
 
 nsenter --net=/run/netns/host kopi-bench wire --nic eth0 --local 192.0.2.1 --peer-netns /run/netns/peer \
@@ -136,7 +136,7 @@ no_nft near
 conntrack near input
 received conntrack --counts handed --count "$nft_count" --payloads 64
 no_nft near
-round_trips
+there_and_back
 
 # One at a time, since the port is free again some time after.
 for payload in 64 512 1400; do received none --modes io_uring --payloads $payload; done
@@ -167,6 +167,9 @@ also_conntrack near input
 received nft10_conntrack --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_merged --payloads 64
 in_near nft delete table inet more
 no_nft near
+in_far kopictl attach far0 || failed=1
+there_and_back --modes kopi_direct_both
+in_far kopictl detach far0
 in_near kopictl detach near0
 # These leave nothing to the stack, which would answer; tc's ingress is behind AF_PACKET.
 in_near tc qdisc add dev near0 clsact

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! Measures round trips: of one datagram at a time, to a thread in another namespace that sends back
-//! what comes, by an ordinary UDP socket for all modes.
+//! what comes, by an ordinary UDP socket; or to the same thread, which polls both ends in turn, of one kind.
 
 use crate::{
     clock::Clock,
@@ -19,7 +19,7 @@ use std::{
     io,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::fd::AsRawFd,
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
 };
@@ -28,6 +28,8 @@ use std::{
 const RUNS_MAX: usize = 4;
 /// How long an answer may take.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Where both ends are this thread's, the port of the one that answers.
+const BOTH_PORT: u16 = TO_PORT + 1;
 /// How long the stack may poll for an answer.
 const BUSY_POLL_US: libc::c_int = 100_000;
 
@@ -45,6 +47,14 @@ enum Mode {
     Kopi,
     /// KOPI's rings: a doorbell, and a look at the RX ring until there is something
     KopiSpin,
+    /// As `udp_busy_poll`, at both ends
+    UdpBusyPollBoth,
+    /// As `udp_spin`, at both ends
+    UdpSpinBoth,
+    /// As `kopi_spin`, at both ends
+    KopiSpinBoth,
+    /// As that, by devices that are attached
+    KopiDirectBoth,
 }
 
 #[derive(Args)]
@@ -98,7 +108,7 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
         kernel: kernel()?,
     };
     let modes = match &options.modes[..] {
-        [] => Mode::value_variants(),
+        [] => &Mode::value_variants()[..Mode::value_variants().len() - 1],
         modes => modes,
     };
     let mut all_right = true;
@@ -158,6 +168,29 @@ struct Udp {
     flags: libc::c_int,
 }
 
+impl Udp {
+    fn open(
+        own: SocketAddrV4,
+        other: SocketAddrV4,
+        polls: bool,
+        flags: libc::c_int,
+        payload: usize,
+    ) -> io::Result<Self> {
+        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
+        socket.bind(&own.into())?;
+        socket.connect(&other.into())?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        if polls {
+            option::set(&socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
+        }
+        Ok(Self {
+            socket,
+            buffer: vec![0; payload],
+            flags,
+        })
+    }
+}
+
 impl Client for Udp {
     fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
         self.socket.send(payload)?;
@@ -188,15 +221,36 @@ struct Rings {
     spins: bool,
 }
 
-impl Client for Rings {
-    fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
+impl Rings {
+    fn open(own: SocketAddrV4, other: SocketAddrV4, spins: bool, trains: bool) -> io::Result<Self> {
+        let flow = Flow::bind(own.into())?;
+        flow.connect(other.into())?;
+        Ok(Self {
+            channel: Channel::builder().trains(trains).open(&flow)?,
+            flow,
+            spins,
+        })
+    }
+
+    fn queue(&self, payload: &[u8]) -> io::Result<()> {
         let flow = self.flow.id().expect("a flow on its channel");
         let frame = self.channel.payload(payload);
         let frame = frame.ok_or_else(|| io::Error::other("no free frame"))?;
-        self.channel.send(flow, &Message::connected(), frame)?;
-        if !self.channel.flush()? {
-            return Err(io::Error::other("no room for a single datagram"));
+        Ok(self.channel.send(flow, &Message::connected(), frame)?)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        match self.channel.flush()? {
+            true => Ok(()),
+            false => Err(io::Error::other("no room for a single datagram")),
         }
+    }
+}
+
+impl Client for Rings {
+    fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.queue(payload)?;
+        self.flush()?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(packet) = self.channel.recv()? {
@@ -212,7 +266,159 @@ impl Client for Rings {
     }
 }
 
+/// One of two ends that the same thread polls.
+trait End {
+    fn send(&mut self, payload: &[u8]) -> io::Result<()>;
+    /// What has come, if something has.
+    fn received(&mut self) -> io::Result<Option<&[u8]>>;
+}
+
+impl End for Udp {
+    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.socket.send(payload).map(drop)
+    }
+
+    fn received(&mut self) -> io::Result<Option<&[u8]>> {
+        let (buffer, room) = (self.buffer.as_mut_ptr(), self.buffer.len());
+        // SAFETY: The buffer is as long as is said.
+        let len = unsafe { libc::recv(self.socket.as_raw_fd(), buffer.cast(), room, self.flags) };
+        if len >= 0 {
+            return Ok(Some(&self.buffer[..len as usize]));
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            error => Err(error),
+        }
+    }
+}
+
+/// A flow and its channel, and what came last.
+struct Ringed {
+    rings: Rings,
+    buffer: Vec<u8>,
+}
+
+impl End for Ringed {
+    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.rings.queue(payload)?;
+        self.rings.flush()
+    }
+
+    fn received(&mut self) -> io::Result<Option<&[u8]>> {
+        let Some(packet) = self.rings.channel.recv()? else {
+            return Ok(None);
+        };
+        let data = packet.chunks().next().unwrap_or_default();
+        let place = &mut self.buffer[..data.len()];
+        place.copy_from_slice(data);
+        Ok(Some(place))
+    }
+}
+
+/// Both ends.
+struct Both<E> {
+    near: E,
+    far: E,
+}
+
+impl<E: End> Client for Both<E> {
+    fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.near.send(payload)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(came) = self.far.received()? {
+                check(payload, came)?;
+                self.far.send(payload)?;
+            }
+            if let Some(came) = self.near.received()? {
+                return check(payload, came);
+            }
+            if Instant::now() > deadline {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+impl Both<Ringed> {
+    /// Has trains go there and back, with which flows come to the direct path.
+    fn enter(&mut self, payload: &[u8]) -> io::Result<()> {
+        for _ in 0..2 {
+            exchange(&mut self.near, &mut self.far, payload)?;
+            exchange(&mut self.far, &mut self.near, payload)?;
+        }
+        Ok(())
+    }
+}
+
+/// Sends a train of two.
+fn exchange(from: &mut Ringed, to: &mut Ringed, payload: &[u8]) -> io::Result<()> {
+    from.rings.queue(payload)?;
+    from.send(payload)?;
+    let deadline = Instant::now() + PATIENCE;
+    let mut left = 2;
+    while left > 0 {
+        if let Some(came) = to.received()? {
+            check(payload, came)?;
+            left -= 1;
+        }
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    Ok(())
+}
+
 impl Mode {
+    /// Whether this thread has both ends.
+    fn is_both(self) -> bool {
+        matches!(
+            self,
+            Self::UdpBusyPollBoth | Self::UdpSpinBoth | Self::KopiSpinBoth | Self::KopiDirectBoth
+        )
+    }
+
+    /// Bytes that virtio-net counts of each packet, and are none of it: its own header of frames.
+    fn miscounted(self) -> u64 {
+        match self {
+            Self::KopiDirectBoth => 12,
+            _ => 0,
+        }
+    }
+
+    fn open_both(
+        self,
+        near: SocketAddrV4,
+        far: SocketAddrV4,
+        netns: &Path,
+        payload: usize,
+    ) -> io::Result<Box<dyn Client>> {
+        let far = SocketAddrV4::new(*far.ip(), BOTH_PORT);
+        if matches!(self, Self::KopiSpinBoth | Self::KopiDirectBoth) {
+            let direct = self == Self::KopiDirectBoth;
+            let end = |own: SocketAddrV4, other: SocketAddrV4| {
+                io::Result::Ok(Ringed {
+                    rings: Rings::open(own, other, true, direct)?,
+                    buffer: vec![0; payload],
+                })
+            };
+            let mut both = Both {
+                near: end(near, far)?,
+                far: within(netns, || end(far, near))?,
+            };
+            if direct {
+                both.enter(&vec![0; payload])?;
+            }
+            return Ok(Box::new(both));
+        }
+        let polls = self == Self::UdpBusyPollBoth;
+        let end = |own, other| Udp::open(own, other, polls, libc::MSG_DONTWAIT, payload);
+        Ok(Box::new(Both {
+            near: end(near, far)?,
+            far: within(netns, || end(far, near))?,
+        }))
+    }
+
     fn open(
         self,
         near: SocketAddrV4,
@@ -220,29 +426,15 @@ impl Mode {
         payload: usize,
     ) -> io::Result<Box<dyn Client>> {
         if matches!(self, Self::Kopi | Self::KopiSpin) {
-            let flow = Flow::bind(near.into())?;
-            flow.connect(far.into())?;
-            return Ok(Box::new(Rings {
-                channel: Channel::builder().open(&flow)?,
-                flow,
-                spins: self == Self::KopiSpin,
-            }));
+            let spins = self == Self::KopiSpin;
+            return Ok(Box::new(Rings::open(near, far, spins, false)?));
         }
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
-        socket.bind(&near.into())?;
-        socket.connect(&far.into())?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        if self == Self::UdpBusyPoll {
-            option::set(&socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
-        }
-        Ok(Box::new(Udp {
-            socket,
-            buffer: vec![0; payload],
-            flags: match self {
-                Self::UdpSpin => libc::MSG_DONTWAIT,
-                _ => 0,
-            },
-        }))
+        let flags = match self {
+            Self::UdpSpin => libc::MSG_DONTWAIT,
+            _ => 0,
+        };
+        let polls = self == Self::UdpBusyPoll;
+        Ok(Box::new(Udp::open(near, far, polls, flags, payload)?))
     }
 }
 
@@ -250,7 +442,10 @@ impl Bench<'_> {
     fn row(&self, mode: Mode, payload: usize) -> io::Result<Row> {
         let near = SocketAddrV4::new(self.options.local, FROM_PORT);
         let far = SocketAddrV4::new(self.options.far, TO_PORT);
-        let mut client = mode.open(near, far, payload)?;
+        let mut client = match mode.is_both() {
+            true => mode.open_both(near, far, &self.options.far_netns, payload)?,
+            false => mode.open(near, far, payload)?,
+        };
         let trips = self.options.trips;
         let mut data: Vec<u8> = (0..payload).map(|at| at as u8).collect();
         let mut number = 0u64;
@@ -291,7 +486,7 @@ impl Bench<'_> {
         let left = self.nic.sent()?.since(before);
         let wanted = Count {
             packets: all,
-            bytes: all * (HEADERS + payload) as u64,
+            bytes: all * ((HEADERS + payload) as u64 + mode.miscounted()),
         };
         if left != wanted {
             return Err(io::Error::other(format!(
