@@ -10,7 +10,8 @@ import struct
 import subprocess
 
 import kopi
-from kopi import INFO, JOIN, SOL_KOPI, Channel, check, flow, join_request, wait_until
+from control import ask, family
+from kopi import ENGINE, INFO, JOIN, SOL_KOPI, Channel, check, flow, join_request, wait_until
 
 DATA = 900
 RING = 64
@@ -117,6 +118,31 @@ channel.bell()
 errors = [entry[4] for entry in completed(channel)]
 check("its packets are refused, and the other flow's go",
       waiting(channel) == 0 and len(errors) == RING and errors[-1] == 0 and all(errors[-left:-1]), errors)
+
+# An engine waits for the room, and has nothing more to do with the channel when that is gone.
+ynl = family()
+ask(ynl, "engine-set", {"cpu": [0], "idle": 3_600_000_000})
+
+
+def references():
+    """Of the module: each region has some."""
+    with open("/sys/module/kopi/refcnt", encoding="ascii") as count:
+        return int(count.read())
+
+
+idle = references()
+polled = Channel(sock=connected(flow()), tx=RING, completion=RING, frames=RING, flags=ENGINE)
+fill(polled)
+sh("tc qdisc replace dev full0 root tbf rate 2mbit burst 2000 limit 10m")
+check("an engine sends the rest when there is room", wait_until(lambda: waiting(polled) == 0) and
+      len(completed(polled)) == RING)
+polled.sock.close()
+polled.region.close()
+check("it lets go of the channel for good", wait_until(lambda: references() == idle, 10),
+      (references(), idle, ynl.dump("engine-get", {})))
+ask(ynl, "engine-set")
+ynl.sock.close()
+slow()
 
 # Its process dies, and room comes after that.
 reading, writing = os.pipe()

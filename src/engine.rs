@@ -187,6 +187,8 @@ impl Engine {
             return Visit::Nothing;
         };
         if sender.sockets.len() == 0 {
+            // No room will come any more, and what came once would bring the channel back.
+            channel.forget_room();
             channel.set_polled(&sender, false);
             return Visit::Over;
         }
