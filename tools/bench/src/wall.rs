@@ -102,11 +102,8 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
 /// Has all send, and gives how many packets left in a second.
 fn round(options: &Options, nic: &Nic, mac: [u8; 6], mode: Mode, senders: u32) -> io::Result<f64> {
     let warm_up = options.packets / 8;
-    // Before all are ready, and before they begin.
-    let gates = [
-        Barrier::new(senders as usize + 1),
-        Barrier::new(senders as usize + 1),
-    ];
+    // Before all are ready, before they begin, and before they close what may not have been taken yet.
+    let gates = [(); 3].map(|()| Barrier::new(senders as usize + 1));
     let before = nic.sent()?;
     let all = |packets: usize| {
         let packets = packets * senders as usize;
@@ -124,8 +121,12 @@ fn round(options: &Options, nic: &Nic, mac: [u8; 6], mode: Mode, senders: u32) -
                     let done = prepare(options, nic, mac, mode, number, warm_up);
                     gates[0].wait();
                     gates[1].wait();
-                    let (mut sender, mut traffic) = done?;
-                    sender.send(&mut traffic, options.packets)
+                    let sent = done.and_then(|(mut sender, mut traffic)| {
+                        sender.send(&mut traffic, options.packets)?;
+                        Ok(sender)
+                    });
+                    gates[2].wait();
+                    sent.map(drop)
                 })
             })
             .collect();
@@ -135,6 +136,7 @@ fn round(options: &Options, nic: &Nic, mac: [u8; 6], mode: Mode, senders: u32) -
         let start = Instant::now();
         let left = wait_for(nic, before, all(warm_up + options.packets));
         let elapsed = start.elapsed();
+        gates[2].wait();
         for each in work {
             each.join().expect("a sender panicked")?;
         }
