@@ -168,6 +168,8 @@ for channel, address in ((connected, None), (wild, far)):
 # A device with queues, of which the hash of a datagram's ends chooses one.
 ip("link add q9 numtxqueues 4 type veth peer name q8")
 for device in ("q8", "q9"):
+    # What IPv6 says of itself would be counted.
+    subprocess.run(["sysctl", "-qw", f"net.ipv6.conf.{device}.disable_ipv6=1"], check=True)
     ip(f"link set {device} up")
 ip("addr add 198.51.100.1/24 dev q9")
 subprocess.run(["tc", "qdisc", "add", "dev", "q9", "root", "handle", "1:", "mq"], check=True)
