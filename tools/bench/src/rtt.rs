@@ -30,6 +30,8 @@ const RUNS_MAX: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Where both ends are this thread's, the port of the one that answers.
 const BOTH_PORT: u16 = TO_PORT + 1;
+/// Within how long who polls begins to look, which is more than one look takes.
+const PHASE_NS: u64 = 16_384;
 /// How long the stack may poll for an answer.
 const BUSY_POLL_US: libc::c_int = 100_000;
 
@@ -146,19 +148,33 @@ fn answer(socket: &UdpSocket) {
     }
 }
 
-/// Sends a datagram, and waits for the answer.
-trait Client {
-    fn trip(&mut self, payload: &[u8]) -> io::Result<()>;
+/// An end of the trips.
+trait End {
+    fn send(&mut self, payload: &[u8]) -> io::Result<()>;
+
+    /// Whether something has come, which must be `payload`.
+    fn receive(&mut self, payload: &[u8]) -> io::Result<bool>;
 }
 
-fn check(sent: &[u8], came: &[u8]) -> io::Result<()> {
+fn check(sent: &[u8], came: &[u8]) -> io::Result<bool> {
     if sent == came {
-        return Ok(());
+        return Ok(true);
     }
     Err(io::Error::other(format!(
         "an answer of {} bytes isn't what was sent",
         came.len()
     )))
+}
+
+/// Tries until it is done.
+fn patiently(mut is_done: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !is_done()? {
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
+    Ok(())
 }
 
 /// An ordinary socket.
@@ -172,44 +188,42 @@ impl Udp {
     fn open(
         own: SocketAddrV4,
         other: SocketAddrV4,
-        polls: bool,
-        flags: libc::c_int,
+        mode: Mode,
         payload: usize,
     ) -> io::Result<Self> {
         let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
         socket.bind(&own.into())?;
         socket.connect(&other.into())?;
         socket.set_read_timeout(Some(PATIENCE))?;
-        if polls {
+        if matches!(mode, Mode::UdpBusyPoll | Mode::UdpBusyPollBoth) {
             option::set(&socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
         }
         Ok(Self {
             socket,
             buffer: vec![0; payload],
-            flags,
+            flags: match mode {
+                Mode::Udp | Mode::UdpBusyPoll => 0,
+                _ => libc::MSG_DONTWAIT,
+            },
         })
     }
 }
 
-impl Client for Udp {
-    fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
-        self.socket.send(payload)?;
-        let deadline = Instant::now() + PATIENCE;
-        let fd = self.socket.as_raw_fd();
-        loop {
-            let (buffer, room) = (self.buffer.as_mut_ptr(), self.buffer.len());
-            // SAFETY: The buffer is as long as is said.
-            let len = unsafe { libc::recv(fd, buffer.cast(), room, self.flags) };
-            if len >= 0 {
-                return check(payload, &self.buffer[..len as usize]);
-            }
-            let error = io::Error::last_os_error();
-            if self.flags == 0 || error.kind() != io::ErrorKind::WouldBlock {
-                return Err(error);
-            }
-            if Instant::now() > deadline {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
+impl End for Udp {
+    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.socket.send(payload).map(drop)
+    }
+
+    fn receive(&mut self, payload: &[u8]) -> io::Result<bool> {
+        let (buffer, room) = (self.buffer.as_mut_ptr(), self.buffer.len());
+        // SAFETY: The buffer is as long as is said.
+        let len = unsafe { libc::recv(self.socket.as_raw_fd(), buffer.cast(), room, self.flags) };
+        if len >= 0 {
+            return check(payload, &self.buffer[..len as usize]);
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            error => Err(error),
         }
     }
 }
@@ -222,13 +236,14 @@ struct Rings {
 }
 
 impl Rings {
-    fn open(own: SocketAddrV4, other: SocketAddrV4, spins: bool, trains: bool) -> io::Result<Self> {
+    fn open(own: SocketAddrV4, other: SocketAddrV4, mode: Mode) -> io::Result<Self> {
         let flow = Flow::bind(own.into())?;
         flow.connect(other.into())?;
+        let trains = mode == Mode::KopiDirectBoth;
         Ok(Self {
             channel: Channel::builder().trains(trains).open(&flow)?,
             flow,
-            spins,
+            spins: mode != Mode::Kopi,
         })
     }
 
@@ -239,134 +254,74 @@ impl Rings {
         Ok(self.channel.send(flow, &Message::connected(), frame)?)
     }
 
-    fn flush(&self) -> io::Result<()> {
-        match self.channel.flush()? {
-            true => Ok(()),
-            false => Err(io::Error::other("no room for a single datagram")),
-        }
-    }
-}
-
-impl Client for Rings {
-    fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
+    /// Sends a train of two to the other one.
+    fn send_train(&mut self, other: &mut Self, payload: &[u8]) -> io::Result<()> {
         self.queue(payload)?;
-        self.flush()?;
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(packet) = self.channel.recv()? {
-                return check(payload, packet.chunks().next().unwrap_or_default());
-            }
-            if !self.spins {
-                self.channel.wait(Interest::READABLE, Some(PATIENCE))?;
-            }
-            if Instant::now() > deadline {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-        }
-    }
-}
-
-/// One of two ends that the same thread polls.
-trait End {
-    fn send(&mut self, payload: &[u8]) -> io::Result<()>;
-    /// What has come, if something has.
-    fn received(&mut self) -> io::Result<Option<&[u8]>>;
-}
-
-impl End for Udp {
-    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
-        self.socket.send(payload).map(drop)
-    }
-
-    fn received(&mut self) -> io::Result<Option<&[u8]>> {
-        let (buffer, room) = (self.buffer.as_mut_ptr(), self.buffer.len());
-        // SAFETY: The buffer is as long as is said.
-        let len = unsafe { libc::recv(self.socket.as_raw_fd(), buffer.cast(), room, self.flags) };
-        if len >= 0 {
-            return Ok(Some(&self.buffer[..len as usize]));
-        }
-        match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
-            error => Err(error),
-        }
-    }
-}
-
-/// A flow and its channel, and what came last.
-struct Ringed {
-    rings: Rings,
-    buffer: Vec<u8>,
-}
-
-impl End for Ringed {
-    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
-        self.rings.queue(payload)?;
-        self.rings.flush()
-    }
-
-    fn received(&mut self) -> io::Result<Option<&[u8]>> {
-        let Some(packet) = self.rings.channel.recv()? else {
-            return Ok(None);
-        };
-        let data = packet.chunks().next().unwrap_or_default();
-        let place = &mut self.buffer[..data.len()];
-        place.copy_from_slice(data);
-        Ok(Some(place))
-    }
-}
-
-/// Both ends.
-struct Both<E> {
-    near: E,
-    far: E,
-}
-
-impl<E: End> Client for Both<E> {
-    fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
-        self.near.send(payload)?;
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(came) = self.far.received()? {
-                check(payload, came)?;
-                self.far.send(payload)?;
-            }
-            if let Some(came) = self.near.received()? {
-                return check(payload, came);
-            }
-            if Instant::now() > deadline {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-        }
-    }
-}
-
-impl Both<Ringed> {
-    /// Has trains go there and back, with which flows come to the direct path.
-    fn enter(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.send(payload)?;
         for _ in 0..2 {
-            exchange(&mut self.near, &mut self.far, payload)?;
-            exchange(&mut self.far, &mut self.near, payload)?;
+            patiently(|| other.receive(payload))?;
         }
         Ok(())
     }
 }
 
-/// Sends a train of two.
-fn exchange(from: &mut Ringed, to: &mut Ringed, payload: &[u8]) -> io::Result<()> {
-    from.rings.queue(payload)?;
-    from.send(payload)?;
-    let deadline = Instant::now() + PATIENCE;
-    let mut left = 2;
-    while left > 0 {
-        if let Some(came) = to.received()? {
-            check(payload, came)?;
-            left -= 1;
-        }
-        if Instant::now() > deadline {
-            return Err(io::ErrorKind::TimedOut.into());
+impl End for Rings {
+    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.queue(payload)?;
+        match self.channel.flush()? {
+            true => Ok(()),
+            false => Err(io::Error::other("no room for a single datagram")),
         }
     }
-    Ok(())
+
+    fn receive(&mut self, payload: &[u8]) -> io::Result<bool> {
+        if let Some(packet) = self.channel.recv()? {
+            return check(payload, packet.chunks().next().unwrap_or_default());
+        }
+        if !self.spins {
+            self.channel.wait(Interest::READABLE, Some(PATIENCE))?;
+        }
+        Ok(false)
+    }
+}
+
+/// Has who polls begin to look another time after each packet: with one clock for all, packets would
+/// come at the same point of its loop each time, be it just before it looks or just after.
+struct Phase(u32);
+
+impl Phase {
+    /// Spins while the packet is still on its way.
+    fn shift(&mut self) {
+        let start = Instant::now();
+        // Evenly spread, by the golden ratio.
+        self.0 = self.0.wrapping_add(0x9e37_79b9);
+        let time = (u64::from(self.0) * PHASE_NS) >> 32;
+        while start.elapsed() < Duration::from_nanos(time) {}
+    }
+}
+
+/// The end of which trips are measured, and the other one if this thread has that, too.
+struct Ends {
+    near: Box<dyn End>,
+    far: Option<Box<dyn End>>,
+    /// If they poll.
+    phase: Option<Phase>,
+}
+
+impl Ends {
+    fn trip(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.near.send(payload)?;
+        self.phase.iter_mut().for_each(Phase::shift);
+        patiently(|| {
+            if let Some(far) = &mut self.far {
+                if far.receive(payload)? {
+                    far.send(payload)?;
+                    self.phase.iter_mut().for_each(Phase::shift);
+                }
+            }
+            self.near.receive(payload)
+        })
+    }
 }
 
 impl Mode {
@@ -386,66 +341,70 @@ impl Mode {
         }
     }
 
-    fn open_both(
+    fn end(
+        self,
+        own: SocketAddrV4,
+        other: SocketAddrV4,
+        payload: usize,
+    ) -> io::Result<Box<dyn End>> {
+        Ok(match self {
+            Self::Kopi | Self::KopiSpin | Self::KopiSpinBoth | Self::KopiDirectBoth => {
+                Box::new(Rings::open(own, other, self)?)
+            }
+            Self::Udp
+            | Self::UdpBusyPoll
+            | Self::UdpSpin
+            | Self::UdpBusyPollBoth
+            | Self::UdpSpinBoth => Box::new(Udp::open(own, other, self, payload)?),
+        })
+    }
+
+    fn open(self, options: &Options, payload: usize) -> io::Result<Ends> {
+        let port = match self.is_both() {
+            true => BOTH_PORT,
+            false => TO_PORT,
+        };
+        let near = SocketAddrV4::new(options.local, FROM_PORT);
+        let far = SocketAddrV4::new(options.far, port);
+        if self == Self::KopiDirectBoth {
+            return self.open_direct(near, far, &options.far_netns, payload);
+        }
+        let answering = || within(&options.far_netns, || self.end(far, near, payload));
+        Ok(Ends {
+            near: self.end(near, far, payload)?,
+            far: self.is_both().then(answering).transpose()?,
+            phase: (![Self::Udp, Self::Kopi].contains(&self)).then_some(Phase(0)),
+        })
+    }
+
+    /// Has trains go there and back, with which flows come to the direct path.
+    fn open_direct(
         self,
         near: SocketAddrV4,
         far: SocketAddrV4,
         netns: &Path,
         payload: usize,
-    ) -> io::Result<Box<dyn Client>> {
-        let far = SocketAddrV4::new(*far.ip(), BOTH_PORT);
-        if matches!(self, Self::KopiSpinBoth | Self::KopiDirectBoth) {
-            let direct = self == Self::KopiDirectBoth;
-            let end = |own: SocketAddrV4, other: SocketAddrV4| {
-                io::Result::Ok(Ringed {
-                    rings: Rings::open(own, other, true, direct)?,
-                    buffer: vec![0; payload],
-                })
-            };
-            let mut both = Both {
-                near: end(near, far)?,
-                far: within(netns, || end(far, near))?,
-            };
-            if direct {
-                both.enter(&vec![0; payload])?;
-            }
-            return Ok(Box::new(both));
+    ) -> io::Result<Ends> {
+        let mut ends = (
+            Rings::open(near, far, self)?,
+            within(netns, || Rings::open(far, near, self))?,
+        );
+        let data = vec![0; payload];
+        for _ in 0..2 {
+            ends.0.send_train(&mut ends.1, &data)?;
+            ends.1.send_train(&mut ends.0, &data)?;
         }
-        let polls = self == Self::UdpBusyPollBoth;
-        let end = |own, other| Udp::open(own, other, polls, libc::MSG_DONTWAIT, payload);
-        Ok(Box::new(Both {
-            near: end(near, far)?,
-            far: within(netns, || end(far, near))?,
-        }))
-    }
-
-    fn open(
-        self,
-        near: SocketAddrV4,
-        far: SocketAddrV4,
-        payload: usize,
-    ) -> io::Result<Box<dyn Client>> {
-        if matches!(self, Self::Kopi | Self::KopiSpin) {
-            let spins = self == Self::KopiSpin;
-            return Ok(Box::new(Rings::open(near, far, spins, false)?));
-        }
-        let flags = match self {
-            Self::UdpSpin => libc::MSG_DONTWAIT,
-            _ => 0,
-        };
-        let polls = self == Self::UdpBusyPoll;
-        Ok(Box::new(Udp::open(near, far, polls, flags, payload)?))
+        Ok(Ends {
+            near: Box::new(ends.0),
+            far: Some(Box::new(ends.1)),
+            phase: Some(Phase(0)),
+        })
     }
 }
 
 impl Bench<'_> {
     fn row(&self, mode: Mode, payload: usize) -> io::Result<Row> {
-        let near = SocketAddrV4::new(self.options.local, FROM_PORT);
-        let far = SocketAddrV4::new(self.options.far, TO_PORT);
-        let mut client = match mode.is_both() {
-            true => mode.open_both(near, far, &self.options.far_netns, payload)?,
-            false => mode.open(near, far, payload)?,
-        };
+        let mut ends = mode.open(self.options, payload)?;
         let trips = self.options.trips;
         let mut data: Vec<u8> = (0..payload).map(|at| at as u8).collect();
         let mut number = 0u64;
@@ -456,7 +415,7 @@ impl Bench<'_> {
                 data[..8].copy_from_slice(&number.to_be_bytes());
                 number += 1;
                 let start = Instant::now();
-                client.trip(&data)?;
+                ends.trip(&data)?;
                 times.push(start.elapsed().as_nanos() as u64);
             }
             times.sort_unstable();
