@@ -10,7 +10,7 @@ import time
 from attached import attach, link
 from control import family
 from equivalence import namespace
-from kopi import BELL_WAIT_RX, TRAINS, Channel, check, fails, finish, wait_until
+from kopi import BELL_WAIT_RX, TRAINS, Channel, check, fails, finish, in_child, wait_until
 
 SO_BUSY_POLL, SO_INCOMING_NAPI_ID = 46, 56
 LONG = 20_000_000
@@ -25,14 +25,13 @@ def busy_polled():
 
 def later(address, delay=0.3):
     """Sends a datagram from the other machine, when this process is likely to wait."""
-    pid = os.fork()
-    if pid == 0:
+    def send():
         with namespace("peer"):
             sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             time.sleep(delay)
             sock.sendto(b"x", address)
-        os._exit(0)
-    return pid
+
+    return in_child(send)
 
 
 def receive(channel):

@@ -61,9 +61,7 @@ kopi.check("the machine has two CPUs", os.cpu_count() > 1, os.cpu_count())
 with open(WARNED, "w", encoding="ascii") as once:
     once.write("1")
 for address, protocol in (("127.0.0.1", 0), ("::1", kopi.UDP6)):
-    pid = os.fork()
-    if pid == 0:
-        flood(address)
+    pid = kopi.in_child(lambda to=address: flood(to))
     os.sched_setaffinity(0, {1})
     closed, packets = receive_and_close(address, protocol)
     os.kill(pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ import struct
 
 import kopi
 from equivalence import checksum, namespace
-from kopi import check, wait_until
+from kopi import check, in_child, wait_until
 
 HOST, PORT, FAR_PORT = "192.0.2.1", 6500, 7001
 ROUNDS = 50000
@@ -56,13 +56,7 @@ with namespace("host"):
     for number in range(48):
         channel.fill.push(channel.frame(number))
     pending = lambda: channel.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-    child = os.fork()
-    if child == 0:
-        try:
-            os.sched_setaffinity(0, {1})
-            flood_errors()
-        finally:
-            os._exit(1)
+    child = in_child(lambda: (os.sched_setaffinity(0, {1}), flood_errors()))
     os.sched_setaffinity(0, {0})
     check("errors come", wait_until(pending) == errno.ECONNREFUSED)
     number = left_behind(channel, far)

@@ -11,7 +11,7 @@ import subprocess
 
 import kopi
 from control import ask, family
-from kopi import ENGINE, INFO, JOIN, SOL_KOPI, Channel, check, flow, join_request, wait_until
+from kopi import ENGINE, INFO, JOIN, SOL_KOPI, Channel, check, flow, in_child, join_request, wait_until
 
 DATA = 900
 RING = 64
@@ -57,15 +57,6 @@ def is_writable(channel, patience=0):
     poll = select.poll()
     poll.register(channel.sock.fileno(), select.POLLOUT)
     return bool(poll.poll(patience))
-
-
-def in_child(call):
-    """Runs it in a child process."""
-    child = os.fork()
-    if child == 0:
-        call()
-        os._exit(0)
-    return child
 
 
 sh("ip link add full0 type dummy && ip address add 192.0.2.1/24 dev full0 && ip link set full0 up")

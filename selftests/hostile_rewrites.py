@@ -52,9 +52,7 @@ def scribble(channel, seed):
 def attack(trains):
     """Sends while another process rewrites; gives the flow's counters."""
     channel = kopi.Channel(flags=int(trains), frames=64, tx=16, completion=16)
-    hostile = os.fork()
-    if hostile == 0:
-        scribble(channel, SEED)
+    hostile = kopi.in_child(lambda: scribble(channel, SEED))
     rng = random.Random(SEED)
     while channel.tx.get(channel.tx.producer) < BELLS:
         for number in range(8):

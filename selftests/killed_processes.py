@@ -54,13 +54,7 @@ def cycle(chance, number):
     """Starts some, and kills them at different moments."""
     pids = []
     for each in range(AT_ONCE):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                child(number + each)
-            finally:
-                os._exit(1)
-        pids.append(pid)
+        pids.append(kopi.in_child(lambda seed=number + each: child(seed)))
     killed = 0
     for pid in pids:
         time.sleep(chance.uniform(0, 0.02))

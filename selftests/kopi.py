@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import time
+import traceback
 
 with open("/sys/module/kopi/parameters/family", encoding="ascii") as parameter:
     AF_KOPI = int(parameter.read())
@@ -243,6 +244,20 @@ def wait_until(condition, patience=60.0):
     while not (got := condition()) and time.monotonic() < end:
         time.sleep(0.01)
     return got
+
+
+def in_child(work):
+    """Runs it in a child process, which exits with 0 if it ends; gives its process identifier."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:  # pylint: disable=broad-except
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid
 
 
 def libc_fails(what, number, call):

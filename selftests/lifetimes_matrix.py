@@ -307,14 +307,11 @@ def serve(orders):
 
 def fork(space, work):
     """Runs the work in a child in a namespace; gives its process identifier."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with inside(space):
-                work()
-        finally:
-            os._exit(1)
-    return pid
+    def there():
+        with inside(space):
+            work()
+
+    return kopi.in_child(there)
 
 
 def kill(pid):

@@ -48,14 +48,11 @@ class Pace:
 
 def start(space, work, pace):
     """Runs the work for ever in a child."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with namespace(space):
-                work(pace)
-        finally:
-            os._exit(1)
-    return pid
+    def there():
+        with namespace(space):
+            work(pace)
+
+    return kopi.in_child(there)
 
 
 def stop(pid):

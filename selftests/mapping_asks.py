@@ -109,10 +109,7 @@ def maps_while_sending():
 
 def whether_it_ends():
     """In a process of its own, which may stand for ever."""
-    pid = os.fork()
-    if pid == 0:
-        maps_while_sending()
-        os._exit(0)
+    pid = kopi.in_child(maps_while_sending)
     ended = []
     kopi.wait_until(lambda: ended or ended.extend(filter(None, os.waitpid(pid, os.WNOHANG)[:1])))
     kopi.check("one thread maps, another sends from memory that is new", ended == [pid])

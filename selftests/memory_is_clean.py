@@ -27,15 +27,11 @@ IPV4, PORT = "192.0.2.1", 7000
 
 def in_child(name, work):
     """Has a user's process do the work, and end; gives whether it did."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            with user(name):
-                work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return os.waitpid(pid, 0)[1] == 0
+    def as_user():
+        with user(name):
+            work()
+
+    return os.waitpid(kopi.in_child(as_user), 0)[1] == 0
 
 
 def plant():

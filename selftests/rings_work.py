@@ -12,7 +12,7 @@ import struct
 import time
 
 import kopi
-from kopi import (BELL_WAIT_COMPLETION, BELL_WAIT_RX, INFO, JOIN, SOL_KOPI, Channel, check, fails, flow,
+from kopi import (BELL_WAIT_COMPLETION, BELL_WAIT_RX, INFO, JOIN, SOL_KOPI, Channel, check, fails, flow, in_child,
                   wait_until)
 
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -27,6 +27,11 @@ def receiver(**sizes):
     for number in range(channel.frame_count):
         channel.fill.push(channel.frame(number))
     return channel
+
+
+def later(call):
+    """Runs it in a child, when this process is likely to sleep."""
+    return in_child(lambda: (time.sleep(0.3), call()))
 
 
 def send_to(channel, data):
@@ -96,19 +101,14 @@ early = kopi.flow()
 early.bind(("127.0.0.1", 0))
 epoll = select.epoll()
 epoll.register(early.fileno(), select.EPOLLIN)
-later = kopi.Channel(early)
-later.fill.push(later.frame(0))
+late = kopi.Channel(early)
+late.fill.push(late.frame(0))
 check("epoll, registered before there was a channel: nothing", epoll.poll(0) == [])
-pid = os.fork()
-if pid == 0:
-    # While the other one sleeps.
-    time.sleep(0.3)
-    send_to(later, b"early")
-    os._exit(0)
+pid = later(lambda: send_to(late, b"early"))
 check("and something", epoll.poll(10) == [(early.fileno(), select.EPOLLIN)])
 os.waitpid(pid, 0)
 epoll.close()
-later.region.close()
+late.region.close()
 early.close()
 
 # The doorbell waits.
@@ -119,20 +119,6 @@ fails("no wait with O_NONBLOCK", e.EAGAIN, lambda: channel.bell(BELL_WAIT_RX))
 channel.sock.setblocking(True)
 # From here on who waits so long waits for ever.
 channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=qq", 60, 0))
-
-
-def in_child(call):
-    """Runs it in a child process, which has the mapping, too."""
-    child = os.fork()
-    if child == 0:
-        call()
-        os._exit(0)
-    return child
-
-
-def later(call):
-    """Runs it in a child, when this process is likely to sleep."""
-    return in_child(lambda: (time.sleep(0.3), call()))
 
 
 child = later(lambda: send_to(channel, b"wake"))

@@ -128,12 +128,7 @@ def killed(end, count):
     """Processes are killed in the middle of it."""
     chance = random.Random(1)
     while time.monotonic() < end:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                victim()
-            finally:
-                os._exit(1)
+        pid = kopi.in_child(victim)
         time.sleep(chance.uniform(0.01, 0.1))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
