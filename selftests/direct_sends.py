@@ -111,6 +111,17 @@ def data_is_whole(ynl):
         kopi.check(f"IPv{version}: singles among trains, in order", not wrong, wrong)
         direct = link(ynl)["packets"] - before["packets"]
         kopi.check(f"IPv{version}: singles go directly, too", direct == 80, link(ynl))
+        before = link(ynl)
+        for _ in range(40):
+            traffic.send(1, 100)
+            # Until the driver has let go of it.
+            time.sleep(0.005)
+        direct = link(ynl)["packets"] - before["packets"]
+        kopi.check(f"IPv{version}: those in turn only until the flow leaves", 16 <= direct < 40, direct)
+        traffic.send(BATCH, 100)
+        wrong = traffic.receive(100)
+        kopi.check(f"IPv{version}: with its next train it is back, in order", not wrong and
+                   link(ynl)["packets"] - before["packets"] == direct + BATCH, (wrong, link(ynl), before))
         traffic.send(1, 0)
         wrong = traffic.receive(0)
         kopi.check(f"IPv{version}: a datagram without payload", not wrong, wrong)

@@ -53,6 +53,9 @@ const GIVEN_MAX: u64 = 10_000_000;
 const CLOSING: u64 = 1_000_000_000;
 /// What `kopictl attach` has a driver run, and shows in its lists of programs.
 const PROGRAM: &CStr = c"kopi_redirect";
+/// So many single datagrams in turn, each sent when none was held, and the flow leaves until its next train:
+/// the stack takes less for one.
+const SINGLES_MAX: u8 = 16;
 /// Datagrams that may wait on a queue, as many as fq_codel keeps.
 const WAITING_MAX: u32 = 10_240;
 
@@ -166,6 +169,8 @@ pub(crate) struct Direct {
     charge: AtomicU32,
     /// Not to be tried before this time.
     pause: AtomicU64,
+    /// Single datagrams since the last train, as [`SINGLES_MAX`] counts them.
+    singles: AtomicU8,
     /// By which port's device the last packet left that left by one, and which way; 0 if none has.
     last_device: AtomicU32,
     last_way: AtomicU8,
@@ -203,6 +208,27 @@ impl Direct {
             self.port.store(port, Relaxed);
         }
         true
+    }
+
+    /// Whether a single datagram goes by a port, too, when none is held.
+    fn takes_single(&self, port: u32) -> bool {
+        if !self.goes_by(port) {
+            return false;
+        }
+        let singles = self.singles.load(Relaxed);
+        if singles >= SINGLES_MAX {
+            self.leave();
+            return false;
+        }
+        self.singles.store(singles.saturating_add(1), Relaxed);
+        true
+    }
+
+    /// A train goes by a port.
+    fn note_train(&self) {
+        if self.singles.load(Relaxed) != 0 {
+            self.singles.store(0, Relaxed);
+        }
     }
 
     fn leave(&self) {
@@ -333,7 +359,9 @@ impl Port {
         };
         let direct = &flow.direct;
         let held = direct.held.load(Relaxed);
-        if held == 0 && !direct.goes_by(self.number) && !offer.is_train() {
+        if offer.is_train() {
+            direct.note_train();
+        } else if held == 0 && !direct.takes_single(self.number) {
             direct.went(&self.device, why_not(&offer));
             return Verdict::Pass;
         }
