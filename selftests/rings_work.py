@@ -5,10 +5,12 @@
 import array
 import errno as e
 import os
+import resource
 import select
 import signal
 import socket
 import struct
+import subprocess
 import time
 
 import kopi
@@ -117,6 +119,32 @@ fails("a wait ends after SO_RCVTIMEO", e.EAGAIN, lambda: channel.bell(BELL_WAIT_
 channel.sock.setblocking(False)
 fails("no wait with O_NONBLOCK", e.EAGAIN, lambda: channel.bell(BELL_WAIT_RX))
 channel.sock.setblocking(True)
+
+# What was sent before leaves bit by bit meanwhile, and the send buffer has more room each time.
+for command in ("ip link add room0 type dummy", "ip address add 192.0.2.1/24 dev room0", "ip link set room0 up",
+                "tc qdisc add dev room0 root tbf rate 300kbit burst 2000 limit 1m"):
+    subprocess.run(command.split(), check=True)
+sender = Channel()
+sender.sock.connect(("192.0.2.2", 9))
+sender.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=qq", 1, 0))
+for number in range(32):
+    sender.send(number, bytes(900))
+sender.bell()
+
+
+def left_device():
+    """How many have left."""
+    with open("/sys/class/net/room0/statistics/tx_packets", encoding="ascii") as file:
+        return int(file.read())
+
+
+before, slept = left_device(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+fails("who waits for packets waits on", e.EAGAIN, lambda: sender.bell(BELL_WAIT_RX))
+slept = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - slept
+check("and isn't woken by room to send", slept < 8, slept)
+check("of which there was more and more", before < 20 and left_device() >= 32, (before, left_device()))
+subprocess.run("ip link del room0".split(), check=True)
+
 # From here on who waits so long waits for ever.
 channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=qq", 60, 0))
 

@@ -307,13 +307,22 @@ impl Channel {
             sk.busy_poll(nonblocking, over);
         }
         let timeout = sk.receive_timeout(nonblocking);
-        self.wait.wait(socket, timeout, over).map_err(|error| {
-            if error == ERESTARTSYS {
-                sk.interrupted(timeout)
-            } else {
-                error
-            }
-        })?;
+        let mut events = 0;
+        if flags & abi::BELL_WAIT_RX != 0 {
+            events |= POLL_IN;
+        }
+        if flags & abi::BELL_WAIT_COMPLETION != 0 {
+            events |= POLL_WRBAND;
+        }
+        self.wait
+            .wait(socket, events, timeout, over)
+            .map_err(|error| {
+                if error == ERESTARTSYS {
+                    sk.interrupted(timeout)
+                } else {
+                    error
+                }
+            })?;
         if !ready() {
             sk.take_error()?;
         }

@@ -45,6 +45,7 @@
 /* Macros that bindgen can't evaluate. */
 static const u32 KOPI_CONST_EPOLLIN = (__force u32)(EPOLLIN | EPOLLRDNORM);
 static const u32 KOPI_CONST_EPOLLOUT = (__force u32)(EPOLLOUT | EPOLLWRNORM);
+static const u32 KOPI_CONST_EPOLLERR = (__force u32)EPOLLERR;
 static const u32 KOPI_CONST_EPOLLWRBAND = (__force u32)EPOLLWRBAND;
 static const u32 KOPI_CONST_ITER_DEST = ITER_DEST;
 static const u32 KOPI_CONST_ITER_SOURCE = ITER_SOURCE;

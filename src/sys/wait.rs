@@ -23,6 +23,8 @@ use kernel::{
 pub(crate) const POLL_IN: u32 = bindings::KOPI_CONST_EPOLLIN;
 /// `POLLOUT | POLLWRNORM`.
 pub(crate) const POLL_OUT: u32 = bindings::KOPI_CONST_EPOLLOUT;
+/// `POLLERR`.
+const POLL_ERR: u32 = bindings::KOPI_CONST_EPOLLERR;
 /// `POLLWRBAND`.
 pub(crate) const POLL_WRBAND: u32 = bindings::KOPI_CONST_EPOLLWRBAND;
 
@@ -102,18 +104,21 @@ impl WaitQueue {
 
     /// Sleeps until `condition` holds, `timeout` jiffies at most. Process context.
     ///
-    /// The condition is looked at when this queue or the socket's own is woken. Gives `EAGAIN`
-    /// when the time is over, and `ERESTARTSYS` on a signal.
+    /// The condition is looked at when this queue is woken for `events`, or the socket's own for packets,
+    /// errors or a shutdown. Gives `EAGAIN` when the time is over, and `ERESTARTSYS` on a signal.
     pub(crate) fn wait(
         &self,
         socket: &Socket,
+        events: u32,
         timeout: isize,
         mut condition: impl FnMut() -> bool,
     ) -> Result {
         let mut left = timeout;
-        let own = Entry::new(self.head.get());
+        let own = Entry::new(self.head.get(), events);
         // SAFETY: A socket's own queue is initialised, and lives as long as the socket.
-        let socket = Entry::new(unsafe { &raw mut (*socket.as_ptr()).wq.wait });
+        let queue = unsafe { &raw mut (*socket.as_ptr()).wq.wait };
+        // Not for room in the send buffer, which comes with each packet that has left.
+        let socket = Entry::new(queue, POLL_IN | POLL_ERR);
         loop {
             let signal = own.prepare() | socket.prepare();
             if condition() {
@@ -135,7 +140,7 @@ impl WaitQueue {
     /// Has a kernel thread sleep until `condition` holds, which is looked at when this queue is woken,
     /// or the thread told to stop. Process context.
     pub(crate) fn sleep_until(&self, mut condition: impl FnMut() -> bool) {
-        let entry = Entry::new(self.head.get());
+        let entry = Entry::new(self.head.get(), u32::MAX);
         loop {
             entry.prepare();
             if condition() {
@@ -148,18 +153,23 @@ impl WaitQueue {
 }
 
 /// The current task's place on a wait queue; leaves it when dropped.
+#[repr(C)]
 struct Entry {
-    queue: *mut bindings::wait_queue_head_t,
+    /// At first, where [`wake_for_events`] finds it.
     entry: Opaque<bindings::wait_queue_entry>,
+    queue: *mut bindings::wait_queue_head_t,
+    events: u32,
     prepared: Cell<bool>,
 }
 
 impl Entry {
-    /// A place on the queue, which must outlive it; see [`Entry::prepare`].
-    fn new(queue: *mut bindings::wait_queue_head_t) -> Self {
+    /// A place on the queue, which must outlive it, to be woken for any of `events`; see
+    /// [`Entry::prepare`].
+    fn new(queue: *mut bindings::wait_queue_head_t, events: u32) -> Self {
         Self {
-            queue,
             entry: Opaque::uninit(),
+            queue,
+            events,
             prepared: Cell::new(false),
         }
     }
@@ -172,6 +182,7 @@ impl Entry {
         unsafe {
             if !self.prepared.replace(true) {
                 bindings::init_wait_entry(self.entry.get(), 0);
+                (*self.entry.get()).func = Some(wake_for_events);
             }
             bindings::prepare_to_wait_event(
                 self.queue,
@@ -188,6 +199,27 @@ impl Drop for Entry {
             // SAFETY: Both were initialised by `prepare`.
             unsafe { bindings::finish_wait(self.queue, self.entry.get()) };
         }
+    }
+}
+
+/// Wakes the task, unless its queue is woken for other events; as receiver_wake_function() does.
+///
+/// # Safety
+///
+/// To be called by the kernel only, as the function of an [`Entry`]'s that is queued.
+unsafe extern "C" fn wake_for_events(
+    entry: *mut bindings::wait_queue_entry,
+    mode: c_uint,
+    flags: c_int,
+    key: *mut c_void,
+) -> c_int {
+    // SAFETY: As required of the caller. It has the queue's lock, under which the entry leaves before it goes.
+    unsafe {
+        let wanted = (*entry.cast::<Entry>()).events;
+        if !key.is_null() && key as usize as u32 & wanted == 0 {
+            return 0;
+        }
+        bindings::autoremove_wake_function(entry, mode, flags, key)
     }
 }
 
