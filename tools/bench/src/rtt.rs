@@ -49,6 +49,8 @@ enum Mode {
     UdpSpin,
     /// KOPI's rings: a doorbell, and a sleep
     Kopi,
+    /// The kopi crate's UdpSocket, whose recv() sleeps
+    KopiSocket,
     /// KOPI's rings: a doorbell, and a look at the RX ring until there is something
     KopiSpin,
     /// As `udp_busy_poll`, at both ends
@@ -302,6 +304,35 @@ impl Phase {
     }
 }
 
+/// A socket of the kopi crate's.
+struct Library {
+    socket: kopi::UdpSocket,
+    buffer: Vec<u8>,
+}
+
+impl Library {
+    fn open(own: SocketAddrV4, other: SocketAddrV4, payload: usize) -> io::Result<Self> {
+        let socket = kopi::UdpSocket::bind(own)?;
+        socket.connect(other)?;
+        socket.set_read_timeout(Some(PATIENCE))?;
+        Ok(Self {
+            socket,
+            buffer: vec![0; payload],
+        })
+    }
+}
+
+impl End for Library {
+    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
+        self.socket.send(payload).map(drop)
+    }
+
+    fn receive(&mut self, payload: &[u8]) -> io::Result<bool> {
+        let len = self.socket.recv(&mut self.buffer)?;
+        check(payload, &self.buffer[..len])
+    }
+}
+
 /// The end of which trips are measured, and the other one if this thread has that, too.
 struct Ends {
     near: Box<dyn End>,
@@ -345,6 +376,7 @@ impl Mode {
             Self::Kopi | Self::KopiSpin | Self::KopiSpinBoth | Self::KopiDirectBoth => {
                 Box::new(Rings::open(own, other, self)?)
             }
+            Self::KopiSocket => Box::new(Library::open(own, other, payload)?),
             Self::Udp
             | Self::UdpBusyPoll
             | Self::UdpSpin
@@ -367,7 +399,7 @@ impl Mode {
         Ok(Ends {
             near: self.end(near, far, payload)?,
             far: self.is_both().then(answering).transpose()?,
-            phase: (![Self::Udp, Self::Kopi].contains(&self)).then_some(Phase(0)),
+            phase: (![Self::Udp, Self::Kopi, Self::KopiSocket].contains(&self)).then_some(Phase(0)),
         })
     }
 

@@ -262,27 +262,31 @@ impl UdpSocket {
         }
     }
 
+    /// Whether shutdown(2) was called for what comes.
+    fn is_shut_down(&self) -> io::Result<bool> {
+        let ready = sys::poll(self.as_raw_fd(), libc::POLLRDHUP, Some(Duration::ZERO))?;
+        Ok(ready & libc::POLLRDHUP != 0)
+    }
+
     /// Sleeps, as the socket's mode has it, until `take` gives something; `None` after a shutdown.
     fn receive<T>(
         &self,
         mut take: impl FnMut(&Channel) -> io::Result<Option<T>>,
     ) -> io::Result<Option<T>> {
         self.take_late_error()?;
+        let mut has_slept = false;
         loop {
-            {
-                let channel = self.lock();
-                if let Some(taken) = take(&channel)? {
-                    return Ok(Some(taken));
-                }
-                // What an earlier call had to leave in the ring.
-                self.flush(&channel, None)?;
+            if let Some(taken) = take(&self.lock())? {
+                return Ok(Some(taken));
             }
-            sys::wait_rx(self.as_raw_fd())?;
-            let events = libc::POLLIN | libc::POLLRDHUP;
-            let ready = sys::poll(self.as_raw_fd(), events, Some(Duration::ZERO))?;
-            if ready & libc::POLLRDHUP != 0 {
+            // Another thread was faster, or nothing more will come.
+            if has_slept && self.is_shut_down()? {
                 return take(&self.lock());
             }
+            // What an earlier call had to leave in the ring.
+            self.flush(&self.lock(), None)?;
+            sys::wait_rx(self.as_raw_fd())?;
+            has_slept = true;
         }
     }
 
