@@ -2,48 +2,101 @@
 
 //! System calls on KOPI's sockets in any order, from threads that share the descriptors.
 
-use crate::{coverage::Coverage, pick, random, sys, Run};
+use crate::{coverage::Coverage, options, pick, random, raw::Raw, sys, Run, PORTS};
 use kopi::pure::abi::{
-    ChannelReq, IOC_DOORBELL, OPT_CHANNEL, OPT_INFO, OPT_JOIN, OPT_STATS, PROTO_UDP, PROTO_UDP6,
-    SOL_KOPI,
+    ChannelReq, Layout, DESC_META, IOC_DOORBELL, OPT_CHANNEL, OPT_INFO, OPT_JOIN, OPT_STATS,
+    PROTO_UDP, PROTO_UDP6, SOL_KOPI,
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{
+    fs::File,
     io,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsRawFd,
+    path::Path,
     ptr,
     sync::{
         atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed},
         Mutex,
     },
     thread,
+    time::Duration,
 };
 
 const SLOTS: usize = 12;
+/// As much of the slow file as is mapped.
+const SLOW: usize = 1 << 39;
+/// How long a call may wait at most.
+const PATIENCE: [Duration; 3] = [
+    Duration::from_millis(30),
+    Duration::from_millis(300),
+    Duration::from_secs(3),
+];
+
+/// A mapping of a channel's region, into which nobody looks but the kernel.
+#[derive(Clone, Copy)]
+struct Map {
+    address: usize,
+    size: usize,
+    layout: Layout,
+}
 
 /// What the threads of a round share. A slot is -1 while it has nothing.
-struct Round {
+struct Round<'a> {
     family: i32,
+    /// Where sockets are, and whither they send.
+    at: &'a [IpAddr],
+    /// Where memory is whose pages come late, if there is such.
+    slow: Option<usize>,
+    raw: Raw,
+    patience: Duration,
     fds: [AtomicI32; SLOTS],
-    /// Mappings, as address and size; nobody looks into them but the kernel.
-    maps: Mutex<Vec<(usize, usize)>>,
+    maps: Mutex<Vec<Map>>,
     /// Ports that sockets were bound to, to send to.
     port: AtomicUsize,
     /// To pass descriptors through.
     pair: (i32, i32),
 }
 
-const OPERATIONS: [fn(&Round, &mut SmallRng); 20] = [
-    open, open, channel, join, map, unmap, protect, remap, bind, connect, poll, send, receive,
-    doorbell, option, option, pass, duplicate, fork, close,
+const OPERATIONS: [fn(&Round, &mut SmallRng); 26] = [
+    open,
+    open,
+    channel,
+    join,
+    map,
+    unmap,
+    protect,
+    remap,
+    bind,
+    connect,
+    poll,
+    send,
+    send,
+    receive,
+    doorbell,
+    option,
+    option,
+    known_option,
+    known_option,
+    post,
+    fake,
+    hold,
+    pass,
+    duplicate,
+    fork,
+    close,
 ];
 
 /// Rounds until the time is over.
-pub(crate) fn run(run: &Run) -> io::Result<()> {
+pub(crate) fn run(run: &Run, at: &[IpAddr], slow: Option<&Path>) -> io::Result<()> {
     let family = kopi::family()?;
+    let mut places = vec![sys::loopback(false), sys::loopback(true)];
+    places.extend(at);
+    let slow = slow.map(map_slow).transpose()?;
     let mut coverage = Coverage::new(run.coverage.as_deref())?;
     let rounds = run.repeat(|seed| {
-        let round = Round::new(family)?;
+        let patience = pick(&mut random(seed, 0), &PATIENCE);
+        let round = Round::new(family, &places, slow, patience)?;
         thread::scope(|scope| {
             let workers: Vec<_> = (0..run.threads)
                 .map(|number| {
@@ -75,14 +128,42 @@ pub(crate) fn run(run: &Run) -> io::Result<()> {
     coverage.save()
 }
 
+/// Maps the slow file, for as long as the process lives.
+fn map_slow(path: &Path) -> io::Result<usize> {
+    let file = File::open(path)?;
+    // SAFETY: A new mapping, which replaces none.
+    let address = unsafe {
+        libc::mmap(
+            ptr::null_mut(),
+            SLOW,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_NORESERVE,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if address == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(address as usize)
+}
+
 fn work(round: &Round, mut random: SmallRng, operations: u64) {
+    let Ok(_interrupted) = sys::Interrupted::every(round.patience) else {
+        return;
+    };
     for _ in 0..operations {
         pick(&mut random, &OPERATIONS)(round, &mut random);
     }
 }
 
-impl Round {
-    fn new(family: i32) -> io::Result<Self> {
+impl<'a> Round<'a> {
+    fn new(
+        family: i32,
+        at: &'a [IpAddr],
+        slow: Option<usize>,
+        patience: Duration,
+    ) -> io::Result<Self> {
         let mut pair = [0; 2];
         // SAFETY: Room for two descriptors.
         sys::check(unsafe {
@@ -95,6 +176,10 @@ impl Round {
         })?;
         Ok(Self {
             family,
+            at,
+            slow,
+            raw: Raw::open(),
+            patience,
             fds: [const { AtomicI32::new(-1) }; SLOTS],
             maps: Mutex::new(Vec::new()),
             port: AtomicUsize::new(9),
@@ -116,7 +201,7 @@ impl Round {
     }
 
     /// Takes a mapping away from the others.
-    fn take_map(&self, random: &mut SmallRng) -> Option<(usize, usize)> {
+    fn take_map(&self, random: &mut SmallRng) -> Option<Map> {
         let mut maps = self.maps.lock().ok()?;
         if maps.is_empty() {
             return None;
@@ -125,33 +210,73 @@ impl Round {
         Some(maps.swap_remove(at))
     }
 
-    fn add_map(&self, address: *mut libc::c_void, size: usize) {
-        if address != libc::MAP_FAILED {
-            if let Ok(mut maps) = self.maps.lock() {
-                maps.push((address as usize, size));
-            }
+    /// One of them, which another thread may be unmapping.
+    fn map(&self, random: &mut SmallRng) -> Option<Map> {
+        let maps = self.maps.lock().ok()?;
+        (!maps.is_empty()).then(|| pick(random, &maps))
+    }
+
+    fn add_map(&self, map: Map) {
+        if let Ok(mut maps) = self.maps.lock() {
+            maps.push(map);
         }
     }
 
-    fn name(&self, random: &mut SmallRng) -> Vec<u8> {
-        let port = if random.random() {
-            self.port.load(Relaxed) as u16
-        } else {
-            0
+    fn address(&self, random: &mut SmallRng) -> SocketAddr {
+        let port = match random.random_range(0..4) {
+            0 => 0,
+            1 => random.random_range(PORTS),
+            _ => self.port.load(Relaxed) as u16,
         };
-        let mut name = sys::name(SocketAddr::new(sys::loopback(random.random()), port));
+        let ip = if random.random_ratio(1, 4) {
+            pick(
+                random,
+                &[
+                    Ipv4Addr::UNSPECIFIED.into(),
+                    Ipv6Addr::UNSPECIFIED.into(),
+                    Ipv4Addr::BROADCAST.into(),
+                    Ipv4Addr::new(224, 0, 0, 1).into(),
+                    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1).into(),
+                    Ipv4Addr::LOCALHOST.to_ipv6_mapped().into(),
+                    Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().into(),
+                ],
+            )
+        } else {
+            pick(random, self.at)
+        };
+        SocketAddr::new(ip, port)
+    }
+
+    fn name(&self, random: &mut SmallRng) -> Vec<u8> {
+        let mut name = sys::name(self.address(random));
         if random.random_ratio(1, 8) {
+            // AF_UNSPEC, with an address.
+            name[..2].fill(0);
+        }
+        if random.random_ratio(1, 16) {
             let at = random.random_range(0..name.len());
             name[at] = random.random();
         }
-        if random.random_ratio(1, 8) {
+        if random.random_ratio(1, 16) {
             name.truncate(random.random_range(0..name.len()));
         }
         name
     }
+
+    /// Where the bytes are, or, now and then, where pages come late.
+    fn or_slow(&self, bytes: *mut u8, random: &mut SmallRng) -> *mut libc::c_void {
+        match self.slow {
+            Some(slow) if random.random_ratio(1, 32) => {
+                let page = random.random_range(1..SLOW / 4096 - 1) * 4096;
+                // Across two pages, or in one.
+                (slow + page - pick(random, &[0, 4, 100])) as *mut _
+            }
+            _ => bytes.cast(),
+        }
+    }
 }
 
-impl Drop for Round {
+impl Drop for Round<'_> {
     fn drop(&mut self) {
         for slot in &self.fds {
             let fd = slot.load(Relaxed);
@@ -162,8 +287,8 @@ impl Drop for Round {
         sys::close(self.pair.0);
         sys::close(self.pair.1);
         if let Ok(maps) = self.maps.lock() {
-            for &(address, size) in maps.iter() {
-                unmap_at(address, size);
+            for map in maps.iter() {
+                unmap_at(map.address, map.size);
             }
         }
     }
@@ -181,7 +306,17 @@ fn unmap_at(address: usize, size: usize) {
 
 fn open(round: &Round, random: &mut SmallRng) {
     let protocol = pick(random, &[0, PROTO_UDP, PROTO_UDP6, PROTO_UDP6, 1, 132]);
-    if let Ok(fd) = sys::socket(round.family, protocol) {
+    // One of UDP's own among them, with which they may meet.
+    let (family, protocol) = match random.random_range(0..16) {
+        0 => (libc::AF_INET, 0),
+        1 => (libc::AF_INET6, 0),
+        _ => (round.family, protocol),
+    };
+    if let Ok(fd) = sys::socket(family, protocol) {
+        if random.random_ratio(1, 4) {
+            // SAFETY: Takes no pointers.
+            unsafe { libc::fcntl(fd, libc::F_SETFL, 0) };
+        }
         round.keep(fd, random);
     }
 }
@@ -226,25 +361,37 @@ fn map(round: &Round, random: &mut SmallRng) {
     let offset = pick(random, &[0, 0, 0, 4096, 1 << 40]);
     // SAFETY: A new mapping, which replaces none.
     let address = unsafe { libc::mmap(ptr::null_mut(), size, protection, flags, fd, offset) };
-    round.add_map(address, size);
+    if address != libc::MAP_FAILED {
+        round.add_map(Map {
+            address: address as usize,
+            size,
+            layout,
+        });
+    }
 }
 
 fn unmap(round: &Round, random: &mut SmallRng) {
-    if let Some((address, size)) = round.take_map(random) {
-        if random.random() && size > 4096 {
-            // The first page only: the rest stays.
-            unmap_at(address, 4096);
-            round.add_map((address + 4096) as *mut _, size - 4096);
-        } else {
-            unmap_at(address, size);
-        }
+    let Some(map) = round.take_map(random) else {
+        return;
+    };
+    if random.random() && map.size > 4096 {
+        // The first page only: the rest stays.
+        unmap_at(map.address, 4096);
+        round.add_map(Map {
+            address: map.address + 4096,
+            size: map.size - 4096,
+            ..map
+        });
+    } else {
+        unmap_at(map.address, map.size);
     }
 }
 
 fn protect(round: &Round, random: &mut SmallRng) {
-    let Some((address, size)) = round.take_map(random) else {
+    let Some(map) = round.take_map(random) else {
         return;
     };
+    let (address, size) = (map.address, map.size);
     let part = random.random_range(1..=size);
     let advice = pick(
         random,
@@ -268,25 +415,28 @@ fn protect(round: &Round, random: &mut SmallRng) {
             _ => libc::msync(address as *mut _, part, libc::MS_SYNC),
         };
     }
-    round.add_map(address as *mut _, size);
+    round.add_map(map);
 }
 
 fn remap(round: &Round, random: &mut SmallRng) {
-    let Some((address, size)) = round.take_map(random) else {
+    let Some(map) = round.take_map(random) else {
         return;
     };
+    let (address, size) = (map.address, map.size);
     let new = random.random_range(1..=2 * size);
     let old = if random.random_ratio(1, 8) { 0 } else { size };
     // SAFETY: A mapping of KOPI's, into which nothing in this process looks; it moves to where there
     // is none.
     let moved = unsafe { libc::mremap(address as *mut _, old, new, libc::MREMAP_MAYMOVE) };
-    if moved == libc::MAP_FAILED {
-        round.add_map(address as *mut _, size);
-    } else {
-        round.add_map(moved, new);
-        if old == 0 {
-            round.add_map(address as *mut _, size);
-        }
+    if moved != libc::MAP_FAILED {
+        round.add_map(Map {
+            address: moved as usize,
+            size: new,
+            ..map
+        });
+    }
+    if moved == libc::MAP_FAILED || old == 0 {
+        round.add_map(map);
     }
 }
 
@@ -313,11 +463,65 @@ fn poll(round: &Round, random: &mut SmallRng) {
 
 fn send(round: &Round, random: &mut SmallRng) {
     let mut name = round.name(random);
-    let mut data = vec![0u8; random.random_range(0..3000)];
-    let mut control = vec![0u8; random.random_range(0..64)];
-    random.fill(&mut control[..]);
+    let size = match random.random_range(0..8) {
+        0 => random.random_range(0..65536),
+        _ => random.random_range(0..3000),
+    };
+    let mut data = vec![0u8; size];
+    let mut control = if random.random() {
+        options::messages(random)
+    } else {
+        let mut bytes = vec![0u8; random.random_range(0..64)];
+        random.fill(&mut bytes[..]);
+        bytes
+    };
     let mut part = libc::iovec {
-        iov_base: data.as_mut_ptr().cast(),
+        iov_base: round.or_slow(data.as_mut_ptr(), random),
+        iov_len: data.len(),
+    };
+    // SAFETY: Zeroes are an empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut part;
+    message.msg_iovlen = 1;
+    if random.random() {
+        message.msg_name = round.or_slow(name.as_mut_ptr(), random);
+        message.msg_namelen = name.len() as u32;
+    }
+    if random.random() {
+        message.msg_control = round.or_slow(control.as_mut_ptr(), random);
+        message.msg_controllen = control.len();
+    }
+    let mut flags = match random.random_range(0..4) {
+        0 => random.random(),
+        1 => 1 << random.random_range(0..31),
+        2 => libc::MSG_MORE,
+        _ => 0,
+    };
+    if random.random_ratio(7, 8) {
+        flags |= libc::MSG_DONTWAIT;
+    }
+    // SAFETY: All pointers are to so many bytes, of this function's or of the slow file's mapping.
+    unsafe { libc::sendmsg(round.fd(random), &message, flags | libc::MSG_NOSIGNAL) };
+}
+
+fn receive(round: &Round, random: &mut SmallRng) {
+    let mut data = vec![0u8; random.random_range(0..3000)];
+    let mut name = [0u8; 28];
+    let mut control = [0u64; 32];
+    let mut flags = match random.random_range(0..4) {
+        0 => random.random(),
+        1 => 1 << random.random_range(0..31),
+        2 => pick(
+            random,
+            &[libc::MSG_ERRQUEUE, libc::MSG_PEEK, libc::MSG_TRUNC],
+        ),
+        _ => 0,
+    };
+    if random.random_ratio(7, 8) {
+        flags |= libc::MSG_DONTWAIT;
+    }
+    let mut part = libc::iovec {
+        iov_base: round.or_slow(data.as_mut_ptr(), random),
         iov_len: data.len(),
     };
     // SAFETY: Zeroes are an empty message.
@@ -326,43 +530,122 @@ fn send(round: &Round, random: &mut SmallRng) {
     message.msg_iovlen = 1;
     if random.random() {
         message.msg_name = name.as_mut_ptr().cast();
-        message.msg_namelen = name.len() as u32;
-    }
-    if random.random_ratio(1, 4) {
+        message.msg_namelen = random.random_range(0..=28);
         message.msg_control = control.as_mut_ptr().cast();
-        message.msg_controllen = control.len();
+        message.msg_controllen = random.random_range(0..=256);
     }
-    let flags =
-        random.random::<i32>() & !libc::MSG_WAITALL | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    let flags = if random.random() {
-        libc::MSG_DONTWAIT
-    } else {
-        flags
-    };
-    // SAFETY: All pointers are to so many bytes.
-    unsafe { libc::sendmsg(round.fd(random), &message, flags) };
-}
-
-fn receive(round: &Round, random: &mut SmallRng) {
-    let mut data = vec![0u8; random.random_range(0..3000)];
-    let flags = if random.random() {
-        0
-    } else {
-        random.random::<i32>()
-    };
-    // SAFETY: The pointer is to so many bytes, and no name is wanted.
-    unsafe {
-        libc::recv(
-            round.fd(random),
-            data.as_mut_ptr().cast(),
-            data.len(),
-            flags | libc::MSG_DONTWAIT,
-        );
-    }
+    // SAFETY: All pointers are to so many bytes, of this function's or of the slow file's mapping.
+    unsafe { libc::recvmsg(round.fd(random), &mut message, flags) };
     if random.random_ratio(1, 16) {
         // SAFETY: Takes no pointers.
         unsafe { libc::shutdown(round.fd(random), random.random_range(0..4)) };
     }
+}
+
+/// What a well-behaved program writes into the rings: datagrams to send, frames to receive in.
+fn post(round: &Round, random: &mut SmallRng) {
+    let Some(Map {
+        address, layout, ..
+    }) = round.map(random)
+    else {
+        return;
+    };
+    let frame = |number: u32| layout.frames + number % layout.frame_count * layout.frame_size;
+    let (tx, fill) = (&layout.tx, &layout.fill);
+    let to = round.address(random);
+    let mut meta = [0u8; 64];
+    let name = sys::name(to);
+    let (ip, family) = if to.is_ipv6() {
+        (&name[8..24], 10u16)
+    } else {
+        (&name[4..8], 2)
+    };
+    meta[..ip.len()].copy_from_slice(ip);
+    meta[32..34].copy_from_slice(&to.port().to_be_bytes());
+    meta[36..38].copy_from_slice(&family.to_ne_bytes());
+    for _ in 0..random.random_range(1..8) {
+        let at = frame(random.random());
+        let entry = |ring: &kopi::pure::abi::RingLayout, index: u32| {
+            address + (ring.entries + (index & (ring.size - 1)) * ring.entry_size) as usize
+        };
+        sys::poke(address + at as usize, &meta);
+        let index = sys::peek(address + tx.producer as usize);
+        let len = random.random_range(0..layout.frame_size - 64);
+        let mut desc = [0u8; 16];
+        desc[..4].copy_from_slice(&(at + 64).to_ne_bytes());
+        desc[4..8].copy_from_slice(&len.to_ne_bytes());
+        desc[12..14].copy_from_slice(&pick(random, &[0, DESC_META]).to_ne_bytes());
+        sys::poke(entry(tx, index), &desc);
+        sys::poke(
+            address + tx.producer as usize,
+            &index.wrapping_add(1).to_ne_bytes(),
+        );
+        let index = sys::peek(address + fill.producer as usize);
+        sys::poke(
+            entry(fill, index),
+            &u64::from(frame(random.random())).to_ne_bytes(),
+        );
+        sys::poke(
+            address + fill.producer as usize,
+            &index.wrapping_add(1).to_ne_bytes(),
+        );
+    }
+    let _ = sys::doorbell(round.fd(random), 1);
+}
+
+/// A datagram that no socket sends, to one of them.
+fn fake(round: &Round, random: &mut SmallRng) {
+    for _ in 0..random.random_range(1..10) {
+        let (from, to) = (round.address(random), round.address(random));
+        round.raw.send(from, to, random);
+    }
+}
+
+/// Has a socket locked for as long as the thread has patience: its buffer is full of what a slow
+/// device keeps, or its payload is where pages come late.
+fn hold(round: &Round, random: &mut SmallRng) {
+    if !random.random_ratio(1, 16) {
+        return;
+    }
+    let Ok(fd) = sys::socket(round.family, 0) else {
+        return;
+    };
+    let _ = sys::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &[0; 4]);
+    let _ = sys::connect(fd, &sys::name(SocketAddr::new(pick(random, round.at), 9)));
+    let data = [0u8; 500];
+    // Not for ever, where no device is slow.
+    for _ in 0..100 {
+        // SAFETY: The pointer is to so many bytes.
+        let sent = unsafe { libc::send(fd, data.as_ptr().cast(), 500, libc::MSG_DONTWAIT) };
+        if sent < 0 {
+            break;
+        }
+    }
+    // On a channel, of which others have flows.
+    let _ = sys::join(fd, round.fd(random)).or_else(|_| {
+        let request = ChannelReq {
+            frame_size: 2048,
+            frame_count: 16,
+            tx_entries: 16,
+            completion_entries: 16,
+            fill_entries: 16,
+            rx_entries: 16,
+            flags: pick(random, &[0, 4]),
+            ..ChannelReq::default()
+        };
+        sys::make_channel(fd, &request)
+    });
+    // SAFETY: Takes no pointers.
+    unsafe { libc::fcntl(fd, libc::F_SETFL, 0) };
+    round.keep(fd, random);
+    let from = match round.slow {
+        Some(slow) if random.random() => {
+            (slow + random.random_range(0..SLOW / 4096 - 1) * 4096) as *const _
+        }
+        _ => data.as_ptr().cast(),
+    };
+    // SAFETY: The pointer is to so many bytes, of this function's or of the slow file's mapping.
+    unsafe { libc::send(fd, from, 500, libc::MSG_MORE | libc::MSG_NOSIGNAL) };
 }
 
 fn doorbell(round: &Round, random: &mut SmallRng) {
@@ -417,6 +700,23 @@ fn option(round: &Round, random: &mut SmallRng) {
         _ => {
             random.fill(&mut value[..]);
             let _ = sys::set(fd, level, name, &value);
+        }
+    }
+}
+
+/// An option with a value that it takes, or nearly; given in memory whose pages come late, now and then.
+fn known_option(round: &Round, random: &mut SmallRng) {
+    let (level, name, mut value) = options::option(random);
+    let fd = round.fd(random);
+    let mut len = value.len() as u32;
+    let at = round.or_slow(value.as_mut_ptr(), random);
+    // SAFETY: The pointers are to so many bytes, of this function's or of the slow file's mapping, and
+    // to their number.
+    unsafe {
+        if random.random_ratio(1, 4) {
+            libc::getsockopt(fd, level, name, at, &mut len);
+        } else {
+            libc::setsockopt(fd, level, name, at, len);
         }
     }
 }
@@ -492,7 +792,9 @@ fn fork(round: &Round, random: &mut SmallRng) {
             libc::_exit(1);
         }
         if child > 0 {
-            libc::waitpid(child, ptr::null_mut(), 0);
+            while libc::waitpid(child, ptr::null_mut(), 0) < 0
+                && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+            {}
         }
     }
 }

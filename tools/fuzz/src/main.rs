@@ -8,15 +8,23 @@ use clap::{Args, Parser, Subcommand};
 use rand::{rngs::SmallRng, Rng, SeedableRng};
 use std::{
     net::IpAddr,
+    ops::Range,
+    path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
 };
 
 mod calls;
 mod coverage;
+mod host;
+mod options;
+mod raw;
 mod rings;
 mod shared;
 mod sys;
+
+/// Of flows that another process, or a host, is to find.
+const PORTS: Range<u16> = 9200..9208;
 
 /// Does to KOPI what no program should, repeatably.
 #[derive(Parser)]
@@ -47,7 +55,26 @@ enum Command {
         ends: Ends,
     },
     /// Call what sockets have, from several threads, on the same few descriptors
-    Calls(Run),
+    Calls {
+        #[command(flatten)]
+        run: Run,
+
+        /// Have sockets at these addresses, and send to them, as to loopback's
+        #[arg(long, value_name = "ADDRESS")]
+        at: Vec<IpAddr>,
+
+        /// A file whose pages come slowly: calls are given memory of it
+        #[arg(long, value_name = "FILE")]
+        slow: Option<PathBuf>,
+    },
+    /// Send to flows, by raw sockets, what no host should
+    Host {
+        #[command(flatten)]
+        run: Run,
+
+        #[command(flatten)]
+        ends: Ends,
+    },
 }
 
 /// Whence and whither packets go; one address of each version of IP.
@@ -87,7 +114,7 @@ struct Run {
 
     /// Write the module's instructions that were reached, by KCOV, as offsets
     #[arg(long, value_name = "FILE")]
-    coverage: Option<std::path::PathBuf>,
+    coverage: Option<PathBuf>,
 }
 
 impl Run {
@@ -124,7 +151,8 @@ fn pick<T: Copy>(random: &mut SmallRng, from: &[T]) -> T {
 fn main() -> ExitCode {
     let result = match Options::parse().command {
         Command::Rings { run, ends } => rings::run(&run, &ends),
-        Command::Calls(run) => calls::run(&run),
+        Command::Calls { run, at, slow } => calls::run(&run, &at, slow.as_deref()),
+        Command::Host { run, ends } => host::run(&run, &ends),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

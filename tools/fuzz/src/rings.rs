@@ -2,7 +2,7 @@
 
 //! Everything that a process shares with the kernel, written at random while the doorbell rings.
 
-use crate::{coverage::Coverage, pick, random, shared::Shared, sys, Ends, Run};
+use crate::{coverage::Coverage, options, pick, random, shared::Shared, sys, Ends, Run, PORTS};
 use kopi::pure::abi::{
     ChannelReq, CHANNEL_ENGINE, CHANNEL_RX_MERGED, CHANNEL_TRAINS, DESC_META, DESC_MORE, PROTO_UDP,
     PROTO_UDP6,
@@ -11,12 +11,12 @@ use rand::{rngs::SmallRng, Rng};
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    ops::Range,
     thread,
+    time::{Duration, Instant},
 };
 
-/// Of flows that another process is to find.
-const PORTS: Range<u16> = 9200..9208;
+/// How long one thread keeps ahead of the kernel.
+const CHASE: Duration = Duration::from_secs(3);
 
 /// A round's flows, and what its threads share.
 struct Round {
@@ -29,9 +29,9 @@ struct Round {
 }
 
 /// All of them, in the order of `Round::weights`.
-const OPERATIONS: [fn(&Round, &mut SmallRng); 13] = [
+const OPERATIONS: [fn(&Round, &mut SmallRng); 15] = [
     send, train, chain, odd_send, odd_index, heal, reap, refill, odd_fill, odd_meta, scribble,
-    bell, ask,
+    option, chase, bell, ask,
 ];
 
 /// Rounds until the time is over.
@@ -377,6 +377,35 @@ fn scribble(round: &Round, random: &mut SmallRng) {
     round
         .shared
         .write(at, &bytes[..random.random_range(1..=16)]);
+}
+
+/// An option of the sockets that the rings belong to.
+fn option(round: &Round, random: &mut SmallRng) {
+    let (level, name, value) = options::option(random);
+    let _ = sys::set(pick(random, &round.fds), level, name, &value);
+}
+
+/// Entries without end, while somebody sends: a ring's producer keeps ahead of the kernel, which finds
+/// nothing good there. Most rounds have no patience for that.
+fn chase(round: &Round, random: &mut SmallRng) {
+    if !random.random_ratio(1, 200) {
+        return;
+    }
+    let shared = &round.shared;
+    let ring = pick(random, &[shared.layout.fill, shared.layout.tx]);
+    for index in 0..ring.size {
+        let at = shared.entry(&ring, index);
+        for word in (0..ring.entry_size).step_by(4) {
+            shared.put(at + word, u32::MAX);
+        }
+    }
+    let end = Instant::now() + CHASE;
+    while Instant::now() < end {
+        for _ in 0..1000 {
+            let ahead = shared.get(ring.consumer).wrapping_add(ring.size);
+            shared.put(ring.producer, ahead);
+        }
+    }
 }
 
 /// The doorbell.

@@ -5,8 +5,9 @@
 use kopi::pure::abi::{ChannelReq, Join, Layout, IOC_DOORBELL, OPT_CHANNEL, OPT_JOIN, SOL_KOPI};
 use std::{
     io,
-    mem::size_of,
+    mem::{size_of, zeroed},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
 };
 
 /// An errno as an error.
@@ -16,6 +17,88 @@ pub(crate) fn check(result: i32) -> io::Result<i32> {
     } else {
         Ok(result)
     }
+}
+
+/// While it lives, what this thread waits for in the kernel is interrupted now and then.
+pub(crate) struct Interrupted(libc::timer_t);
+
+impl Interrupted {
+    pub(crate) fn every(period: Duration) -> io::Result<Self> {
+        extern "C" fn nothing(_: i32) {}
+        let part = libc::timespec {
+            tv_sec: period.as_secs() as i64,
+            tv_nsec: period.subsec_nanos().into(),
+        };
+        let value = libc::itimerspec {
+            it_interval: part,
+            it_value: part,
+        };
+        // SAFETY: Zeroes are values of these types, and all pointers are to such. The handler does nothing.
+        unsafe {
+            let mut action: libc::sigaction = zeroed();
+            action.sa_sigaction = nothing as extern "C" fn(i32) as usize;
+            check(libc::sigaction(
+                libc::SIGALRM,
+                &action,
+                std::ptr::null_mut(),
+            ))?;
+            let mut event: libc::sigevent = zeroed();
+            event.sigev_notify = libc::SIGEV_THREAD_ID;
+            event.sigev_signo = libc::SIGALRM;
+            event.sigev_notify_thread_id = libc::gettid();
+            let mut timer = zeroed();
+            check(libc::timer_create(
+                libc::CLOCK_MONOTONIC,
+                &mut event,
+                &mut timer,
+            ))?;
+            let timer = Self(timer);
+            check(libc::timer_settime(
+                timer.0,
+                0,
+                &value,
+                std::ptr::null_mut(),
+            ))?;
+            Ok(timer)
+        }
+    }
+}
+
+impl Drop for Interrupted {
+    fn drop(&mut self) {
+        // SAFETY: The timer is this object's.
+        unsafe { libc::timer_delete(self.0) };
+    }
+}
+
+/// Copies to where there may be no memory, without a fault.
+pub(crate) fn poke(address: usize, bytes: &[u8]) {
+    let from = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let to = libc::iovec {
+        iov_base: address as *mut _,
+        iov_len: bytes.len(),
+    };
+    // SAFETY: What is written to is no memory of Rust's, and the kernel sees whether it is any.
+    unsafe { libc::process_vm_writev(libc::getpid(), &from, 1, &to, 1, 0) };
+}
+
+/// Reads a word from where there may be no memory.
+pub(crate) fn peek(address: usize) -> u32 {
+    let mut word = 0u32;
+    let to = libc::iovec {
+        iov_base: std::ptr::from_mut(&mut word).cast(),
+        iov_len: 4,
+    };
+    let from = libc::iovec {
+        iov_base: address as *mut _,
+        iov_len: 4,
+    };
+    // SAFETY: As in `poke`; there is room for a word.
+    unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
+    word
 }
 
 /// socket(2), without blocking.
@@ -125,6 +208,21 @@ pub(crate) fn bind(fd: i32, name: &[u8]) -> io::Result<i32> {
 pub(crate) fn connect(fd: i32, name: &[u8]) -> io::Result<i32> {
     // SAFETY: The pointer is to so many bytes.
     check(unsafe { libc::connect(fd, name.as_ptr().cast(), name.len() as u32) })
+}
+
+/// sendto(2) to any bytes, without waiting.
+pub(crate) fn send_to(fd: i32, data: &[u8], name: &[u8]) {
+    // SAFETY: The pointers are to so many bytes.
+    unsafe {
+        libc::sendto(
+            fd,
+            data.as_ptr().cast(),
+            data.len(),
+            libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+            name.as_ptr().cast(),
+            name.len() as u32,
+        )
+    };
 }
 
 /// The local port.

@@ -1,0 +1,204 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Whether other users are served while something hostile goes on: each call in time, or it is said.
+
+Every half second, on each CPU: another user opens a socket of KOPI and closes it; and, anywhere: root shows the
+links of the first namespace and sets its loopback device up, and lists the flows of another namespace. Each
+is a process, which may come to stand for ever. All have real-time priority: busy CPUs don't delay
+them, but locks and softirqs do.
+
+    watchdog.py COMMAND...    runs it, ends with its status, or 3 if others weren't served meanwhile
+"""
+
+import contextlib
+import mmap
+import os
+import pwd
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import kopi
+from equivalence import namespace
+
+# In seconds; the debug kernel is many times slower.
+BOUND = 20 if os.path.exists("/sys/kernel/debug/kcov") else 2
+EVERY, LOOK = 0.5, 0.1
+# What a look counts at most: the host may let the whole machine stand for a while.
+MOST = 0.5
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 1, 4, 0x300
+RTM_NEWLINK, RTM_GETLINK, IFF_UP = 16, 18, 1
+NLMSG_ERROR, NLMSG_DONE = 2, 3
+GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 16, 3, 1, 2
+FLOW_GET = 2
+
+
+def talk(sock, kind, flags, body):
+    """Sends a request; gives the messages that came, up to the last one."""
+    sock.send(struct.pack("=IHHII", 16 + len(body), kind, NLM_F_REQUEST | flags, 1, 0) + body)
+    messages = []
+    while True:
+        data = sock.recv(1 << 17)
+        while data:
+            length, kind, flags = struct.unpack_from("=IHH", data)
+            if kind == NLMSG_ERROR and (error := struct.unpack_from("=i", data, 16)[0]):
+                raise OSError(-error, os.strerror(-error))
+            messages.append(data[16:length])
+            data = data[length + 3 & ~3:]
+        # An acknowledgement, or the end of a dump, or an answer of one part to one who wanted no acknowledgement.
+        if kind in (NLMSG_ERROR, NLMSG_DONE) or not flags & 2:
+            return messages
+
+
+def links():
+    """As `ip link show`, and `ip link set lo up`."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as sock:
+        talk(sock, RTM_GETLINK, NLM_F_DUMP, bytes(16))
+        talk(sock, RTM_NEWLINK, NLM_F_ACK, struct.pack("=BxHiII", 0, 0, 1, IFF_UP, IFF_UP))
+
+
+def flows():
+    """As `kopictl ps`."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_GENERIC) as sock:
+        name = struct.pack("=HH", 9, CTRL_ATTR_FAMILY_NAME) + b"kopi\0\0\0\0"
+        answer = talk(sock, GENL_ID_CTRL, 0, struct.pack("=BBH", CTRL_CMD_GETFAMILY, 1, 0) + name)[0][4:]
+        family = 0
+        while not family:
+            length, kind = struct.unpack_from("=HH", answer)
+            if kind == CTRL_ATTR_FAMILY_ID:
+                family = struct.unpack_from("=H", answer, 4)[0]
+            answer = answer[length + 3 & ~3:]
+        talk(sock, family, NLM_F_DUMP, struct.pack("=BBH", FLOW_GET, 1, 0))
+
+
+def opens():
+    """As any program that uses KOPI."""
+    # Another user may have used up what all may have together, but not for ever.
+    with contextlib.suppress(BlockingIOError), kopi.flow():
+        pass
+
+
+class Watchdog:
+    """Others, while it is entered; `complaints` has what was too late."""
+
+    def __init__(self):
+        cpus = sorted(os.sched_getaffinity(0))
+        self.kinds = [(f"socket() and close() on CPU {cpu}", opens, cpu) for cpu in cpus]
+        self.kinds += [("ip link", links, None), ("kopictl ps", flows, None)]
+        # Since when each is at it, 0 if it isn't, and how often it was done.
+        self.table = mmap.mmap(-1, mmap.PAGESIZE)
+        self.pids, self.complaints, self.longest = [], [], {}
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+
+    def _serve(self, number):
+        """What the process of a kind does, until it is killed."""
+        what, call, cpu = self.kinds[number]
+        # With the one who started it.
+        kopi.libc.prctl(1, signal.SIGKILL)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
+        if cpu is None:
+            with namespace("peer") if call is flows else contextlib.nullcontext():
+                self._repeat(number, what, call)
+        os.sched_setaffinity(0, {cpu})
+        alice = pwd.getpwnam("alice").pw_uid
+        os.setgroups([])
+        os.setresgid(alice, alice, alice)
+        os.setresuid(alice, alice, alice)
+        self._repeat(number, what, call)
+
+    def _repeat(self, number, what, call):
+        count = 0
+        while True:
+            count += 1
+            kopi.store(self.table, 16 * number, "=Q", count)
+            try:
+                call()
+            except OSError as error:
+                print(f"# watchdog: {what}: {error}", file=sys.stderr, flush=True)
+            count += 1
+            kopi.store(self.table, 16 * number, "=Q", count)
+            time.sleep(EVERY)
+
+    def _start(self, number):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._serve(number)
+            finally:
+                os._exit(1)
+        self.pids.append(pid)
+
+    def __enter__(self):
+        for number in range(len(self.kinds)):
+            self._start(number)
+        self.thread.start()
+        return self
+
+    def _look(self):
+        counts, ages = [0] * len(self.kinds), [0.0] * len(self.kinds)
+        with contextlib.suppress(OSError):
+            # Of this thread alone: what it watches has its own.
+            os.sched_setscheduler(threading.get_native_id(), os.SCHED_RR, os.sched_param(2))
+        before = time.monotonic()
+        while not self.ended.wait(LOOK):
+            now = time.monotonic()
+            passed, before = min(now - before, MOST), now
+            for number, (what, _, _) in enumerate(self.kinds):
+                count = struct.unpack_from("=Q", self.table, 16 * number)[0]
+                if count != counts[number] or not count & 1:
+                    counts[number], ages[number] = count, 0
+                    continue
+                late = ages[number] <= BOUND < ages[number] + passed
+                ages[number] += passed
+                self.longest[what] = max(self.longest.get(what, 0), ages[number])
+                if late:
+                    self._complain(number, what)
+
+    def _complain(self, number, what):
+        """Says it at once, on the console, too: the machine may be about to hang."""
+        try:
+            with open(f"/proc/{self.pids[number]}/stack", encoding="ascii") as stack:
+                where = " ".join(line.split()[-1].split("+")[0] for line in stack)
+        except OSError as error:
+            where = str(error)
+        complaint = f"{what} takes more than {BOUND} s, and stands in {where or 'nothing'}"
+        self.complaints.append(complaint)
+        print(f"# watchdog: {complaint}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError), open("/dev/kmsg", "w", encoding="ascii") as log:
+            log.write(f"watchdog: {complaint}\n")
+
+    def __exit__(self, *_):
+        self.ended.set()
+        self.thread.join()
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+        # Those that stand can't be waited for.
+        end = time.monotonic() + 1
+        left = list(self.pids)
+        while left and time.monotonic() < end:
+            left = [pid for pid in left if os.waitpid(pid, os.WNOHANG)[0] == 0]
+            time.sleep(0.01)
+
+    def check(self):
+        """The test's line."""
+        done = [struct.unpack_from("=Q", self.table, 16 * number)[0] // 2 for number in range(len(self.kinds))]
+        print(f"# others were served {done} times, in {max(self.longest.values(), default=0):.1f} s at most")
+        kopi.check("meanwhile others were served in time", not self.complaints and all(done),
+                   self.complaints or done)
+
+
+def main():
+    """Watches while a command runs."""
+    with Watchdog() as watchdog:
+        status = subprocess.call(sys.argv[1:])
+    watchdog.check()
+    sys.exit(3 if watchdog.complaints else status)
+
+
+if __name__ == "__main__":
+    main()
