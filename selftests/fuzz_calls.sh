@@ -2,23 +2,36 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Threads of a hostile process call what sockets have, in any order and on the same
-# few descriptors and mappings. FUZZ_SECONDS and FUZZ_SEED change the run.
+# few descriptors and mappings; then in a place where he has all that a user namespace gives, and others must
+# be served meanwhile. FUZZ_SECONDS and FUZZ_SEED change the run.
 
 . "$(dirname "$0")/lib.sh"
 
 seconds=${FUZZ_SECONDS:-10}
 seed=${FUZZ_SEED:-$(date +%s)}
 
-before=$(available)
-run=(--seed "$seed" --seconds "$seconds")
-echo "# kopi-fuzz calls ${run[*]}"
-as bob timeout -k 5 $((seconds + 60)) kopi-fuzz calls "${run[@]}" >/tmp/calls.out 2>&1
-status=$?
-sed 's/^/# /' /tmp/calls.out
-check "seed $seed: the process ends by itself" [ $status = 0 ]
-check "nothing holds the module" wait_for unused
 memory_is_back() { [ $((before - $(available))) -lt 16384 ]; }
-check "memory is back" wait_for memory_is_back
+run=(kopi-fuzz calls --seed "$seed" --seconds "$seconds")
+limit=(timeout -k 5 $((seconds + 60)))
+
+# Runs it: fuzz WHERE COMMAND...
+fuzz() {
+	local before status
+	before=$(available)
+	echo "# ${*:2}"
+	"${@:2}" >/tmp/calls.out 2>&1
+	status=$?
+	sed 's/^/# /' /tmp/calls.out
+	check "$1, seed $seed: the process ends by itself" [ $status = 0 ]
+	[ "$1" = alone ] || check "$1: others were served in time" [ $status != 3 ]
+	check "$1: nothing holds the module" wait_for unused
+	check "$1: memory is back" wait_for memory_is_back
+}
+
+fuzz alone as bob "${limit[@]}" "${run[@]}"
+fuzz 'with root of a namespace' hostile "${limit[@]}" "${run[@]}" --slow /tmp/hostile/file \
+	--at 198.51.100.1 --at 198.51.100.2 --at 2001:db8:51::1 --at 2001:db8:51::2 --at 203.0.113.2 \
+	--at 198.18.0.2 --at 198.18.1.2
 check "a flow still works" bash -c 'kopi-echo --bind 127.0.0.1:9101 >/tmp/echo.out &
 	until grep -q listening /tmp/echo.out; do sleep 0.05; done
 	echo hello | kopi-nc -n 1 -w 5 127.0.0.1 9101 | grep -q hello; status=$?; kill %1; exit $status'

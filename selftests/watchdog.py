@@ -21,6 +21,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import kopi
 from equivalence import namespace
@@ -33,7 +34,7 @@ MOST = 0.5
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 1, 4, 0x300
 RTM_NEWLINK, RTM_GETLINK, IFF_UP = 16, 18, 1
 NLMSG_ERROR, NLMSG_DONE = 2, 3
-GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 16, 3, 1, 2
+NETLINK_GENERIC, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 16, 16, 3, 1, 2
 FLOW_GET = 2
 
 
@@ -63,7 +64,7 @@ def links():
 
 def flows():
     """As `kopictl ps`."""
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_GENERIC) as sock:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_GENERIC) as sock:
         name = struct.pack("=HH", 9, CTRL_ATTR_FAMILY_NAME) + b"kopi\0\0\0\0"
         answer = talk(sock, GENL_ID_CTRL, 0, struct.pack("=BBH", CTRL_CMD_GETFAMILY, 1, 0) + name)[0][4:]
         family = 0
@@ -129,6 +130,8 @@ class Watchdog:
         if pid == 0:
             try:
                 self._serve(number)
+            except BaseException:  # pylint: disable=broad-except
+                traceback.print_exc()
             finally:
                 os._exit(1)
         self.pids.append(pid)
@@ -184,20 +187,22 @@ class Watchdog:
             left = [pid for pid in left if os.waitpid(pid, os.WNOHANG)[0] == 0]
             time.sleep(0.01)
 
+    def verdict(self):
+        """Whether all were served in time; says how it was."""
+        done = [struct.unpack_from("=Q", self.table, 16 * number)[0] // 2 for number in range(len(self.kinds))]
+        print(f"# others were served {done} times, in {max(self.longest.values(), default=0):.1f} s at most", flush=True)
+        return not self.complaints and all(done)
+
     def check(self):
         """The test's line."""
-        done = [struct.unpack_from("=Q", self.table, 16 * number)[0] // 2 for number in range(len(self.kinds))]
-        print(f"# others were served {done} times, in {max(self.longest.values(), default=0):.1f} s at most")
-        kopi.check("meanwhile others were served in time", not self.complaints and all(done),
-                   self.complaints or done)
+        kopi.check("meanwhile others were served in time", self.verdict(), self.complaints)
 
 
 def main():
     """Watches while a command runs."""
     with Watchdog() as watchdog:
         status = subprocess.call(sys.argv[1:])
-    watchdog.check()
-    sys.exit(3 if watchdog.complaints else status)
+    sys.exit(status if watchdog.verdict() else 3)
 
 
 if __name__ == "__main__":
