@@ -24,7 +24,6 @@ import fcntl
 import os
 import random
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -167,37 +166,33 @@ def other_side(ready, go):
 
 def from_within(ready, go, command):
     """Makes the place, being root there, and runs the command."""
-    os.makedirs(SLOW, exist_ok=True)
-    environment = dict(os.environ)
-    slow = SlowFile()
-    environment["HOSTILE_SLOW"] = f"{SLOW}/file"
-    tun = os.open("/dev/net/tun", os.O_RDWR)
-    fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", b"tap0", IFF_TAP | IFF_NO_PI))
-    batch("ip", HERE)
-    batch("tc", QDISCS)
     (from_there, to_here), (from_here, to_there) = os.pipe(), os.pipe()
     there = os.fork()
     if there == 0:
-        os.close(slow.device)
         with open("/tmp/hostile.there", "wb") as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
         other_side(to_here, from_here)
+    tun = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(tun, TUNSETIFF, struct.pack("16sH22x", b"tap0", IFF_TAP | IFF_NO_PI))
+    batch("ip", HERE)
+    batch("tc", QDISCS)
     os.read(from_there, 1)
     batch("ip", f"link set vb netns {there}\nlink set vd netns {there}\n")
     os.write(to_there, b"x")
     os.read(from_there, 1)
-    environment["HOSTILE_THERE"] = f"/proc/{there}/ns/net"
     # Root of the first namespace puts rules in force.
     os.write(ready, b"x")
     os.read(go, 1)
-    if os.environ.get("HOSTILE_CHURN"):
-        if os.fork() == 0:
-            os.close(slow.device)
-            churn()
-    process = subprocess.Popen(command, env=environment)
+    if os.environ.get("HOSTILE_CHURN") and os.fork() == 0:
+        churn()
+    os.makedirs(SLOW, exist_ok=True)
+    slow = SlowFile()
+    process = subprocess.Popen(command, env=os.environ | {
+        "HOSTILE_SLOW": f"{SLOW}/file", "HOSTILE_THERE": f"/proc/{there}/ns/net"})
     status = process.wait()
-    # Nobody waits for its pages any more, and this is the first process of its own namespace: all others end with it.
+    # Nobody waits for its pages any more; and all others end with this, the first process of its namespace.
+    os.close(slow.device)
     os._exit(status if status >= 0 else 128 - status)
 
 
@@ -248,7 +243,6 @@ def removed(group):
 def main():
     """Either side."""
     if len(sys.argv) > 4 and sys.argv[1] == "--within":
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         from_within(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     sys.exit(run(sys.argv[1:]))
 

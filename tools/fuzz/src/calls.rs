@@ -39,6 +39,8 @@ struct Map {
     address: usize,
     size: usize,
     layout: Layout,
+    /// Of the flow by which it was mapped, unless that has been closed.
+    fd: i32,
 }
 
 /// What the threads of a round share. A slot is -1 while it has nothing.
@@ -347,18 +349,34 @@ fn join(round: &Round, random: &mut SmallRng) {
 }
 
 fn map(round: &Round, random: &mut SmallRng) {
-    let fd = round.fd(random);
-    let Ok(layout) = sys::layout(fd) else { return };
-    let mut size = layout.region_size as usize;
-    if random.random_ratio(1, 4) {
-        size = random.random_range(1..2 * size);
-    }
     let protection = pick(random, &[1, 2, 3, 3, 3, 0, 7]);
     let flags = pick(
         random,
         &[libc::MAP_SHARED, libc::MAP_SHARED, libc::MAP_PRIVATE],
     ) | pick(random, &[0, 0, libc::MAP_POPULATE, libc::MAP_LOCKED]);
     let offset = pick(random, &[0, 0, 0, 4096, 1 << 40]);
+    let odd = random.random_ratio(1, 4);
+    let fd = round.fd(random);
+    map_as(round, fd, protection, flags, offset, |size| {
+        if odd {
+            random.random_range(1..2 * size)
+        } else {
+            size
+        }
+    });
+}
+
+/// Maps the flow's region, of which `size` says how much.
+fn map_as(
+    round: &Round,
+    fd: i32,
+    protection: i32,
+    flags: i32,
+    offset: i64,
+    size: impl FnOnce(usize) -> usize,
+) {
+    let Ok(layout) = sys::layout(fd) else { return };
+    let size = size(layout.region_size as usize);
     // SAFETY: A new mapping, which replaces none.
     let address = unsafe { libc::mmap(ptr::null_mut(), size, protection, flags, fd, offset) };
     if address != libc::MAP_FAILED {
@@ -366,6 +384,7 @@ fn map(round: &Round, random: &mut SmallRng) {
             address: address as usize,
             size,
             layout,
+            fd,
         });
     }
 }
@@ -545,7 +564,10 @@ fn receive(round: &Round, random: &mut SmallRng) {
 /// What a well-behaved program writes into the rings: datagrams to send, frames to receive in.
 fn post(round: &Round, random: &mut SmallRng) {
     let Some(Map {
-        address, layout, ..
+        address,
+        layout,
+        fd,
+        ..
     }) = round.map(random)
     else {
         return;
@@ -590,7 +612,7 @@ fn post(round: &Round, random: &mut SmallRng) {
             &index.wrapping_add(1).to_ne_bytes(),
         );
     }
-    let _ = sys::doorbell(round.fd(random), 1);
+    let _ = sys::doorbell(fd, 1);
 }
 
 /// A datagram that no socket sends, to one of them.
@@ -611,13 +633,17 @@ fn hold(round: &Round, random: &mut SmallRng) {
         return;
     };
     let _ = sys::set(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &[0; 4]);
-    let _ = sys::connect(fd, &sys::name(SocketAddr::new(pick(random, round.at), 9)));
     let data = [0u8; 500];
-    // Not for ever, where no device is slow.
-    for _ in 0..100 {
-        // SAFETY: The pointer is to so many bytes.
-        let sent = unsafe { libc::send(fd, data.as_ptr().cast(), 500, libc::MSG_DONTWAIT) };
-        if sent < 0 {
+    let first = random.random_range(0..round.at.len());
+    for &ip in round.at[first..].iter().chain(&round.at[..first]) {
+        let _ = sys::connect(fd, &sys::name(SocketAddr::new(ip, 9)));
+        // Not for ever: most devices aren't slow.
+        let full = (0..20).any(|_| {
+            // SAFETY: The pointer is to so many bytes.
+            let sent = unsafe { libc::send(fd, data.as_ptr().cast(), 500, libc::MSG_DONTWAIT) };
+            sent < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
+        });
+        if full {
             break;
         }
     }
@@ -635,6 +661,7 @@ fn hold(round: &Round, random: &mut SmallRng) {
         };
         sys::make_channel(fd, &request)
     });
+    map_as(round, fd, 3, libc::MAP_SHARED, 0, |size| size);
     // SAFETY: Takes no pointers.
     unsafe { libc::fcntl(fd, libc::F_SETFL, 0) };
     round.keep(fd, random);
