@@ -201,11 +201,6 @@ void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int data
 	numa_drop_add(&udp_sk(sk)->drop_counters, datagrams);
 }
 
-void kopi_lock_sock(struct sock *sk)
-{
-	lock_sock(sk);
-}
-
 bool kopi_udp4_recvmsg_hooked(struct sock *sk)
 {
 	return cgroup_bpf_enabled(CGROUP_UDP4_RECVMSG) &&
@@ -229,12 +224,50 @@ int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len)
 }
 
 /*
- * Not called from Rust, which gives the type of a function that takes a pointer to a
- * function another number than C does, so that CONFIG_CFI would end the call.
+ * As __skb_recv_udp() of 7.3.4 with MSG_DONTWAIT, but for two things. It never busy polls:
+ * NAPI, run under the caller's lock, would deliver to the caller again. And it leaves an
+ * error of the sock's where it is. Memory goes back as by udp_rmem_release(), which calls
+ * what isn't exported; sk_mem_uncharge() does the same.
  */
-int kopi_read_skb(const struct proto_ops *ops, struct sock *sk, skb_read_actor_t actor)
+static struct sk_buff *udp_dequeue(struct sock *sk)
 {
-	return ops->read_skb(sk, actor);
+	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
+	struct sk_buff_head *sk_queue = &sk->sk_receive_queue;
+	struct sk_buff *skb;
+
+	spin_lock_bh(&queue->lock);
+	spin_lock(&sk_queue->lock);
+	skb_queue_splice_tail_init(sk_queue, queue);
+	skb = __skb_dequeue(queue);
+	if (skb) {
+		int size = skb->truesize + udp_sk(sk)->forward_deficit;
+
+		udp_sk(sk)->forward_deficit = 0;
+		sk_mem_uncharge(sk, size);
+		atomic_sub(size, &sk->sk_rmem_alloc);
+	}
+	spin_unlock(&sk_queue->lock);
+	spin_unlock_bh(&queue->lock);
+	return skb;
+}
+
+/* As udp_read_skb() of 7.3.4, which polls the NIC when it has dropped bad checksums. */
+struct sk_buff *kopi_udp_read_skb(struct sock *sk)
+{
+	struct sk_buff *skb;
+
+	while ((skb = udp_dequeue(sk)) && udp_lib_checksum_complete(skb)) {
+		__UDPX_INC_STATS(sk, UDP_MIB_CSUMERRORS);
+		__UDPX_INC_STATS(sk, UDP_MIB_INERRORS);
+		udp_drops_inc(sk);
+		kfree_skb_reason(skb, SKB_DROP_REASON_UDP_CSUM);
+	}
+	if (skb) {
+		WARN_ON_ONCE(!skb_set_owner_sk_safe(skb, sk));
+		/* It was UDP's dev_scratch. */
+		skb->dev = NULL;
+	}
+	return skb;
 }
 
 void kopi_write_lock_bh_callback(struct sock *sk)
@@ -612,14 +645,32 @@ struct workqueue_struct *kopi_alloc_workqueue(void)
 	return alloc_workqueue("kopi", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 }
 
-void kopi_init_work(struct work_struct *work, work_func_t func)
+void kopi_init_delayed_work(struct delayed_work *work, work_func_t func)
 {
-	INIT_WORK(work, func);
+	INIT_DELAYED_WORK(work, func);
 }
 
-void kopi_schedule_work(struct work_struct *work)
+void kopi_schedule_delayed_work(struct delayed_work *work, unsigned long delay)
 {
-	schedule_work(work);
+	schedule_delayed_work(work, delay);
+}
+
+/* Turns softirqs off, and says whether no process has locked the sock. */
+bool kopi_bh_lock_sock_unowned(struct sock *sk)
+{
+	local_bh_disable();
+	bh_lock_sock(sk);
+	if (!sock_owned_by_user(sk))
+		return true;
+	bh_unlock_sock(sk);
+	local_bh_enable();
+	return false;
+}
+
+void kopi_bh_unlock_sock(struct sock *sk)
+{
+	bh_unlock_sock(sk);
+	local_bh_enable();
 }
 
 bool kopi_ns_capable_net_admin(struct user_namespace *ns)
@@ -1100,6 +1151,20 @@ void kopi_mon_unregister(void)
 bool kopi_mon_is(const struct net_device *dev)
 {
 	return dev->netdev_ops == &mon_ops;
+}
+
+/* The number of a device that may be gone, among the first of a namespace; or 0. RCU is held. */
+int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most)
+{
+	struct net_device *dev;
+
+	for_each_netdev_rcu(net, dev) {
+		if (dev == wanted)
+			return dev->ifindex;
+		if (!--most)
+			break;
+	}
+	return 0;
 }
 
 /* Modules can't name this tracepoint: it isn't exported. */

@@ -156,10 +156,8 @@ struct State<T> {
     rcu: UnsafeCell<bindings::callback_head>,
     /// The operation that [`take_over`] replaced.
     data_ready: UnsafeCell<Callback>,
-    /// A packet on its way from `read_skb` to [`next_packet`].
-    packet: UnsafeCell<*mut bindings::sk_buff>,
     /// Takes what is queued in process context; disabled before the sock is released.
-    work: UnsafeCell<bindings::work_struct>,
+    work: UnsafeCell<bindings::delayed_work>,
     sk: *mut bindings::sock,
     /// The message that [`send_own`] is sending.
     own: AtomicPtr<Own<'static>>,
@@ -412,8 +410,7 @@ impl<T: Protocol> Registration<T> {
         let state = State {
             rcu: UnsafeCell::new(pin_init::zeroed()),
             data_ready: UnsafeCell::new(None),
-            packet: UnsafeCell::new(ptr::null_mut()),
-            // SAFETY: Zeroes are a work_struct that is not initialised yet.
+            // SAFETY: Zeroes are a delayed_work that is not initialised yet.
             work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
             sk: ptr::null_mut(),
             own: AtomicPtr::new(ptr::null_mut()),
@@ -434,7 +431,7 @@ impl<T: Protocol> Registration<T> {
             bindings::kopi_sock_graft(sk, socket);
             bindings::sock_release(inner);
             state.sk = sk;
-            bindings::kopi_init_work(state.work.get(), Some(receive_work::<T>));
+            bindings::kopi_init_delayed_work(state.work.get(), Some(receive_work::<T>));
             let state = CacheBox::into_raw(state);
             bindings::kopi_set_sk_inode_private(sk, state.cast());
             if let Err(error) = (*state).protocol.opened(Socket::from_raw(socket)) {
@@ -468,7 +465,7 @@ impl<T: Protocol> Registration<T> {
                 bindings::kopi_set_sk_inode_private(sk, ptr::null_mut());
                 bindings::kopi_write_unlock_bh_callback(sk);
                 // Waits if it runs; those who still have the state can't start it again.
-                bindings::disable_work_sync(state.work.get());
+                bindings::disable_delayed_work_sync(state.work.get());
                 // Softirqs that still run with the state are done after a grace period.
                 bindings::call_rcu(state.rcu.get(), Some(Self::free));
             }
@@ -950,7 +947,7 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
         };
         if let Some(state) = state::<T>(sk) {
             if Sock::from_raw(sk).has_receive_hook() {
-                bindings::kopi_schedule_work(state.work.get());
+                bindings::kopi_schedule_delayed_work(state.work.get(), 0);
             } else {
                 state.protocol.data_ready(Sock::from_raw(sk), false);
             }
@@ -958,7 +955,12 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     }
 }
 
+/// After how many jiffies a sock that a process had locked is tried again.
+const LOCKED_RETRY: c_ulong = 2;
+
 /// Takes what is queued where the sock can be locked, which receive hooks rely on.
+///
+/// Never waits for the lock, which a process can make last: a worker that waits is one less for others.
 ///
 /// # Safety
 ///
@@ -966,17 +968,18 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
 unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::work_struct) {
     // SAFETY: The work is a state's, which is kept, as its sock is, until the work is disabled.
     unsafe {
+        let work = kernel::container_of!(work, bindings::delayed_work, work);
         let state = &*kernel::container_of!(
-            work.cast::<UnsafeCell<bindings::work_struct>>(),
+            work.cast::<UnsafeCell<bindings::delayed_work>>(),
             State<T>,
             work
         );
-        bindings::kopi_lock_sock(state.sk);
-        {
-            let _softirqs = BottomHalvesOff::new();
+        if bindings::kopi_bh_lock_sock_unowned(state.sk) {
             state.protocol.data_ready(Sock::from_raw(state.sk), true);
+            bindings::kopi_bh_unlock_sock(state.sk);
+        } else {
+            bindings::kopi_schedule_delayed_work(state.work.get(), LOCKED_RETRY);
         }
-        bindings::release_sock(state.sk);
     }
 }
 
@@ -987,44 +990,15 @@ pub(crate) fn poke<T: Protocol>(socket: &Socket) {
     unsafe { data_ready::<T>(socket.sk().as_ptr()) };
 }
 
-/// Takes the next packet off the sock's queue, its checksum verified. Softirq, or softirqs off.
+/// Takes the next packet off the sock's queue, its checksum verified. Softirq, or softirqs off; the
+/// caller keeps the sock.
 ///
-/// # Safety
-///
-/// One call at a time for each sock, in an RCU read-side section or holding the socket.
-pub(crate) unsafe fn next_packet<T: Protocol>(sk: &Sock) -> Result<SkBuff> {
-    let raw = sk.as_ptr();
-    // SAFETY: As required of the caller. The operations of a sock's socket are static.
-    unsafe {
-        let state = state::<T>(raw).ok_or(EAGAIN)?;
-        let table = if sk.is_ipv6() { &IPV6 } else { &IPV4 };
-        let inner = *table.inner.get();
-        to_result(bindings::kopi_read_skb(inner, raw, Some(hand_over::<T>)))?;
-        let packet = state.packet.get().replace(ptr::null_mut());
-        // INVARIANT: From `read_skb` of a UDP sock.
-        NonNull::new(packet)
-            .map(|skb| SkBuff::from_raw(skb))
-            .ok_or(EAGAIN)
-    }
-}
-
-/// Gets the packet that `read_skb` reads.
-///
-/// # Safety
-///
-/// To be called by the kernel only, as the operation that it is set as.
-unsafe extern "C" fn hand_over<T: Protocol>(
-    sk: *mut bindings::sock,
-    skb: *mut bindings::sk_buff,
-) -> c_int {
-    // SAFETY: Called under `next_packet`, which has the state, and is alone with `packet`.
-    unsafe {
-        match state::<T>(sk) {
-            Some(state) => *state.packet.get() = skb,
-            None => bindings::consume_skb(skb),
-        }
-    }
-    0
+/// It never polls a NIC, so a spinlock may be held.
+pub(crate) fn next_packet(sk: &Sock) -> Option<SkBuff> {
+    // SAFETY: A valid UDP sock, to which the caller has a reference.
+    let skb = unsafe { bindings::kopi_udp_read_skb(sk.as_ptr()) };
+    // INVARIANT: A packet of a UDP sock's queue, which is this value's.
+    NonNull::new(skb).map(|skb| unsafe { SkBuff::from_raw(skb) })
 }
 
 /// A message of the module's own.

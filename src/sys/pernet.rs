@@ -35,6 +35,11 @@ impl NetRef {
         self.0.get()
     }
 
+    /// Whether it is the first one, which the machine started with.
+    pub(super) fn is_initial(&self) -> bool {
+        core::ptr::eq(self.as_ptr(), &raw const bindings::init_net)
+    }
+
     /// The number that no other namespace ever has.
     pub(crate) fn cookie(&self) -> u64 {
         // SAFETY: By the invariants.
