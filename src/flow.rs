@@ -300,6 +300,8 @@ impl Flow {
         if !socket.sk().same_user(other.sk()) && !socket.sk().net_admin() {
             return Err(EPERM);
         }
+        // Whoever has the channel has what the other one receives.
+        other.may_receive()?;
         self.attach(socket, channel.clone())
     }
 
@@ -469,6 +471,8 @@ impl Protocol for Flow {
     fn connected(&self, socket: &Socket) -> Result {
         let policy = self.policy().ok_or(EINVAL)?;
         let Some(peer) = socket.sk().peer() else {
+            // The port may be gone, too.
+            self.follow_port(socket.sk());
             return Ok(());
         };
         // By the local port that it has now.

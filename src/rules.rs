@@ -534,7 +534,7 @@ fn with_facts<T>(
     use_them(&Facts {
         uid: identity.uid,
         gid: identity.gid,
-        in_cgroup: &|number| task::is_in_cgroup(sk, number),
+        in_cgroup: &|cgroup| task::is_in_cgroup(sk, cgroup),
         exe: identity.program_id(),
         protocol: UDP,
         local_port,

@@ -684,6 +684,49 @@ void kopi_sk_set_mark(struct sock *sk, u32 mark)
 	sk_dst_reset(sk);
 }
 
+/*
+ * Takes back what bind() did, which bind() itself doesn't do once it has succeeded: the port is others'
+ * again, and the rest as it was.
+ */
+void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only)
+{
+	lock_sock(sk);
+	sk->sk_userlocks &= ~(SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK);
+	/* Somebody may have connected it meanwhile. */
+	__udp_disconnect(sk, 0);
+	WRITE_ONCE(sk->sk_bound_dev_if, device);
+	sk->sk_ipv6only = ipv6only;
+	release_sock(sk);
+}
+
+bool kopi_sk_ipv6only(const struct sock *sk)
+{
+	return sk->sk_ipv6only;
+}
+
+/* Breaks a connection, as connect() to AF_UNSPEC does; it stays bound to its device. */
+void kopi_sk_disconnect(struct sock *sk, int device)
+{
+	sk->sk_prot->disconnect(sk, 0);
+	WRITE_ONCE(sk->sk_bound_dev_if, device);
+}
+
+/*
+ * Sleeps until something is queued, as recvmsg() does: 1 if it may be, 0 if the receiving side is shut down,
+ * or an error.
+ */
+int kopi_udp_wait(struct sock *sk, long *timeout)
+{
+	struct sk_buff_head *queue = &sk->sk_receive_queue;
+	int error = 0;
+
+	if (!*timeout)
+		return -EAGAIN;
+	if (!__skb_wait_for_more_packets(sk, queue, &error, timeout, (struct sk_buff *)queue))
+		return 1;
+	return error;
+}
+
 u32 kopi_sk_priority(const struct sock *sk)
 {
 	return READ_ONCE(sk->sk_priority);
@@ -817,9 +860,19 @@ struct cgroup *kopi_sk_cgroup(struct sock *sk)
 	return sock_cgroup_ptr(&sk->sk_cgrp_data);
 }
 
-struct cgroup *kopi_cgroup_parent(struct cgroup *cgroup)
+/* The number of the one at that level among those that a socket's cgroup is in, and itself; 0 for none. */
+u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level)
 {
-	return cgroup_parent(cgroup);
+	struct cgroup *cgroup = sock_cgroup_ptr(&sk->sk_cgrp_data);
+
+	if (level > cgroup->level)
+		return 0;
+	return cgroup_id(cgroup->ancestors[level]);
+}
+
+u32 kopi_cgroup_level(const struct cgroup *cgroup)
+{
+	return cgroup->level;
 }
 
 u64 kopi_cgroup_id(const struct cgroup *cgroup)

@@ -424,7 +424,7 @@ fn put_match(message: &mut Message, asker: &Asker<'_>, matches: &Match) -> Resul
         message.u32(uapi::KOPI_A_RULE_GID, asker.show_gid(gid))?;
     }
     if let Some(cgroup) = matches.cgroup {
-        message.uint(uapi::KOPI_A_RULE_CGROUP, cgroup)?;
+        message.uint(uapi::KOPI_A_RULE_CGROUP, cgroup.id)?;
     }
     if let Some(exe) = matches.exe {
         message.u32(uapi::KOPI_A_RULE_EXE_DEVICE, exe.device)?;

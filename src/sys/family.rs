@@ -115,22 +115,25 @@ impl Name {
     /// # Safety
     ///
     /// `name` must have `len` bytes.
-    unsafe fn from_raw(name: *const u8, len: i32) -> Self {
+    unsafe fn from_raw(name: *const u8, len: i32, unspecified: Unspecified) -> Self {
         let bytes = match usize::try_from(len) {
             // SAFETY: As required of the caller.
             Ok(len) if !name.is_null() => unsafe { core::slice::from_raw_parts(name, len) },
             _ => &[],
         };
         Self {
-            peer: Self::parse(bytes),
+            peer: Self::parse(bytes, unspecified),
         }
     }
 
-    fn parse(bytes: &[u8]) -> Option<Peer> {
+    fn parse(bytes: &[u8], unspecified: Unspecified) -> Option<Peer> {
         let (&family, rest) = bytes.split_first_chunk::<2>()?;
         let (&port, rest) = rest.split_first_chunk::<2>()?;
         let address = match u32::from(u16::from_ne_bytes(family)) {
             bindings::AF_INET => mapped(*rest.first_chunk::<4>()?),
+            bindings::KOPI_CONST_AF_UNSPEC if matches!(unspecified, Unspecified::Ipv4) => {
+                mapped(*rest.first_chunk::<4>()?)
+            }
             // The flow label comes first.
             bindings::AF_INET6 => *rest.get(4..)?.first_chunk::<16>()?,
             _ => return None,
@@ -144,6 +147,24 @@ impl Name {
     /// The address and the port, if it is one of IP.
     pub(crate) fn peer(&self) -> Option<Peer> {
         self.peer
+    }
+}
+
+/// What the kernel takes an address of AF_UNSPEC for.
+#[derive(Clone, Copy)]
+enum Unspecified {
+    /// One of IPv4.
+    Ipv4,
+    /// None.
+    Nothing,
+}
+
+/// What bind() and sendmsg() of IPv4 and IPv6 take an address of AF_UNSPEC for. (connect() breaks a connection.)
+fn unspecified(sk: &Sock) -> Unspecified {
+    if sk.is_ipv6() {
+        Unspecified::Nothing
+    } else {
+        Unspecified::Ipv4
     }
 }
 
@@ -649,11 +670,15 @@ impl<T: Protocol> Registration<T> {
                 let Some(state) = state::<T>((*socket).sk) else {
                     return Ok(inner(socket, name, len));
                 };
-                let given = Name::from_raw(name.cast(), len);
                 let this = Socket::from_raw(socket);
+                let given = Name::from_raw(name.cast(), len, unspecified(this.sk()));
                 state.protocol.may_bind(this, &given)?;
+                let before = this.sk().before_bind();
                 to_result(inner(socket, name, len))?;
-                state.protocol.bound(this)?;
+                state
+                    .protocol
+                    .bound(this)
+                    .inspect_err(|_| this.sk().unbind(before))?;
             }
             Ok(0)
         })
@@ -675,11 +700,15 @@ impl<T: Protocol> Registration<T> {
                 let Some(state) = state::<T>((*socket).sk) else {
                     return Ok(inner(socket, name, len, flags));
                 };
-                let given = Name::from_raw(name.cast(), len);
                 let this = Socket::from_raw(socket);
+                let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
                 state.protocol.may_connect(this, &given)?;
+                let device = this.sk().bound_device();
                 to_result(inner(socket, name, len, flags))?;
-                state.protocol.connected(this)?;
+                state
+                    .protocol
+                    .connected(this)
+                    .inspect_err(|_| this.sk().disconnect(device))?;
             }
             Ok(0)
         })
@@ -699,10 +728,8 @@ impl<T: Protocol> Registration<T> {
                 if let Some(state) = state::<T>((*socket).sk) {
                     let own = state.own.load(Ordering::Relaxed);
                     if own.cast() != message {
-                        let name = (!(*message).msg_name.is_null()).then(|| {
-                            Name::from_raw((*message).msg_name.cast(), (*message).msg_namelen)
-                        });
                         let this = Socket::from_raw(socket);
+                        let name = sent_to(this.sk(), &*message);
                         state.protocol.may_send(this, name.as_ref(), len)?;
                     // Rings' packets were looked at before.
                     } else if let Some(datagram) = &(*own).datagram {
@@ -733,22 +760,33 @@ impl<T: Protocol> Registration<T> {
                 let Some(state) = state::<T>((*socket).sk) else {
                     return Ok(inner(socket, message, len, flags));
                 };
-                let turn = state.protocol.may_read(Socket::from_raw(socket))?;
-                if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
-                    return Ok(inner(socket, message, len, flags));
-                }
-                if !state.protocol.has_queue() {
-                    return Err(eopnotsupp());
-                }
-                match turn {
-                    Some(turn) => Reader {
-                        socket,
-                        inner,
-                        protocol: &state.protocol,
-                        turn,
+                let this = Socket::from_raw(socket);
+                let mut timeout = this.sk().receive_timeout(flags & DONTWAIT != 0);
+                // Nobody sleeps within UDP: rules may come meanwhile.
+                loop {
+                    let turn = state.protocol.may_read(this)?;
+                    if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
+                        return Ok(inner(socket, message, len, flags));
                     }
-                    .read(message, len, flags),
-                    None => Ok(inner(socket, message, len, flags)),
+                    if !state.protocol.has_queue() {
+                        return Err(eopnotsupp());
+                    }
+                    let got = match turn {
+                        Some(turn) => Reader {
+                            socket,
+                            inner,
+                            protocol: &state.protocol,
+                            turn,
+                        }
+                        .read(message, len, flags)?,
+                        None => inner(socket, message, len, flags | DONTWAIT),
+                    };
+                    if got != EAGAIN.to_errno() || flags & DONTWAIT != 0 {
+                        return Ok(got);
+                    }
+                    if !this.sk().wait_for_datagrams(&mut timeout)? {
+                        return Ok(0);
+                    }
                 }
             }
         })
@@ -793,6 +831,25 @@ impl<T: Protocol> Registration<T> {
     }
 }
 
+/// Where a message of sendmsg goes; `None` for the peer.
+///
+/// # Safety
+///
+/// The message must be valid.
+unsafe fn sent_to(sk: &Sock, message: &bindings::msghdr) -> Option<Name> {
+    let (name, len) = (message.msg_name.cast::<u8>(), message.msg_namelen);
+    // SAFETY: As required of the caller. Names are in memory of the kernel, with room for an address.
+    unsafe {
+        let is_none = name.is_null()
+            || (sk.is_ipv6()
+                && len >= size_of::<u16>() as i32
+                && u32::from(name.cast::<u16>().read_unaligned()) == bindings::KOPI_CONST_AF_UNSPEC);
+        (!is_none).then(|| Name::from_raw(name, len, unspecified(sk)))
+    }
+}
+
+const DONTWAIT: c_int = bindings::MSG_DONTWAIT as c_int;
+
 type Receive =
     unsafe extern "C" fn(*mut bindings::socket, *mut bindings::msghdr, usize, c_int) -> c_int;
 
@@ -809,38 +866,30 @@ struct Reader<'a, T> {
 }
 
 impl<T: Protocol> Reader<'_, T> {
-    /// Reads the first datagram that may be read.
+    /// Reads the first datagram that may be read; gives what the operation gives, which is EAGAIN if there
+    /// is none.
     ///
     /// # Safety
     ///
     /// `message` must be as for the operation.
     unsafe fn read(&self, message: *mut bindings::msghdr, len: usize, flags: c_int) -> Result<i32> {
-        let dontwait = bindings::MSG_DONTWAIT as i32;
         loop {
-            let was_empty = {
+            {
                 // Nobody else takes what is first meanwhile.
                 let _turn = self.turn.lock();
-                let first = self.peek(dontwait)?;
-                if let Some((peer, bytes)) = first {
-                    let again = flags & bindings::MSG_PEEK as i32 != 0;
-                    // SAFETY: By the invariants.
-                    let socket = unsafe { Socket::from_raw(self.socket) };
-                    if self.protocol.may_take(socket, peer, bytes, again) {
-                        // SAFETY: By the invariants, and as required of the caller.
-                        return Ok(unsafe {
-                            (self.inner)(self.socket, message, len, flags | dontwait)
-                        });
-                    }
-                    self.discard();
+                let Some((peer, bytes)) = self.peek()? else {
+                    return Ok(EAGAIN.to_errno());
+                };
+                let again = flags & bindings::MSG_PEEK as i32 != 0;
+                // SAFETY: By the invariants.
+                let socket = unsafe { Socket::from_raw(self.socket) };
+                if self.protocol.may_take(socket, peer, bytes, again) {
+                    // SAFETY: By the invariants, and as required of the caller.
+                    return Ok(unsafe {
+                        (self.inner)(self.socket, message, len, flags | DONTWAIT)
+                    });
                 }
-                first.is_none()
-            };
-            if was_empty {
-                if flags & dontwait != 0 {
-                    return Err(EAGAIN);
-                }
-                // As long as SO_RCVTIMEO says.
-                self.peek(0)?.ok_or(EAGAIN)?;
+                self.discard();
             }
             // Others may send what isn't let pass for ever.
             if signal_pending() {
@@ -851,13 +900,13 @@ impl<T: Protocol> Reader<'_, T> {
     }
 
     /// Where the first datagram is from, and its length; `None` if there is none.
-    fn peek(&self, flags: c_int) -> Result<Option<(Peer, usize)>> {
+    fn peek(&self) -> Result<Option<(Peer, usize)>> {
         let mut name = [0u8; size_of::<bindings::sockaddr_in6>()];
         // SAFETY: A msghdr of zeroes has no room for anything but, then, the name.
         let mut header: bindings::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
         header.msg_name = name.as_mut_ptr().cast();
         header.msg_namelen = name.len() as i32;
-        let flags = flags | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
+        let flags = DONTWAIT | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
         // SAFETY: By the invariants; the name is long enough for both families.
         let got = unsafe {
             if Socket::from_raw(self.socket).sk().peeks_on() {
@@ -868,7 +917,7 @@ impl<T: Protocol> Reader<'_, T> {
         };
         match usize::try_from(got) {
             Ok(bytes) => {
-                let peer = Name::parse(&name).ok_or(EINVAL)?;
+                let peer = Name::parse(&name, Unspecified::Nothing).ok_or(EINVAL)?;
                 Ok(Some((peer, bytes)))
             }
             Err(_) if got == EAGAIN.to_errno() => Ok(None),
@@ -881,7 +930,7 @@ impl<T: Protocol> Reader<'_, T> {
         // SAFETY: A msghdr of zeroes has no room for anything; by the invariants.
         unsafe {
             let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
-            (self.inner)(self.socket, &mut header, 0, bindings::MSG_DONTWAIT as i32);
+            (self.inner)(self.socket, &mut header, 0, DONTWAIT);
         }
     }
 }
