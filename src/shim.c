@@ -14,6 +14,8 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/netdevice.h>
+#include <linux/netfilter_ipv4.h>
+#include <linux/netfilter_ipv6.h>
 #include <linux/netfilter_netdev.h>
 #include <linux/path.h>
 #include <linux/pid_namespace.h>
@@ -890,6 +892,81 @@ void kopi_cgroup_put(struct cgroup *cgroup)
 	cgroup_put(cgroup);
 }
 
+/*
+ * Judges what flows send where all is known of it: where it goes, whatever address the program gave, what mark
+ * and priority it has, how many datagrams it is, and when, if it was corked. First of all hooks.
+ */
+static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
+{
+	struct kopi_sent sent = { .mark = skb->mark, .priority = skb->priority };
+	struct sock *sk = state->sk;
+	u8 protocol;
+	int error;
+
+	/* Of a tunnel, what it carries was judged before. */
+	if (!sk || sk != skb->sk || !sk_fullsock(sk) || !sk_is_udp(sk))
+		return NF_ACCEPT;
+	if (state->pf == NFPROTO_IPV4) {
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &sent.to);
+		protocol = ip_hdr(skb)->protocol;
+	} else {
+		sent.to = ipv6_hdr(skb)->daddr;
+		protocol = ipv6_hdr(skb)->nexthdr;
+	}
+	/* After IPsec has had it, it was judged before, too. */
+	if (protocol == IPPROTO_ESP || protocol == IPPROTO_AH ||
+	    !pskb_may_pull(skb, skb_transport_offset(skb) + sizeof(struct udphdr)))
+		return NF_ACCEPT;
+	sent.port = ntohs(udp_hdr(skb)->dest);
+	sent.bytes = skb->len - skb_transport_offset(skb) - sizeof(struct udphdr);
+	sent.gso_size = skb_shinfo(skb)->gso_size;
+	error = kopi_local_out(sk, &sent);
+	if (error)
+		return NF_DROP_ERR(error);
+	skb->priority = sent.priority;
+	if (skb->mark == sent.mark)
+		return NF_ACCEPT;
+	skb->mark = sent.mark;
+	error = state->pf == NFPROTO_IPV4 ? ip_route_me_harder(state->net, sk, skb, RTN_UNSPEC) :
+					    ip6_route_me_harder(state->net, sk, skb);
+	return error ? NF_DROP_ERR(error) : NF_ACCEPT;
+}
+
+static const struct nf_hook_ops local_out_ops[] = {
+	{
+		.hook = local_out_hook,
+		.pf = NFPROTO_IPV4,
+		.hooknum = NF_INET_LOCAL_OUT,
+		.priority = INT_MIN,
+	},
+	{
+		.hook = local_out_hook,
+		.pf = NFPROTO_IPV6,
+		.hooknum = NF_INET_LOCAL_OUT,
+		.priority = INT_MIN,
+	},
+};
+
+int kopi_hook_local_out(struct net *net)
+{
+	return nf_register_net_hooks(net, local_out_ops, ARRAY_SIZE(local_out_ops));
+}
+
+void kopi_unhook_local_out(struct net *net)
+{
+	nf_unregister_net_hooks(net, local_out_ops, ARRAY_SIZE(local_out_ops));
+}
+
+bool kopi_is_current(const void *task)
+{
+	return current == task;
+}
+
+const void *kopi_current(void)
+{
+	return current;
+}
+
 static unsigned int net_id;
 
 static struct pernet_operations net_ops = {
@@ -907,6 +984,8 @@ int kopi_register_pernet(void)
 void kopi_unregister_pernet(void)
 {
 	unregister_pernet_subsys(&net_ops);
+	/* A hook that is gone may still be running. */
+	synchronize_rcu();
 }
 
 void **kopi_net_slot(const struct net *net)

@@ -199,6 +199,21 @@ int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size);
 void kopi_cgroup_put(struct cgroup *cgroup);
 
 /* network namespaces */
+/* A packet, or several as one, that a flow sends. */
+struct kopi_sent {
+	struct in6_addr to;
+	u16 port;
+	u16 gso_size;
+	u32 bytes;
+	u32 mark;
+	u32 priority;
+};
+
+int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
+int kopi_hook_local_out(struct net *net);
+void kopi_unhook_local_out(struct net *net);
+bool kopi_is_current(const void *task);
+const void *kopi_current(void);
 int kopi_net_init(struct net *net);
 void kopi_net_exit(struct net *net);
 int kopi_register_pernet(void);

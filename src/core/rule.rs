@@ -141,6 +141,18 @@ pub struct Peer {
     pub port: u16,
 }
 
+impl Peer {
+    /// With the address that a packet to the any-address has.
+    pub fn or_loopback(self) -> Self {
+        let address = match unmapped(&self.address) {
+            Some([0, 0, 0, 0]) => mapped(Ipv4Addr::LOCALHOST.octets()),
+            None if self.address == [0; 16] => Ipv6Addr::LOCALHOST.octets(),
+            _ => self.address,
+        };
+        Self { address, ..self }
+    }
+}
+
 impl Match {
     fn names_peer(&self) -> bool {
         self.remote.is_some() || self.remote_port.is_some()

@@ -11,6 +11,8 @@
 use super::{
     context::{cond_resched, signal_pending, BottomHalvesOff},
     errno::{
+        edquot,
+        enobufs,
         enoprotoopt,
         eopnotsupp,
         eprotonosupport,
@@ -184,6 +186,8 @@ struct State<T> {
     sk: *mut bindings::sock,
     /// The message that [`send_own`] is sending.
     own: AtomicPtr<Own<'static>>,
+    /// The task that is in [`send_own`]; to be compared only.
+    sender: AtomicPtr<c_void>,
     protocol: T,
 }
 
@@ -438,6 +442,7 @@ impl<T: Protocol> Registration<T> {
             work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
             sk: ptr::null_mut(),
             own: AtomicPtr::new(ptr::null_mut()),
+            sender: AtomicPtr::new(ptr::null_mut()),
             // SAFETY: `net` is the caller's.
             protocol: T::new(unsafe { NetRef::from_raw(net) })?,
         };
@@ -739,7 +744,13 @@ impl<T: Protocol> Registration<T> {
                     }
                 }
                 let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
-                Ok(inner(socket, message, len))
+                let sent = inner(socket, message, len);
+                // What the rules' hook answers for ENOBUFS.
+                Ok(if sent == edquot().to_errno() {
+                    enobufs().to_errno()
+                } else {
+                    sent
+                })
             }
         })
     }
@@ -843,7 +854,8 @@ unsafe fn sent_to(sk: &Sock, message: &bindings::msghdr) -> Option<Name> {
         let is_none = name.is_null()
             || (sk.is_ipv6()
                 && len >= size_of::<u16>() as i32
-                && u32::from(name.cast::<u16>().read_unaligned()) == bindings::KOPI_CONST_AF_UNSPEC);
+                && u32::from(name.cast::<u16>().read_unaligned())
+                    == bindings::KOPI_CONST_AF_UNSPEC);
         (!is_none).then(|| Name::from_raw(name, len, unspecified(sk)))
     }
 }
@@ -1096,16 +1108,29 @@ pub(super) unsafe fn send_own<T: Protocol>(socket: &Socket, message: &mut Own<'_
     // SAFETY: The socket is in use by the caller, and the message is valid, which nobody looks at
     // after this call.
     unsafe {
-        let own = state::<T>((*socket.as_ptr()).sk).map(|state| &state.own);
-        if let Some(own) = own {
-            own.store(message.cast(), Ordering::Relaxed);
+        let state = state::<T>((*socket.as_ptr()).sk);
+        if let Some(state) = state {
+            state.own.store(message.cast(), Ordering::Relaxed);
+            let current = bindings::kopi_current().cast_mut();
+            state.sender.store(current, Ordering::Relaxed);
         }
         let sent = bindings::sock_sendmsg(socket.as_ptr(), message.cast());
-        if let Some(own) = own {
-            own.store(ptr::null_mut(), Ordering::Relaxed);
+        if let Some(state) = state {
+            state.sender.store(ptr::null_mut(), Ordering::Relaxed);
+            state.own.store(ptr::null_mut(), Ordering::Relaxed);
         }
         sent
     }
+}
+
+/// Whether the current task is in [`send_own`] for this sock. The caller is in an RCU read-side section.
+pub(super) fn is_sending_own<T: Protocol>(sk: &Sock) -> bool {
+    // SAFETY: The sock is borrowed, and RCU held.
+    let state = unsafe { state::<T>(sk.as_ptr()) };
+    // SAFETY: The pointer is compared only.
+    state.is_some_and(|state| unsafe {
+        bindings::kopi_is_current(state.sender.load(Ordering::Relaxed))
+    })
 }
 
 /// The protocol's state of a socket of the family.

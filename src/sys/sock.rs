@@ -248,6 +248,12 @@ impl Sock {
         }
     }
 
+    /// UDP_SEGMENT: bytes of each datagram that what is sent is cut into; 0 if it isn't.
+    pub(crate) fn gso_size(&self) -> u32 {
+        // SAFETY: A valid UDP sock.
+        u32::from(unsafe { bindings::kopi_udp_gso_size(self.as_ptr()) })
+    }
+
     /// Whether packets are to carry the time at which they came.
     pub(crate) fn wants_timestamp(&self) -> bool {
         // SAFETY: A valid sock.
