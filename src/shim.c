@@ -14,6 +14,8 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/netdevice.h>
+#include <linux/netfilter_ipv4.h>
+#include <linux/netfilter_ipv6.h>
 #include <linux/netfilter_netdev.h>
 #include <linux/path.h>
 #include <linux/pid_namespace.h>
@@ -735,6 +737,49 @@ void kopi_sk_set_mark(struct sock *sk, u32 mark)
 	sk_dst_reset(sk);
 }
 
+/*
+ * Takes back what bind() did, which bind() itself doesn't do once it has succeeded: the port is others'
+ * again, and the rest as it was.
+ */
+void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only)
+{
+	lock_sock(sk);
+	sk->sk_userlocks &= ~(SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK);
+	/* Somebody may have connected it meanwhile. */
+	__udp_disconnect(sk, 0);
+	WRITE_ONCE(sk->sk_bound_dev_if, device);
+	sk->sk_ipv6only = ipv6only;
+	release_sock(sk);
+}
+
+bool kopi_sk_ipv6only(const struct sock *sk)
+{
+	return sk->sk_ipv6only;
+}
+
+/* Breaks a connection, as connect() to AF_UNSPEC does; it stays bound to its device. */
+void kopi_sk_disconnect(struct sock *sk, int device)
+{
+	sk->sk_prot->disconnect(sk, 0);
+	WRITE_ONCE(sk->sk_bound_dev_if, device);
+}
+
+/*
+ * Sleeps until something is queued, as recvmsg() does: 1 if it may be, 0 if the receiving side is shut down,
+ * or an error.
+ */
+int kopi_udp_wait(struct sock *sk, long *timeout)
+{
+	struct sk_buff_head *queue = &sk->sk_receive_queue;
+	int error = 0;
+
+	if (!*timeout)
+		return -EAGAIN;
+	if (!__skb_wait_for_more_packets(sk, queue, &error, timeout, (struct sk_buff *)queue))
+		return 1;
+	return error;
+}
+
 u32 kopi_sk_priority(const struct sock *sk)
 {
 	return READ_ONCE(sk->sk_priority);
@@ -868,9 +913,19 @@ struct cgroup *kopi_sk_cgroup(struct sock *sk)
 	return sock_cgroup_ptr(&sk->sk_cgrp_data);
 }
 
-struct cgroup *kopi_cgroup_parent(struct cgroup *cgroup)
+/* The number of the one at that level among those that a socket's cgroup is in, and itself; 0 for none. */
+u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level)
 {
-	return cgroup_parent(cgroup);
+	struct cgroup *cgroup = sock_cgroup_ptr(&sk->sk_cgrp_data);
+
+	if (level > cgroup->level)
+		return 0;
+	return cgroup_id(cgroup->ancestors[level]);
+}
+
+u32 kopi_cgroup_level(const struct cgroup *cgroup)
+{
+	return cgroup->level;
 }
 
 u64 kopi_cgroup_id(const struct cgroup *cgroup)
@@ -886,6 +941,81 @@ int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size)
 void kopi_cgroup_put(struct cgroup *cgroup)
 {
 	cgroup_put(cgroup);
+}
+
+/*
+ * Judges what flows send where all is known of it: where it goes, whatever address the program gave, what mark
+ * and priority it has, how many datagrams it is, and when, if it was corked. First of all hooks.
+ */
+static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
+{
+	struct kopi_sent sent = { .mark = skb->mark, .priority = skb->priority };
+	struct sock *sk = state->sk;
+	u8 protocol;
+	int error;
+
+	/* Of a tunnel, what it carries was judged before. */
+	if (!sk || sk != skb->sk || !sk_fullsock(sk) || !sk_is_udp(sk))
+		return NF_ACCEPT;
+	if (state->pf == NFPROTO_IPV4) {
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &sent.to);
+		protocol = ip_hdr(skb)->protocol;
+	} else {
+		sent.to = ipv6_hdr(skb)->daddr;
+		protocol = ipv6_hdr(skb)->nexthdr;
+	}
+	/* After IPsec has had it, it was judged before, too. */
+	if (protocol == IPPROTO_ESP || protocol == IPPROTO_AH ||
+	    !pskb_may_pull(skb, skb_transport_offset(skb) + sizeof(struct udphdr)))
+		return NF_ACCEPT;
+	sent.port = ntohs(udp_hdr(skb)->dest);
+	sent.bytes = skb->len - skb_transport_offset(skb) - sizeof(struct udphdr);
+	sent.gso_size = skb_shinfo(skb)->gso_size;
+	error = kopi_local_out(sk, &sent);
+	if (error)
+		return NF_DROP_ERR(error);
+	skb->priority = sent.priority;
+	if (skb->mark == sent.mark)
+		return NF_ACCEPT;
+	skb->mark = sent.mark;
+	error = state->pf == NFPROTO_IPV4 ? ip_route_me_harder(state->net, sk, skb, RTN_UNSPEC) :
+					    ip6_route_me_harder(state->net, sk, skb);
+	return error ? NF_DROP_ERR(error) : NF_ACCEPT;
+}
+
+static const struct nf_hook_ops local_out_ops[] = {
+	{
+		.hook = local_out_hook,
+		.pf = NFPROTO_IPV4,
+		.hooknum = NF_INET_LOCAL_OUT,
+		.priority = INT_MIN,
+	},
+	{
+		.hook = local_out_hook,
+		.pf = NFPROTO_IPV6,
+		.hooknum = NF_INET_LOCAL_OUT,
+		.priority = INT_MIN,
+	},
+};
+
+int kopi_hook_local_out(struct net *net)
+{
+	return nf_register_net_hooks(net, local_out_ops, ARRAY_SIZE(local_out_ops));
+}
+
+void kopi_unhook_local_out(struct net *net)
+{
+	nf_unregister_net_hooks(net, local_out_ops, ARRAY_SIZE(local_out_ops));
+}
+
+bool kopi_is_current(const void *task)
+{
+	return current == task;
+}
+
+const void *kopi_current(void)
+{
+	return current;
 }
 
 static unsigned int net_id;
@@ -905,6 +1035,8 @@ int kopi_register_pernet(void)
 void kopi_unregister_pernet(void)
 {
 	unregister_pernet_subsys(&net_ops);
+	/* A hook that is gone may still be running. */
+	synchronize_rcu();
 }
 
 void **kopi_net_slot(const struct net *net)

@@ -160,6 +160,10 @@ __be16 kopi_sk_dport(const struct sock *sk);
 int kopi_sk_bound_dev_if(const struct sock *sk);
 bool kopi_device_name(struct net *net, int ifindex, char *name);
 void kopi_sk_set_mark(struct sock *sk, u32 mark);
+void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only);
+bool kopi_sk_ipv6only(const struct sock *sk);
+void kopi_sk_disconnect(struct sock *sk, int device);
+int kopi_udp_wait(struct sock *sk, long *timeout);
 u32 kopi_sk_priority(const struct sock *sk);
 void kopi_sk_set_priority(struct sock *sk, u32 priority);
 
@@ -189,12 +193,28 @@ struct kmem_cache *kopi_slab_create(const char *name, unsigned int size,
 				    unsigned int align);
 void *kopi_slab_alloc(struct kmem_cache *cache);
 struct cgroup *kopi_sk_cgroup(struct sock *sk);
-struct cgroup *kopi_cgroup_parent(struct cgroup *cgroup);
+u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level);
+u32 kopi_cgroup_level(const struct cgroup *cgroup);
 u64 kopi_cgroup_id(const struct cgroup *cgroup);
 int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size);
 void kopi_cgroup_put(struct cgroup *cgroup);
 
 /* network namespaces */
+/* A packet, or several as one, that a flow sends. */
+struct kopi_sent {
+	struct in6_addr to;
+	u16 port;
+	u16 gso_size;
+	u32 bytes;
+	u32 mark;
+	u32 priority;
+};
+
+int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
+int kopi_hook_local_out(struct net *net);
+void kopi_unhook_local_out(struct net *net);
+bool kopi_is_current(const void *task);
+const void *kopi_current(void);
 int kopi_net_init(struct net *net);
 void kopi_net_exit(struct net *net);
 int kopi_register_pernet(void);

@@ -11,6 +11,8 @@
 use super::{
     context::{cond_resched, signal_pending, BottomHalvesOff},
     errno::{
+        edquot,
+        enobufs,
         enoprotoopt,
         eopnotsupp,
         eprotonosupport,
@@ -115,22 +117,25 @@ impl Name {
     /// # Safety
     ///
     /// `name` must have `len` bytes.
-    unsafe fn from_raw(name: *const u8, len: i32) -> Self {
+    unsafe fn from_raw(name: *const u8, len: i32, unspecified: Unspecified) -> Self {
         let bytes = match usize::try_from(len) {
             // SAFETY: As required of the caller.
             Ok(len) if !name.is_null() => unsafe { core::slice::from_raw_parts(name, len) },
             _ => &[],
         };
         Self {
-            peer: Self::parse(bytes),
+            peer: Self::parse(bytes, unspecified),
         }
     }
 
-    fn parse(bytes: &[u8]) -> Option<Peer> {
+    fn parse(bytes: &[u8], unspecified: Unspecified) -> Option<Peer> {
         let (&family, rest) = bytes.split_first_chunk::<2>()?;
         let (&port, rest) = rest.split_first_chunk::<2>()?;
         let address = match u32::from(u16::from_ne_bytes(family)) {
             bindings::AF_INET => mapped(*rest.first_chunk::<4>()?),
+            bindings::KOPI_CONST_AF_UNSPEC if matches!(unspecified, Unspecified::Ipv4) => {
+                mapped(*rest.first_chunk::<4>()?)
+            }
             // The flow label comes first.
             bindings::AF_INET6 => *rest.get(4..)?.first_chunk::<16>()?,
             _ => return None,
@@ -144,6 +149,24 @@ impl Name {
     /// The address and the port, if it is one of IP.
     pub(crate) fn peer(&self) -> Option<Peer> {
         self.peer
+    }
+}
+
+/// What the kernel takes an address of AF_UNSPEC for.
+#[derive(Clone, Copy)]
+enum Unspecified {
+    /// One of IPv4.
+    Ipv4,
+    /// None.
+    Nothing,
+}
+
+/// What bind() and sendmsg() of IPv4 and IPv6 take an address of AF_UNSPEC for. (connect() breaks a connection.)
+fn unspecified(sk: &Sock) -> Unspecified {
+    if sk.is_ipv6() {
+        Unspecified::Nothing
+    } else {
+        Unspecified::Ipv4
     }
 }
 
@@ -161,6 +184,8 @@ struct State<T> {
     sk: *mut bindings::sock,
     /// The message that [`send_own`] is sending.
     own: AtomicPtr<Own<'static>>,
+    /// The task that is in [`send_own`]; to be compared only.
+    sender: AtomicPtr<c_void>,
     protocol: T,
 }
 
@@ -414,6 +439,7 @@ impl<T: Protocol> Registration<T> {
             work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
             sk: ptr::null_mut(),
             own: AtomicPtr::new(ptr::null_mut()),
+            sender: AtomicPtr::new(ptr::null_mut()),
             // SAFETY: `net` is the caller's.
             protocol: T::new(unsafe { NetRef::from_raw(net) })?,
         };
@@ -646,11 +672,15 @@ impl<T: Protocol> Registration<T> {
                 let Some(state) = state::<T>((*socket).sk) else {
                     return Ok(inner(socket, name, len));
                 };
-                let given = Name::from_raw(name.cast(), len);
                 let this = Socket::from_raw(socket);
+                let given = Name::from_raw(name.cast(), len, unspecified(this.sk()));
                 state.protocol.may_bind(this, &given)?;
+                let before = this.sk().before_bind();
                 to_result(inner(socket, name, len))?;
-                state.protocol.bound(this)?;
+                state
+                    .protocol
+                    .bound(this)
+                    .inspect_err(|_| this.sk().unbind(before))?;
             }
             Ok(0)
         })
@@ -672,11 +702,15 @@ impl<T: Protocol> Registration<T> {
                 let Some(state) = state::<T>((*socket).sk) else {
                     return Ok(inner(socket, name, len, flags));
                 };
-                let given = Name::from_raw(name.cast(), len);
                 let this = Socket::from_raw(socket);
+                let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
                 state.protocol.may_connect(this, &given)?;
+                let device = this.sk().bound_device();
                 to_result(inner(socket, name, len, flags))?;
-                state.protocol.connected(this)?;
+                state
+                    .protocol
+                    .connected(this)
+                    .inspect_err(|_| this.sk().disconnect(device))?;
             }
             Ok(0)
         })
@@ -696,10 +730,8 @@ impl<T: Protocol> Registration<T> {
                 if let Some(state) = state::<T>((*socket).sk) {
                     let own = state.own.load(Ordering::Relaxed);
                     if own.cast() != message {
-                        let name = (!(*message).msg_name.is_null()).then(|| {
-                            Name::from_raw((*message).msg_name.cast(), (*message).msg_namelen)
-                        });
                         let this = Socket::from_raw(socket);
+                        let name = sent_to(this.sk(), &*message);
                         state.protocol.may_send(this, name.as_ref(), len)?;
                     // Rings' packets were looked at before.
                     } else if let Some(datagram) = &(*own).datagram {
@@ -709,7 +741,13 @@ impl<T: Protocol> Registration<T> {
                     }
                 }
                 let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
-                Ok(inner(socket, message, len))
+                let sent = inner(socket, message, len);
+                // What the rules' hook answers for ENOBUFS.
+                Ok(if sent == edquot().to_errno() {
+                    enobufs().to_errno()
+                } else {
+                    sent
+                })
             }
         })
     }
@@ -730,22 +768,33 @@ impl<T: Protocol> Registration<T> {
                 let Some(state) = state::<T>((*socket).sk) else {
                     return Ok(inner(socket, message, len, flags));
                 };
-                let turn = state.protocol.may_read(Socket::from_raw(socket))?;
-                if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
-                    return Ok(inner(socket, message, len, flags));
-                }
-                if !state.protocol.has_queue() {
-                    return Err(eopnotsupp());
-                }
-                match turn {
-                    Some(turn) => Reader {
-                        socket,
-                        inner,
-                        protocol: &state.protocol,
-                        turn,
+                let this = Socket::from_raw(socket);
+                let mut timeout = this.sk().receive_timeout(flags & DONTWAIT != 0);
+                // Nobody sleeps within UDP: rules may come meanwhile.
+                loop {
+                    let turn = state.protocol.may_read(this)?;
+                    if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
+                        return Ok(inner(socket, message, len, flags));
                     }
-                    .read(message, len, flags),
-                    None => Ok(inner(socket, message, len, flags)),
+                    if !state.protocol.has_queue() {
+                        return Err(eopnotsupp());
+                    }
+                    let got = match turn {
+                        Some(turn) => Reader {
+                            socket,
+                            inner,
+                            protocol: &state.protocol,
+                            turn,
+                        }
+                        .read(message, len, flags)?,
+                        None => inner(socket, message, len, flags | DONTWAIT),
+                    };
+                    if got != EAGAIN.to_errno() || flags & DONTWAIT != 0 {
+                        return Ok(got);
+                    }
+                    if !this.sk().wait_for_datagrams(&mut timeout)? {
+                        return Ok(0);
+                    }
                 }
             }
         })
@@ -790,6 +839,26 @@ impl<T: Protocol> Registration<T> {
     }
 }
 
+/// Where a message of sendmsg goes; `None` for the peer.
+///
+/// # Safety
+///
+/// The message must be valid.
+unsafe fn sent_to(sk: &Sock, message: &bindings::msghdr) -> Option<Name> {
+    let (name, len) = (message.msg_name.cast::<u8>(), message.msg_namelen);
+    // SAFETY: As required of the caller. Names are in memory of the kernel, with room for an address.
+    unsafe {
+        let is_none = name.is_null()
+            || (sk.is_ipv6()
+                && len >= size_of::<u16>() as i32
+                && u32::from(name.cast::<u16>().read_unaligned())
+                    == bindings::KOPI_CONST_AF_UNSPEC);
+        (!is_none).then(|| Name::from_raw(name, len, unspecified(sk)))
+    }
+}
+
+const DONTWAIT: c_int = bindings::MSG_DONTWAIT as c_int;
+
 type Receive =
     unsafe extern "C" fn(*mut bindings::socket, *mut bindings::msghdr, usize, c_int) -> c_int;
 
@@ -806,38 +875,30 @@ struct Reader<'a, T> {
 }
 
 impl<T: Protocol> Reader<'_, T> {
-    /// Reads the first datagram that may be read.
+    /// Reads the first datagram that may be read; gives what the operation gives, which is EAGAIN if there
+    /// is none.
     ///
     /// # Safety
     ///
     /// `message` must be as for the operation.
     unsafe fn read(&self, message: *mut bindings::msghdr, len: usize, flags: c_int) -> Result<i32> {
-        let dontwait = bindings::MSG_DONTWAIT as i32;
         loop {
-            let was_empty = {
+            {
                 // Nobody else takes what is first meanwhile.
                 let _turn = self.turn.lock();
-                let first = self.peek(dontwait)?;
-                if let Some((peer, bytes)) = first {
-                    let again = flags & bindings::MSG_PEEK as i32 != 0;
-                    // SAFETY: By the invariants.
-                    let socket = unsafe { Socket::from_raw(self.socket) };
-                    if self.protocol.may_take(socket, peer, bytes, again) {
-                        // SAFETY: By the invariants, and as required of the caller.
-                        return Ok(unsafe {
-                            (self.inner)(self.socket, message, len, flags | dontwait)
-                        });
-                    }
-                    self.discard();
+                let Some((peer, bytes)) = self.peek()? else {
+                    return Ok(EAGAIN.to_errno());
+                };
+                let again = flags & bindings::MSG_PEEK as i32 != 0;
+                // SAFETY: By the invariants.
+                let socket = unsafe { Socket::from_raw(self.socket) };
+                if self.protocol.may_take(socket, peer, bytes, again) {
+                    // SAFETY: By the invariants, and as required of the caller.
+                    return Ok(unsafe {
+                        (self.inner)(self.socket, message, len, flags | DONTWAIT)
+                    });
                 }
-                first.is_none()
-            };
-            if was_empty {
-                if flags & dontwait != 0 {
-                    return Err(EAGAIN);
-                }
-                // As long as SO_RCVTIMEO says.
-                self.peek(0)?.ok_or(EAGAIN)?;
+                self.discard();
             }
             // Others may send what isn't let pass for ever.
             if signal_pending() {
@@ -848,13 +909,13 @@ impl<T: Protocol> Reader<'_, T> {
     }
 
     /// Where the first datagram is from, and its length; `None` if there is none.
-    fn peek(&self, flags: c_int) -> Result<Option<(Peer, usize)>> {
+    fn peek(&self) -> Result<Option<(Peer, usize)>> {
         let mut name = [0u8; size_of::<bindings::sockaddr_in6>()];
         // SAFETY: A msghdr of zeroes has no room for anything but, then, the name.
         let mut header: bindings::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
         header.msg_name = name.as_mut_ptr().cast();
         header.msg_namelen = name.len() as i32;
-        let flags = flags | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
+        let flags = DONTWAIT | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
         // SAFETY: By the invariants; the name is long enough for both families.
         let got = unsafe {
             if Socket::from_raw(self.socket).sk().peeks_on() {
@@ -865,7 +926,7 @@ impl<T: Protocol> Reader<'_, T> {
         };
         match usize::try_from(got) {
             Ok(bytes) => {
-                let peer = Name::parse(&name).ok_or(EINVAL)?;
+                let peer = Name::parse(&name, Unspecified::Nothing).ok_or(EINVAL)?;
                 Ok(Some((peer, bytes)))
             }
             Err(_) if got == EAGAIN.to_errno() => Ok(None),
@@ -878,7 +939,7 @@ impl<T: Protocol> Reader<'_, T> {
         // SAFETY: A msghdr of zeroes has no room for anything; by the invariants.
         unsafe {
             let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
-            (self.inner)(self.socket, &mut header, 0, bindings::MSG_DONTWAIT as i32);
+            (self.inner)(self.socket, &mut header, 0, DONTWAIT);
         }
     }
 }
@@ -1021,16 +1082,29 @@ pub(super) unsafe fn send_own<T: Protocol>(socket: &Socket, message: &mut Own<'_
     // SAFETY: The socket is in use by the caller, and the message is valid, which nobody looks at
     // after this call.
     unsafe {
-        let own = state::<T>((*socket.as_ptr()).sk).map(|state| &state.own);
-        if let Some(own) = own {
-            own.store(message.cast(), Ordering::Relaxed);
+        let state = state::<T>((*socket.as_ptr()).sk);
+        if let Some(state) = state {
+            state.own.store(message.cast(), Ordering::Relaxed);
+            let current = bindings::kopi_current().cast_mut();
+            state.sender.store(current, Ordering::Relaxed);
         }
         let sent = bindings::sock_sendmsg(socket.as_ptr(), message.cast());
-        if let Some(own) = own {
-            own.store(ptr::null_mut(), Ordering::Relaxed);
+        if let Some(state) = state {
+            state.sender.store(ptr::null_mut(), Ordering::Relaxed);
+            state.own.store(ptr::null_mut(), Ordering::Relaxed);
         }
         sent
     }
+}
+
+/// Whether the current task is in [`send_own`] for this sock. The caller is in an RCU read-side section.
+pub(super) fn is_sending_own<T: Protocol>(sk: &Sock) -> bool {
+    // SAFETY: The sock is borrowed, and RCU held.
+    let state = unsafe { state::<T>(sk.as_ptr()) };
+    // SAFETY: The pointer is compared only.
+    state.is_some_and(|state| unsafe {
+        bindings::kopi_is_current(state.sender.load(Ordering::Relaxed))
+    })
 }
 
 /// The protocol's state of a socket of the family.

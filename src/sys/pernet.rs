@@ -128,7 +128,11 @@ unsafe extern "C" fn kopi_net_exit(net: *mut bindings::net) {
     // `kopi_net_init` put there.
     unsafe {
         let slot = bindings::kopi_net_slot(net);
-        drop(Arc::from_raw((*slot).cast::<Net>()));
+        let state = Arc::from_raw((*slot).cast::<Net>());
+        if state.is_hooked() {
+            NetRef::from_raw(net).unhook_local_out();
+        }
+        drop(state);
         *slot = ptr::null_mut();
     }
 }
