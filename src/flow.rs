@@ -131,6 +131,17 @@ impl Counters {
     }
 }
 
+/// A packet, or several as one, that a flow sends.
+pub(crate) struct Sent {
+    pub(crate) peer: Peer,
+    /// Of each datagram, where it is several; else 0.
+    pub(crate) gso_size: u16,
+    /// Of payload.
+    pub(crate) bytes: u32,
+    pub(crate) mark: u32,
+    pub(crate) priority: u32,
+}
+
 /// A flow's place on a channel.
 struct Attachment {
     channel: Arc<Channel>,
@@ -197,6 +208,45 @@ impl Flow {
             );
         }
         outcome
+    }
+
+    /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was counted
+    /// before. Any context but hard interrupts.
+    pub(crate) fn sends(&self, sk: &Sock, sent: &mut Sent, again: bool) -> Outcome {
+        let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
+            return Outcome::Pass;
+        };
+        let packets = Packets {
+            datagrams: u64::from(match sent.gso_size {
+                0 => 1,
+                size => sent.bytes.div_ceil(u32::from(size)).max(1),
+            }),
+            bytes: u64::from(sent.bytes),
+            again,
+        };
+        let peer = sent.peer;
+        let outcome = self.decide(sk, Direction::Out, || peer, packets);
+        if outcome == Outcome::Pass {
+            let (mark, priority) = policy.changes(sk, &peer);
+            sent.mark = mark.unwrap_or(sent.mark);
+            sent.priority = priority.unwrap_or(sent.priority);
+        } else {
+            self.show_refused(sk, outcome, peer, sent.bytes, sent.gso_size.into());
+        }
+        outcome
+    }
+
+    /// Shows what isn't sent to who looks.
+    fn show_refused(&self, sk: &Sock, outcome: Outcome, peer: Peer, len: u32, gso_size: u32) {
+        if monitor::is_watched(self) {
+            let unsent = Unsent {
+                peer,
+                begins: &[],
+                len,
+                gso_size,
+            };
+            monitor::show_unsent(self, sk, outcome, &unsent);
+        }
     }
 
     /// Follows rules that have changed, and tells the process what they stop. Process context.
@@ -300,6 +350,8 @@ impl Flow {
         if !socket.sk().same_user(other.sk()) && !socket.sk().net_admin() {
             return Err(EPERM);
         }
+        // Whoever has the channel has what the other one receives.
+        other.may_receive()?;
         self.attach(socket, channel.clone())
     }
 
@@ -469,6 +521,8 @@ impl Protocol for Flow {
     fn connected(&self, socket: &Socket) -> Result {
         let policy = self.policy().ok_or(EINVAL)?;
         let Some(peer) = socket.sk().peer() else {
+            // The port may be gone, too.
+            self.follow_port(socket.sk());
             return Ok(());
         };
         // By the local port that it has now.
@@ -495,26 +549,25 @@ impl Protocol for Flow {
         let Some(peer) = peer else {
             return Ok(());
         };
-        let packets = Packets {
-            datagrams: 1,
-            bytes: bytes as u64,
-            again: false,
+        // What passes is judged, and counted, when it is a packet; an error that is known now needs none.
+        let judge = |again| {
+            let packets = Packets {
+                datagrams: 1,
+                bytes: bytes as u64,
+                again,
+            };
+            self.decide(socket.sk(), Direction::Out, || peer, packets)
         };
-        let outcome = self.decide(socket.sk(), Direction::Out, || peer, packets);
-        let refusal = match outcome {
+        let refusal = match judge(true) {
             Outcome::Pass => return Ok(()),
-            Outcome::Denied => EACCES,
+            Outcome::Denied => {
+                judge(false);
+                EACCES
+            }
             Outcome::TooFast => enobufs(),
         };
-        if monitor::is_watched(self) {
-            let unsent = Unsent {
-                peer,
-                begins: &[],
-                len: u32::try_from(bytes).unwrap_or(u32::MAX),
-                gso_size: 0,
-            };
-            monitor::show_unsent(self, socket.sk(), outcome, &unsent);
-        }
+        let len = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.show_refused(socket.sk(), Outcome::Denied, peer, len, 0);
         Err(refusal)
     }
 

@@ -53,6 +53,8 @@ pub(crate) struct Net {
     generation: Atomic<u64>,
     /// Whether any packet can be refused, or marked.
     in_force: Atomic<bool>,
+    /// Whether what flows send is judged by a hook. Written under `changing`.
+    hooked: Atomic<bool>,
     /// One change of the rules at a time.
     #[pin]
     pub(crate) changing: Mutex<()>,
@@ -82,6 +84,7 @@ impl Net {
                 rules <- new_spinlock!(rules, "kopi::Net::rules"),
                 generation: Atomic::new(1),
                 in_force: Atomic::new(false),
+                hooked: Atomic::new(false),
                 changing <- new_mutex!((), "kopi::Net::changing"),
                 denied: Atomic::new(0),
                 listening <- new_mutex!(Listening::new(), "kopi::Net::listening"),
@@ -134,6 +137,16 @@ impl Net {
     /// Whether flows need be judged. Any context.
     pub(crate) fn has_rules(&self) -> bool {
         self.in_force.load(Relaxed)
+    }
+
+    /// Whether what flows send is judged by a hook.
+    pub(crate) fn is_hooked(&self) -> bool {
+        self.hooked.load(Relaxed)
+    }
+
+    /// Notes whether it is; the caller holds `changing`.
+    pub(crate) fn set_hooked(&self, hooked: bool) {
+        self.hooked.store(hooked, Relaxed);
     }
 
     /// Puts other rules in force; the caller holds `changing`.

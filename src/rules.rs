@@ -456,6 +456,16 @@ impl Policy {
         handle.flatten().unwrap_or(0)
     }
 
+    /// The mark and the priority that what is sent to a peer is to have. Any context but hard interrupts.
+    pub(crate) fn changes(&self, sk: &Sock, peer: &Peer) -> (Option<u32>, Option<u32>) {
+        let changes = self.with_judged(sk, |judged| {
+            let judgement = judged.judgement(Direction::Out, peer);
+            let rule = judged.compiled.set.as_ref()?.rule(judgement)?;
+            Some((rule.action.mark, rule.action.priority))
+        });
+        changes.flatten().unwrap_or_default()
+    }
+
     /// How many times an engine's budget a channel has that sends by this flow. Any context but hard
     /// interrupts.
     pub(crate) fn weight(&self, sk: &Sock) -> u32 {
@@ -534,7 +544,7 @@ fn with_facts<T>(
     use_them(&Facts {
         uid: identity.uid,
         gid: identity.gid,
-        in_cgroup: &|number| task::is_in_cgroup(sk, number),
+        in_cgroup: &|cgroup| task::is_in_cgroup(sk, cgroup),
         exe: identity.program_id(),
         protocol: UDP,
         local_port,

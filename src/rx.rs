@@ -29,6 +29,9 @@ use crate::sys::{
 };
 use kernel::prelude::*;
 
+/// Entries of the FILL ring that are no frame, which one look for a frame passes over.
+const INVALID_MAX: u32 = 64;
+
 /// The receiving half of a channel, under its lock.
 pub(crate) struct Receiver {
     fill: RegionRing<Consumer<u64>>,
@@ -117,16 +120,15 @@ impl Receiver {
     }
 
     /// Takes the next frame from the FILL ring.
+    ///
+    /// Looks at the producer's index once, and passes over [`INVALID_MAX`] entries at the most: the
+    /// program writes the ring meanwhile, and spinlocks are held.
     fn next_frame(&mut self, geometry: &Geometry) -> core::result::Result<Frame, Drop> {
-        loop {
-            match self.fill.available(1) {
-                Ok(0) => return Err(Drop::NoFrame),
-                Ok(_) => {}
-                Err(_) => {
-                    self.broken = self.broken.wrapping_add(1);
-                    return Err(Drop::NoFrame);
-                }
-            }
+        let Ok(available) = self.fill.available(1) else {
+            self.broken = self.broken.wrapping_add(1);
+            return Err(Drop::NoFrame);
+        };
+        for _ in 0..available.min(INVALID_MAX) {
             let entry = self.fill.peek(0);
             self.fill.release(1);
             match geometry.frame_at(entry) {
@@ -134,6 +136,7 @@ impl Receiver {
                 None => self.invalid = self.invalid.wrapping_add(1),
             }
         }
+        Err(Drop::NoFrame)
     }
 
     /// Takes `count` frames from the FILL ring into `frames`; all or none.
@@ -470,14 +473,10 @@ impl Channel {
         let mut receiver = self.receiver.lock();
         let was_overrun = receiver.overrun;
         while !sk.is_queue_empty() {
-            // SAFETY: Under the receiver's lock there is one call at a time; the caller keeps the
-            // sock.
-            match sk.past_error(|| unsafe { family::next_packet::<Flow>(sk) }) {
-                Ok(skb) => receiver.deliver(self, flow, sk, skb, locked),
-                Err(EAGAIN) => break,
-                // One that came meanwhile.
-                Err(error) => sk.set_error(error),
-            }
+            let Some(skb) = family::next_packet(sk) else {
+                break;
+            };
+            receiver.deliver(self, flow, sk, skb, locked);
         }
         receiver.ring.submit();
         let wake = receiver.ring.needs_wakeup() && receiver.has_unread();

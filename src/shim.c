@@ -14,6 +14,8 @@
 #include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/netdevice.h>
+#include <linux/netfilter_ipv4.h>
+#include <linux/netfilter_ipv6.h>
 #include <linux/netfilter_netdev.h>
 #include <linux/path.h>
 #include <linux/pid_namespace.h>
@@ -201,11 +203,6 @@ void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int data
 	numa_drop_add(&udp_sk(sk)->drop_counters, datagrams);
 }
 
-void kopi_lock_sock(struct sock *sk)
-{
-	lock_sock(sk);
-}
-
 bool kopi_udp4_recvmsg_hooked(struct sock *sk)
 {
 	return cgroup_bpf_enabled(CGROUP_UDP4_RECVMSG) &&
@@ -229,12 +226,50 @@ int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len)
 }
 
 /*
- * Not called from Rust, which gives the type of a function that takes a pointer to a
- * function another number than C does, so that CONFIG_CFI would end the call.
+ * As __skb_recv_udp() of 7.3.4 with MSG_DONTWAIT, but for two things. It never busy polls:
+ * NAPI, run under the caller's lock, would deliver to the caller again. And it leaves an
+ * error of the sock's where it is. Memory goes back as by udp_rmem_release(), which calls
+ * what isn't exported; sk_mem_uncharge() does the same.
  */
-int kopi_read_skb(const struct proto_ops *ops, struct sock *sk, skb_read_actor_t actor)
+static struct sk_buff *udp_dequeue(struct sock *sk)
 {
-	return ops->read_skb(sk, actor);
+	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
+	struct sk_buff_head *sk_queue = &sk->sk_receive_queue;
+	struct sk_buff *skb;
+
+	spin_lock_bh(&queue->lock);
+	spin_lock(&sk_queue->lock);
+	skb_queue_splice_tail_init(sk_queue, queue);
+	skb = __skb_dequeue(queue);
+	if (skb) {
+		int size = skb->truesize + udp_sk(sk)->forward_deficit;
+
+		udp_sk(sk)->forward_deficit = 0;
+		sk_mem_uncharge(sk, size);
+		atomic_sub(size, &sk->sk_rmem_alloc);
+	}
+	spin_unlock(&sk_queue->lock);
+	spin_unlock_bh(&queue->lock);
+	return skb;
+}
+
+/* As udp_read_skb() of 7.3.4, which polls the NIC when it has dropped bad checksums. */
+struct sk_buff *kopi_udp_read_skb(struct sock *sk)
+{
+	struct sk_buff *skb;
+
+	while ((skb = udp_dequeue(sk)) && udp_lib_checksum_complete(skb)) {
+		__UDPX_INC_STATS(sk, UDP_MIB_CSUMERRORS);
+		__UDPX_INC_STATS(sk, UDP_MIB_INERRORS);
+		udp_drops_inc(sk);
+		kfree_skb_reason(skb, SKB_DROP_REASON_UDP_CSUM);
+	}
+	if (skb) {
+		WARN_ON_ONCE(!skb_set_owner_sk_safe(skb, sk));
+		/* It was UDP's dev_scratch. */
+		skb->dev = NULL;
+	}
+	return skb;
 }
 
 void kopi_write_lock_bh_callback(struct sock *sk)
@@ -612,14 +647,32 @@ struct workqueue_struct *kopi_alloc_workqueue(void)
 	return alloc_workqueue("kopi", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 }
 
-void kopi_init_work(struct work_struct *work, work_func_t func)
+void kopi_init_delayed_work(struct delayed_work *work, work_func_t func)
 {
-	INIT_WORK(work, func);
+	INIT_DELAYED_WORK(work, func);
 }
 
-void kopi_schedule_work(struct work_struct *work)
+void kopi_schedule_delayed_work(struct delayed_work *work, unsigned long delay)
 {
-	schedule_work(work);
+	schedule_delayed_work(work, delay);
+}
+
+/* Turns softirqs off, and says whether no process has locked the sock. */
+bool kopi_bh_lock_sock_unowned(struct sock *sk)
+{
+	local_bh_disable();
+	bh_lock_sock(sk);
+	if (!sock_owned_by_user(sk))
+		return true;
+	bh_unlock_sock(sk);
+	local_bh_enable();
+	return false;
+}
+
+void kopi_bh_unlock_sock(struct sock *sk)
+{
+	bh_unlock_sock(sk);
+	local_bh_enable();
 }
 
 bool kopi_ns_capable_net_admin(struct user_namespace *ns)
@@ -682,6 +735,49 @@ void kopi_sk_set_mark(struct sock *sk, u32 mark)
 {
 	WRITE_ONCE(sk->sk_mark, mark);
 	sk_dst_reset(sk);
+}
+
+/*
+ * Takes back what bind() did, which bind() itself doesn't do once it has succeeded: the port is others'
+ * again, and the rest as it was.
+ */
+void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only)
+{
+	lock_sock(sk);
+	sk->sk_userlocks &= ~(SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK);
+	/* Somebody may have connected it meanwhile. */
+	__udp_disconnect(sk, 0);
+	WRITE_ONCE(sk->sk_bound_dev_if, device);
+	sk->sk_ipv6only = ipv6only;
+	release_sock(sk);
+}
+
+bool kopi_sk_ipv6only(const struct sock *sk)
+{
+	return sk->sk_ipv6only;
+}
+
+/* Breaks a connection, as connect() to AF_UNSPEC does; it stays bound to its device. */
+void kopi_sk_disconnect(struct sock *sk, int device)
+{
+	sk->sk_prot->disconnect(sk, 0);
+	WRITE_ONCE(sk->sk_bound_dev_if, device);
+}
+
+/*
+ * Sleeps until something is queued, as recvmsg() does: 1 if it may be, 0 if the receiving side is shut down,
+ * or an error.
+ */
+int kopi_udp_wait(struct sock *sk, long *timeout)
+{
+	struct sk_buff_head *queue = &sk->sk_receive_queue;
+	int error = 0;
+
+	if (!*timeout)
+		return -EAGAIN;
+	if (!__skb_wait_for_more_packets(sk, queue, &error, timeout, (struct sk_buff *)queue))
+		return 1;
+	return error;
 }
 
 u32 kopi_sk_priority(const struct sock *sk)
@@ -817,9 +913,19 @@ struct cgroup *kopi_sk_cgroup(struct sock *sk)
 	return sock_cgroup_ptr(&sk->sk_cgrp_data);
 }
 
-struct cgroup *kopi_cgroup_parent(struct cgroup *cgroup)
+/* The number of the one at that level among those that a socket's cgroup is in, and itself; 0 for none. */
+u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level)
 {
-	return cgroup_parent(cgroup);
+	struct cgroup *cgroup = sock_cgroup_ptr(&sk->sk_cgrp_data);
+
+	if (level > cgroup->level)
+		return 0;
+	return cgroup_id(cgroup->ancestors[level]);
+}
+
+u32 kopi_cgroup_level(const struct cgroup *cgroup)
+{
+	return cgroup->level;
 }
 
 u64 kopi_cgroup_id(const struct cgroup *cgroup)
@@ -835,6 +941,81 @@ int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size)
 void kopi_cgroup_put(struct cgroup *cgroup)
 {
 	cgroup_put(cgroup);
+}
+
+/*
+ * Judges what flows send where all is known of it: where it goes, whatever address the program gave, what mark
+ * and priority it has, how many datagrams it is, and when, if it was corked. First of all hooks.
+ */
+static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
+{
+	struct kopi_sent sent = { .mark = skb->mark, .priority = skb->priority };
+	struct sock *sk = state->sk;
+	u8 protocol;
+	int error;
+
+	/* Of a tunnel, what it carries was judged before. */
+	if (!sk || sk != skb->sk || !sk_fullsock(sk) || !sk_is_udp(sk))
+		return NF_ACCEPT;
+	if (state->pf == NFPROTO_IPV4) {
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &sent.to);
+		protocol = ip_hdr(skb)->protocol;
+	} else {
+		sent.to = ipv6_hdr(skb)->daddr;
+		protocol = ipv6_hdr(skb)->nexthdr;
+	}
+	/* After IPsec has had it, it was judged before, too. */
+	if (protocol == IPPROTO_ESP || protocol == IPPROTO_AH ||
+	    !pskb_may_pull(skb, skb_transport_offset(skb) + sizeof(struct udphdr)))
+		return NF_ACCEPT;
+	sent.port = ntohs(udp_hdr(skb)->dest);
+	sent.bytes = skb->len - skb_transport_offset(skb) - sizeof(struct udphdr);
+	sent.gso_size = skb_shinfo(skb)->gso_size;
+	error = kopi_local_out(sk, &sent);
+	if (error)
+		return NF_DROP_ERR(error);
+	skb->priority = sent.priority;
+	if (skb->mark == sent.mark)
+		return NF_ACCEPT;
+	skb->mark = sent.mark;
+	error = state->pf == NFPROTO_IPV4 ? ip_route_me_harder(state->net, sk, skb, RTN_UNSPEC) :
+					    ip6_route_me_harder(state->net, sk, skb);
+	return error ? NF_DROP_ERR(error) : NF_ACCEPT;
+}
+
+static const struct nf_hook_ops local_out_ops[] = {
+	{
+		.hook = local_out_hook,
+		.pf = NFPROTO_IPV4,
+		.hooknum = NF_INET_LOCAL_OUT,
+		.priority = INT_MIN,
+	},
+	{
+		.hook = local_out_hook,
+		.pf = NFPROTO_IPV6,
+		.hooknum = NF_INET_LOCAL_OUT,
+		.priority = INT_MIN,
+	},
+};
+
+int kopi_hook_local_out(struct net *net)
+{
+	return nf_register_net_hooks(net, local_out_ops, ARRAY_SIZE(local_out_ops));
+}
+
+void kopi_unhook_local_out(struct net *net)
+{
+	nf_unregister_net_hooks(net, local_out_ops, ARRAY_SIZE(local_out_ops));
+}
+
+bool kopi_is_current(const void *task)
+{
+	return current == task;
+}
+
+const void *kopi_current(void)
+{
+	return current;
 }
 
 static unsigned int net_id;
@@ -854,6 +1035,8 @@ int kopi_register_pernet(void)
 void kopi_unregister_pernet(void)
 {
 	unregister_pernet_subsys(&net_ops);
+	/* A hook that is gone may still be running. */
+	synchronize_rcu();
 }
 
 void **kopi_net_slot(const struct net *net)
@@ -1100,6 +1283,20 @@ void kopi_mon_unregister(void)
 bool kopi_mon_is(const struct net_device *dev)
 {
 	return dev->netdev_ops == &mon_ops;
+}
+
+/* The number of a device that may be gone, among the first of a namespace; or 0. RCU is held. */
+int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most)
+{
+	struct net_device *dev;
+
+	for_each_netdev_rcu(net, dev) {
+		if (dev == wanted)
+			return dev->ifindex;
+		if (!--most)
+			break;
+	}
+	return 0;
 }
 
 /* Modules can't name this tracepoint: it isn't exported. */

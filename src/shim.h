@@ -52,12 +52,11 @@ void kopi_sk_wake_async(struct sock *sk);
 bool kopi_udp_queues_empty(struct sock *sk);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
-void kopi_lock_sock(struct sock *sk);
 bool kopi_udp4_recvmsg_hooked(struct sock *sk);
 bool kopi_udp6_recvmsg_hooked(struct sock *sk);
 int kopi_run_udp4_recvmsg(struct sock *sk, void *addr, int *len);
 int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len);
-int kopi_read_skb(const struct proto_ops *ops, struct sock *sk, skb_read_actor_t actor);
+struct sk_buff *kopi_udp_read_skb(struct sock *sk);
 void kopi_write_lock_bh_callback(struct sock *sk);
 void kopi_write_unlock_bh_callback(struct sock *sk);
 
@@ -141,8 +140,10 @@ void kopi_init_waitqueue_head(wait_queue_head_t *queue);
 void kopi_init_wait_entry_func(struct wait_queue_entry *entry, wait_queue_func_t func);
 void kopi_wait_entry_leave(struct wait_queue_entry *entry);
 struct workqueue_struct *kopi_alloc_workqueue(void);
-void kopi_init_work(struct work_struct *work, work_func_t func);
-void kopi_schedule_work(struct work_struct *work);
+void kopi_init_delayed_work(struct delayed_work *work, work_func_t func);
+void kopi_schedule_delayed_work(struct delayed_work *work, unsigned long delay);
+bool kopi_bh_lock_sock_unowned(struct sock *sk);
+void kopi_bh_unlock_sock(struct sock *sk);
 bool kopi_ns_capable_net_admin(struct user_namespace *ns);
 
 /* zero-copy */
@@ -159,6 +160,10 @@ __be16 kopi_sk_dport(const struct sock *sk);
 int kopi_sk_bound_dev_if(const struct sock *sk);
 bool kopi_device_name(struct net *net, int ifindex, char *name);
 void kopi_sk_set_mark(struct sock *sk, u32 mark);
+void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only);
+bool kopi_sk_ipv6only(const struct sock *sk);
+void kopi_sk_disconnect(struct sock *sk, int device);
+int kopi_udp_wait(struct sock *sk, long *timeout);
 u32 kopi_sk_priority(const struct sock *sk);
 void kopi_sk_set_priority(struct sock *sk, u32 priority);
 
@@ -188,12 +193,28 @@ struct kmem_cache *kopi_slab_create(const char *name, unsigned int size,
 				    unsigned int align);
 void *kopi_slab_alloc(struct kmem_cache *cache);
 struct cgroup *kopi_sk_cgroup(struct sock *sk);
-struct cgroup *kopi_cgroup_parent(struct cgroup *cgroup);
+u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level);
+u32 kopi_cgroup_level(const struct cgroup *cgroup);
 u64 kopi_cgroup_id(const struct cgroup *cgroup);
 int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size);
 void kopi_cgroup_put(struct cgroup *cgroup);
 
 /* network namespaces */
+/* A packet, or several as one, that a flow sends. */
+struct kopi_sent {
+	struct in6_addr to;
+	u16 port;
+	u16 gso_size;
+	u32 bytes;
+	u32 mark;
+	u32 priority;
+};
+
+int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
+int kopi_hook_local_out(struct net *net);
+void kopi_unhook_local_out(struct net *net);
+bool kopi_is_current(const void *task);
+const void *kopi_current(void);
 int kopi_net_init(struct net *net);
 void kopi_net_exit(struct net *net);
 int kopi_register_pernet(void);
@@ -241,6 +262,7 @@ int kopi_mon_register(void);
 void kopi_mon_unregister(void);
 int kopi_mon_open(struct net_device *dev);
 int kopi_mon_stop(struct net_device *dev);
+int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most);
 bool kopi_mon_is(const struct net_device *dev);
 struct tracepoint *kopi_tracepoint_start_xmit(void);
 int kopi_probe_start_xmit(struct tracepoint *tp);

@@ -215,7 +215,7 @@ fn peer_of(meta: &Meta, sk: &Sock) -> Peer {
             port: 0,
         });
     }
-    meta.peer()
+    meta.peer().or_loopback()
 }
 
 /// Where a packet is counted that the stack refused.
@@ -458,7 +458,12 @@ impl Sender {
         };
         let count = self.batch.count();
         let bytes = self.batch.bytes;
-        let datagrams = self.batch.datagrams(segment);
+        // Else the socket's option cuts what a descriptor has.
+        let pieces = match segment {
+            0 => socket.sk().gso_size(),
+            segment => segment,
+        };
+        let datagrams = self.batch.datagrams(pieces);
         // What comes again, since there was no room for it, was counted before. It may be another
         // packet: the ring is the program's.
         let again = self.passed.0 >= count && self.passed.1 >= bytes;
@@ -485,9 +490,13 @@ impl Sender {
         if !again {
             self.passed = (count, bytes);
         }
-        let (result, notification) =
-            self.output
-                .hand_over(channel, (socket, flow), &self.batch, meta, segment);
+        let (result, notification) = self.output.hand_over(
+            channel,
+            (socket, flow),
+            &self.batch,
+            meta,
+            (segment, pieces),
+        );
         // Even if nothing is completed: what was set aside by reference may come back later.
         self.room = self.room.saturating_sub(count);
 
@@ -622,7 +631,7 @@ impl Output {
         (socket, flow): (&Socket, &Flow),
         batch: &Batch,
         meta: &Meta,
-        segment: u32,
+        (segment, pieces): (u32, u32),
     ) -> (Result, Option<Notification<InFlight>>) {
         self.message.address(meta, socket.sk().is_ipv6());
         // What a descriptor holds decides: each costs a reference, whatever it is cut into.
@@ -639,8 +648,11 @@ impl Output {
                 }
             }
         }
-        if let Ok(segment @ 1..) = u16::try_from(segment) {
-            self.message.segment(segment);
+        // As it was counted, whatever becomes of the socket's option meanwhile.
+        if pieces != 0 || flow.policy().is_some_and(|policy| policy.is_in_force()) {
+            if let Ok(size) = u16::try_from(pieces) {
+                self.message.segment(size);
+            }
         }
         self.pages.clear();
         let mut pieces = batch.descs.iter();

@@ -12,7 +12,7 @@
 
 #define KOPI_PATH_MAX	4095
 #define KOPI_DEVICE_MAX	15
-#define KOPI_RULES_MAX	65536
+#define KOPI_RULES_MAX	8192
 
 /**
  * enum kopi_direction - Ways of a packet, seen from the flow.

@@ -15,6 +15,15 @@ pub struct FileId {
     pub generation: u32,
 }
 
+/// A cgroup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cgroup {
+    /// Its number.
+    pub id: u64,
+    /// How many it is in: all below it have it at that place of those that they are in.
+    pub level: u32,
+}
+
 /// The name of a device, with zeroes at its end.
 pub type DeviceName = [u8; 16];
 
@@ -87,7 +96,7 @@ pub struct Match {
     /// The group.
     pub gid: Option<u32>,
     /// A cgroup, and those below it.
-    pub cgroup: Option<u64>,
+    pub cgroup: Option<Cgroup>,
     /// The program.
     pub exe: Option<FileId>,
     /// An IP protocol.
@@ -112,7 +121,7 @@ pub struct Facts<'a> {
     /// The process's group.
     pub gid: u32,
     /// Whether the socket's cgroup is one, or in it.
-    pub in_cgroup: &'a dyn Fn(u64) -> bool,
+    pub in_cgroup: &'a dyn Fn(Cgroup) -> bool,
     /// The process's program, if it has one.
     pub exe: Option<FileId>,
     /// The IP protocol.
@@ -130,6 +139,18 @@ pub struct Peer {
     pub address: [u8; 16],
     /// The port.
     pub port: u16,
+}
+
+impl Peer {
+    /// With the address that a packet to the any-address has.
+    pub fn or_loopback(self) -> Self {
+        let address = match unmapped(&self.address) {
+            Some([0, 0, 0, 0]) => mapped(Ipv4Addr::LOCALHOST.octets()),
+            None if self.address == [0; 16] => Ipv6Addr::LOCALHOST.octets(),
+            _ => self.address,
+        };
+        Self { address, ..self }
+    }
 }
 
 impl Match {
@@ -216,7 +237,7 @@ mod tests {
         Facts {
             uid: BOB,
             gid: 100,
-            in_cgroup: &|cgroup| [30, 20, 1].contains(&cgroup),
+            in_cgroup: &|cgroup| [1, 20, 30].get(cgroup.level as usize) == Some(&cgroup.id),
             exe: Some(POSTGRES),
             protocol: 17,
             local_port: 5432,
@@ -279,15 +300,15 @@ mod tests {
 
     #[test]
     fn a_cgroup_has_those_below_it() {
-        let rule = |cgroup| {
+        let rule = |id, level| {
             [Match {
-                cgroup: Some(cgroup),
+                cgroup: Some(Cgroup { id, level }),
                 ..Match::default()
             }]
         };
-        assert_eq!(decide(&rule(30), &facts(), None), Judgement::Rule(0));
-        assert_eq!(decide(&rule(20), &facts(), None), Judgement::Rule(0));
-        assert_eq!(decide(&rule(31), &facts(), None), Judgement::Default);
+        assert_eq!(decide(&rule(30, 2), &facts(), None), Judgement::Rule(0));
+        assert_eq!(decide(&rule(20, 1), &facts(), None), Judgement::Rule(0));
+        assert_eq!(decide(&rule(31, 2), &facts(), None), Judgement::Default);
     }
 
     #[test]

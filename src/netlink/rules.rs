@@ -246,6 +246,24 @@ fn sweep(net: &Net) {
     }
 }
 
+/// Puts rules in force; the caller holds `changing`.
+fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
+    let set = Arc::new(set, GFP_KERNEL_ACCOUNT)?;
+    let asker = request.asker();
+    let is_open = set.is_open();
+    if !is_open && !net.is_hooked() {
+        asker.net().hook_local_out()?;
+        net.set_hooked(true);
+    }
+    net.set_rules(set);
+    sweep(net);
+    if is_open && net.is_hooked() {
+        asker.net().unhook_local_out();
+        net.set_hooked(false);
+    }
+    Ok(())
+}
+
 fn put_rules(rules: &mut KVVec<Arc<Rule>>, from: impl Iterator<Item = Arc<Rule>>) -> Result {
     for rule in from {
         rules.push(rule, GFP_KERNEL_ACCOUNT)?;
@@ -289,8 +307,7 @@ pub(crate) fn add(request: &Request<'_>) -> Result {
         deny_others: old.deny_others,
         last_handle: handle,
     };
-    net.set_rules(Arc::new(set, GFP_KERNEL_ACCOUNT)?);
-    sweep(&net);
+    put_in_force(request, &net, set)?;
     request.reply(uapi::KOPI_CMD_RULE_ADD, |message| {
         message.u32(uapi::KOPI_A_RULESET_HANDLE, handle)
     })
@@ -322,8 +339,7 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
         deny_others: old.deny_others,
         last_handle: old.last_handle,
     };
-    net.set_rules(Arc::new(set, GFP_KERNEL_ACCOUNT)?);
-    sweep(&net);
+    put_in_force(request, &net, set)?;
     Ok(())
 }
 
@@ -377,8 +393,7 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
             .zip(old.rules.iter())
             .all(|(new, old)| new.handle == old.handle);
     if !same && request.get(uapi::KOPI_A_RULESET_CHECK).is_none() {
-        net.set_rules(Arc::new(set, GFP_KERNEL_ACCOUNT)?);
-        sweep(&net);
+        put_in_force(request, &net, set)?;
     }
     request.reply(uapi::KOPI_CMD_RULESET_SET, |message| {
         message.uint(uapi::KOPI_A_RULESET_GENERATION, net.generation())
@@ -424,7 +439,7 @@ fn put_match(message: &mut Message, asker: &Asker<'_>, matches: &Match) -> Resul
         message.u32(uapi::KOPI_A_RULE_GID, asker.show_gid(gid))?;
     }
     if let Some(cgroup) = matches.cgroup {
-        message.uint(uapi::KOPI_A_RULE_CGROUP, cgroup)?;
+        message.uint(uapi::KOPI_A_RULE_CGROUP, cgroup.id)?;
     }
     if let Some(exe) = matches.exe {
         message.u32(uapi::KOPI_A_RULE_EXE_DEVICE, exe.device)?;

@@ -26,6 +26,7 @@ errno! {
     eopnotsupp = 95,
     enobufs = 105,
     enotconn = 107,
+    edquot = 122,
 }
 
 /// Why the stack refuses a packet, in broad.

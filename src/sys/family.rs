@@ -11,6 +11,8 @@
 use super::{
     context::{cond_resched, signal_pending, BottomHalvesOff},
     errno::{
+        edquot,
+        enobufs,
         enoprotoopt,
         eopnotsupp,
         eprotonosupport,
@@ -115,22 +117,25 @@ impl Name {
     /// # Safety
     ///
     /// `name` must have `len` bytes.
-    unsafe fn from_raw(name: *const u8, len: i32) -> Self {
+    unsafe fn from_raw(name: *const u8, len: i32, unspecified: Unspecified) -> Self {
         let bytes = match usize::try_from(len) {
             // SAFETY: As required of the caller.
             Ok(len) if !name.is_null() => unsafe { core::slice::from_raw_parts(name, len) },
             _ => &[],
         };
         Self {
-            peer: Self::parse(bytes),
+            peer: Self::parse(bytes, unspecified),
         }
     }
 
-    fn parse(bytes: &[u8]) -> Option<Peer> {
+    fn parse(bytes: &[u8], unspecified: Unspecified) -> Option<Peer> {
         let (&family, rest) = bytes.split_first_chunk::<2>()?;
         let (&port, rest) = rest.split_first_chunk::<2>()?;
         let address = match u32::from(u16::from_ne_bytes(family)) {
             bindings::AF_INET => mapped(*rest.first_chunk::<4>()?),
+            bindings::KOPI_CONST_AF_UNSPEC if matches!(unspecified, Unspecified::Ipv4) => {
+                mapped(*rest.first_chunk::<4>()?)
+            }
             // The flow label comes first.
             bindings::AF_INET6 => *rest.get(4..)?.first_chunk::<16>()?,
             _ => return None,
@@ -147,6 +152,24 @@ impl Name {
     }
 }
 
+/// What the kernel takes an address of AF_UNSPEC for.
+#[derive(Clone, Copy)]
+enum Unspecified {
+    /// One of IPv4.
+    Ipv4,
+    /// None.
+    Nothing,
+}
+
+/// What bind() and sendmsg() of IPv4 and IPv6 take an address of AF_UNSPEC for. (connect() breaks a connection.)
+fn unspecified(sk: &Sock) -> Unspecified {
+    if sk.is_ipv6() {
+        Unspecified::Nothing
+    } else {
+        Unspecified::Ipv4
+    }
+}
+
 /// What the `i_private` of a socket's inode points to, which sockets don't use otherwise.
 ///
 /// Not the sock's `sk_user_data`: sockmaps and reuseport arrays of BPF take only socks whose own
@@ -156,13 +179,13 @@ struct State<T> {
     rcu: UnsafeCell<bindings::callback_head>,
     /// The operation that [`take_over`] replaced.
     data_ready: UnsafeCell<Callback>,
-    /// A packet on its way from `read_skb` to [`next_packet`].
-    packet: UnsafeCell<*mut bindings::sk_buff>,
     /// Takes what is queued in process context; disabled before the sock is released.
-    work: UnsafeCell<bindings::work_struct>,
+    work: UnsafeCell<bindings::delayed_work>,
     sk: *mut bindings::sock,
     /// The message that [`send_own`] is sending.
     own: AtomicPtr<Own<'static>>,
+    /// The task that is in [`send_own`]; to be compared only.
+    sender: AtomicPtr<c_void>,
     protocol: T,
 }
 
@@ -412,11 +435,11 @@ impl<T: Protocol> Registration<T> {
         let state = State {
             rcu: UnsafeCell::new(pin_init::zeroed()),
             data_ready: UnsafeCell::new(None),
-            packet: UnsafeCell::new(ptr::null_mut()),
-            // SAFETY: Zeroes are a work_struct that is not initialised yet.
+            // SAFETY: Zeroes are a delayed_work that is not initialised yet.
             work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
             sk: ptr::null_mut(),
             own: AtomicPtr::new(ptr::null_mut()),
+            sender: AtomicPtr::new(ptr::null_mut()),
             // SAFETY: `net` is the caller's.
             protocol: T::new(unsafe { NetRef::from_raw(net) })?,
         };
@@ -434,7 +457,7 @@ impl<T: Protocol> Registration<T> {
             bindings::kopi_sock_graft(sk, socket);
             bindings::sock_release(inner);
             state.sk = sk;
-            bindings::kopi_init_work(state.work.get(), Some(receive_work::<T>));
+            bindings::kopi_init_delayed_work(state.work.get(), Some(receive_work::<T>));
             let state = CacheBox::into_raw(state);
             bindings::kopi_set_sk_inode_private(sk, state.cast());
             if let Err(error) = (*state).protocol.opened(Socket::from_raw(socket)) {
@@ -468,7 +491,7 @@ impl<T: Protocol> Registration<T> {
                 bindings::kopi_set_sk_inode_private(sk, ptr::null_mut());
                 bindings::kopi_write_unlock_bh_callback(sk);
                 // Waits if it runs; those who still have the state can't start it again.
-                bindings::disable_work_sync(state.work.get());
+                bindings::disable_delayed_work_sync(state.work.get());
                 // Softirqs that still run with the state are done after a grace period.
                 bindings::call_rcu(state.rcu.get(), Some(Self::free));
             }
@@ -649,11 +672,15 @@ impl<T: Protocol> Registration<T> {
                 let Some(state) = state::<T>((*socket).sk) else {
                     return Ok(inner(socket, name, len));
                 };
-                let given = Name::from_raw(name.cast(), len);
                 let this = Socket::from_raw(socket);
+                let given = Name::from_raw(name.cast(), len, unspecified(this.sk()));
                 state.protocol.may_bind(this, &given)?;
+                let before = this.sk().before_bind();
                 to_result(inner(socket, name, len))?;
-                state.protocol.bound(this)?;
+                state
+                    .protocol
+                    .bound(this)
+                    .inspect_err(|_| this.sk().unbind(before))?;
             }
             Ok(0)
         })
@@ -675,11 +702,15 @@ impl<T: Protocol> Registration<T> {
                 let Some(state) = state::<T>((*socket).sk) else {
                     return Ok(inner(socket, name, len, flags));
                 };
-                let given = Name::from_raw(name.cast(), len);
                 let this = Socket::from_raw(socket);
+                let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
                 state.protocol.may_connect(this, &given)?;
+                let device = this.sk().bound_device();
                 to_result(inner(socket, name, len, flags))?;
-                state.protocol.connected(this)?;
+                state
+                    .protocol
+                    .connected(this)
+                    .inspect_err(|_| this.sk().disconnect(device))?;
             }
             Ok(0)
         })
@@ -699,10 +730,8 @@ impl<T: Protocol> Registration<T> {
                 if let Some(state) = state::<T>((*socket).sk) {
                     let own = state.own.load(Ordering::Relaxed);
                     if own.cast() != message {
-                        let name = (!(*message).msg_name.is_null()).then(|| {
-                            Name::from_raw((*message).msg_name.cast(), (*message).msg_namelen)
-                        });
                         let this = Socket::from_raw(socket);
+                        let name = sent_to(this.sk(), &*message);
                         state.protocol.may_send(this, name.as_ref(), len)?;
                     // Rings' packets were looked at before.
                     } else if let Some(datagram) = &(*own).datagram {
@@ -712,7 +741,13 @@ impl<T: Protocol> Registration<T> {
                     }
                 }
                 let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
-                Ok(inner(socket, message, len))
+                let sent = inner(socket, message, len);
+                // What the rules' hook answers for ENOBUFS.
+                Ok(if sent == edquot().to_errno() {
+                    enobufs().to_errno()
+                } else {
+                    sent
+                })
             }
         })
     }
@@ -733,22 +768,33 @@ impl<T: Protocol> Registration<T> {
                 let Some(state) = state::<T>((*socket).sk) else {
                     return Ok(inner(socket, message, len, flags));
                 };
-                let turn = state.protocol.may_read(Socket::from_raw(socket))?;
-                if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
-                    return Ok(inner(socket, message, len, flags));
-                }
-                if !state.protocol.has_queue() {
-                    return Err(eopnotsupp());
-                }
-                match turn {
-                    Some(turn) => Reader {
-                        socket,
-                        inner,
-                        protocol: &state.protocol,
-                        turn,
+                let this = Socket::from_raw(socket);
+                let mut timeout = this.sk().receive_timeout(flags & DONTWAIT != 0);
+                // Nobody sleeps within UDP: rules may come meanwhile.
+                loop {
+                    let turn = state.protocol.may_read(this)?;
+                    if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
+                        return Ok(inner(socket, message, len, flags));
                     }
-                    .read(message, len, flags),
-                    None => Ok(inner(socket, message, len, flags)),
+                    if !state.protocol.has_queue() {
+                        return Err(eopnotsupp());
+                    }
+                    let got = match turn {
+                        Some(turn) => Reader {
+                            socket,
+                            inner,
+                            protocol: &state.protocol,
+                            turn,
+                        }
+                        .read(message, len, flags)?,
+                        None => inner(socket, message, len, flags | DONTWAIT),
+                    };
+                    if got != EAGAIN.to_errno() || flags & DONTWAIT != 0 {
+                        return Ok(got);
+                    }
+                    if !this.sk().wait_for_datagrams(&mut timeout)? {
+                        return Ok(0);
+                    }
                 }
             }
         })
@@ -793,6 +839,26 @@ impl<T: Protocol> Registration<T> {
     }
 }
 
+/// Where a message of sendmsg goes; `None` for the peer.
+///
+/// # Safety
+///
+/// The message must be valid.
+unsafe fn sent_to(sk: &Sock, message: &bindings::msghdr) -> Option<Name> {
+    let (name, len) = (message.msg_name.cast::<u8>(), message.msg_namelen);
+    // SAFETY: As required of the caller. Names are in memory of the kernel, with room for an address.
+    unsafe {
+        let is_none = name.is_null()
+            || (sk.is_ipv6()
+                && len >= size_of::<u16>() as i32
+                && u32::from(name.cast::<u16>().read_unaligned())
+                    == bindings::KOPI_CONST_AF_UNSPEC);
+        (!is_none).then(|| Name::from_raw(name, len, unspecified(sk)))
+    }
+}
+
+const DONTWAIT: c_int = bindings::MSG_DONTWAIT as c_int;
+
 type Receive =
     unsafe extern "C" fn(*mut bindings::socket, *mut bindings::msghdr, usize, c_int) -> c_int;
 
@@ -809,38 +875,30 @@ struct Reader<'a, T> {
 }
 
 impl<T: Protocol> Reader<'_, T> {
-    /// Reads the first datagram that may be read.
+    /// Reads the first datagram that may be read; gives what the operation gives, which is EAGAIN if there
+    /// is none.
     ///
     /// # Safety
     ///
     /// `message` must be as for the operation.
     unsafe fn read(&self, message: *mut bindings::msghdr, len: usize, flags: c_int) -> Result<i32> {
-        let dontwait = bindings::MSG_DONTWAIT as i32;
         loop {
-            let was_empty = {
+            {
                 // Nobody else takes what is first meanwhile.
                 let _turn = self.turn.lock();
-                let first = self.peek(dontwait)?;
-                if let Some((peer, bytes)) = first {
-                    let again = flags & bindings::MSG_PEEK as i32 != 0;
-                    // SAFETY: By the invariants.
-                    let socket = unsafe { Socket::from_raw(self.socket) };
-                    if self.protocol.may_take(socket, peer, bytes, again) {
-                        // SAFETY: By the invariants, and as required of the caller.
-                        return Ok(unsafe {
-                            (self.inner)(self.socket, message, len, flags | dontwait)
-                        });
-                    }
-                    self.discard();
+                let Some((peer, bytes)) = self.peek()? else {
+                    return Ok(EAGAIN.to_errno());
+                };
+                let again = flags & bindings::MSG_PEEK as i32 != 0;
+                // SAFETY: By the invariants.
+                let socket = unsafe { Socket::from_raw(self.socket) };
+                if self.protocol.may_take(socket, peer, bytes, again) {
+                    // SAFETY: By the invariants, and as required of the caller.
+                    return Ok(unsafe {
+                        (self.inner)(self.socket, message, len, flags | DONTWAIT)
+                    });
                 }
-                first.is_none()
-            };
-            if was_empty {
-                if flags & dontwait != 0 {
-                    return Err(EAGAIN);
-                }
-                // As long as SO_RCVTIMEO says.
-                self.peek(0)?.ok_or(EAGAIN)?;
+                self.discard();
             }
             // Others may send what isn't let pass for ever.
             if signal_pending() {
@@ -851,13 +909,13 @@ impl<T: Protocol> Reader<'_, T> {
     }
 
     /// Where the first datagram is from, and its length; `None` if there is none.
-    fn peek(&self, flags: c_int) -> Result<Option<(Peer, usize)>> {
+    fn peek(&self) -> Result<Option<(Peer, usize)>> {
         let mut name = [0u8; size_of::<bindings::sockaddr_in6>()];
         // SAFETY: A msghdr of zeroes has no room for anything but, then, the name.
         let mut header: bindings::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
         header.msg_name = name.as_mut_ptr().cast();
         header.msg_namelen = name.len() as i32;
-        let flags = flags | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
+        let flags = DONTWAIT | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
         // SAFETY: By the invariants; the name is long enough for both families.
         let got = unsafe {
             if Socket::from_raw(self.socket).sk().peeks_on() {
@@ -868,7 +926,7 @@ impl<T: Protocol> Reader<'_, T> {
         };
         match usize::try_from(got) {
             Ok(bytes) => {
-                let peer = Name::parse(&name).ok_or(EINVAL)?;
+                let peer = Name::parse(&name, Unspecified::Nothing).ok_or(EINVAL)?;
                 Ok(Some((peer, bytes)))
             }
             Err(_) if got == EAGAIN.to_errno() => Ok(None),
@@ -881,7 +939,7 @@ impl<T: Protocol> Reader<'_, T> {
         // SAFETY: A msghdr of zeroes has no room for anything; by the invariants.
         unsafe {
             let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
-            (self.inner)(self.socket, &mut header, 0, bindings::MSG_DONTWAIT as i32);
+            (self.inner)(self.socket, &mut header, 0, DONTWAIT);
         }
     }
 }
@@ -950,7 +1008,7 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
         };
         if let Some(state) = state::<T>(sk) {
             if Sock::from_raw(sk).has_receive_hook() {
-                bindings::kopi_schedule_work(state.work.get());
+                bindings::kopi_schedule_delayed_work(state.work.get(), 0);
             } else {
                 state.protocol.data_ready(Sock::from_raw(sk), false);
             }
@@ -958,7 +1016,12 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     }
 }
 
+/// After how many jiffies a sock that a process had locked is tried again.
+const LOCKED_RETRY: c_ulong = 2;
+
 /// Takes what is queued where the sock can be locked, which receive hooks rely on.
+///
+/// Never waits for the lock, which a process can make last: a worker that waits is one less for others.
 ///
 /// # Safety
 ///
@@ -966,17 +1029,18 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
 unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::work_struct) {
     // SAFETY: The work is a state's, which is kept, as its sock is, until the work is disabled.
     unsafe {
+        let work = kernel::container_of!(work, bindings::delayed_work, work);
         let state = &*kernel::container_of!(
-            work.cast::<UnsafeCell<bindings::work_struct>>(),
+            work.cast::<UnsafeCell<bindings::delayed_work>>(),
             State<T>,
             work
         );
-        bindings::kopi_lock_sock(state.sk);
-        {
-            let _softirqs = BottomHalvesOff::new();
+        if bindings::kopi_bh_lock_sock_unowned(state.sk) {
             state.protocol.data_ready(Sock::from_raw(state.sk), true);
+            bindings::kopi_bh_unlock_sock(state.sk);
+        } else {
+            bindings::kopi_schedule_delayed_work(state.work.get(), LOCKED_RETRY);
         }
-        bindings::release_sock(state.sk);
     }
 }
 
@@ -987,44 +1051,15 @@ pub(crate) fn poke<T: Protocol>(socket: &Socket) {
     unsafe { data_ready::<T>(socket.sk().as_ptr()) };
 }
 
-/// Takes the next packet off the sock's queue, its checksum verified. Softirq, or softirqs off.
+/// Takes the next packet off the sock's queue, its checksum verified. Softirq, or softirqs off; the
+/// caller keeps the sock.
 ///
-/// # Safety
-///
-/// One call at a time for each sock, in an RCU read-side section or holding the socket.
-pub(crate) unsafe fn next_packet<T: Protocol>(sk: &Sock) -> Result<SkBuff> {
-    let raw = sk.as_ptr();
-    // SAFETY: As required of the caller. The operations of a sock's socket are static.
-    unsafe {
-        let state = state::<T>(raw).ok_or(EAGAIN)?;
-        let table = if sk.is_ipv6() { &IPV6 } else { &IPV4 };
-        let inner = *table.inner.get();
-        to_result(bindings::kopi_read_skb(inner, raw, Some(hand_over::<T>)))?;
-        let packet = state.packet.get().replace(ptr::null_mut());
-        // INVARIANT: From `read_skb` of a UDP sock.
-        NonNull::new(packet)
-            .map(|skb| SkBuff::from_raw(skb))
-            .ok_or(EAGAIN)
-    }
-}
-
-/// Gets the packet that `read_skb` reads.
-///
-/// # Safety
-///
-/// To be called by the kernel only, as the operation that it is set as.
-unsafe extern "C" fn hand_over<T: Protocol>(
-    sk: *mut bindings::sock,
-    skb: *mut bindings::sk_buff,
-) -> c_int {
-    // SAFETY: Called under `next_packet`, which has the state, and is alone with `packet`.
-    unsafe {
-        match state::<T>(sk) {
-            Some(state) => *state.packet.get() = skb,
-            None => bindings::consume_skb(skb),
-        }
-    }
-    0
+/// It never polls a NIC, so a spinlock may be held.
+pub(crate) fn next_packet(sk: &Sock) -> Option<SkBuff> {
+    // SAFETY: A valid UDP sock, to which the caller has a reference.
+    let skb = unsafe { bindings::kopi_udp_read_skb(sk.as_ptr()) };
+    // INVARIANT: A packet of a UDP sock's queue, which is this value's.
+    NonNull::new(skb).map(|skb| unsafe { SkBuff::from_raw(skb) })
 }
 
 /// A message of the module's own.
@@ -1047,16 +1082,29 @@ pub(super) unsafe fn send_own<T: Protocol>(socket: &Socket, message: &mut Own<'_
     // SAFETY: The socket is in use by the caller, and the message is valid, which nobody looks at
     // after this call.
     unsafe {
-        let own = state::<T>((*socket.as_ptr()).sk).map(|state| &state.own);
-        if let Some(own) = own {
-            own.store(message.cast(), Ordering::Relaxed);
+        let state = state::<T>((*socket.as_ptr()).sk);
+        if let Some(state) = state {
+            state.own.store(message.cast(), Ordering::Relaxed);
+            let current = bindings::kopi_current().cast_mut();
+            state.sender.store(current, Ordering::Relaxed);
         }
         let sent = bindings::sock_sendmsg(socket.as_ptr(), message.cast());
-        if let Some(own) = own {
-            own.store(ptr::null_mut(), Ordering::Relaxed);
+        if let Some(state) = state {
+            state.sender.store(ptr::null_mut(), Ordering::Relaxed);
+            state.own.store(ptr::null_mut(), Ordering::Relaxed);
         }
         sent
     }
+}
+
+/// Whether the current task is in [`send_own`] for this sock. The caller is in an RCU read-side section.
+pub(super) fn is_sending_own<T: Protocol>(sk: &Sock) -> bool {
+    // SAFETY: The sock is borrowed, and RCU held.
+    let state = unsafe { state::<T>(sk.as_ptr()) };
+    // SAFETY: The pointer is compared only.
+    state.is_some_and(|state| unsafe {
+        bindings::kopi_is_current(state.sender.load(Ordering::Relaxed))
+    })
 }
 
 /// The protocol's state of a socket of the family.

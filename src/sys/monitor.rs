@@ -44,6 +44,17 @@ global_lock! {
     unsafe(uninit) static UP: Mutex<usize> = 0;
 }
 
+/// Namespaces in which a device is up, as far as there are places: those where a packet that the stack
+/// drops before it knows whose it is, is looked up. The first place is the initial namespace's.
+static WATCHED: [AtomicPtr<bindings::net>; 64] = [const { AtomicPtr::new(ptr::null_mut()) }; 64];
+
+/// Devices of a namespace among which that of a dropped packet is looked for.
+const DEVICES_MAX: u32 = 64;
+
+/// Devices that can be up in a namespace: each packet of a flow is shown on all of them, with softirqs
+/// off.
+const UP_MAX: usize = 32;
+
 /// The tracepoint of packets that are given to a driver; null where the kernel has none.
 static START_XMIT: AtomicPtr<bindings::tracepoint> = AtomicPtr::new(ptr::null_mut());
 
@@ -97,6 +108,34 @@ fn unprobe() {
     }
 }
 
+/// Enters a namespace, whose first device comes up, in the list of those watched.
+fn watch(net: &NetRef) {
+    let first = if net.is_initial() { 0 } else { 1 };
+    for slot in WATCHED.iter().skip(first) {
+        let swapped = slot.compare_exchange(
+            ptr::null_mut(),
+            net.as_ptr(),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if swapped.is_ok() {
+            return;
+        }
+    }
+}
+
+/// Takes out one whose last device goes down.
+fn unwatch(net: &NetRef) {
+    for slot in &WATCHED {
+        let _ = slot.compare_exchange(
+            net.as_ptr(),
+            ptr::null_mut(),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+    }
+}
+
 struct Device(NonNull<bindings::net_device>);
 
 // SAFETY: A device is not bound to a task.
@@ -135,19 +174,25 @@ impl Devices {
         up.len()
     }
 
-    fn add(&self, device: Device) -> Result {
+    /// Enters a device, and says whether it is the first: `EMFILE`, `ENOMEM`. Under RTNL.
+    fn add(&self, device: Device) -> Result<bool> {
         let _softirqs = BottomHalvesOff::new();
         let mut up = self.up.lock();
+        if up.len() >= UP_MAX {
+            return Err(EMFILE);
+        }
         up.push(device, GFP_ATOMIC)?;
         self.any.store(true, Relaxed);
-        Ok(())
+        Ok(up.len() == 1)
     }
 
-    fn remove(&self, device: NonNull<bindings::net_device>) {
+    /// Takes a device out, and says whether it was the last. Under RTNL.
+    fn remove(&self, device: NonNull<bindings::net_device>) -> bool {
         let _softirqs = BottomHalvesOff::new();
         let mut up = self.up.lock();
         up.retain(|each| each.0 != device);
         self.any.store(!up.is_empty(), Relaxed);
+        up.is_empty()
     }
 
     /// Shows a packet on all that are up. Any context but hard interrupts, and interrupts on.
@@ -249,22 +294,15 @@ impl Drop for First {
 }
 
 impl Seeing<'_> {
-    /// What a probe was called with, if it may look: not at what is shown on a monitor itself, nor where
-    /// sockets' locks can't be taken.
+    /// What a probe was called with; `None` where sockets' locks can't be taken.
     ///
     /// # Safety
     ///
     /// `skb` must be null, or live as long as the result.
     unsafe fn by_probe(skb: *mut bindings::sk_buff) -> Option<Self> {
         let skb = Self(NonNull::new(skb)?, PhantomData);
-        // SAFETY: A device is valid as long as an skb is on it. The other looks at this CPU.
-        let hidden = unsafe {
-            bindings::kopi_irqs_disabled()
-                || skb
-                    .device()
-                    .is_some_and(|device| bindings::kopi_mon_is(device.as_ptr()))
-        };
-        (!hidden).then_some(skb)
+        // SAFETY: Looks at this CPU.
+        (!unsafe { bindings::kopi_irqs_disabled() }).then_some(skb)
     }
 
     fn as_ptr(&self) -> *mut bindings::sk_buff {
@@ -283,10 +321,33 @@ impl Seeing<'_> {
         unsafe { bindings::kopi_skb_iif(self.as_ptr()) as u32 }
     }
 
-    /// Its device, if it has one.
-    fn device(&self) -> Option<NonNull<bindings::net_device>> {
+    /// What its field for a device holds, which needn't be one: UDP's queues, and trees of qdiscs and of
+    /// fragments, use the same bytes for something else. To be compared, and never followed.
+    fn device(&self) -> *mut bindings::net_device {
         // SAFETY: A valid skb.
-        NonNull::new(unsafe { bindings::kopi_skb_dev(self.as_ptr()) })
+        unsafe { bindings::kopi_skb_dev(self.as_ptr()) }
+    }
+
+    /// The namespace of the device that it came by, if that is watched. The caller holds RCU.
+    fn watched_net(&self) -> Option<&NetRef> {
+        let ifindex = i32::try_from(self.came_by()).ok()?;
+        WATCHED.iter().find_map(|slot| {
+            let net = NonNull::new(slot.load(Ordering::Acquire))?;
+            // SAFETY: A namespace leaves the list before its devices are gone, and is freed a grace
+            // period later; the caller holds RCU.
+            unsafe {
+                let found = bindings::dev_get_by_index_rcu(net.as_ptr(), ifindex);
+                (!found.is_null() && found == self.device())
+                    .then(|| NetRef::from_raw(net.as_ptr()))
+            }
+        })
+    }
+
+    /// The number of the device that it is on, in a namespace; 0 for one that isn't found among the
+    /// first [`DEVICES_MAX`]. The caller holds RCU.
+    fn ifindex_in(&self, net: &NetRef) -> u32 {
+        // SAFETY: A valid namespace; pointers are compared, and RCU is held.
+        unsafe { bindings::kopi_net_find_dev(net.as_ptr(), self.device(), DEVICES_MAX) as u32 }
     }
 
     /// Where its IP header is, from its data on; `None` if that isn't in its linear part.
@@ -333,6 +394,8 @@ impl Seeing<'_> {
                 self.as_ptr(),
                 bindings::KOPI_CONST_GFP_ATOMIC,
             ))?);
+            // It needn't be one.
+            bindings::kopi_skb_set_dev(copy.as_ptr(), ptr::null_mut());
             let room = i32::try_from(bindings::kopi_skb_headroom(copy.as_ptr())).ok()?;
             let needed = i32::try_from(MonHdr::LEN).ok()?;
             let more = needed.saturating_sub(room.saturating_add(offset)).max(0);
@@ -431,7 +494,12 @@ unsafe extern "C" fn kopi_mon_open(dev: *mut bindings::net_device) -> c_int {
         let net = unsafe { NetRef::from_raw(bindings::kopi_dev_net(dev)) };
         let added = net.state().monitors.add(Device(device));
         match added {
-            Ok(()) => *count = count.saturating_add(1),
+            Ok(first) => {
+                *count = count.saturating_add(1);
+                if first {
+                    watch(net);
+                }
+            }
             Err(_) if *count == 0 => unprobe(),
             Err(_) => {}
         }
@@ -448,7 +516,9 @@ unsafe extern "C" fn kopi_mon_stop(dev: *mut bindings::net_device) -> c_int {
     if let Some(device) = NonNull::new(dev) {
         // SAFETY: The device is up, and keeps its namespace.
         let net = unsafe { NetRef::from_raw(bindings::kopi_dev_net(dev)) };
-        net.state().monitors.remove(device);
+        if net.state().monitors.remove(device) {
+            unwatch(net);
+        }
         let mut count = UP.lock();
         *count = count.saturating_sub(1);
         if *count == 0 {
@@ -473,6 +543,10 @@ unsafe extern "C" fn kopi_seen_transmitted(
     let _rcu = kernel::sync::rcu::read_lock();
     // SAFETY: An skb on its way out keeps its sock; RCU is held. The device is valid.
     unsafe {
+        // What somebody sends by a monitor itself isn't shown on it.
+        if bindings::kopi_mon_is(dev) {
+            return;
+        }
         if let Some((sk, flow)) = family::flow_of::<Flow>(bindings::kopi_skb_sk(skb.as_ptr())) {
             let seen = Seen::transmitted(bindings::kopi_dev_ifindex(dev) as u32, skb.gso_size());
             monitor::show(flow, sk, seen, &Packet::Skb(skb));
@@ -499,10 +573,9 @@ unsafe extern "C" fn kopi_seen_dropped(
         if flow.is_refusing(skb.as_ptr() as usize) {
             return;
         }
-        let ifindex = match (came_by, skb.device()) {
-            // SAFETY: A device is valid as long as an skb is on it.
-            (0, Some(device)) => unsafe { bindings::kopi_dev_ifindex(device.as_ptr()) as u32 },
-            (ifindex, _) => ifindex,
+        let ifindex = match came_by {
+            0 if monitor::is_watched(flow) => skb.ifindex_in(sk.net()),
+            ifindex => ifindex,
         };
         let seen = Seen::dropped(came_by != 0, reason, ifindex, skb.gso_size());
         monitor::show(flow, sk, seen, &Packet::Skb(skb));
@@ -522,17 +595,12 @@ unsafe extern "C" fn kopi_seen_dropped(
 
 /// Does something with the flow that a packet was to go to, if its namespace is watched.
 fn with_receiver(skb: Seeing<'_>, act: impl FnOnce(&Sock, &Flow)) {
-    let (Some(device), Some(bytes)) = (skb.device(), skb.first_bytes()) else {
+    let Some(net) = skb.watched_net() else {
         return;
     };
-    let Some(ends) = ip::ends(&bytes) else {
+    let Some(ends) = skb.first_bytes().and_then(|bytes| ip::ends(&bytes)) else {
         return;
     };
-    // SAFETY: A device is valid as long as an skb is on it, and keeps its namespace.
-    let net = unsafe { NetRef::from_raw(bindings::kopi_dev_net(device.as_ptr())) };
-    if !net.state().monitors.is_any_up() {
-        return;
-    }
     let Some(found) = SockRef::find(net, &ends, skb.came_by()) else {
         return;
     };

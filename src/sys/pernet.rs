@@ -35,6 +35,11 @@ impl NetRef {
         self.0.get()
     }
 
+    /// Whether it is the first one, which the machine started with.
+    pub(super) fn is_initial(&self) -> bool {
+        core::ptr::eq(self.as_ptr(), &raw const bindings::init_net)
+    }
+
     /// The number that no other namespace ever has.
     pub(crate) fn cookie(&self) -> u64 {
         // SAFETY: By the invariants.
@@ -123,7 +128,11 @@ unsafe extern "C" fn kopi_net_exit(net: *mut bindings::net) {
     // `kopi_net_init` put there.
     unsafe {
         let slot = bindings::kopi_net_slot(net);
-        drop(Arc::from_raw((*slot).cast::<Net>()));
+        let state = Arc::from_raw((*slot).cast::<Net>());
+        if state.is_hooked() {
+            NetRef::from_raw(net).unhook_local_out();
+        }
+        drop(state);
         *slot = ptr::null_mut();
     }
 }

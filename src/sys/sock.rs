@@ -213,6 +213,16 @@ impl Sock {
         unsafe { bindings::kopi_sock_rcvtimeo(self.as_ptr(), nonblocking) }
     }
 
+    /// Sleeps until a datagram may be queued, for `timeout` jiffies at most, of which it leaves what is left:
+    /// `false` if no more will come. Errors as recvmsg's. Process context.
+    pub(crate) fn wait_for_datagrams(&self, timeout: &mut isize) -> Result<bool> {
+        self.busy_poll(false, || !self.is_queue_empty());
+        // SAFETY: A valid UDP sock.
+        let result = unsafe { bindings::kopi_udp_wait(self.as_ptr(), timeout) };
+        to_result(result)?;
+        Ok(result > 0)
+    }
+
     /// What a read that a signal broke off gives, if it could sleep for `timeout` jiffies.
     pub(crate) fn interrupted(&self, timeout: isize) -> Error {
         // SAFETY: Computes on its argument only.
@@ -236,6 +246,12 @@ impl Sock {
             };
             bindings::kopi_sk_busy_loop(self.as_ptr(), end, ptr::from_ref(&poll).cast_mut().cast());
         }
+    }
+
+    /// UDP_SEGMENT: bytes of each datagram that what is sent is cut into; 0 if it isn't.
+    pub(crate) fn gso_size(&self) -> u32 {
+        // SAFETY: A valid UDP sock.
+        u32::from(unsafe { bindings::kopi_udp_gso_size(self.as_ptr()) })
     }
 
     /// Whether packets are to carry the time at which they came.
@@ -346,6 +362,35 @@ unsafe extern "C" fn busy_poll_end<F: Fn() -> bool>(poll: *mut c_void, start: us
     let poll = unsafe { &*poll.cast_const().cast::<BusyPoll<'_, F>>() };
     // SAFETY: A valid sock.
     (poll.done)() || unsafe { bindings::kopi_sk_busy_loop_timeout(poll.sk.as_ptr(), start) }
+}
+
+/// What bind() may change besides the address.
+pub(super) struct BeforeBind {
+    device: i32,
+    ipv6only: bool,
+}
+
+impl Sock {
+    /// What there is to be put back by [`Sock::unbind`].
+    pub(super) fn before_bind(&self) -> BeforeBind {
+        BeforeBind {
+            device: self.bound_device(),
+            // SAFETY: A valid sock.
+            ipv6only: unsafe { bindings::kopi_sk_ipv6only(self.as_ptr()) },
+        }
+    }
+
+    /// Takes back a bind() that has succeeded. Process context.
+    pub(super) fn unbind(&self, before: BeforeBind) {
+        // SAFETY: A valid UDP sock.
+        unsafe { bindings::kopi_sk_unbind(self.as_ptr(), before.device, before.ipv6only) };
+    }
+
+    /// Takes back a connect() that has succeeded; the device is the one from before. Process context.
+    pub(super) fn disconnect(&self, device: i32) {
+        // SAFETY: A valid UDP sock.
+        unsafe { bindings::kopi_sk_disconnect(self.as_ptr(), device) };
+    }
 }
 
 /// The ends of a sock, as they are now.

@@ -6,7 +6,7 @@
 
 use super::{pernet::NetRef, sock::Sock};
 use crate::bindings;
-use crate::pure::rule::FileId;
+use crate::pure::rule::{Cgroup, FileId};
 use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},
@@ -280,19 +280,10 @@ pub(crate) fn cgroup_of(sk: &Sock) -> Option<u64> {
     }
 }
 
-/// Whether a socket's cgroup is that of the number, or in it. Any context.
-pub(crate) fn is_in_cgroup(sk: &Sock, number: u64) -> bool {
+/// Whether a socket's cgroup is one, or in it: as fast however deep it is. Any context.
+pub(crate) fn is_in_cgroup(sk: &Sock, cgroup: Cgroup) -> bool {
     // SAFETY: A valid sock, which keeps its cgroup, which keeps those that it is in.
-    unsafe {
-        let mut cgroup = bindings::kopi_sk_cgroup(sk.as_ptr());
-        while !cgroup.is_null() {
-            if bindings::kopi_cgroup_id(cgroup) == number {
-                return true;
-            }
-            cgroup = bindings::kopi_cgroup_parent(cgroup);
-        }
-    }
-    false
+    unsafe { bindings::kopi_sk_cgroup_id_at(sk.as_ptr(), cgroup.level) == cgroup.id }
 }
 
 /// The path of a socket's cgroup, as the current process sees it; empty where that is too long.
@@ -313,13 +304,16 @@ pub(crate) fn cgroup_path(sk: &Sock) -> Result<KVec<u8>> {
     known(path)
 }
 
-/// The number of a cgroup, by its path as the current process sees it: `ENOENT`, `ENOTDIR`.
-pub(crate) fn cgroup_at(path: &CStr) -> Result<u64> {
+/// A cgroup, by its path as the current process sees it: `ENOENT`, `ENOTDIR`.
+pub(crate) fn cgroup_at(path: &CStr) -> Result<Cgroup> {
     // SAFETY: Process context; the path is a string. Gives a reference.
     unsafe {
         let cgroup = from_err_ptr(bindings::cgroup_get_from_path(path.as_char_ptr()))?;
-        let id = bindings::kopi_cgroup_id(cgroup);
+        let found = Cgroup {
+            id: bindings::kopi_cgroup_id(cgroup),
+            level: bindings::kopi_cgroup_level(cgroup),
+        };
         bindings::kopi_cgroup_put(cgroup);
-        Ok(id)
+        Ok(found)
     }
 }

@@ -1,0 +1,245 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Rules hold whichever way a program gives a datagram, an address or a wish, and for who waits already."""
+
+import ctypes
+import errno
+import os
+import socket
+import struct
+import threading
+
+import kopi
+from control import add, ask, rules, ruled
+from equivalence import namespace, nft_counters, run_nft
+from kopi import check, fails, pack_address, wait_until
+
+HOST, PEER = "192.0.2.1", "192.0.2.2"
+LOCAL, PORT = "127.0.0.1", 7001
+UDP_CORK, UDP_SEGMENT, SOL_UDP = 1, 103, 17
+PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
+
+
+def unspecified(address, port):
+    """An address of IPv4 that says it is of no family."""
+    return struct.pack("=H", socket.AF_UNSPEC) + pack_address(address, port)[2:]
+
+
+def send(sock, data, name, flags=0):
+    """sendto() with an address as it is."""
+    if kopi.libc.sendto(sock.fileno(), data, len(data), flags, name, len(name)) < 0:
+        raise OSError(ctypes.get_errno(), "sendto")
+
+
+def send_with(sock, data, name, *control):
+    """sendmsg() with control messages: each is level, type, data."""
+    words = b""
+    for level, kind, value in control:
+        words += struct.pack("=Qii", 16 + len(value), level, kind) + value.ljust(-(-len(value) // 8) * 8, b"\0")
+    buffers = [ctypes.create_string_buffer(part, max(len(part), 1)) for part in (name, data, words)]
+    where, what, control = (ctypes.addressof(buffer) for buffer in buffers)
+    vector = ctypes.create_string_buffer(struct.pack("=QQ", what, len(data)))
+    header = struct.pack("=QI4xQQQQi4x", where, len(name), ctypes.addressof(vector), 1, control, len(words), 0)
+    if kopi.libc.sendmsg(sock.fileno(), header, 0) < 0:
+        raise OSError(ctypes.get_errno(), "sendmsg")
+
+
+def drain(sock):
+    """Number of datagrams that have come, and their bytes."""
+    count = size = 0
+    while True:
+        try:
+            size += len(sock.recv(70000, socket.MSG_DONTWAIT))
+            count += 1
+        except BlockingIOError:
+            return count, size
+
+
+def bound(address=LOCAL, proto=0):
+    """A flow that is bound."""
+    sock = kopi.flow(proto)
+    sock.bind((address, 0))
+    return sock
+
+
+def addresses(ynl, near):
+    """A rule's address is the one that packets go to."""
+    for address in (LOCAL, "::1", HOST):
+        add(ynl, remote_address=address, remote_prefix=128 if ":" in address else 32, verdict="deny")
+    plain = bound("0.0.0.0")
+    plain6 = bound("::", kopi.UDP6)
+    for what, sock, name in (
+            ("an address of IPv4", plain, pack_address(HOST, PORT)),
+            ("of no family", plain, unspecified(HOST, PORT)),
+            ("of none at all", plain, pack_address("0.0.0.0", PORT)),
+            ("of no family, and none at all", plain, unspecified("0.0.0.0", PORT)),
+            ("the any-address of IPv6", plain6, pack_address("::", PORT)),
+            ("the any-address of IPv4, mapped", plain6, pack_address("::ffff:0.0.0.0", PORT))):
+        fails(f"to {what}", errno.EACCES, lambda sock=sock, name=name: send(sock, b"x", name))
+    check("nothing has come", drain(near)[0] == 0)
+    plain.setsockopt(socket.SOL_IP, socket.IP_OPTIONS, b"\x01\x83\x07\x04" + socket.inet_aton(HOST))
+    fails("to another one by way of a denied one", errno.EACCES, lambda: send(plain, b"x", pack_address(PEER, PORT)))
+    channel = kopi.Channel(bound("0.0.0.0"))
+    channel.send(0, b"r", ("0.0.0.0", PORT))
+    channel.bell()
+    check("a ring's to the any-address: EACCES", channel.completion.pop()[4] == errno.EACCES)
+    ask(ynl, "ruleset-set")
+
+    connected = bound("::", kopi.UDP6)
+    connected.connect(("::1", PORT))
+    add(ynl, remote_address="::1", remote_prefix=128, verdict="deny")
+    fails("to the peer, by no family", errno.EACCES,
+          lambda: send(connected, b"x", struct.pack("=H", socket.AF_UNSPEC) + bytes(14)))
+    ask(ynl, "ruleset-set")
+    check("nothing has come", drain(near)[0] == 0)
+
+
+def rates(ynl, near):
+    """A rate is of datagrams, however many there are in a call, and of calls that are one datagram together."""
+    name = pack_address(LOCAL, PORT)
+    cut = (SOL_UDP, UDP_SEGMENT, struct.pack("=H", 100))
+    for what, option, control in (("the option", 100, ()), ("a control message", 0, (cut,))):
+        add(ynl, remote_port_min=PORT, rate_packets=10, burst=10)
+        plain = bound()
+        plain.setsockopt(SOL_UDP, UDP_SEGMENT, option)
+        send_with(plain, b"x" * 6000, name, *control)
+        fails(f"after 60 by {what}", errno.ENOBUFS, lambda sock=plain, by=control: send_with(sock, b"x" * 6000, name, *by))
+        got, counted = drain(near)[0], [rule["packets"] for rule in rules(ynl)]
+        check("each is counted", (got, counted) == (60, [120]), (got, counted))
+        ask(ynl, "ruleset-set")
+    add(ynl, remote_port_min=PORT, rate_packets=1, burst=1)
+    corked = bound()
+    send(corked, b"one ", name, socket.MSG_MORE)
+    send(corked, b"datagram", name)
+    check("what was sent in parts is one", (drain(near), [rule["packets"] for rule in rules(ynl)]) == ((1, 12), [1]))
+    ask(ynl, "ruleset-set")
+    channel = kopi.Channel(bound(), frame_size=8192, frames=32)
+    channel.sock.connect((LOCAL, PORT))
+    channel.sock.setsockopt(SOL_UDP, UDP_SEGMENT, 100)
+    for number in range(2):
+        channel.send(number, b"x" * 6000)
+    channel.bell()
+    sent, got = channel.stats()["tx_packets"], drain(near)[0]
+    check("a ring's descriptor that the option cuts is as many", (sent, got, channel.unaccounted()) == (120, 120, ""),
+          (sent, got))
+    add(ynl, remote_port_min=PORT, rate_packets=10, burst=10)
+    for number in range(2):
+        channel.send(number, b"x" * 6000)
+    channel.bell()
+    sent, got = channel.stats(), drain(near)[0]
+    check("by a rate, too", (sent["tx_packets"], sent["tx_drop_rate"], got) == (180, 60, 60), (sent, got))
+    ask(ynl, "ruleset-set")
+
+
+def corked_before(ynl, near):
+    """What waits for its end when a rule comes isn't sent."""
+    corked = bound()
+    corked.setsockopt(SOL_UDP, UDP_CORK, 1)
+    send(corked, b"begun", pack_address(LOCAL, PORT))
+    add(ynl, remote_port_min=PORT, verdict="deny")
+    corked.setsockopt(SOL_UDP, UDP_CORK, 0)
+    check("a datagram begun before the rule isn't sent", drain(near)[0] == 0)
+    ask(ynl, "ruleset-set")
+
+
+def wishes(ynl, near):
+    """A rule's mark and priority are on all packets, whatever their program says of each."""
+    run_nft("table inet t {\nchain c {\ntype filter hook output priority 0;\n"
+            f"udp dport {PORT} meta mark 7 meta priority 1:5 counter\nudp dport {PORT} counter\n}}\n}}")
+    add(ynl, remote_port_min=PORT, mark=7, priority=0x10005)
+    plain, name = bound(), pack_address(LOCAL, PORT)
+    number = struct.Struct("=i").pack
+    for control in ((socket.SOL_IP, socket.IP_TOS, number(0x10)), (socket.SOL_SOCKET, socket.SO_PRIORITY, number(2)),
+                    (socket.SOL_SOCKET, socket.SO_MARK, number(9))):
+        send_with(plain, b"x", name, control)
+    channel = kopi.Channel(bound())
+    channel.send(0, b"r", (LOCAL, PORT), meta={"tos": 0x10, "mark": 9})
+    channel.bell()
+    check("what control messages and metadata say doesn't count",
+          (nft_counters()[0][0], drain(near)[0]) == (4, 4), nft_counters())
+    run_nft("flush ruleset")
+    ask(ynl, "ruleset-set")
+
+
+def sleepers(ynl):
+    """Who sleeps in recvmsg() when a rule comes gets nothing that it denies."""
+    plain = kopi.flow()
+    plain.bind((LOCAL, 7003))
+    good, bad = (socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2))
+    good.bind((LOCAL, 7004))
+    bad.bind((LOCAL, 7005))
+    got = []
+
+    def asleep():
+        reader = threading.Thread(target=lambda: got.append(os.read(plain.fileno(), 100)))
+        reader.start()
+        task = f"/proc/self/task/{reader.native_id}/wchan"
+        wait_until(lambda: open(task, encoding="ascii").read() not in ("", "0"))
+        return reader
+
+    reader = asleep()
+    add(ynl, remote_port_min=7005, direction={"in"}, verdict="deny")
+    bad.sendto(b"denied", (LOCAL, 7003))
+    good.sendto(b"allowed", (LOCAL, 7003))
+    reader.join()
+    check("a reader who slept before the rule gets what it allows", got == [b"allowed"], got)
+    ask(ynl, "ruleset-set")
+    reader = asleep()
+    try:
+        plain.shutdown(socket.SHUT_RD)
+    except OSError:
+        # UDP says so without a peer, and shuts down.
+        pass
+    reader.join()
+    check("and who sleeps while it is shut down, the end", got == [b"allowed", b""], got)
+
+
+def taken_back(ynl):
+    """A refused bind() or connect() leaves the socket as it was."""
+    add(ynl, local_port_min=7100, verdict="deny")
+    plain = kopi.flow()
+
+    def bind_unspecified():
+        name = unspecified("0.0.0.0", 7100)
+        if kopi.libc.bind(plain.fileno(), name, len(name)):
+            raise OSError(ctypes.get_errno(), "bind")
+
+    fails("bind() by no family", errno.EACCES, bind_unspecified)
+    with open(PORTS, encoding="ascii") as file:
+        before = file.read()
+    try:
+        with open(PORTS, "w", encoding="ascii") as file:
+            file.write("7100 7100")
+        fails("bind() to any port, of which one is left, and denied", errno.EACCES, lambda: plain.bind((LOCAL, 0)))
+        check("it isn't bound", plain.getsockname() == ("0.0.0.0", 0), plain.getsockname())
+        plain6 = kopi.flow(kopi.UDP6)
+        fails("by IPv6", errno.EACCES, lambda: plain6.bind(("::1", 0)))
+        check("nor is it for IPv6 only", plain6.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 0)
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as other:
+            other.bind(("::", 7100))
+            check("another has the port", other.getsockname()[1] == 7100)
+        fails("connect() from there", errno.EACCES, lambda: plain.connect((LOCAL, PORT)))
+        check("it isn't connected", plain.getsockname() == ("0.0.0.0", 0), plain.getsockname())
+    finally:
+        with open(PORTS, "w", encoding="ascii") as file:
+            file.write(before)
+    plain.bind((LOCAL, 7101))
+    check("it can be bound afterwards", plain.getsockname() == (LOCAL, 7101))
+    add(ynl, remote_address=LOCAL, remote_prefix=32, verdict="deny")
+    fails("connect() to the any-address", errno.EACCES, lambda: plain.connect(("0.0.0.0", PORT)))
+    fails("it isn't connected", errno.EDESTADDRREQ, lambda: plain.send(b"x"))
+    ask(ynl, "ruleset-set")
+
+
+with namespace("host"):
+    receiver = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    receiver.bind(("::", PORT))
+with ruled() as netlink:
+    addresses(netlink, receiver)
+    rates(netlink, receiver)
+    corked_before(netlink, receiver)
+    wishes(netlink, receiver)
+    sleepers(netlink)
+    taken_back(netlink)
+kopi.finish()
