@@ -29,7 +29,7 @@ fuzz() {
 }
 
 fuzz alone as bob "${limit[@]}" "${run[@]}"
-fuzz 'with root of a namespace' hostile "${limit[@]}" "${run[@]}" --slow /tmp/hostile/file \
+fuzz 'with root of a namespace' hostile "${limit[@]}" "${run[@]}" --threads 8 --slow /tmp/hostile/file \
 	--at 198.51.100.1 --at 198.51.100.2 --at 2001:db8:51::1 --at 2001:db8:51::2 --at 203.0.113.2 \
 	--at 198.18.0.2 --at 198.18.1.2
 check "a flow still works" bash -c 'kopi-echo --bind 127.0.0.1:9101 >/tmp/echo.out &

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""Netlink survives messages of all kinds, while rules change and flows come and go.
+"""Netlink survives messages of all kinds, while rules change and flows come and go; so it does where a user
+is root of a user namespace, and others are served meanwhile.
 
 FUZZ_SECONDS and FUZZ_SEED choose how long, and what; a run with the same seed sends the same.
 """
@@ -11,6 +12,8 @@ import random
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import time
 
 import kopi
@@ -18,8 +21,11 @@ import memory
 from control import ask, family, flows, rules, ruled
 from equivalence import namespace, user
 from kopi import check
+from watchdog import Watchdog
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "8"))
+# As root of a user namespace, in a hostile place.
+WITHIN = sys.argv[1:] == ["--within"]
 SEED = int(os.environ.get("FUZZ_SEED", str(random.SystemRandom().randrange(1 << 32))))
 NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP, NESTED = 1, 4, 0x300, 1 << 15
 SOL_NETLINK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK = 270, 11, 12
@@ -44,7 +50,8 @@ def value(rng):
     return rng.choice((
         lambda: b"", lambda: struct.pack("=B", rng.randrange(256)),
         lambda: struct.pack("=H", rng.choice((0, 1, 6000, rng.randrange(1 << 16)))),
-        lambda: struct.pack("=I", rng.choice((0, 1, 2, 3, 1002, rng.randrange(1 << 32)))),
+        # Indices of devices among them.
+        lambda: struct.pack("=I", rng.choice((0, 1002, rng.randrange(1, 16), rng.randrange(1 << 32)))),
         lambda: struct.pack("=Q", rng.choice((1, 1 << 40, rng.randrange(1 << 64)))),
         lambda: rng.choice((b"/usr/bin/python3\0", b"/\0", b"/none\0", b"eth0\0", b"no zero", b"x" * 300 + b"\0")),
         lambda: bytes(rng.randrange(256) for _ in range(rng.choice((4, 16, 17, 60))))))()
@@ -140,7 +147,7 @@ def run_workers(number):
         pid = os.fork()
         if pid == 0:
             signal.alarm(int(SECONDS * 4) + 60)
-            if worker == 2:
+            if worker == 2 and not WITHIN:
                 os.setresuid(1002, 1002, 1002)
             os.write(writer, repr(work(worker, number, end)).encode())
             os._exit(0)
@@ -154,11 +161,19 @@ def run_workers(number):
     return said
 
 
-print(f"# FUZZ_SEED={SEED} FUZZ_SECONDS={SECONDS}")
-with ruled() as ynl:
-    said = run_workers(ynl.nlproto.family_id)
+def fuzz():
+    """All of it, in this namespace; gives what each worker said."""
+    said = run_workers(family().nlproto.family_id)
     for status, what in said:
-        print(f"# {status}: {what}")
+        print(f"# {status}: {what}", flush=True)
+    return said
+
+
+print(f"# FUZZ_SEED={SEED} FUZZ_SECONDS={SECONDS}", flush=True)
+if WITHIN:
+    sys.exit(any(status for status, _ in fuzz()))
+with ruled() as ynl, Watchdog() as watchdog:
+    said = fuzz()
     check("all workers ended by themselves", all(status == 0 for status, _ in said), said)
     check("some messages were right, and most kinds of wrong ones were met",
           all("0:" in what and "22:" in what for _, what in said[:2]), said[:2])
@@ -168,5 +183,11 @@ with ruled() as ynl:
     check("rules can be taken away", not rules(ynl))
     with namespace("peer"), user("bob"):
         check("who has nothing sees nothing", not flows(family()))
+watchdog.check()
+with Watchdog() as watchdog:
+    status = subprocess.call([f"{os.path.dirname(os.path.abspath(__file__))}/hostile.py", os.path.abspath(__file__), "--within"],
+                             env=os.environ | {"FUZZ_SEED": str(SEED), "HOSTILE_CHURN": "1"})
+check("with root of a user namespace: all workers ended by themselves", status == 0, status)
+watchdog.check()
 check("nothing is left that holds the module", memory.wait_until_unused())
 kopi.finish()

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # A hostile process writes at random over all that it shares with the kernel, and a
-# neighbour's traffic stays whole: by the loopback device, and by attached NICs, where
-# such a process is at both ends. FUZZ_SECONDS and FUZZ_SEED change the run.
+# neighbour's traffic stays whole: by the loopback device, by attached NICs, where
+# such a process is at both ends, and while it has all that a user namespace gives. Others are served
+# meanwhile. FUZZ_SECONDS and FUZZ_SEED change the run.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -15,8 +16,8 @@ memory_is_back() { [ $((before - $(available))) -lt 16384 ]; }
 # Runs as a user in a namespace: user_in SPACE USER COMMAND...
 user_in() { nsenter --net="$1" setpriv --reuid "$2" --regid "$2" --clear-groups -- "${@:3}"; }
 
-# Starts a hostile process: hostile SPACE OPTION...
-hostile() {
+# Starts a hostile process: start SPACE OPTION...
+start() {
 	local space=$1 user=bob number=${#pids[@]}
 	local run=(--seed $((seed + 1000000 * number)) --seconds "$seconds" "${@:2}")
 	if [ -e /sys/kernel/debug/kcov ]; then
@@ -25,9 +26,14 @@ hostile() {
 		user=root
 	fi
 	echo "# kopi-fuzz rings ${run[*]}"
+	run=(timeout -k 5 $((seconds + 60)) kopi-fuzz rings "${run[@]}")
+	if [ "$space" = hostile ]; then
+		run=("$here/hostile.py" "${run[@]}")
+	else
+		run=(user_in "$space" $user "${run[@]}")
+	fi
 	# Regions of up to four megabytes, and those of earlier rounds that are still in flight, of both processes.
-	(ulimit -l 65536 && user_in "$space" $user timeout -k 5 $((seconds + 60)) kopi-fuzz rings "${run[@]}") \
-		>"$log/fuzz.$number" 2>&1 &
+	(ulimit -l 65536 && "${run[@]}") >"$log/fuzz.$number" 2>&1 &
 	pids+=($!)
 }
 
@@ -56,19 +62,24 @@ neighbour() {
 
 # Has all of them at work, and looks what came of it.
 fuzz() {
-	local where=$1 before path neighbour pids=() pid bad=0 intact visits
+	local where=$1 before path neighbour pids=() pid bad=0 intact visits watchdog
 	rm -rf $log && mkdir -m 777 $log
 	touch $log/running
 	before=$(available)
+	"$here/watchdog.py" bash -c 'while [ -e "$0/running" ]; do sleep 0.1; done' $log >$log/watchdog 2>&1 &
+	watchdog=$!
 	# For half of the channels, and for so short a time that they come and go.
 	kopictl engine set --cpus "$(cat /sys/devices/system/cpu/online)" --idle 100 --budget 4096
 	if [ "$where" = loopback ]; then
 		path=("$loopback" "$loopback" 127.0.0.1 0..9000)
-		hostile $loopback
+		start $loopback
+	elif [ "$where" = 'root of a namespace' ]; then
+		path=("$loopback" "$loopback" 127.0.0.1 0..9000)
+		start hostile --near 198.51.100.1 --far 198.51.100.2 --near 2001:db8:51::1 --far 2001:db8:51::2
 	else
 		path=("$host" "$peer" 192.0.2.2 0..1472 --trains)
-		hostile $host --near 192.0.2.1 --far 192.0.2.2 --near 2001:db8::1 --far 2001:db8::2
-		hostile $peer --near 192.0.2.2 --far 192.0.2.1 --near 2001:db8::2 --far 2001:db8::1
+		start $host --near 192.0.2.1 --far 192.0.2.2 --near 2001:db8::1 --far 2001:db8::2
+		start $peer --near 192.0.2.2 --far 192.0.2.1 --near 2001:db8::2 --far 2001:db8::1
 	fi
 	neighbour "$where" "${path[@]}" &
 	neighbour=$!
@@ -80,6 +91,8 @@ fuzz() {
 	rm $log/running
 	wait $neighbour
 	intact=$?
+	check "$where: others were served in time" wait $watchdog
+	sed 's/^# //; s/^/# /' $log/watchdog
 	check "$where, seed $seed: their neighbour's datagrams arrive intact" [ $intact = 0 ]
 	check "$where: of which there were some" [ -s $log/passed ]
 	sed 's/^/# /' $log/passed
@@ -98,6 +111,7 @@ fuzz() {
 
 loopback=/proc/self/ns/net host=/run/netns/host peer=/run/netns/peer
 fuzz loopback
+fuzz 'root of a namespace'
 
 in_host kopictl attach eth0
 in_peer kopictl attach eth1

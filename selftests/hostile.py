@@ -149,7 +149,7 @@ def churn():
         tool, one, other = chance.choice(CHURN)
         for lines in (one, other):
             batch(tool, lines + "\n", must=False)
-            time.sleep(chance.choice((0, 0.05, 0.2)))
+            time.sleep(chance.choice((0.05, 0.1, 0.3)))
 
 
 def other_side(ready, go):

@@ -11,15 +11,16 @@ them, but locks and softirqs do.
 """
 
 import contextlib
+import json
 import mmap
 import os
 import pwd
+import select
 import signal
 import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 import traceback
 
@@ -36,6 +37,7 @@ RTM_NEWLINK, RTM_GETLINK, IFF_UP = 16, 18, 1
 NLMSG_ERROR, NLMSG_DONE = 2, 3
 NETLINK_GENERIC, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 16, 16, 3, 1, 2
 FLOW_GET = 2
+PR_SET_PDEATHSIG = 1
 
 
 def talk(sock, kind, flags, body):
@@ -83,24 +85,58 @@ def opens():
         pass
 
 
-class Watchdog:
-    """Others, while it is entered; `complaints` has what was too late."""
+class Others:
+    """Those who are to be served, each a process; and who looks whether they are, a process, too."""
 
     def __init__(self):
         cpus = sorted(os.sched_getaffinity(0))
         self.kinds = [(f"socket() and close() on CPU {cpu}", opens, cpu) for cpu in cpus]
         self.kinds += [("ip link", links, None), ("kopictl ps", flows, None)]
-        # Since when each is at it, 0 if it isn't, and how often it was done.
+        # How often each has begun and ended: odd while it is at it.
         self.table = mmap.mmap(-1, mmap.PAGESIZE)
-        self.pids, self.complaints, self.longest = [], [], {}
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.pids, self.complaints, self.longest = [], [], 0.0
+
+    def look(self, until):
+        """Looks at them until that can be read; says what it saw."""
+        # With the one who started it.
+        kopi.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        for number in range(len(self.kinds)):
+            self.pids.append(os.fork())
+            if self.pids[-1] == 0:
+                try:
+                    self._serve(number)
+                except BaseException:  # pylint: disable=broad-except
+                    traceback.print_exc()
+                finally:
+                    os._exit(1)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
+        counts, ages = [0] * len(self.kinds), [0.0] * len(self.kinds)
+        before = time.monotonic()
+        while not select.select([until], [], [], LOOK)[0]:
+            now = time.monotonic()
+            passed, before = min(now - before, MOST), now
+            for number, count in enumerate(self._counts()):
+                if count != counts[number] or not count & 1:
+                    counts[number], ages[number] = count, 0
+                    continue
+                late = ages[number] <= BOUND < ages[number] + passed
+                ages[number] += passed
+                self.longest = max(self.longest, ages[number])
+                if late:
+                    self._complain(number)
+        # Those that stand can't be waited for.
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+        return {"complaints": self.complaints, "longest": self.longest,
+                "served": [count // 2 for count in self._counts()]}
+
+    def _counts(self):
+        return [struct.unpack_from("=Q", self.table, 16 * number)[0] for number in range(len(self.kinds))]
 
     def _serve(self, number):
         """What the process of a kind does, until it is killed."""
         what, call, cpu = self.kinds[number]
-        # With the one who started it.
-        kopi.libc.prctl(1, signal.SIGKILL)
+        kopi.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
         if cpu is None:
             with namespace("peer") if call is flows else contextlib.nullcontext():
@@ -110,92 +146,69 @@ class Watchdog:
         os.setgroups([])
         os.setresgid(alice, alice, alice)
         os.setresuid(alice, alice, alice)
+        # Which the change has taken back.
+        kopi.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         self._repeat(number, what, call)
 
     def _repeat(self, number, what, call):
         count = 0
         while True:
-            count += 1
-            kopi.store(self.table, 16 * number, "=Q", count)
-            try:
-                call()
-            except OSError as error:
-                print(f"# watchdog: {what}: {error}", file=sys.stderr, flush=True)
-            count += 1
-            kopi.store(self.table, 16 * number, "=Q", count)
-            time.sleep(EVERY)
+            for step in (call, lambda: time.sleep(EVERY)):
+                count += 1
+                kopi.store(self.table, 16 * number, "=Q", count)
+                try:
+                    step()
+                except OSError as error:
+                    print(f"# watchdog: {what}: {error}", file=sys.stderr, flush=True)
 
-    def _start(self, number):
-        pid = os.fork()
-        if pid == 0:
-            try:
-                self._serve(number)
-            except BaseException:  # pylint: disable=broad-except
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        self.pids.append(pid)
-
-    def __enter__(self):
-        for number in range(len(self.kinds)):
-            self._start(number)
-        self.thread.start()
-        return self
-
-    def _look(self):
-        counts, ages = [0] * len(self.kinds), [0.0] * len(self.kinds)
-        with contextlib.suppress(OSError):
-            # Of this thread alone: what it watches has its own.
-            os.sched_setscheduler(threading.get_native_id(), os.SCHED_RR, os.sched_param(2))
-        before = time.monotonic()
-        while not self.ended.wait(LOOK):
-            now = time.monotonic()
-            passed, before = min(now - before, MOST), now
-            for number, (what, _, _) in enumerate(self.kinds):
-                count = struct.unpack_from("=Q", self.table, 16 * number)[0]
-                if count != counts[number] or not count & 1:
-                    counts[number], ages[number] = count, 0
-                    continue
-                late = ages[number] <= BOUND < ages[number] + passed
-                ages[number] += passed
-                self.longest[what] = max(self.longest.get(what, 0), ages[number])
-                if late:
-                    self._complain(number, what)
-
-    def _complain(self, number, what):
+    def _complain(self, number):
         """Says it at once, on the console, too: the machine may be about to hang."""
         try:
             with open(f"/proc/{self.pids[number]}/stack", encoding="ascii") as stack:
                 where = " ".join(line.split()[-1].split("+")[0] for line in stack)
         except OSError as error:
             where = str(error)
-        complaint = f"{what} takes more than {BOUND} s, and stands in {where or 'nothing'}"
+        complaint = f"{self.kinds[number][0]} takes more than {BOUND} s, and stands in {where or 'nothing'}"
         self.complaints.append(complaint)
         print(f"# watchdog: {complaint}", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError), open("/dev/kmsg", "w", encoding="ascii") as log:
             log.write(f"watchdog: {complaint}\n")
 
+
+class Watchdog:
+    """Looks while it is entered; then knows what was too late."""
+
+    def __enter__(self):
+        self.said, saying = os.pipe()
+        until, self.go_on = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(self.go_on)
+            try:
+                os.write(saying, json.dumps(Others().look(until)).encode())
+            except BaseException:  # pylint: disable=broad-except
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        os.close(saying)
+        os.close(until)
+        return self
+
     def __exit__(self, *_):
-        self.ended.set()
-        self.thread.join()
-        for pid in self.pids:
-            os.kill(pid, signal.SIGKILL)
-        # Those that stand can't be waited for.
-        end = time.monotonic() + 1
-        left = list(self.pids)
-        while left and time.monotonic() < end:
-            left = [pid for pid in left if os.waitpid(pid, os.WNOHANG)[0] == 0]
-            time.sleep(0.01)
+        os.close(self.go_on)
+        with os.fdopen(self.said) as said:
+            self.seen = json.loads(said.read() or '{"complaints": ["nobody looked"], "served": [], "longest": 0}')
+        os.waitpid(self.pid, 0)
 
     def verdict(self):
         """Whether all were served in time; says how it was."""
-        done = [struct.unpack_from("=Q", self.table, 16 * number)[0] // 2 for number in range(len(self.kinds))]
-        print(f"# others were served {done} times, in {max(self.longest.values(), default=0):.1f} s at most", flush=True)
-        return not self.complaints and all(done)
+        print(f"# others were served {self.seen['served']} times, in {max(LOOK, self.seen['longest']):.1f} s at most",
+              flush=True)
+        return not self.seen["complaints"] and all(self.seen["served"])
 
     def check(self):
         """The test's line."""
-        kopi.check("meanwhile others were served in time", self.verdict(), self.complaints)
+        kopi.check("meanwhile others were served in time", self.verdict(), self.seen["complaints"])
 
 
 def main():

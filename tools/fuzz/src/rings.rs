@@ -388,7 +388,7 @@ fn option(round: &Round, random: &mut SmallRng) {
 /// Entries without end, while somebody sends: a ring's producer keeps ahead of the kernel, which finds
 /// nothing good there. Most rounds have no patience for that.
 fn chase(round: &Round, random: &mut SmallRng) {
-    if !random.random_ratio(1, 200) {
+    if !random.random_ratio(1, 2000) {
         return;
     }
     let shared = &round.shared;
