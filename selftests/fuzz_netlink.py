@@ -184,10 +184,9 @@ with ruled() as ynl, Watchdog() as watchdog:
     with namespace("peer"), user("bob"):
         check("who has nothing sees nothing", not flows(family()))
 watchdog.check()
-with Watchdog() as watchdog:
-    status = subprocess.call([f"{os.path.dirname(os.path.abspath(__file__))}/hostile.py", os.path.abspath(__file__), "--within"],
-                             env=os.environ | {"FUZZ_SEED": str(SEED), "HOSTILE_CHURN": "1"})
-check("with root of a user namespace: all workers ended by themselves", status == 0, status)
-watchdog.check()
+status = subprocess.call([f"{os.path.dirname(os.path.abspath(__file__))}/hostile.py", os.path.abspath(__file__),
+                          "--within"], env=os.environ | {"FUZZ_SEED": str(SEED), "HOSTILE_CHURN": "1"})
+check("with root of a user namespace: all workers ended by themselves", status in (0, 3), status)
+check("and others were served in time", status != 3)
 check("nothing is left that holds the module", memory.wait_until_unused())
 kopi.finish()

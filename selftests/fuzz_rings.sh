@@ -28,7 +28,7 @@ start() {
 	echo "# kopi-fuzz rings ${run[*]}"
 	run=(timeout -k 5 $((seconds + 60)) kopi-fuzz rings "${run[@]}")
 	if [ "$space" = hostile ]; then
-		run=("$here/hostile.py" "${run[@]}")
+		run=(hostile "${run[@]}")
 	else
 		run=(user_in "$space" $user "${run[@]}")
 	fi

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """A hostile place: what an ordinary user gets by `unshare -Urn`, and what he can have there.
 
-    hostile.py COMMAND...    runs it there as bob, who is root of his user namespace; ends with its status
+    hostile.py COMMAND...    runs it there as bob, who is root of his user namespace; ends with its status,
+                             or with 3 if others weren't served meanwhile (see watchdog.py)
 
     here                                                 there: another network namespace of his
     lo         127.0.0.1, ::1
@@ -31,6 +32,7 @@ import threading
 import time
 
 import kopi
+from watchdog import Watchdog
 
 SLOW = "/tmp/hostile"
 GROUP = "/sys/fs/cgroup/hostile"
@@ -136,7 +138,7 @@ class SlowFile:
                 self._answer(unique, bytes(16))
             elif code == self.READ:
                 size = struct.unpack_from("=QQI", request, 40)[2]
-                delay = chance.choice((0, 0.01, 0.1, 1, 4))
+                delay = chance.choice((0, 0, 0.01, 0.1, 4))
                 threading.Timer(delay, self._answer, (unique, bytes(size))).start()
             elif code not in (self.FORGET, self.INTERRUPT):
                 self._answer(unique, error=38)
@@ -223,8 +225,12 @@ def run(command):
                 subprocess.run(f"{space} kopictl rule add {rule}".split(), check=True, stdout=subprocess.DEVNULL)
             cpus = ",".join(map(str, os.sched_getaffinity(0)))
             subprocess.run(f"kopictl engine set --cpus {cpus} --idle 100 --budget 4096".split(), check=True)
-            os.write(to_place, b"x")
-        status = place.wait()
+            with Watchdog(f"/proc/{place.pid}/ns/net") as watchdog:
+                os.write(to_place, b"x")
+                status = place.wait()
+            status = status if watchdog.verdict() else 3
+        else:
+            status = place.wait() or 2
     subprocess.run("kopictl engine off".split(), check=False)
     for group in (f"{GROUP}/inner", GROUP):
         # Processes in it may be ending still.

@@ -52,7 +52,7 @@ as() {
 
 # Runs as bob in a place where he is root of a user namespace, while a watchdog looks whether others are
 # served; ends with the status of the command, or 3 if they weren't: hostile COMMAND...
-hostile() { "$here/watchdog.py" "$here/hostile.py" "$@"; }
+hostile() { "$here/hostile.py" "$@"; }
 
 # Runs in a cgroup below the root, and as a user: in_group GROUP USER COMMAND...
 in_group() {

@@ -40,6 +40,7 @@ from links import inside
 from memory import module_users
 from nfqueue import Queue
 from qmp import Nic
+from watchdog import Watchdog
 
 NEAR, FAR, PORT = "198.51.100.2", "198.51.100.1", 7000
 # By reference where the device can, and in one piece where the MTU is Ethernet's.
@@ -986,9 +987,11 @@ for name in ("unplug/nfqueue", "unplug/netem", "unplug/sending/attached", "close
     wrong = try_case(*every[name])
     kopi.check(f"{name}, for the first time", not wrong, wrong)
 counts = memory.counts()
-for name, case in cases.items():
-    wrong = try_case(*case)
-    kopi.check(name, not wrong, wrong)
+with Watchdog() as watchdog:
+    for name, case in cases.items():
+        wrong = try_case(*case)
+        kopi.check(name, not wrong, wrong)
+watchdog.check()
 left = grown(counts)
 for _ in range(5):
     if not left:

@@ -4,7 +4,7 @@
 the counters balance. `make soak` runs it; SOAK_SECONDS sets how long (600).
 
 For half a minute all of it goes on to warm up, then memory is counted, then it goes on. The
-host's NIC is attached, and veth0 comes and goes.
+host's NIC is attached, and veth0 comes and goes. Others are served in time all the while.
 """
 
 import json
@@ -19,6 +19,7 @@ import kopi
 import memory
 from equivalence import namespace, sh
 from kopi import JOIN, SOL_KOPI, Channel, check, flow
+from watchdog import Watchdog
 
 SECONDS = int(os.environ.get("SOAK_SECONDS", "600"))
 WARM_UP = min(30, SECONDS)
@@ -235,7 +236,9 @@ _, broken, _ = all_of_it(WARM_UP)
 check("all goes well while it warms up", not broken, broken)
 memory.wait_until_unused()
 before = memory.counts()
-done, broken, taken = all_of_it(SECONDS)
+with Watchdog() as watchdog:
+    done, broken, taken = all_of_it(SECONDS)
+watchdog.check()
 print(f"# in {SECONDS} s: {done}")
 print(f"# kilobytes taken: {taken}")
 check("all datagrams arrived intact, and all packets are accounted for", not broken, "; ".join(broken))

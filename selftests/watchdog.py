@@ -25,7 +25,7 @@ import time
 import traceback
 
 import kopi
-from equivalence import namespace
+from links import inside
 
 # In seconds; the debug kernel is many times slower.
 BOUND = 20 if os.path.exists("/sys/kernel/debug/kcov") else 2
@@ -88,10 +88,12 @@ def opens():
 class Others:
     """Those who are to be served, each a process; and who looks whether they are, a process, too."""
 
-    def __init__(self):
+    def __init__(self, place):
         cpus = sorted(os.sched_getaffinity(0))
         self.kinds = [(f"socket() and close() on CPU {cpu}", opens, cpu) for cpu in cpus]
-        self.kinds += [("ip link", links, None), ("kopictl ps", flows, None)]
+        self.kinds += [("ip link", links, None), ("kopictl ps", flows, "/run/netns/peer")]
+        if place:
+            self.kinds += [("kopictl ps there", flows, place), ("socket() and close() there", opens, place)]
         # How often each has begun and ended: odd while it is at it.
         self.table = mmap.mmap(-1, mmap.PAGESIZE)
         self.pids, self.complaints, self.longest = [], [], 0.0
@@ -135,13 +137,13 @@ class Others:
 
     def _serve(self, number):
         """What the process of a kind does, until it is killed."""
-        what, call, cpu = self.kinds[number]
+        what, call, where = self.kinds[number]
         kopi.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
-        if cpu is None:
-            with namespace("peer") if call is flows else contextlib.nullcontext():
+        if not isinstance(where, int):
+            with inside(where) if where else contextlib.nullcontext():
                 self._repeat(number, what, call)
-        os.sched_setaffinity(0, {cpu})
+        os.sched_setaffinity(0, {where})
         alice = pwd.getpwnam("alice").pw_uid
         os.setgroups([])
         os.setresgid(alice, alice, alice)
@@ -176,7 +178,11 @@ class Others:
 
 
 class Watchdog:
-    """Looks while it is entered; then knows what was too late."""
+    """Looks while it is entered; then knows what was too late. Where somebody hostile has a network namespace,
+    root must be able to look into that, too."""
+
+    def __init__(self, place=None):
+        self.place = place
 
     def __enter__(self):
         self.said, saying = os.pipe()
@@ -185,7 +191,7 @@ class Watchdog:
         if self.pid == 0:
             os.close(self.go_on)
             try:
-                os.write(saying, json.dumps(Others().look(until)).encode())
+                os.write(saying, json.dumps(Others(self.place).look(until)).encode())
             except BaseException:  # pylint: disable=broad-except
                 traceback.print_exc()
             finally:

@@ -30,7 +30,7 @@ const SLOW: usize = 1 << 39;
 const PATIENCE: [Duration; 3] = [
     Duration::from_millis(30),
     Duration::from_millis(300),
-    Duration::from_secs(3),
+    Duration::from_secs(5),
 ];
 
 /// A mapping of a channel's region, into which nobody looks but the kernel.
@@ -268,7 +268,7 @@ impl<'a> Round<'a> {
     /// Where the bytes are, or, now and then, where pages come late.
     fn or_slow(&self, bytes: *mut u8, random: &mut SmallRng) -> *mut libc::c_void {
         match self.slow {
-            Some(slow) if random.random_ratio(1, 32) => {
+            Some(slow) if random.random_ratio(1, 256) => {
                 let page = random.random_range(1..SLOW / 4096 - 1) * 4096;
                 // Across two pages, or in one.
                 (slow + page - pick(random, &[0, 4, 100])) as *mut _
@@ -516,7 +516,7 @@ fn send(round: &Round, random: &mut SmallRng) {
         2 => libc::MSG_MORE,
         _ => 0,
     };
-    if random.random_ratio(7, 8) {
+    if random.random_ratio(31, 32) {
         flags |= libc::MSG_DONTWAIT;
     }
     // SAFETY: All pointers are to so many bytes, of this function's or of the slow file's mapping.
@@ -536,7 +536,7 @@ fn receive(round: &Round, random: &mut SmallRng) {
         ),
         _ => 0,
     };
-    if random.random_ratio(7, 8) {
+    if random.random_ratio(31, 32) {
         flags |= libc::MSG_DONTWAIT;
     }
     let mut part = libc::iovec {
