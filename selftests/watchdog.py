@@ -167,7 +167,7 @@ class Others:
         """Says it at once, on the console, too: the machine may be about to hang."""
         try:
             with open(f"/proc/{self.pids[number]}/stack", encoding="ascii") as stack:
-                where = " ".join(line.split()[-1].split("+")[0] for line in stack)
+                where = " ".join(line.split()[1].split("+")[0] for line in stack)
         except OSError as error:
             where = str(error)
         complaint = f"{self.kinds[number][0]} takes more than {BOUND} s, and stands in {where or 'nothing'}"
