@@ -30,7 +30,7 @@ start() {
 	if [ "$space" = hostile ]; then
 		run=(hostile "${run[@]}")
 	else
-		run=(user_in "$space" $user "${run[@]}")
+		run=(user_in "$space" "$user" "${run[@]}")
 	fi
 	# Regions of up to four megabytes, and those of earlier rounds that are still in flight, of both processes.
 	(ulimit -l 65536 && "${run[@]}") >"$log/fuzz.$number" 2>&1 &
