@@ -342,6 +342,51 @@ bool kopi_inet_has_options(const struct sock *sk)
 	return rcu_access_pointer(inet_sk(sk)->inet_opt);
 }
 
+/* As lock_sock(), if it needn't wait. */
+static bool try_lock_sock(struct sock *sk)
+{
+	bool got;
+
+	spin_lock_bh(&sk->sk_lock.slock);
+	got = !sk->sk_lock.owned;
+	if (got)
+		sk->sk_lock.owned = 1;
+	spin_unlock_bh(&sk->sk_lock.slock);
+	if (got)
+		mutex_acquire(&sk->sk_lock.dep_map, 0, 1, _RET_IP_);
+	return got;
+}
+
+/*
+ * As inet_sendmsg() of 7.3.4, whose inet_autobind() waits for the sock's lock: EAGAIN if
+ * that is somebody's.
+ */
+int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
+{
+	struct inet_sock *inet = inet_sk(sk);
+
+	sock_rps_record_flow(sk);
+	if (!data_race(inet->inet_num)) {
+		if (!try_lock_sock(sk))
+			return -EAGAIN;
+		if (!inet->inet_num) {
+			if (sk->sk_prot->get_port(sk, 0)) {
+				release_sock(sk);
+				return -EAGAIN;
+			}
+			inet->inet_sport = htons(inet->inet_num);
+		}
+		release_sock(sk);
+	}
+	return sk->sk_prot->sendmsg(sk, msg, len);
+}
+
+/* Whether there are BPF programs, anywhere, before which udp_sendmsg() locks the sock. */
+bool kopi_has_sendmsg_hooks(void)
+{
+	return cgroup_bpf_enabled(CGROUP_UDP4_SENDMSG) || cgroup_bpf_enabled(CGROUP_UDP6_SENDMSG);
+}
+
 bool kopi_udp_is_corked(const struct sock *sk)
 {
 	return udp_test_bit(CORK, sk) || READ_ONCE(udp_sk(sk)->pending);

@@ -75,6 +75,8 @@ u64 kopi_skb_timestamp_ns(struct sk_buff *skb);
 
 /* datagrams of IPv4, and where they go */
 bool kopi_inet_has_options(const struct sock *sk);
+int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len);
+bool kopi_has_sendmsg_hooks(void);
 bool kopi_udp_is_corked(const struct sock *sk);
 u16 kopi_udp_gso_size(const struct sock *sk);
 bool kopi_sk_no_check_tx(const struct sock *sk);

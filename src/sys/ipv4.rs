@@ -224,7 +224,7 @@ impl Options {
         // change meanwhile are read once.
         unsafe {
             let special = bindings::kopi_inet_has_options(raw)
-                || bindings::kopi_udp_is_corked(raw)
+                || sk.is_corked()
                 || bindings::kopi_udp_gso_size(raw) != 0
                 || bindings::kopi_sk_no_check_tx(raw)
                 || bindings::kopi_sock_flag_txtime(raw)
