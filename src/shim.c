@@ -332,6 +332,12 @@ bool kopi_sock_flag_localroute(const struct sock *sk)
 	return sock_flag(sk, SOCK_LOCALROUTE);
 }
 
+/* Whether it has a policy of IPsec of its own. */
+bool kopi_sk_has_policy_out(const struct sock *sk)
+{
+	return rcu_access_pointer(sk->sk_policy[XFRM_POLICY_OUT]);
+}
+
 u8 kopi_inet_sk_flowi_flags(const struct sock *sk)
 {
 	return inet_sk_flowi_flags(sk);

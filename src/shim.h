@@ -81,6 +81,7 @@ u16 kopi_udp_gso_size(const struct sock *sk);
 bool kopi_sk_no_check_tx(const struct sock *sk);
 bool kopi_sock_flag_txtime(const struct sock *sk);
 bool kopi_sock_flag_localroute(const struct sock *sk);
+bool kopi_sk_has_policy_out(const struct sock *sk);
 u8 kopi_inet_sk_flowi_flags(const struct sock *sk);
 bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void);
 void kopi_sock_rps_record_flow(const struct sock *sk);
