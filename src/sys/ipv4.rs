@@ -229,6 +229,7 @@ impl Options {
                 || bindings::kopi_sk_no_check_tx(raw)
                 || bindings::kopi_sock_flag_txtime(raw)
                 || bindings::kopi_sock_flag_localroute(raw)
+                || bindings::kopi_sk_has_policy_out(raw)
                 || ptr::read_volatile(&raw const (*raw).sk_tsflags) != 0;
             let source_port = sk.local_port();
             // Without a port it is to be bound first.
