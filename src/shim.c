@@ -366,7 +366,8 @@ int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
 	struct inet_sock *inet = inet_sk(sk);
 
 	sock_rps_record_flow(sk);
-	if (!data_race(inet->inet_num)) {
+	/* Looked at again under the lock. */
+	if (!READ_ONCE(inet->inet_num)) {
 		if (!try_lock_sock(sk))
 			return -EAGAIN;
 		if (!inet->inet_num) {

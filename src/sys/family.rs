@@ -1109,8 +1109,9 @@ pub(crate) fn poke<T: Protocol>(socket: &Socket) {
 pub(crate) fn next_packet(sk: &Sock) -> Option<SkBuff> {
     // SAFETY: A valid UDP sock, to which the caller has a reference.
     let skb = unsafe { bindings::kopi_udp_read_skb(sk.as_ptr()) };
-    // INVARIANT: A packet of a UDP sock's queue, which is this value's.
-    NonNull::new(skb).map(|skb| unsafe { SkBuff::from_raw(skb) })
+    let skb = NonNull::new(skb)?;
+    // SAFETY: A packet of a UDP sock's queue, whose headers are linear; nobody else has it.
+    Some(unsafe { SkBuff::from_raw(skb) })
 }
 
 /// A message of the module's own.
