@@ -68,6 +68,50 @@ def redirection():
     return next((name for name in names if name.startswith("kopirx")), None)
 
 
+def peer(command):
+    """Runs a command in the peer's namespace."""
+    return sh(f"nsenter --net=/run/netns/peer {command}")
+
+
+def give_back(name):
+    """The peer has its NIC again, as qemu/namespaces has set it up; which is there, and has this name."""
+    sh(f"ip link set {name} name eth1 netns peer" if name else "true")
+    for address in ("192.0.2.2/24", "2001:db8::2/64 nodad"):
+        peer(f"ip addr replace {address} dev eth1")
+    peer("ip link set eth1 allmulticast on up")
+    for address in ADDRESSES[4][0], ADDRESSES[6][0]:
+        peer(f"ping -q -c1 -w20 {address}")
+
+
+@contextlib.contextmanager
+def nobody_takes():
+    """The peer's NIC has no driver: QEMU keeps what the host's sends, until its ring is full."""
+    said = peer("ethtool -i eth1")
+    bus = next(line.split()[1] for line in said.splitlines() if line.startswith("bus-info"))
+    device = next(each for each in os.listdir(f"/sys/bus/pci/devices/{bus}") if each.startswith("virtio"))
+    driver = "/sys/bus/virtio/drivers/virtio_net"
+    with open(f"{driver}/unbind", "w", encoding="ascii") as unbind:
+        unbind.write(device)
+    try:
+        yield
+    finally:
+        with open(f"{driver}/bind", "w", encoding="ascii") as bind:
+            bind.write(device)
+        give_back(os.listdir(f"/sys/bus/virtio/devices/{device}/net")[0])
+
+
+@contextlib.contextmanager
+def second_nic():
+    """The peer's NIC is the host's second one, named eth1."""
+    sh("ip -n peer link set eth1 netns host")
+    host("ip link set eth1 up")
+    try:
+        yield
+    finally:
+        sh("ip -n host link set eth1 netns peer")
+        give_back(None)
+
+
 @contextlib.contextmanager
 def slow_device():
     """A device beside it, whose qdisc holds what is sent to 203.0.113.2."""

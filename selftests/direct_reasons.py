@@ -7,9 +7,10 @@ import json
 import socket
 
 import kopi
-from attached import OTHERS, attach, detached, host, kopictl, last_hook, redirection, slow_device
+from attached import (OTHERS, attach, detached, host, kopictl, last_hook, redirection, second_nic,
+                      slow_device)
 from control import ask, family
-from equivalence import namespace, sh
+from equivalence import namespace
 
 IP_OPTIONS, SO_TIMESTAMPING, TX_SOFTWARE = 4, 37, 1 << 1
 PEER = "192.0.2.2"
@@ -150,15 +151,14 @@ def coming(ynl):
         unbound.send()
         unbound.is_shown("a port, since it has sent", "direct", "receive-path")
     # Of several devices the best counts, for who isn't bound to one.
-    sh("ip -n host link add v0 type veth peer name v1 netns peer; ip -n host link set v0 up; ip -n peer link set v1 up")
-    kopictl("attach", "v0")
-    try:
+    with second_nic():
+        kopictl("attach", "eth1")
+        host("ip link set dev eth1 xdp off")
         with trains(ynl) as flow:
             flow.is_shown("two devices: the better one", "direct", "receive-path")
-            flow.flow.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"v0")
-            flow.is_shown("bound to the other", "virtual", "receive-path")
-    finally:
-        sh("ip -n host link del v0")
+            flow.flow.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth1")
+            flow.is_shown("bound to the other", "no-program", "receive-path")
+        kopictl("detach", "eth1")
 
 
 def told_to_people(ynl):

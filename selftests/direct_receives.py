@@ -11,11 +11,12 @@ import os
 import shutil
 import socket
 import struct
+import subprocess
 import threading
 import time
 
 import kopi
-from attached import (ADDRESSES, SO_RCVBUFFORCE, attach, change_by, counted, detached, host, kopictl, link,
+from attached import (ADDRESSES, ETH_P_ALL, SO_RCVBUFFORCE, attach, change_by, counted, detached, host, kopictl, link,
                       redirection, rules, tapped)
 from control import ask, family, refused
 from equivalence import UDP_SEGMENT, checksum, namespace, payload, run_nft, sh, snmp
@@ -425,6 +426,85 @@ def bad_input(ynl):
     kopi.check("and nothing is left of it", not redirection())
 
 
+def numbers_stay(ynl):
+    """What is forwarded leaves with the numbers of IP that it came with."""
+    host("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0")
+    host("ip link add out0 type dummy; nsenter --net=/run/netns/host ip addr add 203.0.113.1/24 dev out0")
+    host("ip link set out0 up; nsenter --net=/run/netns/host ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev out0")
+    host("ethtool -K out0 gso off tx-udp-segmentation off")
+    with namespace("host"):
+        # Whose port they go to.
+        flow = kopi.flow()
+        tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
+    flow.bind(("0.0.0.0", PORT))
+    channel = kopi.Channel(flow, flags=kopi.TRAINS)
+    tap.bind(("out0", ETH_P_ALL))
+    tap.settimeout(5)
+    with namespace("peer"):
+        raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    raw.bind(("eth1", 0))
+    ends = [bytes.fromhex(json.loads(sh(f"ip -n {space} -j link show {nic}"))[0]["address"].replace(":", ""))
+            for space, nic in (("host", "eth0"), ("peer", "eth1"))]
+
+    def forward(numbers, dont_fragment):
+        """Sends datagrams with these; gives those that leave."""
+        for frame in [forwarded(ends, number, dont_fragment) for number in numbers]:
+            raw.send(frame)
+        seen = []
+        while len(seen) < len(numbers):
+            try:
+                frame = tap.recv(70000)
+            except TimeoutError:
+                break
+            if frame[12:14] == b"\x08\0" and frame[23] == 17:
+                seen.append(int.from_bytes(frame[18:20], "big"))
+        return seen
+
+    shapes = {"at random": [number * 7919 + 13 & 0xffff for number in range(BATCH)], "the same": [9] * BATCH,
+              "downwards": list(range(BATCH, 0, -1)), "by two": list(range(0, 2 * BATCH, 2))}
+    for shape, numbers in shapes.items():
+        for _ in range(4):
+            seen = forward(numbers, False)
+            if seen != numbers:
+                break
+        kopi.check(f"forwarded, numbers {shape}: as they came", seen == numbers, seen)
+    merged, numbers = link(ynl)["merged"], [number & 0xffff for number in range(0xfff0, 0xfff0 + BATCH)]
+    kopi.check("forwarded, numbers that go on: merged, and as they came", kopi.wait_until(
+        lambda: forward(numbers, True) != numbers or link(ynl)["merged"] > merged)
+               and forward(numbers, True) == numbers, link(ynl))
+    for sock in flow, tap, raw:
+        sock.close()
+    channel.region.close()
+    host("ip link del out0")
+    host("sysctl -qw net.ipv4.ip_forward=0")
+
+
+def forwarded(ends, number, dont_fragment):
+    """A frame from the peer, for the host to forward, with such a number of IP."""
+    addresses = socket.inet_aton("192.0.2.2") + socket.inet_aton("203.0.113.2")
+    data = payload(number, 200)
+    udp = struct.pack(">HHHH", 5555, PORT, 8 + len(data), 0)
+    total = checksum(addresses + struct.pack(">HH", 17, 8 + len(data)) + udp + data)
+    udp = udp[:6] + struct.pack(">H", total or 0xffff) + data
+    head = struct.pack(">BBHHHBBH", 0x45, 0, 20 + len(udp), number, dont_fragment << 14, 64, 17, 0) + addresses
+    return b"".join(ends) + b"\x08\0" + head[:10] + struct.pack(">H", checksum(head)) + head[12:] + udp
+
+
+def devices_on_top(ynl):
+    """What it is redirected to carries no other device, which would hold up who detaches it."""
+    target = redirection()
+    for kind in "vxlan id 5 dstport 4789", "vlan id 5", "macvlan", "ipvlan":
+        below = f"type {kind} dev" if kind.startswith("vxlan") else "link"
+        command = f"link add top0 {below} {target}" + ("" if kind.startswith("vxlan") else f" type {kind}")
+        made = subprocess.run(["ip", "-n", "host", *command.split()], check=False, capture_output=True, text=True)
+        kopi.check(f"{kind.split()[0]} on {target}: refused", made.returncode, made)
+    # Where one was made all the same.
+    with subprocess.Popen(["nsenter", "--net=/run/netns/host", "kopictl", "detach", "eth0"]) as detaching:
+        kopi.check("detached", detaching.wait(20) == 0)
+    kopictl("attach", "eth0")
+    kopi.check("attached again", link(ynl)["receive-path"] == "direct", link(ynl))
+
+
 def namespace_goes(ynl):
     """Its namespace is deleted, with a flow and packets on their way; the NIC isn't attached afterwards."""
     # It would keep the namespace.
@@ -478,7 +558,7 @@ attach()
 with namespace("host"):
     YNL = family()
 for case in (data_is_whole, lengths_mix, others_get_theirs, hooks_see_it, damage_is_seen, ways_change,
-             ports_come_and_go):
+             ports_come_and_go, numbers_stay, devices_on_top):
     case(YNL)
 YNL.sock.close()
 programs_are_left_alone()

@@ -5,6 +5,7 @@ later than netfilter has them leave by the stack."""
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import json
 import os
@@ -16,11 +17,17 @@ import time
 import droptrace
 import kopi
 from attached import (ADDRESSES, OTHERS, SO_RCVBUFFORCE, attach, change, counted, detached, host, kopictl, last_hook,
-                      link, rules, slow_device)
-from control import ask, family, refused
+                      link, nobody_takes, rules, slow_device)
+from control import NlError, ask, family, refused
 from equivalence import namespace, payload, run_nft, sh
 
 SO_SNDBUFFORCE = 32
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+# Devices that aren't attached, as `ip` makes them.
+MADE = {"veth": "link add made0 type veth peer name made1", "bond": "link add made0 type bond",
+        "bridge": "link add made0 type bridge", "dummy": "link add made0 type dummy",
+        "VLAN": "link add made0 link eth0 type vlan id 7", "macvlan": "link add made0 link eth0 type macvlan",
+        "tap": "tuntap add made0 mode tap"}
 PORT, FROM = 7000, 7001
 BATCH = 32
 
@@ -332,6 +339,7 @@ def device_goes_down(ynl):
     for _ in range(5):
         traffic.send(BATCH, 1000)
         host("ip link set eth0 down")
+        kopi.check("down: by the stack", link(ynl)["path"] == "down", link(ynl))
         host("ip link set eth0 up")
         host("ip addr replace 2001:db8::1/64 dev eth0 nodad")
     with contextlib.suppress(BlockingIOError):
@@ -344,73 +352,59 @@ def device_goes_down(ynl):
     traffic.close()
 
 
-def attached(space):
-    """What is attached in a namespace."""
-    return json.loads(sh(f"nsenter --net=/run/netns/{space} kopictl info --json")).get("devices", [])
+class Asked:
+    """Asks for RTNL all the time, as `ip link set lo up` does, and knows how long that took at most."""
+
+    def __init__(self):
+        self.longest, self.over = 0, False
+        self.thread = threading.Thread(target=self.ask)
+        self.thread.start()
+
+    def ask(self):
+        """Until it is over."""
+        up = struct.pack("16sh22x", b"lo", IFF_UP)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            while not self.over:
+                begin = time.monotonic()
+                fcntl.ioctl(sock, SIOCSIFFLAGS, up)
+                self.longest = max(self.longest, time.monotonic() - begin)
+                time.sleep(0.005)
+
+    def end(self):
+        """Gives the longest that it took, in seconds."""
+        self.over = True
+        self.thread.join()
+        return self.longest
 
 
-def devices_go(_ynl):
-    """A device that is attached goes, and so does its namespace, with packets on their way."""
-    for how in ("link", "namespace", "moved"):
-        sh("ip netns add going; nsenter --net=/run/netns/going sysctl -qw net.ipv6.conf.default.disable_ipv6=1")
-        sh("ip -n going link add v0 type veth peer name v1 netns peer")
-        sh("ip -n going addr add 198.51.100.1/24 dev v0; ip -n peer addr add 198.51.100.2/24 dev v1; "
-           "ip -n going link set v0 up; ip -n peer link set v1 up")
-        # So that the peer takes frames.
-        sh("nsenter --net=/run/netns/peer ethtool -K v1 gro on")
-        sh("nsenter --net=/run/netns/going kopictl attach v0")
-        with namespace("going"):
-            flow = kopi.flow()
-        flow.bind(("198.51.100.1", FROM))
-        flow.connect(("198.51.100.2", PORT))
-        channel = kopi.Channel(flow, flags=kopi.TRAINS)
-        with namespace("peer"):
-            sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            sink.bind(("198.51.100.2", PORT))
-        for number in range(BATCH):
-            channel.send(number, payload(number, 400))
-        channel.bell()
-        sink.settimeout(20)
-        came = [sink.recv(1000) for _ in range(BATCH)]
-        kopi.check(f"veth, {how}: all arrive, in order",
-                   came == [payload(number, 400) for number in range(BATCH)])
-        said = attached("going")
-        kopi.check(f"veth, {how}: by the driver", said and said[0]["packets"] == BATCH, said)
-        def again():
-            while channel.completion.pop():
-                again.free += 1
-            return again.free >= BATCH
-
-        def send():
-            for number in range(BATCH):
-                channel.send(number, payload(number, 400))
-            channel.bell()
-
-        again.free = 0
-        # Of which the receiver takes none: its buffer holds as many as it does, and nobody waits for it.
-        kopi.wait_until(again)
-        for _ in range(60):
-            again.free = 0
-            send()
-            if not kopi.wait_until(lambda: (channel.bell(), again())[1]):
-                break
-        said = attached("going")
-        kopi.check(f"veth, {how}: whoever doesn't read holds up nobody",
-                   said and said[0]["packets"] + said[0]["dropped"] == 61 * BATCH, said)
-        send()
-        if how == "link":
-            sh("ip -n going link del v0")
-        elif how == "moved":
-            sh("ip -n going link set v0 netns peer")
-        if how != "namespace":
-            kopi.check(f"veth, {how}: it isn't attached any more", not attached("going"))
-        flow.close()
-        channel.region.close()
-        sink.close()
-        sh("ip netns del going")
-        kopi.wait_until(lambda: "v1" not in sh("ip -n peer -br link") or how == "moved")
-        if how == "moved":
-            sh("ip -n peer link del v1")
+def driver_takes_none(ynl):
+    """A driver whose ring stays full holds up nobody for longer than a second."""
+    traffic = Traffic()
+    traffic.flow.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
+    with nobody_takes():
+        before = link(ynl)
+        # More than its ring holds.
+        traffic.send(40 * BATCH, 1000)
+        kopi.check("a driver that takes no frames: the stack has them all",
+                   kopi.wait_until(lambda: link(ynl)["path"] == "refused"), link(ynl))
+        after = link(ynl)
+        kopi.check("but the rest of the one that it had begun, which is dropped",
+                   after["dropped"] - before["dropped"] < BATCH
+                   and after["packets"] - before["packets"] < 40 * BATCH, (before, after))
+        kopictl("detach", "eth0")
+    kopictl("attach", "eth0")
+    kopi.check("attached again: by the driver", kopi.wait_until(lambda: link(ynl)["path"] == "direct"), link(ynl))
+    with nobody_takes():
+        traffic.send(40 * BATCH, 1000)
+        asked = Asked()
+        begin = time.monotonic()
+        kopictl("detach", "eth0")
+        took = time.monotonic() - begin
+        longest = asked.end()
+        kopi.check("detached while packets wait: nobody waits for RTNL", longest < 0.5 < took,
+                   f"{longest:.2f} s of {took:.2f} s")
+    kopictl("attach", "eth0")
+    traffic.close()
 
 
 def bad_input(ynl):
@@ -423,7 +417,15 @@ def bad_input(ynl):
             lambda: ask(ynl, "device-attach", {"ifindex": 12345}), "no such device")
     refused("no device", errno.EINVAL, lambda: ask(ynl, "device-attach"), "no device is named")
     refused("loopback", errno.EOPNOTSUPP,
-            lambda: ask(ynl, "device-attach", {"ifindex": loopback}), "can't send frames")
+            lambda: ask(ynl, "device-attach", {"ifindex": loopback}), "no hardware of its own")
+    sh("modprobe tun")
+    for kind, how in MADE.items():
+        host(f"ip {how}")
+        with namespace("host"):
+            made = socket.if_nametoindex("made0")
+        refused(f"{kind}: behind it there is more to be asked", errno.EOPNOTSUPP,
+                lambda made=made: ask(ynl, "device-attach", {"ifindex": made}), "attach the NICs below it")
+        host("ip link del made0")
     refused("not attached", errno.ENODEV,
             lambda: ask(ynl, "device-detach", {"ifindex": loopback}), "isn't attached")
     with namespace("host"):
@@ -437,6 +439,17 @@ def bad_input(ynl):
                 os._exit(0 if "Operation not permitted" in str(error) else 1)
             os._exit(2)
         kopi.check("without CAP_NET_ADMIN", os.waitpid(pid, 0)[1] == 0)
+    for operation in "device-attach", "device-detach":
+        pid = os.fork()
+        if pid == 0:
+            os.setuid(1001)
+            os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNET)
+            try:
+                family().do(operation, {"ifindex": 1})
+            except NlError as error:
+                os._exit(0 if error.error == errno.EPERM and "initial user namespace" in str(error) else 1)
+            os._exit(2)
+        kopi.check(f"{operation} by root of a user namespace", os.waitpid(pid, 0)[1] == 0)
 
 
 attach()
@@ -446,7 +459,7 @@ shown = json.loads(kopictl("info", "--json"))["devices"]
 kopi.check("kopictl info shows it", shown[0]["name"] == "eth0" and shown[0]["path"] == "direct",
            shown)
 for case in (data_is_whole, device_fills, hooks_see_trains, others_look, ways_change, stack_is_slow, cpus_change,
-             device_goes_down, devices_go, bad_input):
+             device_goes_down, driver_takes_none, bad_input):
     case(YNL)
 kopictl("detach", "eth0")
 kopi.check("detached, without a program of its own",

@@ -21,6 +21,7 @@ wait $holder 2>/dev/null
 check "rmmod works after it" wait_for rmmod kopi
 check "without the module there is no family" eval '! opens 19'
 
+check "no alias, by which any user's socket or device would have it loaded" [ -z "$(modinfo -F alias "$module")" ]
 check "insmod family=21" insmod "$module" family=21
 check "sockets of family 21" opens 21
 check "none of 19" eval '! opens 19'

@@ -10,6 +10,7 @@ import subprocess
 from kopi import JOIN, SOL_KOPI, Channel, check, finish, flow, join_request, wait_until
 
 IP_TOS, IP_TTL, IP_OPTIONS, IP_PKTINFO, IP_MTU_DISCOVER, IP_RECVTTL, IP_RECVTOS = 1, 2, 4, 8, 10, 12, 13
+IP_XFRM_POLICY = 17
 PEERS = 1500
 BATCH = 64
 
@@ -56,6 +57,18 @@ def udp_errno(data, address, local=None):
         except OSError as error:
             return error.errno
     return 0
+
+
+def esp_to(address):
+    """A policy, as IP_XFRM_POLICY takes it, of ESP for UDP to an address: a struct xfrm_userpolicy_info, and a
+    struct xfrm_user_tmpl."""
+    never, masks = (1 << 64) - 1, 3 * [0xffffffff]
+    selector = struct.pack("=16s16sHHHHHBBBxxxiI", socket.inet_aton(address), b"", 0, 0, 0, 0, socket.AF_INET, 32, 0,
+                           socket.IPPROTO_UDP, 0, 0)
+    lifetimes = struct.pack("=12Q", *4 * [never], *8 * [0])
+    out = struct.pack("=IIBBBB4x", 0, 0, 1, 0, 0, 0)
+    esp = struct.pack("=16sIB3xH2x16sIBBBxIII", b"", 0, socket.IPPROTO_ESP, socket.AF_INET, b"", 0, 0, 0, 0, *masks)
+    return selector + lifetimes + out + esp
 
 
 def left_by(device):
@@ -200,6 +213,17 @@ channel.sock.bind(("198.51.100.1", 7009))
 got = chosen(lambda datagrams: sent(*datagrams))
 check("each peer's datagrams go by the queue that a UDP socket's go by", got == wanted and sum(got) == 60
       and sum(each > 0 for each in got) > 1, (got, wanted))
+
+# A policy of IPsec that a socket sets for itself when its way is known; nobody has keys for it.
+subprocess.run(["modprobe", "xfrm_user"], check=True)
+before = left_by("q9")
+check("a datagram leaves", sent((b"q", (queued[0], 9))) == [0] and wait_until(lambda: left_by("q9") == before + 1))
+channel.sock.setsockopt(socket.IPPROTO_IP, IP_XFRM_POLICY, esp_to(queued[0]))
+before = left_by("q9")
+sent(*[(b"q", (queued[0], 9))] * 3)
+sent((b"q", (queued[1], 9)))
+check("none leaves in clear against the socket's own policy, but what that isn't about", wait_until(
+    lambda: left_by("q9") > before) and left_by("q9") == before + 1, left_by("q9") - before)
 ip("link del q9")
 
 # Another flow under the same number of the channel.

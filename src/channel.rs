@@ -19,7 +19,7 @@ use crate::pure::{
     abi::{self, Desc, Layout, Stats},
     geometry::Geometry,
     quota::Holding,
-    ring::Producer, //
+    ring::{Consumer, Producer}, //
 };
 use crate::rx::Receiver;
 use crate::sys::{
@@ -31,7 +31,7 @@ use crate::sys::{
     socket::Socket,
     wait::{PollTable, RoomEntry, WaitQueue, POLL_IN, POLL_OUT, POLL_WRBAND}, //
 };
-use crate::tx::Sender;
+use crate::tx::{Sender, SenderCounters};
 use kernel::{
     list::{
         impl_list_arc_safe,
@@ -97,6 +97,11 @@ pub(crate) struct Channel {
     region: Arc<SharedRegion>,
     #[pin]
     pub(crate) sender: Mutex<Sender>,
+    /// What the sender counts, and where its ring is, for those who don't wait for it.
+    sent: Arc<SenderCounters>,
+    tx: RegionRing<Consumer<Desc>>,
+    /// Flows on the channel; written under `sender`.
+    flows: Atomic<u32>,
     #[pin]
     pub(crate) receiver: SpinLock<Receiver>,
     #[pin]
@@ -148,10 +153,13 @@ impl Channel {
             GFP_KERNEL_ACCOUNT,
         )?;
         let layout = geometry.layout();
+        let sent = Arc::new(SenderCounters::default(), GFP_KERNEL_ACCOUNT)?;
         let sender = Sender::new(
             SharedRegion::consumer(&region, &layout.tx)?,
             layout.completion.size,
+            sent.clone(),
         )?;
+        let tx = SharedRegion::consumer(&region, &layout.tx)?;
         let receiver = Receiver::new(
             SharedRegion::consumer(&region, &layout.fill)?,
             SharedRegion::producer(&region, &layout.rx)?,
@@ -172,6 +180,9 @@ impl Channel {
                 geometry,
                 region,
                 sender <- new_mutex!(sender, "kopi::Channel::sender"),
+                sent,
+                tx,
+                flows: Atomic::new(0),
                 receiver <- new_spinlock!(receiver, "kopi::Channel::receiver"),
                 completions <- new_spinlock!(completions, "kopi::Channel::completions"),
                 wait <- WaitQueue::new(),
@@ -246,7 +257,9 @@ impl Channel {
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
         let mut sender = self.sender.lock();
         // SAFETY: As required of the caller.
-        unsafe { sender.sockets.insert(socket) }
+        let number = unsafe { sender.sockets.insert(socket) }?;
+        self.flows.store(sender.sockets.len(), Relaxed);
+        Ok(number)
     }
 
     /// Takes a flow's number back, and says how many are left. No packet of it is being sent when
@@ -263,6 +276,7 @@ impl Channel {
         // Options of a flow that is gone, and numbers are used again.
         sender.output.routes.begin();
         let left = sender.sockets.len();
+        this.flows.store(left, Relaxed);
         if left == 0 {
             sender.output.routes.forget();
         }
@@ -504,15 +518,17 @@ impl Channel {
     fn fill(&self, counters: Option<&Counters>, stats: &mut Stats) -> Positions {
         let mut at = Positions::default();
         {
-            let sender = self.sender.lock();
+            // Counters agree with each other while nothing is sent. While something is, nobody waits: it
+            // may take long, and a dump has all sockets of the namespace wait.
+            let _sender = self.sender.try_lock();
             if let Some(counters) = counters {
                 counters.fill_sent(stats);
             }
-            stats.tx_invalid = sender.invalid;
-            stats.ring_broken = sender.broken;
-            stats.flows = u64::from(sender.sockets.len());
+            stats.tx_invalid = self.sent.invalid.get();
+            stats.ring_broken = self.sent.broken.get();
+            stats.flows = u64::from(self.flows.load(Relaxed));
             stats.engine_time = self.engine_time.get();
-            at.tx = sender.positions();
+            at.tx = self.tx.positions();
         }
         {
             let _softirqs = BottomHalvesOff::new();

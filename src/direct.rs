@@ -12,7 +12,6 @@ use crate::flow::Flow;
 use crate::redirect::Receiver;
 use crate::sys::{
     context::{now, BottomHalvesOff},
-    errno::eopnotsupp,
     netdev::{self, Device, Hooked, Rtnl, Ticked},
     outgoing::{List, Offer, Outgoing, Sent},
     pernet::NetRef,
@@ -43,14 +42,19 @@ const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
 /// How long a flow's first train waits for what the stack still has of the flow, in nanoseconds.
 const PATIENCE: u64 = 1_000_000;
-/// When it tries again if that was in vain; and how long the rest of a train waits for a driver that
-/// took its beginning and takes no more; in nanoseconds.
+/// When it tries again if that was in vain, in nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
-/// How long the driver may have a packet before it counts as sent, in nanoseconds: veth's has it until
-/// the receiver has read it.
-const GIVEN_MAX: u64 = 10_000_000;
+/// How long a driver may take nothing of a packet that it is offered, and how long it may have one before that
+/// counts as sent, in nanoseconds.
+const DRIVER_MAX: u64 = 1_000_000_000;
+/// How long the stack has all packets when a driver has taken nothing for so long, in nanoseconds.
+const REFUSED_PAUSE: u64 = 60_000_000_000;
 /// How long a port that is taken away waits for what it has taken, in nanoseconds.
 const CLOSING: u64 = 1_000_000_000;
+/// Between two looks of who waits for that, in nanoseconds.
+const CLOSING_TICK: i64 = 1_000_000;
+/// Ports that there can be, of all network namespaces.
+const PORTS_MAX: usize = 64;
 /// What `kopictl attach` has a driver run, and shows in its lists of programs.
 const PROGRAM: &CStr = c"kopi_redirect";
 /// So many single datagrams in turn, each sent when none was held, and the flow leaves until its next train:
@@ -61,7 +65,8 @@ const WAITING_MAX: u32 = 10_240;
 
 global_lock! {
     // SAFETY: `Ports::register` initializes it, before there is any port.
-    /// Those of all network namespaces. Taken under RTNL, if that is held.
+    /// Those of all network namespaces. Taken under RTNL, if that is held, and always when one comes or goes. What
+    /// makes or ends devices is done without it, since those who are told of that take it.
     unsafe(uninit) static PORTS: Mutex<KVec<Hooked>> = KVec::new();
 }
 
@@ -86,6 +91,10 @@ pub(crate) enum Way {
     Monitor = uapi::KOPI_PATH_MONITOR,
     /// since a qdisc holds packets, or doesn't let any pass it by,
     Qdisc = uapi::KOPI_PATH_QDISC,
+    /// since the device can't send,
+    Down = uapi::KOPI_PATH_DOWN,
+    /// since its driver took nothing for too long,
+    Refused = uapi::KOPI_PATH_REFUSED,
     /// since the packet is no train,
     Single = uapi::KOPI_PATH_SINGLE,
     /// since it isn't UDP any more,
@@ -104,8 +113,6 @@ pub(crate) enum WayIn {
     Direct = uapi::KOPI_RECEIVE_PATH_DIRECT,
     /// By the stack, since the program is not one that does,
     NoProgram = uapi::KOPI_RECEIVE_PATH_NO_PROGRAM,
-    /// since checksums may be missing in what there is of a packet before it is an skb,
-    Virtual = uapi::KOPI_RECEIVE_PATH_VIRTUAL,
     /// since the device that it would be redirected to is down,
     Down = uapi::KOPI_RECEIVE_PATH_DOWN,
     /// since the program can't see the tags of VLANs,
@@ -142,7 +149,8 @@ pub(crate) struct Counters {
     pub(crate) trains: AtomicU64,
     /// Trains that the stack got.
     pub(crate) passed: AtomicU64,
-    /// Datagrams that were dropped: there were too many, no memory, or the device went down.
+    /// Datagrams that were dropped: there were too many, no memory, the driver took no more, or the device went
+    /// down.
     pub(crate) dropped: AtomicU64,
     /// Datagrams that were redirected.
     pub(crate) received: AtomicU64,
@@ -150,6 +158,17 @@ pub(crate) struct Counters {
     pub(crate) merged: AtomicU64,
     /// Those that were dropped for want of memory.
     pub(crate) receive_dropped: AtomicU64,
+    /// Until when the driver isn't offered any, since it took none for too long, in nanoseconds.
+    refused_until: AtomicU64,
+}
+
+impl Counters {
+    fn is_refused(&self) -> bool {
+        match self.refused_until.load(Relaxed) {
+            0 => false,
+            until => now() < until,
+        }
+    }
 }
 
 /// What the direct path knows of a flow.
@@ -260,8 +279,8 @@ pub(crate) struct Port {
     queues: KVec<Pin<KBox<Ticked>>>,
     /// It takes nothing more.
     closing: AtomicBool,
-    /// What takes the packets that are redirected, or why none are.
-    receiving: core::result::Result<Target, WayIn>,
+    /// What takes the packets that are redirected, if the program was said to.
+    receiving: Option<Target>,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -278,11 +297,10 @@ impl Port {
             queues.push_within_capacity(queue).map_err(|_| ENOMEM)?;
         }
         let receiving = match wanted {
-            None => Err(WayIn::NoProgram),
-            Some(_) if device.is_virtual() => Err(WayIn::Virtual),
+            None => None,
             Some(wanted) => {
                 let receiver = Receiver::new(device.clone(), wanted, counters.clone())?;
-                Ok(Target::new(receiver)?)
+                Some(Target::new(receiver)?)
             }
         };
         Ok(Self {
@@ -295,17 +313,17 @@ impl Port {
         })
     }
 
-    /// Waits until what was taken has left, for some time. Process context.
+    /// Takes nothing more. Any context.
     fn close(&self) {
         self.closing.store(true, Relaxed);
-        let end = now().saturating_add(CLOSING);
-        let is_empty = |queue: &Pin<KBox<Ticked>>| {
+    }
+
+    /// Whether all that was taken has left. Process context.
+    fn is_empty(&self) -> bool {
+        self.queues.iter().all(|queue| {
             let _softirqs = BottomHalvesOff::new();
             queue.queue.is_empty()
-        };
-        while !self.queues.iter().all(is_empty) && now() < end {
-            fsleep(Delta::from_nanos(TICK as i64));
-        }
+        })
     }
 
     /// Its device.
@@ -317,6 +335,10 @@ impl Port {
     pub(crate) fn way(&self) -> Way {
         if !self.device.takes_frames() {
             Way::NoProgram
+        } else if !self.device.is_ready() {
+            Way::Down
+        } else if self.counters.is_refused() {
+            Way::Refused
         } else if self.device.has_tc_egress() {
             Way::Tc
         } else if !self.device.asks_last(self) {
@@ -343,12 +365,12 @@ impl Port {
     /// Which way what comes takes now.
     pub(crate) fn way_in(&self) -> WayIn {
         match &self.receiving {
+            None => WayIn::NoProgram,
             // Somebody has taken it off, or put another one in its place.
-            Ok(_) if !self.device.runs(PROGRAM) => WayIn::NoProgram,
-            Ok(target) if !target.is_up() => WayIn::Down,
-            Ok(_) if self.device.strips_vlans() => WayIn::Vlan,
-            Ok(_) => WayIn::Direct,
-            Err(way) => *way,
+            Some(_) if !self.device.runs(PROGRAM) => WayIn::NoProgram,
+            Some(target) if !target.is_up() => WayIn::Down,
+            Some(_) if self.device.strips_vlans() => WayIn::Vlan,
+            Some(_) => WayIn::Direct,
         }
     }
 
@@ -573,7 +595,7 @@ impl Queue {
         let mut any = false;
         let now = now();
         let is_sent =
-            |packet: &mut Outgoing| packet.has_returned() || packet.given_for(now) > GIVEN_MAX;
+            |packet: &mut Outgoing| packet.has_returned() || packet.given_for(now) > DRIVER_MAX;
         while lists.given.first(is_sent) == Some(true) {
             let Some(packet) = lists.given.pop() else {
                 break;
@@ -643,11 +665,27 @@ impl Queue {
                 counters.trains.fetch_add(u64::from(datagrams > 1), Relaxed);
                 Some(Step::Given)
             }
-            Sent::Some => None,
-            // The program was taken away in its midst, or there is no memory: that may change.
-            Sent::Failed if packet.has_begun() && waited < PAUSE => None,
-            Sent::Failed if packet.has_begun() => Some(Step::Drop),
-            Sent::Failed => {
+            Sent::Some => {
+                packet.refused(now(), true);
+                None
+            }
+            // In its midst the program was taken away, say, or there is no memory: that may change.
+            Sent::None | Sent::Failed if packet.has_begun() || sent == Sent::None => {
+                let now = now();
+                if packet.refused(now, false) < DRIVER_MAX {
+                    return None;
+                }
+                if sent == Sent::None {
+                    let until = now.saturating_add(REFUSED_PAUSE);
+                    self.counters.refused_until.store(until, Relaxed);
+                }
+                if packet.has_begun() {
+                    return Some(Step::Drop);
+                }
+                packet.leave_to_stack();
+                self.may_pass_on(packet)
+            }
+            Sent::None | Sent::Failed => {
                 packet.leave_to_stack();
                 self.may_pass_on(packet)
             }
@@ -658,7 +696,7 @@ impl Queue {
     /// flow for too long, or if somebody looks at what leaves who didn't when the packet came.
     fn turn(&self, sk: &Sock, flow: &Flow, waited: u64) -> Turn {
         let direct = &flow.direct;
-        if !direct.goes_by(self.number) || self.device.is_tapped() {
+        if !direct.goes_by(self.number) || self.device.is_tapped() || self.counters.is_refused() {
             return Turn::Never;
         }
         if !direct.entering.load(Relaxed) {
@@ -736,36 +774,94 @@ impl Lists {
     }
 }
 
-/// Makes a device a port: `ENODEV` if there is none, `EEXIST` if it is one, `EOPNOTSUPP` if its driver takes no
-/// frames, `ENOMEM`. What comes is redirected by its program as far as `wanted` says. Process context.
-pub(crate) fn attach(net: &NetRef, ifindex: u32, wanted: Option<Wanted>) -> Result {
-    let _rtnl = Rtnl::lock();
-    let device = Device::get(net, ifindex)?;
-    if !device.is_ethernet() || !device.has_driver() {
-        return Err(eopnotsupp());
-    }
-    let mut ports = PORTS.lock();
-    if ports.iter().any(|hooked| is_of(hooked, net, ifindex)) {
-        return Err(EEXIST);
-    }
-    ports.reserve(1, GFP_KERNEL_ACCOUNT)?;
-    let hooked = Hooked::new(Port::new(device, wanted)?)?;
-    ports.push_within_capacity(hooked).map_err(|_| ENOMEM)
+/// Why a device is not made a port.
+pub(crate) enum Refusal {
+    /// There is none.
+    Absent,
+    /// It is one.
+    Attached,
+    /// It has no hardware or driver of its own, or is made of other devices: behind it there are hooks that
+    /// a driver doesn't ask.
+    NotNic,
+    /// Its driver takes no frames.
+    NoFrames,
+    /// There are as many as there can be.
+    TooMany,
+    /// No memory, or what the kernel says.
+    Other(Error),
 }
 
-/// Takes a port away, when what was taken has left: `ENODEV` if there is none. Process context.
-pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
-    let _rtnl = Rtnl::lock();
-    let mut ports = PORTS.lock();
-    let at = ports
-        .iter()
-        .position(|hooked| is_of(hooked, net, ifindex))
-        .ok_or(ENODEV)?;
-    if let Some(hooked) = ports.get(at) {
-        hooked.port().close();
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
     }
-    drop(ports.remove(at).map_err(|_| ENODEV)?);
+}
+
+/// Makes a device a port. What comes is redirected by its program as far as `wanted` says. Process context.
+pub(crate) fn attach(
+    net: &NetRef,
+    ifindex: u32,
+    wanted: Option<Wanted>,
+) -> core::result::Result<(), Refusal> {
+    let _rtnl = Rtnl::lock();
+    let device = Device::get(net, ifindex).map_err(|_| Refusal::Absent)?;
+    if !device.is_ethernet() || !device.is_nic() {
+        return Err(Refusal::NotNic);
+    }
+    if !device.has_driver() {
+        return Err(Refusal::NoFrames);
+    }
+    {
+        let mut ports = PORTS.lock();
+        if ports.iter().any(|hooked| is_of(hooked, net, ifindex)) {
+            return Err(Refusal::Attached);
+        }
+        if ports.len() >= PORTS_MAX {
+            return Err(Refusal::TooMany);
+        }
+        // Nobody takes the place: that would be under RTNL.
+        ports
+            .reserve(1, GFP_KERNEL_ACCOUNT)
+            .map_err(|_| Refusal::Other(ENOMEM))?;
+    }
+    let hooked = Hooked::new(Port::new(device, wanted)?)?;
+    let refused = PORTS.lock().push_within_capacity(hooked);
+    refused.map_err(|_| Refusal::Other(ENOMEM))
+}
+
+/// Takes a port away, when what was taken has left, or after some time: `ENODEV` if there is none. Process context.
+pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
+    let number = {
+        let ports = PORTS.lock();
+        let hooked = ports.iter().find(|hooked| is_of(hooked, net, ifindex));
+        let port = hooked.ok_or(ENODEV)?.port();
+        port.close();
+        port.number
+    };
+    // With no lock: the device may go meanwhile.
+    let end = now().saturating_add(CLOSING);
+    let is_it = |port: &Port| port.number == number;
+    while now() < end && !is_empty(number) {
+        fsleep(Delta::from_nanos(CLOSING_TICK));
+    }
+    let _rtnl = Rtnl::lock();
+    drop(take(is_it));
     Ok(())
+}
+
+/// Whether all that a port took has left, or it has gone. Process context.
+fn is_empty(number: u32) -> bool {
+    let ports = PORTS.lock();
+    let mut all = ports.iter().map(Hooked::port);
+    all.find(|port| port.number == number)
+        .is_none_or(Port::is_empty)
+}
+
+/// Takes a port out, to be dropped by the caller: without the lock, and under RTNL.
+fn take(is_it: impl Fn(&Port) -> bool) -> Option<Hooked> {
+    let mut ports = PORTS.lock();
+    let at = ports.iter().position(|hooked| is_it(hooked.port()))?;
+    ports.remove(at).ok()
 }
 
 fn is_of(hooked: &Hooked, net: &NetRef, ifindex: u32) -> bool {
@@ -780,8 +876,10 @@ fn of_net<'a>(ports: &'a [Hooked], net: &'a NetRef) -> impl Iterator<Item = &'a 
 }
 
 /// Takes away the ports of some devices. Process context, under RTNL.
-pub(crate) fn remove(mut is_it: impl FnMut(&Device) -> bool) {
-    PORTS.lock().retain(|hooked| !is_it(hooked.port().device()));
+pub(crate) fn remove(is_it: impl Fn(&Device) -> bool) {
+    while let Some(hooked) = take(|port| is_it(port.device())) {
+        drop(hooked);
+    }
 }
 
 /// Drops what waits at the ports of some devices. Process context.
@@ -798,7 +896,7 @@ pub(crate) fn empty(mut is_it: impl FnMut(&Device) -> bool) {
 pub(crate) fn follow(mut is_it: impl FnMut(&Device) -> bool) {
     for hooked in PORTS.lock().iter() {
         let port = hooked.port();
-        if let (true, Ok(target)) = (is_it(port.device()), &port.receiving) {
+        if let (true, Some(target)) = (is_it(port.device()), &port.receiving) {
             target.follow();
         }
     }

@@ -234,28 +234,35 @@ impl Engine {
         if channel.is_stalled() {
             return Visit::Nothing;
         }
-        match sender.waiting() {
-            Ok((0, _)) => return Visit::Nothing,
-            Ok(_) => {}
-            Err(_) => return Visit::Over,
+        if family::has_sendmsg_hooks() {
+            // For these UDP waits for the sock's lock, which a process can make last: the program
+            // rings, and waits itself.
+            return Visit::Over;
         }
+        let waiting = match sender.waiting() {
+            Ok((0, _)) => return Visit::Nothing,
+            Ok((waiting, _)) => waiting,
+            Err(_) => return Visit::Over,
+        };
         let share = u64::from(self.settings.budget).saturating_mul(u64::from(weight(sender)));
         if !sender.turn.deficit.visit(share) {
             return Visit::Waits;
         }
-        self.send(channel, sender, |deficit, cost| {
+        self.send(channel, sender, waiting, |deficit, cost| {
             deficit.spend(cost) && !kthread::should_stop()
         })
     }
 
-    /// Sends for a channel as long as `go_on` says, which is told what each train or packet cost.
+    /// Sends the first `waiting` descriptors of a channel as long as `go_on` says, which is told what each train or packet cost.
     fn send(
         &self,
         channel: &Arc<Channel>,
         sender: &mut Sender,
+        waiting: u32,
         go_on: impl Fn(&mut Deficit, u64) -> bool,
     ) -> Visit {
-        // After the ring was looked at: what is in it was written by who had these, or had them later.
+        // After the ring was looked at, which isn't looked at again: what was in it was written by a
+        // process that had these, or had them later.
         let Some(credentials) = channel.user().credentials() else {
             return Visit::Over;
         };
@@ -266,7 +273,7 @@ impl Engine {
         let mut deficit = sender.turn.deficit;
         let taken = {
             let _assumed = credentials.assume();
-            sender.take(channel, |count, bytes| {
+            sender.take(channel, waiting, |count, bytes| {
                 let cost = DESCRIPTOR_COST
                     .saturating_mul(u64::from(count))
                     .saturating_add(u64::from(bytes));
@@ -278,8 +285,8 @@ impl Engine {
         channel.engine_time.add(time);
         self.counters.busy.add(time);
         match taken {
-            Ok(0) => Visit::Nothing,
-            Ok(_) => {
+            0 => Visit::Nothing,
+            _ => {
                 self.counters.visits.add(1);
                 if sender
                     .waiting()
@@ -289,7 +296,6 @@ impl Engine {
                 }
                 Visit::Sent
             }
-            Err(_) => Visit::Over,
         }
     }
 
@@ -322,7 +328,12 @@ impl Engine {
             }
             // Nobody else looks at what was written before the program knew.
             let mut sender = channel.sender.lock();
-            self.send(&channel, &mut sender, |_, _| true);
+            if family::has_sendmsg_hooks() {
+                continue;
+            }
+            if let Ok((waiting @ 1.., _)) = sender.waiting() {
+                self.send(&channel, &mut sender, waiting, |_, _| true);
+            }
         }
     }
 }

@@ -148,6 +148,11 @@ struct Attachment {
     number: u32,
 }
 
+/// UDP_CORK was set once; the option may be on, or be set and taken back while a message is under way.
+const CORKED: u32 = 1 << 30;
+/// The flow is on a channel, or about to be: it can't be corked.
+const ON_CHANNEL: u32 = 1 << 31;
+
 /// A KOPI socket.
 pub(crate) struct Flow {
     /// Who has it, and what the rules come to for it. Set when it is opened.
@@ -161,6 +166,8 @@ pub(crate) struct Flow {
     pub(crate) direct: Direct,
     /// The local port that programs of XDP redirect for it; 0 for none.
     redirected: AtomicU16,
+    /// Messages under way that may cork the socket, with [`CORKED`] and [`ON_CHANNEL`].
+    corking: AtomicU32,
     /// Somebody may have come to wait for the socket, as epoll does once and for all, before it had
     /// a channel.
     polled_early: Atomic<bool>,
@@ -355,7 +362,23 @@ impl Flow {
         self.attach(socket, channel.clone())
     }
 
+    /// Puts the flow on a channel: `EBUSY` if it is corked, or has another.
     fn attach(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
+        self.corking
+            .compare_exchange(0, ON_CHANNEL, Ordering::AcqRel, Ordering::Relaxed)
+            .map_err(|_| EBUSY)?;
+        let attached = if socket.sk().is_corked() {
+            Err(EBUSY)
+        } else {
+            self.attach_uncorked(socket, channel)
+        };
+        if attached.is_err() {
+            self.corking.store(0, Ordering::Release);
+        }
+        attached
+    }
+
+    fn attach_uncorked(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
         socket.may_receive()?;
         let policy = self.policy().ok_or(EINVAL)?;
         // Before others can send by it.
@@ -449,6 +472,7 @@ impl Protocol for Flow {
             counters: Counters::default(),
             direct: Direct::default(),
             redirected: AtomicU16::new(0),
+            corking: AtomicU32::new(0),
             polled_early: Atomic::new(false),
             may_map: LastLet::new(),
             _charge: Charge::new(net, one)?,
@@ -534,6 +558,24 @@ impl Protocol for Flow {
         self.follow_port(socket.sk());
         tell(self, socket.sk(), Event::Connected);
         Ok(())
+    }
+
+    fn may_cork(&self, for_good: bool) -> Result {
+        self.corking
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |corking| {
+                let more = if for_good {
+                    corking | CORKED
+                } else {
+                    corking.wrapping_add(1)
+                };
+                (corking & ON_CHANNEL == 0).then_some(more)
+            })
+            .map_err(|_| eopnotsupp())?;
+        Ok(())
+    }
+
+    fn has_corked(&self) {
+        self.corking.fetch_sub(1, Ordering::Release);
     }
 
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result {

@@ -45,7 +45,6 @@ module! {
     authors: ["The KOPI developers"],
     description: "Bypass sockets with the kernel on the path",
     license: "GPL",
-    alias: ["net-pf-19", "rtnl-link-kopimon"],
 }
 
 /// The loaded module. Fields are dropped in this order: no new sockets, then wait for old memory.

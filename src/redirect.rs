@@ -60,6 +60,9 @@ impl Train {
     /// Takes one that is a part of it, or gives it back if there is no room.
     #[inline]
     fn take(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
+        if !self.frames.is_empty() {
+            frame.advance(&mut self.first);
+        }
         self.frames
             .push_within_capacity(frame)
             .map_err(|error| error.0)
@@ -142,7 +145,8 @@ impl Gathering {
                 };
                 let found = used.iter_mut().rev().find(of_flow);
                 found.and_then(|train| {
-                    let is_alike = are_alike(train.first.headers(), headers);
+                    let first = &train.first;
+                    let is_alike = are_alike(first.headers(), headers) && first.is_next(headers);
                     train.join(len, is_alike).then_some(train)
                 })
             }

@@ -342,6 +342,52 @@ bool kopi_inet_has_options(const struct sock *sk)
 	return rcu_access_pointer(inet_sk(sk)->inet_opt);
 }
 
+/* As lock_sock(), if it needn't wait. */
+static bool try_lock_sock(struct sock *sk)
+{
+	bool got;
+
+	spin_lock_bh(&sk->sk_lock.slock);
+	got = !sk->sk_lock.owned;
+	if (got)
+		sk->sk_lock.owned = 1;
+	spin_unlock_bh(&sk->sk_lock.slock);
+	if (got)
+		mutex_acquire(&sk->sk_lock.dep_map, 0, 1, _RET_IP_);
+	return got;
+}
+
+/*
+ * As inet_sendmsg() of 7.3.4, whose inet_autobind() waits for the sock's lock: EAGAIN if
+ * that is somebody's.
+ */
+int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
+{
+	struct inet_sock *inet = inet_sk(sk);
+
+	sock_rps_record_flow(sk);
+	/* Looked at again under the lock. */
+	if (!READ_ONCE(inet->inet_num)) {
+		if (!try_lock_sock(sk))
+			return -EAGAIN;
+		if (!inet->inet_num) {
+			if (sk->sk_prot->get_port(sk, 0)) {
+				release_sock(sk);
+				return -EAGAIN;
+			}
+			inet->inet_sport = htons(inet->inet_num);
+		}
+		release_sock(sk);
+	}
+	return sk->sk_prot->sendmsg(sk, msg, len);
+}
+
+/* Whether there are BPF programs, anywhere, before which udp_sendmsg() locks the sock. */
+bool kopi_has_sendmsg_hooks(void)
+{
+	return cgroup_bpf_enabled(CGROUP_UDP4_SENDMSG) || cgroup_bpf_enabled(CGROUP_UDP6_SENDMSG);
+}
+
 bool kopi_udp_is_corked(const struct sock *sk)
 {
 	return udp_test_bit(CORK, sk) || READ_ONCE(udp_sk(sk)->pending);
@@ -365,6 +411,12 @@ bool kopi_sock_flag_txtime(const struct sock *sk)
 bool kopi_sock_flag_localroute(const struct sock *sk)
 {
 	return sock_flag(sk, SOCK_LOCALROUTE);
+}
+
+/* Whether it has a policy of IPsec of its own. */
+bool kopi_sk_has_policy_out(const struct sock *sk)
+{
+	return rcu_access_pointer(sk->sk_policy[XFRM_POLICY_OUT]);
 }
 
 u8 kopi_inet_sk_flowi_flags(const struct sock *sk)
@@ -1196,6 +1248,11 @@ bool kopi_netlink_net_admin(const struct sk_buff *skb)
 	return netlink_ns_capable(skb, sock_net(skb->sk)->user_ns, CAP_NET_ADMIN);
 }
 
+bool kopi_netlink_admin(const struct sk_buff *skb)
+{
+	return netlink_capable(skb, CAP_NET_ADMIN);
+}
+
 uid_t kopi_netlink_uid(const struct sk_buff *skb)
 {
 	return from_kuid(&init_user_ns, sk_uid(NETLINK_CB(skb).sk));
@@ -1494,11 +1551,6 @@ bool kopi_dev_is_up(const struct net_device *dev)
 	return dev->flags & IFF_UP;
 }
 
-bool kopi_dev_is_virtual(const struct net_device *dev)
-{
-	return dev->rtnl_link_ops;
-}
-
 bool kopi_dev_strips_vlans(const struct net_device *dev)
 {
 	return dev->features & (NETIF_F_HW_VLAN_CTAG_RX | NETIF_F_HW_VLAN_STAG_RX);
@@ -1574,12 +1626,23 @@ void kopi_skb_set_received(struct sk_buff *skb, struct net_device *dev)
 
 static int netdev_event(struct notifier_block *block, unsigned long event, void *info)
 {
+	struct netdev_notifier_changeupper_info *upper;
 	struct net_device *dev = netdev_notifier_info_to_dev(info);
 
-	/* They come and go with ports. */
-	if (dev->netdev_ops == &target_ops)
-		return NOTIFY_DONE;
+	/* They come and go with ports, and nothing is made of them. */
+	if (dev->netdev_ops == &target_ops) {
+		if (event != NETDEV_PRECHANGEUPPER)
+			return NOTIFY_DONE;
+		NL_SET_ERR_MSG(netdev_notifier_info_to_extack(info),
+			       "nothing can be put on a device that takes what KOPI receives");
+		return notifier_from_errno(-EOPNOTSUPP);
+	}
 	switch (event) {
+	case NETDEV_CHANGEUPPER:
+		upper = container_of(info, struct netdev_notifier_changeupper_info, info);
+		if (upper->linking)
+			kopi_device_going(upper->upper_dev);
+		break;
 	case NETDEV_DOWN:
 		kopi_device_down(dev);
 		break;
@@ -1637,6 +1700,30 @@ bool kopi_dev_is_ethernet(const struct net_device *dev)
 	return dev->type == ARPHRD_ETHER;
 }
 
+/*
+ * Whether it has hardware, and a driver of its own: what is made of other devices,
+ * or of software, has hooks of others behind it. Under RTNL.
+ */
+bool kopi_dev_is_nic(const struct net_device *dev)
+{
+	const struct device *parent = dev->dev.parent;
+
+	return parent && parent->bus && parent->driver && !dev->rtnl_link_ops &&
+	       list_empty(&dev->adj_list.lower);
+}
+
+/* As the stack asks before it gives a driver anything. */
+bool kopi_dev_is_ready(const struct net_device *dev)
+{
+	return netif_running(dev) && netif_device_present(dev) && netif_carrier_ok(dev);
+}
+
+/* As xdp_ok_fwd_dev() asks. */
+bool kopi_dev_takes_length(const struct net_device *dev, unsigned int len)
+{
+	return len <= READ_ONCE(dev->mtu) + dev->hard_header_len + VLAN_HLEN;
+}
+
 bool kopi_dev_has_xdp_xmit(const struct net_device *dev)
 {
 	return dev->netdev_ops->ndo_xdp_xmit;
@@ -1649,6 +1736,8 @@ bool kopi_dev_can_xdp_xmit(const struct net_device *dev)
 
 int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags)
 {
+	if (!kopi_dev_is_ready(dev))
+		return -ENETDOWN;
 	return dev->netdev_ops->ndo_xdp_xmit(dev, n, frames, flags);
 }
 

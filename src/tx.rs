@@ -80,10 +80,16 @@ pub(crate) struct Sender {
     passed: (u32, u32),
     /// What an engine knows of the channel.
     pub(crate) turn: Turn,
+    counters: Arc<SenderCounters>,
+}
+
+/// What a sender counts besides its flows' packets; written under its lock.
+#[derive(Default)]
+pub(crate) struct SenderCounters {
     /// Descriptors refused.
-    pub(crate) invalid: u64,
+    pub(crate) invalid: Counter,
     /// Times that an index of the program made no sense.
-    pub(crate) broken: u64,
+    pub(crate) broken: Counter,
 }
 
 /// The descriptors that are being sent: one packet, or those of one train.
@@ -241,18 +247,18 @@ impl Channel {
     pub(crate) fn transmit(this: &Arc<Self>) -> Result<u32> {
         this.user().note_current()?;
         let mut sender = this.sender.lock();
-        sender.take(this, |_, _| !signal_pending())
+        let (available, _) = sender.waiting()?;
+        Ok(sender.take(this, available, |_, _| !signal_pending()))
     }
 }
 
 impl Sender {
-    /// Where the TX ring is: the producer's index and the consumer's.
-    pub(crate) fn positions(&self) -> (u32, u32) {
-        self.ring.positions()
-    }
-
     /// Takes nothing yet; the COMPLETION ring has so many entries: `ENOMEM`. Process context.
-    pub(crate) fn new(ring: RegionRing<Consumer<Desc>>, completions: u32) -> Result<Self> {
+    pub(crate) fn new(
+        ring: RegionRing<Consumer<Desc>>,
+        completions: u32,
+        counters: Arc<SenderCounters>,
+    ) -> Result<Self> {
         // The ring is looked at when the doorbell rings, and only then; but for engines.
         ring.want_wakeup(true);
         Ok(Self {
@@ -272,8 +278,7 @@ impl Sender {
             full: 0,
             passed: (0, 0),
             turn: Turn::default(),
-            invalid: 0,
-            broken: 0,
+            counters,
         })
     }
 
@@ -288,7 +293,7 @@ impl Sender {
         match self.ring.available(u32::MAX) {
             Ok(available) => Ok((available, self.ring.size())),
             Err(_) => {
-                self.broken = self.broken.wrapping_add(1);
+                self.counters.broken.add(1);
                 Err(eproto())
             }
         }
@@ -299,16 +304,15 @@ impl Sender {
         self.sockets.get(self.ring.peek(0).flow)
     }
 
-    /// Takes what is in the ring, as far as it can be sent now and as long as `go_on` says, which is
-    /// told how many descriptors, and bytes of payload, were taken last. Gives the number of all.
-    ///
-    /// `EPROTO`, as [`Self::waiting`]. Process context.
+    /// Takes of the descriptors that [`Self::waiting`] counted what can be sent now, as long as `go_on`
+    /// says, which is told how many descriptors, and bytes of payload, were taken last. Gives the number
+    /// of all. Process context.
     pub(crate) fn take(
         &mut self,
         channel: &Arc<Channel>,
+        available: u32,
         mut go_on: impl FnMut(u32, u32) -> bool,
-    ) -> Result<u32> {
-        let (available, _) = self.waiting()?;
+    ) -> u32 {
         channel.unstall();
         self.output.routes.begin();
         let mut taken = 0u32;
@@ -327,7 +331,7 @@ impl Sender {
             cond_resched();
         }
         self.done.flush(channel);
-        Ok(taken)
+        taken
     }
 
     /// Looks at the first of `available` descriptors, and at as many more as go with it.
@@ -592,7 +596,7 @@ impl Sender {
     /// Completes the batch with an error.
     fn discard(&mut self, channel: &Channel, bad: Bad) -> Step {
         let count = u64::from(self.batch.count());
-        self.invalid = self.invalid.wrapping_add(count);
+        self.counters.invalid.add(count);
         self.finish(channel, refusal(bad))
     }
 

@@ -49,6 +49,10 @@ enum kopi_verdict {
  * @KOPI_PATH_MONITOR: By the stack, since a device of type kopimon is up.
  * @KOPI_PATH_QDISC: By the stack, since a qdisc holds packets, or lets none
  *   pass it by.
+ * @KOPI_PATH_DOWN: By the stack, since the device is down, has no carrier, or
+ *   is not there, as while the machine is suspended.
+ * @KOPI_PATH_REFUSED: By the stack, since the driver took no frames for a
+ *   second; a minute later it is tried again.
  * @KOPI_PATH_SINGLE: By the stack, since the last one was no train of
  *   datagrams.
  * @KOPI_PATH_TRANSFORMED: By the stack, since it was not UDP any more, but
@@ -66,6 +70,8 @@ enum kopi_path {
 	KOPI_PATH_TAP,
 	KOPI_PATH_MONITOR,
 	KOPI_PATH_QDISC,
+	KOPI_PATH_DOWN,
+	KOPI_PATH_REFUSED,
 	KOPI_PATH_SINGLE,
 	KOPI_PATH_TRANSFORMED,
 	KOPI_PATH_EXTRAS,
@@ -79,8 +85,6 @@ enum kopi_path {
  *   merged to trains.
  * @KOPI_RECEIVE_PATH_NO_PROGRAM: By the stack, since its XDP program is not
  *   one that redirects them.
- * @KOPI_RECEIVE_PATH_VIRTUAL: By the stack, since the device is no hardware's,
- *   and what comes may lack checksums.
  * @KOPI_RECEIVE_PATH_DOWN: By the stack, since the device that they are
  *   redirected to is down.
  * @KOPI_RECEIVE_PATH_VLAN: By the stack, since the device takes the tags of
@@ -91,7 +95,6 @@ enum kopi_path {
 enum kopi_receive_path {
 	KOPI_RECEIVE_PATH_DIRECT,
 	KOPI_RECEIVE_PATH_NO_PROGRAM,
-	KOPI_RECEIVE_PATH_VIRTUAL,
 	KOPI_RECEIVE_PATH_DOWN,
 	KOPI_RECEIVE_PATH_VLAN,
 	KOPI_RECEIVE_PATH_NO_TRAINS,

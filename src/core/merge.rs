@@ -24,6 +24,9 @@ const UDP_V6: usize = HEADER_ETHERNET + HEADER_IP_V6;
 const ALL_V4: usize = UDP_V4 + HEADER_UDP;
 const ALL_V6: usize = UDP_V6 + HEADER_UDP;
 
+/// IPv4's flag that nobody may fragment a datagram, in the word with its offset.
+const DONT_FRAGMENT: u16 = 0x4000;
+
 /// What a sum with a right checksum is a multiple of.
 const ONES: u32 = 0xffff;
 /// Where an IPv4 header's number is in eight bytes two before it.
@@ -131,19 +134,63 @@ fn differ(a: &[u8], b: &[u8], offset: usize) -> u64 {
 /// What an IPv4 header's number and checksum add to its sum, as a remainder: the sum of the whole is right if
 /// it is a multiple of this.
 #[inline(always)]
-fn numbers(headers: &[u8; ALL_V4]) -> u32 {
+fn sum_of_numbers(headers: &[u8; ALL_V4]) -> u32 {
     let number = |offset| u32::from(u16::from_ne_bytes(at(headers, offset)));
     number(ID_V4).wrapping_add(number(CHECKSUM_V4)) % ONES
 }
 
-/// The headers of a train's first datagram.
+/// IPv4's numbers of a train's datagrams, as those who forward it cut it up: each is one more than the one before.
+/// Where nobody may fragment them they don't matter (RFC 6864), and may all be the same as well, as `inet_gro_flush`
+/// has it.
+#[derive(Clone, Copy)]
+struct Numbers {
+    /// That of the last datagram.
+    last: u16,
+    /// What it is more than the one before; none if it is the first.
+    step: Option<u16>,
+    /// May be the same.
+    may_stay: bool,
+}
+
+impl Numbers {
+    /// Of IPv6, which has none.
+    const NONE: Self = Self {
+        last: 0,
+        step: None,
+        may_stay: true,
+    };
+
+    /// Those that begin with that in an IPv4 header.
+    fn new(headers: &[u8]) -> Self {
+        Self {
+            last: number(headers, ID_V4),
+            step: None,
+            may_stay: number(headers, ID_V4 + 2) & DONT_FRAGMENT != 0,
+        }
+    }
+
+    /// How much more one is that comes next, if it may.
+    #[inline(always)]
+    fn step_to(&self, next: u16) -> Option<u16> {
+        let step = next.wrapping_sub(self.last);
+        let fits = match self.step {
+            Some(known) => step == known,
+            None => step == 1 || (step == 0 && self.may_stay),
+        };
+        fits.then_some(step)
+    }
+}
+
+/// The headers of a train's first datagram, and the numbers up to its last.
 pub struct First {
     bytes: [u8; HEADERS_MAX],
     len: usize,
     /// Bytes of headers and payload.
     whole: usize,
     /// Of an IPv4 header.
-    numbers: u32,
+    sum: u32,
+    /// Of the datagrams so far.
+    numbers: Numbers,
     /// Of what UDP's checksum pretends there is.
     udp_sum: u32,
 }
@@ -154,7 +201,8 @@ impl First {
         bytes: [0; HEADERS_MAX],
         len: 0,
         whole: 0,
-        numbers: 0,
+        sum: 0,
+        numbers: Numbers::NONE,
         udp_sum: 0,
     };
 
@@ -170,8 +218,34 @@ impl First {
         let udp = udp_header(headers);
         let addresses = headers.get(addresses(udp)).unwrap_or(&[]);
         first.udp_sum = pretended(addresses, number(headers, udp + 4));
-        first.numbers = headers.try_into().map_or(0, numbers);
+        if let Ok(headers) = headers.try_into() {
+            first.sum = sum_of_numbers(headers);
+            first.numbers = Numbers::new(headers);
+        }
         first
+    }
+
+    /// IPv4's number of a frame; 0 of IPv6.
+    #[inline(always)]
+    fn number_of(&self, frame: &[u8]) -> u16 {
+        match self.len {
+            ALL_V4 => number(frame, ID_V4),
+            _ => 0,
+        }
+    }
+
+    /// Whether IPv4's number of a frame of the same flow is what comes next.
+    #[inline(always)]
+    pub fn is_next(&self, frame: &[u8]) -> bool {
+        self.numbers.step_to(self.number_of(frame)).is_some()
+    }
+
+    /// Takes it for the last one.
+    #[inline(always)]
+    pub fn advance(&mut self, frame: &[u8]) {
+        let number = self.number_of(frame);
+        self.numbers.step = self.numbers.step_to(number);
+        self.numbers.last = number;
     }
 
     /// The headers; none if there is no datagram.
@@ -196,13 +270,16 @@ impl First {
     }
 
     /// Whether a frame has a datagram that `Datagram::parse` would take, and which is of the same flow, as long,
-    /// and alike. In fewer steps, since all but numbers and checksums is as it was.
+    /// alike, and next. In fewer steps, since all but numbers and checksums is as it was.
     #[inline(always)]
     pub fn is_followed_by(&self, frame: &[u8], add: impl Fn(&[u8], u32) -> u32) -> bool {
         let (is_alike, udp) = if let Some((a, b)) = self.beside::<ALL_V4>(frame) {
             let before = differ(a, b, 0) | differ(a, b, 8) | differ(a, b, ID_V4 - 2) & !NUMBER;
             let behind = differ(a, b, CHECKSUM_V4 + 2) | differ(a, b, ALL_V4 - 2 - 8);
-            (before | behind == 0 && numbers(b) == self.numbers, UDP_V4)
+            (
+                before | behind == 0 && sum_of_numbers(b) == self.sum,
+                UDP_V4,
+            )
         } else if let Some((a, b)) = self.beside::<ALL_V6>(frame) {
             let differs = differ(a, b, 0) | differ(a, b, 8) | differ(a, b, 16) | differ(a, b, 24);
             let differs = differs | differ(a, b, 32) | differ(a, b, 40) | differ(a, b, 48);
@@ -211,7 +288,10 @@ impl First {
         } else {
             return false;
         };
-        let Some(datagram) = frame.get(udp..self.whole).filter(|_| is_alike) else {
+        let Some(datagram) = frame
+            .get(udp..self.whole)
+            .filter(|_| is_alike && self.is_next(frame))
+        else {
             return false;
         };
         number(frame, udp + 6) != 0 && add(datagram, self.udp_sum) % ONES == 0
@@ -422,6 +502,7 @@ mod tests {
                     are_of_one_flow(begin.headers(), next.headers())
                         && are_alike(begin.headers(), next.headers())
                         && next.payload().len() == begin.payload().len()
+                        && first.is_next(next.headers())
                 });
                 assert_eq!(first.is_followed_by(frame, add), follows, "{frame:?}");
                 assert!(!First::NONE.is_followed_by(frame, add));
@@ -429,7 +510,8 @@ mod tests {
             };
             for number in [0, 1, 77, 0xfffe, 0xffff] {
                 let mut next = frame(is_ipv6, number, b"what follows");
-                assert!(check(&next));
+                let is_next = is_ipv6 || number < 2;
+                assert_eq!(check(&next), is_next);
                 for byte in 0..next.len() {
                     for bit in 0..8 {
                         let mut wrong = next.clone();
@@ -440,13 +522,45 @@ mod tests {
                 }
                 let udp = next.len() - 20;
                 next.extend([0xff; 6]);
-                assert!(check(&next));
+                assert_eq!(check(&next), is_next);
                 next[udp + 6..udp + 8].fill(0);
                 assert!(!check(&next));
             }
             assert!(!check(&frame(is_ipv6, 0, b"less")));
             assert!(!check(&frame(is_ipv6, 0, b"more than there was")));
             assert!(!check(&frame(!is_ipv6, 0, b"what follows")));
+        }
+    }
+
+    #[test]
+    fn numbers_are_those_that_a_train_is_cut_up_to() {
+        let train = |dont_fragment: bool, ids: &[u16]| {
+            let with = |id: &u16| {
+                let mut headers = template(false);
+                headers[ID_V4..ID_V4 + 2].copy_from_slice(&id.to_be_bytes());
+                headers[ID_V4 + 2] = if dont_fragment { 0x40 } else { 0 };
+                headers
+            };
+            let begin = with(&ids[0]);
+            let mut first = First::new(&Datagram {
+                headers: &begin,
+                payload: b"x",
+            });
+            ids[1..].iter().all(|id| {
+                let next = with(id);
+                let fits = first.is_next(&next);
+                first.advance(&next);
+                fits
+            })
+        };
+        for dont_fragment in [false, true] {
+            assert!(train(dont_fragment, &[7, 8, 9, 10]));
+            assert!(train(dont_fragment, &[0xfffe, 0xffff, 0, 1]));
+            assert_eq!(train(dont_fragment, &[7, 7, 7]), dont_fragment);
+            assert_eq!(train(dont_fragment, &[0, 0]), dont_fragment);
+            for ids in [[7, 7, 8], [7, 8, 8], [7, 8, 10], [7, 9, 10], [7, 6, 5]] {
+                assert!(!train(dont_fragment, &ids), "{ids:?}");
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 //! The devices of the direct path: attaching, detaching and showing them.
 
-use crate::direct::{self, Port, Way};
+use crate::direct::{self, Port, Refusal, Way};
 use crate::sys::{
     errno::eopnotsupp,
     genl::{Attribute, Dump, Message, Request},
@@ -19,9 +19,20 @@ fn named<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
         .ok_or_else(|| request.refuse(EINVAL, c"no device is named", None))
 }
 
-/// `device-attach`: `ENODEV`, `EEXIST` if it is, `EOPNOTSUPP` if its driver takes no frames; `EINVAL`, `EFAULT`
-/// if there is no such memory as it says.
+/// Refuses whoever isn't an administrator of the machine: `EPERM`. A device's hardware is the machine's, and what it
+/// is attached with runs in its softirqs.
+fn may(request: &Request<'_>) -> Result {
+    if !request.asker().is_admin() {
+        let why = c"that takes CAP_NET_ADMIN in the initial user namespace";
+        return Err(request.refuse(EPERM, why, None));
+    }
+    Ok(())
+}
+
+/// `device-attach`: `EPERM`, `ENODEV`, `EEXIST` if it is, `EOPNOTSUPP` if it is no NIC, or its driver takes no
+/// frames, `ENOSPC` if there are too many; `EINVAL`, `EFAULT` if there is no such memory as it says.
 pub(crate) fn attach(request: &Request<'_>) -> Result {
+    may(request)?;
     let attr = named(request)?;
     let wanted = match request.get(uapi::KOPI_A_DEVICE_WANTED) {
         None => None,
@@ -31,22 +42,28 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
             request.refuse(error, why, Some(&attr))
         })?),
     };
-    direct::attach(request.asker().net(), attr.u32(), wanted).map_err(|error| {
-        let why = if error == ENODEV {
-            c"there is no such device"
-        } else if error == EEXIST {
-            c"the device is attached already"
-        } else if error == eopnotsupp() {
-            c"the device's driver can't send frames of XDP"
-        } else {
-            c"not enough memory"
+    direct::attach(request.asker().net(), attr.u32(), wanted).map_err(|refusal| {
+        let (error, why) = match refusal {
+            Refusal::Absent => (ENODEV, c"there is no such device"),
+            Refusal::Attached => (EEXIST, c"the device is attached already"),
+            Refusal::NotNic => (
+                eopnotsupp(),
+                c"the device has no hardware of its own: attach the NICs below it, if there are any",
+            ),
+            Refusal::NoFrames => (
+                eopnotsupp(),
+                c"the device's driver can't send frames of XDP",
+            ),
+            Refusal::TooMany => (ENOSPC, c"64 devices are attached, and no more can be"),
+            Refusal::Other(error) => (error, c"not enough memory"),
         };
         request.refuse(error, why, Some(&attr))
     })
 }
 
-/// `device-detach`: `ENODEV`.
+/// `device-detach`: `EPERM`, `ENODEV`.
 pub(crate) fn detach(request: &Request<'_>) -> Result {
+    may(request)?;
     let attr = named(request)?;
     direct::detach(request.asker().net(), attr.u32())
         .map_err(|error| request.refuse(error, c"the device isn't attached", Some(&attr)))

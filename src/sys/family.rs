@@ -66,6 +66,15 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// It is connected, or not any more; an error is the caller's answer. Process context.
     fn connected(&self, socket: &Socket) -> Result;
 
+    /// Whether the socket may be corked, for good or by one message: `EOPNOTSUPP`. Process context.
+    ///
+    /// A ring's packets are sent under locks of the module's, and to a corked socket they would wait for
+    /// the sock's lock, with which processes sleep.
+    fn may_cork(&self, for_good: bool) -> Result;
+
+    /// One message has been sent that [`Protocol::may_cork`] was asked about. Process context.
+    fn has_corked(&self);
+
     /// Whether a datagram may be sent by sendmsg, to an address or the peer. Process context.
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;
 
@@ -611,6 +620,12 @@ impl<T: Protocol> Registration<T> {
                 // It would put UDP's own operations in place of ours.
                 return enoprotoopt().to_errno();
             }
+            if level == bindings::SOL_UDP as i32 && name == bindings::UDP_CORK as i32 {
+                let state = state::<T>((*socket).sk);
+                if let Some(Err(error)) = state.map(|state| state.protocol.may_cork(true)) {
+                    return error.to_errno();
+                }
+            }
             match (
                 state::<T>((*socket).sk),
                 Operations::inner(socket).setsockopt,
@@ -733,23 +748,43 @@ impl<T: Protocol> Registration<T> {
                         let this = Socket::from_raw(socket);
                         let name = sent_to(this.sk(), &*message);
                         state.protocol.may_send(this, name.as_ref(), len)?;
+                        if (*message).msg_flags & bindings::MSG_MORE != 0 {
+                            state.protocol.may_cork(false)?;
+                            let sent = Self::send_inner(socket, message, len);
+                            state.protocol.has_corked();
+                            return sent;
+                        }
                     // Rings' packets were looked at before.
                     } else if let Some(datagram) = &(*own).datagram {
                         if let Some(sent) = datagram.send((*socket).sk) {
                             return Ok(sent);
                         }
                     }
+                    if own.cast() == message {
+                        let sent = bindings::kopi_udp_sendmsg((*socket).sk, message, len);
+                        return Ok(without_edquot(sent));
+                    }
                 }
-                let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
-                let sent = inner(socket, message, len);
-                // What the rules' hook answers for ENOBUFS.
-                Ok(if sent == edquot().to_errno() {
-                    enobufs().to_errno()
-                } else {
-                    sent
-                })
+                Self::send_inner(socket, message, len)
             }
         })
+    }
+
+    /// Sends by the inner family's operation.
+    ///
+    /// # Safety
+    ///
+    /// The socket must be in use by the caller, and so the message.
+    unsafe fn send_inner(
+        socket: *mut bindings::socket,
+        message: *mut bindings::msghdr,
+        len: usize,
+    ) -> Result<i32> {
+        // SAFETY: As required of the caller.
+        unsafe {
+            let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
+            Ok(without_edquot(inner(socket, message, len)))
+        }
     }
 
     /// # Safety
@@ -855,6 +890,22 @@ unsafe fn sent_to(sk: &Sock, message: &bindings::msghdr) -> Option<Name> {
                     == bindings::KOPI_CONST_AF_UNSPEC);
         (!is_none).then(|| Name::from_raw(name, len, unspecified(sk)))
     }
+}
+
+/// The answer of the rules' hook for ENOBUFS, which UDP would swallow.
+fn without_edquot(sent: c_int) -> c_int {
+    if sent == edquot().to_errno() {
+        enobufs().to_errno()
+    } else {
+        sent
+    }
+}
+
+/// Whether programs of BPF are called before UDP sends to an address, for which the sock is locked.
+/// Any context.
+pub(crate) fn has_sendmsg_hooks() -> bool {
+    // SAFETY: Reads keys of the kernel's.
+    unsafe { bindings::kopi_has_sendmsg_hooks() }
 }
 
 const DONTWAIT: c_int = bindings::MSG_DONTWAIT as c_int;
@@ -1058,8 +1109,9 @@ pub(crate) fn poke<T: Protocol>(socket: &Socket) {
 pub(crate) fn next_packet(sk: &Sock) -> Option<SkBuff> {
     // SAFETY: A valid UDP sock, to which the caller has a reference.
     let skb = unsafe { bindings::kopi_udp_read_skb(sk.as_ptr()) };
-    // INVARIANT: A packet of a UDP sock's queue, which is this value's.
-    NonNull::new(skb).map(|skb| unsafe { SkBuff::from_raw(skb) })
+    let skb = NonNull::new(skb)?;
+    // SAFETY: A packet of a UDP sock's queue, whose headers are linear; nobody else has it.
+    Some(unsafe { SkBuff::from_raw(skb) })
 }
 
 /// A message of the module's own.

@@ -59,6 +59,12 @@ impl Asker<'_> {
         unsafe { bindings::kopi_netlink_net_admin(self.skb.as_ptr()) }
     }
 
+    /// Whether it has CAP_NET_ADMIN in the initial user namespace.
+    pub(crate) fn is_admin(&self) -> bool {
+        // SAFETY: The request is valid.
+        unsafe { bindings::kopi_netlink_admin(self.skb.as_ptr()) }
+    }
+
     /// The user that opened the socket, of the initial user namespace.
     pub(crate) fn uid(&self) -> u32 {
         // SAFETY: The request is valid.

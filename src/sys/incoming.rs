@@ -77,6 +77,12 @@ impl Frame {
         first.is_followed_by(self.bytes(), add)
     }
 
+    /// Makes it the last datagram of a train that begins so.
+    #[inline]
+    pub(crate) fn advance(&self, first: &mut First) {
+        first.advance(self.bytes());
+    }
+
     /// The number of the NAPI that received it, 0 if the driver doesn't say: SO_BUSY_POLL polls that.
     fn napi_id(&self) -> u32 {
         // SAFETY: A frame, within the call of that NAPI.

@@ -224,11 +224,12 @@ impl Options {
         // change meanwhile are read once.
         unsafe {
             let special = bindings::kopi_inet_has_options(raw)
-                || bindings::kopi_udp_is_corked(raw)
+                || sk.is_corked()
                 || bindings::kopi_udp_gso_size(raw) != 0
                 || bindings::kopi_sk_no_check_tx(raw)
                 || bindings::kopi_sock_flag_txtime(raw)
                 || bindings::kopi_sock_flag_localroute(raw)
+                || bindings::kopi_sk_has_policy_out(raw)
                 || ptr::read_volatile(&raw const (*raw).sk_tsflags) != 0;
             let source_port = sk.local_port();
             // Without a port it is to be bound first.

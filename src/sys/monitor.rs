@@ -337,8 +337,7 @@ impl Seeing<'_> {
             // period later; the caller holds RCU.
             unsafe {
                 let found = bindings::dev_get_by_index_rcu(net.as_ptr(), ifindex);
-                (!found.is_null() && found == self.device())
-                    .then(|| NetRef::from_raw(net.as_ptr()))
+                (!found.is_null() && found == self.device()).then(|| NetRef::from_raw(net.as_ptr()))
             }
         })
     }

@@ -60,6 +60,24 @@ impl Device {
         }
     }
 
+    /// Whether it has hardware and a driver of its own, and is made of no other devices. Under RTNL.
+    pub(crate) fn is_nic(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_is_nic(self.as_ptr()) }
+    }
+
+    /// Whether it is up, there, and has a carrier. Any context.
+    pub(crate) fn is_ready(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_is_ready(self.as_ptr()) }
+    }
+
+    /// Whether a frame of so many bytes isn't too long for it. Any context.
+    pub(crate) fn takes_length(&self, len: u32) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_dev_takes_length(self.as_ptr(), len) }
+    }
+
     /// Whether its driver can be given frames, now or after an XDP program is attached.
     pub(crate) fn has_driver(&self) -> bool {
         // SAFETY: By the invariants.
@@ -70,12 +88,6 @@ impl Device {
     pub(crate) fn takes_frames(&self) -> bool {
         // SAFETY: By the invariants.
         unsafe { bindings::kopi_dev_can_xdp_xmit(self.as_ptr()) }
-    }
-
-    /// Whether there is no hardware behind it, as with veth. Under RTNL.
-    pub(crate) fn is_virtual(&self) -> bool {
-        // SAFETY: By the invariants.
-        unsafe { bindings::kopi_dev_is_virtual(self.as_ptr()) }
     }
 
     /// Whether it takes the tags of VLANs off what it receives, and tells them otherwise.
@@ -142,7 +154,7 @@ impl Device {
     }
 
     fn call(&self, flags: u32) {
-        // SAFETY: No frames; softirqs are off.
+        // SAFETY: No frames; softirqs are off. Nothing is done if the device isn't ready.
         unsafe {
             bindings::kopi_dev_xdp_xmit(self.as_ptr(), 0, core::ptr::null_mut(), flags);
         }

@@ -43,6 +43,8 @@ struct Note {
     page: *mut bindings::page,
     /// Since when it waits, or is with the driver, in nanoseconds; 0 if it hasn't begun to.
     since: u64,
+    /// Since when the driver has taken nothing of what it was offered, in nanoseconds; 0 if it has.
+    refused: u64,
     /// Datagrams that have left.
     number: u16,
     /// Datagrams that there are.
@@ -127,6 +129,7 @@ impl<'a> Offer<'a> {
             note(self.as_ptr()).write(Note {
                 page: ptr::null_mut(),
                 since: 0,
+                refused: 0,
                 number: 0,
                 datagrams: bindings::kopi_skb_gso_segs(self.as_ptr()).max(1),
                 to_stack,
@@ -164,11 +167,14 @@ unsafe fn headers(skb: *mut bindings::sk_buff) -> Option<Headers> {
 }
 
 /// What became of an attempt to send.
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sent {
     /// All has left.
     All,
-    /// The device has no room for the rest.
+    /// The device has no room for the rest, but took some.
     Some,
+    /// It has no room for anything.
+    None,
     /// The driver takes nothing, or there is no memory.
     Failed,
 }
@@ -246,6 +252,16 @@ impl Outgoing {
         now.saturating_sub(note.since)
     }
 
+    /// Nanoseconds for which the driver has taken nothing of it, at the time `now`, at which it didn't either;
+    /// which begins anew if it had `taken` something.
+    pub(crate) fn refused(&mut self, now: u64, taken: bool) -> u64 {
+        let note = self.note_mut();
+        if taken || note.refused == 0 {
+            note.refused = now;
+        }
+        now.saturating_sub(note.refused)
+    }
+
     /// Gives to the driver what hasn't left yet. Softirqs are off.
     pub(crate) fn send(&mut self, device: &Device) -> Sent {
         // SAFETY: A valid skb.
@@ -259,6 +275,11 @@ impl Outgoing {
             0 => payload,
             segment => segment,
         };
+        let longest = (headers.size() as u32).saturating_add(segment.min(payload));
+        if !device.is_ready() || !device.takes_length(longest) {
+            return Sent::Failed;
+        }
+        let before = self.note().number;
         loop {
             let left = self.left(segment, payload);
             let Some(mut frames) = self.frames(&mut headers, segment, payload) else {
@@ -273,7 +294,8 @@ impl Outgoing {
             note.number = note.number.wrapping_add(sent as u16);
             if sent < ready {
                 device.flush();
-                return Sent::Some;
+                let any = self.note().number != before;
+                return if any { Sent::Some } else { Sent::None };
             }
             if last {
                 return Sent::All;
@@ -385,14 +407,12 @@ impl Outgoing {
 impl Drop for Outgoing {
     fn drop(&mut self) {
         drop(Pages::from_note(self.note().page));
+        let reason = match self.note().refused {
+            0 => bindings::skb_drop_reason_SKB_DROP_REASON_QDISC_DROP,
+            _ => bindings::skb_drop_reason_SKB_DROP_REASON_FULL_RING,
+        };
         // SAFETY: A valid skb, owned, and not used any more.
-        unsafe {
-            bindings::sk_skb_reason_drop(
-                ptr::null_mut(),
-                self.as_ptr(),
-                bindings::skb_drop_reason_SKB_DROP_REASON_QDISC_DROP,
-            );
-        }
+        unsafe { bindings::sk_skb_reason_drop(ptr::null_mut(), self.as_ptr(), reason) };
     }
 }
 

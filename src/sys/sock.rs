@@ -176,6 +176,12 @@ impl Sock {
         result
     }
 
+    /// Whether UDP_CORK is on, or part of a datagram waits for the rest.
+    pub(crate) fn is_corked(&self) -> bool {
+        // SAFETY: A valid UDP sock.
+        unsafe { bindings::kopi_udp_is_corked(self.as_ptr()) }
+    }
+
     /// Whether SO_PEEK_OFF is on: the program looks at what isn't first, too.
     pub(crate) fn peeks_on(&self) -> bool {
         // SAFETY: A valid sock; written without a lock elsewhere, too.

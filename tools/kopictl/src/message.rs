@@ -559,6 +559,10 @@ pub(crate) enum Path {
     Monitor,
     /// By the stack, since a qdisc holds packets, or lets none pass it by.
     Qdisc,
+    /// By the stack, since the device is down, has no carrier, or is not there, as while the machine is suspended.
+    Down,
+    /// By the stack, since the driver took no frames for a second; a minute later it is tried again.
+    Refused,
     /// By the stack, since the last one was no train of datagrams.
     Single,
     /// By the stack, since it was not UDP any more, but IPsec's or a tunnel's.
@@ -579,6 +583,8 @@ impl fmt::Display for Path {
             Self::Tap => "by the stack: a packet socket looks",
             Self::Monitor => "by the stack: a monitor is up",
             Self::Qdisc => "by the stack: a qdisc holds packets, or lets none pass",
+            Self::Down => "by the stack: the device is down",
+            Self::Refused => "by the stack: the driver took no frames",
             Self::Single => "by the stack: no train",
             Self::Transformed => "by the stack: IPsec, or a tunnel",
             Self::Extras => "by the stack: options, a VLAN, or time stamps",
@@ -596,8 +602,6 @@ pub(crate) enum ReceivePath {
     Direct,
     /// By the stack, since its XDP program is not one that redirects them.
     NoProgram,
-    /// By the stack, since the device is no hardware's, and what comes may lack checksums.
-    Virtual,
     /// By the stack, since the device that they are redirected to is down.
     Down,
     /// By the stack, since the device takes the tags of VLANs off, which its program can't see then.
@@ -611,7 +615,6 @@ impl fmt::Display for ReceivePath {
         out.write_str(match self {
             Self::Direct => "direct",
             Self::NoProgram => "by the stack: no XDP program that redirects",
-            Self::Virtual => "by the stack: the device is no hardware's",
             Self::Down => "by the stack: the device that is redirected to is down",
             Self::Vlan => {
                 "by the stack: the device takes VLANs' tags off (ethtool -K … rxvlan off)"

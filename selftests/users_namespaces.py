@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""What a user does in namespaces of his own stops neither the machine nor anybody else in it."""
+
+import errno
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import kopi
+from kopi import check
+
+UDP_CORK = 1
+SO_BUSY_POLL = 46
+# What one look at the FILL ring passes over at the most.
+INVALID_MAX = 64
+
+
+def sh(command):
+    subprocess.run(command, shell=True, check=True)
+
+
+def error_of(call):
+    """The errno with which a call fails, or 0."""
+    try:
+        call()
+        return 0
+    except OSError as error:
+        return error.errno
+
+
+def unread_datagrams_die_beside_a_monitor():
+    """What UDP drops with a socket lies in a queue, where skb->dev is something else."""
+    sh("ip link add mon0 type kopimon; ip link set mon0 up")
+    for _ in range(20):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as reader:
+            reader.bind(("127.0.0.1", 7777))
+            for _ in range(5):
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+                    sender.sendto(b"x" * 100, ("127.0.0.1", 7777))
+    # A queue of a qdisc that is a tree lies over it, too.
+    sh("ip link add d0 type dummy; ip addr add 203.0.113.1/24 dev d0; ip link set d0 up;"
+       "ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:02 dev d0;"
+       "tc qdisc add dev d0 root netem delay 10s")
+    flow = kopi.flow()
+    flow.connect(("203.0.113.2", 9))
+    for _ in range(50):
+        flow.send(b"x" * 100)
+    sh("tc qdisc del dev d0 root")
+    flow.close()
+    sh("ip link del mon0")
+    check("a monitor is up while packets die in queues", True)
+
+
+def invalid_entries_are_bounded():
+    """A datagram costs a bounded walk of the FILL ring."""
+    channel = kopi.Channel(fill=32768)
+    channel.sock.bind(("127.0.0.1", 7778))
+    for _ in range(4096):
+        channel.fill.push((1 << 64) - 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"x", ("127.0.0.1", 7778))
+    kopi.wait_until(lambda: channel.stats()["rx_drop_no_frame"] == 1)
+    passed = channel.stats()["fill_invalid"]
+    check("one datagram passes over few entries of the FILL ring", 0 < passed <= INVALID_MAX, passed)
+    channel.sock.close()
+
+
+def bad_checksums_while_polling():
+    """Bad checksums at a flow that busy polls: nobody polls under the receiver's lock."""
+    pid = os.fork()
+    if pid == 0:
+        os.unshare(os.CLONE_NEWNET)
+        kopi.wait_until(lambda: "vb:" in open("/proc/net/dev", encoding="ascii").read())
+        sh("ip addr add 198.51.100.2/24 dev vb; ip link set vb up")
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        end = time.monotonic() + 8
+        while time.monotonic() < end:
+            try:
+                sender.sendto(b"good", ("198.51.100.1", 7779))
+            except OSError:
+                time.sleep(0.1)
+        os._exit(0)
+    sh("ip link add va type veth peer name vb; ethtool -K va gro on; ip addr add 198.51.100.1/24 dev va;"
+       f"ip link set va up; ip link set vb netns {pid}")
+    channel = kopi.Channel()
+    channel.sock.bind(("0.0.0.0", 7779))
+    kopi.wait_until(lambda: channel.stats()["rx_taken"] > 100, 20)
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_BUSY_POLL, 50)
+    raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+    udp = struct.pack(">HHHH", 1234, 7779, 108, 0xdead) + b"b" * 100
+    here = socket.inet_aton("127.0.0.1")
+    header = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + len(udp), 0, 0, 64, 17, 0, here, here)
+    sent, end = 0, time.monotonic() + 5
+    while time.monotonic() < end:
+        raw.sendto(header + udp, ("127.0.0.1", 0))
+        sent += 1
+    check("bad checksums at a flow that busy polls harm nobody", sent > 100, sent)
+    os.waitpid(pid, 0)
+    channel.sock.close()
+
+
+def full_socket():
+    """A flow without a channel whose send buffer is full and doesn't drain."""
+    sh("ip link add d1 type dummy; ip addr add 203.0.114.1/24 dev d1; ip link set d1 up;"
+       "ip neigh add 203.0.114.2 lladdr 02:00:00:00:00:02 dev d1;"
+       "tc qdisc add dev d1 root tbf rate 8bit burst 1600 limit 1000000")
+    flow = kopi.flow()
+    flow.bind(("203.0.114.1", 0))
+    flow.connect(("203.0.114.2", 9))
+    flow.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    try:
+        while True:
+            flow.send(b"x" * 500, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return flow
+
+
+def a_locked_sock_holds_up_nobody():
+    """Who sleeps with a sock locked, as MSG_MORE does, and what may be on a channel."""
+    channel = kopi.Channel()
+    channel.sock.connect(("127.0.0.1", 9))
+    found = error_of(lambda: channel.sock.send(b"x", socket.MSG_MORE))
+    check("a flow on a channel takes no MSG_MORE", found == errno.EOPNOTSUPP, found)
+    found = error_of(lambda: channel.sock.setsockopt(socket.IPPROTO_UDP, UDP_CORK, 1))
+    check("and no UDP_CORK", found == errno.EOPNOTSUPP, found)
+    channel.sock.close()
+
+    corked = kopi.flow()
+    corked.connect(("127.0.0.1", 9))
+    corked.send(b"x", socket.MSG_MORE)
+    found = error_of(lambda: kopi.Channel(sock=corked))
+    check("a flow that has part of a datagram gets no channel", found == errno.EBUSY, found)
+    corked.send(b"y")
+    found = error_of(lambda: kopi.Channel(sock=corked))
+    check("it gets one when the datagram is sent", found == 0, found)
+    corked.close()
+
+    flow = full_socket()
+    threading.Thread(target=lambda: flow.send(b"x", socket.MSG_MORE), daemon=True).start()
+    task = f"/proc/self/task/{threading.enumerate()[-1].native_id}/wchan"
+    kopi.wait_until(lambda: "sock" in open(task, encoding="ascii").read())
+    found = error_of(lambda: kopi.Channel(sock=flow))
+    check("one with which a process sleeps gets none either", found == errno.EBUSY, found)
+    start = time.monotonic()
+    subprocess.run(["kopictl", "ps"], stdout=subprocess.DEVNULL, check=True, timeout=20)
+    kopi.flow().close()
+    took = time.monotonic() - start
+    check("meanwhile flows are listed, opened and closed", took < 10, took)
+
+
+def main():
+    if "inside" not in sys.argv:
+        command = ["setpriv", "--reuid", "bob", "--regid", "bob", "--clear-groups", "unshare", "-Urn",
+                   sys.executable, __file__, "inside"]
+        sys.exit(subprocess.run(command, check=False, timeout=300).returncode)
+    sh("ip link set lo up")
+    unread_datagrams_die_beside_a_monitor()
+    invalid_entries_are_bounded()
+    bad_checksums_while_polling()
+    a_locked_sock_holds_up_nobody()
+    kopi.finish()
+
+
+main()
