@@ -165,7 +165,10 @@ mod tests {
         }
         assert_eq!(summary.processes.len(), PROCESSES_MAX + 1);
         let rows = summary.rows(Duration::from_secs(1), &Names::new(true));
-        assert_eq!((&*rows[0].process.program, rows[0].packets), ("(others)", 10));
+        assert_eq!(
+            (&*rows[0].process.program, rows[0].packets),
+            ("(others)", 10)
+        );
     }
 
     #[test]
