@@ -146,8 +146,8 @@ kill "$escaper"
 for what in ps stats "rule list" metrics info "rule save"; do
 	# shellcheck disable=SC2086 # Words.
 	in_host kopictl $what >/dev/full 2>/tmp/full.err
-	status=$?
-	check "$what: a full device is an error" eval '[ $status = 1 ] && grep -q "No space left" /tmp/full.err'
+	code=$?
+	check "$what: a full device is an error" eval '[ $code = 1 ] && grep -q "No space left" /tmp/full.err'
 done
 in_host kopictl show flow 99999999 2>/dev/full
 check "and no panic, where that can't be said" [ $? = 1 ]
