@@ -91,6 +91,16 @@ pid=$(jq '.[0].pid' <<<"$echo") flow=$(jq '.[0].id' <<<"$echo")
 running[echo]=$pid
 exe=$(command -v kopi-echo)
 
+# Names of sockets, by which others might claim devices.
+starts squatter setpriv --reuid bob --regid bob --clear-groups -- python3 -c '
+import resource, socket, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+kept = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(1024)]
+for number, one in enumerate(kept):
+    one.bind("\0kopictl capture kopimon%d" % number)
+print("bound", flush=True)
+time.sleep(3600)'
+wait_for grep -q bound /tmp/squatter.out
 # All at once, and the same traffic for all.
 check "captures run" captures all -w /tmp/all.pcapng
 check "several at once" captures pid -w /tmp/pid.pcapng --pid "$pid"
@@ -105,6 +115,7 @@ captures lines
 captures json --json
 captures short -w /tmp/short.pcapng -s 30
 check "each has a device" [ "$(devices)" = 12 ]
+check "their locks are root's" [ "$(stat -c '%U %a' /run/kopi /run/kopi/captures.lock | paste -sd,)" = 'root 755,root 600' ]
 for _ in 1 2 3; do asks; done
 check "traffic passes" asks
 alice 9

@@ -73,6 +73,19 @@ check "flush takes all away, but the default" eval 'rule default deny && rule fl
 check "which stops all" cannot root "$nc" 5433
 check "what was saved comes back" eval 'kopictl restore /tmp/saved && rule save | cmp - /tmp/saved'
 
+kopictl restore /tmp/saved && rule default deny
+: >/tmp/empty
+check "an empty file is refused" ends_with 1 kopictl restore /tmp/empty
+check "and nothing is changed" eval 'rule list --json | has ".default == \"deny\" and (.rules | length) == 2"'
+echo 'user root allow' >/tmp/silent
+check "a file without a default leaves it" eval 'kopictl restore /tmp/silent && rule list --json | has \
+	".default == \"deny\" and (.rules | length) == 1"'
+rm -rf /tmp/saves && mkdir /tmp/saves && ln -s real /tmp/saves/link && echo old >/tmp/saves/real && ln -s victim /tmp/saves/real.new
+rule save >/tmp/right
+check "save follows a link, and no planted name" eval 'rule save /tmp/saves/link && [ -L /tmp/saves/link ] &&
+	cmp /tmp/saves/real /tmp/right && [ ! -e /tmp/saves/victim ] && [ "$(find /tmp/saves -mindepth 1 | wc -l)" = 3 ]'
+check "- is standard output" eval '(cd /tmp/saves && rule save - | cmp - /tmp/right && [ ! -e ./- ])'
+
 # Every kind of word, as the kernel has it.
 mkdir -p /sys/fs/cgroup/ruled
 cat >/tmp/all <<'EOF'

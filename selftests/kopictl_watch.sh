@@ -93,11 +93,65 @@ check "with the rule's refusals" eval '[ "$refusals" -ge 2 ] && get /metrics |
 	grep -qF "kopi_rule_denied_total{handle=\"$handle\",rule=\"user bob local-port 5001 deny\"} $refusals"'
 check "nothing is elsewhere" eval 'get / | grep -q "HTTP Error 404"'
 
+# What any user can send to it.
+serves() { [ "$(get /metrics | tail -1)" = '# EOF' ]; }
+check "a huge Content-Length and a body that never comes are nothing to it" eval 'in_host setpriv --reuid bob --regid bob --clear-groups -- python3 -c "
+import socket
+kept = []
+for length in (1000000, 18446744073709551615):
+    one = socket.create_connection((\"127.0.0.1\", 9100), timeout=30)
+    one.sendall(b\"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n\" % length)
+    assert one.recv(100).startswith(b\"HTTP/1.1 405\"), length
+    kept.append(one)
+" && serves'
+
 in_host kopi-echo --bind 192.0.2.1:7777 >/tmp/echo.out 2>&1 &
 wait_for grep -q listening /tmp/echo.out
 ask 7777 hello >/dev/null
 check "a process's packets are there" eval 'get /metrics |
 	grep -qE "^kopi_process_packets_total\{pid=\"[0-9]+\",program=\"kopi-echo\",user=\"root\",direction=\"in\"\} 1$"'
+(ulimit -n 40; exec nsenter --net=/run/netns/host kopictl metrics --listen 127.0.0.1:9101) 2>/tmp/few.err &
+watchers+=($!)
+wait_for grep -q listening /tmp/few.err
+check "nor are more connections than it has descriptors" in_host setpriv --reuid bob --regid bob --clear-groups -- python3 -c '
+import socket
+kept = [socket.create_connection(("127.0.0.1", 9101), timeout=30) for _ in range(60)]
+last = socket.create_connection(("127.0.0.1", 9101), timeout=30)
+last.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+assert last.recv(100).startswith(b"HTTP/1.1 200"), "no answer"'
+nsenter --net=/run/netns/host kopictl metrics --listen 2>/tmp/socket.err &
+watchers+=($!)
+wait_for grep -q listening /tmp/socket.err
+by_socket() { timeout 30 "$@" python3 -c '
+import socket
+one = socket.socket(socket.AF_UNIX)
+one.connect("/run/kopi/metrics.sock")
+one.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+assert one.recv(100).startswith(b"HTTP/1.1 200")' 2>/dev/null; }
+check "a Unix socket serves root" by_socket env
+check "and nobody else" eval '! by_socket as bob'
+in_host kopictl metrics --listen 192.0.2.1:9102 2>/dev/null
+check "other machines are not served" [ $? = 2 ]
+
+cp "$(command -v kopi-echo)" "/tmp/$(printf 'a\033[2J\302\233b')"
+in_host setpriv --reuid bob --regid bob --clear-groups -- "/tmp/$(printf 'a\033[2J\302\233b')" --bind 192.0.2.1:7778 >/tmp/escape.out 2>&1 &
+wait_for grep -q listening /tmp/escape.out
+escaper=$(in_host ss -uapnH 'sport = :7778' | sed 's/.*pid=\([0-9]*\).*/\1/')
+watchers+=("$escaper")
+seen() { in_host kopictl "$@" >/tmp/seen && grep -qF 'u{9b}b' /tmp/seen && ! grep -qP '\x1b|\xc2\x9b' /tmp/seen; }
+check "a program's name moves no terminal: ps" seen ps
+check "metrics" seen metrics
+check "and JSON" eval 'in_host kopictl ps --json >/tmp/seen && grep -qF "u009b" /tmp/seen && ! grep -qP "\x1b|\xc2\x9b" /tmp/seen'
+kill "$escaper"
+for what in ps stats "rule list" metrics info "rule save"; do
+	# shellcheck disable=SC2086 # Words.
+	in_host kopictl $what >/dev/full 2>/tmp/full.err
+	code=$?
+	check "$what: a full device is an error" eval '[ $code = 1 ] && grep -q "No space left" /tmp/full.err'
+done
+in_host kopictl show flow 99999999 2>/dev/full
+check "and no panic, where that can't be said" [ $? = 1 ]
+wait_for eval '[ "$(kopictl info | sed -n "s/^flows *//p")" = 1 ]'
 check "printed at once, too" eval 'kopictl metrics | grep -q "^kopi_flows 1$"'
 watchers+=("$(in_host ss -uapnH 'sport = :7777' | sed 's/.*pid=\([0-9]*\).*/\1/')")
 finish

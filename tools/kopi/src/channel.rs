@@ -464,11 +464,13 @@ impl Channel {
     /// Writes descriptors for which there is room.
     #[inline]
     fn queue(&self, flow: FlowId, message: &Message, payload: Payload<'_>) {
+        payload.for_each(|frame| {
+            assert!(
+                ptr::eq(frame.channel(), self),
+                "a payload of another channel"
+            );
+        });
         let first = payload.first();
-        assert!(
-            ptr::eq(first.channel(), self),
-            "a payload of another channel"
-        );
         let mut flags = 0;
         if let Some(meta) = message.meta() {
             // SAFETY: The frame is the program's, by way of `first`.
@@ -658,8 +660,22 @@ impl Channel {
     ///
     /// So it is from the start; after [`Channel::wait`] it is so no more. A program that sleeps in a
     /// poll of its own (epoll, an executor) calls this with `true` before each sleep, and sleeps
-    /// only if it gives `false`: there is nothing to receive.
+    /// only if it gives `false`: there is nothing to receive, and what was sent needs no
+    /// [flush](Channel::flush) to go on. It asks for POLLWRBAND, too: what an engine has not sent yet
+    /// may need the room of completions.
     pub fn arm(&self, want: bool) -> io::Result<bool> {
+        let received = self.want_wakeups(want)?;
+        if !want || received {
+            return Ok(received);
+        }
+        // An engine may have let go of the channel since it was flushed.
+        self.show()?;
+        let tx = &mut *self.tx.borrow_mut();
+        Ok(tx.ring.is_unread() && tx.completion.available(1)? > 0)
+    }
+
+    /// Asks to be woken or not; says whether there is something to receive.
+    fn want_wakeups(&self, want: bool) -> io::Result<bool> {
         self.tx.borrow().completion.want_wakeup(want);
         let mut rx = self.rx.borrow_mut();
         rx.ring.want_wakeup(want);
@@ -682,8 +698,9 @@ impl Channel {
             let mut rx = self.rx.borrow_mut();
             self.refill(&mut rx)?;
             events |= libc::POLLIN;
-            if rx.given < rx.wanted / 2 {
-                // Packets need frames, which completions give back.
+            // Packets need frames, which completions give back: half of them, or what one packet may
+            // need.
+            if rx.given < (rx.wanted / 2).max(CHAIN_MAX).min(rx.wanted) {
                 events |= libc::POLLWRBAND;
             }
         }
@@ -693,7 +710,11 @@ impl Channel {
         if interest.has(Interest::COMPLETION) || interest.has(Interest::WRITABLE) {
             events |= libc::POLLWRBAND;
         }
-        let received = self.arm(true)?;
+        if self.tx.borrow().ring.is_unread() {
+            // The kernel may stop there until completions are taken.
+            events |= libc::POLLWRBAND;
+        }
+        let received = self.want_wakeups(true)?;
         if received && interest.has(Interest::READABLE) {
             return Ok(Ready {
                 readable: true,
@@ -701,7 +722,7 @@ impl Channel {
             });
         }
         let polled = self.poll(events, timeout);
-        self.arm(false)?;
+        self.want_wakeups(false)?;
         let polled = polled?;
         Ok(Ready {
             readable: polled & libc::POLLIN != 0,
@@ -715,7 +736,7 @@ impl Channel {
         match &self.bell {
             Bell::Socket(socket) => sys::poll(socket.as_raw_fd(), events, timeout),
             #[cfg(test)]
-            Bell::Fake(_) => Ok(events),
+            Bell::Fake(kernel) => Ok(events & kernel.borrow().ready()),
         }
     }
 

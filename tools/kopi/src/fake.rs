@@ -103,6 +103,18 @@ impl Kernel {
         taken
     }
 
+    /// What poll(2) would say.
+    pub(crate) fn ready(&self) -> i16 {
+        let mut ready = 0;
+        if self.rx.is_unread() {
+            ready |= libc::POLLIN;
+        }
+        if self.completion.is_unread() {
+            ready |= libc::POLLWRBAND;
+        }
+        ready
+    }
+
     /// Completes what it kept.
     pub(crate) fn let_go(&mut self) {
         for desc in std::mem::take(&mut self.kept) {
@@ -169,7 +181,7 @@ impl Kernel {
 
 mod tests {
     use super::*;
-    use crate::{FlowId, Interest, Message};
+    use crate::{FlowId, Interest, Message, Packet};
     use std::collections::HashSet;
 
     const FLOW: FlowId = FlowId(3);
@@ -239,12 +251,9 @@ mod tests {
             frames.push(frame);
         }
         let mut starts: Vec<u32> = frames.iter().map(|frame| frame.id()).collect();
-        starts.extend(packets.iter_mut().flat_map(|packet| {
-            packet
-                .frames_mut()
-                .map(|frame| frame.id())
-                .collect::<Vec<_>>()
-        }));
+        let payloads: Vec<_> = packets.into_iter().map(Packet::into_payload).collect();
+        let held = payloads.iter().flat_map(|payload| payload.frames());
+        starts.extend(held.map(|frame| frame.id()));
         let distinct: HashSet<u32> = starts.iter().copied().collect();
         assert_eq!(distinct.len(), starts.len());
     }
@@ -360,6 +369,69 @@ mod tests {
         send(&channel, b"x");
         let ready = channel.wait(Interest::READABLE, None).unwrap();
         assert!(ready.readable);
+    }
+
+    #[test]
+    fn answers_take_the_place_of_questions() {
+        let channel = channel(small());
+        for (len, fits) in [
+            (0, 0),
+            (3, 3),
+            (448, 448),
+            (500, 500),
+            (1344, 1344),
+            (1400, 1344),
+        ] {
+            send(&channel, &[7; 1344]);
+            channel.flush().unwrap();
+            let mut packet = channel.recv().unwrap().unwrap();
+            assert_eq!(packet.replace(&vec![8; len]), fits);
+            assert_eq!(*packet.bytes(), vec![8; fits]);
+        }
+        channel.recv().unwrap();
+        assert_eq!(channel.free_frames(), 32);
+    }
+
+    #[test]
+    fn the_only_frame_to_receive_into_comes_back() {
+        let channel = channel(small().frames(2).rx_frames(1));
+        send(&channel, b"x");
+        channel.flush().unwrap();
+        let packet = channel.recv().unwrap().unwrap();
+        let reply = Message::reply_to(&packet);
+        // It is sent on, with the other one, and no frame is there to receive into.
+        kernel(&channel, |kernel| kernel.keeps = true);
+        channel.send(FLOW, &reply, packet).unwrap();
+        send(&channel, b"y");
+        channel.flush().unwrap();
+        assert!(!channel.wait(Interest::READABLE, None).unwrap().any());
+        kernel(&channel, Kernel::let_go);
+        assert!(channel.wait(Interest::READABLE, None).unwrap().completion);
+    }
+
+    #[test]
+    fn nobody_sleeps_on_what_an_engine_left() {
+        let channel = channel(small());
+        // As with an engine: no doorbell is needed.
+        kernel(&channel, |kernel| kernel.tx.want_wakeup(false));
+        send(&channel, b"x");
+        assert!(channel.flush().unwrap());
+        assert_eq!(kernel(&channel, |kernel| kernel.bells), 0);
+        assert!(!channel.arm(true).unwrap());
+        // It lets go, and nothing was sent.
+        kernel(&channel, |kernel| kernel.tx.want_wakeup(true));
+        channel.arm(true).unwrap();
+        assert_eq!(kernel(&channel, |kernel| kernel.bells), 1);
+        // It stopped for want of room for completions.
+        kernel(&channel, |kernel| kernel.appetite = 0);
+        send(&channel, b"y");
+        assert!(channel.arm(true).unwrap());
+        while channel.recv().unwrap().is_some() {}
+        assert!(channel.arm(true).unwrap(), "completions are to be taken");
+        let ready = channel.wait(Interest::READABLE, None).unwrap();
+        assert!(ready.completion);
+        assert!(!channel.flush().unwrap());
+        assert!(!channel.arm(true).unwrap());
     }
 
     #[test]

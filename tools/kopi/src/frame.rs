@@ -141,6 +141,11 @@ impl fmt::Debug for Frame<'_> {
 }
 
 /// The frames of one packet, in order: nearly always one, more for payload that fits no frame.
+///
+/// # Invariants
+///
+/// All frames are of one channel. So nothing lends a `&mut Frame` out of a payload, by which another
+/// channel's could be put there.
 #[derive(Debug)]
 pub struct Payload<'c> {
     first: Frame<'c>,
@@ -189,9 +194,43 @@ impl<'c> Payload<'c> {
         self.rest.iter().for_each(show);
     }
 
-    /// All frames, to be written to.
-    pub fn frames_mut(&mut self) -> impl Iterator<Item = &mut Frame<'c>> {
-        std::iter::once(&mut self.first).chain(&mut self.rest)
+    /// The bytes of all frames, to be written to.
+    ///
+    /// The frames themselves stay where they are: one of another channel can't get into a payload.
+    ///
+    /// ```compile_fail
+    /// fn exchange<'c>(payload: &mut kopi::Payload<'c>, frame: &mut kopi::Frame<'c>) {
+    ///     std::mem::swap(payload.frames_mut().next().unwrap(), frame);
+    /// }
+    /// ```
+    ///
+    /// ```
+    /// fn exchange(payload: &mut kopi::Payload<'_>, frame: &mut kopi::Frame<'_>) {
+    ///     payload.frames_mut().next().unwrap().swap_with_slice(frame);
+    /// }
+    /// ```
+    pub fn frames_mut(&mut self) -> impl Iterator<Item = &mut [u8]> + use<'_, 'c> {
+        std::iter::once(&mut self.first)
+            .chain(&mut self.rest)
+            .map(|frame| &mut **frame)
+    }
+
+    /// Puts `data` in place of what is there, as much as fits into the frames, and says how much that
+    /// was. Frames that aren't needed become free.
+    pub fn replace(&mut self, data: &[u8]) -> usize {
+        self.first.set_len(0);
+        let mut at = self.first.extend_from_slice(data);
+        let mut needed = 0;
+        for frame in &mut self.rest {
+            if at == data.len() {
+                break;
+            }
+            frame.set_len(0);
+            at += frame.extend_from_slice(&data[at..]);
+            needed += 1;
+        }
+        self.rest.truncate(needed);
+        at
     }
 
     /// Copies as much as `buffer` has room for, and says how much that was.

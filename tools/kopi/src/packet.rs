@@ -4,7 +4,7 @@
 
 use crate::{
     flow::FlowId,
-    frame::{Frame, Payload},
+    frame::Payload,
     message,
     pure::abi::{Meta, META_MARK, META_TIMESTAMP},
 };
@@ -104,9 +104,14 @@ impl<'c> Packet<'c> {
         self.payload.copy_to(buffer)
     }
 
-    /// The frames, to be changed in place.
-    pub fn frames_mut(&mut self) -> impl Iterator<Item = &mut Frame<'c>> {
+    /// The payload, frame by frame, to be changed in place.
+    pub fn frames_mut(&mut self) -> impl Iterator<Item = &mut [u8]> + use<'_, 'c> {
         self.payload.frames_mut()
+    }
+
+    /// Puts `data` in place of the payload, as [`Payload::replace`].
+    pub fn replace(&mut self, data: &[u8]) -> usize {
+        self.payload.replace(data)
     }
 
     /// The payload by itself, to be sent.

@@ -3,12 +3,12 @@
 //! A UDP socket on rings, in the shape of the standard library's.
 
 use crate::{
-    channel::{Channel, Interest},
+    channel::Channel,
     flow::{Flow, FlowId},
     message::Message,
     sys,
 };
-use socket2::SockRef;
+use socket2::{SockRef, Socket};
 use std::{
     io,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs},
@@ -17,11 +17,16 @@ use std::{
         atomic::{AtomicU32, Ordering},
         Mutex, MutexGuard, PoisonError,
     },
+    thread,
     time::{Duration, Instant},
 };
 
 /// The longest payload that the length field of UDP allows, and more than any packet holds.
 const PAYLOAD_MAX: usize = 65535;
+/// Poll's events of room to send, or of frames that came back.
+const WRITABLE: i16 = libc::POLLOUT | libc::POLLWRBAND;
+/// How often to look again where poll(2) can't sleep.
+const NAP: Duration = Duration::from_millis(5);
 
 /// A UDP socket whose packets go through mapped rings, with the methods of
 /// [`std::net::UdpSocket`].
@@ -59,9 +64,67 @@ pub struct UdpSocket {
     flow: Flow,
     id: FlowId,
     /// Nobody sleeps with this locked.
-    channel: Mutex<Channel>,
+    shared: Mutex<Shared>,
     /// The errno of a datagram that was taken before it failed, or 0.
     late_error: AtomicU32,
+}
+
+/// The channel, and the calls that wait for what became of their packets.
+#[derive(Debug)]
+struct Shared {
+    channel: Channel,
+    sends: Sends,
+}
+
+/// Calls of which the kernel has yet to say what became of their packets.
+#[derive(Debug, Default)]
+struct Sends {
+    next: u64,
+    waiting: Vec<Waiting>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    ticket: u64,
+    /// The last of the packet.
+    frame: u32,
+    verdict: Option<u16>,
+}
+
+impl Sends {
+    /// Begins to wait for a packet with this last frame.
+    fn begin(&mut self, frame: u32) -> u64 {
+        let ticket = self.next;
+        self.next += 1;
+        self.waiting.push(Waiting {
+            ticket,
+            frame,
+            verdict: None,
+        });
+        ticket
+    }
+
+    /// Takes the completion of a frame, whoever came upon it; says whether a call waits for it. Then the
+    /// frame may be another packet's, whose completion isn't this call's.
+    fn complete(&mut self, frame: u32, error: u16) -> bool {
+        let mut waiting = self.waiting.iter_mut();
+        match waiting.find(|call| call.frame == frame && call.verdict.is_none()) {
+            Some(call) => {
+                call.verdict = Some(error);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn verdict(&self, ticket: u64) -> Option<u16> {
+        let mut waiting = self.waiting.iter();
+        waiting.find(|call| call.ticket == ticket)?.verdict
+    }
+
+    fn end(&mut self, ticket: u64) {
+        self.waiting.retain(|call| call.ticket != ticket);
+    }
 }
 
 impl UdpSocket {
@@ -85,7 +148,10 @@ impl UdpSocket {
         Ok(Self {
             flow,
             id,
-            channel: Mutex::new(channel),
+            shared: Mutex::new(Shared {
+                channel,
+                sends: Sends::default(),
+            }),
             late_error: AtomicU32::new(0),
         })
     }
@@ -242,9 +308,9 @@ impl UdpSocket {
         SockRef::from(self.flow.socket().as_ref())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Channel> {
+    fn lock(&self) -> MutexGuard<'_, Shared> {
         // A panic elsewhere leaves no ring half written.
-        self.channel.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn take_late_error(&self) -> io::Result<()> {
@@ -274,38 +340,57 @@ impl UdpSocket {
         mut take: impl FnMut(&Channel) -> io::Result<Option<T>>,
     ) -> io::Result<Option<T>> {
         self.take_late_error()?;
+        let mut patience = Patience::new(self, Self::read_timeout);
         let mut has_slept = false;
         loop {
-            if let Some(taken) = take(&self.lock())? {
+            if let Some(taken) = take(&self.lock().channel)? {
                 return Ok(Some(taken));
             }
             // Another thread was faster, or nothing more will come.
             if has_slept && self.is_shut_down()? {
-                return take(&self.lock());
+                return take(&self.lock().channel);
             }
             // What an earlier call had to leave in the ring.
-            self.flush(&self.lock(), None)?;
-            sys::wait_rx(self.as_raw_fd())?;
-            has_slept = true;
+            self.flush(&mut self.lock())?;
+            if has_slept {
+                // This would begin with the timeout anew.
+                if let Some(error) = patience.sleep(libc::POLLIN)? {
+                    return Err(error);
+                }
+            } else {
+                patience.begin();
+                sys::wait_rx(self.as_raw_fd())?;
+                has_slept = true;
+            }
         }
     }
 
-    /// Flushes; gives what became of the packet whose last frame is `frame`, if that is known, and
-    /// keeps the errors of others for the next call. Says whether all was taken.
-    fn flush(&self, channel: &Channel, frame: Option<u32>) -> io::Result<(bool, Option<u16>)> {
-        let mut verdict = None;
-        let all = channel.flush_with(|completion| {
-            if completion.more {
-                return;
+    /// Flushes, tells the calls that wait what became of their packets, and keeps the errors of others
+    /// for the next call. Says whether all was taken.
+    fn flush(&self, shared: &mut Shared) -> io::Result<bool> {
+        let Shared { channel, sends } = shared;
+        channel.flush_with(|completion| {
+            if !completion.more
+                && !sends.complete(completion.frame, completion.error)
+                && completion.error != 0
+            {
+                self.keep_error(completion.error.into());
             }
-            if Some(completion.frame) == frame {
-                verdict = Some(completion.error);
-            } else if completion.error != 0 {
-                self.late_error
-                    .store(completion.error.into(), Ordering::Relaxed);
-            }
-        })?;
-        Ok((all, verdict))
+        })
+    }
+
+    fn keep_error(&self, errno: u32) {
+        self.late_error.store(errno, Ordering::Relaxed);
+    }
+
+    /// Puts a packet into the ring, and gives its last frame; `None` while there are too few frames.
+    fn queue(&self, channel: &Channel, data: &[u8], message: &Message) -> io::Result<Option<u32>> {
+        let Some(payload) = channel.payload(data) else {
+            return Ok(None);
+        };
+        let last = payload.frames().last().map(|frame| frame.id());
+        channel.send(self.id, message, payload)?;
+        Ok(last)
     }
 
     fn transmit(&self, data: &[u8], message: &Message) -> io::Result<usize> {
@@ -313,89 +398,133 @@ impl UdpSocket {
         if data.len() > PAYLOAD_MAX {
             return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
         }
-        let mut patience = Patience::new(self);
+        let mut patience = Patience::new(self, Self::write_timeout);
         // Queue it, as soon as there is nothing before it.
-        let frame = loop {
+        let ticket = loop {
             let blocked_by = {
-                let channel = self.lock();
-                if !self.flush(&channel, None)?.0 {
-                    Interest::WRITABLE
-                } else if let Some(payload) = channel.payload(data) {
-                    let last = payload.frames().last().map_or(0, |frame| frame.id());
-                    channel.send(self.id, message, payload)?;
-                    let (taken, verdict) = self.flush(&channel, Some(last))?;
-                    match verdict {
-                        Some(0) => return Ok(data.len()),
-                        Some(errno) => return Err(io::Error::from_raw_os_error(errno.into())),
-                        // It went by reference.
-                        None if taken => return Ok(data.len()),
-                        None => break last,
+                let shared = &mut *self.lock();
+                if !self.flush(shared)? {
+                    WRITABLE
+                } else if let Some(last) = self.queue(&shared.channel, data, message)? {
+                    let ticket = shared.sends.begin(last);
+                    let taken = self.flush(shared);
+                    let verdict = shared.sends.verdict(ticket);
+                    if verdict.is_none() && matches!(taken, Ok(false)) {
+                        break ticket;
                     }
+                    shared.sends.end(ticket);
+                    taken?;
+                    // Without a verdict it went by reference.
+                    refusal(verdict)?;
+                    return Ok(data.len());
                 } else {
-                    Interest::COMPLETION
+                    libc::POLLWRBAND
                 }
             };
-            patience.sleep(blocked_by)?;
+            if let Some(error) = patience.sleep(blocked_by)? {
+                return Err(error);
+            }
         };
-        // It is in the ring, and will be sent come what may. Sleep as send(2) would.
-        while patience.sleep(Interest::WRITABLE).is_ok() {
-            match self.flush(&self.lock(), Some(frame))? {
-                (_, Some(errno)) if errno != 0 => {
-                    return Err(io::Error::from_raw_os_error(errno.into()))
+        let left = self.leave(ticket, &mut patience);
+        self.lock().sends.end(ticket);
+        left.map(|()| data.len())
+    }
+
+    /// Sleeps as send(2) would until a packet has left the ring, which it will do come what may.
+    fn leave(&self, ticket: u64, patience: &mut Patience<'_>) -> io::Result<()> {
+        loop {
+            match patience.sleep(WRITABLE) {
+                Ok(None) => {}
+                // It isn't this packet's.
+                Ok(Some(error)) => {
+                    let errno = error.raw_os_error().map_or(0, i32::unsigned_abs);
+                    self.keep_error(errno);
                 }
-                (false, None) => {}
-                _ => break,
+                Err(_) => return Ok(()),
+            }
+            let shared = &mut *self.lock();
+            let taken = self.flush(shared)?;
+            let verdict = shared.sends.verdict(ticket);
+            if taken || verdict.is_some() {
+                return refusal(verdict);
             }
         }
-        Ok(data.len())
     }
 }
 
-/// How long a sending call may sleep.
+/// The error with which a packet was refused, if it was.
+fn refusal(verdict: Option<u16>) -> io::Result<()> {
+    match verdict {
+        None | Some(0) => Ok(()),
+        Some(errno) => Err(io::Error::from_raw_os_error(errno.into())),
+    }
+}
+
+/// How long a call may sleep, from its first sleep on.
 struct Patience<'s> {
     socket: &'s UdpSocket,
-    /// Once it has slept: until when, if there is a limit.
-    deadline: Option<Option<Instant>>,
+    timeout: fn(&UdpSocket) -> io::Result<Option<Duration>>,
+    begun: Option<Instant>,
 }
 
 impl<'s> Patience<'s> {
-    fn new(socket: &'s UdpSocket) -> Self {
+    fn new(socket: &'s UdpSocket, timeout: fn(&UdpSocket) -> io::Result<Option<Duration>>) -> Self {
         Self {
             socket,
-            deadline: None,
+            timeout,
+            begun: None,
         }
     }
 
-    /// Sleeps until there may be room; `WouldBlock` if the call must not sleep any longer.
-    fn sleep(&mut self, interest: Interest) -> io::Result<()> {
-        let deadline = match self.deadline {
-            Some(deadline) => deadline,
-            None => {
-                if sys::is_nonblocking(self.socket.as_fd())? {
-                    return Err(io::ErrorKind::WouldBlock.into());
-                }
-                let timeout = self.socket.write_timeout()?;
-                let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-                *self.deadline.insert(deadline)
-            }
-        };
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let events = if interest == Interest::WRITABLE {
-            libc::POLLOUT | libc::POLLWRBAND
-        } else {
-            libc::POLLWRBAND
-        };
-        match sys::poll(self.socket.as_raw_fd(), events, left)? {
-            0 => Err(io::ErrorKind::WouldBlock.into()),
-            _ => Ok(()),
+    /// The time runs from now on, unless it does already.
+    fn begin(&mut self) -> Instant {
+        *self.begun.get_or_insert_with(Instant::now)
+    }
+
+    /// Sleeps until one of these events of poll(2), or gives the flow's error; `WouldBlock` if the call
+    /// must not sleep any longer.
+    fn sleep(&mut self, events: i16) -> io::Result<Option<io::Error>> {
+        let begun = self.begin();
+        if sys::is_nonblocking(self.socket.as_fd())? {
+            return Err(io::ErrorKind::WouldBlock.into());
         }
+        let timeout = (self.timeout)(self.socket)?;
+        let deadline = timeout.and_then(|timeout| begun.checked_add(timeout));
+        sleep_until(self.socket.flow.socket(), events, deadline)
+    }
+}
+
+/// Sleeps until one of these events of poll(2), or gives the pending error; `WouldBlock` after the
+/// deadline.
+fn sleep_until(
+    socket: &Socket,
+    events: i16,
+    deadline: Option<Instant>,
+) -> io::Result<Option<io::Error>> {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let ready = sys::poll(socket.as_raw_fd(), events, left)?;
+        if ready & events != 0 {
+            return Ok(None);
+        }
+        if ready & libc::POLLERR != 0 {
+            if let Some(error) = socket.take_error()? {
+                return Ok(Some(error));
+            }
+        }
+        if ready == 0 || left == Some(Duration::ZERO) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        // There is something in the error queue, say, which is no event of ours, and which poll(2)
+        // can't be told to pass over.
+        thread::sleep(left.map_or(NAP, |left| left.min(NAP)));
     }
 }
 
 impl Drop for UdpSocket {
     fn drop(&mut self) {
         // Sends what a call had to leave in the ring, if there is room by now.
-        let _ = self.lock().flush();
+        let _ = self.lock().channel.flush();
     }
 }
 
@@ -456,6 +585,70 @@ mod tests {
         fn moved<T: Send>() {}
         shared::<UdpSocket>();
         moved::<Channel>();
+    }
+
+    /// Two packets of one frame, one after the other, are two calls'.
+    #[test]
+    fn completions_are_of_the_call_that_sent() {
+        let mut sends = Sends::default();
+        let first = sends.begin(64);
+        assert!(!sends.complete(128, 1));
+        assert_eq!(sends.verdict(first), None);
+        assert!(sends.complete(64, 0));
+        // The frame is free, and taken by another call, whose packet is refused.
+        let second = sends.begin(64);
+        assert_eq!(
+            (sends.verdict(first), sends.verdict(second)),
+            (Some(0), None)
+        );
+        assert!(sends.complete(64, 13));
+        assert_eq!(
+            (sends.verdict(first), sends.verdict(second)),
+            (Some(0), Some(13))
+        );
+        // A third call waits no more.
+        sends.end(first);
+        sends.end(second);
+        assert!(!sends.complete(64, 13));
+    }
+
+    /// Errors are given once; those in the error queue end no sleep before its time.
+    #[test]
+    fn error_queues_end_no_sleep() {
+        let nobody = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let peer = nobody.local_addr().unwrap();
+        drop(nobody);
+        let socket = Socket::new(
+            socket2::Domain::IPV4,
+            socket2::Type::DGRAM,
+            Some(socket2::Protocol::UDP),
+        )
+        .unwrap();
+        let yes = 1_i32;
+        // SAFETY: The option is an `int`.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_IP,
+                libc::IP_RECVERR,
+                std::ptr::from_ref(&yes).cast(),
+                4,
+            )
+        };
+        assert_eq!(set, 0);
+        socket.connect(&peer.into()).unwrap();
+        socket.send(b"x").unwrap();
+        let soon = || Some(Instant::now() + Duration::from_secs(5));
+        let error = sleep_until(&socket, libc::POLLIN, soon()).unwrap();
+        assert_eq!(error.unwrap().kind(), io::ErrorKind::ConnectionRefused);
+        let ready = sys::poll(socket.as_raw_fd(), libc::POLLIN, Some(Duration::ZERO)).unwrap();
+        assert_eq!(ready, libc::POLLERR, "the error queue isn't empty");
+        let (begun, time) = (Instant::now(), Duration::from_millis(100));
+        let over = sleep_until(&socket, libc::POLLIN, Some(begun + time)).unwrap_err();
+        assert_eq!(over.kind(), io::ErrorKind::WouldBlock);
+        assert!(begun.elapsed() >= time);
+        let writable = sleep_until(&socket, libc::POLLOUT, soon()).unwrap();
+        assert!(writable.is_none());
     }
 
     #[test]

@@ -411,3 +411,43 @@ fn ping_pong<A: Socket, B: Socket>() {
         }
     });
 }
+
+/// A thread that was woken in vain, since another one was faster, sleeps no longer for that.
+#[test]
+fn losers_of_a_race_keep_their_time() {
+    if !has_module() {
+        return;
+    }
+    let (a, b) = pair::<std::net::UdpSocket, kopi::UdpSocket>();
+    let to = b.local_addr().unwrap();
+    let timeout = Duration::from_millis(500);
+    b.set_read_timeout(Some(timeout)).unwrap();
+    thread::scope(|scope| {
+        let receivers = [(); 4].map(|()| {
+            scope.spawn(|| {
+                let mut longest = Duration::ZERO;
+                loop {
+                    let begun = Instant::now();
+                    let received = b.recv(&mut [0; 4]);
+                    longest = longest.max(begun.elapsed());
+                    match received {
+                        Ok(0) => return longest,
+                        Ok(_) => {}
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+                    }
+                }
+            })
+        });
+        for _ in 0..20 {
+            a.send_to(b"x", to).unwrap();
+            thread::sleep(timeout / 4);
+        }
+        for _ in 0..receivers.len() {
+            a.send_to(b"", to).unwrap();
+        }
+        for receiver in receivers {
+            let longest = receiver.join().unwrap();
+            assert!(longest < timeout * 3, "{longest:?}");
+        }
+    });
+}

@@ -235,8 +235,8 @@ pub(crate) fn text_of(rule: &Rule, names: &Names) -> String {
 /// The rules of a file, each with the number of its line, and the default.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct File {
-    /// What becomes of flows that no rule matches.
-    pub(crate) default: Verdict,
+    /// What becomes of flows that no rule matches; as it was, if the file doesn't say.
+    pub(crate) default: Option<Verdict>,
     /// The rules, in their order.
     pub(crate) rules: Vec<(usize, Rule)>,
 }
@@ -247,17 +247,16 @@ impl FromStr for File {
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         let mut file = Self::default();
-        let mut default = None;
         for (line, text) in (1..).zip(text.lines()) {
             let wrong = |what: &str| (line, what.to_owned());
             let words = shlex::split(text).ok_or_else(|| wrong("a quote has no end"))?;
             match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
                 [] => (),
-                ["default", _] if default.is_some() => {
+                ["default", _] if file.default.is_some() => {
                     return Err(wrong("the default is there twice"))
                 }
-                ["default", "allow"] => default = Some(Verdict::Allow),
-                ["default", "deny"] => default = Some(Verdict::Deny),
+                ["default", "allow"] => file.default = Some(Verdict::Allow),
+                ["default", "deny"] => file.default = Some(Verdict::Deny),
                 ["default", ..] => return Err(wrong("default is allow or deny")),
                 _ => {
                     let rule = parse(&words).map_err(|what| wrong(&what))?;
@@ -268,7 +267,6 @@ impl FromStr for File {
                 }
             }
         }
-        file.default = default.unwrap_or_default();
         Ok(file)
     }
 }
@@ -510,7 +508,9 @@ mod tests {
         let file: File = "# rules\n\ndefault deny\nuser 5 allow # a note\n  remote ::1 deny\n"
             .parse()
             .unwrap();
-        assert_eq!(file.default, Verdict::Deny);
+        assert_eq!(file.default, Some(Verdict::Deny));
+        let silent: File = "user 5 allow\n".parse().unwrap();
+        assert_eq!(silent.default, None);
         assert_eq!(
             file.rules.iter().map(|(line, _)| *line).collect::<Vec<_>>(),
             [4, 5]

@@ -7,12 +7,14 @@
 mod attributes;
 mod commands;
 mod grammar;
+mod http;
 mod link;
 mod message;
 mod names;
 mod netlink;
 mod output;
 mod rates;
+mod runtime;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use commands::{capture, direct, engine, info, limit, metrics, ps, rule, show, stats, top, watch};
@@ -102,7 +104,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let Err(error) = run(options) else {
+    // What is printed isn't done before it is written.
+    let Err(error) = run(options).and_then(|()| Ok(io::stdout().flush()?)) else {
         return ExitCode::SUCCESS;
     };
     let causes = || {
@@ -113,8 +116,7 @@ fn main() -> ExitCode {
     if causes().any(|cause| cause.kind() == ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
-    let text = output::clean(&format!("{error:#}"));
-    anstream::eprintln!("{bad}kopictl:{bad:#} {text}", bad = output::BAD);
+    output::complain(format!("{error:#}"));
     let netlink = error
         .chain()
         .find_map(|cause| cause.downcast_ref::<netlink::Error>());

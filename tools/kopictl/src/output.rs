@@ -5,7 +5,10 @@
 
 use anstyle::{AnsiColor, Style};
 use serde::Serialize;
-use std::io::{self, Write};
+use std::{
+    fmt::Display,
+    io::{self, Write},
+};
 
 /// Heads of tables.
 pub(crate) const HEAD: Style = Style::new().bold();
@@ -14,21 +17,59 @@ pub(crate) const BAD: Style = AnsiColor::Red.on_default();
 /// What is of less weight.
 pub(crate) const FAINT: Style = Style::new().dimmed();
 
-/// Text that comes from others, who may have put in it what moves a terminal's cursor.
+/// Whether a letter isn't seen, or makes others be seen as they are not: controls (C0, DEL, C1), marks,
+/// overrides and isolates of direction, what has no width, ends of lines and paragraphs, tags.
+pub(crate) fn is_hidden(letter: char) -> bool {
+    letter.is_control()
+        || matches!(letter,
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e0fff}')
+}
+
+/// Text that comes from others, who may have put in it what moves a terminal's cursor, or deceives who
+/// reads it. All that is printed goes through this.
 pub(crate) fn clean(text: &str) -> String {
-    let escape = |letter: char| match letter.is_control() {
+    let escape = |letter: char| match is_hidden(letter) {
         true => letter.escape_default().to_string(),
         false => letter.to_string(),
     };
     text.chars().map(escape).collect()
 }
 
+/// Says on standard error that something went wrong. If that can't be written, there is nobody to tell.
+pub(crate) fn complain(what: impl Display) {
+    let text = clean(&what.to_string());
+    let _ = writeln!(anstream::stderr(), "{BAD}kopictl:{BAD:#} {text}");
+}
+
+/// Says on standard error how things are.
+pub(crate) fn remark(what: impl Display) {
+    let _ = writeln!(anstream::stderr(), "{}", clean(&what.to_string()));
+}
+
 /// Prints a value as JSON, on one line.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    let text = serde_json::to_string(value).map_err(io::Error::from)?;
     let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, value).map_err(io::Error::from)?;
-    writeln!(out)?;
+    writeln!(out, "{}", clean_json(&text))?;
     Ok(out.flush()?)
+}
+
+/// JSON that means the same, and hides nothing: such letters are in strings only.
+fn clean_json(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if is_hidden(letter) {
+            for unit in letter.encode_utf16(&mut [0; 2]) {
+                clean += &format!("\\u{unit:04x}");
+            }
+        } else {
+            clean.push(letter);
+        }
+    }
+    clean
 }
 
 /// A table whose columns are as wide as what is in them.
@@ -143,6 +184,26 @@ mod tests {
             table.lines(),
             ["NAME           N", "a\\u{1b}[2J     7", "longer      1234"]
         );
+    }
+
+    #[test]
+    fn nothing_is_hidden() {
+        for (text, shown) in [
+            ("a\u{1b}[2J", "a\\u{1b}[2J"),
+            ("\u{9b}2J\u{7f}", "\\u{9b}2J\\u{7f}"),
+            (
+                "\u{202e}txt\u{2066}\u{2069}",
+                "\\u{202e}txt\\u{2066}\\u{2069}",
+            ),
+            ("a\u{200b}b\u{feff}", "a\\u{200b}b\\u{feff}"),
+            ("\u{2028}\u{e0041}\r\n", "\\u{2028}\\u{e0041}\\r\\n"),
+            ("Zo\u{eb} \u{5d0} \u{4e2d}", "Zo\u{eb} \u{5d0} \u{4e2d}"),
+        ] {
+            assert_eq!(clean(text), shown);
+            let json = clean_json(&serde_json::to_string(text).unwrap());
+            assert!(!json.chars().any(is_hidden), "{json}");
+            assert_eq!(serde_json::from_str::<String>(&json).unwrap(), text);
+        }
     }
 
     #[test]

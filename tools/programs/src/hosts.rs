@@ -18,6 +18,10 @@ const TTL: u32 = 60;
 const PLAIN_LIMIT: usize = 512;
 /// Bytes of an answer at most, whatever a client says: what passes every path in one piece.
 const LIMIT: u16 = 1232;
+/// Bytes of a message before its questions.
+const HEADER: usize = 12;
+/// Records of a question at most: it may have an OPT record, and a signature.
+const RECORDS: u16 = 4;
 
 /// What a hosts file says, by lower-case name.
 #[derive(Debug, Default)]
@@ -108,13 +112,13 @@ impl Hosts {
         if header_buffer::has_flags(message, PacketFlag::RESPONSE).ok()? {
             return None;
         }
+        // Nobody asks several questions at once, and to read a thousand takes long.
+        if !is_one_question(message.get(..HEADER)?) {
+            return malformed(message);
+        }
         match Packet::parse(message) {
             Ok(query) => self.answer_query(&query),
-            Err(_) => {
-                let mut reply = Packet::new_reply(header_buffer::id(message).ok()?);
-                *reply.rcode_mut() = RCODE::FormatError;
-                reply.build_bytes_vec().ok()
-            }
+            Err(_) => malformed(message),
         }
     }
 
@@ -162,8 +166,26 @@ impl Hosts {
         }
         reply.answers.clear();
         reply.set_flags(PacketFlag::TRUNCATION);
-        reply.build_bytes_vec_compressed().ok()
+        let bytes = reply.build_bytes_vec_compressed().ok()?;
+        // A name has 255 bytes at most.
+        (bytes.len() <= limit).then_some(bytes)
     }
+}
+
+/// Whether a header speaks of one question, and of no more than belongs to it.
+fn is_one_question(header: &[u8]) -> bool {
+    let mut counts = header
+        .chunks_exact(2)
+        .skip(2)
+        .map(|count| u16::from_be_bytes([count[0], count[1]]));
+    counts.next() == Some(1) && counts.fold(0, u16::saturating_add) <= RECORDS
+}
+
+/// The answer to what makes no sense: a header alone.
+fn malformed(message: &[u8]) -> Option<Vec<u8>> {
+    let mut reply = Packet::new_reply(header_buffer::id(message).ok()?);
+    *reply.rcode_mut() = RCODE::FormatError;
+    reply.build_bytes_vec().ok()
 }
 
 fn is_internet(class: QCLASS) -> bool {
@@ -272,6 +294,44 @@ mod tests {
         // It says one question and has none.
         let reply = hosts.answer(&[0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0]).unwrap();
         assert_eq!(Packet::parse(&reply).unwrap().rcode(), RCODE::FormatError);
+    }
+
+    #[test]
+    fn only_single_questions_are_read() {
+        let hosts = Hosts::parse(HOSTS).unwrap();
+        let mut counts = vec![[0, 0, 0, 0], [2, 0, 0, 0], [1, 3, 1, 1]];
+        counts.extend([
+            [10_000, 0, 0, 0],
+            [1, 0, 0, 10_000],
+            [1, 65_535, 65_535, 65_535],
+        ]);
+        for counts in counts {
+            let mut message = vec![0, 1, 0, 0];
+            message.extend(counts.iter().flat_map(|count: &u16| count.to_be_bytes()));
+            // Questions for the root.
+            message.resize(60_000, 0);
+            let reply = hosts.answer(&message).unwrap();
+            assert_eq!(reply.len(), HEADER, "{counts:?}");
+            let reply = Packet::parse(&reply).unwrap();
+            assert_eq!((reply.id(), reply.rcode()), (1, RCODE::FormatError));
+        }
+    }
+
+    #[test]
+    fn errors_keep_to_the_limit() {
+        let hosts = Hosts::parse(HOSTS).unwrap();
+        let name = [["a"; 31].concat(), ["b"; 63].concat(), ["c"; 63].concat()].join(".");
+        for opcode in [OPCODE::StandardQuery, OPCODE::Notify] {
+            let mut query = Packet::new_query(1);
+            *query.opcode_mut() = opcode;
+            let name = Name::new(&name).unwrap();
+            let kind = TYPE::A.into();
+            let question = Question::new(name, kind, CLASS::IN.into(), false);
+            query.questions.push(question);
+            let reply = hosts.answer(&query.build_bytes_vec().unwrap()).unwrap();
+            assert!(reply.len() <= PLAIN_LIMIT);
+            assert_ne!(Packet::parse(&reply).unwrap().rcode(), RCODE::NoError);
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@ pub mod hosts;
 use kopi::{Channel, Completion, Flow, Interest, Message, Payload, SendError};
 use std::{
     fmt::Display,
-    io,
+    io::{self, Write},
     net::{SocketAddr, ToSocketAddrs},
     process::ExitCode,
     sync::{atomic::AtomicBool, Arc},
@@ -19,10 +19,15 @@ pub fn finish(program: &str, result: io::Result<ExitCode>) -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("{program}: {error}");
+            complain(program, error);
             ExitCode::from(2)
         }
     }
+}
+
+/// Says what went wrong. If that can't be written, there is nobody to tell.
+pub fn complain(program: &str, what: impl Display) {
+    let _ = writeln!(io::stderr(), "{program}: {what}");
 }
 
 /// Says of what an error is.
@@ -143,7 +148,7 @@ pub fn doze(program: &str, channel: &Channel, first: &Flow, interest: Interest) 
                 .transpose()?
                 .flatten()
             {
-                eprintln!("{program}: {error}");
+                complain(program, error);
             }
             Ok(())
         }

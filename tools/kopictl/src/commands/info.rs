@@ -6,7 +6,7 @@ use super::direct::attached;
 use crate::{
     message::{Command, Device, Info},
     netlink::Connection,
-    output::{json, or_dash},
+    output::{clean, json, or_dash},
 };
 use nix::{net::if_::if_indextoname, sys::utsname::uname};
 use serde::Serialize;
@@ -69,7 +69,7 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         writeln!(out, "{what:<20}{value}")?;
     }
     for Attached { name, device } in devices {
-        let what = or_dash(name);
+        let what = clean(&or_dash(name));
         let path = or_dash(device.path);
         let (packets, trains) = (or_dash(device.packets), or_dash(device.trains));
         let (passed, dropped) = (or_dash(device.passed), or_dash(device.dropped));

@@ -2,34 +2,149 @@
 
 //! `kopictl metrics`
 
+use super::Usage;
 use crate::{
     grammar::text_of,
+    http::{serve, Answer, Listener},
     message::{Command, Flow, Info, Rule, Stats, Totals},
-    names::Names,
+    names::{gid, Names},
     netlink::Connection,
-    output::BAD,
+    output::{clean, remark},
     rates::{by_process, Counts, Last, Process},
+    runtime,
 };
-use anyhow::anyhow;
+use anyhow::{bail, Context};
 use clap::Args;
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::{
     collections::HashMap,
-    fmt::{Display, Write as _},
-    io::{self, Write as _},
-    net::SocketAddr,
+    fmt::{self, Display, Write as _},
+    fs::{self, File, Permissions},
+    io::{self, ErrorKind, Write as _},
+    net::{SocketAddr, TcpListener},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{lchown, FileTypeExt, MetadataExt, PermissionsExt},
+            net::UnixStream,
+        },
+    },
+    path::{Path, PathBuf},
+    str::FromStr,
     time::Instant,
 };
-use tiny_http::{Header, Method, Response, Server};
 
-const CONTENT_TYPE: &str =
-    "Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8";
+const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Clients that are not served yet.
+const BACKLOG: i32 = 64;
 
 /// Where to.
 #[derive(Args)]
+#[command(after_help = "\
+/metrics shows to whom can ask what the kernel shows to CAP_NET_ADMIN only: who
+sends and receives how much (process, program, user), and the rules. A Unix
+socket is for its owner, and for --group; ADDR:PORT is one of this machine's own
+(127.0.0.1, ::1), and is for every user of it. For other machines put a proxy in
+front of it that asks who they are.")]
 pub(crate) struct Options {
-    /// Serve them by HTTP, at /metrics, until the end; else they are printed once
-    #[arg(long, value_name = "ADDR:PORT")]
-    listen: Option<SocketAddr>,
+    /// Serve them by HTTP, at /metrics, until the end, on a Unix socket; else they are printed once
+    #[arg(long, value_name = "PATH|ADDR:PORT", num_args = 0..=1, default_missing_value = SOCKET)]
+    listen: Option<Place>,
+
+    /// Let this group ask, too: the socket has mode 0660 instead of 0600
+    #[arg(long, value_name = "NAME|GID", value_parser = group, requires = "listen")]
+    group: Option<u32>,
+}
+
+const SOCKET: &str = "/run/kopi/metrics.sock";
+
+/// Where clients come from.
+#[derive(Clone, Debug, PartialEq)]
+enum Place {
+    Unix(PathBuf),
+    Tcp(SocketAddr),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with('/') {
+            return Ok(Self::Unix(text.into()));
+        }
+        match text.parse::<SocketAddr>() {
+            Ok(address) if address.ip().is_loopback() => Ok(Self::Tcp(address)),
+            Ok(_) => Err("only this machine's own addresses, as 127.0.0.1, are served".to_owned()),
+            Err(_) => Err("an absolute path, or an address and port were expected".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unix(path) => path.display().fmt(out),
+            Self::Tcp(address) => address.fmt(out),
+        }
+    }
+}
+
+fn group(text: &str) -> Result<u32, String> {
+    gid(text).ok_or_else(|| format!("there is no group {text}"))
+}
+
+/// Listens, and says where.
+fn listen(place: &Place, group: Option<u32>) -> anyhow::Result<(Listener, String)> {
+    match place {
+        Place::Unix(path) => {
+            if path.parent() == Some(Path::new(runtime::FOLDER)) {
+                runtime::folder()?;
+            }
+            let listener = listen_at(path, group)?;
+            Ok((listener, format!("{}", path.display())))
+        }
+        Place::Tcp(_) if group.is_some() => {
+            bail!(Usage("--group is of a Unix socket".to_owned()))
+        }
+        Place::Tcp(address) => {
+            let listener = TcpListener::bind(address)?;
+            let url = format!("http://{}/metrics", listener.local_addr()?);
+            Ok((Listener::Tcp(listener), url))
+        }
+    }
+}
+
+/// A Unix socket, which only its owner can connect to, and the group if there is one.
+fn listen_at(path: &Path, group: Option<u32>) -> anyhow::Result<Listener> {
+    // Or the file that is given to the group could be another by then.
+    let folder = fs::metadata(path.parent().unwrap_or(Path::new("/")))?;
+    if folder.mode() & 0o022 != 0 && folder.mode() & 0o1000 == 0 {
+        bail!("others can write to the folder");
+    }
+    // One that nobody listens at was left behind.
+    let is_socket = |file: fs::Metadata| file.file_type().is_socket();
+    if fs::symlink_metadata(path).is_ok_and(is_socket)
+        && UnixStream::connect(path)
+            .is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+    {
+        fs::remove_file(path)?;
+    }
+    let file = File::from(OwnedFd::from(Socket::new(
+        Domain::UNIX,
+        Type::STREAM,
+        None,
+    )?));
+    // The file that bind() makes has this mode, less the umask.
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    let socket = Socket::from(OwnedFd::from(file));
+    socket.bind(&SockAddr::unix(path)?)?;
+    if let Some(group) = group {
+        lchown(path, None, Some(group))?;
+        fs::set_permissions(path, Permissions::from_mode(0o660))?;
+    }
+    // Nobody could connect before.
+    socket.listen(BACKLOG)?;
+    Ok(Listener::Unix(OwnedFd::from(socket).into()))
 }
 
 /// Gives the metrics.
@@ -39,32 +154,25 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
         last: Last::default(),
         processes: HashMap::new(),
     };
-    let Some(address) = options.listen else {
+    let Some(place) = &options.listen else {
         return Ok(io::stdout().write_all(state.gather()?.as_bytes())?);
     };
     // What isn't permitted is said at once.
     state.gather()?;
-    let server = Server::http(address).map_err(|error| anyhow!("{address}: {error}"))?;
-    anstream::eprintln!("listening on http://{}/metrics", server.server_addr());
-    let header = CONTENT_TYPE
-        .parse::<Header>()
-        .map_err(|()| anyhow!("{CONTENT_TYPE}"))?;
-    for request in server.incoming_requests() {
-        let response = match (request.method(), request.url()) {
-            (Method::Get | Method::Head, "/metrics") => match state.gather() {
-                Ok(text) => Response::from_string(text).with_header(header.clone()),
-                Err(error) => Response::from_string(format!("{error:#}\n")).with_status_code(503),
+    let (listener, url) = listen(place, options.group).with_context(|| place.to_string())?;
+    remark(format!("listening on {url}"));
+    let page = |path: &str| match path {
+        "/metrics" => match state.gather() {
+            Ok(body) => Answer {
+                status: "200 OK",
+                kind: CONTENT_TYPE,
+                body,
             },
-            (Method::Get | Method::Head, _) => {
-                Response::from_string("see /metrics\n").with_status_code(404)
-            }
-            _ => Response::from_string("GET only\n").with_status_code(405),
-        };
-        if let Err(error) = request.respond(response) {
-            anstream::eprintln!("{BAD}kopictl:{BAD:#} {error}");
-        }
-    }
-    Ok(())
+            Err(error) => Answer::line("503 Service Unavailable", &clean(&format!("{error:#}"))),
+        },
+        _ => Answer::line("404 Not Found", "see /metrics"),
+    };
+    Ok(serve(&listener, page)?)
 }
 
 struct State {
@@ -118,7 +226,10 @@ impl Text {
     /// Adds a sample of it.
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
         let label = |(name, value): &(&str, &str)| {
-            let escaped = value
+            // OpenMetrics has a word for the end of a line, and for no other of those.
+            let lines = value.split('\n').map(clean).collect::<Vec<_>>();
+            let escaped = lines
+                .join("\n")
                 .replace('\\', "\\\\")
                 .replace('"', "\\\"")
                 .replace('\n', "\\n");
@@ -312,6 +423,55 @@ mod tests {
                 ),
             }
         }
+    }
+
+    #[test]
+    fn labels_hide_nothing() {
+        let mut text = Text(String::new());
+        text.sample("x", &[("program", "a\u{1b}[2J\u{9b}\u{202e}\n\"")], 1);
+        let expected = r#"kopi_x{program="a\\u{1b}[2J\\u{9b}\\u{202e}\n\""} 1"#;
+        assert_eq!(text.0.trim_end(), expected);
+    }
+
+    #[test]
+    fn only_this_machine_is_served() {
+        for (text, place) in [
+            ("/run/x", Some(Place::Unix("/run/x".into()))),
+            (
+                "127.0.0.1:9",
+                Some(Place::Tcp("127.0.0.1:9".parse().unwrap())),
+            ),
+            ("[::1]:9", Some(Place::Tcp("[::1]:9".parse().unwrap()))),
+            ("0.0.0.0:9", None),
+            ("[::]:9", None),
+            ("192.0.2.1:9", None),
+            ("x", None),
+        ] {
+            assert_eq!(text.parse().ok(), place, "{text}");
+        }
+    }
+
+    #[test]
+    fn sockets_are_their_owners() {
+        let folder = std::env::temp_dir().join(format!("kopictl-metrics-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let path = folder.join("socket");
+        let mode = || fs::metadata(&path).unwrap().mode() & 0o777;
+        let first = listen_at(&path, None).unwrap();
+        assert_eq!(mode(), 0o600);
+        assert!(listen_at(&path, None).is_err(), "it is in use");
+        drop(first);
+        // It was left behind.
+        let group = fs::metadata(&folder).unwrap().gid();
+        let second = listen_at(&path, Some(group)).unwrap();
+        assert_eq!(mode(), 0o660);
+        drop(second);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        assert!(listen_at(&path, None).is_err(), "no socket");
+        fs::set_permissions(&folder, Permissions::from_mode(0o777)).unwrap();
+        assert!(listen_at(&folder.join("other"), None).is_err());
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

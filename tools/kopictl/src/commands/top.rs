@@ -94,7 +94,7 @@ impl Shown {
         ]
         .map(short);
         let Process { pid, program, .. } = &self.process;
-        let (pid, program, user) = (pid.to_string(), clean(program), self.user.clone());
+        let (pid, program, user) = (pid.to_string(), clean(program), clean(&self.user));
         [
             pid,
             program,

@@ -7,7 +7,7 @@ use crate::{
     message::{Event, Flow},
     names::Names,
     netlink::{Connection, Error},
-    output::{clean, json, or_dash, BAD, HEAD},
+    output::{clean, complain, json, or_dash, HEAD},
 };
 use clap::Args;
 use jiff::Zoned;
@@ -43,15 +43,9 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     connection.subscribe()?;
     if !as_json {
-        anstream::eprintln!(
-            "{HEAD}{}{HEAD:#}",
-            line(
-                "TIME",
-                "EVENT",
-                ["ID", "PID", "PROGRAM", "USER"],
-                "ADDRESSES"
-            )
-        );
+        let head = ["ID", "PID", "PROGRAM", "USER"];
+        let head = line("TIME", "EVENT", head, "ADDRESSES");
+        writeln!(anstream::stderr(), "{HEAD}{head}{HEAD:#}")?;
     }
     let names = Names::new(options.numeric);
     let mut left = options.count.unwrap_or(u64::MAX);
@@ -59,7 +53,7 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
         let events = match connection.events::<Flow>() {
             Ok(events) => events,
             Err(error @ Error::Lost) => {
-                anstream::eprintln!("{BAD}kopictl:{BAD:#} {error}");
+                complain(error);
                 continue;
             }
             Err(error) => return Err(error.into()),

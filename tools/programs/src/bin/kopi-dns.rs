@@ -93,16 +93,8 @@ fn answer(channel: &Channel, hosts: &Hosts, mut packet: Packet<'_>) -> bool {
         return false;
     };
     let (flow, back) = (packet.flow(), Message::reply_to(&packet));
-    let Some(frame) = packet.frames_mut().next() else {
+    if packet.replace(&reply) < reply.len() {
         return false;
-    };
-    frame.set_len(0);
-    if frame.extend_from_slice(&reply) < reply.len() {
-        return false;
-    }
-    // A question in several frames is longer than any answer.
-    for rest in packet.frames_mut().skip(1) {
-        rest.set_len(0);
     }
     channel.send(flow, &back, packet).is_ok()
 }

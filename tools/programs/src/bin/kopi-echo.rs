@@ -89,12 +89,14 @@ fn run(options: &Options) -> io::Result<ExitCode> {
     let mut counters = Counters::default();
     let result = echo(options, &channel, first, &stop, &mut counters);
     if options.stats {
-        eprintln!(
+        let mut out = io::stderr().lock();
+        writeln!(
+            out,
             "echoed {} datagrams, {} bytes; {} refused by the network stack, {} dropped",
             counters.echoed, counters.bytes, counters.failed, counters.dropped
-        );
+        )?;
         for flow in &flows {
-            eprintln!("{}: {:?}", flow.local_addr()?, flow.stats()?);
+            writeln!(out, "{}: {:?}", flow.local_addr()?, flow.stats()?)?;
         }
     }
     result.map(|()| ExitCode::SUCCESS)

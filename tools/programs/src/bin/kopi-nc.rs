@@ -4,7 +4,7 @@
 
 use clap::Parser;
 use kopi::{Flow, UdpSocket};
-use kopi_programs::{finish, resolve, Context};
+use kopi_programs::{complain, finish, resolve, Context};
 use std::{
     io::{self, BufRead, Read, Write},
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -180,9 +180,10 @@ fn open(options: &Options) -> io::Result<(UdpSocket, Option<SocketAddr>)> {
 fn run(options: Options) -> io::Result<ExitCode> {
     let (socket, peer) = open(&options)?;
     if options.verbose {
+        let mut err = io::stderr();
         match peer {
-            Some(peer) => eprintln!("connected {} to {peer}", socket.local_addr()?),
-            None => eprintln!("listening on {}", socket.local_addr()?),
+            Some(peer) => writeln!(err, "connected {} to {peer}", socket.local_addr()?)?,
+            None => writeln!(err, "listening on {}", socket.local_addr()?)?,
         }
     }
     let shared = Arc::new(Shared {
@@ -213,7 +214,7 @@ fn run(options: Options) -> io::Result<ExitCode> {
             shared.touch();
             shared.input_ended.store(true, Ordering::Relaxed);
             if let Err(error) = sent {
-                eprintln!("kopi-nc: {error}");
+                complain("kopi-nc", error);
                 std::process::exit(2);
             }
         });
@@ -279,7 +280,7 @@ impl Receiver {
                     received += 1;
                     shared.touch();
                     if self.verbose {
-                        eprintln!("{len} bytes from {from}");
+                        writeln!(io::stderr(), "{len} bytes from {from}")?;
                     }
                     if self.listen {
                         *shared.peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(from);

@@ -5,6 +5,7 @@
 use crate::{
     link::{self, ask, connect},
     netlink::Error,
+    runtime,
 };
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
@@ -12,13 +13,16 @@ use netlink_packet_route::{
     RouteNetlinkMessage,
 };
 use netlink_sys::Socket;
-use nix::errno::Errno;
+use nix::{
+    errno::Errno,
+    fcntl::{fcntl, FcntlArg, OFlag},
+    libc,
+};
 use std::{
+    fs::{self, File, OpenOptions},
     io,
-    os::{
-        linux::net::SocketAddrExt,
-        unix::net::{SocketAddr, UnixDatagram},
-    },
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::Path,
 };
 
 /// The kind of device.
@@ -39,28 +43,35 @@ pub(super) struct Monitor {
     /// Its name.
     pub(super) name: String,
     index: u32,
-    /// Says to others that this capture lives, in the network namespace, and only as long as it does.
-    _claim: UnixDatagram,
+    /// Says to others that this capture lives, as long as it does.
+    _claims: Option<Claims>,
 }
 
 impl Monitor {
     /// Makes one, or takes that of a capture that was killed.
     pub(super) fn new() -> anyhow::Result<Self> {
         let socket = connect()?;
+        // Root of a user namespace has none: it makes devices, and takes nobody's over.
+        let claims = Claims::open().ok();
         for number in 0..CAPTURES {
             let name = format!("{KIND}{number}");
-            let Some(claim) = claim(&name)? else {
-                continue;
-            };
-            let Some(index) = make(&socket, &name).map_err(|error| explained(error, TOO_OLD))?
-            else {
+            if let Some(claims) = &claims {
+                if !claims.take(number)? {
+                    continue;
+                }
+            }
+            let made = make(&socket, &name, claims.is_some());
+            let Some(index) = made.map_err(|error| explained(error, TOO_OLD))? else {
+                if let Some(claims) = &claims {
+                    claims.give_up(number)?;
+                }
                 continue;
             };
             let monitor = Self {
                 socket,
                 name,
                 index,
-                _claim: claim,
+                _claims: claims,
             };
             let up = monitor.set_up();
             up.map_err(|error| explained(error, NO_TRACEPOINTS))?;
@@ -95,17 +106,60 @@ impl Drop for Monitor {
     }
 }
 
-/// Claims a device's name among captures, unless another has it.
-fn claim(name: &str) -> io::Result<Option<UnixDatagram>> {
-    let address = SocketAddr::from_abstract_name(format!("kopictl capture {name}"))?;
-    match UnixDatagram::bind_addr(&address) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
-        claim => claim.map(Some),
+/// Locks of devices' names among captures, of which only root can have one: a byte of a file for each
+/// name in each network namespace. They end with the capture.
+struct Claims {
+    file: File,
+    namespace: u64,
+}
+
+impl Claims {
+    fn open() -> io::Result<Self> {
+        let path = runtime::folder()?.join("captures.lock");
+        Self::at(&path, fs::metadata("/proc/self/ns/net")?.ino())
+    }
+
+    fn at(path: &Path, namespace: u64) -> io::Result<Self> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NOFOLLOW.bits())
+            .open(path)?;
+        Ok(Self { file, namespace })
+    }
+
+    /// Claims the device of this number, unless another capture has it.
+    fn take(&self, number: u32) -> io::Result<bool> {
+        match self.lock(number, libc::F_WRLCK) {
+            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
+            locked => Ok(locked.map(|()| true)?),
+        }
+    }
+
+    fn give_up(&self, number: u32) -> io::Result<()> {
+        Ok(self.lock(number, libc::F_UNLCK)?)
+    }
+
+    fn lock(&self, number: u32, kind: libc::c_int) -> Result<(), Errno> {
+        let place = self.namespace.checked_mul(CAPTURES.into());
+        let place = place.and_then(|place| place.checked_add(number.into()));
+        let start = place.and_then(|place| place.try_into().ok());
+        let lock = libc::flock {
+            l_type: kind.try_into().map_err(|_| Errno::EINVAL)?,
+            l_whence: 0,
+            l_start: start.ok_or(Errno::EOVERFLOW)?,
+            l_len: 1,
+            l_pid: 0,
+        };
+        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&lock)).map(drop)
     }
 }
 
-/// Makes a device and gives its index; nothing, if there is one of that name that no capture made.
-fn make(socket: &Socket, name: &str) -> Result<Option<u32>, Error> {
+/// Makes a device and gives its index; nothing, if there is one of that name that no capture made, or
+/// none of those may be taken over.
+fn make(socket: &Socket, name: &str, take_over: bool) -> Result<Option<u32>, Error> {
     let mut link = LinkMessage::default();
     let kind = LinkInfo::Kind(InfoKind::Other(KIND.to_owned()));
     link.attributes = vec![
@@ -115,6 +169,7 @@ fn make(socket: &Socket, name: &str) -> Result<Option<u32>, Error> {
     let message = RouteNetlinkMessage::NewLink(link);
     match ask(socket, message, NLM_F_CREATE | NLM_F_EXCL) {
         Ok(_) => find(socket, name, |_| true),
+        Err(error) if error.is(Errno::EEXIST) && !take_over => Ok(None),
         Err(error) if error.is(Errno::EEXIST) => find(socket, name, left_behind),
         Err(error) => Err(error),
     }
@@ -154,13 +209,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_claimed_once() {
-        let name = format!("test{}", std::process::id());
-        let first = claim(&name).unwrap();
-        assert!(first.is_some());
-        assert!(claim(&name).unwrap().is_none());
+    fn a_name_is_claimed_once_in_a_namespace() {
+        let path = std::env::temp_dir().join(format!("kopictl-claims-{}", std::process::id()));
+        let open = |namespace| Claims::at(&path, namespace).unwrap();
+        let (first, second, elsewhere) = (open(7), open(7), open(8));
+        assert!(first.take(0).unwrap());
+        assert!(!second.take(0).unwrap());
+        assert!(second.take(1).unwrap() && elsewhere.take(0).unwrap());
+        second.give_up(1).unwrap();
+        assert!(first.take(1).unwrap());
         drop(first);
-        assert!(claim(&name).unwrap().is_some());
+        assert!(second.take(0).unwrap());
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
+        assert!(Claims::at(&path, 7).is_err());
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]

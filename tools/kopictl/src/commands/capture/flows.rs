@@ -4,14 +4,15 @@
 //! that live for a moment only, and questions of the others.
 
 use crate::{
-    message::{Command, Event, Flow},
+    message::{Command, Flow},
     netlink::{Connection, Error},
 };
 use kopi::pure::abi::MonHdr;
 use nix::errno::Errno;
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::HashMap,
     fs,
+    hash::Hash,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::{DirEntryExt, MetadataExt},
@@ -19,8 +20,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// So many closed flows are remembered, for their packets may come later.
-const CLOSED_MAX: usize = 4096;
+/// So many flows, and so many cgroups, are remembered for certain, and twice as many at most: packets of
+/// a closed flow may come later, and what is forgotten is asked for again.
+const REMEMBERED: usize = 8192;
 
 /// The process in a header: its number, and device and inode of its program.
 type Process = (u32, u32, u64);
@@ -41,12 +43,39 @@ impl Known {
     }
 }
 
+/// What was heard last: users choose how much there is to hear.
+struct Memory<K, V> {
+    new: HashMap<K, V>,
+    old: HashMap<K, V>,
+}
+
+impl<K, V> Default for Memory<K, V> {
+    fn default() -> Self {
+        Self {
+            new: HashMap::new(),
+            old: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Eq + Hash, V> Memory<K, V> {
+    fn get(&self, key: &K) -> Option<&V> {
+        self.new.get(key).or_else(|| self.old.get(key))
+    }
+
+    fn insert(&mut self, key: K, value: V) {
+        if self.new.len() >= REMEMBERED {
+            self.old = std::mem::take(&mut self.new);
+        }
+        self.new.insert(key, value);
+    }
+}
+
 /// Flows by number, and cgroups by theirs.
 #[derive(Default)]
 struct Table {
-    flows: HashMap<u32, Known>,
-    closed: VecDeque<u32>,
-    cgroups: HashMap<u64, Option<String>>,
+    flows: Memory<u32, Known>,
+    cgroups: Memory<u64, Option<String>>,
 }
 
 impl Table {
@@ -72,21 +101,9 @@ impl Table {
         }
     }
 
-    fn event(&mut self, event: Event, flow: Flow) {
-        let id = flow.id.unwrap_or(0);
-        self.add(flow);
-        if event == Event::FlowClosed {
-            self.closed.push_back(id);
-        }
-        while self.closed.len() > CLOSED_MAX {
-            let oldest = self.closed.pop_front();
-            oldest.and_then(|oldest| self.flows.remove(&oldest));
-        }
-    }
-
     fn knows(&self, header: &MonHdr) -> bool {
         let flow = self.flows.get(&header.flow);
-        let cgroup = header.cgroup == 0 || self.cgroups.contains_key(&header.cgroup);
+        let cgroup = header.cgroup == 0 || self.cgroups.get(&header.cgroup).is_some();
         cgroup && flow.is_some_and(|flow| flow.of == process(header))
     }
 
@@ -144,8 +161,8 @@ impl Flows {
             match self.events.events_now() {
                 Ok(events) if events.is_empty() => return Ok(()),
                 Ok(events) => {
-                    for (event, flow) in events {
-                        self.table.event(event, flow);
+                    for (_, flow) in events {
+                        self.table.add(flow);
                     }
                 }
                 // What isn't known is asked for.
@@ -177,16 +194,19 @@ impl Flows {
             Err(error) if error.is(Errno::ENOENT) => {
                 // It was closed meanwhile; then it was heard of, or its events were lost.
                 self.listen()?;
-                let known = self.table.flows.entry(header.flow);
-                let known = known.or_insert_with(|| Known::new(process(header), Flow::default()));
-                known.of = process(header);
+                let of = process(header);
+                let known = self.table.flows.get(&header.flow);
+                // The numbers of processes may be a reader's elsewhere, the program is the same.
+                let known = known.filter(|known| (known.of.1, known.of.2) == (of.1, of.2));
+                let exe = known.and_then(|known| known.exe.clone());
+                self.table.flows.insert(header.flow, Known { of, exe });
             }
             Err(error) => return Err(error),
         }
         let cgroups = &mut self.table.cgroups;
-        cgroups
-            .entry(header.cgroup)
-            .or_insert_with(|| cgroup_path(header.cgroup));
+        if cgroups.get(&header.cgroup).is_none() {
+            cgroups.insert(header.cgroup, cgroup_path(header.cgroup));
+        }
         Ok(())
     }
 }
@@ -253,7 +273,7 @@ mod tests {
     #[test]
     fn flows_are_known_by_their_process() {
         let mut table = Table::default();
-        table.event(Event::FlowOpened, flow(1, 7, 100));
+        table.add(flow(1, 7, 100));
         let packet = header(1, 7, 100);
         assert!(!table.knows(&packet), "the cgroup has no path");
         table.add(Flow {
@@ -281,13 +301,22 @@ mod tests {
     }
 
     #[test]
-    fn closed_flows_are_known_for_a_while() {
+    fn flows_and_cgroups_are_known_for_a_while() {
         let mut table = Table::default();
-        for id in 1..=u32::try_from(CLOSED_MAX).unwrap() + 1 {
-            table.event(Event::FlowClosed, flow(id, 7, 100));
+        let last = u32::try_from(REMEMBERED).unwrap() * 5;
+        for id in 1..=last {
+            table.add(Flow {
+                cgroup: Some(id.into()),
+                cgroup_path: Some("/x".to_owned()),
+                ..flow(id, 7, 100)
+            });
         }
+        let recent = last - u32::try_from(REMEMBERED).unwrap() + 1;
         assert_eq!(table.paths(&header(1, 7, 100)).exe, None);
-        assert_eq!(table.paths(&header(2, 7, 100)).exe, Some("/bin/100"));
+        assert_eq!(table.paths(&header(recent, 7, 100)).exe, Some("/bin/100"));
+        assert!(table.flows.new.len() + table.flows.old.len() <= 2 * REMEMBERED);
+        assert!(table.cgroups.new.len() + table.cgroups.old.len() <= 2 * REMEMBERED);
+        assert!(table.cgroups.get(&recent.into()).is_some() && table.cgroups.get(&1).is_none());
     }
 
     #[test]

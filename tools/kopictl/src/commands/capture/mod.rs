@@ -238,7 +238,7 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
         bail!(Usage(text.to_owned()));
     }
     let mut session = Session::begin(options, as_json)?;
-    anstream::eprintln!("capturing on {}", session.monitor.name);
+    output::remark(format!("capturing on {}", session.monitor.name));
     let begun = Instant::now();
     session.capture(options.seconds)?;
     let took = begun.elapsed();
@@ -255,7 +255,9 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
         Output::File(file) => file.finish(now()?, *captured, dropped.into())?,
         Output::Lines | Output::Json => (),
     }
-    anstream::eprintln!("{captured} packets captured, {dropped} dropped by the capture");
+    output::remark(format!(
+        "{captured} packets captured, {dropped} dropped by the capture"
+    ));
     Ok(())
 }
 

@@ -15,6 +15,11 @@ use std::{
     time::Duration,
 };
 
+/// So many processes, and flows of each; users choose how many there are. Those that are more have a row
+/// together.
+const PROCESSES_MAX: usize = 16384;
+const FLOWS_MAX: usize = 1 << 20;
+
 /// What a process's packets came to.
 #[derive(Debug, Default, PartialEq)]
 struct Sums {
@@ -45,19 +50,32 @@ struct Row {
 
 /// Sums of packets by process.
 #[derive(Default)]
-pub(super) struct Summary(HashMap<Process, Sums>);
+pub(super) struct Summary {
+    processes: HashMap<Process, Sums>,
+    /// Flows of all.
+    flows: usize,
+}
 
 impl Summary {
     /// Adds a packet.
     pub(super) fn add(&mut self, packet: &Packet<'_>) {
-        let process = Process {
+        let mut process = Process {
             pid: packet.header.pid,
             program: packet.program().into_owned(),
             uid: packet.header.uid,
         };
-        let sums = self.0.entry(process).or_default();
+        if self.processes.len() >= PROCESSES_MAX && !self.processes.contains_key(&process) {
+            process = Process {
+                pid: 0,
+                program: "(others)".to_owned(),
+                uid: u32::MAX,
+            };
+        }
+        let sums = self.processes.entry(process).or_default();
         let datagrams = packet.datagrams();
-        sums.flows.insert(packet.header.flow);
+        if self.flows < FLOWS_MAX && sums.flows.insert(packet.header.flow) {
+            self.flows += 1;
+        }
         match packet.header.direction {
             MON_OUT => sums.out += datagrams,
             _ => sums.r#in += datagrams,
@@ -71,7 +89,7 @@ impl Summary {
     /// The rows, those of most packets first.
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     fn rows(&self, took: Duration, names: &Names) -> Vec<Row> {
-        let rows = self.0.iter().map(|(process, sums)| Row {
+        let rows = self.processes.iter().map(|(process, sums)| Row {
             process: process.clone(),
             user: names.user(process.uid),
             flows: sums.flows.len(),
@@ -135,6 +153,23 @@ mod tests {
         *,
     };
     use kopi::pure::abi::{MonHdr, MON_DROPPED, MON_IN};
+
+    #[test]
+    fn there_is_a_bound() {
+        let mut summary = Summary::default();
+        for pid in 1..=u32::try_from(PROCESSES_MAX).unwrap() + 10 {
+            let header = MonHdr { pid, ..header() };
+            with_packet(header, 52, 52, Paths::default(), |packet| {
+                summary.add(packet);
+            });
+        }
+        assert_eq!(summary.processes.len(), PROCESSES_MAX + 1);
+        let rows = summary.rows(Duration::from_secs(1), &Names::new(true));
+        assert_eq!(
+            (&*rows[0].process.program, rows[0].packets),
+            ("(others)", 10)
+        );
+    }
 
     #[test]
     fn processes_are_sorted_by_packets() {

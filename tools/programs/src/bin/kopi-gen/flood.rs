@@ -97,11 +97,12 @@ pub(crate) fn flood(options: &FloodOptions) -> io::Result<ExitCode> {
     }
     let seconds = start.elapsed().as_secs_f64();
     let errors: u64 = endpoint.errors().values().sum();
-    println!(
+    writeln!(
+        io::stdout(),
         "{{\"sent\": {}, \"bytes\": {bytes}, \"seconds\": {seconds:.3}, \"errors\": {}}}",
         u64::from(sent).saturating_sub(errors),
         errors_to_json(endpoint.errors()),
-    );
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -109,7 +110,7 @@ pub(crate) fn sink(options: &SinkOptions) -> io::Result<ExitCode> {
     let stop = stop_on_signals()?;
     let patience = options.timeout.map(duration).transpose()?;
     let mut endpoint = endpoint::open(&options.socket, Place::Bound(options.bind))?;
-    println!("listening on {}", endpoint.local(0)?);
+    writeln!(io::stdout(), "listening on {}", endpoint.local(0)?)?;
     io::stdout().flush()?;
     let count = options.count.unwrap_or(u64::MAX);
     let (mut received, mut bytes) = (0, 0u64);
@@ -128,6 +129,9 @@ pub(crate) fn sink(options: &SinkOptions) -> io::Result<ExitCode> {
         }
     }
     let seconds = first.map_or(0.0, |first| (last - first).as_secs_f64());
-    println!("{{\"received\": {received}, \"bytes\": {bytes}, \"seconds\": {seconds:.3}}}");
+    writeln!(
+        io::stdout(),
+        "{{\"received\": {received}, \"bytes\": {bytes}, \"seconds\": {seconds:.3}}}"
+    )?;
     Ok(ExitCode::SUCCESS)
 }

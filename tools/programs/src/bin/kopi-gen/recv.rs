@@ -48,7 +48,7 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
     let ports = (0..options.socket.flows as usize)
         .map(|flow| Ok(endpoint.local(flow)?.port()))
         .collect::<io::Result<Vec<u16>>>()?;
-    println!("listening on {}", endpoint.local(0)?);
+    writeln!(io::stdout(), "listening on {}", endpoint.local(0)?)?;
     io::stdout().flush()?;
 
     let mut tally = Tally::default();
@@ -82,7 +82,8 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
     let seconds = first.map_or(0.0, |first| (last - first).as_secs_f64());
     let missing = tally.missing(options.count);
     if options.json {
-        println!(
+        writeln!(
+            io::stdout(),
             "{{\"received\": {}, \"missing\": {missing}, \"corrupt\": {}, \"duplicate\": {}, \
              \"reordered\": {}, \"wrong_flow\": {}, \"bytes\": {}, \"seconds\": {seconds:.3}, \
              \"errors\": {}}}",
@@ -93,9 +94,10 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
             tally.wrong_flow,
             tally.bytes,
             errors_to_json(endpoint.errors()),
-        );
+        )?;
     } else {
-        println!(
+        writeln!(
+            io::stdout(),
             "received {} datagrams, {} bytes in {seconds:.1} s: {missing} missing, {} corrupt, {} \
              duplicate, {} reordered, {} at the wrong flow, errors {}",
             tally.received,
@@ -105,7 +107,7 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
             tally.reordered,
             tally.wrong_flow,
             errors_to_json(endpoint.errors()),
-        );
+        )?;
     }
     let faults = missing + tally.corrupt + tally.duplicate + tally.wrong_flow;
     Ok(ExitCode::from(u8::from(faults > 0)))

@@ -10,7 +10,7 @@ use crate::{
 use kopi_programs::next_port;
 use std::{
     collections::VecDeque,
-    io,
+    io::{self, Write},
     net::SocketAddr,
     process::ExitCode,
     time::{Duration, Instant},
@@ -132,7 +132,8 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
     let missing = options.count.saturating_sub(state.acked);
     let errors: u64 = endpoint.errors().values().sum();
     if options.json {
-        println!(
+        writeln!(
+            io::stdout(),
             "{{\"sent\": {}, \"acknowledged\": {}, \"missing\": {missing}, \"wrong_flow\": {}, \
              \"strange\": {}, \"bytes\": {}, \"seconds\": {seconds:.3}, \"errors\": {}}}",
             state.sent,
@@ -141,9 +142,10 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
             state.strange,
             state.bytes,
             errors_to_json(endpoint.errors()),
-        );
+        )?;
     } else {
-        println!(
+        writeln!(
+            io::stdout(),
             "sent {} datagrams, {} bytes in {seconds:.1} s: {} acknowledged, {missing} missing, \
              {} acknowledgements at the wrong flow, {} strange datagrams, errors {}",
             state.sent,
@@ -152,7 +154,7 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
             state.wrong_flow,
             state.strange,
             errors_to_json(endpoint.errors()),
-        );
+        )?;
     }
     let good = missing == 0 && state.wrong_flow == 0 && state.strange == 0 && errors == 0;
     Ok(ExitCode::from(u8::from(!good)))

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A server of a page or two by HTTP. Clients may be hostile, so all that one can take has a bound: bytes of
+//! a request, time, connections. No request has a body, each has one answer, and then it is closed.
+
+use nix::{
+    errno::Errno,
+    poll::{poll, PollFd, PollFlags, PollTimeout},
+};
+use std::{
+    io::{self, ErrorKind, Read, Write},
+    net::TcpListener,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixListener,
+    },
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+/// Bytes of a request, which is a header.
+const HEADER_MAX: usize = 8192;
+/// For the request and the answer together.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// At once; the oldest gives way to one more.
+const CONNECTIONS: usize = 16;
+/// So many more, and then those that there are have their turn.
+const ACCEPTED: usize = CONNECTIONS / 2;
+/// Before it is tried again, where there is no descriptor.
+const NAP: Duration = Duration::from_millis(100);
+
+/// Where clients come from.
+pub(crate) enum Listener {
+    /// Those who may open the file.
+    Unix(UnixListener),
+    /// All of this machine, or more.
+    Tcp(TcpListener),
+}
+
+impl Listener {
+    fn accept(&self) -> io::Result<Box<dyn Stream>> {
+        Ok(match self {
+            Self::Unix(listener) => {
+                let stream = listener.accept()?.0;
+                stream.set_nonblocking(true)?;
+                Box::new(stream)
+            }
+            Self::Tcp(listener) => {
+                let stream = listener.accept()?.0;
+                stream.set_nonblocking(true)?;
+                Box::new(stream)
+            }
+        })
+    }
+
+    fn set_nonblocking(&self) -> io::Result<()> {
+        match self {
+            Self::Unix(listener) => listener.set_nonblocking(true),
+            Self::Tcp(listener) => listener.set_nonblocking(true),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+trait Stream: Read + Write + AsFd {}
+impl<T: Read + Write + AsFd> Stream for T {}
+
+/// What a client gets.
+pub(crate) struct Answer {
+    /// The status and its words.
+    pub(crate) status: &'static str,
+    /// What the body is.
+    pub(crate) kind: &'static str,
+    /// The body.
+    pub(crate) body: String,
+}
+
+impl Answer {
+    /// A line of text.
+    pub(crate) fn line(status: &'static str, text: &str) -> Self {
+        Self {
+            status,
+            kind: "text/plain; charset=utf-8",
+            body: format!("{text}\n"),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let Self { status, kind, body } = self;
+        let length = body.len();
+        format!(
+            "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
+             Connection: close\r\n\r\n{body}"
+        )
+        .into_bytes()
+    }
+}
+
+struct Connection {
+    stream: Box<dyn Stream>,
+    deadline: Instant,
+    request: Vec<u8>,
+    /// Once there is one: the bytes, and how many are sent.
+    answer: Option<(Vec<u8>, usize)>,
+}
+
+impl Connection {
+    fn new(stream: Box<dyn Stream>) -> Self {
+        Self {
+            stream,
+            deadline: Instant::now() + PATIENCE,
+            request: Vec::new(),
+            answer: None,
+        }
+    }
+
+    fn events(&self) -> PollFlags {
+        match self.answer {
+            None => PollFlags::POLLIN,
+            Some(_) => PollFlags::POLLOUT,
+        }
+    }
+
+    /// Goes on as far as it can; an error, or the end, is the connection's.
+    fn step(&mut self, page: &mut impl FnMut(&str) -> Answer) -> io::Result<()> {
+        while self.answer.is_none() {
+            let mut buffer = [0; 1024];
+            let count = self.stream.read(&mut buffer)?;
+            if count == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            self.request.extend(&buffer[..count]);
+            if let Some(answer) = answer(&self.request, page) {
+                self.answer = Some((answer.bytes(), 0));
+            }
+        }
+        while let Some((bytes, sent)) = &mut self.answer {
+            if *sent == bytes.len() {
+                return Err(ErrorKind::ConnectionAborted.into());
+            }
+            *sent += self.stream.write(&bytes[*sent..])?;
+        }
+        Ok(())
+    }
+
+    /// Whether it is to be kept.
+    fn goes_on(&mut self, page: &mut impl FnMut(&str) -> Answer) -> bool {
+        match self.step(page) {
+            Ok(()) => true,
+            Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
+        }
+    }
+}
+
+/// The answer to a request, once its header is complete.
+fn answer(request: &[u8], page: &mut impl FnMut(&str) -> Answer) -> Option<Answer> {
+    let ends = |end: &[u8]| request.windows(end.len()).any(|part| part == end);
+    if request.len() > HEADER_MAX {
+        let status = "431 Request Header Fields Too Large";
+        return Some(Answer::line(status, "too long"));
+    }
+    if !ends(b"\r\n\r\n") && !ends(b"\n\n") {
+        return None;
+    }
+    let line = request.split(|&byte| byte == b'\n').next()?;
+    let line = String::from_utf8_lossy(line);
+    let words: Vec<&str> = line.split_whitespace().collect();
+    Some(match words[..] {
+        ["GET", path, version] if version.starts_with("HTTP/1.") => page(path),
+        [_, _, version] if version.starts_with("HTTP/1.") => {
+            Answer::line("405 Method Not Allowed", "GET only")
+        }
+        _ => Answer::line("400 Bad Request", "HTTP/1.1 only"),
+    })
+}
+
+/// Answers requests for ever; `page` has the answer to a path.
+pub(crate) fn serve(listener: &Listener, mut page: impl FnMut(&str) -> Answer) -> io::Result<()> {
+    listener.set_nonblocking()?;
+    let mut connections = Vec::<Connection>::new();
+    loop {
+        let (comes, ready) = wait(listener, &connections)?;
+        let mut ready = ready.into_iter();
+        connections.retain_mut(|connection| {
+            let goes_on = !ready.next().unwrap_or(false) || connection.goes_on(&mut page);
+            goes_on && connection.deadline > Instant::now()
+        });
+        for _ in 0..if comes { ACCEPTED } else { 0 } {
+            match listener.accept() {
+                Ok(stream) => {
+                    let mut connection = Connection::new(stream);
+                    if !connection.goes_on(&mut page) {
+                        continue;
+                    }
+                    if connections.len() >= CONNECTIONS {
+                        connections.remove(0);
+                    }
+                    connections.push(connection);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => (),
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => (),
+                // No descriptor, say.
+                Err(_) if !connections.is_empty() => drop(connections.remove(0)),
+                Err(_) => {
+                    sleep(NAP);
+                    break;
+                }
+            }
+        }
+    }
+}
+
+/// Sleeps until something happens: whether a client comes, and which connections can go on.
+fn wait(listener: &Listener, connections: &[Connection]) -> io::Result<(bool, Vec<bool>)> {
+    let mut fds = vec![PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
+    fds.extend(
+        connections
+            .iter()
+            .map(|connection| PollFd::new(connection.stream.as_fd(), connection.events())),
+    );
+    let first = connections
+        .iter()
+        .map(|connection| connection.deadline)
+        .min();
+    let timeout = first.map_or(PollTimeout::NONE, |first| {
+        let left = first.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+        PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+    });
+    match poll(&mut fds, timeout) {
+        Ok(_) | Err(Errno::EINTR) => (),
+        Err(error) => return Err(error.into()),
+    }
+    let happened = |fd: &PollFd<'_>| fd.revents().is_some_and(|events| !events.is_empty());
+    let ready = fds.iter().skip(1).map(happened).collect();
+    Ok((fds.first().is_some_and(happened), ready))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{
+        net::{Shutdown, SocketAddr, TcpStream},
+        thread,
+    };
+
+    fn server() -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            serve(&Listener::Tcp(listener), |path| match path {
+                "/page" => Answer::line("200 OK", &"x".repeat(1 << 20)),
+                _ => Answer::line("404 Not Found", "see /page"),
+            })
+        });
+        address
+    }
+
+    fn send(server: SocketAddr, request: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(server).unwrap();
+        stream.set_read_timeout(Some(PATIENCE * 6)).unwrap();
+        // It may have been closed by now.
+        let _ = stream.write_all(request);
+        stream
+    }
+
+    fn reply(mut stream: TcpStream) -> String {
+        let mut reply = String::new();
+        let _ = stream.read_to_string(&mut reply);
+        reply
+    }
+
+    #[test]
+    fn pages_are_served() {
+        let server = server();
+        let get = |request: &str| reply(send(server, request.as_bytes()));
+        let page = get("GET /page HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{}", &page[..20]);
+        let (header, body) = page.split_once("\r\n\r\n").unwrap();
+        assert!(header.contains(&format!("Content-Length: {}", body.len())));
+        assert_eq!(body.len(), (1 << 20) + 1);
+        for (request, status) in [
+            ("GET / HTTP/1.0\n\n", "404"),
+            (
+                "POST /page HTTP/1.1\r\nContent-Length: 18446744073709551615\r\n\r\n",
+                "405",
+            ),
+            ("nonsense\r\n\r\n", "400"),
+            ("GET /page HTTP/2\r\n\r\n", "400"),
+        ] {
+            assert!(
+                get(request).starts_with(&format!("HTTP/1.1 {status}")),
+                "{request}"
+            );
+        }
+        let long = format!("GET /page HTTP/1.1\r\nX: {}", "x".repeat(HEADER_MAX));
+        let reply = get(&long);
+        assert!(
+            reply.is_empty() || reply.starts_with("HTTP/1.1 431"),
+            "{reply}"
+        );
+    }
+
+    #[test]
+    fn clients_that_say_nothing_hinder_nobody() {
+        let server = server();
+        let mut silent: Vec<_> = (0..4 * CONNECTIONS)
+            .map(|_| send(server, b"GET /pa"))
+            .collect();
+        let page = reply(send(server, b"GET /page HTTP/1.1\r\n\r\n"));
+        assert!(page.starts_with("HTTP/1.1 200"));
+        // The first gave way, and the last ones have their time.
+        assert_eq!(reply(silent.remove(0)), "");
+        let last = silent.pop().unwrap();
+        let begun = Instant::now();
+        assert_eq!(reply(last), "");
+        assert!(begun.elapsed() < PATIENCE * 5);
+    }
+
+    #[test]
+    fn what_is_said_bit_by_bit_is_heard() {
+        let mut stream = send(server(), b"GET /page ");
+        thread::sleep(Duration::from_millis(50));
+        stream.write_all(b"HTTP/1.1\r\n\r\n").unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        assert!(reply(stream).starts_with("HTTP/1.1 200"));
+    }
+}

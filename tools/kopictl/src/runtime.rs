@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The folder of what there is as long as the machine runs. It is root's, so that nobody else can put
+//! anything there.
+
+use std::{
+    fs::{self, DirBuilder, Permissions},
+    io::{self, ErrorKind},
+    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+/// Where it is.
+pub(crate) const FOLDER: &str = "/run/kopi";
+
+/// The folder, which is made if need be.
+pub(crate) fn folder() -> io::Result<PathBuf> {
+    at(Path::new(FOLDER), 0)
+}
+
+fn at(path: &Path, owner: u32) -> io::Result<PathBuf> {
+    match DirBuilder::new().mode(0o755).create(path) {
+        // Whatever the umask is.
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => (),
+        Err(error) => return Err(error),
+    }
+    let found = fs::symlink_metadata(path)?;
+    if !found.is_dir() || found.uid() != owner || found.mode() & 0o022 != 0 {
+        let text = format!("{} isn't a folder of root's alone", path.display());
+        return Err(io::Error::new(ErrorKind::PermissionDenied, text));
+    }
+    Ok(path.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_owners_folder_will_do() {
+        let base = std::env::temp_dir().join(format!("kopictl-runtime-{}", std::process::id()));
+        fs::create_dir(&base).unwrap();
+        let owner = fs::metadata(&base).unwrap().uid();
+        let (folder, link) = (base.join("folder"), base.join("link"));
+        assert!(at(&folder, owner).is_ok() && at(&folder, owner).is_ok());
+        assert!(at(&folder, owner + 1).is_err());
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        assert!(at(&link, owner).is_err());
+        fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
+        assert!(at(&folder, owner).is_err());
+        fs::remove_dir_all(&base).unwrap();
+    }
+}
