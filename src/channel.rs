@@ -275,6 +275,7 @@ impl Channel {
         }
         // Options of a flow that is gone, and numbers are used again.
         sender.output.routes.begin();
+        sender.forget_passed();
         let left = sender.sockets.len();
         this.flows.store(left, Relaxed);
         if left == 0 {

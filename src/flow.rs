@@ -712,9 +712,8 @@ impl Protocol for Flow {
         Channel::map(channel, vma)
     }
 
-    fn data_ready(&self, sk: &Sock, locked: bool) {
-        if let Some(channel) = self.channel() {
-            channel.receive(self, sk, locked);
-        }
+    fn data_ready(&self, sk: &Sock, locked: bool) -> bool {
+        self.channel()
+            .is_some_and(|channel| channel.receive(self, sk, locked))
     }
 }

@@ -29,8 +29,11 @@ use crate::sys::{
 };
 use kernel::prelude::*;
 
-/// Entries of the FILL ring that are no frame, which one look for a frame passes over.
+/// Entries of the FILL ring that are no frame, which are passed over for one packet.
 const INVALID_MAX: u32 = 64;
+
+/// Packets that are received at once where those who send don't wait for the receiver's lock.
+const RECEIVED_MAX: u32 = 64;
 
 /// The receiving half of a channel, under its lock.
 pub(crate) struct Receiver {
@@ -43,6 +46,8 @@ pub(crate) struct Receiver {
     pieces: KernelVecBuffer,
     /// Packets are being dropped for want of room or frames.
     overrun: bool,
+    /// Entries of the FILL ring that are no frame and may still be passed over for a packet.
+    left_invalid: u32,
     /// FILL entries that are no frame.
     pub(crate) invalid: u64,
     /// Times that an index of the program made no sense.
@@ -104,6 +109,7 @@ impl Receiver {
             frames: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pieces: KernelVecBuffer::new(CHAIN_MAX as usize)?,
             overrun: false,
+            left_invalid: 0,
             invalid: 0,
             broken: 0,
         })
@@ -121,20 +127,25 @@ impl Receiver {
 
     /// Takes the next frame from the FILL ring.
     ///
-    /// Looks at the producer's index once, and passes over [`INVALID_MAX`] entries at the most: the
-    /// program writes the ring meanwhile, and spinlocks are held.
+    /// Looks at the producer's index once, and passes over [`INVALID_MAX`] entries a packet at the most:
+    /// the program writes the ring meanwhile, and spinlocks are held.
     fn next_frame(&mut self, geometry: &Geometry) -> core::result::Result<Frame, Drop> {
         let Ok(available) = self.fill.available(1) else {
             self.broken = self.broken.wrapping_add(1);
             return Err(Drop::NoFrame);
         };
-        for _ in 0..available.min(INVALID_MAX) {
+        for _ in 0..available {
             let entry = self.fill.peek(0);
-            self.fill.release(1);
-            match geometry.frame_at(entry) {
-                Some(frame) => return Ok(frame),
-                None => self.invalid = self.invalid.wrapping_add(1),
+            if let Some(frame) = geometry.frame_at(entry) {
+                self.fill.release(1);
+                return Ok(frame);
             }
+            if self.left_invalid == 0 {
+                break;
+            }
+            self.left_invalid = self.left_invalid.saturating_sub(1);
+            self.fill.release(1);
+            self.invalid = self.invalid.wrapping_add(1);
         }
         Err(Drop::NoFrame)
     }
@@ -181,6 +192,7 @@ impl Receiver {
 
     /// Delivers a packet, or a train of them.
     fn deliver(&mut self, channel: &Channel, flow: &Flow, sk: &Sock, skb: SkBuff, locked: bool) {
+        self.left_invalid = INVALID_MAX;
         let total = skb.payload_len();
         let gso_size = skb.gso_size();
         let unit = if gso_size == 0 { total } else { gso_size };
@@ -467,13 +479,15 @@ impl Iterator for Pieces {
 }
 
 impl Channel {
-    /// Moves all that is queued on the flow's sock to the RX ring. Softirqs are off; `locked` says
-    /// that the sock is locked.
-    pub(crate) fn receive(&self, flow: &Flow, sk: &Sock, locked: bool) {
+    /// Moves what is queued on the flow's sock to the RX ring. Softirqs are off. `locked` says that the
+    /// sock is locked: then some may be left, which is the answer.
+    pub(crate) fn receive(&self, flow: &Flow, sk: &Sock, locked: bool) -> bool {
         let mut receiver = self.receiver.lock();
         let was_overrun = receiver.overrun;
-        while !sk.is_queue_empty() {
-            let Some(skb) = family::next_packet(sk) else {
+        // Else all who send wait, each for its packet, for the receiver's lock.
+        let mut left = if locked { RECEIVED_MAX } else { u32::MAX };
+        while left > 0 && !sk.is_queue_empty() {
+            let Some(skb) = family::next_packet(sk, &mut left) else {
                 break;
             };
             receiver.deliver(self, flow, sk, skb, locked);
@@ -494,5 +508,6 @@ impl Channel {
             }
             sk.signal_io();
         }
+        locked && !sk.is_queue_empty()
     }
 }

@@ -253,16 +253,24 @@ static struct sk_buff *udp_dequeue(struct sock *sk)
 	return skb;
 }
 
-/* As udp_read_skb() of 7.3.4, which polls the NIC when it has dropped bad checksums. */
-struct sk_buff *kopi_udp_read_skb(struct sock *sk)
+/*
+ * As udp_read_skb() of 7.3.4, which polls the NIC when it has dropped bad checksums. Looks at
+ * *left packets at the most, and takes off those that it looked at.
+ */
+struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 {
-	struct sk_buff *skb;
+	struct sk_buff *skb = NULL;
 
-	while ((skb = udp_dequeue(sk)) && udp_lib_checksum_complete(skb)) {
+	while (*left) {
+		--*left;
+		skb = udp_dequeue(sk);
+		if (!skb || !udp_lib_checksum_complete(skb))
+			break;
 		__UDPX_INC_STATS(sk, UDP_MIB_CSUMERRORS);
 		__UDPX_INC_STATS(sk, UDP_MIB_INERRORS);
 		udp_drops_inc(sk);
 		kfree_skb_reason(skb, SKB_DROP_REASON_UDP_CSUM);
+		skb = NULL;
 	}
 	if (skb) {
 		WARN_ON_ONCE(!skb_set_owner_sk_safe(skb, sk));
@@ -324,7 +332,8 @@ const struct udphdr *kopi_udp_hdr(const struct sk_buff *skb)
 
 unsigned int kopi_skb_gso_size(const struct sk_buff *skb)
 {
-	return skb_shinfo(skb)->gso_size;
+	/* What has another type is one datagram, which would be cut into fragments. */
+	return skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4 ? skb_shinfo(skb)->gso_size : 0;
 }
 
 u8 kopi_ipv6_get_dsfield(const struct ipv6hdr *ip6h)
@@ -1003,7 +1012,7 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct
 {
 	struct kopi_sent sent = { .mark = skb->mark, .priority = skb->priority };
 	struct sock *sk = state->sk;
-	u8 protocol;
+	bool transformed;
 	int error;
 
 	/* Of a tunnel, what it carries was judged before. */
@@ -1011,15 +1020,16 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct
 		return NF_ACCEPT;
 	if (state->pf == NFPROTO_IPV4) {
 		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &sent.to);
-		protocol = ip_hdr(skb)->protocol;
+		transformed = IPCB(skb)->flags & IPSKB_XFRM_TRANSFORMED;
 	} else {
 		sent.to = ipv6_hdr(skb)->daddr;
-		protocol = ipv6_hdr(skb)->nexthdr;
+		transformed = IP6CB(skb)->flags & IP6SKB_XFRM_TRANSFORMED;
 	}
 	/* After IPsec has had it, it was judged before, too. */
-	if (protocol == IPPROTO_ESP || protocol == IPPROTO_AH ||
-	    !pskb_may_pull(skb, skb_transport_offset(skb) + sizeof(struct udphdr)))
+	if (transformed)
 		return NF_ACCEPT;
+	if (!pskb_may_pull(skb, skb_transport_offset(skb) + sizeof(struct udphdr)))
+		return NF_DROP_ERR(-ENOMEM);
 	sent.port = ntohs(udp_hdr(skb)->dest);
 	sent.bytes = skb->len - skb_transport_offset(skb) - sizeof(struct udphdr);
 	sent.gso_size = skb_shinfo(skb)->gso_size;

@@ -56,7 +56,7 @@ bool kopi_udp4_recvmsg_hooked(struct sock *sk);
 bool kopi_udp6_recvmsg_hooked(struct sock *sk);
 int kopi_run_udp4_recvmsg(struct sock *sk, void *addr, int *len);
 int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len);
-struct sk_buff *kopi_udp_read_skb(struct sock *sk);
+struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left);
 void kopi_write_lock_bh_callback(struct sock *sk);
 void kopi_write_unlock_bh_callback(struct sock *sk);
 

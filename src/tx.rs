@@ -76,12 +76,41 @@ pub(crate) struct Sender {
     singles: u32,
     /// Times in a row that the send buffer was full, and yet had room when looked at.
     full: u32,
-    /// Descriptors at the head of the ring that the rules have let pass, and their bytes.
-    passed: (u32, u32),
+    passed: Passed,
     /// What an engine knows of the channel.
     pub(crate) turn: Turn,
     counters: Arc<SenderCounters>,
 }
+
+/// What the rules have let pass, and counted, at the head of the ring: it wasn't sent yet.
+struct Passed {
+    flow: u32,
+    peer: Peer,
+    datagrams: u64,
+    bytes: u32,
+}
+
+impl Passed {
+    const NOTHING: Self = Self {
+        flow: 0,
+        peer: NOBODY,
+        datagrams: 0,
+        bytes: 0,
+    };
+
+    /// Whether so much for a peer of a flow was counted before.
+    fn has(&self, flow: u32, peer: &Peer, datagrams: u64, bytes: u32) -> bool {
+        (self.flow, self.peer) == (flow, *peer)
+            && self.datagrams >= datagrams
+            && self.bytes >= bytes
+    }
+}
+
+/// No peer.
+const NOBODY: Peer = Peer {
+    address: [0; 16],
+    port: 0,
+};
 
 /// What a sender counts besides its flows' packets; written under its lock.
 #[derive(Default)]
@@ -216,10 +245,7 @@ fn refusal(bad: Bad) -> Error {
 /// Where a packet goes.
 fn peer_of(meta: &Meta, sk: &Sock) -> Peer {
     if meta.peer_port == 0 {
-        return sk.peer().unwrap_or(Peer {
-            address: [0; 16],
-            port: 0,
-        });
+        return sk.peer().unwrap_or(NOBODY);
     }
     meta.peer().or_loopback()
 }
@@ -268,7 +294,7 @@ impl Sender {
             batch: Batch::new()?,
             output: Output {
                 pages: PageVec::new(PIECES_MAX)?,
-                message: Message::new(),
+                message: Message::new(NOBODY),
                 routes: Routes::new(),
             },
             done: Done(KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?),
@@ -276,10 +302,15 @@ impl Sender {
             skipping: false,
             singles: 0,
             full: 0,
-            passed: (0, 0),
+            passed: Passed::NOTHING,
             turn: Turn::default(),
             counters,
         })
+    }
+
+    /// What the rules let pass is forgotten: numbers of flows are used again.
+    pub(crate) fn forget_passed(&mut self) {
+        self.passed = Passed::NOTHING;
     }
 
     /// Says whether the program must ring the doorbell for what it writes from now on. To be looked
@@ -470,14 +501,15 @@ impl Sender {
         let datagrams = self.batch.datagrams(pieces);
         // What comes again, since there was no room for it, was counted before. It may be another
         // packet: the ring is the program's.
-        let again = self.passed.0 >= count && self.passed.1 >= bytes;
+        let number = self.batch.first().flow;
+        let peer = peer_of(meta, socket.sk());
+        let again = self.passed.has(number, &peer, datagrams, bytes);
         let packets = Packets {
             datagrams,
             bytes: u64::from(bytes),
             again,
         };
-        let peer = || peer_of(meta, socket.sk());
-        let outcome = flow.decide(socket.sk(), Direction::Out, peer, packets);
+        let outcome = flow.decide(socket.sk(), Direction::Out, || peer, packets);
         let stopped = match outcome {
             Outcome::Pass => None,
             Outcome::Denied => Some((&flow.counters.tx_drop_rule, EACCES)),
@@ -492,8 +524,14 @@ impl Sender {
             return self.finish(channel, error);
         }
         if !again {
-            self.passed = (count, bytes);
+            self.passed = Passed {
+                flow: number,
+                peer,
+                datagrams,
+                bytes,
+            };
         }
+        self.output.message.judged = peer;
         let (result, notification) = self.output.hand_over(
             channel,
             (socket, flow),
@@ -541,6 +579,8 @@ impl Sender {
             return step;
         }
         self.full = 0;
+        self.passed.datagrams = self.passed.datagrams.saturating_sub(datagrams);
+        self.passed.bytes = self.passed.bytes.saturating_sub(bytes);
         if let Err(error) = result {
             flow.counters.tx_errors.add(datagrams);
             drop_counter(flow, error).add(datagrams);
@@ -610,8 +650,6 @@ impl Sender {
     /// Gives the batch's descriptors back to the program's side of the ring.
     fn release(&mut self) -> Step {
         let count = self.batch.count();
-        self.passed.0 = self.passed.0.saturating_sub(count);
-        self.passed.1 = self.passed.1.saturating_sub(self.batch.bytes);
         self.ring.release(count);
         Step::Took(count)
     }

@@ -111,9 +111,10 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// or writes a program's memory under a lock must not have that lock taken here.
     fn map(&self, vma: &Vma) -> Result;
 
-    /// Packets were queued, after [`take_over`]. Softirqs are off; says whether the sock is locked,
-    /// as it is when it has a receive hook.
-    fn data_ready(&self, sk: &Sock, locked: bool);
+    /// Packets were queued, after [`take_over`]. Softirqs are off. `locked` says whether the sock is locked,
+    /// as it is when it has a receive hook: then, as those who send don't wait, some may be left, which
+    /// is the answer.
+    fn data_ready(&self, sk: &Sock, locked: bool) -> bool;
 }
 
 /// An address that a program gives.
@@ -757,7 +758,7 @@ impl<T: Protocol> Registration<T> {
                     // Rings' packets were looked at before.
                     } else if let Some(datagram) = &(*own).datagram {
                         if let Some(sent) = datagram.send((*socket).sk) {
-                            return Ok(sent);
+                            return Ok(without_edquot(sent));
                         }
                     }
                     if own.cast() == message {
@@ -1061,7 +1062,7 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
             if Sock::from_raw(sk).has_receive_hook() {
                 bindings::kopi_schedule_delayed_work(state.work.get(), 0);
             } else {
-                state.protocol.data_ready(Sock::from_raw(sk), false);
+                let _ = state.protocol.data_ready(Sock::from_raw(sk), false);
             }
         }
     }
@@ -1087,8 +1088,11 @@ unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::work_struct)
             work
         );
         if bindings::kopi_bh_lock_sock_unowned(state.sk) {
-            state.protocol.data_ready(Sock::from_raw(state.sk), true);
+            let more = state.protocol.data_ready(Sock::from_raw(state.sk), true);
             bindings::kopi_bh_unlock_sock(state.sk);
+            if more {
+                bindings::kopi_schedule_delayed_work(state.work.get(), 0);
+            }
         } else {
             bindings::kopi_schedule_delayed_work(state.work.get(), LOCKED_RETRY);
         }
@@ -1102,13 +1106,13 @@ pub(crate) fn poke<T: Protocol>(socket: &Socket) {
     unsafe { data_ready::<T>(socket.sk().as_ptr()) };
 }
 
-/// Takes the next packet off the sock's queue, its checksum verified. Softirq, or softirqs off; the
-/// caller keeps the sock.
+/// Takes the next packet off the sock's queue, its checksum verified; looks at `left` at the most, of which
+/// it takes those that it looked at. Softirq, or softirqs off; the caller keeps the sock.
 ///
 /// It never polls a NIC, so a spinlock may be held.
-pub(crate) fn next_packet(sk: &Sock) -> Option<SkBuff> {
+pub(crate) fn next_packet(sk: &Sock, left: &mut u32) -> Option<SkBuff> {
     // SAFETY: A valid UDP sock, to which the caller has a reference.
-    let skb = unsafe { bindings::kopi_udp_read_skb(sk.as_ptr()) };
+    let skb = unsafe { bindings::kopi_udp_read_skb(sk.as_ptr(), left) };
     let skb = NonNull::new(skb)?;
     // SAFETY: A packet of a UDP sock's queue, whose headers are linear; nobody else has it.
     Some(unsafe { SkBuff::from_raw(skb) })
@@ -1121,6 +1125,8 @@ pub(super) struct Own<'a> {
     pub(super) header: bindings::msghdr,
     /// The same as a datagram that needs no udp_sendmsg(), if it is such a one.
     pub(super) datagram: Option<Datagram<'a>>,
+    /// The peer that the rules were asked about.
+    pub(super) judged: Peer,
 }
 
 /// Sends a message of the module's own, which [`Protocol::may_send`] isn't asked about. One at a time
@@ -1149,13 +1155,20 @@ pub(super) unsafe fn send_own<T: Protocol>(socket: &Socket, message: &mut Own<'_
     }
 }
 
-/// Whether the current task is in [`send_own`] for this sock. The caller is in an RCU read-side section.
-pub(super) fn is_sending_own<T: Protocol>(sk: &Sock) -> bool {
+/// Whether the current task is in [`send_own`] for this sock, with a message about whose peer the rules
+/// were asked. The caller is in an RCU read-side section.
+pub(super) fn has_judged<T: Protocol>(sk: &Sock, peer: &Peer) -> bool {
     // SAFETY: The sock is borrowed, and RCU held.
     let state = unsafe { state::<T>(sk.as_ptr()) };
-    // SAFETY: The pointer is compared only.
+    // SAFETY: The task is compared only. The message is on the stack of that task, which is this one, and
+    // which clears the pointer after the task's.
     state.is_some_and(|state| unsafe {
         bindings::kopi_is_current(state.sender.load(Ordering::Relaxed))
+            && state
+                .own
+                .load(Ordering::Relaxed)
+                .as_ref()
+                .is_some_and(|own| own.judged == *peer)
     })
 }
 

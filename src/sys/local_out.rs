@@ -57,7 +57,7 @@ unsafe extern "C" fn kopi_local_out(
             mark: packet.mark,
             priority: packet.priority,
         };
-        let again = family::is_sending_own::<Flow>(sk);
+        let again = family::has_judged::<Flow>(sk, &sent.peer);
         match flow.sends(sk, &mut sent, again) {
             Outcome::Pass => {
                 (packet.mark, packet.priority) = (sent.mark, sent.priority);

@@ -22,6 +22,7 @@ use crate::pure::abi::{
     META_TTL,
     META_TXTIME, //
 };
+use crate::pure::rule::Peer;
 use core::{
     mem::{size_of, MaybeUninit},
     ptr, //
@@ -41,12 +42,15 @@ pub(crate) struct Message {
     control: [u64; CONTROL_WORDS],
     /// Words of `control` in use.
     control_len: usize,
+    /// The peer that the rules were asked about.
+    pub(crate) judged: Peer,
 }
 
 impl Message {
-    /// A message to the connected peer.
-    pub(crate) fn new() -> Self {
+    /// A message to the connected peer, of which the rules were asked about `judged`.
+    pub(crate) fn new(judged: Peer) -> Self {
         Self {
+            judged,
             name: pin_init::zeroed(),
             name_len: 0,
             control: [0; CONTROL_WORDS],
@@ -244,6 +248,7 @@ impl Message {
             // SAFETY: A msghdr of zeroes is an empty one.
             header: unsafe { MaybeUninit::zeroed().assume_init() },
             datagram,
+            judged: self.judged,
         };
         let header = &mut own.header;
         header.msg_flags = bindings::MSG_DONTWAIT;
