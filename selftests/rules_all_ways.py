@@ -231,6 +231,26 @@ def taken_back(ynl):
     ask(ynl, "ruleset-set")
 
 
+def looks(ynl):
+    """A datagram that is looked at counts, as one that is read."""
+    with namespace("host"):
+        reader = kopi.flow()
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    reader.bind((LOCAL, 7102))
+    add(ynl, local_port_min=7102, rate_packets=1, burst=1)
+    for number in range(3):
+        sender.sendto(bytes([number]), (LOCAL, 7102))
+    seen = []
+    for _ in range(3):
+        for flags in (socket.MSG_PEEK, 0):
+            try:
+                seen.append(reader.recv(1, flags | socket.MSG_DONTWAIT))
+            except BlockingIOError:
+                seen.append(None)
+    check("who looks first reads no faster", seen == [b"\0", b"\0", None, None, None, None], seen)
+    ask(ynl, "ruleset-set")
+
+
 with namespace("host"):
     receiver = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
@@ -241,5 +261,6 @@ with ruled() as netlink:
     corked_before(netlink, receiver)
     wishes(netlink, receiver)
     sleepers(netlink)
+    looks(netlink)
     taken_back(netlink)
 kopi.finish()

@@ -659,7 +659,7 @@ impl Protocol for Flow {
         }
     }
 
-    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<()>>> {
+    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<bool>>> {
         let Some(policy) = self.policy() else {
             return Ok(None);
         };
@@ -676,18 +676,25 @@ impl Protocol for Flow {
         Ok(Some(policy.reading()))
     }
 
-    fn reading(&self) -> Option<&Mutex<()>> {
+    fn reading(&self) -> Option<&Mutex<bool>> {
         Some(self.policy()?.reading())
     }
 
-    fn may_take(&self, socket: &Socket, peer: Peer, bytes: usize, again: bool) -> bool {
+    fn may_take(
+        &self,
+        socket: &Socket,
+        peer: Peer,
+        bytes: usize,
+        again: bool,
+        peeks: bool,
+    ) -> bool {
         let packets = Packets {
             datagrams: 1,
             bytes: bytes as u64,
             again,
         };
         let outcome = self.decide(socket.sk(), Direction::In, || peer, packets);
-        if monitor::is_watched(self) && !(again && matches!(outcome, Outcome::Pass)) {
+        if monitor::is_watched(self) && !(peeks && matches!(outcome, Outcome::Pass)) {
             monitor::show_first(self, socket.sk(), outcome, &peer);
         }
         let counter = match outcome {

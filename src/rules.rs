@@ -252,9 +252,10 @@ pub(crate) struct Policy {
     net: Arc<Net>,
     /// Of the flow's channel, once it has one.
     user: SetOnce<Arc<User>>,
-    /// One reader at a time, where each datagram is judged before it is read.
+    /// One reader at a time, where each datagram is judged before it is read; and whether the first one
+    /// was, when a program looked at it.
     #[pin]
-    reading: Mutex<()>,
+    reading: Mutex<bool>,
     #[pin]
     standing: SpinLock<Standing>,
     /// The rules did something to the sock that may have to be undone.
@@ -270,7 +271,7 @@ impl Policy {
             pin_init!(Self {
                 net,
                 user: SetOnce::new(),
-                reading <- new_mutex!((), "kopi::Policy::reading"),
+                reading <- new_mutex!(false, "kopi::Policy::reading"),
                 standing <- new_spinlock!(Standing {
                     owner,
                     compiled: None,
@@ -287,7 +288,7 @@ impl Policy {
     }
 
     /// Taken while a datagram is judged and read.
-    pub(crate) fn reading(&self) -> &Mutex<()> {
+    pub(crate) fn reading(&self) -> &Mutex<bool> {
         &self.reading
     }
 

@@ -1352,6 +1352,20 @@ bool kopi_mon_is(const struct net_device *dev)
 	return dev->netdev_ops == &mon_ops;
 }
 
+bool kopi_net_is_of_initial_users(const struct net *net)
+{
+	return net->user_ns == &init_user_ns;
+}
+
+/*
+ * As dev_get_by_index_rcu(), whose chains are as long as a user wants who chooses the
+ * devices' numbers. RCU is held.
+ */
+const struct net_device *kopi_net_dev(struct net *net, int ifindex)
+{
+	return xa_load(&net->dev_by_index, ifindex);
+}
+
 /* The number of a device that may be gone, among the first of a namespace; or 0. RCU is held. */
 int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most)
 {

@@ -266,6 +266,8 @@ int kopi_mon_register(void);
 void kopi_mon_unregister(void);
 int kopi_mon_open(struct net_device *dev);
 int kopi_mon_stop(struct net_device *dev);
+bool kopi_net_is_of_initial_users(const struct net *net);
+const struct net_device *kopi_net_dev(struct net *net, int ifindex);
 int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most);
 bool kopi_mon_is(const struct net_device *dev);
 struct tracepoint *kopi_tracepoint_start_xmit(void);

@@ -13,6 +13,7 @@ use crate::sys::{
     context::cond_resched,
     family,
     genl::{Asker, Attribute, Dump, Message, Request, RuleInput},
+    pernet::NetRef,
     task, //
     uapi,
 };
@@ -70,7 +71,9 @@ fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Parts> {
         if path.to_bytes().first() != Some(&b'/') {
             return Err(request.refuse(EINVAL, c"exe is not an absolute path", Some(&attr)));
         }
-        let file = task::file_at(path)
+        // genl's lock is held.
+        let may_wait = asker.net().is_of_initial_users();
+        let file = task::file_at(path, may_wait)
             .map_err(|error| request.refuse(error, c"exe can't be looked up", Some(&attr)))?;
         parts.matches.exe = Some(file);
         parts.exe_path = Some(copied(path)?);
@@ -203,6 +206,12 @@ fn action(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Action> {
             shared: shared.is_some(),
         }),
     };
+    if let Some(attr) = table.get(uapi::KOPI_A_RULE_WEIGHT) {
+        if !request.asker().is_admin() {
+            let why = c"a weight takes CAP_NET_ADMIN in the initial user namespace";
+            return Err(request.refuse(EPERM, why, Some(&attr)));
+        }
+    }
     let action = Action {
         deny: number(uapi::KOPI_A_RULE_VERDICT) == Some(uapi::KOPI_VERDICT_DENY),
         mark: number(uapi::KOPI_A_RULE_MARK),
@@ -494,7 +503,8 @@ fn put_rule(message: &mut Message, asker: &Asker<'_>, rule: &Rule) -> Result {
     }
     if let Some(path) = &rule.exe_path {
         message.string(uapi::KOPI_A_RULE_EXE, path)?;
-        message.flag(uapi::KOPI_A_RULE_EXE_STALE, is_stale(rule, path)?)?;
+        let stale = is_stale(asker.net(), rule, path)?;
+        message.flag(uapi::KOPI_A_RULE_EXE_STALE, stale)?;
     }
     let action = &rule.action;
     let verdict = if action.deny {
@@ -530,13 +540,18 @@ fn put_rule(message: &mut Message, asker: &Asker<'_>, rule: &Rule) -> Result {
     message.uint(uapi::KOPI_A_RULE_DENIED, rule.denied.get())
 }
 
-/// Whether the rule's path leads to another file now, as the asker sees it.
-fn is_stale(rule: &Rule, path: &[u8]) -> Result<bool> {
+/// Whether the rule's path leads to another file now, as the asker sees it, as far as that can be known
+/// without waiting for a user's file system.
+fn is_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
     let mut string = KVec::new();
     string.extend_from_slice(path, GFP_KERNEL)?;
     string.push(0, GFP_KERNEL)?;
     let path = CStr::from_bytes_until_nul(&string).map_err(|_| EINVAL)?;
-    Ok(task::file_at(path).ok() != rule.matches.exe)
+    let may_wait = net.is_of_initial_users();
+    match task::file_at(path, may_wait) {
+        Err(EAGAIN) if !may_wait => Ok(false),
+        found => Ok(found.ok() != rule.matches.exe),
+    }
 }
 
 /// `rule-get` of all.

@@ -80,14 +80,22 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
 
     /// Whether datagrams may be read by recvmsg. Where each is to be asked about ([`Self::may_take`]),
     /// gives the lock under which that is done. Process context.
-    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<()>>>;
+    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<bool>>>;
 
     /// Whether a datagram from a peer, the first in the queue, may be read: else it is dropped. `again`
-    /// says that it was asked about before. Process context.
-    fn may_take(&self, socket: &Socket, peer: Peer, bytes: usize, again: bool) -> bool;
+    /// says that it was asked about before, `peeks` that it stays if it may. Process context.
+    fn may_take(
+        &self,
+        socket: &Socket,
+        peer: Peer,
+        bytes: usize,
+        again: bool,
+        peeks: bool,
+    ) -> bool;
 
-    /// The lock under which datagrams are read one by one. Any context.
-    fn reading(&self) -> Option<&Mutex<()>>;
+    /// The lock under which datagrams are read one by one; it has whether the first one was asked about
+    /// before, for a look. Any context.
+    fn reading(&self) -> Option<&Mutex<bool>>;
 
     /// The socket is being closed; it is still whole. Process context.
     fn release(&self, socket: &Socket);
@@ -923,7 +931,7 @@ struct Reader<'a, T> {
     socket: *mut bindings::socket,
     inner: Receive,
     protocol: &'a T,
-    turn: &'a Mutex<()>,
+    turn: &'a Mutex<bool>,
 }
 
 impl<T: Protocol> Reader<'_, T> {
@@ -937,14 +945,17 @@ impl<T: Protocol> Reader<'_, T> {
         loop {
             {
                 // Nobody else takes what is first meanwhile.
-                let _turn = self.turn.lock();
+                let mut counted = self.turn.lock();
                 let Some((peer, bytes)) = self.peek()? else {
                     return Ok(EAGAIN.to_errno());
                 };
-                let again = flags & bindings::MSG_PEEK as i32 != 0;
                 // SAFETY: By the invariants.
                 let socket = unsafe { Socket::from_raw(self.socket) };
-                if self.protocol.may_take(socket, peer, bytes, again) {
+                let peeks = flags & bindings::MSG_PEEK as i32 != 0;
+                let passes = self.protocol.may_take(socket, peer, bytes, *counted, peeks);
+                // A look counts, for the read that follows it.
+                *counted = passes && peeks;
+                if passes {
                     // SAFETY: By the invariants, and as required of the caller.
                     return Ok(unsafe {
                         (self.inner)(self.socket, message, len, flags | DONTWAIT)

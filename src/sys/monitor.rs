@@ -46,14 +46,14 @@ global_lock! {
 
 /// Namespaces in which a device is up, as far as there are places: those where a packet that the stack
 /// drops before it knows whose it is, is looked up. The first place is the initial namespace's.
-static WATCHED: [AtomicPtr<bindings::net>; 64] = [const { AtomicPtr::new(ptr::null_mut()) }; 64];
+static WATCHED: [AtomicPtr<bindings::net>; 16] = [const { AtomicPtr::new(ptr::null_mut()) }; 16];
 
 /// Devices of a namespace among which that of a dropped packet is looked for.
 const DEVICES_MAX: u32 = 64;
 
 /// Devices that can be up in a namespace: each packet of a flow is shown on all of them, with softirqs
 /// off.
-const UP_MAX: usize = 32;
+const UP_MAX: usize = 8;
 
 /// The tracepoint of packets that are given to a driver; null where the kernel has none.
 static START_XMIT: AtomicPtr<bindings::tracepoint> = AtomicPtr::new(ptr::null_mut());
@@ -336,8 +336,9 @@ impl Seeing<'_> {
             // SAFETY: A namespace leaves the list before its devices are gone, and is freed a grace
             // period later; the caller holds RCU.
             unsafe {
-                let found = bindings::dev_get_by_index_rcu(net.as_ptr(), ifindex);
-                (!found.is_null() && found == self.device()).then(|| NetRef::from_raw(net.as_ptr()))
+                let found = bindings::kopi_net_dev(net.as_ptr(), ifindex);
+                (!found.is_null() && ptr::eq(found, self.device()))
+                    .then(|| NetRef::from_raw(net.as_ptr()))
             }
         })
     }

@@ -40,6 +40,12 @@ impl NetRef {
         core::ptr::eq(self.as_ptr(), &raw const bindings::init_net)
     }
 
+    /// Whether it belongs to the initial user namespace, whose root is trusted.
+    pub(crate) fn is_of_initial_users(&self) -> bool {
+        // SAFETY: By the invariants.
+        unsafe { bindings::kopi_net_is_of_initial_users(self.as_ptr()) }
+    }
+
     /// The number that no other namespace ever has.
     pub(crate) fn cookie(&self) -> u64 {
         // SAFETY: By the invariants.

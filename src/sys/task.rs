@@ -102,15 +102,22 @@ unsafe fn file_id(inode: *const bindings::inode) -> FileId {
     }
 }
 
-/// The file that an absolute path leads to, as the current process sees it: `ENOENT` and the like.
-pub(crate) fn file_at(path: &CStr) -> Result<FileId> {
+/// The file that an absolute path leads to, as the current process sees it: `ENOENT` and the like. Without
+/// `may_wait` `EAGAIN` if a file system would have to be asked, which a user's needn't ever answer.
+/// Process context.
+pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
+    let cached = if may_wait {
+        0
+    } else {
+        bindings::KOPI_CONST_LOOKUP_CACHED
+    };
     let mut found: bindings::path = pin_init::zeroed();
     // SAFETY: Process context; the path is a string, and `found` is written to. What is found is
     // kept until it is put.
     unsafe {
         to_result(bindings::kern_path(
             path.as_char_ptr(),
-            bindings::KOPI_CONST_LOOKUP_FOLLOW,
+            bindings::KOPI_CONST_LOOKUP_FOLLOW | cached,
             &mut found,
         ))?;
         let id = file_id(bindings::kopi_path_inode(&found));
