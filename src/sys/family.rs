@@ -84,14 +84,8 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
 
     /// Whether a datagram from a peer, the first in the queue, may be read: else it is dropped. `again`
     /// says that it was asked about before, `peeks` that it stays if it may. Process context.
-    fn may_take(
-        &self,
-        socket: &Socket,
-        peer: Peer,
-        bytes: usize,
-        again: bool,
-        peeks: bool,
-    ) -> bool;
+    fn may_take(&self, socket: &Socket, peer: Peer, bytes: usize, again: bool, peeks: bool)
+        -> bool;
 
     /// The lock under which datagrams are read one by one; it has whether the first one was asked about
     /// before, for a look. Any context.
