@@ -113,7 +113,7 @@ fn checksum(from: IpAddr, to: IpAddr, udp: &[u8]) -> u16 {
     }
     let mut sum: u32 = bytes
         .chunks(2)
-        .map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1]))
+        .map(|pair| (u32::from(pair[0]) << 8) | u32::from(pair[1]))
         .sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
