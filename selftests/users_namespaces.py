@@ -153,6 +153,13 @@ def a_locked_sock_holds_up_nobody():
     check("meanwhile flows are listed, opened and closed", took < 10, took)
 
 
+def engines_are_the_machines():
+    """A weight is a share of the machine's engines."""
+    done = subprocess.run(["kopictl", "rule", "add", "local-port", "7780", "weight", "1000"], check=False,
+                          capture_output=True, text=True)
+    check("a rule gives no weight", done.returncode != 0 and "CAP_NET_ADMIN" in done.stderr, done.stderr)
+
+
 def main():
     if "inside" not in sys.argv:
         command = ["setpriv", "--reuid", "bob", "--regid", "bob", "--clear-groups", "unshare", "-Urn",
@@ -163,6 +170,7 @@ def main():
     invalid_entries_are_bounded()
     bad_checksums_while_polling()
     a_locked_sock_holds_up_nobody()
+    engines_are_the_machines()
     kopi.finish()
 
 

@@ -253,7 +253,8 @@ impl Engine {
         })
     }
 
-    /// Sends the first `waiting` descriptors of a channel as long as `go_on` says, which is told what each train or packet cost.
+    /// Sends the first `waiting` descriptors of a channel as long as `go_on` says, which is told what each
+    /// train or packet cost.
     fn send(
         &self,
         channel: &Arc<Channel>,
@@ -323,14 +324,11 @@ impl Engine {
             let channel = channel.into_arc();
             self.channels.fetch_sub(1, Relaxed);
             fence(Ordering::SeqCst);
-            if call(&channel) {
+            if call(&channel) || family::has_sendmsg_hooks() {
                 continue;
             }
             // Nobody else looks at what was written before the program knew.
             let mut sender = channel.sender.lock();
-            if family::has_sendmsg_hooks() {
-                continue;
-            }
             if let Ok((waiting @ 1.., _)) = sender.waiting() {
                 self.send(&channel, &mut sender, waiting, |_, _| true);
             }

@@ -186,6 +186,11 @@ impl Flow {
         Some(self.policy.as_ref()?)
     }
 
+    /// The same, if rules can refuse or mark a packet, or did. Any context.
+    pub(crate) fn policy_in_force(&self) -> Option<&Policy> {
+        self.policy().filter(|policy| policy.is_in_force())
+    }
+
     /// The flow's number in its network namespace.
     pub(crate) fn id(&self) -> u32 {
         self.id.load(Ordering::Relaxed)
@@ -199,7 +204,7 @@ impl Flow {
         peer: impl FnOnce() -> Peer,
         packets: Packets,
     ) -> Outcome {
-        let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
+        let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };
         let (outcome, stopped) = policy.decide(sk, direction, &peer(), packets);
@@ -220,7 +225,7 @@ impl Flow {
     /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was counted
     /// before. Any context but hard interrupts.
     pub(crate) fn sends(&self, sk: &Sock, sent: &mut Sent, again: bool) -> Outcome {
-        let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
+        let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };
         let packets = Packets {
@@ -579,7 +584,7 @@ impl Protocol for Flow {
     }
 
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result {
-        let Some(policy) = self.policy().filter(|policy| policy.is_in_force()) else {
+        let Some(policy) = self.policy_in_force() else {
             return Ok(());
         };
         policy.identify_if_new()?;
@@ -600,7 +605,8 @@ impl Protocol for Flow {
             };
             self.decide(socket.sk(), Direction::Out, || peer, packets)
         };
-        let refusal = match judge(true) {
+        let outcome = judge(true);
+        let refusal = match outcome {
             Outcome::Pass => return Ok(()),
             Outcome::Denied => {
                 judge(false);
@@ -609,7 +615,7 @@ impl Protocol for Flow {
             Outcome::TooFast => enobufs(),
         };
         let len = u32::try_from(bytes).unwrap_or(u32::MAX);
-        self.show_refused(socket.sk(), Outcome::Denied, peer, len, 0);
+        self.show_refused(socket.sk(), outcome, peer, len, 0);
         Err(refusal)
     }
 

@@ -502,14 +502,25 @@ impl Sender {
         // What comes again, since there was no room for it, was counted before. It may be another
         // packet: the ring is the program's.
         let number = self.batch.first().flow;
-        let peer = peer_of(meta, socket.sk());
+        // Without rules nobody asks. Where they come meanwhile, the hook of LOCAL_OUT finds that this peer
+        // wasn't judged.
+        let is_ruled = flow.policy_in_force().is_some();
+        let peer = if is_ruled {
+            peer_of(meta, socket.sk())
+        } else {
+            NOBODY
+        };
         let again = self.passed.has(number, &peer, datagrams, bytes);
         let packets = Packets {
             datagrams,
             bytes: u64::from(bytes),
             again,
         };
-        let outcome = flow.decide(socket.sk(), Direction::Out, || peer, packets);
+        let outcome = if is_ruled {
+            flow.decide(socket.sk(), Direction::Out, || peer, packets)
+        } else {
+            Outcome::Pass
+        };
         let stopped = match outcome {
             Outcome::Pass => None,
             Outcome::Denied => Some((&flow.counters.tx_drop_rule, EACCES)),
@@ -691,7 +702,7 @@ impl Output {
             }
         }
         // As it was counted, whatever becomes of the socket's option meanwhile.
-        if pieces != 0 || flow.policy().is_some_and(|policy| policy.is_in_force()) {
+        if pieces != 0 || flow.policy_in_force().is_some() {
             if let Ok(size) = u16::try_from(pieces) {
                 self.message.segment(size);
             }

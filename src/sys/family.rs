@@ -747,25 +747,22 @@ impl<T: Protocol> Registration<T> {
             unsafe {
                 if let Some(state) = state::<T>((*socket).sk) {
                     let own = state.own.load(Ordering::Relaxed);
-                    if own.cast() != message {
-                        let this = Socket::from_raw(socket);
-                        let name = sent_to(this.sk(), &*message);
-                        state.protocol.may_send(this, name.as_ref(), len)?;
-                        if (*message).msg_flags & bindings::MSG_MORE != 0 {
-                            state.protocol.may_cork(false)?;
-                            let sent = Self::send_inner(socket, message, len);
-                            state.protocol.has_corked();
-                            return sent;
-                        }
-                    // Rings' packets were looked at before.
-                    } else if let Some(datagram) = &(*own).datagram {
-                        if let Some(sent) = datagram.send((*socket).sk) {
-                            return Ok(without_edquot(sent));
-                        }
-                    }
                     if own.cast() == message {
-                        let sent = bindings::kopi_udp_sendmsg((*socket).sk, message, len);
-                        return Ok(without_edquot(sent));
+                        // Rings' packets were looked at before.
+                        let datagram = (*own).datagram.as_ref();
+                        let sent = datagram.and_then(|datagram| datagram.send((*socket).sk));
+                        return Ok(without_edquot(sent.unwrap_or_else(|| {
+                            bindings::kopi_udp_sendmsg((*socket).sk, message, len)
+                        })));
+                    }
+                    let this = Socket::from_raw(socket);
+                    let name = sent_to(this.sk(), &*message);
+                    state.protocol.may_send(this, name.as_ref(), len)?;
+                    if (*message).msg_flags & bindings::MSG_MORE != 0 {
+                        state.protocol.may_cork(false)?;
+                        let sent = Self::send_inner(socket, message, len);
+                        state.protocol.has_corked();
+                        return sent;
                     }
                 }
                 Self::send_inner(socket, message, len)

@@ -480,6 +480,30 @@ fn poll(round: &Round, random: &mut SmallRng) {
     sys::poll(round.fd(random), random.random());
 }
 
+/// Flags of a call: any, one bit, one of those that the call has, or none; seldom without MSG_DONTWAIT.
+fn flags(random: &mut SmallRng, usual: &[i32]) -> i32 {
+    let flags = match random.random_range(0..4) {
+        0 => random.random(),
+        1 => 1 << random.random_range(0..31),
+        2 => pick(random, usual),
+        _ => 0,
+    };
+    if random.random_ratio(31, 32) {
+        flags | libc::MSG_DONTWAIT
+    } else {
+        flags
+    }
+}
+
+/// A message of one part, and nothing else.
+fn message_of(part: &mut libc::iovec) -> libc::msghdr {
+    // SAFETY: Zeroes are an empty message.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = part;
+    message.msg_iovlen = 1;
+    message
+}
+
 fn send(round: &Round, random: &mut SmallRng) {
     let mut name = round.name(random);
     let size = match random.random_range(0..8) {
@@ -498,10 +522,7 @@ fn send(round: &Round, random: &mut SmallRng) {
         iov_base: round.or_slow(data.as_mut_ptr(), random),
         iov_len: data.len(),
     };
-    // SAFETY: Zeroes are an empty message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &mut part;
-    message.msg_iovlen = 1;
+    let mut message = message_of(&mut part);
     if random.random() {
         message.msg_name = round.or_slow(name.as_mut_ptr(), random);
         message.msg_namelen = name.len() as u32;
@@ -510,15 +531,7 @@ fn send(round: &Round, random: &mut SmallRng) {
         message.msg_control = round.or_slow(control.as_mut_ptr(), random);
         message.msg_controllen = control.len();
     }
-    let mut flags = match random.random_range(0..4) {
-        0 => random.random(),
-        1 => 1 << random.random_range(0..31),
-        2 => libc::MSG_MORE,
-        _ => 0,
-    };
-    if random.random_ratio(31, 32) {
-        flags |= libc::MSG_DONTWAIT;
-    }
+    let flags = flags(random, &[libc::MSG_MORE]);
     // SAFETY: All pointers are to so many bytes, of this function's or of the slow file's mapping.
     unsafe { libc::sendmsg(round.fd(random), &message, flags | libc::MSG_NOSIGNAL) };
 }
@@ -527,26 +540,13 @@ fn receive(round: &Round, random: &mut SmallRng) {
     let mut data = vec![0u8; random.random_range(0..3000)];
     let mut name = [0u8; 28];
     let mut control = [0u64; 32];
-    let mut flags = match random.random_range(0..4) {
-        0 => random.random(),
-        1 => 1 << random.random_range(0..31),
-        2 => pick(
-            random,
-            &[libc::MSG_ERRQUEUE, libc::MSG_PEEK, libc::MSG_TRUNC],
-        ),
-        _ => 0,
-    };
-    if random.random_ratio(31, 32) {
-        flags |= libc::MSG_DONTWAIT;
-    }
+    let usual = [libc::MSG_ERRQUEUE, libc::MSG_PEEK, libc::MSG_TRUNC];
+    let flags = flags(random, &usual);
     let mut part = libc::iovec {
         iov_base: round.or_slow(data.as_mut_ptr(), random),
         iov_len: data.len(),
     };
-    // SAFETY: Zeroes are an empty message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &mut part;
-    message.msg_iovlen = 1;
+    let mut message = message_of(&mut part);
     if random.random() {
         message.msg_name = name.as_mut_ptr().cast();
         message.msg_namelen = random.random_range(0..=28);
@@ -756,10 +756,7 @@ fn pass(round: &Round, random: &mut SmallRng) {
         iov_len: 1,
     };
     let mut control = [0u64; 3];
-    // SAFETY: Zeroes are an empty message.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &mut part;
-    message.msg_iovlen = 1;
+    let mut message = message_of(&mut part);
     message.msg_control = control.as_mut_ptr().cast();
     message.msg_controllen = 24;
     // SAFETY: A control buffer with room for one header and one descriptor.
