@@ -60,8 +60,8 @@ impl Train {
     /// Takes one that is a part of it, or gives it back if there is no room.
     #[inline]
     fn take(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
-        if !self.frames.is_empty() {
-            frame.advance(&mut self.first);
+        if self.frames.len() == 1 {
+            frame.begin_numbers(&mut self.first);
         }
         self.frames
             .push_within_capacity(frame)
@@ -71,7 +71,7 @@ impl Train {
     /// Whether a frame that comes next is as the first one, and so a part of it.
     #[inline]
     fn goes_on(&self, frame: &Frame) -> bool {
-        self.room > 0 && frame.follows(&self.first)
+        self.room > 0 && frame.follows(&self.first, self.frames.len())
     }
 
     /// Whether one of the same flow, with so many bytes of payload, becomes a part of it; it is closed if none can
@@ -146,7 +146,8 @@ impl Gathering {
                 let found = used.iter_mut().rev().find(of_flow);
                 found.and_then(|train| {
                     let first = &train.first;
-                    let is_alike = are_alike(first.headers(), headers) && first.is_next(headers);
+                    let is_alike = are_alike(first.headers(), headers)
+                        && first.is_next(headers, train.frames.len());
                     train.join(len, is_alike).then_some(train)
                 })
             }

@@ -126,17 +126,36 @@ impl Receiver {
     }
 
     /// Takes the next frame from the FILL ring.
-    ///
-    /// Looks at the producer's index once, and passes over [`INVALID_MAX`] entries a packet at the most:
-    /// the program writes the ring meanwhile, and spinlocks are held.
+    #[inline(always)]
     fn next_frame(&mut self, geometry: &Geometry) -> core::result::Result<Frame, Drop> {
         let Ok(available) = self.fill.available(1) else {
             self.broken = self.broken.wrapping_add(1);
             return Err(Drop::NoFrame);
         };
+        if available == 0 {
+            return Err(Drop::NoFrame);
+        }
+        match geometry.frame_at(self.fill.peek(0)) {
+            Some(frame) => {
+                self.fill.release(1);
+                Ok(frame)
+            }
+            None => self.next_valid_frame(available, geometry),
+        }
+    }
+
+    /// The same where entries of the `available` ones are no frame.
+    ///
+    /// The producer's index isn't looked at again, and [`INVALID_MAX`] entries a packet are passed over at
+    /// the most: the program writes the ring meanwhile, and spinlocks are held.
+    #[cold]
+    fn next_valid_frame(
+        &mut self,
+        available: u32,
+        geometry: &Geometry,
+    ) -> core::result::Result<Frame, Drop> {
         for _ in 0..available {
-            let entry = self.fill.peek(0);
-            if let Some(frame) = geometry.frame_at(entry) {
+            if let Some(frame) = geometry.frame_at(self.fill.peek(0)) {
                 self.fill.release(1);
                 return Ok(frame);
             }

@@ -144,9 +144,9 @@ fn sum_of_numbers(headers: &[u8; ALL_V4]) -> u32 {
 /// has it.
 #[derive(Clone, Copy)]
 struct Numbers {
-    /// That of the last datagram.
-    last: u16,
-    /// What it is more than the one before; none if it is the first.
+    /// That of the first datagram.
+    first: u16,
+    /// What each is more than the one before; none if there is one only.
     step: Option<u16>,
     /// May be the same.
     may_stay: bool,
@@ -155,7 +155,7 @@ struct Numbers {
 impl Numbers {
     /// Of IPv6, which has none.
     const NONE: Self = Self {
-        last: 0,
+        first: 0,
         step: None,
         may_stay: true,
     };
@@ -163,25 +163,24 @@ impl Numbers {
     /// Those that begin with that in an IPv4 header.
     fn new(headers: &[u8]) -> Self {
         Self {
-            last: number(headers, ID_V4),
+            first: number(headers, ID_V4),
             step: None,
             may_stay: number(headers, ID_V4 + 2) & DONT_FRAGMENT != 0,
         }
     }
 
-    /// How much more one is that comes next, if it may.
+    /// Whether one may come next, after so many.
     #[inline(always)]
-    fn step_to(&self, next: u16) -> Option<u16> {
-        let step = next.wrapping_sub(self.last);
-        let fits = match self.step {
-            Some(known) => step == known,
-            None => step == 1 || (step == 0 && self.may_stay),
-        };
-        fits.then_some(step)
+    fn fits(&self, next: u16, count: usize) -> bool {
+        let more = next.wrapping_sub(self.first);
+        match self.step {
+            Some(step) => more == step.wrapping_mul(count as u16),
+            None => more == 1 || (more == 0 && self.may_stay),
+        }
     }
 }
 
-/// The headers of a train's first datagram, and the numbers up to its last.
+/// The headers of a train's first datagram, and the numbers of all.
 pub struct First {
     bytes: [u8; HEADERS_MAX],
     len: usize,
@@ -189,7 +188,6 @@ pub struct First {
     whole: usize,
     /// Of an IPv4 header.
     sum: u32,
-    /// Of the datagrams so far.
     numbers: Numbers,
     /// Of what UDP's checksum pretends there is.
     udp_sum: u32,
@@ -226,7 +224,6 @@ impl First {
     }
 
     /// IPv4's number of a frame; 0 of IPv6.
-    #[inline(always)]
     fn number_of(&self, frame: &[u8]) -> u16 {
         match self.len {
             ALL_V4 => number(frame, ID_V4),
@@ -234,18 +231,15 @@ impl First {
         }
     }
 
-    /// Whether IPv4's number of a frame of the same flow is what comes next.
-    #[inline(always)]
-    pub fn is_next(&self, frame: &[u8]) -> bool {
-        self.numbers.step_to(self.number_of(frame)).is_some()
+    /// Whether IPv4's number of a frame of the same flow is what comes next, after `count` datagrams.
+    pub fn is_next(&self, frame: &[u8], count: usize) -> bool {
+        self.numbers.fits(self.number_of(frame), count)
     }
 
-    /// Takes it for the last one.
-    #[inline(always)]
-    pub fn advance(&mut self, frame: &[u8]) {
-        let number = self.number_of(frame);
-        self.numbers.step = self.numbers.step_to(number);
-        self.numbers.last = number;
+    /// Takes it for the second one: the numbers of all that follow go on as they began.
+    pub fn begin_numbers(&mut self, frame: &[u8]) {
+        let more = self.number_of(frame).wrapping_sub(self.numbers.first);
+        self.numbers.step = Some(more);
     }
 
     /// The headers; none if there is no datagram.
@@ -270,14 +264,21 @@ impl First {
     }
 
     /// Whether a frame has a datagram that `Datagram::parse` would take, and which is of the same flow, as long,
-    /// alike, and next. In fewer steps, since all but numbers and checksums is as it was.
+    /// alike, and next after `count`. In fewer steps, since all but numbers and checksums is as it was.
     #[inline(always)]
-    pub fn is_followed_by(&self, frame: &[u8], add: impl Fn(&[u8], u32) -> u32) -> bool {
+    pub fn is_followed_by(
+        &self,
+        frame: &[u8],
+        count: usize,
+        add: impl Fn(&[u8], u32) -> u32,
+    ) -> bool {
         let (is_alike, udp) = if let Some((a, b)) = self.beside::<ALL_V4>(frame) {
             let before = differ(a, b, 0) | differ(a, b, 8) | differ(a, b, ID_V4 - 2) & !NUMBER;
             let behind = differ(a, b, CHECKSUM_V4 + 2) | differ(a, b, ALL_V4 - 2 - 8);
             (
-                before | behind == 0 && sum_of_numbers(b) == self.sum,
+                before | behind == 0
+                    && sum_of_numbers(b) == self.sum
+                    && self.numbers.fits(number(b, ID_V4), count),
                 UDP_V4,
             )
         } else if let Some((a, b)) = self.beside::<ALL_V6>(frame) {
@@ -288,10 +289,7 @@ impl First {
         } else {
             return false;
         };
-        let Some(datagram) = frame
-            .get(udp..self.whole)
-            .filter(|_| is_alike && self.is_next(frame))
-        else {
+        let Some(datagram) = frame.get(udp..self.whole).filter(|_| is_alike) else {
             return false;
         };
         number(frame, udp + 6) != 0 && add(datagram, self.udp_sum) % ONES == 0
@@ -502,10 +500,10 @@ mod tests {
                     are_of_one_flow(begin.headers(), next.headers())
                         && are_alike(begin.headers(), next.headers())
                         && next.payload().len() == begin.payload().len()
-                        && first.is_next(next.headers())
+                        && first.is_next(next.headers(), 1)
                 });
-                assert_eq!(first.is_followed_by(frame, add), follows, "{frame:?}");
-                assert!(!First::NONE.is_followed_by(frame, add));
+                assert_eq!(first.is_followed_by(frame, 1, add), follows, "{frame:?}");
+                assert!(!First::NONE.is_followed_by(frame, 1, add));
                 follows
             };
             for number in [0, 1, 77, 0xfffe, 0xffff] {
@@ -546,10 +544,12 @@ mod tests {
                 headers: &begin,
                 payload: b"x",
             });
-            ids[1..].iter().all(|id| {
+            ids[1..].iter().enumerate().all(|(before, id)| {
                 let next = with(id);
-                let fits = first.is_next(&next);
-                first.advance(&next);
+                let fits = first.is_next(&next, before + 1);
+                if before == 0 {
+                    first.begin_numbers(&next);
+                }
                 fits
             })
         };

@@ -73,14 +73,13 @@ impl Frame {
 
     /// Whether it is the next datagram of a train, which begins so, and as long.
     #[inline]
-    pub(crate) fn follows(&self, first: &First) -> bool {
-        first.is_followed_by(self.bytes(), add)
+    pub(crate) fn follows(&self, first: &First, count: usize) -> bool {
+        first.is_followed_by(self.bytes(), count, add)
     }
 
-    /// Makes it the last datagram of a train that begins so.
-    #[inline]
-    pub(crate) fn advance(&self, first: &mut First) {
-        first.advance(self.bytes());
+    /// Makes it the second datagram of a train that begins so.
+    pub(crate) fn begin_numbers(&self, first: &mut First) {
+        first.begin_numbers(self.bytes());
     }
 
     /// The number of the NAPI that received it, 0 if the driver doesn't say: SO_BUSY_POLL polls that.
