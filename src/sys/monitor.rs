@@ -53,7 +53,7 @@ const DEVICES_MAX: u32 = 64;
 
 /// Devices that can be up in a namespace: each packet of a flow is shown on all of them, with softirqs
 /// off.
-const UP_MAX: usize = 8;
+const UP_MAX: usize = 16;
 
 /// The tracepoint of packets that are given to a driver; null where the kernel has none.
 static START_XMIT: AtomicPtr<bindings::tracepoint> = AtomicPtr::new(ptr::null_mut());
