@@ -713,9 +713,10 @@ void kopi_init_delayed_work(struct delayed_work *work, work_func_t func)
 	INIT_DELAYED_WORK(work, func);
 }
 
-void kopi_schedule_delayed_work(struct delayed_work *work, unsigned long delay)
+void kopi_queue_delayed_work(struct workqueue_struct *queue,
+			     struct delayed_work *work, unsigned long delay)
 {
-	schedule_delayed_work(work, delay);
+	queue_delayed_work(queue, work, delay);
 }
 
 /* Turns softirqs off, and says whether no process has locked the sock. */

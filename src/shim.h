@@ -144,7 +144,8 @@ void kopi_init_wait_entry_func(struct wait_queue_entry *entry, wait_queue_func_t
 void kopi_wait_entry_leave(struct wait_queue_entry *entry);
 struct workqueue_struct *kopi_alloc_workqueue(void);
 void kopi_init_delayed_work(struct delayed_work *work, work_func_t func);
-void kopi_schedule_delayed_work(struct delayed_work *work, unsigned long delay);
+void kopi_queue_delayed_work(struct workqueue_struct *queue,
+			     struct delayed_work *work, unsigned long delay);
 bool kopi_bh_lock_sock_unowned(struct sock *sk);
 void kopi_bh_unlock_sock(struct sock *sk);
 bool kopi_ns_capable_net_admin(struct user_namespace *ns);

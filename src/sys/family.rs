@@ -20,6 +20,7 @@ use super::{
     },
     ipv4::Datagram,
     pernet::NetRef,
+    reaper,
     region::Vma,
     skb::SkBuff,
     slab::{Cache, CacheBox, Cached, Slot},
@@ -1062,7 +1063,7 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
         };
         if let Some(state) = state::<T>(sk) {
             if Sock::from_raw(sk).has_receive_hook() {
-                bindings::kopi_schedule_delayed_work(state.work.get(), 0);
+                reaper::queue_delayed(state.work.get(), 0);
             } else {
                 let _ = state.protocol.data_ready(Sock::from_raw(sk), false);
             }
@@ -1093,10 +1094,10 @@ unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::work_struct)
             let more = state.protocol.data_ready(Sock::from_raw(state.sk), true);
             bindings::kopi_bh_unlock_sock(state.sk);
             if more {
-                bindings::kopi_schedule_delayed_work(state.work.get(), 0);
+                reaper::queue_delayed(state.work.get(), 0);
             }
         } else {
-            bindings::kopi_schedule_delayed_work(state.work.get(), LOCKED_RETRY);
+            reaper::queue_delayed(state.work.get(), LOCKED_RETRY);
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Freeing what can't be freed in softirq, in a workqueue of the module's own.
+//! Freeing and receiving what can't be freed or received in softirq, in a workqueue of the module's own.
 //!
 //! C header: `include/linux/workqueue.h`
 
@@ -53,6 +53,17 @@ pub(crate) fn flush() {
         bindings::rcu_barrier();
         bindings::__flush_workqueue(queue);
     }
+}
+
+/// Has the workqueue do some work after so many jiffies, unless it is to already.
+///
+/// # Safety
+///
+/// The work must be initialised, and disabled before it is freed; it is a socket's, which holds a
+/// reference to the module.
+pub(super) unsafe fn queue_delayed(work: *mut bindings::delayed_work, delay: c_ulong) {
+    // SAFETY: As required of the caller; so the queue is there.
+    unsafe { bindings::kopi_queue_delayed_work(QUEUE.load(Ordering::Acquire), work, delay) };
 }
 
 impl Drop for Reaper {
