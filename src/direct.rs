@@ -40,7 +40,8 @@ use kernel::{
 /// each time that nothing has changed.
 const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
-/// How long a flow's first train waits for what the stack still has of the flow, in nanoseconds.
+/// How long a queue waits for what the stack still has of the flows whose first trains are at its head, one after
+/// the other, in nanoseconds; anew when the driver has taken something.
 const PATIENCE: u64 = 1_000_000;
 /// When it tries again if that was in vain, in nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
@@ -467,6 +468,8 @@ struct Lists {
     datagrams: u32,
     /// Packets that the driver has frames of.
     given: List,
+    /// From when on it has waited as [`PATIENCE`] says, in nanoseconds; `None` if it doesn't.
+    patient_from: Option<u64>,
     /// The queue will be looked at.
     awake: bool,
     /// When, in nanoseconds.
@@ -517,6 +520,7 @@ impl Queue {
             waiting: List::new()?,
             datagrams: 0,
             given: List::new()?,
+            patient_from: None,
             awake: false,
             tick: TICK,
             done: Some(Done::new()?),
@@ -610,13 +614,19 @@ impl Queue {
     /// Sends those that wait, as far as they can be sent now; says whether any could.
     fn send(&self, lists: &mut Lists, done: &mut Done) -> bool {
         let mut any = false;
-        while let Some(step) = lists.waiting.first(|packet| self.step(packet)).flatten() {
+        loop {
+            let patient_from = &mut lists.patient_from;
+            let step = lists.waiting.first(|packet| self.step(packet, patient_from));
+            let Some(step) = step.flatten() else {
+                break;
+            };
             let Some(mut packet) = lists.pop_waiting() else {
                 break;
             };
             any = true;
             match step {
                 Step::Given => {
+                    lists.patient_from = None;
                     packet.given_at(now());
                     lists.given.push(packet);
                 }
@@ -631,19 +641,21 @@ impl Queue {
                 Step::Drop => done.dropped.push(packet),
             }
         }
+        if lists.waiting.first(|_| ()).is_none() {
+            lists.patient_from = None;
+        }
         any
     }
 
     /// Sends the first one, if its turn has come; `None` if it has to wait.
-    fn step(&self, packet: &mut Outgoing) -> Option<Step> {
+    fn step(&self, packet: &mut Outgoing, patient_from: &mut Option<u64>) -> Option<Step> {
         if packet.is_to_stack() {
             return self.may_pass_on(packet);
         }
         let begun = packet.has_begun();
-        let waited = packet.waited(now());
         let turn = match begun {
             true => None,
-            false => packet.with_flow(|sk, flow| self.turn(sk, flow, waited)),
+            false => packet.with_flow(|sk, flow| self.turn(sk, flow, patient_from)),
         };
         match turn.unwrap_or(Turn::Now) {
             Turn::Now => {}
@@ -694,7 +706,7 @@ impl Queue {
 
     /// Whether a packet of a flow can be given to the driver; never if the stack has had another one of the
     /// flow for too long, or if somebody looks at what leaves who didn't when the packet came.
-    fn turn(&self, sk: &Sock, flow: &Flow, waited: u64) -> Turn {
+    fn turn(&self, sk: &Sock, flow: &Flow, patient_from: &mut Option<u64>) -> Turn {
         let direct = &flow.direct;
         if !direct.goes_by(self.number) || self.device.is_tapped() || self.counters.is_refused() {
             return Turn::Never;
@@ -706,11 +718,12 @@ impl Queue {
             direct.entering.store(false, Relaxed);
             return Turn::Now;
         }
-        if waited < PATIENCE {
+        let now = now();
+        if now.saturating_sub(*patient_from.get_or_insert(now)) < PATIENCE {
             return Turn::Later;
         }
         direct.leave();
-        direct.pause.store(now().wrapping_add(PAUSE), Relaxed);
+        direct.pause.store(now.wrapping_add(PAUSE), Relaxed);
         Turn::Never
     }
 

@@ -41,7 +41,7 @@ const LINE: usize = 64;
 struct Note {
     /// Those of the frames that the driver was given last.
     page: *mut bindings::page,
-    /// Since when it waits, or is with the driver, in nanoseconds; 0 if it hasn't begun to.
+    /// Since when it is with the driver, in nanoseconds.
     since: u64,
     /// Since when the driver has taken nothing of what it was offered, in nanoseconds; 0 if it has.
     refused: u64,
@@ -241,15 +241,6 @@ impl Outgoing {
     /// Whether some of it has left.
     pub(crate) fn has_begun(&self) -> bool {
         self.note().number != 0
-    }
-
-    /// Nanoseconds that it has waited, at the time `now`.
-    pub(crate) fn waited(&mut self, now: u64) -> u64 {
-        let note = self.note_mut();
-        if note.since == 0 {
-            note.since = now;
-        }
-        now.saturating_sub(note.since)
     }
 
     /// Nanoseconds for which the driver has taken nothing of it, at the time `now`, at which it didn't either;
