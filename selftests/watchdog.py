@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """Whether other users are served while something hostile goes on: each call in time, or it is said.
 
-Every half second, on each CPU: another user opens a socket of KOPI and closes it; and, anywhere: root shows the
+Every half second, on each CPU: another user opens a socket of KOPI and closes it; from one of them: he has a datagram
+sent, by an engine if there is any; and, anywhere: root shows the
 links of the first namespace and sets its loopback device up, and lists the flows of another namespace. Each
 is a process, which may come to stand for ever. All have real-time priority: busy CPUs don't delay
 them, but locks and softirqs do.
@@ -85,12 +86,48 @@ def opens():
         pass
 
 
+def engines():
+    """Whether there are any."""
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as comm:
+            if comm.read().startswith("kopi-engine/"):
+                return True
+    return False
+
+
+class Sends:
+    """As a program that has engines look at its channel, and rings if none does."""
+
+    def __init__(self):
+        self.channel = None
+
+    def open(self):
+        """Makes the channel, from which a flow sends to itself."""
+        sock = kopi.flow()
+        sock.bind(("127.0.0.1", 0))
+        sock.connect(sock.getsockname())
+        return kopi.Channel(sock, flags=kopi.ENGINE, frames=4, tx=4, completion=4, fill=4, rx=4)
+
+    def __call__(self):
+        # As above: others may have used up what all may have.
+        self.channel = self.channel or self.open()
+        tx = self.channel.tx
+        while tx.get(tx.flags) & 1 and engines():
+            self.channel.bell()
+            time.sleep(0.01)
+        self.channel.send(0, b"served")
+        self.channel.bell((kopi.BELL_TX if tx.get(tx.flags) & 1 else 0) | kopi.BELL_WAIT_COMPLETION)
+        while self.channel.completion.pop():
+            pass
+
+
 class Others:
     """Those who are to be served, each a process; and who looks whether they are, a process, too."""
 
     def __init__(self, place):
         cpus = sorted(os.sched_getaffinity(0))
         self.kinds = [(f"socket() and close() on CPU {cpu}", opens, cpu) for cpu in cpus]
+        self.kinds += [("a datagram by an engine", Sends(), cpus[0])]
         self.kinds += [("ip link", links, None), ("kopictl ps", flows, "/run/netns/peer")]
         if place:
             self.kinds += [("kopictl ps there", flows, place), ("socket() and close() there", opens, place)]
