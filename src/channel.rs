@@ -120,6 +120,10 @@ pub(crate) struct Channel {
     got_room: Atomic<bool>,
     /// An engine looks at the TX ring; written under `sender`.
     polled: Atomic<bool>,
+    /// An engine that has ended asks that none be said to look any more.
+    unpoll: Atomic<bool>,
+    /// A doorbell has the sender; written under `sender`.
+    ringing: Atomic<bool>,
     /// The packet that the receiver is dropping, which it has shown to monitors; 0 for none.
     refused: Atomic<usize>,
     /// Nanoseconds that engines have worked for it; written under `sender`.
@@ -192,6 +196,8 @@ impl Channel {
                 refused: Atomic::new(0),
                 got_room: Atomic::new(false),
                 polled: Atomic::new(false),
+                unpoll: Atomic::new(false),
+                ringing: Atomic::new(false),
                 engine_time: Counter::default(),
                 links <- ListLinks::new(),
                 tracker <- AtomicTracker::new(),
@@ -244,9 +250,48 @@ impl Channel {
     }
 
     /// From now on an engine looks at the TX ring, or none; the caller has the sender.
-    pub(crate) fn set_polled(&self, sender: &Sender, polled: bool) {
+    pub(crate) fn set_polled(&self, sender: &mut Sender, polled: bool) {
+        sender.turn.polled = polled;
         self.polled.store(polled, Relaxed);
         sender.want_doorbell(!polled);
+    }
+
+    /// From now on no engine is to look at the TX ring: whoever has the sender, or gets it next, is to
+    /// see to that. The caller tries that itself, unless the channel [`Channel::is_ringing`].
+    pub(crate) fn ask_to_unpoll(&self) {
+        // Full order: pairs with that in stop_ringing(). Either this is seen there, or the end of the
+        // ringing here.
+        self.unpoll.xchg(true, Full);
+    }
+
+    /// Whether a doorbell has the sender, which looks at what was asked before it gives that back.
+    pub(crate) fn is_ringing(&self) -> bool {
+        self.ringing.load(Relaxed)
+    }
+
+    /// Says that a doorbell has the sender, which the caller is.
+    pub(crate) fn start_ringing(&self) {
+        if self.wants_engine() {
+            self.ringing.store(true, Relaxed);
+        }
+    }
+
+    /// Says that it is about to give it back. To be followed by [`Channel::unpoll_if_asked`].
+    pub(crate) fn stop_ringing(&self) {
+        if self.wants_engine() {
+            self.ringing.xchg(false, Full);
+        }
+    }
+
+    /// Has the program ring from now on, if that was asked for; says whether it was. The TX ring is to be
+    /// looked at once more then.
+    pub(crate) fn unpoll_if_asked(&self, sender: &mut Sender) -> bool {
+        let asked = self.unpoll.load(Relaxed);
+        if asked {
+            self.unpoll.store(false, Relaxed);
+            self.set_polled(sender, false);
+        }
+        asked
     }
 
     /// Gives a flow's socket a number on the channel.

@@ -37,11 +37,14 @@ use kernel::{
         global_lock,
         Arc,
         SpinLock, //
-    }, //
+    },
+    time::{delay::fsleep, Delta}, //
 };
 
 /// What a descriptor costs besides its payload, in bytes: about a packet's headers.
 const DESCRIPTOR_COST: u64 = 64;
+/// How long a visit may last that has sent something, in nanoseconds, whatever of its share is left.
+const VISIT_MAX: u64 = 5_000_000;
 
 global_lock! {
     // SAFETY: `Engines::register` initializes it, before there is any socket.
@@ -58,6 +61,9 @@ global_lock! {
 /// Whether there are engines.
 static ANY: Atomic<bool> = Atomic::new(false);
 
+/// Between two looks of an engine that ends at a channel that somebody has, in microseconds.
+const LEAVING_TICK: i64 = 100;
+
 /// What an engine knows of a channel, under its `sender`.
 #[derive(Default)]
 pub(crate) struct Turn {
@@ -65,7 +71,7 @@ pub(crate) struct Turn {
     /// When something was in the ring last.
     since: u64,
     /// An engine has it, and looks at it.
-    polled: bool,
+    pub(crate) polled: bool,
 }
 
 /// What administrators set.
@@ -189,13 +195,12 @@ impl Engine {
         if sender.sockets.len() == 0 {
             // No room will come any more, and what came once would bring the channel back.
             channel.forget_room();
-            channel.set_polled(&sender, false);
+            channel.set_polled(&mut sender, false);
             return Visit::Over;
         }
         if !sender.turn.polled {
-            sender.turn.polled = true;
             sender.turn.since = now;
-            channel.set_polled(&sender, true);
+            channel.set_polled(&mut sender, true);
         }
         let visit = self.serve(channel, &mut sender);
         match visit {
@@ -213,15 +218,14 @@ impl Engine {
             Visit::Nothing | Visit::Over => {}
         }
         channel.forget_room();
-        channel.set_polled(&sender, false);
+        channel.set_polled(&mut sender, false);
         // What was written before the program could see that is still this engine's to send.
         let last = self.serve(channel, &mut sender);
         if matches!(last, Visit::Sent | Visit::Waits) {
             sender.turn.since = now;
-            channel.set_polled(&sender, true);
+            channel.set_polled(&mut sender, true);
             return last;
         }
-        sender.turn.polled = false;
         Visit::Over
     }
 
@@ -248,8 +252,9 @@ impl Engine {
         if !sender.turn.deficit.visit(share) {
             return Visit::Waits;
         }
+        let end = now().saturating_add(VISIT_MAX);
         self.send(channel, sender, waiting, |deficit, cost| {
-            deficit.spend(cost) && !kthread::should_stop()
+            deficit.spend(cost) && now() < end && !kthread::should_stop()
         })
     }
 
@@ -316,22 +321,36 @@ impl Engine {
     fn leave(&self, active: &mut List<Channel>) {
         self.open_inbox(active);
         while let Some(channel) = active.pop_front() {
-            {
-                let mut sender = channel.sender.lock();
-                sender.turn.polled = false;
-                channel.set_polled(&sender, false);
-            }
             let channel = channel.into_arc();
             self.channels.fetch_sub(1, Relaxed);
             fence(Ordering::SeqCst);
-            if call(&channel) || family::has_sendmsg_hooks() {
-                continue;
+            // Whoever takes it over finds it polled.
+            if !call(&channel) {
+                self.leave_to_doorbells(&channel);
             }
-            // Nobody else looks at what was written before the program knew.
-            let mut sender = channel.sender.lock();
-            if let Ok((waiting @ 1.., _)) = sender.waiting() {
-                self.send(&channel, &mut sender, waiting, |_, _| true);
+        }
+    }
+
+    /// Has the program of a channel ring from now on, or has the doorbell see to that which is being
+    /// answered: what that waits for, a process can make last.
+    fn leave_to_doorbells(&self, channel: &Arc<Channel>) {
+        channel.ask_to_unpoll();
+        let mut sender = loop {
+            if let Some(sender) = channel.sender.try_lock() {
+                break sender;
             }
+            if channel.is_ringing() {
+                return;
+            }
+            // All others hold it for a moment.
+            fsleep(Delta::from_micros(LEAVING_TICK));
+        };
+        if !channel.unpoll_if_asked(&mut sender) || family::has_sendmsg_hooks() {
+            return;
+        }
+        // Nobody else looks at what was written before the program knew.
+        if let Ok((waiting @ 1.., _)) = sender.waiting() {
+            self.send(channel, &mut sender, waiting, |_, _| true);
         }
     }
 }

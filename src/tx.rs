@@ -273,8 +273,20 @@ impl Channel {
     pub(crate) fn transmit(this: &Arc<Self>) -> Result<u32> {
         this.user().note_current()?;
         let mut sender = this.sender.lock();
-        let (available, _) = sender.waiting()?;
-        Ok(sender.take(this, available, |_, _| !signal_pending()))
+        let mut taken = 0u32;
+        loop {
+            this.start_ringing();
+            let result = sender.waiting().map(|(available, _)| {
+                sender.take(this, available, |_, _| !signal_pending())
+            });
+            this.stop_ringing();
+            // What was written before the program could see that is this doorbell's to send.
+            let again = this.unpoll_if_asked(&mut sender);
+            taken = taken.saturating_add(result?);
+            if !again {
+                return Ok(taken);
+            }
+        }
     }
 }
 
