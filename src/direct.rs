@@ -616,7 +616,9 @@ impl Queue {
         let mut any = false;
         loop {
             let patient_from = &mut lists.patient_from;
-            let step = lists.waiting.first(|packet| self.step(packet, patient_from));
+            let step = lists
+                .waiting
+                .first(|packet| self.step(packet, patient_from));
             let Some(step) = step.flatten() else {
                 break;
             };

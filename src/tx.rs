@@ -276,9 +276,9 @@ impl Channel {
         let mut taken = 0u32;
         loop {
             this.start_ringing();
-            let result = sender.waiting().map(|(available, _)| {
-                sender.take(this, available, |_, _| !signal_pending())
-            });
+            let result = sender
+                .waiting()
+                .map(|(available, _)| sender.take(this, available, |_, _| !signal_pending()));
             this.stop_ringing();
             // What was written before the program could see that is this doorbell's to send.
             let again = this.unpoll_if_asked(&mut sender);
