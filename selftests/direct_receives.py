@@ -184,6 +184,25 @@ def others_get_theirs(ynl):
     channel.region.close()
     plain.close()
     other.close()
+    # A flow that `ss -K` takes its port from: whose that is then gets what comes there.
+    with namespace("host"):
+        aborted = kopi.flow()
+        other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    channel = kopi.Channel(aborted, flags=kopi.TRAINS)
+    aborted.connect((traffic.far, FROM))
+    port = aborted.getsockname()[1]
+    host(f"ss -K -u src {traffic.near} sport = {port}")
+    kopi.check("a flow that was aborted has no port", aborted.getsockname()[1] == 0, aborted.getsockname())
+    other.bind((traffic.near, port))
+    other.settimeout(20)
+    traffic.source.connect((traffic.near, port))
+    traffic.source.send(b"".join(payload(number, 100) for number in range(BATCH)))
+    came = [other.recv(2000) for _ in range(BATCH)]
+    kopi.check("a socket that has its port then: all arrive, one by one",
+               came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
+    channel.region.close()
+    aborted.close()
+    other.close()
     # Trains that turn out to be for another one: NAT says so.
     with namespace("host"):
         other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
