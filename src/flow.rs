@@ -248,6 +248,19 @@ impl Flow {
         outcome
     }
 
+    /// Whether the rules deny the first hop of a source route; counts it then. Any context but hard
+    /// interrupts.
+    pub(crate) fn denies_hop(&self, sk: &Sock, hop: Peer, sent: &Sent) -> bool {
+        let mut by_hop = Sent { peer: hop, ..*sent };
+        let look = Packets {
+            datagrams: 1,
+            bytes: u64::from(sent.bytes),
+            again: true,
+        };
+        self.decide(sk, Direction::Out, || hop, look) == Outcome::Denied
+            && self.sends(sk, &mut by_hop, false) == Outcome::Denied
+    }
+
     /// Shows what isn't sent to who looks.
     fn show_refused(&self, sk: &Sock, outcome: Outcome, peer: Peer, len: u32, gso_size: u32) {
         if monitor::is_watched(self) {

@@ -206,6 +206,8 @@ void kopi_cgroup_put(struct cgroup *cgroup);
 /* A packet, or several as one, that a flow sends. */
 struct kopi_sent {
 	struct in6_addr to;
+	/* The first hop of a source route, else as above. */
+	struct in6_addr via;
 	u16 port;
 	u16 gso_size;
 	u32 bytes;
