@@ -668,6 +668,24 @@ uid_t kopi_current_uid(void)
 	return from_kuid(&init_user_ns, current_uid());
 }
 
+uid_t kopi_charged_uid(void)
+{
+	struct user_namespace *outermost = NULL, *ns;
+	kuid_t uid = current_uid();
+
+	for (ns = current_user_ns(); ns != &init_user_ns; ns = ns->parent)
+		outermost = ns;
+	if (outermost) {
+		/* Root makes them for others, and gives each its own users. */
+		kuid_t owner = uid_eq(outermost->owner, GLOBAL_ROOT_UID) ?
+			make_kuid(outermost, 0) : outermost->owner;
+
+		if (uid_valid(owner))
+			uid = owner;
+	}
+	return from_kuid(&init_user_ns, uid);
+}
+
 u64 kopi_ktime_get_ns(void)
 {
 	return ktime_get_ns();
