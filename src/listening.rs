@@ -3,7 +3,11 @@
 //! The local ports of a namespace's flows that asked for trains: what XDP programs of attached devices redirect.
 
 use crate::sys::wanted::Wanted;
-use kernel::{prelude::*, rbtree::{RBTree, RBTreeNodeReservation}, sync::Arc};
+use kernel::{
+    prelude::*,
+    rbtree::{RBTree, RBTreeNodeReservation},
+    sync::Arc,
+};
 
 /// See the module's documentation.
 pub(crate) struct Listening {
