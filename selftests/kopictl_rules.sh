@@ -100,6 +100,18 @@ EOF
 check "all words come back" eval 'kopictl restore /tmp/all && rule save | diff /tmp/all - | sed "s/^/# /" && rule save | cmp /tmp/all -'
 rmdir /sys/fs/cgroup/ruled
 
+in_parallel() {
+	local pids=() number
+	for number in $(seq 8); do
+		rule add local-port "$((8000 + number))" deny >/dev/null &
+		pids+=($!)
+	done
+	for number in "${pids[@]}"; do wait "$number" || return; done
+	[ "$(rule save | grep -c 'local-port 800')" = 8 ]
+}
+check "eight who add a rule at once all do" in_parallel
+rule flush
+
 for number in $(seq 5000); do echo "user $number remote 192.0.2.0/24 remote-port $number comment 'rule number $number' deny"; done >/tmp/many
 check "five thousand rules are one change" eval 'now=$(generation) && kopictl restore /tmp/many &&
 	[ "$(generation)" = $((now + 1)) ]'

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import mmap
 import os
+import pwd
 import resource
 import socket
 import subprocess
@@ -71,6 +72,34 @@ def close(made):
     """Closes all of them."""
     while made:
         made.pop().close()
+
+
+def by_users_of_a_namespace(maker, first, uids):
+    """How many flows these users of a user namespace get, one each, whom the machine knows from `first` on."""
+    said, may_go, done = os.pipe(), os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setresuid(maker, maker, maker)
+        os.unshare(os.CLONE_NEWUSER)
+        os.write(said[1], b"x")
+        os.read(may_go[0], 1)
+        held = []
+        with contextlib.suppress(OSError):
+            for uid in uids:
+                os.setresuid(0, 0, 0)
+                os.setresuid(uid, uid, 0)
+                held.append(flow())
+        os.write(done[1], bytes([len(held)]))
+        os._exit(0)
+    os.read(said[0], 1)
+    with open(f"/proc/{pid}/uid_map", "w", encoding="ascii") as file:
+        file.write(f"0 {first} 10")
+    os.write(may_go[1], b"x")
+    got = os.read(done[0], 1)[0]
+    os.waitpid(pid, 0)
+    for end in (*said, *may_go, *done):
+        os.close(end)
+    return got
 
 
 # Not what is tried here; and it is by process, so that no other one is touched.
@@ -154,6 +183,18 @@ with limited(user_max_flows=2, user_max_channels=1):
         check("until it goes", True)
     left.close()
     right.close()
+
+BOB = pwd.getpwnam("bob").pw_uid
+with limited(user_max_flows=3):
+    with user("bob"):
+        one = flow()
+    got = by_users_of_a_namespace(BOB, 300000, range(1, 6))
+    check("users of a user namespace count as who made it", got == 2, got)
+    one.close()
+    held = [flow() for _ in range(3)]
+    got = by_users_of_a_namespace(0, 400000, range(1, 6))
+    check("or as its root, if the machine's root made it", got == 3, got)
+    close(held)
 
 with user("bob"):
     held = [channel() for _ in range(3)]

@@ -94,6 +94,41 @@ def addresses(ynl, near):
     check("nothing has come", drain(near)[0] == 0)
 
 
+def source_routes(ynl):
+    """A datagram that goes by way of another host counts for where it goes in the end."""
+    far, far6 = PEER, "2001:db8::2"
+    loose = b"\x01\x83\x07\x04" + socket.inet_aton(HOST)
+    segments = struct.pack("=BBBBBBH", 0, 4, 4, 1, 1, 0, 0) + bytes(16) + socket.inet_pton(socket.AF_INET6, "::1")
+    for what, proto, address, level, option, value in (
+            ("IPv4", 0, far, socket.SOL_IP, socket.IP_OPTIONS, loose),
+            ("IPv6", kopi.UDP6, far6, socket.IPPROTO_IPV6, socket.IPV6_RTHDR, segments)):
+        name = pack_address(address, PORT)
+        plain = kopi.flow(proto)
+        plain.setsockopt(level, option, value)
+        where = {"remote_address": address, "remote_prefix": 128 if ":" in address else 32}
+        add(ynl, rate_packets=1, burst=1, **where)
+        send(plain, b"x", name)
+        fails(f"{what}: faster than a peer's rate by way of another", errno.ENOBUFS, lambda: send(plain, b"x", name))
+        counted = [rule["packets"] for rule in rules(ynl)]
+        check(f"{what}: it is counted for the peer", counted == [2], counted)
+        ask(ynl, "ruleset-set")
+        plain.setsockopt(SOL_UDP, UDP_CORK, 1)
+        send(plain, b"begun", name)
+        add(ynl, verdict="deny", **where)
+        plain.setsockopt(SOL_UDP, UDP_CORK, 0)
+        counted = [rule["packets"] for rule in rules(ynl)]
+        check(f"{what}: one begun before its peer was denied is denied", counted == [1], counted)
+        ask(ynl, "ruleset-set")
+    # With no segments left, the last one is where it goes already.
+    plain = kopi.flow(kopi.UDP6)
+    plain.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RTHDR,
+                     struct.pack("=BBBBBBH", 0, 2, 4, 0, 0, 0, 0) + socket.inet_pton(socket.AF_INET6, "::1"))
+    add(ynl, rate_packets=1, burst=1, remote_address="::1", remote_prefix=128)
+    send(plain, b"x", pack_address(far6, PORT))
+    fails("a routing header at its end", errno.ENOBUFS, lambda: send(plain, b"x", pack_address(far6, PORT)))
+    ask(ynl, "ruleset-set")
+
+
 def rates(ynl, near):
     """A rate is of datagrams, however many there are in a call, and of calls that are one datagram together."""
     name = pack_address(LOCAL, PORT)
@@ -257,6 +292,7 @@ with namespace("host"):
     receiver.bind(("::", PORT))
 with ruled() as netlink:
     addresses(netlink, receiver)
+    source_routes(netlink)
     rates(netlink, receiver)
     corked_before(netlink, receiver)
     wishes(netlink, receiver)

@@ -5,6 +5,7 @@
 use crate::channel::Channel;
 use crate::direct::Direct;
 use crate::limits::Charge;
+use crate::listening::Room;
 use crate::monitor::{self, Unsent};
 use crate::netlink::events::{tell, Event};
 use crate::pure::{
@@ -34,6 +35,7 @@ use crate::tx;
 use core::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use kernel::{
     prelude::*,
+    rbtree::RBTreeNode,
     sync::{
         atomic::{
             ordering::{Full, Relaxed},
@@ -248,6 +250,19 @@ impl Flow {
         outcome
     }
 
+    /// Whether the rules deny the first hop of a source route; counts it then. Any context but hard
+    /// interrupts.
+    pub(crate) fn denies_hop(&self, sk: &Sock, hop: Peer, sent: &Sent) -> bool {
+        let mut by_hop = Sent { peer: hop, ..*sent };
+        let look = Packets {
+            datagrams: 1,
+            bytes: u64::from(sent.bytes),
+            again: true,
+        };
+        self.decide(sk, Direction::Out, || hop, look) == Outcome::Denied
+            && self.sends(sk, &mut by_hop, false) == Outcome::Denied
+    }
+
     /// Shows what isn't sent to who looks.
     fn show_refused(&self, sk: &Sock, outcome: Outcome, peer: Peer, len: u32, gso_size: u32) {
         if monitor::is_watched(self) {
@@ -314,10 +329,18 @@ impl Flow {
         let Some(policy) = self.policy() else {
             return;
         };
+        // Had before others wait for it, RTNL in hand.
+        let room = match port {
+            0 => None,
+            _ => match Room::new() {
+                Ok(room) => Some(room),
+                // It comes by the stack, as it would without a program.
+                Err(_) => return,
+            },
+        };
         let mut listening = policy.net().listening.lock();
-        if port != 0 && listening.add(port).is_err() {
-            // It comes by the stack, as it would without a program.
-            return;
+        if let Some(room) = room {
+            listening.add(port, room);
         }
         match self.redirected.swap(port, Ordering::Relaxed) {
             0 => {}
@@ -408,12 +431,13 @@ impl Flow {
         }
         policy.join(channel.user());
         if channel.id() == self.id() {
-            let mut channels = policy.net().channels.lock();
-            if let Err(error) =
-                channels.try_create_and_insert(channel.id(), channel.clone(), GFP_KERNEL_ACCOUNT)
-            {
+            // Made before others wait for it.
+            match RBTreeNode::new(channel.id(), channel.clone(), GFP_KERNEL_ACCOUNT) {
+                Ok(node) => {
+                    policy.net().channels.lock().insert(node);
+                }
                 // It works, and can't be shown.
-                pr_debug!("a channel isn't listed: {}\n", error.to_errno());
+                Err(error) => pr_debug!("a channel isn't listed: {}\n", error.to_errno()),
             }
         }
         self.follow_port(socket.sk());

@@ -2,8 +2,9 @@
 
 //! What users and network namespaces hold, and the limits of it: `net.kopi.*` of sysctl.
 //!
-//! A user is who makes a flow or a channel, by the real user id, in whatever namespace: passing a
-//! socket on leaves the charge with its maker. The memory of frames counts against RLIMIT_MEMLOCK
+//! A user is who makes a flow or a channel, by the real user id, in whatever network namespace: passing
+//! a socket on leaves the charge with its maker. In user namespaces it is who made the outermost one, so
+//! that subordinate users don't multiply the limits. The memory of frames counts against RLIMIT_MEMLOCK
 //! and the memory cgroup besides.
 
 use crate::netlink::events::tell_limit;
@@ -114,7 +115,7 @@ impl Charge {
     ///
     /// `EMFILE` over a limit of flows or channels, `ENOBUFS` over one of frames, `ENOMEM`.
     pub(crate) fn new(net: &NetRef, holding: Holding) -> Result<Self> {
-        let (user, cookie) = (context::current_uid(), net.cookie());
+        let (user, cookie) = (context::charged_uid(), net.cookie());
         let holders = holders(user, cookie);
         let mut taken = take(holders, holding)?;
         if taken.is_err() {

@@ -3,7 +3,11 @@
 //! The local ports of a namespace's flows that asked for trains: what XDP programs of attached devices redirect.
 
 use crate::sys::wanted::Wanted;
-use kernel::{prelude::*, rbtree::RBTree, sync::Arc};
+use kernel::{
+    prelude::*,
+    rbtree::{RBTree, RBTreeNodeReservation},
+    sync::Arc,
+};
 
 /// See the module's documentation.
 pub(crate) struct Listening {
@@ -11,6 +15,16 @@ pub(crate) struct Listening {
     ports: RBTree<u16, u32>,
     /// Of devices that take what is redirected.
     programs: KVec<Arc<Wanted>>,
+}
+
+/// What another port may need, to be had before the lock is taken.
+pub(crate) struct Room(RBTreeNodeReservation<u16, u32>);
+
+impl Room {
+    /// `ENOMEM`. Process context.
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?))
+    }
 }
 
 impl Listening {
@@ -28,16 +42,14 @@ impl Listening {
         }
     }
 
-    /// A flow has a port from now on: `ENOMEM`.
-    pub(crate) fn add(&mut self, port: u16) -> Result {
+    /// A flow has a port from now on.
+    pub(crate) fn add(&mut self, port: u16, room: Room) {
         if let Some(flows) = self.ports.get_mut(&port) {
             *flows = flows.saturating_add(1);
-            return Ok(());
+            return;
         }
-        self.ports
-            .try_create_and_insert(port, 1, GFP_KERNEL_ACCOUNT)?;
+        self.ports.insert(room.0.into_node(port, 1));
         self.tell(port, true);
-        Ok(())
     }
 
     /// A flow doesn't have a port any more.

@@ -8,11 +8,11 @@
 use crate::channel::Channel;
 use crate::listening::Listening;
 use crate::pure::abi::Stats;
-use crate::rules::RuleSet;
+use crate::rules::{RuleSet, SharedRules};
 use crate::sys::{
     context::InterruptsOff,
     monitor::Devices,
-    socket::{Socket, SocketMap}, //
+    socket::{Room, Socket, SocketMap}, //
 };
 use kernel::{
     new_mutex,
@@ -48,7 +48,7 @@ pub(crate) struct Net {
     #[pin]
     pub(crate) channels: Mutex<RBTree<u32, Arc<Channel>>>,
     #[pin]
-    rules: SpinLock<Arc<RuleSet>>,
+    rules: SpinLock<SharedRules>,
     /// Of `rules`. Flows compare it with what they were judged by.
     generation: Atomic<u64>,
     /// Whether any packet can be refused, or marked.
@@ -71,7 +71,7 @@ pub(crate) struct Net {
 impl Net {
     /// Nothing yet: no flows, no rules, and all is allowed.
     pub(crate) fn new() -> Result<Arc<Self>> {
-        let rules = Arc::new(RuleSet::empty(), GFP_KERNEL)?;
+        let rules = RuleSet::empty().share()?;
         Arc::pin_init(
             pin_init!(Self {
                 flows <- new_mutex!(Flows {
@@ -90,7 +90,7 @@ impl Net {
                 listening <- new_mutex!(Listening::new(), "kopi::Net::listening"),
                 monitors <- Devices::new(),
             }),
-            GFP_KERNEL,
+            GFP_KERNEL_ACCOUNT,
         )
     }
 
@@ -100,6 +100,7 @@ impl Net {
     ///
     /// [`Net::close`] must be called before the socket is released.
     pub(crate) unsafe fn open(&self, socket: &Socket) -> Result<u32> {
+        let room = Room::new()?;
         let mut flows = self.flows.lock();
         let mut number = flows.last;
         loop {
@@ -109,7 +110,7 @@ impl Net {
             }
         }
         // SAFETY: As required of the caller.
-        unsafe { flows.open.insert(number, socket) }?;
+        unsafe { flows.open.insert(number, socket, room) }?;
         flows.last = number;
         flows.opened = flows.opened.wrapping_add(1);
         Ok(number)
@@ -123,7 +124,7 @@ impl Net {
     }
 
     /// The rules. Any context but hard interrupts.
-    pub(crate) fn rules(&self) -> Arc<RuleSet> {
+    pub(crate) fn rules(&self) -> SharedRules {
         let _interrupts = InterruptsOff::new();
         let rules = self.rules.lock();
         rules.clone()
@@ -150,7 +151,7 @@ impl Net {
     }
 
     /// Puts other rules in force; the caller holds `changing`.
-    pub(crate) fn set_rules(&self, new: Arc<RuleSet>) {
+    pub(crate) fn set_rules(&self, new: SharedRules) {
         let in_force = !new.is_open();
         let old = {
             let _interrupts = InterruptsOff::new();

@@ -15,6 +15,7 @@ use crate::pure::{
 };
 use crate::sys::{
     context::{self, BottomHalvesOff},
+    reaper::Deferred,
     sock::Sock,
     task::{self, Identity}, //
 };
@@ -148,7 +149,15 @@ pub(crate) struct RuleSet {
     pub(crate) last_handle: u32,
 }
 
+/// Flows let go of a set in softirqs, too, and the last one frees up to 8,192 rules.
+pub(crate) type SharedRules = Arc<Deferred<RuleSet>>;
+
 impl RuleSet {
+    /// As namespaces and flows have it: `ENOMEM`. Process context.
+    pub(crate) fn share(self) -> Result<SharedRules> {
+        Ok(Arc::new(Deferred::new(self)?, GFP_KERNEL_ACCOUNT)?)
+    }
+
     /// No rules: all is allowed.
     pub(crate) fn empty() -> Self {
         Self {
@@ -234,7 +243,7 @@ struct Standing {
 /// What the rules come to for a flow.
 #[derive(Default)]
 struct Compiled {
-    set: Option<Arc<RuleSet>>,
+    set: Option<SharedRules>,
     /// What it was judged by; 0 for nothing.
     generation: u64,
     port: u16,
@@ -563,7 +572,7 @@ struct Judged<'a> {
 impl Judged<'_> {
     /// Judges anew if anything that it depends on is another; gives the rules from before, to be
     /// let go of without the lock.
-    fn refresh(&mut self, net: &Net) -> Option<Arc<RuleSet>> {
+    fn refresh(&mut self, net: &Net) -> Option<SharedRules> {
         let generation = net.generation();
         let (port, device) = (self.sk.local_port(), self.sk.bound_device());
         let compiled = &mut *self.compiled;

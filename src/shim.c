@@ -25,11 +25,13 @@
 #include <linux/tracepoint.h>
 #include <linux/uaccess.h>
 #include <linux/udp.h>
+#include <linux/unaligned.h>
 #include <linux/wait.h>
 #include <net/busy_poll.h>
 #include <net/dsfield.h>
 #include <net/genetlink.h>
 #include <net/ip.h>
+#include <net/ipv6.h>
 #include <net/netns/generic.h>
 #include <net/route.h>
 #include <net/rps.h>
@@ -666,6 +668,24 @@ uid_t kopi_current_uid(void)
 	return from_kuid(&init_user_ns, current_uid());
 }
 
+uid_t kopi_charged_uid(void)
+{
+	struct user_namespace *outermost = NULL, *ns;
+	kuid_t uid = current_uid();
+
+	for (ns = current_user_ns(); ns != &init_user_ns; ns = ns->parent)
+		outermost = ns;
+	if (outermost) {
+		/* Root makes them for others, and gives each its own users. */
+		kuid_t owner = uid_eq(outermost->owner, GLOBAL_ROOT_UID) ?
+			make_kuid(outermost, 0) : outermost->owner;
+
+		if (uid_valid(owner))
+			uid = owner;
+	}
+	return from_kuid(&init_user_ns, uid);
+}
+
 u64 kopi_ktime_get_ns(void)
 {
 	return ktime_get_ns();
@@ -1009,6 +1029,37 @@ void kopi_cgroup_put(struct cgroup *cgroup)
  * Judges what flows send where all is known of it: where it goes, whatever address the program gave, what mark
  * and priority it has, how many datagrams it is, and when, if it was corked. First of all hooks.
  */
+/* Where a packet goes in the end: a source route has that in the options. */
+static void ipv4_destination(const struct sk_buff *skb, struct in6_addr *to)
+{
+	const u8 *header = skb_network_header(skb);
+	int srr = IPCB(skb)->opt.srr;
+
+	if (srr)
+		ipv6_addr_set_v4mapped(get_unaligned((__be32 *)(header + srr + header[srr + 1] - 4)), to);
+}
+
+/* The same, in a routing header that isn't at its end. */
+static bool ipv6_destination(const struct sk_buff *skb, struct in6_addr *to)
+{
+	unsigned int offset = 0;
+	const struct ipv6_rt_hdr *header;
+	struct ipv6_rt_hdr place;
+	int last;
+
+	if (ipv6_hdr(skb)->nexthdr == IPPROTO_UDP ||
+	    ipv6_find_hdr(skb, &offset, NEXTHDR_ROUTING, NULL, NULL) < 0)
+		return true;
+	header = skb_header_pointer(skb, offset, sizeof(place), &place);
+	if (!header)
+		return false;
+	if (!header->segments_left)
+		return true;
+	/* Segment routing has them in reverse order. */
+	last = header->type == IPV6_SRCRT_TYPE_4 ? 0 : (header->hdrlen >> 1) - 1;
+	return last >= 0 && !skb_copy_bits(skb, offset + 8 + last * sizeof(*to), to, sizeof(*to));
+}
+
 static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
 {
 	struct kopi_sent sent = { .mark = skb->mark, .priority = skb->priority };
@@ -1020,10 +1071,10 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct
 	if (!sk || sk != skb->sk || !sk_fullsock(sk) || !sk_is_udp(sk))
 		return NF_ACCEPT;
 	if (state->pf == NFPROTO_IPV4) {
-		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &sent.to);
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &sent.via);
 		transformed = IPCB(skb)->flags & IPSKB_XFRM_TRANSFORMED;
 	} else {
-		sent.to = ipv6_hdr(skb)->daddr;
+		sent.via = ipv6_hdr(skb)->daddr;
 		transformed = IP6CB(skb)->flags & IP6SKB_XFRM_TRANSFORMED;
 	}
 	/* After IPsec has had it, it was judged before, too. */
@@ -1031,6 +1082,11 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct
 		return NF_ACCEPT;
 	if (!pskb_may_pull(skb, skb_transport_offset(skb) + sizeof(struct udphdr)))
 		return NF_DROP_ERR(-ENOMEM);
+	sent.to = sent.via;
+	if (state->pf == NFPROTO_IPV4)
+		ipv4_destination(skb, &sent.to);
+	else if (!ipv6_destination(skb, &sent.to))
+		return NF_DROP_ERR(-EINVAL);
 	sent.port = ntohs(udp_hdr(skb)->dest);
 	sent.bytes = skb->len - skb_transport_offset(skb) - sizeof(struct udphdr);
 	sent.gso_size = skb_shinfo(skb)->gso_size;

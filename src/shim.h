@@ -135,6 +135,7 @@ void kopi_cond_resched(void);
 void kopi_cond_resched_tasks_rcu_qs(void);
 bool kopi_cpu_online(unsigned int cpu);
 uid_t kopi_current_uid(void);
+uid_t kopi_charged_uid(void);
 u64 kopi_ktime_get_ns(void);
 bool kopi_signal_pending(void);
 void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table);
@@ -207,6 +208,8 @@ void kopi_cgroup_put(struct cgroup *cgroup);
 /* A packet, or several as one, that a flow sends. */
 struct kopi_sent {
 	struct in6_addr to;
+	/* The first hop of a source route, else as above. */
+	struct in6_addr via;
 	u16 port;
 	u16 gso_size;
 	u32 bytes;

@@ -20,7 +20,7 @@ use crate::sys::{
 use kernel::{
     prelude::*,
     str::CStr,
-    sync::Arc, //
+    sync::{Arc, MutexGuard}, //
 };
 
 /// Both ends of a range; the first alone is a range of one.
@@ -257,7 +257,7 @@ fn sweep(net: &Net) {
 
 /// Puts rules in force; the caller holds `changing`.
 fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
-    let set = Arc::new(set, GFP_KERNEL_ACCOUNT)?;
+    let set = set.share()?;
     let asker = request.asker();
     let is_open = set.is_open();
     if !is_open && !net.is_hooked() {
@@ -280,19 +280,26 @@ fn put_rules(rules: &mut KVVec<Arc<Rule>>, from: impl Iterator<Item = Arc<Rule>>
     Ok(())
 }
 
+/// The right to change the rules, or `EBUSY`: who waited for it would hold genl's lock.
+fn changing<'a>(request: &Request<'_>, net: &'a Net) -> Result<MutexGuard<'a, ()>> {
+    net.changing
+        .try_lock()
+        .ok_or_else(|| request.refuse(EBUSY, c"another is changing the rules", None))
+}
+
 fn rule_attr<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
     request
         .get(uapi::KOPI_A_RULESET_RULE)
         .ok_or_else(|| request.refuse(EINVAL, c"say which rule", None))
 }
 
-/// `rule-add`: `EINVAL`, `ENOENT` for what it is put before, and those of looking paths up.
+/// `rule-add`: `EBUSY`, `EINVAL`, `ENOENT` for what it is put before, and those of looking paths up.
 pub(crate) fn add(request: &Request<'_>) -> Result {
     let attr = rule_attr(request)?;
     let table = request.rule_input(&attr)?;
     let parts = parts(request, &table)?;
     let net = request.asker().net().state();
-    let _changing = net.changing.lock();
+    let _changing = changing(request, &net)?;
     let old = net.rules();
     if old.rules.len() >= uapi::KOPI_RULES_MAX as usize {
         return Err(request.refuse(ENOSPC, c"there are too many rules", None));
@@ -322,7 +329,7 @@ pub(crate) fn add(request: &Request<'_>) -> Result {
     })
 }
 
-/// `rule-del`: `ENOENT`.
+/// `rule-del`: `EBUSY`, `ENOENT`.
 pub(crate) fn remove(request: &Request<'_>) -> Result {
     let attr = rule_attr(request)?;
     let table = request.rule_named(&attr)?;
@@ -330,7 +337,7 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
         .get(uapi::KOPI_A_RULE_HANDLE)
         .ok_or_else(|| request.refuse(EINVAL, c"say which rule: its handle", Some(&attr)))?;
     let net = request.asker().net().state();
-    let _changing = net.changing.lock();
+    let _changing = changing(request, &net)?;
     let old = net.rules();
     let others = || {
         old.rules
@@ -355,7 +362,7 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
 /// `ruleset-set`: as `rule-add`, and `EAGAIN` where the rules are not those that the asker knows.
 pub(crate) fn replace(request: &Request<'_>) -> Result {
     let net = request.asker().net().state();
-    let _changing = net.changing.lock();
+    let _changing = changing(request, &net)?;
     if let Some(known) = request.get(uapi::KOPI_A_RULESET_GENERATION) {
         if known.uint() != net.generation() {
             return Err(request.refuse(EAGAIN, c"the rules have changed", Some(&known)));

@@ -7,6 +7,7 @@ use crate::direct::Attached;
 use crate::flow::Flow;
 use crate::pure::abi::{self, Stats};
 use crate::sys::{
+    context::cond_resched,
     family,
     genl::{Asker, Dump, Message, Request},
     sock::Ends,
@@ -18,6 +19,9 @@ use kernel::{
     prelude::*,
     sync::atomic::ordering::Relaxed, //
 };
+
+/// How many flows are looked at before others that wait for them come in.
+const FLOWS_MAX: usize = 256;
 
 /// Puts a flow's counters.
 pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Result {
@@ -173,20 +177,28 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
     let asker = dump.asker();
     let attached = Attached::now(asker.net())?;
     let net = asker.net().state();
-    let flows = net.flows.lock();
-    let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
-    for (number, socket) in flows.open.from(start) {
-        let seen = owner(socket).is_some_and(|uid| may_see(&asker, uid));
-        if seen
-            && !dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
-                put_flow(message, &asker, &attached, number, socket)
-            })?
-        {
-            break;
+    loop {
+        let flows = net.flows.lock();
+        let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
+        let mut looked = 0;
+        for (number, socket) in flows.open.from(start).take(FLOWS_MAX) {
+            looked += 1;
+            let seen = owner(socket).is_some_and(|uid| may_see(&asker, uid));
+            if seen
+                && !dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
+                    put_flow(message, &asker, &attached, number, socket)
+                })?
+            {
+                return Ok(());
+            }
+            dump.go_on_at(u64::from(number).wrapping_add(1));
         }
-        dump.go_on_at(u64::from(number).wrapping_add(1));
+        drop(flows);
+        if looked < FLOWS_MAX {
+            return Ok(());
+        }
+        cond_resched();
     }
-    Ok(())
 }
 
 fn put_ring(

@@ -47,6 +47,14 @@ pub(crate) fn current_uid() -> u32 {
     unsafe { bindings::kopi_current_uid() }
 }
 
+/// The user that what the current one holds is charged to, in the initial user namespace: in a user
+/// namespace it is who made the outermost one, whatever users that has; or its root, if root made it.
+/// Process context.
+pub(crate) fn charged_uid() -> u32 {
+    // SAFETY: `current` is always valid.
+    unsafe { bindings::kopi_charged_uid() }
+}
+
 /// Whether the current task has a signal to deliver. Process context.
 pub(crate) fn signal_pending() -> bool {
     // SAFETY: `current` is always valid.

@@ -57,6 +57,14 @@ unsafe extern "C" fn kopi_local_out(
             mark: packet.mark,
             priority: packet.priority,
         };
+        let hop = Peer {
+            address: packet.via.in6_u.u6_addr8,
+            port: packet.port,
+        };
+        // By way of one that is denied nothing goes; what passes counts for where it goes in the end.
+        if hop != sent.peer && flow.denies_hop(sk, hop, &sent) {
+            return EACCES.to_errno();
+        }
         let again = family::has_judged::<Flow>(sk, &sent.peer);
         match flow.sends(sk, &mut sent, again) {
             Outcome::Pass => {

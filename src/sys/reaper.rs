@@ -78,21 +78,25 @@ impl Drop for Reaper {
     }
 }
 
-/// A region that is freed in process context, whatever the context that lets go of it.
-pub(crate) struct SharedRegion(ManuallyDrop<Pin<KBox<Reaped>>>);
+/// What is dropped in process context, whatever the context that lets go of it: as a region is, whose
+/// pages are many, or a set of rules.
+pub(crate) struct Deferred<T: Send + 'static>(ManuallyDrop<Pin<KBox<Reaped<T>>>>);
+
+/// A region that packets, too, may be the last to use.
+pub(crate) type SharedRegion = Deferred<Region>;
 
 #[pin_data]
-struct Reaped {
-    region: Region,
+struct Reaped<T> {
+    value: T,
     #[pin]
-    work: Work<Reaped>,
+    work: Work<Reaped<T>>,
 }
 
 impl_has_work! {
-    impl HasWork<Self> for Reaped { self.work }
+    impl{T} HasWork<Self> for Reaped<T> { self.work }
 }
 
-impl WorkItem for Reaped {
+impl<T: Send + 'static> WorkItem for Reaped<T> {
     type Pointer = Pin<KBox<Self>>;
 
     fn run(this: Pin<KBox<Self>>) {
@@ -100,12 +104,12 @@ impl WorkItem for Reaped {
     }
 }
 
-impl SharedRegion {
-    /// Wraps a region.
-    pub(crate) fn new(region: Region) -> Result<Self> {
+impl<T: Send + 'static> Deferred<T> {
+    /// Wraps a value, which goes before the module's [`Reaper`] does: `ENOMEM`. Process context.
+    pub(crate) fn new(value: T) -> Result<Self> {
         let reaped = KBox::pin_init(
             pin_init!(Reaped {
-                region,
+                value,
                 work <- new_work!("kopi::Reaped"),
             }),
             GFP_KERNEL_ACCOUNT,
@@ -114,20 +118,21 @@ impl SharedRegion {
     }
 }
 
-impl Deref for SharedRegion {
-    type Target = Region;
+impl<T: Send + 'static> Deref for Deferred<T> {
+    type Target = T;
 
-    fn deref(&self) -> &Region {
-        &self.0.region
+    fn deref(&self) -> &T {
+        &self.0.value
     }
 }
 
-impl Drop for SharedRegion {
+impl<T: Send + 'static> Drop for Deferred<T> {
     fn drop(&mut self) {
         // SAFETY: Taken once, here.
         let reaped = unsafe { ManuallyDrop::take(&mut self.0) };
         let queue = QUEUE.load(Ordering::Acquire);
-        // SAFETY: Every region holds a reference to the module, so the queue is still there.
+        // SAFETY: Regions and flows hold a reference to the module, and namespaces' states go before its
+        // reaper, which waits for RCU first: so the queue is still there.
         let queue = unsafe { workqueue::Queue::from_raw(queue.cast()) };
         queue.enqueue(reaped);
     }

@@ -16,7 +16,7 @@ use core::{
 use kernel::{
     error::to_result,
     prelude::*,
-    rbtree::RBTree,
+    rbtree::{RBTree, RBTreeNodeReservation},
     types::Opaque, //
 };
 
@@ -237,6 +237,17 @@ unsafe impl Send for SocketPtr {}
 // SAFETY: As above.
 unsafe impl Sync for SocketPtr {}
 
+/// What another socket of a map may need, to be had before the map's lock is taken: memory that is charged to
+/// a cgroup may be long in coming.
+pub(crate) struct Room(RBTreeNodeReservation<u32, Group>);
+
+impl Room {
+    /// `ENOMEM`. Process context.
+    pub(crate) fn new() -> Result<Self> {
+        Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?))
+    }
+}
+
 /// Which group a number is in, and where.
 fn place(number: u32) -> (u32, usize) {
     let mask = (1 << GROUP_BITS) - 1;
@@ -252,18 +263,17 @@ impl SocketMap {
         }
     }
 
-    /// Enters a socket under a number that is free: `ENOMEM`.
+    /// Enters a socket under a number that is free, where there may be need of the room.
     ///
     /// # Safety
     ///
     /// The socket must be removed before it is released.
-    pub(crate) unsafe fn insert(&mut self, number: u32, socket: &Socket) -> Result {
+    pub(crate) unsafe fn insert(&mut self, number: u32, socket: &Socket, room: Room) -> Result {
         let entry = SocketPtr(NonNull::new(socket.as_ptr()).ok_or(EINVAL)?);
         let (group, at) = place(number);
         if self.groups.get(&group).is_none() {
-            let empty = Group::default();
             self.groups
-                .try_create_and_insert(group, empty, GFP_KERNEL_ACCOUNT)?;
+                .insert(room.0.into_node(group, Group::default()));
         }
         let sockets = self.groups.get_mut(&group).ok_or(ENOMEM)?;
         // INVARIANT: As the caller sees to.

@@ -30,12 +30,24 @@ use std::{
     fmt::Debug,
     io,
     os::fd::{AsFd, BorrowedFd},
+    thread,
+    time::Duration,
 };
+
+impl Command {
+    fn changes_rules(self) -> bool {
+        matches!(self, Self::RuleAdd | Self::RuleDel | Self::RulesetSet)
+    }
+}
 
 /// Where the attributes begin in a message.
 const ATTRIBUTES: usize = 16 + 4;
 /// No message of the kernel's is longer: dumps come in pieces of half of that.
 const RECEIVED_MAX: usize = 1 << 16;
+/// How often a change of the rules is tried while another is changing them, and how long it waits before
+/// it tries again: 5 s in all.
+const BUSY: usize = 100;
+const PAUSE: Duration = Duration::from_millis(50);
 /// How often a dump is begun anew when what it shows changes.
 const DUMPS: usize = 10;
 
@@ -385,6 +397,14 @@ impl<T: Transport> Connection<T> {
         command: Command,
         question: &Q,
     ) -> Result<Vec<A>> {
+        for _ in 0..BUSY {
+            match self.ask(command, question, 0) {
+                Err(error) if error.is(Errno::EBUSY) && command.changes_rules() => {
+                    thread::sleep(PAUSE);
+                }
+                answer => return answer,
+            }
+        }
         self.ask(command, question, 0)
     }
 
