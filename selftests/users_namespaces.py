@@ -13,11 +13,14 @@ import time
 
 import kopi
 from kopi import check
+from watchdog import Watchdog
 
 UDP_CORK = 1
 SO_BUSY_POLL = 46
 # What one look at the FILL ring passes over at the most.
 INVALID_MAX = 64
+# Seconds that no going up and down takes, but where it patches text.
+PATCHED = 0.02
 
 
 def sh(command):
@@ -153,6 +156,24 @@ def a_locked_sock_holds_up_nobody():
     check("meanwhile flows are listed, opened and closed", took < 10, took)
 
 
+def monitors_come_and_go():
+    """To show packets patches the kernel's text, which isn't done each time that a device goes up or down."""
+    sh("ip link add mon1 type kopimon")
+    again = "link set mon1 up\nlink set mon1 down\n" * 200
+    start = time.monotonic()
+    subprocess.run(["ip", "-batch", "-"], input=again, text=True, check=True)
+    took = time.monotonic() - start
+    check("a monitor goes up and down 200 times, quickly", took < 200 * PATCHED, took)
+    sh("ip link set mon1 up")
+    with kopi.flow() as flow, socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as tap:
+        tap.bind(("mon1", 3))
+        tap.settimeout(10)
+        flow.connect(("127.0.0.1", 9))
+        flow.send(b"seen")
+        check("and shows packets then", tap.recv(2048).endswith(b"seen"))
+    sh("ip link del mon1")
+
+
 def engines_are_the_machines():
     """A weight is a share of the machine's engines."""
     done = subprocess.run(["kopictl", "rule", "add", "local-port", "7780", "weight", "1000"], check=False,
@@ -164,12 +185,15 @@ def main():
     if "inside" not in sys.argv:
         command = ["setpriv", "--reuid", "bob", "--regid", "bob", "--clear-groups", "unshare", "-Urn",
                    sys.executable, __file__, "inside"]
-        sys.exit(subprocess.run(command, check=False, timeout=300).returncode)
+        with Watchdog() as watchdog:
+            status = subprocess.run(command, check=False, timeout=300).returncode
+        sys.exit(status if watchdog.verdict() else 3)
     sh("ip link set lo up")
     unread_datagrams_die_beside_a_monitor()
     invalid_entries_are_bounded()
     bad_checksums_while_polling()
     a_locked_sock_holds_up_nobody()
+    monitors_come_and_go()
     engines_are_the_machines()
     kopi.finish()
 
