@@ -345,9 +345,15 @@ mod tests {
             })
         };
         let mut long = Recent::new(PATIENCE * 100);
-        assert_eq!((&*get(&mut long).body, &*get(&mut long).body), ("1\n", "1\n"));
+        assert_eq!(
+            (&*get(&mut long).body, &*get(&mut long).body),
+            ("1\n", "1\n")
+        );
         let mut short = Recent::new(Duration::ZERO);
-        assert_eq!((&*get(&mut short).body, &*get(&mut short).body), ("2\n", "3\n"));
+        assert_eq!(
+            (&*get(&mut short).body, &*get(&mut short).body),
+            ("2\n", "3\n")
+        );
     }
 
     #[test]
