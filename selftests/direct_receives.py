@@ -372,7 +372,9 @@ def ways_change(ynl):
 
 def ports_come_and_go(ynl):
     """What is redirected follows the flows' ports."""
-    for what, bind in (("bound first", True), ("chosen by the stack", False)):
+    unspecified = struct.pack("=H14x", socket.AF_UNSPEC)
+    for what, bind, how in (("bound first", True, "closed"), ("chosen by the stack", False, "closed"),
+                            ("chosen by the stack", False, "disconnected")):
         traffic = Traffic()
         with namespace("host"):
             flow = kopi.flow()
@@ -395,15 +397,20 @@ def ports_come_and_go(ynl):
         traffic.send(BATCH, 80)
         kopi.wait_until(lambda: channel.stats()["rx_taken"] == BATCH)
         kopi.check(f"{what}: redirected", link(ynl)["received"] - before["received"] == BATCH, link(ynl))
-        flow.close()
-        channel.region.close()
+        if how == "closed":
+            flow.close()
+            channel.region.close()
+        else:
+            kopi.libc.connect(flow.fileno(), unspecified, len(unspecified))
         before = link(ynl)
         with namespace("host"):
             no_port = snmp()["UdpNoPorts"]
             traffic.send(BATCH, 80)
             refused_all = kopi.wait_until(lambda: snmp()["UdpNoPorts"] == no_port + BATCH)
-            kopi.check(f"{what}: not any more when it is closed",
+            kopi.check(f"{what}: not any more when it is {how}",
                        refused_all and link(ynl)["received"] == before["received"], (snmp(), link(ynl)))
+        flow.close()
+        channel.region.close()
         traffic.close()
 
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""Who maps a flow's region was let receive when it asked where the rings lie; mapping itself asks
-nobody, and so waits for no lock under which a program's memory is read."""
+"""Who maps a flow's region was let receive when it asked where the rings lie, as is who joins its channel;
+mapping itself asks nobody, and so waits for no lock under which a program's memory is read."""
 
 import mmap
 import os
@@ -80,6 +80,22 @@ def security_module():
                results)
 
 
+def who_joins():
+    """Of a flow that joins another's channel, each must be one that the process may receive by."""
+    other = kopi.Channel(kopi.flow(kopi.UDP6), frames=16).sock
+
+    def join(proto, sock):
+        with kopi.flow(proto) as joining:
+            joining.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(sock))
+
+    for profile, expected in (("all", "ok"), ("deaf", "EACCES")):
+        for what, proto, sock in (("a flow", 0, other), ("the channel of one", kopi.UDP6, FLOW)):
+            results = in_child(lambda name=profile: confine(name), lambda to=sock, by=proto: join(by, to))
+            kopi.check(f"under {profile}, {what} of IPv4 joins, or is joined: {expected}",
+                       results == ["ok", expected], results)
+    other.close()
+
+
 def maps_while_sending():
     """A datagram is made piece by piece from memory that isn't there yet: with the sock locked, its
     sender waits for the memory map."""
@@ -120,5 +136,6 @@ def whether_it_ends():
 with profiles({"all": "", "deaf": "deny network (receive) inet dgram,"}):
     who_asked()
     security_module()
+    who_joins()
     whether_it_ends()
 kopi.finish()

@@ -10,6 +10,7 @@ import struct
 import threading
 
 import kopi
+from attached import host, slow_device
 from control import add, ask, rules, ruled
 from equivalence import namespace, nft_counters, run_nft
 from kopi import check, fails, pack_address, wait_until
@@ -166,6 +167,43 @@ def rates(ynl, near):
     ask(ynl, "ruleset-set")
 
 
+def replaced(ynl):
+    """What the rules have let pass, and there is no room for, counts for its flow and its peer: not for what the
+    program puts in its place."""
+    far, limited, size = "203.0.113.2", 7010, 500
+
+    def other_peer(channel, index):
+        struct.pack_into(">H", channel.region, channel.frame(index) + 32, limited)
+
+    def other_flow(channel, index):
+        struct.pack_into("=I", channel.region, channel.tx.entries + index * channel.tx.entry_size + 8, 1)
+
+    for what, rule, replace in (("another peer", {"remote_port_min": limited}, other_peer),
+                                ("another flow", {"local_port_min": limited}, other_flow)):
+        add(ynl, rate_bytes=1, burst=size, shared=True, **rule)
+        with slow_device(), kopi.flow() as joined:
+            channel = kopi.Channel()
+            channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+            joined.bind(("0.0.0.0", limited))
+            # That is all that the rate has.
+            send(joined, b"x" * size, pack_address(LOCAL, limited))
+            joined.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(channel.sock))
+            for number in range(16):
+                channel.send(number, b"x" * size, (far, PORT))
+            channel.bell()
+            first = channel.tx.get(channel.tx.consumer)
+            for index in range(first, 16):
+                replace(channel, index)
+            host("tc qdisc del dev slow0 root")
+            wait_until(lambda rings=channel: (rings.bell(), rings.tx.get(rings.tx.consumer) == 16)[1])
+            drops = [struct.unpack("=32Q", sock.getsockopt(kopi.SOL_KOPI, kopi.STATS, 256))[23]
+                     for sock in (channel.sock, joined)]
+            check(f"{what} in the place of what has passed: over the rate", 0 < first < 16 and sum(drops) == 16 - first,
+                  (first, drops))
+            channel.sock.close()
+        ask(ynl, "ruleset-set")
+
+
 def corked_before(ynl, near):
     """What waits for its end when a rule comes isn't sent."""
     corked = bound()
@@ -294,6 +332,7 @@ with ruled() as netlink:
     addresses(netlink, receiver)
     source_routes(netlink)
     rates(netlink, receiver)
+    replaced(netlink)
     corked_before(netlink, receiver)
     wishes(netlink, receiver)
     sleepers(netlink)

@@ -2,22 +2,33 @@
 # SPDX-License-Identifier: GPL-2.0
 """What a user does in namespaces of his own stops neither the machine nor anybody else in it."""
 
+import ctypes
 import errno
+import fcntl
 import os
+import signal
 import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 import kopi
+from control import NlError, add, family
 from kopi import check
+from watchdog import Watchdog
 
 UDP_CORK = 1
 SO_BUSY_POLL = 46
+TUNSETIFF, IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x400454CA, 2, 0x1000, 0x4000
+VIRTIO_NEEDS_CSUM, VIRTIO_GSO_UDP = 1, 3
+CLONE_NEWNS, MS_NOSUID_NODEV = 0x20000, 6
 # What one look at the FILL ring passes over at the most.
 INVALID_MAX = 64
+# Seconds that no going up and down takes, but where it patches text.
+PATCHED = 0.02
 
 
 def sh(command):
@@ -153,6 +164,78 @@ def a_locked_sock_holds_up_nobody():
     check("meanwhile flows are listed, opened and closed", took < 10, took)
 
 
+def monitors_come_and_go():
+    """To show packets patches the kernel's text, which isn't done each time that a device goes up or down."""
+    sh("ip link add mon1 type kopimon")
+    again = "link set mon1 up\nlink set mon1 down\n" * 200
+    start = time.monotonic()
+    subprocess.run(["ip", "-batch", "-"], input=again, text=True, check=True)
+    took = time.monotonic() - start
+    check("a monitor goes up and down 200 times, quickly", took < 200 * PATCHED, took)
+    sh("ip link set mon1 up")
+    with kopi.flow() as flow, socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3)) as tap:
+        tap.bind(("mon1", 3))
+        tap.settimeout(10)
+        flow.connect(("127.0.0.1", 9))
+        flow.send(b"seen")
+        check("and shows packets then", tap.recv(2048).endswith(b"seen"))
+    sh("ip link del mon1")
+
+
+def fragments_to_be_are_a_datagram():
+    """What comes as one datagram, of which fragments would be made (UFO), is no train."""
+    tap = os.open("/dev/net/tun", os.O_RDWR)
+    fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", b"tap0", IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
+    sh("ip addr add 198.18.1.1/24 dev tap0; ip link set tap0 address 02:00:00:00:00:01 up")
+    here, there = (socket.inet_aton(address) for address in ("198.18.1.1", "198.18.1.2"))
+    size, head = 3000, 14 + 20 + 8
+    header = struct.pack("=BBHHHH", VIRTIO_NEEDS_CSUM, VIRTIO_GSO_UDP, head, 1000, 14 + 20, 6)
+    ethernet = bytes.fromhex("020000000001" "020000000002" "0800")
+    ip = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + 8 + size, 0, 0, 64, 17, 0, there, here)
+    total = sum(struct.unpack(">10H", ip))
+    ip = ip[:10] + struct.pack(">H", 0xFFFF - total % 0xFFFF) + ip[12:]
+    udp = struct.pack(">HHHH", 1234, 7781, 8 + size, 0)
+    for what, flags in (("without trains", 0), ("with trains", kopi.TRAINS), ("merged", kopi.TRAINS | kopi.RX_MERGED)):
+        channel = kopi.Channel(flags=flags, frame_size=4096)
+        channel.sock.bind(("198.18.1.1", 7781))
+        for number in range(8):
+            channel.fill.push(channel.frame(number))
+        os.write(tap, header + ethernet + ip + udp + bytes(size))
+        kopi.wait_until(lambda rings=channel: rings.stats()["rx_taken"], 10)
+        came = []
+        while entry := channel.rx.pop():
+            meta = struct.unpack_from(kopi.META_FORMAT, channel.region, entry[0] - entry[0] % 4096)
+            came.append((entry[1], meta[5]))
+        check(f"UFO of a tap's, {what}: one datagram", came == [(size, 0)] and channel.stats()["rx_packets"] == 1, came)
+        channel.sock.close()
+    os.close(tap)
+
+
+def nobodys_file_system():
+    """Adds a rule about a file of a file system that never answers."""
+    os.unshare(CLONE_NEWNS)
+    place = tempfile.mkdtemp()
+    device = os.open("/dev/fuse", os.O_RDWR)
+    options = f"fd={device},rootmode=40000,user_id=0,group_id=0".encode()
+    if kopi.libc.mount(b"never", place.encode(), b"fuse", MS_NOSUID_NODEV, options):
+        raise OSError(ctypes.get_errno(), "mount")
+    try:
+        add(family(), exe=f"{place}/program", verdict="deny")
+    except NlError as error:
+        os._exit(error.error)
+
+
+def rules_wait_for_nobodys_file_system():
+    """A request would hold generic netlink's lock meanwhile."""
+    pid, ended = kopi.in_child(nobodys_file_system), []
+    kopi.wait_until(lambda: ended or ended.extend(each for each in [os.waitpid(pid, os.WNOHANG)] if each[0]), 20)
+    check("a rule about a file by FUSE is refused, and waits for nobody",
+          ended and os.waitstatus_to_exitcode(ended[0][1]) == errno.EAGAIN, ended)
+    if not ended:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def engines_are_the_machines():
     """A weight is a share of the machine's engines."""
     done = subprocess.run(["kopictl", "rule", "add", "local-port", "7780", "weight", "1000"], check=False,
@@ -164,12 +247,21 @@ def main():
     if "inside" not in sys.argv:
         command = ["setpriv", "--reuid", "bob", "--regid", "bob", "--clear-groups", "unshare", "-Urn",
                    sys.executable, __file__, "inside"]
-        sys.exit(subprocess.run(command, check=False, timeout=300).returncode)
+        for module, device in (("tun", "/dev/net/tun"), ("fuse", "/dev/fuse")):
+            # Any of them may be built in. As udev does.
+            subprocess.run(["modprobe", "-q", module], check=False)
+            os.chmod(device, 0o666)
+        with Watchdog() as watchdog:
+            status = subprocess.run(command, check=False, timeout=300).returncode
+        sys.exit(status if watchdog.verdict() else 3)
     sh("ip link set lo up")
     unread_datagrams_die_beside_a_monitor()
     invalid_entries_are_bounded()
     bad_checksums_while_polling()
     a_locked_sock_holds_up_nobody()
+    monitors_come_and_go()
+    fragments_to_be_are_a_datagram()
+    rules_wait_for_nobodys_file_system()
     engines_are_the_machines()
     kopi.finish()
 

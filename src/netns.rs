@@ -64,7 +64,6 @@ pub(crate) struct Net {
     #[pin]
     pub(crate) listening: Mutex<Listening>,
     /// Where packets are shown to who looks.
-    #[pin]
     pub(crate) monitors: Devices,
 }
 
@@ -88,7 +87,7 @@ impl Net {
                 changing <- new_mutex!((), "kopi::Net::changing"),
                 denied: Atomic::new(0),
                 listening <- new_mutex!(Listening::new(), "kopi::Net::listening"),
-                monitors <- Devices::new(),
+                monitors: Devices::new(),
             }),
             GFP_KERNEL_ACCOUNT,
         )

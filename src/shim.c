@@ -1404,6 +1404,18 @@ void kopi_mon_unregister(void)
 	rtnl_link_unregister(&mon_link_ops);
 }
 
+static DECLARE_DELAYED_WORK(mon_unprobe, kopi_mon_unprobe);
+
+void kopi_mon_unprobe_later(void)
+{
+	mod_delayed_work(system_dfl_wq, &mon_unprobe, HZ);
+}
+
+void kopi_mon_cancel_unprobe(void)
+{
+	cancel_delayed_work_sync(&mon_unprobe);
+}
+
 bool kopi_mon_is(const struct net_device *dev)
 {
 	return dev->netdev_ops == &mon_ops;

@@ -29,19 +29,27 @@ use core::{
 };
 use kernel::{
     error::{from_result, to_result},
-    new_spinlock,
     prelude::*,
     sync::{
         atomic::{ordering::Relaxed, Atomic},
         global_lock,
-        SpinLock, //
+        rcu, //
     }, //
 };
 
+/// Whether the probes are called, and for how many devices.
+struct Probes {
+    /// How many devices are up.
+    up: usize,
+    /// They are for a while after the last device went down, too: to begin and to end it patches the
+    /// kernel's text, on all CPUs, and a user may have devices go up and down as fast as he can.
+    are_called: bool,
+}
+
 global_lock! {
     // SAFETY: `Registration::new` initializes it, before there is any device.
-    /// How many devices are up.
-    unsafe(uninit) static UP: Mutex<usize> = 0;
+    /// Taken under RTNL.
+    unsafe(uninit) static PROBES: Mutex<Probes> = Probes { up: 0, are_called: false };
 }
 
 /// Namespaces in which a device is up, as far as there are places: those where a packet that the stack
@@ -65,7 +73,7 @@ impl Registration {
     /// Registers the type: `EEXIST`. There can be one registration at a time.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: Called once, by the module's init.
-        unsafe { UP.init() };
+        unsafe { PROBES.init() };
         // SAFETY: Process context.
         let found = unsafe { bindings::kopi_tracepoint_start_xmit() };
         START_XMIT.store(found, Ordering::Relaxed);
@@ -77,12 +85,14 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: Registered by `new`. All devices go down, and with the last the probes; those that
-        // still run have ended after the second call.
+        // SAFETY: Registered by `new`. All devices go down, so that nothing starts the work again.
         unsafe {
             bindings::kopi_mon_unregister();
-            bindings::kopi_tracepoint_synchronize_unregister();
+            bindings::kopi_mon_cancel_unprobe();
         }
+        unprobe_if_unused(&mut PROBES.lock());
+        // SAFETY: Process context. Probes that still run have ended after it.
+        unsafe { bindings::kopi_tracepoint_synchronize_unregister() };
     }
 }
 
@@ -100,12 +110,21 @@ fn probe() -> Result {
     }
 }
 
-fn unprobe() {
-    // SAFETY: Process context; pairs with `probe`.
-    unsafe {
-        bindings::kopi_unprobe_kfree_skb();
-        bindings::kopi_unprobe_start_xmit(START_XMIT.load(Ordering::Relaxed));
+/// Has them called no more, unless a device is up.
+fn unprobe_if_unused(probes: &mut Probes) {
+    if probes.up == 0 && core::mem::take(&mut probes.are_called) {
+        // SAFETY: Process context; pairs with `probe`.
+        unsafe {
+            bindings::kopi_unprobe_kfree_skb();
+            bindings::kopi_unprobe_start_xmit(START_XMIT.load(Ordering::Relaxed));
+        }
     }
+}
+
+/// Has it looked at in a while whether the probes are needed.
+fn unprobe_later() {
+    // SAFETY: The work is cancelled when no device can be up any more.
+    unsafe { bindings::kopi_mon_unprobe_later() };
 }
 
 /// Enters a namespace, whose first device comes up, in the list of those watched.
@@ -136,30 +155,24 @@ fn unwatch(net: &NetRef) {
     }
 }
 
-struct Device(NonNull<bindings::net_device>);
-
-// SAFETY: A device is not bound to a task.
-unsafe impl Send for Device {}
-
 /// The devices of a network namespace that are up.
 ///
 /// # Invariants
 ///
-/// Each device is entered when it comes up and removed before it goes.
-#[pin_data]
+/// Each device is entered when it comes up, and taken out when it goes down: it is freed, or leaves the
+/// namespace, a grace period later at the earliest.
 pub(crate) struct Devices {
-    #[pin]
-    up: SpinLock<KVec<Device>>,
+    up: [AtomicPtr<bindings::net_device>; UP_MAX],
     any: Atomic<bool>,
 }
 
 impl Devices {
     /// None.
-    pub(crate) fn new() -> impl PinInit<Self> {
-        pin_init!(Self {
-            up <- new_spinlock!(KVec::new(), "kopi::Devices::up"),
+    pub(crate) fn new() -> Self {
+        Self {
+            up: [const { AtomicPtr::new(ptr::null_mut()) }; UP_MAX],
             any: Atomic::new(false),
-        })
+        }
     }
 
     /// Whether any is up. Any context.
@@ -167,32 +180,39 @@ impl Devices {
         self.any.load(Relaxed)
     }
 
-    /// How many are up. Process context.
+    /// How many are up.
     pub(crate) fn len(&self) -> usize {
-        let _softirqs = BottomHalvesOff::new();
-        let up = self.up.lock();
-        up.len()
+        self.iter().count()
     }
 
-    /// Enters a device, and says whether it is the first: `EMFILE`, `ENOMEM`. Under RTNL.
-    fn add(&self, device: Device) -> Result<bool> {
-        let _softirqs = BottomHalvesOff::new();
-        let mut up = self.up.lock();
-        if up.len() >= UP_MAX {
-            return Err(EMFILE);
-        }
-        up.push(device, GFP_ATOMIC)?;
-        self.any.store(true, Relaxed);
-        Ok(up.len() == 1)
+    /// Those that are up, which are valid while RCU is held.
+    fn iter(&self) -> impl Iterator<Item = NonNull<bindings::net_device>> + '_ {
+        self.up
+            .iter()
+            .filter_map(|slot| NonNull::new(slot.load(Ordering::Acquire)))
+    }
+
+    /// Enters a device, and says whether it is the first: `EMFILE`. Under RTNL.
+    fn add(&self, device: NonNull<bindings::net_device>) -> Result<bool> {
+        let free = self
+            .up
+            .iter()
+            .find(|slot| slot.load(Ordering::Relaxed).is_null())
+            .ok_or(EMFILE)?;
+        free.store(device.as_ptr(), Ordering::Release);
+        Ok(!self.any.xchg(true, Relaxed))
     }
 
     /// Takes a device out, and says whether it was the last. Under RTNL.
     fn remove(&self, device: NonNull<bindings::net_device>) -> bool {
-        let _softirqs = BottomHalvesOff::new();
-        let mut up = self.up.lock();
-        up.retain(|each| each.0 != device);
-        self.any.store(!up.is_empty(), Relaxed);
-        up.is_empty()
+        for slot in &self.up {
+            if ptr::eq(slot.load(Ordering::Relaxed), device.as_ptr()) {
+                slot.store(ptr::null_mut(), Ordering::Relaxed);
+            }
+        }
+        let is_any_left = self.iter().next().is_some();
+        self.any.store(is_any_left, Relaxed);
+        !is_any_left
     }
 
     /// Shows a packet on all that are up. Any context but hard interrupts, and interrupts on.
@@ -201,15 +221,16 @@ impl Devices {
     pub(crate) fn show(&self, header: MonHdr, packet: &Packet<'_>) {
         let copy = packet.with_header(header);
         let _softirqs = BottomHalvesOff::new();
-        let up = self.up.lock();
-        for device in up.iter() {
-            match &copy {
-                Some(copy) => copy.show_on(device),
-                // SAFETY: The device is up.
-                None => unsafe { bindings::kopi_dev_rx_dropped_inc(device.0.as_ptr()) },
+        let _rcu = rcu::read_lock();
+        for device in self.iter() {
+            // SAFETY: By the invariants the device is valid while RCU is held, and softirqs are off.
+            unsafe {
+                match &copy {
+                    Some(copy) => copy.show_on(device),
+                    None => bindings::kopi_dev_rx_dropped_inc(device.as_ptr()),
+                }
             }
         }
-        drop(up);
     }
 }
 
@@ -461,13 +482,18 @@ impl Copy {
         }
     }
 
-    /// Shows it to the packet sockets of a device. Softirqs are off.
-    fn show_on(&self, device: &Device) {
-        // SAFETY: The device is up, and the skb this value's. Sockets get clones.
+    /// Shows it to the packet sockets of a device.
+    ///
+    /// # Safety
+    ///
+    /// The device must be valid, softirqs off, and RCU held.
+    unsafe fn show_on(&self, device: NonNull<bindings::net_device>) {
+        let device = device.as_ptr();
+        // SAFETY: As required of the caller; the skb is this value's. Sockets get clones.
         unsafe {
-            bindings::kopi_skb_set_dev(self.as_ptr(), device.0.as_ptr());
-            bindings::kopi_dev_lstats_add(device.0.as_ptr(), (*self.as_ptr()).len);
-            bindings::dev_queue_xmit_nit(self.as_ptr(), device.0.as_ptr());
+            bindings::kopi_skb_set_dev(self.as_ptr(), device);
+            bindings::kopi_dev_lstats_add(device, (*self.as_ptr()).len);
+            bindings::dev_queue_xmit_nit(self.as_ptr(), device);
         }
     }
 }
@@ -486,22 +512,22 @@ impl Drop for Copy {
 unsafe extern "C" fn kopi_mon_open(dev: *mut bindings::net_device) -> c_int {
     from_result(|| {
         let device = NonNull::new(dev).ok_or(EINVAL)?;
-        let mut count = UP.lock();
-        if *count == 0 {
-            probe()?;
-        }
         // SAFETY: The device is coming up, and keeps its namespace.
         let net = unsafe { NetRef::from_raw(bindings::kopi_dev_net(dev)) };
-        let added = net.state().monitors.add(Device(device));
+        let mut probes = PROBES.lock();
+        if !probes.are_called {
+            probe()?;
+            probes.are_called = true;
+        }
+        let added = net.state().monitors.add(device);
         match added {
             Ok(first) => {
-                *count = count.saturating_add(1);
+                probes.up = probes.up.saturating_add(1);
                 if first {
                     watch(net);
                 }
             }
-            Err(_) if *count == 0 => unprobe(),
-            Err(_) => {}
+            Err(_) => unprobe_later(),
         }
         added?;
         Ok(0)
@@ -519,13 +545,21 @@ unsafe extern "C" fn kopi_mon_stop(dev: *mut bindings::net_device) -> c_int {
         if net.state().monitors.remove(device) {
             unwatch(net);
         }
-        let mut count = UP.lock();
-        *count = count.saturating_sub(1);
-        if *count == 0 {
-            unprobe();
+        let mut probes = PROBES.lock();
+        probes.up = probes.up.saturating_sub(1);
+        if probes.up == 0 {
+            unprobe_later();
         }
     }
     0
+}
+
+/// # Safety
+///
+/// To be called by the kernel only, as the function of the work that [`unprobe_later`] starts.
+#[no_mangle]
+unsafe extern "C" fn kopi_mon_unprobe(_work: *mut bindings::work_struct) {
+    unprobe_if_unused(&mut PROBES.lock());
 }
 
 /// # Safety

@@ -74,6 +74,7 @@ trait Stream: Read + Write + AsFd {}
 impl<T: Read + Write + AsFd> Stream for T {}
 
 /// What a client gets.
+#[derive(Clone)]
 pub(crate) struct Answer {
     /// The status and its words.
     pub(crate) status: &'static str,
@@ -101,6 +102,31 @@ impl Answer {
              Connection: close\r\n\r\n{body}"
         )
         .into_bytes()
+    }
+}
+
+/// An answer that is given again for a while: clients choose how often they ask.
+pub(crate) struct Recent {
+    lasts: Duration,
+    made: Option<(Instant, Answer)>,
+}
+
+impl Recent {
+    /// None yet.
+    pub(crate) fn new(lasts: Duration) -> Self {
+        Self { lasts, made: None }
+    }
+
+    /// The answer, which is made if there is none, or if it is too old.
+    pub(crate) fn get(&mut self, make: impl FnOnce() -> Answer) -> Answer {
+        match &self.made {
+            Some((when, answer)) if when.elapsed() < self.lasts => answer.clone(),
+            _ => {
+                let answer = make();
+                self.made = Some((Instant::now(), answer.clone()));
+                answer
+            }
+        }
     }
 }
 
@@ -306,6 +332,27 @@ mod tests {
         assert!(
             reply.is_empty() || reply.starts_with("HTTP/1.1 431"),
             "{reply}"
+        );
+    }
+
+    #[test]
+    fn answers_are_given_again_for_a_while() {
+        let mut made = 0;
+        let mut get = |recent: &mut Recent| {
+            recent.get(|| {
+                made += 1;
+                Answer::line("200 OK", &made.to_string())
+            })
+        };
+        let mut long = Recent::new(PATIENCE * 100);
+        assert_eq!(
+            (&*get(&mut long).body, &*get(&mut long).body),
+            ("1\n", "1\n")
+        );
+        let mut short = Recent::new(Duration::ZERO);
+        assert_eq!(
+            (&*get(&mut short).body, &*get(&mut short).body),
+            ("2\n", "3\n")
         );
     }
 

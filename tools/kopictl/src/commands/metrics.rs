@@ -5,7 +5,7 @@
 use super::Usage;
 use crate::{
     grammar::text_of,
-    http::{serve, Answer, Listener},
+    http::{serve, Answer, Listener, Recent},
     message::{Command, Flow, Info, Rule, Stats, Totals},
     names::{gid, Names},
     netlink::Connection,
@@ -31,12 +31,14 @@ use std::{
     },
     path::{Path, PathBuf},
     str::FromStr,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// Clients that are not served yet.
 const BACKLOG: i32 = 64;
+/// To gather them takes as long as there are flows; so long, all who ask get the same.
+const LASTS: Duration = Duration::from_secs(1);
 
 /// Where to.
 #[derive(Args)]
@@ -161,15 +163,9 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
     state.gather()?;
     let (listener, url) = listen(place, options.group).with_context(|| place.to_string())?;
     remark(format!("listening on {url}"));
+    let mut recent = Recent::new(LASTS);
     let page = |path: &str| match path {
-        "/metrics" => match state.gather() {
-            Ok(body) => Answer {
-                status: "200 OK",
-                kind: CONTENT_TYPE,
-                body,
-            },
-            Err(error) => Answer::line("503 Service Unavailable", &clean(&format!("{error:#}"))),
-        },
+        "/metrics" => recent.get(|| state.answer()),
         _ => Answer::line("404 Not Found", "see /metrics"),
     };
     Ok(serve(&listener, page)?)
@@ -183,6 +179,17 @@ struct State {
 }
 
 impl State {
+    fn answer(&mut self) -> Answer {
+        match self.gather() {
+            Ok(body) => Answer {
+                status: "200 OK",
+                kind: CONTENT_TYPE,
+                body,
+            },
+            Err(error) => Answer::line("503 Service Unavailable", &clean(&format!("{error:#}"))),
+        }
+    }
+
     fn gather(&mut self) -> anyhow::Result<String> {
         let info = self.connection.get(Command::InfoGet, &Info::default())?;
         let totals = self

@@ -29,8 +29,11 @@ const RAW: DataLink = DataLink::RAW;
 const NANOSECONDS: u8 = 9;
 /// A block's type, and its length before and behind it.
 const AROUND: usize = 12;
-/// The first interface: the monitor device, and packets that were dropped before they had another.
+/// The first interface: the monitor device, and packets that were dropped before they had another, or whose
+/// device came when there were enough.
 const MONITOR: u32 = 0;
+/// So many interfaces: users choose how many devices there are, and a reader of the file keeps them all.
+const INTERFACES_MAX: usize = 1024;
 /// What the option says of the direction.
 const INBOUND: u32 = 1;
 const OUTBOUND: u32 = 2;
@@ -79,6 +82,9 @@ impl<W: Write> File<W> {
     fn interface_of(&mut self, ifindex: u32, words: &Words) -> anyhow::Result<u32> {
         if let Some(&number) = self.interfaces.get(&ifindex) {
             return Ok(number);
+        }
+        if self.interfaces.len() >= INTERFACES_MAX {
+            return Ok(MONITOR);
         }
         let number = u32::try_from(self.interfaces.len())?;
         self.interface(
@@ -194,6 +200,35 @@ mod tests {
             blocks.push(block.unwrap().into_owned());
         }
         blocks
+    }
+
+    #[test]
+    fn there_is_a_bound_of_interfaces() {
+        let (mut bytes, words) = (vec![], words());
+        let mut file = File::new(&mut bytes, "kopimon0", 64, false).unwrap();
+        let most = u32::try_from(INTERFACES_MAX).unwrap();
+        for ifindex in (1..most + 10).chain([most - 1]) {
+            let header = MonHdr {
+                ifindex,
+                ..header()
+            };
+            with_packet(header, 100, 16, Paths::default(), |packet| {
+                file.packet(packet, &words).unwrap();
+            });
+        }
+        let (mut interfaces, mut packets) = (0, vec![]);
+        for block in blocks(&bytes) {
+            match block {
+                Block::InterfaceDescription(_) => interfaces += 1,
+                Block::EnhancedPacket(packet) => packets.push(packet.interface_id),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert_eq!(interfaces, INTERFACES_MAX);
+        let mut expected = (1..most).collect::<Vec<_>>();
+        expected.extend([MONITOR; 10]);
+        expected.push(most - 1);
+        assert_eq!(packets, expected);
     }
 
     #[test]
