@@ -19,9 +19,9 @@ import kopi
 from attached import (ADDRESSES, ETH_P_ALL, SO_RCVBUFFORCE, attach, change_by, counted, detached, host, kopictl, link,
                       redirection, rules, tapped)
 from control import ask, family, refused
-from equivalence import UDP_SEGMENT, checksum, namespace, payload, run_nft, sh, snmp
+from equivalence import checksum, namespace, payload, run_nft, sh, snmp
+from linux import SO_NO_CHECK, UDP_SEGMENT
 
-SO_NO_CHECK = 11
 PORT, FROM = 7000, 7001
 BATCH = 32
 FRAMES = 512

@@ -20,9 +20,8 @@ from attached import (ADDRESSES, OTHERS, SO_RCVBUFFORCE, attach, change, counted
                       link, nobody_takes, rules, slow_device)
 from control import NlError, ask, family, refused
 from equivalence import namespace, payload, run_nft, sh
+from linux import IFF_UP, SIOCSIFFLAGS, SO_SNDBUFFORCE
 
-SO_SNDBUFFORCE = 32
-SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 # Devices that aren't attached, as `ip` makes them.
 MADE = {"veth": "link add made0 type veth peer name made1", "bond": "link add made0 type bond",
         "bridge": "link add made0 type bridge", "dummy": "link add made0 type dummy",

@@ -7,20 +7,21 @@ import socket
 
 from control import add, ask, family
 from kopi import ENGINE, Channel, check, finish, wait_until
+from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
 BUDGET, ENTRIES, PER_DESCRIPTOR = 8192, 256, 64
 CPU = max(os.sched_getaffinity(0))
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 plain.settimeout(20)
 plain.bind(("127.0.0.1", 0))
-plain.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE
+plain.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
 
 
 def polled(**sizes):
     """A channel that an engine looks at."""
     channel = Channel(flags=sizes.pop("flags", 0) | ENGINE, frames=ENTRIES, tx=ENTRIES,
                       completion=ENTRIES, **sizes)
-    channel.sock.setsockopt(socket.SOL_SOCKET, 32, 1 << 24)  # SO_SNDBUFFORCE
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 24)
     channel.sock.bind(("127.0.0.1", 0))
     channel.sock.connect(plain.getsockname())
     channel.bell()

@@ -35,8 +35,10 @@ from typing import Callable
 import kopi
 import links
 import memory
-from equivalence import UDP_SEGMENT, run_nft
+from equivalence import run_nft
 from links import inside
+from linux import (PACKET_STATISTICS, SOL_PACKET, SO_RCVBUFFORCE, SYS_DELETE_MODULE, SYS_PIDFD_GETFD,
+                   UDP_SEGMENT)
 from memory import module_users
 from nfqueue import Queue
 from qmp import Nic
@@ -53,7 +55,6 @@ PATIENCE = 300 if DEBUG else 20
 # What a CPU keeps for what NAPI receives (NAPI_SKB_CACHE_SIZE).
 NAPI_CACHE = 128
 EXECUTED = "/usr/bin/sleep"
-SYS_DELETE_MODULE, SYS_PIDFD_GETFD = 176, 438
 
 
 class Broken(Exception):
@@ -481,7 +482,7 @@ class Case:
         """A packet socket that isn't read."""
         with inside(self.space):
             self.tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
-            self.tap.setsockopt(socket.SOL_SOCKET, 33, 1 << 20)
+            self.tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 20)
             self.tap.bind(("near", 0))
 
     def held(self):
@@ -508,7 +509,7 @@ class Case:
 
         def has_them():
             # The counts begin anew with each look.
-            seen.append(struct.unpack("=II", self.tap.getsockopt(263, 6, 8)))
+            seen.append(struct.unpack("=II", self.tap.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)))
             must("the tap has lost none", not seen[-1][1], seen)
             return sum(count for count, _ in seen) >= COUNT
 

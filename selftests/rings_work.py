@@ -16,6 +16,7 @@ import time
 import kopi
 from kopi import (BELL_WAIT_COMPLETION, BELL_WAIT_RX, INFO, JOIN, SOL_KOPI, Channel, check, fails, flow, in_child,
                   wait_until)
+from linux import SO_TIMESTAMPNS
 
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 plain.settimeout(10)
@@ -72,7 +73,7 @@ check("an empty datagram arrives", receive(channel)[0] == b"")
 big = os.urandom(60000)
 send_to(channel, big)
 check("one of many frames arrives", receive(channel)[0] == big)
-channel.sock.setsockopt(socket.SOL_SOCKET, 35, 1)  # SO_TIMESTAMPNS
+channel.sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
 plain.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x2A)
 send_to(channel, b"when")
 _, meta = receive(channel)

@@ -13,9 +13,8 @@ import time
 
 import kopi
 from kopi import check
+from linux import SO_BUSY_POLL, UDP_CORK
 
-UDP_CORK = 1
-SO_BUSY_POLL = 46
 # What one look at the FILL ring passes over at the most.
 INVALID_MAX = 64
 
