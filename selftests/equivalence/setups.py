@@ -56,6 +56,12 @@ def namespace(name):
     return inside(f"/run/netns/{name}")
 
 
+def devices(space):
+    """What is said of the devices that are attached in a namespace, which is a name or a path."""
+    with inside(space if "/" in space else f"/run/netns/{space}"):
+        return json.loads(sh("kopictl info --json")).get("devices", [])
+
+
 @contextlib.contextmanager
 def user(name):
     """Makes the block the user's, but for what it takes to come back."""

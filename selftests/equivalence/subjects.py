@@ -243,7 +243,7 @@ class KopiSubject(UdpSubject):
     def send(self, data, address=None, trains=None, metas=None):
         for number, each in enumerate(data):
             self.channel.send(128 + number, each, address,
-                              struct.unpack_from("=I", self.info(), 8)[0],
+                              kopi.number_of(self.sock),
                               metas and metas[number])
         self.sent += len(data)
         errors = {}
@@ -260,10 +260,6 @@ class KopiSubject(UdpSubject):
             if len(errors) < len(data):
                 watch.poll(100)
         return [errors.get(number, errno.EAGAIN) for number in range(len(data))]
-
-    def info(self):
-        """The struct kopi_info."""
-        return self.sock.getsockopt(kopi.SOL_KOPI, kopi.INFO, 64)
 
     def receive(self):
         found = []
