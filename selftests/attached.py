@@ -8,9 +8,9 @@ import socket
 import subprocess
 import time
 
-from equivalence import namespace, run_nft, sh
+from equivalence import devices, namespace, run_nft, sh
+from linux import ETH_P_ALL, SO_RCVBUFFORCE
 
-SO_RCVBUFFORCE, ETH_P_ALL = 33, 3
 ADDRESSES = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
 # Changes of the way, of each kind.
 CHANGES = int(os.environ.get("CHANGES", "15"))
@@ -37,7 +37,7 @@ def kopictl(*words):
 
 def attach():
     """Attaches it, and as new if it is already."""
-    if json.loads(kopictl("info", "--json")).get("devices"):
+    if devices("host"):
         kopictl("detach", "eth0")
     kopictl("attach", "eth0")
 

@@ -11,7 +11,7 @@ import socket
 import struct
 
 import kopi
-from kopi import CHANNEL, INFO, JOIN, SOL_KOPI, Channel, check, fails, flow, libc, libc_fails, request
+from kopi import CHANNEL, INFO, JOIN, JOIN_FORMAT, SOL_KOPI, Channel, check, fails, flow, libc, libc_fails, request
 
 # A neighbour that must not notice any of this.
 neighbour = Channel()
@@ -79,7 +79,7 @@ other = flow()
 
 
 def join(fd, reserved=0):
-    return lambda: sock.setsockopt(SOL_KOPI, JOIN, struct.pack("=i3I", fd, reserved, 0, 0))
+    return lambda: sock.setsockopt(SOL_KOPI, JOIN, struct.pack(JOIN_FORMAT, fd, reserved, 0, 0))
 
 
 fails("join a bad descriptor", e.EBADF, join(999))

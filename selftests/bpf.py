@@ -10,7 +10,8 @@ import shutil
 import struct
 import subprocess
 
-SYS_BPF = 321
+from linux import SYS_BPF
+
 MAP_LOOKUP, MAP_UPDATE, OBJ_GET, PROG_ATTACH, PROG_DETACH, LINK_CREATE = 1, 2, 7, 8, 9, 28
 ATTACH = {name: number for number, name in enumerate(
     "cgroup_inet_ingress cgroup_inet_egress cgroup_inet_sock_create cgroup_sock_ops "

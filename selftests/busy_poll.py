@@ -11,8 +11,8 @@ from attached import attach, link
 from control import family
 from equivalence import namespace
 from kopi import BELL_WAIT_RX, TRAINS, Channel, check, fails, finish, in_child, wait_until
+from linux import SO_BUSY_POLL, SO_INCOMING_NAPI_ID
 
-SO_BUSY_POLL, SO_INCOMING_NAPI_ID = 46, 56
 LONG = 20_000_000
 
 

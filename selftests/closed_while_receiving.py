@@ -13,6 +13,7 @@ import time
 
 import kopi
 import memory
+from linux import UDP_SEGMENT
 
 SECONDS = int(os.environ.get("CLOSE_SECONDS", "10"))
 OFTEN = 50
@@ -24,7 +25,7 @@ def flood(host):
     """Sends trains, each of which the receiving socket takes apart, until it is killed."""
     os.sched_setaffinity(0, {0})
     sender = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
-    sender.setsockopt(socket.IPPROTO_UDP, 103, 100)  # UDP_SEGMENT
+    sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 100)
     while True:
         try:
             sender.sendto(b"x" * 6000, (host, PORT))

@@ -11,8 +11,9 @@ from attached import (OTHERS, attach, detached, host, kopictl, last_hook, redire
                       slow_device)
 from control import ask, family
 from equivalence import namespace
+from linux import IP_OPTIONS, SO_TIMESTAMPING
 
-IP_OPTIONS, SO_TIMESTAMPING, TX_SOFTWARE = 4, 37, 1 << 1
+TX_SOFTWARE = 1 << 1
 PEER = "192.0.2.2"
 ESP = "proto esp spi 0x5 mode transport aead 'rfc4106(gcm(aes))' 0x" + 20 * "11" + " 128"
 

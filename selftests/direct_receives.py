@@ -16,12 +16,12 @@ import threading
 import time
 
 import kopi
-from attached import (ADDRESSES, ETH_P_ALL, SO_RCVBUFFORCE, attach, change_by, counted, detached, host, kopictl, link,
+from attached import (ADDRESSES, attach, change_by, counted, detached, host, kopictl, link,
                       redirection, rules, tapped)
 from control import ask, family, refused
-from equivalence import UDP_SEGMENT, checksum, namespace, payload, run_nft, sh, snmp
+from equivalence import checksum, devices, namespace, payload, run_nft, sh, snmp
+from linux import ETH_P_ALL, SO_NO_CHECK, SO_RCVBUFFORCE, UDP_SEGMENT
 
-SO_NO_CHECK = 11
 PORT, FROM = 7000, 7001
 BATCH = 32
 FRAMES = 512
@@ -541,8 +541,8 @@ def namespace_goes(ynl):
     sh("ip netns del host")
     traffic.close()
     sh("/kopi/qemu/namespaces")
-    shown = json.loads(kopictl("info", "--json"))
-    kopi.check("it isn't attached any more", "devices" not in shown, shown)
+    shown = devices("host")
+    kopi.check("it isn't attached any more", not shown, shown)
     # The program stays, and redirects nothing.
     traffic = Traffic()
     traffic.passes("what comes comes by the stack", BATCH, 1000)
@@ -575,7 +575,7 @@ def module_goes():
     traffic = Traffic()
     traffic.passes("with a new module: all arrive, in order", BATCH, 90)
     # Not by YNL's library, which remembers the old one's number.
-    device = json.loads(kopictl("info", "--json"))["devices"][0]
+    device = devices("host")[0]
     kopi.check("with a new module: redirected", device["received"] == BATCH, device)
     traffic.close()
 

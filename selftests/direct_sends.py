@@ -16,13 +16,12 @@ import time
 
 import droptrace
 import kopi
-from attached import (ADDRESSES, OTHERS, SO_RCVBUFFORCE, attach, change, counted, detached, host, kopictl, last_hook,
+from attached import (ADDRESSES, OTHERS, attach, change, counted, detached, host, kopictl, last_hook,
                       link, nobody_takes, rules, slow_device)
 from control import NlError, ask, family, refused
-from equivalence import namespace, payload, run_nft, sh
+from equivalence import devices, namespace, payload, run_nft, sh
+from linux import IFF_UP, SIOCSIFFLAGS, SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
-SO_SNDBUFFORCE = 32
-SIOCSIFFLAGS, IFF_UP = 0x8914, 1
 # Devices that aren't attached, as `ip` makes them.
 MADE = {"veth": "link add made0 type veth peer name made1", "bond": "link add made0 type bond",
         "bridge": "link add made0 type bridge", "dummy": "link add made0 type dummy",
@@ -455,7 +454,7 @@ def bad_input(ynl):
 attach()
 with namespace("host"):
     YNL = family()
-shown = json.loads(kopictl("info", "--json"))["devices"]
+shown = devices("host")
 kopi.check("kopictl info shows it", shown[0]["name"] == "eth0" and shown[0]["path"] == "direct",
            shown)
 for case in (data_is_whole, device_fills, hooks_see_trains, others_look, ways_change, stack_is_slow, cpus_change,

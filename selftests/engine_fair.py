@@ -9,6 +9,7 @@ import subprocess
 
 from control import add, ask, family
 from kopi import ENGINE, Channel, check, finish, wait_until
+from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
 # A budget that is sent well within the time that a visit may take, even where the machine is emulated.
 BUDGET, ENTRIES, PER_DESCRIPTOR = 2048, 256, 64
@@ -17,14 +18,14 @@ CPU = max(os.sched_getaffinity(0))
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 plain.settimeout(20)
 plain.bind(("127.0.0.1", 0))
-plain.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)  # SO_RCVBUFFORCE
+plain.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
 
 
 def polled(**sizes):
     """A channel that an engine looks at."""
     channel = Channel(flags=sizes.pop("flags", 0) | ENGINE, frames=ENTRIES, tx=ENTRIES,
                       completion=ENTRIES, **sizes)
-    channel.sock.setsockopt(socket.SOL_SOCKET, 32, 1 << 24)  # SO_SNDBUFFORCE
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 24)
     channel.sock.bind(("127.0.0.1", 0))
     channel.sock.connect(plain.getsockname())
     channel.bell()

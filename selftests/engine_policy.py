@@ -17,10 +17,9 @@ from apparmor import confine, profiles
 from control import add, ask, family
 from equivalence import run_nft
 from kopi import ENGINE, Channel, check, finish, wait_until
+from linux import LANDLOCK_SEND_UDP, PR_SET_NO_NEW_PRIVS, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_RESTRICT
 
 ALICE, BOB = 1001, 1002
-SYS_LANDLOCK_CREATE, SYS_LANDLOCK_RESTRICT = 444, 446
-SEND_UDP, PR_SET_NO_NEW_PRIVS = 8, 38
 MARK = {"mark": 5}
 
 ynl = family()
@@ -129,7 +128,7 @@ def landlocked():
     """A domain that the process enters while the engine looks."""
     sender = Sender()
     before = sender.send()
-    attributes = struct.pack("=QQ", 0, SEND_UDP)
+    attributes = struct.pack("=QQ", 0, LANDLOCK_SEND_UDP)
     ruleset = kopi.libc.syscall(SYS_LANDLOCK_CREATE, attributes, len(attributes), 0)
     kopi.libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if ruleset < 0 or kopi.libc.syscall(SYS_LANDLOCK_RESTRICT, ruleset, 0):

@@ -6,12 +6,11 @@ import os
 import select
 import signal
 import socket
-import struct
 import subprocess
 
 import kopi
 from control import ask, family
-from kopi import ENGINE, INFO, JOIN, SOL_KOPI, Channel, check, flow, in_child, join_request, wait_until
+from kopi import ENGINE, JOIN, SOL_KOPI, Channel, check, flow, in_child, join_request, number_of, wait_until
 
 DATA = 900
 RING = 64
@@ -94,7 +93,7 @@ check("no wake-up is lost", stalls > 50 and woken == stalls, (stalls, woken))
 slow()
 other = connected(flow())
 other.setsockopt(SOL_KOPI, JOIN, join_request(channel.sock))
-number = struct.unpack_from("=3I", other.getsockopt(SOL_KOPI, INFO, 64))[2]
+number = number_of(other)
 for at in range(RING - 1):
     channel.send(at, bytes(DATA), flow_number=number)
 channel.send(RING - 1, bytes(DATA))

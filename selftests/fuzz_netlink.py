@@ -21,15 +21,15 @@ import memory
 from control import ask, family, flows, rules, ruled
 from equivalence import namespace, user
 from kopi import check
+from linux import NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK, SOL_NETLINK
+from linux import NLMSG_ERROR, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST
 from watchdog import Watchdog
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "8"))
 # As root of a user namespace, in a hostile place.
 WITHIN = sys.argv[1:] == ["--within"]
 SEED = int(os.environ.get("FUZZ_SEED", str(random.SystemRandom().randrange(1 << 32))))
-NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP, NESTED = 1, 4, 0x300, 1 << 15
-SOL_NETLINK, NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK = 270, 11, 12
-NLMSG_ERROR = 2
+NESTED = 1 << 15
 COMMANDS = 11
 # flow-get, channel-get, rule-get.
 DUMPED = (2, 3, 5)

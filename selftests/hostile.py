@@ -32,12 +32,11 @@ import threading
 import time
 
 import kopi
+from linux import CLONE_NEWNET, IFF_NO_PI, IFF_TAP, TUNSETIFF
 from watchdog import Watchdog
 
 SLOW = "/tmp/hostile"
 GROUP = "/sys/fs/cgroup/hostile"
-TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 2, 0x1000
-CLONE_NEWNET = 0x40000000
 HERE = """
 link set lo up
 link add va type veth peer name vb

@@ -16,6 +16,7 @@ import time
 
 import kopi
 from equivalence import namespace, sh
+from linux import SO_RCVBUFFORCE
 
 BELLS = int(os.environ.get("HOSTILE_BELLS", "3000"))
 SEED = int(os.environ.get("HOSTILE_SEED", "1"))
@@ -84,7 +85,7 @@ table inet t {{
 END""")
 with namespace("peer"):
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
-    tap.setsockopt(socket.SOL_SOCKET, 33, 1 << 25)
+    tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 25)
     tap.bind(("p0", 0x0800))
     tap.setblocking(False)
 

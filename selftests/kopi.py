@@ -22,6 +22,7 @@ TRAINS, RX_MERGED, ENGINE = 1, 2, 4
 DOORBELL = 0xCB01
 BELL_TX, BELL_WAIT_RX, BELL_WAIT_COMPLETION = 1, 2, 4
 MORE, META = 1, 2
+DESCRIPTOR_FORMAT, FILL_FORMAT, JOIN_FORMAT = "=IIIHH", "=Q", "=i3I"
 META_FORMAT = "=16s16s2sHHHIHBBIIQ"
 META_FLAGS = {"local": 1, "tos": 2, "ttl": 4, "mark": 8, "txtime": 32}
 libc = ctypes.CDLL(None, use_errno=True)
@@ -96,7 +97,12 @@ def request(flags=0, frame_size=2048, frames=64, tx=64, completion=64, fill=64, 
 
 def join_request(sock):
     """A struct kopi_join."""
-    return struct.pack("=i3I", sock.fileno(), 0, 0, 0)
+    return struct.pack(JOIN_FORMAT, sock.fileno(), 0, 0, 0)
+
+
+def number_of(sock):
+    """The number of a flow within its channel, of struct kopi_info."""
+    return struct.unpack_from("=3I", sock.getsockopt(SOL_KOPI, INFO, 64))[2]
 
 
 def store(memory, at, fmt, value):
@@ -157,10 +163,10 @@ class Channel:
         self.size, _, self.frames, self.frame_size, self.frame_count = layout[:5]
         self.region = mmap.mmap(self.sock.fileno(), self.size, trackfd=False)
         rings = [layout[7 + 8 * i:15 + 8 * i] for i in range(4)]
-        self.tx = Ring(self.region, rings[0], "=IIIHH")
-        self.completion = Ring(self.region, rings[1], "=IIIHH")
-        self.fill = Ring(self.region, rings[2], "=Q")
-        self.rx = Ring(self.region, rings[3], "=IIIHH")
+        self.tx = Ring(self.region, rings[0], DESCRIPTOR_FORMAT)
+        self.completion = Ring(self.region, rings[1], DESCRIPTOR_FORMAT)
+        self.fill = Ring(self.region, rings[2], FILL_FORMAT)
+        self.rx = Ring(self.region, rings[3], DESCRIPTOR_FORMAT)
 
     def frame(self, number):
         """The offset of a frame's first byte."""
@@ -232,6 +238,14 @@ def fails(what, number, call):
         check(f"{what}: {errno.errorcode[number]}", False, f"gave {got}")
 
 
+def attempt(case, *arguments):
+    """Runs a part of a test; an exception fails it, and not those that follow."""
+    try:
+        case(*arguments)
+    except Exception:  # pylint: disable=broad-exception-caught
+        check(f"{case.__name__} ends", False, traceback.format_exc().replace("\n", "\n# "))
+
+
 def finish():
     """Prints the plan and exits."""
     print(f"1..{_count}")
@@ -244,6 +258,16 @@ def wait_until(condition, patience=60.0):
     while not (got := condition()) and time.monotonic() < end:
         time.sleep(0.01)
     return got
+
+
+class Wrong(Exception):
+    """What must hold doesn't."""
+
+
+def expect(holds, what, seen=""):
+    """Something must hold; if it doesn't, the error has what was seen."""
+    if not holds:
+        raise Wrong(f"{what}: {seen}" if seen != "" else what)
 
 
 def in_child(work):

@@ -19,6 +19,7 @@ import time
 import bpf
 import kopi
 from equivalence import namespace, sh
+from linux import IP_RECVTOS, SO_ATTACH_FILTER, SO_DETACH_FILTER, SO_RCVBUFFORCE
 
 BATCH, SIZE = 16, 200
 # Batches that are looked at after each change.
@@ -103,8 +104,8 @@ class UdpReceiver:
     def __init__(self):
         with namespace("peer"):
             self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self.sock.setsockopt(socket.SOL_SOCKET, 33, 1 << 23)
-        self.sock.setsockopt(socket.IPPROTO_IP, 13, 1)
+        self.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 23)
+        self.sock.setsockopt(socket.IPPROTO_IP, IP_RECVTOS, 1)
         self.sock.bind(("192.0.2.2", 7001))
         self.sock.setblocking(False)
 
@@ -289,7 +290,7 @@ for trains in (False, True):
         """A tap begins."""
         with namespace("host"):
             tap.append(socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3)))
-        tap[0].setsockopt(socket.SOL_SOCKET, 33, 1 << 24)
+        tap[0].setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
         tap[0].bind(("eth0", 3))
         tap[0].setblocking(False)
     came = {number for number, _ in later(end, count, listen)}
@@ -317,9 +318,9 @@ for trains in (False, True):
     # A filter on the flow itself: return nothing.
     code = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, 0), 8)
     stops("in" + suffix, end, count, {"socket filter": (
-        lambda: end.sock.setsockopt(socket.SOL_SOCKET, 26, struct.pack(
+        lambda: end.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack(
             "=HxxxxxxQ", 1, ctypes.addressof(code))),
-        lambda: end.sock.setsockopt(socket.SOL_SOCKET, 27, 0))})
+        lambda: end.sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0))})
     stop(child)
     end.close()
 bpf.unload()

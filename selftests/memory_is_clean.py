@@ -19,6 +19,7 @@ import subprocess
 import kopi
 from equivalence import namespace, user
 from kopi import CHANNEL, INFO, SOL_KOPI, STATS, Channel, check, flow
+from linux import SO_ATTACH_FILTER, SO_DETACH_FILTER
 
 PATTERN = b"alice's secret, 32 bytes of it.."
 HALF = 256 << 20
@@ -185,11 +186,11 @@ def socket_filter(code):
     program = ctypes.create_string_buffer(struct.pack("=HBBI", 6, 0, 0, code), 8)
 
     def begin(channel):
-        channel.sock.setsockopt(socket.SOL_SOCKET, 26, struct.pack(
+        channel.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack(
             "=HxxxxxxQ", 1, ctypes.addressof(program)))
 
     def end(channel):
-        channel.sock.setsockopt(socket.SOL_SOCKET, 27, 0)
+        channel.sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
     return begin, end
 
 

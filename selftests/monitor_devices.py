@@ -15,11 +15,10 @@ import memory
 from control import add, ask, mine, ruled
 from equivalence import inside, namespace, run_nft, user
 from kopi import check, wait_until
+from linux import ETH_P_ALL, SO_PEEK_OFF
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 PORT, FAR_PORT = 5000, 6000
-ETH_P_ALL = 3
-SO_PEEK_OFF = 42
 HEADER = struct.Struct("=4B7I2Q2I16s2I")
 NAMES = ("version len direction verdict reason rule ifindex flow pid uid gid cgroup exe_inode exe_device gso_size "
          "command").split()

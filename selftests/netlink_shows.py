@@ -12,6 +12,7 @@ import kopi
 from control import ask, family, flows, mine, refused
 from equivalence import namespace, sh, user
 from kopi import check, wait_until
+from linux import NETLINK_GET_STRICT_CHK, SOL_NETLINK
 
 KINDS = {"local": "192.0.2.1", "peer": "192.0.2.2"}
 
@@ -131,7 +132,7 @@ with namespace("host"):
     def send_raw(payload, flags=5, command=2):
         """A message as bytes, to the family; gives the errno."""
         sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16)
-        sock.setsockopt(270, 12, 1)
+        sock.setsockopt(SOL_NETLINK, NETLINK_GET_STRICT_CHK, 1)
         body = struct.pack("=BBH", command, 1, 0) + payload
         number = ynl.nlproto.family_id
         sock.send(struct.pack("=IHHII", 16 + len(body), number, flags, 1, 0) + body)

@@ -10,7 +10,8 @@ import socket
 import struct
 import time
 
-NETLINK_NETFILTER = 12
+from linux import NETLINK_NETFILTER, NLM_F_ACK, NLM_F_REQUEST, SO_RCVBUFFORCE
+
 SUBSYSTEM = 3 << 8
 MSG_PACKET, MSG_VERDICT, MSG_CONFIG = 0, 1, 2
 CFG_CMD, CFG_PARAMS, CFG_FLAGS, CFG_MASK = 1, 2, 5, 4
@@ -19,7 +20,6 @@ COPY_PACKET = 2
 F_GSO = 4
 ATTRIBUTE_PACKET_HEADER, ATTRIBUTE_VERDICT = 1, 2
 NF_DROP, NF_ACCEPT = 0, 1
-NLM_F_REQUEST, NLM_F_ACK = 1, 4
 
 
 def _message(kind, flags, queue, attributes):
@@ -38,7 +38,7 @@ class Queue:
         self.number = number
         self.sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self.sock.bind((0, 0))
-        self.sock.setsockopt(socket.SOL_SOCKET, 33, 1 << 22)
+        self.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 22)
         self._configure(_attribute(CFG_CMD, struct.pack(">BxH", CMD_BIND, 0)))
         self._configure(_attribute(CFG_PARAMS, struct.pack(">IB", 0xFFFF, COPY_PACKET)))
         self._configure(_attribute(CFG_FLAGS, struct.pack(">I", F_GSO))

@@ -11,13 +11,12 @@ import bpf
 import kopi
 from equivalence import (ADDRESSES, NONE, PEER_PORT, SUBJECT_PORT, Policy, UdpSubject, as_root,
                          chain, nft_counters, nft_table, run, together, undo)
+from linux import (SO_ATTACH_BPF, SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF,
+                   SO_COOKIE)
 from tc import class_of_subject, htb, on_other, other, remove_other, tc
 
 GROUP = "bpf"
 OTHER_PORT = 7999
-SO_ATTACH_FILTER, SO_ATTACH_BPF = 26, 50
-SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF = 51, 52
-SO_COOKIE = 57
 NF_INET_LOCAL_IN, NF_INET_LOCAL_OUT = 1, 3
 NFPROTO = {4: 2, 6: 10}
 FACTS = ("packets cookie cgroup ancestor sk_cgroup stored uid family type protocol src_port dst_port "

@@ -12,11 +12,11 @@ import time
 
 from equivalence import (ADDRESSES, ALL, NONE, PATIENCE, PEER_PORT, SUBJECT_PORT, WHATEVER, Policy, arrived,
                          await_address, namespace, run, sh, undo)
+from linux import IFF_NO_PI, IFF_TUN, TUNSETIFF
 
 HERE = {4: "203.0.113.1", 6: "2001:db8:d::1"}
 THERE = {4: "203.0.113.2", 6: "2001:db8:d::2"}
 LOOP = {4: "127.0.0.1", 6: "::1"}
-TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
 VETH = "ip link add d0 type veth peer name p0 netns peer; ip link set d0 up; ip -n peer link set p0 up"
 ESP = ("proto esp spi 0x%d reqid 7 mode %s aead 'rfc4106(gcm(aes))' "
        "0x0123456789abcdef0123456789abcdef01234567 128")

@@ -8,18 +8,16 @@ import socket
 import struct
 
 import kopi
-from equivalence import (ADDRESSES, COUNT, FAMILIES, IP_RECVTOS, IP_RECVTTL, IP_TOS, IP_TTL, IPV6_TCLASS,
-                         NONE, PATIENCE, PEER_PORT, SECOND, SUBJECT_PORT, SUBJECTS, KopiSubject, Policy,
-                         UdpSubject, arrived, await_address, chain, namespace, nft_counters, nft_table,
-                         run, second_address, sh, tells, undo)
+from equivalence import (ADDRESSES, COUNT, FAMILIES, NONE, PATIENCE, PEER_PORT, SECOND, SUBJECT_PORT,
+                         SUBJECTS, KopiSubject, Policy, UdpSubject, arrived, await_address, chain, namespace,
+                         nft_counters, nft_table, run, second_address, sh, tells, undo)
+from linux import (IPV6_AUTOFLOWLABEL, IPV6_FREEBIND, IPV6_HOPOPTS, IPV6_JOIN_GROUP, IPV6_MULTICAST_ALL,
+                   IPV6_MULTICAST_HOPS, IPV6_MULTICAST_IF, IPV6_MULTICAST_LOOP, IPV6_TCLASS, IPV6_TRANSPARENT,
+                   IPV6_UNICAST_HOPS, IP_ADD_MEMBERSHIP, IP_FREEBIND, IP_MTU_DISCOVER, IP_MULTICAST_ALL,
+                   IP_MULTICAST_IF, IP_MULTICAST_LOOP, IP_MULTICAST_TTL, IP_OPTIONS, IP_RECVTOS, IP_RECVTTL,
+                   IP_TOS, IP_TRANSPARENT, IP_TTL, MCAST_JOIN_SOURCE_GROUP, SO_RCVMARK)
 
-IPV6_UNICAST_HOPS, IPV6_MULTICAST_IF, IPV6_JOIN_GROUP = 16, 17, 20
-IP_MULTICAST_IF, IP_MULTICAST_TTL, IP_ADD_MEMBERSHIP, IP_MTU_DISCOVER = 32, 33, 35, 10
-IPV6_MTU_DISCOVER, IPV6_MULTICAST_HOPS = 23, 18
-IP_OPTIONS, IP_MULTICAST_LOOP, IPV6_MULTICAST_LOOP, IP_MULTICAST_ALL = 4, 34, 19, 49
-MCAST_JOIN_SOURCE_GROUP, IP_LOCAL_PORT_RANGE, SO_RCVMARK = 46, 51, 75
-IPV6_HOPOPTS, IPV6_AUTOFLOWLABEL, IPV6_MULTICAST_ALL = 54, 70, 29
-IP_FREEBIND, IP_TRANSPARENT, IPV6_FREEBIND, IPV6_TRANSPARENT = 15, 19, 78, 75
+IP_LOCAL_PORT_RANGE = 51
 GROUPS = {4: "239.1.2.3", 6: "ff05::123"}
 V4, V6 = {"families": (4,)}, {"families": (6,)}
 SINGLE = {"trains": (False,)}

@@ -12,14 +12,13 @@ import kopi
 from apparmor import confine, profiles
 from equivalence import (ADDRESSES, COUNT, NONE, PEER_PORT, SUBJECT_PORT, SUBJECTS, Policy, chain,
                          do, errno_name, namespace, nft_counters, nft_table, run, same)
+from linux import (CLONE_NEWNET, CLONE_NEWUSER, IPV6_TRANSPARENT, IP_TRANSPARENT, LANDLOCK_BIND_UDP,
+                   LANDLOCK_SEND_UDP, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER,
+                   SO_RCVBUFFORCE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_RESTRICT)
 
-IP_TRANSPARENT, IP_FREEBIND, IPV6_TRANSPARENT = 19, 15, 75
-PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 SECCOMP_ALLOW, SECCOMP_EPERM = 0x7FFF0000, 0x00050001
 SYS_SOCKET, SYS_IOCTL, SYS_SENDTO, SYS_SENDMSG, SYS_MMAP = 41, 16, 44, 46, 9
-SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446
-BIND_UDP, SEND_UDP, RULE_NET_PORT = 4, 8, 2
-CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+RULE_NET_PORT = 2
 CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW = 10, 12, 13
 BOB = {"user": "bob"}
 V4 = {"families": (4,)}
@@ -120,7 +119,7 @@ POLICIES = [
     Policy("SO_BINDTODEVICE, twice", options=(
         (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0"),
         (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")), **BOB, **REFUSED),
-    Policy("SO_RCVBUFFORCE", **option(socket.SOL_SOCKET, 33, 1 << 20), **BOB, **REFUSED),
+    Policy("SO_RCVBUFFORCE", **option(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 20), **BOB, **REFUSED),
     Policy("SO_DEBUG", **option(socket.SOL_SOCKET, socket.SO_DEBUG, 1), **BOB, **REFUSED),
     Policy("per packet: a transparent source",
            metas=lambda family: [{"local": elsewhere(family)[0]}] * 40, out=NONE,
@@ -244,20 +243,20 @@ def landlocked():
         subject.bind(here)
         return subject
 
-    send = ((SEND_UDP, PEER_PORT),)
-    test("bind", "EACCES", BIND_UDP, (), lambda subject: subject.bind(here))
-    test("bind to an allowed port", "ok", BIND_UDP, ((BIND_UDP, SUBJECT_PORT),),
+    send = ((LANDLOCK_SEND_UDP, PEER_PORT),)
+    test("bind", "EACCES", LANDLOCK_BIND_UDP, (), lambda subject: subject.bind(here))
+    test("bind to an allowed port", "ok", LANDLOCK_BIND_UDP, ((LANDLOCK_BIND_UDP, SUBJECT_PORT),),
          lambda subject: subject.bind(here))
-    test("connect", "EACCES", SEND_UDP, send, lambda subject: subject.connect(other))
-    test("connect to an allowed port", "ok", SEND_UDP, send,
+    test("connect", "EACCES", LANDLOCK_SEND_UDP, send, lambda subject: subject.connect(other))
+    test("connect to an allowed port", "ok", LANDLOCK_SEND_UDP, send,
          lambda subject: subject.connect(there))
-    test("send", "EACCES", SEND_UDP, send, lambda subject: send_one(subject, other), bound)
-    test("send to an allowed port", "ok", SEND_UDP, send,
+    test("send", "EACCES", LANDLOCK_SEND_UDP, send, lambda subject: send_one(subject, other), bound)
+    test("send to an allowed port", "ok", LANDLOCK_SEND_UDP, send,
          lambda subject: send_one(subject, there), bound)
-    test("send, connected before", "ok", SEND_UDP, (), send_one, connected)
-    test("send elsewhere, connected before", "EACCES", SEND_UDP, send,
+    test("send, connected before", "ok", LANDLOCK_SEND_UDP, (), send_one, connected)
+    test("send elsewhere, connected before", "EACCES", LANDLOCK_SEND_UDP, send,
          lambda subject: send_one(subject, other), connected)
-    test("send without a port", "EACCES", BIND_UDP, (), lambda subject: send_one(subject, there))
+    test("send without a port", "EACCES", LANDLOCK_BIND_UDP, (), lambda subject: send_one(subject, there))
 
 
 def user_namespaces():
@@ -270,7 +269,7 @@ def user_namespaces():
             socket.SOL_SOCKET, socket.SO_PRIORITY, 7),
         "IP_TRANSPARENT": lambda subject: subject.sock.setsockopt(
             socket.IPPROTO_IP, IP_TRANSPARENT, 1),
-        "SO_RCVBUFFORCE": lambda subject: subject.sock.setsockopt(socket.SOL_SOCKET, 33, 1 << 20),
+        "SO_RCVBUFFORCE": lambda subject: subject.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 20),
     }
     wanted = {
         0: ("EACCES", "EPERM", "EPERM", "EPERM", "EPERM"),

@@ -8,13 +8,13 @@ import struct
 import time
 
 import kopi
-from equivalence import (ADDRESSES, COUNT, FAMILIES, IP_TOS, IPV6_TCLASS, NONE, PATIENCE,
-                         PEER_PORT, SUBJECT_PORT, SUBJECTS, WHATEVER, Policy, arrived, await_address,
-                         errno_name, namespace, run, sh, together, undo)
+from equivalence import (ADDRESSES, COUNT, FAMILIES, NONE, PATIENCE, PEER_PORT, SUBJECT_PORT, SUBJECTS,
+                         WHATEVER, Policy, arrived, await_address, errno_name, namespace, run, sh, together,
+                         undo)
+from linux import (IPV6_MTU, IPV6_MTU_DISCOVER, IPV6_RECVERR, IPV6_TCLASS, IPV6_UNICAST_HOPS, IP_MTU,
+                   IP_MTU_DISCOVER, IP_RECVERR, IP_TOS, IP_TTL, IP_UNICAST_IF)
 
-IP_MTU_DISCOVER, IPV6_MTU_DISCOVER = 10, 23
-IP_MTU, IPV6_MTU, IP_RECVERR, IPV6_RECVERR = 14, 24, 11, 25
-IP_TTL, IPV6_UNICAST_HOPS, IPV6_DONTFRAG, IP_UNICAST_IF = 2, 16, 62, 50
+IPV6_DONTFRAG = 62
 SINGLE = {"trains": (False,)}
 LOOSE = {"connected": False}
 HERE = {4: "203.0.113.1", 6: "2001:db8:d::1"}

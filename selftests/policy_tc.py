@@ -7,12 +7,12 @@ import socket
 import struct
 import time
 
-from equivalence import (ADDRESSES, ANY, COUNT, FAMILIES, NONE, SO_TXTIME, Policy, UdpSubject, chain,
-                         nft_table, run, sh, together, undo)
+from equivalence import (ADDRESSES, ANY, COUNT, FAMILIES, NONE, Policy, UdpSubject, chain, nft_table, run, sh,
+                         together, undo)
+from linux import IP_RECVERR, SO_MAX_PACING_RATE, SO_TXTIME
 from tc import class_of_subject, htb, on_other, other, remove_other, run_tc, tc
 
 GROUP = "tc"
-SO_MAX_PACING_RATE, IP_RECVERR = 47, 11
 # SOF_TXTIME_REPORT_ERRORS
 REPORT_ERRORS = 2
 MARKED = ((socket.SOL_SOCKET, socket.SO_MARK, 5),)

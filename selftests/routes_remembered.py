@@ -8,9 +8,9 @@ import struct
 import subprocess
 
 from kopi import JOIN, SOL_KOPI, Channel, check, finish, flow, join_request, wait_until
+from linux import (IP_MTU_DISCOVER, IP_OPTIONS, IP_PKTINFO, IP_RECVOPTS, IP_RECVTOS, IP_RECVTTL, IP_TOS,
+                   IP_TTL, IP_XFRM_POLICY)
 
-IP_TOS, IP_TTL, IP_OPTIONS, IP_PKTINFO, IP_MTU_DISCOVER, IP_RECVTTL, IP_RECVTOS = 1, 2, 4, 8, 10, 12, 13
-IP_XFRM_POLICY = 17
 PEERS = 1500
 BATCH = 64
 
@@ -107,12 +107,12 @@ for option, value, place in ((IP_TTL, 7, 3), (IP_TOS, 0x48, 4)):
     got = received(1)
     check(f"option {option} counts from the next doorbell on", got and got[0][place] == value, got)
 channel.sock.setsockopt(socket.IPPROTO_IP, IP_OPTIONS, bytes([148, 4, 0, 0]))
-plain.setsockopt(socket.IPPROTO_IP, 6, 1)
+plain.setsockopt(socket.IPPROTO_IP, IP_RECVOPTS, 1)
 sent((b"router alert", here))
 data, control, _, _ = plain.recvmsg(2000, 200)
 check("IP options do, too", any(kind == 6 for _, kind, _ in control), control)
 channel.sock.setsockopt(socket.IPPROTO_IP, IP_OPTIONS, b"")
-plain.setsockopt(socket.IPPROTO_IP, 6, 0)
+plain.setsockopt(socket.IPPROTO_IP, IP_RECVOPTS, 0)
 data = {kind: value for _, kind, value in plain.recvmsg(2000, 200)[1]} if sent((b"none", here)) else {}
 check("and when they are gone", data and 6 not in data, data)
 

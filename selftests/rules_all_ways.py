@@ -14,10 +14,11 @@ from attached import host, slow_device
 from control import add, ask, rules, ruled
 from equivalence import namespace, nft_counters, run_nft
 from kopi import check, fails, pack_address, wait_until
+from linux import UDP_CORK, UDP_SEGMENT
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 LOCAL, PORT = "127.0.0.1", 7001
-UDP_CORK, UDP_SEGMENT, SOL_UDP = 1, 103, 17
+SOL_UDP = 17
 PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
 
 

@@ -14,11 +14,11 @@ import kopi
 from control import add, ask, family, mine, refused, rules, ruled
 from equivalence import namespace, nft_counters, run_nft
 from kopi import check, fails, wait_until
+from linux import SO_PEEK_OFF
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 PYTHON = os.path.realpath(sys.executable)
 GROUP = "/sys/fs/cgroup/ruled"
-SO_PEEK_OFF = 42
 
 
 def bind_as(who, port, program=PYTHON, group=None):

@@ -17,7 +17,7 @@ import traceback
 import bpf
 import kopi
 import memory
-from equivalence import namespace, sh
+from equivalence import devices, namespace, sh
 from kopi import JOIN, SOL_KOPI, Channel, check, flow
 from watchdog import Watchdog
 
@@ -244,7 +244,7 @@ print(f"# kilobytes taken: {taken}")
 check("all datagrams arrived intact, and all packets are accounted for", not broken, "; ".join(broken))
 check("each kind of work was done", set(done) == {"whole", "sent", "received", "churned", "killed",
                                                   "changes", "programs"} and all(done.values()), done)
-eth0 = json.loads(sh("ip netns exec host kopictl info --json"))["devices"][0]
+eth0 = devices("host")[0]
 check("the NIC's driver sent and received trains", eth0["packets"] and eth0["merged"], eth0)
 sh("ip netns exec host kopictl detach eth0")
 check("no reference to the module is left", memory.wait_until_unused(), memory.module_users())

@@ -18,13 +18,13 @@ import time
 import kopi
 from control import NlError, add, family
 from kopi import check
+from linux import SO_BUSY_POLL, UDP_CORK
 from watchdog import Watchdog
 
-UDP_CORK = 1
-SO_BUSY_POLL = 46
 TUNSETIFF, IFF_TAP, IFF_NO_PI, IFF_VNET_HDR = 0x400454CA, 2, 0x1000, 0x4000
 VIRTIO_NEEDS_CSUM, VIRTIO_GSO_UDP = 1, 3
 CLONE_NEWNS, MS_NOSUID_NODEV = 0x20000, 6
+
 # What one look at the FILL ring passes over at the most.
 INVALID_MAX = 64
 # Seconds that no going up and down takes, but where it patches text.

@@ -27,18 +27,16 @@ import traceback
 
 import kopi
 from links import inside
+from linux import (IFF_UP, NLMSG_DONE, NLMSG_ERROR, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, PR_SET_PDEATHSIG,
+                   RTM_GETLINK, RTM_NEWLINK)
 
 # In seconds; the debug kernel is many times slower.
 BOUND = 20 if os.path.exists("/sys/kernel/debug/kcov") else 2
 EVERY, LOOK = 0.5, 0.1
 # What a look counts at most: the host may let the whole machine stand for a while.
 MOST = 0.5
-NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP = 1, 4, 0x300
-RTM_NEWLINK, RTM_GETLINK, IFF_UP = 16, 18, 1
-NLMSG_ERROR, NLMSG_DONE = 2, 3
 NETLINK_GENERIC, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 16, 16, 3, 1, 2
 FLOW_GET = 2
-PR_SET_PDEATHSIG = 1
 
 
 def talk(sock, kind, flags, body):

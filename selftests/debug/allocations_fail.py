@@ -26,17 +26,15 @@ import kopi
 import memory
 from control import NlError, ask, family
 from equivalence import namespace, sh
-from faults import Wrong, expect, receive, works
-from kopi import wait_until
+from faults import receive, works
+from kopi import TRAINS, Wrong, expect, wait_until
+from linux import (IPV6_PKTINFO, IPV6_RECVPKTINFO, IP_PKTINFO, MSG_ZEROCOPY, SO_TIMESTAMP, SO_ZEROCOPY,
+                   UDP_GRO, UDP_SEGMENT)
 
 DOCUMENTED = {errno.ENOMEM, errno.ENOBUFS}
-TRAINS = 1
 SMALL = {"frames": 16, "tx": 16, "completion": 16, "fill": 16, "rx": 16}
 # A megabyte and more of pages, each of which fails.
 LARGE = {"frames": 512, "tx": 1024, "completion": 1024, "fill": 1024, "rx": 1024}
-UDP_SEGMENT, UDP_GRO = 103, 104
-SO_TIMESTAMP, SO_ZEROCOPY, MSG_ZEROCOPY = 29, 60, 0x4000000
-IP_PKTINFO, IPV6_PKTINFO, IPV6_RECVPKTINFO = 8, 50, 49
 BIG = 1900
 
 
@@ -226,7 +224,7 @@ def join(path, others, flags=0):
     if error:
         still_ordinary(path, sock)
         sock.setsockopt(kopi.SOL_KOPI, kopi.JOIN, request)
-    number = struct.unpack_from("=4I", sock.getsockopt(kopi.SOL_KOPI, kopi.INFO, 64))[2]
+    number = kopi.number_of(sock)
     expect(number == others + 1, f"number {number}")
     expect(channel.stats()["flows"] == others + 2, "the flows are miscounted")
     works(path, sock, channel, number)

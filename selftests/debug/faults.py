@@ -6,7 +6,6 @@ Source: Documentation/fault-injection/fault-injection.rst, Documentation/dev-too
 
 import contextlib
 import itertools
-import json
 import os
 import select
 import signal
@@ -25,8 +24,8 @@ if not os.path.exists(NTH) or not os.path.exists(f"{DEBUG}/failslab"):
 
 import kopi  # noqa: E402, after the way to it is known
 import memory  # noqa: E402
-from equivalence import namespace, sh  # noqa: E402
-from kopi import wait_until  # noqa: E402
+from equivalence import devices, namespace, sh  # noqa: E402
+from kopi import Wrong, expect, wait_until  # noqa: E402
 
 KMEMLEAK = f"{DEBUG}/kmemleak"
 # Kilobytes of kernel memory that a process can have more or less for other reasons.
@@ -36,16 +35,6 @@ SLACK_OBJECTS = 400
 _serial = itertools.count()
 # The runner's timeout; the settings must not stay.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-
-
-class Wrong(Exception):
-    """What must hold doesn't."""
-
-
-def expect(holds, what):
-    """Something must hold."""
-    if not holds:
-        raise Wrong(what)
 
 
 def put(path, value):
@@ -201,8 +190,7 @@ def losses(*namespaces):
                     # Received: bytes packets errs drop fifo …; sent: as many again.
                     columns = _numbers(line.partition(":")[2])
                     total += sum(columns[2:5]) + sum(columns[10:13])
-            devices = json.loads(sh("kopictl info --json")).get("devices", [])
-            total += sum(device["dropped"] + device["receive_dropped"] for device in devices)
+        total += sum(device["dropped"] + device["receive_dropped"] for device in devices(name))
     with open("/proc/net/softnet_stat", encoding="ascii") as file:
         total += sum(int(line.split()[1], 16) for line in file)
     return total

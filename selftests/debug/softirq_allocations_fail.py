@@ -7,7 +7,6 @@ arrives is corrupt, what is lost is counted, and all comes back.
 import collections
 import contextlib
 import errno
-import json
 import os
 import re
 import struct
@@ -17,7 +16,7 @@ import zlib
 import faults
 import kopi
 import memory
-from equivalence import ADDRESSES, namespace, sh
+from equivalence import ADDRESSES, devices, namespace, sh
 from kopi import wait_until
 
 SECONDS = float(os.environ.get("FAULT_SECONDS", "15"))
@@ -221,8 +220,7 @@ def attached_nics():
 
 def by_drivers(nics):
     """How many packets have left by those, and come from them."""
-    shown = [json.loads(sh(f"nsenter --net=/run/netns/{inside} kopictl info --json"))["devices"][0]
-             for inside in nics]
+    shown = [devices(inside)[0] for inside in nics]
     return sum(nic["packets"] for nic in shown), sum(nic["received"] for nic in shown)
 
 
