@@ -84,17 +84,8 @@ def opens():
         pass
 
 
-def engines():
-    """Whether there are any."""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="ascii", errors="replace") as comm:
-            if comm.read().startswith("kopi-engine/"):
-                return True
-    return False
-
-
 class Sends:
-    """As a program that has engines look at its channel, and rings if none does."""
+    """As a program that lets engines look at its channel, and rings while none does."""
 
     def __init__(self):
         self.channel = None
@@ -104,15 +95,15 @@ class Sends:
         sock = kopi.flow()
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())
-        return kopi.Channel(sock, flags=kopi.ENGINE, frames=4, tx=4, completion=4, fill=4, rx=4)
+        self.channel = kopi.Channel(sock, flags=kopi.ENGINE, frames=4, tx=4, completion=4, fill=4, rx=4)
 
     def __call__(self):
-        # As above: others may have used up what all may have.
-        self.channel = self.channel or self.open()
+        if self.channel is None:
+            # As above: others may have used up what all may have.
+            with contextlib.suppress(BlockingIOError):
+                self.open()
+            return
         tx = self.channel.tx
-        while tx.get(tx.flags) & 1 and engines():
-            self.channel.bell()
-            time.sleep(0.01)
         self.channel.send(0, b"served")
         self.channel.bell((kopi.BELL_TX if tx.get(tx.flags) & 1 else 0) | kopi.BELL_WAIT_COMPLETION)
         while self.channel.completion.pop():
