@@ -13,7 +13,7 @@ import subprocess
 import kopi
 import memory
 from control import add, ask, mine, ruled
-from equivalence import inside, namespace, run_nft, user
+from equivalence import namespace, run_nft, user
 from kopi import check, wait_until
 from linux import ETH_P_ALL, SO_PEEK_OFF
 
