@@ -15,6 +15,7 @@ import memory
 from control import add, ask, mine, ruled
 from equivalence import namespace, run_nft, user
 from kopi import check, wait_until
+from links import inside
 from linux import ETH_P_ALL, SO_PEEK_OFF
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
