@@ -84,30 +84,17 @@ def opens():
         pass
 
 
-class Sends:
+def sends():
     """As a program that lets engines look at its channel, and rings while none does."""
-
-    def __init__(self):
-        self.channel = None
-
-    def open(self):
-        """Makes the channel, from which a flow sends to itself."""
-        sock = kopi.flow()
+    # As above.
+    with contextlib.suppress(BlockingIOError), kopi.flow() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.connect(sock.getsockname())
-        self.channel = kopi.Channel(sock, flags=kopi.ENGINE, frames=4, tx=4, completion=4, fill=4, rx=4)
-
-    def __call__(self):
-        if self.channel is None:
-            # As above: others may have used up what all may have.
-            with contextlib.suppress(BlockingIOError):
-                self.open()
-            return
-        tx = self.channel.tx
-        self.channel.send(0, b"served")
-        self.channel.bell((kopi.BELL_TX if tx.get(tx.flags) & 1 else 0) | kopi.BELL_WAIT_COMPLETION)
-        while self.channel.completion.pop():
-            pass
+        channel = kopi.Channel(sock, flags=kopi.ENGINE, frames=4, tx=4, completion=4, fill=4, rx=4)
+        with channel.region:
+            channel.send(0, b"served")
+            rings = channel.tx.get(channel.tx.flags) & 1
+            channel.bell((kopi.BELL_TX if rings else 0) | kopi.BELL_WAIT_COMPLETION)
 
 
 class Others:
@@ -116,7 +103,7 @@ class Others:
     def __init__(self, place):
         cpus = sorted(os.sched_getaffinity(0))
         self.kinds = [(f"socket() and close() on CPU {cpu}", opens, cpu) for cpu in cpus]
-        self.kinds += [("a datagram by an engine", Sends(), cpus[0])]
+        self.kinds += [("a datagram by an engine", sends, cpus[0])]
         self.kinds += [("ip link", links, None), ("kopictl ps", flows, "/run/netns/peer")]
         if place:
             self.kinds += [("kopictl ps there", flows, place), ("socket() and close() there", opens, place)]
