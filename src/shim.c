@@ -1025,10 +1025,6 @@ void kopi_cgroup_put(struct cgroup *cgroup)
 	cgroup_put(cgroup);
 }
 
-/*
- * Judges what flows send where all is known of it: where it goes, whatever address the program gave, what mark
- * and priority it has, how many datagrams it is, and when, if it was corked. First of all hooks.
- */
 /* Where a packet goes in the end: a source route has that in the options. */
 static void ipv4_destination(const struct sk_buff *skb, struct in6_addr *to)
 {
@@ -1060,6 +1056,10 @@ static bool ipv6_destination(const struct sk_buff *skb, struct in6_addr *to)
 	return last >= 0 && !skb_copy_bits(skb, offset + 8 + last * sizeof(*to), to, sizeof(*to));
 }
 
+/*
+ * Judges what flows send where all is known of it: where it goes, whatever address the program gave, what mark
+ * and priority it has, how many datagrams it is, and when, if it was corked. First of all hooks.
+ */
 static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
 {
 	struct kopi_sent sent = { .mark = skb->mark, .priority = skb->priority };
