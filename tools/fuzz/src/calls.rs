@@ -4,8 +4,8 @@
 
 use crate::{coverage::Coverage, options, pick, random, raw::Raw, sys, Run, PORTS};
 use kopi::pure::abi::{
-    ChannelReq, Layout, DESC_META, IOC_DOORBELL, OPT_CHANNEL, OPT_INFO, OPT_JOIN, OPT_STATS,
-    PROTO_UDP, PROTO_UDP6, SOL_KOPI,
+    ChannelReq, Layout, RingLayout, DESC_META, IOC_DOORBELL, OPT_CHANNEL, OPT_INFO, OPT_JOIN,
+    OPT_STATS, PROTO_UDP, PROTO_UDP6, SOL_KOPI,
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{
@@ -17,7 +17,7 @@ use std::{
     ptr,
     sync::{
         atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed},
-        Mutex,
+        RwLock,
     },
     thread,
     time::Duration,
@@ -33,7 +33,8 @@ const PATIENCE: [Duration; 3] = [
     Duration::from_secs(5),
 ];
 
-/// A mapping of a channel's region, into which nobody looks but the kernel.
+/// A mapping of a channel's region, into which nobody looks but the kernel. While it is in a round's
+/// list, all of it is mapped.
 #[derive(Clone, Copy)]
 struct Map {
     address: usize,
@@ -53,7 +54,7 @@ struct Round<'a> {
     raw: Raw,
     patience: Duration,
     fds: [AtomicI32; SLOTS],
-    maps: Mutex<Vec<Map>>,
+    maps: RwLock<Vec<Map>>,
     /// Ports that sockets were bound to, to send to.
     port: AtomicUsize,
     /// To pass descriptors through.
@@ -183,7 +184,7 @@ impl<'a> Round<'a> {
             raw: Raw::open(),
             patience,
             fds: [const { AtomicI32::new(-1) }; SLOTS],
-            maps: Mutex::new(Vec::new()),
+            maps: RwLock::new(Vec::new()),
             port: AtomicUsize::new(9),
             pair: (pair[0], pair[1]),
         })
@@ -204,7 +205,7 @@ impl<'a> Round<'a> {
 
     /// Takes a mapping away from the others.
     fn take_map(&self, random: &mut SmallRng) -> Option<Map> {
-        let mut maps = self.maps.lock().ok()?;
+        let mut maps = self.maps.write().ok()?;
         if maps.is_empty() {
             return None;
         }
@@ -212,14 +213,17 @@ impl<'a> Round<'a> {
         Some(maps.swap_remove(at))
     }
 
-    /// One of them, which another thread may be unmapping.
-    fn map(&self, random: &mut SmallRng) -> Option<Map> {
-        let maps = self.maps.lock().ok()?;
-        (!maps.is_empty()).then(|| pick(random, &maps))
+    /// Calls a function with one of them, which stays mapped meanwhile: what lies there next may be
+    /// memory of Rust's, such as a thread's stack.
+    fn with_map(&self, random: &mut SmallRng, act: impl FnOnce(&Map, &mut SmallRng)) {
+        let Ok(maps) = self.maps.read() else { return };
+        if !maps.is_empty() {
+            act(&maps[random.random_range(0..maps.len())], random);
+        }
     }
 
     fn add_map(&self, map: Map) {
-        if let Ok(mut maps) = self.maps.lock() {
+        if let Ok(mut maps) = self.maps.write() {
             maps.push(map);
         }
     }
@@ -288,7 +292,7 @@ impl Drop for Round<'_> {
         }
         sys::close(self.pair.0);
         sys::close(self.pair.1);
-        if let Ok(maps) = self.maps.lock() {
+        if let Ok(maps) = self.maps.read() {
             for map in maps.iter() {
                 unmap_at(map.address, map.size);
             }
@@ -563,56 +567,74 @@ fn receive(round: &Round, random: &mut SmallRng) {
 
 /// What a well-behaved program writes into the rings: datagrams to send, frames to receive in.
 fn post(round: &Round, random: &mut SmallRng) {
-    let Some(Map {
-        address,
-        layout,
-        fd,
-        ..
-    }) = round.map(random)
-    else {
-        return;
-    };
-    let frame = |number: u32| layout.frames + number % layout.frame_count * layout.frame_size;
-    let (tx, fill) = (&layout.tx, &layout.fill);
     let to = round.address(random);
-    let mut meta = [0u8; 64];
-    let name = sys::name(to);
-    let (ip, family) = if to.is_ipv6() {
-        (&name[8..24], 10u16)
-    } else {
-        (&name[4..8], 2)
-    };
-    meta[..ip.len()].copy_from_slice(ip);
-    meta[32..34].copy_from_slice(&to.port().to_be_bytes());
-    meta[36..38].copy_from_slice(&family.to_ne_bytes());
-    for _ in 0..random.random_range(1..8) {
-        let at = frame(random.random());
-        let entry = |ring: &kopi::pure::abi::RingLayout, index: u32| {
-            address + (ring.entries + (index & (ring.size - 1)) * ring.entry_size) as usize
+    let mut fd = None;
+    round.with_map(random, |map, random| {
+        for _ in 0..random.random_range(1..8) {
+            map.post(to, random);
+        }
+        fd = Some(map.fd);
+    });
+    if let Some(fd) = fd {
+        let _ = sys::doorbell(fd, 1);
+    }
+}
+
+impl Map {
+    /// One datagram to send, and one frame to receive in.
+    fn post(&self, to: SocketAddr, random: &mut SmallRng) {
+        let layout = &self.layout;
+        let (tx, fill) = (&layout.tx, &layout.fill);
+        let frame = |number: u32| layout.frames + number % layout.frame_count * layout.frame_size;
+        let entry = |ring: &RingLayout, index: u32| {
+            ring.entries + (index & (ring.size - 1)) * ring.entry_size
         };
-        sys::poke(address + at as usize, &meta);
-        let index = sys::peek(address + tx.producer as usize);
+        let at = frame(random.random());
+        self.poke(at, &meta(to));
+        let index = self.peek(tx.producer);
         let len = random.random_range(0..layout.frame_size - 64);
         let mut desc = [0u8; 16];
         desc[..4].copy_from_slice(&(at + 64).to_ne_bytes());
         desc[4..8].copy_from_slice(&len.to_ne_bytes());
         desc[12..14].copy_from_slice(&pick(random, &[0, DESC_META]).to_ne_bytes());
-        sys::poke(entry(tx, index), &desc);
-        sys::poke(
-            address + tx.producer as usize,
-            &index.wrapping_add(1).to_ne_bytes(),
-        );
-        let index = sys::peek(address + fill.producer as usize);
-        sys::poke(
-            entry(fill, index),
-            &u64::from(frame(random.random())).to_ne_bytes(),
-        );
-        sys::poke(
-            address + fill.producer as usize,
-            &index.wrapping_add(1).to_ne_bytes(),
-        );
+        self.poke(entry(tx, index), &desc);
+        self.poke(tx.producer, &index.wrapping_add(1).to_ne_bytes());
+        let index = self.peek(fill.producer);
+        let address = u64::from(frame(random.random()));
+        self.poke(entry(fill, index), &address.to_ne_bytes());
+        self.poke(fill.producer, &index.wrapping_add(1).to_ne_bytes());
     }
-    let _ = sys::doorbell(fd, 1);
+
+    /// Writes at so many bytes, unless the mapping ends before.
+    fn poke(&self, offset: u32, bytes: &[u8]) {
+        if offset as usize + bytes.len() <= self.size {
+            sys::poke(self.address + offset as usize, bytes);
+        }
+    }
+
+    /// A word at so many bytes, or 0 if the mapping ends before.
+    fn peek(&self, offset: u32) -> u32 {
+        if offset as usize + size_of::<u32>() <= self.size {
+            sys::peek(self.address + offset as usize)
+        } else {
+            0
+        }
+    }
+}
+
+/// A descriptor's meta header that says whither.
+fn meta(to: SocketAddr) -> [u8; 64] {
+    let mut meta = [0u8; 64];
+    let name = sys::name(to);
+    let (ip, family) = if to.is_ipv6() {
+        (&name[8..24], libc::AF_INET6 as u16)
+    } else {
+        (&name[4..8], libc::AF_INET as u16)
+    };
+    meta[..ip.len()].copy_from_slice(ip);
+    meta[32..34].copy_from_slice(&to.port().to_be_bytes());
+    meta[36..38].copy_from_slice(&family.to_ne_bytes());
+    meta
 }
 
 /// A datagram that no socket sends, to one of them.

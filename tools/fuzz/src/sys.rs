@@ -71,7 +71,7 @@ impl Drop for Interrupted {
     }
 }
 
-/// Copies to where there may be no memory, without a fault.
+/// Copies into a mapping that may be protected, without a fault.
 pub(crate) fn poke(address: usize, bytes: &[u8]) {
     let from = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
@@ -81,11 +81,12 @@ pub(crate) fn poke(address: usize, bytes: &[u8]) {
         iov_base: address as *mut _,
         iov_len: bytes.len(),
     };
-    // SAFETY: What is written to is no memory of Rust's, and the kernel sees whether it is any.
+    // SAFETY: What is written to is a mapping that the caller keeps, no memory of Rust's; the kernel sees
+    // whether it can be written to.
     unsafe { libc::process_vm_writev(libc::getpid(), &from, 1, &to, 1, 0) };
 }
 
-/// Reads a word from where there may be no memory.
+/// Reads a word from a mapping that may be protected.
 pub(crate) fn peek(address: usize) -> u32 {
     let mut word = 0u32;
     let to = libc::iovec {
