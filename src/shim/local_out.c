@@ -45,10 +45,12 @@ static bool ipv6_destination(const struct sk_buff *skb, struct in6_addr *to)
 }
 
 /*
- * Judges what flows send where all is known of it: where it goes, whatever address the program gave, what mark
- * and priority it has, how many datagrams it is, and when, if it was corked. First of all hooks.
+ * Judges what flows send where all is known of it: where it goes, whatever address the program
+ * gave, what mark and priority it has, how many datagrams it is, and when, if it was corked.
+ * First of all hooks.
  */
-static unsigned int local_out_hook(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
+static unsigned int local_out_hook(void *priv, struct sk_buff *skb,
+				   const struct nf_hook_state *state)
 {
 	struct kopi_sent sent = { .mark = skb->mark, .priority = skb->priority };
 	struct sock *sk = state->sk;

@@ -30,10 +30,10 @@ void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long),
 }
 
 /*
- * As __skb_recv_udp() (net/ipv4/udp.c, 7.3.4) with MSG_DONTWAIT, but for two things. It never busy polls:
- * NAPI, run under the caller's lock, would deliver to the caller again. And it leaves an
- * error of the sock's where it is. Memory goes back as by udp_rmem_release(), which calls
- * what isn't exported; sk_mem_uncharge() does the same.
+ * As __skb_recv_udp() (net/ipv4/udp.c, 7.3.4) with MSG_DONTWAIT, but for two things. It never
+ * busy polls: NAPI, run under the caller's lock, would deliver to the caller again. And it
+ * leaves an error of the sock's where it is. Memory goes back as by udp_rmem_release(), which
+ * calls what isn't exported; sk_mem_uncharge() does the same.
  */
 static struct sk_buff *udp_dequeue(struct sock *sk)
 {
@@ -58,8 +58,8 @@ static struct sk_buff *udp_dequeue(struct sock *sk)
 }
 
 /*
- * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), which polls the NIC when it has dropped bad checksums. Looks at
- * *left packets at the most, and takes off those that it looked at.
+ * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), which polls the NIC when it has dropped bad
+ * checksums. Looks at *left packets at the most, and takes off those that it looked at.
  */
 struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 {
@@ -100,8 +100,8 @@ static bool try_lock_sock(struct sock *sk)
 }
 
 /*
- * As inet_sendmsg() (net/ipv4/af_inet.c, 7.3.4), whose inet_autobind() waits for the sock's lock: EAGAIN if
- * that is somebody's.
+ * As inet_sendmsg() (net/ipv4/af_inet.c, 7.3.4), whose inet_autobind() waits for the sock's
+ * lock: EAGAIN if that is somebody's.
  */
 int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
 {
@@ -125,15 +125,15 @@ int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
 }
 
 /*
- * As dev_get_by_index_rcu() (net/core/dev.c, 7.3.4), whose chains are as long as a user wants who chooses the
- * devices' numbers. RCU is held.
+ * As dev_get_by_index_rcu() (net/core/dev.c, 7.3.4), whose chains are as long as a user wants
+ * who chooses the devices' numbers. RCU is held.
  */
 const struct net_device *kopi_net_dev(struct net *net, int ifindex)
 {
 	return xa_load(&net->dev_by_index, ifindex);
 }
 
-/* As udp_gro_complete_segment() (net/ipv4/udp_offload.c, 7.3.4). */
+/* As GRO and udp_gro_complete_segment() (net/ipv4/udp_offload.c, 7.3.4) leave one. */
 void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs)
 {
 	skb->csum_start = skb_headroom(skb) + udp;
@@ -144,13 +144,16 @@ void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16
 	skb_shinfo(skb)->gso_type = SKB_GSO_UDP_L4;
 }
 
-/* As xdp_ok_fwd_dev() (include/linux/filter.h, 7.3.4) asks. */
+/* As xdp_ok_fwd_dev() (include/linux/filter.h, 7.3.4) asks of lengths. */
 bool kopi_dev_takes_length(const struct net_device *dev, unsigned int len)
 {
 	return len <= READ_ONCE(dev->mtu) + dev->hard_header_len + VLAN_HLEN;
 }
 
-/* As __dev_xmit_skb() (net/core/dev.c, 7.3.4) asks. */
+/*
+ * As __dev_xmit_skb() (net/core/dev.c, 7.3.4) asks, but for qdisc_run_begin(), so that the answer
+ * is what it was just now.
+ */
 bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index)
 {
 	struct netdev_queue *txq = netdev_get_tx_queue(dev, index);

@@ -214,8 +214,8 @@ void kopi_sk_set_mark(struct sock *sk, u32 mark)
 }
 
 /*
- * Takes back what bind() did, which bind() itself doesn't do once it has succeeded: the port is others'
- * again, and the rest as it was.
+ * Takes back what bind() did, which bind() itself doesn't do once it has succeeded: the port is
+ * others' again, and the rest as it was.
  */
 void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only)
 {

@@ -152,7 +152,10 @@ struct cgroup *kopi_sk_cgroup(struct sock *sk)
 	return sock_cgroup_ptr(&sk->sk_cgrp_data);
 }
 
-/* The number of the one at that level among those that a socket's cgroup is in, and itself; 0 for none. */
+/*
+ * The number of the one at that level among those that a socket's cgroup is in, and itself; 0
+ * for none.
+ */
 u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level)
 {
 	struct cgroup *cgroup = sock_cgroup_ptr(&sk->sk_cgrp_data);

@@ -73,8 +73,8 @@ bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void)
 }
 
 /*
- * Sleeps until something is queued, as recvmsg() does: 1 if it may be, 0 if the receiving side is shut down,
- * or an error.
+ * Sleeps until something is queued, as recvmsg() does: 1 if it may be, 0 if the receiving side
+ * is shut down, or an error.
  */
 int kopi_udp_wait(struct sock *sk, long *timeout)
 {
