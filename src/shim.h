@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * Inline functions and macros of the kernel that bindgen can't reach, one line
- * each, named like what they call.
+ * KOPI's C, as Rust sees it, in the order of the files under shim/. Most are helpers: inline
+ * functions, macros and fields of the kernel's that bindgen can't reach, named like what they are
+ * of. The rest is code: mirror.c does as functions of the kernel's that can't be called,
+ * local_out.c, netdev.c and trace.c have hooks, kopimon.c and kopirx.c types of devices.
  */
 #ifndef _KOPI_SHIM_H
 #define _KOPI_SHIM_H
@@ -22,19 +24,17 @@ struct cred;
 struct flowi4;
 struct vm_area_struct;
 
-/* module */
+/* shim/module.c */
 int kopi_family_parameter(void);
 unsigned int kopi_copybreak_parameter(void);
 void kopi_module_get(void);
 void kopi_module_put(void);
 
-/* sock */
+/* shim/sock.c */
 void kopi_sock_graft(struct sock *sk, struct socket *parent);
 bool kopi_sock_get(struct sock *sk);
 void kopi_sock_put(struct sock *sk);
-u64 kopi_net_cookie(const struct net *net);
 struct net *kopi_sock_net(const struct sock *sk);
-struct user_namespace *kopi_net_user_ns(struct net *net);
 uid_t kopi_sk_uid(const struct sock *sk);
 void *kopi_sk_inode_private(const struct sock *sk);
 void kopi_set_sk_inode_private(struct sock *sk, void *data);
@@ -45,10 +45,38 @@ bool kopi_sock_flag_rcvmark(const struct sock *sk);
 long kopi_sock_rcvtimeo(const struct sock *sk, bool noblock);
 int kopi_sock_intr_errno(long timeo);
 bool kopi_sk_can_busy_loop(const struct sock *sk);
-void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long), void *arg);
 bool kopi_sk_busy_loop_timeout(struct sock *sk, unsigned long start_time);
 wait_queue_head_t *kopi_sk_sleep(struct sock *sk);
 void kopi_sk_wake_async(struct sock *sk);
+void kopi_write_lock_bh_callback(struct sock *sk);
+void kopi_write_unlock_bh_callback(struct sock *sk);
+bool kopi_inet_has_options(const struct sock *sk);
+bool kopi_sk_no_check_tx(const struct sock *sk);
+bool kopi_sock_flag_txtime(const struct sock *sk);
+bool kopi_sock_flag_localroute(const struct sock *sk);
+bool kopi_sk_has_policy_out(const struct sock *sk);
+u8 kopi_inet_sk_flowi_flags(const struct sock *sk);
+void kopi_sock_rps_record_flow(const struct sock *sk);
+bool kopi_sock_is_nospace(const struct sock *sk);
+bool kopi_inet_recverr(const struct sock *sk);
+bool kopi_bh_lock_sock_unowned(struct sock *sk);
+void kopi_bh_unlock_sock(struct sock *sk);
+__be32 kopi_sk_rcv_saddr(const struct sock *sk);
+__be32 kopi_sk_daddr(const struct sock *sk);
+const struct in6_addr *kopi_sk_v6_rcv_saddr(const struct sock *sk);
+const struct in6_addr *kopi_sk_v6_daddr(const struct sock *sk);
+__be16 kopi_sk_dport(const struct sock *sk);
+int kopi_sk_bound_dev_if(const struct sock *sk);
+void kopi_sk_set_mark(struct sock *sk, u32 mark);
+void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only);
+bool kopi_sk_ipv6only(const struct sock *sk);
+void kopi_sk_disconnect(struct sock *sk, int device);
+u32 kopi_sk_priority(const struct sock *sk);
+void kopi_sk_set_priority(struct sock *sk, u32 priority);
+bool kopi_sk_fullsock(const struct sock *sk);
+unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
+
+/* shim/udp.c */
 bool kopi_udp_queues_empty(struct sock *sk);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
@@ -56,11 +84,14 @@ bool kopi_udp4_recvmsg_hooked(struct sock *sk);
 bool kopi_udp6_recvmsg_hooked(struct sock *sk);
 int kopi_run_udp4_recvmsg(struct sock *sk, void *addr, int *len);
 int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len);
-struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left);
-void kopi_write_lock_bh_callback(struct sock *sk);
-void kopi_write_unlock_bh_callback(struct sock *sk);
+bool kopi_has_sendmsg_hooks(void);
+bool kopi_udp_is_corked(const struct sock *sk);
+u16 kopi_udp_gso_size(const struct sock *sk);
+bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void);
+int kopi_udp_wait(struct sock *sk, long *timeout);
+bool kopi_udp_wants_trains(const struct sock *sk);
 
-/* skb */
+/* shim/skb.c */
 bool kopi_skb_is_ipv4(const struct sk_buff *skb);
 int kopi_skb_iif(const struct sk_buff *skb);
 int kopi_ip6cb_iif(const struct sk_buff *skb);
@@ -72,20 +103,46 @@ const struct udphdr *kopi_udp_hdr(const struct sk_buff *skb);
 unsigned int kopi_skb_gso_size(const struct sk_buff *skb);
 u8 kopi_ipv6_get_dsfield(const struct ipv6hdr *ip6h);
 u64 kopi_skb_timestamp_ns(struct sk_buff *skb);
+void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk);
+void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int len,
+		     int transport, u32 mark);
+u32 kopi_skb_flow_hash(struct sk_buff *skb, u32 known);
+u32 kopi_csum_partial_copy_nocheck(const void *from, void *to, int len);
+void kopi_skb_dst_set_noref(struct sk_buff *skb, struct dst_entry *dst);
+void kopi_ubuf_init(struct ubuf_info *ubuf, const struct ubuf_info_ops *ops);
+bool kopi_ubuf_put(struct ubuf_info *ubuf);
+struct sk_buff *kopi_alloc_skb(unsigned int size, gfp_t gfp);
+struct sock *kopi_skb_sk(const struct sk_buff *skb);
+struct net_device *kopi_skb_dev(const struct sk_buff *skb);
+void kopi_skb_set_dev(struct sk_buff *skb, struct net_device *dev);
+int kopi_skb_network_offset(const struct sk_buff *skb);
+unsigned int kopi_skb_headroom(const struct sk_buff *skb);
+unsigned int kopi_skb_headlen(const struct sk_buff *skb);
+void kopi_skb_gso_reset(struct sk_buff *skb);
+void kopi_skb_reset_mac_header(struct sk_buff *skb);
+void kopi_skb_reset_network_header(struct sk_buff *skb);
+void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *frame,
+			    unsigned int skip, unsigned int len);
+u32 kopi_xdp_frame_napi_id(const struct xdp_frame *frame);
+void kopi_skb_set_napi_id(struct sk_buff *skb, u32 id);
+void kopi_skb_set_verified(struct sk_buff *skb);
+void kopi_skb_set_received(struct sk_buff *skb, struct net_device *dev);
+void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol);
+bool kopi_skb_is_ip(const struct sk_buff *skb);
+u16 kopi_skb_gso_segs(const struct sk_buff *skb);
+bool kopi_skb_is_udp_train(const struct sk_buff *skb);
+bool kopi_skb_is_plain(const struct sk_buff *skb);
+bool kopi_skb_is_partial(const struct sk_buff *skb);
+unsigned int kopi_skb_truesize(const struct sk_buff *skb);
+void kopi_skb_dst_force(struct sk_buff *skb);
+void kopi_nf_skip_egress(struct sk_buff *skb);
+int kopi_dev_queue_xmit(struct sk_buff *skb);
+void kopi_skb_queue_head_init(struct sk_buff_head *list);
+void kopi_skb_queue_tail(struct sk_buff_head *list, struct sk_buff *skb);
+struct sk_buff *kopi_skb_dequeue(struct sk_buff_head *list);
+struct sk_buff *kopi_skb_peek(const struct sk_buff_head *list);
 
-/* datagrams of IPv4, and where they go */
-bool kopi_inet_has_options(const struct sock *sk);
-int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len);
-bool kopi_has_sendmsg_hooks(void);
-bool kopi_udp_is_corked(const struct sock *sk);
-u16 kopi_udp_gso_size(const struct sock *sk);
-bool kopi_sk_no_check_tx(const struct sock *sk);
-bool kopi_sock_flag_txtime(const struct sock *sk);
-bool kopi_sock_flag_localroute(const struct sock *sk);
-bool kopi_sk_has_policy_out(const struct sock *sk);
-u8 kopi_inet_sk_flowi_flags(const struct sock *sk);
-bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void);
-void kopi_sock_rps_record_flow(const struct sock *sk);
+/* shim/dst.c */
 void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 flags,
 			     __be32 daddr, __be32 saddr, __be16 dport, __be16 sport,
 			     const struct sock *sk);
@@ -99,139 +156,49 @@ u32 kopi_dst_hoplimit(const struct dst_entry *dst);
 bool kopi_dst_has_queues(const struct dst_entry *dst);
 u8 kopi_sk_default_ttl(const struct sock *sk);
 bool kopi_dst_mtu_locked(const struct dst_entry *dst);
-void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk);
-void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int len,
-		     int transport, u32 mark);
-u32 kopi_skb_flow_hash(struct sk_buff *skb, u32 known);
-void kopi_memcpy(void *to, const void *from, size_t len);
-u32 kopi_csum_partial_copy_nocheck(const void *from, void *to, int len);
-void kopi_skb_dst_set_noref(struct sk_buff *skb, struct dst_entry *dst);
+
+/* shim/dev.c */
 int kopi_net_xmit_errno(int code);
+bool kopi_device_name(struct net *net, int ifindex, char *name);
+int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most);
+struct net *kopi_dev_net(const struct net_device *dev);
+int kopi_dev_ifindex(const struct net_device *dev);
+void kopi_dev_rx_dropped_inc(struct net_device *dev);
+void kopi_dev_lstats_add(struct net_device *dev, unsigned int len);
+bool kopi_dev_is_up(const struct net_device *dev);
+bool kopi_dev_strips_vlans(const struct net_device *dev);
+bool kopi_dev_merges_received(const struct net_device *dev);
+bool kopi_dev_runs(const struct net_device *dev, const char *name);
+void kopi_rtnl_lock(void);
+void kopi_rtnl_unlock(void);
+struct net_device *kopi_dev_get_by_index(struct net *net, int ifindex);
+void kopi_dev_put(struct net_device *dev);
+bool kopi_dev_is_registered(const struct net_device *dev);
+bool kopi_dev_is_ethernet(const struct net_device *dev);
+bool kopi_dev_is_nic(const struct net_device *dev);
+bool kopi_dev_is_ready(const struct net_device *dev);
+bool kopi_dev_has_xdp_xmit(const struct net_device *dev);
+bool kopi_dev_can_xdp_xmit(const struct net_device *dev);
+int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags);
+bool kopi_dev_has_tcx_egress(const struct net_device *dev);
+bool kopi_dev_nit_active(const struct net_device *dev);
+unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev);
+
+/* shim/net.c */
+u64 kopi_net_cookie(const struct net *net);
+struct user_namespace *kopi_net_user_ns(struct net *net);
 void kopi_ip_inc_stats(struct sock *sk, int field);
 void kopi_udp_inc_stats(struct sock *sk, int field);
-bool kopi_sock_is_nospace(const struct sock *sk);
-bool kopi_inet_recverr(const struct sock *sk);
-
-/* memory */
-struct page *kopi_alloc_page(void);
-pgprot_t kopi_page_kernel(void);
-struct user_struct *kopi_get_current_user(void);
-long kopi_user_locked_vm_read(struct user_struct *user);
-bool kopi_user_locked_vm_try_cmpxchg(struct user_struct *user, long old, long new);
-void kopi_user_locked_vm_sub(struct user_struct *user, long pages);
-unsigned long kopi_rlimit_memlock(void);
-void kopi_vm_flags_set_clear(struct vm_area_struct *vma, unsigned long set,
-			     unsigned long clear);
-int kopi_copy_struct_from_sockptr(void *to, size_t ksize, sockptr_t from, size_t usize);
-unsigned long kopi_copy_to_user(void __user *to, const void *from, unsigned long size);
-unsigned long kopi_copy_from_user(void *to, const void __user *from, unsigned long size);
-
-/* contexts and waiting */
-void kopi_local_bh_disable(void);
-void kopi_local_bh_enable(void);
-unsigned long kopi_local_irq_save(void);
-void kopi_local_irq_restore(unsigned long flags);
-void kopi_cond_resched(void);
-void kopi_cond_resched_tasks_rcu_qs(void);
-bool kopi_cpu_online(unsigned int cpu);
-uid_t kopi_current_uid(void);
-uid_t kopi_charged_uid(void);
-u64 kopi_ktime_get_ns(void);
-bool kopi_signal_pending(void);
-void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table);
-bool kopi_wq_has_sleeper(wait_queue_head_t *queue);
-void kopi_init_waitqueue_head(wait_queue_head_t *queue);
-void kopi_init_wait_entry_func(struct wait_queue_entry *entry, wait_queue_func_t func);
-void kopi_wait_entry_leave(struct wait_queue_entry *entry);
-struct workqueue_struct *kopi_alloc_workqueue(void);
-void kopi_init_delayed_work(struct delayed_work *work, work_func_t func);
-void kopi_queue_delayed_work(struct workqueue_struct *queue,
-			     struct delayed_work *work, unsigned long delay);
-bool kopi_bh_lock_sock_unowned(struct sock *sk);
-void kopi_bh_unlock_sock(struct sock *sk);
 bool kopi_ns_capable_net_admin(struct user_namespace *ns);
-
-/* zero-copy */
-void kopi_ubuf_init(struct ubuf_info *ubuf, const struct ubuf_info_ops *ops);
-bool kopi_ubuf_put(struct ubuf_info *ubuf);
-
-
-/* addresses */
-__be32 kopi_sk_rcv_saddr(const struct sock *sk);
-__be32 kopi_sk_daddr(const struct sock *sk);
-const struct in6_addr *kopi_sk_v6_rcv_saddr(const struct sock *sk);
-const struct in6_addr *kopi_sk_v6_daddr(const struct sock *sk);
-__be16 kopi_sk_dport(const struct sock *sk);
-int kopi_sk_bound_dev_if(const struct sock *sk);
-bool kopi_device_name(struct net *net, int ifindex, char *name);
-void kopi_sk_set_mark(struct sock *sk, u32 mark);
-void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only);
-bool kopi_sk_ipv6only(const struct sock *sk);
-void kopi_sk_disconnect(struct sock *sk, int device);
-int kopi_udp_wait(struct sock *sk, long *timeout);
-u32 kopi_sk_priority(const struct sock *sk);
-void kopi_sk_set_priority(struct sock *sk, u32 priority);
-
-/* processes and what they are of */
-struct pid *kopi_get_current_tgid(void);
-pid_t kopi_pid_nr_here(struct pid *pid);
-uid_t kopi_current_euid(void);
-gid_t kopi_current_egid(void);
-void kopi_current_comm(char *comm);
-const void *kopi_current_tgid(void);
-u64 kopi_current_exec_id(void);
-struct file *kopi_get_current_exe(void);
-struct task_struct *kopi_pid_task(struct pid *pid);
-bool kopi_task_exiting(const struct task_struct *task);
-u64 kopi_task_exec_id(const struct task_struct *task);
-const struct cred *kopi_override_creds(const struct cred *cred);
-void kopi_revert_creds(const struct cred *cred);
-const struct cred *kopi_current_cred(void);
-const struct cred *kopi_get_current_cred(void);
-void kopi_put_cred(const struct cred *cred);
-u32 kopi_inode_device(const struct inode *inode);
-u64 kopi_inode_number(const struct inode *inode);
-u32 kopi_inode_generation(const struct inode *inode);
-struct inode *kopi_file_inode(const struct file *file);
-struct inode *kopi_path_inode(const struct path *path);
-struct kmem_cache *kopi_slab_create(const char *name, unsigned int size,
-				    unsigned int align);
-void *kopi_slab_alloc(struct kmem_cache *cache);
-struct cgroup *kopi_sk_cgroup(struct sock *sk);
-u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level);
-u32 kopi_cgroup_level(const struct cgroup *cgroup);
-u64 kopi_cgroup_id(const struct cgroup *cgroup);
-int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size);
-void kopi_cgroup_put(struct cgroup *cgroup);
-
-/* network namespaces */
-/* A packet, or several as one, that a flow sends. */
-struct kopi_sent {
-	struct in6_addr to;
-	/* The first hop of a source route, else as above. */
-	struct in6_addr via;
-	u16 port;
-	u16 gso_size;
-	u32 bytes;
-	u32 mark;
-	u32 priority;
-};
-
-int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
-int kopi_hook_local_out(struct net *net);
-void kopi_unhook_local_out(struct net *net);
-bool kopi_is_current(const void *task);
-const void *kopi_current(void);
-int kopi_net_init(struct net *net);
-void kopi_net_exit(struct net *net);
 int kopi_register_pernet(void);
 void kopi_unregister_pernet(void);
 void **kopi_net_slot(const struct net *net);
 pid_t kopi_net_show_pid(const struct net *net, struct pid *pid);
 uid_t kopi_net_show_uid(const struct net *net, uid_t uid);
 gid_t kopi_net_show_gid(const struct net *net, gid_t gid);
+bool kopi_net_is_of_initial_users(const struct net *net);
 
-/* netlink */
+/* shim/netlink.c */
 int kopi_genl_register(void);
 void kopi_genl_unregister(void);
 struct sk_buff *kopi_genlmsg_new(gfp_t gfp);
@@ -265,109 +232,154 @@ gid_t kopi_netlink_show_gid(const struct sk_buff *skb, gid_t gid);
 uid_t kopi_netlink_make_uid(const struct sk_buff *skb, uid_t uid);
 gid_t kopi_netlink_make_gid(const struct sk_buff *skb, gid_t gid);
 
-/* monitor devices, and what they show */
-int kopi_mon_register(void);
-void kopi_mon_unregister(void);
-int kopi_mon_open(struct net_device *dev);
-int kopi_mon_stop(struct net_device *dev);
-bool kopi_net_is_of_initial_users(const struct net *net);
-const struct net_device *kopi_net_dev(struct net *net, int ifindex);
-int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most);
-void kopi_mon_unprobe(struct work_struct *work);
-void kopi_mon_unprobe_later(void);
-void kopi_mon_cancel_unprobe(void);
-bool kopi_mon_is(const struct net_device *dev);
-struct tracepoint *kopi_tracepoint_start_xmit(void);
-int kopi_probe_start_xmit(struct tracepoint *tp);
-void kopi_unprobe_start_xmit(struct tracepoint *tp);
-int kopi_probe_kfree_skb(void);
-void kopi_unprobe_kfree_skb(void);
-void kopi_tracepoint_synchronize_unregister(void);
-void kopi_seen_transmitted(struct sk_buff *skb, struct net_device *dev);
-void kopi_seen_dropped(struct sk_buff *skb, unsigned int reason, struct sock *rx_sk);
-bool kopi_irqs_disabled(void);
-struct net *kopi_dev_net(const struct net_device *dev);
-int kopi_dev_ifindex(const struct net_device *dev);
-void kopi_dev_rx_dropped_inc(struct net_device *dev);
-void kopi_dev_lstats_add(struct net_device *dev, unsigned int len);
-bool kopi_sk_fullsock(const struct sock *sk);
-struct sk_buff *kopi_alloc_skb(unsigned int size, gfp_t gfp);
-struct sock *kopi_skb_sk(const struct sk_buff *skb);
-struct net_device *kopi_skb_dev(const struct sk_buff *skb);
-void kopi_skb_set_dev(struct sk_buff *skb, struct net_device *dev);
-int kopi_skb_network_offset(const struct sk_buff *skb);
-unsigned int kopi_skb_headroom(const struct sk_buff *skb);
-unsigned int kopi_skb_headlen(const struct sk_buff *skb);
-void kopi_skb_gso_reset(struct sk_buff *skb);
-void kopi_skb_reset_mac_header(struct sk_buff *skb);
-void kopi_skb_reset_network_header(struct sk_buff *skb);
-int kopi_target_open(void *receiver);
-void kopi_target_stop(void *receiver);
-int kopi_target_xmit(void *receiver, int n, struct xdp_frame **frames, u32 flags);
-struct net_device *kopi_target_new(struct net *net, void *receiver);
-bool kopi_dev_is_up(const struct net_device *dev);
-bool kopi_dev_strips_vlans(const struct net_device *dev);
-bool kopi_dev_merges_received(const struct net_device *dev);
-bool kopi_dev_runs(const struct net_device *dev, const char *name);
-bool kopi_udp_wants_trains(const struct sock *sk);
-void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *frame,
-			    unsigned int skip, unsigned int len);
-u32 kopi_xdp_frame_napi_id(const struct xdp_frame *frame);
-void kopi_skb_set_napi_id(struct sk_buff *skb, u32 id);
-void kopi_skb_set_verified(struct sk_buff *skb);
-void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);
-void kopi_skb_set_received(struct sk_buff *skb, struct net_device *dev);
-void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol);
-bool kopi_skb_is_ip(const struct sk_buff *skb);
-
-/* devices, and what leaves by them directly */
-int kopi_netdev_register(void);
-void kopi_netdev_unregister(void);
-void kopi_device_going(struct net_device *dev);
-void kopi_device_changed(struct net_device *dev);
-void kopi_device_down(struct net_device *dev);
-void kopi_rtnl_lock(void);
-void kopi_rtnl_unlock(void);
-struct net_device *kopi_dev_get_by_index(struct net *net, int ifindex);
-void kopi_dev_put(struct net_device *dev);
-bool kopi_dev_is_registered(const struct net_device *dev);
-bool kopi_dev_is_ethernet(const struct net_device *dev);
-bool kopi_dev_is_nic(const struct net_device *dev);
-bool kopi_dev_is_ready(const struct net_device *dev);
-bool kopi_dev_takes_length(const struct net_device *dev, unsigned int len);
-bool kopi_dev_has_xdp_xmit(const struct net_device *dev);
-bool kopi_dev_can_xdp_xmit(const struct net_device *dev);
-int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags);
-bool kopi_dev_has_tcx_egress(const struct net_device *dev);
-bool kopi_dev_nit_active(const struct net_device *dev);
-unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev);
-bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index);
-void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb);
-void kopi_egress_ops_init(struct nf_hook_ops *ops, struct net_device *dev, void *port);
-bool kopi_egress_is_last(const struct net_device *dev, const void *port);
-unsigned int kopi_egress(void *port, struct sk_buff *skb);
-void kopi_hrtimer_setup(struct hrtimer *timer);
-void kopi_hrtimer_start(struct hrtimer *timer, u64 ns);
-void kopi_hrtimer_cancel(struct hrtimer *timer);
-void kopi_tick(struct hrtimer *timer);
-u16 kopi_skb_gso_segs(const struct sk_buff *skb);
-bool kopi_skb_is_udp_train(const struct sk_buff *skb);
-bool kopi_skb_is_plain(const struct sk_buff *skb);
-bool kopi_skb_is_partial(const struct sk_buff *skb);
-unsigned int kopi_skb_truesize(const struct sk_buff *skb);
-void kopi_skb_dst_force(struct sk_buff *skb);
-void kopi_nf_skip_egress(struct sk_buff *skb);
-int kopi_dev_queue_xmit(struct sk_buff *skb);
-void kopi_skb_queue_head_init(struct sk_buff_head *list);
-void kopi_skb_queue_tail(struct sk_buff_head *list, struct sk_buff *skb);
-struct sk_buff *kopi_skb_dequeue(struct sk_buff_head *list);
-struct sk_buff *kopi_skb_peek(const struct sk_buff_head *list);
-unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
+/* shim/mm.c */
+void kopi_memcpy(void *to, const void *from, size_t len);
+struct page *kopi_alloc_page(void);
+pgprot_t kopi_page_kernel(void);
+struct user_struct *kopi_get_current_user(void);
+long kopi_user_locked_vm_read(struct user_struct *user);
+bool kopi_user_locked_vm_try_cmpxchg(struct user_struct *user, long old, long new);
+void kopi_user_locked_vm_sub(struct user_struct *user, long pages);
+unsigned long kopi_rlimit_memlock(void);
+void kopi_vm_flags_set_clear(struct vm_area_struct *vma, unsigned long set,
+			     unsigned long clear);
+int kopi_copy_struct_from_sockptr(void *to, size_t ksize, sockptr_t from, size_t usize);
+unsigned long kopi_copy_to_user(void __user *to, const void *from, unsigned long size);
+unsigned long kopi_copy_from_user(void *to, const void __user *from, unsigned long size);
+struct kmem_cache *kopi_slab_create(const char *name, unsigned int size,
+				    unsigned int align);
+void *kopi_slab_alloc(struct kmem_cache *cache);
 struct page *kopi_alloc_pages_atomic(unsigned int order);
 void *kopi_page_address(const struct page *page);
 int kopi_page_ref_count(const struct page *page);
 void kopi_page_ref_add(struct page *page, int n);
 void kopi_put_page(struct page *page);
 unsigned int kopi_get_order(unsigned long size);
+
+/* shim/task.c */
+uid_t kopi_current_uid(void);
+uid_t kopi_charged_uid(void);
+bool kopi_signal_pending(void);
+struct pid *kopi_get_current_tgid(void);
+pid_t kopi_pid_nr_here(struct pid *pid);
+uid_t kopi_current_euid(void);
+gid_t kopi_current_egid(void);
+void kopi_current_comm(char *comm);
+const void *kopi_current_tgid(void);
+u64 kopi_current_exec_id(void);
+struct file *kopi_get_current_exe(void);
+struct task_struct *kopi_pid_task(struct pid *pid);
+bool kopi_task_exiting(const struct task_struct *task);
+u64 kopi_task_exec_id(const struct task_struct *task);
+const struct cred *kopi_override_creds(const struct cred *cred);
+void kopi_revert_creds(const struct cred *cred);
+const struct cred *kopi_current_cred(void);
+const struct cred *kopi_get_current_cred(void);
+void kopi_put_cred(const struct cred *cred);
+u32 kopi_inode_device(const struct inode *inode);
+u64 kopi_inode_number(const struct inode *inode);
+u32 kopi_inode_generation(const struct inode *inode);
+struct inode *kopi_file_inode(const struct file *file);
+struct inode *kopi_path_inode(const struct path *path);
+struct cgroup *kopi_sk_cgroup(struct sock *sk);
+u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level);
+u32 kopi_cgroup_level(const struct cgroup *cgroup);
+u64 kopi_cgroup_id(const struct cgroup *cgroup);
+int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size);
+void kopi_cgroup_put(struct cgroup *cgroup);
+bool kopi_is_current(const void *task);
+const void *kopi_current(void);
+
+/* shim/sync.c */
+void kopi_local_bh_disable(void);
+void kopi_local_bh_enable(void);
+unsigned long kopi_local_irq_save(void);
+void kopi_local_irq_restore(unsigned long flags);
+void kopi_cond_resched(void);
+void kopi_cond_resched_tasks_rcu_qs(void);
+bool kopi_cpu_online(unsigned int cpu);
+u64 kopi_ktime_get_ns(void);
+void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table);
+bool kopi_wq_has_sleeper(wait_queue_head_t *queue);
+void kopi_init_waitqueue_head(wait_queue_head_t *queue);
+void kopi_init_wait_entry_func(struct wait_queue_entry *entry, wait_queue_func_t func);
+void kopi_wait_entry_leave(struct wait_queue_entry *entry);
+struct workqueue_struct *kopi_alloc_workqueue(void);
+void kopi_init_delayed_work(struct delayed_work *work, work_func_t func);
+void kopi_queue_delayed_work(struct workqueue_struct *queue,
+			     struct delayed_work *work, unsigned long delay);
+bool kopi_irqs_disabled(void);
+void kopi_hrtimer_setup(struct hrtimer *timer);
+void kopi_hrtimer_start(struct hrtimer *timer, u64 ns);
+void kopi_hrtimer_cancel(struct hrtimer *timer);
+
+/* shim/mirror.c */
+void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long), void *arg);
+struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left);
+int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len);
+const struct net_device *kopi_net_dev(struct net *net, int ifindex);
+void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);
+bool kopi_dev_takes_length(const struct net_device *dev, unsigned int len);
+bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index);
+void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb);
+
+/* shim/local_out.c */
+/* A packet, or several as one, that a flow sends. */
+struct kopi_sent {
+	struct in6_addr to;
+	/* The first hop of a source route, else as above. */
+	struct in6_addr via;
+	u16 port;
+	u16 gso_size;
+	u32 bytes;
+	u32 mark;
+	u32 priority;
+};
+
+int kopi_hook_local_out(struct net *net);
+void kopi_unhook_local_out(struct net *net);
+
+/* shim/netdev.c */
+int kopi_netdev_register(void);
+void kopi_netdev_unregister(void);
+void kopi_egress_ops_init(struct nf_hook_ops *ops, struct net_device *dev, void *port);
+bool kopi_egress_is_last(const struct net_device *dev, const void *port);
+
+/* shim/trace.c */
+struct tracepoint *kopi_tracepoint_start_xmit(void);
+int kopi_probe_start_xmit(struct tracepoint *tp);
+void kopi_unprobe_start_xmit(struct tracepoint *tp);
+int kopi_probe_kfree_skb(void);
+void kopi_unprobe_kfree_skb(void);
+void kopi_tracepoint_synchronize_unregister(void);
+
+/* shim/kopimon.c */
+int kopi_mon_register(void);
+void kopi_mon_unregister(void);
+void kopi_mon_unprobe_later(void);
+void kopi_mon_cancel_unprobe(void);
+bool kopi_mon_is(const struct net_device *dev);
+
+/* shim/kopirx.c */
+struct net_device *kopi_target_new(struct net *net, void *receiver);
+bool kopi_target_is(const struct net_device *dev);
+
+/* Rust functions, which the above call. */
+int kopi_net_init(struct net *net);
+void kopi_net_exit(struct net *net);
+void kopi_tick(struct hrtimer *timer);
+int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
+void kopi_device_going(struct net_device *dev);
+void kopi_device_changed(struct net_device *dev);
+void kopi_device_down(struct net_device *dev);
+unsigned int kopi_egress(void *port, struct sk_buff *skb);
+void kopi_seen_transmitted(struct sk_buff *skb, struct net_device *dev);
+void kopi_seen_dropped(struct sk_buff *skb, unsigned int reason, struct sock *rx_sk);
+int kopi_mon_open(struct net_device *dev);
+int kopi_mon_stop(struct net_device *dev);
+void kopi_mon_unprobe(struct work_struct *work);
+int kopi_target_open(void *receiver);
+void kopi_target_stop(void *receiver);
+int kopi_target_xmit(void *receiver, int n, struct xdp_frame **frames, u32 flags);
 
 #endif /* _KOPI_SHIM_H */

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Network devices. */
+
+#include <linux/bpf.h>
+#include <linux/if_arp.h>
+#include <linux/netdevice.h>
+#include <linux/rtnetlink.h>
+#include <net/pkt_sched.h>
+#include <net/sock.h>
+#include <net/xdp.h>
+
+#include "../shim.h"
+
+int kopi_net_xmit_errno(int code)
+{
+	return net_xmit_errno(code);
+}
+
+bool kopi_device_name(struct net *net, int ifindex, char *name)
+{
+	struct net_device *dev;
+
+	guard(rcu)();
+	dev = dev_get_by_index_rcu(net, ifindex);
+	return dev && strscpy_pad(name, dev->name, IFNAMSIZ) > 0;
+}
+
+/* The number of a device that may be gone, among the first of a namespace; or 0. RCU is held. */
+int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most)
+{
+	struct net_device *dev;
+
+	for_each_netdev_rcu(net, dev) {
+		if (dev == wanted)
+			return dev->ifindex;
+		if (!--most)
+			break;
+	}
+	return 0;
+}
+
+struct net *kopi_dev_net(const struct net_device *dev)
+{
+	return dev_net(dev);
+}
+
+int kopi_dev_ifindex(const struct net_device *dev)
+{
+	return READ_ONCE(dev->ifindex);
+}
+
+void kopi_dev_rx_dropped_inc(struct net_device *dev)
+{
+	dev_core_stats_rx_dropped_inc(dev);
+}
+
+void kopi_dev_lstats_add(struct net_device *dev, unsigned int len)
+{
+	dev_lstats_add(dev, len);
+}
+
+bool kopi_dev_is_up(const struct net_device *dev)
+{
+	return dev->flags & IFF_UP;
+}
+
+bool kopi_dev_strips_vlans(const struct net_device *dev)
+{
+	return dev->features & (NETIF_F_HW_VLAN_CTAG_RX | NETIF_F_HW_VLAN_STAG_RX);
+}
+
+/* Whether the driver runs an XDP program of this name. In an RCU read-side section. */
+bool kopi_dev_runs(const struct net_device *dev, const char *name)
+{
+	const struct bpf_prog *prog = READ_ONCE(dev->xdp_state[XDP_MODE_DRV].prog);
+
+	return prog && !strcmp(prog->aux->name, name);
+}
+
+bool kopi_dev_merges_received(const struct net_device *dev)
+{
+	return dev->features & NETIF_F_GRO;
+}
+
+void kopi_rtnl_lock(void)
+{
+	rtnl_lock();
+}
+
+void kopi_rtnl_unlock(void)
+{
+	rtnl_unlock();
+}
+
+struct net_device *kopi_dev_get_by_index(struct net *net, int ifindex)
+{
+	return dev_get_by_index(net, ifindex);
+}
+
+void kopi_dev_put(struct net_device *dev)
+{
+	dev_put(dev);
+}
+
+bool kopi_dev_is_registered(const struct net_device *dev)
+{
+	return dev->reg_state == NETREG_REGISTERED;
+}
+
+bool kopi_dev_is_ethernet(const struct net_device *dev)
+{
+	return dev->type == ARPHRD_ETHER;
+}
+
+/*
+ * Whether it has hardware, and a driver of its own: what is made of other devices,
+ * or of software, has hooks of others behind it. Under RTNL.
+ */
+bool kopi_dev_is_nic(const struct net_device *dev)
+{
+	const struct device *parent = dev->dev.parent;
+
+	return parent && parent->bus && parent->driver && !dev->rtnl_link_ops &&
+	       list_empty(&dev->adj_list.lower);
+}
+
+/* As the stack asks before it gives a driver anything. */
+bool kopi_dev_is_ready(const struct net_device *dev)
+{
+	return netif_running(dev) && netif_device_present(dev) && netif_carrier_ok(dev);
+}
+
+bool kopi_dev_has_xdp_xmit(const struct net_device *dev)
+{
+	return dev->netdev_ops->ndo_xdp_xmit;
+}
+
+bool kopi_dev_can_xdp_xmit(const struct net_device *dev)
+{
+	return READ_ONCE(dev->xdp_features) & NETDEV_XDP_ACT_NDO_XMIT;
+}
+
+int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags)
+{
+	if (!kopi_dev_is_ready(dev))
+		return -ENETDOWN;
+	return dev->netdev_ops->ndo_xdp_xmit(dev, n, frames, flags);
+}
+
+bool kopi_dev_has_tcx_egress(const struct net_device *dev)
+{
+	return rcu_access_pointer(dev->tcx_egress);
+}
+
+bool kopi_dev_nit_active(const struct net_device *dev)
+{
+	return dev_nit_active_rcu(dev);
+}
+
+unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev)
+{
+	return READ_ONCE(dev->real_num_tx_queues);
+}

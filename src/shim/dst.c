@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Routes. */
+
+#include <linux/netdevice.h>
+#include <net/dst.h>
+#include <net/ip.h>
+#include <net/route.h>
+#include <net/sock.h>
+#include <net/xfrm.h>
+
+#include "../shim.h"
+
+void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 flags,
+			     __be32 daddr, __be32 saddr, __be16 dport, __be16 sport,
+			     const struct sock *sk)
+{
+	flowi4_init_output(fl4, oif, mark, tos & INET_DSCP_MASK, RT_SCOPE_UNIVERSE,
+			   IPPROTO_UDP, flags, daddr, saddr, dport, sport, sk_uid(sk));
+}
+
+bool kopi_dst_check(struct dst_entry *dst)
+{
+	return dst_check(dst, 0);
+}
+
+u32 kopi_dst4_mtu(const struct dst_entry *dst)
+{
+	return dst4_mtu(dst);
+}
+
+bool kopi_dst_is_transformed(const struct dst_entry *dst)
+{
+	return dst_xfrm(dst) || dst->header_len || dst->trailer_len || dst->lwtstate;
+}
+
+unsigned int kopi_ll_reserved_space(const struct dst_entry *dst)
+{
+	return LL_RESERVED_SPACE(dst_dev(dst));
+}
+
+bool kopi_dst_has_checksums(const struct dst_entry *dst)
+{
+	return dst_dev(dst)->features & (NETIF_F_HW_CSUM | NETIF_F_IP_CSUM);
+}
+
+u32 kopi_rt_flags(const struct dst_entry *dst)
+{
+	return dst_rtable(dst)->rt_flags;
+}
+
+u32 kopi_dst_hoplimit(const struct dst_entry *dst)
+{
+	return dst_metric_raw(dst, RTAX_HOPLIMIT);
+}
+
+bool kopi_dst_has_queues(const struct dst_entry *dst)
+{
+	return READ_ONCE(dst_dev(dst)->real_num_tx_queues) > 1;
+}
+
+u8 kopi_sk_default_ttl(const struct sock *sk)
+{
+	return READ_ONCE(sock_net(sk)->ipv4.sysctl_ip_default_ttl);
+}
+
+bool kopi_dst_mtu_locked(const struct dst_entry *dst)
+{
+	return dst_metric_locked(dst, RTAX_MTU);
+}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The first hook of all where the stack sends: the rules judge what a flow sends, whichever way. */
+
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/netfilter_ipv4.h>
+#include <linux/netfilter_ipv6.h>
+#include <linux/udp.h>
+#include <linux/unaligned.h>
+#include <net/ip.h>
+#include <net/ipv6.h>
+#include <net/sock.h>
+
+#include "../shim.h"
+
+/* Where a packet goes in the end: a source route has that in the options. */
+static void ipv4_destination(const struct sk_buff *skb, struct in6_addr *to)
+{
+	const u8 *header = skb_network_header(skb);
+	int srr = IPCB(skb)->opt.srr;
+
+	if (srr)
+		ipv6_addr_set_v4mapped(get_unaligned((__be32 *)(header + srr + header[srr + 1] - 4)), to);
+}
+
+/* The same, in a routing header that isn't at its end. */
+static bool ipv6_destination(const struct sk_buff *skb, struct in6_addr *to)
+{
+	unsigned int offset = 0;
+	const struct ipv6_rt_hdr *header;
+	struct ipv6_rt_hdr place;
+	int last;
+
+	if (ipv6_hdr(skb)->nexthdr == IPPROTO_UDP ||
+	    ipv6_find_hdr(skb, &offset, NEXTHDR_ROUTING, NULL, NULL) < 0)
+		return true;
+	header = skb_header_pointer(skb, offset, sizeof(place), &place);
+	if (!header)
+		return false;
+	if (!header->segments_left)
+		return true;
+	/* Segment routing has them in reverse order. */
+	last = header->type == IPV6_SRCRT_TYPE_4 ? 0 : (header->hdrlen >> 1) - 1;
+	return last >= 0 && !skb_copy_bits(skb, offset + 8 + last * sizeof(*to), to, sizeof(*to));
+}
+
+/*
+ * Judges what flows send where all is known of it: where it goes, whatever address the program
+ * gave, what mark and priority it has, how many datagrams it is, and when, if it was corked.
+ * First of all hooks.
+ */
+static unsigned int local_out_hook(void *priv, struct sk_buff *skb,
+				   const struct nf_hook_state *state)
+{
+	struct kopi_sent sent = { .mark = skb->mark, .priority = skb->priority };
+	struct sock *sk = state->sk;
+	bool transformed;
+	int error;
+
+	/* Of a tunnel, what it carries was judged before. */
+	if (!sk || sk != skb->sk || !sk_fullsock(sk) || !sk_is_udp(sk))
+		return NF_ACCEPT;
+	if (state->pf == NFPROTO_IPV4) {
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &sent.via);
+		transformed = IPCB(skb)->flags & IPSKB_XFRM_TRANSFORMED;
+	} else {
+		sent.via = ipv6_hdr(skb)->daddr;
+		transformed = IP6CB(skb)->flags & IP6SKB_XFRM_TRANSFORMED;
+	}
+	/* After IPsec has had it, it was judged before, too. */
+	if (transformed)
+		return NF_ACCEPT;
+	if (!pskb_may_pull(skb, skb_transport_offset(skb) + sizeof(struct udphdr)))
+		return NF_DROP_ERR(-ENOMEM);
+	sent.to = sent.via;
+	if (state->pf == NFPROTO_IPV4)
+		ipv4_destination(skb, &sent.to);
+	else if (!ipv6_destination(skb, &sent.to))
+		return NF_DROP_ERR(-EINVAL);
+	sent.port = ntohs(udp_hdr(skb)->dest);
+	sent.bytes = skb->len - skb_transport_offset(skb) - sizeof(struct udphdr);
+	sent.gso_size = skb_shinfo(skb)->gso_size;
+	error = kopi_local_out(sk, &sent);
+	if (error)
+		return NF_DROP_ERR(error);
+	skb->priority = sent.priority;
+	if (skb->mark == sent.mark)
+		return NF_ACCEPT;
+	skb->mark = sent.mark;
+	error = state->pf == NFPROTO_IPV4 ? ip_route_me_harder(state->net, sk, skb, RTN_UNSPEC) :
+					    ip6_route_me_harder(state->net, sk, skb);
+	return error ? NF_DROP_ERR(error) : NF_ACCEPT;
+}
+
+static const struct nf_hook_ops local_out_ops[] = {
+	{
+		.hook = local_out_hook,
+		.pf = NFPROTO_IPV4,
+		.hooknum = NF_INET_LOCAL_OUT,
+		.priority = INT_MIN,
+	},
+	{
+		.hook = local_out_hook,
+		.pf = NFPROTO_IPV6,
+		.hooknum = NF_INET_LOCAL_OUT,
+		.priority = INT_MIN,
+	},
+};
+
+int kopi_hook_local_out(struct net *net)
+{
+	return nf_register_net_hooks(net, local_out_ops, ARRAY_SIZE(local_out_ops));
+}
+
+void kopi_unhook_local_out(struct net *net)
+{
+	nf_unregister_net_hooks(net, local_out_ops, ARRAY_SIZE(local_out_ops));
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * What does as a function of the kernel's that can't be called: it isn't exported, or does more
+ * than is wanted. Each names that function, and the version that it was compared with.
+ */
+
+#include <linux/netdevice.h>
+#include <linux/udp.h>
+#include <net/busy_poll.h>
+#include <net/inet_common.h>
+#include <net/ip.h>
+#include <net/rps.h>
+#include <net/sch_generic.h>
+#include <net/sock.h>
+#include <net/udp.h>
+
+#include "../shim.h"
+
+/*
+ * As sk_busy_loop() (include/net/busy_poll.h, 7.3.4), with an end of its own: that one looks at
+ * the sock's queue, where nothing stays.
+ */
+void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long), void *arg)
+{
+	unsigned int napi_id = READ_ONCE(sk->sk_napi_id);
+
+	if (napi_id_valid(napi_id))
+		napi_busy_loop(napi_id, loop_end, arg, READ_ONCE(sk->sk_prefer_busy_poll),
+			       READ_ONCE(sk->sk_busy_poll_budget) ?: BUSY_POLL_BUDGET);
+}
+
+/*
+ * As __skb_recv_udp() (net/ipv4/udp.c, 7.3.4) with MSG_DONTWAIT, but for two things. It never
+ * busy polls: NAPI, run under the caller's lock, would deliver to the caller again. And it
+ * leaves an error of the sock's where it is. Memory goes back as by udp_rmem_release(), which
+ * calls what isn't exported; sk_mem_uncharge() does the same.
+ */
+static struct sk_buff *udp_dequeue(struct sock *sk)
+{
+	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
+	struct sk_buff_head *sk_queue = &sk->sk_receive_queue;
+	struct sk_buff *skb;
+
+	spin_lock_bh(&queue->lock);
+	spin_lock(&sk_queue->lock);
+	skb_queue_splice_tail_init(sk_queue, queue);
+	skb = __skb_dequeue(queue);
+	if (skb) {
+		int size = skb->truesize + udp_sk(sk)->forward_deficit;
+
+		udp_sk(sk)->forward_deficit = 0;
+		sk_mem_uncharge(sk, size);
+		atomic_sub(size, &sk->sk_rmem_alloc);
+	}
+	spin_unlock(&sk_queue->lock);
+	spin_unlock_bh(&queue->lock);
+	return skb;
+}
+
+/*
+ * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), which polls the NIC when it has dropped bad
+ * checksums. Looks at *left packets at the most, and takes off those that it looked at.
+ */
+struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
+{
+	struct sk_buff *skb = NULL;
+
+	while (*left) {
+		--*left;
+		skb = udp_dequeue(sk);
+		if (!skb || !udp_lib_checksum_complete(skb))
+			break;
+		__UDPX_INC_STATS(sk, UDP_MIB_CSUMERRORS);
+		__UDPX_INC_STATS(sk, UDP_MIB_INERRORS);
+		udp_drops_inc(sk);
+		kfree_skb_reason(skb, SKB_DROP_REASON_UDP_CSUM);
+		skb = NULL;
+	}
+	if (skb) {
+		WARN_ON_ONCE(!skb_set_owner_sk_safe(skb, sk));
+		/* It was UDP's dev_scratch. */
+		skb->dev = NULL;
+	}
+	return skb;
+}
+
+/* As lock_sock_nested() (net/core/sock.c, 7.3.4), if it needn't wait. */
+static bool try_lock_sock(struct sock *sk)
+{
+	bool got;
+
+	spin_lock_bh(&sk->sk_lock.slock);
+	got = !sk->sk_lock.owned;
+	if (got)
+		sk->sk_lock.owned = 1;
+	spin_unlock_bh(&sk->sk_lock.slock);
+	if (got)
+		mutex_acquire(&sk->sk_lock.dep_map, 0, 1, _RET_IP_);
+	return got;
+}
+
+/*
+ * As inet_sendmsg() (net/ipv4/af_inet.c, 7.3.4), whose inet_autobind() waits for the sock's
+ * lock: EAGAIN if that is somebody's.
+ */
+int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
+{
+	struct inet_sock *inet = inet_sk(sk);
+
+	sock_rps_record_flow(sk);
+	/* Looked at again under the lock. */
+	if (!READ_ONCE(inet->inet_num)) {
+		if (!try_lock_sock(sk))
+			return -EAGAIN;
+		if (!inet->inet_num) {
+			if (sk->sk_prot->get_port(sk, 0)) {
+				release_sock(sk);
+				return -EAGAIN;
+			}
+			inet->inet_sport = htons(inet->inet_num);
+		}
+		release_sock(sk);
+	}
+	return sk->sk_prot->sendmsg(sk, msg, len);
+}
+
+/*
+ * As dev_get_by_index_rcu() (net/core/dev.c, 7.3.4), whose chains are as long as a user wants
+ * who chooses the devices' numbers. RCU is held.
+ */
+const struct net_device *kopi_net_dev(struct net *net, int ifindex)
+{
+	return xa_load(&net->dev_by_index, ifindex);
+}
+
+/* As GRO and udp_gro_complete_segment() (net/ipv4/udp_offload.c, 7.3.4) leave one. */
+void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs)
+{
+	skb->csum_start = skb_headroom(skb) + udp;
+	skb->csum_offset = offsetof(struct udphdr, check);
+	skb->ip_summed = CHECKSUM_PARTIAL;
+	skb_shinfo(skb)->gso_size = size;
+	skb_shinfo(skb)->gso_segs = segs;
+	skb_shinfo(skb)->gso_type = SKB_GSO_UDP_L4;
+}
+
+/* As xdp_ok_fwd_dev() (include/linux/filter.h, 7.3.4) asks of lengths. */
+bool kopi_dev_takes_length(const struct net_device *dev, unsigned int len)
+{
+	return len <= READ_ONCE(dev->mtu) + dev->hard_header_len + VLAN_HLEN;
+}
+
+/*
+ * As __dev_xmit_skb() (net/core/dev.c, 7.3.4) asks, but for qdisc_run_begin(), so that the answer
+ * is what it was just now.
+ */
+bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index)
+{
+	struct netdev_queue *txq = netdev_get_tx_queue(dev, index);
+	struct Qdisc *q = rcu_dereference_bh(txq->qdisc);
+
+	return !q->enqueue || (q->flags & TCQ_F_CAN_BYPASS && qdisc_is_empty(q) &&
+			       !test_bit(__QDISC_STATE_DEACTIVATED, &q->state));
+}
+
+/* As __dev_xmit_skb() (net/core/dev.c, 7.3.4) counts what bypasses. */
+void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb)
+{
+	struct netdev_queue *txq = netdev_get_tx_queue(dev, index);
+	struct Qdisc *q = rcu_dereference_bh(txq->qdisc);
+
+	if (qdisc_is_percpu_stats(q)) {
+		qdisc_bstats_cpu_update(q, skb);
+		return;
+	}
+	spin_lock(qdisc_lock(q));
+	qdisc_bstats_update(q, skb);
+	spin_unlock(qdisc_lock(q));
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Network namespaces, and what each has of KOPI. */
+
+#include <linux/capability.h>
+#include <linux/cred.h>
+#include <linux/pid_namespace.h>
+#include <net/ip.h>
+#include <net/netns/generic.h>
+#include <net/sock.h>
+#include <net/udp.h>
+
+#include "../shim.h"
+
+u64 kopi_net_cookie(const struct net *net)
+{
+	return net->net_cookie;
+}
+
+struct user_namespace *kopi_net_user_ns(struct net *net)
+{
+	return net->user_ns;
+}
+
+void kopi_ip_inc_stats(struct sock *sk, int field)
+{
+	IP_INC_STATS(sock_net(sk), field);
+}
+
+void kopi_udp_inc_stats(struct sock *sk, int field)
+{
+	SNMP_INC_STATS(sock_net(sk)->mib.udp_statistics, field);
+}
+
+bool kopi_ns_capable_net_admin(struct user_namespace *ns)
+{
+	return ns_capable(ns, CAP_NET_ADMIN);
+}
+
+static unsigned int net_id;
+
+static struct pernet_operations net_ops = {
+	.init = kopi_net_init,
+	.exit = kopi_net_exit,
+	.id = &net_id,
+	.size = sizeof(void *),
+};
+
+int kopi_register_pernet(void)
+{
+	return register_pernet_subsys(&net_ops);
+}
+
+void kopi_unregister_pernet(void)
+{
+	unregister_pernet_subsys(&net_ops);
+	/* A hook that is gone may still be running. */
+	synchronize_rcu();
+}
+
+void **kopi_net_slot(const struct net *net)
+{
+	return net_generic(net, net_id);
+}
+
+pid_t kopi_net_show_pid(const struct net *net, struct pid *pid)
+{
+	return net->user_ns == &init_user_ns ? pid_nr(pid) : pid_nr_ns(pid, ns_of_pid(pid));
+}
+
+uid_t kopi_net_show_uid(const struct net *net, uid_t uid)
+{
+	return from_kuid_munged(net->user_ns, make_kuid(&init_user_ns, uid));
+}
+
+gid_t kopi_net_show_gid(const struct net *net, gid_t gid)
+{
+	return from_kgid_munged(net->user_ns, make_kgid(&init_user_ns, gid));
+}
+
+bool kopi_net_is_of_initial_users(const struct net *net)
+{
+	return net->user_ns == &init_user_ns;
+}

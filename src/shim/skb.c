@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Packets. */
+
+#include <linux/etherdevice.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/netdevice.h>
+#include <linux/netfilter_netdev.h>
+#include <linux/udp.h>
+#include <net/checksum.h>
+#include <net/dsfield.h>
+#include <net/ip.h>
+#include <net/ipv6.h>
+#include <net/page_pool/helpers.h>
+#include <net/sock.h>
+#include <net/xdp.h>
+
+#include "../shim.h"
+
+bool kopi_skb_is_ipv4(const struct sk_buff *skb)
+{
+	return skb->protocol == htons(ETH_P_IP);
+}
+
+int kopi_skb_iif(const struct sk_buff *skb)
+{
+	return skb->skb_iif;
+}
+
+int kopi_ip6cb_iif(const struct sk_buff *skb)
+{
+	return IP6CB(skb)->iif;
+}
+
+int kopi_pktinfo_cb_ifindex(const struct sk_buff *skb)
+{
+	return PKTINFO_SKB_CB(skb)->ipi_ifindex;
+}
+
+u32 kopi_skb_mark(const struct sk_buff *skb)
+{
+	return skb->mark;
+}
+
+const struct iphdr *kopi_ip_hdr(const struct sk_buff *skb)
+{
+	return ip_hdr(skb);
+}
+
+const struct ipv6hdr *kopi_ipv6_hdr(const struct sk_buff *skb)
+{
+	return ipv6_hdr(skb);
+}
+
+const struct udphdr *kopi_udp_hdr(const struct sk_buff *skb)
+{
+	return udp_hdr(skb);
+}
+
+unsigned int kopi_skb_gso_size(const struct sk_buff *skb)
+{
+	/* What has another type is one datagram, which would be cut into fragments. */
+	return skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4 ? skb_shinfo(skb)->gso_size : 0;
+}
+
+u8 kopi_ipv6_get_dsfield(const struct ipv6hdr *ip6h)
+{
+	return ipv6_get_dsfield(ip6h);
+}
+
+u64 kopi_skb_timestamp_ns(struct sk_buff *skb)
+{
+	return ktime_to_ns(skb->tstamp ? skb->tstamp : ktime_get_real());
+}
+
+void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk)
+{
+	ip_select_ident(sock_net(sk), skb, sk);
+}
+
+/* Opens len bytes behind the headroom, which begin with the network header. */
+void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int len,
+		     int transport, u32 mark)
+{
+	skb_reserve(skb, headroom);
+	skb_reset_network_header(skb);
+	skb_set_transport_header(skb, transport);
+	skb->mark = mark;
+	return __skb_put(skb, len);
+}
+
+/* The hash of an IPv4 datagram's ends, which is computed if it isn't known. */
+u32 kopi_skb_flow_hash(struct sk_buff *skb, u32 known)
+{
+	skb->protocol = htons(ETH_P_IP);
+	if (known)
+		__skb_set_sw_hash(skb, known, true);
+	return skb_get_hash(skb);
+}
+
+u32 kopi_csum_partial_copy_nocheck(const void *from, void *to, int len)
+{
+	return (__force u32)csum_partial_copy_nocheck(from, to, len);
+}
+
+void kopi_skb_dst_set_noref(struct sk_buff *skb, struct dst_entry *dst)
+{
+	skb_dst_set_noref(skb, dst);
+}
+
+void kopi_ubuf_init(struct ubuf_info *ubuf, const struct ubuf_info_ops *ops)
+{
+	refcount_set(&ubuf->refcnt, 1);
+	ubuf->flags = SKBFL_ZEROCOPY_FRAG | SKBFL_DONT_ORPHAN;
+	ubuf->ops = ops;
+}
+
+bool kopi_ubuf_put(struct ubuf_info *ubuf)
+{
+	return refcount_dec_and_test(&ubuf->refcnt);
+}
+
+struct sk_buff *kopi_alloc_skb(unsigned int size, gfp_t gfp)
+{
+	return alloc_skb(size, gfp);
+}
+
+struct sock *kopi_skb_sk(const struct sk_buff *skb)
+{
+	return skb->sk;
+}
+
+struct net_device *kopi_skb_dev(const struct sk_buff *skb)
+{
+	return skb->dev;
+}
+
+void kopi_skb_set_dev(struct sk_buff *skb, struct net_device *dev)
+{
+	skb->dev = dev;
+}
+
+int kopi_skb_network_offset(const struct sk_buff *skb)
+{
+	return skb_network_offset(skb);
+}
+
+unsigned int kopi_skb_headroom(const struct sk_buff *skb)
+{
+	return skb_headroom(skb);
+}
+
+unsigned int kopi_skb_headlen(const struct sk_buff *skb)
+{
+	return skb_headlen(skb);
+}
+
+void kopi_skb_gso_reset(struct sk_buff *skb)
+{
+	skb_gso_reset(skb);
+}
+
+void kopi_skb_reset_mac_header(struct sk_buff *skb)
+{
+	skb_reset_mac_header(skb);
+}
+
+void kopi_skb_reset_network_header(struct sk_buff *skb)
+{
+	skb_reset_network_header(skb);
+}
+
+void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol)
+{
+	skb->protocol = htons(protocol);
+}
+
+bool kopi_skb_is_ip(const struct sk_buff *skb)
+{
+	return skb->protocol == htons(ETH_P_IP) || skb->protocol == htons(ETH_P_IPV6);
+}
+
+void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *frame,
+			    unsigned int skip, unsigned int len)
+{
+	const void *start = frame->data + skip;
+	struct page *page = virt_to_head_page(start);
+
+	if (frame->mem_type == MEM_TYPE_PAGE_POOL)
+		skb_mark_for_recycle(skb);
+	skb_add_rx_frag(skb, i, page, start - page_address(page), len, frame->frame_sz);
+}
+
+/* Of the NAPI that its memory is for; 0 if that isn't known. */
+u32 kopi_xdp_frame_napi_id(const struct xdp_frame *frame)
+{
+	const struct napi_struct *napi = NULL;
+	netmem_ref memory;
+
+	if (frame->mem_type == MEM_TYPE_PAGE_POOL) {
+		memory = netmem_compound_head(virt_to_netmem(frame->data));
+		napi = READ_ONCE(netmem_get_pp(memory)->p.napi);
+	}
+	return napi ? napi->napi_id : 0;
+}
+
+void kopi_skb_set_napi_id(struct sk_buff *skb, u32 id)
+{
+	skb->napi_id = id;
+}
+
+void kopi_skb_set_verified(struct sk_buff *skb)
+{
+	skb->ip_summed = CHECKSUM_UNNECESSARY;
+}
+
+void kopi_skb_set_received(struct sk_buff *skb, struct net_device *dev)
+{
+	skb->protocol = eth_type_trans(skb, dev);
+}
+
+u16 kopi_skb_gso_segs(const struct sk_buff *skb)
+{
+	return skb_shinfo(skb)->gso_segs;
+}
+
+bool kopi_skb_is_udp_train(const struct sk_buff *skb)
+{
+	return skb_is_gso(skb) && skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4;
+}
+
+/* Has nothing that a driver or the device would do to it, but segmentation and checksums. */
+bool kopi_skb_is_plain(const struct sk_buff *skb)
+{
+	return !skb->encapsulation && !skb_vlan_tag_present(skb) && !skb_sec_path(skb) &&
+	       !(skb_shinfo(skb)->tx_flags & SKBTX_ANY_TSTAMP) && !skb->tstamp &&
+	       (!skb_is_gso(skb) || kopi_skb_is_udp_train(skb));
+}
+
+bool kopi_skb_is_partial(const struct sk_buff *skb)
+{
+	return skb->ip_summed == CHECKSUM_PARTIAL;
+}
+
+unsigned int kopi_skb_truesize(const struct sk_buff *skb)
+{
+	return skb->truesize;
+}
+
+void kopi_skb_dst_force(struct sk_buff *skb)
+{
+	skb_dst_force(skb);
+}
+
+void kopi_nf_skip_egress(struct sk_buff *skb)
+{
+	nf_skip_egress(skb, true);
+}
+
+int kopi_dev_queue_xmit(struct sk_buff *skb)
+{
+	return dev_queue_xmit(skb);
+}
+
+void kopi_skb_queue_head_init(struct sk_buff_head *list)
+{
+	__skb_queue_head_init(list);
+}
+
+void kopi_skb_queue_tail(struct sk_buff_head *list, struct sk_buff *skb)
+{
+	__skb_queue_tail(list, skb);
+}
+
+struct sk_buff *kopi_skb_dequeue(struct sk_buff_head *list)
+{
+	return __skb_dequeue(list);
+}
+
+struct sk_buff *kopi_skb_peek(const struct sk_buff_head *list)
+{
+	return skb_peek(list);
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Contexts, waiting, work and timers. */
+
+#include <linux/bottom_half.h>
+#include <linux/cpumask.h>
+#include <linux/hrtimer.h>
+#include <linux/poll.h>
+#include <linux/rcupdate.h>
+#include <linux/sched.h>
+#include <linux/wait.h>
+#include <linux/workqueue.h>
+
+#include "../shim.h"
+
+void kopi_local_bh_disable(void)
+{
+	local_bh_disable();
+}
+
+void kopi_local_bh_enable(void)
+{
+	local_bh_enable();
+}
+
+unsigned long kopi_local_irq_save(void)
+{
+	unsigned long flags;
+
+	local_irq_save(flags);
+	return flags;
+}
+
+void kopi_local_irq_restore(unsigned long flags)
+{
+	local_irq_restore(flags);
+}
+
+void kopi_cond_resched(void)
+{
+	cond_resched();
+}
+
+void kopi_cond_resched_tasks_rcu_qs(void)
+{
+	cond_resched_tasks_rcu_qs();
+}
+
+bool kopi_cpu_online(unsigned int cpu)
+{
+	return cpu < nr_cpu_ids && cpu_online(cpu);
+}
+
+u64 kopi_ktime_get_ns(void)
+{
+	return ktime_get_ns();
+}
+
+void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table)
+{
+	poll_wait(file, queue, table);
+}
+
+bool kopi_wq_has_sleeper(wait_queue_head_t *queue)
+{
+	return wq_has_sleeper(queue);
+}
+
+void kopi_init_waitqueue_head(wait_queue_head_t *queue)
+{
+	init_waitqueue_head(queue);
+}
+
+void kopi_init_wait_entry_func(struct wait_queue_entry *entry, wait_queue_func_t func)
+{
+	init_waitqueue_func_entry(entry, func);
+	INIT_LIST_HEAD(&entry->entry);
+}
+
+/* Under the queue's lock; who finds it on none need not take that. */
+void kopi_wait_entry_leave(struct wait_queue_entry *entry)
+{
+	list_del_init_careful(&entry->entry);
+}
+
+struct workqueue_struct *kopi_alloc_workqueue(void)
+{
+	return alloc_workqueue("kopi", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
+}
+
+void kopi_init_delayed_work(struct delayed_work *work, work_func_t func)
+{
+	INIT_DELAYED_WORK(work, func);
+}
+
+void kopi_queue_delayed_work(struct workqueue_struct *queue,
+			     struct delayed_work *work, unsigned long delay)
+{
+	queue_delayed_work(queue, work, delay);
+}
+
+bool kopi_irqs_disabled(void)
+{
+	return irqs_disabled();
+}
+
+static enum hrtimer_restart tick(struct hrtimer *timer)
+{
+	kopi_tick(timer);
+	return HRTIMER_NORESTART;
+}
+
+void kopi_hrtimer_setup(struct hrtimer *timer)
+{
+	hrtimer_setup(timer, tick, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_SOFT);
+}
+
+void kopi_hrtimer_start(struct hrtimer *timer, u64 ns)
+{
+	hrtimer_start(timer, ns_to_ktime(ns), HRTIMER_MODE_REL_PINNED_SOFT);
+}
+
+void kopi_hrtimer_cancel(struct hrtimer *timer)
+{
+	hrtimer_cancel(timer);
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Processes: users, credentials, files, cgroups. */
+
+#include <linux/cgroup.h>
+#include <linux/cred.h>
+#include <linux/file.h>
+#include <linux/fs.h>
+#include <linux/kdev_t.h>
+#include <linux/nsproxy.h>
+#include <linux/path.h>
+#include <linux/pid_namespace.h>
+#include <linux/sched/signal.h>
+#include <net/sock.h>
+
+#include "../shim.h"
+
+uid_t kopi_current_uid(void)
+{
+	return from_kuid(&init_user_ns, current_uid());
+}
+
+uid_t kopi_charged_uid(void)
+{
+	struct user_namespace *outermost = NULL, *ns;
+	kuid_t uid = current_uid();
+
+	for (ns = current_user_ns(); ns != &init_user_ns; ns = ns->parent)
+		outermost = ns;
+	if (outermost) {
+		/* Root makes them for others, and gives each its own users. */
+		kuid_t owner = uid_eq(outermost->owner, GLOBAL_ROOT_UID) ?
+			make_kuid(outermost, 0) : outermost->owner;
+
+		if (uid_valid(owner))
+			uid = owner;
+	}
+	return from_kuid(&init_user_ns, uid);
+}
+
+bool kopi_signal_pending(void)
+{
+	return signal_pending(current);
+}
+
+struct pid *kopi_get_current_tgid(void)
+{
+	return get_pid(task_tgid(current));
+}
+
+pid_t kopi_pid_nr_here(struct pid *pid)
+{
+	return pid_vnr(pid);
+}
+
+uid_t kopi_current_euid(void)
+{
+	return from_kuid(&init_user_ns, current_euid());
+}
+
+gid_t kopi_current_egid(void)
+{
+	return from_kgid(&init_user_ns, current_egid());
+}
+
+void kopi_current_comm(char *comm)
+{
+	strscpy_pad(comm, current->group_leader->comm, TASK_COMM_LEN);
+}
+
+const void *kopi_current_tgid(void)
+{
+	return task_tgid(current);
+}
+
+u64 kopi_current_exec_id(void)
+{
+	return READ_ONCE(current->self_exec_id);
+}
+
+struct file *kopi_get_current_exe(void)
+{
+	return current->mm ? get_file_active(&current->mm->exe_file) : NULL;
+}
+
+struct task_struct *kopi_pid_task(struct pid *pid)
+{
+	return pid_task(pid, PIDTYPE_TGID);
+}
+
+bool kopi_task_exiting(const struct task_struct *task)
+{
+	return READ_ONCE(task->flags) & PF_EXITING;
+}
+
+u64 kopi_task_exec_id(const struct task_struct *task)
+{
+	return READ_ONCE(task->self_exec_id);
+}
+
+const struct cred *kopi_override_creds(const struct cred *cred)
+{
+	return override_creds(cred);
+}
+
+void kopi_revert_creds(const struct cred *cred)
+{
+	revert_creds(cred);
+}
+
+const struct cred *kopi_current_cred(void)
+{
+	return current_cred();
+}
+
+const struct cred *kopi_get_current_cred(void)
+{
+	return get_current_cred();
+}
+
+void kopi_put_cred(const struct cred *cred)
+{
+	put_cred(cred);
+}
+
+u32 kopi_inode_device(const struct inode *inode)
+{
+	return new_encode_dev(inode->i_sb->s_dev);
+}
+
+u64 kopi_inode_number(const struct inode *inode)
+{
+	return inode->i_ino;
+}
+
+u32 kopi_inode_generation(const struct inode *inode)
+{
+	return inode->i_generation;
+}
+
+struct inode *kopi_file_inode(const struct file *file)
+{
+	return file_inode(file);
+}
+
+struct inode *kopi_path_inode(const struct path *path)
+{
+	return d_backing_inode(path->dentry);
+}
+
+struct cgroup *kopi_sk_cgroup(struct sock *sk)
+{
+	return sock_cgroup_ptr(&sk->sk_cgrp_data);
+}
+
+/*
+ * The number of the one at that level among those that a socket's cgroup is in, and itself; 0
+ * for none.
+ */
+u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level)
+{
+	struct cgroup *cgroup = sock_cgroup_ptr(&sk->sk_cgrp_data);
+
+	if (level > cgroup->level)
+		return 0;
+	return cgroup_id(cgroup->ancestors[level]);
+}
+
+u32 kopi_cgroup_level(const struct cgroup *cgroup)
+{
+	return cgroup->level;
+}
+
+u64 kopi_cgroup_id(const struct cgroup *cgroup)
+{
+	return cgroup_id(cgroup);
+}
+
+int kopi_cgroup_path_here(struct cgroup *cgroup, char *path, size_t size)
+{
+	return cgroup_path_ns(cgroup, path, size, current->nsproxy->cgroup_ns);
+}
+
+void kopi_cgroup_put(struct cgroup *cgroup)
+{
+	cgroup_put(cgroup);
+}
+
+bool kopi_is_current(const void *task)
+{
+	return current == task;
+}
+
+const void *kopi_current(void)
+{
+	return current;
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: GPL-2.0
+/* UDP sockets: queues, counters, programs of cgroups. */
+
+#include <linux/bpf-cgroup.h>
+#include <linux/udp.h>
+#include <net/sock.h>
+#include <net/udp.h>
+
+#include "../shim.h"
+
+bool kopi_udp_queues_empty(struct sock *sk)
+{
+	return skb_queue_empty_lockless(&sk->sk_receive_queue) &&
+	       skb_queue_empty_lockless(&udp_sk(sk)->reader_queue);
+}
+
+void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb)
+{
+	SNMP_INC_STATS(__UDPX_MIB(sk, skb->protocol == htons(ETH_P_IP)),
+		       UDP_MIB_INDATAGRAMS);
+}
+
+void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams)
+{
+	struct udp_mib __percpu *mib = __UDPX_MIB(sk, skb->protocol == htons(ETH_P_IP));
+
+	SNMP_ADD_STATS(mib, UDP_MIB_RCVBUFERRORS, datagrams);
+	SNMP_ADD_STATS(mib, UDP_MIB_INERRORS, datagrams);
+	numa_drop_add(&udp_sk(sk)->drop_counters, datagrams);
+}
+
+bool kopi_udp4_recvmsg_hooked(struct sock *sk)
+{
+	return cgroup_bpf_enabled(CGROUP_UDP4_RECVMSG) &&
+	       cgroup_bpf_sock_enabled(sk, CGROUP_UDP4_RECVMSG);
+}
+
+bool kopi_udp6_recvmsg_hooked(struct sock *sk)
+{
+	return cgroup_bpf_enabled(CGROUP_UDP6_RECVMSG) &&
+	       cgroup_bpf_sock_enabled(sk, CGROUP_UDP6_RECVMSG);
+}
+
+int kopi_run_udp4_recvmsg(struct sock *sk, void *addr, int *len)
+{
+	return BPF_CGROUP_RUN_SA_PROG(sk, addr, len, CGROUP_UDP4_RECVMSG);
+}
+
+int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len)
+{
+	return BPF_CGROUP_RUN_SA_PROG(sk, addr, len, CGROUP_UDP6_RECVMSG);
+}
+
+/* Whether there are BPF programs, anywhere, before which udp_sendmsg() locks the sock. */
+bool kopi_has_sendmsg_hooks(void)
+{
+	return cgroup_bpf_enabled(CGROUP_UDP4_SENDMSG) || cgroup_bpf_enabled(CGROUP_UDP6_SENDMSG);
+}
+
+bool kopi_udp_is_corked(const struct sock *sk)
+{
+	return udp_test_bit(CORK, sk) || READ_ONCE(udp_sk(sk)->pending);
+}
+
+u16 kopi_udp_gso_size(const struct sock *sk)
+{
+	return READ_ONCE(udp_sk(sk)->gso_size);
+}
+
+bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void)
+{
+	return cgroup_bpf_enabled(CGROUP_UDP4_SENDMSG);
+}
+
+/*
+ * Sleeps until something is queued, as recvmsg() does: 1 if it may be, 0 if the receiving side
+ * is shut down, or an error.
+ */
+int kopi_udp_wait(struct sock *sk, long *timeout)
+{
+	struct sk_buff_head *queue = &sk->sk_receive_queue;
+	int error = 0;
+
+	if (!*timeout)
+		return -EAGAIN;
+	if (!__skb_wait_for_more_packets(sk, queue, &error, timeout, (struct sk_buff *)queue))
+		return 1;
+	return error;
+}
+
+bool kopi_udp_wants_trains(const struct sock *sk)
+{
+	return udp_test_bit(GRO_ENABLED, sk);
+}
