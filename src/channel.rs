@@ -23,7 +23,7 @@ use crate::pure::{
 };
 use crate::rx::Receiver;
 use crate::sys::{
-    context::{BottomHalvesOff, InterruptsOff},
+    lock::{SpinLockBh, SpinLockIrq},
     pernet::NetRef,
     reaper::SharedRegion,
     region::{Region, RegionRing, Vma},
@@ -49,8 +49,7 @@ use kernel::{
             Atomic,
         },
         Arc,
-        Mutex,
-        SpinLock, //
+        Mutex, //
     }, //
 };
 
@@ -103,9 +102,9 @@ pub(crate) struct Channel {
     /// Flows on the channel; written under `sender`.
     flows: Atomic<u32>,
     #[pin]
-    pub(crate) receiver: SpinLock<Receiver>,
+    pub(crate) receiver: SpinLockBh<Receiver>,
     #[pin]
-    completions: SpinLock<Completions>,
+    completions: SpinLockIrq<Completions>,
     /// Who waits for a ring.
     #[pin]
     wait: WaitQueue,
@@ -187,8 +186,10 @@ impl Channel {
                 sent,
                 tx,
                 flows: Atomic::new(0),
-                receiver <- new_spinlock!(receiver, "kopi::Channel::receiver"),
-                completions <- new_spinlock!(completions, "kopi::Channel::completions"),
+                receiver <- SpinLockBh::new(new_spinlock!(receiver, "kopi::Channel::receiver")),
+                completions <- SpinLockIrq::new(
+                    new_spinlock!(completions, "kopi::Channel::completions")
+                ),
                 wait <- WaitQueue::new(),
                 stall: Atomic::new(STALL_NONE),
                 room <- RoomEntry::new(),
@@ -406,16 +407,11 @@ impl Channel {
     }
 
     fn has_received(&self) -> bool {
-        // Locks are dropped before the guard: a temporary in the tail would outlive it.
-        let _softirqs = BottomHalvesOff::new();
-        let receiver = self.receiver.lock();
-        receiver.has_unread()
+        self.receiver.lock().has_unread()
     }
 
     fn has_completed(&self) -> bool {
-        let _interrupts = InterruptsOff::new();
-        let completions = self.completions.lock();
-        completions.ring.is_unread()
+        self.completions.lock().ring.is_unread()
     }
 
     /// Whether the doorbell would take more from the TX ring; where there is no need of one, whether
@@ -480,22 +476,18 @@ impl Channel {
 
     /// Number of TX descriptors that can be taken.
     pub(crate) fn completion_room(&self) -> u32 {
-        let _interrupts = InterruptsOff::new();
-        let mut completions = self.completions.lock();
-        completions.room()
+        self.completions.lock().room()
     }
 
     /// Sets aside room for completions of descriptors that the stack gets; the caller knows from
     /// [`Channel::completion_room`] that there is some.
     pub(crate) fn reserve_completions(&self, count: u32) {
-        let _interrupts = InterruptsOff::new();
         let mut completions = self.completions.lock();
         completions.pending = completions.pending.saturating_add(count);
     }
 
     /// Gives back room that [`Channel::reserve_completions`] set aside.
     pub(crate) fn cancel_completions(&self, count: u32) {
-        let _interrupts = InterruptsOff::new();
         let mut completions = self.completions.lock();
         completions.pending = completions.pending.saturating_sub(count);
     }
@@ -504,7 +496,6 @@ impl Channel {
     /// there, of which so much was `reserved`. Any context but hard interrupts.
     pub(crate) fn complete(&self, descs: impl Iterator<Item = Desc>, reserved: u32) {
         let wake = {
-            let _interrupts = InterruptsOff::new();
             let mut completions = self.completions.lock();
             for desc in descs {
                 completions.ring.write(desc);
@@ -577,7 +568,6 @@ impl Channel {
             at.tx = self.tx.positions();
         }
         {
-            let _softirqs = BottomHalvesOff::new();
             let receiver = self.receiver.lock();
             if let Some(counters) = counters {
                 counters.fill_received(stats);
@@ -586,7 +576,6 @@ impl Channel {
             stats.ring_broken = stats.ring_broken.wrapping_add(receiver.broken);
             (at.fill, at.rx) = receiver.positions();
         }
-        let _interrupts = InterruptsOff::new();
         let completions = self.completions.lock();
         stats.ring_broken = stats.ring_broken.wrapping_add(completions.broken);
         stats.tx_pending = u64::from(completions.pending);

@@ -20,9 +20,10 @@ use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
 use crate::pure::drr::Deficit;
 use crate::sys::{
-    context::{now, pause, InterruptsOff},
+    context::now,
     family,
-    kthread::{self, Thread},
+    kthread::{Running, Thread, Work},
+    lock::{LockIrq, SpinLockIrq},
     wait::WaitQueue, //
 };
 use crate::tx::Sender;
@@ -35,8 +36,7 @@ use kernel::{
     sync::{
         atomic::{ordering::Relaxed, Atomic},
         global_lock,
-        Arc,
-        SpinLock, //
+        Arc, //
     },
     time::{delay::fsleep, Delta}, //
 };
@@ -90,7 +90,7 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     /// Channels that were given to it, and that it hasn't seen yet.
     #[pin]
-    inbox: SpinLock<List<Channel>>,
+    inbox: SpinLockIrq<List<Channel>>,
     /// Where it sleeps.
     #[pin]
     wait: WaitQueue,
@@ -131,7 +131,7 @@ impl Engine {
             pin_init!(Self {
                 cpu,
                 settings,
-                inbox <- new_spinlock!(List::new(), "kopi::Engine::inbox"),
+                inbox <- SpinLockIrq::new(new_spinlock!(List::new(), "kopi::Engine::inbox")),
                 wait <- WaitQueue::new(),
                 channels: Atomic::new(0),
                 counters: Counters::default(),
@@ -140,34 +140,28 @@ impl Engine {
         )
     }
 
-    /// Gives it a channel. Interrupts are off.
+    /// Gives it a channel. Any context but hard interrupts.
     fn admit(&self, channel: ListArc<Channel>) {
         self.channels.fetch_add(1, Relaxed);
-        let mut inbox = self.inbox.lock();
-        inbox.push_back(channel);
-        drop(inbox);
+        self.inbox.lock().push_back(channel);
         self.wait.wake(0);
     }
 
     /// Takes in what it was given.
     fn open_inbox(&self, active: &mut List<Channel>) {
-        let _interrupts = InterruptsOff::new();
-        let mut inbox = self.inbox.lock();
-        active.push_all_back(&mut inbox);
+        active.push_all_back(&mut self.inbox.lock());
     }
 
     fn has_mail(&self) -> bool {
-        let _interrupts = InterruptsOff::new();
-        let inbox = self.inbox.lock();
-        !inbox.is_empty()
+        !self.inbox.lock().is_empty()
     }
 
     /// Looks at each channel once; says whether any had something to send.
-    fn round(&self, active: &mut List<Channel>, now: u64) -> bool {
+    fn round(&self, thread: &Running, active: &mut List<Channel>, now: u64) -> bool {
         let mut busy = false;
         let mut kept = List::new();
         while let Some(channel) = active.pop_front() {
-            match self.visit(channel.as_arc(), now) {
+            match self.visit(thread, channel.as_arc(), now) {
                 Visit::Sent | Visit::Waits => busy = true,
                 Visit::Nothing => {}
                 Visit::Over => {
@@ -176,10 +170,10 @@ impl Engine {
                 }
             }
             kept.push_back(channel);
-            if kthread::should_stop() {
+            if thread.should_stop() {
                 break;
             }
-            pause();
+            thread.pause();
         }
         // Those that weren't reached come first.
         active.push_all_back(&mut kept);
@@ -187,7 +181,7 @@ impl Engine {
     }
 
     /// Looks at a channel.
-    fn visit(&self, channel: &Arc<Channel>, now: u64) -> Visit {
+    fn visit(&self, thread: &Running, channel: &Arc<Channel>, now: u64) -> Visit {
         // One that rings, or asks for counters, doesn't hold up the others.
         let Some(mut sender) = channel.sender.try_lock() else {
             return Visit::Nothing;
@@ -202,7 +196,7 @@ impl Engine {
             sender.turn.since = now;
             channel.set_polled(&mut sender, true);
         }
-        let visit = self.serve(channel, &mut sender);
+        let visit = self.serve(thread, channel, &mut sender);
         match visit {
             Visit::Sent | Visit::Waits => {
                 sender.turn.since = now;
@@ -220,7 +214,7 @@ impl Engine {
         channel.forget_room();
         channel.set_polled(&mut sender, false);
         // What was written before the program could see that is still this engine's to send.
-        let last = self.serve(channel, &mut sender);
+        let last = self.serve(thread, channel, &mut sender);
         if matches!(last, Visit::Sent | Visit::Waits) {
             sender.turn.since = now;
             channel.set_polled(&mut sender, true);
@@ -230,7 +224,7 @@ impl Engine {
     }
 
     /// Sends what a channel may send now.
-    fn serve(&self, channel: &Arc<Channel>, sender: &mut Sender) -> Visit {
+    fn serve(&self, thread: &Running, channel: &Arc<Channel>, sender: &mut Sender) -> Visit {
         if !channel.user().is_running() {
             // Nobody to act for, until somebody rings.
             return Visit::Over;
@@ -254,7 +248,7 @@ impl Engine {
         }
         let end = now().saturating_add(VISIT_MAX);
         self.send(channel, sender, waiting, |deficit, cost| {
-            deficit.spend(cost) && now() < end && !kthread::should_stop()
+            deficit.spend(cost) && now() < end && !thread.should_stop()
         })
     }
 
@@ -363,25 +357,25 @@ fn weight(sender: &Sender) -> u32 {
     flow.map_or(1, |(policy, socket)| policy.weight(socket.sk()))
 }
 
-impl kthread::Work for Engine {
+impl Work for Engine {
     const NAME: &'static CStr = c"kopi-engine/%u";
 
-    fn run(&self) {
+    fn run(&self, thread: &Running) {
         let mut active = List::new();
         let mut woken = now();
-        while !kthread::should_stop() {
+        while !thread.should_stop() {
             self.open_inbox(&mut active);
             let time = now();
             self.counters.awake.add(time.saturating_sub(woken));
             woken = time;
             if active.is_empty() {
                 self.wait
-                    .sleep_until(|| kthread::should_stop() || self.has_mail());
+                    .sleep_until(|| thread.should_stop() || self.has_mail());
                 self.counters.wakeups.add(1);
                 woken = now();
-            } else if !self.round(&mut active, time) {
+            } else if !self.round(thread, &mut active, time) {
                 // Who polls needs the CPU less than anybody.
-                kthread::make_way();
+                thread.make_way();
             }
         }
         self.leave(&mut active);
@@ -400,8 +394,7 @@ pub(crate) fn call(channel: &Arc<Channel>) -> bool {
         // It is with one.
         return true;
     };
-    let _interrupts = InterruptsOff::new();
-    let engines = ENGINES.lock();
+    let engines = ENGINES.lock_irq();
     let idlest = engines
         .iter()
         .min_by_key(|engine| engine.channels.load(Relaxed));
@@ -437,11 +430,7 @@ pub(crate) fn set(cpus: impl Iterator<Item = u32>, settings: Settings) -> Result
         start().map_err(|error| (error, cpu))?;
     }
     let any = !engines.is_empty();
-    let before = {
-        let _interrupts = InterruptsOff::new();
-        let mut now = ENGINES.lock();
-        core::mem::replace(&mut *now, engines)
-    };
+    let before = core::mem::replace(&mut *ENGINES.lock_irq(), engines);
     ANY.store(any, Relaxed);
     // Each gives its channels to the new ones.
     drop(core::mem::replace(&mut *changing, threads));
@@ -456,19 +445,12 @@ pub(crate) fn set(cpus: impl Iterator<Item = u32>, settings: Settings) -> Result
 pub(crate) fn all() -> Result<KVec<Arc<Engine>>> {
     // Keeps them from being exchanged, and their number from changing.
     let _changing = THREADS.lock();
-    let count = {
-        let _interrupts = InterruptsOff::new();
-        let engines = ENGINES.lock();
-        engines.len()
-    };
+    let count = ENGINES.lock_irq().len();
     let mut all = KVec::with_capacity(count, GFP_KERNEL)?;
-    let _interrupts = InterruptsOff::new();
-    let engines = ENGINES.lock();
-    for engine in engines.iter() {
+    for engine in ENGINES.lock_irq().iter() {
         // There is room.
         let _ = all.push_within_capacity(engine.clone());
     }
-    drop(engines);
     Ok(all)
 }
 

@@ -16,6 +16,7 @@ use crate::pure::{
 };
 use crate::rules::{Outcome, Packets, Policy, Stopped};
 use crate::sys::{
+    context::SoftirqsOff,
     cred::LastLet,
     errno::{
         enobufs,
@@ -26,7 +27,7 @@ use crate::sys::{
     family::{self, Name, Protocol},
     pernet::NetRef,
     region::Vma,
-    sock::Sock,
+    sock::{LockedSock, Sock},
     socket::{Socket, SocketFile},
     user::{OptionIn, OptionOut},
     wait::PollTable, //
@@ -749,8 +750,13 @@ impl Protocol for Flow {
         Channel::map(channel, vma)
     }
 
-    fn data_ready(&self, sk: &Sock, locked: bool) -> bool {
+    fn data_ready(
+        &self,
+        sk: &Sock,
+        locked: Option<LockedSock<'_>>,
+        softirqs: &SoftirqsOff,
+    ) -> bool {
         self.channel()
-            .is_some_and(|channel| channel.receive(self, sk, locked))
+            .is_some_and(|channel| channel.receive(self, sk, locked, softirqs))
     }
 }

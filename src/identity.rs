@@ -7,8 +7,8 @@
 //! open(), bind(), connect() and sendmsg(), and that of the channel's user.
 
 use crate::sys::{
-    context::BottomHalvesOff,
     cred::Credentials,
+    lock::SpinLockBh,
     task::Identity, //
 };
 use kernel::{
@@ -19,8 +19,7 @@ use kernel::{
             ordering::{Acquire, Relaxed, Release},
             Atomic,
         },
-        Arc,
-        SpinLock, //
+        Arc, //
     }, //
 };
 
@@ -72,7 +71,7 @@ impl Owner {
 #[pin_data]
 pub(crate) struct User {
     #[pin]
-    latest: SpinLock<Option<Owner>>,
+    latest: SpinLockBh<Option<Owner>>,
     /// The age of `latest`; 0 without one.
     age: Atomic<u64>,
     /// A flow of the channel may have a later identity, of another process.
@@ -84,7 +83,7 @@ impl User {
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
-                latest <- new_spinlock!(None, "kopi::User::latest"),
+                latest <- SpinLockBh::new(new_spinlock!(None, "kopi::User::latest")),
                 age: Atomic::new(0),
                 outdated: Atomic::new(false),
             }),
@@ -94,14 +93,11 @@ impl User {
 
     /// Any context but hard interrupts.
     pub(crate) fn latest(&self) -> Option<Owner> {
-        let _softirqs = BottomHalvesOff::new();
-        let latest = self.latest.lock();
-        latest.clone()
+        self.latest.lock().clone()
     }
 
     /// Whether it is the current process. Process context.
     fn is_current(&self) -> bool {
-        let _softirqs = BottomHalvesOff::new();
         let latest = self.latest.lock();
         latest
             .as_ref()
@@ -140,7 +136,6 @@ impl User {
         self.outdated.store(false, Relaxed);
         let owner = owner()?;
         let old = {
-            let _softirqs = BottomHalvesOff::new();
             let mut latest = self.latest.lock();
             let is_other = |now: &Owner| before.is_some_and(|old| !Arc::ptr_eq(old, &now.identity));
             if latest.as_ref().is_some_and(is_other) {
@@ -160,7 +155,6 @@ impl User {
     /// Whether who used it last is still there, as the same program. Any context but hard
     /// interrupts.
     pub(crate) fn is_running(&self) -> bool {
-        let _softirqs = BottomHalvesOff::new();
         let latest = self.latest.lock();
         latest
             .as_ref()
@@ -170,7 +164,6 @@ impl User {
     /// The credentials that who used it last has now; `None` if he isn't there any more. Any context
     /// but hard interrupts.
     pub(crate) fn credentials(&self) -> Option<Credentials> {
-        let _softirqs = BottomHalvesOff::new();
         let latest = self.latest.lock();
         Credentials::of(&latest.as_ref()?.identity.process)
     }

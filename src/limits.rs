@@ -10,8 +10,9 @@
 use crate::netlink::events::tell_limit;
 use crate::pure::quota::{Holding, Over};
 use crate::sys::{
-    context::{self, InterruptsOff},
+    context,
     errno::enobufs,
+    lock::LockIrq,
     pernet::NetRef,
     reaper,
     sysctl::{Number, Numbers, Sysctls},
@@ -150,8 +151,7 @@ fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), (Holder, Ov
     for (node, holder) in spare.iter_mut().zip(holders) {
         *node = Some(RBTreeNode::new(holder, holding, GFP_KERNEL)?);
     }
-    let _interrupts = InterruptsOff::new();
-    let mut guard = LEDGER.lock();
+    let mut guard = LEDGER.lock_irq();
     let ledger = guard.get_or_insert_with(RBTree::new);
     let mut sums = [Holding::default(); 2];
     for (sum, holder) in sums.iter_mut().zip(holders) {
@@ -173,8 +173,7 @@ fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), (Holder, Ov
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let _interrupts = InterruptsOff::new();
-        let mut guard = LEDGER.lock();
+        let mut guard = LEDGER.lock_irq();
         let Some(ledger) = guard.as_mut() else {
             return;
         };

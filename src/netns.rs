@@ -10,7 +10,7 @@ use crate::listening::Listening;
 use crate::pure::abi::Stats;
 use crate::rules::{RuleSet, SharedRules};
 use crate::sys::{
-    context::InterruptsOff,
+    lock::SpinLockIrq,
     monitor::Devices,
     socket::{Room, Socket, SocketMap}, //
 };
@@ -25,8 +25,7 @@ use kernel::{
             Atomic,
         },
         Arc,
-        Mutex,
-        SpinLock, //
+        Mutex, //
     }, //
 };
 
@@ -48,7 +47,7 @@ pub(crate) struct Net {
     #[pin]
     pub(crate) channels: Mutex<RBTree<u32, Arc<Channel>>>,
     #[pin]
-    rules: SpinLock<SharedRules>,
+    rules: SpinLockIrq<SharedRules>,
     /// Of `rules`. Flows compare it with what they were judged by.
     generation: Atomic<u64>,
     /// Whether any packet can be refused, or marked.
@@ -80,7 +79,7 @@ impl Net {
                     closed: Stats::default(),
                 }, "kopi::Net::flows"),
                 channels <- new_mutex!(RBTree::new(), "kopi::Net::channels"),
-                rules <- new_spinlock!(rules, "kopi::Net::rules"),
+                rules <- SpinLockIrq::new(new_spinlock!(rules, "kopi::Net::rules")),
                 generation: Atomic::new(1),
                 in_force: Atomic::new(false),
                 hooked: Atomic::new(false),
@@ -124,9 +123,7 @@ impl Net {
 
     /// The rules. Any context but hard interrupts.
     pub(crate) fn rules(&self) -> SharedRules {
-        let _interrupts = InterruptsOff::new();
-        let rules = self.rules.lock();
-        rules.clone()
+        self.rules.lock().clone()
     }
 
     /// Which rules they are: rises with each change. Any context.
@@ -152,11 +149,7 @@ impl Net {
     /// Puts other rules in force; the caller holds `changing`.
     pub(crate) fn set_rules(&self, new: SharedRules) {
         let in_force = !new.is_open();
-        let old = {
-            let _interrupts = InterruptsOff::new();
-            let mut rules = self.rules.lock();
-            core::mem::replace(&mut *rules, new)
-        };
+        let old = core::mem::replace(&mut *self.rules.lock(), new);
         if in_force {
             self.in_force.store(true, Relaxed);
         }

@@ -14,7 +14,8 @@ use crate::pure::{
     rule::{judge, Direction, Facts, Judgement, Match, Peer}, //
 };
 use crate::sys::{
-    context::{self, BottomHalvesOff},
+    context,
+    lock::SpinLockBh,
     reaper::Deferred,
     sock::Sock,
     task::{self, Identity}, //
@@ -266,7 +267,7 @@ pub(crate) struct Policy {
     #[pin]
     reading: Mutex<bool>,
     #[pin]
-    standing: SpinLock<Standing>,
+    standing: SpinLockBh<Standing>,
     /// The rules did something to the sock that may have to be undone.
     applied: Atomic<bool>,
 }
@@ -281,10 +282,10 @@ impl Policy {
                 net,
                 user: SetOnce::new(),
                 reading <- new_mutex!(false, "kopi::Policy::reading"),
-                standing <- new_spinlock!(Standing {
+                standing <- SpinLockBh::new(new_spinlock!(Standing {
                     owner,
                     compiled: None,
-                }, "kopi::Policy::standing"),
+                }, "kopi::Policy::standing")),
                 applied: Atomic::new(false),
             }),
             GFP_KERNEL_ACCOUNT,
@@ -318,7 +319,6 @@ impl Policy {
 
     /// Does something with who has the flow now.
     fn with_standing<T>(&self, act: impl FnOnce(&mut Standing) -> T) -> T {
-        let _softirqs = BottomHalvesOff::new();
         let mut standing = self.standing.lock();
         let user = self.user.as_ref();
         let old = user

@@ -21,11 +21,12 @@ use crate::pure::{
 };
 use crate::rules::{Outcome, Packets};
 use crate::sys::{
+    context::SoftirqsOff,
     family,
     monitor::Packet,
     region::{KernelVecBuffer, RegionRing},
     skb::SkBuff,
-    sock::Sock, //
+    sock::{LockedSock, Sock}, //
 };
 use kernel::prelude::*;
 
@@ -56,7 +57,7 @@ pub(crate) struct Receiver {
 
 /// Why a packet isn't delivered.
 #[derive(Clone, Copy)]
-enum Drop {
+enum DropReason {
     RingFull,
     NoFrame,
     TooLong,
@@ -64,28 +65,28 @@ enum Drop {
     Rate,
 }
 
-impl Drop {
+impl DropReason {
     fn counter(self, flow: &Flow) -> &Counter {
         match self {
-            Drop::RingFull => &flow.counters.rx_drop_ring_full,
-            Drop::NoFrame => &flow.counters.rx_drop_no_frame,
-            Drop::TooLong => &flow.counters.rx_drop_too_long,
-            Drop::Rule => &flow.counters.rx_drop_rule,
-            Drop::Rate => &flow.counters.rx_drop_rate,
+            DropReason::RingFull => &flow.counters.rx_drop_ring_full,
+            DropReason::NoFrame => &flow.counters.rx_drop_no_frame,
+            DropReason::TooLong => &flow.counters.rx_drop_too_long,
+            DropReason::Rule => &flow.counters.rx_drop_rule,
+            DropReason::Rate => &flow.counters.rx_drop_rate,
         }
     }
 
     /// As monitors show it, for a packet that metadata was made of.
     fn refusal(self, flow: &Flow, sk: &Sock, meta: &Meta) -> Refusal {
         let reason = match self {
-            Drop::RingFull => MON_REASON_RING_FULL,
-            Drop::NoFrame => MON_REASON_NO_FRAME,
-            Drop::TooLong => MON_REASON_TOO_LONG,
-            Drop::Rule => MON_REASON_RULE,
-            Drop::Rate => MON_REASON_RATE,
+            DropReason::RingFull => MON_REASON_RING_FULL,
+            DropReason::NoFrame => MON_REASON_NO_FRAME,
+            DropReason::TooLong => MON_REASON_TOO_LONG,
+            DropReason::Rule => MON_REASON_RULE,
+            DropReason::Rate => MON_REASON_RATE,
         };
         let rule = match (self, flow.policy()) {
-            (Drop::Rule | Drop::Rate, Some(policy)) => {
+            (DropReason::Rule | DropReason::Rate, Some(policy)) => {
                 policy.rule_for(sk, Direction::In, &meta.peer())
             }
             _ => 0,
@@ -127,13 +128,13 @@ impl Receiver {
 
     /// Takes the next frame from the FILL ring.
     #[inline(always)]
-    fn next_frame(&mut self, geometry: &Geometry) -> core::result::Result<Frame, Drop> {
+    fn next_frame(&mut self, geometry: &Geometry) -> core::result::Result<Frame, DropReason> {
         let Ok(available) = self.fill.available(1) else {
             self.broken = self.broken.wrapping_add(1);
-            return Err(Drop::NoFrame);
+            return Err(DropReason::NoFrame);
         };
         if available == 0 {
-            return Err(Drop::NoFrame);
+            return Err(DropReason::NoFrame);
         }
         match geometry.frame_at(self.fill.peek(0)) {
             Some(frame) => {
@@ -153,7 +154,7 @@ impl Receiver {
         &mut self,
         available: u32,
         geometry: &Geometry,
-    ) -> core::result::Result<Frame, Drop> {
+    ) -> core::result::Result<Frame, DropReason> {
         for _ in 0..available {
             if let Some(frame) = geometry.frame_at(self.fill.peek(0)) {
                 self.fill.release(1);
@@ -166,11 +167,15 @@ impl Receiver {
             self.fill.release(1);
             self.invalid = self.invalid.wrapping_add(1);
         }
-        Err(Drop::NoFrame)
+        Err(DropReason::NoFrame)
     }
 
     /// Takes `count` frames from the FILL ring into `frames`; all or none.
-    fn take_frames(&mut self, count: u32, geometry: &Geometry) -> core::result::Result<(), Drop> {
+    fn take_frames(
+        &mut self,
+        count: u32,
+        geometry: &Geometry,
+    ) -> core::result::Result<(), DropReason> {
         // Most often, and then it needn't be set aside.
         if count == 1 && self.spare.is_empty() {
             let frame = self.next_frame(geometry)?;
@@ -192,46 +197,45 @@ impl Receiver {
 
     /// Finds room and frames for one packet of `len` bytes.
     #[inline]
-    fn make_room(&mut self, len: u32, geometry: &Geometry) -> core::result::Result<(), Drop> {
+    fn make_room(&mut self, len: u32, geometry: &Geometry) -> core::result::Result<(), DropReason> {
         let needed = geometry.frames_for(len);
         if needed > CHAIN_MAX || needed > self.ring.size() {
-            return Err(Drop::TooLong);
+            return Err(DropReason::TooLong);
         }
         // Those of packets that are not written yet need room, too.
         let entries = needed.saturating_add(self.frames.len() as u32);
         match self.ring.room(entries) {
             Ok(room) if room >= entries => self.take_frames(needed, geometry),
-            Ok(_) => Err(Drop::RingFull),
+            Ok(_) => Err(DropReason::RingFull),
             Err(_) => {
                 self.broken = self.broken.wrapping_add(1);
-                Err(Drop::RingFull)
+                Err(DropReason::RingFull)
             }
         }
     }
 
-    /// Delivers a packet, or a train of them.
-    fn deliver(&mut self, channel: &Channel, flow: &Flow, sk: &Sock, skb: SkBuff, locked: bool) {
+    /// Delivers a packet, or a train of them, unless the rules don't let it pass.
+    fn deliver(
+        &mut self,
+        channel: &Channel,
+        flow: &Flow,
+        sk: &Sock,
+        skb: SkBuff,
+        locked: Option<LockedSock<'_>>,
+    ) {
         self.left_invalid = INVALID_MAX;
         let total = skb.payload_len();
         let gso_size = skb.gso_size();
         let unit = if gso_size == 0 { total } else { gso_size };
         let datagrams = u64::from(total.div_ceil(unit.max(1)).max(1));
         flow.counters.rx_taken.add(datagrams);
-        let merged = channel.merges_received();
-        // Bytes of each packet that the program gets.
-        let step = if gso_size == 0 || merged {
-            total
-        } else {
-            gso_size
-        };
         let mut meta = Meta::default();
         skb.read_meta(sk, &mut meta);
-        if merged {
+        if channel.merges_received() {
             meta.gso_size = gso_size as u16;
         }
-        if locked {
-            // SAFETY: It is locked.
-            unsafe { sk.run_receive_hook(&mut meta) };
+        if let Some(locked) = locked {
+            locked.run_receive_hook(&mut meta);
         }
 
         let packets = Packets {
@@ -239,22 +243,10 @@ impl Receiver {
             bytes: u64::from(total),
             again: false,
         };
-        let outcome = flow.decide(sk, Direction::In, || meta.peer(), packets);
-        let mut at = 0u32;
-        let result = loop {
-            match outcome {
-                Outcome::Pass => {}
-                Outcome::Denied => break Err((0, Drop::Rule)),
-                Outcome::TooFast => break Err((0, Drop::Rate)),
-            }
-            let end = match self.deliver_some(channel, flow, &skb, &mut meta, at..total, step) {
-                Ok(end) => end,
-                Err((end, reason)) => break Err((end, reason)),
-            };
-            at = end;
-            if at >= total {
-                break Ok(());
-            }
+        let result = match flow.decide(sk, Direction::In, || meta.peer(), packets) {
+            Outcome::Pass => self.deliver_all(channel, flow, &skb, &mut meta, (total, gso_size)),
+            Outcome::Denied => Err((0, DropReason::Rule)),
+            Outcome::TooFast => Err((0, DropReason::Rate)),
         };
         if monitor::is_watched(flow) {
             let refusal = result
@@ -269,20 +261,43 @@ impl Receiver {
                 skb.consume(sk);
             }
             Err((end, reason)) => {
-                self.overrun |= matches!(reason, Drop::RingFull | Drop::NoFrame);
                 let lost = total.saturating_sub(end).div_ceil(unit.max(1)).max(1);
-                reason.counter(flow).add(u64::from(lost));
-                skb.count_dropped(sk, lost);
-                if end > 0 {
-                    skb.consume(sk);
-                } else {
-                    // Monitors have seen it above, and needn't as one that the stack drops.
-                    channel.refuse(skb.address());
-                    drop(skb);
-                    channel.refuse(0);
-                }
+                self.count_lost(flow, reason, lost);
+                give_up(channel, sk, skb, end, lost);
             }
         }
+    }
+
+    /// Delivers all `total` bytes of a packet, or of a train of datagrams of `gso_size`; otherwise says where
+    /// it ended, and why.
+    #[inline(always)]
+    fn deliver_all(
+        &mut self,
+        channel: &Channel,
+        flow: &Flow,
+        skb: &SkBuff,
+        meta: &mut Meta,
+        (total, gso_size): (u32, u32),
+    ) -> core::result::Result<(), (u32, DropReason)> {
+        // Bytes of each packet that the program gets.
+        let step = if gso_size == 0 || channel.merges_received() {
+            total
+        } else {
+            gso_size
+        };
+        let mut at = 0u32;
+        loop {
+            at = self.deliver_some(channel, flow, skb, meta, at..total, step)?;
+            if at >= total {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Counts datagrams that aren't delivered.
+    fn count_lost(&mut self, flow: &Flow, reason: DropReason, lost: u32) {
+        self.overrun |= matches!(reason, DropReason::RingFull | DropReason::NoFrame);
+        reason.counter(flow).add(u64::from(lost));
     }
 
     /// Delivers as many packets of `step` bytes out of `range` as one copy can, and says where it
@@ -295,7 +310,7 @@ impl Receiver {
         meta: &mut Meta,
         range: core::ops::Range<u32>,
         step: u32,
-    ) -> core::result::Result<u32, (u32, Drop)> {
+    ) -> core::result::Result<u32, (u32, DropReason)> {
         let geometry = channel.geometry();
         self.frames.clear();
         let whole = range.end.saturating_sub(range.start);
@@ -326,7 +341,7 @@ impl Receiver {
         }
         if self.copy(channel, skb, range.start..end, step).is_err() {
             // The skb doesn't hold what it says: nothing of it can be delivered.
-            return Err((range.start, Drop::TooLong));
+            return Err((range.start, DropReason::TooLong));
         }
         self.publish(channel, flow, meta, range.start..end, step);
         stop.map_or(Ok(end), |reason| Err((end, reason)))
@@ -340,19 +355,19 @@ impl Receiver {
         skb: &SkBuff,
         meta: &mut Meta,
         range: &core::ops::Range<u32>,
-    ) -> core::result::Result<u32, Drop> {
+    ) -> core::result::Result<u32, DropReason> {
         let piece = Piece {
             len: range.end.saturating_sub(range.start),
             first: true,
             more: false,
         };
         self.make_room(piece.len, channel.geometry())?;
-        let frame = self.frames.pop().ok_or(Drop::NoFrame)?;
+        let frame = self.frames.pop().ok_or(DropReason::NoFrame)?;
         let mut pieces = self.pieces.of(channel.region());
         pieces
             .push(frame.payload(), piece.len)
             .and_then(|()| skb.copy_payload(range.start, &pieces))
-            .map_err(|_| Drop::TooLong)?;
+            .map_err(|_| DropReason::TooLong)?;
         meta.len = piece.len;
         show(&mut self.ring, channel, flow.number(), frame, &piece, meta);
         count(flow, meta, 1, piece.len);
@@ -403,6 +418,19 @@ impl Receiver {
             show(&mut self.ring, channel, number, *frame, &piece, meta);
         }
         count(flow, meta, packets, range.end.saturating_sub(range.start));
+    }
+}
+
+/// Lets go of a packet of which only the first `end` bytes were delivered, and `lost` datagrams weren't.
+fn give_up(channel: &Channel, sk: &Sock, skb: SkBuff, end: u32, lost: u32) {
+    skb.count_dropped(sk, lost);
+    if end > 0 {
+        skb.consume(sk);
+    } else {
+        // Monitors have seen it, and needn't as one that the stack drops.
+        channel.refuse(skb.address());
+        drop(skb);
+        channel.refuse(0);
     }
 }
 
@@ -498,13 +526,23 @@ impl Iterator for Pieces {
 }
 
 impl Channel {
-    /// Moves what is queued on the flow's sock to the RX ring. Softirqs are off. `locked` says that the
-    /// sock is locked: then some may be left, which is the answer.
-    pub(crate) fn receive(&self, flow: &Flow, sk: &Sock, locked: bool) -> bool {
-        let mut receiver = self.receiver.lock();
+    /// Moves what is queued on the flow's sock to the RX ring. If the sock is locked some may be left,
+    /// which is the answer.
+    pub(crate) fn receive(
+        &self,
+        flow: &Flow,
+        sk: &Sock,
+        locked: Option<LockedSock<'_>>,
+        softirqs: &SoftirqsOff,
+    ) -> bool {
+        let mut receiver = self.receiver.lock_with(softirqs);
         let was_overrun = receiver.overrun;
         // Else all who send wait, each for its packet, for the receiver's lock.
-        let mut left = if locked { RECEIVED_MAX } else { u32::MAX };
+        let mut left = if locked.is_some() {
+            RECEIVED_MAX
+        } else {
+            u32::MAX
+        };
         while left > 0 && !sk.is_queue_empty() {
             let Some(skb) = family::next_packet(sk, &mut left) else {
                 break;
@@ -527,6 +565,6 @@ impl Channel {
             }
             sk.signal_io();
         }
-        locked && !sk.is_queue_empty()
+        locked.is_some() && !sk.is_queue_empty()
     }
 }

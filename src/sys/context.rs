@@ -3,6 +3,7 @@
 //! What the running context may do: bottom halves, interrupts, signals.
 
 use crate::bindings;
+use kernel::types::NotThreadSafe;
 
 /// Keeps softirqs off this CPU while it lives; the context may be process or softirq.
 pub(crate) struct BottomHalvesOff(());
@@ -20,6 +21,19 @@ impl Drop for BottomHalvesOff {
     fn drop(&mut self) {
         // SAFETY: Undoes the call in `new`.
         unsafe { bindings::kopi_local_bh_enable() };
+    }
+}
+
+/// Says that softirqs are off this CPU, as [`BottomHalvesOff`] or the kernel sees to.
+pub(crate) struct SoftirqsOff(NotThreadSafe);
+
+impl SoftirqsOff {
+    /// # Safety
+    ///
+    /// Softirqs must be off this CPU for `'a`.
+    pub(super) unsafe fn assume<'a>() -> &'a Self {
+        const OFF: &SoftirqsOff = &SoftirqsOff(NotThreadSafe);
+        OFF
     }
 }
 
@@ -63,15 +77,9 @@ pub(crate) fn signal_pending() -> bool {
 
 /// Lets other tasks run if they should. Process context.
 pub(crate) fn cond_resched() {
-    // SAFETY: The caller is in process context and holds no spinlock.
+    // SAFETY: Touches nothing of the caller's. As a sleep in the wrong place, it is found by debug
+    // kernels, which look here whether it may sleep, whatever comes of it.
     unsafe { bindings::kopi_cond_resched() }
-}
-
-/// As [`cond_resched`], for a thread that may never sleep: those who wait for all tasks to have done
-/// so don't wait for it. Process context.
-pub(crate) fn pause() {
-    // SAFETY: The caller is in process context and holds no spinlock.
-    unsafe { bindings::kopi_cond_resched_tasks_rcu_qs() }
 }
 
 /// Nanoseconds of a clock that never goes back. Any context.

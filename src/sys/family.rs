@@ -9,7 +9,7 @@
 //! C header: `include/linux/net.h`
 
 use super::{
-    context::{cond_resched, signal_pending, BottomHalvesOff},
+    context::{cond_resched, signal_pending, BottomHalvesOff, SoftirqsOff},
     errno::{
         edquot,
         enobufs,
@@ -24,7 +24,7 @@ use super::{
     region::Vma,
     skb::SkBuff,
     slab::{Cache, CacheBox, Cached, Slot},
-    sock::{Sock, SockRef},
+    sock::{LockedSock, Sock, SockRef},
     socket::{Socket, SocketFile},
     user::{OptionIn, OptionOut},
     wait::PollTable, //
@@ -114,10 +114,10 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// or writes a program's memory under a lock must not have that lock taken here.
     fn map(&self, vma: &Vma) -> Result;
 
-    /// Packets were queued, after [`take_over`]. Softirqs are off. `locked` says whether the sock is locked,
-    /// as it is when it has a receive hook: then, as those who send don't wait, some may be left, which
-    /// is the answer.
-    fn data_ready(&self, sk: &Sock, locked: bool) -> bool;
+    /// Packets were queued, after [`take_over`]. The sock comes locked, too, if it has a receive hook:
+    /// then, as those who send don't wait, some may be left, which is the answer.
+    fn data_ready(&self, sk: &Sock, locked: Option<LockedSock<'_>>, softirqs: &SoftirqsOff)
+        -> bool;
 }
 
 /// An address that a program gives.
@@ -1054,7 +1054,8 @@ pub(crate) fn take_over<T: Protocol>(socket: &Socket) {
 /// To be called by the kernel only, as the operation that it is set as.
 unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     let _rcu = kernel::sync::rcu::read_lock();
-    // SAFETY: The sock is in use by the caller; RCU is held.
+    // SAFETY: The sock is in use by the caller; RCU is held. UDP calls this with softirqs off, as
+    // `poke` does.
     unsafe {
         // Softirqs find socks without a reference, and `read_skb` needs one: a close may take the
         // last away meanwhile. What is queued then goes with the sock.
@@ -1065,7 +1066,10 @@ unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
             if Sock::from_raw(sk).has_receive_hook() {
                 reaper::queue_delayed(state.work.get(), 0);
             } else {
-                let _ = state.protocol.data_ready(Sock::from_raw(sk), false);
+                let softirqs = SoftirqsOff::assume();
+                let _ = state
+                    .protocol
+                    .data_ready(Sock::from_raw(sk), None, softirqs);
             }
         }
     }
@@ -1082,7 +1086,8 @@ const LOCKED_RETRY: c_ulong = 2;
 ///
 /// To be called by the kernel only, as the function of a state's `work`.
 unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::work_struct) {
-    // SAFETY: The work is a state's, which is kept, as its sock is, until the work is disabled.
+    // SAFETY: The work is a state's, which is kept, as its sock is, until the work is disabled. From
+    // where the sock is locked to where it is unlocked, softirqs are off, and what says so is used.
     unsafe {
         let work = kernel::container_of!(work, bindings::delayed_work, work);
         let state = &*kernel::container_of!(
@@ -1091,7 +1096,9 @@ unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::work_struct)
             work
         );
         if bindings::kopi_bh_lock_sock_unowned(state.sk) {
-            let more = state.protocol.data_ready(Sock::from_raw(state.sk), true);
+            let sk = Sock::from_raw(state.sk);
+            let locked = Some(LockedSock::from_locked(sk));
+            let more = state.protocol.data_ready(sk, locked, SoftirqsOff::assume());
             bindings::kopi_bh_unlock_sock(state.sk);
             if more {
                 reaper::queue_delayed(state.work.get(), 0);

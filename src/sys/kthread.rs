@@ -9,7 +9,9 @@ use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},
     prelude::*,
-    sync::Arc, //
+    sync::Arc,
+    task::might_sleep,
+    types::NotThreadSafe, //
 };
 
 /// What a thread does.
@@ -17,8 +19,38 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// What a CPU's thread is called, with one `%u` for the CPU's number.
     const NAME: &'static CStr;
 
-    /// Works until [`should_stop`], and not a moment less: the thread is waited for by its task.
-    fn run(&self);
+    /// Works until [`Running::should_stop`], and not a moment less: the thread is waited for by its task.
+    fn run(&self, thread: &Running);
+}
+
+/// The current task, as the thread that it is: what runs in one gets it, and can't give it to others.
+///
+/// # Invariants
+///
+/// The current task was made by [`Thread::start`].
+pub(crate) struct Running(NotThreadSafe);
+
+impl Running {
+    /// Whether it was told to stop.
+    pub(crate) fn should_stop(&self) -> bool {
+        // SAFETY: By the invariants, the current task is a kernel thread.
+        unsafe { bindings::kthread_should_stop() }
+    }
+
+    /// Lets other tasks run if they should; those who wait for all tasks to have slept don't wait for
+    /// this one, which may never.
+    pub(crate) fn pause(&self) {
+        // SAFETY: Touches nothing of the caller's, in a task that may sleep by the invariants. Where it
+        // holds a spinlock, debug kernels find that here, whatever comes of it.
+        unsafe { bindings::kopi_cond_resched_tasks_rcu_qs() }
+    }
+
+    /// Lets whoever else wants this CPU have it.
+    pub(crate) fn make_way(&self) {
+        might_sleep();
+        // SAFETY: As above; the look is the line before.
+        unsafe { bindings::yield_() };
+    }
 }
 
 /// A thread; stopped, and waited for, when dropped.
@@ -34,6 +66,7 @@ unsafe impl<T: Work> Send for Thread<T> {}
 impl<T: Work> Thread<T> {
     /// Starts one: `EINVAL` if there is no such CPU, or if it is offline. Process context.
     pub(crate) fn start(work: Arc<T>, cpu: u32) -> Result<Self> {
+        might_sleep();
         // SAFETY: Looks at a mask of CPUs, within its bounds.
         if !unsafe { bindings::kopi_cpu_online(cpu) } {
             return Err(EINVAL);
@@ -66,19 +99,9 @@ impl<T: Work> Drop for Thread<T> {
 ///
 /// To be called by the kernel only, as a thread's function.
 unsafe extern "C" fn main<T: Work>(data: *mut c_void) -> c_int {
+    // INVARIANT: This is the function of a thread that `start` made.
+    let thread = Running(NotThreadSafe);
     // SAFETY: The data that `start` gave, which outlive the thread.
-    unsafe { (*data.cast::<T>()).run() };
+    unsafe { (*data.cast::<T>()).run(&thread) };
     0
-}
-
-/// Whether the current thread was told to stop. In threads of [`Thread`] only.
-pub(crate) fn should_stop() -> bool {
-    // SAFETY: The current task is a kernel thread.
-    unsafe { bindings::kthread_should_stop() }
-}
-
-/// Lets whoever else wants this CPU have it. Process context.
-pub(crate) fn make_way() {
-    // SAFETY: Process context; the caller holds no lock.
-    unsafe { bindings::yield_() };
 }

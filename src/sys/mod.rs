@@ -13,6 +13,7 @@ pub(crate) mod incoming;
 pub(crate) mod ipv4;
 pub(crate) mod kthread;
 pub(crate) mod local_out;
+pub(crate) mod lock;
 pub(crate) mod locked;
 pub(crate) mod message;
 pub(crate) mod monitor;

@@ -36,6 +36,63 @@ pub(crate) struct Sock(Opaque<bindings::sock>);
 // SAFETY: The kernel's functions that are called here lock what they need.
 unsafe impl Sync for Sock {}
 
+/// A sock that is locked: nobody else changes its options, as programs of BPF may.
+///
+/// # Invariants
+///
+/// Locked, with softirqs off, as long as this value lives.
+#[derive(Clone, Copy)]
+pub(crate) struct LockedSock<'a>(&'a Sock);
+
+impl<'a> LockedSock<'a> {
+    /// # Safety
+    ///
+    /// The sock must be as the invariants say for `'a`.
+    pub(super) unsafe fn from_locked(sk: &'a Sock) -> Self {
+        // INVARIANT: As required of the caller.
+        Self(sk)
+    }
+
+    /// Runs the cgroup's `recvmsg` programs, which may change the peer that the program will see.
+    pub(crate) fn run_receive_hook(&self, meta: &mut Meta) {
+        if self.0.is_ipv6() {
+            let mut name = bindings::sockaddr_in6 {
+                sin6_family: bindings::AF_INET6 as u16,
+                sin6_port: meta.peer_port,
+                ..pin_init::zeroed()
+            };
+            name.sin6_addr.in6_u.u6_addr8 = meta.peer;
+            let mut len = size_of_val(&name) as i32;
+            // SAFETY: A valid sock, locked by the invariants, and an address with its length.
+            unsafe {
+                bindings::kopi_run_udp6_recvmsg(self.0.as_ptr(), (&raw mut name).cast(), &mut len);
+                meta.peer = name.sin6_addr.in6_u.u6_addr8;
+            }
+            meta.peer_port = name.sin6_port;
+        } else {
+            let [a, b, c, d, ..] = meta.peer;
+            let mut name = bindings::sockaddr_in {
+                sin_family: bindings::AF_INET as u16,
+                sin_port: meta.peer_port,
+                sin_addr: bindings::in_addr {
+                    s_addr: u32::from_ne_bytes([a, b, c, d]),
+                },
+                ..pin_init::zeroed()
+            };
+            let mut len = size_of_val(&name) as i32;
+            // SAFETY: A valid sock, locked by the invariants, and an address with its length.
+            unsafe {
+                bindings::kopi_run_udp4_recvmsg(self.0.as_ptr(), (&raw mut name).cast(), &mut len)
+            };
+            let address = name.sin_addr.s_addr.to_ne_bytes();
+            for (to, from) in meta.peer.iter_mut().zip(address) {
+                *to = from;
+            }
+            meta.peer_port = name.sin_port;
+        }
+    }
+}
+
 /// A reference to a sock.
 pub(super) struct SockRef<'a>(&'a Sock);
 
@@ -288,49 +345,6 @@ impl Sock {
             } else {
                 bindings::kopi_udp4_recvmsg_hooked(self.as_ptr())
             }
-        }
-    }
-
-    /// Runs the cgroup's `recvmsg` programs, which may change the peer that the program will see.
-    ///
-    /// # Safety
-    ///
-    /// The sock must be locked, since such programs may change its options.
-    pub(crate) unsafe fn run_receive_hook(&self, meta: &mut Meta) {
-        if self.is_ipv6() {
-            let mut name = bindings::sockaddr_in6 {
-                sin6_family: bindings::AF_INET6 as u16,
-                sin6_port: meta.peer_port,
-                ..pin_init::zeroed()
-            };
-            name.sin6_addr.in6_u.u6_addr8 = meta.peer;
-            let mut len = size_of_val(&name) as i32;
-            // SAFETY: A valid sock, locked by the caller, and an address with its length.
-            unsafe {
-                bindings::kopi_run_udp6_recvmsg(self.as_ptr(), (&raw mut name).cast(), &mut len);
-                meta.peer = name.sin6_addr.in6_u.u6_addr8;
-            }
-            meta.peer_port = name.sin6_port;
-        } else {
-            let [a, b, c, d, ..] = meta.peer;
-            let mut name = bindings::sockaddr_in {
-                sin_family: bindings::AF_INET as u16,
-                sin_port: meta.peer_port,
-                sin_addr: bindings::in_addr {
-                    s_addr: u32::from_ne_bytes([a, b, c, d]),
-                },
-                ..pin_init::zeroed()
-            };
-            let mut len = size_of_val(&name) as i32;
-            // SAFETY: A valid sock, locked by the caller, and an address with its length.
-            unsafe {
-                bindings::kopi_run_udp4_recvmsg(self.as_ptr(), (&raw mut name).cast(), &mut len)
-            };
-            let address = name.sin_addr.s_addr.to_ne_bytes();
-            for (to, from) in meta.peer.iter_mut().zip(address) {
-                *to = from;
-            }
-            meta.peer_port = name.sin_port;
         }
     }
 
