@@ -11,10 +11,10 @@ failed=0
 sent() { in_void kopi-bench send --nic void0 --local 198.18.0.0 "$@" || failed=1; }
 received() { receive near far twin --payloads 64 "$@" || failed=1; }
 
-sent --payloads 64 --modes sendmmsg,kopi_doorbell,kopi_train,kopi_gso
-sent --payloads 1400 --modes kopi_doorbell,kopi_train
+sent --payloads 64 --modes sendmmsg,kopi_doorbell,kopi_gso_descs,kopi_gso
+sent --payloads 1400 --modes kopi_doorbell,kopi_gso_descs
 sent --payloads 64 --peers many --modes kopi_doorbell
-received --modes kopi,kopi_train,kopi_merged
+received --modes kopi,kopi_gro,kopi_merged
 in_near kopi-bench rtt --nic near0 --local 198.51.100.1 --far-netns /run/netns/far --far 198.51.100.2 \
 	--modes kopi || failed=1
 # By the driver.

@@ -93,14 +93,14 @@ in_void nft delete table inet more
 no_nft void
 in_void kopictl detach void0
 
-# On the NIC with offloads, if there is one: packets of trains cost it so little that it takes more
+# On the NIC with offloads, if there is one: packets of GSO packets cost it so little that it takes more
 # of them to tell.
 offloaded() {
 	echo "# with offloads, $1, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
 	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads \
 		--modes sendmmsg,io_uring,af_packet,af_xdp_copy,kopi_doorbell --policy "$@" || failed=1
 	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads \
-		--modes udp_segment,kopi_train,kopi_gso --packets 65536 --policy "$@" || failed=1
+		--modes udp_segment,kopi_gso_descs,kopi_gso --packets 65536 --policy "$@" || failed=1
 }
 offloaded_to_many() {
 	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads --peers many \
@@ -108,7 +108,7 @@ offloaded_to_many() {
 }
 received_offloaded() {
 	echo "# receiving with offloads, $1, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
-	receive onear ofar otwin --offloads --modes recvmmsg,udp_gro,kopi,kopi_train,kopi_merged --policy "$@" || failed=1
+	receive onear ofar otwin --offloads --modes recvmmsg,udp_gro,kopi,kopi_gro,kopi_merged --policy "$@" || failed=1
 }
 if ip -n tap link show tap0 >/dev/null 2>&1; then
 	offloaded none

@@ -63,7 +63,7 @@ def counted(table, name):
 
 
 def redirection():
-    """The device that trains are redirected to; None if there is none."""
+    """The device that GSO packets are redirected to; None if there is none."""
     names = (each["ifname"] for each in json.loads(host("ip -j link")))
     return next((name for name in names if name.startswith("kopirx")), None)
 
@@ -126,7 +126,7 @@ def slow_device():
         host("ip link del slow0")
 
 
-# What has trains leave by the stack: how it is said, how it begins, and how it ends. Of some the commands:
+# What has GSO packets leave by the stack: how it is said, how it begins, and how it ends. Of some the commands:
 # tc looks at what leaves; a qdisc lets nothing pass it by; a monitor is up.
 COMMANDS = {"tc": ("tc", ["qdisc add dev eth0 clsact"], ["qdisc del dev eth0 clsact"]),
             "qdisc": ("tc", ["qdisc replace dev eth0 root tbf rate 1gbit burst 100k limit 1m"],

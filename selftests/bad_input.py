@@ -53,7 +53,7 @@ for size in (0, 256, 1000, 131072, 0x80000000, 0xFFFFFFFF):
 for count in (0, (1 << 20) + 1, 0xFFFFFFFF):
     fails(f"{count} frames", e.EINVAL, ask(frames=count))
 fails("a region over the limit", e.EINVAL, ask(frame_size=65536, frames=1 << 20))
-for flags in (8, 0x80000000, 2):
+for flags in (16, 0x80000000, kopi.GRO_MERGED, kopi.GSO | kopi.GRO_MERGED):
     fails(f"flags {flags:#x}", e.EINVAL, ask(flags=flags))
 fails("a reserved field", e.EINVAL, ask(reserved=1))
 fails("an empty request", e.EINVAL, lambda: sock.setsockopt(SOL_KOPI, CHANNEL, b""))

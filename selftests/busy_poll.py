@@ -10,7 +10,7 @@ import time
 from attached import attach, link
 from control import family
 from equivalence import namespace
-from kopi import BELL_WAIT_RX, TRAINS, Channel, check, fails, finish, in_child, wait_until
+from kopi import BELL_WAIT_RX, OFFLOADS, Channel, check, fails, finish, in_child, wait_until
 from linux import SO_BUSY_POLL, SO_INCOMING_NAPI_ID
 
 LONG = 20_000_000
@@ -42,8 +42,8 @@ def receive(channel):
 
 
 def polls():
-    """Whoever waits on a channel with trains, by whichever way they come."""
-    channel = Channel(flags=TRAINS)
+    """Whoever waits on a channel with GSO packets, by whichever way they come."""
+    channel = Channel(flags=OFFLOADS)
     channel.sock.bind(("192.0.2.1", 0))
     address = channel.sock.getsockname()
     for frame in range(32):

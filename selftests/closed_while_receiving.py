@@ -22,7 +22,7 @@ WARNED = "/sys/kernel/debug/clear_warn_once"
 
 
 def flood(host):
-    """Sends trains, each of which the receiving socket takes apart, until it is killed."""
+    """Sends GSO packets, each of which the receiving socket takes apart, until it is killed."""
     os.sched_setaffinity(0, {0})
     sender = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM)
     sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 100)

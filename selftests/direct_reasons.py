@@ -39,7 +39,7 @@ class Shown:
         self.channel.region.close()
 
     def send(self, count=8, peer=PEER):
-        """Sends a train, or a single."""
+        """Sends a GSO packet, or a single."""
         while self.channel.completion.pop():
             pass
         for number in range(count):
@@ -62,20 +62,20 @@ class Shown:
         self.is_shown(what, wanted)
 
 
-def trains(ynl, **options):
-    """A flow with trains."""
-    return Shown(ynl, flags=kopi.TRAINS, **options)
+def gso(ynl, **options):
+    """A flow with GSO packets."""
+    return Shown(ynl, flags=kopi.OFFLOADS, **options)
 
 
 def leaving(ynl):
     """The way of the last packet."""
     with namespace("host"):
         index = socket.if_nametoindex("eth0")
-    with trains(ynl) as flow:
+    with gso(ynl) as flow:
         shown = flow.is_shown("nothing has left: no way", None)
         kopi.check("nor a device", "path-ifindex" not in shown, shown)
         flow.send()
-        shown = flow.is_shown("a train: directly", "direct")
+        shown = flow.is_shown("a GSO packet: directly", "direct")
         kopi.check("by this device", shown["path-ifindex"] == index, shown)
         for way, other in {**OTHERS, "hook": last_hook}.items():
             with other():
@@ -91,21 +91,21 @@ def leaving(ynl):
         flow.comes_to("a time stamp of what leaves is wanted", "extras")
     with Shown(ynl) as plain:
         plain.send(1)
-        plain.is_shown("a single", "single")
+        plain.is_shown("a single", "datagram")
         plain.flow.setsockopt(socket.IPPROTO_IP, IP_OPTIONS, b"\x94\4\0\0")
         plain.send(1)
-        plain.is_shown("a single with options", "single")
+        plain.is_shown("a single with options", "datagram")
 
 
 def leaving_otherwise(ynl):
     """What isn't UDP any more when it leaves."""
-    with trains(ynl) as flow:
+    with gso(ynl) as flow:
         flow.send()
         host(f"ip xfrm state add src 192.0.2.1 dst {PEER} {ESP}")
         host(f"ip xfrm policy add src 192.0.2.1/32 dst {PEER}/32 dir out tmpl proto esp mode transport")
         try:
             flow.send()
-            flow.is_shown("IPsec, after trains that left directly", "transformed")
+            flow.is_shown("IPsec, after GSO packets that left directly", "transformed")
         finally:
             host("ip xfrm policy flush")
             host("ip xfrm state flush")
@@ -114,7 +114,7 @@ def leaving_otherwise(ynl):
     try:
         host("ip addr add 203.0.113.1/24 dev vlan5; nsenter --net=/run/netns/host ip link set vlan5 up")
         host("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev vlan5")
-        with trains(ynl, local=("203.0.113.1", 0)) as flow:
+        with gso(ynl, local=("203.0.113.1", 0)) as flow:
             flow.send(peer="203.0.113.2")
             flow.is_shown("a VLAN's tag", "extras")
     finally:
@@ -123,7 +123,7 @@ def leaving_otherwise(ynl):
 
 def leaving_behind(ynl):
     """What the stack has too much of, first."""
-    with slow_device(), trains(ynl, local=("0.0.0.0", 0)) as flow:
+    with slow_device(), gso(ynl, local=("0.0.0.0", 0)) as flow:
         for _ in range(3):
             flow.send(peer="203.0.113.2")
         flow.send()
@@ -133,8 +133,8 @@ def leaving_behind(ynl):
 
 def coming(ynl):
     """The way in."""
-    with trains(ynl) as flow:
-        flow.is_shown("a flow with trains and a port", "direct", "receive-path")
+    with gso(ynl) as flow:
+        flow.is_shown("a flow with GSO packets and a port", "direct", "receive-path")
         target = redirection()
         host(f"ip link set {target} down")
         flow.is_shown("the device that is redirected to is down", "down", "receive-path")
@@ -146,16 +146,16 @@ def coming(ynl):
         with detached():
             flow.is_shown("detached: no way in", None, "receive-path")
     with Shown(ynl) as plain:
-        plain.is_shown("a flow without trains", "no-trains", "receive-path")
-    with trains(ynl, local=None) as unbound:
-        unbound.is_shown("no port yet", "no-trains", "receive-path")
+        plain.is_shown("a flow without GSO packets", "no-gro", "receive-path")
+    with gso(ynl, local=None) as unbound:
+        unbound.is_shown("no port yet", "no-gro", "receive-path")
         unbound.send()
         unbound.is_shown("a port, since it has sent", "direct", "receive-path")
     # Of several devices the best counts, for who isn't bound to one.
     with second_nic():
         kopictl("attach", "eth1")
         host("ip link set dev eth1 xdp off")
-        with trains(ynl) as flow:
+        with gso(ynl) as flow:
             flow.is_shown("two devices: the better one", "direct", "receive-path")
             flow.flow.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth1")
             flow.is_shown("bound to the other", "no-program", "receive-path")
@@ -164,7 +164,7 @@ def coming(ynl):
 
 def told_to_people(ynl):
     """kopictl says it."""
-    with trains(ynl) as flow:
+    with gso(ynl) as flow:
         flow.send()
         line = next(line for line in kopictl("ps", "--wide").splitlines() if line.split()[0] == str(flow.id))
         kopi.check("kopictl ps --wide", line.rstrip().endswith("eth0: direct  direct"), line)

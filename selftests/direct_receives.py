@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""What an attached device receives for flows with trains is merged before it is an skb: whole, in order, and
+"""What an attached device receives for flows with GRO packets is merged before it is an skb: whole, in order, and
 seen by all that look at what comes."""
 
 import contextlib
@@ -28,7 +28,7 @@ FRAMES = 512
 
 
 class Traffic:
-    """A flow on a channel with trains that receives, and who sends, in the other namespace."""
+    """A flow on a channel with GRO packets that receives, and who sends, in the other namespace."""
 
     def __init__(self, version=4, merged=False):
         self.near, self.far = ADDRESSES[version]
@@ -41,7 +41,7 @@ class Traffic:
             self.flow = kopi.flow() if version == 4 else kopi.flow(kopi.UDP6)
         self.flow.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
         self.flow.bind((self.near, PORT))
-        flags = kopi.TRAINS | (kopi.RX_MERGED if merged else 0)
+        flags = kopi.OFFLOADS | (kopi.GRO_MERGED if merged else 0)
         self.channel = kopi.Channel(self.flow, flags=flags, frame_size=4096, frames=FRAMES, fill=FRAMES, rx=FRAMES)
         for number in range(FRAMES):
             self.channel.fill.push(self.channel.frame(number))
@@ -55,7 +55,7 @@ class Traffic:
         self.source.close()
 
     def send(self, count, size):
-        """Sends so many, as trains that the peer's NIC cuts up."""
+        """Sends so many, as GRO packets that the peer's NIC cuts up."""
         while count:
             now = max(1, min(count, BATCH, 60000 // max(size, 1)))
             data = b"".join(payload(self.sent + number, size) for number in range(now))
@@ -113,9 +113,9 @@ def data_is_whole(ynl):
             before = link(ynl)
             traffic.passes(f"{what}, {size} bytes: all arrive, in order", 3 * BATCH, size)
             after = link(ynl)
-            came, trains = (after[name] - before[name] for name in ("received", "merged"))
-            kopi.check(f"{what}, {size} bytes: redirected, as trains",
-                       came == 3 * BATCH and 0 < trains <= 3 * BATCH // 2, after)
+            came, gro = (after[name] - before[name] for name in ("received", "gro-packets"))
+            kopi.check(f"{what}, {size} bytes: redirected, as GRO packets",
+                       came == 3 * BATCH and 0 < gro <= 3 * BATCH // 2, after)
         near, far = (socket.inet_pton(traffic.source.family, each) for each in (traffic.near, traffic.far))
         kopi.check(f"{what}: metadata say whence", traffic.ends == {(far, FROM, near)}, traffic.ends)
         kopi.check(f"{what}: all is accounted for", not traffic.channel.unaccounted(), traffic.channel.unaccounted())
@@ -123,7 +123,7 @@ def data_is_whole(ynl):
 
 
 def lengths_mix(_ynl):
-    """A train ends where another length begins, or other headers."""
+    """A GRO packet ends where another length begins, or other headers."""
     traffic = Traffic()
     sizes = [64] * 5 + [10] + [64] * 2 + [200] * 3 + [199, 200, 1] + [1400] * 30 + [7] * 70
     for number, size in enumerate(sizes):
@@ -137,7 +137,7 @@ def lengths_mix(_ynl):
     wanted = [payload(number, size) for number, size in enumerate(sizes)]
     kopi.check("lengths and headers mix: all arrive, in order", came == wanted,
                [len(each) for each in came])
-    # What can't be part of a train is neither lost nor damaged.
+    # What can't be part of a GRO packet is neither lost nor damaged.
     odd = [b"", payload(1, 3000), payload(2, 60000), b""]
     for data in odd:
         traffic.source.send(data)
@@ -153,7 +153,7 @@ def lengths_mix(_ynl):
 
 
 def others_get_theirs(ynl):
-    """Whoever else has the port, or didn't ask for trains, gets datagrams."""
+    """Whoever else has the port, or didn't ask for GRO packets, gets datagrams."""
     host("ip addr add 192.0.2.50/24 dev eth0")
     traffic = Traffic()
     with namespace("host"):
@@ -176,10 +176,10 @@ def others_get_theirs(ynl):
     entries = []
     kopi.wait_until(lambda: (entries.extend(iter(channel.rx.pop, None)), len(entries) >= BATCH)[1])
     came = [channel.region[offset:offset + length] for offset, length, *_ in entries]
-    kopi.check("a flow without trains: all arrive, one by one",
+    kopi.check("a flow without GRO packets: all arrive, one by one",
                came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
     after = link(ynl)
-    kopi.check("and no trains", after["merged"] == before["merged"]
+    kopi.check("and no GRO packets", after["gro-packets"] == before["gro-packets"]
                and after["received"] - before["received"] == BATCH, after)
     channel.region.close()
     plain.close()
@@ -188,7 +188,7 @@ def others_get_theirs(ynl):
     with namespace("host"):
         aborted = kopi.flow()
         other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    channel = kopi.Channel(aborted, flags=kopi.TRAINS)
+    channel = kopi.Channel(aborted, flags=kopi.OFFLOADS)
     aborted.connect((traffic.far, FROM))
     port = aborted.getsockname()[1]
     host(f"ss -K -u src {traffic.near} sport = {port}")
@@ -203,7 +203,7 @@ def others_get_theirs(ynl):
     channel.region.close()
     aborted.close()
     other.close()
-    # Trains that turn out to be for another one: NAT says so.
+    # GRO packets that turn out to be for another one: NAT says so.
     with namespace("host"):
         other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         rules("table ip nat {", "chain pre {", "type nat hook prerouting priority -100",
@@ -246,18 +246,18 @@ def hooks_see_it(ynl):
                 seen_by_tap += len(data) - 42 if data[36:38] == struct.pack(">H", PORT) else 0
     kopi.check("a tap sees all of it", seen_by_tap == 4 * BATCH * 64, seen_by_tap)
     after = link(ynl)
-    trains = after["merged"] - before["merged"]
+    gro = after["gro-packets"] - before["gro-packets"]
     # A datagram can come alone.
-    packets = trains + 4 * BATCH
+    packets = gro + 4 * BATCH
     with namespace("host"):
         for table in ("netdev early", "inet seen"):
             seen = counted(table, "came")
-            kopi.check(f"{table}: counts trains", trains <= seen < packets // 2, (seen, trains))
+            kopi.check(f"{table}: counts GRO packets", gro <= seen < packets // 2, (seen, gro))
         after = snmp()
-        kopi.check("UDP counts trains", after["UdpInDatagrams"] - udp["UdpInDatagrams"] == seen, after)
+        kopi.check("UDP counts GRO packets", after["UdpInDatagrams"] - udp["UdpInDatagrams"] == seen, after)
     shown = json.loads(host("tc -s -j filter show dev eth0 ingress"))
     stats = next(each["options"]["actions"][0]["stats"] for each in shown if "options" in each)
-    kopi.check("tc counts what comes", trains <= stats["packets"], stats)
+    kopi.check("tc counts what comes", gro <= stats["packets"], stats)
 
     for what, begin, end in (
             ("nft's input", lambda: run_nft(f"add rule inet seen i udp dport {PORT} drop"),
@@ -344,10 +344,10 @@ def ways_change(ynl):
             kopi.check(f"{what}: it is said", link(ynl)["receive-path"] == way, link(ynl))
             before = link(ynl)
             traffic.passes(f"{what}: all arrive, in order", BATCH, 200)
-            kopi.check(f"{what}: no trains are made", link(ynl)["merged"] == before["merged"], link(ynl))
+            kopi.check(f"{what}: no GRO packets are made", link(ynl)["gro-packets"] == before["gro-packets"], link(ynl))
         before = link(ynl)
         traffic.passes(f"{what}, and afterwards: all arrive, in order", BATCH, 200)
-        kopi.check(f"{what}, and afterwards: as trains", link(ynl)["merged"] > before["merged"], link(ynl))
+        kopi.check(f"{what}, and afterwards: as GRO packets", link(ynl)["gro-packets"] > before["gro-packets"], link(ynl))
 
         thread = threading.Thread(target=change_by, args=(other,))
         thread.start()
@@ -380,7 +380,7 @@ def ports_come_and_go(ynl):
             flow = kopi.flow()
         if bind:
             flow.bind(("192.0.2.1", 7100))
-        channel = kopi.Channel(flow, flags=kopi.TRAINS)
+        channel = kopi.Channel(flow, flags=kopi.OFFLOADS)
         for number in range(32, 64):
             channel.fill.push(channel.frame(number))
         if not bind:
@@ -447,7 +447,7 @@ def bad_input(ynl):
         nic = socket.if_nametoindex("eth0")
     for what, number, address in (("nowhere", errno.EFAULT, 0x10000), ("no page's start", errno.EINVAL, 0x10008),
                                   ("the kernel's", errno.EFAULT, 0xFFFF888000000000)):
-        refused(what, number, lambda address=address: ask(ynl, "device-attach", {"ifindex": nic, "wanted": address}),
+        refused(what, number, lambda address=address: ask(ynl, "device-attach", {"ifindex": nic, "port-map": address}),
                 "memory of a map")
     kopi.check("and nothing is left of it", not redirection())
 
@@ -463,7 +463,7 @@ def numbers_stay(ynl):
         flow = kopi.flow()
         tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
     flow.bind(("0.0.0.0", PORT))
-    channel = kopi.Channel(flow, flags=kopi.TRAINS)
+    channel = kopi.Channel(flow, flags=kopi.OFFLOADS)
     tap.bind(("out0", ETH_P_ALL))
     tap.settimeout(5)
     with namespace("peer"):
@@ -494,9 +494,9 @@ def numbers_stay(ynl):
             if seen != numbers:
                 break
         kopi.check(f"forwarded, numbers {shape}: as they came", seen == numbers, seen)
-    merged, numbers = link(ynl)["merged"], [number & 0xffff for number in range(0xfff0, 0xfff0 + BATCH)]
+    merged, numbers = link(ynl)["gro-packets"], [number & 0xffff for number in range(0xfff0, 0xfff0 + BATCH)]
     kopi.check("forwarded, numbers that go on: merged, and as they came", kopi.wait_until(
-        lambda: forward(numbers, True) != numbers or link(ynl)["merged"] > merged)
+        lambda: forward(numbers, True) != numbers or link(ynl)["gro-packets"] > merged)
                and forward(numbers, True) == numbers, link(ynl))
     for sock in flow, tap, raw:
         sock.close()

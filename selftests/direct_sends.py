@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""Trains leave by the driver of an attached device, whole and in order; whatever is to look at them
+"""GSO packets leave by the driver of an attached device, whole and in order; whatever is to look at them
 later than netfilter has them leave by the stack."""
 
 import contextlib
@@ -32,7 +32,7 @@ BATCH = 32
 
 
 class Traffic:
-    """A flow on a channel with trains, and who receives, in the other namespace."""
+    """A flow on a channel with GSO packets, and who receives, in the other namespace."""
 
     def __init__(self, version=4):
         near, far = ADDRESSES[version]
@@ -46,7 +46,7 @@ class Traffic:
             self.flow = kopi.flow() if version == 4 else kopi.flow(kopi.UDP6)
         self.flow.bind((near, FROM))
         self.flow.connect((far, PORT))
-        self.channel = kopi.Channel(self.flow, flags=kopi.TRAINS, frames=4 * BATCH, tx=4 * BATCH,
+        self.channel = kopi.Channel(self.flow, flags=kopi.OFFLOADS, frames=4 * BATCH, tx=4 * BATCH,
                                     completion=4 * BATCH)
         self.free = list(range(4 * BATCH))
         self.sent = self.taken = 0
@@ -65,7 +65,7 @@ class Traffic:
             self.free.append((done[0] - self.channel.frames) // self.channel.frame_size)
 
     def send(self, count, size, batch=BATCH):
-        """Sends so many, a train a doorbell."""
+        """Sends so many, a GSO packet a doorbell."""
         while count:
             now = min(count, batch)
             kopi.wait_until(lambda: (self.channel.bell(), self.reap(), len(self.free) >= now)[2])
@@ -96,7 +96,7 @@ class Traffic:
 
 
 def data_is_whole(ynl):
-    """All lengths, by both versions of IP, and singles among trains."""
+    """All lengths, by both versions of IP, and singles among GSO packets."""
     for version in (4, 6):
         traffic = Traffic(version)
         largest = 1472 if version == 4 else 1452
@@ -114,7 +114,7 @@ def data_is_whole(ynl):
             traffic.send(1, 100)
             traffic.send(7, 100)
         wrong = traffic.receive(100)
-        kopi.check(f"IPv{version}: singles among trains, in order", not wrong, wrong)
+        kopi.check(f"IPv{version}: singles among GSO packets, in order", not wrong, wrong)
         direct = link(ynl)["packets"] - before["packets"]
         kopi.check(f"IPv{version}: singles go directly, too", direct == 80, link(ynl))
         before = link(ynl)
@@ -126,7 +126,7 @@ def data_is_whole(ynl):
         kopi.check(f"IPv{version}: those in turn only until the flow leaves", 16 <= direct < 40, direct)
         traffic.send(BATCH, 100)
         wrong = traffic.receive(100)
-        kopi.check(f"IPv{version}: with its next train it is back, in order", not wrong and
+        kopi.check(f"IPv{version}: with its next GSO packet it is back, in order", not wrong and
                    link(ynl)["packets"] - before["packets"] == direct + BATCH, (wrong, link(ynl), before))
         traffic.send(1, 0)
         wrong = traffic.receive(0)
@@ -150,7 +150,7 @@ def device_fills(ynl):
     traffic.close()
 
 
-def hooks_see_trains(ynl):
+def hooks_see_gso_packets(ynl):
     """Rules hold, and change what leaves."""
     traffic = Traffic()
     with namespace("host"):
@@ -167,12 +167,12 @@ def hooks_see_trains(ynl):
     kopi.check("with rules: all arrive, in order", not wrong, wrong)
     kopi.check("with rules: by the driver", link(ynl)["packets"] - before["packets"] == 4 * BATCH,
                link(ynl))
-    kopi.check("NAT changes all of a train", traffic.sources == {("192.0.2.1", 9999)},
+    kopi.check("NAT changes all of a GSO packet", traffic.sources == {("192.0.2.1", 9999)},
                traffic.sources)
     with namespace("host"):
         for table, counter in (("inet seen", "out"), ("netdev early", "left")):
             packets = counted(table, counter)
-            kopi.check(f"{table}: counts trains", packets == 4, packets)
+            kopi.check(f"{table}: counts GSO packets", packets == 4, packets)
         run_nft("add rule netdev early e udp dport 7000 drop")
     before = link(ynl)
     # The hook says so, and a socket hears of it as it would without KOPI's part.
@@ -221,7 +221,7 @@ def others_look(ynl):
 
 
 def send_meanwhile(traffic, act):
-    """Has trains of all lengths sent until that is done, and a last one; gives the numbers of each."""
+    """Has GSO packets of all lengths sent until that is done, and a last one; gives the numbers of each."""
     over = threading.Event()
     sent = []
 
@@ -256,7 +256,7 @@ def ways_change(ynl):
     kopi.check("a datagram without payload", not wrong, wrong)
     for way, other in {**OTHERS, "detached": detached}.items():
         before = link(ynl)
-        # What qdiscs drop, trains as one. The device counts what meets the one that it has while none is in force,
+        # What qdiscs drop, GSO packets as one. The device counts what meets the one that it has while none is in force,
         # and nobody what meets one that has just been taken away.
         droptrace.note()
         try:
@@ -278,7 +278,7 @@ def ways_change(ynl):
         lost = [batch for batch in sent if not there.issuperset(batch)]
         whole = all(there.isdisjoint(batch) for batch in lost)
         allowed = dropped if way in ("tc", "qdisc") else 0
-        kopi.check(f"{way}: of {len(sent)} trains none is lost, but {dropped} that the stack drops itself",
+        kopi.check(f"{way}: of {len(sent)} GSO packets none is lost, but {dropped} that the stack drops itself",
                    whole and len(lost) <= allowed, f"{len(lost)} lost")
         if way != "detached":
             after = link(ynl)
@@ -288,21 +288,21 @@ def ways_change(ynl):
 
 
 def stack_is_slow(_ynl):
-    """A train waits for what the stack has of its flow, but not for ever; and what comes behind it
+    """A GSO packet waits for what the stack has of its flow, but not for ever; and what comes behind it
     waits, too."""
     with slow_device():
         traffic = Traffic()
         with namespace("host"):
             flow = kopi.flow()
         flow.bind(("0.0.0.0", FROM + 1))
-        channel = kopi.Channel(flow, flags=kopi.TRAINS, frames=256, tx=256, completion=256)
+        channel = kopi.Channel(flow, flags=kopi.OFFLOADS, frames=256, tx=256, completion=256)
         for number in range(3):
             channel.send(200 + number, payload(number, 1300), ("203.0.113.2", PORT))
             channel.bell()
-        sizes = [size for train in range(6) for size in [64 + train] * 16] + [80, 81, 82, 83, 84, 85]
+        sizes = [size for gso in range(6) for size in [64 + gso] * 16] + [80, 81, 82, 83, 84, 85]
         for number, size in enumerate(sizes):
             channel.send(1 + number, payload(number, size), ("192.0.2.2", PORT))
-        # The trains at once, and the others when some of them have waited.
+        # The GSO packets at once, and the others when some of them have waited.
         channel.bell()
         for number in range(10):
             channel.send(130 + number, payload(number, 90 + number), ("192.0.2.2", PORT))
@@ -457,7 +457,7 @@ with namespace("host"):
 shown = devices("host")
 kopi.check("kopictl info shows it", shown[0]["name"] == "eth0" and shown[0]["path"] == "direct",
            shown)
-for case in (data_is_whole, device_fills, hooks_see_trains, others_look, ways_change, stack_is_slow, cpus_change,
+for case in (data_is_whole, device_fills, hooks_see_gso_packets, others_look, ways_change, stack_is_slow, cpus_change,
              device_goes_down, driver_takes_none, bad_input):
     case(YNL)
 kopictl("detach", "eth0")

@@ -27,6 +27,6 @@ def forget():
 
 
 def noted():
-    """How many were dropped for each reason, trains as one."""
+    """How many were dropped for each reason, GSO packets as one."""
     with open(f"{TRACING}/trace", encoding="ascii") as trace:
         return collections.Counter(re.findall(r"reason: (\w+)", trace.read()))

@@ -77,7 +77,7 @@ fuzz() {
 		path=("$loopback" "$loopback" 127.0.0.1 0..9000)
 		start hostile --near 198.51.100.1 --far 198.51.100.2 --near 2001:db8:51::1 --far 2001:db8:51::2
 	else
-		path=("$host" "$peer" 192.0.2.2 0..1472 --trains)
+		path=("$host" "$peer" 192.0.2.2 0..1472 --offloads)
 		start $host --near 192.0.2.1 --far 192.0.2.2 --near 2001:db8::1 --far 2001:db8::2
 		start $peer --near 192.0.2.2 --far 192.0.2.1 --near 2001:db8::2 --far 2001:db8::1
 	fi

@@ -50,9 +50,9 @@ def scribble(channel, seed):
             struct.pack_into(">H", region, frame + 68, rng.randrange(1 << 16))
 
 
-def attack(trains):
+def attack(gso):
     """Sends while another process rewrites; gives the flow's counters."""
-    channel = kopi.Channel(flags=int(trains), frames=64, tx=16, completion=16)
+    channel = kopi.Channel(flags=kopi.OFFLOADS if gso else 0, frames=64, tx=16, completion=16)
     hostile = kopi.in_child(lambda: scribble(channel, SEED))
     rng = random.Random(SEED)
     while channel.tx.get(channel.tx.producer) < BELLS:
@@ -90,9 +90,9 @@ with namespace("peer"):
     tap.setblocking(False)
 
 for asked in (False, True):
-    suffix = ", trains" if asked else ""
+    suffix = ", GSO packets" if asked else ""
     if asked:
-        # Of a train the filter sees the whole: only address and port are what it goes by.
+        # Of a GSO packet the filter sees the whole: only address and port are what it goes by.
         sh("ip netns exec host nft flush chain inet t o; ip netns exec host nft add rule inet t o "
            f"ip daddr {GOOD[0]} udp dport {GOOD[1]} counter accept; "
            "ip netns exec host nft add rule inet t o udp dport { 7001, 7002 } counter drop")

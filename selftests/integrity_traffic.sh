@@ -32,8 +32,8 @@ done
 for address in 127.0.0.1 '[::1]'; do
 	check "KOPI to KOPI, loopback, $address" transfer host host "$address:9103" "" "$all"
 done
-check "trains, NICs" transfer host peer 192.0.2.1:9104 "--trains" "--size 1400 --trains"
-check "merged trains, loopback" transfer host host 127.0.0.1:9105 "--trains --merged" "--size 1400 --trains"
+check "GSO packets, NICs" transfer host peer 192.0.2.1:9104 "--offloads" "--size 1400 --offloads"
+check "merged GSO packets, loopback" transfer host host 127.0.0.1:9105 "--offloads --merged" "--size 1400 --offloads"
 check "10,000 flows on one channel" \
 	transfer host host 127.0.0.1:20000 "--flows 10000" "--size 0..1000 --flows 10000 --ports 10000"
 finish

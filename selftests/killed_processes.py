@@ -32,7 +32,7 @@ def child(number):
         flow = kopi.flow(proto)
         flow.setsockopt(kopi.socket.SOL_SOCKET, kopi.socket.SO_REUSEPORT, 1)
         flow.bind((host, port))
-        flags = number & 1
+        flags = kopi.OFFLOADS * (number & 1)
         channel = kopi.Channel(flow, flags=flags, frames=64)
         for frame in range(32):
             channel.fill.push(channel.frame(frame))

@@ -18,7 +18,10 @@ with open("/sys/module/kopi/parameters/family", encoding="ascii") as parameter:
 SOL_KOPI = 0x4B4F
 UDP6 = 273
 INFO, CHANNEL, JOIN, STATS = 1, 2, 3, 4
-TRAINS, RX_MERGED, ENGINE = 1, 2, 4
+ABI_VERSION = 2
+GSO, GRO, GRO_MERGED, ENGINE = 1, 2, 4, 8
+# Both ways.
+OFFLOADS = GSO | GRO
 DOORBELL = 0xCB01
 BELL_TX, BELL_WAIT_RX, BELL_WAIT_COMPLETION = 1, 2, 4
 MORE, META = 1, 2

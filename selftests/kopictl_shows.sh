@@ -22,7 +22,7 @@ check "three questions are answered" eval 'echoes 7777 one && echoes 7777 three 
 
 family=$(</sys/module/kopi/parameters/family)
 check "info has the versions" eval 'kopictl info --json | has --argjson family "$family" --arg kernel "$(uname -r)" \
-	".abi_version == 1 and .address_family == \$family and .kernel == \$kernel and .flows == 1"'
+	".abi_version == 2 and .address_family == \$family and .kernel == \$kernel and .flows == 1"'
 check "info, for people" eval 'kopictl info | grep -qE "^flows +1$"'
 
 check "ps shows the process that ss shows" eval 'kopictl ps --json | has --argjson pid "$pid" \

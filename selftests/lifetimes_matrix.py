@@ -3,7 +3,7 @@
 """Every way in which a flow, or what is below it, can end, in every state in which it can be.
 
 Each case is a flow in a network namespace of its own, on a veth pair or on a NIC that is plugged in
-for it, and may be attached: then it sends and receives trains by the driver. It is brought into a
+for it, and may be attached: then it sends and receives GSO packets by the driver. It is brought into a
 state, the ending is applied, and then: the program, if it lives, goes on or gets the error that a UDP
 socket gets; what held packets holds them still, or has let go of them; what is held comes out whole
 when it is let go; every frame is completed and every packet counted; and when all is closed nothing

@@ -65,14 +65,14 @@ def stop(pid):
     return alive
 
 
-def flow_sends(trains):
+def flow_sends(gso):
     """A KOPI flow that sends."""
     def work(pace):
         with open(f"{GROUP}/cgroup.procs", "w", encoding="ascii") as procs:
             procs.write("0")
         flow = kopi.flow()
         flow.bind(("192.0.2.1", 7000))
-        channel = kopi.Channel(flow, flags=int(trains))
+        channel = kopi.Channel(flow, flags=kopi.OFFLOADS if gso else 0)
         while True:
             number = pace.begin()
             for frame in range(BATCH):
@@ -128,13 +128,13 @@ class UdpReceiver:
 class FlowReceiver:
     """The KOPI end."""
 
-    def __init__(self, trains):
+    def __init__(self, gso):
         with open(f"{GROUP}/cgroup.procs", "w", encoding="ascii") as procs:
             procs.write("0")
         with namespace("host"):
             self.sock = kopi.flow()
         self.sock.bind(("192.0.2.1", 7000))
-        self.channel = kopi.Channel(self.sock, flags=int(trains), frames=2048, fill=2048, rx=2048,
+        self.channel = kopi.Channel(self.sock, flags=kopi.OFFLOADS if gso else 0, frames=2048, fill=2048, rx=2048,
                                     frame_size=512)
         for frame in range(2048):
             self.channel.fill.push(self.channel.frame(frame))
@@ -271,10 +271,10 @@ def sees(receiver, pace, add, remove, what, tos):
 
 os.makedirs(GROUP, exist_ok=True)
 bpf.load()
-for trains in (False, True):
-    suffix = ", trains" if trains else ""
+for gso in (False, True):
+    suffix = ", GSO packets" if gso else ""
     count = Pace()
-    child = start("host", flow_sends(trains), count)
+    child = start("host", flow_sends(gso), count)
     end = UdpReceiver()
     stops("out" + suffix, end, count, STOP_OUT)
     added, removed, clear = rule("filter hook output priority 0", "udp dport 7001 drop")
@@ -310,7 +310,7 @@ for trains in (False, True):
 
     count = Pace()
     child = start("peer", udp_sends, count)
-    end = FlowReceiver(trains)
+    end = FlowReceiver(gso)
     stops("in" + suffix, end, count, STOP_IN)
     added, removed, clear = rule("filter hook input priority 0", "udp dport 7000 ip dscp set cs2")
     sees(end, count, added, removed, "in" + suffix + ": dscp", 0x40)

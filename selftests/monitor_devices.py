@@ -166,9 +166,9 @@ def dropped_by_kopi(monitor, channel, far):
     ask(FAMILY, "ruleset-set")
 
 
-def trains(monitor, far):
-    """A train is one packet; payload that goes by reference is there, and comes back."""
-    channel = kopi.Channel(flags=1, frame_size=4096)
+def gso(monitor, far):
+    """A GSO packet is one packet; payload that goes by reference is there, and comes back."""
+    channel = kopi.Channel(flags=kopi.OFFLOADS, frame_size=4096)
     channel.sock.bind((HOST, PORT + 2))
     data = [bytes([number]) * 1400 for number in range(8)]
     for number, each in enumerate(data):
@@ -178,7 +178,7 @@ def trains(monitor, far):
     while len(whole) < 8 * 1400 and (packet := monitor.next()):
         seen.append(packet[0])
         whole += payload(packet)
-    check("trains and what they are cut into say whose they are", seen and all(
+    check("GSO packets and what they are cut into say whose they are", seen and all(
         each["pid"] == os.getpid() and each["direction"] == OUT for each in seen), seen)
     check("their payload is whole", whole == b"".join(data), len(whole))
     frames = []
@@ -300,7 +300,7 @@ with ruled() as FAMILY, watching() as MONITOR:
     check("no packet is unaccounted for", not CHANNEL.unaccounted(), CHANNEL.unaccounted())
     CHANNEL.sock.close()
     CHANNEL.region.close()
-    trains(MONITOR, FAR)
+    gso(MONITOR, FAR)
     ipv6(MONITOR)
     check("nothing else was shown", MONITOR.is_quiet())
 with namespace("host"):

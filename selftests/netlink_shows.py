@@ -38,7 +38,7 @@ def in_child(work):
 with namespace("host"):
     ynl = family()
     info = ask(ynl, "info-get")
-    check("info: ABI version and family", info["abi-version"] == 1 and info["address-family"] == kopi.AF_KOPI, info)
+    check("info: ABI version and family", info["abi-version"] == kopi.ABI_VERSION and info["address-family"] == kopi.AF_KOPI, info)
 
     opened = ask(ynl, "totals-get")["flows-opened"]
     channel = kopi.Channel(kopi.flow(), frames=64)

@@ -32,7 +32,7 @@ def _attribute(kind, data):
 
 
 class Queue:
-    """A queue of the current network namespace, bound; trains come as one."""
+    """A queue of the current network namespace, bound; GSO packets come as one."""
 
     def __init__(self, number):
         self.number = number

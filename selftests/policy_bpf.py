@@ -241,7 +241,7 @@ LOOPBACK = {"subject_at": lambda family: (LOOP[family], SUBJECT_PORT),
 marked_5 = nft_table(chain("filter hook output priority 0",
                            "meta mark 5 meta priority 0:4 udp dport 7001 counter"))
 LOOSE = {"connected": False}
-SINGLE = {"trains": (False,)}
+SINGLE = {"gso": (False,)}
 
 
 def to_other(end):
@@ -304,8 +304,8 @@ run("BPF", [
            subject_sends_to=to_other("peer"), **LOOSE, **IN),
     Policy("recvmsg: another source", cgroup(*both("recvmsg@_rewrite", "udp@_recvmsg")),
            observe=(seen,), **SINGLE, **IN),
-    Policy("recvmsg: another source, trains", cgroup(*both("recvmsg@_rewrite", "udp@_recvmsg")),
-           trains=(True,), **IN),
+    Policy("recvmsg: another source, GSO packets", cgroup(*both("recvmsg@_rewrite", "udp@_recvmsg")),
+           gso=(True,), **IN),
     Policy("setsockopt: refuse", cgroup(("setsockopt_refuse", "setsockopt")), errors=("EPERM",),
            options=PRIORITY, **IN),
     Policy("getsockopt: another value", cgroup(("getsockopt_change", "getsockopt")),
@@ -316,13 +316,13 @@ run("BPF", [
     Policy("SO_ATTACH_BPF: trim", prepare=socket_program(SO_ATTACH_BPF, "filter_trim"), **SINGLE),
     Policy("SO_ATTACH_BPF: trim to nothing",
            prepare=socket_program(SO_ATTACH_BPF, "filter_trim_all"), **SINGLE),
-    Policy("SO_ATTACH_BPF: drop, trains", prepare=socket_program(SO_ATTACH_BPF, "filter_drop"),
-           into=NONE, trains=(True,)),
-    # On loopback a train arrives as it was sent: there are three, and of each the start is left.
-    Policy("SO_ATTACH_BPF: trim, trains", prepare=socket_program(SO_ATTACH_BPF, "filter_trim"),
-           into=3, trains=(True,), **LOOPBACK),
-    Policy("SO_ATTACH_BPF: trim to nothing, trains",
-           prepare=socket_program(SO_ATTACH_BPF, "filter_trim_all"), into=3, trains=(True,),
+    Policy("SO_ATTACH_BPF: drop, GSO packets", prepare=socket_program(SO_ATTACH_BPF, "filter_drop"),
+           into=NONE, gso=(True,)),
+    # On loopback a GSO packet arrives as it was sent: there are three, and of each the start is left.
+    Policy("SO_ATTACH_BPF: trim, GSO packets", prepare=socket_program(SO_ATTACH_BPF, "filter_trim"),
+           into=3, gso=(True,), **LOOPBACK),
+    Policy("SO_ATTACH_BPF: trim to nothing, GSO packets",
+           prepare=socket_program(SO_ATTACH_BPF, "filter_trim_all"), into=3, gso=(True,),
            **LOOPBACK),
     Policy("netfilter program: drop in output", netfilter(NF_INET_LOCAL_OUT), out=NONE,
            errors=("EPERM",), observe=(passed,)),
@@ -352,9 +352,9 @@ run("BPF", [
            observe=(passed, on_other), **SINGLE),
     Policy("tcx egress: another port", tcx("tc_port_of_peer", "egress"),
            subject_sends_to=to_other("peer"), observe=(passed,), **LOOSE, **SINGLE),
-    Policy("tcx egress: another port, trains", tcx("tc_port_of_peer", "egress"),
-           subject_sends_to=to_other("peer"), observe=(passed,), out=NONE, trains=(True,),
-           note="as with NAT of trains: a wrong checksum, UDP_SEGMENT's as well", **LOOSE),
+    Policy("tcx egress: another port, GSO packets", tcx("tc_port_of_peer", "egress"),
+           subject_sends_to=to_other("peer"), observe=(passed,), out=NONE, gso=(True,),
+           note="as with NAT of GSO packets: a wrong checksum, UDP_SEGMENT's as well", **LOOSE),
     Policy("tcx ingress: another port", tcx("tc_port_of_subject", "ingress"),
            peer_sends_to=to_other("host"), observe=(passed,), **LOOSE, **SINGLE),
     Policy("tcx ingress: bpf_sk_assign", tcx("tc_assign", "ingress"), prepare=assign,

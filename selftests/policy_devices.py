@@ -175,12 +175,12 @@ VRF = ("ip link add vrf0 type vrf table 50; ip link set vrf0 up; ip link set d0 
 UNVRF = "ip link del vrf0"
 VRF_REACH = "ping -I vrf0 -q -c1 -w5 203.0.113.2 && ping -I vrf0 -q -c1 -w5 2001:db8:d::2"
 PAIR = {"subject_at": at(HERE, SUBJECT_PORT), "peer_at": at(THERE, PEER_PORT)}
-SINGLE = {"trains": (False,)}
+SINGLE = {"gso": (False,)}
 OWN = {"snmp": "the tunnel's own packets count as UDP, and their number changes from run to run"}
-# Where the stack takes no trains, KOPI sends what is in them one by one.
-ONE_BY_ONE = {"trains": (True,), "out": WHATEVER, "kopi_out": ALL, "into": None,
+# Where the stack takes no GSO packets, KOPI sends what is in them one by one.
+ONE_BY_ONE = {"gso": (True,), "out": WHATEVER, "kopi_out": ALL, "into": None,
               "errors": ("EIO", "EMSGSIZE", "ok"),
-              "differs": {what: "the stack takes no trains here and refuses UDP_SEGMENT's; KOPI then "
+              "differs": {what: "the stack takes no GSO packets here and refuses UDP_SEGMENT's; KOPI then "
                           "sends their datagrams one by one" for what in ("errors", "out")}}
 
 run("devices", [
@@ -230,7 +230,7 @@ run("devices", [
     device("VRF", VRF, clean=UNVRF, reach=VRF_REACH, prepare=vrf_device, sentinel=False),
     device("ESP, transport", esp("transport"), clean=CLEAR_ESP, **SINGLE),
     device("ESP, tunnel", esp("tunnel"), clean=CLEAR_ESP, **SINGLE),
-    device("ESP, transport, trains", esp("transport"), clean=CLEAR_ESP, **ONE_BY_ONE),
+    device("ESP, transport, GSO packets", esp("transport"), clean=CLEAR_ESP, **ONE_BY_ONE),
     device("ESP, with a peer that has none", esp("transport", ("",)), clean=CLEAR_ESP, reach=":",
            out=NONE, into=NONE, sentinel=False, **SINGLE),
     Policy("tun", fixture=tun, **PAIR, checks=(arrived("out", device="t1"),

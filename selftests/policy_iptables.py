@@ -80,7 +80,7 @@ def policies(backend):
         return Policy(f"{backend}: {name}", setup, observe=counters(backend), **fields)
 
     denied = {"out": NONE, "errors": ("EPERM",)}
-    single = {"trains": (False,)}
+    single = {"gso": (False,)}
     return [
         policy("count", [OUT, IN]),
         policy("DROP in OUTPUT", [f"{OUT} -j DROP"], **denied),
@@ -93,7 +93,7 @@ def policies(backend):
         policy("owner, socket exists", [f"{OUT} -m owner --socket-exists -j DROP"], **denied),
         policy("cgroup", [f"{OUT} -m cgroup --path {GROUP} -j DROP"], cgroup=GROUP, **denied),
         policy("cgroup on input", [f"{IN} -m cgroup --path {GROUP} -j DROP"], cgroup=GROUP,
-               into=NONE, paced=True, trains=(False,),
+               into=NONE, paced=True, gso=(False,),
                note="in a batch the kernel looks for the socket of the first packet only"),
         policy("hashlimit", [f"{OUT} -m hashlimit --hashlimit-upto 1/hour --hashlimit-burst 5 "
                              f"--hashlimit-mode srcport --hashlimit-name {backend} -j ACCEPT",

@@ -113,7 +113,7 @@ def transparent(subject):
     subject.sock.setsockopt(level, name, 1)
 
 
-NAT = {"observe": (conntrack, nft_counters), "connected": False, "trains": (False,)}
+NAT = {"observe": (conntrack, nft_counters), "connected": False, "gso": (False,)}
 # How many of the first packets of a batch meet the rules before the connection is known is chance.
 NAT_IN = {**NAT, "observe": (conntrack,), "out": None,
           "peer_sends_to": lambda family: (ADDRESSES[family]["host"], 8000)}
@@ -127,7 +127,7 @@ run("nftables", [
     Policy("input: drop", **rules(chain(INPUT, f"{IN} counter drop"), into=NONE)),
     Policy("input: drop small ones",
            **rules(chain(INPUT, f"{IN} udp length < 100 counter drop"), into=32,
-                   trains=(False,))),
+                   gso=(False,))),
     Policy("output: count", **rules(chain(OUTPUT, f"{OUT} counter"))),
     Policy("output: drop", **rules(chain(OUTPUT, f"{OUT} counter drop"),
                                    out=NONE, errors=("EPERM",))),
@@ -148,7 +148,7 @@ run("nftables", [
                    errors=("EPERM", "EHOSTUNREACH", "EACCES"))),
     Policy("peer's input: reject",
            setup=reject_at_peer, out=NONE,
-           errors=("ECONNREFUSED",), paced=True, trains=(False,)),
+           errors=("ECONNREFUSED",), paced=True, gso=(False,)),
     Policy("meta skuid: drop bob's",
            **rules(chain(OUTPUT, f"{OUT} meta skuid bob counter drop", f"{OUT} counter"),
                    out=NONE, errors=("EPERM",), user="bob")),
@@ -183,7 +183,7 @@ run("nftables", [
                          f"{OUT} meta nfproto ipv6 ip6 dscp set cs5 counter",
                          f"{OUT} meta priority set 1:7"))),
     Policy("meta length", **rules(chain(OUTPUT, f"{OUT} meta length > 1200 counter drop"),
-                                  out=32, errors=("EPERM",), trains=(False,))),
+                                  out=32, errors=("EPERM",), gso=(False,))),
     Policy("sets and maps",
            **rules("set ports { type inet_service; elements = { 53, 7001 } }",
                    "map verdicts { type inet_service : verdict; elements = { 7000 : drop } }",
@@ -191,25 +191,25 @@ run("nftables", [
                    chain(INPUT, "counter udp dport vmap @verdicts"),
                    out=NONE, into=NONE, errors=("EPERM",), sentinel=True)),
     Policy("payload match", **rules(chain(OUTPUT, f"{OUT} @th,64,32 3 counter drop"), out=39,
-                                    errors=("EPERM",), trains=(False,))),
+                                    errors=("EPERM",), gso=(False,))),
     Policy("limit",
            **rules(chain(OUTPUT, f"{OUT} limit rate 1/hour burst 5 packets counter accept",
                          f"{OUT} counter drop"),
-                   out=5, errors=("EPERM",), trains=(False,))),
-    Policy("limit, of trains",
+                   out=5, errors=("EPERM",), gso=(False,))),
+    Policy("limit, of GSO packets",
            **rules(chain(OUTPUT, f"{OUT} limit rate 1/hour burst 2 packets counter accept",
                          f"{OUT} counter drop"),
-                   out=17, errors=("EPERM",), trains=(True,)), note="a train counts as one"),
+                   out=17, errors=("EPERM",), gso=(True,)), note="a GSO packet counts as one"),
     Policy("limit on input",
            **rules(chain(INPUT, f"{IN} limit rate 1/hour burst 5 packets counter accept",
-                         f"{IN} counter drop"), into=5, trains=(False,))),
+                         f"{IN} counter drop"), into=5, gso=(False,))),
     Policy("quota",
            **rules(chain(OUTPUT, f"{OUT} quota over 10000 bytes counter drop"),
-                   out=14, errors=("EPERM",), trains=(False,))),
+                   out=14, errors=("EPERM",), gso=(False,))),
     Policy("log", setup=together(log_in_namespace, nft_table(
         chain(OUTPUT, f'{OUT} limit rate 1/hour burst 3 packets log prefix "kopi-test " flags skuid'),
         chain(INPUT, f'{IN} limit rate 1/hour burst 3 packets log prefix "kopi-test "'))),
-           observe=(logged,), user="bob", trains=(False,)),
+           observe=(logged,), user="bob", gso=(False,)),
     Policy("ct state", setup=together(flush_conntrack, nft_table(
         chain(OUTPUT, f"{OUT} ct state new counter", f"{OUT} ct state established counter"),
         chain(INPUT, f"{IN} ct state established counter", f"{IN} ct state new counter drop"))),
@@ -228,7 +228,7 @@ run("nftables", [
            observe=(conntrack, nft_counters)),
     Policy("ct count and helper-less limits", setup=together(flush_conntrack, nft_table(
         chain(OUTPUT, f"{OUT} ct original packets > 10 counter drop"))),
-           observe=(nft_counters,), out=10, into=None, errors=("EPERM",), trains=(False,),
+           observe=(nft_counters,), out=10, into=None, errors=("EPERM",), gso=(False,),
            prepare=lambda subject: sh("sysctl -qw net.netfilter.nf_conntrack_acct=1")),
     Policy("notrack", setup=together(flush_conntrack, nft_table(
         chain(RAW_OUTPUT, f"{OUT} notrack"), chain(RAW_PREROUTING, f"{IN} notrack"),
@@ -261,15 +261,15 @@ run("nftables", [
               f"meta nfproto ipv4 {OUT} counter snat ip to 192.0.2.1:6000",
               f"meta nfproto ipv6 {OUT} counter snat ip6 to [2001:db8::1]:6000"))),
            peer_sends_to=lambda family: (ADDRESSES[family]["host"], 6000), **NAT),
-    Policy("snat of trains", setup=together(flush_conntrack, nft_table(
+    Policy("snat of GSO packets", setup=together(flush_conntrack, nft_table(
         chain("nat hook postrouting priority 100",
               f"meta nfproto ipv4 {OUT} counter snat ip to 192.0.2.1:6000",
               f"meta nfproto ipv6 {OUT} counter snat ip6 to [2001:db8::1]:6000"))),
            peer_sends_to=lambda family: (ADDRESSES[family]["host"], 6000), out=NONE,
-           note="the NIC here has no checksum offload, and for such the kernel's NAT gives trains "
+           note="the NIC here has no checksum offload, and for such the kernel's NAT gives GSO packets "
                 "a wrong checksum, UDP_SEGMENT's as well",
            # On the direct path KOPI's have a right one.
-           **{**NAT, "trains": () if os.environ.get("DIRECT") else (True,)}),
+           **{**NAT, "gso": () if os.environ.get("DIRECT") else (True,)}),
     Policy("masquerade", setup=together(second_address, flush_conntrack, nft_table(
         chain("nat hook postrouting priority 100", f"{OUT} counter masquerade to :6100"))),
            subject_at=at(SECOND, SUBJECT_PORT),
@@ -279,16 +279,16 @@ run("nftables", [
            setup=together(queue_to(lambda number: True),
                           nft_table(chain(OUTPUT, f"{OUT} counter queue num 0"),
                                     chain(INPUT, f"{IN} counter queue num 0"))),
-           observe=(nft_counters,), settle=nfqueue.settle, trains=(False,)),
+           observe=(nft_counters,), settle=nfqueue.settle, gso=(False,)),
     Policy("queue to a program that drops every other",
            setup=together(queue_to(lambda number: number % 2 == 0),
                           nft_table(chain(OUTPUT, f"{OUT} counter queue num 0"))),
            observe=(nft_counters,), settle=nfqueue.settle, out=COUNT // 2, into=ALL,
-           trains=(False,)),
-    Policy("queue, trains",
+           gso=(False,)),
+    Policy("queue, GSO packets",
            setup=together(queue_to(lambda number: True),
                           nft_table(chain(OUTPUT, f"{OUT} counter queue num 0"))),
-           observe=(nft_counters,), settle=nfqueue.settle, trains=(True,)),
+           observe=(nft_counters,), settle=nfqueue.settle, gso=(True,)),
     Policy("queue without a program", **rules(chain(OUTPUT, f"{OUT} counter queue num 7"),
                                               out=NONE, errors=("ok",))),
     Policy("tproxy", setup=together(tproxy_routes, peer_routes, nft_table(

@@ -20,7 +20,7 @@ from linux import (IPV6_AUTOFLOWLABEL, IPV6_FREEBIND, IPV6_HOPOPTS, IPV6_JOIN_GR
 IP_LOCAL_PORT_RANGE = 51
 GROUPS = {4: "239.1.2.3", 6: "ff05::123"}
 V4, V6 = {"families": (4,)}, {"families": (6,)}
-SINGLE = {"trains": (False,)}
+SINGLE = {"gso": (False,)}
 DEVICES = {"host": "eth0", "peer": "eth1"}
 
 
@@ -362,9 +362,9 @@ POLICIES = [
 ]
 
 
-def opened(kind, *names, family=4, trains=False):
+def opened(kind, *names, family=4, gso=False):
     """A subject with these options of SOL_SOCKET set, which goes when the checks are over."""
-    subject = kind(family, trains)
+    subject = kind(family, gso)
     undo(subject.close)
     for name in names:
         subject.sock.setsockopt(socket.SOL_SOCKET, name, 1)

@@ -22,7 +22,7 @@ RULE_NET_PORT = 2
 CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW = 10, 12, 13
 BOB = {"user": "bob"}
 V4 = {"families": (4,)}
-SINGLE = {"trains": (False,)}
+SINGLE = {"gso": (False,)}
 REFUSED = {"errors": ("EPERM", "EACCES"), **SINGLE}
 
 

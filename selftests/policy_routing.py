@@ -15,7 +15,7 @@ from linux import (IPV6_MTU, IPV6_MTU_DISCOVER, IPV6_RECVERR, IPV6_TCLASS, IPV6_
                    IP_MTU_DISCOVER, IP_RECVERR, IP_TOS, IP_TTL, IP_UNICAST_IF)
 
 IPV6_DONTFRAG = 62
-SINGLE = {"trains": (False,)}
+SINGLE = {"gso": (False,)}
 LOOSE = {"connected": False}
 HERE = {4: "203.0.113.1", 6: "2001:db8:d::1"}
 THERE = {4: "198.51.100.2", 6: "2001:db8:e::2"}
@@ -415,9 +415,9 @@ POLICIES = [
     Policy("mid-flow: MTU smaller", **LINK, between=mtu(1280), errors=("EMSGSIZE",),
            then_out=32, then_into=32, options=DISCOVER["do"], families=(4,), **SINGLE),
     Policy("mid-flow: MTU smaller, fragments", **LINK, between=mtu(1280), then_into=32, **SINGLE),
-    Policy("mid-flow: MTU smaller, trains", **LINK, between=mtu(1280), trains=(True,),
+    Policy("mid-flow: MTU smaller, GSO packets", **LINK, between=mtu(1280), gso=(True,),
            families=(4,), errors=("EMSGSIZE", "ok"), then_out=WHATEVER, then_into=WHATEVER,
-           differs={what: "UDP_SEGMENT is refused as a whole; what KOPI can't send as a train it "
+           differs={what: "UDP_SEGMENT is refused as a whole; what KOPI can't send as a GSO packet it "
                     "sends one by one" for what in ("errors then", "out then")}),
     Policy("mid-flow: route unreachable", **LINK,
            between=do("ip route add unreachable 203.0.113.2/32; "

@@ -16,7 +16,7 @@ import kopi
 from equivalence import (COUNT, NONE, PATIENCE, Policy, chain, nft_table, run, sh, together, undo)
 
 NETLINK_NETFILTER = "12"
-SINGLE = {"trains": (False,)}
+SINGLE = {"gso": (False,)}
 
 
 class Watcher:
@@ -257,7 +257,7 @@ need_no_headers()
 run("seeing", [
     Policy("tcpdump on eth0", **tcpdump("eth0"), **SINGLE),
     Policy("tcpdump on any", **tcpdump("any"), **SINGLE),
-    Policy("tcpdump on eth0, trains", **tcpdump("eth0"), trains=(True,), into=None,
+    Policy("tcpdump on eth0, GSO packets", **tcpdump("eth0"), gso=(True,), into=None,
            note="taps of a NIC without offloads see the datagrams"),
     Policy("ss, /proc/net/udp, /proc/net/udp6", observe=(sockets,)),
     Policy("ss, /proc/net/udp, of bob's", observe=(sockets,), user="bob"),

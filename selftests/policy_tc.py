@@ -152,7 +152,7 @@ def throttled():
 
 seen = {"observe": (tc_counters,)}
 counted = {"observe": (filters,)}
-single = {"trains": (False,)}
+single = {"gso": (False,)}
 U32_MARK = ["filter add @ parent 1: pref 1 protocol all handle 5 fw flowid 1:20"]
 
 run("tc", [
@@ -205,8 +205,8 @@ run("tc", [
            **seen),
     Policy("netem: loss", tc("qdisc add @ root netem loss random 30% seed 7 limit 1000"),
            settle=let_go, out=ANY, **single),
-    Policy("netem: loss of trains", tc("qdisc add @ root netem loss random 50% seed 3 limit 1000"),
-           settle=let_go, out=ANY, trains=(True,)),
+    Policy("netem: loss of GSO packets", tc("qdisc add @ root netem loss random 50% seed 3 limit 1000"),
+           settle=let_go, out=ANY, gso=(True,)),
     Policy("netem: duplicate", tc("qdisc add @ root netem duplicate 100% limit 1000"),
            settle=let_go, out=2 * COUNT, **single),
     Policy("netem: reorder",

@@ -32,12 +32,12 @@ def whole(end, count):
     """Datagrams of all sizes, between rings and sockets, where nothing changes: all arrive intact."""
     turns = 0
     kinds = [("host", "peer", "192.0.2.1", "", ""), ("peer", "host", "[2001:db8::2]", "--plain", ""),
-             ("host", "host", "127.0.0.1", "", "--plain"), ("host", "host", "[::1]", "--trains", ""),
-             ("peer", "host", "192.0.2.2", "--trains --merged", "--trains"),
-             ("host", "peer", "192.0.2.1", "--trains --merged", "--trains")]
+             ("host", "host", "127.0.0.1", "", "--plain"), ("host", "host", "[::1]", "--offloads", ""),
+             ("peer", "host", "192.0.2.2", "--offloads --merged", "--offloads"),
+             ("host", "peer", "192.0.2.1", "--offloads --merged", "--offloads")]
     while time.monotonic() < end:
         to, by, address, receiving, sending = kinds[turns % len(kinds)]
-        size = "1400" if "trains" in sending else "0..20000"
+        size = "1400" if "offloads" in sending else "0..20000"
         sh(f"cd /tmp; ip netns exec {to} kopi-gen recv --bind {address}:9100 --count 500 "
            f"--timeout 60 {receiving} >soak.recv & for _ in $(seq 600); do grep -q ^listening "
            f"soak.recv && break; sleep 0.05; done; ip netns exec {by} kopi-gen send {address}:9100 "
@@ -54,9 +54,9 @@ def lossy(end, count):
         family = 6 if turns & 1 else 4
         proto = kopi.UDP6 if family == 6 else 0
         with namespace("host"):
-            out = Channel(flow(proto), flags=turns >> 1 & 1)
+            out = Channel(flow(proto), flags=kopi.OFFLOADS * (turns >> 1 & 1))
         with namespace("peer"):
-            back = Channel(flow(proto), flags=turns >> 2 & 1, frames=256, fill=256, rx=256)
+            back = Channel(flow(proto), flags=kopi.OFFLOADS * (turns >> 2 & 1), frames=256, fill=256, rx=256)
         back.sock.bind((LOSSY[family][1], 7001))
         for frame in range(256):
             back.fill.push(back.frame(frame))
@@ -90,7 +90,7 @@ def churn(end, count):
     turns = 0
     while time.monotonic() < end:
         first, second = flow(), flow()
-        channel = Channel(first, frames=16, flags=turns & 1)
+        channel = Channel(first, frames=16, flags=kopi.OFFLOADS * (turns & 1))
         second.setsockopt(SOL_KOPI, JOIN, kopi.join_request(first))
         for sock in (first, second):
             sock.bind(("127.0.0.1", 0))
@@ -245,7 +245,7 @@ check("all datagrams arrived intact, and all packets are accounted for", not bro
 check("each kind of work was done", set(done) == {"whole", "sent", "received", "churned", "killed",
                                                   "changes", "programs"} and all(done.values()), done)
 eth0 = devices("host")[0]
-check("the NIC's driver sent and received trains", eth0["packets"] and eth0["merged"], eth0)
+check("the NIC's driver sent and received GSO packets", eth0["packets"] and eth0["gro-packets"], eth0)
 sh("ip netns exec host kopictl detach eth0")
 check("no reference to the module is left", memory.wait_until_unused(), memory.module_users())
 grown, after = memory.grown(before, 500, {"VmallocUsed:": 4096, "Percpu:": 1024, "Taken:": 30 << 10})

@@ -19,13 +19,13 @@ AREAS = ("nftables", "iptables", "tc", "BPF", "routing", "devices", "options", "
 
 
 def outcome(row, kind):
-    """What became of the datagrams without trains and with them."""
-    plain, trains = row.get(kind), row.get(f"{kind} trains")
+    """What became of the datagrams without GSO packets and with them."""
+    plain, gso = row.get(kind), row.get(f"{kind} GSO packets")
     if plain is None:
-        return f"trains: {trains}"
-    if trains is None or trains == plain:
+        return f"GSO packets: {gso}"
+    if gso is None or gso == plain:
         return plain
-    return f"{plain}; trains: {trains}"
+    return f"{plain}; GSO packets: {gso}"
 
 
 def remark(row):

@@ -183,7 +183,7 @@ def monitors_come_and_go():
 
 
 def fragments_to_be_are_a_datagram():
-    """What comes as one datagram, of which fragments would be made (UFO), is no train."""
+    """What comes as one datagram, of which fragments would be made (UFO), is no GSO packet."""
     tap = os.open("/dev/net/tun", os.O_RDWR)
     fcntl.ioctl(tap, TUNSETIFF, struct.pack("16sH22x", b"tap0", IFF_TAP | IFF_NO_PI | IFF_VNET_HDR))
     sh("ip addr add 198.18.1.1/24 dev tap0; ip link set tap0 address 02:00:00:00:00:01 up")
@@ -195,7 +195,7 @@ def fragments_to_be_are_a_datagram():
     total = sum(struct.unpack(">10H", ip))
     ip = ip[:10] + struct.pack(">H", 0xFFFF - total % 0xFFFF) + ip[12:]
     udp = struct.pack(">HHHH", 1234, 7781, 8 + size, 0)
-    for what, flags in (("without trains", 0), ("with trains", kopi.TRAINS), ("merged", kopi.TRAINS | kopi.RX_MERGED)):
+    for what, flags in (("without GSO packets", 0), ("with GSO packets", kopi.OFFLOADS), ("merged", kopi.OFFLOADS | kopi.GRO_MERGED)):
         channel = kopi.Channel(flags=flags, frame_size=4096)
         channel.sock.bind(("198.18.1.1", 7781))
         for number in range(8):

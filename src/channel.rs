@@ -236,13 +236,18 @@ impl Channel {
     }
 
     /// Whether runs of packets travel as one.
-    pub(crate) fn has_trains(&self) -> bool {
-        self.layout().flags & abi::CHANNEL_TRAINS != 0
+    pub(crate) fn has_gso(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_GSO != 0
     }
 
-    /// Whether a received train is delivered as one packet.
+    /// Whether what its flows receive may be coalesced.
+    pub(crate) fn has_gro(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_GRO != 0
+    }
+
+    /// Whether a GRO packet is delivered as one packet.
     pub(crate) fn merges_received(&self) -> bool {
-        self.layout().flags & abi::CHANNEL_RX_MERGED != 0
+        self.layout().flags & abi::CHANNEL_GRO_MERGED != 0
     }
 
     /// Whether engines are to look at the TX ring.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The direct path: trains leave by the driver's `ndo_xdp_xmit`, datagram by datagram, instead of as skbs.
+//! The direct path: GSO packets leave by the driver's `ndo_xdp_xmit`, datagram by datagram, instead of as skbs.
 //!
 //! A port is the last hook of all that leaves by a device. What it is asked about has met LOCAL_OUT and
-//! POSTROUTING, the cgroup's programs, the neighbour table and nft's egress hook, a train as one packet. Where
+//! POSTROUTING, the cgroup's programs, the neighbour table and nft's egress hook, a GSO packet as one packet. Where
 //! nothing is left that would look at it (tc, a qdisc that isn't empty, a tap, a monitor), it is cut
 //! up here; else it goes on. Packets of a flow never overtake each other: while some are with the driver
 //! the stack gets none, and the other way round.
@@ -12,13 +12,13 @@ use crate::flow::Flow;
 use crate::redirect::Receiver;
 use crate::sys::{
     context::{now, BottomHalvesOff},
-    netdev::{self, Device, Hooked, Rtnl, Ticked},
-    outgoing::{List, Offer, Outgoing, Sent},
+    netdev::{self, Device, Hooked, Rtnl, Timer},
+    outgoing::{EgressSkb, List, Sent, TakenSkb},
     pernet::NetRef,
     sock::Sock,
-    target::Target,
+    target::RedirectDevice,
     uapi,
-    wanted::Wanted, //
+    wanted::PortMap, //
 };
 use core::sync::atomic::{
     AtomicBool,
@@ -40,7 +40,7 @@ use kernel::{
 /// each time that nothing has changed.
 const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
-/// How long a queue waits for what the stack still has of the flows whose first trains are at its head, one after
+/// How long a queue waits for what the stack still has of the flows whose first GSO packets are at its head, one after
 /// the other, in nanoseconds; anew when the driver has taken something.
 const PATIENCE: u64 = 1_000_000;
 /// When it tries again if that was in vain, in nanoseconds.
@@ -54,30 +54,30 @@ const REFUSED_PAUSE: u64 = 60_000_000_000;
 const CLOSING: u64 = 1_000_000_000;
 /// Between two looks of who waits for that, in nanoseconds.
 const CLOSING_TICK: i64 = 1_000_000;
-/// Ports that there can be, of all network namespaces.
-const PORTS_MAX: usize = 64;
+/// Attached devices that there can be, of all network namespaces.
+const ATTACHED_MAX: usize = 64;
 /// What `kopictl attach` has a driver run, and shows in its lists of programs.
 const PROGRAM: &CStr = c"kopi_redirect";
-/// So many single datagrams in turn, each sent when none was held, and the flow leaves until its next train:
+/// So many single datagrams in turn, each sent when none was held, and the flow leaves until its next GSO packet:
 /// the stack takes less for one.
-const SINGLES_MAX: u8 = 16;
+const DATAGRAMS_MAX: u8 = 16;
 /// Datagrams that may wait on a queue, as many as fq_codel keeps.
 const WAITING_MAX: u32 = 10_240;
 
 global_lock! {
-    // SAFETY: `Ports::register` initializes it, before there is any port.
+    // SAFETY: `Attaching::register` initializes it, before any device is attached.
     /// Those of all network namespaces. Taken under RTNL, if that is held, and always when one comes or goes. What
     /// makes or ends devices is done without it, since those who are told of that take it.
-    unsafe(uninit) static PORTS: Mutex<KVec<Hooked>> = KVec::new();
+    unsafe(uninit) static ATTACHED: Mutex<KVec<Hooked>> = KVec::new();
 }
 
 /// The next port's number.
 static NUMBER: AtomicU32 = AtomicU32::new(1);
 
-/// Which way packets take, as `uapi/kopi_netlink.h` numbers them; those from `Single` on are of one flow's only.
+/// Which way packets take, as `uapi/kopi_netlink.h` numbers them; those from `Datagram` on are of one flow's only.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum Way {
+pub(crate) enum TxPath {
     /// Directly, to the driver.
     Direct = uapi::KOPI_PATH_DIRECT,
     /// By the stack, since no XDP program has the driver take frames,
@@ -96,8 +96,8 @@ pub(crate) enum Way {
     Down = uapi::KOPI_PATH_DOWN,
     /// since its driver took nothing for too long,
     Refused = uapi::KOPI_PATH_REFUSED,
-    /// since the packet is no train,
-    Single = uapi::KOPI_PATH_SINGLE,
+    /// since the packet is no GSO packet,
+    Datagram = uapi::KOPI_PATH_DATAGRAM,
     /// since it isn't UDP any more,
     Transformed = uapi::KOPI_PATH_TRANSFORMED,
     /// since there is more to it than a driver is given,
@@ -109,7 +109,7 @@ pub(crate) enum Way {
 /// Which way what comes takes, as `uapi/kopi_netlink.h` numbers them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum WayIn {
+pub(crate) enum RxPath {
     /// Redirected by the device's XDP program.
     Direct = uapi::KOPI_RECEIVE_PATH_DIRECT,
     /// By the stack, since the program is not one that does,
@@ -118,18 +118,18 @@ pub(crate) enum WayIn {
     Down = uapi::KOPI_RECEIVE_PATH_DOWN,
     /// since the program can't see the tags of VLANs,
     Vlan = uapi::KOPI_RECEIVE_PATH_VLAN,
-    /// or since the flow that it is for takes no trains.
-    NoTrains = uapi::KOPI_RECEIVE_PATH_NO_TRAINS,
+    /// or since the flow that it is for takes no GSO packets.
+    NoGro = uapi::KOPI_RECEIVE_PATH_NO_GRO,
 }
 
 /// Why a packet doesn't leave directly, where others could.
-fn why_not(offer: &Offer<'_>) -> Way {
+fn why_not(offer: &EgressSkb<'_>) -> TxPath {
     if !offer.is_udp() {
-        Way::Transformed
-    } else if offer.has_extras() || offer.is_train() {
-        Way::Extras
+        TxPath::Transformed
+    } else if offer.has_extras() || offer.is_gso() {
+        TxPath::Extras
     } else {
-        Way::Single
+        TxPath::Datagram
     }
 }
 
@@ -146,17 +146,17 @@ pub(crate) enum Verdict {
 pub(crate) struct Counters {
     /// Datagrams that the driver took.
     pub(crate) packets: AtomicU64,
-    /// Trains of them.
-    pub(crate) trains: AtomicU64,
-    /// Trains that the stack got.
+    /// GSO packets of them.
+    pub(crate) gso_packets: AtomicU64,
+    /// GSO packets that the stack got.
     pub(crate) passed: AtomicU64,
     /// Datagrams that were dropped: there were too many, no memory, the driver took no more, or the device went
     /// down.
     pub(crate) dropped: AtomicU64,
     /// Datagrams that were redirected.
     pub(crate) received: AtomicU64,
-    /// Trains that were made of them.
-    pub(crate) merged: AtomicU64,
+    /// GSO packets that were made of them.
+    pub(crate) gro_packets: AtomicU64,
     /// Those that were dropped for want of memory.
     pub(crate) receive_dropped: AtomicU64,
     /// Until when the driver isn't offered any, since it took none for too long, in nanoseconds.
@@ -182,36 +182,36 @@ pub(crate) struct Direct {
     /// The CPU whose queue has those that were taken.
     cpu: AtomicU16,
     /// Packets that were taken, and not let go of yet.
-    held: AtomicU32,
+    in_flight: AtomicU32,
     /// Of these, those that the driver was given.
-    given: AtomicU32,
+    with_driver: AtomicU32,
     /// Bytes that its sock is charged for them.
     charge: AtomicU32,
     /// Not to be tried before this time.
     pause: AtomicU64,
-    /// Single datagrams since the last train, as [`SINGLES_MAX`] counts them.
+    /// Datagrams since the last GSO packet, as [`DATAGRAMS_MAX`] counts them.
     singles: AtomicU8,
     /// By which port's device the last packet left that left by one, and which way; 0 if none has.
     last_device: AtomicU32,
-    last_way: AtomicU8,
+    last_path: AtomicU8,
 }
 
 impl Direct {
     /// Notes which way a packet goes.
-    fn went(&self, device: &Device, way: Way) {
-        if self.last_way.load(Relaxed) != way as u8 {
-            self.last_way.store(way as u8, Relaxed);
+    fn note_path(&self, device: &Device, way: TxPath) {
+        if self.last_path.load(Relaxed) != way as u8 {
+            self.last_path.store(way as u8, Relaxed);
         }
         if self.last_device.load(Relaxed) != device.ifindex() {
             self.last_device.store(device.ifindex(), Relaxed);
         }
     }
 
-    /// Which way the flow's last packet took that left by a port, as `Way` numbers them, and the device: `None`
+    /// Which way the flow's last packet took that left by a port, as `TxPath` numbers them, and the device: `None`
     /// if none has.
     pub(crate) fn last(&self) -> Option<(u32, u32)> {
         let device = self.last_device.load(Relaxed);
-        (device != 0).then_some((self.last_way.load(Relaxed).into(), device))
+        (device != 0).then_some((self.last_path.load(Relaxed).into(), device))
     }
 
     fn goes_by(&self, port: u32) -> bool {
@@ -236,7 +236,7 @@ impl Direct {
             return false;
         }
         let singles = self.singles.load(Relaxed);
-        if singles >= SINGLES_MAX {
+        if singles >= DATAGRAMS_MAX {
             self.leave();
             return false;
         }
@@ -244,8 +244,8 @@ impl Direct {
         true
     }
 
-    /// A train goes by a port.
-    fn note_train(&self) {
+    /// A GSO packet goes by a port.
+    fn note_gso(&self) {
         if self.singles.load(Relaxed) != 0 {
             self.singles.store(0, Relaxed);
         }
@@ -255,14 +255,15 @@ impl Direct {
         self.port.store(0, Relaxed);
     }
 
-    fn take(&self, packet: &Outgoing) {
-        self.held.fetch_add(1, Relaxed);
+    fn take(&self, packet: &TakenSkb) {
+        self.in_flight.fetch_add(1, Relaxed);
         self.charge.fetch_add(packet.charge(), Relaxed);
     }
 
-    fn let_go(&self, packet: &Outgoing) {
-        self.given.fetch_sub(u32::from(packet.has_begun()), Relaxed);
-        self.held.fetch_sub(1, Relaxed);
+    fn complete(&self, packet: &TakenSkb) {
+        self.with_driver
+            .fetch_sub(u32::from(packet.has_begun()), Relaxed);
+        self.in_flight.fetch_sub(1, Relaxed);
         self.charge.fetch_sub(packet.charge(), Relaxed);
     }
 
@@ -273,35 +274,35 @@ impl Direct {
 }
 
 /// A device whose driver is given frames.
-pub(crate) struct Port {
+pub(crate) struct AttachedDevice {
     /// Not that of any other, earlier ones included.
     number: u32,
     device: Arc<Device>,
-    queues: KVec<Pin<KBox<Ticked>>>,
+    queues: KVec<Pin<KBox<Timer>>>,
     /// It takes nothing more.
     closing: AtomicBool,
     /// What takes the packets that are redirected, if the program was said to.
-    receiving: Option<Target>,
+    receiving: Option<RedirectDevice>,
     pub(crate) counters: Arc<Counters>,
 }
 
-impl Port {
+impl AttachedDevice {
     /// Under RTNL.
-    fn new(device: Device, wanted: Option<Wanted>) -> Result<Self> {
+    fn new(device: Device, wanted: Option<PortMap>) -> Result<Self> {
         let number = NUMBER.fetch_add(1, Relaxed);
         let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
         let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
         let mut queues = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..nr_cpu_ids() {
             let queue = Queue::new(number, device.clone(), counters.clone())?;
-            let queue = KBox::try_pin_init(Ticked::new(queue), GFP_KERNEL_ACCOUNT)?;
+            let queue = KBox::try_pin_init(Timer::new(queue), GFP_KERNEL_ACCOUNT)?;
             queues.push_within_capacity(queue).map_err(|_| ENOMEM)?;
         }
         let receiving = match wanted {
             None => None,
             Some(wanted) => {
                 let receiver = Receiver::new(device.clone(), wanted, counters.clone())?;
-                Some(Target::new(receiver)?)
+                Some(RedirectDevice::new(receiver)?)
             }
         };
         Ok(Self {
@@ -332,72 +333,72 @@ impl Port {
         &self.device
     }
 
-    /// Which way trains take now. In an RCU read-side section, with softirqs off.
-    pub(crate) fn way(&self) -> Way {
+    /// Which way GSO packets take now. In an RCU read-side section, with softirqs off.
+    pub(crate) fn tx_path(&self) -> TxPath {
         if !self.device.takes_frames() {
-            Way::NoProgram
+            TxPath::NoProgram
         } else if !self.device.is_ready() {
-            Way::Down
+            TxPath::Down
         } else if self.counters.is_refused() {
-            Way::Refused
+            TxPath::Refused
         } else if self.device.has_tc_egress() {
-            Way::Tc
+            TxPath::Tc
         } else if !self.device.asks_last(self) {
-            Way::Hook
+            TxPath::Hook
         } else if self.device.is_tapped() {
-            Way::Tap
+            TxPath::Tap
         } else if self.device.net().state().monitors.is_any_up() {
-            Way::Monitor
+            TxPath::Monitor
         } else if !self.device.queues_can_be_bypassed() {
-            Way::Qdisc
+            TxPath::Qdisc
         } else {
-            Way::Direct
+            TxPath::Direct
         }
     }
 
     /// Which way a packet takes, if its flow's others don't matter. Softirqs are off.
-    fn way_of(&self, offer: &Offer<'_>) -> Way {
-        match self.way() {
-            Way::Direct if !offer.is_plain() => why_not(offer),
+    fn path_of(&self, offer: &EgressSkb<'_>) -> TxPath {
+        match self.tx_path() {
+            TxPath::Direct if !offer.is_plain() => why_not(offer),
             way => way,
         }
     }
 
     /// Which way what comes takes now.
-    pub(crate) fn way_in(&self) -> WayIn {
+    pub(crate) fn rx_path(&self) -> RxPath {
         match &self.receiving {
-            None => WayIn::NoProgram,
+            None => RxPath::NoProgram,
             // Somebody has taken it off, or put another one in its place.
-            Some(_) if !self.device.runs(PROGRAM) => WayIn::NoProgram,
-            Some(target) if !target.is_up() => WayIn::Down,
-            Some(_) if self.device.strips_vlans() => WayIn::Vlan,
-            Some(_) => WayIn::Direct,
+            Some(_) if !self.device.runs(PROGRAM) => RxPath::NoProgram,
+            Some(target) if !target.is_up() => RxPath::Down,
+            Some(_) if self.device.strips_vlans() => RxPath::Vlan,
+            Some(_) => RxPath::Direct,
         }
     }
 
     /// Says what becomes of a packet. Softirqs are off.
-    pub(crate) fn offered(&self, offer: Offer<'_>) -> Verdict {
+    pub(crate) fn egress(&self, offer: EgressSkb<'_>) -> Verdict {
         let Some((_, flow)) = offer.flow() else {
             return Verdict::Pass;
         };
         let direct = &flow.direct;
-        let held = direct.held.load(Relaxed);
-        if offer.is_train() {
-            direct.note_train();
+        let held = direct.in_flight.load(Relaxed);
+        if offer.is_gso() {
+            direct.note_gso();
         } else if held == 0 && !direct.takes_single(self.number) {
-            direct.went(&self.device, why_not(&offer));
+            direct.note_path(&self.device, why_not(&offer));
             return Verdict::Pass;
         }
-        let way = self.way_of(&offer);
-        let can = !self.closing.load(Relaxed) && way == Way::Direct;
+        let way = self.path_of(&offer);
+        let can = !self.closing.load(Relaxed) && way == TxPath::Direct;
         if held == 0 && !(can && direct.may_go_by(self.number)) {
-            let way = if can { Way::Behind } else { way };
-            direct.went(&self.device, way);
+            let way = if can { TxPath::Behind } else { way };
+            direct.note_path(&self.device, way);
             direct.leave();
             self.count_passed(&offer);
             return Verdict::Pass;
         }
-        direct.went(&self.device, way);
+        direct.note_path(&self.device, way);
         // Behind what the stack is to have, the stack is to have this one, too.
         let directly = can && direct.goes_by(self.number);
         if !directly {
@@ -430,8 +431,8 @@ impl Port {
         Verdict::Taken
     }
 
-    fn count_passed(&self, offer: &Offer<'_>) {
-        if offer.is_train() {
+    fn count_passed(&self, offer: &EgressSkb<'_>) {
+        if offer.is_gso() {
             self.counters.passed.fetch_add(1, Relaxed);
         }
     }
@@ -445,7 +446,7 @@ impl Port {
     }
 }
 
-impl Drop for Port {
+impl Drop for AttachedDevice {
     fn drop(&mut self) {
         self.empty();
     }
@@ -467,7 +468,7 @@ struct Lists {
     waiting: List,
     datagrams: u32,
     /// Packets that the driver has frames of.
-    given: List,
+    with_driver: List,
     /// From when on it has waited as [`PATIENCE`] says, in nanoseconds; `None` if it doesn't.
     patient_from: Option<u64>,
     /// The queue will be looked at.
@@ -519,7 +520,7 @@ impl Queue {
         let lists = Lists {
             waiting: List::new()?,
             datagrams: 0,
-            given: List::new()?,
+            with_driver: List::new()?,
             patient_from: None,
             awake: false,
             tick: TICK,
@@ -538,7 +539,7 @@ impl Queue {
     }
 
     /// Appends a packet, which the caller has looked at then; one too many is dropped. Softirqs are off.
-    fn add(&self, packet: Outgoing) {
+    fn add(&self, packet: TakenSkb) {
         let refused = self.lists.lock().add(packet);
         if let Some(packet) = refused {
             self.drop(packet);
@@ -546,7 +547,7 @@ impl Queue {
     }
 
     /// As above, from another CPU: gives the packet back if nobody is going to look.
-    fn join(&self, packet: Outgoing) -> core::result::Result<(), Outgoing> {
+    fn join(&self, packet: TakenSkb) -> core::result::Result<(), TakenSkb> {
         let refused = {
             let mut lists = self.lists.lock();
             if !lists.awake {
@@ -560,8 +561,8 @@ impl Queue {
         Ok(())
     }
 
-    fn drop(&self, packet: Outgoing) {
-        packet.with_flow(|_, flow| flow.direct.let_go(&packet));
+    fn drop(&self, packet: TakenSkb) {
+        packet.with_flow(|_, flow| flow.direct.complete(&packet));
         let datagrams = u64::from(packet.datagrams_left());
         self.counters.dropped.fetch_add(datagrams, Relaxed);
     }
@@ -579,7 +580,7 @@ impl Queue {
             // Else somebody is at it, further up on this CPU.
             let mut done = lists.done.take()?;
             lists.awake = true;
-            let moved = self.let_go(&mut lists, &mut done) | self.send(&mut lists, &mut done);
+            let moved = self.complete(&mut lists, &mut done) | self.send(&mut lists, &mut done);
             lists.tick = if moved {
                 TICK
             } else {
@@ -595,16 +596,16 @@ impl Queue {
     }
 
     /// Lets go of what the driver has let go of; says whether that was any.
-    fn let_go(&self, lists: &mut Lists, done: &mut Done) -> bool {
+    fn complete(&self, lists: &mut Lists, done: &mut Done) -> bool {
         let mut any = false;
         let now = now();
         let is_sent =
-            |packet: &mut Outgoing| packet.has_returned() || packet.given_for(now) > DRIVER_MAX;
-        while lists.given.first(is_sent) == Some(true) {
-            let Some(packet) = lists.given.pop() else {
+            |packet: &mut TakenSkb| packet.has_returned() || packet.given_for(now) > DRIVER_MAX;
+        while lists.with_driver.first(is_sent) == Some(true) {
+            let Some(packet) = lists.with_driver.pop() else {
                 break;
             };
-            packet.with_flow(|_, flow| flow.direct.let_go(&packet));
+            packet.with_flow(|_, flow| flow.direct.complete(&packet));
             done.sent.push(packet);
             any = true;
         }
@@ -630,13 +631,13 @@ impl Queue {
                 Step::Given => {
                     lists.patient_from = None;
                     packet.given_at(now());
-                    lists.given.push(packet);
+                    lists.with_driver.push(packet);
                 }
                 Step::ToStack => {
                     packet.with_flow(|_, flow| {
                         // Those behind it wait until that has sent it.
                         flow.direct.entering.store(true, Relaxed);
-                        flow.direct.let_go(&packet);
+                        flow.direct.complete(&packet);
                     });
                     done.to_stack.push(packet);
                 }
@@ -650,7 +651,7 @@ impl Queue {
     }
 
     /// Sends the first one, if its turn has come; `None` if it has to wait.
-    fn step(&self, packet: &mut Outgoing, patient_from: &mut Option<u64>) -> Option<Step> {
+    fn step(&self, packet: &mut TakenSkb, patient_from: &mut Option<u64>) -> Option<Step> {
         if packet.is_to_stack() {
             return self.may_pass_on(packet);
         }
@@ -669,14 +670,16 @@ impl Queue {
         }
         let sent = packet.send(&self.device);
         if !begun && packet.has_begun() {
-            packet.with_flow(|_, flow| flow.direct.given.fetch_add(1, Relaxed));
+            packet.with_flow(|_, flow| flow.direct.with_driver.fetch_add(1, Relaxed));
         }
         match sent {
             Sent::All => {
                 let datagrams = packet.datagrams();
                 let counters = &self.counters;
                 counters.packets.fetch_add(u64::from(datagrams), Relaxed);
-                counters.trains.fetch_add(u64::from(datagrams > 1), Relaxed);
+                counters
+                    .gso_packets
+                    .fetch_add(u64::from(datagrams > 1), Relaxed);
                 Some(Step::Given)
             }
             Sent::Some => {
@@ -730,8 +733,8 @@ impl Queue {
     }
 
     /// Whether the stack can have a packet: not before the driver has sent all that came earlier.
-    fn may_pass_on(&self, packet: &Outgoing) -> Option<Step> {
-        match packet.with_flow(|_, flow| flow.direct.given.load(Relaxed)) {
+    fn may_pass_on(&self, packet: &TakenSkb) -> Option<Step> {
+        match packet.with_flow(|_, flow| flow.direct.with_driver.load(Relaxed)) {
             None | Some(0) => Some(Step::ToStack),
             Some(_) => None,
         }
@@ -753,9 +756,9 @@ impl Queue {
 
     /// Drops what waits, and lets go of what the driver has. Softirqs are off.
     fn empty(&self) {
-        let given = || self.lists.lock().given.pop();
+        let given = || self.lists.lock().with_driver.pop();
         while let Some(packet) = given() {
-            packet.with_flow(|_, flow| flow.direct.let_go(&packet));
+            packet.with_flow(|_, flow| flow.direct.complete(&packet));
             packet.finish();
         }
         let waiting = || self.lists.lock().pop_waiting();
@@ -767,7 +770,7 @@ impl Queue {
 
 impl Lists {
     /// Appends a packet; gives it back if there are too many.
-    fn add(&mut self, packet: Outgoing) -> Option<Outgoing> {
+    fn add(&mut self, packet: TakenSkb) -> Option<TakenSkb> {
         let all = self.datagrams.saturating_add(packet.datagrams());
         if all > WAITING_MAX {
             return Some(packet);
@@ -778,14 +781,14 @@ impl Lists {
     }
 
     /// Takes the first of those that wait.
-    fn pop_waiting(&mut self) -> Option<Outgoing> {
+    fn pop_waiting(&mut self) -> Option<TakenSkb> {
         let packet = self.waiting.pop()?;
         self.datagrams = self.datagrams.saturating_sub(packet.datagrams());
         Some(packet)
     }
 
     fn is_empty(&mut self) -> bool {
-        self.waiting.first(|_| ()).is_none() && self.given.first(|_| ()).is_none()
+        self.waiting.first(|_| ()).is_none() && self.with_driver.first(|_| ()).is_none()
     }
 }
 
@@ -816,7 +819,7 @@ impl From<Error> for Refusal {
 pub(crate) fn attach(
     net: &NetRef,
     ifindex: u32,
-    wanted: Option<Wanted>,
+    wanted: Option<PortMap>,
 ) -> core::result::Result<(), Refusal> {
     let _rtnl = Rtnl::lock();
     let device = Device::get(net, ifindex).map_err(|_| Refusal::Absent)?;
@@ -827,11 +830,11 @@ pub(crate) fn attach(
         return Err(Refusal::NoFrames);
     }
     {
-        let mut ports = PORTS.lock();
+        let mut ports = ATTACHED.lock();
         if ports.iter().any(|hooked| is_of(hooked, net, ifindex)) {
             return Err(Refusal::Attached);
         }
-        if ports.len() >= PORTS_MAX {
+        if ports.len() >= ATTACHED_MAX {
             return Err(Refusal::TooMany);
         }
         // Nobody takes the place: that would be under RTNL.
@@ -839,15 +842,15 @@ pub(crate) fn attach(
             .reserve(1, GFP_KERNEL_ACCOUNT)
             .map_err(|_| Refusal::Other(ENOMEM))?;
     }
-    let hooked = Hooked::new(Port::new(device, wanted)?)?;
-    let refused = PORTS.lock().push_within_capacity(hooked);
+    let hooked = Hooked::new(AttachedDevice::new(device, wanted)?)?;
+    let refused = ATTACHED.lock().push_within_capacity(hooked);
     refused.map_err(|_| Refusal::Other(ENOMEM))
 }
 
 /// Takes a port away, when what was taken has left, or after some time: `ENODEV` if there is none. Process context.
 pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
     let number = {
-        let ports = PORTS.lock();
+        let ports = ATTACHED.lock();
         let hooked = ports.iter().find(|hooked| is_of(hooked, net, ifindex));
         let port = hooked.ok_or(ENODEV)?.port();
         port.close();
@@ -855,7 +858,7 @@ pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
     };
     // With no lock: the device may go meanwhile.
     let end = now().saturating_add(CLOSING);
-    let is_it = |port: &Port| port.number == number;
+    let is_it = |port: &AttachedDevice| port.number == number;
     while now() < end && !is_empty(number) {
         fsleep(Delta::from_nanos(CLOSING_TICK));
     }
@@ -866,15 +869,15 @@ pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
 
 /// Whether all that a port took has left, or it has gone. Process context.
 fn is_empty(number: u32) -> bool {
-    let ports = PORTS.lock();
+    let ports = ATTACHED.lock();
     let mut all = ports.iter().map(Hooked::port);
     all.find(|port| port.number == number)
-        .is_none_or(Port::is_empty)
+        .is_none_or(AttachedDevice::is_empty)
 }
 
 /// Takes a port out, to be dropped by the caller: without the lock, and under RTNL.
-fn take(is_it: impl Fn(&Port) -> bool) -> Option<Hooked> {
-    let mut ports = PORTS.lock();
+fn take(is_it: impl Fn(&AttachedDevice) -> bool) -> Option<Hooked> {
+    let mut ports = ATTACHED.lock();
     let at = ports.iter().position(|hooked| is_it(hooked.port()))?;
     ports.remove(at).ok()
 }
@@ -885,8 +888,8 @@ fn is_of(hooked: &Hooked, net: &NetRef, ifindex: u32) -> bool {
 }
 
 /// Those of a network namespace.
-fn of_net<'a>(ports: &'a [Hooked], net: &'a NetRef) -> impl Iterator<Item = &'a Port> {
-    let here = |port: &&Port| core::ptr::eq(port.device().net(), net);
+fn of_net<'a>(ports: &'a [Hooked], net: &'a NetRef) -> impl Iterator<Item = &'a AttachedDevice> {
+    let here = |port: &&AttachedDevice| core::ptr::eq(port.device().net(), net);
     ports.iter().map(Hooked::port).filter(here)
 }
 
@@ -899,7 +902,7 @@ pub(crate) fn remove(is_it: impl Fn(&Device) -> bool) {
 
 /// Drops what waits at the ports of some devices. Process context.
 pub(crate) fn empty(mut is_it: impl FnMut(&Device) -> bool) {
-    for hooked in PORTS.lock().iter() {
+    for hooked in ATTACHED.lock().iter() {
         if is_it(hooked.port().device()) {
             hooked.port().empty();
         }
@@ -909,7 +912,7 @@ pub(crate) fn empty(mut is_it: impl FnMut(&Device) -> bool) {
 /// Has some devices' programs redirect as far as that can be, now that their features have changed. Process
 /// context, under RTNL.
 pub(crate) fn follow(mut is_it: impl FnMut(&Device) -> bool) {
-    for hooked in PORTS.lock().iter() {
+    for hooked in ATTACHED.lock().iter() {
         let port = hooked.port();
         if let (true, Some(target)) = (is_it(port.device()), &port.receiving) {
             target.follow();
@@ -922,14 +925,14 @@ pub(crate) fn follow(mut is_it: impl FnMut(&Device) -> bool) {
 pub(crate) fn each(
     net: &NetRef,
     start: usize,
-    mut show: impl FnMut(&Port, Way) -> Result<bool>,
+    mut show: impl FnMut(&AttachedDevice, TxPath) -> Result<bool>,
 ) -> Result {
-    let ports = PORTS.lock();
+    let ports = ATTACHED.lock();
     for port in of_net(&ports, net).skip(start) {
         let way = {
             let _softirqs = BottomHalvesOff::new();
             let _rcu = rcu::read_lock();
-            port.way()
+            port.tx_path()
         };
         if !show(port, way)? {
             break;
@@ -939,21 +942,24 @@ pub(crate) fn each(
 }
 
 /// The ports of a network namespace, as those who show its flows want them.
-pub(crate) struct Attached(KVec<(u32, WayIn)>);
+pub(crate) struct Attached(KVec<(u32, RxPath)>);
 
 impl Attached {
     /// Those that there are now: `ENOMEM`. Process context.
     pub(crate) fn now(net: &NetRef) -> Result<Self> {
         let mut all = KVec::new();
-        let ports = PORTS.lock();
+        let ports = ATTACHED.lock();
         for port in of_net(&ports, net) {
-            all.push((port.device().ifindex(), port.way_in()), GFP_KERNEL_ACCOUNT)?;
+            all.push(
+                (port.device().ifindex(), port.rx_path()),
+                GFP_KERNEL_ACCOUNT,
+            )?;
         }
         Ok(Self(all))
     }
 
-    /// Which way the last packet of a flow took that left by one of them, as `Way` numbers them, and by which.
-    pub(crate) fn way(&self, flow: &Flow) -> Option<(u32, u32)> {
+    /// Which way the last packet of a flow took that left by one of them, as `TxPath` numbers them, and by which.
+    pub(crate) fn tx_path(&self, flow: &Flow) -> Option<(u32, u32)> {
         let last = flow.direct.last()?;
         let is_there = self.0.iter().any(|(ifindex, _)| *ifindex == last.1);
         is_there.then_some(last)
@@ -961,28 +967,28 @@ impl Attached {
 
     /// Which way packets come in for a flow that is bound to a device, or to none if that is 0: `None` if no such
     /// is attached.
-    pub(crate) fn way_in(&self, flow: &Flow, ifindex: u32) -> Option<WayIn> {
-        let could = |at: &&(u32, WayIn)| ifindex == 0 || at.0 == ifindex;
+    pub(crate) fn rx_path(&self, flow: &Flow, ifindex: u32) -> Option<RxPath> {
+        let could = |at: &&(u32, RxPath)| ifindex == 0 || at.0 == ifindex;
         let of_devices = || self.0.iter().filter(could).map(|at| at.1);
         let way = of_devices()
-            .find(|way| *way == WayIn::Direct)
+            .find(|way| *way == RxPath::Direct)
             .or_else(|| of_devices().next())?;
         Some(if flow.is_redirected() {
             way
         } else {
-            WayIn::NoTrains
+            RxPath::NoGro
         })
     }
 }
 
 /// While it lives, there can be ports.
-pub(crate) struct Ports(netdev::Registration);
+pub(crate) struct Attaching(netdev::Registration);
 
-impl Ports {
+impl Attaching {
     /// None at first. There can be one registration at a time.
     pub(crate) fn register() -> Result<Self> {
         // SAFETY: Called once, by the module's init.
-        unsafe { PORTS.init() };
+        unsafe { ATTACHED.init() };
         Ok(Self(netdev::Registration::new()?))
     }
 }

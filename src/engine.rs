@@ -253,7 +253,7 @@ impl Engine {
     }
 
     /// Sends the first `waiting` descriptors of a channel as long as `go_on` says, which is told what each
-    /// train or packet cost.
+    /// GSO packet or packet cost.
     fn send(
         &self,
         channel: &Arc<Channel>,

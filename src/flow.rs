@@ -17,7 +17,7 @@ use crate::pure::{
 use crate::rules::{Outcome, Packets, Policy, Stopped};
 use crate::sys::{
     context::SoftirqsOff,
-    cred::LastLet,
+    cred::AllowedCreds,
     errno::{
         enobufs,
         enoprotoopt,
@@ -175,7 +175,7 @@ pub(crate) struct Flow {
     /// a channel.
     polled_early: Atomic<bool>,
     /// Who was last let receive when asking where the rings lie.
-    may_map: LastLet,
+    may_map: AllowedCreds,
     _charge: Charge,
 }
 
@@ -310,11 +310,11 @@ impl Flow {
     }
 
     /// Has programs of XDP redirect what comes to the flow's port, which may be another than before, if its
-    /// channel takes trains. Process context.
+    /// channel takes GRO packets. Process context.
     pub(crate) fn follow_port(&self, sk: &Sock) {
         let port = u16::from_be(sk.local_port());
         if port != self.redirected.load(Ordering::Relaxed)
-            && self.channel().is_some_and(|channel| channel.has_trains())
+            && self.channel().is_some_and(|channel| channel.has_gro())
         {
             self.redirect(port);
         }
@@ -415,7 +415,7 @@ impl Flow {
         // SAFETY: Removed below, or by `release`, which comes before the socket's.
         let number = unsafe { channel.add_flow(socket) }?;
         // Last of what may fail: a socket that is refused would be left with it.
-        if channel.has_trains() {
+        if channel.has_gro() {
             if let Err(error) = socket.enable_gro() {
                 Channel::remove_flow(&channel, number);
                 return Err(error);
@@ -442,9 +442,9 @@ impl Flow {
             }
         }
         self.follow_port(socket.sk());
-        family::take_over::<Flow>(socket);
+        family::install_callbacks::<Flow>(socket);
         // What came before goes to the ring, too.
-        family::poke::<Flow>(socket);
+        family::drain::<Flow>(socket);
         Ok(())
     }
 
@@ -504,7 +504,7 @@ impl Protocol for Flow {
             redirected: AtomicU16::new(0),
             corking: AtomicU32::new(0),
             polled_early: Atomic::new(false),
-            may_map: LastLet::new(),
+            may_map: AllowedCreds::new(),
             _charge: Charge::new(net, one)?,
         })
     }

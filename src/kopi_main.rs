@@ -17,7 +17,6 @@ mod netlink;
 mod netns;
 // Compiled into programs too: public there, and each side leaves some of it unused.
 #[allow(dead_code, unreachable_pub)]
-#[path = "core/mod.rs"]
 mod pure;
 mod redirect;
 mod routes;
@@ -26,7 +25,7 @@ mod rx;
 mod sys;
 mod tx;
 
-use direct::Ports;
+use direct::Attaching;
 use engine::Engines;
 use flow::Flow;
 use kernel::prelude::*;
@@ -51,7 +50,7 @@ module! {
 struct Kopi {
     _family: Registration<Flow>,
     _netlink: Family,
-    _ports: Ports,
+    _ports: Attaching,
     _engines: Engines,
     _monitors: devices::Registration,
     _namespaces: PerNet,
@@ -67,7 +66,7 @@ impl kernel::Module for Kopi {
         let namespaces = PerNet::register()?;
         let monitors = devices::Registration::new()?;
         let engines = Engines::register();
-        let ports = Ports::register()?;
+        let ports = Attaching::register()?;
         let netlink = Family::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
             if error == EEXIST {

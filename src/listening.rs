@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The local ports of a namespace's flows that asked for trains: what XDP programs of attached devices redirect.
+//! The local ports of a namespace's flows that asked for GRO packets: what XDP programs of attached devices redirect.
 
-use crate::sys::wanted::Wanted;
+use crate::sys::wanted::PortMap;
 use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNodeReservation},
@@ -10,11 +10,11 @@ use kernel::{
 };
 
 /// See the module's documentation.
-pub(crate) struct Listening {
+pub(crate) struct RedirectedPorts {
     /// How many flows each port has.
     ports: RBTree<u16, u32>,
     /// Of devices that take what is redirected.
-    programs: KVec<Arc<Wanted>>,
+    programs: KVec<Arc<PortMap>>,
 }
 
 /// What another port may need, to be had before the lock is taken.
@@ -27,7 +27,7 @@ impl Room {
     }
 }
 
-impl Listening {
+impl RedirectedPorts {
     /// No ports, and no programs.
     pub(crate) fn new() -> Self {
         Self {
@@ -64,7 +64,7 @@ impl Listening {
     }
 
     /// A program is to redirect what these ports get: `ENOMEM`.
-    pub(crate) fn attach(&mut self, program: &Arc<Wanted>) -> Result {
+    pub(crate) fn attach(&mut self, program: &Arc<PortMap>) -> Result {
         self.programs.push(program.clone(), GFP_KERNEL_ACCOUNT)?;
         for port in self.ports.keys() {
             program.set(*port, true);
@@ -73,7 +73,7 @@ impl Listening {
     }
 
     /// A program is to redirect nothing.
-    pub(crate) fn detach(&mut self, program: &Arc<Wanted>) {
+    pub(crate) fn detach(&mut self, program: &Arc<PortMap>) {
         self.programs.retain(|each| !Arc::ptr_eq(each, program));
         program.clear();
     }

@@ -155,14 +155,14 @@ pub(crate) fn show_first(flow: &Flow, sk: &Sock, outcome: Outcome, peer: &Peer) 
     show(flow, sk, seen, &Packet::first(&first));
 }
 
-/// A datagram, or a train, that rules keep from becoming a packet.
+/// A datagram, or a GSO packet, that rules keep from becoming a packet.
 pub(crate) struct Unsent<'a> {
     pub(crate) peer: Peer,
     /// How its payload begins.
     pub(crate) begins: &'a [u8],
     /// Bytes of all of its payload.
     pub(crate) len: u32,
-    /// Of each datagram of a train, or 0.
+    /// Of each datagram of a GSO packet, or 0.
     pub(crate) gso_size: u32,
 }
 

@@ -6,7 +6,7 @@
 //! is taken last of all.
 
 use crate::channel::Channel;
-use crate::listening::Listening;
+use crate::listening::RedirectedPorts;
 use crate::pure::abi::Stats;
 use crate::rules::{RuleSet, SharedRules};
 use crate::sys::{
@@ -61,7 +61,7 @@ pub(crate) struct Net {
     pub(crate) denied: Atomic<u64>,
     /// Taken last, in process context.
     #[pin]
-    pub(crate) listening: Mutex<Listening>,
+    pub(crate) listening: Mutex<RedirectedPorts>,
     /// Where packets are shown to who looks.
     pub(crate) monitors: Devices,
 }
@@ -85,7 +85,7 @@ impl Net {
                 hooked: Atomic::new(false),
                 changing <- new_mutex!((), "kopi::Net::changing"),
                 denied: Atomic::new(0),
-                listening <- new_mutex!(Listening::new(), "kopi::Net::listening"),
+                listening <- new_mutex!(RedirectedPorts::new(), "kopi::Net::listening"),
                 monitors: Devices::new(),
             }),
             GFP_KERNEL_ACCOUNT,

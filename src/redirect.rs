@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the XDP program of an attached device redirects: datagrams become trains before they become skbs.
+//! What the XDP program of an attached device redirects: datagrams become GRO packets before they become skbs.
 //!
-//! The frames of one call of NAPI come in bulk. Those of a flow that asked for trains are given to the stack as
+//! The frames of one call of NAPI come in bulk. Those of a flow that asked for GRO packets are given to the stack as
 //! one packet, as generic receive offload would have made it, all others one by one. The stack
 //! takes them as if the device's driver had made them: taps, tc, netfilter and all that follows see them there.
 
 use crate::direct::Counters;
-use crate::listening::Listening;
+use crate::listening::RedirectedPorts;
 use crate::pure::{
-    merge::{are_alike, are_of_one_flow, ends, Datagram, First, TRAIN_BYTES_MAX, TRAIN_MAX}, //
+    gro::{are_alike, are_of_one_flow, ends, Datagram, First, GRO_BYTES_MAX, GRO_MAX}, //
 };
 use crate::sys::{
-    incoming::{deliver_train, fit, Frame},
+    incoming::{deliver_gro, fit, Frame},
     netdev::Device,
     sock,
-    wanted::Wanted, //
+    wanted::PortMap, //
 };
 use core::sync::atomic::Ordering::Relaxed;
 use kernel::{
@@ -25,11 +25,11 @@ use kernel::{
     sync::{Arc, SpinLock}, //
 };
 
-/// Trains that can be in the making at once, on one CPU.
-const TRAINS: usize = 16;
+/// GRO packets that can be in the making at once, on one CPU.
+const COALESCED_MAX: usize = 16;
 
-/// Datagrams that could be one train, or a frame that couldn't be part of any.
-struct Train {
+/// Datagrams that could be one GRO packet, or a frame that couldn't be part of any.
+struct Coalesced {
     frames: KVec<Frame>,
     /// None if this is no datagram, or none that the checks here know.
     first: First,
@@ -39,10 +39,10 @@ struct Train {
     room: usize,
 }
 
-impl Train {
+impl Coalesced {
     fn new() -> Result<Self> {
         Ok(Self {
-            frames: KVec::with_capacity(TRAIN_MAX, GFP_KERNEL_ACCOUNT)?,
+            frames: KVec::with_capacity(GRO_MAX, GFP_KERNEL_ACCOUNT)?,
             first: First::NONE,
             last: 0,
             room: 0,
@@ -53,8 +53,8 @@ impl Train {
     fn begin(&mut self, datagram: Option<&Datagram<'_>>) {
         self.first = datagram.map_or(First::NONE, First::new);
         self.last = self.first.payload();
-        let most = TRAIN_BYTES_MAX.checked_div(self.last).unwrap_or(0);
-        self.room = most.min(TRAIN_MAX).min(fit(self.last)).saturating_sub(1);
+        let most = GRO_BYTES_MAX.checked_div(self.last).unwrap_or(0);
+        self.room = most.min(GRO_MAX).min(fit(self.last)).saturating_sub(1);
     }
 
     /// Takes one that is a part of it, or gives it back if there is no room.
@@ -99,29 +99,29 @@ impl Train {
     }
 }
 
-/// Trains in the making.
+/// GRO packets in the making.
 struct Gathering {
-    trains: KVec<Train>,
+    packets: KVec<Coalesced>,
     /// How many of them are in use.
     used: usize,
 }
 
 impl Gathering {
     fn new() -> Result<Self> {
-        let mut trains = KVec::with_capacity(TRAINS, GFP_KERNEL_ACCOUNT)?;
-        for _ in 0..TRAINS {
-            trains
-                .push_within_capacity(Train::new()?)
+        let mut packets = KVec::with_capacity(COALESCED_MAX, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..COALESCED_MAX {
+            packets
+                .push_within_capacity(Coalesced::new()?)
                 .map_err(|_| ENOMEM)?;
         }
-        Ok(Self { trains, used: 0 })
+        Ok(Self { packets, used: 0 })
     }
 
-    /// Adds a frame, or gives it back if there are too many trains.
+    /// Adds a frame, or gives it back if there are too many GRO packets.
     #[inline(always)]
     fn add(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
         // Most often it is the next one of what came last.
-        match self.trains.get_mut(self.used.wrapping_sub(1)) {
+        match self.packets.get_mut(self.used.wrapping_sub(1)) {
             Some(last) if last.goes_on(&frame) => {
                 last.room = last.room.saturating_sub(1);
                 last.take(frame)
@@ -133,49 +133,49 @@ impl Gathering {
     /// The same of one that may belong anywhere.
     #[inline(never)]
     fn place(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
-        let Some((used, free)) = self.trains.split_at_mut_checked(self.used) else {
+        let Some((used, free)) = self.packets.split_at_mut_checked(self.used) else {
             return Err(frame);
         };
         let datagram = frame.datagram();
         let place = match &datagram {
             Some(datagram) => {
                 let (headers, len) = (datagram.headers(), datagram.payload().len());
-                let of_flow = |train: &&mut Train| {
-                    train.room > 0 && are_of_one_flow(train.first.headers(), headers)
+                let of_flow = |packet: &&mut Coalesced| {
+                    packet.room > 0 && are_of_one_flow(packet.first.headers(), headers)
                 };
                 let found = used.iter_mut().rev().find(of_flow);
-                found.and_then(|train| {
-                    let first = &train.first;
+                found.and_then(|packet| {
+                    let first = &packet.first;
                     let is_alike = are_alike(first.headers(), headers)
-                        && first.is_next(headers, train.frames.len());
-                    train.join(len, is_alike).then_some(train)
+                        && first.is_next(headers, packet.frames.len());
+                    packet.join(len, is_alike).then_some(packet)
                 })
             }
             // Whose it is isn't known: none that comes later may overtake it.
             None => {
-                used.iter_mut().for_each(|train| train.room = 0);
+                used.iter_mut().for_each(|packet| packet.room = 0);
                 None
             }
         };
-        let train = match place {
-            Some(train) => train,
+        let packet = match place {
+            Some(packet) => packet,
             None => {
-                let Some(train) = free.first_mut() else {
+                let Some(packet) = free.first_mut() else {
                     return Err(frame);
                 };
-                train.begin(datagram.as_ref());
+                packet.begin(datagram.as_ref());
                 self.used = self.used.wrapping_add(1);
-                train
+                packet
             }
         };
-        train.take(frame)
+        packet.take(frame)
     }
 }
 
 /// What takes the redirected frames of a device.
 pub(crate) struct Receiver {
     device: Arc<Device>,
-    wanted: Arc<Wanted>,
+    wanted: Arc<PortMap>,
     counters: Arc<Counters>,
     /// One of each CPU, and none while that is at it.
     cpus: KVec<Pin<KBox<SpinLock<Option<Gathering>>>>>,
@@ -185,7 +185,7 @@ impl Receiver {
     /// Takes none yet: `ENOMEM`. Process context.
     pub(crate) fn new(
         device: Arc<Device>,
-        wanted: Wanted,
+        wanted: PortMap,
         counters: Arc<Counters>,
     ) -> Result<Self> {
         let mut cpus = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
@@ -208,11 +208,11 @@ impl Receiver {
     }
 
     /// What its program is told.
-    pub(crate) fn wanted(&self) -> &Wanted {
+    pub(crate) fn wanted(&self) -> &PortMap {
         &self.wanted
     }
 
-    fn with_listening<T>(&self, act: impl FnOnce(&mut Listening) -> T) -> T {
+    fn with_listening<T>(&self, act: impl FnOnce(&mut RedirectedPorts) -> T) -> T {
         act(&mut self.device.net().state().listening.lock())
     }
 
@@ -257,46 +257,46 @@ impl Receiver {
     fn deliver(&self, gathering: &mut Gathering) {
         let used = core::mem::take(&mut gathering.used);
         let (mut received, mut merged, mut dropped) = (0u64, 0u64, 0u64);
-        for train in gathering.trains.iter_mut().take(used) {
-            let count = train.frames.len() as u64;
-            let is_train = count > 1 && self.wants_train(train.first.headers());
-            let lost = if is_train {
+        for packet in gathering.packets.iter_mut().take(used) {
+            let count = packet.frames.len() as u64;
+            let is_gso = count > 1 && self.wants_gro(packet.first.headers());
+            let lost = if is_gso {
                 merged = merged.wrapping_add(1);
-                self.deliver_train(train)
+                self.deliver_gro(packet)
             } else {
-                self.deliver_singles(train)
+                self.deliver_singles(packet)
             };
             received = received.wrapping_add(count);
             dropped = dropped.wrapping_add(lost);
         }
         let counters = &self.counters;
         counters.received.fetch_add(received, Relaxed);
-        counters.merged.fetch_add(merged, Relaxed);
+        counters.gro_packets.fetch_add(merged, Relaxed);
         counters.receive_dropped.fetch_add(dropped, Relaxed);
     }
 
-    /// Whether datagrams may become a train: as with generic receive offload, if the device has that on, and
+    /// Whether datagrams may become a GRO packet: as with generic receive offload, if the device has that on, and
     /// the socket asked for it.
-    fn wants_train(&self, headers: &[u8]) -> bool {
+    fn wants_gro(&self, headers: &[u8]) -> bool {
         self.device.merges_received()
-            && sock::wants_trains(self.device.net(), &ends(headers), self.device.ifindex())
+            && sock::wants_gro(self.device.net(), &ends(headers), self.device.ifindex())
     }
 
     /// Gives the number of datagrams that were dropped.
-    fn deliver_train(&self, train: &mut Train) -> u64 {
-        let count = train.frames.len() as u64;
-        let (segment, payload) = (train.first.payload(), train.payload());
-        let headers = train.first.headers_mut();
-        let delivered = deliver_train(&self.device, headers, segment, payload, &mut train.frames);
-        train.frames.clear();
+    fn deliver_gro(&self, packet: &mut Coalesced) -> u64 {
+        let count = packet.frames.len() as u64;
+        let (segment, payload) = (packet.first.payload(), packet.payload());
+        let headers = packet.first.headers_mut();
+        let delivered = deliver_gro(&self.device, headers, segment, payload, &mut packet.frames);
+        packet.frames.clear();
         delivered.map_or(count, |()| 0)
     }
 
     /// As above.
-    fn deliver_singles(&self, train: &mut Train) -> u64 {
-        let verified = !train.first.headers().is_empty();
+    fn deliver_singles(&self, packet: &mut Coalesced) -> u64 {
+        let verified = !packet.first.headers().is_empty();
         let mut dropped = 0;
-        for frame in train.frames.drain_all() {
+        for frame in packet.frames.drain_all() {
             if frame.deliver(&self.device, verified).is_err() {
                 dropped += 1;
             }

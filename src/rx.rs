@@ -214,7 +214,7 @@ impl Receiver {
         }
     }
 
-    /// Delivers a packet, or a train of them, unless the rules don't let it pass.
+    /// Delivers a packet, or a GRO packet of them, unless the rules don't let it pass.
     fn deliver(
         &mut self,
         channel: &Channel,
@@ -268,7 +268,7 @@ impl Receiver {
         }
     }
 
-    /// Delivers all `total` bytes of a packet, or of a train of datagrams of `gso_size`; otherwise says where
+    /// Delivers all `total` bytes of a packet, or of a GRO packet of datagrams of `gso_size`; otherwise says where
     /// it ended, and why.
     #[inline(always)]
     fn deliver_all(

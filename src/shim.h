@@ -89,7 +89,7 @@ bool kopi_udp_is_corked(const struct sock *sk);
 u16 kopi_udp_gso_size(const struct sock *sk);
 bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void);
 int kopi_udp_wait(struct sock *sk, long *timeout);
-bool kopi_udp_wants_trains(const struct sock *sk);
+bool kopi_udp_wants_gro(const struct sock *sk);
 
 /* shim/skb.c */
 bool kopi_skb_is_ipv4(const struct sk_buff *skb);
@@ -130,7 +130,7 @@ void kopi_skb_set_received(struct sk_buff *skb, struct net_device *dev);
 void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol);
 bool kopi_skb_is_ip(const struct sk_buff *skb);
 u16 kopi_skb_gso_segs(const struct sk_buff *skb);
-bool kopi_skb_is_udp_train(const struct sk_buff *skb);
+bool kopi_skb_is_udp_gso(const struct sk_buff *skb);
 bool kopi_skb_is_plain(const struct sk_buff *skb);
 bool kopi_skb_is_partial(const struct sk_buff *skb);
 unsigned int kopi_skb_truesize(const struct sk_buff *skb);
@@ -318,7 +318,7 @@ void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long),
 struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left);
 int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len);
 const struct net_device *kopi_net_dev(struct net *net, int ifindex);
-void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);
+void kopi_skb_set_udp_gro(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);
 bool kopi_dev_takes_length(const struct net_device *dev, unsigned int len);
 bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index);
 void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb);

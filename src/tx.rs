@@ -4,7 +4,7 @@
 //!
 //! The doorbell takes descriptors in order, checks each, and gives what they name to the flow's
 //! own `sendmsg`: so every packet is routed, filtered, counted and queued as one from a UDP socket.
-//! Runs of datagrams to one peer go as one train, if the channel asked for trains.
+//! Runs of datagrams to one peer go as one GSO packet, if the channel asked for GSO packets.
 
 use crate::channel::Channel;
 use crate::engine::Turn;
@@ -13,9 +13,9 @@ use crate::monitor::{self, Unsent};
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
     descriptor::{self, Bad},
+    gso_batch::GsoBatch, //
     ring::Consumer,
     rule::{Direction, Peer},
-    train::Train, //
 };
 use crate::routes::Routes;
 use crate::rules::{Outcome, Packets};
@@ -48,7 +48,7 @@ const REFERENCES_MAX: usize = 16;
 /// How often a full send buffer that has room again is tried at once.
 const FULL_MAX: u32 = 64;
 
-/// The longest payload that any datagram or train can have, in bytes.
+/// The longest payload that any datagram or GSO packet can have, in bytes.
 const PAYLOAD_MAX: u32 = 0xffff;
 
 /// Bytes of payload that monitors see of a datagram that the rules don't let pass.
@@ -72,7 +72,7 @@ pub(crate) struct Sender {
     room: u32,
     /// In the middle of a packet that is refused for its length.
     skipping: bool,
-    /// Packets to be sent one by one, since as a train they can't be.
+    /// Packets to be sent one by one, since as a GSO packet they can't be.
     singles: u32,
     /// Times in a row that the send buffer was full, and yet had room when looked at.
     full: u32,
@@ -121,7 +121,7 @@ pub(crate) struct SenderCounters {
     pub(crate) broken: Counter,
 }
 
-/// The descriptors that are being sent: one packet, or those of one train.
+/// The descriptors that are being sent: one packet, or those of one GSO packet.
 struct Batch {
     descs: KVec<Desc>,
     /// Of payload.
@@ -158,7 +158,7 @@ impl Batch {
         self.descs.first().copied().unwrap_or_default()
     }
 
-    /// Number of datagrams, if a train has them of `segment` bytes.
+    /// Number of datagrams, if a GSO packet has them of `segment` bytes.
     fn datagrams(&self, segment: u32) -> u64 {
         u64::from(match segment {
             0 => 1,
@@ -261,8 +261,8 @@ fn drop_counter(flow: &Flow, error: Error) -> &Counter {
     }
 }
 
-/// Whether an error may be one of the train, not of the packets in it.
-fn is_of_train(error: Error) -> bool {
+/// Whether an error may be one of the GSO packet, not of the packets in it.
+fn is_of_gso(error: Error) -> bool {
     [EMSGSIZE, EINVAL, EIO, eopnotsupp()].contains(&error)
 }
 
@@ -447,15 +447,15 @@ impl Sender {
                 return Err(Bad::Field);
             }
         }
-        if meta.gso_size != 0 && !channel.has_trains() {
+        if meta.gso_size != 0 && !channel.has_gso() {
             return Err(Bad::Field);
         }
         Ok(())
     }
 
-    /// Appends the packets that can go in one train with the one in the batch.
+    /// Appends the packets that can go in one GSO packet with the one in the batch.
     ///
-    /// Gives the size of the train's datagrams, or 0 if it is none.
+    /// Gives the size of the GSO packet's datagrams, or 0 if it is none.
     fn extend(&mut self, channel: &Channel, meta: &Meta, limit: u32) -> u32 {
         if meta.gso_size != 0 {
             return u32::from(meta.gso_size);
@@ -464,11 +464,11 @@ impl Sender {
             self.singles = self.singles.wrapping_sub(1);
             return 0;
         }
-        if !channel.has_trains() || self.batch.count() > 1 {
+        if !channel.has_gso() || self.batch.count() > 1 {
             return 0;
         }
         let first = self.batch.first();
-        let mut train = Train::new(first.len);
+        let mut gso = GsoBatch::new(first.len);
         for ahead in 1..limit.min(CHAIN_MAX) {
             let desc = self.ring.peek(ahead);
             if desc.flow != first.flow || desc.flags != first.flags {
@@ -482,19 +482,19 @@ impl Sender {
             {
                 break;
             }
-            if !train.push(desc.len) {
+            if !gso.push(desc.len) {
                 break;
             }
             self.batch.push(desc);
         }
-        if train.count() > 1 {
-            train.segment()
+        if gso.count() > 1 {
+            gso.segment()
         } else {
             0
         }
     }
 
-    /// Sends the batch, as a train of datagrams of `segment` bytes if that isn't 0.
+    /// Sends the batch, as a GSO packet of datagrams of `segment` bytes if that isn't 0.
     fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Step {
         let Some((socket, flow)) = self
             .sockets
@@ -579,7 +579,7 @@ impl Sender {
                 retry = Some(Step::Took(0));
                 InFlight::CANCELLED
             }
-            Err(error) if segment != 0 && meta.gso_size == 0 && is_of_train(error) => {
+            Err(error) if segment != 0 && meta.gso_size == 0 && is_of_gso(error) => {
                 self.singles = count;
                 retry = Some(Step::Took(0));
                 InFlight::CANCELLED

@@ -19,7 +19,7 @@
 #include <linux/types.h>
 
 /* What KOPI_OPT_INFO reports as abi_version. */
-#define KOPI_ABI_VERSION	1
+#define KOPI_ABI_VERSION	2
 
 /*
  * The default family number, once Econet's. A module parameter can move it:
@@ -72,17 +72,22 @@ struct kopi_info {
 
 /* kopi_channel_req.flags */
 /*
- * Trains: runs of packets of one size to one peer travel as one, out (GSO) and
- * in (GRO), and meet each hook once, as with UDP_SEGMENT and UDP_GRO.
+ * GSO, sending: datagrams of one size to one peer that follow each other in the TX
+ * ring travel as one packet, which meets each hook once, as with UDP_SEGMENT.
  */
-#define KOPI_CHANNEL_TRAINS	(1u << 0)
-/* Deliver a received train as one packet with its gso_size, not cut up. */
-#define KOPI_CHANNEL_RX_MERGED	(1u << 1)
+#define KOPI_CHANNEL_GSO	(1u << 0)
+/* GRO, receiving: the same for what comes from one peer, as with UDP_GRO. */
+#define KOPI_CHANNEL_GRO	(1u << 1)
+/*
+ * A GRO packet is delivered to the RX ring as one packet with its gso_size; without
+ * this it is segmented there. Needs KOPI_CHANNEL_GRO.
+ */
+#define KOPI_CHANNEL_GRO_MERGED	(1u << 2)
 /*
  * The kernel's engines, if an administrator has set some, poll the TX ring: while
  * its need_wakeup is clear, no doorbell is needed.
  */
-#define KOPI_CHANNEL_ENGINE	(1u << 2)
+#define KOPI_CHANNEL_ENGINE	(1u << 3)
 
 /* struct kopi_channel_req, KOPI_OPT_CHANNEL: the channel to make. */
 struct kopi_channel_req {
@@ -168,7 +173,7 @@ struct kopi_meta {
 	__be16	peer_port;
 	__be16	local_port;	/* RX only */
 	__u16	family;		/* AF_INET, AF_INET6; TX: AF_UNSPEC is the connected peer */
-	__u16	gso_size;	/* bytes of each datagram in a train, or 0 */
+	__u16	gso_size;	/* bytes of each datagram in a GSO or GRO packet, or 0 */
 	__u32	ifindex;	/* RX: device; TX: scope of a link-local peer, and with
 				 * KOPI_META_LOCAL the device to leave by, or 0
 				 */
@@ -251,7 +256,7 @@ struct kopi_stats {
  * Packet sockets on such a device see, while it is up, the packets of the flows of
  * its network namespace: as they are given to a NIC's driver, as they are put into
  * an RX ring or read without one, and those that are dropped on either way. After
- * `len` bytes comes the IP header. A train is shown as one packet.
+ * `len` bytes comes the IP header. A GSO packet is shown as one packet.
  */
 struct kopi_mon_hdr {
 	__u8	version;		/* KOPI_MON_VERSION */
@@ -268,7 +273,7 @@ struct kopi_mon_hdr {
 	__u64	cgroup;			/* of the socket */
 	__u64	exe_inode;		/* of the program's file; 0 without one */
 	__u32	exe_device;		/* of the same, as in st_dev */
-	__u32	gso_size;		/* payload of each datagram of a train, in bytes, or 0 */
+	__u32	gso_size;		/* payload of each datagram of a GSO packet, in bytes, or 0 */
 	char	command[16];		/* ends with a zero, if there is room */
 	__u32	reserved[2];
 };
@@ -289,14 +294,14 @@ struct kopi_mon_hdr {
 #define KOPI_MON_REASON_RATE	5	/* over the rate of a rule */
 
 /*
- * struct kopi_wanted: what the XDP program of an attached device redirects to KOPI.
+ * struct kopi_port_map: what the XDP program of an attached device redirects to KOPI.
  *
  * It lies at the start of a page of shared memory (an array map with
  * BPF_F_MMAPABLE), which device-attach is told. The kernel writes, the program
  * reads. Where the bit of a UDP datagram's destination port is set, the program
  * may redirect it to the device; all else is to pass.
  */
-struct kopi_wanted {
+struct kopi_port_map {
 	__u64	ports[1024];		/* port p: bit p % 64 of ports[p / 64] */
 	__u32	ifindex;		/* the device; 0: there is none */
 	__u32	reserved;		/* 0 */

@@ -10,9 +10,9 @@
 #define KOPI_FAMILY_NAME	"kopi"
 #define KOPI_FAMILY_VERSION	1
 
-#define KOPI_PATH_MAX	4095
-#define KOPI_DEVICE_MAX	15
-#define KOPI_RULES_MAX	8192
+#define KOPI_FILE_PATH_MAX	4095
+#define KOPI_DEVICE_MAX		15
+#define KOPI_RULES_MAX		8192
 
 /**
  * enum kopi_direction - Ways of a packet, seen from the flow.
@@ -37,7 +37,7 @@ enum kopi_verdict {
 
 /**
  * enum kopi_path - Which way packets of flows leave by a device; those from
- *   single on are said of flows only.
+ *   datagram on are said of flows only.
  * @KOPI_PATH_DIRECT: Cut up, and given to the driver.
  * @KOPI_PATH_NO_PROGRAM: By the stack, since no XDP program has the driver
  *   take frames.
@@ -53,8 +53,7 @@ enum kopi_verdict {
  *   is not there, as while the machine is suspended.
  * @KOPI_PATH_REFUSED: By the stack, since the driver took no frames for a
  *   second; a minute later it is tried again.
- * @KOPI_PATH_SINGLE: By the stack, since the last one was no train of
- *   datagrams.
+ * @KOPI_PATH_DATAGRAM: By the stack, since the last one was no GSO packet.
  * @KOPI_PATH_TRANSFORMED: By the stack, since it was not UDP any more, but
  *   IPsec's or a tunnel's.
  * @KOPI_PATH_EXTRAS: By the stack, since it had options or the tag of a VLAN,
@@ -72,7 +71,7 @@ enum kopi_path {
 	KOPI_PATH_QDISC,
 	KOPI_PATH_DOWN,
 	KOPI_PATH_REFUSED,
-	KOPI_PATH_SINGLE,
+	KOPI_PATH_DATAGRAM,
 	KOPI_PATH_TRANSFORMED,
 	KOPI_PATH_EXTRAS,
 	KOPI_PATH_BEHIND,
@@ -80,24 +79,24 @@ enum kopi_path {
 
 /**
  * enum kopi_receive_path - Which way packets of flows come in from a device;
- *   no-trains is said of flows only.
+ *   no-gro is said of flows only.
  * @KOPI_RECEIVE_PATH_DIRECT: By its XDP program, which redirects them to be
- *   merged to trains.
+ *   coalesced to GRO packets.
  * @KOPI_RECEIVE_PATH_NO_PROGRAM: By the stack, since its XDP program is not
  *   one that redirects them.
  * @KOPI_RECEIVE_PATH_DOWN: By the stack, since the device that they are
  *   redirected to is down.
  * @KOPI_RECEIVE_PATH_VLAN: By the stack, since the device takes the tags of
  *   VLANs off, which its program can't see then.
- * @KOPI_RECEIVE_PATH_NO_TRAINS: By the stack, since the flow didn't ask for
- *   trains, or has no port.
+ * @KOPI_RECEIVE_PATH_NO_GRO: By the stack, since the flow didn't ask for GSO
+ *   packets, or has no port.
  */
 enum kopi_receive_path {
 	KOPI_RECEIVE_PATH_DIRECT,
 	KOPI_RECEIVE_PATH_NO_PROGRAM,
 	KOPI_RECEIVE_PATH_DOWN,
 	KOPI_RECEIVE_PATH_VLAN,
-	KOPI_RECEIVE_PATH_NO_TRAINS,
+	KOPI_RECEIVE_PATH_NO_GRO,
 };
 
 enum {
@@ -288,13 +287,13 @@ enum {
 	KOPI_A_DEVICE_IFINDEX = 1,
 	KOPI_A_DEVICE_PATH,
 	KOPI_A_DEVICE_PACKETS,
-	KOPI_A_DEVICE_TRAINS,
+	KOPI_A_DEVICE_GSO_PACKETS,
 	KOPI_A_DEVICE_PASSED,
 	KOPI_A_DEVICE_DROPPED,
-	KOPI_A_DEVICE_WANTED,
+	KOPI_A_DEVICE_PORT_MAP,
 	KOPI_A_DEVICE_RECEIVE_PATH,
 	KOPI_A_DEVICE_RECEIVED,
-	KOPI_A_DEVICE_MERGED,
+	KOPI_A_DEVICE_GRO_PACKETS,
 	KOPI_A_DEVICE_RECEIVE_DROPPED,
 
 	__KOPI_A_DEVICE_MAX,

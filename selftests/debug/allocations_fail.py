@@ -27,7 +27,7 @@ import memory
 from control import NlError, ask, family
 from equivalence import namespace, sh
 from faults import receive, works
-from kopi import TRAINS, Wrong, expect, wait_until
+from kopi import OFFLOADS, Wrong, expect, wait_until
 from linux import (IPV6_PKTINFO, IPV6_RECVPKTINFO, IP_PKTINFO, MSG_ZEROCOPY, SO_TIMESTAMP, SO_ZEROCOPY,
                    UDP_GRO, UDP_SEGMENT)
 
@@ -167,7 +167,7 @@ def connect(path, ordinary=False, channel=False):
 
 
 def gro(sock):
-    """Whether the socket takes trains."""
+    """Whether the socket takes GSO packets."""
     return sock.getsockopt(socket.IPPROTO_UDP, UDP_GRO)
 
 
@@ -345,10 +345,10 @@ KINDS = {
     "full": (0, lambda channel, path: plain(channel, 1400, 4), False),
     "by reference": (0, lambda channel, path: plain(channel, BIG, 4), True),
     "chain": (0, chain, True),
-    "train": (TRAINS, lambda channel, path: plain(channel, 200, 12), False),
-    "train by reference": (TRAINS, lambda channel, path: plain(channel, BIG, 6), True),
-    "train of metadata": (TRAINS, lambda channel, path: plain(channel, 200, 6, tos=4), False),
-    "cut": (TRAINS, cut, False),
+    "gso": (OFFLOADS, lambda channel, path: plain(channel, 200, 12), False),
+    "GSO packet by reference": (OFFLOADS, lambda channel, path: plain(channel, BIG, 6), True),
+    "GSO packet of metadata": (OFFLOADS, lambda channel, path: plain(channel, 200, 6, tos=4), False),
+    "cut": (OFFLOADS, cut, False),
 }
 by_reference = collections.Counter()
 lost = collections.Counter()
@@ -368,7 +368,7 @@ def arrived(path, wanted, name, known):
         return not left
     if wait_until(all_there, 0.1):
         return
-    # One counter for a train of datagrams.
+    # One counter for a GSO packet of datagrams.
     expect(wait_until(lambda: all_there() or faults.losses(*inside) > known[0], 5),
            f"{len(left)} datagrams are lost, and nothing counts them")
     lost[name] += len(left)
@@ -432,17 +432,17 @@ def send(path, kind, ordinary=False, channel=False):
     sock.connect(path.to)
     path.drain()
     sock.setsockopt(socket.SOL_SOCKET, SO_ZEROCOPY, 1)
-    train = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", 200))]
+    gso = [(socket.IPPROTO_UDP, UDP_SEGMENT, struct.pack("=H", 200))]
     buffers, messages, flags = {
         "copied": ([payload(0, 64)], [], 0),
         "metadata": ([payload(0, 64)], control(path), 0),
         "full": ([payload(0, 1400)], [], 0),
         "by reference": ([payload(0, 8000)], [], MSG_ZEROCOPY),
         "chain": ([payload(number, BIG) for number in range(3)], [], MSG_ZEROCOPY),
-        "train": ([payload(number, 200) for number in range(12)], train, 0),
-        "train by reference": ([bytes(30 * 200)], train, MSG_ZEROCOPY),
-        "train of metadata": ([payload(number, 200) for number in range(6)], train + control(path), 0),
-        "cut": ([payload(number, 200) for number in range(3)], train, 0),
+        "gso": ([payload(number, 200) for number in range(12)], gso, 0),
+        "GSO packet by reference": ([bytes(30 * 200)], gso, MSG_ZEROCOPY),
+        "GSO packet of metadata": ([payload(number, 200) for number in range(6)], gso + control(path), 0),
+        "cut": ([payload(number, 200) for number in range(3)], gso, 0),
     }[kind]
     faults.forget_routes()
     yield lambda: sock.sendmsg(buffers, messages, flags)
@@ -675,7 +675,7 @@ def attach(ynl, wanted):
     """device-attach; `wanted` is what its XDP program, if there were one, would share with the module."""
     request = {"ifindex": socket.if_nametoindex("eth0")}
     if wanted is not None:
-        request["wanted"] = kopi.ctypes.addressof(wanted)
+        request["port-map"] = kopi.ctypes.addressof(wanted)
 
     def call():
         try:
@@ -722,11 +722,11 @@ def entries(paths):
         yield (f"connect with a channel, {path.name}", lambda path=path: connect(path, channel=True),
                lambda path=path: connect(path, ordinary=True))
     yield own("channel, small", open_channel, lo4, SMALL)
-    yield own("channel, small, trains", open_channel, lo6, SMALL | {"flags": TRAINS})
-    yield own("channel, large, trains", open_channel, lo4, LARGE | {"flags": TRAINS})
+    yield own("channel, small, GSO packets", open_channel, lo6, SMALL | {"flags": OFFLOADS})
+    yield own("channel, large, GSO packets", open_channel, lo4, LARGE | {"flags": OFFLOADS})
     yield own("options", get_options, lo4)
     yield own("join, the first", join, lo4, 0)
-    yield own("join, trains", join, lo6, 0, TRAINS)
+    yield own("join, GSO packets", join, lo6, 0, OFFLOADS)
     yield own("join, the seventeenth", join, lo4, 15)
     yield own("mmap", map_region, lo4)
     yield own("touch", touch, lo4)
@@ -734,8 +734,8 @@ def entries(paths):
     yield own("munmap", call_on_region("munmap"), lo4)
     for path in lo4, lo6, nic4, nic6, veth:
         for kind, (_, _, referred) in KINDS.items():
-            # Where it can be; and each datagram that a NIC's driver cuts a train into takes long.
-            if (path in (nic4, nic6) and (referred or kind == "train of metadata")
+            # Where it can be; and each datagram that a NIC's driver cuts a GSO packet into takes long.
+            if (path in (nic4, nic6) and (referred or kind == "GSO packet of metadata")
                     or path is veth and not referred):
                 continue
             known = [0]
@@ -743,7 +743,7 @@ def entries(paths):
                    lambda path=path, kind=kind, known=known: doorbell(path, kind, known),
                    lambda path=path, kind=kind: send(path, kind, ordinary=True), known)
     for path in lo4, nic6:
-        for kind in "copied", "metadata", "by reference", "train":
+        for kind in "copied", "metadata", "by reference", "gso":
             yield both(f"sendmsg, {kind}", send, path, kind=kind)
         yield (f"sendmsg beside rings, {path.name}",
                lambda path=path: send(path, "copied", channel=True),
@@ -785,7 +785,7 @@ def around(name):
 
 # Memory runs out in these, too: in those that allocate for themselves. Not in fork(), which passes
 # that on to the child.
-DRY = re.compile("socket|connect|channel|join|mmap|munmap|doorbell, (copied|by reference|train), lo|O_ASYNC|"
+DRY = re.compile("socket|connect|channel|join|mmap|munmap|doorbell, (copied|by reference|GSO packet), lo|O_ASYNC|"
                  "epoll|pass|close|attach")
 
 
@@ -849,7 +849,7 @@ def main():
                 total += attempt(name, steps, ordinary, kernel_memory)
             print(f"#   {time.monotonic() - start:.1f} s", flush=True)
         gc.enable()
-        for name in ("by reference, veth", "chain, veth", "train by reference, veth"):
+        for name in ("by reference, veth", "chain, veth", "GSO packet by reference, veth"):
             if name in by_reference:
                 kopi.check(f"{name}: the stack did have the frames", by_reference[name] > 0)
         print(f"# {len(chosen)} entry points: {total['faults']} allocations failed in turn, memory ran out at "

@@ -20,7 +20,7 @@ from equivalence import ADDRESSES, devices, namespace, sh
 from kopi import wait_until
 
 SECONDS = float(os.environ.get("FAULT_SECONDS", "15"))
-# Of the allocations that can't wait one in so many fails: first often, so that hardly a train gets
+# Of the allocations that can't wait one in so many fails: first often, so that hardly a GSO packet gets
 # through, and then seldom.
 ONE_IN = {"slab objects": ("failslab", (5, 41)), "pages": ("fail_page_alloc", (2, 17))}
 TRACING = "/sys/kernel/tracing"
@@ -46,10 +46,10 @@ def intact(data):
 
 
 class Traffic:
-    """Two flows that send to each other, by trains or not, as fast as this process can."""
+    """Two flows that send to each other, by GSO packets or not, as fast as this process can."""
 
     def __init__(self, name, ends, size, flags=0, proto=0):
-        self.name, self.size, self.trains = name, size, flags != 0
+        self.name, self.size, self.gso = name, size, flags != 0
         self.channels = []
         for inside, address in ends:
             with namespace(inside):
@@ -153,7 +153,7 @@ def trace():
         for name in events[:2]:
             faults.put(f"{TRACING}/events/{name}/filter", "ret != 0")
         for name in events:
-            faults.put(f"{TRACING}/events/{name}/enable", 1)
+            faults.put(f"{TRACING}/events/{name}/enable", kopi.OFFLOADS)
         yield
     finally:
         for name in events:
@@ -205,17 +205,17 @@ def all_paths():
     """Flows over each."""
     lo4 = [("host", "127.0.0.1")] * 2
     veth = [("host", "198.51.100.1"), ("away", "198.51.100.2")]
-    return [Traffic("lo, by reference", lo4, 1900), Traffic("lo, trains", lo4, 300, 1),
-            Traffic("lo6, trains by reference", [("host", "::1")] * 2, 1900, 1, kopi.UDP6),
-            Traffic("NIC", NIC4, 1400), Traffic("NIC, trains", NIC4, 300, 1),
+    return [Traffic("lo, by reference", lo4, 1900), Traffic("lo, GSO packets", lo4, 300, kopi.OFFLOADS),
+            Traffic("lo6, GSO packets by reference", [("host", "::1")] * 2, 1900, kopi.OFFLOADS, kopi.UDP6),
+            Traffic("NIC", NIC4, 1400), Traffic("NIC, GSO packets", NIC4, 300, kopi.OFFLOADS),
             Traffic("NIC, IPv6", NIC6, 700, 0, kopi.UDP6), Traffic("veth, by reference", veth, 1900),
-            Traffic("veth, trains by reference", veth, 1900, 1)]
+            Traffic("veth, GSO packets by reference", veth, 1900, kopi.OFFLOADS)]
 
 
 def attached_nics():
     """Flows that meet by the drivers."""
-    return [Traffic("attached NIC", NIC4, 1400), Traffic("attached NIC, trains", NIC4, 300, 1),
-            Traffic("attached NIC, trains of IPv6", NIC6, 700, 1, kopi.UDP6)]
+    return [Traffic("attached NIC", NIC4, 1400), Traffic("attached NIC, GSO packets", NIC4, 300, kopi.OFFLOADS),
+            Traffic("attached NIC, GSO packets of IPv6", NIC6, 700, kopi.OFFLOADS, kopi.UDP6)]
 
 
 def by_drivers(nics):
@@ -250,11 +250,11 @@ def main(make):
             kopi.check(f"{kind}, {flow.name}: {sum(flow.sent)} sent, {flow.lost()} lost, errnos "
                        f"{dict(flow.errors)}: none is corrupt, all is counted", not wrong, "; ".join(wrong[:5]))
         named = sum(count for reason, count in reasons.items() if reason != "NOT_SPECIFIED")
-        # Of a train all is counted as one.
-        alone = sum(flow.lost() for flow in flows if not flow.trains)
+        # Of a GSO packet all is counted as one.
+        alone = sum(flow.lost() for flow in flows if not flow.gso)
         kopi.check(f"{kind}: what is lost has a reason or a counter",
                    alone <= counted + named and (lost == 0 or counted + named > 0),
-                   f"{alone} and {lost - alone} of trains lost, {counted} counted, {named} named")
+                   f"{alone} and {lost - alone} of GSO packets lost, {counted} counted, {named} named")
         kopi.check(f"{kind}: datagrams arrive nevertheless", all(sum(flow.received) for flow in flows))
         for flow in flows:
             lost, sent = flow.lost(), sum(flow.sent)

@@ -5,7 +5,7 @@ An exchange sends datagrams from a subject in the namespace `host` to an ordinar
 `peer`, and then back. Its outcome is written down: the errors that the sender got, what
 arrived, in which order, from which address, with which TOS and TTL, and what the counters of the
 policy and of the stack say. It is done with a UDP socket as the subject and with a KOPI flow, both
-without trains and with them (UDP_SEGMENT and UDP_GRO for the UDP socket), over IPv4 and IPv6.
+without GSO packets and with them (UDP_SEGMENT and UDP_GRO for the UDP socket), over IPv4 and IPv6.
 
 A file of policies ends with `run(AREA, [Policy(...), ...])`. A policy's `setup` is called in the
 namespace `host` before each exchange; what undoes it is given to `undo()`.

@@ -20,7 +20,7 @@ def nothing(*_):
 class Traffic:
     """What is sent, and by what kind of subject."""
     families: tuple = (4, 6)
-    trains: tuple = (False, True)
+    gso: tuple = (False, True)
     # The subject is connected to its peer.
     connected: bool = True
     # Socket options of the subject, set before bind: (level, name, value).
@@ -139,13 +139,13 @@ def arrived(way, **fields):
     return check
 
 
-def comparable(seen, policy, trains):
+def comparable(seen, policy, gso):
     """What must be the same for UDP and KOPI."""
     result = dict(seen)
     for key in ("out", "in", "out then", "in then"):
         if key in result and not policy.expected.ordered:
             result[key] = sorted(result[key], key=lambda each: each.number)
-    if trains:
+    if gso:
         result.pop("snmp", None)
     return result
 
@@ -222,9 +222,9 @@ def numbers(value):
     return [number for each in value for number in numbers(each)]
 
 
-def differences(policy, udp, flow, trains):
+def differences(policy, udp, flow, gso):
     """Names what differs, but for what the policy lists."""
-    one, other = (comparable(seen, policy, trains) for seen in (udp, flow))
+    one, other = (comparable(seen, policy, gso) for seen in (udp, flow))
     found = []
     for key in sorted({*one, *other}):
         if one.get(key) != other.get(key) and key not in policy.expected.differs:

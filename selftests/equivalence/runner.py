@@ -89,8 +89,8 @@ def as_owner(owner):
 class Exchange:
     """One exchange under a policy; `seen` has all that was seen."""
 
-    def __init__(self, kind, policy, family, trains):
-        self.kind, self.policy, self.family, self.trains = kind, policy, family, trains
+    def __init__(self, kind, policy, family, gso):
+        self.kind, self.policy, self.family, self.gso = kind, policy, family, gso
         self.seen = {}
         self.subject = self.peer = self.sentinel = None
         self.data = datagrams_of(family)
@@ -132,7 +132,7 @@ class Exchange:
 
     def _open_subject(self, stack):
         policy = self.policy
-        self.subject = self.kind(self.family, self.trains)
+        self.subject = self.kind(self.family, self.gso)
         stack.callback(self.subject.close)
         policy.hooks.prepare(self.subject)
         for level, name, value in policy.traffic.options:
@@ -176,7 +176,7 @@ class Exchange:
     def _send_in(self):
         back = self.policy.places.peer_sends_to(self.family)
         if not self.policy.traffic.paced:
-            return self.peer.send(self.data, back, self.trains)
+            return self.peer.send(self.data, back, self.gso)
         errors = []
         for each in self.data:
             errors += self.peer.send([each], back)
@@ -189,8 +189,8 @@ class Exchange:
             self.sentinel.pass_to(end)
 
     def _look(self, after):
-        # How trains are merged is chance, so their number after they came in is, too.
-        if self.trains and after.startswith("in"):
+        # How GSO packets are merged is chance, so their number after they came in is, too.
+        if self.gso and after.startswith("in"):
             return
         with as_root():
             for function in self.policy.looks.observe:
@@ -215,19 +215,19 @@ def write_row(row):
             table.write(json.dumps(row) + "\n")
 
 
-def compare(policy, family, trains, row):
+def compare(policy, family, gso, row):
     """Carries out the exchange with both kinds of subject; notes the outcomes in the row, and gives
     what is wrong."""
-    where = f"IPv{family}{', trains' if trains else ''}"
+    where = f"IPv{family}{', GSO packets' if gso else ''}"
     try:
-        seen = [Exchange(kind, policy, family, trains).run() for kind in SUBJECTS]
+        seen = [Exchange(kind, policy, family, gso).run() for kind in SUBJECTS]
     except Exception:  # pylint: disable=broad-except
         return [f"{where}: {traceback.format_exc(limit=-1)}"]
     wrong = []
     for kind, each in zip(SUBJECTS, seen):
         wrong += [f"{where}, {kind.kind}: {what}" for what in problems(policy, each, kind)]
-        row.setdefault(kind.kind + (" trains" if trains else ""), summary(policy, each))
-    return wrong + [f"{where}: {what}" for what in differences(policy, *seen, trains)]
+        row.setdefault(kind.kind + (" GSO packets" if gso else ""), summary(policy, each))
+    return wrong + [f"{where}: {what}" for what in differences(policy, *seen, gso)]
 
 
 def try_policy(area, policy):
@@ -241,9 +241,9 @@ def try_policy(area, policy):
         except RuntimeError as error:
             wrong.append(str(error))
     take_down = set_aside()
-    for trains in policy.traffic.trains:
+    for gso in policy.traffic.gso:
         for family in policy.traffic.families:
-            wrong += compare(policy, family, trains, row)
+            wrong += compare(policy, family, gso, row)
     with namespace("host"):
         take_down.close()
     row["differs"] = policy.expected.differs

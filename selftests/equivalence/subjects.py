@@ -21,7 +21,7 @@ from .setups import PATIENCE
 SUBJECT_PORT, PEER_PORT = 7000, 7001
 SENTINEL_PORTS = {"host": 9000, "peer": 9001}
 FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
-# Small, as large as the MTU allows, and in bulk, so that trains form.
+# Small, as large as the MTU allows, and in bulk, so that GSO packets form.
 MTU = {4: 1472, 6: 1452}
 PHASES = {4: ((64, 8), (MTU[4], 8), (1000, 24)), 6: ((64, 8), (MTU[6], 8), (1000, 24))}
 COUNT = 40
@@ -82,11 +82,11 @@ class UdpSubject:
 
     kind = "UDP"
 
-    def __init__(self, family, trains=False):
-        self.family, self.trains = family, trains
+    def __init__(self, family, gso=False):
+        self.family, self.gso = family, gso
         self.sock = socket.socket(FAMILIES[family], socket.SOCK_DGRAM)
         self.prepare()
-        if trains:
+        if gso:
             self.sock.setsockopt(socket.SOL_UDP, UDP_GRO, 1)
 
     def prepare(self):
@@ -160,12 +160,12 @@ class UdpSubject:
                            (level, IPV6_PKTINFO, address + ifindex))
         return control
 
-    def send(self, data, address=None, trains=None, metas=None):
+    def send(self, data, address=None, gso=None, metas=None):
         """Sends datagrams; gives the errno of each."""
         if metas:
             return [self._send_one(each, address, 0, meta) for each, meta in zip(data, metas)]
         errors = []
-        for run in trains_of(data) if trains or trains is None and self.trains else zip(data):
+        for run in gso_packets_of(data) if gso or gso is None and self.gso else zip(data):
             segment = len(run[0]) if len(run) > 1 else 0
             errors += [self._send_one(b"".join(run), address, segment)] * len(run)
         return errors
@@ -188,7 +188,7 @@ class UdpSubject:
                 found.append(parse(data[at:at + step], source, *rest))
 
     def _read_control(self, control):
-        """The size of a train's datagrams, and from destination to mark what a Datagram has."""
+        """The size of a GSO packet's datagrams, and from destination to mark what a Datagram has."""
         destination, tos, ttl, segment, device, mark = "", None, None, 0, 0, 0
         for level, name, value in control:
             if level == socket.SOL_UDP:
@@ -224,12 +224,12 @@ class KopiSubject(UdpSubject):
     kind = "KOPI"
     FRAMES = 256
 
-    def __init__(self, family, trains=False):
+    def __init__(self, family, gso=False):
         # pylint: disable=super-init-not-called
-        self.family, self.trains = family, trains
+        self.family, self.gso = family, gso
         self.sock = kopi.flow(0 if family == 4 else kopi.UDP6)
         self.prepare()
-        self.channel = kopi.Channel(self.sock, flags=kopi.TRAINS if trains else 0, frame_size=2048,
+        self.channel = kopi.Channel(self.sock, flags=kopi.OFFLOADS if gso else 0, frame_size=2048,
                                     frames=self.FRAMES, tx=128, completion=128, fill=128, rx=128)
         # The first half of the frames is for receiving.
         for number in range(128):
@@ -240,7 +240,7 @@ class KopiSubject(UdpSubject):
         self.channel.region.close()
         self.sock.close()
 
-    def send(self, data, address=None, trains=None, metas=None):
+    def send(self, data, address=None, gso=None, metas=None):
         for number, each in enumerate(data):
             self.channel.send(128 + number, each, address,
                               kopi.number_of(self.sock),
@@ -292,16 +292,16 @@ def datagrams_of(family):
     return [payload(number, size) for number, size in enumerate(sizes)]
 
 
-def trains_of(data):
-    """Cuts datagrams into trains: of one size, but that the last may be shorter."""
-    trains = []
+def gso_packets_of(data):
+    """Cuts datagrams into GSO packets: of one size, but that the last may be shorter."""
+    gso = []
     for each in data:
-        last = trains[-1] if trains else None
+        last = gso[-1] if gso else None
         if last and len(last[-1]) == len(last[0]) >= len(each):
             last.append(each)
         else:
-            trains.append([each])
-    return trains
+            gso.append([each])
+    return gso
 
 
 SUBJECTS = (UdpSubject, KopiSubject)

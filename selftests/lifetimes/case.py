@@ -126,7 +126,7 @@ class Case:
         self.pid = fork(self.space, work)
         theirs.close()
         getattr(self, f"prepare_{self.state}", lambda: None)()
-        self.ask("start", self.state, kopi.TRAINS if self.attached else 0)
+        self.ask("start", self.state, kopi.OFFLOADS if self.attached else 0)
         if self.state in HELD:
             self.ask("send_all")
         getattr(self, f"await_{self.state}", lambda: None)()
@@ -142,13 +142,13 @@ class Case:
         def feed():
             with inside(self.here):
                 sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            count, train = 0, 1
+            count, gso = 0, 1
             if self.attached:
                 sender.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, SIZE)
-                train = COUNT
+                gso = COUNT
             while True:
                 with contextlib.suppress(OSError):
-                    sender.sendto(b"y" * SIZE * train, (NEAR, PORT))
+                    sender.sendto(b"y" * SIZE * gso, (NEAR, PORT))
                 count += 1
                 kopi.store(self.fed, 0, "=Q", count)
 
@@ -161,10 +161,10 @@ class Case:
     def await_receiving(self):
         """It has received a good deal."""
         wait("datagrams", lambda: self.ask("progress") > 100)
-        self.await_driver("merged")
+        self.await_driver("gro-packets")
 
     def await_driver(self, counter):
-        """Trains go by the driver, if the device is attached."""
+        """GSO packets go by the driver, if the device is attached."""
         if not self.attached:
             return
         before = self.by_driver(counter)
@@ -350,7 +350,7 @@ class Case:
         if self.state == "receiving" and not self.adopted:
             before = self.ask("progress")
             wait("it receives", lambda: self.ask("progress") > before + 100)
-            self.await_driver("merged")
+            self.await_driver("gro-packets")
         else:
             came = "y" * SIZE if self.state == "receiving" else "in"
             expect(self.ask("receive", came), "a datagram comes in")

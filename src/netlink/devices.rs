@@ -2,12 +2,12 @@
 
 //! The devices of the direct path: attaching, detaching and showing them.
 
-use crate::direct::{self, Port, Refusal, Way};
+use crate::direct::{self, AttachedDevice, Refusal, TxPath};
 use crate::sys::{
     errno::eopnotsupp,
     genl::{Attribute, Dump, Message, Request},
     uapi,
-    wanted::Wanted, //
+    wanted::PortMap, //
 };
 use core::sync::atomic::Ordering::Relaxed;
 use kernel::prelude::*;
@@ -22,7 +22,7 @@ fn named<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
 /// Refuses whoever isn't an administrator of the machine: `EPERM`. A device's hardware is the machine's, and what it
 /// is attached with runs in its softirqs.
 fn may(request: &Request<'_>) -> Result {
-    if !request.asker().is_admin() {
+    if !request.requester().is_admin() {
         let why = c"that takes CAP_NET_ADMIN in the initial user namespace";
         return Err(request.refuse(EPERM, why, None));
     }
@@ -34,15 +34,15 @@ fn may(request: &Request<'_>) -> Result {
 pub(crate) fn attach(request: &Request<'_>) -> Result {
     may(request)?;
     let attr = named(request)?;
-    let wanted = match request.get(uapi::KOPI_A_DEVICE_WANTED) {
+    let wanted = match request.get(uapi::KOPI_A_DEVICE_PORT_MAP) {
         None => None,
-        Some(attr) => Some(Wanted::pin(attr.uint()).map_err(|error| {
+        Some(attr) => Some(PortMap::pin(attr.uint()).map_err(|error| {
             let why =
                 c"there is no memory of a map that can be written to, from the start of a page on";
             request.refuse(error, why, Some(&attr))
         })?),
     };
-    direct::attach(request.asker().net(), attr.u32(), wanted).map_err(|refusal| {
+    direct::attach(request.requester().net(), attr.u32(), wanted).map_err(|refusal| {
         let (error, why) = match refusal {
             Refusal::Absent => (ENODEV, c"there is no such device"),
             Refusal::Attached => (EEXIST, c"the device is attached already"),
@@ -65,25 +65,31 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
 pub(crate) fn detach(request: &Request<'_>) -> Result {
     may(request)?;
     let attr = named(request)?;
-    direct::detach(request.asker().net(), attr.u32())
+    direct::detach(request.requester().net(), attr.u32())
         .map_err(|error| request.refuse(error, c"the device isn't attached", Some(&attr)))
 }
 
-fn put(message: &mut Message, port: &Port, way: Way) -> Result {
+fn put(message: &mut Message, port: &AttachedDevice, way: TxPath) -> Result {
     let counters = &port.counters;
     message.u32(uapi::KOPI_A_DEVICE_IFINDEX, port.device().ifindex())?;
     message.u32(uapi::KOPI_A_DEVICE_PATH, way as u32)?;
     message.uint(uapi::KOPI_A_DEVICE_PACKETS, counters.packets.load(Relaxed))?;
-    message.uint(uapi::KOPI_A_DEVICE_TRAINS, counters.trains.load(Relaxed))?;
+    message.uint(
+        uapi::KOPI_A_DEVICE_GSO_PACKETS,
+        counters.gso_packets.load(Relaxed),
+    )?;
     message.uint(uapi::KOPI_A_DEVICE_PASSED, counters.passed.load(Relaxed))?;
     message.uint(uapi::KOPI_A_DEVICE_DROPPED, counters.dropped.load(Relaxed))?;
-    let way_in = port.way_in() as u32;
+    let way_in = port.rx_path() as u32;
     message.u32(uapi::KOPI_A_DEVICE_RECEIVE_PATH, way_in)?;
     message.uint(
         uapi::KOPI_A_DEVICE_RECEIVED,
         counters.received.load(Relaxed),
     )?;
-    message.uint(uapi::KOPI_A_DEVICE_MERGED, counters.merged.load(Relaxed))?;
+    message.uint(
+        uapi::KOPI_A_DEVICE_GRO_PACKETS,
+        counters.gro_packets.load(Relaxed),
+    )?;
     let dropped = counters.receive_dropped.load(Relaxed);
     message.uint(uapi::KOPI_A_DEVICE_RECEIVE_DROPPED, dropped)
 }
@@ -92,7 +98,7 @@ fn put(message: &mut Message, port: &Port, way: Way) -> Result {
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     let mut place = start as u64;
-    direct::each(dump.asker().net(), start, |port, way| {
+    direct::each(dump.requester().net(), start, |port, way| {
         let added = dump.add(uapi::KOPI_CMD_DEVICE_GET, |message| put(message, port, way))?;
         if added {
             place = place.wrapping_add(1);

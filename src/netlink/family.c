@@ -27,8 +27,8 @@ const struct nla_policy kopi_rule_input_nl_policy[KOPI_A_RULE_WEIGHT + 1] = {
 	[KOPI_A_RULE_UID_MIN] = { .type = NLA_U32, },
 	[KOPI_A_RULE_UID_MAX] = { .type = NLA_U32, },
 	[KOPI_A_RULE_GID] = { .type = NLA_U32, },
-	[KOPI_A_RULE_CGROUP_PATH] = { .type = NLA_NUL_STRING, .len = KOPI_PATH_MAX, },
-	[KOPI_A_RULE_EXE] = { .type = NLA_NUL_STRING, .len = KOPI_PATH_MAX, },
+	[KOPI_A_RULE_CGROUP_PATH] = { .type = NLA_NUL_STRING, .len = KOPI_FILE_PATH_MAX, },
+	[KOPI_A_RULE_EXE] = { .type = NLA_NUL_STRING, .len = KOPI_FILE_PATH_MAX, },
 	[KOPI_A_RULE_PROTOCOL] = { .type = NLA_U8, },
 	[KOPI_A_RULE_LOCAL_PORT_MIN] = { .type = NLA_U16, },
 	[KOPI_A_RULE_LOCAL_PORT_MAX] = { .type = NLA_U16, },
@@ -89,9 +89,9 @@ static const struct nla_policy kopi_engine_set_nl_policy[KOPI_A_ENGINES_BUDGET +
 };
 
 /* KOPI_CMD_DEVICE_ATTACH - do */
-static const struct nla_policy kopi_device_attach_nl_policy[KOPI_A_DEVICE_WANTED + 1] = {
+static const struct nla_policy kopi_device_attach_nl_policy[KOPI_A_DEVICE_PORT_MAP + 1] = {
 	[KOPI_A_DEVICE_IFINDEX] = NLA_POLICY_MIN(NLA_U32, 1),
-	[KOPI_A_DEVICE_WANTED] = { .type = NLA_UINT, },
+	[KOPI_A_DEVICE_PORT_MAP] = { .type = NLA_UINT, },
 };
 
 /* KOPI_CMD_DEVICE_DETACH - do */
@@ -187,7 +187,7 @@ static const struct genl_split_ops kopi_nl_ops[] = {
 		.cmd		= KOPI_CMD_DEVICE_ATTACH,
 		.doit		= kopi_nl_device_attach_doit,
 		.policy		= kopi_device_attach_nl_policy,
-		.maxattr	= KOPI_A_DEVICE_WANTED,
+		.maxattr	= KOPI_A_DEVICE_PORT_MAP,
 		.flags		= GENL_UNS_ADMIN_PERM | GENL_CMD_CAP_DO,
 	},
 	{

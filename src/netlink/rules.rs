@@ -12,7 +12,7 @@ use crate::rules::{Action, Limit, Parts, Rule, RuleSet};
 use crate::sys::{
     context::cond_resched,
     family,
-    genl::{Asker, Attribute, Dump, Message, Request, RuleInput},
+    genl::{Attribute, Dump, Message, Request, Requester, RuleInput},
     pernet::NetRef,
     task, //
     uapi,
@@ -58,11 +58,11 @@ fn copied(string: &CStr) -> Result<KVec<u8>> {
     Ok(copy)
 }
 
-/// Where a rule has paths, they are looked up as the asker sees them.
+/// Where a rule has paths, they are looked up as the requester sees them.
 fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Parts> {
-    let asker = request.asker();
+    let requester = request.requester();
     let mut parts = Parts {
-        matches: matches(request, &asker, table)?,
+        matches: matches(request, &requester, table)?,
         action: action(request, table)?,
         ..Parts::default()
     };
@@ -72,7 +72,7 @@ fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Parts> {
             return Err(request.refuse(EINVAL, c"exe is not an absolute path", Some(&attr)));
         }
         // genl's lock is held.
-        let may_wait = asker.net().is_of_initial_users();
+        let may_wait = requester.net().is_of_initial_users();
         let file = task::file_at(path, may_wait)
             .map_err(|error| request.refuse(error, c"exe can't be looked up", Some(&attr)))?;
         parts.matches.exe = Some(file);
@@ -92,15 +92,19 @@ fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Parts> {
     Ok(parts)
 }
 
-fn matches(request: &Request<'_>, asker: &Asker<'_>, table: &RuleInput<'_>) -> Result<Match> {
+fn matches(
+    request: &Request<'_>,
+    requester: &Requester<'_>,
+    table: &RuleInput<'_>,
+) -> Result<Match> {
     let uid = |attr: &Attribute<'_>| {
-        asker.make_uid(attr.u32()).ok_or_else(|| {
+        requester.make_uid(attr.u32()).ok_or_else(|| {
             request.refuse(EINVAL, c"the user namespace has no such user", Some(attr))
         })
     };
     let port = |attr: &Attribute<'_>| Ok(attr.u16());
     let gid = match table.get(uapi::KOPI_A_RULE_GID) {
-        Some(attr) => Some(asker.make_gid(attr.u32()).ok_or_else(|| {
+        Some(attr) => Some(requester.make_gid(attr.u32()).ok_or_else(|| {
             request.refuse(EINVAL, c"the user namespace has no such group", Some(&attr))
         })?),
         None => None,
@@ -207,7 +211,7 @@ fn action(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Action> {
         }),
     };
     if let Some(attr) = table.get(uapi::KOPI_A_RULE_WEIGHT) {
-        if !request.asker().is_admin() {
+        if !request.requester().is_admin() {
             let why = c"a weight takes CAP_NET_ADMIN in the initial user namespace";
             return Err(request.refuse(EPERM, why, Some(&attr)));
         }
@@ -258,16 +262,16 @@ fn sweep(net: &Net) {
 /// Puts rules in force; the caller holds `changing`.
 fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
     let set = set.share()?;
-    let asker = request.asker();
+    let requester = request.requester();
     let is_open = set.is_open();
     if !is_open && !net.is_hooked() {
-        asker.net().hook_local_out()?;
+        requester.net().hook_local_out()?;
         net.set_hooked(true);
     }
     net.set_rules(set);
     sweep(net);
     if is_open && net.is_hooked() {
-        asker.net().unhook_local_out();
+        requester.net().unhook_local_out();
         net.set_hooked(false);
     }
     Ok(())
@@ -298,7 +302,7 @@ pub(crate) fn add(request: &Request<'_>) -> Result {
     let attr = rule_attr(request)?;
     let table = request.rule_input(&attr)?;
     let parts = parts(request, &table)?;
-    let net = request.asker().net().state();
+    let net = request.requester().net().state();
     let _changing = changing(request, &net)?;
     let old = net.rules();
     if old.rules.len() >= uapi::KOPI_RULES_MAX as usize {
@@ -336,7 +340,7 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
     let handle = table
         .get(uapi::KOPI_A_RULE_HANDLE)
         .ok_or_else(|| request.refuse(EINVAL, c"say which rule: its handle", Some(&attr)))?;
-    let net = request.asker().net().state();
+    let net = request.requester().net().state();
     let _changing = changing(request, &net)?;
     let old = net.rules();
     let others = || {
@@ -359,9 +363,9 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
     Ok(())
 }
 
-/// `ruleset-set`: as `rule-add`, and `EAGAIN` where the rules are not those that the asker knows.
+/// `ruleset-set`: as `rule-add`, and `EAGAIN` where the rules are not those that the requester knows.
 pub(crate) fn replace(request: &Request<'_>) -> Result {
-    let net = request.asker().net().state();
+    let net = request.requester().net().state();
     let _changing = changing(request, &net)?;
     if let Some(known) = request.get(uapi::KOPI_A_RULESET_GENERATION) {
         if known.uint() != net.generation() {
@@ -418,7 +422,7 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
 
 /// `ruleset-get`.
 pub(crate) fn show_all(request: &Request<'_>) -> Result {
-    let net = request.asker().net().state();
+    let net = request.requester().net().state();
     let generation = net.generation();
     let verdict = if net.rules().deny_others {
         uapi::KOPI_VERDICT_DENY
@@ -444,15 +448,15 @@ fn put_range<T: Copy>(
     Ok(())
 }
 
-fn put_match(message: &mut Message, asker: &Asker<'_>, matches: &Match) -> Result {
+fn put_match(message: &mut Message, requester: &Requester<'_>, matches: &Match) -> Result {
     put_range(
         message,
         matches.uid,
         (uapi::KOPI_A_RULE_UID_MIN, uapi::KOPI_A_RULE_UID_MAX),
-        |message, kind, uid| message.u32(kind, asker.show_uid(uid)),
+        |message, kind, uid| message.u32(kind, requester.show_uid(uid)),
     )?;
     if let Some(gid) = matches.gid {
-        message.u32(uapi::KOPI_A_RULE_GID, asker.show_gid(gid))?;
+        message.u32(uapi::KOPI_A_RULE_GID, requester.show_gid(gid))?;
     }
     if let Some(cgroup) = matches.cgroup {
         message.uint(uapi::KOPI_A_RULE_CGROUP, cgroup.id)?;
@@ -502,15 +506,15 @@ fn put_match(message: &mut Message, asker: &Asker<'_>, matches: &Match) -> Resul
     Ok(())
 }
 
-fn put_rule(message: &mut Message, asker: &Asker<'_>, rule: &Rule) -> Result {
+fn put_rule(message: &mut Message, requester: &Requester<'_>, rule: &Rule) -> Result {
     message.u32(uapi::KOPI_A_RULE_HANDLE, rule.handle)?;
-    put_match(message, asker, &rule.matches)?;
+    put_match(message, requester, &rule.matches)?;
     if let Some(path) = &rule.cgroup_path {
         message.string(uapi::KOPI_A_RULE_CGROUP_PATH, path)?;
     }
     if let Some(path) = &rule.exe_path {
         message.string(uapi::KOPI_A_RULE_EXE, path)?;
-        let stale = is_stale(asker.net(), rule, path)?;
+        let stale = is_stale(requester.net(), rule, path)?;
         message.flag(uapi::KOPI_A_RULE_EXE_STALE, stale)?;
     }
     let action = &rule.action;
@@ -547,7 +551,7 @@ fn put_rule(message: &mut Message, asker: &Asker<'_>, rule: &Rule) -> Result {
     message.uint(uapi::KOPI_A_RULE_DENIED, rule.denied.get())
 }
 
-/// Whether the rule's path leads to another file now, as the asker sees it, as far as that can be known
+/// Whether the rule's path leads to another file now, as the requester sees it, as far as that can be known
 /// without waiting for a user's file system.
 fn is_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
     let mut string = KVec::new();
@@ -563,15 +567,15 @@ fn is_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
 
 /// `rule-get` of all.
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
-    let asker = dump.asker();
-    let net = asker.net().state();
+    let requester = dump.requester();
+    let net = requester.net().state();
     dump.shows(net.generation());
     let set = net.rules();
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     for (place, rule) in set.rules.iter().enumerate().skip(start) {
         let added = dump.add(uapi::KOPI_CMD_RULE_GET, |message| {
             message.nest(uapi::KOPI_A_RULESET_RULE, |message| {
-                put_rule(message, &asker, rule)
+                put_rule(message, &requester, rule)
             })
         })?;
         if !added {

@@ -9,7 +9,7 @@ use crate::pure::abi::{self, Stats};
 use crate::sys::{
     context::cond_resched,
     family,
-    genl::{Asker, Dump, Message, Request},
+    genl::{Dump, Message, Request, Requester},
     sock::Ends,
     socket::Socket,
     task::{self, Identity}, //
@@ -98,7 +98,7 @@ pub(crate) fn put_ends(
 
 fn put_flow(
     message: &mut Message,
-    asker: &Asker<'_>,
+    requester: &Requester<'_>,
     attached: &Attached,
     number: u32,
     socket: &Socket,
@@ -110,8 +110,8 @@ fn put_flow(
     let cgroup = task::cgroup_of(socket.sk());
     let ends = socket.sk().ends();
     put_ends(message, &ends, &identity, cgroup)?;
-    message.u32(uapi::KOPI_A_FLOW_UID, asker.show_uid(identity.uid))?;
-    message.u32(uapi::KOPI_A_FLOW_GID, asker.show_gid(identity.gid))?;
+    message.u32(uapi::KOPI_A_FLOW_UID, requester.show_uid(identity.uid))?;
+    message.u32(uapi::KOPI_A_FLOW_GID, requester.show_gid(identity.gid))?;
     message.u32(uapi::KOPI_A_FLOW_PID, identity.process.pid().here())?;
     message.string(
         uapi::KOPI_A_FLOW_CGROUP_PATH,
@@ -132,19 +132,19 @@ fn put_flow(
         }
     }
     message.u32(uapi::KOPI_A_FLOW_DENIED, denied)?;
-    if let Some((way, ifindex)) = attached.way(flow) {
+    if let Some((way, ifindex)) = attached.tx_path(flow) {
         message.u32(uapi::KOPI_A_FLOW_PATH, way)?;
         message.u32(uapi::KOPI_A_FLOW_PATH_IFINDEX, ifindex)?;
     }
-    if let Some(way) = attached.way_in(flow, ends.ifindex as u32) {
+    if let Some(way) = attached.rx_path(flow, ends.ifindex as u32) {
         message.u32(uapi::KOPI_A_FLOW_RECEIVE_PATH, way as u32)?;
     }
     Ok(())
 }
 
-/// Whether the asker may see what is another user's.
-fn may_see(asker: &Asker<'_>, uid: u32) -> bool {
-    asker.is_net_admin() || asker.uid() == uid
+/// Whether the requester may see what is another user's.
+fn may_see(requester: &Requester<'_>, uid: u32) -> bool {
+    requester.is_net_admin() || requester.uid() == uid
 }
 
 fn owner(socket: &Socket) -> Option<u32> {
@@ -156,37 +156,37 @@ pub(crate) fn flow(request: &Request<'_>) -> Result {
     let id = request
         .get(uapi::KOPI_A_FLOW_ID)
         .ok_or_else(|| request.refuse(EINVAL, c"say which flow: id", None))?;
-    let asker = request.asker();
-    let attached = Attached::now(asker.net())?;
-    let net = asker.net().state();
+    let requester = request.requester();
+    let attached = Attached::now(requester.net())?;
+    let net = requester.net().state();
     let flows = net.flows.lock();
     let socket = flows
         .open
         .get(id.u32())
         .ok_or_else(|| request.refuse(ENOENT, c"no such flow", Some(&id)))?;
-    if !owner(socket).is_some_and(|uid| may_see(&asker, uid)) {
+    if !owner(socket).is_some_and(|uid| may_see(&requester, uid)) {
         return Err(request.refuse(EPERM, c"the flow is another user's", Some(&id)));
     }
     request.reply(uapi::KOPI_CMD_FLOW_GET, |message| {
-        put_flow(message, &asker, &attached, id.u32(), socket)
+        put_flow(message, &requester, &attached, id.u32(), socket)
     })
 }
 
 /// `flow-get` of all.
 pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
-    let asker = dump.asker();
-    let attached = Attached::now(asker.net())?;
-    let net = asker.net().state();
+    let requester = dump.requester();
+    let attached = Attached::now(requester.net())?;
+    let net = requester.net().state();
     loop {
         let flows = net.flows.lock();
         let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
         let mut looked = 0;
         for (number, socket) in flows.open.from(start).take(FLOWS_MAX) {
             looked += 1;
-            let seen = owner(socket).is_some_and(|uid| may_see(&asker, uid));
+            let seen = owner(socket).is_some_and(|uid| may_see(&requester, uid));
             if seen
                 && !dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
-                    put_flow(message, &asker, &attached, number, socket)
+                    put_flow(message, &requester, &attached, number, socket)
                 })?
             {
                 return Ok(());
@@ -214,7 +214,7 @@ fn put_ring(
     })
 }
 
-fn put_channel(message: &mut Message, asker: &Asker<'_>, channel: &Channel) -> Result {
+fn put_channel(message: &mut Message, requester: &Requester<'_>, channel: &Channel) -> Result {
     let layout = channel.layout();
     let mut stats = Stats::default();
     let rings = channel.fill_own_stats(&mut stats);
@@ -242,7 +242,10 @@ fn put_channel(message: &mut Message, asker: &Asker<'_>, channel: &Channel) -> R
     message.uint(uapi::KOPI_A_CHANNEL_TX_INVALID, stats.tx_invalid)?;
     message.uint(uapi::KOPI_A_CHANNEL_FILL_INVALID, stats.fill_invalid)?;
     message.uint(uapi::KOPI_A_CHANNEL_RING_BROKEN, stats.ring_broken)?;
-    message.u32(uapi::KOPI_A_CHANNEL_UID, asker.show_uid(channel.owner()))?;
+    message.u32(
+        uapi::KOPI_A_CHANNEL_UID,
+        requester.show_uid(channel.owner()),
+    )?;
     message.uint(uapi::KOPI_A_CHANNEL_ENGINE_TIME, stats.engine_time)
 }
 
@@ -251,32 +254,32 @@ pub(crate) fn channel(request: &Request<'_>) -> Result {
     let id = request
         .get(uapi::KOPI_A_CHANNEL_ID)
         .ok_or_else(|| request.refuse(EINVAL, c"say which channel: id", None))?;
-    let asker = request.asker();
-    let net = asker.net().state();
+    let requester = request.requester();
+    let net = requester.net().state();
     let channels = net.channels.lock();
     let channel = channels
         .get(&id.u32())
         .ok_or_else(|| request.refuse(ENOENT, c"no such channel", Some(&id)))?;
-    if !may_see(&asker, channel.owner()) {
+    if !may_see(&requester, channel.owner()) {
         return Err(request.refuse(EPERM, c"the channel is another user's", Some(&id)));
     }
     request.reply(uapi::KOPI_CMD_CHANNEL_GET, |message| {
-        put_channel(message, &asker, channel)
+        put_channel(message, &requester, channel)
     })
 }
 
 /// `channel-get` of all.
 pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
-    let asker = dump.asker();
-    let net = asker.net().state();
+    let requester = dump.requester();
+    let net = requester.net().state();
     let channels = net.channels.lock();
     let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
     let mut next = Some(start);
     while let Some(cursor) = next.and_then(|next| channels.cursor_lower_bound(&next)) {
         let (&number, channel) = cursor.current();
-        if may_see(&asker, channel.owner())
+        if may_see(&requester, channel.owner())
             && !dump.add(uapi::KOPI_CMD_CHANNEL_GET, |message| {
-                put_channel(message, &asker, channel)
+                put_channel(message, &requester, channel)
             })?
         {
             break;
@@ -289,7 +292,7 @@ pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
 
 /// `info-get`.
 pub(crate) fn info(request: &Request<'_>) -> Result {
-    let net = request.asker().net().state();
+    let net = request.requester().net().state();
     let flows = net.flows.lock().open.len();
     let rules = net.rules().rules.len();
     let channels = net.channels.lock().values().count();
@@ -307,7 +310,7 @@ pub(crate) fn info(request: &Request<'_>) -> Result {
 
 /// `totals-get`.
 pub(crate) fn totals(request: &Request<'_>) -> Result {
-    let net = request.asker().net().state();
+    let net = request.requester().net().state();
     let (sum, opened) = {
         let flows = net.flows.lock();
         let mut sum = flows.closed;

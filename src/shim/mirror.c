@@ -134,7 +134,7 @@ const struct net_device *kopi_net_dev(struct net *net, int ifindex)
 }
 
 /* As GRO and udp_gro_complete_segment() (net/ipv4/udp_offload.c, 7.3.4) leave one. */
-void kopi_skb_set_udp_train(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs)
+void kopi_skb_set_udp_gro(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs)
 {
 	skb->csum_start = skb_headroom(skb) + udp;
 	skb->csum_offset = offsetof(struct udphdr, check);

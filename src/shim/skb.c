@@ -224,7 +224,7 @@ u16 kopi_skb_gso_segs(const struct sk_buff *skb)
 	return skb_shinfo(skb)->gso_segs;
 }
 
-bool kopi_skb_is_udp_train(const struct sk_buff *skb)
+bool kopi_skb_is_udp_gso(const struct sk_buff *skb)
 {
 	return skb_is_gso(skb) && skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4;
 }
@@ -234,7 +234,7 @@ bool kopi_skb_is_plain(const struct sk_buff *skb)
 {
 	return !skb->encapsulation && !skb_vlan_tag_present(skb) && !skb_sec_path(skb) &&
 	       !(skb_shinfo(skb)->tx_flags & SKBTX_ANY_TSTAMP) && !skb->tstamp &&
-	       (!skb_is_gso(skb) || kopi_skb_is_udp_train(skb));
+	       (!skb_is_gso(skb) || kopi_skb_is_udp_gso(skb));
 }
 
 bool kopi_skb_is_partial(const struct sk_buff *skb)

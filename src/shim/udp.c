@@ -88,7 +88,7 @@ int kopi_udp_wait(struct sock *sk, long *timeout)
 	return error;
 }
 
-bool kopi_udp_wants_trains(const struct sock *sk)
+bool kopi_udp_wants_gro(const struct sock *sk)
 {
 	return udp_test_bit(GRO_ENABLED, sk);
 }

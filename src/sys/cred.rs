@@ -68,9 +68,9 @@ impl Drop for Assumed<'_> {
 /// # Invariants
 ///
 /// Null, or credentials to which this has a reference.
-pub(crate) struct LastLet(AtomicPtr<bindings::cred>);
+pub(crate) struct AllowedCreds(AtomicPtr<bindings::cred>);
 
-impl LastLet {
+impl AllowedCreds {
     /// None yet.
     pub(crate) const fn new() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
@@ -99,7 +99,7 @@ impl LastLet {
     }
 }
 
-impl Drop for LastLet {
+impl Drop for AllowedCreds {
     fn drop(&mut self) {
         Self::put(*self.0.get_mut());
     }

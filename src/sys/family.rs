@@ -114,7 +114,7 @@ pub(crate) trait Protocol: Send + Sync + Sized + 'static {
     /// or writes a program's memory under a lock must not have that lock taken here.
     fn map(&self, vma: &Vma) -> Result;
 
-    /// Packets were queued, after [`take_over`]. The sock comes locked, too, if it has a receive hook:
+    /// Packets were queued, after [`install_callbacks`]. The sock comes locked, too, if it has a receive hook:
     /// then, as those who send don't wait, some may be left, which is the answer.
     fn data_ready(&self, sk: &Sock, locked: Option<LockedSock<'_>>, softirqs: &SoftirqsOff)
         -> bool;
@@ -190,7 +190,7 @@ fn unspecified(sk: &Sock) -> Unspecified {
 struct State<T> {
     /// For freeing it when no softirq uses it any more.
     rcu: UnsafeCell<bindings::callback_head>,
-    /// The operation that [`take_over`] replaced.
+    /// The operation that [`install_callbacks`] replaced.
     data_ready: UnsafeCell<Callback>,
     /// Takes what is queued in process context; disabled before the sock is released.
     work: UnsafeCell<bindings::delayed_work>,
@@ -1034,7 +1034,7 @@ unsafe fn inner_socket(
 /// From now on has `data_ready` of the protocol called. Process context.
 ///
 /// To be called once for a socket. Packets that were queued before remain queued.
-pub(crate) fn take_over<T: Protocol>(socket: &Socket) {
+pub(crate) fn install_callbacks<T: Protocol>(socket: &Socket) {
     let sk = socket.sk().as_ptr();
     // SAFETY: The socket is in use by the caller. The callbacks and their copies are written under
     // the lock; the copies are not read before the callbacks are set.
@@ -1109,8 +1109,8 @@ unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::work_struct)
     }
 }
 
-/// Has what is queued on a socket moved on, after [`take_over`]. Process context.
-pub(crate) fn poke<T: Protocol>(socket: &Socket) {
+/// Has what is queued on a socket moved on, after [`install_callbacks`]. Process context.
+pub(crate) fn drain<T: Protocol>(socket: &Socket) {
     let _softirqs = BottomHalvesOff::new();
     // SAFETY: The socket is in use by the caller.
     unsafe { data_ready::<T>(socket.sk().as_ptr()) };

@@ -41,12 +41,12 @@ impl Drop for Family {
 
 /// Who asks.
 #[derive(Clone, Copy)]
-pub(crate) struct Asker<'a> {
+pub(crate) struct Requester<'a> {
     skb: NonNull<bindings::sk_buff>,
     _request: PhantomData<&'a bindings::sk_buff>,
 }
 
-impl Asker<'_> {
+impl Requester<'_> {
     /// The network namespace that is asked about.
     pub(crate) fn net(&self) -> &NetRef {
         // SAFETY: The request's socket is kept, and keeps its namespace.
@@ -71,26 +71,26 @@ impl Asker<'_> {
         unsafe { bindings::kopi_netlink_uid(self.skb.as_ptr()) }
     }
 
-    /// A user as the asker's namespace names it.
+    /// A user as the requester's namespace names it.
     pub(crate) fn show_uid(&self, uid: u32) -> u32 {
         // SAFETY: The request is valid.
         unsafe { bindings::kopi_netlink_show_uid(self.skb.as_ptr(), uid) }
     }
 
-    /// A group as the asker's namespace names it.
+    /// A group as the requester's namespace names it.
     pub(crate) fn show_gid(&self, gid: u32) -> u32 {
         // SAFETY: The request is valid.
         unsafe { bindings::kopi_netlink_show_gid(self.skb.as_ptr(), gid) }
     }
 
-    /// A user that the asker names; `None` if its namespace has no such.
+    /// A user that the requester names; `None` if its namespace has no such.
     pub(crate) fn make_uid(&self, uid: u32) -> Option<u32> {
         // SAFETY: The request is valid.
         let made = unsafe { bindings::kopi_netlink_make_uid(self.skb.as_ptr(), uid) };
         (made != u32::MAX).then_some(made)
     }
 
-    /// A group that the asker names; `None` if its namespace has no such.
+    /// A group that the requester names; `None` if its namespace has no such.
     pub(crate) fn make_gid(&self, gid: u32) -> Option<u32> {
         // SAFETY: The request is valid.
         let made = unsafe { bindings::kopi_netlink_make_gid(self.skb.as_ptr(), gid) };
@@ -174,7 +174,7 @@ pub(crate) type RuleNamed<'a> = Table<'a, { bindings::KOPI_A_RULE_HANDLE as usiz
 
 /// A request that is being carried out.
 pub(crate) struct Request<'a> {
-    asker: Asker<'a>,
+    requester: Requester<'a>,
     info: NonNull<bindings::genl_info>,
     /// The last type of the operation's policy; 0 for one that takes no attributes.
     last: u32,
@@ -182,8 +182,8 @@ pub(crate) struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// Who asks.
-    pub(crate) fn asker(&self) -> Asker<'a> {
-        self.asker
+    pub(crate) fn requester(&self) -> Requester<'a> {
+        self.requester
     }
 
     /// The attribute of a type; `None` as well if the operation's policy hasn't that type.
@@ -406,7 +406,7 @@ impl Message {
 
 /// A dump that goes on from message to message.
 pub(crate) struct Dump<'a> {
-    asker: Asker<'a>,
+    requester: Requester<'a>,
     callback: NonNull<bindings::netlink_callback>,
     skb: NonNull<bindings::sk_buff>,
     written: usize,
@@ -414,8 +414,8 @@ pub(crate) struct Dump<'a> {
 
 impl<'a> Dump<'a> {
     /// Who asks.
-    pub(crate) fn asker(&self) -> Asker<'a> {
-        self.asker
+    pub(crate) fn requester(&self) -> Requester<'a> {
+        self.requester
     }
 
     /// Where to go on: what [`Dump::go_on_at`] said last, or 0.
@@ -435,7 +435,7 @@ impl<'a> Dump<'a> {
         }
     }
 
-    /// Says which state is being shown: if it changes before the dump ends, the asker is told.
+    /// Says which state is being shown: if it changes before the dump ends, the requester is told.
     pub(crate) fn shows(&mut self, generation: u64) {
         // SAFETY: The callback is the dump's. Never 0, which means that nothing was shown yet.
         unsafe { (*self.callback.as_ptr()).seq = (generation as u32) | 1 << 31 };
@@ -512,7 +512,7 @@ macro_rules! operations {
             ) -> c_int {
                 from_result(|| {
                     let request = Request {
-                        asker: Asker { skb: NonNull::new(skb).ok_or(EINVAL)?, _request: PhantomData },
+                        requester: Requester { skb: NonNull::new(skb).ok_or(EINVAL)?, _request: PhantomData },
                         info: NonNull::new(info).ok_or(EINVAL)?,
                         last: $last,
                     };
@@ -540,7 +540,7 @@ macro_rules! dumps {
                     // SAFETY: The callback is that of a running dump, which keeps its request.
                     let asking = unsafe { (*callback.as_ptr()).skb };
                     let mut dump = Dump {
-                        asker: Asker {
+                        requester: Requester {
                             skb: NonNull::new(asking).ok_or(EINVAL)?,
                             _request: PhantomData,
                         },
@@ -569,7 +569,7 @@ operations! {
     kopi_nl_ruleset_get_doit(0) => netlink::rules::show_all,
     kopi_nl_ruleset_set_doit(bindings::KOPI_A_RULESET_CHECK) => netlink::rules::replace,
     kopi_nl_engine_set_doit(bindings::KOPI_A_ENGINES_BUDGET) => netlink::engines::replace,
-    kopi_nl_device_attach_doit(bindings::KOPI_A_DEVICE_WANTED) => netlink::devices::attach,
+    kopi_nl_device_attach_doit(bindings::KOPI_A_DEVICE_PORT_MAP) => netlink::devices::attach,
     kopi_nl_device_detach_doit(bindings::KOPI_A_DEVICE_IFINDEX) => netlink::devices::detach,
 }
 

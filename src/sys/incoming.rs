@@ -6,7 +6,7 @@
 
 use super::netdev::Device;
 use crate::bindings;
-use crate::pure::merge::{make_train, udp_header, Datagram, First};
+use crate::pure::gro::{make_gro, udp_header, Datagram, First};
 use core::{
     mem::ManuallyDrop,
     ptr::{self, NonNull},
@@ -14,12 +14,12 @@ use core::{
 };
 use kernel::prelude::*;
 
-/// Longer payloads of a train's datagrams go by reference, in bytes.
+/// Longer payloads of a GRO packet's datagrams go by reference, in bytes.
 const COPYBREAK: usize = 128;
 /// Pieces of pages that an skb can refer to.
 const REFERENCES_MAX: usize = bindings::KOPI_CONST_MAX_SKB_FRAGS as usize;
 
-/// How many datagrams of a train one packet can hold, with so many bytes of payload each.
+/// How many datagrams of a GRO packet one packet can hold, with so many bytes of payload each.
 pub(crate) fn fit(payload: usize) -> usize {
     if payload > COPYBREAK {
         REFERENCES_MAX
@@ -65,19 +65,19 @@ impl Frame {
         }
     }
 
-    /// The datagram in it that could be part of a train, if it is one.
+    /// The datagram in it that could be part of a GRO packet, if it is one.
     #[inline]
     pub(crate) fn datagram(&self) -> Option<Datagram<'_>> {
         Datagram::parse(self.bytes(), add)
     }
 
-    /// Whether it is the next datagram of a train, which begins so, and as long.
+    /// Whether it is the next datagram of a GRO packet, which begins so, and as long.
     #[inline]
     pub(crate) fn follows(&self, first: &First, count: usize) -> bool {
         first.is_followed_by(self.bytes(), count, add)
     }
 
-    /// Makes it the second datagram of a train that begins so.
+    /// Makes it the second datagram of a GRO packet that begins so.
     pub(crate) fn begin_numbers(&self, first: &mut First) {
         first.begin_numbers(self.bytes());
     }
@@ -138,10 +138,10 @@ impl Drop for Frame {
     }
 }
 
-/// Gives datagrams of one flow to the stack as a train, as generic receive offload does, with the headers of
+/// Gives datagrams of one flow to the stack as a GRO packet, as generic receive offload does, with the headers of
 /// the first one: `ENOMEM`. All have `segment` bytes of payload but the last, which can have less; in all
 /// that is `payload` bytes. Softirqs are off.
-pub(crate) fn deliver_train(
+pub(crate) fn deliver_gro(
     device: &Device,
     headers: &mut [u8],
     segment: usize,
@@ -153,7 +153,7 @@ pub(crate) fn deliver_train(
     let copied = if by_reference { 0 } else { payload };
     let linear = start.checked_add(copied).ok_or(EINVAL)?;
     let napi_id = frames.first().map_or(0, Frame::napi_id);
-    make_train(headers, payload as u16);
+    make_gro(headers, payload as u16);
     // SAFETY: A new skb, with room for as many bytes as are written.
     let (skb, data) = unsafe {
         let gfp = bindings::KOPI_CONST_GFP_ATOMIC;
@@ -186,7 +186,7 @@ pub(crate) fn deliver_train(
             bindings::skb_put(skb, end.wrapping_sub(start) as u32);
         }
         let udp = udp_header(headers) as u32;
-        bindings::kopi_skb_set_udp_train(skb, udp, segment as u16, count as u16);
+        bindings::kopi_skb_set_udp_gro(skb, udp, segment as u16, count as u16);
         bindings::kopi_skb_set_received(skb, device.as_ptr());
         bindings::kopi_skb_set_napi_id(skb, napi_id);
         bindings::netif_receive_skb(skb);

@@ -301,7 +301,7 @@ impl First {
         self.seeing().came_by()
     }
 
-    /// Bytes of payload of each datagram of a train, or 0.
+    /// Bytes of payload of each datagram of a GSO packet, or 0.
     pub(crate) fn gso_size(&self) -> u32 {
         self.seeing().gso_size()
     }
@@ -330,7 +330,7 @@ impl Seeing<'_> {
         self.0.as_ptr()
     }
 
-    /// Bytes of payload of each datagram of a train, or 0.
+    /// Bytes of payload of each datagram of a GSO packet, or 0.
     fn gso_size(&self) -> u32 {
         // SAFETY: A valid skb.
         unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) }

@@ -5,11 +5,11 @@
 //! C headers: `include/linux/netdevice.h`, `include/linux/netfilter_netdev.h`
 
 use super::{
-    outgoing::Offer,
+    outgoing::EgressSkb,
     pernet::NetRef, //
 };
 use crate::bindings;
-use crate::direct::{self, Port, Queue, Verdict};
+use crate::direct::{self, AttachedDevice, Queue, Verdict};
 use core::ptr::NonNull;
 use kernel::{error::to_result, prelude::*, sync::rcu, types::Opaque};
 
@@ -103,14 +103,14 @@ impl Device {
         unsafe { bindings::kopi_dev_runs(self.as_ptr(), name.as_char_ptr()) }
     }
 
-    /// Whether what it receives is to be merged to trains.
+    /// Whether what it receives is to be coalesced to GRO packets.
     pub(crate) fn merges_received(&self) -> bool {
         // SAFETY: By the invariants.
         unsafe { bindings::kopi_dev_merges_received(self.as_ptr()) }
     }
 
     /// Whether the port's hook is the last of all. In an RCU read-side section.
-    pub(crate) fn asks_last(&self, port: &Port) -> bool {
+    pub(crate) fn asks_last(&self, port: &AttachedDevice) -> bool {
         let data = core::ptr::from_ref(port).cast_mut().cast();
         // SAFETY: By the invariants.
         unsafe { bindings::kopi_egress_is_last(self.as_ptr(), data) }
@@ -191,19 +191,21 @@ impl Drop for Rtnl {
 pub(crate) struct Hooked {
     /// Goes first.
     _hook: Hook,
-    port: KBox<Port>,
+    port: KBox<AttachedDevice>,
 }
 
 impl Hooked {
     /// Has it asked: `ENOMEM`. Under RTNL; it must be dropped before the device leaves its namespace.
-    pub(crate) fn new(port: Port) -> Result<Self> {
+    pub(crate) fn new(port: AttachedDevice) -> Result<Self> {
         let port = KBox::new(port, GFP_KERNEL_ACCOUNT)?;
         // SAFETY: Zeroes are valid until it is initialised.
         let ops: bindings::nf_hook_ops = unsafe { core::mem::zeroed() };
         let mut ops = KBox::new(ops, GFP_KERNEL_ACCOUNT)?;
         let device = port.device();
         let net = device.net().as_ptr();
-        let data = core::ptr::from_ref::<Port>(&port).cast_mut().cast();
+        let data = core::ptr::from_ref::<AttachedDevice>(&port)
+            .cast_mut()
+            .cast();
         // SAFETY: The operations, the device and the port outlive the registration.
         unsafe {
             bindings::kopi_egress_ops_init(&mut *ops, device.as_ptr(), data);
@@ -216,7 +218,7 @@ impl Hooked {
     }
 
     /// The port.
-    pub(crate) fn port(&self) -> &Port {
+    pub(crate) fn port(&self) -> &AttachedDevice {
         &self.port
     }
 }
@@ -252,7 +254,7 @@ unsafe extern "C" fn kopi_egress(port: *mut c_void, skb: *mut bindings::sk_buff)
     // SAFETY: The port outlives its hook. Softirqs are off, and RCU is held.
     let verdict = unsafe {
         match NonNull::new(skb) {
-            Some(skb) => (*port.cast::<Port>()).offered(Offer::from_raw(skb)),
+            Some(skb) => (*port.cast::<AttachedDevice>()).egress(EgressSkb::from_raw(skb)),
             None => Verdict::Pass,
         }
     };
@@ -264,7 +266,7 @@ unsafe extern "C" fn kopi_egress(port: *mut c_void, skb: *mut bindings::sk_buff)
 
 /// A queue, with a timer that has it looked at until there is nothing to do.
 #[pin_data(PinnedDrop)]
-pub(crate) struct Ticked {
+pub(crate) struct Timer {
     #[pin]
     timer: Opaque<bindings::hrtimer>,
     #[pin]
@@ -272,11 +274,11 @@ pub(crate) struct Ticked {
 }
 
 // SAFETY: The kernel's own locks guard the timer, which is not bound to a task.
-unsafe impl Send for Ticked {}
+unsafe impl Send for Timer {}
 // SAFETY: As above.
-unsafe impl Sync for Ticked {}
+unsafe impl Sync for Timer {}
 
-impl Ticked {
+impl Timer {
     /// With a timer that isn't running.
     pub(crate) fn new(queue: impl PinInit<Queue, Error>) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
@@ -297,7 +299,7 @@ impl Ticked {
 }
 
 #[pinned_drop]
-impl PinnedDrop for Ticked {
+impl PinnedDrop for Timer {
     fn drop(self: Pin<&mut Self>) {
         // SAFETY: Process context; nobody looks at the queue any more but the timer, which doesn't start
         // itself again once there is nothing left.
@@ -307,12 +309,12 @@ impl PinnedDrop for Ticked {
 
 /// # Safety
 ///
-/// To be called by the kernel only, by a timer of [`Ticked`].
+/// To be called by the kernel only, by a timer of [`Timer`].
 #[no_mangle]
 unsafe extern "C" fn kopi_tick(timer: *mut bindings::hrtimer) {
     let timer = timer.cast::<Opaque<bindings::hrtimer>>();
     // SAFETY: The timer is part of what it is of, which outlives it.
-    let ticked = unsafe { &*kernel::container_of!(timer, Ticked, timer) };
+    let ticked = unsafe { &*kernel::container_of!(timer, Timer, timer) };
     ticked.queue.reap();
     ticked.look();
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::bindings;
 use crate::flow::Flow;
-use crate::pure::segment::{is_udp, Headers, HEADERS_MAX, PROTOCOL_BYTES};
+use crate::pure::gso::{is_udp, Headers, HEADERS_MAX, PROTOCOL_BYTES};
 use core::{
     cell::UnsafeCell,
     marker::PhantomData,
@@ -38,7 +38,7 @@ const LINE: usize = 64;
 ///
 /// `page` is null, or pages of this note's own, one reference of which is its.
 #[repr(C)]
-struct Note {
+struct SkbCb {
     /// Those of the frames that the driver was given last.
     page: *mut bindings::page,
     /// Since when it is with the driver, in nanoseconds.
@@ -58,12 +58,12 @@ struct Note {
 /// # Invariants
 ///
 /// Valid for `'a`, in which softirqs are off and an RCU read-side section lasts.
-pub(crate) struct Offer<'a> {
+pub(crate) struct EgressSkb<'a> {
     skb: NonNull<bindings::sk_buff>,
     _call: PhantomData<&'a ()>,
 }
 
-impl<'a> Offer<'a> {
+impl<'a> EgressSkb<'a> {
     /// # Safety
     ///
     /// As the type's invariants say.
@@ -85,13 +85,13 @@ impl<'a> Offer<'a> {
         unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) }
     }
 
-    /// Whether it is a train.
-    pub(crate) fn is_train(&self) -> bool {
+    /// Whether it is a GSO packet.
+    pub(crate) fn is_gso(&self) -> bool {
         // SAFETY: A valid skb.
-        unsafe { bindings::kopi_skb_is_udp_train(self.as_ptr()) }
+        unsafe { bindings::kopi_skb_is_udp_gso(self.as_ptr()) }
     }
 
-    /// Whether it is a datagram, or a train, that a driver would do nothing to but segmentation and
+    /// Whether it is a datagram, or a GSO packet, that a driver would do nothing to but segmentation and
     /// checksums.
     pub(crate) fn is_plain(&self) -> bool {
         // SAFETY: A valid skb.
@@ -122,11 +122,11 @@ impl<'a> Offer<'a> {
     }
 
     /// Takes it, to be sent by a device's driver, or in the end by the stack.
-    pub(crate) fn take(self, to_stack: bool) -> Outgoing {
+    pub(crate) fn take(self, to_stack: bool) -> TakenSkb {
         // SAFETY: A valid skb, which is the hook's to take. Nobody else uses the control block here.
         unsafe {
             bindings::kopi_skb_dst_force(self.as_ptr());
-            note(self.as_ptr()).write(Note {
+            note(self.as_ptr()).write(SkbCb {
                 page: ptr::null_mut(),
                 since: 0,
                 refused: 0,
@@ -136,15 +136,15 @@ impl<'a> Offer<'a> {
             });
         }
         // INVARIANT: Owned from now on, with a note.
-        Outgoing(self.skb)
+        TakenSkb(self.skb)
     }
 }
 
 /// Where an skb has its note.
-fn note(skb: *mut bindings::sk_buff) -> *mut Note {
+fn note(skb: *mut bindings::sk_buff) -> *mut SkbCb {
     const {
-        assert!(size_of::<Note>() <= 40);
-        assert!(align_of::<Note>() <= 8);
+        assert!(size_of::<SkbCb>() <= 40);
+        assert!(align_of::<SkbCb>() <= 8);
     }
     // SAFETY: Only the place is taken, of a field of a valid skb; it is aligned to 8 bytes.
     unsafe { (&raw mut (*skb).cb).cast() }
@@ -184,22 +184,22 @@ pub(crate) enum Sent {
 /// # Invariants
 ///
 /// Owned, with a note.
-pub(crate) struct Outgoing(NonNull<bindings::sk_buff>);
+pub(crate) struct TakenSkb(NonNull<bindings::sk_buff>);
 
 // SAFETY: An skb is not bound to a CPU or task.
-unsafe impl Send for Outgoing {}
+unsafe impl Send for TakenSkb {}
 
-impl Outgoing {
+impl TakenSkb {
     fn as_ptr(&self) -> *mut bindings::sk_buff {
         self.0.as_ptr()
     }
 
-    fn note(&self) -> &Note {
+    fn note(&self) -> &SkbCb {
         // SAFETY: It has a note, by the invariants.
         unsafe { &*note(self.as_ptr()) }
     }
 
-    fn note_mut(&mut self) -> &mut Note {
+    fn note_mut(&mut self) -> &mut SkbCb {
         // SAFETY: It has a note, by the invariants, which is borrowed as this is.
         unsafe { &mut *note(self.as_ptr()) }
     }
@@ -395,7 +395,7 @@ impl Outgoing {
     }
 }
 
-impl Drop for Outgoing {
+impl Drop for TakenSkb {
     fn drop(&mut self) {
         drop(Pages::from_note(self.note().page));
         let reason = match self.note().refused {
@@ -511,7 +511,7 @@ impl List {
     }
 
     /// Appends one.
-    pub(crate) fn push(&mut self, packet: Outgoing) {
+    pub(crate) fn push(&mut self, packet: TakenSkb) {
         // SAFETY: Its list, and an skb that is owned and on no other.
         unsafe {
             let skb = ManuallyDrop::new(packet).as_ptr();
@@ -520,19 +520,19 @@ impl List {
     }
 
     /// Takes the first.
-    pub(crate) fn pop(&mut self) -> Option<Outgoing> {
+    pub(crate) fn pop(&mut self) -> Option<TakenSkb> {
         // SAFETY: Its list.
         let skb = unsafe { bindings::kopi_skb_dequeue(self.head.get()) };
         // INVARIANT: On the list are packets, with their notes.
-        NonNull::new(skb).map(Outgoing)
+        NonNull::new(skb).map(TakenSkb)
     }
 
     /// Looks at the first.
-    pub(crate) fn first<T>(&mut self, look: impl FnOnce(&mut Outgoing) -> T) -> Option<T> {
+    pub(crate) fn first<T>(&mut self, look: impl FnOnce(&mut TakenSkb) -> T) -> Option<T> {
         // SAFETY: Its list.
         let skb = unsafe { bindings::kopi_skb_peek(self.head.get()) };
         // INVARIANT: On the list are packets, with their notes; it stays the list's.
-        let mut packet = ManuallyDrop::new(Outgoing(NonNull::new(skb)?));
+        let mut packet = ManuallyDrop::new(TakenSkb(NonNull::new(skb)?));
         Some(look(&mut packet))
     }
 }

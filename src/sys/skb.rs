@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct sk_buff`: a received UDP packet, or a train of them.
+//! `struct sk_buff`: a received UDP packet, or a GRO packet of them.
 //!
 //! C header: `include/linux/skbuff.h`
 
@@ -63,7 +63,7 @@ impl SkBuff {
         unsafe { (*self.as_ptr()).len }
     }
 
-    /// Bytes of payload of each datagram of a train, or 0.
+    /// Bytes of payload of each datagram of a GRO packet, or 0.
     pub(crate) fn gso_size(&self) -> u32 {
         // SAFETY: A valid skb.
         unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) }
@@ -109,7 +109,7 @@ impl SkBuff {
     }
 
     /// As above, without the checks that copying to programs has for each piece of an skb: 300 instructions for
-    /// each datagram of a train. Says whether all was copied, which it isn't where lists of skbs lie in lists.
+    /// each datagram of a GRO packet. Says whether all was copied, which it isn't where lists of skbs lie in lists.
     fn copy_in_turn(&self, at: u32, to: &KernelVec<'_>) -> bool {
         let end = at.saturating_add(u32::try_from(to.bytes()).unwrap_or(u32::MAX));
         let state = Opaque::<bindings::skb_seq_state>::uninit();

@@ -149,12 +149,12 @@ impl Drop for SockRef<'_> {
     }
 }
 
-/// Whether the UDP socket that a packet is for, which came by a device, asked for trains. Softirqs are off.
-pub(crate) fn wants_trains(net: &NetRef, ends: &FourTuple, ifindex: u32) -> bool {
+/// Whether the UDP socket that a packet is for, which came by a device, asked for GRO packets. Softirqs are off.
+pub(crate) fn wants_gro(net: &NetRef, ends: &FourTuple, ifindex: u32) -> bool {
     let _rcu = rcu::read_lock();
     let found = SockRef::find(net, ends, ifindex);
     // SAFETY: The reference keeps the sock, which is UDP's.
-    found.is_some_and(|sk| unsafe { bindings::kopi_udp_wants_trains(sk.as_ptr()) })
+    found.is_some_and(|sk| unsafe { bindings::kopi_udp_wants_gro(sk.as_ptr()) })
 }
 
 impl Sock {
@@ -224,7 +224,7 @@ impl Sock {
 
     /// Calls what would give a pending error in place of what it is to give; the error, which is the
     /// program's to get, is there again before anybody knows the result.
-    pub(crate) fn past_error<R>(&self, call: impl FnOnce() -> R) -> R {
+    pub(crate) fn with_error_saved<R>(&self, call: impl FnOnce() -> R) -> R {
         let pending = self.take_error().err();
         let result = call();
         if let Some(pending) = pending {

@@ -73,13 +73,13 @@ impl Socket {
                 (bindings::MSG_PEEK | bindings::MSG_DONTWAIT) as i32,
             )
         };
-        match to_result(self.sk().past_error(peek)) {
+        match to_result(self.sk().with_error_saved(peek)) {
             Err(error) if [EACCES, EPERM].contains(&error) => Err(error),
             _ => Ok(()),
         }
     }
 
-    /// Has received datagrams merged into trains, as setsockopt(SOL_UDP, UDP_GRO) does.
+    /// Has received datagrams coalesced to GRO packets, as setsockopt(SOL_UDP, UDP_GRO) does.
     pub(crate) fn enable_gro(&self) -> Result {
         let on: i32 = 1;
         let mut value: bindings::sockptr_t = pin_init::zeroed();

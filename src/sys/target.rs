@@ -20,17 +20,17 @@ use kernel::{error::to_result, prelude::*};
 /// # Invariants
 ///
 /// Registered, in the NIC's namespace, which it can't leave; it knows the receiver.
-pub(crate) struct Target {
+pub(crate) struct RedirectDevice {
     dev: NonNull<bindings::net_device>,
     receiver: KBox<Receiver>,
 }
 
 // SAFETY: A device is not bound to a task.
-unsafe impl Send for Target {}
+unsafe impl Send for RedirectDevice {}
 // SAFETY: What is done with a shared one is done by the kernel's own rules.
-unsafe impl Sync for Target {}
+unsafe impl Sync for RedirectDevice {}
 
-impl Target {
+impl RedirectDevice {
     /// Makes one, and has it up: `ENOMEM`, or whatever it is refused for. Under RTNL.
     pub(crate) fn new(receiver: Receiver) -> Result<Self> {
         let receiver = KBox::new(receiver, GFP_KERNEL_ACCOUNT)?;
@@ -71,7 +71,7 @@ impl Target {
     }
 }
 
-impl Drop for Target {
+impl Drop for RedirectDevice {
     fn drop(&mut self) {
         // SAFETY: Registered; RTNL is held wherever ports are taken away. It goes down before, and nobody calls
         // its operations any more afterwards.

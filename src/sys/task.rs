@@ -60,7 +60,7 @@ impl Drop for Pid {
 }
 
 /// The longest path, in bytes with the zero.
-const PATH_MAX: usize = bindings::KOPI_PATH_MAX as usize + 1;
+const PATH_MAX: usize = bindings::KOPI_FILE_PATH_MAX as usize + 1;
 
 /// Has the kernel write a string into a buffer of the largest size, and gives a copy of it.
 fn copy_path(write: impl FnOnce(&mut [u8]) -> Result<(usize, usize)>) -> Result<KVec<u8>> {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that an XDP program has as a map: what it redirects to KOPI, as `struct kopi_wanted` of
+//! Memory that an XDP program has as a map: what it redirects to KOPI, as `struct kopi_port_map` of
 //! `uapi/kopi.h` says.
 //!
 //! C headers: `include/linux/mm.h`
@@ -15,23 +15,23 @@ use core::{
 use kernel::prelude::*;
 
 const PAGE: usize = bindings::KOPI_CONST_PAGE_SIZE as usize;
-const PAGES: usize = size_of::<abi::Wanted>().div_ceil(PAGE);
+const PAGES: usize = size_of::<abi::PortMap>().div_ceil(PAGE);
 
 /// The memory.
 ///
 /// # Invariants
 ///
 /// The pages are pinned by this value, and lie in memory that the kernel has addresses for.
-pub(crate) struct Wanted {
+pub(crate) struct PortMap {
     pages: [*mut bindings::page; PAGES],
 }
 
 // SAFETY: Pages are not bound to a task.
-unsafe impl Send for Wanted {}
+unsafe impl Send for PortMap {}
 // SAFETY: They are written to by atomic operations only.
-unsafe impl Sync for Wanted {}
+unsafe impl Sync for PortMap {}
 
-impl Wanted {
+impl PortMap {
     /// That at an address of the current process: `EINVAL` if no page begins there, `EFAULT` if the
     /// process can't write there, `ENOMEM`. Process context.
     pub(crate) fn pin(address: u64) -> Result<Self> {
@@ -68,13 +68,13 @@ impl Wanted {
     }
 
     fn ports(&self, index: usize) -> Option<&AtomicU64> {
-        let offset = offset_of!(abi::Wanted, ports).checked_add(index.checked_mul(8)?)?;
+        let offset = offset_of!(abi::PortMap, ports).checked_add(index.checked_mul(8)?)?;
         // SAFETY: Null, or eight bytes within a page that is pinned, aligned as they must be.
         unsafe { self.at(offset).cast::<AtomicU64>().as_ref() }
     }
 
     fn ifindex(&self) -> Option<&AtomicU32> {
-        let offset = offset_of!(abi::Wanted, ifindex);
+        let offset = offset_of!(abi::PortMap, ifindex);
         // SAFETY: As above.
         unsafe { self.at(offset).cast::<AtomicU32>().as_ref() }
     }
@@ -109,7 +109,7 @@ impl Wanted {
     }
 }
 
-impl Drop for Wanted {
+impl Drop for PortMap {
     fn drop(&mut self) {
         self.clear();
         self.send_to(0);

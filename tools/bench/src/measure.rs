@@ -55,7 +55,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 0)]
     mark: u32,
 
-    /// The NIC cuts up trains itself, and counts them as one packet
+    /// The NIC cuts up GSO packets itself, and counts them as one packet
     #[arg(long)]
     offloads: bool,
 
@@ -199,10 +199,11 @@ impl Bench<'_> {
                 )
             }
             true => {
-                let trains = mode.handed(payload, traffic.to_one(), count);
-                let trains = trains
-                    .ok_or_else(|| io::Error::other("trains by chance, which the NIC cuts up"))?;
-                (trains, trains * HEADERS as u64 + (count * payload) as u64)
+                let gso = mode.handed(payload, traffic.to_one(), count);
+                let gso = gso.ok_or_else(|| {
+                    io::Error::other("GSO packets by chance, which the NIC cuts up")
+                })?;
+                (gso, gso * HEADERS as u64 + (count * payload) as u64)
             }
         };
         Ok(Some(Count { packets, bytes }))

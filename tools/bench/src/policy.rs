@@ -8,7 +8,7 @@ use std::{io, process::Command};
 /// What a policy counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Counts {
-    /// A train as one packet
+    /// A GSO packet as one packet
     Handed,
     /// Datagrams, by what device so ever
     Datagrams,
@@ -35,7 +35,7 @@ pub(crate) struct Packets {
     pub(crate) meet_hooks: bool,
     /// Whether they go by what looks at packets at the device.
     pub(crate) meet_device: bool,
-    /// A train as one; `None` if that depends on chance.
+    /// A GSO packet as one; `None` if that depends on chance.
     pub(crate) handed: Option<u64>,
     pub(crate) datagrams: u64,
 }
@@ -72,7 +72,7 @@ impl Policy {
         };
         if !right {
             return Err(io::Error::other(format!(
-                "the policy saw {seen} packets, and not {:?} (with trains as one) of {}",
+                "the policy saw {seen} packets, and not {:?} (with GSO packets as one) of {}",
                 packets.handed, packets.datagrams
             )));
         }

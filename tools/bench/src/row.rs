@@ -52,7 +52,7 @@ pub(crate) struct Row {
     pub(crate) nic_bytes: u64,
     /// What the policy's own counter counted, with the packets before the runs.
     pub(crate) policy_packets: Option<u64>,
-    /// What the stack was handed, a train as one, with the packets before the runs; `None` if that
+    /// What the stack was handed, a GSO packet as one, with the packets before the runs; `None` if that
     /// depends on chance.
     pub(crate) handed: Option<u64>,
     /// Time of a round trip, idle time with it: the median of the last run.

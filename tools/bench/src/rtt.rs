@@ -59,7 +59,7 @@ enum Mode {
     UdpSpinBoth,
     /// As `kopi_spin`, at both ends
     KopiSpinBoth,
-    /// As that, by devices that are attached, of flows that had trains
+    /// As that, by devices that are attached, of flows that had GSO packets
     KopiDirectBoth,
 }
 
@@ -243,9 +243,9 @@ impl Rings {
     fn open(own: SocketAddrV4, other: SocketAddrV4, mode: Mode) -> io::Result<Self> {
         let flow = Flow::bind(own.into())?;
         flow.connect(other.into())?;
-        let trains = mode == Mode::KopiDirectBoth;
+        let gso = mode == Mode::KopiDirectBoth;
         Ok(Self {
-            channel: Channel::builder().trains(trains).open(&flow)?,
+            channel: Channel::builder().gso(gso).gro(gso).open(&flow)?,
             flow,
             spins: mode != Mode::Kopi,
         })
@@ -258,8 +258,8 @@ impl Rings {
         Ok(self.channel.send(flow, &Message::connected(), frame)?)
     }
 
-    /// Sends a train of two to the other one.
-    fn send_train(&mut self, other: &mut Self, payload: &[u8]) -> io::Result<()> {
+    /// Sends a GSO packet of two to the other one.
+    fn send_gso(&mut self, other: &mut Self, payload: &[u8]) -> io::Result<()> {
         self.queue(payload)?;
         self.send(payload)?;
         for _ in 0..2 {
@@ -403,7 +403,7 @@ impl Mode {
         })
     }
 
-    /// Has trains go there and back, with which flows come to the direct path, and so many single datagrams that
+    /// Has GSO packets go there and back, with which flows come to the direct path, and so many single datagrams that
     /// they leave it.
     fn open_direct(
         self,
@@ -418,8 +418,8 @@ impl Mode {
         );
         let data = vec![0; payload];
         for _ in 0..2 {
-            ends.0.send_train(&mut ends.1, &data)?;
-            ends.1.send_train(&mut ends.0, &data)?;
+            ends.0.send_gso(&mut ends.1, &data)?;
+            ends.1.send_gso(&mut ends.0, &data)?;
         }
         let mut ends = Ends {
             near: Box::new(ends.0),

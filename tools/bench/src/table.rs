@@ -53,10 +53,10 @@ const fn offloaded(mode: &'static str, policy: &'static str) -> Case {
 /// Goals: what of, which way, and at most so much of what a rival costs.
 #[rustfmt::skip]
 const GOALS: &[(&str, &str, Case, Case, f64)] = &[
-    ("in bulk to one peer", "send", case("kopi_train", "nft10"), case("sendmmsg", "nft10"), 0.3),
+    ("in bulk to one peer", "send", case("kopi_gso_descs", "nft10"), case("sendmmsg", "nft10"), 0.3),
     ("to random peers", "send", to_many("kopi_doorbell", "nft10"), to_many("sendmmsg", "nft10"), 0.85),
     ("in bulk, NIC with segmentation offload", "send", offloaded("kopi_gso", "nft10"), offloaded("udp_segment", "nft10"), 1.2),
-    ("in trains", "recv", case("kopi_merged", "nft10"), case("recvmmsg", "nft10"), 0.55),
+    ("in GSO packets", "recv", case("kopi_merged", "nft10"), case("recvmmsg", "nft10"), 0.55),
     ("directly", "send", case("kopi_direct_gso", "nft10_conntrack"), case("sendmmsg", "nft10_conntrack"), 0.2),
     ("directly", "send", case("kopi_direct_gso", "nft10_conntrack"), case("af_xdp_zero_copy", "none"), 1.3),
     ("directly", "send", case("kopi_direct_gso", "none"), case("af_xdp_zero_copy", "none"), 1.2),
@@ -468,7 +468,7 @@ send, 255 peers at random: instructions per packet
         let rows = [
             row("sendmmsg", "none", 1, 1.0),
             row("sendmmsg", "nft10", 1, 8000.0),
-            row("kopi_train", "nft10", 1, 2000.0),
+            row("kopi_gso_descs", "nft10", 1, 2000.0),
             row("sendmmsg", "nft10", 255, 8000.0),
             row("kopi_doorbell", "nft10", 255, 8000.0),
         ];
@@ -545,11 +545,11 @@ send, 255 peers at random: instructions per packet
         };
         let rows = [
             rate("sendmmsg", &[100.0, 50.0, 80.0]),
-            rate("kopi_train", &[200.0, 150.0, 160.0]),
+            rate("kopi_gso_descs", &[200.0, 150.0, 160.0]),
         ];
         let text = all_rates(&rows);
         assert!(text.contains("| sendmmsg | 80 | 1.00 |\n"), "{text}");
-        assert!(text.contains("| kopi_train | 160 | 2.00 |\n"), "{text}");
+        assert!(text.contains("| kopi_gso_descs | 160 | 2.00 |\n"), "{text}");
         assert_eq!(tables(&rows), "");
     }
 

@@ -87,10 +87,10 @@ impl Traffic {
         self.number += 1;
     }
 
-    /// Writes the payloads of a train. Not inlined, so that it costs all who send trains the same.
+    /// Writes the payloads of a GSO packet. Not inlined, so that it costs all who send GSO packets the same.
     #[inline(never)]
-    pub(crate) fn fill_train(&mut self, train: &mut [u8]) {
-        for buffer in train.chunks_exact_mut(self.payload()) {
+    pub(crate) fn fill_gso(&mut self, gso: &mut [u8]) {
+        for buffer in gso.chunks_exact_mut(self.payload()) {
             self.fill(buffer);
         }
     }
@@ -170,7 +170,7 @@ pub(crate) fn on_wire(payload: usize) -> (usize, usize) {
 }
 
 /// A frame without what the kernel chooses: the number of the IPv4 packet, and whether it may be
-/// fragmented, which trains may. `None` if the header's checksum is wrong.
+/// fragmented, which GSO packets may. `None` if the header's checksum is wrong.
 pub(crate) fn normal(frame: &[u8]) -> Option<Vec<u8>> {
     let mut frame = frame.to_vec();
     let ip = frame.get_mut(14..34)?;

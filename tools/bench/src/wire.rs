@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-/// Packets of each mode: enough for more than one train.
+/// Packets of each mode: enough for more than one GSO packet.
 const PACKETS: usize = 200;
 /// How long a packet may be on its way.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -4,8 +4,8 @@
 
 use crate::{coverage::Coverage, options, pick, random, raw::Raw, sys, Run, PORTS};
 use kopi::pure::abi::{
-    ChannelReq, Layout, RingLayout, DESC_META, IOC_DOORBELL, OPT_CHANNEL, OPT_INFO, OPT_JOIN,
-    OPT_STATS, PROTO_UDP, PROTO_UDP6, SOL_KOPI,
+    ChannelReq, Layout, RingLayout, CHANNEL_ENGINE, DESC_META, IOC_DOORBELL, OPT_CHANNEL, OPT_INFO,
+    OPT_JOIN, OPT_STATS, PROTO_UDP, PROTO_UDP6, SOL_KOPI,
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{
@@ -333,7 +333,7 @@ fn close(round: &Round, random: &mut SmallRng) {
 
 fn channel(round: &Round, random: &mut SmallRng) {
     let mut request = ChannelReq {
-        flags: pick(random, &[0, 1, 3, 2, 4, 5, 8]),
+        flags: pick(random, &[0, 1, 2, 3, 6, 8, 9, 15, 4, 16]),
         frame_size: pick(random, &[512, 2048, 2048, 4096, 65536, 1000, 0]),
         frame_count: pick(random, &[1, 16, 64, 0, u32::MAX]),
         tx_entries: pick(random, &[1, 16, 64, 256, 3, 0]),
@@ -678,7 +678,7 @@ fn hold(round: &Round, random: &mut SmallRng) {
             completion_entries: 16,
             fill_entries: 16,
             rx_entries: 16,
-            flags: pick(random, &[0, 4]),
+            flags: pick(random, &[0, CHANNEL_ENGINE]),
             ..ChannelReq::default()
         };
         sys::make_channel(fd, &request)

@@ -20,7 +20,7 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     let raw = Raw::open();
     let rounds = run.repeat(|seed| {
         let random = &mut random(seed, 0);
-        // One that is as it should be, of which trains come to be.
+        // One that is as it should be, of which GSO packets come to be.
         let plain = sys::socket(
             pick(random, &[libc::AF_INET, libc::AF_INET6]),
             libc::IPPROTO_UDP,
@@ -32,7 +32,7 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
             libc::UDP_SEGMENT,
             &i32::to_ne_bytes(size),
         );
-        let train = vec![0; size as usize * random.random_range(1..20)];
+        let gso = vec![0; size as usize * random.random_range(1..20)];
         for _ in 0..run.operations / u64::from(BURST) {
             for _ in 0..BURST {
                 let (near, far) = ends.pair(random);
@@ -44,7 +44,7 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
                 );
             }
             let to = SocketAddr::new(ends.pair(random).1, random.random_range(PORTS));
-            sys::send_to(plain, &train, &sys::name(to));
+            sys::send_to(plain, &gso, &sys::name(to));
             thread::sleep(PAUSE);
         }
         sys::close(plain);

@@ -4,8 +4,8 @@
 
 use crate::{coverage::Coverage, options, pick, random, shared::Shared, sys, Ends, Run, PORTS};
 use kopi::pure::abi::{
-    ChannelReq, CHANNEL_ENGINE, CHANNEL_RX_MERGED, CHANNEL_TRAINS, DESC_META, DESC_MORE, PROTO_UDP,
-    PROTO_UDP6,
+    ChannelReq, CHANNEL_ENGINE, CHANNEL_GRO, CHANNEL_GRO_MERGED, CHANNEL_GSO, DESC_META, DESC_MORE,
+    PROTO_UDP, PROTO_UDP6,
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{
@@ -30,7 +30,7 @@ struct Round {
 
 /// All of them, in the order of `Round::weights`.
 const OPERATIONS: [fn(&Round, &mut SmallRng); 15] = [
-    send, train, chain, odd_send, odd_index, heal, reap, refill, odd_fill, odd_meta, scribble,
+    send, gso, chain, odd_send, odd_index, heal, reap, refill, odd_fill, odd_meta, scribble,
     option, chase, bell, ask,
 ];
 
@@ -98,15 +98,16 @@ impl Round {
             found.copied()
         };
         let near = of_version(&ends.near);
-        let trains = if random.random() { CHANNEL_TRAINS } else { 0 };
-        let merged = if random.random() && trains != 0 {
-            CHANNEL_RX_MERGED
+        let gso = if random.random() { CHANNEL_GSO } else { 0 };
+        let gro = if random.random() { CHANNEL_GRO } else { 0 };
+        let merged = if random.random() && gro != 0 {
+            CHANNEL_GRO_MERGED
         } else {
             0
         };
         let engine = if random.random() { CHANNEL_ENGINE } else { 0 };
         let request = ChannelReq {
-            flags: trains | merged | engine,
+            flags: gso | gro | merged | engine,
             frame_size: pick(random, &[512, 1024, 2048, 4096, 65536]),
             frame_count: random.random_range(1..64),
             tx_entries: 1 << random.random_range(0..9),
@@ -242,7 +243,7 @@ fn send(round: &Round, random: &mut SmallRng) {
 }
 
 /// Several that can travel as one.
-fn train(round: &Round, random: &mut SmallRng) {
+fn gso(round: &Round, random: &mut SmallRng) {
     let (flow, peer) = (round.flow(random), round.peer(random));
     let len = random.random_range(0..=round.room().min(1472));
     for _ in 0..random.random_range(1..=40.min(round.shared.layout.tx.size)) {

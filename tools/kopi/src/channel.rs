@@ -9,8 +9,8 @@ use crate::{
     packet::Packet,
     pure::{
         abi::{
-            ChannelReq, Desc, Layout, CHAIN_MAX, CHANNEL_ENGINE, CHANNEL_RX_MERGED, CHANNEL_TRAINS,
-            DESC_META, DESC_MORE, OPT_CHANNEL,
+            ChannelReq, Desc, Layout, CHAIN_MAX, CHANNEL_ENGINE, CHANNEL_GRO, CHANNEL_GRO_MERGED,
+            CHANNEL_GSO, DESC_META, DESC_MORE, OPT_CHANNEL,
         },
         ring::{Broken, Consumer, Producer},
     },
@@ -94,18 +94,25 @@ impl Builder {
         self
     }
 
-    /// Whether runs of packets of one size to one peer travel as one, which costs less, and counts
-    /// as one packet with rules and limits.
+    /// Whether datagrams of one size to one peer that are sent in turn travel as one GSO packet, which
+    /// costs less, and counts as one with rules and limits.
     #[must_use]
-    pub fn trains(self, yes: bool) -> Self {
-        self.flag(CHANNEL_TRAINS, yes)
+    pub fn gso(self, yes: bool) -> Self {
+        self.flag(CHANNEL_GSO, yes)
     }
 
-    /// Whether a received train comes as one packet with its
+    /// Whether datagrams from one peer may be received as one GRO packet, which costs less, and counts
+    /// as one with rules and limits.
+    #[must_use]
+    pub fn gro(self, yes: bool) -> Self {
+        self.flag(CHANNEL_GRO, yes)
+    }
+
+    /// Whether a GRO packet comes as one packet with its
     /// [`segment_size`](Packet::segment_size).
     #[must_use]
-    pub fn rx_merged(self, yes: bool) -> Self {
-        self.flag(CHANNEL_RX_MERGED, yes)
+    pub fn gro_merged(self, yes: bool) -> Self {
+        self.flag(CHANNEL_GRO_MERGED, yes)
     }
 
     /// Whether the kernel's engines, if an administrator has set some, look at what is sent, so that

@@ -36,7 +36,7 @@
 //! }
 //! ```
 
-#[path = "../../../src/core/mod.rs"]
+#[path = "../../../src/pure/mod.rs"]
 pub mod pure;
 
 // Under the model checker there is nothing but the rings.

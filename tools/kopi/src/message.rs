@@ -112,7 +112,7 @@ impl Message {
     }
 
     /// Cuts the payload into datagrams of `size` bytes; on a channel with
-    /// [`trains`](crate::Builder::trains).
+    /// [`gso`](crate::Builder::gso).
     #[must_use]
     pub fn segment_size(mut self, size: u16) -> Self {
         self.meta.gso_size = size;

@@ -78,8 +78,8 @@ impl<'c> Packet<'c> {
         (meta.flags & META_MARK != 0).then_some(meta.mark)
     }
 
-    /// Bytes of each datagram if this is a train of them, on a channel with
-    /// [`rx_merged`](crate::Builder::rx_merged).
+    /// Bytes of each datagram if this is a GSO packet of them, on a channel with
+    /// [`gro_merged`](crate::Builder::gro_merged).
     pub fn segment_size(&self) -> Option<usize> {
         let size = self.meta().gso_size;
         (size != 0).then_some(size.into())

@@ -41,7 +41,7 @@ const NAP: Duration = Duration::from_millis(5);
 /// - The error of a large datagram, which goes by reference, may come with the next call, as ICMP
 ///   errors do.
 ///
-/// Datagrams aren't put together to trains: every one meets rules and limits by itself, as those of
+/// Datagrams aren't put together to GSO packets: every one meets rules and limits by itself, as those of
 /// a UDP socket.
 ///
 /// # Examples

@@ -106,11 +106,11 @@ fn batches_keep_their_order() {
     if !has_module() {
         return;
     }
-    for trains in [false, true] {
+    for gso in [false, true] {
         let (from, to) = (flow(), flow());
         from.connect(to.local_addr().unwrap()).unwrap();
-        let sender = Channel::builder().trains(trains).open(&from).unwrap();
-        let receiver = Channel::builder().trains(trains).open(&to).unwrap();
+        let sender = Channel::builder().gso(gso).open(&from).unwrap();
+        let receiver = Channel::builder().gro(gso).open(&to).unwrap();
         let mut expected = 0u32;
         for round in 0..50 {
             for number in 0..100u32 {
@@ -144,10 +144,10 @@ fn segments_are_cut_and_merged() {
     }
     let (from, to) = (flow(), flow());
     from.connect(to.local_addr().unwrap()).unwrap();
-    let sender = Channel::builder().trains(true).open(&from).unwrap();
+    let sender = Channel::builder().gso(true).open(&from).unwrap();
     let receiver = Channel::builder()
-        .trains(true)
-        .rx_merged(true)
+        .gro(true)
+        .gro_merged(true)
         .open(&to)
         .unwrap();
     let data: Vec<u8> = (0..10_500).map(|at| (at / 1000) as u8).collect();
@@ -173,7 +173,7 @@ fn segments_are_cut_and_merged() {
     }
     assert_eq!(received, data);
 
-    // Not on a channel without trains.
+    // Not on a channel without GSO packets.
     let from = flow();
     let channel = Channel::builder().open(&from).unwrap();
     let payload = channel.payload(&data).unwrap();

@@ -5,7 +5,7 @@
 
 use kopi::pure::{
     abi::{
-        ChannelReq, RingLayout, CHANNEL_FLAGS, CHANNEL_RX_MERGED, CHANNEL_TRAINS, FRAMES_MAX,
+        ChannelReq, RingLayout, CHANNEL_FLAGS, CHANNEL_GRO_MERGED, CHANNEL_GSO, FRAMES_MAX,
         FRAME_HEADROOM, FRAME_SIZE_MAX, FRAME_SIZE_MIN, REGION_SIZE_MAX, RING_ENTRIES_MAX,
     },
     geometry::{Geometry, Invalid},
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 fn request() -> ChannelReq {
     ChannelReq {
-        flags: CHANNEL_TRAINS,
+        flags: CHANNEL_GSO,
         frame_size: 2048,
         frame_count: 64,
         tx_entries: 64,
@@ -27,7 +27,7 @@ fn request() -> ChannelReq {
 
 prop_compose! {
     fn good()(
-        flags in prop_oneof![Just(0), Just(CHANNEL_TRAINS), Just(CHANNEL_FLAGS)],
+        flags in prop_oneof![Just(0), Just(CHANNEL_GSO), Just(CHANNEL_FLAGS)],
         frame in FRAME_SIZE_MIN.ilog2()..=FRAME_SIZE_MAX.ilog2(),
         frame_count in prop_oneof![1..100u32, 1..=FRAMES_MAX],
         rings in [0..=15u32, 0..=15u32, 0..=15u32, 0..=15u32],
@@ -190,10 +190,14 @@ fn refused(spoil: impl Fn(&mut ChannelReq)) -> Option<Invalid> {
 #[test]
 fn flags_and_reserved_fields() {
     assert_eq!(refused(|_| ()), None);
-    assert_eq!(refused(|r| r.flags = 1 << 3), Some(Invalid::Flags));
+    assert_eq!(refused(|r| r.flags = 1 << 4), Some(Invalid::Flags));
     assert_eq!(refused(|r| r.flags = 1 << 31), Some(Invalid::Flags));
     assert_eq!(
-        refused(|r| r.flags = CHANNEL_RX_MERGED),
+        refused(|r| r.flags = CHANNEL_GRO_MERGED),
+        Some(Invalid::Flags)
+    );
+    assert_eq!(
+        refused(|r| r.flags = CHANNEL_GSO | CHANNEL_GRO_MERGED),
         Some(Invalid::Flags)
     );
     for index in 0..9 {

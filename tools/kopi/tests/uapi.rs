@@ -184,7 +184,7 @@ fn pairs() -> Pairs {
         engine_time,
         reserved
     );
-    compare!(pairs, Wanted = "kopi_wanted", ports, ifindex, reserved);
+    compare!(pairs, PortMap = "kopi_port_map", ports, ifindex, reserved);
     compare!(
         pairs,
         MonHdr = "kopi_mon_hdr",
@@ -225,8 +225,9 @@ fn pairs() -> Pairs {
         "KOPI_RING_ENTRIES_MAX" = RING_ENTRIES_MAX,
         "KOPI_REGION_SIZE_MAX" = REGION_SIZE_MAX,
         "KOPI_CHAIN_MAX" = CHAIN_MAX,
-        "KOPI_CHANNEL_TRAINS" = CHANNEL_TRAINS,
-        "KOPI_CHANNEL_RX_MERGED" = CHANNEL_RX_MERGED,
+        "KOPI_CHANNEL_GSO" = CHANNEL_GSO,
+        "KOPI_CHANNEL_GRO" = CHANNEL_GRO,
+        "KOPI_CHANNEL_GRO_MERGED" = CHANNEL_GRO_MERGED,
         "KOPI_CHANNEL_ENGINE" = CHANNEL_ENGINE,
         "KOPI_RING_NEED_WAKEUP" = RING_NEED_WAKEUP,
         "KOPI_DESC_MORE" = DESC_MORE,

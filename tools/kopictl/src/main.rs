@@ -75,11 +75,11 @@ enum Command {
     Restore(rule::Restore),
     /// Show limits, the sysctls below net.kopi, or set one
     Limit(limit::Options),
-    /// Have trains leave by a device's driver, where nothing would look at them in between, and what
-    /// comes in merged to trains
+    /// Have GSO packets leave by a device's driver, where nothing would look at them in between, and what
+    /// comes in coalesced to GRO packets
     ///
     /// Without a program of XDP the device gets one, which redirects UDP datagrams to ports of flows
-    /// that asked for trains. With one of somebody else's, only sending is changed.
+    /// that asked for GSO packets. With one of somebody else's, only sending is changed.
     Attach(direct::Which),
     /// Have all go by the stack again, and take the program off if it is kopictl's
     Detach(direct::Which),

@@ -53,7 +53,7 @@ pub(crate) enum Command {
     EngineSet,
     /// Shows the devices that are attached.
     DeviceGet,
-    /// Has trains of flows leave by a device's driver.
+    /// Has GSO packets of flows leave by a device's driver.
     DeviceAttach,
     /// Ends that.
     DeviceDetach,
@@ -540,7 +540,7 @@ attributes! {
     }
 }
 
-/// Which way packets of flows leave by a device; those from single on are said of flows only.
+/// Which way packets of flows leave by a device; those from datagram on are said of flows only.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
@@ -563,8 +563,8 @@ pub(crate) enum Path {
     Down,
     /// By the stack, since the driver took no frames for a second; a minute later it is tried again.
     Refused,
-    /// By the stack, since the last one was no train of datagrams.
-    Single,
+    /// By the stack, since the last one was no GSO packet.
+    Datagram,
     /// By the stack, since it was not UDP any more, but IPsec's or a tunnel's.
     Transformed,
     /// By the stack, since it had options or the tag of a VLAN, or its time was to be taken or kept.
@@ -585,7 +585,7 @@ impl fmt::Display for Path {
             Self::Qdisc => "by the stack: a qdisc holds packets, or lets none pass",
             Self::Down => "by the stack: the device is down",
             Self::Refused => "by the stack: the driver took no frames",
-            Self::Single => "by the stack: no train",
+            Self::Datagram => "by the stack: no GSO packet",
             Self::Transformed => "by the stack: IPsec, or a tunnel",
             Self::Extras => "by the stack: options, a VLAN, or time stamps",
             Self::Behind => "by the stack: earlier packets are on their way",
@@ -593,12 +593,12 @@ impl fmt::Display for Path {
     }
 }
 
-/// Which way packets of flows come in from a device; no-trains is said of flows only.
+/// Which way packets of flows come in from a device; no-gro is said of flows only.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub(crate) enum ReceivePath {
-    /// By its XDP program, which redirects them to be merged to trains.
+    /// By its XDP program, which redirects them to be coalesced to GRO packets.
     Direct,
     /// By the stack, since its XDP program is not one that redirects them.
     NoProgram,
@@ -606,8 +606,8 @@ pub(crate) enum ReceivePath {
     Down,
     /// By the stack, since the device takes the tags of VLANs off, which its program can't see then.
     Vlan,
-    /// By the stack, since the flow didn't ask for trains, or has no port.
-    NoTrains,
+    /// By the stack, since the flow didn't ask for GSO packets, or has no port.
+    NoGro,
 }
 
 impl fmt::Display for ReceivePath {
@@ -619,7 +619,7 @@ impl fmt::Display for ReceivePath {
             Self::Vlan => {
                 "by the stack: the device takes VLANs' tags off (ethtool -K … rxvlan off)"
             }
-            Self::NoTrains => "by the stack: the flow takes no trains",
+            Self::NoGro => "by the stack: the flow takes no GRO packets",
         })
     }
 }
@@ -648,30 +648,30 @@ way!(Path);
 way!(ReceivePath);
 
 attributes! {
-    /// A network device whose driver is given the datagrams of trains.
+    /// A network device whose driver is given the datagrams of GSO packets.
     Device {
         /// Number of the device.
         1 ifindex: Option<u32>,
-        /// Which way trains leave by it now.
+        /// Which way GSO packets leave by it now.
         2 path: Option<Path>,
         /// Datagrams that the driver took.
         3 packets: Option<u64>,
-        /// Trains of them.
-        4 trains: Option<u64>,
-        /// Trains that left by the stack.
+        /// GSO packets of them.
+        4 gso_packets: Option<u64>,
+        /// GSO packets that left by the stack.
         5 passed: Option<u64>,
         /// Datagrams that were dropped; too many waited, or the device went down.
         6 dropped: Option<u64>,
-        /// In a request, the address of struct kopi_wanted in the asking process: shared memory that
+        /// In a request, the address of struct kopi_port_map in the asking process: shared memory that
         /// the device's XDP program has, too, which redirects what that names. Without it the
         /// device's packets come by the stack.
-        7 wanted: Option<u64>,
+        7 port_map: Option<u64>,
         /// Which way packets of flows come in from it now.
         8 receive_path: Option<ReceivePath>,
         /// Datagrams that were redirected.
         9 received: Option<u64>,
-        /// Trains that were made of them.
-        10 merged: Option<u64>,
+        /// GSO packets that were made of them.
+        10 gro_packets: Option<u64>,
         /// Datagrams that were redirected and dropped, since there was no memory.
         11 receive_dropped: Option<u64>,
     }
@@ -909,7 +909,7 @@ mod tests {
         let of = |name: &str| {
             entries(&specification["definitions"]).find(|entry| text(entry, "name") == name)
         };
-        assert_eq!(of("path-max").unwrap()["value"], Yaml::from(PATH_MAX));
+        assert_eq!(of("file-path-max").unwrap()["value"], Yaml::from(PATH_MAX));
         assert_eq!(of("device-max").unwrap()["value"], Yaml::from(DEVICE_MAX));
         assert_eq!(
             names(&of("direction").unwrap()["entries"]),

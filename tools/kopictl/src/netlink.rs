@@ -652,7 +652,7 @@ mod tests {
 
     fn info() -> Info {
         Info {
-            abi_version: Some(1),
+            abi_version: Some(2),
             generation: Some(9),
             ..Info::default()
         }

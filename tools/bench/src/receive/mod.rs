@@ -17,7 +17,7 @@ use crate::{
     nic::{within, Count, Nic},
     policy::{Packets, Policy},
     row::{agreed, Row},
-    send::{trains, trains_of, PacketRing, Sender},
+    send::{gso, gso_packets_of, PacketRing, Sender},
     traffic::{Peer, Traffic, FROM_PORT, HEADERS, TO_PORT},
 };
 use clap::{Args, ValueEnum};
@@ -65,11 +65,11 @@ enum Mode {
     AfXdpZeroCopy,
     /// KOPI's RX ring
     Kopi,
-    /// As that, on a channel that has asked for trains, cut up
-    KopiTrain,
-    /// As that, with trains as they came
+    /// As that, on a channel that has asked for GRO packets, cut up
+    KopiGro,
+    /// As that, with GRO packets as they came
     KopiMerged,
-    /// As `kopi_train`, from a device that is attached
+    /// As `kopi_gro`, from a device that is attached
     KopiDirect,
     /// As `kopi_merged`, from a device that is attached
     KopiDirectMerged,
@@ -78,9 +78,9 @@ enum Mode {
 }
 
 impl Mode {
-    /// Whether the stack may merge its packets to trains.
-    fn has_trains(self) -> bool {
-        matches!(self, Self::UdpGro | Self::KopiTrain | Self::KopiMerged) || self.is_direct()
+    /// Whether the stack may merge its packets to GRO packets.
+    fn has_gro(self) -> bool {
+        matches!(self, Self::UdpGro | Self::KopiGro | Self::KopiMerged) || self.is_direct()
     }
 
     /// Whether it needs a device that is attached.
@@ -128,12 +128,12 @@ impl Mode {
             Self::AfXdpZeroCopy => Box::new(xdp::Xdp::new(device, true)?),
             Self::XdpDrop => Box::new(dropping::Drops::new(device)?),
             Self::Kopi
-            | Self::KopiTrain
+            | Self::KopiGro
             | Self::KopiMerged
             | Self::KopiDirect
             | Self::KopiDirectMerged => {
                 let merged = matches!(self, Self::KopiMerged | Self::KopiDirectMerged);
-                Box::new(rings::Rings::new(flow()?, self.has_trains(), merged)?)
+                Box::new(rings::Rings::new(flow()?, self.has_gro(), merged)?)
             }
         })
     }
@@ -222,7 +222,7 @@ pub(crate) struct Options {
     #[arg(long)]
     void_nic: String,
 
-    /// The NICs do checksums and segmentation: what comes from the other end are trains, which arrive whole
+    /// The NICs do checksums and segmentation: what comes from the other end are GRO packets, which arrive whole
     #[arg(long)]
     offloads: bool,
 
@@ -322,7 +322,7 @@ impl Bench<'_> {
     /// What sends it, by a device in a namespace.
     fn sender(&self, netns: &Path, device: u32, traffic: &Traffic) -> io::Result<Box<dyn Sender>> {
         within(netns, || match self.options.offloads {
-            true => trains(BURST, traffic),
+            true => gso(BURST, traffic),
             false => Ok(Box::new(PacketRing::new(device, 0, BURST)?)),
         })
     }
@@ -406,10 +406,10 @@ impl Bench<'_> {
         let at_nic = match self.options.offloads {
             false => wanted,
             true => {
-                let trains = wanted.packets / BURST as u64 * trains_of(BURST, payload) as u64;
+                let gro = wanted.packets / BURST as u64 * gso_packets_of(BURST, payload) as u64;
                 Count {
-                    packets: trains,
-                    bytes: trains * HEADERS as u64 + wanted.packets * payload as u64,
+                    packets: gro,
+                    bytes: gro * HEADERS as u64 + wanted.packets * payload as u64,
                 }
             }
         };
@@ -426,8 +426,8 @@ impl Bench<'_> {
         let packets = Packets {
             meet_hooks: mode.meets_hooks(),
             meet_device: mode.meets_hooks(),
-            // Trains that arrive whole are handed over as they are.
-            handed: (self.options.offloads || !mode.has_trains()).then_some(at_nic.packets),
+            // GRO packets that arrive whole are handed over as they are.
+            handed: (self.options.offloads || !mode.has_gro()).then_some(at_nic.packets),
             datagrams: wanted.packets,
         };
         Ok(Row {

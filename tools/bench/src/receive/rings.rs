@@ -16,11 +16,8 @@ pub(super) struct Rings {
 }
 
 impl Rings {
-    pub(super) fn new(flow: Flow, trains: bool, merged: bool) -> io::Result<Self> {
-        let channel = Channel::builder()
-            .trains(trains)
-            .rx_merged(merged)
-            .open(&flow)?;
+    pub(super) fn new(flow: Flow, gro: bool, merged: bool) -> io::Result<Self> {
+        let channel = Channel::builder().gro(gro).gro_merged(merged).open(&flow)?;
         Ok(Self {
             channel,
             _flow: flow,
@@ -37,7 +34,7 @@ impl Receiver for Rings {
                 tally.add(packet.len(), packet.chunks().next().unwrap_or_default());
                 continue;
             };
-            // A train's datagrams go on from frame to frame.
+            // A GRO packet's datagrams go on from frame to frame.
             let (mut at, mut left) = (0, packet.len());
             for chunk in packet.chunks() {
                 while at < chunk.len() {

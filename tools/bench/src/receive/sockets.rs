@@ -89,7 +89,7 @@ impl Receiver for Many {
     }
 }
 
-/// A train by each system call.
+/// A GSO packet by each system call.
 pub(super) struct Merged {
     socket: Socket,
     buffer: Vec<u8>,

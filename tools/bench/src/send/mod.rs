@@ -19,7 +19,7 @@ use serde::Serialize;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use std::{io, net::SocketAddrV4, os::fd::AsFd};
 
-/// Packets by one system call, where there are no trains.
+/// Packets by one system call, where there are no GSO packets.
 const BATCH: usize = 64;
 /// As above, of those that travel in fragments.
 const BULK_BATCH: usize = 16;
@@ -37,7 +37,7 @@ pub(crate) enum Mode {
     Send,
     /// sendmmsg(2) of 64
     Sendmmsg,
-    /// send(2) with UDP_SEGMENT, trains as long as they may be
+    /// send(2) with UDP_SEGMENT, GSO packets as long as they may be
     UdpSegment,
     /// io_uring, 64 sends by a system call
     IoUring,
@@ -53,11 +53,11 @@ pub(crate) enum Mode {
     KopiDoorbell,
     /// As that, with no doorbell while an engine looks at the ring; `kopictl engine` sets one
     KopiEngine,
-    /// As `kopi_doorbell`, on a channel that has asked for trains
-    KopiTrain,
+    /// As `kopi_doorbell`, on a channel that has asked for GSO packets
+    KopiGsoDescs,
     /// KOPI's TX ring, one packet with a gso_size by a doorbell, as long as it may be
     KopiGso,
-    /// As `kopi_train`, by a device that is attached
+    /// As `kopi_gso_descs`, by a device that is attached
     KopiDirect,
     /// As `kopi_gso`, by a device that is attached
     KopiDirectGso,
@@ -128,18 +128,18 @@ impl Mode {
         }
     }
 
-    /// What the stack is handed for so many packets, a train as one; `None` if that depends on whom
+    /// What the stack is handed for so many packets, a GSO packet as one; `None` if that depends on whom
     /// they go to.
     pub(crate) fn handed(self, payload: usize, to_one: bool, count: usize) -> Option<u64> {
         let batch = self.batch(payload);
         let handed = match self {
             Self::UdpSegment | Self::KopiGso | Self::KopiDirectGso => count.div_ceil(batch),
-            Self::KopiTrain | Self::KopiDirect if !to_one => return None,
-            Self::KopiTrain | Self::KopiDirect => {
-                let train = kopi::pure::train::SEGMENTS_MAX
-                    .min(kopi::pure::train::BYTES_MAX / payload as u32);
-                let trains = |count: usize| count.div_ceil(train as usize);
-                count / batch * trains(batch) + trains(count % batch)
+            Self::KopiGsoDescs | Self::KopiDirect if !to_one => return None,
+            Self::KopiGsoDescs | Self::KopiDirect => {
+                let most = kopi::pure::gso_batch::SEGMENTS_MAX
+                    .min(kopi::pure::gso_batch::BYTES_MAX / payload as u32);
+                let gso = |count: usize| count.div_ceil(most as usize);
+                count / batch * gso(batch) + gso(count % batch)
             }
             _ => count,
         };
@@ -173,9 +173,9 @@ impl Mode {
                 let zero_copy = self == Self::AfXdpZeroCopy;
                 Box::new(xdp::Xdp::new(device, batch, zero_copy)?)
             }
-            Self::KopiDoorbell | Self::KopiEngine | Self::KopiTrain | Self::KopiDirect => {
+            Self::KopiDoorbell | Self::KopiEngine | Self::KopiGsoDescs | Self::KopiDirect => {
                 let channel = kopi::Channel::builder()
-                    .trains(matches!(self, Self::KopiTrain | Self::KopiDirect))
+                    .gso(matches!(self, Self::KopiGsoDescs | Self::KopiDirect))
                     .engine(self == Self::KopiEngine);
                 let payload = traffic.payload();
                 let flow = flow(mark, traffic)?;
@@ -207,15 +207,15 @@ pub(crate) trait Sender {
     fn send(&mut self, traffic: &mut Traffic, count: usize) -> io::Result<()>;
 }
 
-/// What sends `count` datagrams at a time as trains, of as many as UDP_SEGMENT can have, to the one peer.
-pub(crate) fn trains(count: usize, traffic: &Traffic) -> io::Result<Box<dyn Sender>> {
+/// What sends `count` datagrams at a time as GSO packets, of as many as UDP_SEGMENT can have, to the one peer.
+pub(crate) fn gso(count: usize, traffic: &Traffic) -> io::Result<Box<dyn Sender>> {
     let batch = Mode::UdpSegment.batch(traffic.payload()).min(count);
     let sender = sockets::Segments::new(socket(0, traffic)?, batch, traffic)?;
     Ok(Box::new(sender))
 }
 
-/// How many trains these are.
-pub(crate) fn trains_of(count: usize, payload: usize) -> usize {
+/// How many GSO packets these are.
+pub(crate) fn gso_packets_of(count: usize, payload: usize) -> usize {
     count.div_ceil(Mode::UdpSegment.batch(payload).min(count))
 }
 
@@ -282,7 +282,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trains_fit_an_ip_packet() {
+    fn gso_packets_fit_an_ip_packet() {
         assert_eq!(Mode::UdpSegment.batch(64), 128);
         assert_eq!(Mode::UdpSegment.batch(512), 127);
         assert_eq!(Mode::KopiGso.batch(1400), 46);
@@ -291,13 +291,13 @@ mod tests {
     }
 
     #[test]
-    fn trains_count_as_one() {
+    fn gso_packets_count_as_one() {
         assert_eq!(Mode::Sendmmsg.handed(64, true, 1000), Some(1000));
         assert_eq!(Mode::UdpSegment.handed(64, true, 129), Some(2));
-        assert_eq!(Mode::KopiTrain.handed(64, true, 130), Some(3));
+        assert_eq!(Mode::KopiGsoDescs.handed(64, true, 130), Some(3));
         // 46 and 18, and then one more.
-        assert_eq!(Mode::KopiTrain.handed(1400, true, 65), Some(3));
-        assert_eq!(Mode::KopiTrain.handed(64, false, 130), None);
+        assert_eq!(Mode::KopiGsoDescs.handed(1400, true, 65), Some(3));
+        assert_eq!(Mode::KopiGsoDescs.handed(64, false, 130), None);
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Sender for Rings {
     }
 }
 
-/// A packet that is a train by each doorbell.
+/// A packet that is a GSO packet by each doorbell.
 pub(super) struct Segments {
     port: Port,
     batch: usize,
@@ -125,7 +125,7 @@ impl Segments {
             .frame_size(65536)
             .frames(32)
             .rx_frames(0)
-            .trains(true)
+            .gso(true)
             .open(&flow)?;
         Ok(Self {
             port: Port { channel, flow },
@@ -141,7 +141,7 @@ impl Sender for Segments {
             let mut frame = self.port.frame()?;
             let batch = count.min(self.batch).min(frame.capacity() / payload);
             frame.set_len(batch * payload);
-            traffic.fill_train(&mut frame);
+            traffic.fill_gso(&mut frame);
             let message = Message::connected().segment_size(payload as u16);
             self.port.send(&message, frame)?;
             self.port.flush()?;

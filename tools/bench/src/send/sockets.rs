@@ -132,7 +132,7 @@ impl Sender for Many {
     }
 }
 
-/// A train by each system call.
+/// A GSO packet by each system call.
 pub(super) struct Segments {
     socket: Socket,
     buffer: Vec<u8>,
@@ -154,9 +154,9 @@ impl Sender for Segments {
         let payload = traffic.payload();
         while count > 0 {
             let batch = count.min(self.buffer.len() / payload);
-            let train = &mut self.buffer[..batch * payload];
-            traffic.fill_train(train);
-            all_of(self.socket.send(train)?, batch * payload)?;
+            let gso = &mut self.buffer[..batch * payload];
+            traffic.fill_gso(gso);
+            all_of(self.socket.send(gso)?, batch * payload)?;
             count -= batch;
         }
         Ok(())

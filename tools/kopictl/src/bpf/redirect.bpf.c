@@ -26,13 +26,13 @@ struct {
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct kopi_wanted);
+	__type(value, struct kopi_port_map);
 } wanted SEC(".maps");
 
 /* Redirects what is for that port, if it is wanted. */
 static __always_inline int redirect(__u16 port)
 {
-	const struct kopi_wanted *found;
+	const struct kopi_port_map *found;
 	__u32 key = 0;
 
 	found = bpf_map_lookup_elem(&wanted, &key);

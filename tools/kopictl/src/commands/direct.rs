@@ -102,7 +102,7 @@ impl<'a> Found<'a> {
     fn request(&mut self, command: Command, wanted: Option<u64>) -> anyhow::Result<()> {
         let device = Device {
             ifindex: Some(self.link.header.index),
-            wanted,
+            port_map: wanted,
             ..Device::default()
         };
         let answers = self.connection.request::<_, Device>(command, &device);

@@ -71,16 +71,16 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     for Attached { name, device } in devices {
         let what = clean(&or_dash(name));
         let path = or_dash(device.path);
-        let (packets, trains) = (or_dash(device.packets), or_dash(device.trains));
+        let (packets, gso) = (or_dash(device.packets), or_dash(device.gso_packets));
         let (passed, dropped) = (or_dash(device.passed), or_dash(device.dropped));
         writeln!(out, "{what:<20}{path}")?;
-        writeln!(out, "{:<20}{packets} packets in {trains} trains; {passed} trains by the stack, {dropped} packets dropped", "")?;
+        writeln!(out, "{:<20}{packets} packets in {gso} GSO packets; {passed} GSO packets by the stack, {dropped} packets dropped", "")?;
         let path = or_dash(device.receive_path);
-        let (received, merged) = (or_dash(device.received), or_dash(device.merged));
+        let (received, gro) = (or_dash(device.received), or_dash(device.gro_packets));
         let dropped = or_dash(device.receive_dropped);
         writeln!(
             out,
-            "{:<20}receiving: {path}; {received} packets in {merged} trains, {dropped} dropped",
+            "{:<20}receiving: {path}; {received} packets in {gro} GRO packets, {dropped} dropped",
             ""
         )?;
     }

@@ -35,7 +35,7 @@ struct Options {
 
     /// Let runs of datagrams travel as one, as UDP_SEGMENT and UDP_GRO do
     #[arg(long)]
-    trains: bool,
+    offloads: bool,
 
     /// Listen on this many consecutive ports of each address, all on one channel
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -75,7 +75,10 @@ fn run(options: &Options) -> io::Result<ExitCode> {
     let Some(first) = flows.first() else {
         return Ok(ExitCode::SUCCESS);
     };
-    let channel = Channel::builder().trains(options.trains).open(first)?;
+    let channel = Channel::builder()
+        .gso(options.offloads)
+        .gro(options.offloads)
+        .open(first)?;
     for flow in flows.iter().skip(1) {
         flow.join(&channel)?;
     }

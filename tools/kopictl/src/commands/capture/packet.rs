@@ -197,7 +197,7 @@ impl<'a> Packet<'a> {
         ends
     }
 
-    /// How many datagrams it is: a train is shown as one packet.
+    /// How many datagrams it is: a GSO packet is shown as one packet.
     pub(super) fn datagrams(&self) -> u64 {
         let payload = self.ends().payload.unwrap_or(0);
         match self.header.gso_size {
@@ -356,7 +356,7 @@ pub(super) mod tests {
             line,
             format!("kopi-gen[123] 1001 out {from} > {to} length 1000 2")
         );
-        let train = MonHdr {
+        let gso = MonHdr {
             gso_size: 300,
             pid: 0,
             ifindex: 0,
@@ -365,7 +365,7 @@ pub(super) mod tests {
             rule: 3,
             ..header()
         };
-        let line = with_packet(train, 1000, 1000, Paths::default(), |packet| {
+        let line = with_packet(gso, 1000, 1000, Paths::default(), |packet| {
             assert_eq!(packet.datagrams(), 4);
             rest(packet.line(&words()))
         });

@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn processes_are_sorted_by_packets() {
         let mut summary = Summary::default();
-        let train = MonHdr {
+        let gso = MonHdr {
             gso_size: 10,
             flow: 6,
             ..header()
@@ -193,7 +193,7 @@ mod tests {
             exe: Some("/bin/x"),
             cgroup: None,
         };
-        for header in [other, other, train, inbound] {
+        for header in [other, other, gso, inbound] {
             with_packet(header, 52, 52, paths, |packet| summary.add(packet));
         }
         let lines = table(&summary.rows(Duration::from_secs(2), &Names::new(true))).lines();

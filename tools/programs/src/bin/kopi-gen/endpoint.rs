@@ -123,8 +123,9 @@ impl Rings {
         let channel = Channel::builder()
             .frame_size(options.frame_size)
             .frames(options.frames)
-            .trains(options.trains)
-            .rx_merged(options.merged)
+            .gso(options.offloads)
+            .gro(options.offloads)
+            .gro_merged(options.merged)
             .open(first)?;
         ids.extend(first.id());
         for flow in flows.iter().skip(1) {

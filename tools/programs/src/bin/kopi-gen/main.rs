@@ -54,10 +54,10 @@ struct SocketOptions {
 
     /// Let runs of datagrams travel as one, as UDP_SEGMENT and UDP_GRO do (KOPI only)
     #[arg(long, conflicts_with = "plain")]
-    trains: bool,
+    offloads: bool,
 
-    /// Receive trains as one packet (KOPI only)
-    #[arg(long, requires = "trains")]
+    /// Receives GRO packets as one packet (KOPI only)
+    #[arg(long, requires = "offloads")]
     merged: bool,
 
     /// Number of flows, all on one channel

@@ -44,7 +44,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "BYTES", default_value_t = 65536)]
     window_bytes: usize,
 
-    /// Send this many datagrams of a fixed size at once, as one train (needs --trains, or --plain)
+    /// Send this many datagrams of a fixed size at once, as one GSO packet (needs --offloads, or --plain)
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..64))]
     gso: u32,
 
@@ -73,21 +73,21 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
         if options.gso * size > datagram::LEN_MAX {
             return Err(invalid("--gso times --size is more than 65507 bytes"));
         }
-        if !options.socket.plain && !options.socket.trains {
-            return Err(invalid("--gso needs --trains"));
+        if !options.socket.plain && !options.socket.offloads {
+            return Err(invalid("--gso needs --offloads"));
         }
     }
     let place = Place::Connected(options.address, options.ports);
     let mut endpoint = endpoint::open(&options.socket, place)?;
     let start = Instant::now();
     let mut state = State::default();
-    let (mut data, mut train) = (vec![], vec![]);
+    let (mut data, mut gso) = (vec![], vec![]);
     let mut progress = Instant::now();
     while state.sent < options.count || state.done() < options.count {
         while state.sent < options.count && state.may_send(options) {
             let flow = state.batches % options.socket.flows;
             let port = next_port(options.address, (flow % options.ports) as usize)?.port();
-            train.clear();
+            gso.clear();
             for _ in 0..options.gso.min(options.count - state.sent) {
                 let header = Header {
                     seed: options.seed,
@@ -98,11 +98,11 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
                     port,
                 };
                 datagram::make(&header, &mut data);
-                train.extend_from_slice(&data);
+                gso.extend_from_slice(&data);
                 state.add(data.len());
             }
             let segment = (options.gso > 1).then_some(options.size.max);
-            endpoint.send(flow as usize, None, &train, segment)?;
+            endpoint.send(flow as usize, None, &gso, segment)?;
             state.batches = state.batches.wrapping_add(1);
         }
         endpoint.flush()?;

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which packets of the TX ring go as one train.
+//! Which packets of the TX ring go as one GSO packet.
 
-/// The most datagrams in a train (half of the stack's UDP_MAX_SEGMENTS).
+/// The most datagrams in a GSO packet (half of the stack's UDP_MAX_SEGMENTS).
 pub const SEGMENTS_MAX: u32 = 64;
-/// The most payload in a train, in bytes: it must fit an IPv4 packet with options.
+/// The most payload in a GSO packet, in bytes: it must fit an IPv4 packet with options.
 pub const BYTES_MAX: u32 = 65000;
 
-/// A train being put together: datagrams of one size, but for a shorter last one.
+/// A GSO packet being put together: datagrams of one size, but for a shorter last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Train {
+pub struct GsoBatch {
     segment: u32,
     count: u32,
     bytes: u32,
     closed: bool,
 }
 
-impl Train {
+impl GsoBatch {
     /// Begins with a datagram of `len` bytes.
     pub fn new(len: u32) -> Self {
         Self {

@@ -3,7 +3,7 @@
 //! From what a program asks for to where everything lies in a channel's region.
 
 use super::abi::{
-    ChannelReq, Layout, RingLayout, CHANNEL_FLAGS, CHANNEL_RX_MERGED, CHANNEL_TRAINS, FRAMES_MAX,
+    ChannelReq, Layout, RingLayout, CHANNEL_FLAGS, CHANNEL_GRO, CHANNEL_GRO_MERGED, FRAMES_MAX,
     FRAME_HEADROOM, FRAME_SIZE_MAX, FRAME_SIZE_MIN, REGION_SIZE_MAX, RING_ENTRIES_MAX,
 };
 
@@ -78,7 +78,7 @@ impl Geometry {
         if req.flags & !CHANNEL_FLAGS != 0 || req.reserved.iter().any(|&word| word != 0) {
             return Err(Invalid::Flags);
         }
-        if req.flags & CHANNEL_RX_MERGED != 0 && req.flags & CHANNEL_TRAINS == 0 {
+        if req.flags & CHANNEL_GRO_MERGED != 0 && req.flags & CHANNEL_GRO == 0 {
             return Err(Invalid::Flags);
         }
         for size in [

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The headers of each datagram of a train, when that is cut up: Ethernet's, IP's and UDP's, with
+//! The headers of each datagram of a GSO packet, when that is cut up: Ethernet's, IP's and UDP's, with
 //! their checksums, as the kernel's `net/ipv4/udp_offload.c` makes them.
 //!
 //! RFC 768, RFC 791, RFC 1071, RFC 8200.
@@ -90,7 +90,7 @@ pub fn is_udp(packet: &[u8; PROTOCOL_BYTES]) -> bool {
 
 impl Headers {
     /// Those at the start of a packet, whose first byte is Ethernet's: `None` if it is no whole UDP
-    /// datagram or train, or has options, extension headers or a VLAN's tag. `unsummed` says that UDP's checksum
+    /// datagram or GSO packet, or has options, extension headers or a VLAN's tag. `unsummed` says that UDP's checksum
     /// is not to be made where it is 0.
     pub fn parse(packet: &[u8], unsummed: bool) -> Option<Self> {
         let (ethernet, ip) = packet.split_at_checked(HEADER_ETHERNET)?;

@@ -8,7 +8,7 @@
 use super::rule::{mapped, Peer};
 
 /// The version of the interface, as `KOPI_OPT_INFO` reports it.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 /// The default number of the socket family.
 pub const AF_KOPI: u32 = 19;
 /// The protocol of an IPv4 flow; 0 means the same.
@@ -42,14 +42,16 @@ pub const REGION_SIZE_MAX: u32 = 1 << 30;
 /// The most descriptors that make one packet.
 pub const CHAIN_MAX: u32 = 160;
 
-/// Runs of packets of one size to one peer travel as one.
-pub const CHANNEL_TRAINS: u32 = 1 << 0;
-/// A received train is delivered as one packet.
-pub const CHANNEL_RX_MERGED: u32 = 1 << 1;
+/// Sending: datagrams of one size to one peer travel as one packet.
+pub const CHANNEL_GSO: u32 = 1 << 0;
+/// Receiving: the same for what comes from one peer.
+pub const CHANNEL_GRO: u32 = 1 << 1;
+/// A GRO packet is delivered as one packet.
+pub const CHANNEL_GRO_MERGED: u32 = 1 << 2;
 /// Engines poll the TX ring, if there are some.
-pub const CHANNEL_ENGINE: u32 = 1 << 2;
+pub const CHANNEL_ENGINE: u32 = 1 << 3;
 /// All flags of [`ChannelReq`].
-pub const CHANNEL_FLAGS: u32 = CHANNEL_TRAINS | CHANNEL_RX_MERGED | CHANNEL_ENGINE;
+pub const CHANNEL_FLAGS: u32 = CHANNEL_GSO | CHANNEL_GRO | CHANNEL_GRO_MERGED | CHANNEL_ENGINE;
 
 /// In a ring's flags: the other side must be woken, or rung, for a new entry.
 pub const RING_NEED_WAKEUP: u32 = 1 << 0;
@@ -228,7 +230,7 @@ pub struct Meta {
     pub local_port: u16,
     /// [`AF_INET`], [`AF_INET6`], or 0: the connected peer.
     pub family: u16,
-    /// Bytes of each datagram of a train, or 0.
+    /// Bytes of each datagram of a GSO packet, or 0.
     pub gso_size: u16,
     /// The device, or the scope of a link-local peer.
     pub ifindex: u32,
@@ -406,7 +408,7 @@ pub struct MonHdr {
     pub exe_inode: u64,
     /// Of the program's file, as in `st_dev`.
     pub exe_device: u32,
-    /// Bytes of payload of each datagram of a train, or 0.
+    /// Bytes of payload of each datagram of a GSO packet, or 0.
     pub gso_size: u32,
     /// Ends with a zero, if there is room.
     pub command: [u8; 16],
@@ -437,10 +439,10 @@ pub const MON_REASON_RULE: u32 = 4;
 /// Over the rate of a rule.
 pub const MON_REASON_RATE: u32 = 5;
 
-/// `struct kopi_wanted`: what the XDP program of an attached device redirects to KOPI.
+/// `struct kopi_port_map`: what the XDP program of an attached device redirects to KOPI.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
+pub struct PortMap {
     /// Port p: bit p % 64 of number p / 64.
     pub ports: [u64; 1024],
     /// The device that it is redirected to; 0: there is none.
@@ -449,7 +451,7 @@ pub struct Wanted {
     pub reserved: u32,
 }
 
-impl Default for Wanted {
+impl Default for PortMap {
     fn default() -> Self {
         Self {
             ports: [0; 1024],

@@ -51,7 +51,7 @@ impl Bucket {
     /// Lets `units` pass at a time of a clock that never goes back, or none of them.
     ///
     /// What is more than a burst passes when the bucket is full, and is waited for afterwards: else
-    /// a train larger than the burst never would.
+    /// a GSO packet larger than the burst never would.
     pub fn take(&mut self, rate: &Rate, now: u64, units: u64) -> bool {
         let due = self.due.max(now);
         let ahead = due.saturating_sub(now);

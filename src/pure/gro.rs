@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! UDP datagrams in Ethernet frames that can be parts of one train, as the kernel's generic receive offload
+//! UDP datagrams in Ethernet frames that can be parts of one GRO packet, as the kernel's generic receive offload
 //! (`net/ipv4/udp_offload.c`) would have it.
 //!
 //! RFC 768, RFC 791, RFC 1071, RFC 8200.
 
-use super::ip::{FourTuple, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
-use super::rule::{mapped, Peer};
-use super::segment::{
+use super::gso::{
     fold, put, sum, CHECKSUM_V4, FRAGMENT, HEADERS_MAX, HEADER_ETHERNET, ID_V4, IPV4, IPV6,
 };
+use super::ip::{FourTuple, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
+use super::rule::{mapped, Peer};
 use core::ops::Range;
 
-/// The most datagrams of a train: UDP_GRO_CNT_MAX.
-pub const TRAIN_MAX: usize = 64;
-/// The most bytes of a train's payload.
-pub const TRAIN_BYTES_MAX: usize = 0xffff - HEADER_IP_V6 - HEADER_UDP;
+/// The most datagrams of a GRO packet: UDP_GRO_CNT_MAX.
+pub const GRO_MAX: usize = 64;
+/// The most bytes of a GRO packet's payload.
+pub const GRO_BYTES_MAX: usize = 0xffff - HEADER_IP_V6 - HEADER_UDP;
 
 /// Where UDP's header begins.
 const UDP_V4: usize = HEADER_ETHERNET + HEADER_IP_V4;
@@ -68,7 +68,7 @@ fn pair<'a, const N: usize>(a: &'a [u8], b: &'a [u8]) -> Option<(&'a [u8; N], &'
 
 /// The sum of what UDP's checksum pretends there is as a header.
 #[inline(always)]
-fn pretended(addresses: &[u8], udp_len: u16) -> u32 {
+fn pseudo_header(addresses: &[u8], udp_len: u16) -> u32 {
     let sum = sum(addresses)
         .wrapping_add(u64::from(u16::from(UDP).to_be()))
         .wrapping_add(u64::from(udp_len.to_be()));
@@ -110,7 +110,7 @@ impl<'a> Datagram<'a> {
         if payload.is_empty() || number(datagram, 6) == 0 {
             return None;
         }
-        let total = add(datagram, pretended(addresses, udp_len));
+        let total = add(datagram, pseudo_header(addresses, udp_len));
         (fold(u64::from(total)) == 0).then_some(Self { headers, payload })
     }
 
@@ -139,7 +139,7 @@ fn sum_of_numbers(headers: &[u8; ALL_V4]) -> u32 {
     number(ID_V4).wrapping_add(number(CHECKSUM_V4)) % ONES
 }
 
-/// IPv4's numbers of a train's datagrams, as those who forward it cut it up: each is one more than the one before.
+/// IPv4's numbers of a GRO packet's datagrams, as those who forward it cut it up: each is one more than the one before.
 /// Where nobody may fragment them they don't matter (RFC 6864), and may all be the same as well, as `inet_gro_flush`
 /// has it.
 #[derive(Clone, Copy)]
@@ -180,7 +180,7 @@ impl Numbers {
     }
 }
 
-/// The headers of a train's first datagram, and the numbers of all.
+/// The headers of a GRO packet's first datagram, and the numbers of all.
 pub struct First {
     bytes: [u8; HEADERS_MAX],
     len: usize,
@@ -204,7 +204,7 @@ impl First {
         udp_sum: 0,
     };
 
-    /// That of a train which begins with this one.
+    /// That of a GRO packet which begins with this one.
     pub fn new(datagram: &Datagram<'_>) -> Self {
         let headers = datagram.headers;
         let mut first = Self::NONE;
@@ -215,7 +215,7 @@ impl First {
         }
         let udp = udp_header(headers);
         let addresses = headers.get(addresses(udp)).unwrap_or(&[]);
-        first.udp_sum = pretended(addresses, number(headers, udp + 4));
+        first.udp_sum = pseudo_header(addresses, number(headers, udp + 4));
         if let Ok(headers) = headers.try_into() {
             first.sum = sum_of_numbers(headers);
             first.numbers = Numbers::new(headers);
@@ -323,7 +323,7 @@ pub fn are_alike(a: &[u8], b: &[u8]) -> bool {
     }
 }
 
-/// Where in the headers of a datagram, or a train, UDP's begins.
+/// Where in the headers of a datagram, or a GRO packet, UDP's begins.
 pub fn udp_header(headers: &[u8]) -> usize {
     if headers.len() == ALL_V4 {
         UDP_V4
@@ -353,9 +353,9 @@ pub fn ends(headers: &[u8]) -> FourTuple {
     }
 }
 
-/// Makes the headers of a datagram those of a train with `payload` bytes in all, whose UDP checksum is left
+/// Makes the headers of a datagram those of a GRO packet with `payload` bytes in all, whose UDP checksum is left
 /// to who cuts it up, if somebody does; as `udp_gro_complete` does.
-pub fn make_train(headers: &mut [u8], payload: u16) {
+pub fn make_gro(headers: &mut [u8], payload: u16) {
     let udp_len = payload.wrapping_add(HEADER_UDP as u16);
     let udp = udp_header(headers);
     if udp == UDP_V4 {
@@ -368,7 +368,7 @@ pub fn make_train(headers: &mut [u8], payload: u16) {
         put(headers, HEADER_ETHERNET + 4, udp_len.to_be_bytes());
     }
     let addresses = headers.get(addresses(udp)).unwrap_or(&[]);
-    let checksum = !fold(u64::from(pretended(addresses, udp_len)));
+    let checksum = !fold(u64::from(pseudo_header(addresses, udp_len)));
     put(headers, udp + 4, udp_len.to_be_bytes());
     put(headers, udp + 6, checksum.to_ne_bytes());
 }
@@ -376,7 +376,7 @@ pub fn make_train(headers: &mut [u8], payload: u16) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pure::segment::Headers;
+    use crate::pure::gso::Headers;
 
     fn add(bytes: &[u8], to: u32) -> u32 {
         let mut padded = bytes.to_vec();
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn trains_are_of_one_flow_with_headers_alike() {
+    fn gro_packets_are_of_one_flow_with_headers_alike() {
         for is_ipv6 in [false, true] {
             let headers = |frame: &[u8]| Datagram::parse(frame, add).unwrap().headers().to_vec();
             let first = headers(&frame(is_ipv6, 0, b"abcd"));
@@ -531,8 +531,8 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_that_a_train_is_cut_up_to() {
-        let train = |dont_fragment: bool, ids: &[u16]| {
+    fn ids_are_those_that_a_gro_packet_is_segmented_to() {
+        let gro = |dont_fragment: bool, ids: &[u16]| {
             let with = |id: &u16| {
                 let mut headers = template(false);
                 headers[ID_V4..ID_V4 + 2].copy_from_slice(&id.to_be_bytes());
@@ -554,22 +554,22 @@ mod tests {
             })
         };
         for dont_fragment in [false, true] {
-            assert!(train(dont_fragment, &[7, 8, 9, 10]));
-            assert!(train(dont_fragment, &[0xfffe, 0xffff, 0, 1]));
-            assert_eq!(train(dont_fragment, &[7, 7, 7]), dont_fragment);
-            assert_eq!(train(dont_fragment, &[0, 0]), dont_fragment);
+            assert!(gro(dont_fragment, &[7, 8, 9, 10]));
+            assert!(gro(dont_fragment, &[0xfffe, 0xffff, 0, 1]));
+            assert_eq!(gro(dont_fragment, &[7, 7, 7]), dont_fragment);
+            assert_eq!(gro(dont_fragment, &[0, 0]), dont_fragment);
             for ids in [[7, 7, 8], [7, 8, 8], [7, 8, 10], [7, 9, 10], [7, 6, 5]] {
-                assert!(!train(dont_fragment, &ids), "{ids:?}");
+                assert!(!gro(dont_fragment, &ids), "{ids:?}");
             }
         }
     }
 
     #[test]
-    fn a_trains_headers_are_as_the_kernel_makes_them() {
+    fn gro_headers_are_as_the_kernel_makes_them() {
         for is_ipv6 in [false, true] {
             let first = frame(is_ipv6, 5, b"0123456789");
             let mut headers = Datagram::parse(&first, add).unwrap().headers().to_vec();
-            make_train(&mut headers, 25);
+            make_gro(&mut headers, 25);
             let udp = udp_header(&headers);
             assert_eq!(number(&headers, udp + 4), 33);
             if is_ipv6 {
