@@ -29,7 +29,7 @@ use crate::sys::{
     region::{Region, RegionRing, Vma},
     sock::Sock,
     socket::Socket,
-    wait::{PollTable, RoomEntry, WaitQueue, POLL_IN, POLL_OUT, POLL_WRBAND}, //
+    wait::{self, PollTable, RoomEntry, WaitQueue, POLL_IN, POLL_OUT, POLL_WRBAND}, //
 };
 use crate::tx::{Sender, SenderCounters};
 use kernel::{
@@ -112,7 +112,7 @@ pub(crate) struct Channel {
     stall: Atomic<u32>,
     /// With `STALL_BUFFER`: has room told of; used under `sender`.
     #[pin]
-    room: RoomEntry,
+    room: RoomEntry<Self>,
     /// With `STALL_COMPLETION`: the room that the next packet needs.
     needed: Atomic<u32>,
     /// A send buffer that was full has room again.
@@ -322,7 +322,7 @@ impl Channel {
         this.room.leave();
         if this.is_stalled_by_buffer() {
             // The others are tried anew.
-            Self::room_came(this);
+            <Self as wait::Sender>::room_came(this);
         }
         // Options of a flow that is gone, and numbers are used again.
         sender.output.routes.begin();
@@ -443,7 +443,7 @@ impl Channel {
         }
     }
 
-    /// Whether sending goes on when [`Channel::room_came`] is called.
+    /// Whether sending goes on when [`wait::Sender::room_came`] is called.
     pub(crate) fn is_stalled_by_buffer(&self) -> bool {
         self.stall.load(Relaxed) == STALL_BUFFER
     }
@@ -539,14 +539,6 @@ impl Channel {
         self.stall.store(STALL_NONE, Relaxed);
     }
 
-    /// The send buffer has room for which [`Channel::stall_buffer`] stopped. Any context but hard interrupts.
-    pub(crate) fn room_came(this: &Arc<Self>) {
-        this.stall.store(STALL_NONE, Relaxed);
-        this.got_room.store(true, Relaxed);
-        engine::call(this);
-        this.wake_writers();
-    }
-
     /// Fills in the channel's counters and those of a flow on it.
     pub(crate) fn fill_stats(&self, counters: &Counters, stats: &mut Stats) {
         self.fill(Some(counters), stats);
@@ -596,4 +588,14 @@ pub(crate) struct Positions {
     pub(crate) completion: (u32, u32),
     pub(crate) fill: (u32, u32),
     pub(crate) rx: (u32, u32),
+}
+
+impl wait::Sender for Channel {
+    /// The send buffer has room for which [`Channel::stall_buffer`] stopped. Any context but hard interrupts.
+    fn room_came(this: &Arc<Self>) {
+        this.stall.store(STALL_NONE, Relaxed);
+        this.got_room.store(true, Relaxed);
+        engine::call(this);
+        this.wake_writers();
+    }
 }

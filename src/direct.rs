@@ -12,7 +12,7 @@ use crate::flow::Flow;
 use crate::redirect::Receiver;
 use crate::sys::{
     context::{now, BottomHalvesOff},
-    netdev::{self, Device, Hooked, Rtnl, Timer},
+    netdev::{self, Device, DeviceEvents, Egress, Hooked, Polled, Rtnl, Timer, Verdict},
     outgoing::{EgressSkb, List, Sent, TakenSkb},
     pernet::NetRef,
     sock::Sock,
@@ -68,7 +68,7 @@ global_lock! {
     // SAFETY: `Attaching::register` initializes it, before any device is attached.
     /// Those of all network namespaces. Taken under RTNL, if that is held, and always when one comes or goes. What
     /// makes or ends devices is done without it, since those who are told of that take it.
-    unsafe(uninit) static ATTACHED: Mutex<KVec<Hooked>> = KVec::new();
+    unsafe(uninit) static ATTACHED: Mutex<KVec<Hooked<AttachedDevice>>> = KVec::new();
 }
 
 /// The next port's number.
@@ -131,14 +131,6 @@ fn why_not(offer: &EgressSkb<'_>) -> TxPath {
     } else {
         TxPath::Datagram
     }
-}
-
-/// What becomes of a packet that the port was asked about.
-pub(crate) enum Verdict {
-    /// It goes on.
-    Pass,
-    /// It is the port's.
-    Taken,
 }
 
 /// What happened at a port.
@@ -278,11 +270,11 @@ pub(crate) struct AttachedDevice {
     /// Not that of any other, earlier ones included.
     number: u32,
     device: Arc<Device>,
-    queues: KVec<Pin<KBox<Timer>>>,
+    queues: KVec<Pin<KBox<Timer<Queue>>>>,
     /// It takes nothing more.
     closing: AtomicBool,
     /// What takes the packets that are redirected, if the program was said to.
-    receiving: Option<RedirectDevice>,
+    receiving: Option<RedirectDevice<Receiver>>,
     pub(crate) counters: Arc<Counters>,
 }
 
@@ -328,11 +320,6 @@ impl AttachedDevice {
         })
     }
 
-    /// Its device.
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
     /// Which way GSO packets take now. In an RCU read-side section, with softirqs off.
     pub(crate) fn tx_path(&self) -> TxPath {
         if !self.device.takes_frames() {
@@ -376,9 +363,29 @@ impl AttachedDevice {
         }
     }
 
-    /// Says what becomes of a packet. Softirqs are off.
-    pub(crate) fn egress(&self, offer: EgressSkb<'_>) -> Verdict {
-        let Some((_, flow)) = offer.flow() else {
+    fn count_passed(&self, offer: &EgressSkb<'_>) {
+        if offer.is_gso() {
+            self.counters.passed.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Drops what waits, and lets go of what the driver has. Process context.
+    fn empty(&self) {
+        for queue in &self.queues {
+            let _softirqs = BottomHalvesOff::new();
+            queue.queue.empty();
+        }
+    }
+}
+
+impl Egress for AttachedDevice {
+    /// Its device.
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn egress(&self, offer: EgressSkb<'_>) -> Verdict {
+        let Some((_, flow)) = offer.flow::<Flow>() else {
             return Verdict::Pass;
         };
         let direct = &flow.direct;
@@ -427,22 +434,8 @@ impl AttachedDevice {
         }
         direct.cpu.store(here as u16, Relaxed);
         own.queue.add(packet);
-        own.look();
+        own.poll();
         Verdict::Taken
-    }
-
-    fn count_passed(&self, offer: &EgressSkb<'_>) {
-        if offer.is_gso() {
-            self.counters.passed.fetch_add(1, Relaxed);
-        }
-    }
-
-    /// Drops what waits, and lets go of what the driver has. Process context.
-    fn empty(&self) {
-        for queue in &self.queues {
-            let _softirqs = BottomHalvesOff::new();
-            queue.queue.empty();
-        }
     }
 }
 
@@ -511,6 +504,34 @@ enum Turn {
     Never,
 }
 
+impl Polled for Queue {
+    fn reap(&self) {
+        self.device.reap();
+    }
+
+    /// Sends what can be sent, and completes what has left. On the queue's CPU.
+    fn poll(&self) -> Option<u64> {
+        let done = {
+            let mut lists = self.lists.lock();
+            // Else somebody is at it, further up on this CPU.
+            let mut done = lists.done.take()?;
+            lists.awake = true;
+            let moved = self.complete(&mut lists, &mut done) | self.send(&mut lists, &mut done);
+            lists.tick = if moved {
+                TICK
+            } else {
+                TICK_MAX.min(lists.tick.saturating_mul(2))
+            };
+            done
+        };
+        let done = self.finish(done);
+        let mut lists = self.lists.lock();
+        lists.done = Some(done);
+        lists.awake = !lists.is_empty();
+        lists.awake.then_some(lists.tick)
+    }
+}
+
 impl Queue {
     fn new(
         number: u32,
@@ -562,37 +583,9 @@ impl Queue {
     }
 
     fn drop(&self, packet: TakenSkb) {
-        packet.with_flow(|_, flow| flow.direct.complete(&packet));
+        packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
         let datagrams = u64::from(packet.datagrams_left());
         self.counters.dropped.fetch_add(datagrams, Relaxed);
-    }
-
-    /// Has the driver free what has left. Softirqs are off.
-    pub(crate) fn reap(&self) {
-        self.device.reap();
-    }
-
-    /// Sends what can be sent, and lets go of what has left; gives the nanoseconds after which it is to be
-    /// looked at again, if there is something left. On the queue's CPU, with softirqs off.
-    pub(crate) fn look(&self) -> Option<u64> {
-        let done = {
-            let mut lists = self.lists.lock();
-            // Else somebody is at it, further up on this CPU.
-            let mut done = lists.done.take()?;
-            lists.awake = true;
-            let moved = self.complete(&mut lists, &mut done) | self.send(&mut lists, &mut done);
-            lists.tick = if moved {
-                TICK
-            } else {
-                TICK_MAX.min(lists.tick.saturating_mul(2))
-            };
-            done
-        };
-        let done = self.finish(done);
-        let mut lists = self.lists.lock();
-        lists.done = Some(done);
-        lists.awake = !lists.is_empty();
-        lists.awake.then_some(lists.tick)
     }
 
     /// Lets go of what the driver has let go of; says whether that was any.
@@ -605,7 +598,7 @@ impl Queue {
             let Some(packet) = lists.with_driver.pop() else {
                 break;
             };
-            packet.with_flow(|_, flow| flow.direct.complete(&packet));
+            packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
             done.sent.push(packet);
             any = true;
         }
@@ -634,7 +627,7 @@ impl Queue {
                     lists.with_driver.push(packet);
                 }
                 Step::ToStack => {
-                    packet.with_flow(|_, flow| {
+                    packet.with_flow(|_, flow: &Flow| {
                         // Those behind it wait until that has sent it.
                         flow.direct.entering.store(true, Relaxed);
                         flow.direct.complete(&packet);
@@ -658,7 +651,7 @@ impl Queue {
         let begun = packet.has_begun();
         let turn = match begun {
             true => None,
-            false => packet.with_flow(|sk, flow| self.turn(sk, flow, patient_from)),
+            false => packet.with_flow(|sk, flow: &Flow| self.turn(sk, flow, patient_from)),
         };
         match turn.unwrap_or(Turn::Now) {
             Turn::Now => {}
@@ -670,7 +663,7 @@ impl Queue {
         }
         let sent = packet.send(&self.device);
         if !begun && packet.has_begun() {
-            packet.with_flow(|_, flow| flow.direct.with_driver.fetch_add(1, Relaxed));
+            packet.with_flow(|_, flow: &Flow| flow.direct.with_driver.fetch_add(1, Relaxed));
         }
         match sent {
             Sent::All => {
@@ -734,7 +727,7 @@ impl Queue {
 
     /// Whether the stack can have a packet: not before the driver has sent all that came earlier.
     fn may_pass_on(&self, packet: &TakenSkb) -> Option<Step> {
-        match packet.with_flow(|_, flow| flow.direct.with_driver.load(Relaxed)) {
+        match packet.with_flow(|_, flow: &Flow| flow.direct.with_driver.load(Relaxed)) {
             None | Some(0) => Some(Step::ToStack),
             Some(_) => None,
         }
@@ -758,7 +751,7 @@ impl Queue {
     fn empty(&self) {
         let given = || self.lists.lock().with_driver.pop();
         while let Some(packet) = given() {
-            packet.with_flow(|_, flow| flow.direct.complete(&packet));
+            packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
             packet.finish();
         }
         let waiting = || self.lists.lock().pop_waiting();
@@ -852,7 +845,7 @@ pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
     let number = {
         let ports = ATTACHED.lock();
         let hooked = ports.iter().find(|hooked| is_of(hooked, net, ifindex));
-        let port = hooked.ok_or(ENODEV)?.port();
+        let port = hooked.ok_or(ENODEV)?.get();
         port.close();
         port.number
     };
@@ -870,50 +863,53 @@ pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
 /// Whether all that a port took has left, or it has gone. Process context.
 fn is_empty(number: u32) -> bool {
     let ports = ATTACHED.lock();
-    let mut all = ports.iter().map(Hooked::port);
+    let mut all = ports.iter().map(Hooked::get);
     all.find(|port| port.number == number)
         .is_none_or(AttachedDevice::is_empty)
 }
 
 /// Takes a port out, to be dropped by the caller: without the lock, and under RTNL.
-fn take(is_it: impl Fn(&AttachedDevice) -> bool) -> Option<Hooked> {
+fn take(is_it: impl Fn(&AttachedDevice) -> bool) -> Option<Hooked<AttachedDevice>> {
     let mut ports = ATTACHED.lock();
-    let at = ports.iter().position(|hooked| is_it(hooked.port()))?;
+    let at = ports.iter().position(|hooked| is_it(hooked.get()))?;
     ports.remove(at).ok()
 }
 
-fn is_of(hooked: &Hooked, net: &NetRef, ifindex: u32) -> bool {
-    let device = hooked.port().device();
+fn is_of(hooked: &Hooked<AttachedDevice>, net: &NetRef, ifindex: u32) -> bool {
+    let device = hooked.get().device();
     core::ptr::eq(device.net(), net) && device.ifindex() == ifindex
 }
 
 /// Those of a network namespace.
-fn of_net<'a>(ports: &'a [Hooked], net: &'a NetRef) -> impl Iterator<Item = &'a AttachedDevice> {
+fn of_net<'a>(
+    ports: &'a [Hooked<AttachedDevice>],
+    net: &'a NetRef,
+) -> impl Iterator<Item = &'a AttachedDevice> {
     let here = |port: &&AttachedDevice| core::ptr::eq(port.device().net(), net);
-    ports.iter().map(Hooked::port).filter(here)
+    ports.iter().map(Hooked::get).filter(here)
 }
 
 /// Takes away the ports of some devices. Process context, under RTNL.
-pub(crate) fn remove(is_it: impl Fn(&Device) -> bool) {
+fn remove(is_it: impl Fn(&Device) -> bool) {
     while let Some(hooked) = take(|port| is_it(port.device())) {
         drop(hooked);
     }
 }
 
 /// Drops what waits at the ports of some devices. Process context.
-pub(crate) fn empty(mut is_it: impl FnMut(&Device) -> bool) {
+fn empty(mut is_it: impl FnMut(&Device) -> bool) {
     for hooked in ATTACHED.lock().iter() {
-        if is_it(hooked.port().device()) {
-            hooked.port().empty();
+        if is_it(hooked.get().device()) {
+            hooked.get().empty();
         }
     }
 }
 
 /// Has some devices' programs redirect as far as that can be, now that their features have changed. Process
 /// context, under RTNL.
-pub(crate) fn follow(mut is_it: impl FnMut(&Device) -> bool) {
+fn follow(mut is_it: impl FnMut(&Device) -> bool) {
     for hooked in ATTACHED.lock().iter() {
-        let port = hooked.port();
+        let port = hooked.get();
         if let (true, Some(target)) = (is_it(port.device()), &port.receiving) {
             target.follow();
         }
@@ -990,5 +986,21 @@ impl Attaching {
         // SAFETY: Called once, by the module's init.
         unsafe { ATTACHED.init() };
         Ok(Self(netdev::Registration::new()?))
+    }
+}
+
+netdev::serve!(Attaching);
+
+impl DeviceEvents for Attaching {
+    fn going(is_it: impl Fn(&Device) -> bool) {
+        remove(is_it);
+    }
+
+    fn down(is_it: impl Fn(&Device) -> bool) {
+        empty(is_it);
+    }
+
+    fn changed(is_it: impl Fn(&Device) -> bool) {
+        follow(is_it);
     }
 }

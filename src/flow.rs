@@ -489,7 +489,9 @@ impl Flow {
     }
 }
 
-impl Protocol for Flow {
+#[expect(unsafe_code, reason = "the type of the sockets' state")]
+// SAFETY: No other type implements it.
+unsafe impl Protocol for Flow {
     fn new(net: &NetRef) -> Result<Self> {
         let one = Holding {
             flows: 1,

@@ -4,7 +4,6 @@
 //!
 //! See `docs/architecture.md` for the way of a packet through these files.
 
-mod bindings;
 mod channel;
 mod direct;
 mod engine;
@@ -12,9 +11,11 @@ mod flow;
 mod identity;
 mod limits;
 mod listening;
+mod local_out;
 mod monitor;
 mod netlink;
 mod netns;
+mod probes;
 // Compiled into programs too: public there, and each side leaves some of it unused.
 #[allow(dead_code, unreachable_pub)]
 mod pure;

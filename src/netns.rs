@@ -12,6 +12,7 @@ use crate::rules::{RuleSet, SharedRules};
 use crate::sys::{
     lock::SpinLockIrq,
     monitor::Devices,
+    pernet::{self, Namespace, NetRef},
     socket::{Room, Socket, SocketMap}, //
 };
 use kernel::{
@@ -66,9 +67,13 @@ pub(crate) struct Net {
     pub(crate) monitors: Devices,
 }
 
-impl Net {
+pernet::serve!(Net);
+
+#[expect(unsafe_code, reason = "the slot's type")]
+// SAFETY: No other type implements it.
+unsafe impl Namespace for Net {
     /// Nothing yet: no flows, no rules, and all is allowed.
-    pub(crate) fn new() -> Result<Arc<Self>> {
+    fn new() -> Result<Arc<Self>> {
         let rules = RuleSet::empty().share()?;
         Arc::pin_init(
             pin_init!(Self {
@@ -92,6 +97,23 @@ impl Net {
         )
     }
 
+    fn is_hooked(&self) -> bool {
+        self.hooked.load(Relaxed)
+    }
+
+    fn monitors(&self) -> &Devices {
+        &self.monitors
+    }
+}
+
+impl NetRef {
+    /// What KOPI keeps for the namespace. Any context.
+    pub(crate) fn state(&self) -> Arc<Net> {
+        self.state_of()
+    }
+}
+
+impl Net {
     /// Enters a flow's socket, and gives it a number. Process context.
     ///
     /// # Safety
@@ -134,11 +156,6 @@ impl Net {
     /// Whether flows need be judged. Any context.
     pub(crate) fn has_rules(&self) -> bool {
         self.in_force.load(Relaxed)
-    }
-
-    /// Whether what flows send is judged by a hook.
-    pub(crate) fn is_hooked(&self) -> bool {
-        self.hooked.load(Relaxed)
     }
 
     /// Notes whether it is; the caller holds `changing`.

@@ -15,6 +15,7 @@ use crate::sys::{
     incoming::{deliver_gro, fit, Frame},
     netdev::Device,
     sock,
+    target,
     wanted::PortMap, //
 };
 use core::sync::atomic::Ordering::Relaxed;
@@ -202,55 +203,8 @@ impl Receiver {
         })
     }
 
-    /// The device that receives.
-    pub(crate) fn device(&self) -> &Device {
-        &self.device
-    }
-
-    /// What its program is told.
-    pub(crate) fn wanted(&self) -> &PortMap {
-        &self.wanted
-    }
-
     fn with_listening<T>(&self, act: impl FnOnce(&mut RedirectedPorts) -> T) -> T {
         act(&mut self.device.net().state().listening.lock())
-    }
-
-    /// Has the program redirect, unless what it sees of packets may lack their VLAN: `ENOMEM`. Under RTNL.
-    pub(crate) fn open(&self) -> Result {
-        if self.device.strips_vlans() {
-            return Ok(());
-        }
-        self.with_listening(|listening| listening.attach(&self.wanted))
-    }
-
-    /// Has the program redirect nothing. Under RTNL.
-    pub(crate) fn close(&self) {
-        self.with_listening(|listening| listening.detach(&self.wanted));
-    }
-
-    /// Takes frames, unless this CPU is at it; `last` says that no more come in this call of NAPI. Softirqs are
-    /// off.
-    pub(crate) fn came(&self, frames: impl Iterator<Item = Frame>, last: bool) -> bool {
-        let Some(cpu) = self.cpus.get(CpuId::current().as_u32() as usize) else {
-            return false;
-        };
-        let taken = cpu.lock().take();
-        let Some(mut gathering) = taken else {
-            return false;
-        };
-        for frame in frames {
-            if let Err(frame) = gathering.add(frame) {
-                self.deliver(&mut gathering);
-                // There is room now.
-                let _ = gathering.add(frame);
-            }
-        }
-        if last {
-            self.deliver(&mut gathering);
-        }
-        *cpu.lock() = Some(gathering);
-        true
     }
 
     /// Gives all that was gathered to the stack.
@@ -302,5 +256,53 @@ impl Receiver {
             }
         }
         dropped
+    }
+}
+
+target::serve!(Receiver);
+
+impl target::Receiver for Receiver {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn redirects_to(&self, ifindex: u32) {
+        self.wanted.send_to(ifindex);
+    }
+
+    /// Has the program redirect, unless what it sees of packets may lack their VLAN: `ENOMEM`. Under RTNL.
+    fn open(&self) -> Result {
+        if self.device.strips_vlans() {
+            return Ok(());
+        }
+        self.with_listening(|listening| listening.attach(&self.wanted))
+    }
+
+    /// Has the program redirect nothing. Under RTNL.
+    fn close(&self) {
+        self.with_listening(|listening| listening.detach(&self.wanted));
+    }
+
+    /// None are taken while this CPU delivers others, or without a CPU's memory.
+    fn xdp_xmit(&self, frames: impl Iterator<Item = Frame>, last: bool) -> bool {
+        let Some(cpu) = self.cpus.get(CpuId::current().as_u32() as usize) else {
+            return false;
+        };
+        let taken = cpu.lock().take();
+        let Some(mut gathering) = taken else {
+            return false;
+        };
+        for frame in frames {
+            if let Err(frame) = gathering.add(frame) {
+                self.deliver(&mut gathering);
+                // There is room now.
+                let _ = gathering.add(frame);
+            }
+        }
+        if last {
+            self.deliver(&mut gathering);
+        }
+        *cpu.lock() = Some(gathering);
+        true
     }
 }

@@ -309,7 +309,8 @@ void kopi_init_delayed_work(struct delayed_work *work, work_func_t func);
 void kopi_queue_delayed_work(struct workqueue_struct *queue,
 			     struct delayed_work *work, unsigned long delay);
 bool kopi_irqs_disabled(void);
-void kopi_hrtimer_setup(struct hrtimer *timer);
+void kopi_hrtimer_setup(struct hrtimer *timer,
+			enum hrtimer_restart (*function)(struct hrtimer *timer));
 void kopi_hrtimer_start(struct hrtimer *timer, u64 ns);
 void kopi_hrtimer_cancel(struct hrtimer *timer);
 
@@ -342,7 +343,6 @@ void kopi_unhook_local_out(struct net *net);
 /* shim/netdev.c */
 int kopi_netdev_register(void);
 void kopi_netdev_unregister(void);
-void kopi_egress_ops_init(struct nf_hook_ops *ops, struct net_device *dev, void *port);
 bool kopi_egress_is_last(const struct net_device *dev, const void *port);
 
 /* shim/trace.c */
@@ -367,12 +367,10 @@ bool kopi_target_is(const struct net_device *dev);
 /* Rust functions, which the above call. */
 int kopi_net_init(struct net *net);
 void kopi_net_exit(struct net *net);
-void kopi_tick(struct hrtimer *timer);
 int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
 void kopi_device_going(struct net_device *dev);
 void kopi_device_changed(struct net_device *dev);
 void kopi_device_down(struct net_device *dev);
-unsigned int kopi_egress(void *port, struct sk_buff *skb);
 void kopi_seen_transmitted(struct sk_buff *skb, struct net_device *dev);
 void kopi_seen_dropped(struct sk_buff *skb, unsigned int reason, struct sock *rx_sk);
 int kopi_mon_open(struct net_device *dev);

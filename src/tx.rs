@@ -709,7 +709,7 @@ impl Output {
                     .routes
                     .datagram(desc.flow, flow, socket.sk(), meta, data);
                 if let Some(datagram) = datagram {
-                    return (self.message.send_copy(socket, datagram), None);
+                    return (self.message.send_copy::<Flow>(socket, datagram), None);
                 }
             }
         }
@@ -733,7 +733,9 @@ impl Output {
         } else {
             None
         };
-        let result = self.message.send(socket, pages, notification.as_ref());
+        let result = self
+            .message
+            .send::<Flow, _>(socket, pages, notification.as_ref());
         (result, notification)
     }
 }

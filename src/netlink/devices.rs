@@ -6,6 +6,7 @@ use crate::direct::{self, AttachedDevice, Refusal, TxPath};
 use crate::sys::{
     errno::eopnotsupp,
     genl::{Attribute, Dump, Message, Request},
+    netdev::Egress,
     uapi,
     wanted::PortMap, //
 };

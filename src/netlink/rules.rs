@@ -13,6 +13,7 @@ use crate::sys::{
     context::cond_resched,
     family,
     genl::{Attribute, Dump, Message, Request, Requester, RuleInput},
+    pernet::Namespace,
     pernet::NetRef,
     task, //
     uapi,

@@ -53,24 +53,6 @@ void kopi_netdev_unregister(void)
 	unregister_netdevice_notifier(&netdev_block);
 }
 
-static unsigned int egress_hook(void *port, struct sk_buff *skb,
-				const struct nf_hook_state *state)
-{
-	return kopi_egress(port, skb);
-}
-
-void kopi_egress_ops_init(struct nf_hook_ops *ops, struct net_device *dev, void *port)
-{
-	*ops = (struct nf_hook_ops){
-		.hook = egress_hook,
-		.dev = dev,
-		.priv = port,
-		.pf = NFPROTO_NETDEV,
-		.hooknum = NF_NETDEV_EGRESS,
-		.priority = INT_MAX,
-	};
-}
-
 bool kopi_egress_is_last(const struct net_device *dev, const void *port)
 {
 	const struct nf_hook_entries *e = rcu_dereference_bh(dev->nf_hooks_egress);

@@ -103,15 +103,10 @@ bool kopi_irqs_disabled(void)
 	return irqs_disabled();
 }
 
-static enum hrtimer_restart tick(struct hrtimer *timer)
+void kopi_hrtimer_setup(struct hrtimer *timer,
+			enum hrtimer_restart (*function)(struct hrtimer *timer))
 {
-	kopi_tick(timer);
-	return HRTIMER_NORESTART;
-}
-
-void kopi_hrtimer_setup(struct hrtimer *timer)
-{
-	hrtimer_setup(timer, tick, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_SOFT);
+	hrtimer_setup(timer, function, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_SOFT);
 }
 
 void kopi_hrtimer_start(struct hrtimer *timer, u64 ns)

@@ -2,7 +2,7 @@
 
 //! What the running context may do: bottom halves, interrupts, signals.
 
-use crate::bindings;
+use super::bindings;
 use kernel::types::NotThreadSafe;
 
 /// Keeps softirqs off this CPU while it lives; the context may be process or softirq.

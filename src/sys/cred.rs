@@ -4,8 +4,8 @@
 //!
 //! C header: `include/linux/cred.h`
 
+use super::bindings;
 use super::task::Process;
-use crate::bindings;
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull},

@@ -8,6 +8,7 @@
 //!
 //! C header: `include/linux/net.h`
 
+use super::bindings;
 use super::{
     context::{cond_resched, signal_pending, BottomHalvesOff, SoftirqsOff},
     errno::{
@@ -29,7 +30,6 @@ use super::{
     user::{OptionIn, OptionOut},
     wait::PollTable, //
 };
-use crate::bindings;
 use crate::pure::{
     abi,
     rule::{mapped, Peer}, //
@@ -48,7 +48,11 @@ use kernel::{
 };
 
 /// What a socket of the family does differently from a UDP socket.
-pub(crate) trait Protocol: Send + Sync + Sized + 'static {
+///
+/// # Safety
+///
+/// One type of the module implements it: the state of each socket of the family is taken for one's.
+pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// The state of a new socket of a network namespace. Process context.
     fn new(net: &NetRef) -> Result<Self>;
 
@@ -1167,7 +1171,7 @@ pub(super) unsafe fn send_own<T: Protocol>(socket: &Socket, message: &mut Own<'_
 
 /// Whether the current task is in [`send_own`] for this sock, with a message about whose peer the rules
 /// were asked. The caller is in an RCU read-side section.
-pub(super) fn has_judged<T: Protocol>(sk: &Sock, peer: &Peer) -> bool {
+pub(crate) fn has_judged<T: Protocol>(sk: &Sock, peer: &Peer) -> bool {
     // SAFETY: The sock is borrowed, and RCU held.
     let state = unsafe { state::<T>(sk.as_ptr()) };
     // SAFETY: The task is compared only. The message is on the stack of that task, which is this one, and

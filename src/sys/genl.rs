@@ -2,14 +2,13 @@
 
 //! Generic netlink: requests, replies, dumps and events of the family in `src/netlink/family.c`.
 //!
-//! That file, made from `uapi/kopi.yaml`, checks attributes and names the functions at the end of
-//! this one, which call those of `crate::netlink`.
+//! That file, made from `uapi/kopi.yaml`, checks attributes and names functions
+//! that [`operations`] and [`dumps`] define.
 //!
 //! C header: `include/net/genetlink.h`
 
+use super::bindings;
 use super::pernet::NetRef;
-use crate::bindings;
-use crate::netlink;
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull}, //
@@ -499,84 +498,98 @@ pub(crate) fn send_event(
     }
 }
 
+/// The arguments of operations, as C has them.
+pub(crate) type RawSkb = bindings::sk_buff;
+pub(crate) type RawInfo = bindings::genl_info;
+pub(crate) type RawCallback = bindings::netlink_callback;
+
+/// Carries out a request, of whose policy `last` is the last type.
+///
+/// # Safety
+///
+/// To be called with the arguments of an operation of the family.
+pub(crate) unsafe fn carry_out(
+    skb: *mut RawSkb,
+    info: *mut RawInfo,
+    last: u32,
+    function: fn(&Request<'_>) -> Result,
+) -> c_int {
+    from_result(|| {
+        let request = Request {
+            requester: Requester {
+                skb: NonNull::new(skb).ok_or(EINVAL)?,
+                _request: PhantomData,
+            },
+            info: NonNull::new(info).ok_or(EINVAL)?,
+            last,
+        };
+        function(&request)?;
+        Ok(0)
+    })
+}
+
+/// Goes on with a dump.
+///
+/// # Safety
+///
+/// To be called with the arguments of a dump of the family.
+pub(crate) unsafe fn go_on(
+    skb: *mut RawSkb,
+    callback: *mut RawCallback,
+    function: fn(&mut Dump<'_>) -> Result,
+) -> c_int {
+    from_result(|| {
+        let callback = NonNull::new(callback).ok_or(EINVAL)?;
+        // SAFETY: The callback is that of a running dump, which keeps its request.
+        let asking = unsafe { (*callback.as_ptr()).skb };
+        let mut dump = Dump {
+            requester: Requester {
+                skb: NonNull::new(asking).ok_or(EINVAL)?,
+                _request: PhantomData,
+            },
+            callback,
+            skb: NonNull::new(skb).ok_or(EINVAL)?,
+            written: 0,
+        };
+        function(&mut dump)?;
+        // Asked again until nothing is added.
+        // SAFETY: The buffer is the dump's.
+        Ok(i32::try_from(unsafe { (*skb).len }).unwrap_or(0))
+    })
+}
+
+/// Defines the operations that `src/netlink/family.c` names, each with the last type of its policy.
 macro_rules! operations {
     ($($name:ident($last:expr) => $function:path,)*) => {
         $(
-            /// # Safety
-            ///
-            /// To be called by the kernel only, as the operation that it is set as.
             #[no_mangle]
+            #[expect(unsafe_code, reason = "C calls it, as the family's operation")]
             unsafe extern "C" fn $name(
-                skb: *mut bindings::sk_buff,
-                info: *mut bindings::genl_info,
+                skb: *mut $crate::sys::genl::RawSkb,
+                info: *mut $crate::sys::genl::RawInfo,
             ) -> c_int {
-                from_result(|| {
-                    let request = Request {
-                        requester: Requester { skb: NonNull::new(skb).ok_or(EINVAL)?, _request: PhantomData },
-                        info: NonNull::new(info).ok_or(EINVAL)?,
-                        last: $last,
-                    };
-                    $function(&request)?;
-                    Ok(0)
-                })
+                // SAFETY: The arguments are those of the operation.
+                unsafe { $crate::sys::genl::carry_out(skb, info, $last, $function) }
             }
         )*
     };
 }
+pub(crate) use operations;
 
+/// Defines the dumps that `src/netlink/family.c` names.
 macro_rules! dumps {
     ($($name:ident => $function:path,)*) => {
         $(
-            /// # Safety
-            ///
-            /// To be called by the kernel only, as the operation that it is set as.
             #[no_mangle]
+            #[expect(unsafe_code, reason = "C calls it, as the family's dump")]
             unsafe extern "C" fn $name(
-                skb: *mut bindings::sk_buff,
-                callback: *mut bindings::netlink_callback,
+                skb: *mut $crate::sys::genl::RawSkb,
+                callback: *mut $crate::sys::genl::RawCallback,
             ) -> c_int {
-                from_result(|| {
-                    let callback = NonNull::new(callback).ok_or(EINVAL)?;
-                    // SAFETY: The callback is that of a running dump, which keeps its request.
-                    let asking = unsafe { (*callback.as_ptr()).skb };
-                    let mut dump = Dump {
-                        requester: Requester {
-                            skb: NonNull::new(asking).ok_or(EINVAL)?,
-                            _request: PhantomData,
-                        },
-                        callback,
-                        skb: NonNull::new(skb).ok_or(EINVAL)?,
-                        written: 0,
-                    };
-                    $function(&mut dump)?;
-                    // Asked again until nothing is added.
-                    // SAFETY: The buffer is the dump's.
-                    Ok(i32::try_from(unsafe { (*skb).len }).unwrap_or(0))
-                })
+                // SAFETY: The arguments are those of the dump.
+                unsafe { $crate::sys::genl::go_on(skb, callback, $function) }
             }
         )*
     };
 }
-
-// With the last type of each one's policy in `family.c`.
-operations! {
-    kopi_nl_info_get_doit(0) => netlink::show::info,
-    kopi_nl_flow_get_doit(bindings::KOPI_A_FLOW_ID) => netlink::show::flow,
-    kopi_nl_channel_get_doit(bindings::KOPI_A_CHANNEL_ID) => netlink::show::channel,
-    kopi_nl_totals_get_doit(0) => netlink::show::totals,
-    kopi_nl_rule_add_doit(bindings::KOPI_A_RULESET_RULE) => netlink::rules::add,
-    kopi_nl_rule_del_doit(bindings::KOPI_A_RULESET_RULE) => netlink::rules::remove,
-    kopi_nl_ruleset_get_doit(0) => netlink::rules::show_all,
-    kopi_nl_ruleset_set_doit(bindings::KOPI_A_RULESET_CHECK) => netlink::rules::replace,
-    kopi_nl_engine_set_doit(bindings::KOPI_A_ENGINES_BUDGET) => netlink::engines::replace,
-    kopi_nl_device_attach_doit(bindings::KOPI_A_DEVICE_PORT_MAP) => netlink::devices::attach,
-    kopi_nl_device_detach_doit(bindings::KOPI_A_DEVICE_IFINDEX) => netlink::devices::detach,
-}
-
-dumps! {
-    kopi_nl_flow_get_dumpit => netlink::show::flows,
-    kopi_nl_channel_get_dumpit => netlink::show::channels,
-    kopi_nl_rule_get_dumpit => netlink::rules::dump,
-    kopi_nl_engine_get_dumpit => netlink::engines::dump,
-    kopi_nl_device_get_dumpit => netlink::devices::dump,
-}
+pub(crate) use dumps;

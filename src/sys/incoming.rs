@@ -4,8 +4,8 @@
 //!
 //! C headers: `include/net/xdp.h`, `include/linux/skbuff.h`
 
+use super::bindings;
 use super::netdev::Device;
-use crate::bindings;
 use crate::pure::gro::{make_gro, udp_header, Datagram, First};
 use core::{
     mem::ManuallyDrop,

@@ -7,12 +7,12 @@
 //! corking, fragments, time stamps, the look-up of the route. C sources: `net/ipv4/udp.c`,
 //! `net/ipv4/ip_output.c`
 
+use super::bindings;
 use super::{
     errno::enobufs,
     region::Bytes,
     sock::Sock, //
 };
-use crate::bindings;
 use crate::pure::ip::{self, HEADER_IP_V4, HEADER_UDP, HEADER_V4};
 use core::{
     cell::Cell,

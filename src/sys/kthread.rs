@@ -4,7 +4,7 @@
 //!
 //! C header: `include/linux/kthread.h`
 
-use crate::bindings;
+use super::bindings;
 use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},

@@ -8,14 +8,12 @@
 //! C header: `include/linux/netfilter.h`
 
 use super::{
-    errno::edquot,
-    family,
-    pernet::NetRef, //
+    bindings,
+    family::{self, Protocol},
+    pernet::NetRef,
+    sock::Sock, //
 };
-use crate::bindings;
-use crate::flow::{Flow, Sent};
 use crate::pure::rule::Peer;
-use crate::rules::Outcome;
 use kernel::{error::to_result, prelude::*, sync::rcu};
 
 impl NetRef {
@@ -32,48 +30,78 @@ impl NetRef {
     }
 }
 
+/// A packet that a flow sends, or a GSO packet.
+pub(crate) struct Leaving {
+    /// Where it goes in the end.
+    pub(crate) to: Peer,
+    /// The first hop of a source route; else as `to`.
+    pub(crate) via: Peer,
+    /// Bytes of payload of each datagram of a GSO packet, or 0.
+    pub(crate) gso_size: u16,
+    /// Bytes of payload.
+    pub(crate) bytes: u32,
+    pub(crate) mark: u32,
+    pub(crate) priority: u32,
+}
+
+/// A protocol whose flows' packets are judged by the hook.
+pub(crate) trait Judged: Protocol {
+    /// Judges a packet of a flow, and may change its mark and priority; an error drops it, which the
+    /// caller of sendmsg is told. In an RCU read-side section.
+    fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result;
+}
+
+/// The hook's `struct sock` and `struct kopi_sent`, as C has them.
+pub(crate) type RawSock = bindings::sock;
+pub(crate) type RawSent = bindings::kopi_sent;
+
+/// What `kopi_local_out` does.
+///
 /// # Safety
 ///
 /// To be called by the hook only.
-#[no_mangle]
-unsafe extern "C" fn kopi_local_out(
-    sk: *mut bindings::sock,
-    packet: *mut bindings::kopi_sent,
-) -> c_int {
+pub(crate) unsafe fn leaves<T: Judged>(sk: *mut RawSock, packet: *mut RawSent) -> c_int {
     let _rcu = rcu::read_lock();
     // SAFETY: The packet keeps its sock, and RCU is held; the hook's structure is valid, and its own.
     unsafe {
-        let Some((sk, flow)) = family::flow_of::<Flow>(sk) else {
+        let Some((sk, flow)) = family::flow_of::<T>(sk) else {
             return 0;
         };
         let packet = &mut *packet;
-        let mut sent = Sent {
-            peer: Peer {
-                address: packet.to.in6_u.u6_addr8,
-                port: packet.port,
-            },
+        let peer = |address: &bindings::in6_addr| Peer {
+            address: address.in6_u.u6_addr8,
+            port: packet.port,
+        };
+        let mut leaving = Leaving {
+            to: peer(&packet.to),
+            via: peer(&packet.via),
             gso_size: packet.gso_size,
             bytes: packet.bytes,
             mark: packet.mark,
             priority: packet.priority,
         };
-        let hop = Peer {
-            address: packet.via.in6_u.u6_addr8,
-            port: packet.port,
-        };
-        // By way of one that is denied nothing goes; what passes counts for where it goes in the end.
-        if hop != sent.peer && flow.denies_hop(sk, hop, &sent) {
-            return EACCES.to_errno();
-        }
-        let again = family::has_judged::<Flow>(sk, &sent.peer);
-        match flow.sends(sk, &mut sent, again) {
-            Outcome::Pass => {
-                (packet.mark, packet.priority) = (sent.mark, sent.priority);
+        match flow.leaves(sk, &mut leaving) {
+            Ok(()) => {
+                (packet.mark, packet.priority) = (leaving.mark, leaving.priority);
                 0
             }
-            Outcome::Denied => EACCES.to_errno(),
-            // UDP tells nobody of ENOBUFS.
-            Outcome::TooFast => edquot().to_errno(),
+            Err(error) => error.to_errno(),
         }
     }
 }
+
+/// Defines the function that C's hook calls, for the type that implements [`Judged`].
+macro_rules! serve {
+    ($protocol:ty) => {
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C's hook calls it")]
+        unsafe extern "C" fn kopi_local_out(
+            sk: *mut $crate::sys::local_out::RawSock,
+            packet: *mut $crate::sys::local_out::RawSent,
+        ) -> c_int {
+            // SAFETY: The hook calls it.
+            unsafe { $crate::sys::local_out::leaves::<$protocol>(sk, packet) }
+        }
+    };
+}
+pub(crate) use serve;

@@ -4,8 +4,8 @@
 //!
 //! C header: `include/linux/sched/user.h`
 
+use super::bindings;
 use super::errno::enobufs;
-use crate::bindings;
 use core::ptr::NonNull;
 use kernel::prelude::*;
 

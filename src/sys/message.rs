@@ -4,15 +4,14 @@
 //!
 //! C headers: `include/linux/socket.h`, `include/linux/uio.h`
 
+use super::bindings;
 use super::{
-    family::{self, Own},
+    family::{self, Own, Protocol},
     ipv4::Datagram,
     region::PageVec,
     socket::Socket,
     ubuf::{Notification, Released}, //
 };
-use crate::bindings;
-use crate::flow::Flow;
 use crate::pure::abi::{
     Meta,
     AF_INET6,
@@ -35,7 +34,7 @@ use kernel::{
 /// Room for all control messages that [`Message`] can have, in words.
 const CONTROL_WORDS: usize = 32;
 
-/// A destination and control messages, for [`Message::send`].
+/// A destination and control messages, for [`Message::send`], whose `P` is the sockets' protocol.
 pub(crate) struct Message {
     name: bindings::sockaddr_in6,
     name_len: usize,
@@ -193,7 +192,7 @@ impl Message {
     ///
     /// By reference, if there is a `notification` and device and packet allow it. Else, and of
     /// course for what the stack doesn't take, the data was copied when this returns.
-    pub(crate) fn send<T: Released>(
+    pub(crate) fn send<P: Protocol, T: Released>(
         &mut self,
         socket: &Socket,
         data: &PageVec,
@@ -215,13 +214,17 @@ impl Message {
                 data.count(),
                 data.bytes(),
             );
-            family::send_own::<Flow>(socket, &mut own)
+            family::send_own::<P>(socket, &mut own)
         };
         to_result(sent.min(0))
     }
 
     /// Sends a copy of a datagram's data, by the datagram if it can be. Else as [`Message::send`].
-    pub(crate) fn send_copy(&mut self, socket: &Socket, datagram: Datagram<'_>) -> Result {
+    pub(crate) fn send_copy<P: Protocol>(
+        &mut self,
+        socket: &Socket,
+        datagram: Datagram<'_>,
+    ) -> Result {
         let piece = bindings::kvec {
             iov_base: datagram.data.as_ptr().cast_mut().cast(),
             iov_len: datagram.data.len(),
@@ -237,7 +240,7 @@ impl Message {
                 1,
                 piece.iov_len,
             );
-            family::send_own::<Flow>(socket, &mut own)
+            family::send_own::<P>(socket, &mut own)
         };
         to_result(sent.min(0))
     }

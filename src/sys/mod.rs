@@ -4,6 +4,7 @@
 //!
 //! Nothing outside this folder names the raw bindings, and nothing here decides anything.
 
+mod bindings;
 pub(crate) mod context;
 pub(crate) mod cred;
 pub(crate) mod errno;

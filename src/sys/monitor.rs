@@ -8,19 +8,17 @@
 //! C headers: `include/linux/netdevice.h`, `include/net/rtnetlink.h`, `include/linux/tracepoint.h`
 
 use super::{
+    bindings,
     context::BottomHalvesOff,
     errno::eopnotsupp,
-    family,
-    pernet::NetRef,
+    family::{self, Protocol},
+    pernet::{Namespace, NetRef},
     skb::SkBuff,
-    sock::{Sock, SockRef}, //
+    sock::Sock, //
 };
-use crate::bindings;
-use crate::flow::Flow;
-use crate::monitor::{self, Seen};
 use crate::pure::{
     abi::MonHdr,
-    ip::{self, HEADER_MAX}, //
+    ip::HEADER_MAX, //
 };
 use core::{
     marker::PhantomData,
@@ -38,7 +36,7 @@ use kernel::{
 };
 
 /// Whether the probes are called, and for how many devices.
-struct Probes {
+struct Called {
     /// How many devices are up.
     up: usize,
     /// They are for a while after the last device went down, too: to begin and to end it patches the
@@ -49,7 +47,7 @@ struct Probes {
 global_lock! {
     // SAFETY: `Registration::new` initializes it, before there is any device.
     /// Taken under RTNL.
-    unsafe(uninit) static PROBES: Mutex<Probes> = Probes { up: 0, are_called: false };
+    unsafe(uninit) static PROBES: Mutex<Called> = Called { up: 0, are_called: false };
 }
 
 /// Namespaces in which a device is up, as far as there are places: those where a packet that the stack
@@ -111,7 +109,7 @@ fn probe() -> Result {
 }
 
 /// Has them called no more, unless a device is up.
-fn unprobe_if_unused(probes: &mut Probes) {
+fn unprobe_if_unused(probes: &mut Called) {
     if probes.up == 0 && core::mem::take(&mut probes.are_called) {
         // SAFETY: Process context; pairs with `probe`.
         unsafe {
@@ -330,14 +328,25 @@ impl Seeing<'_> {
         self.0.as_ptr()
     }
 
+    /// What tells it from other packets, as long as it is there.
+    pub(crate) fn id(&self) -> usize {
+        self.as_ptr() as usize
+    }
+
+    /// The flow whose sock it is of.
+    pub(crate) fn flow<'b, T: Protocol>(&self, _rcu: &'b rcu::Guard) -> Option<(&'b Sock, &'b T)> {
+        // SAFETY: An skb keeps its sock; RCU is held.
+        unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) }
+    }
+
     /// Bytes of payload of each datagram of a GSO packet, or 0.
-    fn gso_size(&self) -> u32 {
+    pub(crate) fn gso_size(&self) -> u32 {
         // SAFETY: A valid skb.
         unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) }
     }
 
     /// The device that it came by; 0 for one that goes out.
-    fn came_by(&self) -> u32 {
+    pub(crate) fn came_by(&self) -> u32 {
         // SAFETY: A valid skb.
         unsafe { bindings::kopi_skb_iif(self.as_ptr()) as u32 }
     }
@@ -349,8 +358,8 @@ impl Seeing<'_> {
         unsafe { bindings::kopi_skb_dev(self.as_ptr()) }
     }
 
-    /// The namespace of the device that it came by, if that is watched. The caller holds RCU.
-    fn watched_net(&self) -> Option<&NetRef> {
+    /// The namespace of the device that it came by, if that is watched.
+    pub(crate) fn watched_net<'b>(&self, _rcu: &'b rcu::Guard) -> Option<&'b NetRef> {
         let ifindex = i32::try_from(self.came_by()).ok()?;
         WATCHED.iter().find_map(|slot| {
             let net = NonNull::new(slot.load(Ordering::Acquire))?;
@@ -365,8 +374,8 @@ impl Seeing<'_> {
     }
 
     /// The number of the device that it is on, in a namespace; 0 for one that isn't found among the
-    /// first [`DEVICES_MAX`]. The caller holds RCU.
-    fn ifindex_in(&self, net: &NetRef) -> u32 {
+    /// first [`DEVICES_MAX`].
+    pub(crate) fn ifindex_in(&self, net: &NetRef, _rcu: &rcu::Guard) -> u32 {
         // SAFETY: A valid namespace; pointers are compared, and RCU is held.
         unsafe { bindings::kopi_net_find_dev(net.as_ptr(), self.device(), DEVICES_MAX) as u32 }
     }
@@ -390,7 +399,7 @@ impl Seeing<'_> {
     }
 
     /// Its first bytes from the IP header on.
-    fn first_bytes(&self) -> Option<[u8; HEADER_MAX]> {
+    pub(crate) fn first_bytes(&self) -> Option<[u8; HEADER_MAX]> {
         let offset = u32::try_from(self.ip_header()?).ok()?;
         let mut bytes = [0u8; HEADER_MAX];
         // SAFETY: A valid skb.
@@ -505,11 +514,45 @@ impl Drop for Copy {
     }
 }
 
+/// Who is told of packets that the tracepoints show.
+pub(crate) trait Probes {
+    /// Has [`Devices`] of each namespace.
+    type Namespace: Namespace;
+
+    /// A packet is given to the driver of a device. Any context with interrupts on.
+    fn transmitted(packet: Seeing<'_>, ifindex: u32, rcu: &rcu::Guard);
+
+    /// A packet is dropped for a reason of the kernel's. Any context with interrupts on.
+    fn dropped(packet: Seeing<'_>, reason: u32, receiver: Receiver<'_>, rcu: &rcu::Guard);
+}
+
+/// The sock that a dropped packet was to be received by, if the stack knew it.
+pub(crate) struct Receiver<'a>(*mut bindings::sock, PhantomData<&'a bindings::sock>);
+
+impl<'a> Receiver<'a> {
+    /// Whether the stack knew it.
+    pub(crate) fn is_known(&self) -> bool {
+        !self.0.is_null()
+    }
+
+    /// The flow whose sock it is.
+    pub(crate) fn flow<T: Protocol>(&self, _rcu: &'a rcu::Guard) -> Option<(&'a Sock, &'a T)> {
+        // SAFETY: Null, or a sock that the caller of the probe keeps; RCU is held.
+        unsafe { family::flow_of(self.0) }
+    }
+}
+
+/// A `struct net_device`, a `struct sk_buff` and a `struct sock`, as C's functions have them.
+pub(crate) type RawDevice = bindings::net_device;
+pub(crate) type RawSkb = bindings::sk_buff;
+pub(crate) type RawSock = bindings::sock;
+
+/// What `kopi_mon_open` does.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, as the operation that it is set as.
-#[no_mangle]
-unsafe extern "C" fn kopi_mon_open(dev: *mut bindings::net_device) -> c_int {
+/// To be called as the operation of a monitor device, which comes up.
+pub(crate) unsafe fn open<N: Namespace>(dev: *mut RawDevice) -> c_int {
     from_result(|| {
         let device = NonNull::new(dev).ok_or(EINVAL)?;
         // SAFETY: The device is coming up, and keeps its namespace.
@@ -519,7 +562,7 @@ unsafe extern "C" fn kopi_mon_open(dev: *mut bindings::net_device) -> c_int {
             probe()?;
             probes.are_called = true;
         }
-        let added = net.state().monitors.add(device);
+        let added = net.state_of::<N>().monitors().add(device);
         match added {
             Ok(first) => {
                 probes.up = probes.up.saturating_add(1);
@@ -534,15 +577,16 @@ unsafe extern "C" fn kopi_mon_open(dev: *mut bindings::net_device) -> c_int {
     })
 }
 
+/// What `kopi_mon_stop` does.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, as the operation that it is set as.
-#[no_mangle]
-unsafe extern "C" fn kopi_mon_stop(dev: *mut bindings::net_device) -> c_int {
+/// To be called as the operation of a monitor device, which goes down.
+pub(crate) unsafe fn stop<N: Namespace>(dev: *mut RawDevice) -> c_int {
     if let Some(device) = NonNull::new(dev) {
         // SAFETY: The device is up, and keeps its namespace.
         let net = unsafe { NetRef::from_raw(bindings::kopi_dev_net(dev)) };
-        if net.state().monitors.remove(device) {
+        if net.state_of::<N>().monitors().remove(device) {
             unwatch(net);
         }
         let mut probes = PROBES.lock();
@@ -562,84 +606,95 @@ unsafe extern "C" fn kopi_mon_unprobe(_work: *mut bindings::work_struct) {
     unprobe_if_unused(&mut PROBES.lock());
 }
 
+/// What `kopi_seen_transmitted` does.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, as a probe of the tracepoint `net_dev_start_xmit`.
-#[no_mangle]
-unsafe extern "C" fn kopi_seen_transmitted(
-    skb: *mut bindings::sk_buff,
-    dev: *mut bindings::net_device,
-) {
+/// To be called as a probe of the tracepoint `net_dev_start_xmit`.
+pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut RawSkb, dev: *mut RawDevice) {
     // SAFETY: The skb lives through the call.
-    let Some(skb) = (unsafe { Seeing::by_probe(skb) }) else {
+    let Some(packet) = (unsafe { Seeing::by_probe(skb) }) else {
         return;
     };
-    let _rcu = kernel::sync::rcu::read_lock();
-    // SAFETY: An skb on its way out keeps its sock; RCU is held. The device is valid.
+    let rcu = rcu::read_lock();
+    // SAFETY: The device is valid.
     unsafe {
-        // What somebody sends by a monitor itself isn't shown on it.
-        if bindings::kopi_mon_is(dev) {
-            return;
-        }
-        if let Some((sk, flow)) = family::flow_of::<Flow>(bindings::kopi_skb_sk(skb.as_ptr())) {
-            let seen = Seen::transmitted(bindings::kopi_dev_ifindex(dev) as u32, skb.gso_size());
-            monitor::show(flow, sk, seen, &Packet::Skb(skb));
+        // What a program sends by a monitor itself isn't shown on it.
+        if !bindings::kopi_mon_is(dev) {
+            P::transmitted(packet, bindings::kopi_dev_ifindex(dev) as u32, &rcu);
         }
     }
 }
 
+/// What `kopi_seen_dropped` does.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, as a probe of the tracepoint `kfree_skb`.
-#[no_mangle]
-unsafe extern "C" fn kopi_seen_dropped(
-    skb: *mut bindings::sk_buff,
-    reason: c_uint,
-    rx_sk: *mut bindings::sock,
-) {
+/// To be called as a probe of the tracepoint `kfree_skb`.
+pub(crate) unsafe fn dropped<P: Probes>(skb: *mut RawSkb, reason: u32, rx_sk: *mut RawSock) {
     // SAFETY: The skb lives through the call.
-    let Some(skb) = (unsafe { Seeing::by_probe(skb) }) else {
+    let Some(packet) = (unsafe { Seeing::by_probe(skb) }) else {
         return;
     };
-    let _rcu = kernel::sync::rcu::read_lock();
-    let came_by = skb.came_by();
-    let show = |sk: &Sock, flow: &Flow| {
-        if flow.is_refusing(skb.as_ptr() as usize) {
-            return;
-        }
-        let ifindex = match came_by {
-            0 if monitor::is_watched(flow) => skb.ifindex_in(sk.net()),
-            ifindex => ifindex,
-        };
-        let seen = Seen::dropped(came_by != 0, reason, ifindex, skb.gso_size());
-        monitor::show(flow, sk, seen, &Packet::Skb(skb));
-    };
-    // SAFETY: An skb keeps its sock, and the caller the one that it is dropped for; RCU is held.
-    unsafe {
-        let own = family::flow_of::<Flow>(bindings::kopi_skb_sk(skb.as_ptr()))
-            .or_else(|| family::flow_of::<Flow>(rx_sk));
-        match own {
-            Some((sk, flow)) => show(sk, flow),
-            // What a packet socket drops is its own copy.
-            None if came_by != 0 && rx_sk.is_null() => with_receiver(skb, show),
-            None => {}
-        }
-    }
+    P::dropped(
+        packet,
+        reason,
+        Receiver(rx_sk, PhantomData),
+        &rcu::read_lock(),
+    );
 }
 
-/// Does something with the flow that a packet was to go to, if its namespace is watched.
-fn with_receiver(skb: Seeing<'_>, act: impl FnOnce(&Sock, &Flow)) {
-    let Some(net) = skb.watched_net() else {
-        return;
+/// Defines the functions that C calls, for a type that implements [`Probes`].
+macro_rules! serve {
+    ($probes:ty) => {
+        #[no_mangle]
+        #[expect(
+            unsafe_code,
+            reason = "C calls it, as the operation of monitor devices"
+        )]
+        unsafe extern "C" fn kopi_mon_open(dev: *mut $crate::sys::monitor::RawDevice) -> c_int {
+            // SAFETY: C calls it for a monitor device that comes up.
+            unsafe {
+                $crate::sys::monitor::open::<<$probes as $crate::sys::monitor::Probes>::Namespace>(
+                    dev,
+                )
+            }
+        }
+
+        #[no_mangle]
+        #[expect(
+            unsafe_code,
+            reason = "C calls it, as the operation of monitor devices"
+        )]
+        unsafe extern "C" fn kopi_mon_stop(dev: *mut $crate::sys::monitor::RawDevice) -> c_int {
+            // SAFETY: C calls it for a monitor device that goes down.
+            unsafe {
+                $crate::sys::monitor::stop::<<$probes as $crate::sys::monitor::Probes>::Namespace>(
+                    dev,
+                )
+            }
+        }
+
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C's probe calls it")]
+        unsafe extern "C" fn kopi_seen_transmitted(
+            skb: *mut $crate::sys::monitor::RawSkb,
+            dev: *mut $crate::sys::monitor::RawDevice,
+        ) {
+            // SAFETY: The probe calls it.
+            unsafe { $crate::sys::monitor::transmitted::<$probes>(skb, dev) }
+        }
+
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C's probe calls it")]
+        unsafe extern "C" fn kopi_seen_dropped(
+            skb: *mut $crate::sys::monitor::RawSkb,
+            reason: c_uint,
+            rx_sk: *mut $crate::sys::monitor::RawSock,
+        ) {
+            // SAFETY: The probe calls it.
+            unsafe { $crate::sys::monitor::dropped::<$probes>(skb, reason, rx_sk) }
+        }
     };
-    let Some(ends) = skb.first_bytes().and_then(|bytes| ip::ends(&bytes)) else {
-        return;
-    };
-    let Some(found) = SockRef::find(net, &ends, skb.came_by()) else {
-        return;
-    };
-    // SAFETY: The reference keeps the sock; the caller holds RCU.
-    if let Some((sk, flow)) = unsafe { family::flow_of::<Flow>(found.as_ptr()) } {
-        act(sk, flow);
-    }
 }
+pub(crate) use serve;

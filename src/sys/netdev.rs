@@ -4,12 +4,11 @@
 //!
 //! C headers: `include/linux/netdevice.h`, `include/linux/netfilter_netdev.h`
 
+use super::bindings;
 use super::{
     outgoing::EgressSkb,
     pernet::NetRef, //
 };
-use crate::bindings;
-use crate::direct::{self, AttachedDevice, Queue, Verdict};
 use core::ptr::NonNull;
 use kernel::{error::to_result, prelude::*, sync::rcu, types::Opaque};
 
@@ -109,9 +108,9 @@ impl Device {
         unsafe { bindings::kopi_dev_merges_received(self.as_ptr()) }
     }
 
-    /// Whether the port's hook is the last of all. In an RCU read-side section.
-    pub(crate) fn asks_last(&self, port: &AttachedDevice) -> bool {
-        let data = core::ptr::from_ref(port).cast_mut().cast();
+    /// Whether this egress hook is the last of all. In an RCU read-side section.
+    pub(crate) fn asks_last<T: Egress>(&self, hook: &T) -> bool {
+        let data = core::ptr::from_ref(hook).cast_mut().cast();
         // SAFETY: By the invariants.
         unsafe { bindings::kopi_egress_is_last(self.as_ptr(), data) }
     }
@@ -187,39 +186,60 @@ impl Drop for Rtnl {
     }
 }
 
-/// A port, whose device asks it about all that leaves, behind all other hooks.
-pub(crate) struct Hooked {
-    /// Goes first.
-    _hook: Hook,
-    port: KBox<AttachedDevice>,
+/// What becomes of a packet.
+pub(crate) enum Verdict {
+    /// The stack goes on with it.
+    Pass,
+    /// The hook has taken it.
+    Taken,
 }
 
-impl Hooked {
-    /// Has it asked: `ENOMEM`. Under RTNL; it must be dropped before the device leaves its namespace.
-    pub(crate) fn new(port: AttachedDevice) -> Result<Self> {
-        let port = KBox::new(port, GFP_KERNEL_ACCOUNT)?;
+/// An egress hook: it sees all that leaves by its device, behind all other hooks.
+pub(crate) trait Egress: Send + Sync + 'static {
+    /// The device.
+    fn device(&self) -> &Device;
+
+    /// A packet is about to leave. Softirqs are off, in an RCU read-side section.
+    fn egress(&self, packet: EgressSkb<'_>) -> Verdict;
+}
+
+/// A registered egress hook.
+pub(crate) struct Hooked<T: Egress> {
+    /// Goes first.
+    _hook: Hook,
+    hook: KBox<T>,
+}
+
+impl<T: Egress> Hooked<T> {
+    /// Registers it: `ENOMEM`. Under RTNL; it must be dropped before the device leaves its namespace.
+    pub(crate) fn new(hook: T) -> Result<Self> {
+        let hook = KBox::new(hook, GFP_KERNEL_ACCOUNT)?;
         // SAFETY: Zeroes are valid until it is initialised.
         let ops: bindings::nf_hook_ops = unsafe { core::mem::zeroed() };
         let mut ops = KBox::new(ops, GFP_KERNEL_ACCOUNT)?;
-        let device = port.device();
+        let device = hook.device();
         let net = device.net().as_ptr();
-        let data = core::ptr::from_ref::<AttachedDevice>(&port)
-            .cast_mut()
-            .cast();
-        // SAFETY: The operations, the device and the port outlive the registration.
+        let data = core::ptr::from_ref::<T>(&hook).cast_mut().cast();
+        ops.hook = Some(egress::<T>);
+        ops.dev = device.as_ptr();
+        ops.priv_ = data;
+        ops.pf = bindings::NFPROTO_NETDEV as u8;
+        ops.hooknum = bindings::nf_dev_hooks_NF_NETDEV_EGRESS;
+        // Behind all others.
+        ops.priority = i32::MAX;
+        // SAFETY: The operations, the device and the hook outlive the registration.
         unsafe {
-            bindings::kopi_egress_ops_init(&mut *ops, device.as_ptr(), data);
             to_result(bindings::nf_register_net_hook(net, &*ops))?;
         }
         Ok(Self {
             _hook: Hook { net, ops },
-            port,
+            hook,
         })
     }
 
-    /// The port.
-    pub(crate) fn port(&self) -> &AttachedDevice {
-        &self.port
+    /// The hook.
+    pub(crate) fn get(&self) -> &T {
+        &self.hook
     }
 }
 
@@ -249,12 +269,15 @@ impl Drop for Hook {
 /// # Safety
 ///
 /// To be called by the kernel only, as the hook that it is set as.
-#[no_mangle]
-unsafe extern "C" fn kopi_egress(port: *mut c_void, skb: *mut bindings::sk_buff) -> c_uint {
-    // SAFETY: The port outlives its hook. Softirqs are off, and RCU is held.
+unsafe extern "C" fn egress<T: Egress>(
+    hook: *mut c_void,
+    skb: *mut bindings::sk_buff,
+    _state: *const bindings::nf_hook_state,
+) -> c_uint {
+    // SAFETY: The hook outlives its registration. Softirqs are off, and RCU is held.
     let verdict = unsafe {
         match NonNull::new(skb) {
-            Some(skb) => (*port.cast::<AttachedDevice>()).egress(EgressSkb::from_raw(skb)),
+            Some(skb) => (*hook.cast::<T>()).egress(EgressSkb::from_raw(skb)),
             None => Verdict::Pass,
         }
     };
@@ -264,34 +287,46 @@ unsafe extern "C" fn kopi_egress(port: *mut c_void, skb: *mut bindings::sk_buff)
     }
 }
 
-/// A queue, with a timer that has it looked at until there is nothing to do.
+/// What a [`Timer`] polls.
+pub(crate) trait Polled: Send + Sync + 'static {
+    /// Frees what has left, when the timer expires. Softirqs are off.
+    fn reap(&self);
+
+    /// Does what there is to do, and says in how many nanoseconds it is to be polled again, if at all.
+    /// Softirqs are off.
+    fn poll(&self) -> Option<u64>;
+}
+
+/// A queue, with a timer that polls it until there is nothing to do.
 #[pin_data(PinnedDrop)]
-pub(crate) struct Timer {
+pub(crate) struct Timer<Q: Polled> {
     #[pin]
     timer: Opaque<bindings::hrtimer>,
     #[pin]
-    pub(crate) queue: Queue,
+    pub(crate) queue: Q,
 }
 
 // SAFETY: The kernel's own locks guard the timer, which is not bound to a task.
-unsafe impl Send for Timer {}
+unsafe impl<Q: Polled> Send for Timer<Q> {}
 // SAFETY: As above.
-unsafe impl Sync for Timer {}
+unsafe impl<Q: Polled> Sync for Timer<Q> {}
 
-impl Timer {
+impl<Q: Polled> Timer<Q> {
     /// With a timer that isn't running.
-    pub(crate) fn new(queue: impl PinInit<Queue, Error>) -> impl PinInit<Self, Error> {
+    pub(crate) fn new(queue: impl PinInit<Q, Error>) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
             // SAFETY: Memory of that type, which doesn't move.
-            timer <- Opaque::ffi_init(|timer| unsafe { bindings::kopi_hrtimer_setup(timer) }),
+            timer <- Opaque::ffi_init(|timer| unsafe {
+                bindings::kopi_hrtimer_setup(timer, Some(expired::<Q>));
+            }),
             queue <- queue,
         })
     }
 
-    /// Looks at the queue, and once more after some time if there is something left, on this CPU: the
+    /// Polls the queue, and once more after some time if there is something left, on this CPU: the
     /// queue's own. Softirqs are off.
-    pub(crate) fn look(&self) {
-        if let Some(time) = self.queue.look() {
+    pub(crate) fn poll(&self) {
+        if let Some(time) = self.queue.poll() {
             // SAFETY: Initialised, and stopped before it goes.
             unsafe { bindings::kopi_hrtimer_start(self.timer.get(), time) };
         }
@@ -299,9 +334,9 @@ impl Timer {
 }
 
 #[pinned_drop]
-impl PinnedDrop for Timer {
+impl<Q: Polled> PinnedDrop for Timer<Q> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: Process context; nobody looks at the queue any more but the timer, which doesn't start
+        // SAFETY: Process context; nothing polls the queue any more but the timer, which doesn't start
         // itself again once there is nothing left.
         unsafe { bindings::kopi_hrtimer_cancel(self.timer.get()) };
     }
@@ -310,16 +345,31 @@ impl PinnedDrop for Timer {
 /// # Safety
 ///
 /// To be called by the kernel only, by a timer of [`Timer`].
-#[no_mangle]
-unsafe extern "C" fn kopi_tick(timer: *mut bindings::hrtimer) {
+unsafe extern "C" fn expired<Q: Polled>(
+    timer: *mut bindings::hrtimer,
+) -> bindings::hrtimer_restart {
     let timer = timer.cast::<Opaque<bindings::hrtimer>>();
-    // SAFETY: The timer is part of what it is of, which outlives it.
-    let ticked = unsafe { &*kernel::container_of!(timer, Timer, timer) };
-    ticked.queue.reap();
-    ticked.look();
+    // SAFETY: The timer is part of a `Timer`, which outlives it.
+    let expired = unsafe { &*kernel::container_of!(timer, Timer<Q>, timer) };
+    expired.queue.reap();
+    expired.poll();
+    // It is started again by `poll`.
+    bindings::hrtimer_restart_HRTIMER_NORESTART
 }
 
-/// While it lives, the direct path hears of devices that go.
+/// Who hears of devices.
+pub(crate) trait DeviceEvents {
+    /// The device that `is_it` is true of goes, or leaves its namespace. Under RTNL.
+    fn going(is_it: impl Fn(&Device) -> bool);
+
+    /// It has gone down. Under RTNL.
+    fn down(is_it: impl Fn(&Device) -> bool);
+
+    /// Its features have changed. Under RTNL.
+    fn changed(is_it: impl Fn(&Device) -> bool);
+}
+
+/// While it lives, [`DeviceEvents`] are called.
 pub(crate) struct Registration(());
 
 impl Registration {
@@ -338,26 +388,40 @@ impl Drop for Registration {
     }
 }
 
-/// # Safety
-///
-/// To be called by the kernel only, under RTNL, when a device goes, or leaves its namespace.
-#[no_mangle]
-unsafe extern "C" fn kopi_device_going(dev: *mut bindings::net_device) {
-    direct::remove(|device| device.as_ptr() == dev);
+/// A `struct net_device`, as C's functions have it.
+pub(crate) type RawDevice = bindings::net_device;
+
+/// Whether a device is this one.
+pub(crate) fn is(device: &Device, raw: *mut RawDevice) -> bool {
+    device.as_ptr() == raw
 }
 
-/// # Safety
-///
-/// To be called by the kernel only, under RTNL, when a device has gone down.
-#[no_mangle]
-unsafe extern "C" fn kopi_device_down(dev: *mut bindings::net_device) {
-    direct::empty(|device| device.as_ptr() == dev);
-}
+/// Defines the functions that C's notifier calls, for a type that implements [`DeviceEvents`].
+macro_rules! serve {
+    ($events:ty) => {
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C's notifier calls it")]
+        extern "C" fn kopi_device_going(dev: *mut $crate::sys::netdev::RawDevice) {
+            <$events as $crate::sys::netdev::DeviceEvents>::going(|device| {
+                $crate::sys::netdev::is(device, dev)
+            });
+        }
 
-/// # Safety
-///
-/// To be called by the kernel only, under RTNL, when a device's features have changed.
-#[no_mangle]
-unsafe extern "C" fn kopi_device_changed(dev: *mut bindings::net_device) {
-    direct::follow(|device| device.as_ptr() == dev);
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C's notifier calls it")]
+        extern "C" fn kopi_device_down(dev: *mut $crate::sys::netdev::RawDevice) {
+            <$events as $crate::sys::netdev::DeviceEvents>::down(|device| {
+                $crate::sys::netdev::is(device, dev)
+            });
+        }
+
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C's notifier calls it")]
+        extern "C" fn kopi_device_changed(dev: *mut $crate::sys::netdev::RawDevice) {
+            <$events as $crate::sys::netdev::DeviceEvents>::changed(|device| {
+                $crate::sys::netdev::is(device, dev)
+            });
+        }
+    };
 }
+pub(crate) use serve;

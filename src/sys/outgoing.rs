@@ -7,13 +7,12 @@
 //!
 //! C headers: `include/linux/skbuff.h`, `include/net/xdp.h`
 
+use super::bindings;
 use super::{
-    family,
+    family::{self, Protocol},
     netdev::Device,
     sock::Sock, //
 };
-use crate::bindings;
-use crate::flow::Flow;
 use crate::pure::gso::{is_udp, Headers, HEADERS_MAX, PROTOCOL_BYTES};
 use core::{
     cell::UnsafeCell,
@@ -80,7 +79,7 @@ impl<'a> EgressSkb<'a> {
     }
 
     /// The flow that it is of, if it is of one that is still open.
-    pub(crate) fn flow(&self) -> Option<(&'a Sock, &'a Flow)> {
+    pub(crate) fn flow<T: Protocol>(&self) -> Option<(&'a Sock, &'a T)> {
         // SAFETY: An skb on its way out keeps its sock; RCU is held, by the invariants.
         unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) }
     }
@@ -205,7 +204,7 @@ impl TakenSkb {
     }
 
     /// Does something with its flow, if that is still open.
-    pub(crate) fn with_flow<T>(&self, act: impl FnOnce(&Sock, &Flow) -> T) -> Option<T> {
+    pub(crate) fn with_flow<T: Protocol, R>(&self, act: impl FnOnce(&Sock, &T) -> R) -> Option<R> {
         let _rcu = rcu::read_lock();
         // SAFETY: The skb keeps its sock; RCU is held.
         let (sk, flow) = unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) }?;

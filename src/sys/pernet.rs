@@ -4,15 +4,30 @@
 //!
 //! C header: `include/net/net_namespace.h`
 
-use super::sock::Sock;
-use crate::bindings;
-use crate::netns::Net;
+use super::bindings;
+use super::{monitor::Devices, sock::Sock};
 use core::ptr;
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
     sync::Arc, //
 };
+
+/// What the module keeps for each network namespace.
+///
+/// # Safety
+///
+/// One type of the module implements it: what is in a namespace's slot is taken for one.
+pub(crate) unsafe trait Namespace: Send + Sync + Sized + 'static {
+    /// The state of a namespace that is being made: `ENOMEM`. Process context.
+    fn new() -> Result<Arc<Self>>;
+
+    /// Whether [`NetRef::hook_local_out`] was called for it. Process context.
+    fn is_hooked(&self) -> bool;
+
+    /// Its monitor devices that are up. Any context.
+    fn monitors(&self) -> &Devices;
+}
 
 /// A `struct net`.
 ///
@@ -52,13 +67,13 @@ impl NetRef {
         unsafe { bindings::kopi_net_cookie(self.as_ptr()) }
     }
 
-    /// What KOPI keeps for the namespace. Any context.
-    pub(crate) fn state(&self) -> Arc<Net> {
+    /// What the module keeps for the namespace. Any context.
+    pub(crate) fn state_of<N: Namespace>(&self) -> Arc<N> {
         // SAFETY: The slot was filled when the namespace, or the module, came up, and is emptied
-        // when it goes, which the borrow keeps it from. It holds an `Arc` made raw; a second one
-        // takes a count of its own.
+        // when it goes, which the borrow keeps it from. It holds an `Arc` of the one type that there
+        // is, made raw; a second one takes a count of its own.
         unsafe {
-            let raw = (*bindings::kopi_net_slot(self.as_ptr())).cast::<Net>();
+            let raw = (*bindings::kopi_net_slot(self.as_ptr())).cast::<N>();
             let kept = core::mem::ManuallyDrop::new(Arc::from_raw(raw));
             Arc::clone(&kept)
         }
@@ -112,29 +127,33 @@ impl Drop for PerNet {
     }
 }
 
+/// A `struct net`, as C's functions have it.
+pub(crate) type RawNet = bindings::net;
+
+/// What `kopi_net_init` does.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, as the operation that it is set as.
-#[no_mangle]
-unsafe extern "C" fn kopi_net_init(net: *mut bindings::net) -> c_int {
+/// To be called for a namespace that is being made.
+pub(crate) unsafe fn init<N: Namespace>(net: *mut RawNet) -> c_int {
     from_result(|| {
-        let state = Net::new()?;
+        let state = N::new()?;
         // SAFETY: The namespace is being made, and its slot is this function's.
         unsafe { *bindings::kopi_net_slot(net) = Arc::into_raw(state).cast_mut().cast() };
         Ok(0)
     })
 }
 
+/// What `kopi_net_exit` does.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, as the operation that it is set as.
-#[no_mangle]
-unsafe extern "C" fn kopi_net_exit(net: *mut bindings::net) {
-    // SAFETY: The namespace is going: nobody looks at the slot any more. It holds what
-    // `kopi_net_init` put there.
+/// To be called for a namespace that is going, for which [`init`] was called.
+pub(crate) unsafe fn exit<N: Namespace>(net: *mut RawNet) {
+    // SAFETY: The namespace is going: nobody reads the slot any more. It holds what `init` put there.
     unsafe {
         let slot = bindings::kopi_net_slot(net);
-        let state = Arc::from_raw((*slot).cast::<Net>());
+        let state = Arc::from_raw((*slot).cast::<N>());
         if state.is_hooked() {
             NetRef::from_raw(net).unhook_local_out();
         }
@@ -142,3 +161,23 @@ unsafe extern "C" fn kopi_net_exit(net: *mut bindings::net) {
         *slot = ptr::null_mut();
     }
 }
+
+/// Defines the functions that C calls, for the type that implements [`Namespace`].
+macro_rules! serve {
+    ($namespace:ty) => {
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C calls it, as the operation of namespaces")]
+        unsafe extern "C" fn kopi_net_init(net: *mut $crate::sys::pernet::RawNet) -> c_int {
+            // SAFETY: The kernel calls it for a namespace that is being made.
+            unsafe { $crate::sys::pernet::init::<$namespace>(net) }
+        }
+
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C calls it, as the operation of namespaces")]
+        unsafe extern "C" fn kopi_net_exit(net: *mut $crate::sys::pernet::RawNet) {
+            // SAFETY: The kernel calls it for a namespace that is going.
+            unsafe { $crate::sys::pernet::exit::<$namespace>(net) }
+        }
+    };
+}
+pub(crate) use serve;

@@ -4,8 +4,8 @@
 //!
 //! C header: `include/linux/workqueue.h`
 
+use super::bindings;
 use super::region::Region;
-use crate::bindings;
 use core::{
     mem::ManuallyDrop,
     ops::Deref,

@@ -4,11 +4,11 @@
 //!
 //! C headers: `include/linux/mm.h`, `include/linux/vmalloc.h`, `include/linux/uio.h`
 
+use super::bindings;
 use super::{
     locked::LockedPages,
     reaper::{self, SharedRegion}, //
 };
-use crate::bindings;
 use crate::pure::{
     abi::{Meta, RingLayout, META_WORDS},
     geometry::Frame,

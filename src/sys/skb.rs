@@ -4,11 +4,11 @@
 //!
 //! C header: `include/linux/skbuff.h`
 
+use super::bindings;
 use super::{
     region::KernelVec,
     sock::Sock, //
 };
-use crate::bindings;
 use crate::pure::{
     abi::{Meta, AF_INET, AF_INET6, META_MARK, META_TIMESTAMP},
     rule::mapped, //

@@ -4,7 +4,7 @@
 //!
 //! C header: `include/linux/slab.h`
 
-use crate::bindings;
+use super::bindings;
 use core::{
     mem::{align_of, size_of},
     ops::{Deref, DerefMut},

@@ -5,10 +5,11 @@
 //! C header: `include/net/sock.h`
 
 use super::{
+    bindings,
+    family::{self, Protocol},
     pernet::NetRef,
     wait::{WaitQueue, POLL_IN}, //
 };
-use crate::bindings;
 use crate::pure::{
     abi::Meta,
     ip::FourTuple,
@@ -94,7 +95,7 @@ impl<'a> LockedSock<'a> {
 }
 
 /// A reference to a sock.
-pub(super) struct SockRef<'a>(&'a Sock);
+pub(crate) struct SockRef<'a>(&'a Sock);
 
 impl<'a> SockRef<'a> {
     /// Takes one, unless the last is gone and RCU alone keeps the sock. Any context.
@@ -106,6 +107,15 @@ impl<'a> SockRef<'a> {
 }
 
 impl SockRef<'_> {
+    /// The flow whose sock it is.
+    pub(crate) fn flow<'b, T: Protocol>(
+        &'b self,
+        _rcu: &'b rcu::Guard,
+    ) -> Option<(&'b Sock, &'b T)> {
+        // SAFETY: The reference keeps the sock; RCU is held.
+        unsafe { family::flow_of(self.as_ptr()) }
+    }
+
     pub(super) fn as_ptr(&self) -> *mut bindings::sock {
         self.0.as_ptr()
     }
@@ -114,7 +124,7 @@ impl SockRef<'_> {
 impl<'a> SockRef<'a> {
     /// The UDP sock that a packet is for, which came by a device. The caller is in an RCU read-side
     /// section.
-    pub(super) fn find(net: &'a NetRef, ends: &FourTuple, ifindex: u32) -> Option<Self> {
+    pub(crate) fn find(net: &'a NetRef, ends: &FourTuple, ifindex: u32) -> Option<Self> {
         let (from, to) = (&ends.source, &ends.destination);
         let (sport, dport) = (from.port.to_be(), to.port.to_be());
         // SAFETY: The namespace is valid, and addresses are; what is found has a reference taken.

@@ -4,11 +4,11 @@
 //!
 //! C header: `include/linux/net.h`
 
+use super::bindings;
 use super::{
     errno::enotsock,
     sock::Sock, //
 };
-use crate::bindings;
 use core::{
     mem::{size_of, MaybeUninit},
     ptr::{self, NonNull}, //

@@ -4,7 +4,7 @@
 //!
 //! C header: `include/linux/sysctl.h`
 
-use crate::bindings;
+use super::bindings;
 use core::{
     cell::UnsafeCell,
     mem::size_of,

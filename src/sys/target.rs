@@ -6,35 +6,53 @@
 //!
 //! C headers: `include/linux/netdevice.h`, `include/net/xdp.h`
 
-use super::incoming::Frame;
-use crate::bindings;
-use crate::redirect::Receiver;
+use super::bindings;
+use super::{incoming::Frame, netdev::Device};
 use core::{
     ptr::NonNull,
     slice, //
 };
 use kernel::{error::to_result, prelude::*};
 
+/// What receives a redirect device's frames.
+pub(crate) trait Receiver: Send + Sync + 'static {
+    /// The device whose XDP program redirects them.
+    fn device(&self) -> &Device;
+
+    /// Frames are to be redirected to a device of this number. Under RTNL.
+    fn redirects_to(&self, ifindex: u32);
+
+    /// The device has come up: `ENOMEM`. Under RTNL.
+    fn open(&self) -> Result;
+
+    /// It goes down. Under RTNL.
+    fn close(&self);
+
+    /// Takes frames: `false` if it takes none, which stay the caller's. `last` says that no more come in this
+    /// call of NAPI. Softirqs are off.
+    fn xdp_xmit(&self, frames: impl Iterator<Item = Frame>, last: bool) -> bool;
+}
+
 /// A device.
 ///
 /// # Invariants
 ///
 /// Registered, in the NIC's namespace, which it can't leave; it knows the receiver.
-pub(crate) struct RedirectDevice {
+pub(crate) struct RedirectDevice<R: Receiver> {
     dev: NonNull<bindings::net_device>,
-    receiver: KBox<Receiver>,
+    receiver: KBox<R>,
 }
 
 // SAFETY: A device is not bound to a task.
-unsafe impl Send for RedirectDevice {}
+unsafe impl<R: Receiver> Send for RedirectDevice<R> {}
 // SAFETY: What is done with a shared one is done by the kernel's own rules.
-unsafe impl Sync for RedirectDevice {}
+unsafe impl<R: Receiver> Sync for RedirectDevice<R> {}
 
-impl RedirectDevice {
+impl<R: Receiver> RedirectDevice<R> {
     /// Makes one, and has it up: `ENOMEM`, or whatever it is refused for. Under RTNL.
-    pub(crate) fn new(receiver: Receiver) -> Result<Self> {
+    pub(crate) fn new(receiver: R) -> Result<Self> {
         let receiver = KBox::new(receiver, GFP_KERNEL_ACCOUNT)?;
-        let data = core::ptr::from_ref::<Receiver>(&receiver).cast_mut().cast();
+        let data = core::ptr::from_ref::<R>(&receiver).cast_mut().cast();
         let net = receiver.device().net().as_ptr();
         // SAFETY: The receiver outlives the device.
         let dev = NonNull::new(unsafe { bindings::kopi_target_new(net, data) }).ok_or(ENOMEM)?;
@@ -45,7 +63,7 @@ impl RedirectDevice {
         }
         // INVARIANT: Registered.
         let target = Self { dev, receiver };
-        target.receiver.wanted().send_to(target.ifindex());
+        target.receiver.redirects_to(target.ifindex());
         // SAFETY: Registered; RTNL is held.
         to_result(unsafe { bindings::dev_open(dev.as_ptr(), core::ptr::null_mut()) })?;
         Ok(target)
@@ -71,7 +89,7 @@ impl RedirectDevice {
     }
 }
 
-impl Drop for RedirectDevice {
+impl<R: Receiver> Drop for RedirectDevice<R> {
     fn drop(&mut self) {
         // SAFETY: Registered; RTNL is held wherever ports are taken away. It goes down before, and nobody calls
         // its operations any more afterwards.
@@ -79,53 +97,91 @@ impl Drop for RedirectDevice {
     }
 }
 
+/// A `struct xdp_frame`, as C's functions have it.
+pub(crate) type RawFrame = bindings::xdp_frame;
+
+/// What `kopi_target_open` does.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, under RTNL, when a device of such a receiver comes up.
-#[no_mangle]
-unsafe extern "C" fn kopi_target_open(receiver: *mut c_void) -> c_int {
+/// To be called under RTNL, when a device of such a receiver comes up.
+pub(crate) unsafe fn open<R: Receiver>(receiver: *mut c_void) -> c_int {
     // SAFETY: The receiver outlives its device.
-    let opened = unsafe { (*receiver.cast::<Receiver>()).open() };
+    let opened = unsafe { (*receiver.cast::<R>()).open() };
     opened.map_or_else(|error| error.to_errno(), |()| 0)
 }
 
+/// What `kopi_target_stop` does.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, under RTNL, when a device of such a receiver goes down.
-#[no_mangle]
-unsafe extern "C" fn kopi_target_stop(receiver: *mut c_void) {
+/// To be called under RTNL, when a device of such a receiver goes down.
+pub(crate) unsafe fn stop<R: Receiver>(receiver: *mut c_void) {
     // SAFETY: The receiver outlives its device. Process context.
     unsafe {
-        (*receiver.cast::<Receiver>()).close();
-        // No program has seen them wanted any more when it goes down.
+        (*receiver.cast::<R>()).close();
+        // No program still redirects frames to the device when it goes down.
         bindings::synchronize_net();
     }
 }
 
+/// What `kopi_target_xmit` does.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, with frames for a device of such a receiver, in NAPI's context.
-#[no_mangle]
-unsafe extern "C" fn kopi_target_xmit(
+/// To be called with `n` frames for a device of such a receiver, in NAPI's context.
+pub(crate) unsafe fn xmit<R: Receiver>(
     receiver: *mut c_void,
     n: c_int,
-    frames: *mut *mut bindings::xdp_frame,
+    frames: *mut *mut RawFrame,
     flags: u32,
 ) -> c_int {
-    // SAFETY: So many frames, which are the device's from now on, but those that it doesn't take; devices
-    // that don't say so get none in several pieces. All are dropped before the last call returns, which is said to
-    // be it. The receiver outlives its device.
+    // SAFETY: As many frames as the caller says, which are the device's from now on, except those that it
+    // refuses. A device gets no frame in several pieces unless it says that it takes them. All are dropped before
+    // the last call of NAPI returns, which `last` says. The receiver outlives its device.
     unsafe {
-        let receiver = &*receiver.cast::<Receiver>();
+        let receiver = &*receiver.cast::<R>();
         let frames = slice::from_raw_parts(frames, usize::try_from(n).unwrap_or(0));
         let owned = frames
             .iter()
             .filter_map(|frame| NonNull::new(*frame))
             .map(|frame| Frame::from_raw(frame));
-        if receiver.came(owned, flags & bindings::XDP_XMIT_FLUSH != 0) {
+        if receiver.xdp_xmit(owned, flags & bindings::XDP_XMIT_FLUSH != 0) {
             n
         } else {
             0
         }
     }
 }
+
+/// Defines the functions that C calls, for the type whose [`RedirectDevice`] there is.
+macro_rules! serve {
+    ($receiver:ty) => {
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
+        unsafe extern "C" fn kopi_target_open(receiver: *mut c_void) -> c_int {
+            // SAFETY: C calls it under RTNL, for a device of such a receiver.
+            unsafe { $crate::sys::target::open::<$receiver>(receiver) }
+        }
+
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
+        unsafe extern "C" fn kopi_target_stop(receiver: *mut c_void) {
+            // SAFETY: C calls it under RTNL, for a device of such a receiver.
+            unsafe { $crate::sys::target::stop::<$receiver>(receiver) }
+        }
+
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
+        unsafe extern "C" fn kopi_target_xmit(
+            receiver: *mut c_void,
+            n: c_int,
+            frames: *mut *mut $crate::sys::target::RawFrame,
+            flags: u32,
+        ) -> c_int {
+            // SAFETY: C calls it in NAPI's context, for a device of such a receiver.
+            unsafe { $crate::sys::target::xmit::<$receiver>(receiver, n, frames, flags) }
+        }
+    };
+}
+pub(crate) use serve;

@@ -4,8 +4,8 @@
 //!
 //! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
 
+use super::bindings;
 use super::{pernet::NetRef, sock::Sock};
-use crate::bindings;
 use crate::pure::rule::{Cgroup, FileId};
 use core::ptr::NonNull;
 use kernel::{

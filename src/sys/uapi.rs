@@ -2,7 +2,7 @@
 
 //! Numbers of `uapi/kopi_netlink.h`.
 
-pub(crate) use crate::bindings::{
+pub(crate) use super::bindings::{
     kopi_path_KOPI_PATH_BEHIND as KOPI_PATH_BEHIND,
     kopi_path_KOPI_PATH_DATAGRAM as KOPI_PATH_DATAGRAM,
     kopi_path_KOPI_PATH_DIRECT as KOPI_PATH_DIRECT, kopi_path_KOPI_PATH_DOWN as KOPI_PATH_DOWN,

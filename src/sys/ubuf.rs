@@ -4,7 +4,7 @@
 //!
 //! C header: `include/linux/skbuff.h`
 
-use crate::bindings;
+use super::bindings;
 use core::{
     marker::PhantomData,
     ptr::NonNull, //

@@ -4,7 +4,7 @@
 //!
 //! C header: `include/linux/sockptr.h`
 
-use crate::bindings;
+use super::bindings;
 use crate::pure::abi;
 use core::{
     ffi::c_void,

@@ -4,11 +4,11 @@
 //!
 //! C header: `include/linux/wait.h`
 
+use super::bindings;
 use super::socket::Socket;
-use crate::bindings;
-use crate::channel::Channel;
 use core::{
     cell::Cell,
+    marker::PhantomData,
     mem::ManuallyDrop,
     ptr,
     sync::atomic::{fence, AtomicPtr, Ordering}, //
@@ -223,58 +223,66 @@ unsafe extern "C" fn wake_for_events(
     }
 }
 
-/// A channel's place on the queue of a socket, by which it is told that the send buffer has room.
+/// What is told that a socket's send buffer has room.
+pub(crate) trait Sender: Send + Sync + 'static {
+    /// It has. Called under the lock of a queue, with interrupts off, perhaps.
+    fn room_came(this: &Arc<Self>);
+}
+
+/// A sender's place on the queue of a socket, by which it is told that the send buffer has room.
 ///
 /// # Invariants
 ///
 /// `entry` is initialised, and on no queue but `queue`, which is then alive.
 #[pin_data]
-pub(crate) struct RoomEntry {
+pub(crate) struct RoomEntry<T: Sender> {
     #[pin]
     entry: Opaque<bindings::wait_queue_entry>,
     queue: AtomicPtr<bindings::wait_queue_head_t>,
+    _sender: PhantomData<Arc<T>>,
 }
 
 // SAFETY: The queue's lock is all that an entry needs.
-unsafe impl Send for RoomEntry {}
+unsafe impl<T: Sender> Send for RoomEntry<T> {}
 // SAFETY: As above.
-unsafe impl Sync for RoomEntry {}
+unsafe impl<T: Sender> Sync for RoomEntry<T> {}
 
-impl RoomEntry {
+impl<T: Sender> RoomEntry<T> {
     /// A place on no queue.
     pub(crate) fn new() -> impl PinInit<Self> {
         // INVARIANT: Initialised, and on no queue.
         pin_init!(Self {
             // SAFETY: `slot` is memory for an entry, which stays where it is.
             entry <- Opaque::ffi_init(|slot| unsafe {
-                bindings::kopi_init_wait_entry_func(slot, Some(room_came));
+                bindings::kopi_init_wait_entry_func(slot, Some(room_came::<T>));
             }),
             queue: AtomicPtr::new(ptr::null_mut()),
+            _sender: PhantomData,
         })
     }
 
-    /// Has [`Channel::room_came`] called, once, when the socket's send buffer has room: unless it has now, for
+    /// Has [`Sender::room_came`] called, once, when the socket's send buffer has room: unless it has now, for
     /// which the caller is to look after this. Process context.
     ///
     /// # Safety
     ///
-    /// The entry must be the channel's, and on no queue; nobody else may join or leave with it meanwhile.
-    /// [`RoomEntry::leave`] must be called before the socket is released or the channel let go of.
-    pub(crate) unsafe fn join(&self, socket: &Socket, channel: &Arc<Channel>) {
+    /// The entry must be the sender's, and on no queue; nobody else may join or leave with it meanwhile.
+    /// [`RoomEntry::leave`] must be called before the socket is released or the sender dropped.
+    pub(crate) unsafe fn join(&self, socket: &Socket, sender: &Arc<T>) {
         // SAFETY: A socket's own queue is initialised, and lives as long as the socket. Nobody looks at the
         // entry as long as it is on no queue.
         unsafe {
             let queue = &raw mut (*socket.as_ptr()).wq.wait;
             // INVARIANT: As required of the caller.
             self.queue.store(queue, Ordering::Relaxed);
-            (*self.entry.get()).private = Arc::as_ptr(channel).cast_mut().cast();
+            (*self.entry.get()).private = Arc::as_ptr(sender).cast_mut().cast();
             bindings::add_wait_queue(queue, self.entry.get());
         }
         // Pairs with that of sock_def_write_space(): either it finds the entry, or the caller sees the room.
         fence(Ordering::SeqCst);
     }
 
-    /// Leaves the queue, if it is on one: [`Channel::room_came`] is neither called nor running after this.
+    /// Leaves the queue, if it is on one: [`Sender::room_came`] is neither called nor running after this.
     /// Process context.
     pub(crate) fn leave(&self) {
         let queue = self.queue.swap(ptr::null_mut(), Ordering::Relaxed);
@@ -290,7 +298,7 @@ impl RoomEntry {
 /// # Safety
 ///
 /// To be called by the kernel only, as the function of an entry that has joined a queue.
-unsafe extern "C" fn room_came(
+unsafe extern "C" fn room_came<T: Sender>(
     entry: *mut bindings::wait_queue_entry,
     _mode: c_uint,
     _flags: c_int,
@@ -299,11 +307,11 @@ unsafe extern "C" fn room_came(
     if key as usize as u32 & POLL_OUT == 0 {
         return 0;
     }
-    // SAFETY: As required of the caller of `join`: the channel lives, so that the reference that is made up
+    // SAFETY: As required of the caller of `join`: the sender lives, so that the reference that is made up
     // here for the call is never the last; and the entry is given up last, since who leaves finds it gone.
     unsafe {
-        let channel = ManuallyDrop::new(Arc::from_raw((*entry).private.cast::<Channel>()));
-        Channel::room_came(&channel);
+        let sender = ManuallyDrop::new(Arc::from_raw((*entry).private.cast::<T>()));
+        T::room_came(&sender);
         bindings::kopi_wait_entry_leave(entry);
     }
     1

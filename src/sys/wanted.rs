@@ -5,7 +5,7 @@
 //!
 //! C headers: `include/linux/mm.h`
 
-use crate::bindings;
+use super::bindings;
 use crate::pure::abi;
 use core::{
     mem::{offset_of, size_of},

@@ -40,7 +40,7 @@
 #include <kopi.h>
 #include <kopi_netlink.h>
 
-#include "../shim.h"
+#include "../../shim.h"
 
 /* Macros that bindgen can't evaluate. */
 static const u32 KOPI_CONST_EPOLLIN = (__force u32)(EPOLLIN | EPOLLRDNORM);

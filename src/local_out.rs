@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the rules say of a packet at the hook of netfilter that sees all that a flow sends.
+
+use crate::flow::{Flow, Sent};
+use crate::rules::Outcome;
+use crate::sys::{
+    errno::edquot,
+    family,
+    local_out::{self, Judged, Leaving},
+    sock::Sock, //
+};
+use kernel::prelude::*;
+
+local_out::serve!(Flow);
+
+impl Judged for Flow {
+    fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result {
+        let mut sent = Sent {
+            peer: packet.to,
+            gso_size: packet.gso_size,
+            bytes: packet.bytes,
+            mark: packet.mark,
+            priority: packet.priority,
+        };
+        // A source route may not lead over a peer that is denied. The packet counts for its final peer.
+        if packet.via != packet.to && self.denies_hop(sk, packet.via, &sent) {
+            return Err(EACCES);
+        }
+        let again = family::has_judged::<Self>(sk, &packet.to);
+        match self.sends(sk, &mut sent, again) {
+            Outcome::Pass => {
+                (packet.mark, packet.priority) = (sent.mark, sent.priority);
+                Ok(())
+            }
+            Outcome::Denied => Err(EACCES),
+            // UDP doesn't tell the caller of ENOBUFS; the family's sendmsg makes that of this.
+            Outcome::TooFast => Err(edquot()),
+        }
+    }
+}
