@@ -305,6 +305,7 @@ impl Channel {
     /// # Safety
     ///
     /// [`Channel::remove_flow`] must be called before the socket is released.
+    #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
         let mut sender = self.sender.lock();
         // SAFETY: As required of the caller.
@@ -521,6 +522,7 @@ impl Channel {
     }
 
     /// The sender, which calls this, stops if the send buffer of a flow's socket is full; says whether it is.
+    #[expect(unsafe_code, reason = "the entry trusts its owner to leave")]
     pub(crate) fn stall_buffer(this: &Arc<Self>, socket: &Socket) -> bool {
         this.stall.store(STALL_BUFFER, Relaxed);
         // SAFETY: The sender is alone with it. remove_flow() leaves before the socket is released, and

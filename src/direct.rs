@@ -982,6 +982,7 @@ pub(crate) struct Attaching(netdev::Registration);
 
 impl Attaching {
     /// None at first. There can be one registration at a time.
+    #[expect(unsafe_code, reason = "a global lock is initialised once")]
     pub(crate) fn register() -> Result<Self> {
         // SAFETY: Called once, by the module's init.
         unsafe { ATTACHED.init() };

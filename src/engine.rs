@@ -459,6 +459,7 @@ pub(crate) struct Engines(());
 
 impl Engines {
     /// Gets ready for engines; only the module's init does, once.
+    #[expect(unsafe_code, reason = "a global lock is initialised once")]
     pub(crate) fn register() -> Self {
         // SAFETY: Called once, by the module's init, before there is any socket.
         unsafe {

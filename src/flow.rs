@@ -407,6 +407,7 @@ impl Flow {
         attached
     }
 
+    #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
     fn attach_uncorked(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
         socket.may_receive()?;
         let policy = self.policy().ok_or(EINVAL)?;

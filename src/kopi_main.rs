@@ -4,6 +4,8 @@
 //!
 //! See `docs/architecture.md` for the way of a packet through these files.
 
+#![deny(unsafe_code)]
+
 mod channel;
 mod direct;
 mod engine;
@@ -23,6 +25,8 @@ mod redirect;
 mod routes;
 mod rules;
 mod rx;
+// The floor of all unsafe code.
+#[allow(unsafe_code)]
 mod sys;
 mod tx;
 

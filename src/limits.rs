@@ -85,6 +85,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Shows the limits to administrators; only the module's init does, once.
+    #[expect(unsafe_code, reason = "a global lock is initialised once")]
     pub(crate) fn register() -> Result<Self> {
         let numbers = [
             (c"user_max_flows", &USER_FLOWS),

@@ -119,6 +119,7 @@ impl Net {
     /// # Safety
     ///
     /// [`Net::close`] must be called before the socket is released.
+    #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
     pub(crate) unsafe fn open(&self, socket: &Socket) -> Result<u32> {
         let room = Room::new()?;
         let mut flows = self.flows.lock();

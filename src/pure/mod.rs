@@ -6,6 +6,7 @@
 //! into the `kopi` crate of the programs, and into host tests, so that a ring is written once for
 //! both its sides.
 
+#[expect(unsafe_code, reason = "structs of the ABI are copied as bytes")]
 pub mod abi;
 pub mod bucket;
 pub mod cache;
@@ -17,5 +18,6 @@ pub mod gso;
 pub mod gso_batch;
 pub mod ip;
 pub mod quota;
+#[expect(unsafe_code, reason = "rings lie in memory shared with the other side")]
 pub mod ring;
 pub mod rule;
