@@ -3,9 +3,8 @@
 //! A flow: what a KOPI socket is beyond the UDP socket that it is.
 
 use crate::channel::Channel;
-use crate::direct::Direct;
+use crate::direct::{Direct, Room};
 use crate::limits::Charge;
-use crate::listening::Room;
 use crate::monitor::{self, Unsent};
 use crate::netlink::events::{tell, Event};
 use crate::pure::{

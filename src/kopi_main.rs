@@ -12,7 +12,6 @@ mod engine;
 mod flow;
 mod identity;
 mod limits;
-mod listening;
 mod local_out;
 mod monitor;
 mod netlink;
@@ -21,7 +20,6 @@ mod probes;
 // Compiled into programs too: public there, and each side leaves some of it unused.
 #[allow(dead_code, unreachable_pub)]
 mod pure;
-mod redirect;
 mod routes;
 mod rules;
 mod rx;

@@ -6,7 +6,7 @@
 //! is taken last of all.
 
 use crate::channel::Channel;
-use crate::listening::RedirectedPorts;
+use crate::direct::RedirectedPorts;
 use crate::pure::abi::Stats;
 use crate::rules::{RuleSet, SharedRules};
 use crate::sys::{

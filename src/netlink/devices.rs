@@ -4,11 +4,11 @@
 
 use crate::direct::{self, AttachedDevice, Refusal, TxPath};
 use crate::sys::{
+    direct::port_map::PortMap,
     errno::eopnotsupp,
     genl::{Attribute, Dump, Message, Request},
     netdev::Egress,
     uapi,
-    wanted::PortMap, //
 };
 use core::sync::atomic::Ordering::Relaxed;
 use kernel::prelude::*;

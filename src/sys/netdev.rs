@@ -6,7 +6,7 @@
 
 use super::bindings;
 use super::{
-    outgoing::EgressSkb,
+    direct::egress::EgressSkb,
     pernet::NetRef, //
 };
 use core::ptr::NonNull;

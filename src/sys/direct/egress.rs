@@ -7,13 +7,13 @@
 //!
 //! C headers: `include/linux/skbuff.h`, `include/net/xdp.h`
 
-use super::bindings;
-use super::{
+use crate::pure::gso::{is_udp, Headers, HEADERS_MAX, PROTOCOL_BYTES};
+use crate::sys::{
+    bindings,
     family::{self, Protocol},
     netdev::Device,
     sock::Sock, //
 };
-use crate::pure::gso::{is_udp, Headers, HEADERS_MAX, PROTOCOL_BYTES};
 use core::{
     cell::UnsafeCell,
     marker::PhantomData,
@@ -22,14 +22,7 @@ use core::{
 };
 use kernel::{error::to_result, prelude::*, sync::rcu};
 
-/// Frames that are given to a driver at once.
-const BULK: usize = 16;
-/// Bytes of pages for them, at most, as long as there can be two.
-const BULK_BYTES: usize = 32768;
-/// Bytes in front of a frame for what drivers put there, besides `struct xdp_frame`.
-const HEADROOM: usize = 64;
-/// What frames are aligned to.
-const LINE: usize = 64;
+use super::frames::{Frames, Pages, BULK, BULK_BYTES, HEADROOM, LINE};
 
 /// What is kept in an skb's control block.
 ///
@@ -66,7 +59,7 @@ impl<'a> EgressSkb<'a> {
     /// # Safety
     ///
     /// As the type's invariants say.
-    pub(super) unsafe fn from_raw(skb: NonNull<bindings::sk_buff>) -> Self {
+    pub(in crate::sys) unsafe fn from_raw(skb: NonNull<bindings::sk_buff>) -> Self {
         // INVARIANT: As the caller sees to.
         Self {
             skb,
@@ -403,90 +396,6 @@ impl Drop for TakenSkb {
         };
         // SAFETY: A valid skb, owned, and not used any more.
         unsafe { bindings::sk_skb_reason_drop(ptr::null_mut(), self.as_ptr(), reason) };
-    }
-}
-
-/// Pages for frames.
-///
-/// # Invariants
-///
-/// Pages with an address, one reference of which is this one's.
-struct Pages(NonNull<bindings::page>);
-
-impl Pages {
-    fn new(bytes: usize) -> Option<Self> {
-        // SAFETY: May be called in any context.
-        let page = unsafe {
-            let order = bindings::kopi_get_order(bytes);
-            bindings::kopi_alloc_pages_atomic(order)
-        };
-        // INVARIANT: Just made.
-        NonNull::new(page).map(Self)
-    }
-
-    /// Those of a note, which gives its reference away.
-    fn from_note(page: *mut bindings::page) -> Option<Self> {
-        // INVARIANT: As a note's.
-        NonNull::new(page).map(Self)
-    }
-
-    fn start(&self) -> *mut u8 {
-        // SAFETY: By the invariants.
-        unsafe { bindings::kopi_page_address(self.0.as_ptr()) }.cast()
-    }
-
-    /// Takes so many references, one for each frame.
-    fn share(&self, frames: usize) {
-        // SAFETY: By the invariants.
-        unsafe { bindings::kopi_page_ref_add(self.0.as_ptr(), frames as i32) };
-    }
-
-    fn into_raw(self) -> *mut bindings::page {
-        ManuallyDrop::new(self).0.as_ptr()
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: The reference is this one's.
-        unsafe { bindings::kopi_put_page(self.0.as_ptr()) };
-    }
-}
-
-/// Frames for a driver.
-///
-/// # Invariants
-///
-/// Those from `first` to `len` are whole frames, each with a reference to its pages.
-struct Frames {
-    frames: [*mut bindings::xdp_frame; BULK],
-    first: usize,
-    len: usize,
-}
-
-impl Frames {
-    /// Gives them to the driver, which is to send all that it has if these are the last. Gives the number
-    /// that it took; the others are freed.
-    fn give(&mut self, device: &Device, last: bool) -> Result<u32> {
-        let flags = if last { bindings::XDP_XMIT_FLUSH } else { 0 };
-        // SAFETY: As many frames as is said, which are the driver's from then on, but those behind the
-        // number that is returned, or all if that is an error. Softirqs are off.
-        let sent = unsafe {
-            let frames = self.frames.as_mut_ptr();
-            bindings::kopi_dev_xdp_xmit(device.as_ptr(), self.len as i32, frames, flags)
-        };
-        let sent = u32::try_from(sent).map_err(|_| Error::from_errno(sent))?;
-        self.first = self.len.min(sent as usize);
-        Ok(sent)
-    }
-}
-
-impl Drop for Frames {
-    fn drop(&mut self) {
-        for frame in self.frames.get(self.first..self.len).unwrap_or(&[]) {
-            // SAFETY: In the pages that it has a reference to.
-            unsafe { bindings::page_frag_free(frame.cast()) };
-        }
     }
 }
 

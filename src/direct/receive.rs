@@ -6,17 +6,19 @@
 //! one packet, as generic receive offload would have made it, all others one by one. The stack
 //! takes them as if the device's driver had made them: taps, tc, netfilter and all that follows see them there.
 
-use crate::direct::Counters;
-use crate::listening::RedirectedPorts;
+use super::counters::Counters;
+use super::redirected_ports::RedirectedPorts;
 use crate::pure::{
     gro::{are_alike, are_of_one_flow, ends, Datagram, First, GRO_BYTES_MAX, GRO_MAX}, //
 };
 use crate::sys::{
-    incoming::{deliver_gro, fit, Frame},
+    direct::{
+        port_map::PortMap,
+        redirect_device,
+        redirected::{deliver_gro, fit, Frame}, //
+    },
     netdev::Device,
     sock,
-    target,
-    wanted::PortMap, //
 };
 use core::sync::atomic::Ordering::Relaxed;
 use kernel::{
@@ -259,9 +261,9 @@ impl Receiver {
     }
 }
 
-target::serve!(Receiver);
+redirect_device::serve!(Receiver);
 
-impl target::Receiver for Receiver {
+impl redirect_device::Receiver for Receiver {
     fn device(&self) -> &Device {
         &self.device
     }

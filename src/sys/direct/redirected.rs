@@ -4,9 +4,9 @@
 //!
 //! C headers: `include/net/xdp.h`, `include/linux/skbuff.h`
 
-use super::bindings;
-use super::netdev::Device;
 use crate::pure::gro::{make_gro, udp_header, Datagram, First};
+use crate::sys::bindings;
+use crate::sys::netdev::Device;
 use core::{
     mem::ManuallyDrop,
     ptr::{self, NonNull},

@@ -2,7 +2,7 @@
 
 //! The local ports of a namespace's flows that asked for GRO packets: what XDP programs of attached devices redirect.
 
-use crate::sys::wanted::PortMap;
+use crate::sys::direct::port_map::PortMap;
 use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNodeReservation},

@@ -5,8 +5,8 @@
 //!
 //! C headers: `include/linux/mm.h`
 
-use super::bindings;
 use crate::pure::abi;
+use crate::sys::bindings;
 use core::{
     mem::{offset_of, size_of},
     ptr,

@@ -6,8 +6,8 @@
 //!
 //! C headers: `include/linux/netdevice.h`, `include/net/xdp.h`
 
-use super::bindings;
-use super::{incoming::Frame, netdev::Device};
+use super::redirected::Frame;
+use crate::sys::{bindings, netdev::Device};
 use core::{
     ptr::NonNull,
     slice, //
@@ -161,14 +161,14 @@ macro_rules! serve {
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
         unsafe extern "C" fn kopi_target_open(receiver: *mut c_void) -> c_int {
             // SAFETY: C calls it under RTNL, for a device of such a receiver.
-            unsafe { $crate::sys::target::open::<$receiver>(receiver) }
+            unsafe { $crate::sys::direct::redirect_device::open::<$receiver>(receiver) }
         }
 
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
         unsafe extern "C" fn kopi_target_stop(receiver: *mut c_void) {
             // SAFETY: C calls it under RTNL, for a device of such a receiver.
-            unsafe { $crate::sys::target::stop::<$receiver>(receiver) }
+            unsafe { $crate::sys::direct::redirect_device::stop::<$receiver>(receiver) }
         }
 
         #[no_mangle]
@@ -176,11 +176,13 @@ macro_rules! serve {
         unsafe extern "C" fn kopi_target_xmit(
             receiver: *mut c_void,
             n: c_int,
-            frames: *mut *mut $crate::sys::target::RawFrame,
+            frames: *mut *mut $crate::sys::direct::redirect_device::RawFrame,
             flags: u32,
         ) -> c_int {
             // SAFETY: C calls it in NAPI's context, for a device of such a receiver.
-            unsafe { $crate::sys::target::xmit::<$receiver>(receiver, n, frames, flags) }
+            unsafe {
+                $crate::sys::direct::redirect_device::xmit::<$receiver>(receiver, n, frames, flags)
+            }
         }
     };
 }
