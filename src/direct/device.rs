@@ -10,14 +10,14 @@ use super::{
 };
 use crate::flow::Flow;
 use crate::sys::{
-    context::{now, BottomHalvesOff},
+    context::BottomHalvesOff,
     direct::{egress::EgressSkb, port_map::PortMap, redirect_device::RedirectDevice},
     netdev::{Device, Egress, Timer, Verdict}, //
 };
 use core::sync::atomic::{
     AtomicBool,
     AtomicU32,
-    AtomicU64,
+
     Ordering::Relaxed, //
 };
 use kernel::{
