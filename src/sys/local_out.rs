@@ -93,6 +93,9 @@ pub(crate) unsafe fn leaves<T: Judged>(sk: *mut RawSock, packet: *mut RawSent) -
 /// Defines the function that C's hook calls, for the type that implements [`Judged`].
 macro_rules! serve {
     ($protocol:ty) => {
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's hook calls it")]
         unsafe extern "C" fn kopi_local_out(

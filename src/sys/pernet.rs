@@ -165,6 +165,9 @@ pub(crate) unsafe fn exit<N: Namespace>(net: *mut RawNet) {
 /// Defines the functions that C calls, for the type that implements [`Namespace`].
 macro_rules! serve {
     ($namespace:ty) => {
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as the operation of namespaces")]
         unsafe extern "C" fn kopi_net_init(net: *mut $crate::sys::pernet::RawNet) -> c_int {
@@ -172,6 +175,9 @@ macro_rules! serve {
             unsafe { $crate::sys::pernet::init::<$namespace>(net) }
         }
 
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as the operation of namespaces")]
         unsafe extern "C" fn kopi_net_exit(net: *mut $crate::sys::pernet::RawNet) {

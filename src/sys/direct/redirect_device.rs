@@ -157,6 +157,9 @@ pub(crate) unsafe fn xmit<R: Receiver>(
 /// Defines the functions that C calls, for the type whose [`RedirectDevice`] there is.
 macro_rules! serve {
     ($receiver:ty) => {
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
         unsafe extern "C" fn kopi_target_open(receiver: *mut c_void) -> c_int {
@@ -164,6 +167,9 @@ macro_rules! serve {
             unsafe { $crate::sys::direct::redirect_device::open::<$receiver>(receiver) }
         }
 
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
         unsafe extern "C" fn kopi_target_stop(receiver: *mut c_void) {
@@ -171,6 +177,9 @@ macro_rules! serve {
             unsafe { $crate::sys::direct::redirect_device::stop::<$receiver>(receiver) }
         }
 
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
         unsafe extern "C" fn kopi_target_xmit(

@@ -4,27 +4,31 @@
 //!
 //! C headers: `include/linux/mm.h`, `include/linux/vmalloc.h`, `include/linux/uio.h`
 
-use super::bindings;
-use super::{
-    locked::LockedPages,
-    reaper::{self, SharedRegion}, //
-};
-use crate::pure::{
-    abi::{Meta, RingLayout, META_WORDS},
-    geometry::Frame,
-    ring::{Consumer, Entry, Producer}, //
+mod mapping;
+mod parts;
+
+use crate::{
+    pure::{
+        abi::{Meta, RingLayout, META_WORDS},
+        geometry::Frame,
+        ring::{Consumer, Entry, Producer},
+    },
+    sys::{
+        bindings,
+        locked::LockedPages,
+        reaper::{self, SharedRegion},
+    },
 };
 use core::{
     marker::PhantomData,
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering}, //
+    sync::atomic::{AtomicU32, AtomicU64, AtomicU8, Ordering},
 };
-use kernel::{
-    error::to_result,
-    prelude::*,
-    sync::Arc, //
-};
+use kernel::{error::to_result, prelude::*, sync::Arc};
+use mapping::MappingOps;
+pub(crate) use mapping::Vma;
+pub(crate) use parts::{Bytes, KernelVec, KernelVecBuffer, PageVec};
 
 const PAGE_SIZE: usize = bindings::KOPI_CONST_PAGE_SIZE as usize;
 
@@ -44,6 +48,7 @@ pub(crate) struct Region {
 // SAFETY: Pages and mapping are not bound to a task, and all access is atomic or by C functions
 // that expect the memory to change under them.
 unsafe impl Send for Region {}
+
 // SAFETY: As above.
 unsafe impl Sync for Region {}
 
@@ -297,211 +302,5 @@ impl SharedRegion {
             self.at(at.flags, size_of::<u32>())?,
             self.at(at.entries, bytes)?,
         ))
-    }
-}
-
-/// A vma that is being set up.
-///
-/// # Invariants
-///
-/// The argument of a running `mmap` operation.
-pub(crate) struct Vma(*mut bindings::vm_area_struct);
-
-impl Vma {
-    /// # Safety
-    ///
-    /// `vma` must be the argument of an `mmap` operation that outlasts the result.
-    pub(super) unsafe fn from_raw(vma: *mut bindings::vm_area_struct) -> Self {
-        // INVARIANT: As the caller sees to.
-        Self(vma)
-    }
-}
-
-/// The operations of a mapping, whose private data is an `Arc<T>`.
-struct MappingOps<T>(PhantomData<T>);
-
-impl<T: Send + Sync> MappingOps<T> {
-    const OPS: bindings::vm_operations_struct = bindings::vm_operations_struct {
-        open: Some(Self::open),
-        close: Some(Self::close),
-        may_split: Some(Self::may_split),
-        mremap: Some(Self::mremap),
-        ..pin_init::zeroed()
-    };
-
-    /// A copy of the mapping was made, by fork.
-    ///
-    /// # Safety
-    ///
-    /// To be called by the kernel only, as the operation that it is set as.
-    unsafe extern "C" fn open(vma: *mut bindings::vm_area_struct) {
-        // SAFETY: The vma copied was set up by `Region::map`, so its private data is an `Arc`,
-        // which the copy needs a reference to, too.
-        let owner = core::mem::ManuallyDrop::new(unsafe {
-            Arc::from_raw((*vma).vm_private_data.cast::<T>().cast_const())
-        });
-        let _ = Arc::into_raw(Arc::clone(&owner));
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the kernel only, as the operation that it is set as.
-    unsafe extern "C" fn close(vma: *mut bindings::vm_area_struct) {
-        // SAFETY: Gives up the reference of `Region::map` or of `open`.
-        drop(unsafe { Arc::from_raw((*vma).vm_private_data.cast::<T>().cast_const()) });
-    }
-
-    /// Part of a mapping is of no use: refuses munmap, mprotect and mremap of one.
-    ///
-    /// # Safety
-    ///
-    /// To be called by the kernel only, as the operation that it is set as.
-    unsafe extern "C" fn may_split(_: *mut bindings::vm_area_struct, _: usize) -> c_int {
-        EINVAL.to_errno()
-    }
-
-    /// # Safety
-    ///
-    /// To be called by the kernel only, as the operation that it is set as.
-    unsafe extern "C" fn mremap(_: *mut bindings::vm_area_struct) -> c_int {
-        EINVAL.to_errno()
-    }
-}
-
-/// Pieces of a region to be written to, in order.
-///
-/// # Invariants
-///
-/// All entries lie within the region, which lives for `'a`; `bytes` is their sum.
-pub(crate) struct KernelVec<'a> {
-    region: &'a Region,
-    pieces: &'a mut KVec<bindings::kvec>,
-    bytes: usize,
-}
-
-/// Memory for the pieces of a [`KernelVec`].
-pub(crate) struct KernelVecBuffer(KVec<bindings::kvec>);
-
-// SAFETY: What the pointers point to is used by way of a region only.
-unsafe impl Send for KernelVecBuffer {}
-
-impl KernelVecBuffer {
-    /// Makes room for `capacity` pieces.
-    pub(crate) fn new(capacity: usize) -> Result<Self> {
-        Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL_ACCOUNT)?))
-    }
-
-    /// Starts an empty list of pieces of `region`.
-    pub(crate) fn of<'a>(&'a mut self, region: &'a Region) -> KernelVec<'a> {
-        self.0.clear();
-        // INVARIANT: There are none.
-        KernelVec {
-            region,
-            pieces: &mut self.0,
-            bytes: 0,
-        }
-    }
-}
-
-impl KernelVec<'_> {
-    /// Appends a piece; `ENOMEM` when there is no room for it. Any context.
-    pub(crate) fn push(&mut self, offset: u32, len: u32) -> Result {
-        let len = len as usize;
-        let at = self.region.at::<u8>(offset, len)?;
-        let piece = bindings::kvec {
-            iov_base: at.as_ptr().cast(),
-            iov_len: len,
-        };
-        // INVARIANT: `at` checked that it is within the region.
-        self.pieces
-            .push_within_capacity(piece)
-            .map_err(|_| ENOMEM)?;
-        self.bytes = self.bytes.saturating_add(len);
-        Ok(())
-    }
-
-    /// The pieces.
-    pub(super) fn pieces(&self) -> &[bindings::kvec] {
-        self.pieces
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-/// Bytes of a region, which a program may be writing: for C to copy.
-///
-/// # Invariants
-///
-/// All lie within the region, which lives for `'a`.
-pub(crate) struct Bytes<'a> {
-    at: NonNull<u8>,
-    len: usize,
-    _region: PhantomData<&'a Region>,
-}
-
-impl Bytes<'_> {
-    pub(super) fn as_ptr(&self) -> *const u8 {
-        self.at.as_ptr()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.len
-    }
-}
-
-/// Pieces of pages to be sent, in order.
-pub(crate) struct PageVec(KVec<bindings::bio_vec>, usize);
-
-// SAFETY: What the pointers point to is used while its region is borrowed only.
-unsafe impl Send for PageVec {}
-
-impl PageVec {
-    /// Makes room for `capacity` pieces.
-    pub(crate) fn new(capacity: usize) -> Result<Self> {
-        Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL_ACCOUNT)?, 0))
-    }
-
-    /// Forgets all pieces.
-    pub(crate) fn clear(&mut self) {
-        self.0.clear();
-        self.1 = 0;
-    }
-
-    /// Appends `len` bytes at `offset` of the region, a piece for each page.
-    pub(crate) fn push(&mut self, region: &Region, offset: u32, len: u32) -> Result {
-        let mut at = offset as usize;
-        let mut left = len as usize;
-        while left > 0 {
-            let page = *region.pages.get(at / PAGE_SIZE).ok_or(EINVAL)?;
-            let in_page = at % PAGE_SIZE;
-            let piece = left.min(PAGE_SIZE.wrapping_sub(in_page));
-            self.0
-                .push_within_capacity(bindings::bio_vec {
-                    bv_page: page,
-                    bv_len: piece as u32,
-                    bv_offset: in_page as u32,
-                })
-                .map_err(|_| EMSGSIZE)?;
-            self.1 = self.1.saturating_add(piece);
-            at = at.wrapping_add(piece);
-            left = left.wrapping_sub(piece);
-        }
-        Ok(())
-    }
-
-    pub(super) fn as_ptr(&self) -> *const bindings::bio_vec {
-        self.0.as_ptr()
-    }
-
-    /// Number of pieces.
-    pub(crate) fn count(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Bytes of all pieces.
-    pub(crate) fn bytes(&self) -> usize {
-        self.1
     }
 }

@@ -4,27 +4,21 @@
 //!
 //! C header: `include/net/sock.h`
 
-use super::{
-    bindings,
-    family::{self, Protocol},
-    pernet::NetRef,
-    wait::{WaitQueue, POLL_IN}, //
+mod ends;
+mod lock;
+
+use crate::{
+    pure::rule::Peer,
+    sys::{
+        bindings,
+        wait::{WaitQueue, POLL_IN},
+    },
 };
-use crate::pure::{
-    abi::Meta,
-    ip::FourTuple,
-    rule::{mapped, unmapped, Peer}, //
-};
-use core::{
-    mem::size_of_val,
-    ptr, //
-};
-use kernel::{
-    error::to_result,
-    prelude::*,
-    sync::rcu,
-    types::Opaque, //
-};
+use core::ptr;
+pub(super) use ends::BeforeBind;
+pub(crate) use ends::Ends;
+use kernel::{error::to_result, prelude::*, types::Opaque};
+pub(crate) use lock::{wants_gro, LockedSock, SockRef};
 
 /// A UDP `struct sock`.
 ///
@@ -36,136 +30,6 @@ pub(crate) struct Sock(Opaque<bindings::sock>);
 
 // SAFETY: The kernel's functions that are called here lock what they need.
 unsafe impl Sync for Sock {}
-
-/// A sock that is locked: nobody else changes its options, as programs of BPF may.
-///
-/// # Invariants
-///
-/// Locked, with softirqs off, as long as this value lives.
-#[derive(Clone, Copy)]
-pub(crate) struct LockedSock<'a>(&'a Sock);
-
-impl<'a> LockedSock<'a> {
-    /// # Safety
-    ///
-    /// The sock must be as the invariants say for `'a`.
-    pub(super) unsafe fn from_locked(sk: &'a Sock) -> Self {
-        // INVARIANT: As required of the caller.
-        Self(sk)
-    }
-
-    /// Runs the cgroup's `recvmsg` programs, which may change the peer that the program will see.
-    pub(crate) fn run_receive_hook(&self, meta: &mut Meta) {
-        if self.0.is_ipv6() {
-            let mut name = bindings::sockaddr_in6 {
-                sin6_family: bindings::AF_INET6 as u16,
-                sin6_port: meta.peer_port,
-                ..pin_init::zeroed()
-            };
-            name.sin6_addr.in6_u.u6_addr8 = meta.peer;
-            let mut len = size_of_val(&name) as i32;
-            // SAFETY: A valid sock, locked by the invariants, and an address with its length.
-            unsafe {
-                bindings::kopi_run_udp6_recvmsg(self.0.as_ptr(), (&raw mut name).cast(), &mut len);
-                meta.peer = name.sin6_addr.in6_u.u6_addr8;
-            }
-            meta.peer_port = name.sin6_port;
-        } else {
-            let [a, b, c, d, ..] = meta.peer;
-            let mut name = bindings::sockaddr_in {
-                sin_family: bindings::AF_INET as u16,
-                sin_port: meta.peer_port,
-                sin_addr: bindings::in_addr {
-                    s_addr: u32::from_ne_bytes([a, b, c, d]),
-                },
-                ..pin_init::zeroed()
-            };
-            let mut len = size_of_val(&name) as i32;
-            // SAFETY: A valid sock, locked by the invariants, and an address with its length.
-            unsafe {
-                bindings::kopi_run_udp4_recvmsg(self.0.as_ptr(), (&raw mut name).cast(), &mut len)
-            };
-            let address = name.sin_addr.s_addr.to_ne_bytes();
-            for (to, from) in meta.peer.iter_mut().zip(address) {
-                *to = from;
-            }
-            meta.peer_port = name.sin_port;
-        }
-    }
-}
-
-/// A reference to a sock.
-pub(crate) struct SockRef<'a>(&'a Sock);
-
-impl<'a> SockRef<'a> {
-    /// Takes one, unless the last is gone and RCU alone keeps the sock. Any context.
-    pub(super) fn get(sk: &'a Sock) -> Option<Self> {
-        // SAFETY: The sock's memory is valid as long as the borrow.
-        unsafe { bindings::kopi_sock_get(sk.as_ptr()) }.then_some(())?;
-        Some(Self(sk))
-    }
-}
-
-impl SockRef<'_> {
-    /// The flow whose sock it is.
-    pub(crate) fn flow<'b, T: Protocol>(
-        &'b self,
-        _rcu: &'b rcu::Guard,
-    ) -> Option<(&'b Sock, &'b T)> {
-        // SAFETY: The reference keeps the sock; RCU is held.
-        unsafe { family::flow_of(self.as_ptr()) }
-    }
-
-    pub(super) fn as_ptr(&self) -> *mut bindings::sock {
-        self.0.as_ptr()
-    }
-}
-
-impl<'a> SockRef<'a> {
-    /// The UDP sock that a packet is for, which came by a device. The caller is in an RCU read-side
-    /// section.
-    pub(crate) fn find(net: &'a NetRef, ends: &FourTuple, ifindex: u32) -> Option<Self> {
-        let (from, to) = (&ends.source, &ends.destination);
-        let (sport, dport) = (from.port.to_be(), to.port.to_be());
-        // SAFETY: The namespace is valid, and addresses are; what is found has a reference taken.
-        unsafe {
-            let sk = match (unmapped(&from.address), unmapped(&to.address)) {
-                (Some(saddr), Some(daddr)) => bindings::udp4_lib_lookup(
-                    net.as_ptr(),
-                    u32::from_ne_bytes(saddr),
-                    sport,
-                    u32::from_ne_bytes(daddr),
-                    dport,
-                    ifindex as i32,
-                ),
-                _ => bindings::udp6_lib_lookup(
-                    net.as_ptr(),
-                    from.address.as_ptr().cast(),
-                    sport,
-                    to.address.as_ptr().cast(),
-                    dport,
-                    ifindex as i32,
-                ),
-            };
-            (!sk.is_null()).then(|| Self(Sock::from_raw(sk)))
-        }
-    }
-}
-
-impl Drop for SockRef<'_> {
-    fn drop(&mut self) {
-        // SAFETY: The reference that `get` took. A UDP sock is freed by RCU, in any context.
-        unsafe { bindings::kopi_sock_put(self.0.as_ptr()) };
-    }
-}
-
-/// Whether the UDP socket that a packet is for, which came by a device, asked for GRO packets. Softirqs are off.
-pub(crate) fn wants_gro(net: &NetRef, ends: &FourTuple, ifindex: u32) -> bool {
-    let _rcu = rcu::read_lock();
-    let found = SockRef::find(net, ends, ifindex);
-    // SAFETY: The reference keeps the sock, which is UDP's.
-    found.is_some_and(|sk| unsafe { bindings::kopi_udp_wants_gro(sk.as_ptr()) })
-}
 
 impl Sock {
     /// # Safety
@@ -394,12 +258,6 @@ unsafe extern "C" fn busy_poll_end<F: Fn() -> bool>(poll: *mut c_void, start: us
     (poll.done)() || unsafe { bindings::kopi_sk_busy_loop_timeout(poll.sk.as_ptr(), start) }
 }
 
-/// What bind() may change besides the address.
-pub(super) struct BeforeBind {
-    device: i32,
-    ipv6only: bool,
-}
-
 impl Sock {
     /// What there is to be put back by [`Sock::unbind`].
     pub(super) fn before_bind(&self) -> BeforeBind {
@@ -420,61 +278,6 @@ impl Sock {
     pub(super) fn disconnect(&self, device: i32) {
         // SAFETY: A valid UDP sock.
         unsafe { bindings::kopi_sk_disconnect(self.as_ptr(), device) };
-    }
-}
-
-/// The ends of a sock, as they are now.
-pub(crate) struct Ends {
-    pub(crate) is_ipv6: bool,
-    /// 4 or 16 bytes, by the sock's family.
-    pub(crate) local: [u8; 16],
-    pub(crate) remote: [u8; 16],
-    /// Big-endian; 0 when not bound, or connected.
-    pub(crate) local_port: u16,
-    pub(crate) remote_port: u16,
-    /// The device that it is bound to, or 0.
-    pub(crate) ifindex: i32,
-}
-
-impl Ends {
-    /// One of them, as rules see it.
-    fn as_peer(&self, bytes: [u8; 16], port: u16) -> Peer {
-        let [a, b, c, d, ..] = bytes;
-        Peer {
-            address: if self.is_ipv6 {
-                bytes
-            } else {
-                mapped([a, b, c, d])
-            },
-            port: u16::from_be(port),
-        }
-    }
-
-    /// The bytes of a peer's address, as these have them.
-    fn bytes_of(&self, peer: &Peer) -> [u8; 16] {
-        let mut bytes = peer.address;
-        if !self.is_ipv6 {
-            bytes.rotate_left(12);
-        }
-        bytes
-    }
-
-    /// With another local end.
-    pub(crate) fn with_local(self, end: &Peer) -> Self {
-        Self {
-            local: self.bytes_of(end),
-            local_port: end.port.to_be(),
-            ..self
-        }
-    }
-
-    /// With another remote end.
-    pub(crate) fn with_remote(self, end: &Peer) -> Self {
-        Self {
-            remote: self.bytes_of(end),
-            remote_port: end.port.to_be(),
-            ..self
-        }
     }
 }
 

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! sendmsg and recvmsg: UDP's, once the protocol lets them.
+
+use super::{
+    name::{unspecified, Name},
+    reader::{Reader, DONTWAIT},
+    state::state,
+    Operations, Protocol, Registration, IPV4, IPV6,
+};
+use crate::sys::{
+    bindings,
+    errno::{edquot, enobufs, eopnotsupp},
+    sock::Sock,
+    socket::Socket,
+};
+use core::sync::atomic::Ordering;
+use kernel::{error::from_result, prelude::*, sync::Mutex};
+
+impl<T: Protocol> Registration<T> {
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn sendmsg(
+        socket: *mut bindings::socket,
+        message: *mut bindings::msghdr,
+        len: usize,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The socket is in use by the caller, and so is the message.
+            unsafe {
+                if let Some(state) = state::<T>((*socket).sk) {
+                    let own = state.own.load(Ordering::Relaxed);
+                    if own.cast() == message {
+                        // Rings' packets were looked at before.
+                        let datagram = (*own).datagram.as_ref();
+                        let sent = datagram.and_then(|datagram| datagram.send((*socket).sk));
+                        return Ok(without_edquot(sent.unwrap_or_else(|| {
+                            bindings::kopi_udp_sendmsg((*socket).sk, message, len)
+                        })));
+                    }
+                    let this = Socket::from_raw(socket);
+                    let name = sent_to(this.sk(), &*message);
+                    state.protocol.may_send(this, name.as_ref(), len)?;
+                    if (*message).msg_flags & bindings::MSG_MORE != 0 {
+                        state.protocol.may_cork(false)?;
+                        let sent = Self::send_inner(socket, message, len);
+                        state.protocol.has_corked();
+                        return sent;
+                    }
+                }
+                Self::send_inner(socket, message, len)
+            }
+        })
+    }
+
+    /// Sends by the inner family's operation.
+    ///
+    /// # Safety
+    ///
+    /// The socket must be in use by the caller, and so the message.
+    pub(super) unsafe fn send_inner(
+        socket: *mut bindings::socket,
+        message: *mut bindings::msghdr,
+        len: usize,
+    ) -> Result<i32> {
+        // SAFETY: As required of the caller.
+        unsafe {
+            let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
+            Ok(without_edquot(inner(socket, message, len)))
+        }
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn recvmsg(
+        socket: *mut bindings::socket,
+        message: *mut bindings::msghdr,
+        len: usize,
+        flags: c_int,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The socket is in use by the caller, and so is the message.
+            unsafe {
+                let inner = Operations::inner(socket).recvmsg.ok_or_else(eopnotsupp)?;
+                let Some(state) = state::<T>((*socket).sk) else {
+                    return Ok(inner(socket, message, len, flags));
+                };
+                let this = Socket::from_raw(socket);
+                let mut timeout = this.sk().receive_timeout(flags & DONTWAIT != 0);
+                // Nobody sleeps within UDP: rules may come meanwhile.
+                loop {
+                    let turn = state.protocol.may_read(this)?;
+                    if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
+                        return Ok(inner(socket, message, len, flags));
+                    }
+                    if !state.protocol.has_queue() {
+                        return Err(eopnotsupp());
+                    }
+                    let got = match turn {
+                        Some(turn) => Reader {
+                            socket,
+                            inner,
+                            protocol: &state.protocol,
+                            turn,
+                        }
+                        .read(message, len, flags)?,
+                        None => inner(socket, message, len, flags | DONTWAIT),
+                    };
+                    if got != EAGAIN.to_errno() || flags & DONTWAIT != 0 {
+                        return Ok(got);
+                    }
+                    if !this.sk().wait_for_datagrams(&mut timeout)? {
+                        return Ok(0);
+                    }
+                }
+            }
+        })
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn set_peek_off(sk: *mut bindings::sock, value: c_int) -> c_int {
+        // SAFETY: The sock is in use by the caller, with its socket.
+        unsafe {
+            let table = if Sock::from_raw(sk).is_ipv6() {
+                &IPV6
+            } else {
+                &IPV4
+            };
+            let turn = state::<T>(sk).and_then(|state| state.protocol.reading());
+            let _turn = turn.map(Mutex::lock);
+            match (**table.inner.get()).set_peek_off {
+                Some(inner) => inner(sk, value),
+                None => eopnotsupp().to_errno(),
+            }
+        }
+    }
+}
+
+/// Where a message of sendmsg goes; `None` for the peer.
+///
+/// # Safety
+///
+/// The message must be valid.
+pub(super) unsafe fn sent_to(sk: &Sock, message: &bindings::msghdr) -> Option<Name> {
+    let (name, len) = (message.msg_name.cast::<u8>(), message.msg_namelen);
+    // SAFETY: As required of the caller. Names are in memory of the kernel, with room for an address.
+    unsafe {
+        let is_none = name.is_null()
+            || (sk.is_ipv6()
+                && len >= size_of::<u16>() as i32
+                && u32::from(name.cast::<u16>().read_unaligned())
+                    == bindings::KOPI_CONST_AF_UNSPEC);
+        (!is_none).then(|| Name::from_raw(name, len, unspecified(sk)))
+    }
+}
+
+/// The answer of the rules' hook for ENOBUFS, which UDP would swallow.
+pub(super) fn without_edquot(sent: c_int) -> c_int {
+    if sent == edquot().to_errno() {
+        enobufs().to_errno()
+    } else {
+        sent
+    }
+}
+
+/// Whether programs of BPF are called before UDP sends to an address, for which the sock is locked.
+/// Any context.
+pub(crate) fn has_sendmsg_hooks() -> bool {
+    // SAFETY: Reads keys of the kernel's.
+    unsafe { bindings::kopi_has_sendmsg_hooks() }
+}

@@ -1,0 +1,444 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A socket family whose sockets are UDP sockets with some operations of their own.
+//!
+//! `create` makes an AF_INET or AF_INET6 datagram socket and grafts its sock onto the family's
+//! socket, as accept() grafts a connection. The operations are those of the inner family, but for
+//! those that [`Protocol`] has.
+//!
+//! C header: `include/linux/net.h`
+
+mod messages;
+mod name;
+mod operations;
+mod own;
+mod reader;
+mod receive;
+mod state;
+
+use crate::{
+    pure::{abi, rule::Peer},
+    sys::{
+        bindings,
+        context::SoftirqsOff,
+        errno::{eprotonosupport, esocktnosupport},
+        pernet::NetRef,
+        region::Vma,
+        slab::{Cache, CacheBox},
+        sock::{LockedSock, Sock},
+        socket::{Socket, SocketFile},
+        user::{OptionIn, OptionOut},
+        wait::PollTable,
+    },
+};
+use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit, ptr, sync::atomic::AtomicPtr};
+use kernel::{
+    error::{from_result, to_result},
+    prelude::*,
+    sync::Mutex,
+};
+pub(crate) use messages::has_sendmsg_hooks;
+pub(crate) use name::Name;
+pub(crate) use own::has_judged;
+pub(super) use own::{send_own, Own};
+use receive::receive_work;
+pub(crate) use receive::{drain, install_callbacks, next_packet};
+pub(super) use state::flow_of;
+pub(crate) use state::protocol;
+use state::{state, State, STATES};
+
+/// What a socket of the family does differently from a UDP socket.
+///
+/// # Safety
+///
+/// One type of the module implements it: the state of each socket of the family is taken for one's.
+pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
+    /// The state of a new socket of a network namespace. Process context.
+    fn new(net: &NetRef) -> Result<Self>;
+
+    /// The socket is whole, and nobody else has it yet; an error closes it. Process context.
+    fn opened(&self, socket: &Socket) -> Result;
+
+    /// Whether it may be bound so; looks at who the current process is. Process context.
+    fn may_bind(&self, socket: &Socket, name: &Name) -> Result;
+
+    /// It is bound; an error is the caller's answer. Process context.
+    fn bound(&self, socket: &Socket) -> Result;
+
+    /// Whether it may be connected so; looks at who the current process is. Process context.
+    fn may_connect(&self, socket: &Socket, name: &Name) -> Result;
+
+    /// It is connected, or not any more; an error is the caller's answer. Process context.
+    fn connected(&self, socket: &Socket) -> Result;
+
+    /// Whether the socket may be corked, for good or by one message: `EOPNOTSUPP`. Process context.
+    ///
+    /// A ring's packets are sent under locks of the module's, and to a corked socket they would wait for
+    /// the sock's lock, with which processes sleep.
+    fn may_cork(&self, for_good: bool) -> Result;
+
+    /// One message has been sent that [`Protocol::may_cork`] was asked about. Process context.
+    fn has_corked(&self);
+
+    /// Whether a datagram may be sent by sendmsg, to an address or the peer. Process context.
+    fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;
+
+    /// Whether datagrams may be read by recvmsg. Where each is to be asked about ([`Self::may_take`]),
+    /// gives the lock under which that is done. Process context.
+    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<bool>>>;
+
+    /// Whether a datagram from a peer, the first in the queue, may be read: else it is dropped. `again`
+    /// says that it was asked about before, `peeks` that it stays if it may. Process context.
+    fn may_take(&self, socket: &Socket, peer: Peer, bytes: usize, again: bool, peeks: bool)
+        -> bool;
+
+    /// The lock under which datagrams are read one by one; it has whether the first one was asked about
+    /// before, for a look. Any context.
+    fn reading(&self) -> Option<&Mutex<bool>>;
+
+    /// The socket is being closed; it is still whole. Process context.
+    fn release(&self, socket: &Socket);
+
+    /// The events to report, of which UDP would report `inner`. Process context.
+    fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32;
+
+    /// Carries out an ioctl, or gives `None` if it is not one of the family's. Process context.
+    fn ioctl(&self, socket: &Socket, request: u32, argument: usize) -> Option<Result<i32>>;
+
+    /// Sets an option at the family's level. Process context.
+    fn set_option(&self, socket: &Socket, name: i32, value: &OptionIn) -> Result;
+
+    /// Gets an option at the family's level. Process context.
+    fn get_option(&self, socket: &Socket, name: i32, value: &OptionOut) -> Result;
+
+    /// Whether packets can be read by recvmsg. Any context.
+    fn has_queue(&self) -> bool;
+
+    /// Maps the socket's memory. Process context, with the process's memory locked: whoever reads
+    /// or writes a program's memory under a lock must not have that lock taken here.
+    fn map(&self, vma: &Vma) -> Result;
+
+    /// Packets were queued, after [`install_callbacks`]. The sock comes locked, too, if it has a receive hook:
+    /// then, as those who send don't wait, some may be left, which is the answer.
+    fn data_ready(&self, sk: &Sock, locked: Option<LockedSock<'_>>, softirqs: &SoftirqsOff)
+        -> bool;
+}
+
+/// The operations of the family's sockets over one inner family.
+///
+/// # Invariants
+///
+/// Written by `Registration::new` before the family is registered, and only read after it.
+#[repr(C)]
+struct Operations {
+    /// First: sockets point to it, and so to the whole.
+    ops: UnsafeCell<MaybeUninit<bindings::proto_ops>>,
+    inner: UnsafeCell<*const bindings::proto_ops>,
+}
+
+// SAFETY: By the invariants.
+unsafe impl Sync for Operations {}
+
+impl Operations {
+    const fn new() -> Self {
+        Self {
+            ops: UnsafeCell::new(MaybeUninit::uninit()),
+            inner: UnsafeCell::new(ptr::null()),
+        }
+    }
+
+    /// The inner family's operations for a socket of ours.
+    ///
+    /// # Safety
+    ///
+    /// `socket` must be a live socket of this family.
+    unsafe fn inner<'a>(socket: *mut bindings::socket) -> &'a bindings::proto_ops {
+        // SAFETY: Its operations are the first field of one of the tables, which `create` chose,
+        // and IPV6_ADDRFORM, the only thing to change them, is refused.
+        unsafe { &**(*(*socket).ops.cast::<Operations>()).inner.get() }
+    }
+}
+
+static IPV4: Operations = Operations::new();
+
+static IPV6: Operations = Operations::new();
+
+/// Whether operations are those of the family.
+fn is_of_family(ops: *const bindings::proto_ops) -> bool {
+    [&IPV4, &IPV6]
+        .iter()
+        // SAFETY: The tables are static.
+        .any(|table| unsafe { (*table.ops.get()).as_ptr() } == ops)
+}
+
+/// The number that the module was told to use for the family.
+pub(crate) fn wanted_number() -> i32 {
+    // SAFETY: Reads a variable that doesn't change.
+    unsafe { bindings::kopi_family_parameter() }
+}
+
+/// Payloads of more bytes than this are to be sent by reference, as the administrator says now.
+pub(crate) fn copybreak() -> u32 {
+    // SAFETY: Reads a variable once.
+    unsafe { bindings::kopi_copybreak_parameter() }
+}
+
+/// The registered family.
+pub(crate) struct Registration<T: Protocol> {
+    number: i32,
+    /// Let go of when there is no family any more.
+    _states: Cache,
+    _protocol: PhantomData<T>,
+}
+
+/// The family, in memory that may be written to before it is registered.
+struct FamilyCell(UnsafeCell<bindings::net_proto_family>);
+
+// SAFETY: Written by `Registration::new` before the family is registered, and only read after it.
+unsafe impl Sync for FamilyCell {}
+
+static FAMILY: FamilyCell = FamilyCell(UnsafeCell::new(bindings::net_proto_family {
+    family: 0,
+    create: None,
+    owner: ptr::null_mut(),
+}));
+
+impl<T: Protocol> Registration<T> {
+    /// Registers the family: `EEXIST` when its number is taken, `EINVAL` when it is none.
+    ///
+    /// There can be one registration at a time; only the module's init makes one.
+    pub(crate) fn new(number: i32, module: &'static ThisModule) -> Result<Self> {
+        let module = module.as_ptr().cast::<bindings::module>();
+        // SAFETY: There is no other registration. States are of sockets, none of which is left when this
+        // one is dropped; RCU frees them.
+        let states = unsafe { Cache::new::<State<T>>(&STATES, c"kopi_flow") }?;
+        // SAFETY: As `fill` requires: nothing is registered yet.
+        unsafe {
+            Self::fill(&IPV4, bindings::AF_INET as i32, number, module)?;
+            match Self::fill(&IPV6, bindings::AF_INET6 as i32, number, module) {
+                Ok(()) => (),
+                // The machine has no IPv6: neither can it make inner sockets of it.
+                Err(error) => pr_info!("no IPv6 ({})\n", error.to_errno()),
+            }
+            *FAMILY.0.get() = bindings::net_proto_family {
+                family: number,
+                create: Some(Self::create),
+                owner: module,
+            };
+        }
+        // SAFETY: The family is static.
+        to_result(unsafe { bindings::sock_register(FAMILY.0.get()) }).map_err(|error| {
+            // A number of no family.
+            if error == super::errno::enobufs() {
+                EINVAL
+            } else {
+                error
+            }
+        })?;
+        Ok(Self {
+            number,
+            _states: states,
+            _protocol: PhantomData,
+        })
+    }
+
+    /// Makes the operations over an inner family out of those of a socket of it.
+    ///
+    /// # Safety
+    ///
+    /// Nobody may use `table` yet.
+    unsafe fn fill(
+        table: &Operations,
+        inner_family: i32,
+        number: i32,
+        module: *mut bindings::module,
+    ) -> Result {
+        // SAFETY: The initial namespace is always there.
+        let socket = unsafe { inner_socket(&raw mut bindings::init_net, inner_family, true)? };
+        // SAFETY: The socket was just made; its operations are static in the kernel. (IPv6 is
+        // built into the supported kernels; and were it not, inner sockets keep their module.)
+        unsafe {
+            let inner = (*socket).ops;
+            table.inner.get().write(inner);
+            let mut ops = *inner;
+            ops.family = number;
+            ops.owner = module;
+            ops.release = Some(Self::release);
+            ops.poll = Some(Self::poll);
+            ops.ioctl = Some(Self::ioctl);
+            #[cfg(CONFIG_COMPAT)]
+            {
+                ops.compat_ioctl = Some(Self::compat_ioctl);
+            }
+            ops.setsockopt = Some(Self::setsockopt);
+            ops.getsockopt = Some(Self::getsockopt);
+            ops.getsockopt_iter = None;
+            ops.bind = Some(Self::bind);
+            ops.connect = Some(Self::connect);
+            ops.sendmsg = Some(Self::sendmsg);
+            ops.recvmsg = Some(Self::recvmsg);
+            ops.set_peek_off = Some(Self::set_peek_off);
+            ops.mmap = Some(Self::mmap);
+            (*table.ops.get()).write(ops);
+            bindings::sock_release(socket);
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    unsafe extern "C" fn create(
+        net: *mut bindings::net,
+        socket: *mut bindings::socket,
+        protocol: c_int,
+        kern: c_int,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The arguments are those of a `create` operation.
+            unsafe { Self::try_create(net, socket, protocol, kern != 0) }?;
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// The arguments must be those of a running `create` operation.
+    unsafe fn try_create(
+        net: *mut bindings::net,
+        socket: *mut bindings::socket,
+        protocol: i32,
+        kern: bool,
+    ) -> Result {
+        // SAFETY: The socket is being made by the caller.
+        if u32::from(unsafe { (*socket).type_ } as u16) != bindings::sock_type_SOCK_DGRAM {
+            return Err(esocktnosupport());
+        }
+        let (family, table) = match protocol {
+            0 | abi::PROTO_UDP => (bindings::AF_INET, &IPV4),
+            abi::PROTO_UDP6 => (bindings::AF_INET6, &IPV6),
+            _ => return Err(eprotonosupport()),
+        };
+        let state = State {
+            rcu: UnsafeCell::new(pin_init::zeroed()),
+            data_ready: UnsafeCell::new(None),
+            // SAFETY: Zeroes are a delayed_work that is not initialised yet.
+            work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
+            sk: ptr::null_mut(),
+            own: AtomicPtr::new(ptr::null_mut()),
+            sender: AtomicPtr::new(ptr::null_mut()),
+            // SAFETY: `net` is the caller's.
+            protocol: T::new(unsafe { NetRef::from_raw(net) })?,
+        };
+        // SAFETY: The cache is there as long as the family is registered.
+        let mut state = unsafe { CacheBox::new(state) }?;
+        // SAFETY: `net` is the caller's. The inner socket is whole, and ours alone; the outer has
+        // no sock yet and nobody else knows it. After the graft the inner one has no sock, so that
+        // its release frees nothing but itself.
+        unsafe {
+            let inner = inner_socket(net, family as i32, kern)?;
+            let sk = (*inner).sk;
+            (*inner).sk = ptr::null_mut();
+            (*socket).ops = (*table.ops.get()).as_ptr();
+            (*socket).flags |= (*inner).flags;
+            bindings::kopi_sock_graft(sk, socket);
+            bindings::sock_release(inner);
+            state.sk = sk;
+            bindings::kopi_init_delayed_work(state.work.get(), Some(receive_work::<T>));
+            let state = CacheBox::into_raw(state);
+            bindings::kopi_set_sk_inode_private(sk, state.cast());
+            if let Err(error) = (*state).protocol.opened(Socket::from_raw(socket)) {
+                // The caller knows of no operations of a socket that couldn't be made.
+                Self::release(socket);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    unsafe extern "C" fn release(socket: *mut bindings::socket) -> c_int {
+        // SAFETY: The last user of a socket releases it, so it and its sock are valid.
+        unsafe {
+            let sk = (*socket).sk;
+            let Some(inner) = Operations::inner(socket).release else {
+                return 0;
+            };
+            if sk.is_null() {
+                return inner(socket);
+            }
+            if let Some(state) = state::<T>(sk) {
+                state.protocol.release(Socket::from_raw(socket));
+                bindings::kopi_write_lock_bh_callback(sk);
+                if let Some(data_ready) = *state.data_ready.get() {
+                    (*sk).sk_data_ready = Some(data_ready);
+                }
+                bindings::kopi_set_sk_inode_private(sk, ptr::null_mut());
+                bindings::kopi_write_unlock_bh_callback(sk);
+                // Waits if it runs; those who still have the state can't start it again.
+                bindings::disable_delayed_work_sync(state.work.get());
+                // Softirqs that still run with the state are done after a grace period.
+                bindings::call_rcu(state.rcu.get(), Some(Self::free));
+            }
+            inner(socket)
+        }
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    unsafe extern "C" fn free(rcu: *mut bindings::callback_head) {
+        // SAFETY: `rcu` is the state's, a box that `create` made and nobody uses any more.
+        unsafe {
+            let state = kernel::container_of!(
+                rcu.cast::<UnsafeCell<bindings::callback_head>>(),
+                State<T>,
+                rcu
+            );
+            drop(CacheBox::from_raw(state));
+        }
+    }
+}
+
+impl<T: Protocol> Drop for Registration<T> {
+    fn drop(&mut self) {
+        // SAFETY: Registered by `new`. No socket is left: each holds a reference to the module.
+        unsafe { bindings::sock_unregister(self.number) };
+    }
+}
+
+/// Makes a UDP socket of an IP family.
+///
+/// # Safety
+///
+/// `net` must be valid.
+unsafe fn inner_socket(
+    net: *mut bindings::net,
+    family: i32,
+    kern: bool,
+) -> Result<*mut bindings::socket> {
+    let mut socket = ptr::null_mut();
+    // SAFETY: Process context, `net` is valid by the caller, and `socket` is written to.
+    to_result(unsafe {
+        bindings::__sock_create(
+            net,
+            family,
+            bindings::sock_type_SOCK_DGRAM as i32,
+            bindings::IPPROTO_UDP as i32,
+            &mut socket,
+            i32::from(kern),
+        )
+    })?;
+    Ok(socket)
+}
+
+impl SocketFile {
+    /// The socket, if it is of the family.
+    pub(crate) fn socket(&self) -> Option<&Socket> {
+        let socket = self.as_ptr();
+        // SAFETY: The file keeps the socket; its operations say whose it is.
+        unsafe { is_of_family((*socket).ops).then(|| Socket::from_raw(socket)) }
+    }
+}

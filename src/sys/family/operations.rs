@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The operations of a socket of the family, but those that send and receive.
+
+use super::{
+    name::{unspecified, Name, Unspecified},
+    state::state,
+    Operations, Protocol, Registration,
+};
+use crate::{
+    pure::abi,
+    sys::{
+        bindings,
+        errno::{enoprotoopt, eopnotsupp},
+        region::Vma,
+        socket::Socket,
+        user::{OptionIn, OptionOut},
+        wait::PollTable,
+    },
+};
+use kernel::{
+    error::{from_result, to_result},
+    prelude::*,
+};
+
+impl<T: Protocol> Registration<T> {
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn poll(
+        file: *mut bindings::file,
+        socket: *mut bindings::socket,
+        table: *mut bindings::poll_table_struct,
+    ) -> bindings::__poll_t {
+        // SAFETY: The socket and its file are in use by the caller.
+        unsafe {
+            let Some(inner) = Operations::inner(socket).poll else {
+                return 0;
+            };
+            let events = inner(file, socket, table);
+            match state::<T>((*socket).sk) {
+                Some(state) => state.protocol.poll(
+                    Socket::from_raw(socket),
+                    &PollTable::from_raw(file, table),
+                    events,
+                ),
+                None => events,
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn ioctl(
+        socket: *mut bindings::socket,
+        request: c_uint,
+        argument: usize,
+    ) -> c_int {
+        // SAFETY: The socket is in use by the caller.
+        unsafe { Self::any_ioctl(socket, request, argument, Operations::inner(socket).ioctl) }
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    #[cfg(CONFIG_COMPAT)]
+    pub(super) unsafe extern "C" fn compat_ioctl(
+        socket: *mut bindings::socket,
+        request: c_uint,
+        argument: usize,
+    ) -> c_int {
+        // SAFETY: The socket is in use by the caller.
+        unsafe {
+            Self::any_ioctl(
+                socket,
+                request,
+                argument,
+                Operations::inner(socket).compat_ioctl,
+            )
+        }
+    }
+
+    /// # Safety
+    ///
+    /// `socket` must be a live socket of the family, and `inner` an ioctl operation.
+    pub(super) unsafe fn any_ioctl(
+        socket: *mut bindings::socket,
+        request: u32,
+        argument: usize,
+        inner: Option<unsafe extern "C" fn(*mut bindings::socket, c_uint, usize) -> c_int>,
+    ) -> c_int {
+        // SAFETY: As required of the caller.
+        unsafe {
+            let own = state::<T>((*socket).sk).and_then(|state| {
+                state
+                    .protocol
+                    .ioctl(Socket::from_raw(socket), request, argument)
+            });
+            match (own, inner) {
+                (Some(result), _) => from_result(|| result),
+                (None, Some(inner)) => inner(socket, request, argument),
+                (None, None) => ENOIOCTLCMD.to_errno(),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn setsockopt(
+        socket: *mut bindings::socket,
+        level: c_int,
+        name: c_int,
+        value: bindings::sockptr_t,
+        len: c_uint,
+    ) -> c_int {
+        // SAFETY: The socket is in use by the caller, and the value is the caller's.
+        unsafe {
+            if level == bindings::SOL_IPV6 as i32 && name == bindings::IPV6_ADDRFORM as i32 {
+                // It would put UDP's own operations in place of ours.
+                return enoprotoopt().to_errno();
+            }
+            if level == bindings::SOL_UDP as i32 && name == bindings::UDP_CORK as i32 {
+                let state = state::<T>((*socket).sk);
+                if let Some(Err(error)) = state.map(|state| state.protocol.may_cork(true)) {
+                    return error.to_errno();
+                }
+            }
+            match (
+                state::<T>((*socket).sk),
+                Operations::inner(socket).setsockopt,
+            ) {
+                (Some(state), _) if level == abi::SOL_KOPI => from_result(|| {
+                    let value = OptionIn::from_raw(value, len);
+                    state
+                        .protocol
+                        .set_option(Socket::from_raw(socket), name, &value)?;
+                    Ok(0)
+                }),
+                (_, Some(inner)) => inner(socket, level, name, value, len),
+                (_, None) => eopnotsupp().to_errno(),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn getsockopt(
+        socket: *mut bindings::socket,
+        level: c_int,
+        name: c_int,
+        value: *mut c_char,
+        len: *mut c_int,
+    ) -> c_int {
+        // SAFETY: The socket is in use by the caller, and the pointers are the caller's.
+        unsafe {
+            match (
+                state::<T>((*socket).sk),
+                Operations::inner(socket).getsockopt,
+            ) {
+                (Some(state), _) if level == abi::SOL_KOPI => from_result(|| {
+                    let value = OptionOut::from_raw(value, len);
+                    state
+                        .protocol
+                        .get_option(Socket::from_raw(socket), name, &value)?;
+                    Ok(0)
+                }),
+                (_, Some(inner)) => inner(socket, level, name, value, len),
+                (_, None) => eopnotsupp().to_errno(),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn bind(
+        socket: *mut bindings::socket,
+        name: *mut bindings::sockaddr_unsized,
+        len: c_int,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The socket is in use by the caller, and so is the address.
+            unsafe {
+                let inner = Operations::inner(socket).bind.ok_or_else(eopnotsupp)?;
+                let Some(state) = state::<T>((*socket).sk) else {
+                    return Ok(inner(socket, name, len));
+                };
+                let this = Socket::from_raw(socket);
+                let given = Name::from_raw(name.cast(), len, unspecified(this.sk()));
+                state.protocol.may_bind(this, &given)?;
+                let before = this.sk().before_bind();
+                to_result(inner(socket, name, len))?;
+                state
+                    .protocol
+                    .bound(this)
+                    .inspect_err(|_| this.sk().unbind(before))?;
+            }
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn connect(
+        socket: *mut bindings::socket,
+        name: *mut bindings::sockaddr_unsized,
+        len: c_int,
+        flags: c_int,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The socket is in use by the caller, and so is the address.
+            unsafe {
+                let inner = Operations::inner(socket).connect.ok_or_else(eopnotsupp)?;
+                let Some(state) = state::<T>((*socket).sk) else {
+                    return Ok(inner(socket, name, len, flags));
+                };
+                let this = Socket::from_raw(socket);
+                let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
+                state.protocol.may_connect(this, &given)?;
+                let device = this.sk().bound_device();
+                to_result(inner(socket, name, len, flags))?;
+                state
+                    .protocol
+                    .connected(this)
+                    .inspect_err(|_| this.sk().disconnect(device))?;
+            }
+            Ok(0)
+        })
+    }
+
+    /// # Safety
+    ///
+    /// To be called by the kernel only, as the operation that it is set as.
+    pub(super) unsafe extern "C" fn mmap(
+        _file: *mut bindings::file,
+        socket: *mut bindings::socket,
+        vma: *mut bindings::vm_area_struct,
+    ) -> c_int {
+        from_result(|| {
+            // SAFETY: The socket and the vma are in use by the caller.
+            unsafe {
+                let state = state::<T>((*socket).sk).ok_or(ENODEV)?;
+                state.protocol.map(&Vma::from_raw(vma))?;
+            }
+            Ok(0)
+        })
+    }
+}

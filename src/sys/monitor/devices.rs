@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The monitor devices that are up, and the namespaces that have some.
+
+use super::packet::Packet;
+use crate::{
+    pure::abi::MonHdr,
+    sys::{bindings, context::BottomHalvesOff, pernet::NetRef},
+};
+use core::{
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicPtr, Ordering},
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        rcu,
+    },
+};
+
+/// Namespaces in which a device is up, as far as there are places: those where a packet that the stack
+/// drops before it knows whose it is, is looked up. The first place is the initial namespace's.
+pub(super) static WATCHED: [AtomicPtr<bindings::net>; 16] =
+    [const { AtomicPtr::new(ptr::null_mut()) }; 16];
+
+/// Devices that can be up in a namespace: each packet of a flow is shown on all of them, with softirqs
+/// off.
+pub(super) const UP_MAX: usize = 16;
+
+/// Enters a namespace, whose first device comes up, in the list of those watched.
+pub(super) fn watch(net: &NetRef) {
+    let first = if net.is_initial() { 0 } else { 1 };
+    for slot in WATCHED.iter().skip(first) {
+        let swapped = slot.compare_exchange(
+            ptr::null_mut(),
+            net.as_ptr(),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+        if swapped.is_ok() {
+            return;
+        }
+    }
+}
+
+/// Takes out one whose last device goes down.
+pub(super) fn unwatch(net: &NetRef) {
+    for slot in &WATCHED {
+        let _ = slot.compare_exchange(
+            net.as_ptr(),
+            ptr::null_mut(),
+            Ordering::AcqRel,
+            Ordering::Relaxed,
+        );
+    }
+}
+
+/// The devices of a network namespace that are up.
+///
+/// # Invariants
+///
+/// Each device is entered when it comes up, and taken out when it goes down: it is freed, or leaves the
+/// namespace, a grace period later at the earliest.
+pub(crate) struct Devices {
+    pub(super) up: [AtomicPtr<bindings::net_device>; UP_MAX],
+    pub(super) any: Atomic<bool>,
+}
+
+impl Devices {
+    /// None.
+    pub(crate) fn new() -> Self {
+        Self {
+            up: [const { AtomicPtr::new(ptr::null_mut()) }; UP_MAX],
+            any: Atomic::new(false),
+        }
+    }
+
+    /// Whether any is up. Any context.
+    pub(crate) fn is_any_up(&self) -> bool {
+        self.any.load(Relaxed)
+    }
+
+    /// How many are up.
+    pub(crate) fn len(&self) -> usize {
+        self.iter().count()
+    }
+
+    /// Those that are up, which are valid while RCU is held.
+    fn iter(&self) -> impl Iterator<Item = NonNull<bindings::net_device>> + '_ {
+        self.up
+            .iter()
+            .filter_map(|slot| NonNull::new(slot.load(Ordering::Acquire)))
+    }
+
+    /// Enters a device, and says whether it is the first: `EMFILE`. Under RTNL.
+    pub(in crate::sys) fn add(&self, device: NonNull<bindings::net_device>) -> Result<bool> {
+        let free = self
+            .up
+            .iter()
+            .find(|slot| slot.load(Ordering::Relaxed).is_null())
+            .ok_or(EMFILE)?;
+        free.store(device.as_ptr(), Ordering::Release);
+        Ok(!self.any.xchg(true, Relaxed))
+    }
+
+    /// Takes a device out, and says whether it was the last. Under RTNL.
+    pub(in crate::sys) fn remove(&self, device: NonNull<bindings::net_device>) -> bool {
+        for slot in &self.up {
+            if ptr::eq(slot.load(Ordering::Relaxed), device.as_ptr()) {
+                slot.store(ptr::null_mut(), Ordering::Relaxed);
+            }
+        }
+        let is_any_left = self.iter().next().is_some();
+        self.any.store(is_any_left, Relaxed);
+        !is_any_left
+    }
+
+    /// Shows a packet on all that are up. Any context but hard interrupts, and interrupts on.
+    ///
+    /// Where there is no memory for a copy, that is counted as a drop of the devices'.
+    pub(crate) fn show(&self, header: MonHdr, packet: &Packet<'_>) {
+        let copy = packet.with_header(header);
+        let _softirqs = BottomHalvesOff::new();
+        let _rcu = rcu::read_lock();
+        for device in self.iter() {
+            // SAFETY: By the invariants the device is valid while RCU is held, and softirqs are off.
+            unsafe {
+                match &copy {
+                    Some(copy) => copy.show_on(device),
+                    None => bindings::kopi_dev_rx_dropped_inc(device.as_ptr()),
+                }
+            }
+        }
+    }
+}

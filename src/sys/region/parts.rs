@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Parts of a region, as the stack takes them.
+
+use super::{Region, PAGE_SIZE};
+use crate::sys::bindings;
+use core::{marker::PhantomData, ptr::NonNull};
+use kernel::prelude::*;
+
+/// Pieces of a region to be written to, in order.
+///
+/// # Invariants
+///
+/// All entries lie within the region, which lives for `'a`; `bytes` is their sum.
+pub(crate) struct KernelVec<'a> {
+    pub(super) region: &'a Region,
+    pub(super) pieces: &'a mut KVec<bindings::kvec>,
+    pub(super) bytes: usize,
+}
+
+/// Memory for the pieces of a [`KernelVec`].
+pub(crate) struct KernelVecBuffer(pub(super) KVec<bindings::kvec>);
+
+// SAFETY: What the pointers point to is used by way of a region only.
+unsafe impl Send for KernelVecBuffer {}
+
+impl KernelVecBuffer {
+    /// Makes room for `capacity` pieces.
+    pub(crate) fn new(capacity: usize) -> Result<Self> {
+        Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL_ACCOUNT)?))
+    }
+
+    /// Starts an empty list of pieces of `region`.
+    pub(crate) fn of<'a>(&'a mut self, region: &'a Region) -> KernelVec<'a> {
+        self.0.clear();
+        // INVARIANT: There are none.
+        KernelVec {
+            region,
+            pieces: &mut self.0,
+            bytes: 0,
+        }
+    }
+}
+
+impl KernelVec<'_> {
+    /// Appends a piece; `ENOMEM` when there is no room for it. Any context.
+    pub(crate) fn push(&mut self, offset: u32, len: u32) -> Result {
+        let len = len as usize;
+        let at = self.region.at::<u8>(offset, len)?;
+        let piece = bindings::kvec {
+            iov_base: at.as_ptr().cast(),
+            iov_len: len,
+        };
+        // INVARIANT: `at` checked that it is within the region.
+        self.pieces
+            .push_within_capacity(piece)
+            .map_err(|_| ENOMEM)?;
+        self.bytes = self.bytes.saturating_add(len);
+        Ok(())
+    }
+
+    /// The pieces.
+    pub(in crate::sys) fn pieces(&self) -> &[bindings::kvec] {
+        self.pieces
+    }
+
+    pub(in crate::sys) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// Bytes of a region, which a program may be writing: for C to copy.
+///
+/// # Invariants
+///
+/// All lie within the region, which lives for `'a`.
+pub(crate) struct Bytes<'a> {
+    pub(super) at: NonNull<u8>,
+    pub(super) len: usize,
+    pub(super) _region: PhantomData<&'a Region>,
+}
+
+impl Bytes<'_> {
+    pub(in crate::sys) fn as_ptr(&self) -> *const u8 {
+        self.at.as_ptr()
+    }
+
+    pub(in crate::sys) fn len(&self) -> usize {
+        self.len
+    }
+}
+
+/// Pieces of pages to be sent, in order.
+pub(crate) struct PageVec(pub(super) KVec<bindings::bio_vec>, usize);
+
+// SAFETY: What the pointers point to is used while its region is borrowed only.
+unsafe impl Send for PageVec {}
+
+impl PageVec {
+    /// Makes room for `capacity` pieces.
+    pub(crate) fn new(capacity: usize) -> Result<Self> {
+        Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL_ACCOUNT)?, 0))
+    }
+
+    /// Forgets all pieces.
+    pub(crate) fn clear(&mut self) {
+        self.0.clear();
+        self.1 = 0;
+    }
+
+    /// Appends `len` bytes at `offset` of the region, a piece for each page.
+    pub(crate) fn push(&mut self, region: &Region, offset: u32, len: u32) -> Result {
+        let mut at = offset as usize;
+        let mut left = len as usize;
+        while left > 0 {
+            let page = *region.pages.get(at / PAGE_SIZE).ok_or(EINVAL)?;
+            let in_page = at % PAGE_SIZE;
+            let piece = left.min(PAGE_SIZE.wrapping_sub(in_page));
+            self.0
+                .push_within_capacity(bindings::bio_vec {
+                    bv_page: page,
+                    bv_len: piece as u32,
+                    bv_offset: in_page as u32,
+                })
+                .map_err(|_| EMSGSIZE)?;
+            self.1 = self.1.saturating_add(piece);
+            at = at.wrapping_add(piece);
+            left = left.wrapping_sub(piece);
+        }
+        Ok(())
+    }
+
+    pub(in crate::sys) fn as_ptr(&self) -> *const bindings::bio_vec {
+        self.0.as_ptr()
+    }
+
+    /// Number of pieces.
+    pub(crate) fn count(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Bytes of all pieces.
+    pub(crate) fn bytes(&self) -> usize {
+        self.1
+    }
+}

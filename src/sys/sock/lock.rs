@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A sock that is locked, and references to socks.
+
+use super::Sock;
+use crate::{
+    pure::{abi::Meta, ip::FourTuple, rule::unmapped},
+    sys::{
+        bindings,
+        family::{self, Protocol},
+        pernet::NetRef,
+    },
+};
+use core::mem::size_of_val;
+use kernel::sync::rcu;
+
+/// A sock that is locked: nobody else changes its options, as programs of BPF may.
+///
+/// # Invariants
+///
+/// Locked, with softirqs off, as long as this value lives.
+#[derive(Clone, Copy)]
+pub(crate) struct LockedSock<'a>(pub(super) &'a Sock);
+
+impl<'a> LockedSock<'a> {
+    /// # Safety
+    ///
+    /// The sock must be as the invariants say for `'a`.
+    pub(in crate::sys) unsafe fn from_locked(sk: &'a Sock) -> Self {
+        // INVARIANT: As required of the caller.
+        Self(sk)
+    }
+
+    /// Runs the cgroup's `recvmsg` programs, which may change the peer that the program will see.
+    pub(crate) fn run_receive_hook(&self, meta: &mut Meta) {
+        if self.0.is_ipv6() {
+            let mut name = bindings::sockaddr_in6 {
+                sin6_family: bindings::AF_INET6 as u16,
+                sin6_port: meta.peer_port,
+                ..pin_init::zeroed()
+            };
+            name.sin6_addr.in6_u.u6_addr8 = meta.peer;
+            let mut len = size_of_val(&name) as i32;
+            // SAFETY: A valid sock, locked by the invariants, and an address with its length.
+            unsafe {
+                bindings::kopi_run_udp6_recvmsg(self.0.as_ptr(), (&raw mut name).cast(), &mut len);
+                meta.peer = name.sin6_addr.in6_u.u6_addr8;
+            }
+            meta.peer_port = name.sin6_port;
+        } else {
+            let [a, b, c, d, ..] = meta.peer;
+            let mut name = bindings::sockaddr_in {
+                sin_family: bindings::AF_INET as u16,
+                sin_port: meta.peer_port,
+                sin_addr: bindings::in_addr {
+                    s_addr: u32::from_ne_bytes([a, b, c, d]),
+                },
+                ..pin_init::zeroed()
+            };
+            let mut len = size_of_val(&name) as i32;
+            // SAFETY: A valid sock, locked by the invariants, and an address with its length.
+            unsafe {
+                bindings::kopi_run_udp4_recvmsg(self.0.as_ptr(), (&raw mut name).cast(), &mut len)
+            };
+            let address = name.sin_addr.s_addr.to_ne_bytes();
+            for (to, from) in meta.peer.iter_mut().zip(address) {
+                *to = from;
+            }
+            meta.peer_port = name.sin_port;
+        }
+    }
+}
+
+/// A reference to a sock.
+pub(crate) struct SockRef<'a>(pub(super) &'a Sock);
+
+impl<'a> SockRef<'a> {
+    /// Takes one, unless the last is gone and RCU alone keeps the sock. Any context.
+    pub(in crate::sys) fn get(sk: &'a Sock) -> Option<Self> {
+        // SAFETY: The sock's memory is valid as long as the borrow.
+        unsafe { bindings::kopi_sock_get(sk.as_ptr()) }.then_some(())?;
+        Some(Self(sk))
+    }
+}
+
+impl SockRef<'_> {
+    /// The flow whose sock it is.
+    pub(crate) fn flow<'b, T: Protocol>(
+        &'b self,
+        _rcu: &'b rcu::Guard,
+    ) -> Option<(&'b Sock, &'b T)> {
+        // SAFETY: The reference keeps the sock; RCU is held.
+        unsafe { family::flow_of(self.as_ptr()) }
+    }
+
+    pub(in crate::sys) fn as_ptr(&self) -> *mut bindings::sock {
+        self.0.as_ptr()
+    }
+}
+
+impl<'a> SockRef<'a> {
+    /// The UDP sock that a packet is for, which came by a device. The caller is in an RCU read-side
+    /// section.
+    pub(crate) fn find(net: &'a NetRef, ends: &FourTuple, ifindex: u32) -> Option<Self> {
+        let (from, to) = (&ends.source, &ends.destination);
+        let (sport, dport) = (from.port.to_be(), to.port.to_be());
+        // SAFETY: The namespace is valid, and addresses are; what is found has a reference taken.
+        unsafe {
+            let sk = match (unmapped(&from.address), unmapped(&to.address)) {
+                (Some(saddr), Some(daddr)) => bindings::udp4_lib_lookup(
+                    net.as_ptr(),
+                    u32::from_ne_bytes(saddr),
+                    sport,
+                    u32::from_ne_bytes(daddr),
+                    dport,
+                    ifindex as i32,
+                ),
+                _ => bindings::udp6_lib_lookup(
+                    net.as_ptr(),
+                    from.address.as_ptr().cast(),
+                    sport,
+                    to.address.as_ptr().cast(),
+                    dport,
+                    ifindex as i32,
+                ),
+            };
+            (!sk.is_null()).then(|| Self(Sock::from_raw(sk)))
+        }
+    }
+}
+
+impl Drop for SockRef<'_> {
+    fn drop(&mut self) {
+        // SAFETY: The reference that `get` took. A UDP sock is freed by RCU, in any context.
+        unsafe { bindings::kopi_sock_put(self.0.as_ptr()) };
+    }
+}
+
+/// Whether the UDP socket that a packet is for, which came by a device, asked for GRO packets. Softirqs are off.
+pub(crate) fn wants_gro(net: &NetRef, ends: &FourTuple, ifindex: u32) -> bool {
+    let _rcu = rcu::read_lock();
+    let found = SockRef::find(net, ends, ifindex);
+    // SAFETY: The reference keeps the sock, which is UDP's.
+    found.is_some_and(|sk| unsafe { bindings::kopi_udp_wants_gro(sk.as_ptr()) })
+}
