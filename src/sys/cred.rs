@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Credentials: what security modules and capability checks judge a task by.
+//! Credentials, by which security modules and capability checks judge a task.
 //!
 //! C header: `include/linux/cred.h`
 
@@ -17,25 +17,27 @@ use kernel::sync::rcu;
 pub(crate) struct Credentials(NonNull<bindings::cred>);
 
 impl Credentials {
-    /// Those that a process has now, of its first thread; `None` when it, or that thread, has ended
-    /// or has become another program. Any context but hard interrupts.
+    /// The current credentials of a process's first thread; `None` if the process or that thread
+    /// has ended, or has become another program. Any context but hard interrupts.
     pub(crate) fn of(process: &Process) -> Option<Self> {
         let _rcu = rcu::read_lock();
-        // SAFETY: The reference to the pid is held, and under RCU so is the task that it leads to.
+        // SAFETY: `process` holds a reference to the pid. RCU, held here, keeps the task of the
+        // pid.
         let cred = unsafe {
             let task = NonNull::new(bindings::kopi_pid_task(process.pid().as_ptr()))?;
             bindings::get_task_cred(task.as_ptr()).cast_mut()
         };
         let cred = Self(NonNull::new(cred)?);
-        // Only now, after the reference was taken in full order: exec changes what is looked at here
-        // before it changes credentials.
+        // This check has to follow the reference, which was taken with full ordering: exec changes
+        // what is checked here before it changes the credentials.
         process.is_running().then_some(cred)
     }
 
-    /// Has the current task act with them as long as the result lives. Process context.
+    /// Makes the current task act with these credentials while the result lives. Process context.
     pub(crate) fn assume(&self) -> Assumed<'_> {
         Assumed {
-            // SAFETY: The credentials are kept longer than they are in use, by the borrow.
+            // SAFETY: The result borrows `self`, so the reference outlasts the use of the
+            // credentials.
             own: unsafe { bindings::kopi_override_creds(self.0.as_ptr()) },
             _of: PhantomData,
         }
@@ -44,12 +46,12 @@ impl Credentials {
 
 impl Drop for Credentials {
     fn drop(&mut self) {
-        // SAFETY: The reference that `of` took.
+        // SAFETY: This value owns the reference, and is not used any more.
         unsafe { bindings::kopi_put_cred(self.0.as_ptr()) };
     }
 }
 
-/// The current task acts with other credentials than its own.
+/// While it lives, the current task acts with other credentials than its own.
 pub(crate) struct Assumed<'a> {
     /// The pointer keeps the value in its task.
     own: *const bindings::cred,
@@ -58,43 +60,48 @@ pub(crate) struct Assumed<'a> {
 
 impl Drop for Assumed<'_> {
     fn drop(&mut self) {
-        // SAFETY: Gives the current task back those that it had in `assume`.
+        // SAFETY: `own` holds the credentials that `assume` replaced. The value can't have left the
+        // task of `assume`, because it isn't `Send`.
         unsafe { bindings::kopi_revert_creds(self.own) };
     }
 }
 
-/// Credentials that were let do something, the last ones that were.
+/// The credentials that passed a check last. mmap accepts only those that passed the check for
+/// receiving, which getsockopt makes.
 ///
 /// # Invariants
 ///
-/// Null, or credentials to which this has a reference.
+/// The pointer is null, or this value owns a reference to the credentials.
 pub(crate) struct AllowedCreds(AtomicPtr<bindings::cred>);
 
 impl AllowedCreds {
-    /// None yet.
+    /// No credentials.
     pub(crate) const fn new() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The current task's, from now on. Process context.
+    /// Stores the current task's credentials. Process context.
     pub(crate) fn set_current(&self) {
-        // SAFETY: There is a current task.
-        // INVARIANT: The reference is this one's now.
+        // SAFETY: In process context there is a current task.
+        // INVARIANT: The call gives a reference, which this value owns from here.
         let current = unsafe { bindings::kopi_get_current_cred() };
         Self::put(self.0.swap(current.cast_mut(), AcqRel));
     }
 
-    /// Whether they are the current task's. Process context; may be called under any lock.
+    /// Whether the current task has these credentials. Process context; may be called under any
+    /// lock.
     pub(crate) fn are_current(&self) -> bool {
-        // As there is a reference to them, no others can lie where they do.
-        // SAFETY: There is a current task.
+        // The pointers may be compared: the reference prevents that others are allocated at this
+        // address.
+        // SAFETY: In process context there is a current task.
         ptr::eq(self.0.load(Acquire), unsafe {
             bindings::kopi_current_cred()
         })
     }
 
+    /// Releases a reference, if there is one.
     fn put(cred: *mut bindings::cred) {
-        // The reference that this had, by its invariants.
+        // By the invariants, the pointer came with a reference.
         drop(NonNull::new(cred).map(Credentials));
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::pure::rule::{mapped, Peer};
 
-/// What bind() may change besides the address.
+/// The state that bind() may change in addition to the address.
 pub(in crate::sys) struct BeforeBind {
     pub(super) device: i32,
     pub(super) ipv6only: bool,
@@ -24,7 +24,7 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
-    /// One of them, as rules see it.
+    /// An end as a peer of rules, from its bytes and its big-endian port.
     pub(in crate::sys) fn as_peer(&self, bytes: [u8; 16], port: u16) -> Peer {
         let [a, b, c, d, ..] = bytes;
         Peer {
@@ -37,7 +37,7 @@ impl Ends {
         }
     }
 
-    /// The bytes of a peer's address, as these have them.
+    /// The bytes of a peer's address, in the form of these ends.
     fn bytes_of(&self, peer: &Peer) -> [u8; 16] {
         let mut bytes = peer.address;
         if !self.is_ipv6 {

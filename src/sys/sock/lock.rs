@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A sock that is locked, and references to socks.
+//! Locked socks, and references to socks.
 
 use super::Sock;
 use crate::{
@@ -14,18 +14,18 @@ use crate::{
 use core::mem::size_of_val;
 use kernel::sync::rcu;
 
-/// A sock that is locked: nobody else changes its options, as programs of BPF may.
+/// A locked sock: no other task changes its options. BPF programs, which may change them, need the
+/// lock.
 ///
 /// # Invariants
 ///
-/// Locked, with softirqs off, as long as this value lives.
+/// The sock is locked, with softirqs off, as long as this value lives.
 #[derive(Clone, Copy)]
 pub(crate) struct LockedSock<'a>(pub(super) &'a Sock);
 
 impl<'a> LockedSock<'a> {
     /// # Safety
-    ///
-    /// The sock must be as the invariants say for `'a`.
+    /// The sock must be locked, with softirqs off, for `'a`.
     pub(in crate::sys) unsafe fn from_locked(sk: &'a Sock) -> Self {
         // INVARIANT: As required of the caller.
         Self(sk)
@@ -41,7 +41,8 @@ impl<'a> LockedSock<'a> {
             };
             name.sin6_addr.in6_u.u6_addr8 = meta.peer;
             let mut len = size_of_val(&name) as i32;
-            // SAFETY: A valid sock, locked by the invariants, and an address with its length.
+            // SAFETY: The sock is locked, by the invariants; `name` and `len` are an address and
+            // its size.
             unsafe {
                 bindings::kopi_run_udp6_recvmsg(self.0.as_ptr(), (&raw mut name).cast(), &mut len);
                 meta.peer = name.sin6_addr.in6_u.u6_addr8;
@@ -58,7 +59,8 @@ impl<'a> LockedSock<'a> {
                 ..pin_init::zeroed()
             };
             let mut len = size_of_val(&name) as i32;
-            // SAFETY: A valid sock, locked by the invariants, and an address with its length.
+            // SAFETY: The sock is locked, by the invariants; `name` and `len` are an address and
+            // its size.
             unsafe {
                 bindings::kopi_run_udp4_recvmsg(self.0.as_ptr(), (&raw mut name).cast(), &mut len)
             };
@@ -75,21 +77,22 @@ impl<'a> LockedSock<'a> {
 pub(crate) struct SockRef<'a>(pub(super) &'a Sock);
 
 impl<'a> SockRef<'a> {
-    /// Takes one, unless the last is gone and RCU alone keeps the sock. Any context.
+    /// Takes a reference; `None` if the last one was released and only RCU keeps the sock. Any
+    /// context.
     pub(in crate::sys) fn get(sk: &'a Sock) -> Option<Self> {
-        // SAFETY: The sock's memory is valid as long as the borrow.
+        // SAFETY: The borrow keeps the sock's memory valid.
         unsafe { bindings::kopi_sock_get(sk.as_ptr()) }.then_some(())?;
         Some(Self(sk))
     }
 }
 
 impl SockRef<'_> {
-    /// The flow whose sock it is.
+    /// The flow of the sock.
     pub(crate) fn flow<'b, T: Protocol>(
         &'b self,
         _rcu: &'b rcu::Guard,
     ) -> Option<(&'b Sock, &'b T)> {
-        // SAFETY: The reference keeps the sock; RCU is held.
+        // SAFETY: The reference keeps the sock. The guard proves that RCU is held.
         unsafe { family::flow_of(self.as_ptr()) }
     }
 
@@ -99,12 +102,13 @@ impl SockRef<'_> {
 }
 
 impl<'a> SockRef<'a> {
-    /// The UDP sock that a packet is for, which came by a device. The caller is in an RCU read-side
+    /// The UDP sock that receives a packet with these ends from a device. In an RCU read-side
     /// section.
     pub(crate) fn find(net: &'a NetRef, ends: &FourTuple, ifindex: u32) -> Option<Self> {
         let (from, to) = (&ends.source, &ends.destination);
         let (sport, dport) = (from.port.to_be(), to.port.to_be());
-        // SAFETY: The namespace is valid, and addresses are; what is found has a reference taken.
+        // SAFETY: The namespace is borrowed, and the addresses have as many bytes as the functions
+        // read. The lookup takes a reference to the sock that it finds, which is a UDP sock.
         unsafe {
             let sk = match (unmapped(&from.address), unmapped(&to.address)) {
                 (Some(saddr), Some(daddr)) => bindings::udp4_lib_lookup(
@@ -131,15 +135,17 @@ impl<'a> SockRef<'a> {
 
 impl Drop for SockRef<'_> {
     fn drop(&mut self) {
-        // SAFETY: The reference that `get` took. A UDP sock is freed by RCU, in any context.
+        // SAFETY: `get` or `find` took the reference. A UDP sock is freed by RCU, so the last
+        // reference may be released in any context.
         unsafe { bindings::kopi_sock_put(self.0.as_ptr()) };
     }
 }
 
-/// Whether the UDP socket that a packet is for, which came by a device, asked for GRO packets. Softirqs are off.
+/// Whether the UDP socket that receives a packet with these ends from a device asked for GRO
+/// packets. Softirqs are off.
 pub(crate) fn wants_gro(net: &NetRef, ends: &FourTuple, ifindex: u32) -> bool {
     let _rcu = rcu::read_lock();
     let found = SockRef::find(net, ends, ifindex);
-    // SAFETY: The reference keeps the sock, which is UDP's.
+    // SAFETY: The reference keeps the sock, which is a UDP sock.
     found.is_some_and(|sk| unsafe { bindings::kopi_udp_wants_gro(sk.as_ptr()) })
 }
