@@ -28,11 +28,11 @@ const POLL_ERR: u32 = bindings::KOPI_CONST_EPOLLERR;
 /// `POLLWRBAND`.
 pub(crate) const POLL_WRBAND: u32 = bindings::KOPI_CONST_EPOLLWRBAND;
 
-/// What a `poll` operation was called with.
+/// The arguments of a `poll` operation.
 ///
 /// # Invariants
 ///
-/// The pointers are those of a running call of `poll`.
+/// The pointers are the arguments of a running call of `poll`.
 pub(crate) struct PollTable {
     file: *mut bindings::file,
     table: *mut bindings::poll_table_struct,
@@ -50,7 +50,7 @@ impl PollTable {
     }
 }
 
-/// A queue of tasks that wait.
+/// A wait queue.
 #[pin_data]
 #[repr(transparent)]
 pub(crate) struct WaitQueue {
@@ -58,9 +58,9 @@ pub(crate) struct WaitQueue {
     head: Opaque<bindings::wait_queue_head_t>,
 }
 
-// SAFETY: A wait queue has a lock of its own.
+// SAFETY: A wait queue is not bound to a task.
 unsafe impl Send for WaitQueue {}
-// SAFETY: As above.
+// SAFETY: The kernel's functions for wait queues take the queue's own lock.
 unsafe impl Sync for WaitQueue {}
 
 impl WaitQueue {
@@ -76,21 +76,24 @@ impl WaitQueue {
     ///
     /// # Safety
     ///
-    /// Unless it is null, `head` must be initialised and live at least as long as the result is used.
+    /// Unless it is null, `head` must be initialised and live at least as long as the result is
+    /// used.
     pub(super) unsafe fn from_raw<'a>(head: *mut bindings::wait_queue_head_t) -> Option<&'a Self> {
-        // SAFETY: `WaitQueue` is transparent; the rest is the caller's to see to.
+        // SAFETY: `WaitQueue` is transparent. The caller passes null, or an initialised queue that
+        // lives long enough.
         unsafe { head.cast::<Self>().as_ref() }
     }
 
-    /// Has the caller of poll woken by [`WaitQueue::wake`].
+    /// Registers the caller of poll to be woken by [`WaitQueue::wake`].
     ///
-    /// Whoever polls holds the file open, and the file's flow keeps this queue.
+    /// The caller of poll holds the file open, and the file's flow keeps this queue.
     pub(crate) fn register(&self, table: &PollTable) {
-        // SAFETY: `head` is initialised, and `table` is of a running call by its invariants.
+        // SAFETY: `head` is initialised. `table` has the arguments of a running call, by its
+        // invariants.
         unsafe { bindings::kopi_poll_wait(table.file, self.head.get(), table.table) };
     }
 
-    /// Wakes who waits for any of `events`. Any context.
+    /// Wakes the tasks that wait for any of `events`. Any context.
     pub(crate) fn wake(&self, events: u32) {
         // SAFETY: `head` is initialised.
         if !unsafe { bindings::kopi_wq_has_sleeper(self.head.get()) } {
@@ -98,14 +101,15 @@ impl WaitQueue {
         }
         let key = events as usize as *mut c_void;
         // SAFETY: `head` is initialised; the key is a poll mask, as poll's wake functions expect.
-        // As in sock_def_readable(): all pollers are woken, of exclusive sleepers one.
+        // As in sock_def_readable(), all pollers are woken, and one exclusive sleeper.
         unsafe { bindings::__wake_up(self.head.get(), bindings::TASK_NORMAL, 1, key) };
     }
 
-    /// Sleeps until `condition` holds, `timeout` jiffies at most. Process context.
+    /// Sleeps until `condition` holds, for at most `timeout` jiffies. Process context.
     ///
-    /// The condition is looked at when this queue is woken for `events`, or the socket's own for packets,
-    /// errors or a shutdown. Gives `EAGAIN` when the time is over, and `ERESTARTSYS` on a signal.
+    /// The condition is checked when this queue is woken for `events`, and when the socket's own
+    /// queue is woken for packets, errors or a shutdown. `EAGAIN` after the timeout, `ERESTARTSYS`
+    /// on a signal.
     pub(crate) fn wait(
         &self,
         socket: &Socket,
@@ -117,7 +121,7 @@ impl WaitQueue {
         let own = Entry::new(self.head.get(), events);
         // SAFETY: A socket's own queue is initialised, and lives as long as the socket.
         let queue = unsafe { &raw mut (*socket.as_ptr()).wq.wait };
-        // Not for room in the send buffer, which comes with each packet that has left.
+        // Without POLLOUT: each packet that was sent reports room in the send buffer.
         let socket = Entry::new(queue, POLL_IN | POLL_ERR);
         loop {
             let signal = own.prepare() | socket.prepare();
@@ -130,15 +134,15 @@ impl WaitQueue {
             if left == 0 {
                 return Err(EAGAIN);
             }
-            // SAFETY: Process context, as this function's caller has to be in.
+            // SAFETY: The caller is in process context, as this function requires.
             left = unsafe { bindings::schedule_timeout(left) };
         }
     }
 }
 
 impl WaitQueue {
-    /// Has a kernel thread sleep until `condition` holds, which is looked at when this queue is woken,
-    /// or the thread told to stop. Process context.
+    /// Makes a kernel thread sleep until `condition` holds. The condition is checked when this
+    /// queue is woken, and when the thread is told to stop. Process context.
     pub(crate) fn sleep_until(&self, mut condition: impl FnMut() -> bool) {
         let entry = Entry::new(self.head.get(), u32::MAX);
         loop {
@@ -146,16 +150,16 @@ impl WaitQueue {
             if condition() {
                 return;
             }
-            // SAFETY: Process context, as this function's caller has to be in.
+            // SAFETY: The caller is in process context, as this function requires.
             unsafe { bindings::schedule_timeout(isize::MAX) };
         }
     }
 }
 
-/// The current task's place on a wait queue; leaves it when dropped.
+/// The current task's entry of a wait queue, which it leaves when it is dropped.
 #[repr(C)]
 struct Entry {
-    /// At first, where [`wake_for_events`] finds it.
+    /// First, so that [`wake_for_events`] can cast a pointer to it.
     entry: Opaque<bindings::wait_queue_entry>,
     queue: *mut bindings::wait_queue_head_t,
     events: u32,
@@ -163,8 +167,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// A place on the queue, which must outlive it, to be woken for any of `events`; see
-    /// [`Entry::prepare`].
+    /// An entry for the queue, which must outlive it, to be woken for any of `events`. It is queued
+    /// by [`Entry::prepare`].
     fn new(queue: *mut bindings::wait_queue_head_t, events: u32) -> Self {
         Self {
             entry: Opaque::uninit(),
@@ -174,11 +178,12 @@ impl Entry {
         }
     }
 
-    /// Queues the task, or stays queued, and makes it ready to sleep; not 0 when a signal is
-    /// pending. The entry must not move from now on.
+    /// Queues the entry if it isn't queued, and prepares the task to sleep. Returns 0 unless a
+    /// signal is pending. The entry must not move after this.
     fn prepare(&self) -> c_long {
-        // SAFETY: `wait` and `sleep_until`, the only callers, made the entry in a local variable that
-        // they don't move, with a queue that lives longer; the entry is initialised before it is queued.
+        // SAFETY: `wait` and `sleep_until`, the only callers, hold the entry in a local variable
+        // that they don't move. Its queue lives longer. The entry is initialised before it is
+        // queued.
         unsafe {
             if !self.prepared.replace(true) {
                 bindings::init_wait_entry(self.entry.get(), 0);
@@ -196,44 +201,46 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if self.prepared.get() {
-            // SAFETY: Both were initialised by `prepare`.
+            // SAFETY: `prepare` initialised the entry and put it on the queue, which still lives.
             unsafe { bindings::finish_wait(self.queue, self.entry.get()) };
         }
     }
 }
 
-/// Wakes the task, unless its queue is woken for other events; as receiver_wake_function() does.
+/// Wakes the task, unless its queue is woken for other events, as receiver_wake_function() does.
 ///
 /// # Safety
 ///
-/// To be called by the kernel only, as the function of an [`Entry`]'s that is queued.
+/// Only the kernel may call it, as the function of a queued [`Entry`].
 unsafe extern "C" fn wake_for_events(
     entry: *mut bindings::wait_queue_entry,
     mode: c_uint,
     flags: c_int,
     key: *mut c_void,
 ) -> c_int {
-    // SAFETY: As required of the caller. It has the queue's lock, under which the entry leaves before it goes.
+    // SAFETY: `entry` is the first field of an `Entry`. The caller holds the queue's lock, which
+    // the entry takes to leave the queue before it is dropped, so it lives through the call.
     unsafe {
-        let wanted = (*entry.cast::<Entry>()).events;
-        if !key.is_null() && key as usize as u32 & wanted == 0 {
+        let events = (*entry.cast::<Entry>()).events;
+        if !key.is_null() && key as usize as u32 & events == 0 {
             return 0;
         }
         bindings::autoremove_wake_function(entry, mode, flags, key)
     }
 }
 
-/// What is told that a socket's send buffer has room.
+/// A sender that waits until a socket's send buffer has room.
 pub(crate) trait Sender: Send + Sync + 'static {
-    /// It has. Called under the lock of a queue, with interrupts off, perhaps.
+    /// The send buffer has room. Called under the lock of a wait queue, possibly with interrupts
+    /// off.
     fn room_came(this: &Arc<Self>);
 }
 
-/// A sender's place on the queue of a socket, by which it is told that the send buffer has room.
+/// A sender's entry in the wait queue of a socket, which reports room in the send buffer.
 ///
 /// # Invariants
 ///
-/// `entry` is initialised, and on no queue but `queue`, which is then alive.
+/// `entry` is initialised. It is on no queue, or on `queue`, which lives as long as it is there.
 #[pin_data]
 pub(crate) struct RoomEntry<T: Sender> {
     #[pin]
@@ -242,13 +249,14 @@ pub(crate) struct RoomEntry<T: Sender> {
     _sender: PhantomData<Arc<T>>,
 }
 
-// SAFETY: The queue's lock is all that an entry needs.
+// SAFETY: An entry is not bound to a task, and its sender is `Send` and `Sync`.
 unsafe impl<T: Sender> Send for RoomEntry<T> {}
-// SAFETY: As above.
+// SAFETY: The queue's lock guards a queued entry. `join` requires that no other task uses one that
+// is on no queue.
 unsafe impl<T: Sender> Sync for RoomEntry<T> {}
 
 impl<T: Sender> RoomEntry<T> {
-    /// A place on no queue.
+    /// An entry that is on no queue.
     pub(crate) fn new() -> impl PinInit<Self> {
         // INVARIANT: Initialised, and on no queue.
         pin_init!(Self {
@@ -261,43 +269,49 @@ impl<T: Sender> RoomEntry<T> {
         })
     }
 
-    /// Has [`Sender::room_came`] called, once, when the socket's send buffer has room: unless it has now, for
-    /// which the caller is to look after this. Process context.
+    /// Queues the entry: [`Sender::room_came`] is called once, when the socket's send buffer gets
+    /// room. The caller checks after this call whether the send buffer already has room. Process
+    /// context.
     ///
     /// # Safety
     ///
-    /// The entry must be the sender's, and on no queue; nobody else may join or leave with it meanwhile.
-    /// [`RoomEntry::leave`] must be called before the socket is released or the sender dropped.
+    /// The entry must be a part of the sender, and on no queue. No other task may call `join` or
+    /// `leave` meanwhile. [`RoomEntry::leave`] must be called before the socket is released, and
+    /// before the sender is dropped.
     pub(crate) unsafe fn join(&self, socket: &Socket, sender: &Arc<T>) {
-        // SAFETY: A socket's own queue is initialised, and lives as long as the socket. Nobody looks at the
-        // entry as long as it is on no queue.
+        // SAFETY: A socket's own queue is initialised, and lives as long as the socket. The entry
+        // is on no queue, so no other task accesses it, as required of the caller.
         unsafe {
             let queue = &raw mut (*socket.as_ptr()).wq.wait;
-            // INVARIANT: As required of the caller.
+            // INVARIANT: The caller removes the entry before the socket, which has the queue, is
+            // released.
             self.queue.store(queue, Ordering::Relaxed);
             (*self.entry.get()).private = Arc::as_ptr(sender).cast_mut().cast();
             bindings::add_wait_queue(queue, self.entry.get());
         }
-        // Pairs with that of sock_def_write_space(): either it finds the entry, or the caller sees the room.
+        // Pairs with the barrier of sock_def_write_space(): either that finds the entry, or the
+        // caller sees the room.
         fence(Ordering::SeqCst);
     }
 
-    /// Leaves the queue, if it is on one: [`Sender::room_came`] is neither called nor running after this.
-    /// Process context.
+    /// Removes the entry from its queue, if it is on one. [`Sender::room_came`] is neither called
+    /// nor running after this. Process context.
     pub(crate) fn leave(&self) {
         let queue = self.queue.swap(ptr::null_mut(), Ordering::Relaxed);
         if !queue.is_null() {
-            // SAFETY: By the invariants; it is made for entries that may have left by themselves.
+            // SAFETY: The queue lives, by the invariants. `finish_wait` allows for entries that
+            // have left by themselves: it takes the queue's lock unless the entry is already
+            // removed.
             unsafe { bindings::finish_wait(queue, self.entry.get()) };
         }
     }
 }
 
-/// Called under the queue's lock when the socket is woken for anything.
+/// Called under the queue's lock when the socket's queue is woken, for whatever event.
 ///
 /// # Safety
 ///
-/// To be called by the kernel only, as the function of an entry that has joined a queue.
+/// Only the kernel may call it, as the function of an entry that has joined a queue.
 unsafe extern "C" fn room_came<T: Sender>(
     entry: *mut bindings::wait_queue_entry,
     _mode: c_uint,
@@ -307,8 +321,10 @@ unsafe extern "C" fn room_came<T: Sender>(
     if key as usize as u32 & POLL_OUT == 0 {
         return 0;
     }
-    // SAFETY: As required of the caller of `join`: the sender lives, so that the reference that is made up
-    // here for the call is never the last; and the entry is given up last, since who leaves finds it gone.
+    // SAFETY: `join` requires that the sender is not dropped before `leave` returns, so it lives
+    // here. `ManuallyDrop` leaves its reference count as it is. The entry leaves the queue as the
+    // last action, because a concurrent `leave` that finds it removed doesn't wait for the queue's
+    // lock.
     unsafe {
         let sender = ManuallyDrop::new(Arc::from_raw((*entry).private.cast::<T>()));
         T::room_came(&sender);

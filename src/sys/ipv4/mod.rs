@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Datagrams of IPv4 that need nothing of udp_sendmsg() but what all need: made here as it makes
-//! them, by a route that is kept.
+//! Plain IPv4 datagrams: skbs are made here as udp_sendmsg() makes them, by a remembered route.
 //!
-//! What is left out is what a batch shares, or what the datagram has not: control messages, options,
-//! corking, fragments, time stamps, the look-up of the route. C sources: `net/ipv4/udp.c`,
-//! `net/ipv4/ip_output.c`
+//! This code leaves out the steps that a batch shares, and those that plain datagrams don't need:
+//! control messages, options, corking, fragments, time stamps, the lookup of the route. C sources:
+//! `net/ipv4/udp.c`, `net/ipv4/ip_output.c`
 
 mod options;
 mod route;
@@ -20,8 +19,8 @@ pub(crate) use options::Options;
 use route::MTU_MIN;
 pub(crate) use route::{Route, To, Way};
 
-/// Bytes of the longest datagram that is made in one piece of memory: udp_sendmsg() takes pages for
-/// what is much longer, which can be had when memory is in pieces.
+/// Maximum size in bytes of a datagram with linear memory. For longer ones udp_sendmsg() uses
+/// pages, which are available even if memory is fragmented.
 const LINEAR_MAX: u32 = 8192;
 
 /// A datagram that is about to be sent. Destination and port are big-endian.
@@ -34,26 +33,28 @@ pub(crate) struct Datagram<'a> {
 }
 
 impl Datagram<'_> {
-    /// Sends it, as udp_sendmsg() would: gives its answer. `None` if it has to be asked, since the
-    /// datagram is too long, say.
+    /// Sends it as udp_sendmsg() would, and returns the same result. `None` if udp_sendmsg() has to
+    /// send it, because it is too long, for instance. Process context.
     ///
     /// # Safety
     ///
-    /// `sk` is the sock of the options. Process context.
+    /// `sk` must be the valid sock of the options, with its socket.
     pub(super) unsafe fn send(&self, sk: *mut bindings::sock) -> Option<c_int> {
         let len = self.data.len();
         let dst = self.route.dst.as_ptr();
         let whole = u32::try_from(len).ok()?.checked_add(HEADER_V4 as u32)?;
-        // SAFETY: By the invariants of the route.
+        // SAFETY: The route owns a reference to the dst, an IPv4 one.
         let mtu = unsafe { bindings::kopi_dst4_mtu(dst) };
         if mtu < MTU_MIN || whole > mtu.min(LINEAR_MAX) {
             return None;
         }
-        // SAFETY: As required of the caller. The skb is this function's until ip_local_out() has it.
+        // SAFETY: The caller passes a valid sock. The skb is owned here until ip_local_out() gets
+        // it. The route's reference keeps the dst during the call.
         let error = unsafe {
             match self.make(sk, len as u16, whole) {
                 Ok(skb) => {
-                    // So that the skb need not hold the route: what keeps it longer takes a reference.
+                    // Under RCU the skb needs no reference to the dst. Code that keeps it longer
+                    // takes one.
                     let _rcu = rcu::read_lock();
                     bindings::kopi_skb_dst_set_noref(skb, dst);
                     send_skb(sk, skb)
@@ -64,7 +65,7 @@ impl Datagram<'_> {
         if error == 0 {
             return i32::try_from(len).ok();
         }
-        // SAFETY: A valid sock with its socket.
+        // SAFETY: The caller passes a valid sock with its socket.
         unsafe {
             if error == enobufs().to_errno() || bindings::kopi_sock_is_nospace(sk) {
                 bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_SNDBUFERRORS as i32);
@@ -73,11 +74,11 @@ impl Datagram<'_> {
         Some(error)
     }
 
-    /// Makes it, of `whole` bytes, headers included: as ip_make_skb() and udp_send_skb().
+    /// Makes an skb of `whole` bytes, including headers, as ip_make_skb() and udp_send_skb() do.
     ///
     /// # Safety
     ///
-    /// As [`Datagram::send`].
+    /// `sk` must be the valid sock of the options, with its socket.
     unsafe fn make(
         &self,
         sk: *mut bindings::sock,
@@ -85,8 +86,9 @@ impl Datagram<'_> {
         whole: u32,
     ) -> Result<*mut bindings::sk_buff> {
         let (options, route) = (self.options, self.route);
-        // SAFETY: As required of the caller. The skb has room for what is put into it: the headroom and
-        // 15 bytes for the device, then the datagram; each piece is within what skb_put() has opened.
+        // SAFETY: The caller passes a valid sock. The skb has room for the headroom, 15 bytes for
+        // the device, and `whole` bytes, which skb_put() opens. The headers and `len` bytes of
+        // payload are together `whole` bytes.
         unsafe {
             let room = u64::from(whole) + u64::from(route.headroom) + 15;
             let skb = allocate(sk, room as usize)?;
@@ -136,7 +138,7 @@ impl Datagram<'_> {
                 bindings::udp4_hwcsum(skb, route.source, self.to);
             }
             bindings::kopi_ip_select_ident(skb, sk);
-            // Connected socks remember their queue.
+            // A connected sock remembers its transmit queue, and needs no hash.
             if route.has_queues && options.peer.is_none() {
                 let hash = bindings::kopi_skb_flow_hash(skb, route.hash.get());
                 route.hash.set(hash);
@@ -146,14 +148,15 @@ impl Datagram<'_> {
     }
 }
 
-/// An skb of the sock's send buffer, with room for so many bytes: an error of the sock's, or `EAGAIN` if
-/// its buffer is full. Process context; doesn't wait.
+/// Allocates an skb with `room` bytes, charged to the sock's send buffer. Fails with the sock's
+/// error, or with `EAGAIN` if the send buffer is full. Process context; doesn't wait.
 ///
 /// # Safety
 ///
-/// `sk` is valid, and has its socket.
+/// `sk` must be valid, with its socket.
 unsafe fn allocate(sk: *mut bindings::sock, room: usize) -> Result<*mut bindings::sk_buff> {
-    // SAFETY: As required of the caller; what others write meanwhile is read once.
+    // SAFETY: The caller passes a valid sock. Fields that other tasks write meanwhile are read
+    // once.
     unsafe {
         let is_well = ptr::read_volatile(&raw const (*sk).sk_err) == 0
             && u32::from(ptr::read_volatile(&raw const (*sk).sk_shutdown))
@@ -165,7 +168,7 @@ unsafe fn allocate(sk: *mut bindings::sock, room: usize) -> Result<*mut bindings
                 return Ok(skb);
             }
         }
-        // Which says what is wrong, and has who waits told of room.
+        // This call finds the error, and marks the socket so that waiting tasks are told of room.
         let dont_wait = 1;
         let mut error = 0;
         let skb = bindings::sock_alloc_send_pskb(sk, room, 0, dont_wait, &mut error, 0);
@@ -177,13 +180,15 @@ unsafe fn allocate(sk: *mut bindings::sock, room: usize) -> Result<*mut bindings
     }
 }
 
-/// Gives a datagram to IP, and counts: the end of udp_send_skb(). Gives 0 or an errno.
+/// Gives a datagram to IP, and counts it, as the end of udp_send_skb() does. Returns 0 or an errno.
 ///
 /// # Safety
 ///
-/// `sk` is valid, and `skb` a datagram of it, which the stack takes. In an RCU read-side section.
+/// `sk` must be valid. `skb` must be a datagram of it, which the stack owns from here. The caller
+/// must be in an RCU read-side section, which keeps the skb's dst.
 unsafe fn send_skb(sk: *mut bindings::sock, skb: *mut bindings::sk_buff) -> c_int {
-    // SAFETY: As required of the caller.
+    // SAFETY: The caller passes a valid sock and gives away the skb, within an RCU read-side
+    // section.
     unsafe {
         let mut error = bindings::ip_local_out(bindings::kopi_sock_net(sk), sk, skb);
         if error > 0 {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What of a socket's options is in its packets.
+//! The socket options that affect the packets of a flow.
 
 use super::route::{Route, To, Way};
 use crate::sys::{bindings, sock::Sock};
 use core::ptr::{self};
 
-/// What the options of a sock come to for each datagram, as long as they ask for nothing that is
-/// udp_sendmsg()'s to do. To be looked at anew for each batch.
+/// The options of a sock that affect each datagram, if they need nothing from udp_sendmsg(). They
+/// are read once for each batch.
 pub(crate) struct Options {
     /// Addresses and ports, big-endian.
     pub(super) source: u32,
@@ -15,25 +15,26 @@ pub(crate) struct Options {
     pub(super) peer: Option<(u32, u16)>,
     /// The route to the peer.
     pub(super) route: Option<Route>,
-    /// The device that it is bound to, or IP_UNICAST_IF's.
+    /// The index of the device to which the sock is bound, or that of IP_UNICAST_IF.
     pub(super) device: i32,
     pub(super) mark: u32,
     pub(super) tos: u8,
-    /// Of each [`Way`]: mark and user; flow, TOS and flags of the look-up. The flow's number in its
-    /// namespace goes for what a socket can't change.
+    /// The last two words of each [`Way`]: mark and user; flow, TOS and flags of the lookup. The
+    /// flow's number in its namespace stands for the properties that a socket can't change.
     pub(super) common: [u64; 2],
     /// IP_TTL, if it is set.
     pub(super) ttl: Option<u8>,
-    /// The namespace's, where neither the socket nor the route asks for one.
+    /// The namespace's TTL, for when neither the socket nor the route has one.
     pub(super) default_ttl: u8,
     /// IP_MTU_DISCOVER.
     pub(super) discovery: u32,
 }
 
-/// Whether an option says something that only udp_sendmsg() does.
+/// Whether an option is set that only udp_sendmsg() implements.
 fn is_special(sk: &Sock) -> bool {
     let raw = sk.as_ptr();
-    // SAFETY: A valid UDP sock of IPv4; a field that system calls change meanwhile is read once.
+    // SAFETY: The sock is borrowed, and the caller has checked that it is of IPv4. A field that
+    // system calls change meanwhile is read once.
     unsafe {
         bindings::kopi_inet_has_options(raw)
             || sk.is_corked()
@@ -47,18 +48,19 @@ fn is_special(sk: &Sock) -> bool {
 }
 
 impl Options {
-    /// Those of a sock now, which is that of the flow with this number. Process context.
+    /// The current options of the sock of the flow with this number; `None` if udp_sendmsg() has to
+    /// send its datagrams. Process context.
     pub(crate) fn of(sk: &Sock, flow: u32) -> Option<Self> {
         if sk.is_ipv6() {
             return None;
         }
         let raw = sk.as_ptr();
         let inet = raw.cast::<bindings::inet_sock>();
-        // SAFETY: A valid UDP sock of IPv4, which begins with an inet_sock; fields that system calls
-        // change meanwhile are read once.
+        // SAFETY: The sock is borrowed, and of IPv4, as checked. A UDP sock begins with an
+        // inet_sock. Fields that system calls change meanwhile are read once.
         unsafe {
             let source_port = sk.local_port();
-            // Without a port it is to be bound first.
+            // udp_sendmsg() binds a sock without a port.
             if is_special(sk) || source_port == 0 {
                 return None;
             }
@@ -108,15 +110,16 @@ impl Options {
         }
     }
 
-    /// The mark that they were looked at with: a rule may have set another one since.
+    /// The mark at the time when the options were read. A rule may have set another one since.
     pub(crate) fn mark(&self) -> u32 {
         self.mark
     }
 
-    /// The way of a datagram to there, or to the peer; `None` if it is for udp_sendmsg(). Any context.
+    /// The route cache's key for a datagram to a destination, or to the peer. `None` if
+    /// udp_sendmsg() has to send the datagram. Any context.
     pub(crate) fn way(&self, to: &To) -> Option<Way> {
-        // A program of a cgroup may want another destination.
-        // SAFETY: Reads a static key.
+        // A cgroup's BPF program may change the destination.
+        // SAFETY: The call only reads a static key.
         if unsafe { bindings::kopi_cgroup_bpf_enabled_udp4_sendmsg() } {
             return None;
         }
@@ -130,7 +133,8 @@ impl Options {
             None => (self.source, self.device),
         };
         let [first, ..] = address.to_ne_bytes();
-        // No address; multicast, with sources and devices of its own, and broadcast.
+        // udp_sendmsg() handles the any-address, broadcast, and multicast, which has sources and
+        // devices of its own.
         if address == 0 || first >= 224 {
             return None;
         }
@@ -145,7 +149,7 @@ impl Options {
         })
     }
 
-    /// The peer, and the route to it if that is still good. Any context.
+    /// The peer and the route to it, if the route is still valid. Any context.
     pub(crate) fn connected(&self) -> Option<(u32, u16, &Route)> {
         let (address, port) = self.peer?;
         let route = self.route.as_ref().filter(|route| route.is_valid())?;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A route that a flow remembers.
+//! Routes that a channel remembers.
 
 use crate::sys::{bindings, sock::Sock};
 use core::{cell::Cell, ptr::NonNull};
 use kernel::{error::from_err_ptr, sync::rcu};
 
-/// The least MTU of a device that IPv4 takes (RFC 791).
+/// The minimum MTU of IPv4 (RFC 791).
 pub(super) const MTU_MIN: u32 = 68;
 
-/// A route, which lives on when the kernel forgets it.
+/// A reference to a route, which may become invalid.
 ///
 /// # Invariants
 ///
-/// `dst` is of an IPv4 route that this owns a reference to.
+/// `dst` is an IPv4 route's, and this value owns a reference to it.
 pub(crate) struct Route {
     pub(super) dst: NonNull<bindings::dst_entry>,
     /// The source address that goes with it, big-endian.
@@ -22,26 +22,26 @@ pub(crate) struct Route {
     pub(super) headroom: u32,
     /// The device computes checksums, or is likely to: if it doesn't any more, the stack does.
     pub(super) has_checksums: bool,
-    /// Its MTU isn't locked: it can be found out what gets through.
+    /// Its MTU isn't locked, so path MTU discovery may change it.
     pub(super) may_grow: bool,
-    /// The TTL that it asks for, or 0.
+    /// The TTL that the route sets, or 0.
     pub(super) ttl: u8,
-    /// Its device has several queues, of which hashes choose.
+    /// Its device has several transmit queues, which the flow hash selects.
     pub(super) has_queues: bool,
-    /// What the kernel hashes the ends of its datagrams to, which takes it longer than all else; or 0.
+    /// The flow hash of the route's datagrams, which is expensive to compute; 0 if it isn't known
+    /// yet.
     pub(super) hash: Cell<u32>,
 }
 
-// SAFETY: Routes are not bound to a task.
+// SAFETY: A reference to a route is not bound to a task.
 unsafe impl Send for Route {}
 
 impl Route {
     /// # Safety
-    ///
-    /// `dst` must be an IPv4 route, or null, with a reference that is the caller's to give away.
+    /// `dst` must be null, or an IPv4 route with a reference that the caller gives away.
     unsafe fn new(dst: *mut bindings::dst_entry, source: u32) -> Option<Self> {
         let dst = NonNull::new(dst)?;
-        // INVARIANT: As the caller sees to.
+        // INVARIANT: The caller gives away a reference to an IPv4 route.
         let mut route = Self {
             dst,
             source,
@@ -54,7 +54,7 @@ impl Route {
         };
         let cast = bindings::RTCF_BROADCAST | bindings::RTCF_MULTICAST;
         let _rcu = rcu::read_lock();
-        // SAFETY: By the invariants; its device lives through the RCU read-side section.
+        // SAFETY: The reference keeps the dst. Its device lives through the RCU read-side section.
         unsafe {
             if bindings::kopi_dst_is_transformed(dst.as_ptr())
                 || bindings::kopi_rt_flags(dst.as_ptr()) & cast != 0
@@ -70,22 +70,24 @@ impl Route {
         Some(route)
     }
 
-    /// The route of a datagram of `sk`; `None` if it is for udp_sendmsg() to say what is wrong, or to
-    /// send it. Any context.
-    pub(crate) fn look_up(sk: &Sock, way: &Way) -> Option<Self> {
-        // SAFETY: Zeroes are a flowi4 of nothing. The sock is valid, and so is its namespace.
+    /// Looks up the route of a datagram of `sk`. `None` if udp_sendmsg() has to send the datagram,
+    /// or to report the error. Any context.
+    pub(crate) fn look_up(sk: &Sock, key: &Way) -> Option<Self> {
+        // SAFETY: Zeroes are valid for a flowi4, which is initialised next. The sock is borrowed,
+        // and keeps its namespace. The lookup gives a reference, which is released or given to
+        // `new`.
         unsafe {
             let mut flow: bindings::flowi4 = core::mem::zeroed();
-            let [ends, source, owner, rest] = way.words;
+            let [ends, source, owner, rest] = key.words;
             bindings::kopi_flowi4_init_output(
                 &mut flow,
                 (source >> 32) as i32,
                 owner as u32,
                 (rest >> 32) as u8,
                 (rest >> 40) as u8,
-                way.to(),
+                key.to(),
                 source as u32,
-                way.port(),
+                key.port(),
                 (ends >> 48) as u16,
                 sk.as_ptr(),
             );
@@ -93,8 +95,8 @@ impl Route {
             let net = bindings::kopi_sock_net(sk.as_ptr());
             let route =
                 from_err_ptr(bindings::ip_route_output_flow(net, &mut flow, sk.as_ptr())).ok()?;
-            if flow.daddr != way.to() {
-                // Of no address; or translated.
+            if flow.daddr != key.to() {
+                // The destination was the any-address, or the lookup translated it.
                 bindings::dst_release(&raw mut (*route).dst);
                 return None;
             }
@@ -102,38 +104,42 @@ impl Route {
         }
     }
 
-    /// The route that a connected sock remembers, if it is still good.
+    /// The route that a connected sock remembers, if it is still valid.
     pub(in crate::sys) fn of(sk: &Sock, source: u32) -> Option<Self> {
-        // SAFETY: A valid sock; gives a reference.
+        // SAFETY: The sock is borrowed, and of IPv4. The call gives null or a reference.
         unsafe { Self::new(bindings::sk_dst_check(sk.as_ptr(), 0), source) }
     }
 
-    /// Whether it is still good: rules, addresses, devices and other routes may have changed. Any
+    /// Whether it is still valid: rules, addresses, devices and other routes may have changed. Any
     /// context.
     pub(crate) fn is_valid(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: This value owns a reference to the dst.
         unsafe { bindings::kopi_dst_check(self.dst.as_ptr()) }
     }
 }
 
 impl Drop for Route {
     fn drop(&mut self) {
-        // SAFETY: The reference is this value's.
+        // SAFETY: This value owns the reference, and is not used any more.
         unsafe { bindings::dst_release(self.dst.as_ptr()) };
     }
 }
 
-/// All that decides about the route of a datagram, and whose it is. Addresses and ports are
+/// The key of the route cache, packed for a comparison without branches. Addresses and ports are
 /// big-endian.
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
-    /// Destination, its port, and the source's; source, or 0 if the route is to say, and device; and
-    /// what [`Options::common`] has. Each begins with the lowest bits.
+    /// Each word begins with the lowest bits:
+    ///
+    /// - 0: destination address, destination port, source port;
+    /// - 1: source address, or 0 if the route chooses it, and the index of the device;
+    /// - 2: mark, user;
+    /// - 3: flow, TOS, flags of the lookup: like word 2, from [`Options::common`].
     pub(super) words: [u64; 4],
 }
 
 impl PartialEq for Way {
-    /// Without a branch for each word.
+    /// Compares all words without a branch for each.
     fn eq(&self, other: &Self) -> bool {
         let ([a, b, c, d], [e, f, g, h]) = (self.words, other.words);
         (a ^ e) | (b ^ f) | (c ^ g) | (d ^ h) == 0
@@ -151,14 +157,15 @@ impl Way {
         (self.words[0] >> 32) as u16
     }
 
-    /// A number by which to find it: the upper half of a product, on which all bits have a say.
+    /// A hash: the upper half of a product, to which all bits contribute.
     pub(crate) fn hash(&self) -> u32 {
         let all = self.words[0] ^ self.words[3].rotate_right(24);
         (all.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
     }
 }
 
-/// A destination that metadata name, big-endian; and a source address and device, if they do.
+/// The destination in metadata, big-endian, and the source address and device, if the metadata have
+/// them.
 #[derive(Clone, Copy)]
 pub(crate) struct To {
     pub(crate) address: u32,
