@@ -61,9 +61,9 @@ pub(crate) fn current_uid() -> u32 {
     unsafe { bindings::kopi_current_uid() }
 }
 
-/// The user that what the current one holds is charged to, in the initial user namespace: in a user
-/// namespace it is who made the outermost one, whatever users that has; or its root, if root made it.
-/// Process context.
+/// The user, in the initial user namespace, who is charged for the current user's objects. Within a
+/// user namespace it is the maker of the outermost one, whatever users that has; if root made it,
+/// its root. Process context.
 pub(crate) fn charged_uid() -> u32 {
     // SAFETY: `current` is always valid.
     unsafe { bindings::kopi_charged_uid() }

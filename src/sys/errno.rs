@@ -29,12 +29,12 @@ errno! {
     edquot = 122,
 }
 
-/// Why the stack refuses a packet, in broad.
+/// The class of the stack's reason to refuse a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
     /// A filter, a cgroup's program or a security module forbids it.
     Denied,
-    /// No way to the peer, or its host had said that nobody is there.
+    /// There is no route to the peer, or its host reported that the port is closed.
     Unreachable,
     /// Longer than may be.
     TooLong,
@@ -45,7 +45,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// Sorts an error that sendmsg gave.
+    /// The class of an error of sendmsg.
     pub(crate) fn of(error: Error) -> Self {
         match error.to_errno().wrapping_neg() {
             // EPERM, EACCES

@@ -19,11 +19,13 @@ pub(crate) trait Work: Send + Sync + 'static {
     /// What a CPU's thread is called, with one `%u` for the CPU's number.
     const NAME: &'static CStr;
 
-    /// Works until [`Running::should_stop`], and not a moment less: the thread is waited for by its task.
+    /// Works until [`Running::should_stop`], and not a moment less: the thread is waited for by its
+    /// task.
     fn run(&self, thread: &Running);
 }
 
-/// The current task, as the thread that it is: what runs in one gets it, and can't give it to others.
+/// The current task, as the thread that it is: what runs in one gets it, and can't give it to
+/// others.
 ///
 /// # Invariants
 ///
@@ -37,18 +39,19 @@ impl Running {
         unsafe { bindings::kthread_should_stop() }
     }
 
-    /// Lets other tasks run if they should; those who wait for all tasks to have slept don't wait for
-    /// this one, which may never.
+    /// Yields the CPU if necessary, and reports a quiescent state of tasks-RCU: a thread that never
+    /// sleeps would otherwise delay its grace periods without end.
     pub(crate) fn pause(&self) {
-        // SAFETY: Touches nothing of the caller's, in a task that may sleep by the invariants. Where it
-        // holds a spinlock, debug kernels find that here, whatever comes of it.
+        // SAFETY: The task may sleep, by the invariants, and the call accesses no memory of the
+        // caller. If the task held a spinlock, debug kernels would report it here.
         unsafe { bindings::kopi_cond_resched_tasks_rcu_qs() }
     }
 
-    /// Lets whoever else wants this CPU have it.
+    /// Yields this CPU to other tasks that are ready to run.
     pub(crate) fn make_way(&self) {
         might_sleep();
-        // SAFETY: As above; the look is the line before.
+        // SAFETY: The task may sleep, by the invariants, which `might_sleep` checks on debug
+        // kernels.
         unsafe { bindings::yield_() };
     }
 }
@@ -67,7 +70,7 @@ impl<T: Work> Thread<T> {
     /// Starts one: `EINVAL` if there is no such CPU, or if it is offline. Process context.
     pub(crate) fn start(work: Arc<T>, cpu: u32) -> Result<Self> {
         might_sleep();
-        // SAFETY: Looks at a mask of CPUs, within its bounds.
+        // SAFETY: The call reads a mask of CPUs, and checks the bounds.
         if !unsafe { bindings::kopi_cpu_online(cpu) } {
             return Err(EINVAL);
         }

@@ -2,7 +2,8 @@
 
 //! Safe wrappers of the kernel's C, one module for each of its subsystems.
 //!
-//! Nothing outside this folder names the raw bindings, and nothing here decides anything.
+//! The raw bindings are private to this folder, and its code imports nothing from the module above
+//! it but `pure`. Decisions belong to the types that implement the traits here.
 
 mod bindings;
 pub(crate) mod context;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Freeing and receiving what can't be freed or received in softirq, in a workqueue of the module's own.
+//! Freeing and receiving what can't be freed or received in softirq, in a workqueue of the module's
+//! own.
 //!
 //! C header: `include/linux/workqueue.h`
 
@@ -44,32 +45,34 @@ impl Reaper {
     }
 }
 
-/// Waits until all that was let go of before is freed, and its charges given back. Process context.
+/// Waits until everything that was dropped before is freed, and its charges are returned. Process
+/// context.
 pub(crate) fn flush() {
     let queue = QUEUE.load(Ordering::Acquire);
-    // SAFETY: Called on behalf of a socket, which holds a reference to the module, so the queue is
-    // there. What RCU is to free goes to the queue first.
+    // SAFETY: The caller acts for a socket, which holds a reference to the module, so the queue
+    // exists. `rcu_barrier` comes first, because RCU callbacks queue work.
     unsafe {
         bindings::rcu_barrier();
         bindings::__flush_workqueue(queue);
     }
 }
 
-/// Has the workqueue do some work after so many jiffies, unless it is to already.
+/// Queues work on the workqueue after `delay` jiffies, unless it is already queued.
 ///
 /// # Safety
 ///
-/// The work must be initialised, and disabled before it is freed; it is a socket's, which holds a
-/// reference to the module.
+/// The work must be initialised, and disabled before it is freed. It must belong to a socket, which
+/// holds a reference to the module.
 pub(super) unsafe fn queue_delayed(work: *mut bindings::delayed_work, delay: c_ulong) {
-    // SAFETY: As required of the caller; so the queue is there.
+    // SAFETY: The caller passes initialised work. The socket's reference to the module keeps the
+    // queue.
     unsafe { bindings::kopi_queue_delayed_work(QUEUE.load(Ordering::Acquire), work, delay) };
 }
 
 impl Drop for Reaper {
     fn drop(&mut self) {
-        // SAFETY: The module is going: all flows are gone, and what RCU was to free is freed after
-        // the barrier, so that nothing is enqueued after it. The queue is this value's.
+        // SAFETY: The module is being unloaded, so no flow is left. All RCU callbacks have run
+        // after the barrier, so nothing is queued after it. This value owns the queue.
         unsafe {
             bindings::rcu_barrier();
             QUEUE.store(core::ptr::null_mut(), Ordering::Release);
@@ -78,11 +81,11 @@ impl Drop for Reaper {
     }
 }
 
-/// What is dropped in process context, whatever the context that lets go of it: as a region is, whose
-/// pages are many, or a set of rules.
+/// A value that is dropped in process context, whatever the context of the last owner: a region
+/// with many pages, for instance, or a set of rules.
 pub(crate) struct Deferred<T: Send + 'static>(ManuallyDrop<Pin<KBox<Reaped<T>>>>);
 
-/// A region that packets, too, may be the last to use.
+/// A region, whose last user may be a packet.
 pub(crate) type SharedRegion = Deferred<Region>;
 
 #[pin_data]
@@ -131,8 +134,8 @@ impl<T: Send + 'static> Drop for Deferred<T> {
         // SAFETY: Taken once, here.
         let reaped = unsafe { ManuallyDrop::take(&mut self.0) };
         let queue = QUEUE.load(Ordering::Acquire);
-        // SAFETY: Regions and flows hold a reference to the module, and namespaces' states go before its
-        // reaper, which waits for RCU first: so the queue is still there.
+        // SAFETY: Regions and flows hold a reference to the module, and namespaces' states go
+        // before its reaper, which waits for RCU first: so the queue is still there.
         let queue = unsafe { workqueue::Queue::from_raw(queue.cast()) };
         queue.enqueue(reaped);
     }

@@ -47,7 +47,7 @@ impl SkBuff {
         self.0.as_ptr()
     }
 
-    /// For who shows it to others.
+    /// The skb, for code that shows it on monitor devices.
     pub(super) fn as_non_null(&self) -> NonNull<bindings::sk_buff> {
         self.0
     }
@@ -72,7 +72,8 @@ impl SkBuff {
     /// Copies payload from `at` on into the memory that `to` names.
     pub(crate) fn copy_payload(&self, at: u32, to: &KernelVec<'_>) -> Result {
         if let [piece] = to.pieces() {
-            // SAFETY: `to` names writable memory by its invariants; the call checks the skb's bounds.
+            // SAFETY: `to` names writable memory by its invariants; the call checks the skb's
+            // bounds.
             return to_result(unsafe {
                 bindings::skb_copy_bits(
                     self.as_ptr(),
@@ -108,8 +109,9 @@ impl SkBuff {
         })
     }
 
-    /// As above, without the checks that copying to programs has for each piece of an skb: 300 instructions for
-    /// each datagram of a GRO packet. Says whether all was copied, which it isn't where lists of skbs lie in lists.
+    /// As above, without the checks that copying to programs has for each piece of an skb: 300
+    /// instructions for each datagram of a GRO packet. Says whether all was copied, which it isn't
+    /// where lists of skbs lie in lists.
     fn copy_in_turn(&self, at: u32, to: &KernelVec<'_>) -> bool {
         let end = at.saturating_add(u32::try_from(to.bytes()).unwrap_or(u32::MAX));
         let state = Opaque::<bindings::skb_seq_state>::uninit();
@@ -120,7 +122,8 @@ impl SkBuff {
         let all = to.pieces().iter().all(|piece| {
             let (start, len) = (done as c_int, piece.iov_len as c_int);
             done = done.saturating_add(piece.iov_len);
-            // SAFETY: `to` names writable memory by its invariants; the call reads no more than the skb has.
+            // SAFETY: `to` names writable memory by its invariants; the call reads no more than the
+            // skb has.
             unsafe { bindings::skb_copy_seq_read(state, start, piece.iov_base, len) == 0 }
         });
         // SAFETY: Prepared above, and not read from any more.
@@ -128,7 +131,8 @@ impl SkBuff {
         all
     }
 
-    /// Writes down what its headers say, for a reader of `sk`, where there is nothing yet; lengths are left 0.
+    /// Writes down what its headers say, for a reader of `sk`, where there is nothing yet; lengths
+    /// are left 0.
     ///
     /// Not inlined: in parts, and put together again, it takes twice as long.
     #[inline(never)]
@@ -181,15 +185,15 @@ impl SkBuff {
     /// Frees it as delivered, which the protocol's counters show. Softirqs are off.
     pub(crate) fn consume(self, sk: &Sock) {
         let skb = ManuallyDrop::new(self);
-        // SAFETY: A valid skb, owned, and not used any more. With softirqs off this CPU's list of skbs for NAPI is
-        // this call's.
+        // SAFETY: A valid skb, owned, and not used any more. With softirqs off this CPU's list of
+        // skbs for NAPI is this call's.
         unsafe {
             bindings::kopi_udp_count_received(sk.as_ptr(), skb.as_ptr());
             bindings::napi_consume_skb(skb.as_ptr(), 1);
         }
     }
 
-    /// Counts `datagrams` of it as dropped for want of room, as a full receive buffer is.
+    /// Counts `datagrams` of it as dropped because there is no room, as for a full receive buffer.
     pub(crate) fn count_dropped(&self, sk: &Sock, datagrams: u32) {
         let datagrams = i32::try_from(datagrams).unwrap_or(i32::MAX);
         // SAFETY: A valid skb and a valid UDP sock.

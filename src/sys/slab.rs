@@ -25,7 +25,7 @@ impl Slot {
     }
 }
 
-/// A cache, charged to the cgroups of those who take from it.
+/// A cache, whose objects are charged to the cgroups of the tasks that allocate them.
 pub(crate) struct Cache(&'static Slot);
 
 impl Cache {
@@ -33,8 +33,8 @@ impl Cache {
     ///
     /// # Safety
     ///
-    /// There is none in the slot. What is taken from it is freed, or RCU is to free it, when this value
-    /// is dropped.
+    /// There is none in the slot. What is taken from it is freed, or RCU is to free it, when this
+    /// value is dropped.
     pub(crate) unsafe fn new<T>(slot: &'static Slot, name: &'static CStr) -> Result<Self> {
         let (size, align) = (size_of::<T>() as c_uint, align_of::<T>() as c_uint);
         // SAFETY: Process context; the name lives as long as the module, and so as the cache.
@@ -83,9 +83,10 @@ impl<T: Cached> CacheBox<T> {
         // SAFETY: As required of the caller.
         let place = NonNull::new(unsafe { bindings::kopi_slab_alloc(cache) }.cast::<T>());
         let place = place.ok_or(ENOMEM)?;
-        // SAFETY: What is new is nobody else's, and as large as the type.
+        // SAFETY: The object was just allocated, has the type's size and alignment, and no other
+        // user.
         unsafe { place.write(value) };
-        // INVARIANT: As just seen to.
+        // INVARIANT: Just allocated and written.
         Ok(Self(place))
     }
 
@@ -97,11 +98,10 @@ impl<T: Cached> CacheBox<T> {
     /// Takes it back.
     ///
     /// # Safety
-    ///
-    /// `object` is of [`CacheBox::into_raw`], and nobody else's.
+    /// `object` must come from [`CacheBox::into_raw`], and have no other owner.
     pub(crate) unsafe fn from_raw(object: *mut T) -> Self {
-        // SAFETY: Not null, since it was a box's.
-        // INVARIANT: As the caller sees to.
+        // SAFETY: The pointer came from a box, and so isn't null.
+        // INVARIANT: The caller gives the ownership back.
         Self(unsafe { NonNull::new_unchecked(object) })
     }
 }

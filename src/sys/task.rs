@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who a process is: its program, its user, its cgroup.
+//! The identity of a process: its program, its user, its cgroup.
 //!
 //! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
 
@@ -15,13 +15,13 @@ use kernel::{
     sync::rcu, //
 };
 
-/// A number of a process that isn't given to another one while it is held.
+/// A reference to a process's pid. While it is held, the pid doesn't become another process's.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Pid(NonNull<bindings::pid>);
 
-// SAFETY: A `struct pid` is not bound to a task.
+// SAFETY: A reference to a `struct pid` is not bound to a task.
 unsafe impl Send for Pid {}
-// SAFETY: As above.
+// SAFETY: Through a shared reference, a `struct pid` is only read, under the kernel's own rules.
 unsafe impl Sync for Pid {}
 
 impl Pid {
@@ -43,8 +43,9 @@ impl Pid {
         u32::try_from(unsafe { bindings::kopi_pid_nr_here(self.0.as_ptr()) }).unwrap_or(0)
     }
 
-    /// The number for those who have a network namespace: in the initial pid namespace if it is of the
-    /// initial user namespace, and in the process's own if not. Any context.
+    /// The number for the owner of a network namespace. If that belongs to the initial user
+    /// namespace, it is the number in the initial pid namespace; otherwise it is that in the
+    /// process's own. Any context.
     pub(crate) fn shown_in(&self, net: &NetRef) -> u32 {
         // SAFETY: The reference is held, and the namespace is valid.
         let number = unsafe { bindings::kopi_net_show_pid(net.as_ptr(), self.0.as_ptr()) };
@@ -72,7 +73,7 @@ fn copy_path(write: impl FnOnce(&mut [u8]) -> Result<(usize, usize)>) -> Result<
     Ok(path)
 }
 
-/// A path, or nothing where it is too long, or isn't to be had for another reason than memory.
+/// A path, or an empty one if it is too long or not available. Only `ENOMEM` stays an error.
 fn known(path: Result<KVec<u8>>) -> Result<KVec<u8>> {
     match path {
         Err(error) if error != ENOMEM => Ok(KVec::new()),
@@ -82,9 +83,9 @@ fn known(path: Result<KVec<u8>>) -> Result<KVec<u8>> {
 
 /// The file of a program.
 pub(crate) struct Program {
-    /// Which it is.
+    /// Device, inode and generation.
     pub(crate) id: FileId,
-    /// Where it was when it was looked at; may end in " (deleted)". Empty where that is too long.
+    /// Its path when the identity was taken; may end in " (deleted)". Empty if it is too long.
     pub(crate) path: KVec<u8>,
 }
 
@@ -102,9 +103,9 @@ unsafe fn file_id(inode: *const bindings::inode) -> FileId {
     }
 }
 
-/// The file that an absolute path leads to, as the current process sees it: `ENOENT` and the like. Without
-/// `may_wait` `EAGAIN` if a file system would have to be asked, which a user's needn't ever answer.
-/// Process context.
+/// The file of an absolute path, in the current process's view: `ENOENT` and the like. Without
+/// `may_wait` it fails with `EAGAIN` if a file system would have to be asked, since a user's file
+/// system may never answer. Process context.
 pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
     let cached = if may_wait {
         0
@@ -126,7 +127,7 @@ pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
     }
 }
 
-/// Who has a flow.
+/// The identity of a flow's process.
 pub(crate) struct Identity {
     pub(crate) process: Process,
     /// Effective ids, of the initial user namespace.
@@ -250,7 +251,7 @@ impl Executable {
 
     fn path(&self) -> Result<KVec<u8>> {
         copy_path(|buffer| {
-            // SAFETY: The reference is held, and the buffer has so many bytes.
+            // SAFETY: The reference is held, and the buffer has `PATH_MAX` bytes.
             let start = from_err_ptr(unsafe {
                 bindings::file_path(self.0.as_ptr(), buffer.as_mut_ptr().cast(), PATH_MAX as i32)
             })?;

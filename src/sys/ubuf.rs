@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct ubuf_info`: being told when the stack has let go of pages that it sent by reference.
+//! `struct ubuf_info`: a notification when the stack has released pages that were sent by
+//! reference.
 //!
 //! C header: `include/linux/skbuff.h`
 
@@ -14,9 +15,10 @@ use kernel::{
     types::Opaque, //
 };
 
-/// What wants to be told.
+/// A value that is notified.
 pub(crate) trait Released: Send + Sync + Sized {
-    /// The stack has let go of the pages: the last that is done with it. Any context but hard interrupts.
+    /// The stack has released the pages. This is the last call for the value. Any context but hard
+    /// interrupts.
     fn released(&self);
 }
 
@@ -83,7 +85,7 @@ impl<T: Released> Notification<T> {
             GFP_KERNEL,
         )?;
         let inner = KBox::into_raw(inner);
-        // SAFETY: Just made, and nobody else's yet.
+        // SAFETY: The box was just made, and has no other user yet.
         unsafe { bindings::kopi_ubuf_init((*inner).ubuf.get(), ops) };
         // SAFETY: A box is never null.
         Ok(Self(unsafe { NonNull::new_unchecked(inner) }))
@@ -100,7 +102,7 @@ impl<T: Released> Notification<T> {
         unsafe { (*self.0.as_ptr()).ubuf.get() }
     }
 
-    /// Gives up this reference; says whether nobody else had one.
+    /// Gives up this reference; returns whether it was the last.
     pub(crate) fn put(self) -> bool {
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: The reference is this value's, which is forgotten.

@@ -32,7 +32,9 @@ impl<T: Protocol> Registration<T> {
                 if let Some(state) = state::<T>((*socket).sk) {
                     let own = state.own.load(Ordering::Relaxed);
                     if own.cast() == message {
-                        // Rings' packets were looked at before.
+                        // `send_own` sends a ring's packet, which the rules judged before. It goes
+                        // through sock_sendmsg only for the LSM hook, which is reachable no other
+                        // way.
                         let datagram = (*own).datagram.as_ref();
                         let sent = datagram.and_then(|datagram| datagram.send((*socket).sk));
                         return Ok(without_edquot(sent.unwrap_or_else(|| {
@@ -89,7 +91,7 @@ impl<T: Protocol> Registration<T> {
                 };
                 let this = Socket::from_raw(socket);
                 let mut timeout = this.sk().receive_timeout(flags & DONTWAIT != 0);
-                // Nobody sleeps within UDP: rules may come meanwhile.
+                // The inner operation never sleeps, because rules may change during the sleep.
                 loop {
                     let turn = state.protocol.may_read(this)?;
                     if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
@@ -147,7 +149,8 @@ impl<T: Protocol> Registration<T> {
 /// The message must be valid.
 pub(super) unsafe fn sent_to(sk: &Sock, message: &bindings::msghdr) -> Option<Name> {
     let (name, len) = (message.msg_name.cast::<u8>(), message.msg_namelen);
-    // SAFETY: As required of the caller. Names are in memory of the kernel, with room for an address.
+    // SAFETY: As required of the caller. Names are in memory of the kernel, with room for an
+    // address.
     unsafe {
         let is_none = name.is_null()
             || (sk.is_ipv6()

@@ -50,53 +50,56 @@ use state::{state, State, STATES};
 /// What a socket of the family does differently from a UDP socket.
 ///
 /// # Safety
-///
-/// One type of the module implements it: the state of each socket of the family is taken for one's.
+/// Only one type of the module may implement it, because the state of each socket of the family is
+/// taken for a state of that type.
 pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// The state of a new socket of a network namespace. Process context.
     fn new(net: &NetRef) -> Result<Self>;
 
-    /// The socket is whole, and nobody else has it yet; an error closes it. Process context.
+    /// The socket is complete, and has no other user yet. An error closes it. Process context.
     fn opened(&self, socket: &Socket) -> Result;
 
-    /// Whether it may be bound so; looks at who the current process is. Process context.
+    /// Whether it may be bound to an address. Updates the identity from the current process.
+    /// Process context.
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result;
 
-    /// It is bound; an error is the caller's answer. Process context.
+    /// It was bound. An error undoes this, and is the result of bind(). Process context.
     fn bound(&self, socket: &Socket) -> Result;
 
-    /// Whether it may be connected so; looks at who the current process is. Process context.
+    /// Whether it may be connected to an address. Updates the identity from the current process.
+    /// Process context.
     fn may_connect(&self, socket: &Socket, name: &Name) -> Result;
 
-    /// It is connected, or not any more; an error is the caller's answer. Process context.
+    /// It was connected or disconnected. An error undoes this, and is the result of connect().
+    /// Process context.
     fn connected(&self, socket: &Socket) -> Result;
 
     /// Whether the socket may be corked, for good or by one message: `EOPNOTSUPP`. Process context.
-    ///
-    /// A ring's packets are sent under locks of the module's, and to a corked socket they would wait for
-    /// the sock's lock, with which processes sleep.
+    /// A ring's packets are sent under locks of the module. On a corked socket they would have to
+    /// wait for the sock's lock, which processes hold while they sleep.
     fn may_cork(&self, for_good: bool) -> Result;
 
-    /// One message has been sent that [`Protocol::may_cork`] was asked about. Process context.
+    /// A message for which [`Protocol::may_cork`] was called has been sent. Process context.
     fn has_corked(&self);
 
     /// Whether a datagram may be sent by sendmsg, to an address or the peer. Process context.
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;
 
-    /// Whether datagrams may be read by recvmsg. Where each is to be asked about ([`Self::may_take`]),
-    /// gives the lock under which that is done. Process context.
+    /// Whether datagrams may be read by recvmsg. If [`Self::may_take`] has to be called for each
+    /// datagram, returns the lock under which it is called. Process context.
     fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<bool>>>;
 
-    /// Whether a datagram from a peer, the first in the queue, may be read: else it is dropped. `again`
-    /// says that it was asked about before, `peeks` that it stays if it may. Process context.
+    /// Whether the first datagram in the queue, which came from `peer`, may be read; otherwise it
+    /// is dropped. `again` means that this was called for the datagram before, `peeks` that the
+    /// datagram stays in the queue. Process context.
     fn may_take(&self, socket: &Socket, peer: Peer, bytes: usize, again: bool, peeks: bool)
         -> bool;
 
-    /// The lock under which datagrams are read one by one; it has whether the first one was asked about
-    /// before, for a look. Any context.
+    /// The lock under which datagrams are read one by one. Its value says whether
+    /// [`Self::may_take`] was called for the first datagram before, by a peek. Any context.
     fn reading(&self) -> Option<&Mutex<bool>>;
 
-    /// The socket is being closed; it is still whole. Process context.
+    /// The socket is being closed, and is still complete. Process context.
     fn release(&self, socket: &Socket);
 
     /// The events to report, of which UDP would report `inner`. Process context.
@@ -114,12 +117,13 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Whether packets can be read by recvmsg. Any context.
     fn has_queue(&self) -> bool;
 
-    /// Maps the socket's memory. Process context, with the process's memory locked: whoever reads
-    /// or writes a program's memory under a lock must not have that lock taken here.
+    /// Maps the socket's memory. Process context, with the process's memory locked. It must not
+    /// take a lock under which other code accesses a program's memory.
     fn map(&self, vma: &Vma) -> Result;
 
-    /// Packets were queued, after [`install_callbacks`]. The sock comes locked, too, if it has a receive hook:
-    /// then, as those who send don't wait, some may be left, which is the answer.
+    /// Packets were queued, after [`install_callbacks`]. If the sock has a receive hook, it comes
+    /// locked. The number of packets that one call then delivers is bounded, because senders don't
+    /// wait. Returns whether packets are left.
     fn data_ready(&self, sk: &Sock, locked: Option<LockedSock<'_>>, softirqs: &SoftirqsOff)
         -> bool;
 }
@@ -186,7 +190,7 @@ pub(crate) fn copybreak() -> u32 {
 /// The registered family.
 pub(crate) struct Registration<T: Protocol> {
     number: i32,
-    /// Let go of when there is no family any more.
+    /// Dropped after the family is unregistered.
     _states: Cache,
     _protocol: PhantomData<T>,
 }
@@ -209,8 +213,8 @@ impl<T: Protocol> Registration<T> {
     /// There can be one registration at a time; only the module's init makes one.
     pub(crate) fn new(number: i32, module: &'static ThisModule) -> Result<Self> {
         let module = module.as_ptr().cast::<bindings::module>();
-        // SAFETY: There is no other registration. States are of sockets, none of which is left when this
-        // one is dropped; RCU frees them.
+        // SAFETY: There is no other registration. States are of sockets, none of which is left when
+        // this one is dropped; RCU frees them.
         let states = unsafe { Cache::new::<State<T>>(&STATES, c"kopi_flow") }?;
         // SAFETY: As `fill` requires: nothing is registered yet.
         unsafe {
@@ -245,8 +249,7 @@ impl<T: Protocol> Registration<T> {
     /// Makes the operations over an inner family out of those of a socket of it.
     ///
     /// # Safety
-    ///
-    /// Nobody may use `table` yet.
+    /// `table` must not be in use yet.
     unsafe fn fill(
         table: &Operations,
         inner_family: i32,
@@ -377,9 +380,10 @@ impl<T: Protocol> Registration<T> {
                 }
                 bindings::kopi_set_sk_inode_private(sk, ptr::null_mut());
                 bindings::kopi_write_unlock_bh_callback(sk);
-                // Waits if it runs; those who still have the state can't start it again.
+                // This waits for work that runs. Softirqs that still have the state can't queue it
+                // again.
                 bindings::disable_delayed_work_sync(state.work.get());
-                // Softirqs that still run with the state are done after a grace period.
+                // Softirqs that still use the state have ended after a grace period.
                 bindings::call_rcu(state.rcu.get(), Some(Self::free));
             }
             inner(socket)
@@ -390,7 +394,8 @@ impl<T: Protocol> Registration<T> {
     ///
     /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn free(rcu: *mut bindings::callback_head) {
-        // SAFETY: `rcu` is the state's, a box that `create` made and nobody uses any more.
+        // SAFETY: `rcu` is a field of a state, a box that `create` made. After the grace period it
+        // has no user any more.
         unsafe {
             let state = kernel::container_of!(
                 rcu.cast::<UnsafeCell<bindings::callback_head>>(),

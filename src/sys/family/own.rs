@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Messages of the module's own: what a ring sends by sendmsg.
+//! Messages of the module's own: the packets that a ring sends by sendmsg.
 
 use super::{state::state, Protocol};
 use crate::{
@@ -13,27 +13,28 @@ use kernel::prelude::*;
 /// A message of the module's own.
 #[repr(C)]
 pub(in crate::sys) struct Own<'a> {
-    /// First: the operation gets a pointer to it.
+    /// First, since the operation recognises a message by the pointer to its header.
     pub(in crate::sys) header: bindings::msghdr,
-    /// The same as a datagram that needs no udp_sendmsg(), if it is such a one.
+    /// The same message as a plain datagram, if it needs no udp_sendmsg().
     pub(in crate::sys) datagram: Option<Datagram<'a>>,
-    /// The peer that the rules were asked about.
+    /// The peer for which the rules judged the message.
     pub(in crate::sys) judged: Peer,
 }
 
-/// Sends a message of the module's own, which [`Protocol::may_send`] isn't asked about. One at a time
-/// for each socket.
+/// Sends a message of the module's own, for which [`Protocol::may_send`] isn't called. Process
+/// context.
 ///
 /// # Safety
 ///
-/// The message must be valid, and a datagram be of the socket.
+/// The message must be valid, and its datagram must belong to the socket. There must be one call at
+/// a time for each socket.
 pub(in crate::sys) unsafe fn send_own<T: Protocol>(
     socket: &Socket,
     message: &mut Own<'_>,
 ) -> c_int {
     let message = ptr::from_mut(message);
-    // SAFETY: The socket is in use by the caller, and the message is valid, which nobody looks at
-    // after this call.
+    // SAFETY: The caller uses the socket, and the message is valid. The pointers to the message are
+    // cleared before this function returns, so no task accesses it afterwards.
     unsafe {
         let state = state::<T>((*socket.as_ptr()).sk);
         if let Some(state) = state {
@@ -50,13 +51,14 @@ pub(in crate::sys) unsafe fn send_own<T: Protocol>(
     }
 }
 
-/// Whether the current task is in [`send_own`] for this sock, with a message about whose peer the rules
-/// were asked. The caller is in an RCU read-side section.
+/// Whether the current task is in [`send_own`] for this sock, with a message that the rules judged
+/// for this peer. In an RCU read-side section.
 pub(crate) fn has_judged<T: Protocol>(sk: &Sock, peer: &Peer) -> bool {
-    // SAFETY: The sock is borrowed, and RCU held.
+    // SAFETY: The sock is borrowed, and the caller holds RCU.
     let state = unsafe { state::<T>(sk.as_ptr()) };
-    // SAFETY: The task is compared only. The message is on the stack of that task, which is this one, and
-    // which clears the pointer after the task's.
+    // SAFETY: `sender` is only compared. If it is the current task, this task is within `send_own`,
+    // whose caller's message is valid until it returns. Only that call writes the two pointers
+    // meanwhile.
     state.is_some_and(|state| unsafe {
         bindings::kopi_is_current(state.sender.load(Ordering::Relaxed))
             && state

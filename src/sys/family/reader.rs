@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! recvmsg that asks about each datagram.
+//! recvmsg that asks the protocol about each datagram.
 
 use super::{
     name::{Name, Unspecified},
@@ -23,11 +23,11 @@ pub(super) const DONTWAIT: c_int = bindings::MSG_DONTWAIT as c_int;
 pub(super) type Receive =
     unsafe extern "C" fn(*mut bindings::socket, *mut bindings::msghdr, usize, c_int) -> c_int;
 
-/// Reads a socket's datagrams one by one, and asks about each.
+/// Reads a socket's datagrams one by one, and asks the protocol about each.
 ///
 /// # Invariants
 ///
-/// The socket is in use, and `inner` its inner family's operation.
+/// The socket is in use, and `inner` is its inner family's recvmsg.
 pub(super) struct Reader<'a, T> {
     pub(super) socket: *mut bindings::socket,
     pub(super) inner: Receive,
@@ -36,12 +36,12 @@ pub(super) struct Reader<'a, T> {
 }
 
 impl<T: Protocol> Reader<'_, T> {
-    /// Reads the first datagram that may be read; gives what the operation gives, which is EAGAIN if there
-    /// is none.
+    /// Reads the first datagram that may be read. Returns the result of the inner operation, or
+    /// EAGAIN if there is no datagram.
     ///
     /// # Safety
     ///
-    /// `message` must be as for the operation.
+    /// `message` must be a valid argument of the inner operation.
     pub(in crate::sys) unsafe fn read(
         &self,
         message: *mut bindings::msghdr,
@@ -50,26 +50,27 @@ impl<T: Protocol> Reader<'_, T> {
     ) -> Result<i32> {
         loop {
             {
-                // Nobody else takes what is first meanwhile.
+                // Under the lock, the datagram that is judged stays the first one until it is read.
                 let mut counted = self.turn.lock();
                 let Some((peer, bytes)) = self.peek()? else {
                     return Ok(EAGAIN.to_errno());
                 };
-                // SAFETY: By the invariants.
+                // SAFETY: The socket is in use, by the invariants.
                 let socket = unsafe { Socket::from_raw(self.socket) };
                 let peeks = flags & bindings::MSG_PEEK as i32 != 0;
                 let passes = self.protocol.may_take(socket, peer, bytes, *counted, peeks);
-                // A look counts, for the read that follows it.
+                // A peeked datagram was counted, and isn't counted again when it is read.
                 *counted = passes && peeks;
                 if passes {
-                    // SAFETY: By the invariants, and as required of the caller.
+                    // SAFETY: The socket is in use, by the invariants. The caller passes a valid
+                    // message.
                     return Ok(unsafe {
                         (self.inner)(self.socket, message, len, flags | DONTWAIT)
                     });
                 }
                 self.discard();
             }
-            // Others may send what isn't let pass for ever.
+            // Peers may send datagrams that are refused without end.
             if signal_pending() {
                 return Err(ERESTARTSYS);
             }
@@ -77,18 +78,19 @@ impl<T: Protocol> Reader<'_, T> {
         }
     }
 
-    /// Where the first datagram is from, and its length; `None` if there is none.
+    /// The source of the first datagram and its length; `None` if there is none.
     fn peek(&self) -> Result<Option<(Peer, usize)>> {
         let mut name = [0u8; size_of::<bindings::sockaddr_in6>()];
-        // SAFETY: A msghdr of zeroes has no room for anything but, then, the name.
+        // SAFETY: Zeroes are a valid msghdr without memory for a name, data or control messages.
         let mut header: bindings::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
         header.msg_name = name.as_mut_ptr().cast();
         header.msg_namelen = name.len() as i32;
         let flags = DONTWAIT | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
-        // SAFETY: By the invariants; the name is long enough for both families.
+        // SAFETY: The socket is in use, by the invariants. The name is long enough for both
+        // families.
         let got = unsafe {
             if Socket::from_raw(self.socket).sk().peeks_on() {
-                // What is looked at needn't be what is read.
+                // With SO_PEEK_OFF, the datagram that is peeked at may not be the one that is read.
                 return Err(eopnotsupp());
             }
             (self.inner)(self.socket, &mut header, 0, flags)
@@ -103,9 +105,10 @@ impl<T: Protocol> Reader<'_, T> {
         }
     }
 
-    /// Takes the first datagram away.
+    /// Removes the first datagram.
     fn discard(&self) {
-        // SAFETY: A msghdr of zeroes has no room for anything; by the invariants.
+        // SAFETY: Zeroes are a valid msghdr without any memory. The socket is in use, by the
+        // invariants.
         unsafe {
             let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
             (self.inner)(self.socket, &mut header, 0, DONTWAIT);

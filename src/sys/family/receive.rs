@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is queued on a sock, moved on: the callback of the sock, and work for when it can't be.
+//! Moves packets from a sock's queue to the protocol: the sock's callback, and work for cases in
+//! which the callback can't do it.
 
 use super::{
     state::{state, State},
@@ -20,13 +21,13 @@ use core::{
 };
 use kernel::prelude::*;
 
-/// From now on has `data_ready` of the protocol called. Process context.
+/// Sets the sock's callback, so that the protocol's `data_ready` is called. Process context.
 ///
-/// To be called once for a socket. Packets that were queued before remain queued.
+/// To be called once for a socket. Packets that were queued before stay queued.
 pub(crate) fn install_callbacks<T: Protocol>(socket: &Socket) {
     let sk = socket.sk().as_ptr();
-    // SAFETY: The socket is in use by the caller. The callbacks and their copies are written under
-    // the lock; the copies are not read before the callbacks are set.
+    // SAFETY: The caller uses the socket. The callback and its copy are written under the callback
+    // lock. Only `release`, which takes that lock, reads the copy.
     unsafe {
         let Some(state) = state::<T>(sk) else {
             return;
@@ -39,15 +40,14 @@ pub(crate) fn install_callbacks<T: Protocol>(socket: &Socket) {
 }
 
 /// # Safety
-///
-/// To be called by the kernel only, as the operation that it is set as.
+/// Only the kernel may call it, as `sk_data_ready` of a flow's sock, and [`drain`].
 pub(super) unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     let _rcu = kernel::sync::rcu::read_lock();
-    // SAFETY: The sock is in use by the caller; RCU is held. UDP calls this with softirqs off, as
-    // `poke` does.
+    // SAFETY: The caller uses the sock, and RCU, held here, keeps the flow's state. UDP calls this
+    // with softirqs off, and so does `drain`.
     unsafe {
-        // Softirqs find socks without a reference, and `read_skb` needs one: a close may take the
-        // last away meanwhile. What is queued then goes with the sock.
+        // Softirqs find socks without a reference, but `read_skb` needs one: close() may release
+        // the last one meanwhile. In that case the queued packets are freed with the sock.
         let Some(_kept) = SockRef::get(Sock::from_raw(sk)) else {
             return;
         };
@@ -64,19 +64,21 @@ pub(super) unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock)
     }
 }
 
-/// After how many jiffies a sock that a process had locked is tried again.
+/// Number of jiffies after which a sock that a process had locked is retried.
 pub(super) const LOCKED_RETRY: c_ulong = 2;
 
-/// Takes what is queued where the sock can be locked, which receive hooks rely on.
+/// Delivers the queued packets with the sock locked, as receive hooks require.
 ///
-/// Never waits for the lock, which a process can make last: a worker that waits is one less for others.
+/// It never waits for the lock, which a process can hold for long: a waiting worker would be lost
+/// to other flows.
 ///
 /// # Safety
 ///
-/// To be called by the kernel only, as the function of a state's `work`.
+/// Only the kernel may call it, as the function of a state's `work`.
 pub(super) unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::work_struct) {
-    // SAFETY: The work is a state's, which is kept, as its sock is, until the work is disabled. From
-    // where the sock is locked to where it is unlocked, softirqs are off, and what says so is used.
+    // SAFETY: The work is a field of a state. `release` disables the work, and waits for it, before
+    // the state and the sock are freed. Softirqs are off while the sock is locked, and `LockedSock`
+    // and `SoftirqsOff` are used only there.
     unsafe {
         let work = kernel::container_of!(work, bindings::delayed_work, work);
         let state = &*kernel::container_of!(
@@ -98,21 +100,23 @@ pub(super) unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::w
     }
 }
 
-/// Has what is queued on a socket moved on, after [`install_callbacks`]. Process context.
+/// Delivers the packets that are queued on a socket, after [`install_callbacks`]. Process context.
 pub(crate) fn drain<T: Protocol>(socket: &Socket) {
     let _softirqs = BottomHalvesOff::new();
-    // SAFETY: The socket is in use by the caller.
+    // SAFETY: The caller uses the socket, which keeps its sock. Softirqs are off.
     unsafe { data_ready::<T>(socket.sk().as_ptr()) };
 }
 
-/// Takes the next packet off the sock's queue, its checksum verified; looks at `left` at the most, of which
-/// it takes those that it looked at. Softirq, or softirqs off; the caller keeps the sock.
+/// Takes the next packet off the sock's queue, with a verified checksum. Packets with a wrong
+/// checksum are dropped. It takes at most `left` packets off the queue, and subtracts their number
+/// from `left`. Softirq, or softirqs off; the caller holds a reference to the sock.
 ///
 /// It never polls a NIC, so a spinlock may be held.
 pub(crate) fn next_packet(sk: &Sock, left: &mut u32) -> Option<SkBuff> {
-    // SAFETY: A valid UDP sock, to which the caller has a reference.
+    // SAFETY: The caller holds a reference to the sock, a UDP sock.
     let skb = unsafe { bindings::kopi_udp_read_skb(sk.as_ptr(), left) };
     let skb = NonNull::new(skb)?;
-    // SAFETY: A packet of a UDP sock's queue, whose headers are linear; nobody else has it.
+    // SAFETY: The packet was taken off a UDP sock's queue, and has no other owner. UDP has made its
+    // headers linear.
     Some(unsafe { SkBuff::from_raw(skb) })
 }

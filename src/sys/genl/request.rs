@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who asks, and what for.
+//! Requests and requesters.
 
 use super::message::{Buffer, Message};
 use crate::sys::{bindings, pernet::NetRef};
@@ -10,7 +10,7 @@ use core::{
 };
 use kernel::{error::to_result, prelude::*, str::CStr};
 
-/// Who asks.
+/// The sender of a request, whose namespaces decide what is shown and under which numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct Requester<'a> {
     pub(super) skb: NonNull<bindings::sk_buff>,
@@ -153,7 +153,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Who asks.
+    /// The requester.
     pub(crate) fn requester(&self) -> Requester<'a> {
         self.requester
     }
