@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /*
- * KOPI's C, as Rust sees it, in the order of the files under shim/. Most are helpers: inline
- * functions, macros and fields of the kernel's that bindgen can't reach, named like what they are
- * of. The rest is code: mirror.c does as functions of the kernel's that can't be called,
- * local_out.c, netdev.c and trace.c have hooks, kopimon.c and kopirx.c types of devices.
+ * The declarations of KOPI's C for Rust, by file of shim/. Most functions are helpers for inline
+ * functions, macros and fields of the kernel that bindgen can't reach, and are named after these.
+ * The rest is code: mirror.c mirrors kernel functions that can't be called, local_out.c,
+ * netdev.c and trace.c have hooks, kopimon.c and kopirx.c have device types.
  */
 #ifndef _KOPI_SHIM_H
 #define _KOPI_SHIM_H
@@ -325,10 +325,10 @@ bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index);
 void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb);
 
 /* shim/local_out.c */
-/* A packet, or several as one, that a flow sends. */
+/* A packet, or a GSO packet, that a flow sends. */
 struct kopi_sent {
 	struct in6_addr to;
-	/* The first hop of a source route, else as above. */
+	/* The first hop of a source route; otherwise the same as above. */
 	struct in6_addr via;
 	u16 port;
 	u16 gso_size;
@@ -343,7 +343,7 @@ void kopi_unhook_local_out(struct net *net);
 /* shim/netdev.c */
 int kopi_netdev_register(void);
 void kopi_netdev_unregister(void);
-bool kopi_egress_is_last(const struct net_device *dev, const void *port);
+bool kopi_egress_is_last(const struct net_device *dev, const void *hook);
 
 /* shim/trace.c */
 struct tracepoint *kopi_tracepoint_start_xmit(void);
@@ -364,7 +364,7 @@ bool kopi_mon_is(const struct net_device *dev);
 struct net_device *kopi_target_new(struct net *net, void *receiver);
 bool kopi_target_is(const struct net_device *dev);
 
-/* Rust functions, which the above call. */
+/* Rust functions that the C above calls. */
 int kopi_net_init(struct net *net);
 void kopi_net_exit(struct net *net);
 int kopi_local_out(struct sock *sk, struct kopi_sent *sent);

@@ -7,10 +7,9 @@
  * channel: a mapped region of frames and four rings, which from then on carries
  * its packets. docs/abi.md has the memory layout, the ordering rules and the
  * table of errors.
- *
- * All fields are in host byte order, but for addresses and ports, which are in
- * network byte order. Fields named reserved must be zero on the way in and are
- * zero on the way out.
+ * All fields are in host byte order, except addresses and ports, which are in
+ * network byte order. Fields named reserved must be zero if the program writes
+ * them, and are zero if the kernel does.
  */
 #ifndef _UAPI_KOPI_H
 #define _UAPI_KOPI_H
@@ -66,17 +65,16 @@ struct kopi_info {
 	__u32	ring_entries_max;
 	__u32	region_size_max;	/* bytes */
 	__u32	chain_max;		/* descriptors */
-	__u32	copybreak;		/* bytes: what has more in a descriptor goes by reference */
+	__u32	copybreak;		/* bytes: a descriptor with more is sent by reference */
 	__u32	reserved[4];
 };
 
 /* kopi_channel_req.flags */
-/*
- * GSO, sending: datagrams of one size to one peer that follow each other in the TX
- * ring travel as one packet, which meets each hook once, as with UDP_SEGMENT.
+/* GSO, sending: consecutive datagrams of one size to one peer in the TX ring
+ * travel as one GSO packet, which meets each hook once, as with UDP_SEGMENT.
  */
 #define KOPI_CHANNEL_GSO	(1u << 0)
-/* GRO, receiving: the same for what comes from one peer, as with UDP_GRO. */
+/* GRO, receiving: the same for datagrams from one peer, as with UDP_GRO. */
 #define KOPI_CHANNEL_GRO	(1u << 1)
 /*
  * A GRO packet is delivered to the RX ring as one packet with its gso_size; without
@@ -139,11 +137,10 @@ struct kopi_layout {
 /*
  * Flags of a ring, in shared memory. The kernel writes those of TX and FILL,
  * the program those of RX and COMPLETION.
- *
- * TX, FILL: set while the kernel looks at the ring only when the doorbell rings.
- * RX, COMPLETION: set while the program wants to be woken when an entry comes;
- * so it is when the channel is made. A program that polls the ring may clear it,
- * and must set it, and then look at the ring once more, before it sleeps.
+ * TX, FILL: set while the kernel reads the ring only when the doorbell rings.
+ * RX, COMPLETION: set while the program wants to be woken for a new entry; it is
+ * set when the channel is made. A program that polls the ring may clear it.
+ * Before such a program sleeps, it must set it, and then check the ring again.
  */
 #define KOPI_RING_NEED_WAKEUP	(1u << 0)
 
@@ -210,7 +207,7 @@ struct kopi_stats {
 	__u64	tx_invalid;		/* TX descriptors refused */
 	__u64	fill_invalid;		/* FILL entries that are no frame */
 	__u64	ring_broken;		/* times an index of the program made no sense */
-	__u64	tx_pending;		/* frames that the stack has not let go of */
+	__u64	tx_pending;		/* frames that the stack has not released */
 	__u64	flows;			/* on this channel now */
 	/*
 	 * of the flow: tx_taken is tx_packets and all tx_drop_*, rx_taken is
@@ -233,9 +230,8 @@ struct kopi_stats {
 	__u64	reserved[5];
 };
 
-/*
- * ioctl(fd, KOPI_IOC_DOORBELL, flags): asks the kernel to look at the channel.
- * Gives the number of TX descriptors that were taken.
+/* ioctl(fd, KOPI_IOC_DOORBELL, flags): makes the kernel process the channel.
+ * Returns the number of TX descriptors that were taken.
  */
 #define KOPI_IOC_DOORBELL	_IO(0xcb, 1)
 
@@ -250,13 +246,13 @@ struct kopi_stats {
 /* poll(): POLLIN is RX, POLLOUT room to send, and this an unread COMPLETION. */
 #define KOPI_POLL_COMPLETION	0x0200		/* POLLWRBAND */
 
-/*
- * struct kopi_mon_hdr: what a device of type kopimon shows in front of each packet.
+/* struct kopi_mon_hdr: the header that a device of type kopimon shows in front of
+ * each packet.
  *
- * Packet sockets on such a device see, while it is up, the packets of the flows of
- * its network namespace: as they are given to a NIC's driver, as they are put into
- * an RX ring or read without one, and those that are dropped on either way. After
- * `len` bytes comes the IP header. A GSO packet is shown as one packet.
+ * While such a device is up, packet sockets on it see the packets of its network
+ * namespace's flows: as they are given to a NIC's driver, as they are put into an
+ * RX ring or read without one, and as they are dropped, outgoing or incoming. The
+ * IP header follows after `len` bytes. A GSO packet is shown as one packet.
  */
 struct kopi_mon_hdr {
 	__u8	version;		/* KOPI_MON_VERSION */
@@ -293,13 +289,14 @@ struct kopi_mon_hdr {
 #define KOPI_MON_REASON_RULE	4	/* a rule, or the default, denies it */
 #define KOPI_MON_REASON_RATE	5	/* over the rate of a rule */
 
-/*
- * struct kopi_port_map: what the XDP program of an attached device redirects to KOPI.
+/* struct kopi_port_map: the ports that the XDP program of an attached device
+ * redirects to KOPI.
  *
  * It lies at the start of a page of shared memory (an array map with
- * BPF_F_MMAPABLE), which device-attach is told. The kernel writes, the program
- * reads. Where the bit of a UDP datagram's destination port is set, the program
- * may redirect it to the device; all else is to pass.
+ * BPF_F_MMAPABLE), whose address is an argument of device-attach. The kernel
+ * writes it, the program reads it. If the bit of a UDP datagram's destination
+ * port is set, the program may redirect the datagram to the device; it must pass
+ * all other packets.
  */
 struct kopi_port_map {
 	__u64	ports[1024];		/* port p: bit p % 64 of ports[p / 64] */

@@ -25,7 +25,7 @@ bool kopi_device_name(struct net *net, int ifindex, char *name)
 	return dev && strscpy_pad(name, dev->name, IFNAMSIZ) > 0;
 }
 
-/* The number of a device that may be gone, among the first of a namespace; or 0. RCU is held. */
+/* The index of a device among the first of a namespace; 0 if it isn't there. RCU is held. */
 int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most)
 {
 	struct net_device *dev;
@@ -113,8 +113,8 @@ bool kopi_dev_is_ethernet(const struct net_device *dev)
 }
 
 /*
- * Whether it has hardware, and a driver of its own: what is made of other devices,
- * or of software, has hooks of others behind it. Under RTNL.
+ * Whether it has hardware and a driver of its own. A device that consists of other
+ * devices, or of software, has hooks of others behind it. Under RTNL.
  */
 bool kopi_dev_is_nic(const struct net_device *dev)
 {
@@ -124,7 +124,7 @@ bool kopi_dev_is_nic(const struct net_device *dev)
 	       list_empty(&dev->adj_list.lower);
 }
 
-/* As the stack asks before it gives a driver anything. */
+/* The stack's conditions for giving packets to a driver. */
 bool kopi_dev_is_ready(const struct net_device *dev)
 {
 	return netif_running(dev) && netif_device_present(dev) && netif_carrier_ok(dev);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The type of monitor devices. What they show is decided in src/monitor.rs. */
+/* The type of monitor devices. src/probes.rs and src/monitor.rs decide what they show. */
 
 #include <linux/if_arp.h>
 #include <linux/netdevice.h>
@@ -26,7 +26,7 @@ static const struct net_device_ops mon_ops = {
 	.ndo_get_stats64 = mon_get_stats64,
 };
 
-/* There, so that packet sockets find the IP header behind ours; nobody sends by it. */
+/* With header_ops, packet sockets find the IP header behind KOPI's; sending is refused. */
 static int mon_create(struct sk_buff *skb, struct net_device *dev, unsigned short type,
 		      const void *daddr, const void *saddr, unsigned int len)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The device that XDP programs redirect to. What comes is received in src/redirect.rs. */
+/* The type of redirect devices. src/direct/receive.rs receives their frames. */
 
 #include <linux/if_arp.h>
 #include <linux/netdevice.h>

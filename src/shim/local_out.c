@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The first hook of all where the stack sends: the rules judge what a flow sends, whichever way. */
+/* The first hook of LOCAL_OUT: the rules judge all packets of flows, however they are sent. */
 
 #include <linux/ip.h>
 #include <linux/ipv6.h>
@@ -13,7 +13,7 @@
 
 #include "../shim.h"
 
-/* Where a packet goes in the end: a source route has that in the options. */
+/* The final destination of a packet: with a source route, the options have it. */
 static void ipv4_destination(const struct sk_buff *skb, struct in6_addr *to)
 {
 	const u8 *header = skb_network_header(skb);
@@ -23,7 +23,7 @@ static void ipv4_destination(const struct sk_buff *skb, struct in6_addr *to)
 		ipv6_addr_set_v4mapped(get_unaligned((__be32 *)(header + srr + header[srr + 1] - 4)), to);
 }
 
-/* The same, in a routing header that isn't at its end. */
+/* The same for IPv6: a routing header that isn't used up has it. */
 static bool ipv6_destination(const struct sk_buff *skb, struct in6_addr *to)
 {
 	unsigned int offset = 0;
@@ -39,15 +39,15 @@ static bool ipv6_destination(const struct sk_buff *skb, struct in6_addr *to)
 		return false;
 	if (!header->segments_left)
 		return true;
-	/* Segment routing has them in reverse order. */
+	/* Segment routing has the addresses in reverse order. */
 	last = header->type == IPV6_SRCRT_TYPE_4 ? 0 : (header->hdrlen >> 1) - 1;
 	return last >= 0 && !skb_copy_bits(skb, offset + 8 + last * sizeof(*to), to, sizeof(*to));
 }
 
 /*
- * Judges what flows send where all is known of it: where it goes, whatever address the program
- * gave, what mark and priority it has, how many datagrams it is, and when, if it was corked.
- * First of all hooks.
+ * Judges the packets of flows when all their properties are known: the destination, whatever
+ * address the program gave; mark and priority; the number of datagrams; the time, if it was
+ * corked. It is the first of all hooks.
  */
 static unsigned int local_out_hook(void *priv, struct sk_buff *skb,
 				   const struct nf_hook_state *state)
@@ -57,7 +57,7 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb,
 	bool transformed;
 	int error;
 
-	/* Of a tunnel, what it carries was judged before. */
+	/* A tunnel's inner packet was judged before. */
 	if (!sk || sk != skb->sk || !sk_fullsock(sk) || !sk_is_udp(sk))
 		return NF_ACCEPT;
 	if (state->pf == NFPROTO_IPV4) {
@@ -67,7 +67,7 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb,
 		sent.via = ipv6_hdr(skb)->daddr;
 		transformed = IP6CB(skb)->flags & IP6SKB_XFRM_TRANSFORMED;
 	}
-	/* After IPsec has had it, it was judged before, too. */
+	/* A packet that IPsec has transformed was judged before, too. */
 	if (transformed)
 		return NF_ACCEPT;
 	if (!pskb_may_pull(skb, skb_transport_offset(skb) + sizeof(struct udphdr)))

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * What does as a function of the kernel's that can't be called: it isn't exported, or does more
- * than is wanted. Each names that function, and the version that it was compared with.
+ * Mirrors of kernel functions that can't be called, because they aren't exported or do more than
+ * is wanted. Each comment names that function, and the version that it was compared with.
  */
 
 #include <linux/netdevice.h>
@@ -17,8 +17,8 @@
 #include "../shim.h"
 
 /*
- * As sk_busy_loop() (include/net/busy_poll.h, 7.3.4), with an end of its own: that one looks at
- * the sock's queue, where nothing stays.
+ * As sk_busy_loop() (include/net/busy_poll.h, 7.3.4), with an end of its own: the kernel's end
+ * checks the sock's queue, which a channel keeps empty.
  */
 void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long), void *arg)
 {
@@ -30,10 +30,10 @@ void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long),
 }
 
 /*
- * As __skb_recv_udp() (net/ipv4/udp.c, 7.3.4) with MSG_DONTWAIT, but for two things. It never
+ * As __skb_recv_udp() (net/ipv4/udp.c, 7.3.4) with MSG_DONTWAIT, with two differences. It never
  * busy polls: NAPI, run under the caller's lock, would deliver to the caller again. And it
- * leaves an error of the sock's where it is. Memory goes back as by udp_rmem_release(), which
- * calls what isn't exported; sk_mem_uncharge() does the same.
+ * leaves a pending error of the sock pending. Memory is returned as by udp_rmem_release(), which
+ * calls functions that aren't exported; sk_mem_uncharge() does the same.
  */
 static struct sk_buff *udp_dequeue(struct sock *sk)
 {
@@ -58,8 +58,8 @@ static struct sk_buff *udp_dequeue(struct sock *sk)
 }
 
 /*
- * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), which polls the NIC when it has dropped bad
- * checksums. Looks at *left packets at the most, and takes off those that it looked at.
+ * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), which polls the NIC after it has dropped bad
+ * checksums. Takes at most *left packets off the queue, and subtracts their number from *left.
  */
 struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 {
@@ -78,13 +78,13 @@ struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 	}
 	if (skb) {
 		WARN_ON_ONCE(!skb_set_owner_sk_safe(skb, sk));
-		/* It was UDP's dev_scratch. */
+		/* The field held UDP's dev_scratch. */
 		skb->dev = NULL;
 	}
 	return skb;
 }
 
-/* As lock_sock_nested() (net/core/sock.c, 7.3.4), if it needn't wait. */
+/* As lock_sock_nested() (net/core/sock.c, 7.3.4), but fails instead of waiting. */
 static bool try_lock_sock(struct sock *sk)
 {
 	bool got;
@@ -101,14 +101,14 @@ static bool try_lock_sock(struct sock *sk)
 
 /*
  * As inet_sendmsg() (net/ipv4/af_inet.c, 7.3.4), whose inet_autobind() waits for the sock's
- * lock: EAGAIN if that is somebody's.
+ * lock: EAGAIN if the lock is taken.
  */
 int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
 {
 	struct inet_sock *inet = inet_sk(sk);
 
 	sock_rps_record_flow(sk);
-	/* Looked at again under the lock. */
+	/* This is checked again under the lock. */
 	if (!READ_ONCE(inet->inet_num)) {
 		if (!try_lock_sock(sk))
 			return -EAGAIN;
@@ -125,15 +125,15 @@ int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
 }
 
 /*
- * As dev_get_by_index_rcu() (net/core/dev.c, 7.3.4), whose chains are as long as a user wants
- * who chooses the devices' numbers. RCU is held.
+ * As dev_get_by_index_rcu() (net/core/dev.c, 7.3.4), whose hash chains a user can make long by
+ * choosing the devices' indices. RCU is held.
  */
 const struct net_device *kopi_net_dev(struct net *net, int ifindex)
 {
 	return xa_load(&net->dev_by_index, ifindex);
 }
 
-/* As GRO and udp_gro_complete_segment() (net/ipv4/udp_offload.c, 7.3.4) leave one. */
+/* Sets the fields of a GRO packet as GRO and udp_gro_complete_segment() (udp_offload.c, 7.3.4). */
 void kopi_skb_set_udp_gro(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs)
 {
 	skb->csum_start = skb_headroom(skb) + udp;
@@ -144,15 +144,15 @@ void kopi_skb_set_udp_gro(struct sk_buff *skb, unsigned int udp, u16 size, u16 s
 	skb_shinfo(skb)->gso_type = SKB_GSO_UDP_L4;
 }
 
-/* As xdp_ok_fwd_dev() (include/linux/filter.h, 7.3.4) asks of lengths. */
+/* The check of lengths in xdp_ok_fwd_dev() (include/linux/filter.h, 7.3.4). */
 bool kopi_dev_takes_length(const struct net_device *dev, unsigned int len)
 {
 	return len <= READ_ONCE(dev->mtu) + dev->hard_header_len + VLAN_HLEN;
 }
 
 /*
- * As __dev_xmit_skb() (net/core/dev.c, 7.3.4) asks, but for qdisc_run_begin(), so that the answer
- * is what it was just now.
+ * The check of __dev_xmit_skb() (net/core/dev.c, 7.3.4), but without qdisc_run_begin(), so the
+ * result may be outdated when it is used.
  */
 bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index)
 {
@@ -163,7 +163,7 @@ bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index)
 			       !test_bit(__QDISC_STATE_DEACTIVATED, &q->state));
 }
 
-/* As __dev_xmit_skb() (net/core/dev.c, 7.3.4) counts what bypasses. */
+/* Counts a packet that bypasses the qdisc, as __dev_xmit_skb() (net/core/dev.c, 7.3.4) does. */
 void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb)
 {
 	struct netdev_queue *txq = netdev_get_tx_queue(dev, index);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Pages, objects, copies, and what users may lock. */
+/* Pages, slab objects, copies, and the limit of locked memory. */
 
 #include <linux/cred.h>
 #include <linux/mm.h>
@@ -73,7 +73,7 @@ unsigned long kopi_copy_from_user(void *to, const void __user *from, unsigned lo
 	return copy_from_user(to, from, size);
 }
 
-/* A cache of its own, so that it can be seen what is left of it. */
+/* The cache isn't merged with others, so that leaked objects can be seen. */
 struct kmem_cache *kopi_slab_create(const char *name, unsigned int size,
 				    unsigned int align)
 {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The parameters, and the count of references to the module. */
+/* The module's parameters and reference count. */
 
 #include <linux/module.h>
 
 #include "../shim.h"
 
-/* Rust modules can have no parameter that sysfs shows. */
+/* In Rust, modules can't have parameters that sysfs shows. */
 static int family = 19;
 module_param(family, int, 0444);
 MODULE_PARM_DESC(family, "Number of the socket family (default: 19)");

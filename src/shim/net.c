@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Network namespaces, and what each has of KOPI. */
+/* Network namespaces, and KOPI's state of each. */
 
 #include <linux/capability.h>
 #include <linux/cred.h>
@@ -53,7 +53,7 @@ int kopi_register_pernet(void)
 void kopi_unregister_pernet(void)
 {
 	unregister_pernet_subsys(&net_ops);
-	/* A hook that is gone may still be running. */
+	/* An unregistered hook may still be running. */
 	synchronize_rcu();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* What KOPI hears of devices, and its hook where packets leave by one. */
+/* The notifier of device events, and the position of KOPI's egress hook. */
 
 #include <linux/netdevice.h>
 #include <linux/netfilter_netdev.h>
@@ -12,7 +12,7 @@ static int netdev_event(struct notifier_block *block, unsigned long event, void 
 	struct netdev_notifier_changeupper_info *upper;
 	struct net_device *dev = netdev_notifier_info_to_dev(info);
 
-	/* They come and go with ports, and nothing is made of them. */
+	/* Redirect devices come and go with attached devices, and can't be parts of others. */
 	if (kopi_target_is(dev)) {
 		if (event != NETDEV_PRECHANGEUPPER)
 			return NOTIFY_DONE;
@@ -53,9 +53,9 @@ void kopi_netdev_unregister(void)
 	unregister_netdevice_notifier(&netdev_block);
 }
 
-bool kopi_egress_is_last(const struct net_device *dev, const void *port)
+bool kopi_egress_is_last(const struct net_device *dev, const void *hook)
 {
 	const struct nf_hook_entries *e = rcu_dereference_bh(dev->nf_hooks_egress);
 
-	return e && e->hooks[e->num_hook_entries - 1].priv == port;
+	return e && e->hooks[e->num_hook_entries - 1].priv == hook;
 }

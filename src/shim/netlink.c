@@ -9,7 +9,7 @@
 #include "../netlink/family.h"
 #include "../shim.h"
 
-/* The spec has no word for who may join a group. */
+/* The spec can't say which privilege joining a group needs. */
 static const struct genl_multicast_group groups[] = {
 	[KOPI_NLGRP_EVENTS] = { .name = "events", .flags = GENL_MCAST_CAP_NET_ADMIN },
 };
@@ -27,7 +27,7 @@ void kopi_genl_unregister(void)
 
 struct sk_buff *kopi_genlmsg_new(gfp_t gfp)
 {
-	/* A flow with the longest of all paths. */
+	/* Room for a flow with paths of maximum length. */
 	return genlmsg_new(3 * PATH_MAX, gfp);
 }
 

@@ -59,7 +59,7 @@ const struct udphdr *kopi_udp_hdr(const struct sk_buff *skb)
 
 unsigned int kopi_skb_gso_size(const struct sk_buff *skb)
 {
-	/* What has another type is one datagram, which would be cut into fragments. */
+	/* With another type it is one datagram, which would be fragmented. */
 	return skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4 ? skb_shinfo(skb)->gso_size : 0;
 }
 
@@ -78,7 +78,7 @@ void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk)
 	ip_select_ident(sock_net(sk), skb, sk);
 }
 
-/* Opens len bytes behind the headroom, which begin with the network header. */
+/* Opens len bytes behind the headroom; they begin with the network header. */
 void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int len,
 		     int transport, u32 mark)
 {
@@ -89,7 +89,7 @@ void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int le
 	return __skb_put(skb, len);
 }
 
-/* The hash of an IPv4 datagram's ends, which is computed if it isn't known. */
+/* Sets the flow hash of an IPv4 datagram, and computes it if it isn't known. */
 u32 kopi_skb_flow_hash(struct sk_buff *skb, u32 known)
 {
 	skb->protocol = htons(ETH_P_IP);
@@ -191,7 +191,7 @@ void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *
 	skb_add_rx_frag(skb, i, page, start - page_address(page), len, frame->frame_sz);
 }
 
-/* Of the NAPI that its memory is for; 0 if that isn't known. */
+/* The id of the NAPI to which the frame's memory belongs; 0 if it isn't known. */
 u32 kopi_xdp_frame_napi_id(const struct xdp_frame *frame)
 {
 	const struct napi_struct *napi = NULL;
@@ -229,7 +229,7 @@ bool kopi_skb_is_udp_gso(const struct sk_buff *skb)
 	return skb_is_gso(skb) && skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4;
 }
 
-/* Has nothing that a driver or the device would do to it, but segmentation and checksums. */
+/* Whether it needs nothing from a driver or a device but segmentation and checksums. */
 bool kopi_skb_is_plain(const struct sk_buff *skb)
 {
 	return !skb->encapsulation && !skb_vlan_tag_present(skb) && !skb_sec_path(skb) &&

@@ -43,7 +43,7 @@ void *kopi_sk_inode_private(const struct sock *sk)
 {
 	struct socket *socket = READ_ONCE(sk->sk_socket);
 
-	/* Pairs with the store below: what it points to is initialised. */
+	/* Pairs with the store below: the data are initialised. */
 	return socket ? smp_load_acquire(&SOCK_INODE(socket)->i_private) : NULL;
 }
 
@@ -133,7 +133,7 @@ bool kopi_sock_flag_localroute(const struct sock *sk)
 	return sock_flag(sk, SOCK_LOCALROUTE);
 }
 
-/* Whether it has a policy of IPsec of its own. */
+/* Whether the sock has an IPsec policy of its own. */
 bool kopi_sk_has_policy_out(const struct sock *sk)
 {
 	return rcu_access_pointer(sk->sk_policy[XFRM_POLICY_OUT]);
@@ -159,7 +159,7 @@ bool kopi_inet_recverr(const struct sock *sk)
 	return inet_test_bit(RECVERR, sk);
 }
 
-/* Turns softirqs off, and says whether no process has locked the sock. */
+/* Turns softirqs off and locks the sock, unless a process has locked it. */
 bool kopi_bh_lock_sock_unowned(struct sock *sk)
 {
 	local_bh_disable();
@@ -214,14 +214,14 @@ void kopi_sk_set_mark(struct sock *sk, u32 mark)
 }
 
 /*
- * Takes back what bind() did, which bind() itself doesn't do once it has succeeded: the port is
- * others' again, and the rest as it was.
+ * Undoes a bind() that has succeeded, for which the kernel has no function: releases the port,
+ * and restores the rest.
  */
 void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only)
 {
 	lock_sock(sk);
 	sk->sk_userlocks &= ~(SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK);
-	/* Somebody may have connected it meanwhile. */
+	/* Another thread may have connected it meanwhile. */
 	__udp_disconnect(sk, 0);
 	WRITE_ONCE(sk->sk_bound_dev_if, device);
 	sk->sk_ipv6only = ipv6only;
@@ -233,7 +233,7 @@ bool kopi_sk_ipv6only(const struct sock *sk)
 	return sk->sk_ipv6only;
 }
 
-/* Breaks a connection, as connect() to AF_UNSPEC does; it stays bound to its device. */
+/* Disconnects it, as connect() to AF_UNSPEC does; it stays bound to its device. */
 void kopi_sk_disconnect(struct sock *sk, int device)
 {
 	sk->sk_prot->disconnect(sk, 0);

@@ -27,7 +27,7 @@ uid_t kopi_charged_uid(void)
 	for (ns = current_user_ns(); ns != &init_user_ns; ns = ns->parent)
 		outermost = ns;
 	if (outermost) {
-		/* Root makes them for others, and gives each its own users. */
+		/* Root makes namespaces for others, and gives each users of its own. */
 		kuid_t owner = uid_eq(outermost->owner, GLOBAL_ROOT_UID) ?
 			make_kuid(outermost, 0) : outermost->owner;
 
@@ -153,8 +153,8 @@ struct cgroup *kopi_sk_cgroup(struct sock *sk)
 }
 
 /*
- * The number of the one at that level among those that a socket's cgroup is in, and itself; 0
- * for none.
+ * The id of the ancestor at a level of a socket's cgroup, which may be the cgroup itself; 0 if
+ * there is none.
  */
 u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level)
 {

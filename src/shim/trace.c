@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Tracepoints of what was sent and of what was dropped, for monitors. */
+/* The tracepoints of sent and dropped packets, for monitors. */
 
 #include <linux/netdevice.h>
 #include <linux/tracepoint.h>
@@ -7,7 +7,7 @@
 
 #include "../shim.h"
 
-/* Modules can't name this tracepoint: it isn't exported. */
+/* Modules can't link to this tracepoint, which isn't exported. */
 static void find_start_xmit(struct tracepoint *tp, void *found)
 {
 	if (!strcmp(tp->name, "net_dev_start_xmit"))

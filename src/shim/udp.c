@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* UDP sockets: queues, counters, programs of cgroups. */
+/* UDP sockets: queues, counters, BPF programs of cgroups. */
 
 #include <linux/bpf-cgroup.h>
 #include <linux/udp.h>
@@ -51,7 +51,7 @@ int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len)
 	return BPF_CGROUP_RUN_SA_PROG(sk, addr, len, CGROUP_UDP6_RECVMSG);
 }
 
-/* Whether there are BPF programs, anywhere, before which udp_sendmsg() locks the sock. */
+/* Whether any cgroup has a BPF program for which udp_sendmsg() locks the sock. */
 bool kopi_has_sendmsg_hooks(void)
 {
 	return cgroup_bpf_enabled(CGROUP_UDP4_SENDMSG) || cgroup_bpf_enabled(CGROUP_UDP6_SENDMSG);
@@ -73,7 +73,7 @@ bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void)
 }
 
 /*
- * Sleeps until something is queued, as recvmsg() does: 1 if it may be, 0 if the receiving side
+ * Sleeps until a packet is queued, as recvmsg() does: 1 if one may be, 0 if the receiving side
  * is shut down, or an error.
  */
 int kopi_udp_wait(struct sock *sk, long *timeout)

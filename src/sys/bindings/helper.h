@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 */
-/* What src/bindings/generated.rs is made from. */
+/* The input of bindgen, which makes generated.rs from it. */
 
 #include <linux/bvec.h>
 #include <linux/cgroup.h>
