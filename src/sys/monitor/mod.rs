@@ -245,11 +245,11 @@ pub(crate) unsafe fn dropped<P: Probes>(skb: *mut RawSkb, reason: u32, rx_sk: *m
 /// Defines the functions that C calls, for a type that implements [`Probes`].
 macro_rules! serve {
     ($probes:ty) => {
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(
-            unsafe_code,
-            reason = "C calls it, as the operation of monitor devices"
-        )]
+        #[expect(unsafe_code, reason = "C calls it, as monitor devices' operation")]
         unsafe extern "C" fn kopi_mon_open(dev: *mut $crate::sys::monitor::RawDevice) -> c_int {
             // SAFETY: C calls it for a monitor device that comes up.
             unsafe {
@@ -259,11 +259,11 @@ macro_rules! serve {
             }
         }
 
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(
-            unsafe_code,
-            reason = "C calls it, as the operation of monitor devices"
-        )]
+        #[expect(unsafe_code, reason = "C calls it, as monitor devices' operation")]
         unsafe extern "C" fn kopi_mon_stop(dev: *mut $crate::sys::monitor::RawDevice) -> c_int {
             // SAFETY: C calls it for a monitor device that goes down.
             unsafe {
