@@ -257,7 +257,7 @@ impl Channel {
 
     /// From now on an engine looks at the TX ring, or none; the caller has the sender.
     pub(crate) fn set_polled(&self, sender: &mut Sender, polled: bool) {
-        sender.turn.polled = polled;
+        sender.schedule.polled = polled;
         self.polled.store(polled, Relaxed);
         sender.want_doorbell(!polled);
     }

@@ -66,7 +66,7 @@ const LEAVING_TICK: i64 = 100;
 
 /// What an engine knows of a channel, under its `sender`.
 #[derive(Default)]
-pub(crate) struct Turn {
+pub(crate) struct Schedule {
     deficit: Deficit,
     /// When something was in the ring last.
     since: u64,
@@ -192,20 +192,20 @@ impl Engine {
             channel.set_polled(&mut sender, false);
             return Visit::Over;
         }
-        if !sender.turn.polled {
-            sender.turn.since = now;
+        if !sender.schedule.polled {
+            sender.schedule.since = now;
             channel.set_polled(&mut sender, true);
         }
         let visit = self.serve(thread, channel, &mut sender);
         match visit {
             Visit::Sent | Visit::Waits => {
-                sender.turn.since = now;
+                sender.schedule.since = now;
                 return visit;
             }
             // What is stalled comes back when there is room.
             Visit::Nothing
                 if !channel.is_stalled_by_buffer()
-                    && now.saturating_sub(sender.turn.since) < self.settings.idle =>
+                    && now.saturating_sub(sender.schedule.since) < self.settings.idle =>
             {
                 return visit;
             }
@@ -216,7 +216,7 @@ impl Engine {
         // What was written before the program could see that is still this engine's to send.
         let last = self.serve(thread, channel, &mut sender);
         if matches!(last, Visit::Sent | Visit::Waits) {
-            sender.turn.since = now;
+            sender.schedule.since = now;
             channel.set_polled(&mut sender, true);
             return last;
         }
@@ -243,7 +243,7 @@ impl Engine {
             Err(_) => return Visit::Over,
         };
         let share = u64::from(self.settings.budget).saturating_mul(u64::from(weight(sender)));
-        if !sender.turn.deficit.visit(share) {
+        if !sender.schedule.deficit.visit(share) {
             return Visit::Waits;
         }
         let end = now().saturating_add(VISIT_MAX);
@@ -270,7 +270,7 @@ impl Engine {
             return Visit::Nothing;
         }
         let start = now();
-        let mut deficit = sender.turn.deficit;
+        let mut deficit = sender.schedule.deficit;
         let taken = {
             let _assumed = credentials.assume();
             sender.take(channel, waiting, |count, bytes| {
@@ -280,7 +280,7 @@ impl Engine {
                 go_on(&mut deficit, cost)
             })
         };
-        sender.turn.deficit = deficit;
+        sender.schedule.deficit = deficit;
         let time = now().saturating_sub(start);
         channel.engine_time.add(time);
         self.counters.busy.add(time);
