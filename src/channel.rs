@@ -12,7 +12,7 @@
 //! Those of `engine.rs` are taken last of all.
 
 use crate::engine;
-use crate::flow::{Counter, Counters};
+use crate::flow::{Counter, FlowCounters};
 use crate::identity::User;
 use crate::limits::Charge;
 use crate::pure::{
@@ -548,7 +548,7 @@ impl Channel {
     }
 
     /// Fills in the channel's counters and those of a flow on it.
-    pub(crate) fn fill_stats(&self, counters: &Counters, stats: &mut Stats) {
+    pub(crate) fn fill_stats(&self, counters: &FlowCounters, stats: &mut Stats) {
         self.fill(Some(counters), stats);
     }
 
@@ -557,7 +557,7 @@ impl Channel {
         self.fill(None, stats)
     }
 
-    fn fill(&self, counters: Option<&Counters>, stats: &mut Stats) -> Positions {
+    fn fill(&self, counters: Option<&FlowCounters>, stats: &mut Stats) -> Positions {
         let mut at = Positions::default();
         {
             // Counters agree with each other while nothing is sent. While something is, nobody waits: it

@@ -5,7 +5,10 @@
 use crate::channel::Channel;
 use crate::direct::Attached;
 use crate::flow::Flow;
-use crate::pure::abi::{self, Stats};
+use crate::pure::{
+    abi::{self, Stats},
+    counters::with_counters, //
+};
 use crate::sys::{
     context::cond_resched,
     family,
@@ -23,45 +26,21 @@ use kernel::{
 /// How many flows are looked at before others that wait for them come in.
 const FLOWS_MAX: usize = 256;
 
-/// Puts a flow's counters.
-pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Result {
-    message.nest(kind, |message| {
-        for (kind, value) in [
-            (uapi::KOPI_A_STATS_TX_PACKETS, stats.tx_packets),
-            (uapi::KOPI_A_STATS_TX_BYTES, stats.tx_bytes),
-            (uapi::KOPI_A_STATS_TX_ZEROCOPY, stats.tx_zerocopy),
-            (uapi::KOPI_A_STATS_TX_TAKEN, stats.tx_taken),
-            (uapi::KOPI_A_STATS_TX_DROP_DENIED, stats.tx_drop_denied),
-            (uapi::KOPI_A_STATS_TX_DROP_RULE, stats.tx_drop_rule),
-            (uapi::KOPI_A_STATS_TX_DROP_RATE, stats.tx_drop_rate),
-            (
-                uapi::KOPI_A_STATS_TX_DROP_UNREACHABLE,
-                stats.tx_drop_unreachable,
-            ),
-            (uapi::KOPI_A_STATS_TX_DROP_TOO_LONG, stats.tx_drop_too_long),
-            (
-                uapi::KOPI_A_STATS_TX_DROP_NO_BUFFER,
-                stats.tx_drop_no_buffer,
-            ),
-            (uapi::KOPI_A_STATS_TX_DROP_INVALID, stats.tx_drop_invalid),
-            (uapi::KOPI_A_STATS_TX_DROP_OTHER, stats.tx_drop_other),
-            (uapi::KOPI_A_STATS_RX_PACKETS, stats.rx_packets),
-            (uapi::KOPI_A_STATS_RX_BYTES, stats.rx_bytes),
-            (uapi::KOPI_A_STATS_RX_TAKEN, stats.rx_taken),
-            (
-                uapi::KOPI_A_STATS_RX_DROP_RING_FULL,
-                stats.rx_drop_ring_full,
-            ),
-            (uapi::KOPI_A_STATS_RX_DROP_NO_FRAME, stats.rx_drop_no_frame),
-            (uapi::KOPI_A_STATS_RX_DROP_TOO_LONG, stats.rx_drop_too_long),
-            (uapi::KOPI_A_STATS_RX_DROP_RULE, stats.rx_drop_rule),
-            (uapi::KOPI_A_STATS_RX_DROP_RATE, stats.rx_drop_rate),
-        ] {
-            message.uint(kind, value)?;
+macro_rules! put_stats {
+    ($($(#[$doc:meta])* $of:ident $name:ident $(= $attribute:ident)?;)*) => {
+        /// Puts a flow's counters.
+        pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Result {
+            message.nest(kind, |message| {
+                for (kind, value) in [$($((uapi::$attribute, stats.$name),)?)*] {
+                    message.uint(kind, value)?;
+                }
+                Ok(())
+            })
         }
-        Ok(())
-    })
+    };
 }
+
+with_counters!(put_stats);
 
 /// Puts what a flow's socket and its process are.
 pub(crate) fn put_ends(

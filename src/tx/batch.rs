@@ -154,6 +154,7 @@ impl Sender {
     /// Appends the packets that can go in one GSO packet with the one in the batch.
     ///
     /// Gives the size of the GSO packet's datagrams, or 0 if it is none.
+    #[inline(never)]
     fn extend(&mut self, channel: &Channel, meta: &Meta, limit: u32) -> u32 {
         if meta.gso_size != 0 {
             return u32::from(meta.gso_size);

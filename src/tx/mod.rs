@@ -215,6 +215,8 @@ impl Sender {
     }
 
     /// Sends the batch, as a GSO packet of datagrams of `segment` bytes if that isn't 0.
+    // Apart from the walk over descriptors, which would lose its registers.
+    #[inline(never)]
     fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Progress {
         let number = self.batch.first().flow;
         let Some((socket, flow)) = self.sockets.get(number).and_then(with_flow) else {
@@ -261,6 +263,7 @@ impl Sender {
     }
 
     /// Completes the batch, which is a packet or the start of one, with an error.
+    #[cold]
     fn refuse(&mut self, channel: &Channel, bad: Bad) -> Progress {
         let number = self.batch.first().flow;
         if let Some((_, flow)) = self.sockets.get(number).and_then(with_flow) {

@@ -96,7 +96,7 @@ fn matches(
             request.refuse(EINVAL, c"the user namespace has no such user", Some(attr))
         })
     };
-    let port = |attr: &Attribute<'_>| Ok(attr.u16());
+    let ports = |kinds| range(request, table, kinds, |attr| Ok(attr.u16()));
     let gid = match table.get(uapi::KOPI_A_RULE_GID) {
         Some(attr) => Some(requester.make_gid(attr.u32()).ok_or_else(|| {
             request.refuse(EINVAL, c"the user namespace has no such group", Some(&attr))
@@ -122,25 +122,15 @@ fn matches(
         protocol: table
             .get(uapi::KOPI_A_RULE_PROTOCOL)
             .map(|attr| attr.u32() as u8),
-        local_port: range(
-            request,
-            table,
-            (
-                uapi::KOPI_A_RULE_LOCAL_PORT_MIN,
-                uapi::KOPI_A_RULE_LOCAL_PORT_MAX,
-            ),
-            port,
-        )?,
+        local_port: ports((
+            uapi::KOPI_A_RULE_LOCAL_PORT_MIN,
+            uapi::KOPI_A_RULE_LOCAL_PORT_MAX,
+        ))?,
         remote: remote(request, table)?,
-        remote_port: range(
-            request,
-            table,
-            (
-                uapi::KOPI_A_RULE_REMOTE_PORT_MIN,
-                uapi::KOPI_A_RULE_REMOTE_PORT_MAX,
-            ),
-            port,
-        )?,
+        remote_port: ports((
+            uapi::KOPI_A_RULE_REMOTE_PORT_MIN,
+            uapi::KOPI_A_RULE_REMOTE_PORT_MAX,
+        ))?,
         device,
         directions: table
             .get(uapi::KOPI_A_RULE_DIRECTION)
