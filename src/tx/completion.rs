@@ -60,22 +60,24 @@ impl Retry {
         result: Result,
         (count, is_batch): (u32, bool),
     ) -> Verdict {
-        match result {
-            Err(error) if error == EAGAIN && Channel::stall_buffer(channel, socket) => {
-                return Verdict::Stay(Progress::Stop);
-            }
-            // The buffer drained meanwhile; but a hook, too, may say EAGAIN, and for ever.
-            Err(error) if error == EAGAIN && self.full < FULL_MAX => {
-                self.full = self.full.wrapping_add(1);
-                return Verdict::Stay(Progress::Took(0));
-            }
-            Err(error) if is_batch && is_of_gso(error) => {
-                self.alone = count;
-                return Verdict::Stay(Progress::Took(0));
-            }
-            _ => self.full = 0,
+        let Err(error) = result else {
+            self.full = 0;
+            return Verdict::Complete(0);
+        };
+        if error == EAGAIN && Channel::stall_buffer(channel, socket) {
+            return Verdict::Stay(Progress::Stop);
         }
-        Verdict::Complete(result.map_or_else(errno, |()| 0))
+        // The buffer drained meanwhile; but a hook, too, may say EAGAIN, and for ever.
+        if error == EAGAIN && self.full < FULL_MAX {
+            self.full = self.full.wrapping_add(1);
+            return Verdict::Stay(Progress::Took(0));
+        }
+        if is_batch && is_of_gso(error) {
+            self.alone = count;
+            return Verdict::Stay(Progress::Took(0));
+        }
+        self.full = 0;
+        Verdict::Complete(errno(error))
     }
 }
 
