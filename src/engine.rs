@@ -4,17 +4,17 @@
 //!
 //! A channel that asked for it is with an engine while it is busy. The doorbell brings it there, as
 //! does room in a full send buffer. It leaves when its ring was empty for the idle time; its
-//! `need_wakeup` is clear in between. An engine without channels sleeps. So idle channels cost nothing,
-//! whatever their number.
+//! `need_wakeup` is clear in between. An engine without channels sleeps. So idle channels cost
+//! nothing, whatever their number.
 //!
-//! An engine takes turns by bytes ([`Deficit`]), of which a rule may give a flow more. It sends what the
-//! doorbell would, by the same code, and with the credentials that the channel's user has at that
-//! moment. So a security module or a missing capability stops the same packets, and their owner doesn't
-//! depend on the running process.
+//! An engine takes turns by bytes ([`Deficit`]), of which a rule may give a flow more. It sends
+//! what the doorbell would, by the same code, and with the credentials that the channel's user has
+//! at that moment. So a security module or a missing capability stops the same packets, and their
+//! owner doesn't depend on the running process.
 //!
-//! The maker of a channel's `ListArc` gives it to an engine. The engine alone has it from then on, sets
-//! and clears `need_wakeup` under the channel's `sender`, and gives it up. Locks: [`ENGINES`], then an
-//! engine's `inbox`, both with interrupts off.
+//! The maker of a channel's `ListArc` gives it to an engine. The engine alone has it from then on,
+//! sets and clears `need_wakeup` under the channel's `sender`, and gives it up. Locks: [`ENGINES`],
+//! then an engine's `inbox`, both with interrupts off.
 
 use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
@@ -43,7 +43,8 @@ use kernel::{
 
 /// What a descriptor costs besides its payload, in bytes: about a packet's headers.
 const DESCRIPTOR_COST: u64 = 64;
-/// The longest time of a visit that has sent something, in nanoseconds, whatever is left of its share.
+/// The longest time of a visit that has sent something, in nanoseconds, whatever is left of its
+/// share.
 const VISIT_MAX: u64 = 5_000_000;
 
 global_lock! {
@@ -233,8 +234,8 @@ impl Engine {
             return Visit::Nothing;
         }
         if family::has_sendmsg_hooks() {
-            // For these UDP waits for the sock's lock, which a process can hold for long: the program
-            // rings, and waits itself.
+            // For these UDP waits for the sock's lock, which a process can hold for long: the
+            // program rings, and waits itself.
             return Visit::Over;
         }
         let waiting = match sender.waiting() {
@@ -252,8 +253,8 @@ impl Engine {
         })
     }
 
-    /// Sends the first `waiting` descriptors of a channel as long as `go_on` returns true. That gets the cost
-    /// of each packet or GSO packet.
+    /// Sends the first `waiting` descriptors of a channel as long as `go_on` returns true. That
+    /// gets the cost of each packet or GSO packet.
     fn send(
         &self,
         channel: &Arc<Channel>,
@@ -261,7 +262,8 @@ impl Engine {
         waiting: u32,
         go_on: impl Fn(&mut Deficit, u64) -> bool,
     ) -> Visit {
-        // After the ring was read, which isn't read again: its writer had these credentials, then or later.
+        // After the ring was read, which isn't read again: its writer had these credentials, then
+        // or later.
         let Some(credentials) = channel.user().credentials() else {
             return Visit::Over;
         };
@@ -324,8 +326,8 @@ impl Engine {
         }
     }
 
-    /// Has the program of a channel ring from now on. A doorbell that has the sender does that in its place:
-    /// a process can make it last long.
+    /// Has the program of a channel ring from now on. A doorbell that has the sender does that in
+    /// its place: a process can make it last long.
     fn leave_to_doorbells(&self, channel: &Arc<Channel>) {
         channel.ask_to_unpoll();
         let mut sender = loop {

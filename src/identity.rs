@@ -2,9 +2,9 @@
 
 //! The owner of a flow: the process that used it, or its channel, last.
 //!
-//! A process that uses a channel may send by any of its flows, and reads what all of them get. So the user
-//! is noted once for the channel, and a flow on it has the later of two identities: its own, of
-//! open(), bind(), connect() and sendmsg(), and that of the channel's user.
+//! A process that uses a channel may send by any of its flows, and reads what all of them get. So
+//! the user is noted once for the channel, and a flow on it has the later of two identities: its
+//! own, of open(), bind(), connect() and sendmsg(), and that of the channel's user.
 
 use crate::sys::{
     cred::Credentials,
@@ -116,8 +116,8 @@ impl User {
         })
     }
 
-    /// The last user of the rings is the writer of what is in them, as if it rang the doorbell. An engine
-    /// calls this before it sends. Process context.
+    /// The last user of the rings is the writer of what is in them, as if it rang the doorbell. An
+    /// engine calls this before it sends. Process context.
     pub(crate) fn note_again(&self) -> Result {
         if !self.outdated.load(Relaxed) {
             return Ok(());
@@ -161,8 +161,8 @@ impl User {
             .is_some_and(|owner| owner.identity.process.is_running())
     }
 
-    /// The credentials of now of the process that used it last; `None` if that has ended. Any context but
-    /// hard interrupts.
+    /// The credentials of now of the process that used it last; `None` if that has ended. Any
+    /// context but hard interrupts.
     pub(crate) fn credentials(&self) -> Option<Credentials> {
         let latest = self.latest.lock();
         Credentials::of(&latest.as_ref()?.identity.process)

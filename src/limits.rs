@@ -2,10 +2,10 @@
 
 //! What users and network namespaces hold, and the limits of it: `net.kopi.*` of sysctl.
 //!
-//! A user is the maker of a flow or a channel, by the real user id, in whatever network namespace: passing
-//! a socket on leaves the charge with its maker. In user namespaces it is the maker of the outermost one, so
-//! that subordinate users don't multiply the limits. The memory of frames counts against RLIMIT_MEMLOCK
-//! and the memory cgroup besides.
+//! A user is the maker of a flow or a channel, by the real user id, in whatever network namespace:
+//! passing a socket on leaves the charge with its maker. In user namespaces it is the maker of the
+//! outermost one, so that subordinate users don't multiply the limits. The memory of frames counts
+//! against RLIMIT_MEMLOCK and the memory cgroup besides.
 
 use crate::netlink::events::tell_limit;
 use crate::pure::quota::{Holding, Over};

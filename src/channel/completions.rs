@@ -60,8 +60,8 @@ impl Channel {
         completions.pending = completions.pending.saturating_sub(count);
     }
 
-    /// Gives frames back to the program, each with its errno or 0. The caller knows that there is room, of
-    /// which `reserved` entries were set aside. Any context but hard interrupts.
+    /// Gives frames back to the program, each with its errno or 0. The caller knows that there is
+    /// room, of which `reserved` entries were set aside. Any context but hard interrupts.
     pub(crate) fn complete(&self, descs: impl Iterator<Item = Desc>, reserved: u32) {
         let wake = {
             let mut completions = self.completions.lock();

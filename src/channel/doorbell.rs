@@ -94,8 +94,8 @@ impl Channel {
         self.completions.lock().ring.is_unread()
     }
 
-    /// Whether the doorbell would take more from the TX ring; while an engine polls that, whether half of it
-    /// is empty. Process context.
+    /// Whether the doorbell would take more from the TX ring; while an engine polls that, whether
+    /// half of it is empty. Process context.
     fn can_send(&self) -> bool {
         if self.is_stalled() {
             return false;

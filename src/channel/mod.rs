@@ -49,10 +49,7 @@ use kernel::{
     new_spinlock,
     prelude::*,
     sync::{
-        atomic::{
-            ordering::Relaxed,
-            Atomic,
-        },
+        atomic::{ordering::Relaxed, Atomic},
         Arc,
         Mutex, //
     }, //
@@ -67,7 +64,7 @@ pub(crate) struct Channel {
     id: u32,
     /// The user of that flow.
     owner: u32,
-    /// Its user, who thereby owns all of its flows.
+    /// Its user, which thereby owns all of its flows.
     user: Arc<User>,
     geometry: Geometry,
     region: Arc<SharedRegion>,
@@ -119,8 +116,8 @@ impl_list_item! {
 }
 
 impl Channel {
-    /// Makes a channel on behalf of a flow of that number and user: `EMFILE` over a
-    /// limit of channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
+    /// Makes a channel on behalf of a flow of that number and user: `EMFILE` over a limit of
+    /// channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
     pub(crate) fn new(geometry: Geometry, net: &NetRef, id: u32, owner: u32) -> Result<Arc<Self>> {
         let held = Holding {
             channels: 1,
@@ -245,7 +242,8 @@ impl Channel {
     pub(crate) fn remove_flow(this: &Arc<Self>, number: u32) -> u32 {
         let mut sender = this.sender.lock();
         sender.sockets.remove(number);
-        // It may wait for this flow's room. Also if the room has come: another CPU may be noting that.
+        // It may wait for this flow's room. Also if the room has come: another CPU may be noting
+        // that.
         this.room.leave();
         if this.is_stalled_by_buffer() {
             // The other flows are tried anew.

@@ -49,11 +49,12 @@ impl Channel {
         self.stall.store(STALL_COMPLETION, Relaxed);
     }
 
-    /// The sender, which calls this, stops if the send buffer of a flow's socket is full; says whether it is.
+    /// The sender, which calls this, stops if the send buffer of a flow's socket is full; says
+    /// whether it is.
     pub(crate) fn stall_buffer(this: &Arc<Self>, socket: &Socket) -> bool {
         this.stall.store(STALL_BUFFER, Relaxed);
-        // SAFETY: Only the holder of the sender uses `room`. remove_flow() leaves before the socket is
-        // released, and before its flow drops the channel.
+        // SAFETY: Only the holder of the sender uses `room`. remove_flow() leaves before the socket
+        // is released, and before its flow drops the channel.
         unsafe { this.room.join(socket, this) };
         if socket.sk().is_writeable() {
             this.unstall();
@@ -68,7 +69,8 @@ impl Channel {
         self.stall.store(STALL_NONE, Relaxed);
     }
 
-    /// The send buffer has room for which [`Channel::stall_buffer`] stopped. Any context but hard interrupts.
+    /// The send buffer has room for which [`Channel::stall_buffer`] stopped. Any context but hard
+    /// interrupts.
     pub(crate) fn room_came(this: &Arc<Self>) {
         this.stall.store(STALL_NONE, Relaxed);
         this.got_room.store(true, Relaxed);

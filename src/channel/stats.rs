@@ -30,8 +30,8 @@ impl Channel {
     fn fill(&self, counters: Option<&FlowCounters>, stats: &mut Stats) -> Positions {
         let mut at = Positions::default();
         {
-            // Counters agree with each other while nothing is sent. While something is, the reader doesn't
-            // wait: a dump would have all sockets of the namespace wait.
+            // Counters agree with each other while nothing is sent. While something is, the reader
+            // doesn't wait: a dump would have all sockets of the namespace wait.
             let _sender = self.sender.try_lock();
             if let Some(counters) = counters {
                 counters.fill_sent(stats);

@@ -23,7 +23,8 @@ pub(super) struct Attachment {
     pub(super) number: u32,
 }
 
-/// UDP_CORK was set once; the option may be on, or be set and taken back while a message is under way.
+/// UDP_CORK was set once; the option may be on, or be set and taken back while a message is under
+/// way.
 pub(super) const CORKED: u32 = 1 << 30;
 /// The flow is on a channel, or about to be: it can't be corked.
 pub(super) const ON_CHANNEL: u32 = 1 << 31;

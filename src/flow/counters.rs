@@ -31,14 +31,14 @@ impl Counter {
     }
 }
 
-/// Makes [`FlowCounters`] of the table: first sorts it, then writes what is sent and what is received apart,
-/// as different CPUs count these.
+/// Makes [`FlowCounters`] of the table: first sorts it, then writes what is sent and what is
+/// received apart, as different CPUs count these.
 macro_rules! flow_counters {
     ([$($sent:ident)*] [$($received:ident)*]) => {
         /// What a flow counts of its packets.
         ///
-        /// Those named `tx` are written under the channel's sender, those named `rx` under its receiver;
-        /// without a channel the reader of a datagram writes the latter.
+        /// Those named `tx` are written under the channel's sender, those named `rx` under its
+        /// receiver; without a channel the reader of a datagram writes the latter.
         #[derive(Default)]
         pub(crate) struct FlowCounters {
             $(pub(crate) $sent: Counter,)*

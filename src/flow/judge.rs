@@ -51,8 +51,8 @@ impl Flow {
         outcome
     }
 
-    /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was counted
-    /// before. Any context but hard interrupts.
+    /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was
+    /// counted before. Any context but hard interrupts.
     pub(crate) fn sends(&self, sk: &Sock, sent: &mut Sent, again: bool) -> Outcome {
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
@@ -91,7 +91,14 @@ impl Flow {
     }
 
     /// Shows a packet to monitors that isn't sent.
-    pub(super) fn show_refused(&self, sk: &Sock, outcome: Outcome, peer: Peer, len: u32, gso_size: u32) {
+    pub(super) fn show_refused(
+        &self,
+        sk: &Sock,
+        outcome: Outcome,
+        peer: Peer,
+        len: u32,
+        gso_size: u32,
+    ) {
         if monitor::is_watched(self) {
             let unsent = Unsent {
                 peer,
@@ -110,7 +117,8 @@ impl Flow {
         };
         let sk = socket.sk();
         let stopped = policy.sweep(sk);
-        // One error for both directions: a waiting call takes it, and another would be the next call's.
+        // One error for both directions: a waiting call takes it, and another would be the next
+        // call's.
         if stopped.iter().any(Option::is_some) {
             sk.set_error(EACCES);
             if let Some(channel) = self.channel() {

@@ -2,8 +2,8 @@
 
 //! A flow: what a KOPI socket is beyond the UDP socket that it is.
 //!
-//! `protocol.rs` has the calls of its socket, `attach.rs` its place on a channel, `judge.rs` what rules
-//! decide about it, `port.rs` what XDP programs redirect to it, `counters.rs` its counters.
+//! `protocol.rs` has the calls of its socket, `attach.rs` its place on a channel, `judge.rs` what
+//! rules decide about it, `port.rs` what XDP programs redirect to it, `counters.rs` its counters.
 
 mod attach;
 mod counters;
@@ -48,10 +48,11 @@ pub(crate) struct Flow {
     pub(crate) direct: Direct,
     /// The local port that XDP programs redirect for it; 0 for none.
     redirected: AtomicU16,
-    /// Messages under way that may cork the socket, with [`attach::CORKED`] and [`attach::ON_CHANNEL`].
+    /// Messages under way that may cork the socket, with [`attach::CORKED`] and
+    /// [`attach::ON_CHANNEL`].
     corking: AtomicU32,
-    /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once and for
-    /// all.
+    /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once
+    /// and for all.
     polled_early: Atomic<bool>,
     /// The credentials that may map the rings: those that last got the layout.
     may_map: AllowedCreds,

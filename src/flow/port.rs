@@ -8,8 +8,8 @@ use crate::sys::sock::Sock;
 use core::sync::atomic::Ordering;
 
 impl Flow {
-    /// Has XDP programs redirect what comes to the flow's port, which may have changed, if its channel
-    /// takes GRO packets. Process context.
+    /// Has XDP programs redirect what comes to the flow's port, which may have changed, if its
+    /// channel takes GRO packets. Process context.
     pub(crate) fn follow_port(&self, sk: &Sock) {
         let port = u16::from_be(sk.local_port());
         if port != self.redirected.load(Ordering::Relaxed)

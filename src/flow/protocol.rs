@@ -169,7 +169,8 @@ impl Protocol for Flow {
         let Some(peer) = peer else {
             return Ok(());
         };
-        // What passes is judged, and counted, when it is a packet; what is refused never becomes one.
+        // What passes is judged, and counted, when it is a packet; what is refused never becomes
+        // one.
         let judge = |again| {
             let packets = Packets {
                 datagrams: 1,
@@ -228,7 +229,8 @@ impl Protocol for Flow {
             abi::OPT_INFO => value.write(&self.info()),
             abi::OPT_CHANNEL => {
                 let layout = self.channel().ok_or_else(enotconn)?.layout();
-                // A process that maps the rings reads packets without another check, and `map` can't check.
+                // A process that maps the rings reads packets without another check, and `map`
+                // can't check.
                 socket.may_receive()?;
                 self.may_map.set_current();
                 value.write(layout)
@@ -243,7 +245,8 @@ impl Protocol for Flow {
             return Ok(None);
         };
         if !policy.is_in_force() {
-            // Monitors alone change nothing for a program that peeks further than the first datagram.
+            // Monitors alone change nothing for a program that peeks further than the first
+            // datagram.
             let is_shown = monitor::is_watched(self) && !socket.sk().peeks_on();
             return Ok(is_shown.then(|| policy.reading()));
         }

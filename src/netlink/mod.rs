@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What administrators ask and say: the operations of `uapi/kopi.yaml`.
+//! The operations of `uapi/kopi.yaml`, by which administrators show and change things.
 //!
-//! `family.c` and `family.h` are made from that file (`qemu/netlink`); they check what comes, and
+//! `family.c` and `family.h` are made from that file (`qemu/netlink`). They check requests, and
 //! `crate::sys::genl` calls the functions here.
 
 pub(crate) mod devices;

@@ -23,7 +23,7 @@ use kernel::{
     sync::atomic::ordering::Relaxed, //
 };
 
-/// How many flows are looked at before others that wait for them come in.
+/// Flows that are shown before others that wait for the lock get it.
 const FLOWS_MAX: usize = 256;
 
 macro_rules! put_stats {
@@ -42,7 +42,7 @@ macro_rules! put_stats {
 
 with_counters!(put_stats);
 
-/// Puts what a flow's socket and its process are.
+/// Puts the ends of a flow's socket, and its process.
 pub(crate) fn put_ends(
     message: &mut Message,
     ends: &Ends,
@@ -111,12 +111,12 @@ fn put_flow(
         }
     }
     message.u32(uapi::KOPI_A_FLOW_DENIED, denied)?;
-    if let Some((way, ifindex)) = attached.tx_path(flow) {
-        message.u32(uapi::KOPI_A_FLOW_PATH, way)?;
+    if let Some((path, ifindex)) = attached.tx_path(flow) {
+        message.u32(uapi::KOPI_A_FLOW_PATH, path)?;
         message.u32(uapi::KOPI_A_FLOW_PATH_IFINDEX, ifindex)?;
     }
-    if let Some(way) = attached.rx_path(flow, ends.ifindex as u32) {
-        message.u32(uapi::KOPI_A_FLOW_RECEIVE_PATH, way as u32)?;
+    if let Some(path) = attached.rx_path(flow, ends.ifindex as u32) {
+        message.u32(uapi::KOPI_A_FLOW_RECEIVE_PATH, path as u32)?;
     }
     Ok(())
 }
@@ -159,11 +159,11 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
     loop {
         let flows = net.flows.lock();
         let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
-        let mut looked = 0;
+        let mut shown = 0;
         for (number, socket) in flows.open.from(start).take(FLOWS_MAX) {
-            looked += 1;
-            let seen = owner(socket).is_some_and(|uid| may_see(&requester, uid));
-            if seen
+            shown += 1;
+            let may_see = owner(socket).is_some_and(|uid| may_see(&requester, uid));
+            if may_see
                 && !dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
                     put_flow(message, &requester, &attached, number, socket)
                 })?
@@ -173,7 +173,7 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
             dump.go_on_at(u64::from(number).wrapping_add(1));
         }
         drop(flows);
-        if looked < FLOWS_MAX {
+        if shown < FLOWS_MAX {
             return Ok(());
         }
         cond_resched();

@@ -353,9 +353,9 @@ pub struct MonHdr {
 
 /// [`MonHdr::version`].
 pub const MON_VERSION: u8 = 1;
-/// On its way out.
+/// Sent.
 pub const MON_OUT: u8 = 1;
-/// On its way in.
+/// Received.
 pub const MON_IN: u8 = 2;
 /// Given to a driver, or to the program.
 pub const MON_PASSED: u8 = 0;

@@ -21,7 +21,8 @@ impl<K: PartialEq, V> Set<K, V> {
             .position(|slot| matches!(slot, Some((other, _)) if other == key))
     }
 
-    /// The place for a new entry: a free one, or that of which `victim`, any number, says that it goes.
+    /// The place for a new entry: a free one, or that of which `victim`, any number, says that it
+    /// goes.
     pub fn room(&self, victim: usize) -> usize {
         let free = self.0.iter().position(Option::is_none);
         free.unwrap_or(victim % WAYS)

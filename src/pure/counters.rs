@@ -2,24 +2,24 @@
 
 //! The counters of a flow and of its channel: the one table of them.
 //!
-//! A new counter is a line of [`with_counters`], in place of a reserved word of `struct kopi_stats`. What
-//! follows from the table: [`super::abi::Stats`] and its sums, what the module counts for a flow
-//! (`src/flow/counters.rs`), and what it tells by netlink (`src/netlink/show.rs`). What can't, says so when
-//! it lacks the counter:
+//! A new counter is a line of [`with_counters`], in place of a reserved word of `struct
+//! kopi_stats`. What follows from the table: [`super::abi::Stats`] and its sums, what the module
+//! counts for a flow (`src/flow/counters.rs`), and what it tells by netlink
+//! (`src/netlink/show.rs`). What can't, says so when it lacks the counter:
 //!
-//! - `uapi/kopi.h`: the size of `struct kopi_stats` stays, and its `reserved` gets shorter; host tests and the
-//!   module's build compare offsets.
+//! - `uapi/kopi.h`: the size of `struct kopi_stats` stays, and its `reserved` gets shorter; host
+//!   tests and the module's build compare offsets.
 //! - `docs/abi.md`: its table has all counters; a host test compares names.
-//! - With an attribute: `uapi/kopi.yaml` (then `make netlink`), which a host test compares, the names in
-//!   `src/sys/uapi.rs`, which the module's build lacks, and `tools/kopictl/src/message.rs`, which its
-//!   own test compares with the specification.
+//! - With an attribute: `uapi/kopi.yaml` (then `make netlink`), which a host test compares, the
+//!   names in `src/sys/uapi.rs`, which the module's build lacks, and
+//!   `tools/kopictl/src/message.rs`, which its own test compares with the specification.
 //!
 //! A channel's counter is read in `src/channel/stats.rs`, too.
 
 /// Gives a macro all counters, in the order of `struct kopi_stats`.
 ///
-/// Each is `sent` or `received`, which a flow counts under its channel's sender or receiver, or of the
-/// `channel`. Those that netlink tells of a flow have the name of the attribute.
+/// Each is `sent` or `received`, which a flow counts under its channel's sender or receiver, or of
+/// the `channel`. Those that netlink tells of a flow have the name of the attribute.
 macro_rules! with_counters {
     ($use_them:ident) => {
         $use_them! {

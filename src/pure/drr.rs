@@ -65,7 +65,8 @@ mod tests {
     }
 
     proptest! {
-        /// Queues that always have packets get bytes by their weights, to within a share and a packet.
+        /// Queues that always have packets get bytes by their weights, to within a share and a
+        /// packet.
         #[test]
         fn fair_by_weight(
             quantum in 1024u64..100_000,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The headers of each datagram of a GSO packet, when that is cut up: Ethernet's, IP's and UDP's, with
-//! their checksums, as the kernel's `net/ipv4/udp_offload.c` makes them.
+//! The headers of each datagram of a GSO packet, when that is cut up: Ethernet's, IP's and UDP's,
+//! with their checksums, as the kernel's `net/ipv4/udp_offload.c` makes them.
 //!
 //! RFC 768, RFC 791, RFC 1071, RFC 8200.
 
@@ -38,8 +38,8 @@ pub struct Headers {
     unsummed: bool,
 }
 
-/// A sum that comes to the same checksum as that of the 16-bit words of bytes, as they lie in memory. Their
-/// number is even.
+/// A sum that comes to the same checksum as that of the 16-bit words of bytes, as they lie in
+/// memory. Their number is even.
 #[inline(always)]
 pub(super) fn sum(bytes: &[u8]) -> u64 {
     let words = bytes.chunks_exact(4);
@@ -75,7 +75,7 @@ pub(super) fn put<const N: usize>(to: &mut [u8], at: usize, bytes: [u8; N]) {
     }
 }
 
-/// Bytes of a packet that `is_udp` looks at.
+/// Bytes of a packet that `is_udp` reads.
 pub const PROTOCOL_BYTES: usize = HEADER_ETHERNET + 10;
 
 /// Whether a packet that begins so is UDP, with options, extension headers or none.
@@ -90,8 +90,8 @@ pub fn is_udp(packet: &[u8; PROTOCOL_BYTES]) -> bool {
 
 impl Headers {
     /// Those at the start of a packet, whose first byte is Ethernet's: `None` if it is no whole UDP
-    /// datagram or GSO packet, or has options, extension headers or a VLAN's tag. `unsummed` says that UDP's checksum
-    /// is not to be made where it is 0.
+    /// datagram or GSO packet, or has options, extension headers or a VLAN's tag. `unsummed` says
+    /// that UDP's checksum is not to be made where it is 0.
     pub fn parse(packet: &[u8], unsummed: bool) -> Option<Self> {
         let (ethernet, ip) = packet.split_at_checked(HEADER_ETHERNET)?;
         let (ip_len, addresses, id, ip_sum) = match *ethernet.last_chunk::<2>()? {
@@ -141,8 +141,8 @@ impl Headers {
         self.len
     }
 
-    /// Makes those of datagram `number` of the packet, with `payload` bytes, of which `sum` is the sum of
-    /// the 16-bit words as they lie in memory.
+    /// Makes those of datagram `number` of the packet, with `payload` bytes, of which `sum` is the
+    /// sum of the 16-bit words as they lie in memory.
     pub fn make(&mut self, number: u16, payload: u16, sum: u32) -> &[u8] {
         let to = &mut self.bytes;
         let udp_len = payload.wrapping_add(HEADER_UDP as u16);

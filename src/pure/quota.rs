@@ -7,7 +7,7 @@
 pub struct Holding {
     /// Open KOPI sockets.
     pub flows: u32,
-    /// Channels that something still uses: a flow, a mapping, a packet on its way.
+    /// Channels that something still uses: a flow, a mapping, a packet in flight.
     pub channels: u32,
     /// Frames of these channels.
     pub frames: u32,

@@ -4,7 +4,8 @@
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-/// A file, by what can't be renamed away. The generation tells it from one that got its inode later.
+/// A file, by what can't be renamed away. The generation tells it from one that got its inode
+/// later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileId {
     /// Number of the device.
@@ -46,12 +47,12 @@ pub fn unmapped(address: &[u8; 16]) -> Option<[u8; 4]> {
 }
 
 impl Prefix {
-    /// The first `bits` of an IPv4 address; `None` if it has not so many.
+    /// The first `bits` of an IPv4 address; `None` if it has fewer.
     pub fn ipv4(address: [u8; 4], bits: u8) -> Option<Self> {
         Self::ipv6(mapped(address), bits.checked_add(96)?)
     }
 
-    /// The first `bits` of an IPv6 address; `None` if it has not so many.
+    /// The first `bits` of an IPv6 address; `None` if it has fewer.
     pub fn ipv6(address: [u8; 16], bits: u8) -> Option<Self> {
         (bits <= 128).then_some(Self { address, bits })
     }

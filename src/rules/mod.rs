@@ -2,10 +2,11 @@
 
 //! Rules, and how they apply to a flow.
 //!
-//! A set of rules never changes: a change makes another one (`set.rs`). A flow walks it once, and again
-//! when the set, its process, its port or its device is another; a packet costs a comparison
-//! (`verdict.rs`). Only where a rule names a peer does a packet's destination matter: the set is then
-//! walked for a peer, too, and the last one remembered. `policy.rs` is what the rest of KOPI asks.
+//! A set of rules never changes: a change makes another one (`set.rs`). A flow walks it once, and
+//! again when the set, its process, its port or its device is another; a packet costs a comparison
+//! (`verdict.rs`). Only where a rule names a peer does a packet's destination matter: the set is
+//! then walked for a peer, too, and the last one remembered. `policy.rs` is what the rest of KOPI
+//! asks.
 
 mod policy;
 mod set;

@@ -229,8 +229,8 @@ impl Policy {
         stopped.unwrap_or_default()
     }
 
-    /// The handle of the rule that decides about a peer's packets; 0 for the default. Any context but
-    /// hard interrupts.
+    /// The handle of the rule that decides about a peer's packets; 0 for the default. Any context
+    /// but hard interrupts.
     pub(crate) fn rule_for(&self, sk: &Sock, direction: Direction, peer: &Peer) -> u32 {
         let handle = self.with_judged(sk, |judged| {
             let judgement = judged.judgement(direction, peer);
@@ -240,7 +240,8 @@ impl Policy {
         handle.flatten().unwrap_or(0)
     }
 
-    /// The mark and the priority that what is sent to a peer is to have. Any context but hard interrupts.
+    /// The mark and the priority that what is sent to a peer is to have. Any context but hard
+    /// interrupts.
     pub(crate) fn changes(&self, sk: &Sock, peer: &Peer) -> (Option<u32>, Option<u32>) {
         let changes = self.with_judged(sk, |judged| {
             let judgement = judged.judgement(Direction::Out, peer);
@@ -268,8 +269,8 @@ impl Policy {
         weight.flatten().unwrap_or(1)
     }
 
-    /// The handles of the rules that decide, out and in, and the directions in which nothing passes,
-    /// as bits. Process context.
+    /// The handles of the rules that decide, out and in, and the directions in which nothing
+    /// passes, as bits. Process context.
     pub(crate) fn show(&self, sk: &Sock) -> ([Option<u32>; 2], u32) {
         if !self.is_in_force() {
             return ([None; 2], 0);

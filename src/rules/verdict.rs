@@ -74,8 +74,8 @@ pub(super) struct Judged<'a> {
 }
 
 impl Judged<'_> {
-    /// Judges anew if the rules or the flow have changed; gives the rules from before, to be dropped
-    /// without the lock.
+    /// Judges anew if the rules or the flow have changed; gives the rules from before, to be
+    /// dropped without the lock.
     pub(super) fn refresh(&mut self, net: &Net) -> Option<SharedRules> {
         let generation = net.generation();
         let (port, device) = (self.sk.local_port(), self.sk.bound_device());

@@ -34,8 +34,8 @@ impl Receiver {
 
     /// The same where entries of the `available` ones are no frame.
     ///
-    /// The producer's index isn't read again, and at most [`INVALID_MAX`] entries a packet are passed over:
-    /// the program writes the ring meanwhile, and spinlocks are held.
+    /// The producer's index isn't read again, and at most [`INVALID_MAX`] entries a packet are
+    /// passed over: the program writes the ring meanwhile, and spinlocks are held.
     #[cold]
     fn next_valid_frame(
         &mut self,
@@ -84,7 +84,11 @@ impl Receiver {
 
     /// Finds room and frames for one packet of `len` bytes.
     #[inline]
-    pub(super) fn make_room(&mut self, len: u32, geometry: &Geometry) -> core::result::Result<(), DropReason> {
+    pub(super) fn make_room(
+        &mut self,
+        len: u32,
+        geometry: &Geometry,
+    ) -> core::result::Result<(), DropReason> {
         let needed = geometry.frames_for(len);
         if needed > CHAIN_MAX || needed > self.ring.size() {
             return Err(DropReason::TooLong);

@@ -3,9 +3,9 @@
 //! Receiving: from a flow's queue to the RX ring.
 //!
 //! UDP queues a packet on the sock when every hook has passed it, and calls `data_ready`. That
-//! takes all that is queued, asks KOPI's rules, copies payload into frames of the FILL ring (`frames.rs`,
-//! `pieces.rs`) and adds entries to the RX ring. A packet that finds no frame or no room is dropped and
-//! counted (`dropped.rs`): a softirq doesn't wait for a program.
+//! takes all that is queued, asks KOPI's rules, copies payload into frames of the FILL ring
+//! (`frames.rs`, `pieces.rs`) and adds entries to the RX ring. A packet that finds no frame or no
+//! room is dropped and counted (`dropped.rs`): a softirq doesn't wait for a program.
 
 mod dropped;
 mod frames;
@@ -36,7 +36,8 @@ use frames::INVALID_MAX;
 use kernel::prelude::*;
 use pieces::{Piece, Pieces, Size};
 
-/// Packets that are received under the sock's lock at once. There senders don't wait for the receiver's lock.
+/// Packets that are received under the sock's lock at once. There senders don't wait for the
+/// receiver's lock.
 const RECEIVED_MAX: u32 = 64;
 
 /// The receiving half of a channel, under its lock.
@@ -142,7 +143,8 @@ impl Receiver {
         }
     }
 
-    /// Delivers all of a packet, or of a GRO packet; otherwise gives the place where that ended, and why.
+    /// Delivers all of a packet, or of a GRO packet; otherwise gives the place where that ended,
+    /// and why.
     #[inline(always)]
     fn deliver_all(
         &mut self,
@@ -167,8 +169,8 @@ impl Receiver {
         }
     }
 
-    /// Delivers as many packets of `step` bytes out of `range` as one copy can; gives the place where that
-    /// ended, and why it can't go on there.
+    /// Delivers as many packets of `step` bytes out of `range` as one copy can; gives the place
+    /// where that ended, and why it can't go on there.
     fn deliver_some(
         &mut self,
         channel: &Channel,
@@ -242,13 +244,7 @@ impl Receiver {
     }
 
     /// Copies payload into the frames taken.
-    fn copy(
-        &mut self,
-        channel: &Channel,
-        skb: &SkBuff,
-        range: Range<u32>,
-        step: u32,
-    ) -> Result {
+    fn copy(&mut self, channel: &Channel, skb: &SkBuff, range: Range<u32>, step: u32) -> Result {
         let mut pieces = self.pieces.of(channel.region());
         for (frame, piece) in self
             .frames
@@ -326,8 +322,8 @@ fn count(flow: &Flow, meta: &Meta, packets: u64, bytes: u32) {
 }
 
 impl Channel {
-    /// Moves the packets that are queued on the flow's sock to the RX ring. If the sock is locked, some may
-    /// be left; says whether.
+    /// Moves the packets that are queued on the flow's sock to the RX ring. If the sock is locked,
+    /// some may be left; says whether.
     pub(crate) fn receive(
         &self,
         flow: &Flow,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The descriptors that go together: those of one packet, or of one GSO packet. Copied from the ring,
-//! checked, and joined by those of packets that can go with them.
+//! The descriptors that go together: those of one packet, or of one GSO packet. Copied from the
+//! ring, checked, and joined by those of packets that can go with them.
 
 use super::Sender;
 use crate::channel::Channel;
@@ -89,7 +89,8 @@ impl Batch {
 
 /// What the first descriptors of the ring are.
 pub(super) enum Found {
-    /// A valid packet, or several that go as a GSO packet of datagrams of that size; 0 for one datagram.
+    /// A valid packet, or several that go as a GSO packet of datagrams of that size; 0 for one
+    /// datagram.
     Packet(u32),
     /// A packet that is invalid, or the rest of one.
     Invalid(Bad),
@@ -102,12 +103,7 @@ pub(super) enum Found {
 impl Sender {
     /// Copies into the batch the first of `available` descriptors, with all that go together, and
     /// checks them.
-    pub(super) fn validate(
-        &mut self,
-        channel: &Channel,
-        available: u32,
-        meta: &mut Meta,
-    ) -> Found {
+    pub(super) fn validate(&mut self, channel: &Channel, available: u32, meta: &mut Meta) -> Found {
         if !self.gather(available) {
             return Found::Incomplete;
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What becomes of descriptors that were taken: they complete with an errno or 0, at once or when the
-//! stack has released their frames, or they stay in the ring for another try.
+//! What becomes of descriptors that were taken: they complete with an errno or 0, at once or when
+//! the stack has released their frames, or they stay in the ring for another try.
 
 use super::Progress;
 use crate::channel::Channel;
@@ -51,8 +51,8 @@ impl Retry {
         alone
     }
 
-    /// Decides about `count` descriptors by what the stack said. `is_batch`: KOPI made a GSO packet of
-    /// several packets.
+    /// Decides about `count` descriptors by what the stack said. `is_batch`: KOPI made a GSO packet
+    /// of several packets.
     pub(super) fn decide(
         &mut self,
         channel: &Arc<Channel>,
@@ -91,8 +91,8 @@ pub(super) fn errno(error: Error) -> u16 {
     u16::try_from(error.to_errno().unsigned_abs()).unwrap_or(0)
 }
 
-/// Completions of what was copied, written together: the ring's lock, with interrupts off, is taken once
-/// for all of them.
+/// Completions of what was copied, written together: the ring's lock, with interrupts off, is taken
+/// once for all of them.
 pub(super) struct CompletionBatch(KVec<Desc>);
 
 impl CompletionBatch {
@@ -103,7 +103,8 @@ impl CompletionBatch {
         )?))
     }
 
-    /// Completes descriptors, with an errno or 0, at the next [`CompletionBatch::flush`] at the latest.
+    /// Completes descriptors, with an errno or 0, at the next [`CompletionBatch::flush`] at the
+    /// latest.
     pub(super) fn add(&mut self, channel: &Channel, descs: &[Desc], error: u16) {
         if self.0.spare_capacity_mut().len() < descs.len() {
             self.flush(channel);

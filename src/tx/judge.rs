@@ -64,11 +64,11 @@ impl Passed {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Has the rules decide about a batch of the flow; gives also the peer that they judged, or nobody if
-    /// there are no rules.
+    /// Has the rules decide about a batch of the flow; gives also the peer that they judged, or
+    /// nobody if there are no rules.
     ///
-    /// A packet that stayed in the ring, since the stack had no room for it, was counted before. It may
-    /// be another packet meanwhile: the ring is the program's.
+    /// A packet that stayed in the ring, since the stack had no room for it, was counted before. It
+    /// may be another packet meanwhile: the ring is the program's.
     pub(super) fn judge(
         &mut self,
         flow: &Flow,
@@ -79,8 +79,8 @@ impl Passed {
     ) -> (Outcome, Peer) {
         let number = batch.first().flow;
         let bytes = batch.bytes();
-        // Without rules nothing is judged. Where rules come meanwhile, the hook of LOCAL_OUT finds that
-        // this peer wasn't judged.
+        // Without rules nothing is judged. Where rules come meanwhile, the hook of LOCAL_OUT finds
+        // that this peer wasn't judged.
         let is_ruled = flow.policy_in_force().is_some();
         let peer = if is_ruled { peer_of(meta, sk) } else { NOBODY };
         let again = self.has(number, &peer, datagrams, bytes);

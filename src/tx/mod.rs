@@ -4,11 +4,11 @@
 //!
 //! The doorbell, or an engine, takes descriptors in order. A packet goes through these steps:
 //!
-//! 1. `batch.rs` copies its descriptors out of the ring and checks them. Datagrams in a row to one peer
-//!    become one GSO packet, if the channel asked for that.
+//! 1. `batch.rs` copies its descriptors out of the ring and checks them. Datagrams in a row to one
+//!    peer become one GSO packet, if the channel asked for that.
 //! 2. `judge.rs` asks KOPI's rules.
-//! 3. `output.rs` hands it over to the flow's own socket. So every packet is routed, filtered, counted
-//!    and queued as one from a UDP socket.
+//! 3. `output.rs` hands it over to the flow's own socket. So every packet is routed, filtered,
+//!    counted and queued as one from a UDP socket.
 //! 4. `completion.rs` gives the frames back to the program, or leaves the descriptors in the ring.
 
 mod batch;
@@ -107,7 +107,8 @@ impl Channel {
 }
 
 impl Sender {
-    /// Takes nothing yet. `completions` is the size of the COMPLETION ring. `ENOMEM`; process context.
+    /// Takes nothing yet. `completions` is the size of the COMPLETION ring. `ENOMEM`; process
+    /// context.
     pub(crate) fn new(
         ring: RegionRing<Consumer<Desc>>,
         completions: u32,
@@ -136,8 +137,8 @@ impl Sender {
         self.passed = Passed::NOTHING;
     }
 
-    /// Says whether the program must ring the doorbell for what it writes from now on. If it must, the
-    /// ring is to be read once more afterwards.
+    /// Says whether the program must ring the doorbell for what it writes from now on. If it must,
+    /// the ring is to be read once more afterwards.
     pub(crate) fn want_doorbell(&self, want: bool) {
         self.ring.want_wakeup(want);
     }
@@ -158,9 +159,9 @@ impl Sender {
         self.sockets.get(self.ring.peek(0).flow)
     }
 
-    /// Takes of the descriptors that [`Self::waiting`] counted what can be sent now, as long as `go_on`
-    /// returns true. That gets the number of descriptors, and bytes of payload, that were taken last.
-    /// Gives the number of all. Process context.
+    /// Takes of the descriptors that [`Self::waiting`] counted what can be sent now, as long as
+    /// `go_on` returns true. That gets the number of descriptors, and bytes of payload, that were
+    /// taken last. Gives the number of all. Process context.
     pub(crate) fn take(
         &mut self,
         channel: &Arc<Channel>,
@@ -247,7 +248,9 @@ impl Sender {
         self.room = self.room.saturating_sub(count);
 
         let is_batch = segment != 0 && meta.gso_size == 0;
-        let verdict = self.retry.decide(channel, socket, result, (count, is_batch));
+        let verdict = self
+            .retry
+            .decide(channel, socket, result, (count, is_batch));
         let descs = self.batch.descs();
         let by_reference = self.done.settle(channel, descs, verdict, notification);
         if let Verdict::Stay(progress) = verdict {

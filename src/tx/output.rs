@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Handing a packet over to the stack: by a remembered route, or by the flow's `sendmsg`; its payload
-//! copied, or by reference to the channel's pages.
+//! Handing a packet over to the stack: by a remembered route, or by the flow's `sendmsg`; its
+//! payload copied, or by reference to the channel's pages.
 
 use super::batch::Batch;
 use super::completion::{in_flight, InFlight, REFERENCES_MAX};
@@ -61,8 +61,8 @@ impl Output {
         })
     }
 
-    /// Gives the batch to the stack. If it goes by reference, gives what is notified when the stack has
-    /// released it, too.
+    /// Gives the batch to the stack. If it goes by reference, gives what is notified when the stack
+    /// has released it, too.
     pub(super) fn hand_over(
         &mut self,
         channel: &Arc<Channel>,
@@ -72,7 +72,8 @@ impl Output {
         cut: Cut,
     ) -> (Result, Option<Notification<InFlight>>) {
         self.message.address(meta, socket.sk().is_ipv6());
-        // The size of a descriptor decides: each costs a reference, whatever the packet is cut into.
+        // The size of a descriptor decides: each costs a reference, whatever the packet is cut
+        // into.
         let each = batch.bytes().checked_div(batch.count()).unwrap_or(0);
         let copied = each <= copybreak();
         let region = channel.region();

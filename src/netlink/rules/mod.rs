@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Rules: adding, deleting and replacing them, and putting them in force. `parse.rs` reads a rule from a
-//! request, `show.rs` puts rules into answers.
+//! Rules: adding, deleting and replacing them, and putting them in force. `parse.rs` reads a rule
+//! from a request, `show.rs` puts rules into answers.
 
 mod parse;
 mod show;
@@ -23,24 +23,24 @@ use parse::parts;
 
 pub(crate) use show::{dump, show_all};
 
-/// Has live flows follow the rules, and their processes learn of it.
+/// Has live flows follow the rules, and tells their processes.
 fn sweep(net: &Net) {
     let mut next = 0u32;
     loop {
         let flows = net.flows.lock();
-        let mut looked = 0;
+        let mut swept = 0;
         for (number, socket) in flows.open.from(next) {
             next = number.wrapping_add(1);
-            looked += 1;
+            swept += 1;
             if let Some(flow) = family::protocol::<Flow>(socket) {
                 flow.follow_rules(socket);
             }
-            if looked == 256 {
+            if swept == 256 {
                 break;
             }
         }
         drop(flows);
-        if looked < 256 || next == 0 {
+        if swept < 256 || next == 0 {
             break;
         }
         cond_resched();
@@ -72,7 +72,7 @@ fn put_rules(rules: &mut KVVec<Arc<Rule>>, from: impl Iterator<Item = Arc<Rule>>
     Ok(())
 }
 
-/// The right to change the rules, or `EBUSY`: who waited for it would hold genl's lock.
+/// The right to change the rules, or `EBUSY`: a request that waited for it would hold genl's lock.
 fn changing<'a>(request: &Request<'_>, net: &'a Net) -> Result<MutexGuard<'a, ()>> {
     net.changing
         .try_lock()
@@ -85,7 +85,8 @@ fn rule_attr<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
         .ok_or_else(|| request.refuse(EINVAL, c"say which rule", None))
 }
 
-/// `rule-add`: `EBUSY`, `EINVAL`, `ENOENT` for what it is put before, and those of looking paths up.
+/// `rule-add`: `EBUSY`, `EINVAL`, `ENOENT` for what it is put before, and those of looking paths
+/// up.
 pub(crate) fn add(request: &Request<'_>) -> Result {
     let attr = rule_attr(request)?;
     let table = request.rule_input(&attr)?;
@@ -151,7 +152,8 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
     Ok(())
 }
 
-/// `ruleset-set`: as `rule-add`, and `EAGAIN` where the rules are not those that the requester knows.
+/// `ruleset-set`: as `rule-add`, and `EAGAIN` where the rules are not those that the requester
+/// knows.
 pub(crate) fn replace(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
     let _changing = changing(request, &net)?;
@@ -182,7 +184,7 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
         if place >= uapi::KOPI_RULES_MAX as usize {
             return Err(request.refuse(ENOSPC, c"there are too many rules", Some(&attr)));
         }
-        // What stays goes on counting.
+        // A rule that stays goes on counting.
         let rule = match old.rules.get(place) {
             Some(rule) if rule.is_made_of(&parts) => rule.clone(),
             _ => {

@@ -17,7 +17,7 @@ use kernel::{
     str::CStr, //
 };
 
-/// Both ends of a range; the first alone is a range of one.
+/// A range of two attributes; the first alone is a range of one.
 fn range<T: Copy + PartialOrd>(
     request: &Request<'_>,
     table: &RuleInput<'_>,
@@ -52,7 +52,7 @@ fn copied(string: &CStr) -> Result<KVec<u8>> {
     Ok(copy)
 }
 
-/// Where a rule has paths, they are looked up as the requester sees them.
+/// The parts of a rule. Paths are resolved as the requester sees them.
 pub(super) fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Parts> {
     let requester = request.requester();
     let mut parts = Parts {

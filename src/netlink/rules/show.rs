@@ -146,8 +146,8 @@ fn put_rule(message: &mut Message, requester: &Requester<'_>, rule: &Rule) -> Re
     message.uint(uapi::KOPI_A_RULE_DENIED, rule.denied.get())
 }
 
-/// Whether the rule's path leads to another file now, as the requester sees it, as far as that can be known
-/// without waiting for a user's file system.
+/// Whether the rule's path leads to another file now, as the requester sees it, as far as that can
+/// be known without waiting for a user's file system.
 fn is_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
     let mut string = KVec::new();
     string.extend_from_slice(path, GFP_KERNEL)?;
