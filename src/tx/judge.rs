@@ -58,14 +58,18 @@ impl Passed {
             && self.bytes >= bytes
     }
 
+    /// The peer that was judged, or nobody if there are no rules.
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+
     /// The batch was sent, or refused.
     pub(super) fn spend(&mut self, datagrams: u64, bytes: u32) {
         self.datagrams = self.datagrams.saturating_sub(datagrams);
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Has the rules decide about a batch of the flow; gives also the peer that they judged, or
-    /// nobody if there are no rules.
+    /// Has the rules decide about a batch of the flow.
     ///
     /// A packet that stayed in the ring, since the stack had no room for it, was counted before. It
     /// may be another packet meanwhile: the ring is the program's.
@@ -76,7 +80,7 @@ impl Passed {
         batch: &Batch,
         meta: &Meta,
         datagrams: u64,
-    ) -> (Outcome, Peer) {
+    ) -> Outcome {
         let number = batch.first().flow;
         let bytes = batch.bytes();
         // Without rules nothing is judged. Where rules come meanwhile, the hook of LOCAL_OUT finds
@@ -102,7 +106,7 @@ impl Passed {
                 bytes,
             };
         }
-        (outcome, peer)
+        outcome
     }
 }
 

@@ -233,14 +233,14 @@ impl Sender {
         let datagrams = self.batch.datagrams(size);
 
         let sk = socket.sk();
-        let (outcome, peer) = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
+        let outcome = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
         if let Some((counter, error)) = judge::refusal(flow, outcome) {
             judge::show_refused(channel, (flow, sk), &self.batch, meta, outcome, cut);
             counter.add(datagrams);
             flow.counters.tx_taken.add(datagrams);
             return self.finish(channel, error);
         }
-        self.output.message.judged = peer;
+        self.output.message.judged = self.passed.peer();
 
         let to = (socket, flow);
         let (result, notification) = self.output.hand_over(channel, to, &self.batch, meta, cut);
