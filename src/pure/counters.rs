@@ -57,7 +57,7 @@ macro_rules! with_counters {
             received rx_taken = KOPI_A_STATS_RX_TAKEN;
             /// Not sent: a filter, a cgroup's program or a security module forbade it.
             sent tx_drop_denied = KOPI_A_STATS_TX_DROP_DENIED;
-            /// Not sent: no route to the peer, or its host had said that nobody is there.
+            /// Not sent: no route to the peer, or its host had refused.
             sent tx_drop_unreachable = KOPI_A_STATS_TX_DROP_UNREACHABLE;
             /// Not sent: longer than a datagram or the path's MTU may be.
             sent tx_drop_too_long = KOPI_A_STATS_TX_DROP_TOO_LONG;

@@ -23,9 +23,9 @@ pub const HEADER_MAX: usize = 48;
 /// Both ends of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FourTuple {
-    /// Where it comes from.
+    /// The sender.
     pub source: Peer,
-    /// Where it goes.
+    /// The receiver.
     pub destination: Peer,
 }
 
@@ -96,9 +96,9 @@ pub fn header(ends: &FourTuple, len: u32) -> Header {
 }
 
 /// The headers of a datagram of IPv4 for the stack to go on with, which fills in total length,
-/// number and IP's checksum; as they lie in memory. `udp_len` counts the header of UDP. Addresses
-/// and ports, the source first, are big-endian. UDP's checksum is there if `payload` is the
-/// payload's sum as of RFC 1071, else 0.
+/// identification and IP's checksum; as they lie in memory. `udp_len` counts the header of UDP.
+/// Addresses and ports, the source first, are big-endian. UDP's checksum is there if `payload` is
+/// the payload's sum as of RFC 1071, else 0.
 pub fn header_v4(
     tos: u8,
     ttl: u8,
@@ -114,7 +114,7 @@ pub fn header_v4(
     let flags = if dont_fragment { 0x40 } else { 0 };
     let ports = u32::from_ne_bytes([from[0], from[1], to[0], to[1]]);
     let [first, second] = match payload {
-        // UDP's number and length stand in front of its header, too.
+        // The pseudo-header has UDP's protocol number and length, too.
         Some(payload) => checksum([
             source,
             destination,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the rules say of a packet before it is one, and what monitors see of those that don't pass.
+//! Asking the rules about packets that don't exist yet, and showing monitors those that don't pass.
 
 use super::batch::Batch;
 use super::output::Cut;
@@ -81,23 +81,21 @@ impl Passed {
         meta: &Meta,
         datagrams: u64,
     ) -> Outcome {
+        if flow.policy_in_force().is_none() {
+            // Where rules come meanwhile, the hook of LOCAL_OUT finds that no peer was judged.
+            *self = Self::NOTHING;
+            return Outcome::Pass;
+        }
         let number = batch.first().flow;
         let bytes = batch.bytes();
-        // Without rules nothing is judged. Where rules come meanwhile, the hook of LOCAL_OUT finds
-        // that this peer wasn't judged.
-        let is_ruled = flow.policy_in_force().is_some();
-        let peer = if is_ruled { peer_of(meta, sk) } else { NOBODY };
+        let peer = peer_of(meta, sk);
         let again = self.has(number, &peer, datagrams, bytes);
         let packets = Packets {
             datagrams,
             bytes: u64::from(bytes),
             again,
         };
-        let outcome = if is_ruled {
-            flow.decide(sk, Direction::Out, || peer, packets)
-        } else {
-            Outcome::Pass
-        };
+        let outcome = flow.decide(sk, Direction::Out, || peer, packets);
         if outcome == Outcome::Pass && !again {
             *self = Self {
                 flow: number,

@@ -203,7 +203,7 @@ fn gro_headers_are_as_the_kernel_makes_them() {
             assert_eq!(number(&headers, HEADER_ETHERNET + 2), 53);
             assert_eq!(fold(sum(&headers[HEADER_ETHERNET..UDP_V4])), 0);
         }
-        // Summed up with ports, length and payload it comes to a right checksum.
+        // With ports, length and payload the sum is a right checksum.
         let payload = [7; 25];
         let partial = add(&payload, add(&headers[udp..], 0));
         headers[udp + 6..udp + 8].copy_from_slice(&fold(u64::from(partial)).to_ne_bytes());
