@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Telling who listens what happens to flows.
+//! Telling listeners what happens to flows.
 //!
 //! An event that finds no memory is lost, as netlink's are.
 
@@ -29,12 +29,12 @@ pub(crate) enum Event {
     Connected,
     Closed,
     Denied(Stopped),
-    /// bind() to this, or connect(), was refused.
+    /// bind() to that address, or connect() to it, was refused.
     BindDenied(Stopped, Peer),
     ConnectDenied(Stopped, Peer),
     /// No room in its RX ring, or no frame in its FILL ring. Softirq.
     Overrun,
-    /// As `Denied`, by a packet that came. Softirq.
+    /// As `Denied`, noticed with a packet that came. Softirq.
     DeniedReceiving(Stopped),
 }
 
@@ -58,7 +58,7 @@ impl Event {
     }
 }
 
-/// Tells who listens. Process context, but for events that say otherwise.
+/// Tells listeners. Process context, but for events that say otherwise.
 pub(crate) fn tell(flow: &Flow, sk: &Sock, event: Event) {
     if !genl::has_listeners(sk.net()) {
         return;
@@ -111,7 +111,7 @@ fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
     )
 }
 
-/// Tells who listens that a limit refused the current process something. Process context.
+/// Tells listeners that a limit refused the current process something. Process context.
 pub(crate) fn tell_limit(net: &NetRef, limit: &'static CStr) {
     if !genl::has_listeners(net) {
         return;

@@ -5,7 +5,10 @@
 use crate::channel::Channel;
 use crate::direct::Attached;
 use crate::flow::Flow;
-use crate::pure::abi::{self, Stats};
+use crate::pure::{
+    abi::{self, Stats},
+    counters::with_counters, //
+};
 use crate::sys::{
     context::cond_resched,
     family,
@@ -20,50 +23,26 @@ use kernel::{
     sync::atomic::ordering::Relaxed, //
 };
 
-/// How many flows are looked at before others that wait for them come in.
+/// Flows that are shown before others that wait for the lock get it.
 const FLOWS_MAX: usize = 256;
 
-/// Puts a flow's counters.
-pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Result {
-    message.nest(kind, |message| {
-        for (kind, value) in [
-            (uapi::KOPI_A_STATS_TX_PACKETS, stats.tx_packets),
-            (uapi::KOPI_A_STATS_TX_BYTES, stats.tx_bytes),
-            (uapi::KOPI_A_STATS_TX_ZEROCOPY, stats.tx_zerocopy),
-            (uapi::KOPI_A_STATS_TX_TAKEN, stats.tx_taken),
-            (uapi::KOPI_A_STATS_TX_DROP_DENIED, stats.tx_drop_denied),
-            (uapi::KOPI_A_STATS_TX_DROP_RULE, stats.tx_drop_rule),
-            (uapi::KOPI_A_STATS_TX_DROP_RATE, stats.tx_drop_rate),
-            (
-                uapi::KOPI_A_STATS_TX_DROP_UNREACHABLE,
-                stats.tx_drop_unreachable,
-            ),
-            (uapi::KOPI_A_STATS_TX_DROP_TOO_LONG, stats.tx_drop_too_long),
-            (
-                uapi::KOPI_A_STATS_TX_DROP_NO_BUFFER,
-                stats.tx_drop_no_buffer,
-            ),
-            (uapi::KOPI_A_STATS_TX_DROP_INVALID, stats.tx_drop_invalid),
-            (uapi::KOPI_A_STATS_TX_DROP_OTHER, stats.tx_drop_other),
-            (uapi::KOPI_A_STATS_RX_PACKETS, stats.rx_packets),
-            (uapi::KOPI_A_STATS_RX_BYTES, stats.rx_bytes),
-            (uapi::KOPI_A_STATS_RX_TAKEN, stats.rx_taken),
-            (
-                uapi::KOPI_A_STATS_RX_DROP_RING_FULL,
-                stats.rx_drop_ring_full,
-            ),
-            (uapi::KOPI_A_STATS_RX_DROP_NO_FRAME, stats.rx_drop_no_frame),
-            (uapi::KOPI_A_STATS_RX_DROP_TOO_LONG, stats.rx_drop_too_long),
-            (uapi::KOPI_A_STATS_RX_DROP_RULE, stats.rx_drop_rule),
-            (uapi::KOPI_A_STATS_RX_DROP_RATE, stats.rx_drop_rate),
-        ] {
-            message.uint(kind, value)?;
+macro_rules! put_stats {
+    ($($(#[$doc:meta])* $of:ident $name:ident $(= $attribute:ident)?;)*) => {
+        /// Puts a flow's counters.
+        pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Result {
+            message.nest(kind, |message| {
+                for (kind, value) in [$($((uapi::$attribute, stats.$name),)?)*] {
+                    message.uint(kind, value)?;
+                }
+                Ok(())
+            })
         }
-        Ok(())
-    })
+    };
 }
 
-/// Puts what a flow's socket and its process are.
+with_counters!(put_stats);
+
+/// Puts the ends of a flow's socket, and its process.
 pub(crate) fn put_ends(
     message: &mut Message,
     ends: &Ends,
@@ -132,12 +111,12 @@ fn put_flow(
         }
     }
     message.u32(uapi::KOPI_A_FLOW_DENIED, denied)?;
-    if let Some((way, ifindex)) = attached.tx_path(flow) {
-        message.u32(uapi::KOPI_A_FLOW_PATH, way)?;
+    if let Some((path, ifindex)) = attached.tx_path(flow) {
+        message.u32(uapi::KOPI_A_FLOW_PATH, path)?;
         message.u32(uapi::KOPI_A_FLOW_PATH_IFINDEX, ifindex)?;
     }
-    if let Some(way) = attached.rx_path(flow, ends.ifindex as u32) {
-        message.u32(uapi::KOPI_A_FLOW_RECEIVE_PATH, way as u32)?;
+    if let Some(path) = attached.rx_path(flow, ends.ifindex as u32) {
+        message.u32(uapi::KOPI_A_FLOW_RECEIVE_PATH, path as u32)?;
     }
     Ok(())
 }
@@ -180,11 +159,11 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
     loop {
         let flows = net.flows.lock();
         let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
-        let mut looked = 0;
+        let mut shown = 0;
         for (number, socket) in flows.open.from(start).take(FLOWS_MAX) {
-            looked += 1;
-            let seen = owner(socket).is_some_and(|uid| may_see(&requester, uid));
-            if seen
+            shown += 1;
+            let may_see = owner(socket).is_some_and(|uid| may_see(&requester, uid));
+            if may_see
                 && !dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
                     put_flow(message, &requester, &attached, number, socket)
                 })?
@@ -194,7 +173,7 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
             dump.go_on_at(u64::from(number).wrapping_add(1));
         }
         drop(flows);
-        if looked < FLOWS_MAX {
+        if shown < FLOWS_MAX {
             return Ok(());
         }
         cond_resched();
