@@ -7,8 +7,10 @@
 #![deny(unsafe_code)]
 
 mod channel;
+mod describe;
 mod direct;
 mod engine;
+mod events;
 mod flow;
 mod identity;
 mod limits;
@@ -23,6 +25,7 @@ mod pure;
 mod routes;
 mod rules;
 mod rx;
+mod subject;
 // The floor of all unsafe code.
 #[allow(unsafe_code)]
 mod sys;

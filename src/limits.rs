@@ -7,7 +7,7 @@
 //! outermost one, so that subordinate users don't multiply the limits. The memory of frames counts
 //! against RLIMIT_MEMLOCK and the memory cgroup besides.
 
-use crate::netlink::events::tell_limit;
+use crate::events::tell_limit;
 use crate::pure::quota::{Holding, Over};
 use crate::sys::{
     context,

@@ -2,7 +2,6 @@
 
 //! What monitor devices show of a packet: whose it is, where it goes, what became of it.
 
-use crate::flow::Flow;
 use crate::pure::{
     abi::{
         MonHdr, MON_DROPPED, MON_IN, MON_OUT, MON_PASSED, MON_REASON_RATE, MON_REASON_RULE,
@@ -12,6 +11,7 @@ use crate::pure::{
     rule::{Direction, Peer}, //
 };
 use crate::rules::{Outcome, Policy};
+use crate::subject::Subject;
 use crate::sys::{
     monitor::{First, Packet},
     sock::Sock,
@@ -95,7 +95,7 @@ impl Seen {
     }
 }
 
-fn header(policy: &Policy, flow: &Flow, sk: &Sock, seen: Seen) -> MonHdr {
+fn header(policy: &Policy, flow: &impl Subject, sk: &Sock, seen: Seen) -> MonHdr {
     let identity = policy.identity();
     let program = identity.program.as_ref();
     let net = sk.net();
@@ -121,14 +121,14 @@ fn header(policy: &Policy, flow: &Flow, sk: &Sock, seen: Seen) -> MonHdr {
 }
 
 /// Whether packets of the flow are to be shown. Any context.
-pub(crate) fn is_watched(flow: &Flow) -> bool {
+pub(crate) fn is_watched(flow: &impl Subject) -> bool {
     flow.policy()
         .is_some_and(|policy| policy.net().monitors.is_any_up())
 }
 
 /// Shows a packet of a flow, if its namespace is watched. Any context but hard interrupts, and
 /// interrupts on.
-pub(crate) fn show(flow: &Flow, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
+pub(crate) fn show(flow: &impl Subject, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
     let Some(policy) = flow.policy() else {
         return;
     };
@@ -140,7 +140,7 @@ pub(crate) fn show(flow: &Flow, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
 
 /// Shows what a flow without a channel has first in its queue, and is read now or refused. Process
 /// context.
-pub(crate) fn show_first(flow: &Flow, sk: &Sock, outcome: Outcome, peer: &Peer) {
+pub(crate) fn show_first(flow: &impl Subject, sk: &Sock, outcome: Outcome, peer: &Peer) {
     let Some(first) = First::of(sk) else {
         return;
     };
@@ -167,7 +167,7 @@ pub(crate) struct Unsent<'a> {
 }
 
 /// Shows what rules keep from becoming a packet. Process context.
-pub(crate) fn show_unsent(flow: &Flow, sk: &Sock, outcome: Outcome, unsent: &Unsent<'_>) {
+pub(crate) fn show_unsent(flow: &impl Subject, sk: &Sock, outcome: Outcome, unsent: &Unsent<'_>) {
     let rule = flow.policy().map_or(0, |policy| {
         policy.rule_for(sk, Direction::Out, &unsent.peer)
     });

@@ -100,7 +100,7 @@ impl AttachedDevice {
             TxPath::Hook
         } else if self.device.is_tapped() {
             TxPath::Tap
-        } else if self.device.net().state().monitors.is_any_up() {
+        } else if self.device.net().state().policy.monitors.is_any_up() {
             TxPath::Monitor
         } else if !self.device.queues_can_be_bypassed() {
             TxPath::Qdisc

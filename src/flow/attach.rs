@@ -112,7 +112,7 @@ impl Flow {
             // Allocated before the lock is taken.
             match RBTreeNode::new(channel.id(), channel.clone(), GFP_KERNEL_ACCOUNT) {
                 Ok(node) => {
-                    policy.net().channels.lock().insert(node);
+                    socket.sk().net().state().channels.lock().insert(node);
                 }
                 // The channel works, and isn't shown.
                 Err(error) => pr_debug!("a channel isn't listed: {}\n", error.to_errno()),

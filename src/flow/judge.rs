@@ -3,8 +3,8 @@
 //! What the rules decide about a flow's calls and packets, and the telling of it.
 
 use super::Flow;
+use crate::events::{tell, Event};
 use crate::monitor::{self, Unsent};
-use crate::netlink::events::{tell, Event};
 use crate::pure::rule::{Direction, Peer};
 use crate::rules::{Outcome, Packets, Stopped};
 use crate::sys::{

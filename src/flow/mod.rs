@@ -16,6 +16,7 @@ use crate::direct::Direct;
 use crate::limits::Charge;
 use crate::pure::abi;
 use crate::rules::Policy;
+use crate::subject::Subject;
 use crate::sys::{
     cred::AllowedCreds,
     family, //
@@ -122,5 +123,23 @@ impl Flow {
             None => self.counters.fill_received(&mut stats),
         }
         stats
+    }
+}
+
+impl Subject for Flow {
+    fn id(&self) -> u32 {
+        self.id()
+    }
+
+    fn policy(&self) -> Option<&Policy> {
+        self.policy()
+    }
+
+    fn place(&self) -> Option<(u32, u32)> {
+        Some((self.channel()?.id(), self.number()))
+    }
+
+    fn stats(&self) -> abi::Stats {
+        self.stats()
     }
 }

@@ -15,7 +15,7 @@ impl Flow {
         if port != self.redirected.load(Ordering::Relaxed)
             && self.channel().is_some_and(|channel| channel.has_gro())
         {
-            self.redirect(port);
+            self.redirect(sk, port);
         }
     }
 
@@ -25,10 +25,7 @@ impl Flow {
     }
 
     /// Has them redirect what comes to one port and no other; 0 for none.
-    pub(super) fn redirect(&self, port: u16) {
-        let Some(policy) = self.policy() else {
-            return;
-        };
+    pub(super) fn redirect(&self, sk: &Sock, port: u16) {
         // Allocated before the lock is taken, which others wait for under RTNL.
         let room = match port {
             0 => None,
@@ -38,7 +35,8 @@ impl Flow {
                 Err(_) => return,
             },
         };
-        let mut listening = policy.net().listening.lock();
+        let net = sk.net().state();
+        let mut listening = net.listening.lock();
         if let Some(room) = room {
             listening.add(port, room);
         }

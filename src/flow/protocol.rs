@@ -6,9 +6,9 @@ use super::attach::{CORKED, ON_CHANNEL};
 use super::{Flow, FlowCounters};
 use crate::channel::Channel;
 use crate::direct::Direct;
+use crate::events::{tell, Event};
 use crate::limits::Charge;
 use crate::monitor;
-use crate::netlink::events::{tell, Event};
 use crate::pure::{
     abi,
     quota::Holding,
@@ -60,9 +60,9 @@ unsafe impl Protocol for Flow {
     }
 
     fn opened(&self, socket: &Socket) -> Result {
-        let policy = Policy::new(socket.sk())?;
+        let policy = Policy::new(socket.sk().net().state().policy.clone())?;
         // SAFETY: `release` closes it, which comes before the socket's own.
-        let id = unsafe { policy.net().open(socket) }?;
+        let id = unsafe { socket.sk().net().state().open(socket) }?;
         self.id.store(id, Ordering::Relaxed);
         self.policy.populate(policy);
         tell(self, socket.sk(), Event::Opened);
@@ -70,20 +70,27 @@ unsafe impl Protocol for Flow {
     }
 
     fn release(&self, socket: &Socket) {
-        let Some(policy) = self.policy() else {
+        if self.policy().is_none() {
+            // It was never opened.
             return;
-        };
+        }
         if let Some(at) = self.attachment.as_ref() {
             if Channel::remove_flow(&at.channel, at.number) == 0 {
-                let unlisted = policy.net().channels.lock().remove(&at.channel.id());
+                let unlisted = socket
+                    .sk()
+                    .net()
+                    .state()
+                    .channels
+                    .lock()
+                    .remove(&at.channel.id());
                 drop(unlisted);
             }
         }
         if self.redirected.load(Ordering::Relaxed) != 0 {
-            self.redirect(0);
+            self.redirect(socket.sk(), 0);
         }
         tell(self, socket.sk(), Event::Closed);
-        policy.net().close(self.id(), &self.stats());
+        socket.sk().net().state().close(self.id(), &self.stats());
     }
 
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result {

@@ -10,7 +10,6 @@ use kernel::prelude::*;
 
 pub(crate) mod devices;
 pub(crate) mod engines;
-pub(crate) mod events;
 pub(crate) mod rules;
 pub(crate) mod show;
 

@@ -3,20 +3,16 @@
 //! Showing flows, channels and sums.
 
 use crate::channel::Channel;
+use crate::describe::{put_ends, put_stats};
 use crate::direct::Attached;
 use crate::flow::Flow;
-use crate::pure::{
-    abi::{self, Stats},
-    counters::with_counters, //
-};
+use crate::pure::abi::{self, Stats};
 use crate::sys::{
     context::cond_resched,
     family,
     genl::{Dump, Message, Request, Requester},
-    sock::Ends,
     socket::Socket,
-    task::{self, Identity}, //
-    uapi,
+    task, uapi,
 };
 use kernel::{
     prelude::*,
@@ -25,55 +21,6 @@ use kernel::{
 
 /// Flows that are shown before others that wait for the lock get it.
 const FLOWS_MAX: usize = 256;
-
-macro_rules! put_stats {
-    ($($(#[$doc:meta])* $of:ident $name:ident $(= $attribute:ident)?;)*) => {
-        /// Puts a flow's counters.
-        pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Result {
-            message.nest(kind, |message| {
-                for (kind, value) in [$($((uapi::$attribute, stats.$name),)?)*] {
-                    message.uint(kind, value)?;
-                }
-                Ok(())
-            })
-        }
-    };
-}
-
-with_counters!(put_stats);
-
-/// Puts the ends of a flow's socket, and its process.
-pub(crate) fn put_ends(
-    message: &mut Message,
-    ends: &Ends,
-    identity: &Identity,
-    cgroup: Option<u64>,
-) -> Result {
-    let len = if ends.is_ipv6 { 16 } else { 4 };
-    message.bytes(
-        uapi::KOPI_A_FLOW_LOCAL_ADDRESS,
-        ends.local.get(..len).unwrap_or(&[]),
-    )?;
-    message.u16(uapi::KOPI_A_FLOW_LOCAL_PORT, ends.local_port)?;
-    if ends.remote_port != 0 {
-        message.bytes(
-            uapi::KOPI_A_FLOW_REMOTE_ADDRESS,
-            ends.remote.get(..len).unwrap_or(&[]),
-        )?;
-        message.u16(uapi::KOPI_A_FLOW_REMOTE_PORT, ends.remote_port)?;
-    }
-    message.u32(uapi::KOPI_A_FLOW_IFINDEX, ends.ifindex as u32)?;
-    message.string(uapi::KOPI_A_FLOW_COMMAND, &identity.command)?;
-    if let Some(program) = &identity.program {
-        message.string(uapi::KOPI_A_FLOW_EXE, &program.path)?;
-        message.u32(uapi::KOPI_A_FLOW_EXE_DEVICE, program.id.device)?;
-        message.uint(uapi::KOPI_A_FLOW_EXE_INODE, program.id.inode)?;
-    }
-    if let Some(cgroup) = cgroup {
-        message.uint(uapi::KOPI_A_FLOW_CGROUP, cgroup)?;
-    }
-    Ok(())
-}
 
 fn put_flow(
     message: &mut Message,
@@ -273,7 +220,7 @@ pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
 pub(crate) fn info(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
     let flows = net.flows.lock().open.len();
-    let rules = net.rules().rules.len();
+    let rules = net.policy.rules().rules.len();
     let channels = net.channels.lock().values().count();
     request.reply(uapi::KOPI_CMD_INFO_GET, |message| {
         message.u32(uapi::KOPI_A_INFO_ABI_VERSION, abi::ABI_VERSION)?;
@@ -281,9 +228,9 @@ pub(crate) fn info(request: &Request<'_>) -> Result {
         message.u32(uapi::KOPI_A_INFO_ADDRESS_FAMILY, number)?;
         message.u32(uapi::KOPI_A_INFO_FLOWS, flows as u32)?;
         message.u32(uapi::KOPI_A_INFO_RULES, rules as u32)?;
-        message.uint(uapi::KOPI_A_INFO_GENERATION, net.generation())?;
+        message.uint(uapi::KOPI_A_INFO_GENERATION, net.policy.generation())?;
         message.u32(uapi::KOPI_A_INFO_CHANNELS, channels as u32)?;
-        message.u32(uapi::KOPI_A_INFO_MONITORS, net.monitors.len() as u32)
+        message.u32(uapi::KOPI_A_INFO_MONITORS, net.policy.monitors.len() as u32)
     })
 }
 
@@ -303,6 +250,9 @@ pub(crate) fn totals(request: &Request<'_>) -> Result {
     request.reply(uapi::KOPI_CMD_TOTALS_GET, |message| {
         put_stats(message, uapi::KOPI_A_TOTALS_STATS, &sum)?;
         message.uint(uapi::KOPI_A_TOTALS_FLOWS_OPENED, opened)?;
-        message.uint(uapi::KOPI_A_TOTALS_FLOWS_DENIED, net.denied.load(Relaxed))
+        message.uint(
+            uapi::KOPI_A_TOTALS_FLOWS_DENIED,
+            net.policy.denied.load(Relaxed),
+        )
     })
 }

@@ -8,12 +8,14 @@
 //! then walked for a peer, too, and the last one remembered. `policy.rs` is what the rest of KOPI
 //! asks.
 
+mod net_policy;
 mod policy;
 mod set;
 mod verdict;
 
 use crate::pure::rule::Direction;
 
+pub(crate) use net_policy::NetPolicy;
 pub(crate) use policy::Policy;
 pub(crate) use set::{Action, Limit, Parts, Rule, RuleSet, SharedRules};
 

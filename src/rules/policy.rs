@@ -2,11 +2,11 @@
 
 //! The policy of a flow: its owner, and what the rules decide about its calls and its packets.
 
+use super::net_policy::NetPolicy;
 use super::set::RuleSet;
 use super::verdict::{with_facts, Judged, Verdicts};
 use super::{Outcome, Packets, Stopped};
 use crate::identity::{Owner, User};
-use crate::netns::Net;
 use crate::pure::rule::{Direction, Judgement, Peer};
 use crate::sys::{
     lock::SpinLockBh,
@@ -35,7 +35,7 @@ struct Standing {
 /// The owner of a flow, and the rules' verdicts on it.
 #[pin_data]
 pub(crate) struct Policy {
-    net: Arc<Net>,
+    net: Arc<NetPolicy>,
     /// The user of the flow's channel, once it has one.
     user: SetOnce<Arc<User>>,
     /// One reader at a time, where each datagram is judged before it is read. True once the first
@@ -49,10 +49,9 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// That of a socket that the current process opens. Process context.
-    pub(crate) fn new(sk: &Sock) -> Result<Pin<KBox<Self>>> {
+    /// That of a socket that the current process opens, in a network namespace with this policy. Process context.
+    pub(crate) fn new(net: Arc<NetPolicy>) -> Result<Pin<KBox<Self>>> {
         let owner = Owner::current()?;
-        let net = sk.net().state();
         KBox::pin_init(
             pin_init!(Self {
                 net,
@@ -68,8 +67,8 @@ impl Policy {
         )
     }
 
-    /// The flow's network namespace.
-    pub(crate) fn net(&self) -> &Arc<Net> {
+    /// That of the flow's network namespace.
+    pub(crate) fn net(&self) -> &NetPolicy {
         &self.net
     }
 

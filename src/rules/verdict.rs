@@ -2,10 +2,10 @@
 
 //! The verdicts of the rules on a flow, remembered until the rules or the flow change.
 
+use super::net_policy::NetPolicy;
 use super::set::{Action, Rule, SharedRules};
 use super::{Outcome, Packets, Stopped};
 use crate::identity::Owner;
-use crate::netns::Net;
 use crate::pure::{
     bucket::Bucket,
     rule::{Direction, Facts, Judgement, Peer}, //
@@ -76,7 +76,7 @@ pub(super) struct Judged<'a> {
 impl Judged<'_> {
     /// Judges anew if the rules or the flow have changed; gives the rules from before, to be
     /// dropped without the lock.
-    pub(super) fn refresh(&mut self, net: &Net) -> Option<SharedRules> {
+    pub(super) fn refresh(&mut self, net: &NetPolicy) -> Option<SharedRules> {
         let generation = net.generation();
         let (port, device) = (self.sk.local_port(), self.sk.bound_device());
         let verdicts = &mut *self.verdicts;

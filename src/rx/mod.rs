@@ -12,9 +12,9 @@ mod frames;
 mod pieces;
 
 use crate::channel::Channel;
+use crate::events::{tell, Event};
 use crate::flow::Flow;
 use crate::monitor::{self, Seen};
-use crate::netlink::events::{tell, Event};
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
     geometry::Frame,

@@ -57,7 +57,7 @@ fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
         requester.net().hook_local_out()?;
         net.set_hooked(true);
     }
-    net.set_rules(set);
+    net.policy.set_rules(set);
     sweep(net);
     if is_open && net.is_hooked() {
         requester.net().unhook_local_out();
@@ -94,7 +94,7 @@ pub(crate) fn add(request: &Request<'_>) -> Result {
     let parts = parts(request, &table)?;
     let net = request.requester().net().state();
     let _changing = changing(request, &net)?;
-    let old = net.rules();
+    let old = net.policy.rules();
     if old.rules.len() >= uapi::KOPI_RULES_MAX as usize {
         return Err(request.refuse(ENOSPC, c"there are too many rules", None));
     }
@@ -132,7 +132,7 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
         .ok_or_else(|| request.refuse(EINVAL, c"say which rule: its handle", Some(&attr)))?;
     let net = request.requester().net().state();
     let _changing = changing(request, &net)?;
-    let old = net.rules();
+    let old = net.policy.rules();
     let others = || {
         old.rules
             .iter()
@@ -159,11 +159,11 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
     let _changing = changing(request, &net)?;
     if let Some(known) = request.get(uapi::KOPI_A_RULESET_GENERATION) {
-        if known.uint() != net.generation() {
+        if known.uint() != net.policy.generation() {
             return Err(request.refuse(EAGAIN, c"the rules have changed", Some(&known)));
         }
     }
-    let old = net.rules();
+    let old = net.policy.rules();
     let mut set = RuleSet {
         rules: KVVec::new(),
         deny_others: request
@@ -207,6 +207,6 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
         put_in_force(request, &net, set)?;
     }
     request.reply(uapi::KOPI_CMD_RULESET_SET, |message| {
-        message.uint(uapi::KOPI_A_RULESET_GENERATION, net.generation())
+        message.uint(uapi::KOPI_A_RULESET_GENERATION, net.policy.generation())
     })
 }

@@ -18,8 +18,8 @@ use kernel::{
 /// `ruleset-get`.
 pub(crate) fn show_all(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
-    let generation = net.generation();
-    let verdict = if net.rules().deny_others {
+    let generation = net.policy.generation();
+    let verdict = if net.policy.rules().deny_others {
         uapi::KOPI_VERDICT_DENY
     } else {
         uapi::KOPI_VERDICT_ALLOW
@@ -164,8 +164,8 @@ fn is_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let requester = dump.requester();
     let net = requester.net().state();
-    dump.shows(net.generation());
-    let set = net.rules();
+    dump.shows(net.policy.generation());
+    let set = net.policy.rules();
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     for (place, rule) in set.rules.iter().enumerate().skip(start) {
         let added = dump.add(uapi::KOPI_CMD_RULE_GET, |message| {
