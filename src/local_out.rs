@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the rules say of a packet at the hook of netfilter that sees all that a flow sends.
+//! The rules' verdict on a packet at the LOCAL_OUT hook, which sees all packets that a flow sends.
 
 use crate::flow::{Flow, Sent};
 use crate::rules::Outcome;
@@ -23,7 +23,7 @@ impl Judged for Flow {
             mark: packet.mark,
             priority: packet.priority,
         };
-        // A source route may not lead over a peer that is denied. The packet counts for its final peer.
+        // The first hop of a source route must not be denied. The packet counts for its final peer.
         if packet.via != packet.to && self.denies_hop(sk, packet.via, &sent) {
             return Err(EACCES);
         }
@@ -34,7 +34,7 @@ impl Judged for Flow {
                 Ok(())
             }
             Outcome::Denied => Err(EACCES),
-            // UDP doesn't tell the caller of ENOBUFS; the family's sendmsg makes that of this.
+            // UDP hides ENOBUFS from its caller. The family's sendmsg turns EDQUOT into ENOBUFS.
             Outcome::TooFast => Err(edquot()),
         }
     }

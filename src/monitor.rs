@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What monitor devices show of a packet: whose it is, where it goes, what became of it.
+//! The header that monitor devices show with a packet: its flow and process, its direction, its
+//! fate.
 
 use crate::pure::{
     abi::{
@@ -18,17 +19,17 @@ use crate::sys::{
     task, //
 };
 
-/// Why KOPI didn't let a packet pass.
+/// The reason why KOPI refused a packet.
 #[derive(Clone, Copy)]
 pub(crate) struct Refusal {
     /// `MON_REASON_*`.
     pub(crate) reason: u32,
-    /// The rule's handle, where it is one.
+    /// The rule's handle, if a rule refused it.
     pub(crate) rule: u32,
 }
 
 impl Refusal {
-    /// Of what the rules say, by one of a handle; `None` if they let it pass.
+    /// The refusal for the rules' outcome, by the rule of this handle; `None` if the packet passed.
     pub(crate) fn of(outcome: Outcome, rule: u32) -> Option<Self> {
         let reason = match outcome {
             Outcome::Pass => return None,
@@ -39,7 +40,7 @@ impl Refusal {
     }
 }
 
-/// What became of a packet, and where.
+/// The fate of a packet, and the device.
 pub(crate) struct Seen {
     direction: u8,
     verdict: u8,
@@ -50,7 +51,7 @@ pub(crate) struct Seen {
 }
 
 impl Seen {
-    /// Given to a device's driver.
+    /// The packet was given to a device's driver.
     pub(crate) fn transmitted(ifindex: u32, gso_size: u32) -> Self {
         Self {
             direction: MON_OUT,
@@ -62,7 +63,7 @@ impl Seen {
         }
     }
 
-    /// Dropped by the stack, on its way in or out.
+    /// The stack dropped the packet, which was incoming if `is_in`.
     pub(crate) fn dropped(is_in: bool, reason: u32, ifindex: u32, gso_size: u32) -> Self {
         Self {
             direction: if is_in { MON_IN } else { MON_OUT },
@@ -74,11 +75,12 @@ impl Seen {
         }
     }
 
-    /// Put into the RX ring, or read without one, or refused.
+    /// The packet was put into the RX ring, read without a ring, or refused.
     pub(crate) fn received(refusal: Option<Refusal>, ifindex: u32, gso_size: u32) -> Self {
         Self::judged(MON_IN, refusal, ifindex, gso_size)
     }
 
+    /// KOPI let the packet pass, or refused it.
     fn judged(direction: u8, refusal: Option<Refusal>, ifindex: u32, gso_size: u32) -> Self {
         Self {
             direction,
@@ -95,6 +97,7 @@ impl Seen {
     }
 }
 
+/// The monitor header of a packet of a flow.
 fn header(policy: &Policy, flow: &impl Subject, sk: &Sock, seen: Seen) -> MonHdr {
     let identity = policy.identity();
     let program = identity.program.as_ref();
@@ -120,14 +123,14 @@ fn header(policy: &Policy, flow: &impl Subject, sk: &Sock, seen: Seen) -> MonHdr
     }
 }
 
-/// Whether packets of the flow are to be shown. Any context.
+/// Whether a monitor device is up in the flow's namespace. Any context.
 pub(crate) fn is_watched(flow: &impl Subject) -> bool {
     flow.policy()
         .is_some_and(|policy| policy.net().monitors.is_any_up())
 }
 
-/// Shows a packet of a flow, if its namespace is watched. Any context but hard interrupts, and
-/// interrupts on.
+/// Shows a packet of a flow, if a monitor device is up in its namespace. Any context but hard
+/// interrupts, with interrupts on.
 pub(crate) fn show(flow: &impl Subject, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
     let Some(policy) = flow.policy() else {
         return;
@@ -138,8 +141,8 @@ pub(crate) fn show(flow: &impl Subject, sk: &Sock, seen: Seen, packet: &Packet<'
     }
 }
 
-/// Shows what a flow without a channel has first in its queue, and is read now or refused. Process
-/// context.
+/// Shows the first packet in the queue of a flow without a channel, which is about to be read or
+/// refused. Process context.
 pub(crate) fn show_first(flow: &impl Subject, sk: &Sock, outcome: Outcome, peer: &Peer) {
     let Some(first) = First::of(sk) else {
         return;
@@ -155,18 +158,18 @@ pub(crate) fn show_first(flow: &impl Subject, sk: &Sock, outcome: Outcome, peer:
     show(flow, sk, seen, &Packet::first(&first));
 }
 
-/// A datagram, or a GSO packet, that rules keep from becoming a packet.
+/// A datagram, or a GSO packet, that rules refused before it became an skb.
 pub(crate) struct Unsent<'a> {
     pub(crate) peer: Peer,
-    /// How its payload begins.
+    /// The first bytes of its payload.
     pub(crate) begins: &'a [u8],
-    /// Bytes of all of its payload.
+    /// Bytes of payload in total.
     pub(crate) len: u32,
-    /// Of each datagram of a GSO packet, or 0.
+    /// Bytes of payload of each datagram of a GSO packet; 0 for a non-GSO datagram.
     pub(crate) gso_size: u32,
 }
 
-/// Shows what rules keep from becoming a packet. Process context.
+/// Shows a datagram that rules refused before it became an skb. Process context.
 pub(crate) fn show_unsent(flow: &impl Subject, sk: &Sock, outcome: Outcome, unsent: &Unsent<'_>) {
     let rule = flow.policy().map_or(0, |policy| {
         policy.rule_for(sk, Direction::Out, &unsent.peer)

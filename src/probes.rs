@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Whose packet it is that a tracepoint shows: given to a driver, or dropped.
+//! Finds the flow of a packet that a tracepoint shows as given to a driver, or as dropped.
 
 use crate::flow::Flow;
 use crate::monitor::{self, Seen};
@@ -12,7 +12,7 @@ use crate::sys::{
 };
 use kernel::{prelude::*, sync::rcu};
 
-/// See the module's documentation.
+/// The probes that show the packets of flows on monitor devices.
 pub(crate) struct OfFlows;
 
 crate::sys::monitor::serve!(OfFlows);
@@ -30,7 +30,7 @@ impl Probes for OfFlows {
     fn dropped(packet: Seeing<'_>, reason: u32, receiver: Receiver<'_>, rcu: &rcu::Guard) {
         let came_by = packet.came_by();
         let show = |sk: &Sock, flow: &Flow| {
-            // KOPI's own refusal, which is shown as such.
+            // KOPI drops this packet itself, and shows it with its own reason.
             if flow.is_refusing(packet.id()) {
                 return;
             }
@@ -43,14 +43,15 @@ impl Probes for OfFlows {
         };
         match packet.flow(rcu).or_else(|| receiver.flow(rcu)) {
             Some((sk, flow)) => show(sk, flow),
-            // What a packet socket drops is its own copy.
+            // With a known receiver that is no flow, the packet isn't a flow's: a packet socket,
+            // for instance, drops its own copy.
             None if came_by != 0 && !receiver.is_known() => with_receiver(packet, rcu, show),
             None => {}
         }
     }
 }
 
-/// Does something with the flow that a packet was to go to, if its namespace is watched.
+/// Calls `act` with the flow to which a packet was addressed, if its namespace is watched.
 fn with_receiver(packet: Seeing<'_>, rcu: &rcu::Guard, act: impl FnOnce(&Sock, &Flow)) {
     let Some(net) = packet.watched_net(rcu) else {
         return;

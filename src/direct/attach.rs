@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Attaching devices and detaching them, and what happens to them meanwhile.
+//! Attaching and detaching devices, and the events of devices that are attached.
 
 use super::{
     device::AttachedDevice,
@@ -19,34 +19,36 @@ use kernel::{
     time::{delay::fsleep, Delta}, //
 };
 
-/// How long a port that is taken away waits for what it has taken, in nanoseconds.
+/// How long detaching waits for packets in flight, in nanoseconds.
 const CLOSING: u64 = 1_000_000_000;
-/// Between two looks of who waits for that, in nanoseconds.
+/// Interval at which detaching checks for packets in flight, in nanoseconds.
 const CLOSING_TICK: i64 = 1_000_000;
-/// Attached devices that there can be, of all network namespaces.
+/// Maximum number of attached devices, in all network namespaces together.
 const ATTACHED_MAX: usize = 64;
 
 global_lock! {
-    // SAFETY: `Attaching::register` initializes it, before any device is attached.
-    /// Those of all network namespaces. Taken under RTNL, if that is held, and always when one comes or goes. What
-    /// makes or ends devices is done without it, since those who are told of that take it.
+    // SAFETY: `Attaching::register` initializes it. It runs in the module's init, before netlink
+    // requests and device events, the only users of the lock, can come.
+    /// The attached devices of all network namespaces. RTNL is taken before this lock: always when
+    /// a device is added or removed, and wherever both are held. Attached devices are never made or
+    /// ended under this lock, because the notifiers for that take it.
     unsafe(uninit) static ATTACHED: Mutex<KVec<Hooked<AttachedDevice>>> = KVec::new();
 }
 
-/// Why a device is not made a port.
+/// Why a device can't be attached.
 pub(crate) enum Refusal {
-    /// There is none.
+    /// There is no such device.
     Absent,
-    /// It is one.
+    /// It is attached already.
     Attached,
-    /// It has no hardware or driver of its own, or is made of other devices: behind it there are hooks that
-    /// a driver doesn't ask.
+    /// It has no hardware or driver of its own, or consists of other devices. Such a device has
+    /// hooks behind it that its driver doesn't call for XDP frames.
     NotNic,
     /// Its driver takes no frames.
     NoFrames,
-    /// There are as many as there can be.
+    /// The maximum number of devices is attached.
     TooMany,
-    /// No memory, or what the kernel says.
+    /// Memory is short, or the kernel's own refusal.
     Other(Error),
 }
 
@@ -56,11 +58,12 @@ impl From<Error> for Refusal {
     }
 }
 
-/// Makes a device a port. What comes is redirected by its program as far as `wanted` says. Process context.
+/// Attaches a device. With a port map, its XDP program redirects the ports of the map. Process
+/// context.
 pub(crate) fn attach(
     net: &NetRef,
     ifindex: u32,
-    wanted: Option<PortMap>,
+    port_map: Option<PortMap>,
 ) -> core::result::Result<(), Refusal> {
     let _rtnl = Rtnl::lock();
     let device = Device::get(net, ifindex).map_err(|_| Refusal::Absent)?;
@@ -71,35 +74,36 @@ pub(crate) fn attach(
         return Err(Refusal::NoFrames);
     }
     {
-        let mut ports = ATTACHED.lock();
-        if ports.iter().any(|hooked| is_of(hooked, net, ifindex)) {
+        let mut devices = ATTACHED.lock();
+        if devices.iter().any(|hooked| is_of(hooked, net, ifindex)) {
             return Err(Refusal::Attached);
         }
-        if ports.len() >= ATTACHED_MAX {
+        if devices.len() >= ATTACHED_MAX {
             return Err(Refusal::TooMany);
         }
-        // Nobody takes the place: that would be under RTNL.
-        ports
+        // The place stays free without the lock: devices are only added under RTNL.
+        devices
             .reserve(1, GFP_KERNEL_ACCOUNT)
             .map_err(|_| Refusal::Other(ENOMEM))?;
     }
-    let hooked = Hooked::new(AttachedDevice::new(device, wanted)?)?;
+    let hooked = Hooked::new(AttachedDevice::new(device, port_map)?)?;
     let refused = ATTACHED.lock().push_within_capacity(hooked);
     refused.map_err(|_| Refusal::Other(ENOMEM))
 }
 
-/// Takes a port away, when what was taken has left, or after some time: `ENODEV` if there is none. Process context.
+/// Detaches a device once no packet is in flight, or after [`CLOSING`]. `ENODEV` if it isn't
+/// attached. Process context.
 pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
     let number = {
-        let ports = ATTACHED.lock();
-        let hooked = ports.iter().find(|hooked| is_of(hooked, net, ifindex));
-        let port = hooked.ok_or(ENODEV)?.get();
-        port.close();
-        port.number
+        let devices = ATTACHED.lock();
+        let hooked = devices.iter().find(|hooked| is_of(hooked, net, ifindex));
+        let attached = hooked.ok_or(ENODEV)?.get();
+        attached.close();
+        attached.number
     };
-    // With no lock: the device may go meanwhile.
+    // Without a lock, so the device may be removed during the wait.
     let end = now().saturating_add(CLOSING);
-    let is_it = |port: &AttachedDevice| port.number == number;
+    let is_it = |attached: &AttachedDevice| attached.number == number;
     while now() < end && !is_empty(number) {
         fsleep(Delta::from_nanos(CLOSING_TICK));
     }
@@ -108,43 +112,44 @@ pub(crate) fn detach(net: &NetRef, ifindex: u32) -> Result {
     Ok(())
 }
 
-/// Whether all that a port took has left, or it has gone. Process context.
+/// Whether an attached device has no packet in flight, or isn't attached any more. Process context.
 fn is_empty(number: u32) -> bool {
-    let ports = ATTACHED.lock();
-    let mut all = ports.iter().map(Hooked::get);
-    all.find(|port| port.number == number)
+    let devices = ATTACHED.lock();
+    let mut all = devices.iter().map(Hooked::get);
+    all.find(|attached| attached.number == number)
         .is_none_or(AttachedDevice::is_empty)
 }
 
-/// Takes a port out, to be dropped by the caller: without the lock, and under RTNL.
+/// Removes a device from the list. The caller drops it without the lock, and under RTNL.
 fn take(is_it: impl Fn(&AttachedDevice) -> bool) -> Option<Hooked<AttachedDevice>> {
-    let mut ports = ATTACHED.lock();
-    let at = ports.iter().position(|hooked| is_it(hooked.get()))?;
-    ports.remove(at).ok()
+    let mut devices = ATTACHED.lock();
+    let at = devices.iter().position(|hooked| is_it(hooked.get()))?;
+    devices.remove(at).ok()
 }
 
+/// Whether an attached device is the one of this index in a network namespace.
 fn is_of(hooked: &Hooked<AttachedDevice>, net: &NetRef, ifindex: u32) -> bool {
     let device = hooked.get().device();
     core::ptr::eq(device.net(), net) && device.ifindex() == ifindex
 }
 
-/// Those of a network namespace.
+/// The attached devices of a network namespace.
 fn of_net<'a>(
-    ports: &'a [Hooked<AttachedDevice>],
+    devices: &'a [Hooked<AttachedDevice>],
     net: &'a NetRef,
 ) -> impl Iterator<Item = &'a AttachedDevice> {
-    let here = |port: &&AttachedDevice| core::ptr::eq(port.device().net(), net);
-    ports.iter().map(Hooked::get).filter(here)
+    let here = |attached: &&AttachedDevice| core::ptr::eq(attached.device().net(), net);
+    devices.iter().map(Hooked::get).filter(here)
 }
 
-/// Takes away the ports of some devices. Process context, under RTNL.
+/// Detaches some devices at once. Process context, under RTNL.
 fn remove(is_it: impl Fn(&Device) -> bool) {
-    while let Some(hooked) = take(|port| is_it(port.device())) {
+    while let Some(hooked) = take(|attached| is_it(attached.device())) {
         drop(hooked);
     }
 }
 
-/// Drops what waits at the ports of some devices. Process context.
+/// Empties the queues of some attached devices. Process context.
 fn empty(mut is_it: impl FnMut(&Device) -> bool) {
     for hooked in ATTACHED.lock().iter() {
         if is_it(hooked.get().device()) {
@@ -153,86 +158,88 @@ fn empty(mut is_it: impl FnMut(&Device) -> bool) {
     }
 }
 
-/// Has some devices' programs redirect as far as that can be, now that their features have changed. Process
-/// context, under RTNL.
+/// Updates what the XDP programs of some devices redirect, after the features of the devices have
+/// changed. Process context, under RTNL.
 fn follow(mut is_it: impl FnMut(&Device) -> bool) {
     for hooked in ATTACHED.lock().iter() {
-        let port = hooked.get();
-        if let (true, Some(target)) = (is_it(port.device()), &port.receiving) {
-            target.follow();
+        let attached = hooked.get();
+        if let (true, Some(redirect)) = (is_it(attached.device()), &attached.receiving) {
+            redirect.follow();
         }
     }
 }
 
-/// Shows the ports of a network namespace but the first `start`, as long as `show` says to go on. Process
-/// context.
+/// Calls `show` with the attached devices of a network namespace, except the first `start`, until
+/// it returns `false`. Process context.
 pub(crate) fn each(
     net: &NetRef,
     start: usize,
     mut show: impl FnMut(&AttachedDevice, TxPath) -> Result<bool>,
 ) -> Result {
-    let ports = ATTACHED.lock();
-    for port in of_net(&ports, net).skip(start) {
-        let way = {
+    let devices = ATTACHED.lock();
+    for attached in of_net(&devices, net).skip(start) {
+        let path = {
             let _softirqs = BottomHalvesOff::new();
             let _rcu = rcu::read_lock();
-            port.tx_path()
+            attached.tx_path()
         };
-        if !show(port, way)? {
+        if !show(attached, path)? {
             break;
         }
     }
     Ok(())
 }
 
-/// The ports of a network namespace, as those who show its flows want them.
+/// A copy of the attached devices of a network namespace, by which the paths of its flows are
+/// shown.
 pub(crate) struct Attached(KVec<(u32, RxPath)>);
 
 impl Attached {
-    /// Those that there are now: `ENOMEM`. Process context.
+    /// The devices that are attached now: `ENOMEM`. Process context.
     pub(crate) fn now(net: &NetRef) -> Result<Self> {
         let mut all = KVec::new();
-        let ports = ATTACHED.lock();
-        for port in of_net(&ports, net) {
+        let devices = ATTACHED.lock();
+        for attached in of_net(&devices, net) {
             all.push(
-                (port.device().ifindex(), port.rx_path()),
+                (attached.device().ifindex(), attached.rx_path()),
                 GFP_KERNEL_ACCOUNT,
             )?;
         }
         Ok(Self(all))
     }
 
-    /// Which way the last packet of a flow took that left by one of them, as `TxPath` numbers them, and by which.
+    /// The path of the last packet of a flow that one of them saw, numbered as [`TxPath`], and that
+    /// device's interface index.
     pub(crate) fn tx_path(&self, flow: &Flow) -> Option<(u32, u32)> {
         let last = flow.direct.last()?;
         let is_there = self.0.iter().any(|(ifindex, _)| *ifindex == last.1);
         is_there.then_some(last)
     }
 
-    /// Which way packets come in for a flow that is bound to a device, or to none if that is 0: `None` if no such
-    /// is attached.
+    /// The path of incoming packets of a flow that is bound to a device, or to none if `ifindex` is
+    /// 0. `None` if no device that the flow could receive from is attached.
     pub(crate) fn rx_path(&self, flow: &Flow, ifindex: u32) -> Option<RxPath> {
         let could = |at: &&(u32, RxPath)| ifindex == 0 || at.0 == ifindex;
         let of_devices = || self.0.iter().filter(could).map(|at| at.1);
-        let way = of_devices()
-            .find(|way| *way == RxPath::Direct)
+        let path = of_devices()
+            .find(|path| *path == RxPath::Direct)
             .or_else(|| of_devices().next())?;
         Some(if flow.is_redirected() {
-            way
+            path
         } else {
             RxPath::NoGro
         })
     }
 }
 
-/// While it lives, there can be ports.
+/// While it lives, devices can be attached.
 pub(crate) struct Attaching(netdev::Registration);
 
 impl Attaching {
-    /// None at first. There can be one registration at a time.
+    /// Registers for device events. There can be one registration at a time.
     #[expect(unsafe_code, reason = "a global lock is initialised once")]
     pub(crate) fn register() -> Result<Self> {
-        // SAFETY: Called once, by the module's init.
+        // SAFETY: The module's init is the only caller, and runs once.
         unsafe { ATTACHED.init() };
         Ok(Self(netdev::Registration::new()?))
     }

@@ -1,33 +1,35 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What became of packets at an attached device.
+//! Counters of an attached device.
 
 use crate::sys::context::now;
 use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// See the module's documentation.
+/// Packets that an attached device sent and received, by their fate.
 #[derive(Default)]
 pub(crate) struct Counters {
     /// Datagrams that the driver took.
     pub(crate) packets: AtomicU64,
-    /// GSO packets of them.
+    /// GSO packets that these datagrams were segmented from.
     pub(crate) gso_packets: AtomicU64,
-    /// GSO packets that the stack got.
+    /// GSO packets that were passed to the stack.
     pub(crate) passed: AtomicU64,
-    /// Datagrams that were dropped: there were too many, no memory, the driver took no more, or the device went
-    /// down.
+    /// Datagrams that were dropped: the queue was full, memory was short, the driver took no more,
+    /// or the device went down.
     pub(crate) dropped: AtomicU64,
-    /// Datagrams that were redirected.
+    /// Datagrams that the XDP program redirected.
     pub(crate) received: AtomicU64,
-    /// GSO packets that were made of them.
+    /// GRO packets that were made of these.
     pub(crate) gro_packets: AtomicU64,
-    /// Those that were dropped for want of memory.
+    /// Redirected datagrams that were dropped because memory was short.
     pub(crate) receive_dropped: AtomicU64,
-    /// Until when the driver isn't offered any, since it took none for too long, in nanoseconds.
+    /// The time in nanoseconds until which the driver gets no frames, because it took none for too
+    /// long; 0 if there is none.
     pub(super) refused_until: AtomicU64,
 }
 
 impl Counters {
+    /// Whether the driver gets no frames now, because it took none for too long.
     pub(super) fn is_refused(&self) -> bool {
         match self.refused_until.load(Relaxed) {
             0 => false,

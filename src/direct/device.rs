@@ -26,27 +26,27 @@ use kernel::{
     sync::Arc,
 };
 
-/// What `kopictl attach` has a driver run, and shows in its lists of programs.
+/// Name of the XDP program that `kopictl attach` attaches to a driver.
 const PROGRAM: &CStr = c"kopi_redirect";
-/// The next port's number.
+/// The number of the next attached device.
 static NUMBER: AtomicU32 = AtomicU32::new(1);
 
-/// A device whose driver is given frames.
+/// A device whose driver KOPI gives frames to.
 pub(crate) struct AttachedDevice {
-    /// Not that of any other, earlier ones included.
+    /// Unique among all attached devices, including earlier ones.
     pub(super) number: u32,
     pub(super) device: Arc<Device>,
     pub(super) queues: KVec<Pin<KBox<Timer<Queue>>>>,
-    /// It takes nothing more.
+    /// It takes no more packets.
     pub(super) closing: AtomicBool,
-    /// What takes the packets that are redirected, if the program was said to.
+    /// The target of redirected frames, if the device was attached with a port map.
     pub(super) receiving: Option<RedirectDevice<Receiver>>,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl AttachedDevice {
     /// Under RTNL.
-    pub(super) fn new(device: Device, wanted: Option<PortMap>) -> Result<Self> {
+    pub(super) fn new(device: Device, port_map: Option<PortMap>) -> Result<Self> {
         let number = NUMBER.fetch_add(1, Relaxed);
         let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
         let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
@@ -56,10 +56,10 @@ impl AttachedDevice {
             let queue = KBox::try_pin_init(Timer::new(queue), GFP_KERNEL_ACCOUNT)?;
             queues.push_within_capacity(queue).map_err(|_| ENOMEM)?;
         }
-        let receiving = match wanted {
+        let receiving = match port_map {
             None => None,
-            Some(wanted) => {
-                let receiver = Receiver::new(device.clone(), wanted, counters.clone())?;
+            Some(port_map) => {
+                let receiver = Receiver::new(device.clone(), port_map, counters.clone())?;
                 Some(RedirectDevice::new(receiver)?)
             }
         };
@@ -73,12 +73,12 @@ impl AttachedDevice {
         })
     }
 
-    /// Takes nothing more. Any context.
+    /// Makes it take no more packets. Any context.
     pub(super) fn close(&self) {
         self.closing.store(true, Relaxed);
     }
 
-    /// Whether all that was taken has left. Process context.
+    /// Whether no packet is in flight. Process context.
     pub(super) fn is_empty(&self) -> bool {
         self.queues.iter().all(|queue| {
             let _softirqs = BottomHalvesOff::new();
@@ -86,7 +86,7 @@ impl AttachedDevice {
         })
     }
 
-    /// Which way GSO packets take now. In an RCU read-side section, with softirqs off.
+    /// The path of GSO packets now. In an RCU read-side section, with softirqs off.
     pub(crate) fn tx_path(&self) -> TxPath {
         if !self.device.takes_frames() {
             TxPath::NoProgram
@@ -109,19 +109,19 @@ impl AttachedDevice {
         }
     }
 
-    /// Which way a packet takes, if its flow's others don't matter. Softirqs are off.
-    pub(super) fn path_of(&self, offer: &EgressSkb<'_>) -> TxPath {
+    /// The path of a packet, without regard to other packets of its flow. Softirqs are off.
+    pub(super) fn path_of(&self, packet: &EgressSkb<'_>) -> TxPath {
         match self.tx_path() {
-            TxPath::Direct if !offer.is_plain() => why_not(offer),
-            way => way,
+            TxPath::Direct if !packet.is_plain() => why_not(packet),
+            path => path,
         }
     }
 
-    /// Which way what comes takes now.
+    /// The path of incoming packets now.
     pub(crate) fn rx_path(&self) -> RxPath {
         match &self.receiving {
             None => RxPath::NoProgram,
-            // Somebody has taken it off, or put another one in its place.
+            // Another process has detached the program, or replaced it.
             Some(_) if !self.device.runs(PROGRAM) => RxPath::NoProgram,
             Some(target) if !target.is_up() => RxPath::Down,
             Some(_) if self.device.strips_vlans() => RxPath::Vlan,
@@ -129,13 +129,14 @@ impl AttachedDevice {
         }
     }
 
-    pub(super) fn count_passed(&self, offer: &EgressSkb<'_>) {
-        if offer.is_gso() {
+    /// Counts a packet that is passed to the stack, if it is a GSO packet.
+    pub(super) fn count_passed(&self, packet: &EgressSkb<'_>) {
+        if packet.is_gso() {
             self.counters.passed.fetch_add(1, Relaxed);
         }
     }
 
-    /// Drops what waits, and lets go of what the driver has. Process context.
+    /// Drops packets that wait, and completes packets with the driver. Process context.
     pub(super) fn empty(&self) {
         for queue in &self.queues {
             let _softirqs = BottomHalvesOff::new();
@@ -145,50 +146,50 @@ impl AttachedDevice {
 }
 
 impl Egress for AttachedDevice {
-    /// Its device.
     fn device(&self) -> &Device {
         &self.device
     }
 
-    fn egress(&self, offer: EgressSkb<'_>) -> Verdict {
-        let Some((_, flow)) = offer.flow::<Flow>() else {
+    fn egress(&self, skb: EgressSkb<'_>) -> Verdict {
+        let Some((_, flow)) = skb.flow::<Flow>() else {
             return Verdict::Pass;
         };
         let direct = &flow.direct;
-        let held = direct.in_flight.load(Relaxed);
-        if offer.is_gso() {
+        let in_flight = direct.in_flight.load(Relaxed);
+        if skb.is_gso() {
             direct.note_gso();
-        } else if held == 0 && !direct.takes_single(self.number) {
-            direct.note_path(&self.device, why_not(&offer));
+        } else if in_flight == 0 && !direct.takes_single(self.number) {
+            direct.note_path(&self.device, why_not(&skb));
             return Verdict::Pass;
         }
-        let way = self.path_of(&offer);
-        let can = !self.closing.load(Relaxed) && way == TxPath::Direct;
-        if held == 0 && !(can && direct.may_go_by(self.number)) {
-            let way = if can { TxPath::Behind } else { way };
-            direct.note_path(&self.device, way);
+        let path = self.path_of(&skb);
+        let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
+        if in_flight == 0 && !(can && direct.may_go_by(self.number)) {
+            let path = if can { TxPath::Behind } else { path };
+            direct.note_path(&self.device, path);
             direct.leave();
-            self.count_passed(&offer);
+            self.count_passed(&skb);
             return Verdict::Pass;
         }
-        direct.note_path(&self.device, way);
-        // Behind what the stack is to have, the stack is to have this one, too.
+        direct.note_path(&self.device, path);
+        // A flow that left the direct path has earlier packets in this queue that the stack is to
+        // send. This packet has to go behind those, through the stack as well.
         let directly = can && direct.goes_by(self.number);
         if !directly {
-            self.count_passed(&offer);
+            self.count_passed(&skb);
         }
         let here = CpuId::current().as_u32();
         let Some(own) = self.queues.get(here as usize) else {
             return Verdict::Pass;
         };
         if directly {
-            offer.count(&self.device, here % self.device.queues().max(1));
+            skb.count(&self.device, here % self.device.queues().max(1));
         }
-        let mut packet = offer.take(!directly);
+        let mut packet = skb.take(!directly);
         direct.take(&packet);
-        // Behind those that were taken before, on another CPU perhaps.
+        // The packet goes behind those in flight, which may be on another CPU's queue.
         let cpu = direct.cpu.load(Relaxed);
-        if held != 0 && u32::from(cpu) != here {
+        if in_flight != 0 && u32::from(cpu) != here {
             match self
                 .queues
                 .get(cpu as usize)

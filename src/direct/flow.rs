@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the direct path keeps of a flow.
+//! The direct path's state of a flow.
 
 use super::path::TxPath;
 use crate::sys::{
@@ -18,71 +18,77 @@ use core::sync::atomic::{
     Ordering::Relaxed, //
 };
 
-/// So many single datagrams in turn, each sent when none was held, and the flow leaves until its next GSO packet:
-/// the stack takes less for one.
+/// After this many consecutive non-GSO datagrams, each sent while nothing of the flow was in
+/// flight, the flow leaves the direct path until its next GSO packet: the stack is cheaper for
+/// those.
 const DATAGRAMS_MAX: u8 = 16;
 
-/// What the direct path knows of a flow.
+/// The direct path's state of a flow.
 #[derive(Default)]
 pub(crate) struct Direct {
-    /// Number of the port that its packets go directly by, where they can; 0 for none.
+    /// Number of the attached device by which the flow's packets leave directly, if possible; 0 for
+    /// none.
     port: AtomicU32,
-    /// The stack may still have some that came before.
+    /// The stack may still hold earlier packets of the flow.
     pub(super) entering: AtomicBool,
-    /// The CPU whose queue has those that were taken.
+    /// The CPU whose queue holds the flow's packets in flight.
     pub(super) cpu: AtomicU16,
-    /// Packets that were taken, and not let go of yet.
+    /// Packets that were taken and aren't complete yet.
     pub(super) in_flight: AtomicU32,
-    /// Of these, those that the driver was given.
+    /// Of these, the packets with the driver.
     pub(super) with_driver: AtomicU32,
-    /// Bytes that its sock is charged for them.
+    /// Bytes that the sock is charged for packets in flight.
     pub(super) charge: AtomicU32,
-    /// Not to be tried before this time.
+    /// The time in nanoseconds before which the flow doesn't try to enter the direct path again.
     pub(super) pause: AtomicU64,
-    /// Datagrams since the last GSO packet, as [`DATAGRAMS_MAX`] counts them.
+    /// Non-GSO datagrams since the last GSO packet, as [`DATAGRAMS_MAX`] counts them.
     singles: AtomicU8,
-    /// By which port's device the last packet left that left by one, and which way; 0 if none has.
+    /// Interface index of the attached device that saw the flow's last packet, and that packet's
+    /// path; 0 if none has seen one.
     last_device: AtomicU32,
     last_path: AtomicU8,
 }
 
 impl Direct {
-    /// Notes which way a packet goes.
-    pub(super) fn note_path(&self, device: &Device, way: TxPath) {
-        if self.last_path.load(Relaxed) != way as u8 {
-            self.last_path.store(way as u8, Relaxed);
+    /// Records the path of a packet.
+    pub(super) fn note_path(&self, device: &Device, path: TxPath) {
+        if self.last_path.load(Relaxed) != path as u8 {
+            self.last_path.store(path as u8, Relaxed);
         }
         if self.last_device.load(Relaxed) != device.ifindex() {
             self.last_device.store(device.ifindex(), Relaxed);
         }
     }
 
-    /// Which way the flow's last packet took that left by a port, as `TxPath` numbers them, and the device: `None`
-    /// if none has.
+    /// The path of the last packet that an attached device saw, numbered as [`TxPath`], and the
+    /// device's interface index; `None` if there was no such packet.
     pub(crate) fn last(&self) -> Option<(u32, u32)> {
         let device = self.last_device.load(Relaxed);
         (device != 0).then_some((self.last_path.load(Relaxed).into(), device))
     }
 
-    pub(super) fn goes_by(&self, port: u32) -> bool {
-        self.port.load(Relaxed) == port
+    /// Whether the flow's packets leave directly by the attached device of this number.
+    pub(super) fn goes_by(&self, attached: u32) -> bool {
+        self.port.load(Relaxed) == attached
     }
 
-    /// Whether packets may go by a port now, for the first time perhaps.
-    pub(super) fn may_go_by(&self, port: u32) -> bool {
-        if !self.goes_by(port) {
+    /// Whether packets may leave by this attached device now. A flow that doesn't enters the direct
+    /// path, unless it has to pause.
+    pub(super) fn may_go_by(&self, attached: u32) -> bool {
+        if !self.goes_by(attached) {
             if self.pause.load(Relaxed) > now() {
                 return false;
             }
             self.entering.store(true, Relaxed);
-            self.port.store(port, Relaxed);
+            self.port.store(attached, Relaxed);
         }
         true
     }
 
-    /// Whether a single datagram goes by a port, too, when none is held.
-    pub(super) fn takes_single(&self, port: u32) -> bool {
-        if !self.goes_by(port) {
+    /// Whether a non-GSO datagram takes the direct path, too, while nothing of the flow is in
+    /// flight.
+    pub(super) fn takes_single(&self, attached: u32) -> bool {
+        if !self.goes_by(attached) {
             return false;
         }
         let singles = self.singles.load(Relaxed);
@@ -94,22 +100,25 @@ impl Direct {
         true
     }
 
-    /// A GSO packet goes by a port.
+    /// Records that a GSO packet came, which ends a sequence of non-GSO datagrams.
     pub(super) fn note_gso(&self) {
         if self.singles.load(Relaxed) != 0 {
             self.singles.store(0, Relaxed);
         }
     }
 
+    /// Makes the flow leave the direct path. Packets in flight aren't affected.
     pub(super) fn leave(&self) {
         self.port.store(0, Relaxed);
     }
 
+    /// Counts a packet as in flight.
     pub(super) fn take(&self, packet: &TakenSkb) {
         self.in_flight.fetch_add(1, Relaxed);
         self.charge.fetch_add(packet.charge(), Relaxed);
     }
 
+    /// Ends a packet's time in flight, which [`Self::take`] began.
     pub(super) fn complete(&self, packet: &TakenSkb) {
         self.with_driver
             .fetch_sub(u32::from(packet.has_begun()), Relaxed);
@@ -117,7 +126,8 @@ impl Direct {
         self.charge.fetch_sub(packet.charge(), Relaxed);
     }
 
-    /// Whether the stack, or a driver that it gave them to, has none of the flow's packets.
+    /// Whether neither the stack, nor a driver to which the stack gave them, holds packets of the
+    /// flow: the sock is charged for nothing but packets in flight here.
     pub(super) fn is_alone(&self, sk: &Sock) -> bool {
         sk.sending() <= self.charge.load(Relaxed)
     }

@@ -1,62 +1,63 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Which path packets take by an attached device, and why.
+//! The paths that packets take at an attached device, with the reasons.
 
 use crate::sys::{direct::egress::EgressSkb, uapi};
 
-/// Which way packets take, as `uapi/kopi_netlink.h` numbers them; those from `Datagram` on are of one flow's only.
+/// The path of outgoing packets, numbered as in `uapi/kopi_netlink.h`. The values from `Datagram`
+/// on apply to one flow; the others apply to the device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum TxPath {
-    /// Directly, to the driver.
+    /// Directly to the driver.
     Direct = uapi::KOPI_PATH_DIRECT,
-    /// By the stack, since no XDP program has the driver take frames,
+    /// Through the stack: without an XDP program, the driver takes no frames.
     NoProgram = uapi::KOPI_PATH_NO_PROGRAM,
-    /// since tc has an egress hook,
+    /// Through the stack: tc has an egress hook.
     Tc = uapi::KOPI_PATH_TC,
-    /// since another hook of netfilter's egress comes later,
+    /// Through the stack: another hook of netfilter's egress comes later.
     Hook = uapi::KOPI_PATH_HOOK,
-    /// since a packet socket looks at what leaves,
+    /// Through the stack: a packet socket sees outgoing packets.
     Tap = uapi::KOPI_PATH_TAP,
-    /// since a monitor device is up,
+    /// Through the stack: a monitor device is up.
     Monitor = uapi::KOPI_PATH_MONITOR,
-    /// since a qdisc holds packets, or doesn't let any pass it by,
+    /// Through the stack: a qdisc holds packets, or can't be bypassed.
     Qdisc = uapi::KOPI_PATH_QDISC,
-    /// since the device can't send,
+    /// Through the stack: the device can't send.
     Down = uapi::KOPI_PATH_DOWN,
-    /// since its driver took nothing for too long,
+    /// Through the stack: the driver took no frames for too long.
     Refused = uapi::KOPI_PATH_REFUSED,
-    /// since the packet is no GSO packet,
+    /// Through the stack: the packet is no GSO packet.
     Datagram = uapi::KOPI_PATH_DATAGRAM,
-    /// since it isn't UDP any more,
+    /// Through the stack: the packet isn't UDP any more.
     Transformed = uapi::KOPI_PATH_TRANSFORMED,
-    /// since there is more to it than a driver is given,
+    /// Through the stack: the packet needs more than an XDP frame can express.
     Extras = uapi::KOPI_PATH_EXTRAS,
-    /// or since the stack has had earlier ones for too long.
+    /// Through the stack: the stack has held earlier packets of the flow for too long.
     Behind = uapi::KOPI_PATH_BEHIND,
 }
 
-/// Which way what comes takes, as `uapi/kopi_netlink.h` numbers them.
+/// The path of incoming packets, numbered as in `uapi/kopi_netlink.h`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum RxPath {
     /// Redirected by the device's XDP program.
     Direct = uapi::KOPI_RECEIVE_PATH_DIRECT,
-    /// By the stack, since the program is not one that does,
+    /// Through the stack: the device's XDP program isn't KOPI's.
     NoProgram = uapi::KOPI_RECEIVE_PATH_NO_PROGRAM,
-    /// since the device that it would be redirected to is down,
+    /// Through the stack: the redirect device is down.
     Down = uapi::KOPI_RECEIVE_PATH_DOWN,
-    /// since the program can't see the tags of VLANs,
+    /// Through the stack: the program can't see VLAN tags.
     Vlan = uapi::KOPI_RECEIVE_PATH_VLAN,
-    /// or since the flow that it is for takes no GSO packets.
+    /// Through the stack: the flow doesn't ask for GRO packets.
     NoGro = uapi::KOPI_RECEIVE_PATH_NO_GRO,
 }
 
-/// Why a packet doesn't leave directly, where others could.
-pub(super) fn why_not(offer: &EgressSkb<'_>) -> TxPath {
-    if !offer.is_udp() {
+/// The reason why a packet can't take the direct path of a device that others could take.
+pub(super) fn why_not(packet: &EgressSkb<'_>) -> TxPath {
+    if !packet.is_udp() {
         TxPath::Transformed
-    } else if offer.has_extras() || offer.is_gso() {
+    } else if packet.has_extras() || packet.is_gso() {
         TxPath::Extras
     } else {
         TxPath::Datagram

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A CPU's queue of an attached device: what was taken waits, is with the driver, and is completed.
+//! A CPU's queue of an attached device: packets in flight wait, are with the driver, and complete.
 
 use super::counters::Counters;
 use crate::flow::Flow;
@@ -17,27 +17,29 @@ use kernel::{
     sync::{Arc, SpinLock},
 };
 
-/// Between two looks at a queue on which something waits, or is with the driver, in nanoseconds; twice as long
-/// each time that nothing has changed.
+/// Interval of polling a queue with packets in flight, in nanoseconds. It doubles, up to the
+/// maximum, each time that polling changes nothing.
 const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
-/// How long a queue waits for what the stack still has of the flows whose first GSO packets are at its head, one after
-/// the other, in nanoseconds; anew when the driver has taken something.
+/// How long a queue waits for flows that enter, until the stack has sent their earlier packets, in
+/// nanoseconds. All flows that come to the queue's head one after another share this time. It
+/// begins anew when the driver has taken a packet.
 const PATIENCE: u64 = 1_000_000;
-/// When it tries again if that was in vain, in nanoseconds.
+/// Back-off after a flow failed to enter the direct path, in nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
-/// How long a driver may take nothing of a packet that it is offered, and how long it may have one before that
-/// counts as sent, in nanoseconds.
+/// How long the driver may refuse all frames of a packet, and how long a packet may be with the
+/// driver before it counts as sent, in nanoseconds.
 const DRIVER_MAX: u64 = 1_000_000_000;
-/// How long the stack has all packets when a driver has taken nothing for so long, in nanoseconds.
+/// How long all packets take the stack after the driver has refused frames for [`DRIVER_MAX`], in
+/// nanoseconds.
 const REFUSED_PAUSE: u64 = 60_000_000_000;
-/// Datagrams that may wait on a queue, as many as fq_codel keeps.
+/// Maximum number of datagrams that wait on a queue: fq_codel's limit.
 const WAITING_MAX: u32 = 10_240;
 
-/// What a CPU has of a port.
+/// The queue of one CPU and one attached device.
 #[pin_data]
 pub(crate) struct Queue {
-    /// The port's.
+    /// The attached device's number.
     number: u32,
     device: Arc<Device>,
     counters: Arc<Counters>,
@@ -46,22 +48,23 @@ pub(crate) struct Queue {
 }
 
 struct Lists {
-    /// Packets that are to be sent, in order, and the number of datagrams.
+    /// Packets to be sent, in order.
     waiting: List,
+    /// Number of datagrams in `waiting`.
     datagrams: u32,
-    /// Packets that the driver has frames of.
+    /// Packets with the driver, in order.
     with_driver: List,
-    /// From when on it has waited as [`PATIENCE`] says, in nanoseconds; `None` if it doesn't.
+    /// Since when the queue has waited as [`PATIENCE`] says, in nanoseconds; `None` if it doesn't.
     patient_from: Option<u64>,
-    /// The queue will be looked at.
+    /// The queue will be polled again.
     awake: bool,
-    /// When, in nanoseconds.
+    /// The interval until then, in nanoseconds.
     tick: u64,
-    /// As below, while the lock isn't held.
+    /// `None` while a caller of `poll` on this CPU has it, to use it without the lock.
     done: Option<Done>,
 }
 
-/// What is to be freed, or passed on, without the lock.
+/// Packets to be freed, or passed to the stack, without the lock.
 struct Done {
     sent: List,
     dropped: List,
@@ -78,18 +81,23 @@ impl Done {
     }
 }
 
-/// What became of the first of those that waited.
+/// What happens to the first packet that waits.
 enum Step {
+    /// The driver was given all of it.
     Given,
+    /// The stack sends it.
     ToStack,
+    /// It is dropped.
     Drop,
 }
 
 /// Whether a packet can be given to the driver.
 enum Turn {
+    /// It can.
     Now,
+    /// It has to wait.
     Later,
-    /// The stack is to have it.
+    /// It can't: the stack sends it.
     Never,
 }
 
@@ -98,11 +106,13 @@ impl Polled for Queue {
         self.device.reap();
     }
 
-    /// Sends what can be sent, and completes what has left. On the queue's CPU.
+    /// Sends the packets that can be sent, and completes the packets that the driver has freed. On
+    /// the queue's CPU.
     fn poll(&self) -> Option<u64> {
         let done = {
             let mut lists = self.lists.lock();
-            // Else somebody is at it, further up on this CPU.
+            // `None` if this call is nested in another one on this CPU, which then starts the
+            // timer.
             let mut done = lists.done.take()?;
             lists.awake = true;
             let moved = self.complete(&mut lists, &mut done) | self.send(&mut lists, &mut done);
@@ -144,11 +154,13 @@ impl Queue {
         }))
     }
 
+    /// Whether no packet is in flight.
     pub(super) fn is_empty(&self) -> bool {
         self.lists.lock().is_empty()
     }
 
-    /// Appends a packet, which the caller has looked at then; one too many is dropped. Softirqs are off.
+    /// Appends a packet, or drops it if the queue is full. The caller polls the queue afterwards.
+    /// Softirqs are off.
     pub(super) fn add(&self, packet: TakenSkb) {
         let refused = self.lists.lock().add(packet);
         if let Some(packet) = refused {
@@ -156,7 +168,8 @@ impl Queue {
         }
     }
 
-    /// As above, from another CPU: gives the packet back if nobody is going to look.
+    /// Appends a packet from another CPU, or drops it if the queue is full. Gives the packet back
+    /// if the queue won't be polled again. Softirqs are off.
     pub(super) fn join(&self, packet: TakenSkb) -> core::result::Result<(), TakenSkb> {
         let refused = {
             let mut lists = self.lists.lock();
@@ -171,13 +184,14 @@ impl Queue {
         Ok(())
     }
 
+    /// Completes a packet as dropped, and counts its datagrams that weren't sent.
     fn drop(&self, packet: TakenSkb) {
         packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
         let datagrams = u64::from(packet.datagrams_left());
         self.counters.dropped.fetch_add(datagrams, Relaxed);
     }
 
-    /// Lets go of what the driver has let go of; says whether that was any.
+    /// Completes the packets that the driver has freed; returns whether there were any.
     fn complete(&self, lists: &mut Lists, done: &mut Done) -> bool {
         let mut any = false;
         let now = now();
@@ -194,7 +208,8 @@ impl Queue {
         any
     }
 
-    /// Sends those that wait, as far as they can be sent now; says whether any could.
+    /// Sends the packets that wait, as far as possible now; returns whether any packet left the
+    /// list.
     fn send(&self, lists: &mut Lists, done: &mut Done) -> bool {
         let mut any = false;
         loop {
@@ -217,7 +232,7 @@ impl Queue {
                 }
                 Step::ToStack => {
                     packet.with_flow(|_, flow: &Flow| {
-                        // Those behind it wait until that has sent it.
+                        // Later packets of the flow wait until the stack has sent this one.
                         flow.direct.entering.store(true, Relaxed);
                         flow.direct.complete(&packet);
                     });
@@ -232,7 +247,7 @@ impl Queue {
         any
     }
 
-    /// Sends the first one, if its turn has come; `None` if it has to wait.
+    /// Sends the first packet, if its turn has come; `None` if it has to wait.
     fn step(&self, packet: &mut TakenSkb, patient_from: &mut Option<u64>) -> Option<Step> {
         if packet.is_to_stack() {
             return self.may_pass_on(packet);
@@ -268,7 +283,8 @@ impl Queue {
                 packet.refused(now(), true);
                 None
             }
-            // In its midst the program was taken away, say, or there is no memory: that may change.
+            // The failure may be temporary: the program was detached in the middle of the packet,
+            // say, or memory is short.
             Sent::None | Sent::Failed if packet.has_begun() || sent == Sent::None => {
                 let now = now();
                 if packet.refused(now, false) < DRIVER_MAX {
@@ -291,8 +307,8 @@ impl Queue {
         }
     }
 
-    /// Whether a packet of a flow can be given to the driver; never if the stack has had another one of the
-    /// flow for too long, or if somebody looks at what leaves who didn't when the packet came.
+    /// Whether a packet of a flow can be given to the driver. It never can if the stack has held an
+    /// earlier packet of the flow for too long, or if a tap was added after this packet was taken.
     fn turn(&self, sk: &Sock, flow: &Flow, patient_from: &mut Option<u64>) -> Turn {
         let direct = &flow.direct;
         if !direct.goes_by(self.number) || self.device.is_tapped() || self.counters.is_refused() {
@@ -314,7 +330,7 @@ impl Queue {
         Turn::Never
     }
 
-    /// Whether the stack can have a packet: not before the driver has sent all that came earlier.
+    /// Passes a packet to the stack, once no earlier packet of its flow is with the driver.
     fn may_pass_on(&self, packet: &TakenSkb) -> Option<Step> {
         match packet.with_flow(|_, flow: &Flow| flow.direct.with_driver.load(Relaxed)) {
             None | Some(0) => Some(Step::ToStack),
@@ -322,7 +338,8 @@ impl Queue {
         }
     }
 
-    /// Frees, or passes on. Without the lock: who waits for room may be woken.
+    /// Frees the packets, or passes them to the stack. Called without the lock, because freeing may
+    /// wake processes that wait for room, and the stack may call this hook again.
     fn finish(&self, mut done: Done) -> Done {
         while let Some(packet) = done.sent.pop() {
             packet.finish();
@@ -336,10 +353,10 @@ impl Queue {
         done
     }
 
-    /// Drops what waits, and lets go of what the driver has. Softirqs are off.
+    /// Drops the packets that wait, and completes the packets with the driver. Softirqs are off.
     pub(super) fn empty(&self) {
-        let given = || self.lists.lock().with_driver.pop();
-        while let Some(packet) = given() {
+        let with_driver = || self.lists.lock().with_driver.pop();
+        while let Some(packet) = with_driver() {
             packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
             packet.finish();
         }
@@ -351,7 +368,7 @@ impl Queue {
 }
 
 impl Lists {
-    /// Appends a packet; gives it back if there are too many.
+    /// Appends a packet; gives it back if the queue is full.
     fn add(&mut self, packet: TakenSkb) -> Option<TakenSkb> {
         let all = self.datagrams.saturating_add(packet.datagrams());
         if all > WAITING_MAX {
@@ -362,7 +379,7 @@ impl Lists {
         None
     }
 
-    /// Takes the first of those that wait.
+    /// Removes the first packet that waits.
     fn pop_waiting(&mut self) -> Option<TakenSkb> {
         let packet = self.waiting.pop()?;
         self.datagrams = self.datagrams.saturating_sub(packet.datagrams());

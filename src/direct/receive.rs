@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the XDP program of an attached device redirects: datagrams become GRO packets before they become skbs.
+//! Frames that an attached device's XDP program redirects: datagrams become GRO packets before they
+//! become skbs.
 //!
-//! The frames of one call of NAPI come in bulk. Those of a flow that asked for GRO packets are given to the stack as
-//! one packet, as generic receive offload would have made it, all others one by one. The stack
-//! takes them as if the device's driver had made them: taps, tc, netfilter and all that follows see them there.
+//! The frames of one NAPI poll come in bulk. The datagrams of a flow that asked for GRO packets go
+//! to the stack as one GRO packet, as generic receive offload would have made it. All others go to
+//! the stack one by one. The stack takes them as if the device's driver had made them, so taps, tc,
+//! netfilter and all later hooks see them.
 
 use super::counters::Counters;
 use super::redirected_ports::RedirectedPorts;
@@ -28,17 +30,17 @@ use kernel::{
     sync::{Arc, SpinLock}, //
 };
 
-/// GRO packets that can be in the making at once, on one CPU.
+/// Maximum number of GRO packets that are being coalesced at once, on one CPU.
 const COALESCED_MAX: usize = 16;
 
-/// Datagrams that could be one GRO packet, or a frame that couldn't be part of any.
+/// Datagrams that can be one GRO packet, or one frame that can't be part of any.
 struct Coalesced {
     frames: KVec<Frame>,
-    /// None if this is no datagram, or none that the checks here know.
+    /// The headers of the first datagram; [`First::NONE`] for a frame that can't be part of any.
     first: First,
-    /// Bytes of payload of the last datagram; all before have as many as the first.
+    /// Bytes of payload of the last datagram. All before it have as many bytes as the first one.
     last: usize,
-    /// How many more it can take.
+    /// Number of datagrams that can still be added; 0 when it is closed.
     room: usize,
 }
 
@@ -52,7 +54,8 @@ impl Coalesced {
         })
     }
 
-    /// Begins it with one, or with what is none.
+    /// Begins it with the headers of a datagram, or with `None` for a frame that can't be part of
+    /// any.
     fn begin(&mut self, datagram: Option<&Datagram<'_>>) {
         self.first = datagram.map_or(First::NONE, First::new);
         self.last = self.first.payload();
@@ -60,7 +63,7 @@ impl Coalesced {
         self.room = most.min(GRO_MAX).min(fit(self.last)).saturating_sub(1);
     }
 
-    /// Takes one that is a part of it, or gives it back if there is no room.
+    /// Adds a frame that belongs to it, or gives it back if there is no room.
     #[inline]
     fn take(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
         if self.frames.len() == 1 {
@@ -71,14 +74,15 @@ impl Coalesced {
             .map_err(|error| error.0)
     }
 
-    /// Whether a frame that comes next is as the first one, and so a part of it.
+    /// Whether a frame is the next datagram, of the same length and with the same headers as the
+    /// first.
     #[inline]
     fn goes_on(&self, frame: &Frame) -> bool {
         self.room > 0 && frame.follows(&self.first, self.frames.len())
     }
 
-    /// Whether one of the same flow, with so many bytes of payload, becomes a part of it; it is closed if none can
-    /// come afterwards.
+    /// Whether a datagram of the same flow with `len` bytes of payload becomes a part of it. Closes
+    /// it if no later datagram can be added.
     fn join(&mut self, len: usize, is_alike: bool) -> bool {
         let segment = self.first.payload();
         let joins = is_alike && len <= segment && self.room > 0;
@@ -92,7 +96,7 @@ impl Coalesced {
         joins
     }
 
-    /// Bytes of payload of all.
+    /// Bytes of payload of all datagrams together.
     fn payload(&self) -> usize {
         let before = self.frames.len().saturating_sub(1);
         self.first
@@ -102,10 +106,10 @@ impl Coalesced {
     }
 }
 
-/// GRO packets in the making.
+/// GRO packets that are being coalesced on one CPU.
 struct Gathering {
     packets: KVec<Coalesced>,
-    /// How many of them are in use.
+    /// Number of them that are in use.
     used: usize,
 }
 
@@ -123,7 +127,7 @@ impl Gathering {
     /// Adds a frame, or gives it back if there are too many GRO packets.
     #[inline(always)]
     fn add(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
-        // Most often it is the next one of what came last.
+        // Usually the frame continues the most recent GRO packet.
         match self.packets.get_mut(self.used.wrapping_sub(1)) {
             Some(last) if last.goes_on(&frame) => {
                 last.room = last.room.saturating_sub(1);
@@ -133,7 +137,8 @@ impl Gathering {
         }
     }
 
-    /// The same of one that may belong anywhere.
+    /// Adds a frame that doesn't continue the most recent GRO packet, or gives it back if there are
+    /// too many GRO packets.
     #[inline(never)]
     fn place(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
         let Some((used, free)) = self.packets.split_at_mut_checked(self.used) else {
@@ -154,7 +159,7 @@ impl Gathering {
                     packet.join(len, is_alike).then_some(packet)
                 })
             }
-            // Whose it is isn't known: none that comes later may overtake it.
+            // The frame may belong to any flow, so no later datagram may overtake it.
             None => {
                 used.iter_mut().for_each(|packet| packet.room = 0);
                 None
@@ -175,20 +180,20 @@ impl Gathering {
     }
 }
 
-/// What takes the redirected frames of a device.
+/// The receiver of the redirected frames of one device.
 pub(crate) struct Receiver {
     device: Arc<Device>,
     wanted: Arc<PortMap>,
     counters: Arc<Counters>,
-    /// One of each CPU, and none while that is at it.
+    /// One for each CPU; `None` while that CPU uses it, without the lock.
     cpus: KVec<Pin<KBox<SpinLock<Option<Gathering>>>>>,
 }
 
 impl Receiver {
-    /// Takes none yet: `ENOMEM`. Process context.
+    /// A receiver that takes no frames yet: `ENOMEM`. Process context.
     pub(crate) fn new(
         device: Arc<Device>,
-        wanted: PortMap,
+        port_map: PortMap,
         counters: Arc<Counters>,
     ) -> Result<Self> {
         let mut cpus = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
@@ -199,17 +204,18 @@ impl Receiver {
         }
         Ok(Self {
             device,
-            wanted: Arc::new(wanted, GFP_KERNEL_ACCOUNT)?,
+            wanted: Arc::new(port_map, GFP_KERNEL_ACCOUNT)?,
             counters,
             cpus,
         })
     }
 
+    /// Calls `act` with the redirected ports of the device's network namespace, under their lock.
     fn with_listening<T>(&self, act: impl FnOnce(&mut RedirectedPorts) -> T) -> T {
         act(&mut self.device.net().state().listening.lock())
     }
 
-    /// Gives all that was gathered to the stack.
+    /// Gives all gathered frames to the stack.
     fn deliver(&self, gathering: &mut Gathering) {
         let used = core::mem::take(&mut gathering.used);
         let (mut received, mut merged, mut dropped) = (0u64, 0u64, 0u64);
@@ -231,14 +237,14 @@ impl Receiver {
         counters.receive_dropped.fetch_add(dropped, Relaxed);
     }
 
-    /// Whether datagrams may become a GRO packet: as with generic receive offload, if the device has that on, and
-    /// the socket asked for it.
+    /// Whether datagrams may become a GRO packet: the device has generic receive offload on, and
+    /// the socket asked for GRO packets.
     fn wants_gro(&self, headers: &[u8]) -> bool {
         self.device.merges_received()
             && sock::wants_gro(self.device.net(), &ends(headers), self.device.ifindex())
     }
 
-    /// Gives the number of datagrams that were dropped.
+    /// Gives the datagrams to the stack as one GRO packet; returns the number of dropped datagrams.
     fn deliver_gro(&self, packet: &mut Coalesced) -> u64 {
         let count = packet.frames.len() as u64;
         let (segment, payload) = (packet.first.payload(), packet.payload());
@@ -248,7 +254,7 @@ impl Receiver {
         delivered.map_or(count, |()| 0)
     }
 
-    /// As above.
+    /// Gives the datagrams to the stack one by one; returns the number of dropped datagrams.
     fn deliver_singles(&self, packet: &mut Coalesced) -> u64 {
         let verified = !packet.first.headers().is_empty();
         let mut dropped = 0;
@@ -272,7 +278,8 @@ impl redirect_device::Receiver for Receiver {
         self.wanted.send_to(ifindex);
     }
 
-    /// Has the program redirect, unless what it sees of packets may lack their VLAN: `ENOMEM`. Under RTNL.
+    /// Makes the program redirect the namespace's ports: `ENOMEM`. It doesn't if the device strips
+    /// VLAN tags, because the program then can't see which VLAN a frame came from. Under RTNL.
     fn open(&self) -> Result {
         if self.device.strips_vlans() {
             return Ok(());
@@ -280,12 +287,12 @@ impl redirect_device::Receiver for Receiver {
         self.with_listening(|listening| listening.attach(&self.wanted))
     }
 
-    /// Has the program redirect nothing. Under RTNL.
+    /// Makes the program redirect nothing. Under RTNL.
     fn close(&self) {
         self.with_listening(|listening| listening.detach(&self.wanted));
     }
 
-    /// None are taken while this CPU delivers others, or without a CPU's memory.
+    /// Takes no frames if this CPU is already within this function, or has no memory for gathering.
     fn xdp_xmit(&self, frames: impl Iterator<Item = Frame>, last: bool) -> bool {
         let Some(cpu) = self.cpus.get(CpuId::current().as_u32() as usize) else {
             return false;

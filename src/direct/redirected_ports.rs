@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The local ports of a namespace's flows that asked for GRO packets: what XDP programs of attached devices redirect.
+//! The local UDP ports of a namespace's flows that asked for GRO packets, which the XDP programs of
+//! attached devices redirect.
 
 use crate::sys::direct::port_map::PortMap;
 use kernel::{
@@ -9,15 +10,15 @@ use kernel::{
     sync::Arc,
 };
 
-/// See the module's documentation.
+/// The redirected ports of one network namespace.
 pub(crate) struct RedirectedPorts {
-    /// How many flows each port has.
+    /// Number of flows of each port.
     ports: RBTree<u16, u32>,
-    /// Of devices that take what is redirected.
+    /// The port maps of the devices whose redirect devices take frames.
     programs: KVec<Arc<PortMap>>,
 }
 
-/// What another port may need, to be had before the lock is taken.
+/// Memory for another port, which is allocated before the lock is taken.
 pub(crate) struct Room(RBTreeNodeReservation<u16, u32>);
 
 impl Room {
@@ -36,13 +37,14 @@ impl RedirectedPorts {
         }
     }
 
-    fn tell(&self, port: u16, wanted: bool) {
+    /// Sets or clears a port in all port maps.
+    fn tell(&self, port: u16, redirected: bool) {
         for program in &self.programs {
-            program.set(port, wanted);
+            program.set(port, redirected);
         }
     }
 
-    /// A flow has a port from now on.
+    /// Adds a flow to a port. The port is redirected from its first flow on.
     pub(crate) fn add(&mut self, port: u16, room: Room) {
         if let Some(flows) = self.ports.get_mut(&port) {
             *flows = flows.saturating_add(1);
@@ -52,7 +54,7 @@ impl RedirectedPorts {
         self.tell(port, true);
     }
 
-    /// A flow doesn't have a port any more.
+    /// Removes a flow from a port. The port is redirected until its last flow is removed.
     pub(crate) fn remove(&mut self, port: u16) {
         match self.ports.get_mut(&port) {
             Some(flows) if *flows > 1 => *flows = flows.saturating_sub(1),
@@ -63,7 +65,7 @@ impl RedirectedPorts {
         }
     }
 
-    /// A program is to redirect what these ports get: `ENOMEM`.
+    /// Makes a program redirect these ports, and the ports that are added later: `ENOMEM`.
     pub(crate) fn attach(&mut self, program: &Arc<PortMap>) -> Result {
         self.programs.push(program.clone(), GFP_KERNEL_ACCOUNT)?;
         for port in self.ports.keys() {
@@ -72,7 +74,7 @@ impl RedirectedPorts {
         Ok(())
     }
 
-    /// A program is to redirect nothing.
+    /// Makes a program redirect nothing.
     pub(crate) fn detach(&mut self, program: &Arc<PortMap>) {
         self.programs.retain(|each| !Arc::ptr_eq(each, program));
         program.clear();

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The place where all that a flow sends is judged: a hook of netfilter, while a namespace has rules.
+//! A hook of netfilter's LOCAL_OUT that judges all packets of flows, while a namespace has rules.
 //!
-//! What a program says in a call needn't be what becomes of it: options, control messages and corking
-//! change where it goes and as what, and another thread may change them during the call.
+//! The arguments of a call don't decide alone which packet is sent: options, control messages and
+//! corking change its destination and its form, and another thread may change these during the
+//! call.
 //!
 //! C header: `include/linux/netfilter.h`
 
@@ -17,52 +18,57 @@ use crate::pure::rule::Peer;
 use kernel::{error::to_result, prelude::*, sync::rcu};
 
 impl NetRef {
-    /// Has what flows send judged from now on: `ENOMEM`. Process context.
+    /// Registers the hook in the namespace: `ENOMEM`. Process context.
     pub(crate) fn hook_local_out(&self) -> Result {
-        // SAFETY: By the invariants; the operations are static.
+        // SAFETY: The namespace is borrowed, and so valid; the operations are static.
         to_result(unsafe { bindings::kopi_hook_local_out(self.as_ptr()) })
     }
 
-    /// No more, after it was. Process context.
+    /// Unregisters the hook, which must be registered. Process context.
     pub(crate) fn unhook_local_out(&self) {
-        // SAFETY: By the invariants; hooked by `hook_local_out`.
+        // SAFETY: The namespace is borrowed, and so valid. The caller registered the hook by
+        // `hook_local_out`; a mistake would make netfilter warn, not access freed memory.
         unsafe { bindings::kopi_unhook_local_out(self.as_ptr()) };
     }
 }
 
-/// A packet that a flow sends, or a GSO packet.
+/// A packet, or a GSO packet, that a flow sends.
 pub(crate) struct Leaving {
-    /// Where it goes in the end.
+    /// The final destination.
     pub(crate) to: Peer,
-    /// The first hop of a source route; else as `to`.
+    /// The first hop of a source route; otherwise the same as `to`.
     pub(crate) via: Peer,
-    /// Bytes of payload of each datagram of a GSO packet, or 0.
+    /// Bytes of payload of each datagram of a GSO packet; 0 for a non-GSO datagram.
     pub(crate) gso_size: u16,
-    /// Bytes of payload.
+    /// Bytes of payload in total.
     pub(crate) bytes: u32,
+    /// The packet's mark, which a rule may set.
     pub(crate) mark: u32,
+    /// The packet's priority, which a rule may set.
     pub(crate) priority: u32,
 }
 
-/// A protocol whose flows' packets are judged by the hook.
+/// A protocol that judges the packets of its flows.
 pub(crate) trait Judged: Protocol {
-    /// Judges a packet of a flow, and may change its mark and priority; an error drops it, which the
-    /// caller of sendmsg is told. In an RCU read-side section.
+    /// Judges a packet of a flow, and may change its mark and priority. An error drops the packet,
+    /// and becomes the result of sendmsg. In an RCU read-side section.
     fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result;
 }
 
-/// The hook's `struct sock` and `struct kopi_sent`, as C has them.
+/// A `struct sock`, for the signature of the function that C calls.
 pub(crate) type RawSock = bindings::sock;
+/// A `struct kopi_sent`, likewise.
 pub(crate) type RawSent = bindings::kopi_sent;
 
-/// What `kopi_local_out` does.
+/// The body of `kopi_local_out`.
 ///
 /// # Safety
 ///
-/// To be called by the hook only.
+/// Only the hook may call it, with the sock of an outgoing packet, and a description of the packet.
 pub(crate) unsafe fn leaves<T: Judged>(sk: *mut RawSock, packet: *mut RawSent) -> c_int {
     let _rcu = rcu::read_lock();
-    // SAFETY: The packet keeps its sock, and RCU is held; the hook's structure is valid, and its own.
+    // SAFETY: The packet keeps its sock, and RCU, held here, keeps the flow. `packet` is a
+    // structure on the hook's stack that nothing else accesses.
     unsafe {
         let Some((sk, flow)) = family::flow_of::<T>(sk) else {
             return 0;
@@ -102,7 +108,8 @@ macro_rules! serve {
             sk: *mut $crate::sys::local_out::RawSock,
             packet: *mut $crate::sys::local_out::RawSent,
         ) -> c_int {
-            // SAFETY: The hook calls it.
+            // SAFETY: C's hook is the only caller, and passes a packet's sock and its own
+            // structure.
             unsafe { $crate::sys::local_out::leaves::<$protocol>(sk, packet) }
         }
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Network devices: what leaves by them, and when they go.
+//! Network devices: their properties, an egress hook, polled queues, and device events.
 //!
 //! C headers: `include/linux/netdevice.h`, `include/linux/netfilter_netdev.h`
 
@@ -12,23 +12,25 @@ use super::{
 use core::ptr::NonNull;
 use kernel::{error::to_result, prelude::*, sync::rcu, types::Opaque};
 
-/// A device.
+/// A network device.
 ///
 /// # Invariants
 ///
-/// A reference to it is this value's.
+/// This value owns a reference to the device, which keeps its memory. The device may be
+/// unregistered.
 pub(crate) struct Device(NonNull<bindings::net_device>);
 
-// SAFETY: A device is not bound to a task.
+// SAFETY: A reference to a device is not bound to a task.
 unsafe impl Send for Device {}
-// SAFETY: What is done with a shared one is done by the kernel's own rules.
+// SAFETY: The methods read fields of the device, or call functions that take the kernel's own
+// locks, so any number of tasks may call them at once.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// That of a number: `ENODEV`. Any context.
+    /// The device of an interface index in a namespace: `ENODEV`. Any context.
     pub(crate) fn get(net: &NetRef, ifindex: u32) -> Result<Self> {
         let ifindex = i32::try_from(ifindex).map_err(|_| ENODEV)?;
-        // SAFETY: A valid namespace; gives a reference.
+        // SAFETY: The namespace is borrowed, and so lives. The call gives a reference.
         let dev = unsafe { bindings::kopi_dev_get_by_index(net.as_ptr(), ifindex) };
         // INVARIANT: The reference is this value's.
         NonNull::new(dev).map(Self).ok_or(ENODEV)
@@ -38,122 +40,129 @@ impl Device {
         self.0.as_ptr()
     }
 
-    /// Its number.
+    /// Its interface index.
     pub(crate) fn ifindex(&self) -> u32 {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_ifindex(self.as_ptr()) as u32 }
     }
 
-    /// Its network namespace; the caller holds RTNL, or the device can't leave it.
+    /// Its network namespace. The caller holds RTNL, or the device can't leave the namespace: it is
+    /// attached, and is detached before it leaves.
     pub(crate) fn net(&self) -> &NetRef {
-        // SAFETY: A device keeps its namespace.
+        // SAFETY: A namespace outlives the devices in it, and the device can't leave it meanwhile.
         unsafe { NetRef::from_raw(bindings::kopi_dev_net(self.as_ptr())) }
     }
 
-    /// Whether it is there, and of Ethernet. Under RTNL.
+    /// Whether it is registered and an Ethernet device. Under RTNL.
     pub(crate) fn is_ethernet(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe {
             bindings::kopi_dev_is_registered(self.as_ptr())
                 && bindings::kopi_dev_is_ethernet(self.as_ptr())
         }
     }
 
-    /// Whether it has hardware and a driver of its own, and is made of no other devices. Under RTNL.
+    /// Whether it has hardware and a driver of its own, and doesn't consist of other devices. Under
+    /// RTNL.
     pub(crate) fn is_nic(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_is_nic(self.as_ptr()) }
     }
 
-    /// Whether it is up, there, and has a carrier. Any context.
+    /// Whether it is up, present, and has a carrier. Any context.
     pub(crate) fn is_ready(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_is_ready(self.as_ptr()) }
     }
 
-    /// Whether a frame of so many bytes isn't too long for it. Any context.
+    /// Whether it can send a frame of `len` bytes. Any context.
     pub(crate) fn takes_length(&self, len: u32) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_takes_length(self.as_ptr(), len) }
     }
 
-    /// Whether its driver can be given frames, now or after an XDP program is attached.
+    /// Whether its driver takes frames, now or once an XDP program is attached.
     pub(crate) fn has_driver(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_has_xdp_xmit(self.as_ptr()) }
     }
 
     /// Whether its driver takes frames now. Any context.
     pub(crate) fn takes_frames(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_can_xdp_xmit(self.as_ptr()) }
     }
 
-    /// Whether it takes the tags of VLANs off what it receives, and tells them otherwise.
+    /// Whether it strips VLAN tags from received frames, and reports them out of band.
     pub(crate) fn strips_vlans(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_strips_vlans(self.as_ptr()) }
     }
 
     /// Whether its driver runs an XDP program of this name now. Any context.
     pub(crate) fn runs(&self, name: &CStr) -> bool {
         let _rcu = rcu::read_lock();
-        // SAFETY: By the invariants; programs are freed by RCU.
+        // SAFETY: The reference keeps the device's memory. RCU, held here, keeps the program.
         unsafe { bindings::kopi_dev_runs(self.as_ptr(), name.as_char_ptr()) }
     }
 
-    /// Whether what it receives is to be coalesced to GRO packets.
+    /// Whether generic receive offload is on.
     pub(crate) fn merges_received(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_merges_received(self.as_ptr()) }
     }
 
-    /// Whether this egress hook is the last of all. In an RCU read-side section.
+    /// Whether this egress hook is the device's last one. In an RCU read-side section.
     pub(crate) fn asks_last<T: Egress>(&self, hook: &T) -> bool {
         let data = core::ptr::from_ref(hook).cast_mut().cast();
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory. The caller's RCU keeps the list of
+        // hooks. `data` is only compared.
         unsafe { bindings::kopi_egress_is_last(self.as_ptr(), data) }
     }
 
-    /// Whether tc has something to say about what leaves. Any context.
+    /// Whether tc has filters or programs for outgoing packets. Any context.
     pub(crate) fn has_tc_egress(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_has_tcx_egress(self.as_ptr()) }
     }
 
-    /// Whether anybody looks at what leaves. In an RCU read-side section.
+    /// Whether a packet socket sees outgoing packets. In an RCU read-side section.
     pub(crate) fn is_tapped(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_nit_active(self.as_ptr()) }
     }
 
-    /// Number of its transmit queues that are used.
+    /// Number of transmit queues in use.
     pub(crate) fn queues(&self) -> u32 {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the device's memory.
         unsafe { bindings::kopi_dev_real_num_tx_queues(self.as_ptr()) }
     }
 
-    /// Whether the stack, too, would have a packet leave by any of its queues without waiting. Softirqs
-    /// are off.
+    /// Whether the stack would let a packet bypass the qdisc of each transmit queue. Softirqs are
+    /// off.
     pub(crate) fn queues_can_be_bypassed(&self) -> bool {
         (0..self.queues()).all(|index| {
-            // SAFETY: A queue that it has; softirqs are off.
+            // SAFETY: `index` is below the number of queues in use. Softirqs, which are off, count
+            // as an RCU read-side section, which keeps the qdisc.
             unsafe { bindings::kopi_txq_can_bypass(self.as_ptr(), index) }
         })
     }
 
-    /// Has the driver tell the device of what it was given. Softirqs are off.
+    /// Makes the driver tell the device to send the frames that the driver was given. Softirqs are
+    /// off.
     pub(crate) fn flush(&self) {
         self.call(bindings::XDP_XMIT_FLUSH);
     }
 
-    /// Has the driver free what has left. Softirqs are off.
+    /// Makes the driver free the frames that were sent. Softirqs are off.
     pub(crate) fn reap(&self) {
         self.call(0);
     }
 
+    /// Calls the driver's `ndo_xdp_xmit` without frames.
     fn call(&self, flags: u32) {
-        // SAFETY: No frames; softirqs are off. Nothing is done if the device isn't ready.
+        // SAFETY: There are no frames, so the array isn't read. Softirqs are off. C checks that the
+        // device is ready and that its driver takes frames.
         unsafe {
             bindings::kopi_dev_xdp_xmit(self.as_ptr(), 0, core::ptr::null_mut(), flags);
         }
@@ -162,18 +171,19 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: The reference is this value's.
+        // SAFETY: This value owns the reference, and is not used any more.
         unsafe { bindings::kopi_dev_put(self.as_ptr()) };
     }
 }
 
-/// Keeps devices as they are while it lives.
+/// RTNL is held while this value lives, so devices keep their configuration.
 pub(crate) struct Rtnl(());
 
 impl Rtnl {
-    /// Waits for it. Process context.
+    /// Takes RTNL. Process context.
     pub(crate) fn lock() -> Self {
-        // SAFETY: Process context; undone in `drop`.
+        // SAFETY: The caller is in process context, where the mutex may be waited for. `drop`
+        // releases it.
         unsafe { bindings::kopi_rtnl_lock() };
         Self(())
     }
@@ -181,40 +191,42 @@ impl Rtnl {
 
 impl Drop for Rtnl {
     fn drop(&mut self) {
-        // SAFETY: Undoes the call in `lock`.
+        // SAFETY: `lock` took the mutex, and only this value releases it.
         unsafe { bindings::kopi_rtnl_unlock() };
     }
 }
 
-/// What becomes of a packet.
+/// An egress hook's verdict on a packet.
 pub(crate) enum Verdict {
-    /// The stack goes on with it.
+    /// The stack continues with it.
     Pass,
     /// The hook has taken it.
     Taken,
 }
 
-/// An egress hook: it sees all that leaves by its device, behind all other hooks.
+/// An egress hook: it sees all packets that leave by its device, after all other hooks.
 pub(crate) trait Egress: Send + Sync + 'static {
     /// The device.
     fn device(&self) -> &Device;
 
-    /// A packet is about to leave. Softirqs are off, in an RCU read-side section.
+    /// Judges a packet that is about to leave. In an RCU read-side section, with softirqs off.
     fn egress(&self, packet: EgressSkb<'_>) -> Verdict;
 }
 
 /// A registered egress hook.
 pub(crate) struct Hooked<T: Egress> {
-    /// Goes first.
+    /// Dropped first: it ends the calls of `hook`.
     _hook: Hook,
     hook: KBox<T>,
 }
 
 impl<T: Egress> Hooked<T> {
-    /// Registers it: `ENOMEM`. Under RTNL; it must be dropped before the device leaves its namespace.
+    /// Registers a hook: `ENOMEM`. Under RTNL. The result must be dropped before the device leaves
+    /// its namespace.
     pub(crate) fn new(hook: T) -> Result<Self> {
         let hook = KBox::new(hook, GFP_KERNEL_ACCOUNT)?;
-        // SAFETY: Zeroes are valid until it is initialised.
+        // SAFETY: The struct holds integers, raw pointers and an `Option` of a function, for which
+        // zeroes are valid.
         let ops: bindings::nf_hook_ops = unsafe { core::mem::zeroed() };
         let mut ops = KBox::new(ops, GFP_KERNEL_ACCOUNT)?;
         let device = hook.device();
@@ -227,7 +239,8 @@ impl<T: Egress> Hooked<T> {
         ops.hooknum = bindings::nf_dev_hooks_NF_NETDEV_EGRESS;
         // Behind all others.
         ops.priority = i32::MAX;
-        // SAFETY: The operations, the device and the hook outlive the registration.
+        // SAFETY: The boxes of the operations and of the hook, which holds the device, are fields
+        // that are dropped after `_hook`, which ends the registration.
         unsafe {
             to_result(bindings::nf_register_net_hook(net, &*ops))?;
         }
@@ -243,22 +256,23 @@ impl<T: Egress> Hooked<T> {
     }
 }
 
-/// A registered hook.
+/// The registration of a hook.
 ///
 /// # Invariants
 ///
-/// Registered in the namespace, which lives, with these operations.
+/// The operations are registered in the namespace, which lives.
 struct Hook {
     net: *mut bindings::net,
     ops: KBox<bindings::nf_hook_ops>,
 }
 
-// SAFETY: A hook is not bound to a task.
+// SAFETY: A registration is not bound to a task: any may end it.
 unsafe impl Send for Hook {}
 
 impl Drop for Hook {
     fn drop(&mut self) {
-        // SAFETY: By the invariants; nobody is in the hook after the second call.
+        // SAFETY: The operations are registered in a live namespace, by the invariants. The second
+        // call waits for the hook's callers, so the hook isn't used any more afterwards.
         unsafe {
             bindings::nf_unregister_net_hook(self.net, &*self.ops);
             bindings::synchronize_net();
@@ -267,14 +281,14 @@ impl Drop for Hook {
 }
 
 /// # Safety
-///
-/// To be called by the kernel only, as the hook that it is set as.
+/// Only the kernel may call it, as the function of a [`Hooked<T>`]'s operations.
 unsafe extern "C" fn egress<T: Egress>(
     hook: *mut c_void,
     skb: *mut bindings::sk_buff,
     _state: *const bindings::nf_hook_state,
 ) -> c_uint {
-    // SAFETY: The hook outlives its registration. Softirqs are off, and RCU is held.
+    // SAFETY: `hook` is the private pointer of the operations: a hook that outlives its
+    // registration. The kernel calls egress hooks with a valid skb, softirqs off, and RCU held.
     let verdict = unsafe {
         match NonNull::new(skb) {
             Some(skb) => (*hook.cast::<T>()).egress(EgressSkb::from_raw(skb)),
@@ -287,17 +301,18 @@ unsafe extern "C" fn egress<T: Egress>(
     }
 }
 
-/// What a [`Timer`] polls.
+/// A queue that a [`Timer`] polls.
 pub(crate) trait Polled: Send + Sync + 'static {
-    /// Frees what has left, when the timer expires. Softirqs are off.
+    /// Makes the driver free the frames that were sent. Called when the timer expires. Softirqs are
+    /// off.
     fn reap(&self);
 
-    /// Does what there is to do, and says in how many nanoseconds it is to be polled again, if at all.
-    /// Softirqs are off.
+    /// Processes the queue. Returns in how many nanoseconds it has to be polled again, if it isn't
+    /// empty. Softirqs are off.
     fn poll(&self) -> Option<u64>;
 }
 
-/// A queue, with a timer that polls it until there is nothing to do.
+/// A queue, with a timer that polls it until it is empty.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Timer<Q: Polled> {
     #[pin]
@@ -306,16 +321,16 @@ pub(crate) struct Timer<Q: Polled> {
     pub(crate) queue: Q,
 }
 
-// SAFETY: The kernel's own locks guard the timer, which is not bound to a task.
+// SAFETY: An hrtimer is not bound to a task, and the queue is `Send`.
 unsafe impl<Q: Polled> Send for Timer<Q> {}
-// SAFETY: As above.
+// SAFETY: The kernel's functions for hrtimers take its own locks, and the queue is `Sync`.
 unsafe impl<Q: Polled> Sync for Timer<Q> {}
 
 impl<Q: Polled> Timer<Q> {
-    /// With a timer that isn't running.
+    /// A queue with a timer that isn't running.
     pub(crate) fn new(queue: impl PinInit<Q, Error>) -> impl PinInit<Self, Error> {
         try_pin_init!(Self {
-            // SAFETY: Memory of that type, which doesn't move.
+            // SAFETY: The memory is of that type and pinned, and `drop` cancels the timer.
             timer <- Opaque::ffi_init(|timer| unsafe {
                 bindings::kopi_hrtimer_setup(timer, Some(expired::<Q>));
             }),
@@ -323,11 +338,11 @@ impl<Q: Polled> Timer<Q> {
         })
     }
 
-    /// Polls the queue, and once more after some time if there is something left, on this CPU: the
-    /// queue's own. Softirqs are off.
+    /// Polls the queue, and starts the timer if the queue isn't empty. On the queue's CPU, with
+    /// softirqs off.
     pub(crate) fn poll(&self) {
         if let Some(time) = self.queue.poll() {
-            // SAFETY: Initialised, and stopped before it goes.
+            // SAFETY: `new` initialised the timer, and `drop` cancels it.
             unsafe { bindings::kopi_hrtimer_start(self.timer.get(), time) };
         }
     }
@@ -336,36 +351,36 @@ impl<Q: Polled> Timer<Q> {
 #[pinned_drop]
 impl<Q: Polled> PinnedDrop for Timer<Q> {
     fn drop(self: Pin<&mut Self>) {
-        // SAFETY: Process context; nothing polls the queue any more but the timer, which doesn't start
-        // itself again once there is nothing left.
+        // SAFETY: `new` initialised the timer. The owner drops a queue in process context, where
+        // the timer's function may be waited for, when nothing else polls the queue any more. The
+        // kernel cancels a timer even if its function starts it again.
         unsafe { bindings::kopi_hrtimer_cancel(self.timer.get()) };
     }
 }
 
 /// # Safety
-///
-/// To be called by the kernel only, by a timer of [`Timer`].
+/// Only the kernel may call it, as the function of a [`Timer<Q>`]'s timer.
 unsafe extern "C" fn expired<Q: Polled>(
     timer: *mut bindings::hrtimer,
 ) -> bindings::hrtimer_restart {
     let timer = timer.cast::<Opaque<bindings::hrtimer>>();
-    // SAFETY: The timer is part of a `Timer`, which outlives it.
+    // SAFETY: The timer is a field of a `Timer<Q>`, which cancels it before it is freed.
     let expired = unsafe { &*kernel::container_of!(timer, Timer<Q>, timer) };
     expired.queue.reap();
     expired.poll();
-    // It is started again by `poll`.
+    // `poll` has started it again if necessary.
     bindings::hrtimer_restart_HRTIMER_NORESTART
 }
 
-/// Who hears of devices.
+/// The receiver of device events. `is_it` is true of the device in question.
 pub(crate) trait DeviceEvents {
-    /// The device that `is_it` is true of goes, or leaves its namespace. Under RTNL.
+    /// The device is being unregistered, leaves its namespace, or gets lower devices. Under RTNL.
     fn going(is_it: impl Fn(&Device) -> bool);
 
-    /// It has gone down. Under RTNL.
+    /// The device has gone down. Under RTNL.
     fn down(is_it: impl Fn(&Device) -> bool);
 
-    /// Its features have changed. Under RTNL.
+    /// The device's features have changed. Under RTNL.
     fn changed(is_it: impl Fn(&Device) -> bool);
 }
 
@@ -373,9 +388,9 @@ pub(crate) trait DeviceEvents {
 pub(crate) struct Registration(());
 
 impl Registration {
-    /// Begins to listen. There can be one registration at a time.
+    /// Registers the notifier. There can be one registration at a time.
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: Process context; what is registered is static.
+        // SAFETY: Only the module's init calls it, in process context. The notifier is static.
         to_result(unsafe { bindings::kopi_netdev_register() })?;
         Ok(Self(()))
     }
@@ -383,12 +398,13 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: Registered by `new`. It tells of all devices that they go.
+        // SAFETY: `new` registered the notifier. The call reports all devices as going, so that
+        // none stays attached.
         unsafe { bindings::kopi_netdev_unregister() };
     }
 }
 
-/// A `struct net_device`, as C's functions have it.
+/// A `struct net_device`, for the signatures of functions that C calls.
 pub(crate) type RawDevice = bindings::net_device;
 
 /// Whether a device is this one.
@@ -396,7 +412,7 @@ pub(crate) fn is(device: &Device, raw: *mut RawDevice) -> bool {
     device.as_ptr() == raw
 }
 
-/// Defines the functions that C's notifier calls, for a type that implements [`DeviceEvents`].
+/// Defines the functions that C's notifier calls, for the type that implements [`DeviceEvents`].
 macro_rules! serve {
     ($events:ty) => {
         #[no_mangle]

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Packets of flows that are about to leave by a device, and the frames that they are cut up into.
+//! Packets at the egress hook of a device, and their segmentation into frames for the driver.
 //!
-//! A frame's memory is pages that no process can write; the driver frees it, and by the count of who
-//! uses the pages it is known when it has.
+//! A frame lies in pages that no process can write. The driver frees the frame; the reference count
+//! of the pages shows when it has freed all of them.
 //!
 //! C headers: `include/linux/skbuff.h`, `include/net/xdp.h`
 
@@ -24,32 +24,32 @@ use kernel::{error::to_result, prelude::*, sync::rcu};
 
 use super::frames::{Frames, Pages, BULK, BULK_BYTES, HEADROOM, LINE};
 
-/// What is kept in an skb's control block.
+/// The contents of a taken skb's control block, `skb->cb`.
 ///
 /// # Invariants
 ///
-/// `page` is null, or pages of this note's own, one reference of which is its.
+/// `page` is null, or pages to which this value owns a reference.
 #[repr(C)]
 struct SkbCb {
-    /// Those of the frames that the driver was given last.
+    /// The pages of the frames that the driver was given last.
     page: *mut bindings::page,
-    /// Since when it is with the driver, in nanoseconds.
+    /// The time at which the driver was given all of it, in nanoseconds.
     since: u64,
-    /// Since when the driver has taken nothing of what it was offered, in nanoseconds; 0 if it has.
+    /// Since when the driver has refused all frames of it, in nanoseconds; 0 if it hasn't.
     refused: u64,
-    /// Datagrams that have left.
+    /// Datagrams that the driver has taken.
     number: u16,
-    /// Datagrams that there are.
+    /// Datagrams in total.
     datagrams: u16,
-    /// It is for the stack to send on.
+    /// The stack is to send it.
     to_stack: bool,
 }
 
-/// A packet that the hook is asked about, with Ethernet's header in front.
+/// A packet at the egress hook, which begins with the Ethernet header.
 ///
 /// # Invariants
 ///
-/// Valid for `'a`, in which softirqs are off and an RCU read-side section lasts.
+/// The skb is valid for `'a`. During `'a`, softirqs are off, and an RCU read-side section lasts.
 pub(crate) struct EgressSkb<'a> {
     skb: NonNull<bindings::sk_buff>,
     _call: PhantomData<&'a ()>,
@@ -58,9 +58,9 @@ pub(crate) struct EgressSkb<'a> {
 impl<'a> EgressSkb<'a> {
     /// # Safety
     ///
-    /// As the type's invariants say.
+    /// The type's invariants must hold for `skb`.
     pub(in crate::sys) unsafe fn from_raw(skb: NonNull<bindings::sk_buff>) -> Self {
-        // INVARIANT: As the caller sees to.
+        // INVARIANT: Required of the caller.
         Self {
             skb,
             _call: PhantomData,
@@ -71,35 +71,37 @@ impl<'a> EgressSkb<'a> {
         self.skb.as_ptr()
     }
 
-    /// The flow that it is of, if it is of one that is still open.
+    /// The flow that sent it, if it belongs to one that is still open.
     pub(crate) fn flow<T: Protocol>(&self) -> Option<(&'a Sock, &'a T)> {
-        // SAFETY: An skb on its way out keeps its sock; RCU is held, by the invariants.
+        // SAFETY: An outgoing skb holds its sock by its charge to the send buffer. RCU keeps the
+        // flow for `'a`, by the invariants.
         unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) }
     }
 
-    /// Whether it is a GSO packet.
+    /// Whether it is a GSO packet of UDP.
     pub(crate) fn is_gso(&self) -> bool {
-        // SAFETY: A valid skb.
+        // SAFETY: The skb is valid, by the invariants.
         unsafe { bindings::kopi_skb_is_udp_gso(self.as_ptr()) }
     }
 
-    /// Whether it is a datagram, or a GSO packet, that a driver would do nothing to but segmentation and
-    /// checksums.
+    /// Whether it is a datagram or a GSO packet that needs nothing from a driver but segmentation
+    /// and checksums.
     pub(crate) fn is_plain(&self) -> bool {
-        // SAFETY: A valid skb.
+        // SAFETY: The skb is valid and begins with the Ethernet header, by the type's invariants.
         !self.has_extras() && unsafe { headers(self.as_ptr()) }.is_some()
     }
 
-    /// Whether a driver would do more to it, by what comes with its bytes.
+    /// Whether it needs more from a driver, according to the skb's fields.
     pub(crate) fn has_extras(&self) -> bool {
-        // SAFETY: A valid skb.
+        // SAFETY: The skb is valid, by the invariants.
         !unsafe { bindings::kopi_skb_is_plain(self.as_ptr()) }
     }
 
-    /// Whether it is UDP.
+    /// Whether it is UDP, after hooks may have transformed it.
     pub(crate) fn is_udp(&self) -> bool {
         let mut bytes = [0; PROTOCOL_BYTES];
-        // SAFETY: A valid skb, whose data begin with Ethernet's header; there is room for what is copied.
+        // SAFETY: The skb is valid, by the invariants. `bytes` has room for `PROTOCOL_BYTES`, and
+        // `skb_copy_bits` fails if the skb has fewer.
         let copied = unsafe {
             let (start, len) = (bytes.as_mut_ptr().cast(), PROTOCOL_BYTES as i32);
             bindings::skb_copy_bits(self.as_ptr(), 0, start, len)
@@ -107,15 +109,18 @@ impl<'a> EgressSkb<'a> {
         copied == 0 && is_udp(&bytes)
     }
 
-    /// Counts it at the qdisc of a queue, as one that need not wait there.
+    /// Counts it at the qdisc of a transmit queue, as the stack counts a packet that bypasses the
+    /// qdisc. `queue` must be below [`Device::queues`].
     pub(crate) fn count(&self, device: &Device, queue: u32) {
-        // SAFETY: A valid skb, and a queue that the device has; RCU is held.
+        // SAFETY: The skb is valid, and RCU, which is held by the invariants, keeps the qdisc.
+        // The caller passes the index of a queue that the device has.
         unsafe { bindings::kopi_qdisc_bstats_update(device.as_ptr(), queue, self.as_ptr()) };
     }
 
-    /// Takes it, to be sent by a device's driver, or in the end by the stack.
+    /// Takes it from the stack. A device's driver sends it, or the stack if `to_stack` is set.
     pub(crate) fn take(self, to_stack: bool) -> TakenSkb {
-        // SAFETY: A valid skb, which is the hook's to take. Nobody else uses the control block here.
+        // SAFETY: The skb is valid, and the hook owns it from here, as its verdict says. At the
+        // egress hook the control block has no user: a qdisc uses it later.
         unsafe {
             bindings::kopi_skb_dst_force(self.as_ptr());
             note(self.as_ptr()).write(SkbCb {
@@ -127,29 +132,29 @@ impl<'a> EgressSkb<'a> {
                 to_stack,
             });
         }
-        // INVARIANT: Owned from now on, with a note.
+        // INVARIANT: Owned from here, with an `SkbCb`.
         TakenSkb(self.skb)
     }
 }
 
-/// Where an skb has its note.
+/// The place of an skb's [`SkbCb`].
 fn note(skb: *mut bindings::sk_buff) -> *mut SkbCb {
     const {
         assert!(size_of::<SkbCb>() <= 40);
         assert!(align_of::<SkbCb>() <= 8);
     }
-    // SAFETY: Only the place is taken, of a field of a valid skb; it is aligned to 8 bytes.
+    // SAFETY: Callers pass a valid skb. Only the address of its field is computed.
     unsafe { (&raw mut (*skb).cb).cast() }
 }
 
-/// The headers of a packet: `None` if it is no plain datagram.
+/// The headers of a packet; `None` if it is no plain datagram.
 ///
 /// # Safety
 ///
-/// A valid skb, whose data begin with Ethernet's header.
+/// The skb must be valid, and begin with the Ethernet header.
 unsafe fn headers(skb: *mut bindings::sk_buff) -> Option<Headers> {
     let mut bytes = [0; HEADERS_MAX];
-    // SAFETY: As required of the caller; there is room for as many bytes as are copied.
+    // SAFETY: The caller passes a valid skb. `len` is at most the size of `bytes`.
     unsafe {
         let len = HEADERS_MAX.min((*skb).len as usize);
         let start = bytes.as_mut_ptr().cast();
@@ -158,27 +163,27 @@ unsafe fn headers(skb: *mut bindings::sk_buff) -> Option<Headers> {
     }
 }
 
-/// What became of an attempt to send.
+/// The result of an attempt to send.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// All has left.
+    /// The driver has taken all frames.
     All,
-    /// The device has no room for the rest, but took some.
+    /// The driver has taken some frames, and has no room for the rest.
     Some,
-    /// It has no room for anything.
+    /// The driver has no room for any frame.
     None,
-    /// The driver takes nothing, or there is no memory.
+    /// The driver takes no frames of this packet, or memory is short.
     Failed,
 }
 
-/// A packet that was taken.
+/// A packet that was taken from the stack.
 ///
 /// # Invariants
 ///
-/// Owned, with a note.
+/// This value owns the skb, whose control block holds an [`SkbCb`].
 pub(crate) struct TakenSkb(NonNull<bindings::sk_buff>);
 
-// SAFETY: An skb is not bound to a CPU or task.
+// SAFETY: An skb is not bound to a CPU or task, and this value is its only owner.
 unsafe impl Send for TakenSkb {}
 
 impl TakenSkb {
@@ -186,74 +191,80 @@ impl TakenSkb {
         self.0.as_ptr()
     }
 
+    /// Its control block.
     fn note(&self) -> &SkbCb {
-        // SAFETY: It has a note, by the invariants.
+        // SAFETY: The control block holds an `SkbCb`, by the invariants. The borrow of this value,
+        // the skb's only owner, excludes writes meanwhile.
         unsafe { &*note(self.as_ptr()) }
     }
 
+    /// Its control block, to be changed.
     fn note_mut(&mut self) -> &mut SkbCb {
-        // SAFETY: It has a note, by the invariants, which is borrowed as this is.
+        // SAFETY: The control block holds an `SkbCb`, by the invariants. This value, the skb's only
+        // owner, is borrowed exclusively.
         unsafe { &mut *note(self.as_ptr()) }
     }
 
-    /// Does something with its flow, if that is still open.
+    /// Calls `act` with its flow, if that is still open.
     pub(crate) fn with_flow<T: Protocol, R>(&self, act: impl FnOnce(&Sock, &T) -> R) -> Option<R> {
         let _rcu = rcu::read_lock();
-        // SAFETY: The skb keeps its sock; RCU is held.
+        // SAFETY: The skb holds its sock until it is freed. RCU, held here, keeps the flow.
         let (sk, flow) = unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) }?;
         Some(act(sk, flow))
     }
 
-    /// Bytes of memory that it is charged for.
+    /// Bytes that the sock is charged for it.
     pub(crate) fn charge(&self) -> u32 {
-        // SAFETY: A valid skb.
+        // SAFETY: This value owns a valid skb.
         unsafe { bindings::kopi_skb_truesize(self.as_ptr()) }
     }
 
-    /// Number of datagrams.
+    /// Number of its datagrams.
     pub(crate) fn datagrams(&self) -> u32 {
         u32::from(self.note().datagrams)
     }
 
-    /// Of these, those that the driver wasn't given.
+    /// Number of its datagrams that the driver hasn't taken.
     pub(crate) fn datagrams_left(&self) -> u32 {
         u32::from(self.note().datagrams.saturating_sub(self.note().number))
     }
 
-    /// Whether it is for the stack to send on.
+    /// Whether the stack is to send it.
     pub(crate) fn is_to_stack(&self) -> bool {
         self.note().to_stack
     }
 
-    /// Leaves it to the stack.
+    /// Marks it as to be sent by the stack.
     pub(crate) fn leave_to_stack(&mut self) {
         self.note_mut().to_stack = true;
     }
 
-    /// Whether some of it has left.
+    /// Whether the driver has taken any of its datagrams.
     pub(crate) fn has_begun(&self) -> bool {
         self.note().number != 0
     }
 
-    /// Nanoseconds for which the driver has taken nothing of it, at the time `now`, at which it didn't either;
-    /// which begins anew if it had `taken` something.
+    /// Records at the time `now` that the driver refused frames of it. Returns for how many
+    /// nanoseconds it has refused all of them; that time begins anew if the driver had `taken`
+    /// some.
     pub(crate) fn refused(&mut self, now: u64, taken: bool) -> u64 {
-        let note = self.note_mut();
-        if taken || note.refused == 0 {
-            note.refused = now;
+        let cb = self.note_mut();
+        if taken || cb.refused == 0 {
+            cb.refused = now;
         }
-        now.saturating_sub(note.refused)
+        now.saturating_sub(cb.refused)
     }
 
-    /// Gives to the driver what hasn't left yet. Softirqs are off.
+    /// Gives the datagrams to the driver that it hasn't taken yet. Softirqs are off.
     pub(crate) fn send(&mut self, device: &Device) -> Sent {
-        // SAFETY: A valid skb.
+        // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
+        // hook.
         let (headers, len) = unsafe { (headers(self.as_ptr()), (*self.as_ptr()).len) };
         let Some(mut headers) = headers else {
             return Sent::Failed;
         };
         let payload = len.saturating_sub(headers.size() as u32);
-        // SAFETY: A valid skb.
+        // SAFETY: This value owns a valid skb.
         let segment = match unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) } {
             0 => payload,
             segment => segment,
@@ -273,8 +284,8 @@ impl TakenSkb {
             let Ok(sent) = frames.give(device, last) else {
                 return Sent::Failed;
             };
-            let note = self.note_mut();
-            note.number = note.number.wrapping_add(sent as u16);
+            let cb = self.note_mut();
+            cb.number = cb.number.wrapping_add(sent as u16);
             if sent < ready {
                 device.flush();
                 let any = self.note().number != before;
@@ -286,12 +297,12 @@ impl TakenSkb {
         }
     }
 
-    /// Bytes of payload that have left.
+    /// Bytes of payload that the driver has taken.
     fn left(&self, segment: u32, payload: u32) -> u32 {
         payload.min(u32::from(self.note().number).saturating_mul(segment))
     }
 
-    /// Makes the next frames of it: `None` without memory.
+    /// Makes the next frames, at most [`BULK`]; `None` if memory is short.
     fn frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
         let (left, number) = (self.left(segment, payload), self.note().number);
         let whole = headers.size().checked_add(segment as usize)?;
@@ -302,23 +313,25 @@ impl TakenSkb {
             .next_multiple_of(LINE)
             .checked_add(tail)?;
         let fit = BULK.min(BULK_BYTES.checked_div(slot)?).max(1);
-        let wanted = match payload.saturating_sub(left).div_ceil(segment.max(1)) {
+        let count = match payload.saturating_sub(left).div_ceil(segment.max(1)) {
             0 => 1,
-            wanted => fit.min(wanted as usize),
+            count => fit.min(count as usize),
         };
-        let page = Pages::new(slot.checked_mul(wanted)?)?;
+        let page = Pages::new(slot.checked_mul(count)?)?;
         let mut frames = Frames {
             frames: [ptr::null_mut(); BULK],
             len: 0,
             first: 0,
         };
         let mut at = left;
-        for index in 0..wanted {
+        for index in 0..count {
             let bytes = segment.min(payload.saturating_sub(at));
             let memory = page.start().wrapping_add(index.wrapping_mul(slot));
             let data = memory.wrapping_add(start);
-            // SAFETY: The slot has room for the frame's struct, the headroom, headers and payload; the
-            // skb has as many bytes at that place.
+            // SAFETY: `slot` is the sum of the struct, the headroom, the headers, `segment` bytes,
+            // and the tail, and the pages have `count` slots. `bytes` is at most `segment`, and at
+            // most the skb's payload behind `at`. The skb is owned, and the pages have no other
+            // user yet.
             unsafe {
                 let from = (headers.size() as u32).wrapping_add(at);
                 let to = data.add(headers.size());
@@ -328,7 +341,7 @@ impl TakenSkb {
                 let header = headers.make(number, bytes as u16, sum);
                 ptr::copy_nonoverlapping(header.as_ptr(), data, header.len());
                 let frame = memory.cast::<bindings::xdp_frame>();
-                // Of pages that are shared, which all zeroes say.
+                // All zeroes mean memory of type MEM_TYPE_PAGE_SHARED.
                 frame.write(core::mem::zeroed());
                 (*frame).data = data.cast();
                 (*frame).len = (headers.size() as u32).wrapping_add(bytes);
@@ -340,46 +353,47 @@ impl TakenSkb {
             }
             at = at.saturating_add(bytes);
         }
-        page.share(wanted);
-        frames.len = wanted;
+        page.share(count);
+        frames.len = count;
         let old = core::mem::replace(&mut self.note_mut().page, page.into_raw());
         drop(Pages::from_note(old));
         Some(frames)
     }
 
-    /// Notes the time at which the driver was given all of it.
+    /// Records the time at which the driver was given all of it, in nanoseconds.
     pub(crate) fn given_at(&mut self, now: u64) {
         self.note_mut().since = now;
     }
 
-    /// Nanoseconds since then, at the time `now`.
+    /// Nanoseconds from then to the time `now`.
     pub(crate) fn given_for(&self, now: u64) -> u64 {
         now.saturating_sub(self.note().since)
     }
 
-    /// Whether the driver has let go of all of it that it was given.
+    /// Whether the driver has freed all frames that it was given last.
     pub(crate) fn has_returned(&self) -> bool {
         let page = self.note().page;
-        // SAFETY: Pages that the note has a reference to.
+        // SAFETY: The `SkbCb` owns a reference to the pages, by its invariants.
         page.is_null() || unsafe { bindings::kopi_page_ref_count(page) } == 1
     }
 
-    /// Hands it to the stack, behind the hooks that it has met. Softirqs are off.
+    /// Gives it to the stack, which continues behind the egress hooks. Softirqs are off.
     pub(crate) fn pass_on(self) {
         let skb = self.without_note();
-        // SAFETY: A valid skb, which the stack takes.
+        // SAFETY: The skb is valid and was owned by `self`. The stack owns it from here.
         unsafe {
             bindings::kopi_nf_skip_egress(skb);
             bindings::kopi_dev_queue_xmit(skb);
         }
     }
 
-    /// Frees it as one that was sent.
+    /// Frees it as a packet that was sent.
     pub(crate) fn finish(self) {
-        // SAFETY: A valid skb, owned, and not used any more.
+        // SAFETY: The skb is valid and was owned by `self`, and is not used any more.
         unsafe { bindings::consume_skb(self.without_note()) };
     }
 
+    /// Gives up the ownership of the skb, and releases the control block's pages.
     fn without_note(self) -> *mut bindings::sk_buff {
         let this = ManuallyDrop::new(self);
         drop(Pages::from_note(this.note().page));
@@ -394,54 +408,61 @@ impl Drop for TakenSkb {
             0 => bindings::skb_drop_reason_SKB_DROP_REASON_QDISC_DROP,
             _ => bindings::skb_drop_reason_SKB_DROP_REASON_FULL_RING,
         };
-        // SAFETY: A valid skb, owned, and not used any more.
+        // SAFETY: This value owns a valid skb, which is not used any more.
         unsafe { bindings::sk_skb_reason_drop(ptr::null_mut(), self.as_ptr(), reason) };
     }
 }
 
-/// Packets, in order.
+/// A list of packets, in order.
+///
+/// # Invariants
+///
+/// The head is initialised, and the list holds skbs of [`TakenSkb`]s, which it owns.
 pub(crate) struct List {
     head: KBox<UnsafeCell<bindings::sk_buff_head>>,
 }
 
-// SAFETY: Packets may go from one CPU to another.
+// SAFETY: Skbs are not bound to a CPU or task, and this value is the only one to use the list.
 unsafe impl Send for List {}
 
 impl List {
-    /// None: `ENOMEM`. Process context.
+    /// An empty list: `ENOMEM`. Process context.
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: Zeroes are valid until it is initialised.
+        // SAFETY: The struct holds pointers and integers, for which zeroes are valid.
         let head: bindings::sk_buff_head = unsafe { core::mem::zeroed() };
         let head = KBox::new(UnsafeCell::new(head), GFP_KERNEL_ACCOUNT)?;
-        // SAFETY: Memory of that type, which doesn't move.
+        // SAFETY: The memory has that type, and its box keeps it in place.
         unsafe { bindings::kopi_skb_queue_head_init(head.get()) };
+        // INVARIANT: Just initialised, and empty.
         Ok(Self { head })
     }
 
-    /// Appends one.
+    /// Appends a packet.
     pub(crate) fn push(&mut self, packet: TakenSkb) {
-        // SAFETY: Its list, and an skb that is owned and on no other.
+        // SAFETY: The list is this value's, which is borrowed exclusively. The skb is owned, and so
+        // on no other list.
         unsafe {
             let skb = ManuallyDrop::new(packet).as_ptr();
             bindings::kopi_skb_queue_tail(self.head.get(), skb);
         }
     }
 
-    /// Takes the first.
+    /// Removes the first packet.
     pub(crate) fn pop(&mut self) -> Option<TakenSkb> {
-        // SAFETY: Its list.
+        // SAFETY: The list is initialised, and borrowed exclusively.
         let skb = unsafe { bindings::kopi_skb_dequeue(self.head.get()) };
-        // INVARIANT: On the list are packets, with their notes.
+        // INVARIANT: The list owned the skb of a `TakenSkb`, and has given it up.
         NonNull::new(skb).map(TakenSkb)
     }
 
-    /// Looks at the first.
-    pub(crate) fn first<T>(&mut self, look: impl FnOnce(&mut TakenSkb) -> T) -> Option<T> {
-        // SAFETY: Its list.
+    /// Calls `act` with the first packet, which stays on the list.
+    pub(crate) fn first<T>(&mut self, act: impl FnOnce(&mut TakenSkb) -> T) -> Option<T> {
+        // SAFETY: The list is initialised, and borrowed exclusively.
         let skb = unsafe { bindings::kopi_skb_peek(self.head.get()) };
-        // INVARIANT: On the list are packets, with their notes; it stays the list's.
+        // INVARIANT: The list holds skbs of `TakenSkb`s. `ManuallyDrop` leaves this one to the
+        // list.
         let mut packet = ManuallyDrop::new(TakenSkb(NonNull::new(skb)?));
-        Some(look(&mut packet))
+        Some(act(&mut packet))
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Frames for drivers, and the pages that they lie in.
+//! Frames for drivers, and the pages in which they lie.
 //!
 //! C header: `include/net/xdp.h`
 
@@ -11,50 +11,54 @@ use core::{
 };
 use kernel::prelude::*;
 
-/// Frames that are given to a driver at once.
+/// Maximum number of frames that are given to a driver at once.
 pub(super) const BULK: usize = 16;
-/// Bytes of pages for them, at most, as long as there can be two.
+/// Maximum size in bytes of one bulk's pages. A bulk exceeds it only if it is a single, longer
+/// frame.
 pub(super) const BULK_BYTES: usize = 32768;
-/// Bytes in front of a frame for what drivers put there, besides `struct xdp_frame`.
+/// Bytes in front of a frame's data for headers of drivers, in addition to `struct xdp_frame`.
 pub(super) const HEADROOM: usize = 64;
-/// What frames are aligned to.
+/// Alignment of frames, in bytes: a cache line.
 pub(super) const LINE: usize = 64;
 
 /// Pages for frames.
 ///
 /// # Invariants
 ///
-/// Pages with an address, one reference of which is this one's.
+/// The pages are mapped in the kernel, and this value owns a reference to them.
 pub(super) struct Pages(NonNull<bindings::page>);
 
 impl Pages {
+    /// Pages with room for `bytes`; `None` if memory is short. Any context.
     pub(super) fn new(bytes: usize) -> Option<Self> {
-        // SAFETY: May be called in any context.
+        // SAFETY: An atomic allocation may be made in any context.
         let page = unsafe {
             let order = bindings::kopi_get_order(bytes);
             bindings::kopi_alloc_pages_atomic(order)
         };
-        // INVARIANT: Just made.
+        // INVARIANT: The allocation gave its reference, and no high memory.
         NonNull::new(page).map(Self)
     }
 
-    /// Those of a note, which gives its reference away.
+    /// The pages of an `SkbCb`, which gives its reference away.
     pub(super) fn from_note(page: *mut bindings::page) -> Option<Self> {
-        // INVARIANT: As a note's.
+        // INVARIANT: The pages came from `into_raw`, and the `SkbCb` owned the reference.
         NonNull::new(page).map(Self)
     }
 
+    /// The address of the first byte.
     pub(super) fn start(&self) -> *mut u8 {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference keeps the pages, which are mapped, by the invariants.
         unsafe { bindings::kopi_page_address(self.0.as_ptr()) }.cast()
     }
 
-    /// Takes so many references, one for each frame.
+    /// Takes one reference for each frame.
     pub(super) fn share(&self, frames: usize) {
-        // SAFETY: By the invariants.
+        // SAFETY: The reference of this value keeps the pages meanwhile.
         unsafe { bindings::kopi_page_ref_add(self.0.as_ptr(), frames as i32) };
     }
 
+    /// Gives away the reference.
     pub(super) fn into_raw(self) -> *mut bindings::page {
         ManuallyDrop::new(self).0.as_ptr()
     }
@@ -62,7 +66,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: The reference is this one's.
+        // SAFETY: This value owns the reference, and is not used any more.
         unsafe { bindings::kopi_put_page(self.0.as_ptr()) };
     }
 }
@@ -71,7 +75,8 @@ impl Drop for Pages {
 ///
 /// # Invariants
 ///
-/// Those from `first` to `len` are whole frames, each with a reference to its pages.
+/// The entries from `first` to `len` are complete frames, each of which owns a reference to its
+/// pages.
 pub(super) struct Frames {
     pub(super) frames: [*mut bindings::xdp_frame; BULK],
     pub(super) first: usize,
@@ -79,12 +84,13 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// Gives them to the driver, which is to send all that it has if these are the last. Gives the number
-    /// that it took; the others are freed.
+    /// Gives the frames to the driver. If these are the `last`, the driver tells the device to
+    /// send. Returns the number of frames that the driver took; the others are freed. Softirqs are
+    /// off.
     pub(super) fn give(&mut self, device: &Device, last: bool) -> Result<u32> {
         let flags = if last { bindings::XDP_XMIT_FLUSH } else { 0 };
-        // SAFETY: As many frames as is said, which are the driver's from then on, but those behind the
-        // number that is returned, or all if that is an error. Softirqs are off.
+        // SAFETY: The array has `len` complete frames, by the invariants. The driver owns as many
+        // of them as it returns, and none if it returns an error. Softirqs are off.
         let sent = unsafe {
             let frames = self.frames.as_mut_ptr();
             bindings::kopi_dev_xdp_xmit(device.as_ptr(), self.len as i32, frames, flags)
@@ -98,7 +104,8 @@ impl Frames {
 impl Drop for Frames {
     fn drop(&mut self) {
         for frame in self.frames.get(self.first..self.len).unwrap_or(&[]) {
-            // SAFETY: In the pages that it has a reference to.
+            // SAFETY: The frame lies in pages to which it owns a reference, by the invariants, and
+            // the driver didn't take it.
             unsafe { bindings::page_frag_free(frame.cast()) };
         }
     }

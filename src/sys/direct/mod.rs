@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the direct path needs of the kernel: packets on their way out, frames, and XDP's redirection.
+//! The kernel's interfaces of the direct path: packets at the egress hook, XDP frames, redirection.
 
 pub(crate) mod egress;
 mod frames;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that an XDP program has as a map: what it redirects to KOPI, as `struct kopi_port_map` of
-//! `uapi/kopi.h` says.
+//! The port map of an XDP program: the memory of a BPF map that says which ports the program
+//! redirects, as `struct kopi_port_map` of `uapi/kopi.h`.
 //!
 //! C headers: `include/linux/mm.h`
 
@@ -17,23 +17,24 @@ use kernel::prelude::*;
 const PAGE: usize = bindings::KOPI_CONST_PAGE_SIZE as usize;
 const PAGES: usize = size_of::<abi::PortMap>().div_ceil(PAGE);
 
-/// The memory.
+/// The pinned memory of a port map.
 ///
 /// # Invariants
 ///
-/// The pages are pinned by this value, and lie in memory that the kernel has addresses for.
+/// This value has pinned the pages, and they are mapped in the kernel.
 pub(crate) struct PortMap {
     pages: [*mut bindings::page; PAGES],
 }
 
-// SAFETY: Pages are not bound to a task.
+// SAFETY: Pinned pages are not bound to a task: any may write and unpin them.
 unsafe impl Send for PortMap {}
-// SAFETY: They are written to by atomic operations only.
+// SAFETY: The pages are accessed by atomic operations only.
 unsafe impl Sync for PortMap {}
 
 impl PortMap {
-    /// That at an address of the current process: `EINVAL` if no page begins there, `EFAULT` if the
-    /// process can't write there, `ENOMEM`. Process context.
+    /// Pins the port map at an address of the current process, and clears it. `EINVAL` if the
+    /// address isn't a page's, `EFAULT` if the process can't write there, `ENOMEM`. Process
+    /// context.
     pub(crate) fn pin(address: u64) -> Result<Self> {
         let address = usize::try_from(address)?;
         if address % PAGE != 0 {
@@ -41,58 +42,62 @@ impl PortMap {
         }
         let mut pages = [ptr::null_mut(); PAGES];
         let flags = bindings::KOPI_CONST_FOLL_WRITE | bindings::KOPI_CONST_FOLL_LONGTERM;
-        // SAFETY: Room for so many pages.
+        // SAFETY: The array has room for `PAGES` pages; the call checks the address.
         let pinned = unsafe {
             bindings::pin_user_pages_fast(address, PAGES as i32, flags, pages.as_mut_ptr())
         };
         let count = usize::try_from(pinned).map_err(|_| Error::from_errno(pinned))?;
         if count < PAGES {
-            // SAFETY: So many were pinned.
+            // SAFETY: The first `count` entries are the pages that were just pinned.
             unsafe { bindings::unpin_user_pages(pages.as_mut_ptr(), count) };
             return Err(EFAULT);
         }
-        // INVARIANT: Just pinned; KOPI is for 64 bits, where all memory has addresses.
-        let wanted = Self { pages };
-        wanted.clear();
-        Ok(wanted)
+        // INVARIANT: Just pinned. KOPI is for 64 bits, where all memory is mapped in the kernel.
+        let port_map = Self { pages };
+        port_map.clear();
+        Ok(port_map)
     }
 
-    /// Where the bytes from an offset on are: those of one number.
+    /// The address of the byte at an offset, valid to the end of its page; null if there is none.
     fn at(&self, offset: usize) -> *mut u8 {
         let page = self.pages.get(offset / PAGE).copied();
-        // SAFETY: By the invariants.
+        // SAFETY: The page is pinned and mapped, by the invariants.
         let start = page.map(|page| unsafe { bindings::kopi_page_address(page) });
         start.map_or(ptr::null_mut(), |start| {
             start.cast::<u8>().wrapping_add(offset % PAGE)
         })
     }
 
+    /// The bits of 64 ports.
     fn ports(&self, index: usize) -> Option<&AtomicU64> {
         let offset = offset_of!(abi::PortMap, ports).checked_add(index.checked_mul(8)?)?;
-        // SAFETY: Null, or eight bytes within a page that is pinned, aligned as they must be.
+        // SAFETY: The pointer is null, or points into a page that stays pinned as long as `self`.
+        // The offset is a multiple of 8, so the word is aligned and doesn't cross the page's end.
         unsafe { self.at(offset).cast::<AtomicU64>().as_ref() }
     }
 
+    /// The index of the redirect device.
     fn ifindex(&self) -> Option<&AtomicU32> {
         let offset = offset_of!(abi::PortMap, ifindex);
-        // SAFETY: As above.
+        // SAFETY: The pointer is null, or points into a page that stays pinned as long as `self`.
+        // The offset is a multiple of 4, so the word is aligned and doesn't cross the page's end.
         unsafe { self.at(offset).cast::<AtomicU32>().as_ref() }
     }
 
-    /// Says that datagrams to a port are wanted, or not.
-    pub(crate) fn set(&self, port: u16, wanted: bool) {
+    /// Makes the program redirect datagrams to a port, or not.
+    pub(crate) fn set(&self, port: u16, redirected: bool) {
         let bit = 1 << (port % 64);
         let Some(ports) = self.ports(usize::from(port / 64)) else {
             return;
         };
-        if wanted {
+        if redirected {
             ports.fetch_or(bit, Relaxed);
         } else {
             ports.fetch_and(!bit, Relaxed);
         }
     }
 
-    /// Says that none are.
+    /// Makes the program redirect no port.
     pub(crate) fn clear(&self) {
         for index in 0..1024 {
             if let Some(ports) = self.ports(index) {
@@ -101,7 +106,7 @@ impl PortMap {
         }
     }
 
-    /// Says to which device they are to go.
+    /// Sets the index of the redirect device.
     pub(crate) fn send_to(&self, ifindex: u32) {
         if let Some(place) = self.ifindex() {
             place.store(ifindex, Relaxed);
@@ -113,7 +118,7 @@ impl Drop for PortMap {
     fn drop(&mut self) {
         self.clear();
         self.send_to(0);
-        // SAFETY: By the invariants.
+        // SAFETY: This value has pinned the pages, and doesn't use them any more.
         unsafe { bindings::unpin_user_pages(self.pages.as_mut_ptr(), PAGES) };
     }
 }

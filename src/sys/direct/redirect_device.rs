@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Network devices that XDP programs redirect to: each takes what one NIC received.
+//! Redirect devices: network devices to which XDP programs redirect the frames of one NIC each.
 //!
-//! They are named kopirx and a number, have no queue and no addresses, and send nothing.
+//! Their names are kopirx and a number. They have no queue and no addresses, and send nothing.
 //!
 //! C headers: `include/linux/netdevice.h`, `include/net/xdp.h`
 
@@ -14,62 +14,66 @@ use core::{
 };
 use kernel::{error::to_result, prelude::*};
 
-/// What receives a redirect device's frames.
+/// The receiver of a redirect device's frames.
 pub(crate) trait Receiver: Send + Sync + 'static {
-    /// The device whose XDP program redirects them.
+    /// The NIC whose XDP program redirects the frames.
     fn device(&self) -> &Device;
 
-    /// Frames are to be redirected to a device of this number. Under RTNL.
+    /// Makes the program redirect to the device of this index. Under RTNL.
     fn redirects_to(&self, ifindex: u32);
 
-    /// The device has come up: `ENOMEM`. Under RTNL.
+    /// The redirect device has come up: `ENOMEM`. Under RTNL.
     fn open(&self) -> Result;
 
-    /// It goes down. Under RTNL.
+    /// The redirect device goes down. Under RTNL.
     fn close(&self);
 
-    /// Takes frames: `false` if it takes none, which stay the caller's. `last` says that no more come in this
-    /// call of NAPI. Softirqs are off.
+    /// The device's `ndo_xdp_xmit`. Takes all frames, or returns `false` and takes none. `last` is
+    /// XDP_XMIT_FLUSH: no more frames come in this NAPI poll. Softirqs are off.
     fn xdp_xmit(&self, frames: impl Iterator<Item = Frame>, last: bool) -> bool;
 }
 
-/// A device.
+/// A redirect device.
 ///
 /// # Invariants
 ///
-/// Registered, in the NIC's namespace, which it can't leave; it knows the receiver.
+/// The device is registered in the NIC's namespace, which it can't leave. Its private data point to
+/// the receiver.
 pub(crate) struct RedirectDevice<R: Receiver> {
     dev: NonNull<bindings::net_device>,
     receiver: KBox<R>,
 }
 
-// SAFETY: A device is not bound to a task.
+// SAFETY: A device is not bound to a task, and a receiver is `Send`.
 unsafe impl<R: Receiver> Send for RedirectDevice<R> {}
-// SAFETY: What is done with a shared one is done by the kernel's own rules.
+// SAFETY: Through a shared reference, the device's state is only read, as any task may, and a
+// receiver is `Sync`.
 unsafe impl<R: Receiver> Sync for RedirectDevice<R> {}
 
 impl<R: Receiver> RedirectDevice<R> {
-    /// Makes one, and has it up: `ENOMEM`, or whatever it is refused for. Under RTNL.
+    /// Makes a redirect device and brings it up: `ENOMEM`, or the kernel's own refusal. Under RTNL.
     pub(crate) fn new(receiver: R) -> Result<Self> {
         let receiver = KBox::new(receiver, GFP_KERNEL_ACCOUNT)?;
         let data = core::ptr::from_ref::<R>(&receiver).cast_mut().cast();
         let net = receiver.device().net().as_ptr();
-        // SAFETY: The receiver outlives the device.
+        // SAFETY: The NIC, which the receiver holds, keeps its namespace. The receiver's box
+        // outlives the device: `drop` unregisters the device before fields are dropped.
         let dev = NonNull::new(unsafe { bindings::kopi_target_new(net, data) }).ok_or(ENOMEM)?;
-        // SAFETY: Made just now, and freed if it can't be registered. RTNL is held.
+        // SAFETY: The device was just made, and is freed if it can't be registered. RTNL is held.
         unsafe {
             to_result(bindings::register_netdevice(dev.as_ptr()))
                 .inspect_err(|_| bindings::free_netdev(dev.as_ptr()))?;
         }
-        // INVARIANT: Registered.
-        let target = Self { dev, receiver };
-        target.receiver.redirects_to(target.ifindex());
-        // SAFETY: Registered; RTNL is held.
+        // INVARIANT: Just registered in the NIC's namespace, with the receiver.
+        let device = Self { dev, receiver };
+        device.receiver.redirects_to(device.ifindex());
+        // SAFETY: The device is registered, and RTNL is held.
         to_result(unsafe { bindings::dev_open(dev.as_ptr(), core::ptr::null_mut()) })?;
-        Ok(target)
+        Ok(device)
     }
 
-    /// Takes frames if that can be, now that the features of the one that receives have changed. Under RTNL.
+    /// Lets the receiver decide anew whether it takes frames, after the NIC's features have
+    /// changed. Under RTNL.
     pub(crate) fn follow(&self) {
         self.receiver.close();
         if self.is_up() && self.receiver.open().is_err() {
@@ -77,68 +81,72 @@ impl<R: Receiver> RedirectDevice<R> {
         }
     }
 
+    /// The index of the redirect device.
     fn ifindex(&self) -> u32 {
-        // SAFETY: By the invariants.
+        // SAFETY: The device is registered, by the invariants.
         unsafe { bindings::kopi_dev_ifindex(self.dev.as_ptr()) as u32 }
     }
 
-    /// Whether it takes frames.
+    /// Whether it is up, and so takes frames.
     pub(crate) fn is_up(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The device is registered, by the invariants.
         unsafe { bindings::kopi_dev_is_up(self.dev.as_ptr()) }
     }
 }
 
 impl<R: Receiver> Drop for RedirectDevice<R> {
     fn drop(&mut self) {
-        // SAFETY: Registered; RTNL is held wherever ports are taken away. It goes down before, and nobody calls
-        // its operations any more afterwards.
+        // SAFETY: The device is registered, and RTNL is held wherever a device is detached. The
+        // call takes it down first, and its operations are not called any more when it returns.
         unsafe { bindings::unregister_netdevice_queue(self.dev.as_ptr(), core::ptr::null_mut()) };
     }
 }
 
-/// A `struct xdp_frame`, as C's functions have it.
+/// A `struct xdp_frame`, for the signatures of functions that C calls.
 pub(crate) type RawFrame = bindings::xdp_frame;
 
-/// What `kopi_target_open` does.
+/// The body of `kopi_target_open`.
 ///
 /// # Safety
 ///
-/// To be called under RTNL, when a device of such a receiver comes up.
+/// Must be called under RTNL, when a [`RedirectDevice<R>`] with this receiver comes up.
 pub(crate) unsafe fn open<R: Receiver>(receiver: *mut c_void) -> c_int {
-    // SAFETY: The receiver outlives its device.
+    // SAFETY: The caller passes the receiver of a device, which outlives the device.
     let opened = unsafe { (*receiver.cast::<R>()).open() };
     opened.map_or_else(|error| error.to_errno(), |()| 0)
 }
 
-/// What `kopi_target_stop` does.
+/// The body of `kopi_target_stop`.
 ///
 /// # Safety
 ///
-/// To be called under RTNL, when a device of such a receiver goes down.
+/// Must be called under RTNL, when a [`RedirectDevice<R>`] with this receiver goes down.
 pub(crate) unsafe fn stop<R: Receiver>(receiver: *mut c_void) {
-    // SAFETY: The receiver outlives its device. Process context.
+    // SAFETY: The caller passes the receiver of a device, which outlives the device. RTNL implies
+    // process context, where the grace period may be waited for.
     unsafe {
         (*receiver.cast::<R>()).close();
-        // No program still redirects frames to the device when it goes down.
+        // Wait for programs that still redirect frames to the device.
         bindings::synchronize_net();
     }
 }
 
-/// What `kopi_target_xmit` does.
+/// The body of `kopi_target_xmit`.
 ///
 /// # Safety
 ///
-/// To be called with `n` frames for a device of such a receiver, in NAPI's context.
+/// Must be called with `n` frames for a [`RedirectDevice<R>`] with this receiver, in a NAPI poll.
 pub(crate) unsafe fn xmit<R: Receiver>(
     receiver: *mut c_void,
     n: c_int,
     frames: *mut *mut RawFrame,
     flags: u32,
 ) -> c_int {
-    // SAFETY: As many frames as the caller says, which are the device's from now on, except those that it
-    // refuses. A device gets no frame in several pieces unless it says that it takes them. All are dropped before
-    // the last call of NAPI returns, which `last` says. The receiver outlives its device.
+    // SAFETY: The caller passes `n` frames. They are the device's once it takes them; if the
+    // receiver refuses, it hasn't made any of the iterator's `Frame`s. A device gets only
+    // contiguous frames unless it sets NETDEV_XDP_ACT_NDO_XMIT_SG. The receiver drops all frames by
+    // the call with `last`, which comes before the NAPI poll ends. The receiver outlives its
+    // device.
     unsafe {
         let receiver = &*receiver.cast::<R>();
         let frames = slice::from_raw_parts(frames, usize::try_from(n).unwrap_or(0));
@@ -154,7 +162,7 @@ pub(crate) unsafe fn xmit<R: Receiver>(
     }
 }
 
-/// Defines the functions that C calls, for the type whose [`RedirectDevice`] there is.
+/// Defines the functions that C calls, for the one receiver type of [`RedirectDevice`]s.
 macro_rules! serve {
     ($receiver:ty) => {
         /// # Safety
@@ -163,7 +171,7 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
         unsafe extern "C" fn kopi_target_open(receiver: *mut c_void) -> c_int {
-            // SAFETY: C calls it under RTNL, for a device of such a receiver.
+            // SAFETY: C calls it under RTNL, with the receiver of the device that comes up.
             unsafe { $crate::sys::direct::redirect_device::open::<$receiver>(receiver) }
         }
 
@@ -173,7 +181,7 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
         unsafe extern "C" fn kopi_target_stop(receiver: *mut c_void) {
-            // SAFETY: C calls it under RTNL, for a device of such a receiver.
+            // SAFETY: C calls it under RTNL, with the receiver of the device that goes down.
             unsafe { $crate::sys::direct::redirect_device::stop::<$receiver>(receiver) }
         }
 
@@ -188,7 +196,7 @@ macro_rules! serve {
             frames: *mut *mut $crate::sys::direct::redirect_device::RawFrame,
             flags: u32,
         ) -> c_int {
-            // SAFETY: C calls it in NAPI's context, for a device of such a receiver.
+            // SAFETY: C calls it in a NAPI poll, with the receiver of the device and `n` frames.
             unsafe {
                 $crate::sys::direct::redirect_device::xmit::<$receiver>(receiver, n, frames, flags)
             }

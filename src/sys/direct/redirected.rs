@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Frames that an XDP program has redirected, and the packets that the stack gets of them.
+//! Frames that an XDP program has redirected, and the skbs that the stack gets for them.
 //!
 //! C headers: `include/net/xdp.h`, `include/linux/skbuff.h`
 
@@ -14,12 +14,12 @@ use core::{
 };
 use kernel::prelude::*;
 
-/// Longer payloads of a GRO packet's datagrams go by reference, in bytes.
+/// Datagrams of a GRO packet with more payload than this many bytes are added by reference.
 const COPYBREAK: usize = 128;
-/// Pieces of pages that an skb can refer to.
+/// Maximum number of page fragments of an skb.
 const REFERENCES_MAX: usize = bindings::KOPI_CONST_MAX_SKB_FRAGS as usize;
 
-/// How many datagrams of a GRO packet one packet can hold, with so many bytes of payload each.
+/// Maximum number of datagrams that one GRO packet can hold, with `payload` bytes each.
 pub(crate) fn fit(payload: usize) -> usize {
     if payload > COPYBREAK {
         REFERENCES_MAX
@@ -28,28 +28,29 @@ pub(crate) fn fit(payload: usize) -> usize {
     }
 }
 
-/// The sum of the 16-bit words of bytes, as they lie in memory, and of another one.
+/// The ones' complement sum of the 16-bit words of `bytes`, in memory order, and of `sum`.
 fn add(bytes: &[u8], sum: u32) -> u32 {
-    // SAFETY: Reads so many bytes.
+    // SAFETY: Only the bytes of the slice are read.
     unsafe { bindings::csum_partial(bytes.as_ptr().cast(), bytes.len() as i32, sum) }
 }
 
-/// A frame.
+/// A redirected frame.
 ///
 /// # Invariants
 ///
-/// Owned, and in one piece.
+/// This value owns the frame, whose data are contiguous.
 pub(crate) struct Frame(NonNull<bindings::xdp_frame>);
 
-// SAFETY: What a frame is of lives until it is freed.
+// SAFETY: A frame's memory lives until the frame is freed, on whichever CPU its owner is.
 unsafe impl Send for Frame {}
 
 impl Frame {
     /// # Safety
     ///
-    /// As the type's invariants say. It must be dropped within the call of NAPI that received it.
+    /// The type's invariants must hold for `frame`. The result must be dropped within the NAPI poll
+    /// that received the frame.
     pub(super) unsafe fn from_raw(frame: NonNull<bindings::xdp_frame>) -> Self {
-        // INVARIANT: As the caller sees to.
+        // INVARIANT: Required of the caller.
         Self(frame)
     }
 
@@ -57,46 +58,51 @@ impl Frame {
         self.0.as_ptr()
     }
 
+    /// The data of the frame, from the Ethernet header on.
     fn bytes(&self) -> &[u8] {
-        // SAFETY: By the invariants; nobody writes to it.
+        // SAFETY: A frame has `len` contiguous bytes at `data`, by the invariants. The owner of the
+        // frame is the only one to access them, and doesn't write.
         unsafe {
             let frame = self.0.as_ref();
             slice::from_raw_parts(frame.data.cast(), frame.len as usize)
         }
     }
 
-    /// The datagram in it that could be part of a GRO packet, if it is one.
+    /// The frame's datagram, if it can be part of a GRO packet.
     #[inline]
     pub(crate) fn datagram(&self) -> Option<Datagram<'_>> {
         Datagram::parse(self.bytes(), add)
     }
 
-    /// Whether it is the next datagram of a GRO packet, which begins so, and as long.
+    /// Whether it is the next datagram, of the same length, of a GRO packet with this first
+    /// datagram and `count` datagrams so far.
     #[inline]
     pub(crate) fn follows(&self, first: &First, count: usize) -> bool {
         first.is_followed_by(self.bytes(), count, add)
     }
 
-    /// Makes it the second datagram of a GRO packet that begins so.
+    /// Makes it the second datagram of a GRO packet with this first datagram: the two decide how IP
+    /// IDs go on.
     pub(crate) fn begin_numbers(&self, first: &mut First) {
         first.begin_numbers(self.bytes());
     }
 
-    /// The number of the NAPI that received it, 0 if the driver doesn't say: SO_BUSY_POLL polls that.
+    /// The id of the NAPI that received it, which SO_BUSY_POLL polls; 0 if the driver doesn't say.
     fn napi_id(&self) -> u32 {
-        // SAFETY: A frame, within the call of that NAPI.
+        // SAFETY: The frame is owned, and the poll of its NAPI lasts, as `from_raw` requires.
         unsafe { bindings::kopi_xdp_frame_napi_id(self.as_ptr()) }
     }
 
-    /// Gives it to the stack, as if the device had received it; `verified` says that its checksum is
-    /// right. `ENOMEM`. Softirqs are off.
+    /// Gives it to the stack as received by the device: `ENOMEM`. `verified` means that its
+    /// checksum was verified. Softirqs are off.
     pub(crate) fn deliver(self, device: &Device, verified: bool) -> Result {
         let napi_id = self.napi_id();
-        // SAFETY: A frame, which is the skb's if there is one; the device lives.
+        // SAFETY: The frame is owned. If the call gives an skb, that owns the frame's memory, and
+        // `self` is forgotten below; otherwise `self` keeps it. The device is referenced.
         let skb = unsafe { bindings::xdp_build_skb_from_frame(self.as_ptr(), device.as_ptr()) };
         let skb = NonNull::new(skb).ok_or(ENOMEM)?;
         let _gone = ManuallyDrop::new(self);
-        // SAFETY: A valid skb, which the stack takes.
+        // SAFETY: The skb was just made, and is owned here until the stack gets it.
         unsafe {
             if verified {
                 bindings::kopi_skb_set_verified(skb.as_ptr());
@@ -107,12 +113,12 @@ impl Frame {
         Ok(())
     }
 
-    /// Leaves its memory to an skb, but the first `skip` bytes, if there are `len` behind those; says
-    /// whether it has.
+    /// Gives `len` bytes of its data, behind the first `skip` bytes, to an skb as a page fragment.
+    /// Returns whether it has; a frame that is too short is freed instead.
     ///
     /// # Safety
     ///
-    /// A valid skb, which refers to `index` others.
+    /// The skb must be valid, and have `index` fragments so far.
     unsafe fn add_to(
         self,
         skb: *mut bindings::sk_buff,
@@ -125,7 +131,8 @@ impl Frame {
         }
         let frame = ManuallyDrop::new(self);
         let (index, skip, len) = (index as i32, skip as u32, len as u32);
-        // SAFETY: As required of the caller, and checked.
+        // SAFETY: The caller passes a valid skb with `index` fragments, below the maximum, as
+        // checked. The frame has the bytes, as checked, and the skb owns its memory from here.
         unsafe { bindings::kopi_skb_add_xdp_frame(skb, index, frame.as_ptr(), skip, len) };
         true
     }
@@ -133,14 +140,15 @@ impl Frame {
 
 impl Drop for Frame {
     fn drop(&mut self) {
-        // SAFETY: By the invariants, and as `from_raw` requires.
+        // SAFETY: This value owns the frame, and the NAPI poll that received it lasts, as
+        // `from_raw` requires.
         unsafe { bindings::xdp_return_frame_rx_napi(self.as_ptr()) };
     }
 }
 
-/// Gives datagrams of one flow to the stack as a GRO packet, as generic receive offload does, with the headers of
-/// the first one: `ENOMEM`. All have `segment` bytes of payload but the last, which can have less; in all
-/// that is `payload` bytes. Softirqs are off.
+/// Gives datagrams of one flow to the stack as a GRO packet, as generic receive offload does, with
+/// the headers of the first one: `ENOMEM`. Each has `segment` bytes of payload; only the last can
+/// have less. All together have `payload` bytes. Softirqs are off.
 pub(crate) fn deliver_gro(
     device: &Device,
     headers: &mut [u8],
@@ -154,7 +162,8 @@ pub(crate) fn deliver_gro(
     let linear = start.checked_add(copied).ok_or(EINVAL)?;
     let napi_id = frames.first().map_or(0, Frame::napi_id);
     make_gro(headers, payload as u16);
-    // SAFETY: A new skb, with room for as many bytes as are written.
+    // SAFETY: The skb is new, and has room for `linear` bytes, which include the `start` bytes of
+    // the headers that are put and written.
     let (skb, data) = unsafe {
         let gfp = bindings::KOPI_CONST_GFP_ATOMIC;
         let skb = bindings::__netdev_alloc_skb(device.as_ptr(), u32::try_from(linear)?, gfp);
@@ -169,18 +178,22 @@ pub(crate) fn deliver_gro(
         let len = segment.min(left);
         left = left.saturating_sub(len);
         if by_reference {
-            // SAFETY: A valid skb, which refers to so many.
+            // SAFETY: The skb is valid, and `references` counts the fragments that were added to
+            // it.
             let added = unsafe { frame.add_to(skb, references, start, len) };
             references = references.wrapping_add(usize::from(added));
             continue;
         }
         let from = frame.bytes().get(start..).unwrap_or(&[]);
         let len = len.min(from.len());
-        // SAFETY: There is room for `payload` bytes behind the headers, and no more than so many are copied.
+        // SAFETY: The skb has room for `payload` bytes behind the headers. The sum of all `len` is
+        // at most `payload`, as `left` ensures, so `end + len` is within that room.
         unsafe { ptr::copy_nonoverlapping(from.as_ptr(), data.add(end), len) };
         end = end.wrapping_add(len);
     }
-    // SAFETY: A valid skb, which the stack takes; what is put was written, and begins with the headers.
+    // SAFETY: The skb is valid and owned here until the stack gets it. Exactly the bytes up to
+    // `end` were written, and these are put. They begin with the headers, of which `udp` is an
+    // offset.
     unsafe {
         if !by_reference {
             bindings::skb_put(skb, end.wrapping_sub(start) as u32);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The monitor devices that are up, and the namespaces that have some.
+//! The monitor devices that are up, and the namespaces that have any.
 
 use super::packet::Packet;
 use crate::{
@@ -19,16 +19,17 @@ use kernel::{
     },
 };
 
-/// Namespaces in which a device is up, as far as there are places: those where a packet that the stack
-/// drops before it knows whose it is, is looked up. The first place is the initial namespace's.
+/// Namespaces in which a device is up, as far as there are places. If the stack drops a packet in
+/// one of them before it has found the sock, the sock is looked up. The first place is the initial
+/// namespace's.
 pub(super) static WATCHED: [AtomicPtr<bindings::net>; 16] =
     [const { AtomicPtr::new(ptr::null_mut()) }; 16];
 
-/// Devices that can be up in a namespace: each packet of a flow is shown on all of them, with softirqs
-/// off.
+/// Maximum number of devices that are up in a namespace. Each packet of a flow is shown on all of
+/// them, with softirqs off.
 pub(super) const UP_MAX: usize = 16;
 
-/// Enters a namespace, whose first device comes up, in the list of those watched.
+/// Adds a namespace, whose first device comes up, to the watched ones.
 pub(super) fn watch(net: &NetRef) {
     let first = if net.is_initial() { 0 } else { 1 };
     for slot in WATCHED.iter().skip(first) {
@@ -44,7 +45,7 @@ pub(super) fn watch(net: &NetRef) {
     }
 }
 
-/// Takes out one whose last device goes down.
+/// Removes a namespace, whose last device goes down, from the watched ones.
 pub(super) fn unwatch(net: &NetRef) {
     for slot in &WATCHED {
         let _ = slot.compare_exchange(
@@ -59,16 +60,15 @@ pub(super) fn unwatch(net: &NetRef) {
 /// The devices of a network namespace that are up.
 ///
 /// # Invariants
-///
-/// Each device is entered when it comes up, and taken out when it goes down: it is freed, or leaves the
-/// namespace, a grace period later at the earliest.
+/// A device is added when it comes up, and removed when it goes down. It is freed, or leaves the
+/// namespace, at the earliest an RCU grace period later.
 pub(crate) struct Devices {
     pub(super) up: [AtomicPtr<bindings::net_device>; UP_MAX],
     pub(super) any: Atomic<bool>,
 }
 
 impl Devices {
-    /// None.
+    /// No devices.
     pub(crate) fn new() -> Self {
         Self {
             up: [const { AtomicPtr::new(ptr::null_mut()) }; UP_MAX],
@@ -81,19 +81,19 @@ impl Devices {
         self.any.load(Relaxed)
     }
 
-    /// How many are up.
+    /// Number of devices that are up.
     pub(crate) fn len(&self) -> usize {
         self.iter().count()
     }
 
-    /// Those that are up, which are valid while RCU is held.
+    /// The devices that are up, which are valid while RCU is held.
     fn iter(&self) -> impl Iterator<Item = NonNull<bindings::net_device>> + '_ {
         self.up
             .iter()
             .filter_map(|slot| NonNull::new(slot.load(Ordering::Acquire)))
     }
 
-    /// Enters a device, and says whether it is the first: `EMFILE`. Under RTNL.
+    /// Adds a device, and returns whether it is the first: `EMFILE`. Under RTNL.
     pub(in crate::sys) fn add(&self, device: NonNull<bindings::net_device>) -> Result<bool> {
         let free = self
             .up
@@ -104,7 +104,7 @@ impl Devices {
         Ok(!self.any.xchg(true, Relaxed))
     }
 
-    /// Takes a device out, and says whether it was the last. Under RTNL.
+    /// Removes a device, and returns whether it was the last. Under RTNL.
     pub(in crate::sys) fn remove(&self, device: NonNull<bindings::net_device>) -> bool {
         for slot in &self.up {
             if ptr::eq(slot.load(Ordering::Relaxed), device.as_ptr()) {
@@ -116,15 +116,17 @@ impl Devices {
         !is_any_left
     }
 
-    /// Shows a packet on all that are up. Any context but hard interrupts, and interrupts on.
+    /// Shows a packet on all devices that are up. Any context but hard interrupts, with interrupts
+    /// on.
     ///
-    /// Where there is no memory for a copy, that is counted as a drop of the devices'.
+    /// If there is no memory for a copy, the devices count a drop.
     pub(crate) fn show(&self, header: MonHdr, packet: &Packet<'_>) {
         let copy = packet.with_header(header);
         let _softirqs = BottomHalvesOff::new();
         let _rcu = rcu::read_lock();
         for device in self.iter() {
-            // SAFETY: By the invariants the device is valid while RCU is held, and softirqs are off.
+            // SAFETY: The device was in the list while RCU was held, so by the invariants it is
+            // valid until RCU is released. Softirqs are off.
             unsafe {
                 match &copy {
                     Some(copy) => copy.show_on(device),

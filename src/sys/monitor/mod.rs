@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Monitor devices: network devices of type kopimon, on which packet sockets see copies.
+//! Monitor devices: network devices of type kopimon, on which packet sockets see copies of packets.
 //!
-//! What they see is seen by tracepoints, which cost nothing while no device is up: a packet that is
-//! given to a driver, and one that is dropped. As drivers/net/nlmon.c.
+//! Tracepoints show the packets that are given to a driver, and the packets that are dropped. They
+//! cost nothing while no device is up. The devices are modelled on drivers/net/nlmon.c.
 //!
 //! C headers: `include/linux/netdevice.h`, `include/net/rtnetlink.h`, `include/linux/tracepoint.h`
 
@@ -31,22 +31,24 @@ use kernel::{
 };
 pub(crate) use packet::{First, Packet, Seeing};
 
-/// Whether the probes are called, and for how many devices.
+/// Whether the probes are registered, and for how many devices.
 struct Called {
-    /// How many devices are up.
+    /// Number of devices that are up.
     up: usize,
-    /// They are for a while after the last device went down, too: to begin and to end it patches the
-    /// kernel's text, on all CPUs, and a user may have devices go up and down as fast as he can.
+    /// The probes are registered. They stay so for a while after the last device went down, because
+    /// registering and unregistering patches the kernel's text on all CPUs, and a user may take
+    /// devices up and down as fast as possible.
     are_called: bool,
 }
 
 global_lock! {
-    // SAFETY: `Registration::new` initializes it, before there is any device.
+    // SAFETY: `Registration::new` initializes it before it registers the type of device. Without a
+    // device, nothing takes the lock.
     /// Taken under RTNL.
     unsafe(uninit) static PROBES: Mutex<Called> = Called { up: 0, are_called: false };
 }
 
-/// The tracepoint of packets that are given to a driver; null where the kernel has none.
+/// The tracepoint of packets that are given to a driver; null if the kernel has none.
 static START_XMIT: AtomicPtr<bindings::tracepoint> = AtomicPtr::new(ptr::null_mut());
 
 /// While it lives, devices of type kopimon can be made.
@@ -55,12 +57,13 @@ pub(crate) struct Registration(());
 impl Registration {
     /// Registers the type: `EEXIST`. There can be one registration at a time.
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: Called once, by the module's init.
+        // SAFETY: The module's init is the only caller, and runs once.
         unsafe { PROBES.init() };
-        // SAFETY: Process context.
+        // SAFETY: The module's init runs in process context, where the list of tracepoints may be
+        // walked.
         let found = unsafe { bindings::kopi_tracepoint_start_xmit() };
         START_XMIT.store(found, Ordering::Relaxed);
-        // SAFETY: Process context; the operations are static.
+        // SAFETY: The module's init runs in process context, and the operations are static.
         to_result(unsafe { bindings::kopi_mon_register() })?;
         Ok(Self(()))
     }
@@ -68,24 +71,27 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        // SAFETY: Registered by `new`. All devices go down, so that nothing starts the work again.
+        // SAFETY: `new` registered the type. The first call ends all devices, so nothing starts the
+        // work again after the second call has cancelled it.
         unsafe {
             bindings::kopi_mon_unregister();
             bindings::kopi_mon_cancel_unprobe();
         }
         unprobe_if_unused(&mut PROBES.lock());
-        // SAFETY: Process context. Probes that still run have ended after it.
+        // SAFETY: The module's exit runs in process context, where the call may wait for the probes
+        // that still run.
         unsafe { bindings::kopi_tracepoint_synchronize_unregister() };
     }
 }
 
-/// Has the probes called: `EOPNOTSUPP` where the kernel has no such tracepoint.
+/// Registers the probes: `EOPNOTSUPP` if the kernel has no such tracepoint. Process context.
 fn probe() -> Result {
     let start_xmit = START_XMIT.load(Ordering::Relaxed);
     if start_xmit.is_null() {
         return Err(eopnotsupp());
     }
-    // SAFETY: Process context; a tracepoint of the kernel's own lives for ever.
+    // SAFETY: The caller is in process context. The tracepoint is the kernel's own, which lives for
+    // ever.
     unsafe {
         to_result(bindings::kopi_probe_start_xmit(start_xmit))?;
         to_result(bindings::kopi_probe_kfree_skb())
@@ -93,10 +99,11 @@ fn probe() -> Result {
     }
 }
 
-/// Has them called no more, unless a device is up.
+/// Unregisters the probes, unless a device is up. Process context.
 fn unprobe_if_unused(probes: &mut Called) {
     if probes.up == 0 && core::mem::take(&mut probes.are_called) {
-        // SAFETY: Process context; pairs with `probe`.
+        // SAFETY: The caller is in process context. `are_called` was set, so `probe` has registered
+        // both.
         unsafe {
             bindings::kopi_unprobe_kfree_skb();
             bindings::kopi_unprobe_start_xmit(START_XMIT.load(Ordering::Relaxed));
@@ -104,56 +111,61 @@ fn unprobe_if_unused(probes: &mut Called) {
     }
 }
 
-/// Has it looked at in a while whether the probes are needed.
+/// Schedules the work that unregisters the probes unless a device is up.
 fn unprobe_later() {
-    // SAFETY: The work is cancelled when no device can be up any more.
+    // SAFETY: The work is static, and is cancelled when no device can be up any more, before the
+    // module is unloaded.
     unsafe { bindings::kopi_mon_unprobe_later() };
 }
 
-/// Who is told of packets that the tracepoints show.
+/// The receiver of the packets that the tracepoints show.
 pub(crate) trait Probes {
-    /// Has [`Devices`] of each namespace.
+    /// The state of a namespace, which has its [`Devices`].
     type Namespace: Namespace;
 
-    /// A packet is given to the driver of a device. Any context with interrupts on.
+    /// A packet is being given to the driver of a device. Any context with interrupts on.
     fn transmitted(packet: Seeing<'_>, ifindex: u32, rcu: &rcu::Guard);
 
-    /// A packet is dropped for a reason of the kernel's. Any context with interrupts on.
+    /// A packet is being dropped, with the kernel's drop reason. Any context with interrupts on.
     fn dropped(packet: Seeing<'_>, reason: u32, receiver: Receiver<'_>, rcu: &rcu::Guard);
 }
 
-/// The sock that a dropped packet was to be received by, if the stack knew it.
+/// The sock that would have received a dropped packet, if the stack had found it.
 pub(crate) struct Receiver<'a>(*mut bindings::sock, PhantomData<&'a bindings::sock>);
 
 impl<'a> Receiver<'a> {
-    /// Whether the stack knew it.
+    /// Whether the stack had found it.
     pub(crate) fn is_known(&self) -> bool {
         !self.0.is_null()
     }
 
-    /// The flow whose sock it is.
+    /// The flow of the sock.
     pub(crate) fn flow<T: Protocol>(&self, _rcu: &'a rcu::Guard) -> Option<(&'a Sock, &'a T)> {
-        // SAFETY: Null, or a sock that the caller of the probe keeps; RCU is held.
+        // SAFETY: The pointer is null, or a sock that the caller of the tracepoint keeps for `'a`.
+        // The guard proves that RCU is held.
         unsafe { family::flow_of(self.0) }
     }
 }
 
-/// A `struct net_device`, a `struct sk_buff` and a `struct sock`, as C's functions have them.
+/// A `struct net_device`, for the signatures of functions that C calls.
 pub(crate) type RawDevice = bindings::net_device;
 
+/// A `struct sk_buff`, likewise.
 pub(crate) type RawSkb = bindings::sk_buff;
 
+/// A `struct sock`, likewise.
 pub(crate) type RawSock = bindings::sock;
 
-/// What `kopi_mon_open` does.
+/// The body of `kopi_mon_open`.
 ///
 /// # Safety
 ///
-/// To be called as the operation of a monitor device, which comes up.
+/// Must be called as the `ndo_open` of a monitor device, under RTNL.
 pub(crate) unsafe fn open<N: Namespace>(dev: *mut RawDevice) -> c_int {
     from_result(|| {
         let device = NonNull::new(dev).ok_or(EINVAL)?;
-        // SAFETY: The device is coming up, and keeps its namespace.
+        // SAFETY: The device is valid, as required of the caller. A namespace outlives its devices,
+        // and RTNL keeps the device in it.
         let net = unsafe { NetRef::from_raw(bindings::kopi_dev_net(dev)) };
         let mut probes = PROBES.lock();
         if !probes.are_called {
@@ -175,14 +187,15 @@ pub(crate) unsafe fn open<N: Namespace>(dev: *mut RawDevice) -> c_int {
     })
 }
 
-/// What `kopi_mon_stop` does.
+/// The body of `kopi_mon_stop`.
 ///
 /// # Safety
 ///
-/// To be called as the operation of a monitor device, which goes down.
+/// Must be called as the `ndo_stop` of a monitor device, under RTNL.
 pub(crate) unsafe fn stop<N: Namespace>(dev: *mut RawDevice) -> c_int {
     if let Some(device) = NonNull::new(dev) {
-        // SAFETY: The device is up, and keeps its namespace.
+        // SAFETY: The device is valid, as required of the caller. A namespace outlives its devices,
+        // and RTNL keeps the device in it.
         let net = unsafe { NetRef::from_raw(bindings::kopi_dev_net(dev)) };
         if net.state_of::<N>().monitors().remove(device) {
             unwatch(net);
@@ -197,40 +210,39 @@ pub(crate) unsafe fn stop<N: Namespace>(dev: *mut RawDevice) -> c_int {
 }
 
 /// # Safety
-///
-/// To be called by the kernel only, as the function of the work that [`unprobe_later`] starts.
+/// Only the kernel may call it, as the function of the work that [`unprobe_later`] schedules.
 #[no_mangle]
 unsafe extern "C" fn kopi_mon_unprobe(_work: *mut bindings::work_struct) {
     unprobe_if_unused(&mut PROBES.lock());
 }
 
-/// What `kopi_seen_transmitted` does.
+/// The body of `kopi_seen_transmitted`.
 ///
 /// # Safety
 ///
-/// To be called as a probe of the tracepoint `net_dev_start_xmit`.
+/// Must be called as a probe of the tracepoint `net_dev_start_xmit`.
 pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut RawSkb, dev: *mut RawDevice) {
-    // SAFETY: The skb lives through the call.
+    // SAFETY: The caller of the tracepoint owns the skb, which lives through the call.
     let Some(packet) = (unsafe { Seeing::by_probe(skb) }) else {
         return;
     };
     let rcu = rcu::read_lock();
-    // SAFETY: The device is valid.
+    // SAFETY: The caller of the tracepoint sends by the device, which is valid through the call.
     unsafe {
-        // What a program sends by a monitor itself isn't shown on it.
+        // Packets that a program sends by a monitor device aren't shown.
         if !bindings::kopi_mon_is(dev) {
             P::transmitted(packet, bindings::kopi_dev_ifindex(dev) as u32, &rcu);
         }
     }
 }
 
-/// What `kopi_seen_dropped` does.
+/// The body of `kopi_seen_dropped`.
 ///
 /// # Safety
 ///
-/// To be called as a probe of the tracepoint `kfree_skb`.
+/// Must be called as a probe of the tracepoint `kfree_skb`.
 pub(crate) unsafe fn dropped<P: Probes>(skb: *mut RawSkb, reason: u32, rx_sk: *mut RawSock) {
-    // SAFETY: The skb lives through the call.
+    // SAFETY: The caller of the tracepoint owns the skb, which it frees after the call.
     let Some(packet) = (unsafe { Seeing::by_probe(skb) }) else {
         return;
     };
@@ -242,7 +254,7 @@ pub(crate) unsafe fn dropped<P: Probes>(skb: *mut RawSkb, reason: u32, rx_sk: *m
     );
 }
 
-/// Defines the functions that C calls, for a type that implements [`Probes`].
+/// Defines the functions that C calls, for the type that implements [`Probes`].
 macro_rules! serve {
     ($probes:ty) => {
         /// # Safety
@@ -282,7 +294,8 @@ macro_rules! serve {
             skb: *mut $crate::sys::monitor::RawSkb,
             dev: *mut $crate::sys::monitor::RawDevice,
         ) {
-            // SAFETY: The probe calls it.
+            // SAFETY: C's probe of `net_dev_start_xmit` is the only caller, and passes its
+            // arguments on.
             unsafe { $crate::sys::monitor::transmitted::<$probes>(skb, dev) }
         }
 
@@ -296,7 +309,7 @@ macro_rules! serve {
             reason: c_uint,
             rx_sk: *mut $crate::sys::monitor::RawSock,
         ) {
-            // SAFETY: The probe calls it.
+            // SAFETY: C's probe of `kfree_skb` is the only caller, and passes its arguments on.
             unsafe { $crate::sys::monitor::dropped::<$probes>(skb, reason, rx_sk) }
         }
     };

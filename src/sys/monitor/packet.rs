@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What monitors show: packets that belong to others, and copies of them.
+//! The packets that monitor devices show: skbs that belong to others, and copies of them.
 
 use super::devices::WATCHED;
 use crate::{
@@ -20,17 +20,18 @@ use core::{
 };
 use kernel::{error::to_result, prelude::*, sync::rcu};
 
-/// Devices of a namespace among which that of a dropped packet is looked for.
+/// Maximum number of devices of a namespace that the search for a dropped packet's device compares.
 pub(super) const DEVICES_MAX: u32 = 64;
 
-/// A packet that was seen: an skb, or what would have become one.
+/// A packet to be shown: an skb, or the bytes of a packet that didn't become one.
 pub(crate) enum Packet<'a> {
+    /// An skb.
     Skb(Seeing<'a>),
-    /// Header and payload, which is of IPv6.
+    /// Header, payload, and whether the packet is IPv6.
     Bytes(&'a [u8], &'a [u8], bool),
 }
 
-/// An skb that somebody else has, with an IP header.
+/// An skb that belongs to other code, which keeps it for `'a`.
 #[derive(Clone, Copy)]
 pub(crate) struct Seeing<'a>(
     NonNull<bindings::sk_buff>,
@@ -38,17 +39,18 @@ pub(crate) struct Seeing<'a>(
 );
 
 impl<'a> Packet<'a> {
-    /// One that a sock had queued.
+    /// A packet that was taken off a sock's queue.
     pub(crate) fn of(skb: &'a SkBuff) -> Self {
         Self::Skb(Seeing(skb.as_non_null(), PhantomData))
     }
 
-    /// One that a sock has queued.
+    /// A packet in a sock's queue.
     pub(crate) fn first(first: &'a First) -> Self {
         Self::Skb(first.seeing())
     }
 
-    /// A copy, or one that shares the payload, with a header in front.
+    /// A copy, which may share the payload, with a monitor header in front; `None` if memory is
+    /// short.
     pub(super) fn with_header(&self, header: MonHdr) -> Option<Copy> {
         let copy = match self {
             Self::Skb(seeing) => seeing.copy()?,
@@ -62,16 +64,16 @@ impl<'a> Packet<'a> {
 /// The first packet in the queue of a UDP sock, which stays there.
 ///
 /// # Invariants
-///
-/// An skb of which this value has a reference.
+/// This value owns a reference to the skb.
 pub(crate) struct First(pub(super) NonNull<bindings::sk_buff>);
 
 impl First {
-    /// `None` if there is none. An error that the sock has stays there, too. Process context.
+    /// The first packet, if there is one. A pending error of the sock stays pending. Process
+    /// context.
     pub(crate) fn of(sk: &Sock) -> Option<Self> {
         let (mut offset, mut errno) = (0, 0);
         let flags = bindings::MSG_PEEK | bindings::MSG_DONTWAIT;
-        // SAFETY: KOPI's socks are UDP's.
+        // SAFETY: The sock is borrowed, and a flow's sock is a UDP sock.
         let first =
             unsafe { bindings::__skb_recv_udp(sk.as_ptr(), flags, &mut offset, &mut errno) };
         if first.is_null() && errno != EAGAIN.to_errno() {
@@ -81,11 +83,12 @@ impl First {
         NonNull::new(first).map(Self)
     }
 
+    /// The packet, for as long as this value keeps it.
     fn seeing(&self) -> Seeing<'_> {
         Seeing(self.0, PhantomData)
     }
 
-    /// The device that it came by.
+    /// The index of the device that received it.
     pub(crate) fn came_by(&self) -> u32 {
         self.seeing().came_by()
     }
@@ -98,20 +101,21 @@ impl First {
 
 impl Drop for First {
     fn drop(&mut self) {
-        // SAFETY: By the invariants.
+        // SAFETY: This value owns the reference, and is not used any more.
         unsafe { bindings::consume_skb(self.0.as_ptr()) };
     }
 }
 
 impl Seeing<'_> {
-    /// What a probe was called with; `None` where sockets' locks can't be taken.
+    /// The skb of a probe's arguments; `None` with interrupts off, where locks of socks can't be
+    /// taken.
     ///
     /// # Safety
     ///
-    /// `skb` must be null, or live as long as the result.
+    /// `skb` must be null, or a valid skb that lives as long as the result.
     pub(in crate::sys) unsafe fn by_probe(skb: *mut bindings::sk_buff) -> Option<Self> {
         let skb = Self(NonNull::new(skb)?, PhantomData);
-        // SAFETY: Looks at this CPU.
+        // SAFETY: The call only reads the state of this CPU.
         (!unsafe { bindings::kopi_irqs_disabled() }).then_some(skb)
     }
 
@@ -119,43 +123,45 @@ impl Seeing<'_> {
         self.0.as_ptr()
     }
 
-    /// What tells it from other packets, as long as it is there.
+    /// A number that no other packet has as long as this one exists.
     pub(crate) fn id(&self) -> usize {
         self.as_ptr() as usize
     }
 
-    /// The flow whose sock it is of.
+    /// The flow to whose sock it belongs.
     pub(crate) fn flow<'b, T: Protocol>(&self, _rcu: &'b rcu::Guard) -> Option<(&'b Sock, &'b T)> {
-        // SAFETY: An skb keeps its sock; RCU is held.
+        // SAFETY: An skb with a sock keeps it, or has it under RCU. The guard proves that RCU is
+        // held.
         unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) }
     }
 
     /// Bytes of payload of each datagram of a GSO packet, or 0.
     pub(crate) fn gso_size(&self) -> u32 {
-        // SAFETY: A valid skb.
+        // SAFETY: Another part of the kernel keeps the skb valid for `'a`.
         unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) }
     }
 
-    /// The device that it came by; 0 for one that goes out.
+    /// The index of the device that received it; 0 for an outgoing packet.
     pub(crate) fn came_by(&self) -> u32 {
-        // SAFETY: A valid skb.
+        // SAFETY: Another part of the kernel keeps the skb valid for `'a`.
         unsafe { bindings::kopi_skb_iif(self.as_ptr()) as u32 }
     }
 
-    /// What its field for a device holds, which needn't be one: UDP's queues, and trees of qdiscs and of
-    /// fragments, use the same bytes for something else. To be compared, and never followed.
+    /// The value of the field `dev`, which may not be a device: UDP's queues, and the trees of
+    /// qdiscs and of fragments, use the same bytes for other data. It may be compared, and never
+    /// dereferenced.
     fn device(&self) -> *mut bindings::net_device {
-        // SAFETY: A valid skb.
+        // SAFETY: Another part of the kernel keeps the skb valid for `'a`.
         unsafe { bindings::kopi_skb_dev(self.as_ptr()) }
     }
 
-    /// The namespace of the device that it came by, if that is watched.
+    /// The namespace of the device that received it, if the namespace is watched.
     pub(crate) fn watched_net<'b>(&self, _rcu: &'b rcu::Guard) -> Option<&'b NetRef> {
         let ifindex = i32::try_from(self.came_by()).ok()?;
         WATCHED.iter().find_map(|slot| {
             let net = NonNull::new(slot.load(Ordering::Acquire))?;
-            // SAFETY: A namespace leaves the list before its devices are gone, and is freed a grace
-            // period later; the caller holds RCU.
+            // SAFETY: A namespace leaves the list before its last monitor device is gone, and is
+            // freed a grace period later at the earliest. The guard proves that RCU is held.
             unsafe {
                 let found = bindings::kopi_net_dev(net.as_ptr(), ifindex);
                 (!found.is_null() && ptr::eq(found, self.device()))
@@ -164,16 +170,17 @@ impl Seeing<'_> {
         })
     }
 
-    /// The number of the device that it is on, in a namespace; 0 for one that isn't found among the
-    /// first [`DEVICES_MAX`].
+    /// The index of its device in a namespace; 0 if the device isn't among the first
+    /// [`DEVICES_MAX`].
     pub(crate) fn ifindex_in(&self, net: &NetRef, _rcu: &rcu::Guard) -> u32 {
-        // SAFETY: A valid namespace; pointers are compared, and RCU is held.
+        // SAFETY: The namespace is borrowed, and so valid. The guard proves that RCU is held, under
+        // which devices may be walked. The device's pointer is only compared.
         unsafe { bindings::kopi_net_find_dev(net.as_ptr(), self.device(), DEVICES_MAX) as u32 }
     }
 
-    /// Where its IP header is, from its data on; `None` if that isn't in its linear part.
+    /// The offset of its IP header from its data; `None` if the header isn't in the linear part.
     fn ip_header(&self) -> Option<i32> {
-        // SAFETY: A valid skb.
+        // SAFETY: Another part of the kernel keeps the skb valid for `'a`.
         let (offset, headroom, headlen) = unsafe {
             (
                 bindings::kopi_skb_network_offset(self.as_ptr()),
@@ -185,7 +192,7 @@ impl Seeing<'_> {
             Ok(offset) => offset < headlen,
             Err(_) => offset.unsigned_abs() <= headroom,
         };
-        // SAFETY: A valid skb.
+        // SAFETY: Another part of the kernel keeps the skb valid for `'a`.
         (inside && unsafe { bindings::kopi_skb_is_ip(self.as_ptr()) }).then_some(offset)
     }
 
@@ -193,7 +200,7 @@ impl Seeing<'_> {
     pub(crate) fn first_bytes(&self) -> Option<[u8; HEADER_MAX]> {
         let offset = u32::try_from(self.ip_header()?).ok()?;
         let mut bytes = [0u8; HEADER_MAX];
-        // SAFETY: A valid skb.
+        // SAFETY: Another part of the kernel keeps the skb valid for `'a`.
         let (data, headlen) = unsafe {
             (
                 (*self.as_ptr()).data,
@@ -201,21 +208,26 @@ impl Seeing<'_> {
             )
         };
         let len = HEADER_MAX.min(headlen.checked_sub(offset)? as usize);
-        // SAFETY: So many bytes are in the linear part behind the offset.
+        // SAFETY: The linear part has `headlen` bytes from `data` on, and `offset + len` is at most
+        // that. `bytes` has room for `HEADER_MAX`.
         unsafe { ptr::copy_nonoverlapping(data.add(offset as usize), bytes.as_mut_ptr(), len) };
         Some(bytes)
     }
 
+    /// A clone with a head of its own, which begins with the IP header and has room for a monitor
+    /// header in front; `None` if memory is short.
     fn copy(&self) -> Option<Copy> {
         let offset = self.ip_header()?;
-        // SAFETY: A valid skb. The clone is this function's; expanding gives it a head of its own,
-        // with room for the header before the IP header, which lies in it.
+        // SAFETY: The skb is valid for `'a`. The clone is owned here. `pskb_expand_head` gives it a
+        // head of its own, which has `MonHdr::LEN` bytes before the IP header. The IP header lies
+        // in the linear part or its headroom, as `ip_header` checked, so pull and push stay within
+        // the head.
         unsafe {
             let copy = Copy(NonNull::new(bindings::skb_clone(
                 self.as_ptr(),
                 bindings::KOPI_CONST_GFP_ATOMIC,
             ))?);
-            // It needn't be one.
+            // The field may hold other data than a device.
             bindings::kopi_skb_set_dev(copy.as_ptr(), ptr::null_mut());
             let room = i32::try_from(bindings::kopi_skb_headroom(copy.as_ptr())).ok()?;
             let needed = i32::try_from(MonHdr::LEN).ok()?;
@@ -239,7 +251,7 @@ impl Seeing<'_> {
     }
 }
 
-/// A packet of its own, with room for a header.
+/// A packet of this module, with room for a monitor header. It owns the skb.
 pub(super) struct Copy(pub(super) NonNull<bindings::sk_buff>);
 
 impl Copy {
@@ -247,11 +259,13 @@ impl Copy {
         self.0.as_ptr()
     }
 
+    /// A packet of these bytes; `None` if memory is short.
     fn of_bytes(header: &[u8], payload: &[u8], is_ipv6: bool) -> Option<Self> {
         let len = u32::try_from(header.len().checked_add(payload.len())?).ok()?;
         let size = u32::try_from(MonHdr::LEN).ok()?.checked_add(len)?;
-        // SAFETY: A new skb with room for all of it; what `skb_put` gives has room for what is
-        // written there. Pulled again, the monitor's header has room before the data.
+        // SAFETY: The new skb has room for `size` bytes, the sum of all bytes that are put.
+        // `skb_put` returns the place of the bytes that are written there. The bytes that are put
+        // and pulled at once become the room for the monitor header.
         unsafe {
             let skb = bindings::kopi_alloc_skb(size, bindings::KOPI_CONST_GFP_ATOMIC);
             let copy = Self(NonNull::new(skb)?);
@@ -272,9 +286,11 @@ impl Copy {
         }
     }
 
+    /// Writes the monitor header in front. To be called once.
     fn put_header(&self, header: MonHdr) {
         let bytes = header.to_bytes();
-        // SAFETY: The makers of copies left room for it.
+        // SAFETY: `copy` and `of_bytes` leave `MonHdr::LEN` bytes of headroom in a head of the
+        // skb's own.
         unsafe {
             let room = bindings::skb_push(self.as_ptr(), MonHdr::LEN as u32).cast::<u8>();
             ptr::copy_nonoverlapping(bytes.as_ptr(), room, bytes.len());
@@ -289,7 +305,8 @@ impl Copy {
     /// The device must be valid, softirqs off, and RCU held.
     pub(in crate::sys) unsafe fn show_on(&self, device: NonNull<bindings::net_device>) {
         let device = device.as_ptr();
-        // SAFETY: As required of the caller; the skb is this value's. Sockets get clones.
+        // SAFETY: The caller passes a valid device, with softirqs off and RCU held. This value owns
+        // the skb, and packet sockets get clones of it.
         unsafe {
             bindings::kopi_skb_set_dev(self.as_ptr(), device);
             bindings::kopi_dev_lstats_add(device, (*self.as_ptr()).len);
@@ -300,7 +317,7 @@ impl Copy {
 
 impl Drop for Copy {
     fn drop(&mut self) {
-        // SAFETY: A valid skb, this value's.
+        // SAFETY: This value owns the skb, and is not used any more.
         unsafe { bindings::consume_skb(self.as_ptr()) };
     }
 }
