@@ -20,14 +20,13 @@ use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
 use crate::pure::drr::Deficit;
 use crate::sys::{
-    context::now,
+    context::{now, smp_mb},
     family,
     kthread::{Running, Thread, Work},
     lock::{LockIrq, SpinLockIrq},
     wait::WaitQueue, //
 };
 use crate::tx::Sender;
-use core::sync::atomic::{fence, Ordering};
 use kernel::{
     list::{List, ListArc},
     new_spinlock,
@@ -306,7 +305,7 @@ impl Engine {
         self.channels.fetch_sub(1, Relaxed);
         // Pairs with that in call(): either room_came() can give the channel to an engine, or it is
         // seen here that there is room.
-        fence(Ordering::SeqCst);
+        smp_mb();
         if channel.got_room() {
             call(&channel);
         }
@@ -318,7 +317,7 @@ impl Engine {
         while let Some(channel) = active.pop_front() {
             let channel = channel.into_arc();
             self.channels.fetch_sub(1, Relaxed);
-            fence(Ordering::SeqCst);
+            smp_mb();
             // The engine that takes it over finds it polled.
             if !call(&channel) {
                 self.leave_to_doorbells(&channel);
@@ -390,7 +389,7 @@ pub(crate) fn call(channel: &Arc<Channel>) -> bool {
         return false;
     }
     // Pairs with those in give_up() and leave().
-    fence(Ordering::SeqCst);
+    smp_mb();
     let Ok(entry) = ListArc::try_from_arc(channel.clone()) else {
         // An engine has it.
         return true;

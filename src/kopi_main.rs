@@ -58,7 +58,7 @@ struct Kopi {
     _netlink: Family,
     _ports: Attaching,
     _engines: Engines,
-    _monitors: devices::Registration,
+    _monitors: devices::MonitorType,
     _namespaces: PerNet,
     _limits: Limits,
     _reaper: Reaper,
@@ -70,7 +70,7 @@ impl kernel::Module for Kopi {
         let reaper = Reaper::new()?;
         let limits = Limits::register()?;
         let namespaces = PerNet::register()?;
-        let monitors = devices::Registration::new()?;
+        let monitors = devices::MonitorType::new()?;
         let engines = Engines::register();
         let ports = Attaching::register()?;
         let netlink = Family::register()?;

@@ -14,7 +14,7 @@ use crate::pure::{
 use crate::rules::{Outcome, Policy};
 use crate::subject::Subject;
 use crate::sys::{
-    monitor::{First, Packet},
+    monitor::{Packet, QueuedSkb},
     sock::Sock,
     task, //
 };
@@ -144,7 +144,7 @@ pub(crate) fn show(flow: &impl Subject, sk: &Sock, seen: Seen, packet: &Packet<'
 /// Shows the first packet in the queue of a flow without a channel, which is about to be read or
 /// refused. Process context.
 pub(crate) fn show_first(flow: &impl Subject, sk: &Sock, outcome: Outcome, peer: &Peer) {
-    let Some(first) = First::of(sk) else {
+    let Some(first) = QueuedSkb::of(sk) else {
         return;
     };
     let rule = flow

@@ -12,7 +12,7 @@ use crate::rules::NetPolicy;
 use crate::sys::{
     monitor::Devices,
     pernet::{self, Namespace, NetRef},
-    socket::{Room, Socket, SocketMap}, //
+    socket::{Socket, SocketMap, SocketRoom}, //
 };
 use kernel::{
     new_mutex,
@@ -104,7 +104,7 @@ impl Net {
     /// [`Net::close`] must be called before the socket is released.
     #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
     pub(crate) unsafe fn open(&self, socket: &Socket) -> Result<u32> {
-        let room = Room::new()?;
+        let room = SocketRoom::new()?;
         let mut flows = self.flows.lock();
         let mut number = flows.last;
         loop {

@@ -248,7 +248,7 @@ impl Channel {
         this.room.leave();
         if this.is_stalled_by_buffer() {
             // The other flows are tried anew.
-            <Self as wait::Sender>::room_came(this);
+            <Self as wait::RoomWaiter>::room_came(this);
         }
         // These are options of a flow that is gone, and numbers are used again.
         sender.output.routes.begin();

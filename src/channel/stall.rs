@@ -27,7 +27,7 @@ impl Channel {
         }
     }
 
-    /// Whether sending goes on when [`wait::Sender::room_came`] is called.
+    /// Whether sending goes on when [`wait::RoomWaiter::room_came`] is called.
     pub(crate) fn is_stalled_by_buffer(&self) -> bool {
         self.stall.load(Relaxed) == STALL_BUFFER
     }
@@ -71,7 +71,7 @@ impl Channel {
     }
 }
 
-impl wait::Sender for Channel {
+impl wait::RoomWaiter for Channel {
     /// The send buffer has room for which [`Channel::stall_buffer`] stopped. Any context but hard
     /// interrupts.
     fn room_came(this: &Arc<Self>) {

@@ -14,7 +14,7 @@ use crate::sys::{
 use kernel::prelude::*;
 
 /// A packet, or GSO packet, that a flow sends.
-pub(crate) struct Sent {
+pub(crate) struct OutPacket {
     pub(crate) peer: Peer,
     /// Bytes of each datagram of a GSO packet; else 0.
     pub(crate) gso_size: u16,
@@ -53,7 +53,7 @@ impl Flow {
 
     /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was
     /// counted before. Any context but hard interrupts.
-    pub(crate) fn sends(&self, sk: &Sock, sent: &mut Sent, again: bool) -> Outcome {
+    pub(crate) fn sends(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };
@@ -79,8 +79,8 @@ impl Flow {
 
     /// Whether the rules deny the first hop of a source route; counts it then. Any context but hard
     /// interrupts.
-    pub(crate) fn denies_hop(&self, sk: &Sock, hop: Peer, sent: &Sent) -> bool {
-        let mut by_hop = Sent { peer: hop, ..*sent };
+    pub(crate) fn denies_hop(&self, sk: &Sock, hop: Peer, sent: &OutPacket) -> bool {
+        let mut by_hop = OutPacket { peer: hop, ..*sent };
         let packets = Packets {
             datagrams: 1,
             bytes: u64::from(sent.bytes),

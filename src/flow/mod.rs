@@ -34,7 +34,7 @@ use kernel::{
 };
 
 pub(crate) use counters::{Counter, FlowCounters};
-pub(crate) use judge::Sent;
+pub(crate) use judge::OutPacket;
 
 /// A KOPI socket.
 pub(crate) struct Flow {

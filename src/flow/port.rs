@@ -3,7 +3,7 @@
 //! The local port of a flow, as XDP programs of attached devices redirect it.
 
 use super::Flow;
-use crate::direct::Room;
+use crate::direct::PortRoom;
 use crate::sys::sock::Sock;
 use core::sync::atomic::Ordering;
 
@@ -29,7 +29,7 @@ impl Flow {
         // Allocated before the lock is taken, which others wait for under RTNL.
         let room = match port {
             0 => None,
-            _ => match Room::new() {
+            _ => match PortRoom::new() {
                 Ok(room) => Some(room),
                 // Packets come by the stack, as they would without a program.
                 Err(_) => return,

@@ -2,9 +2,9 @@
 
 //! The devices of the direct path: attaching, detaching and showing them.
 
-use crate::direct::{self, AttachedDevice, Refusal, TxPath};
+use crate::direct::{self, AttachError, AttachedDevice, TxPath};
 use crate::sys::{
-    direct::port_map::PortMap,
+    direct::port_map::PinnedPortMap,
     errno::eopnotsupp,
     genl::{Attribute, Dump, Message, Request},
     netdev::Egress,
@@ -38,7 +38,7 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
     let attr = named(request)?;
     let wanted = match request.get(uapi::KOPI_A_DEVICE_PORT_MAP) {
         None => None,
-        Some(attr) => Some(PortMap::pin(attr.uint()).map_err(|error| {
+        Some(attr) => Some(PinnedPortMap::pin(attr.uint()).map_err(|error| {
             let why =
                 c"there is no memory of a map that can be written to, from the start of a page on";
             request.refuse(error, why, Some(&attr))
@@ -46,18 +46,18 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
     };
     direct::attach(request.requester().net(), attr.u32(), wanted).map_err(|refusal| {
         let (error, why) = match refusal {
-            Refusal::Absent => (ENODEV, c"there is no such device"),
-            Refusal::Attached => (EEXIST, c"the device is attached already"),
-            Refusal::NotNic => (
+            AttachError::Absent => (ENODEV, c"there is no such device"),
+            AttachError::Attached => (EEXIST, c"the device is attached already"),
+            AttachError::NotNic => (
                 eopnotsupp(),
                 c"the device has no hardware of its own: attach the NICs below it, if there are any",
             ),
-            Refusal::NoFrames => (
+            AttachError::NoFrames => (
                 eopnotsupp(),
                 c"the device's driver can't send frames of XDP",
             ),
-            Refusal::TooMany => (ENOSPC, c"64 devices are attached, and no more can be"),
-            Refusal::Other(error) => (error, c"not enough memory"),
+            AttachError::TooMany => (ENOSPC, c"64 devices are attached, and no more can be"),
+            AttachError::Other(error) => (error, c"not enough memory"),
         };
         request.refuse(error, why, Some(&attr))
     })

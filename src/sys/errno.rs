@@ -31,7 +31,7 @@ errno! {
 
 /// Why the stack refuses a packet, in broad.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum SendErrorKind {
     /// A filter, a cgroup's program or a security module forbids it.
     Denied,
     /// No way to the peer, or its host had said that nobody is there.
@@ -44,7 +44,7 @@ pub(crate) enum Refusal {
     Other,
 }
 
-impl Refusal {
+impl SendErrorKind {
     /// Sorts an error that sendmsg gave.
     pub(crate) fn of(error: Error) -> Self {
         match error.to_errno().wrapping_neg() {

@@ -4,14 +4,13 @@
 //!
 //! C header: `include/linux/wait.h`
 
-use super::bindings;
-use super::socket::Socket;
+use super::{bindings, context::smp_mb, socket::Socket};
 use core::{
     cell::Cell,
     marker::PhantomData,
     mem::ManuallyDrop,
     ptr,
-    sync::atomic::{fence, AtomicPtr, Ordering}, //
+    sync::atomic::{AtomicPtr, Ordering}, //
 };
 use kernel::{
     prelude::*,
@@ -114,11 +113,11 @@ impl WaitQueue {
         mut condition: impl FnMut() -> bool,
     ) -> Result {
         let mut left = timeout;
-        let own = Entry::new(self.head.get(), events);
+        let own = WaitEntry::new(self.head.get(), events);
         // SAFETY: A socket's own queue is initialised, and lives as long as the socket.
         let queue = unsafe { &raw mut (*socket.as_ptr()).wq.wait };
         // Not for room in the send buffer, which comes with each packet that has left.
-        let socket = Entry::new(queue, POLL_IN | POLL_ERR);
+        let socket = WaitEntry::new(queue, POLL_IN | POLL_ERR);
         loop {
             let signal = own.prepare() | socket.prepare();
             if condition() {
@@ -140,7 +139,7 @@ impl WaitQueue {
     /// Has a kernel thread sleep until `condition` holds, which is looked at when this queue is woken,
     /// or the thread told to stop. Process context.
     pub(crate) fn sleep_until(&self, mut condition: impl FnMut() -> bool) {
-        let entry = Entry::new(self.head.get(), u32::MAX);
+        let entry = WaitEntry::new(self.head.get(), u32::MAX);
         loop {
             entry.prepare();
             if condition() {
@@ -154,7 +153,7 @@ impl WaitQueue {
 
 /// The current task's place on a wait queue; leaves it when dropped.
 #[repr(C)]
-struct Entry {
+struct WaitEntry {
     /// At first, where [`wake_for_events`] finds it.
     entry: Opaque<bindings::wait_queue_entry>,
     queue: *mut bindings::wait_queue_head_t,
@@ -162,9 +161,9 @@ struct Entry {
     prepared: Cell<bool>,
 }
 
-impl Entry {
+impl WaitEntry {
     /// A place on the queue, which must outlive it, to be woken for any of `events`; see
-    /// [`Entry::prepare`].
+    /// [`WaitEntry::prepare`].
     fn new(queue: *mut bindings::wait_queue_head_t, events: u32) -> Self {
         Self {
             entry: Opaque::uninit(),
@@ -193,7 +192,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for WaitEntry {
     fn drop(&mut self) {
         if self.prepared.get() {
             // SAFETY: Both were initialised by `prepare`.
@@ -206,7 +205,7 @@ impl Drop for Entry {
 ///
 /// # Safety
 ///
-/// To be called by the kernel only, as the function of an [`Entry`]'s that is queued.
+/// To be called by the kernel only, as the function of an [`WaitEntry`]'s that is queued.
 unsafe extern "C" fn wake_for_events(
     entry: *mut bindings::wait_queue_entry,
     mode: c_uint,
@@ -215,7 +214,7 @@ unsafe extern "C" fn wake_for_events(
 ) -> c_int {
     // SAFETY: As required of the caller. It has the queue's lock, under which the entry leaves before it goes.
     unsafe {
-        let wanted = (*entry.cast::<Entry>()).events;
+        let wanted = (*entry.cast::<WaitEntry>()).events;
         if !key.is_null() && key as usize as u32 & wanted == 0 {
             return 0;
         }
@@ -224,7 +223,7 @@ unsafe extern "C" fn wake_for_events(
 }
 
 /// What is told that a socket's send buffer has room.
-pub(crate) trait Sender: Send + Sync + 'static {
+pub(crate) trait RoomWaiter: Send + Sync + 'static {
     /// It has. Called under the lock of a queue, with interrupts off, perhaps.
     fn room_came(this: &Arc<Self>);
 }
@@ -235,7 +234,7 @@ pub(crate) trait Sender: Send + Sync + 'static {
 ///
 /// `entry` is initialised, and on no queue but `queue`, which is then alive.
 #[pin_data]
-pub(crate) struct RoomEntry<T: Sender> {
+pub(crate) struct RoomEntry<T: RoomWaiter> {
     #[pin]
     entry: Opaque<bindings::wait_queue_entry>,
     queue: AtomicPtr<bindings::wait_queue_head_t>,
@@ -243,11 +242,11 @@ pub(crate) struct RoomEntry<T: Sender> {
 }
 
 // SAFETY: The queue's lock is all that an entry needs.
-unsafe impl<T: Sender> Send for RoomEntry<T> {}
+unsafe impl<T: RoomWaiter> Send for RoomEntry<T> {}
 // SAFETY: As above.
-unsafe impl<T: Sender> Sync for RoomEntry<T> {}
+unsafe impl<T: RoomWaiter> Sync for RoomEntry<T> {}
 
-impl<T: Sender> RoomEntry<T> {
+impl<T: RoomWaiter> RoomEntry<T> {
     /// A place on no queue.
     pub(crate) fn new() -> impl PinInit<Self> {
         // INVARIANT: Initialised, and on no queue.
@@ -261,7 +260,7 @@ impl<T: Sender> RoomEntry<T> {
         })
     }
 
-    /// Has [`Sender::room_came`] called, once, when the socket's send buffer has room: unless it has now, for
+    /// Has [`RoomWaiter::room_came`] called, once, when the socket's send buffer has room: unless it has now, for
     /// which the caller is to look after this. Process context.
     ///
     /// # Safety
@@ -279,10 +278,10 @@ impl<T: Sender> RoomEntry<T> {
             bindings::add_wait_queue(queue, self.entry.get());
         }
         // Pairs with that of sock_def_write_space(): either it finds the entry, or the caller sees the room.
-        fence(Ordering::SeqCst);
+        smp_mb();
     }
 
-    /// Leaves the queue, if it is on one: [`Sender::room_came`] is neither called nor running after this.
+    /// Leaves the queue, if it is on one: [`RoomWaiter::room_came`] is neither called nor running after this.
     /// Process context.
     pub(crate) fn leave(&self) {
         let queue = self.queue.swap(ptr::null_mut(), Ordering::Relaxed);
@@ -298,7 +297,7 @@ impl<T: Sender> RoomEntry<T> {
 /// # Safety
 ///
 /// To be called by the kernel only, as the function of an entry that has joined a queue.
-unsafe extern "C" fn room_came<T: Sender>(
+unsafe extern "C" fn room_came<T: RoomWaiter>(
     entry: *mut bindings::wait_queue_entry,
     _mode: c_uint,
     _flags: c_int,

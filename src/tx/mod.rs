@@ -26,7 +26,7 @@ use crate::pure::{
 };
 use crate::sys::{
     context::{cond_resched, signal_pending},
-    errno::{eproto, Refusal},
+    errno::{eproto, SendErrorKind},
     family,
     region::RegionRing,
     socket::{Socket, SocketTable}, //
@@ -322,12 +322,12 @@ fn count_sent(flow: &Flow, result: Result, (datagrams, bytes): (u64, u32), by_re
         }
         Err(error) => {
             counters.tx_errors.add(datagrams);
-            let dropped = match Refusal::of(error) {
-                Refusal::Denied => &counters.tx_drop_denied,
-                Refusal::Unreachable => &counters.tx_drop_unreachable,
-                Refusal::TooLong => &counters.tx_drop_too_long,
-                Refusal::NoBuffer => &counters.tx_drop_no_buffer,
-                Refusal::Other => &counters.tx_drop_other,
+            let dropped = match SendErrorKind::of(error) {
+                SendErrorKind::Denied => &counters.tx_drop_denied,
+                SendErrorKind::Unreachable => &counters.tx_drop_unreachable,
+                SendErrorKind::TooLong => &counters.tx_drop_too_long,
+                SendErrorKind::NoBuffer => &counters.tx_drop_no_buffer,
+                SendErrorKind::Other => &counters.tx_drop_other,
             };
             dropped.add(datagrams);
         }

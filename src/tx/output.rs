@@ -12,7 +12,7 @@ use crate::pure::abi::{Meta, CHAIN_MAX};
 use crate::routes::Routes;
 use crate::sys::{
     family,
-    message::Message,
+    message::SendMsg,
     region::PageVec,
     socket::Socket,
     ubuf::Notification, //
@@ -38,7 +38,7 @@ pub(crate) struct Output {
     /// The pages that their descriptors name.
     pages: PageVec,
     /// The destination and the options, as `sendmsg` gets them.
-    pub(super) message: Message,
+    pub(super) message: SendMsg,
     /// Routes of packets without special options.
     pub(crate) routes: Routes,
 }
@@ -56,7 +56,7 @@ impl Output {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
             pages: PageVec::new(PIECES_MAX)?,
-            message: Message::new(NOBODY),
+            message: SendMsg::new(NOBODY),
             routes: Routes::new(),
         })
     }

@@ -3,7 +3,7 @@
 //! The first datagram of a GRO packet, and whether another one may follow.
 
 use super::{
-    addresses, at, number, pseudo_header, udp_header, Datagram, ALL_V4, ALL_V6, UDP_V4, UDP_V6,
+    addresses, at, number, pseudo_header, udp_header, UdpFrame, ALL_V4, ALL_V6, UDP_V4, UDP_V6,
 };
 use crate::pure::gso::{CHECKSUM_V4, HEADERS_MAX, ID_V4};
 
@@ -71,7 +71,7 @@ impl Ids {
 }
 
 /// The headers of a GRO packet's first datagram, and the identifications of all.
-pub struct First {
+pub struct FirstFrame {
     bytes: [u8; HEADERS_MAX],
     len: usize,
     /// Bytes of headers and payload.
@@ -83,7 +83,7 @@ pub struct First {
     udp_sum: u32,
 }
 
-impl First {
+impl FirstFrame {
     /// No datagram, which none follows.
     pub const NONE: Self = Self {
         bytes: [0; HEADERS_MAX],
@@ -95,7 +95,7 @@ impl First {
     };
 
     /// The first datagram of a GRO packet.
-    pub fn new(datagram: &Datagram<'_>) -> Self {
+    pub fn new(datagram: &UdpFrame<'_>) -> Self {
         let headers = datagram.headers;
         let mut first = Self::NONE;
         if let Some(place) = first.bytes.get_mut(..headers.len()) {
@@ -155,7 +155,7 @@ impl First {
         (self.len == N).then(|| Some((self.bytes.first_chunk()?, frame.first_chunk()?)))?
     }
 
-    /// Whether a frame has a datagram that `Datagram::parse` would take, and which is of the same
+    /// Whether a frame has a datagram that `UdpFrame::parse` would take, and which is of the same
     /// flow, as long, alike, and next after `count`. In fewer steps, since all but identifications
     /// and checksums is as it was.
     #[inline(always)]

@@ -12,7 +12,7 @@ use super::ip::{FourTuple, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
 use super::rule::{mapped, Peer};
 use core::ops::Range;
 
-pub use first::First;
+pub use first::FirstFrame;
 
 /// The most datagrams of a GRO packet: UDP_GRO_CNT_MAX.
 pub const GRO_MAX: usize = 64;
@@ -28,7 +28,7 @@ const ALL_V6: usize = UDP_V6 + HEADER_UDP;
 
 /// A datagram whose headers and checksums are right.
 #[derive(Clone, Copy)]
-pub struct Datagram<'a> {
+pub struct UdpFrame<'a> {
     headers: &'a [u8],
     payload: &'a [u8],
 }
@@ -71,7 +71,7 @@ fn pseudo_header(addresses: &[u8], udp_len: u16) -> u32 {
     (sum as u32).wrapping_add((sum >> 32) as u32)
 }
 
-impl<'a> Datagram<'a> {
+impl<'a> UdpFrame<'a> {
     /// The one in a frame, which may be padded: `None` if it isn't whole, is a fragment, has no
     /// payload, no UDP checksum or a wrong one, or options, extension headers or a VLAN's tag.
     /// `add` gives the sum of the 16-bit words of bytes, as they lie in memory, and of what it is

@@ -38,7 +38,7 @@ fn what_is_right_is_taken_and_padding_left_out() {
             let payload: Vec<u8> = (0..len).map(|byte| byte as u8 ^ 0x5a).collect();
             let mut frame = frame(is_ipv6, 3, &payload);
             frame.extend([0xff; 9]);
-            let datagram = Datagram::parse(&frame, add).unwrap();
+            let datagram = UdpFrame::parse(&frame, add).unwrap();
             assert_eq!(datagram.payload(), payload);
             assert_eq!(
                 datagram.headers(),
@@ -65,7 +65,7 @@ fn any_changed_bit_of_ip_and_udp_is_seen() {
             for bit in 0..8 {
                 let mut wrong = right.clone();
                 wrong[byte] ^= 1 << bit;
-                let taken = Datagram::parse(&wrong, add).is_some();
+                let taken = UdpFrame::parse(&wrong, add).is_some();
                 // IPv6 sums neither class and flow label, nor the hop limit.
                 let unsummed = is_ipv6 && (matches!(byte, 15..=17 | 21) || byte == 14 && bit < 4);
                 assert_eq!(taken, unsummed, "byte {byte}, bit {bit}");
@@ -79,20 +79,20 @@ fn what_is_short_or_has_no_payload_or_checksum_is_not_taken() {
     for is_ipv6 in [false, true] {
         let whole = frame(is_ipv6, 0, b"ab");
         for len in 0..whole.len() {
-            assert!(Datagram::parse(&whole[..len], add).is_none());
+            assert!(UdpFrame::parse(&whole[..len], add).is_none());
         }
-        assert!(Datagram::parse(&frame(is_ipv6, 0, b""), add).is_none());
+        assert!(UdpFrame::parse(&frame(is_ipv6, 0, b""), add).is_none());
         let mut unsummed = whole.clone();
         let udp = whole.len() - 10;
         unsummed[udp + 6..udp + 8].fill(0);
-        assert!(Datagram::parse(&unsummed, add).is_none());
+        assert!(UdpFrame::parse(&unsummed, add).is_none());
     }
 }
 
 #[test]
 fn gro_packets_are_of_one_flow_with_headers_alike() {
     for is_ipv6 in [false, true] {
-        let headers = |frame: &[u8]| Datagram::parse(frame, add).unwrap().headers().to_vec();
+        let headers = |frame: &[u8]| UdpFrame::parse(frame, add).unwrap().headers().to_vec();
         let first = headers(&frame(is_ipv6, 0, b"abcd"));
         let second = headers(&frame(is_ipv6, 7, b"xyz"));
         assert!(are_of_one_flow(&first, &second) && are_alike(&first, &second));
@@ -117,18 +117,18 @@ fn gro_packets_are_of_one_flow_with_headers_alike() {
 fn what_follows_is_what_is_taken_alike_and_as_long() {
     for is_ipv6 in [false, true] {
         let begin = frame(is_ipv6, 0, b"some payload");
-        let begin = Datagram::parse(&begin, add).unwrap();
-        let first = First::new(&begin);
+        let begin = UdpFrame::parse(&begin, add).unwrap();
+        let first = FirstFrame::new(&begin);
         assert_eq!(first.headers(), begin.headers());
         let check = |frame: &[u8]| {
-            let follows = Datagram::parse(frame, add).is_some_and(|next| {
+            let follows = UdpFrame::parse(frame, add).is_some_and(|next| {
                 are_of_one_flow(begin.headers(), next.headers())
                     && are_alike(begin.headers(), next.headers())
                     && next.payload().len() == begin.payload().len()
                     && first.is_next(next.headers(), 1)
             });
             assert_eq!(first.is_followed_by(frame, 1, add), follows, "{frame:?}");
-            assert!(!First::NONE.is_followed_by(frame, 1, add));
+            assert!(!FirstFrame::NONE.is_followed_by(frame, 1, add));
             follows
         };
         for number in [0, 1, 77, 0xfffe, 0xffff] {
@@ -165,7 +165,7 @@ fn ids_are_those_that_a_gro_packet_is_segmented_to() {
             headers
         };
         let begin = with(&ids[0]);
-        let mut first = First::new(&Datagram {
+        let mut first = FirstFrame::new(&UdpFrame {
             headers: &begin,
             payload: b"x",
         });
@@ -193,7 +193,7 @@ fn ids_are_those_that_a_gro_packet_is_segmented_to() {
 fn gro_headers_are_as_the_kernel_makes_them() {
     for is_ipv6 in [false, true] {
         let first = frame(is_ipv6, 5, b"0123456789");
-        let mut headers = Datagram::parse(&first, add).unwrap().headers().to_vec();
+        let mut headers = UdpFrame::parse(&first, add).unwrap().headers().to_vec();
         make_gro(&mut headers, 25);
         let udp = udp_header(&headers);
         assert_eq!(number(&headers, udp + 4), 33);
@@ -208,6 +208,6 @@ fn gro_headers_are_as_the_kernel_makes_them() {
         let partial = add(&payload, add(&headers[udp..], 0));
         headers[udp + 6..udp + 8].copy_from_slice(&fold(u64::from(partial)).to_ne_bytes());
         headers.extend(payload);
-        assert!(Datagram::parse(&headers, add).is_some());
+        assert!(UdpFrame::parse(&headers, add).is_some());
     }
 }
