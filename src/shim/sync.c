@@ -47,6 +47,7 @@ void kopi_cond_resched_tasks_rcu_qs(void)
 
 void kopi_smp_mb(void)
 {
+	/* Its callers say what it pairs with. */
 	smp_mb();
 }
 
