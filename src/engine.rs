@@ -342,7 +342,7 @@ impl Engine {
         if !channel.unpoll_if_asked(&mut sender) || family::has_sendmsg_hooks() {
             return;
         }
-        // Nobody else sends what was written before the program knew.
+        // Only this engine sends what was written before the program knew.
         if let Ok((waiting @ 1.., _)) = sender.waiting() {
             self.send(channel, &mut sender, waiting, |_, _| true);
         }

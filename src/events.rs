@@ -34,7 +34,7 @@ pub(crate) enum Event {
     ConnectDenied(Stopped, Peer),
     /// No room in its RX ring, or no frame in its FILL ring. Softirq.
     Overrun,
-    /// As `Denied`, noticed with a packet that came. Softirq.
+    /// As `Denied`, noticed with a received packet. Softirq.
     DeniedReceiving(Stopped),
 }
 

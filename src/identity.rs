@@ -79,7 +79,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Nobody yet. Process context.
+    /// No user yet. Process context.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {

@@ -2,7 +2,7 @@
 
 //! KOPI: a family of sockets with mapped packet rings and the kernel on their path.
 //!
-//! See `docs/architecture.md` for the way of a packet through these files.
+//! See `docs/architecture.md` for the walk of a packet through these files.
 
 #![deny(unsafe_code)]
 

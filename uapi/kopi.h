@@ -9,8 +9,8 @@
  * table of errors.
  *
  * All fields are in host byte order, but for addresses and ports, which are in
- * network byte order. Fields named reserved must be zero on the way in and are
- * zero on the way out.
+ * network byte order. Fields named reserved must be zero in requests and are
+ * zero in answers.
  */
 #ifndef _UAPI_KOPI_H
 #define _UAPI_KOPI_H
@@ -140,7 +140,7 @@ struct kopi_layout {
  * Flags of a ring, in shared memory. The kernel writes those of TX and FILL,
  * the program those of RX and COMPLETION.
  *
- * TX, FILL: set while the kernel looks at the ring only when the doorbell rings.
+ * TX, FILL: set while the kernel polls the ring only when the doorbell rings.
  * RX, COMPLETION: set while the program wants to be woken when an entry comes;
  * so it is when the channel is made. A program that polls the ring may clear it,
  * and must set it, and then look at the ring once more, before it sleeps.
@@ -210,14 +210,14 @@ struct kopi_stats {
 	__u64	tx_invalid;		/* TX descriptors refused */
 	__u64	fill_invalid;		/* FILL entries that are no frame */
 	__u64	ring_broken;		/* times an index of the program made no sense */
-	__u64	tx_pending;		/* frames that the stack has not let go of */
+	__u64	tx_pending;		/* frames that the stack has not released */
 	__u64	flows;			/* on this channel now */
 	/*
 	 * of the flow: tx_taken is tx_packets and all tx_drop_*, rx_taken is
 	 * rx_packets and all rx_drop_*: no datagram is unaccounted for
 	 */
 	__u64	tx_taken;		/* datagrams taken from the TX ring */
-	__u64	rx_taken;		/* datagrams that came to the flow */
+	__u64	rx_taken;		/* datagrams that reached the flow */
 	__u64	tx_drop_denied;		/* EPERM, EACCES: filter, cgroup, LSM */
 	__u64	tx_drop_unreachable;	/* ENETUNREACH, ECONNREFUSED and the like */
 	__u64	tx_drop_too_long;	/* EMSGSIZE */
@@ -255,7 +255,7 @@ struct kopi_stats {
  *
  * Packet sockets on such a device see, while it is up, the packets of the flows of
  * its network namespace: as they are given to a NIC's driver, as they are put into
- * an RX ring or read without one, and those that are dropped on either way. After
+ * an RX ring or read without one, and those that are dropped in either direction. After
  * `len` bytes comes the IP header. A GSO packet is shown as one packet.
  */
 struct kopi_mon_hdr {

@@ -120,7 +120,7 @@ impl Flow {
         }
         self.follow_port(socket.sk());
         family::install_callbacks::<Flow>(socket);
-        // What came before goes to the ring, too.
+        // The packets that are queued already go to the ring, too.
         family::drain::<Flow>(socket);
         Ok(())
     }

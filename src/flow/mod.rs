@@ -49,7 +49,7 @@ pub(crate) struct Flow {
     pub(crate) direct: Direct,
     /// The local port that XDP programs redirect for it; 0 for none.
     redirected: AtomicU16,
-    /// Messages under way that may cork the socket, with [`attach::CORKED`] and
+    /// Messages being sent that may cork the socket, with [`attach::CORKED`] and
     /// [`attach::ON_CHANNEL`].
     corking: AtomicU32,
     /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once

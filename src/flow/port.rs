@@ -8,7 +8,7 @@ use crate::sys::sock::Sock;
 use core::sync::atomic::Ordering;
 
 impl Flow {
-    /// Has XDP programs redirect what comes to the flow's port, which may have changed, if its
+    /// Has XDP programs redirect the datagrams for the flow's port, which may have changed, if its
     /// channel takes GRO packets. Process context.
     pub(crate) fn follow_port(&self, sk: &Sock) {
         let port = u16::from_be(sk.local_port());
@@ -19,12 +19,12 @@ impl Flow {
         }
     }
 
-    /// Whether XDP programs are to redirect what comes to its port.
+    /// Whether XDP programs are to redirect the datagrams for its port.
     pub(crate) fn is_redirected(&self) -> bool {
         self.redirected.load(Ordering::Relaxed) != 0
     }
 
-    /// Has them redirect what comes to one port and no other; 0 for none.
+    /// Has them redirect the datagrams for one port and no other; 0 for none.
     pub(super) fn redirect(&self, sk: &Sock, port: u16) {
         // Allocated before the lock is taken, which others wait for under RTNL.
         let room = match port {

@@ -53,7 +53,7 @@ macro_rules! with_counters {
             channel flows;
             /// Datagrams taken from the TX ring: `tx_packets` and all `tx_drop_*`.
             sent tx_taken = KOPI_A_STATS_TX_TAKEN;
-            /// Datagrams that came to the flow: `rx_packets` and all `rx_drop_*`.
+            /// Datagrams that reached the flow: `rx_packets` and all `rx_drop_*`.
             received rx_taken = KOPI_A_STATS_RX_TAKEN;
             /// Not sent: a filter, a cgroup's program or a security module forbade it.
             sent tx_drop_denied = KOPI_A_STATS_TX_DROP_DENIED;

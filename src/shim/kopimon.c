@@ -26,7 +26,7 @@ static const struct net_device_ops mon_ops = {
 	.ndo_get_stats64 = mon_get_stats64,
 };
 
-/* There, so that packet sockets find the IP header behind ours; nobody sends by it. */
+/* It is there so that packet sockets find the IP header behind ours. Nothing sends by it. */
 static int mon_create(struct sk_buff *skb, struct net_device *dev, unsigned short type,
 		      const void *daddr, const void *saddr, unsigned int len)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The first hook of all where the stack sends: the rules judge what a flow sends, whichever way. */
+/* The first hook of all where the stack sends: the rules judge what a flow sends, on any path. */
 
 #include <linux/ip.h>
 #include <linux/ipv6.h>

@@ -17,7 +17,7 @@
 #include "../shim.h"
 
 /*
- * As sk_busy_loop() (include/net/busy_poll.h, 7.3.4), with an end of its own: that one looks at
+ * As sk_busy_loop() (include/net/busy_poll.h, 7.3.4), with an end of its own: that one reads
  * the sock's queue, where nothing stays.
  */
 void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long), void *arg)
@@ -59,7 +59,7 @@ static struct sk_buff *udp_dequeue(struct sock *sk)
 
 /*
  * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), which polls the NIC when it has dropped bad
- * checksums. Looks at *left packets at the most, and takes off those that it looked at.
+ * checksums. Examines *left packets at most, and subtracts those that it examined.
  */
 struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 {
@@ -126,7 +126,7 @@ int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
 
 /*
  * As dev_get_by_index_rcu() (net/core/dev.c, 7.3.4), whose chains are as long as a user wants
- * who chooses the devices' numbers. RCU is held.
+ * which chooses the devices' numbers. RCU is held.
  */
 const struct net_device *kopi_net_dev(struct net *net, int ifindex)
 {

@@ -9,7 +9,7 @@
 #include "../netlink/family.h"
 #include "../shim.h"
 
-/* The spec has no word for who may join a group. */
+/* The spec can't say which users may join a group. */
 static const struct genl_multicast_group groups[] = {
 	[KOPI_NLGRP_EVENTS] = { .name = "events", .flags = GENL_MCAST_CAP_NET_ADMIN },
 };

@@ -82,7 +82,7 @@ void kopi_init_wait_entry_func(struct wait_queue_entry *entry, wait_queue_func_t
 	INIT_LIST_HEAD(&entry->entry);
 }
 
-/* Under the queue's lock; who finds it on none need not take that. */
+/* Under the queue's lock; a task that finds it on none need not take that. */
 void kopi_wait_entry_leave(struct wait_queue_entry *entry)
 {
 	list_del_init_careful(&entry->entry);

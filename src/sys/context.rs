@@ -62,7 +62,7 @@ pub(crate) fn current_uid() -> u32 {
 }
 
 /// The user that what the current one holds is charged to, in the initial user namespace: in a user
-/// namespace it is who made the outermost one, whatever users that has; or its root, if root made it.
+/// namespace it is the maker of the outermost one, whatever users that has; or its root, if root made it.
 /// Process context.
 pub(crate) fn charged_uid() -> u32 {
     // SAFETY: `current` is always valid.

@@ -27,7 +27,7 @@ impl Credentials {
             bindings::get_task_cred(task.as_ptr()).cast_mut()
         };
         let cred = Self(NonNull::new(cred)?);
-        // Only now, after the reference was taken in full order: exec changes what is looked at here
+        // Only now, after the reference was taken in full order: exec changes what is compared here
         // before it changes credentials.
         process.is_running().then_some(cred)
     }

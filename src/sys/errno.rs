@@ -34,7 +34,7 @@ errno! {
 pub(crate) enum SendErrorKind {
     /// A filter, a cgroup's program or a security module forbids it.
     Denied,
-    /// No way to the peer, or its host had said that nobody is there.
+    /// No route to the peer, or its host had reported the port unreachable.
     Unreachable,
     /// Longer than may be.
     TooLong,

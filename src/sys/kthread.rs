@@ -37,7 +37,7 @@ impl Running {
         unsafe { bindings::kthread_should_stop() }
     }
 
-    /// Lets other tasks run if they should; those who wait for all tasks to have slept don't wait for
+    /// Lets other tasks run if they should; code that waits for all tasks to have slept doesn't wait for
     /// this one, which may never.
     pub(crate) fn pause(&self) {
         // SAFETY: Touches nothing of the caller's, in a task that may sleep by the invariants. Where it
@@ -45,7 +45,7 @@ impl Running {
         unsafe { bindings::kopi_cond_resched_tasks_rcu_qs() }
     }
 
-    /// Lets whoever else wants this CPU have it.
+    /// Yields this CPU to any other task that wants it.
     pub(crate) fn make_way(&self) {
         might_sleep();
         // SAFETY: As above; the look is the line before.

@@ -44,7 +44,7 @@ impl Reaper {
     }
 }
 
-/// Waits until all that was let go of before is freed, and its charges given back. Process context.
+/// Waits until all that was dropped before is freed, and its charges returned. Process context.
 pub(crate) fn flush() {
     let queue = QUEUE.load(Ordering::Acquire);
     // SAFETY: Called on behalf of a socket, which holds a reference to the module, so the queue is
@@ -55,7 +55,7 @@ pub(crate) fn flush() {
     }
 }
 
-/// Has the workqueue do some work after so many jiffies, unless it is to already.
+/// Has the workqueue do some work after a number of jiffies, unless it is queued already.
 ///
 /// # Safety
 ///
@@ -78,7 +78,7 @@ impl Drop for Reaper {
     }
 }
 
-/// What is dropped in process context, whatever the context that lets go of it: as a region is, whose
+/// What is dropped in process context, in whatever context its last owner drops it: as a region is, whose
 /// pages are many, or a set of rules.
 pub(crate) struct Deferred<T: Send + 'static>(ManuallyDrop<Pin<KBox<Reaped<T>>>>);
 

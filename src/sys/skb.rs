@@ -47,7 +47,7 @@ impl SkBuff {
         self.0.as_ptr()
     }
 
-    /// For who shows it to others.
+    /// For monitors.
     pub(super) fn as_non_null(&self) -> NonNull<bindings::sk_buff> {
         self.0
     }
@@ -189,7 +189,7 @@ impl SkBuff {
         }
     }
 
-    /// Counts `datagrams` of it as dropped for want of room, as a full receive buffer is.
+    /// Counts `datagrams` of it as dropped for lack of room, as by a full receive buffer.
     pub(crate) fn count_dropped(&self, sk: &Sock, datagrams: u32) {
         let datagrams = i32::try_from(datagrams).unwrap_or(i32::MAX);
         // SAFETY: A valid skb and a valid UDP sock.

@@ -25,7 +25,7 @@ impl Slot {
     }
 }
 
-/// A cache, charged to the cgroups of those who take from it.
+/// A cache, charged to the cgroups of the processes that allocate from it.
 pub(crate) struct Cache(&'static Slot);
 
 impl Cache {
@@ -83,7 +83,7 @@ impl<T: Cached> CacheBox<T> {
         // SAFETY: As required of the caller.
         let place = NonNull::new(unsafe { bindings::kopi_slab_alloc(cache) }.cast::<T>());
         let place = place.ok_or(ENOMEM)?;
-        // SAFETY: What is new is nobody else's, and as large as the type.
+        // SAFETY: The new object has no other owner, and is as large as the type.
         unsafe { place.write(value) };
         // INVARIANT: As just seen to.
         Ok(Self(place))
@@ -98,7 +98,7 @@ impl<T: Cached> CacheBox<T> {
     ///
     /// # Safety
     ///
-    /// `object` is of [`CacheBox::into_raw`], and nobody else's.
+    /// `object` is of [`CacheBox::into_raw`], and has no other owner.
     pub(crate) unsafe fn from_raw(object: *mut T) -> Self {
         // SAFETY: Not null, since it was a box's.
         // INVARIANT: As the caller sees to.

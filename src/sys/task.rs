@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who a process is: its program, its user, its cgroup.
+//! The identity of a process: its program, its user, its cgroup.
 //!
 //! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
 
@@ -43,7 +43,7 @@ impl Pid {
         u32::try_from(unsafe { bindings::kopi_pid_nr_here(self.0.as_ptr()) }).unwrap_or(0)
     }
 
-    /// The number for those who have a network namespace: in the initial pid namespace if it is of the
+    /// The number as the owners of a network namespace see it: in the initial pid namespace if it is of the
     /// initial user namespace, and in the process's own if not. Any context.
     pub(crate) fn shown_in(&self, net: &NetRef) -> u32 {
         // SAFETY: The reference is held, and the namespace is valid.
@@ -84,7 +84,7 @@ fn known(path: Result<KVec<u8>>) -> Result<KVec<u8>> {
 pub(crate) struct Program {
     /// Which it is.
     pub(crate) id: FileId,
-    /// Where it was when it was looked at; may end in " (deleted)". Empty where that is too long.
+    /// Its path when it was looked up; may end in " (deleted)". Empty where that is too long.
     pub(crate) path: KVec<u8>,
 }
 
@@ -126,7 +126,7 @@ pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
     }
 }
 
-/// Who has a flow.
+/// The process and user that own a flow.
 pub(crate) struct Identity {
     pub(crate) process: Process,
     /// Effective ids, of the initial user namespace.
@@ -250,7 +250,7 @@ impl Executable {
 
     fn path(&self) -> Result<KVec<u8>> {
         copy_path(|buffer| {
-            // SAFETY: The reference is held, and the buffer has so many bytes.
+            // SAFETY: The reference is held, and the buffer has as many bytes.
             let start = from_err_ptr(unsafe {
                 bindings::file_path(self.0.as_ptr(), buffer.as_mut_ptr().cast(), PATH_MAX as i32)
             })?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct ubuf_info`: being told when the stack has let go of pages that it sent by reference.
+//! `struct ubuf_info`: notification when the stack has released pages that it sent by reference.
 //!
 //! C header: `include/linux/skbuff.h`
 
@@ -16,7 +16,7 @@ use kernel::{
 
 /// What wants to be told.
 pub(crate) trait Released: Send + Sync + Sized {
-    /// The stack has let go of the pages: the last that is done with it. Any context but hard interrupts.
+    /// The stack has released the pages: the last reference is gone. Any context but hard interrupts.
     fn released(&self);
 }
 
@@ -83,7 +83,7 @@ impl<T: Released> Notification<T> {
             GFP_KERNEL,
         )?;
         let inner = KBox::into_raw(inner);
-        // SAFETY: Just made, and nobody else's yet.
+        // SAFETY: Just made, with no other owner yet.
         unsafe { bindings::kopi_ubuf_init((*inner).ubuf.get(), ops) };
         // SAFETY: A box is never null.
         Ok(Self(unsafe { NonNull::new_unchecked(inner) }))
@@ -100,7 +100,7 @@ impl<T: Released> Notification<T> {
         unsafe { (*self.0.as_ptr()).ubuf.get() }
     }
 
-    /// Gives up this reference; says whether nobody else had one.
+    /// Gives up this reference; says whether it was the last.
     pub(crate) fn put(self) -> bool {
         let this = core::mem::ManuallyDrop::new(self);
         // SAFETY: The reference is this value's, which is forgotten.

@@ -83,13 +83,13 @@ impl WaitQueue {
 
     /// Has the caller of poll woken by [`WaitQueue::wake`].
     ///
-    /// Whoever polls holds the file open, and the file's flow keeps this queue.
+    /// The poller holds the file open, and the file's flow keeps this queue.
     pub(crate) fn register(&self, table: &PollTable) {
         // SAFETY: `head` is initialised, and `table` is of a running call by its invariants.
         unsafe { bindings::kopi_poll_wait(table.file, self.head.get(), table.table) };
     }
 
-    /// Wakes who waits for any of `events`. Any context.
+    /// Wakes the tasks that wait for any of `events`. Any context.
     pub(crate) fn wake(&self, events: u32) {
         // SAFETY: `head` is initialised.
         if !unsafe { bindings::kopi_wq_has_sleeper(self.head.get()) } {
@@ -103,7 +103,7 @@ impl WaitQueue {
 
     /// Sleeps until `condition` holds, `timeout` jiffies at most. Process context.
     ///
-    /// The condition is looked at when this queue is woken for `events`, or the socket's own for packets,
+    /// The condition is evaluated when this queue is woken for `events`, or the socket's own for packets,
     /// errors or a shutdown. Gives `EAGAIN` when the time is over, and `ERESTARTSYS` on a signal.
     pub(crate) fn wait(
         &self,
@@ -136,7 +136,7 @@ impl WaitQueue {
 }
 
 impl WaitQueue {
-    /// Has a kernel thread sleep until `condition` holds, which is looked at when this queue is woken,
+    /// Has a kernel thread sleep until `condition` holds, which is evaluated when this queue is woken,
     /// or the thread told to stop. Process context.
     pub(crate) fn sleep_until(&self, mut condition: impl FnMut() -> bool) {
         let entry = WaitEntry::new(self.head.get(), u32::MAX);
@@ -265,10 +265,10 @@ impl<T: RoomWaiter> RoomEntry<T> {
     ///
     /// # Safety
     ///
-    /// The entry must be the sender's, and on no queue; nobody else may join or leave with it meanwhile.
+    /// The entry must be the sender's, and on no queue; no other caller may join or leave with it meanwhile.
     /// [`RoomEntry::leave`] must be called before the socket is released or the sender dropped.
     pub(crate) unsafe fn join(&self, socket: &Socket, sender: &Arc<T>) {
-        // SAFETY: A socket's own queue is initialised, and lives as long as the socket. Nobody looks at the
+        // SAFETY: A socket's own queue is initialised, and lives as long as the socket. Nothing reads the
         // entry as long as it is on no queue.
         unsafe {
             let queue = &raw mut (*socket.as_ptr()).wq.wait;
@@ -307,7 +307,7 @@ unsafe extern "C" fn room_came<T: RoomWaiter>(
         return 0;
     }
     // SAFETY: As required of the caller of `join`: the sender lives, so that the reference that is made up
-    // here for the call is never the last; and the entry is given up last, since who leaves finds it gone.
+    // here for the call is never the last; and the entry is given up last, since `leave` returns as soon as it finds it gone.
     unsafe {
         let sender = ManuallyDrop::new(Arc::from_raw((*entry).private.cast::<T>()));
         T::room_came(&sender);

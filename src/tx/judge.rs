@@ -58,7 +58,7 @@ impl Passed {
             && self.bytes >= bytes
     }
 
-    /// The peer that was judged, or nobody if there are no rules.
+    /// The peer that was judged, or none if there are no rules.
     pub(super) fn peer(&self) -> Peer {
         self.peer
     }

@@ -73,7 +73,7 @@ pub(crate) struct SenderCounters {
     pub(crate) broken: Counter,
 }
 
-/// How far sending came.
+/// The result of one step of sending.
 #[derive(Clone, Copy)]
 enum Progress {
     /// That number of descriptors was taken.

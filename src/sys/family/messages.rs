@@ -32,7 +32,7 @@ impl<T: Protocol> Registration<T> {
                 if let Some(state) = state::<T>((*socket).sk) {
                     let own = state.own.load(Ordering::Relaxed);
                     if own.cast() == message {
-                        // Rings' packets were looked at before.
+                        // Packets of rings were judged before.
                         let datagram = (*own).datagram.as_ref();
                         let sent = datagram.and_then(|datagram| datagram.send((*socket).sk));
                         return Ok(without_edquot(sent.unwrap_or_else(|| {
@@ -89,7 +89,7 @@ impl<T: Protocol> Registration<T> {
                 };
                 let this = Socket::from_raw(socket);
                 let mut timeout = this.sk().receive_timeout(flags & DONTWAIT != 0);
-                // Nobody sleeps within UDP: rules may come meanwhile.
+                // No task sleeps within UDP: rules may change meanwhile.
                 loop {
                     let turn = state.protocol.may_read(this)?;
                     if flags & bindings::MSG_ERRQUEUE as i32 != 0 {

@@ -56,16 +56,16 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// The state of a new socket of a network namespace. Process context.
     fn new(net: &NetRef) -> Result<Self>;
 
-    /// The socket is whole, and nobody else has it yet; an error closes it. Process context.
+    /// The socket is whole, and no other task has it yet; an error closes it. Process context.
     fn opened(&self, socket: &Socket) -> Result;
 
-    /// Whether it may be bound so; looks at who the current process is. Process context.
+    /// Whether it may be bound so; identifies the current process. Process context.
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result;
 
     /// It is bound; an error is the caller's answer. Process context.
     fn bound(&self, socket: &Socket) -> Result;
 
-    /// Whether it may be connected so; looks at who the current process is. Process context.
+    /// Whether it may be connected so; identifies the current process. Process context.
     fn may_connect(&self, socket: &Socket, name: &Name) -> Result;
 
     /// It is connected, or not any more; an error is the caller's answer. Process context.
@@ -114,12 +114,12 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Whether packets can be read by recvmsg. Any context.
     fn has_queue(&self) -> bool;
 
-    /// Maps the socket's memory. Process context, with the process's memory locked: whoever reads
-    /// or writes a program's memory under a lock must not have that lock taken here.
+    /// Maps the socket's memory. Process context, with the process's memory locked: a lock under
+    /// which a program's memory is read or written must not be taken here.
     fn map(&self, vma: &Vma) -> Result;
 
     /// Packets were queued, after [`install_callbacks`]. The sock comes locked, too, if it has a receive hook:
-    /// then, as those who send don't wait, some may be left, which is the answer.
+    /// then, as senders don't wait, some may be left, which is the answer.
     fn data_ready(&self, sk: &Sock, locked: Option<LockedSock<'_>>, softirqs: &SoftirqsOff)
         -> bool;
 }
@@ -246,7 +246,7 @@ impl<T: Protocol> Registration<T> {
     ///
     /// # Safety
     ///
-    /// Nobody may use `table` yet.
+    /// `table` must not be in use yet.
     unsafe fn fill(
         table: &Operations,
         inner_family: i32,
@@ -333,7 +333,7 @@ impl<T: Protocol> Registration<T> {
         // SAFETY: The cache is there as long as the family is registered.
         let mut state = unsafe { CacheBox::new(state) }?;
         // SAFETY: `net` is the caller's. The inner socket is whole, and ours alone; the outer has
-        // no sock yet and nobody else knows it. After the graft the inner one has no sock, so that
+        // no sock yet and no other task knows it. After the graft the inner one has no sock, so that
         // its release frees nothing but itself.
         unsafe {
             let inner = inner_socket(net, family as i32, kern)?;
@@ -377,7 +377,7 @@ impl<T: Protocol> Registration<T> {
                 }
                 bindings::kopi_set_sk_inode_private(sk, ptr::null_mut());
                 bindings::kopi_write_unlock_bh_callback(sk);
-                // Waits if it runs; those who still have the state can't start it again.
+                // Waits if it runs; code that still has the state can't start it again.
                 bindings::disable_delayed_work_sync(state.work.get());
                 // Softirqs that still run with the state are done after a grace period.
                 bindings::call_rcu(state.rcu.get(), Some(Self::free));
@@ -390,7 +390,7 @@ impl<T: Protocol> Registration<T> {
     ///
     /// To be called by the kernel only, as the operation that it is set as.
     unsafe extern "C" fn free(rcu: *mut bindings::callback_head) {
-        // SAFETY: `rcu` is the state's, a box that `create` made and nobody uses any more.
+        // SAFETY: `rcu` is the state's, a box that `create` made and nothing uses any more.
         unsafe {
             let state = kernel::container_of!(
                 rcu.cast::<UnsafeCell<bindings::callback_head>>(),

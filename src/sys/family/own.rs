@@ -32,7 +32,7 @@ pub(in crate::sys) unsafe fn send_own<T: Protocol>(
     message: &mut Own<'_>,
 ) -> c_int {
     let message = ptr::from_mut(message);
-    // SAFETY: The socket is in use by the caller, and the message is valid, which nobody looks at
+    // SAFETY: The socket is in use by the caller, and the message is valid, which nothing reads
     // after this call.
     unsafe {
         let state = state::<T>((*socket.as_ptr()).sk);

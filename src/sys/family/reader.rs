@@ -50,7 +50,7 @@ impl<T: Protocol> Reader<'_, T> {
     ) -> Result<i32> {
         loop {
             {
-                // Nobody else takes what is first meanwhile.
+                // No other task takes the first datagram meanwhile.
                 let mut counted = self.turn.lock();
                 let Some((peer, bytes)) = self.peek()? else {
                     return Ok(EAGAIN.to_errno());
@@ -88,7 +88,7 @@ impl<T: Protocol> Reader<'_, T> {
         // SAFETY: By the invariants; the name is long enough for both families.
         let got = unsafe {
             if Socket::from_raw(self.socket).sk().peeks_on() {
-                // What is looked at needn't be what is read.
+                // The datagram that is peeked at needn't be the one that is read.
                 return Err(eopnotsupp());
             }
             (self.inner)(self.socket, &mut header, 0, flags)

@@ -113,6 +113,6 @@ pub(crate) fn next_packet(sk: &Sock, left: &mut u32) -> Option<SkBuff> {
     // SAFETY: A valid UDP sock, to which the caller has a reference.
     let skb = unsafe { bindings::kopi_udp_read_skb(sk.as_ptr(), left) };
     let skb = NonNull::new(skb)?;
-    // SAFETY: A packet of a UDP sock's queue, whose headers are linear; nobody else has it.
+    // SAFETY: A packet of a UDP sock's queue, whose headers are linear; which this CPU alone has.
     Some(unsafe { SkBuff::from_raw(skb) })
 }

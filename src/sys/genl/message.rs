@@ -136,7 +136,7 @@ pub(crate) fn has_listeners(net: &NetRef) -> bool {
     unsafe { bindings::kopi_genl_has_listeners(net.as_ptr()) }
 }
 
-/// Sends an event to all who listen in the namespace; `sleeps` says whether the context may.
+/// Sends an event to all listeners in the namespace; `sleeps` says whether the context may.
 pub(crate) fn send_event(
     net: &NetRef,
     command: u32,
@@ -154,7 +154,7 @@ pub(crate) fn send_event(
     Message::write(&skb, header, write)?;
     // SAFETY: The message is whole, and given away. The namespace is valid.
     match unsafe { bindings::kopi_genlmsg_multicast(net.as_ptr(), skb.give(), gfp) } {
-        // Nobody listens.
+        // There are no listeners.
         error if error == ESRCH.to_errno() => Ok(()),
         error => to_result(error),
     }

@@ -51,7 +51,7 @@ pub(crate) struct Dump<'a> {
 }
 
 impl<'a> Dump<'a> {
-    /// Who asks.
+    /// The requester.
     pub(crate) fn requester(&self) -> Requester<'a> {
         self.requester
     }

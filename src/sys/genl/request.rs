@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who asks, and what for.
+//! A request and its requester.
 
 use super::message::{Buffer, Message};
 use crate::sys::{bindings, pernet::NetRef};
@@ -10,7 +10,7 @@ use core::{
 };
 use kernel::{error::to_result, prelude::*, str::CStr};
 
-/// Who asks.
+/// The process that sent a request.
 #[derive(Clone, Copy)]
 pub(crate) struct Requester<'a> {
     pub(super) skb: NonNull<bindings::sk_buff>,
@@ -153,7 +153,7 @@ pub(crate) struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Who asks.
+    /// The process that sent a request.
     pub(crate) fn requester(&self) -> Requester<'a> {
         self.requester
     }

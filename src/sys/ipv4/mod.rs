@@ -18,7 +18,7 @@ use core::ptr::{self};
 use kernel::{error::Error, prelude::*, sync::rcu};
 pub(crate) use options::Options;
 use route::MTU_MIN;
-pub(crate) use route::{Route, To, Way};
+pub(crate) use route::{Route, RouteKey, To};
 
 /// Bytes of the longest datagram that is made in one piece of memory: udp_sendmsg() takes pages for
 /// what is much longer, which can be had when memory is in pieces.
@@ -146,7 +146,7 @@ impl Datagram<'_> {
     }
 }
 
-/// An skb of the sock's send buffer, with room for so many bytes: an error of the sock's, or `EAGAIN` if
+/// An skb of the sock's send buffer, with room for `room` bytes: an error of the sock's, or `EAGAIN` if
 /// its buffer is full. Process context; doesn't wait.
 ///
 /// # Safety
@@ -165,7 +165,7 @@ unsafe fn allocate(sk: *mut bindings::sock, room: usize) -> Result<*mut bindings
                 return Ok(skb);
             }
         }
-        // Which says what is wrong, and has who waits told of room.
+        // Which says what is wrong, and has waiting tasks woken when there is room.
         let dont_wait = 1;
         let mut error = 0;
         let skb = bindings::sock_alloc_send_pskb(sk, room, 0, dont_wait, &mut error, 0);

@@ -2,12 +2,12 @@
 
 //! What of a socket's options is in its packets.
 
-use super::route::{Route, To, Way};
+use super::route::{Route, RouteKey, To};
 use crate::sys::{bindings, sock::Sock};
 use core::ptr::{self};
 
-/// What the options of a sock come to for each datagram, as long as they ask for nothing that is
-/// udp_sendmsg()'s to do. To be looked at anew for each batch.
+/// The effect of a sock's options on each datagram, as long as none needs udp_sendmsg(). To be read anew
+/// for each batch.
 pub(crate) struct Options {
     /// Addresses and ports, big-endian.
     pub(super) source: u32,
@@ -19,7 +19,7 @@ pub(crate) struct Options {
     pub(super) device: i32,
     pub(super) mark: u32,
     pub(super) tos: u8,
-    /// Of each [`Way`]: mark and user; flow, TOS and flags of the look-up. The flow's number in its
+    /// Of each [`RouteKey`]: mark and user; flow, TOS and flags of the look-up. The flow's number in its
     /// namespace goes for what a socket can't change.
     pub(super) common: [u64; 2],
     /// IP_TTL, if it is set.
@@ -108,13 +108,13 @@ impl Options {
         }
     }
 
-    /// The mark that they were looked at with: a rule may have set another one since.
+    /// The mark that was read with them: a rule may have set another one since.
     pub(crate) fn mark(&self) -> u32 {
         self.mark
     }
 
-    /// The way of a datagram to there, or to the peer; `None` if it is for udp_sendmsg(). Any context.
-    pub(crate) fn way(&self, to: &To) -> Option<Way> {
+    /// The route key of a datagram to there, or to the peer; `None` if it is for udp_sendmsg(). Any context.
+    pub(crate) fn key(&self, to: &To) -> Option<RouteKey> {
         // A program of a cgroup may want another destination.
         // SAFETY: Reads a static key.
         if unsafe { bindings::kopi_cgroup_bpf_enabled_udp4_sendmsg() } {
@@ -135,7 +135,7 @@ impl Options {
             return None;
         }
         let [owner, rest] = self.common;
-        Some(Way {
+        Some(RouteKey {
             words: [
                 u64::from(address) | u64::from(port) << 32 | u64::from(self.source_port) << 48,
                 u64::from(from) | u64::from(device as u32) << 32,

@@ -72,20 +72,20 @@ impl Route {
 
     /// The route of a datagram of `sk`; `None` if it is for udp_sendmsg() to say what is wrong, or to
     /// send it. Any context.
-    pub(crate) fn look_up(sk: &Sock, way: &Way) -> Option<Self> {
+    pub(crate) fn look_up(sk: &Sock, key: &RouteKey) -> Option<Self> {
         // SAFETY: Zeroes are a flowi4 of nothing. The sock is valid, and so is its namespace.
         unsafe {
             let mut flow: bindings::flowi4 = core::mem::zeroed();
-            let [ends, source, owner, rest] = way.words;
+            let [ends, source, owner, rest] = key.words;
             bindings::kopi_flowi4_init_output(
                 &mut flow,
                 (source >> 32) as i32,
                 owner as u32,
                 (rest >> 32) as u8,
                 (rest >> 40) as u8,
-                way.to(),
+                key.to(),
                 source as u32,
-                way.port(),
+                key.port(),
                 (ends >> 48) as u16,
                 sk.as_ptr(),
             );
@@ -93,7 +93,7 @@ impl Route {
             let net = bindings::kopi_sock_net(sk.as_ptr());
             let route =
                 from_err_ptr(bindings::ip_route_output_flow(net, &mut flow, sk.as_ptr())).ok()?;
-            if flow.daddr != way.to() {
+            if flow.daddr != key.to() {
                 // Of no address; or translated.
                 bindings::dst_release(&raw mut (*route).dst);
                 return None;
@@ -126,13 +126,13 @@ impl Drop for Route {
 /// All that decides about the route of a datagram, and whose it is. Addresses and ports are
 /// big-endian.
 #[derive(Clone, Copy)]
-pub(crate) struct Way {
+pub(crate) struct RouteKey {
     /// Destination, its port, and the source's; source, or 0 if the route is to say, and device; and
     /// what [`Options::common`] has. Each begins with the lowest bits.
     pub(super) words: [u64; 4],
 }
 
-impl PartialEq for Way {
+impl PartialEq for RouteKey {
     /// Without a branch for each word.
     fn eq(&self, other: &Self) -> bool {
         let ([a, b, c, d], [e, f, g, h]) = (self.words, other.words);
@@ -140,7 +140,7 @@ impl PartialEq for Way {
     }
 }
 
-impl Way {
+impl RouteKey {
     /// The destination, big-endian.
     pub(crate) fn to(&self) -> u32 {
         self.words[0] as u32

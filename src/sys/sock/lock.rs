@@ -14,7 +14,7 @@ use crate::{
 use core::mem::size_of_val;
 use kernel::sync::rcu;
 
-/// A sock that is locked: nobody else changes its options, as programs of BPF may.
+/// A sock that is locked: no other task changes its options, as programs of BPF may.
 ///
 /// # Invariants
 ///
@@ -99,7 +99,7 @@ impl SockRef<'_> {
 }
 
 impl<'a> SockRef<'a> {
-    /// The UDP sock that a packet is for, which came by a device. The caller is in an RCU read-side
+    /// The UDP sock that a packet received by a device is for. The caller is in an RCU read-side
     /// section.
     pub(crate) fn find(net: &'a NetRef, ends: &FourTuple, ifindex: u32) -> Option<Self> {
         let (from, to) = (&ends.source, &ends.destination);
@@ -136,7 +136,7 @@ impl Drop for SockRef<'_> {
     }
 }
 
-/// Whether the UDP socket that a packet is for, which came by a device, asked for GRO packets. Softirqs are off.
+/// Whether the UDP socket that a packet received by a device is for, asked for GRO packets. Softirqs are off.
 pub(crate) fn wants_gro(net: &NetRef, ends: &FourTuple, ifindex: u32) -> bool {
     let _rcu = rcu::read_lock();
     let found = SockRef::find(net, ends, ifindex);

@@ -86,7 +86,7 @@ impl Sock {
         unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_err) != 0 }
     }
 
-    /// Leaves an error for the program, and wakes who waits for it.
+    /// Leaves an error for the program, and wakes the tasks that wait for it.
     pub(crate) fn set_error(&self, error: Error) {
         let errno = error.to_errno().wrapping_neg();
         // SAFETY: A valid sock; as sk_err is written elsewhere, without a lock.
@@ -113,7 +113,7 @@ impl Sock {
         unsafe { bindings::kopi_udp_is_corked(self.as_ptr()) }
     }
 
-    /// Whether SO_PEEK_OFF is on: the program looks at what isn't first, too.
+    /// Whether SO_PEEK_OFF is on: the program can peek behind the first datagram.
     pub(crate) fn peeks_on(&self) -> bool {
         // SAFETY: A valid sock; written without a lock elsewhere, too.
         unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_peek_off) >= 0 }
@@ -126,7 +126,7 @@ impl Sock {
         u32::from(shutdown) & bindings::RCV_SHUTDOWN != 0
     }
 
-    /// Bytes that it is charged for packets on their way. Any context.
+    /// Bytes that it is charged for packets in flight. Any context.
     pub(crate) fn sending(&self) -> u32 {
         // SAFETY: A valid sock. One is what the sock itself has.
         unsafe { bindings::kopi_sk_wmem_alloc(self.as_ptr()) }.saturating_sub(1)
@@ -166,7 +166,7 @@ impl Sock {
         Error::from_errno(unsafe { bindings::kopi_sock_intr_errno(timeout) })
     }
 
-    /// Polls the NIC's queue by which packets came, as SO_BUSY_POLL says: until `done`, or its time is
+    /// Polls the NIC's queue that delivered its packets, as SO_BUSY_POLL says: until `done`, or its time is
     /// over; once, if it may not take time. Process context.
     pub(crate) fn busy_poll<F: Fn() -> bool>(&self, nonblocking: bool, done: F) {
         // SAFETY: A valid sock. The function is called within the second call only, with the
@@ -191,7 +191,7 @@ impl Sock {
         u32::from(unsafe { bindings::kopi_udp_gso_size(self.as_ptr()) })
     }
 
-    /// Whether packets are to carry the time at which they came.
+    /// Whether packets are to carry the time of their arrival.
     pub(crate) fn wants_timestamp(&self) -> bool {
         // SAFETY: A valid sock.
         unsafe { bindings::kopi_sock_flag_rcvtstamp(self.as_ptr()) }
@@ -222,7 +222,7 @@ impl Sock {
         }
     }
 
-    /// Wakes who waits for data on the socket's own queue. Any context but hard interrupts.
+    /// Wakes the tasks that wait for data on the socket's own queue. Any context but hard interrupts.
     pub(crate) fn wake_readers(&self) {
         let _rcu = kernel::sync::rcu::read_lock();
         // SAFETY: A valid sock. Its pointer to the queue is read once, and is null when close() has
@@ -233,7 +233,7 @@ impl Sock {
         }
     }
 
-    /// Sends SIGIO to who asked for it, for data that came.
+    /// Sends SIGIO to the owner that asked for it: data have arrived.
     pub(crate) fn signal_io(&self) {
         // SAFETY: A valid sock.
         unsafe { bindings::kopi_sk_wake_async(self.as_ptr()) };
