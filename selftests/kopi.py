@@ -5,8 +5,10 @@ import atexit
 import ctypes
 import errno
 import fcntl
+import functools
 import mmap
 import os
+import re
 import socket
 import struct
 import sys
@@ -52,6 +54,14 @@ def unpack_address(name):
     if family == socket.AF_INET6:
         return socket.inet_ntop(family, name[8:24]), port
     return socket.inet_ntop(socket.AF_INET, name[4:8]), port
+
+
+@functools.cache
+def _counters():
+    """The names of the counters, as struct kopi_stats has them in their order."""
+    with open(os.path.join(os.path.dirname(__file__), "../uapi/kopi.h"), encoding="ascii") as header:
+        fields = header.read().split("struct kopi_stats {")[1].split("};")[0]
+    return re.findall(r"__u64\s+(\w+);", fields)
 
 
 def send_by_reference():
@@ -201,12 +211,8 @@ class Channel:
 
     def stats(self):
         """The counters, by name."""
-        names = ("tx_packets tx_bytes tx_errors tx_zerocopy rx_packets rx_bytes rx_drop_ring_full "
-                 "rx_drop_no_frame rx_drop_too_long tx_invalid fill_invalid ring_broken tx_pending "
-                 "flows tx_taken rx_taken tx_drop_denied tx_drop_unreachable tx_drop_too_long "
-                 "tx_drop_no_buffer tx_drop_invalid tx_drop_other tx_drop_rule "
-                 "tx_drop_rate rx_drop_rule rx_drop_rate engine_time").split()
-        return dict(zip(names, struct.unpack("=32Q", self.sock.getsockopt(SOL_KOPI, STATS, 256))))
+        values = struct.unpack("=32Q", self.sock.getsockopt(SOL_KOPI, STATS, 256))
+        return dict(zip(_counters(), values))
 
     def unaccounted(self):
         """Which packets the counters don't explain, or an empty string."""

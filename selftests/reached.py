@@ -3,7 +3,7 @@
 """Says which lines of the module were reached, of those that KCOV can see: reached MODULE FILE...
 
 Each FILE has offsets from the start of .text, as kopi-fuzz writes them. KCOV follows system calls,
-so what softirqs do, all of src/rx.rs, counts as not reached.
+so what softirqs do, all of src/rx/, counts as not reached.
 """
 
 import collections

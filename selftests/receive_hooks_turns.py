@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """Where a program sees each address that is received, which locks the sock, what came is read in turns."""
 
+import contextlib
 import os
+import signal
 import socket
 
 import bpf
@@ -19,10 +21,34 @@ def put(path, value):
         file.write(value)
 
 
+@contextlib.contextmanager
+def occupied(cpu):
+    """A process that leaves the CPU to nobody: no worker runs there."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.sched_setaffinity(0, {cpu})
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        os.write(writer, b"!")
+        while True:
+            pass
+    os.read(reader, 1)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        os.close(reader)
+        os.close(writer)
+
+
 def send_at_once(address):
-    """Nobody receives before all are queued: this CPU's workers wait."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source:
-        os.sched_setaffinity(0, {0})
+    """Nobody receives before all are queued: the workers of all CPUs wait."""
+    first, *others = sorted(os.sched_getaffinity(0))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as source, contextlib.ExitStack() as stack:
+        os.sched_setaffinity(0, {first})
+        for cpu in others:
+            stack.enter_context(occupied(cpu))
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
         for number in range(COUNT):
             source.sendto(number.to_bytes(4, "big"), address)

@@ -200,7 +200,7 @@ def replaced(ynl):
             drops = [struct.unpack("=32Q", sock.getsockopt(kopi.SOL_KOPI, kopi.STATS, 256))[23]
                      for sock in (channel.sock, joined)]
             check(f"{what} in the place of what has passed: over the rate", 0 < first < 16 and sum(drops) == 16 - first,
-                  (first, drops))
+                  (first, drops, {name: count for name, count in channel.stats().items() if count}))
             channel.sock.close()
         ask(ynl, "ruleset-set")
 

@@ -1,33 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Engines: kernel threads that look at the TX rings of busy channels, so that these need no
-//! doorbell.
+//! Engines: kernel threads that poll the TX rings of busy channels, so that these need no doorbell.
 //!
 //! A channel that asked for it is with an engine while it is busy. The doorbell brings it there, as
-//! does room in a full send buffer; it goes when nothing was in its ring for the idle time, and its
-//! `need_wakeup` is clear in between. An engine without channels sleeps. So what is idle costs
-//! nothing, however many there are.
+//! does room in a full send buffer. It leaves when its ring was empty for the idle time; its
+//! `need_wakeup` is clear in between. An engine without channels sleeps. So idle channels cost
+//! nothing, whatever their number.
 //!
-//! An engine takes turns by bytes ([`Deficit`]), of which a rule may give a flow more. It sends what the doorbell would, by the same code,
-//! and with the credentials that the channel's user has at that moment: what a security module or a
-//! missing capability would stop, it stops. Whose the packets are doesn't depend on who is running.
+//! An engine takes turns by bytes ([`Deficit`]), of which a rule may give a flow more. It sends
+//! what the doorbell would, by the same code, and with the credentials that the channel's user has
+//! at that moment. So a security module or a missing capability stops the same packets, and their
+//! owner doesn't depend on the running process.
 //!
-//! Whoever makes a channel's `ListArc` gives it to an engine; the engine alone has it from then on,
-//! sets and clears `need_wakeup`, under the channel's `sender`, and gives it up. Locks: [`ENGINES`],
+//! The maker of a channel's `ListArc` gives it to an engine. The engine alone has it from then on,
+//! sets and clears `need_wakeup` under the channel's `sender`, and gives it up. Locks: [`ENGINES`],
 //! then an engine's `inbox`, both with interrupts off.
 
 use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
 use crate::pure::drr::Deficit;
 use crate::sys::{
-    context::now,
+    context::{now, smp_mb},
     family,
     kthread::{Running, Thread, Work},
     lock::{LockIrq, SpinLockIrq},
     wait::WaitQueue, //
 };
 use crate::tx::Sender;
-use core::sync::atomic::{fence, Ordering};
 use kernel::{
     list::{List, ListArc},
     new_spinlock,
@@ -43,43 +42,44 @@ use kernel::{
 
 /// What a descriptor costs besides its payload, in bytes: about a packet's headers.
 const DESCRIPTOR_COST: u64 = 64;
-/// How long a visit may last that has sent something, in nanoseconds, whatever of its share is left.
+/// The longest time of a visit that has sent something, in nanoseconds, whatever is left of its
+/// share.
 const VISIT_MAX: u64 = 5_000_000;
 
 global_lock! {
     // SAFETY: `Engines::register` initializes it, before there is any socket.
-    /// Those that channels can be given to.
+    /// The engines that channels can be given to.
     unsafe(uninit) static ENGINES: SpinLock<KVec<Arc<Engine>>> = KVec::new();
 }
 
 global_lock! {
     // SAFETY: As above.
-    /// Their threads. Taken before all other locks, while they are exchanged.
+    /// The engines' threads. Taken before all other locks, while they are exchanged.
     unsafe(uninit) static THREADS: Mutex<KVec<Thread<Engine>>> = KVec::new();
 }
 
 /// Whether there are engines.
 static ANY: Atomic<bool> = Atomic::new(false);
 
-/// Between two looks of an engine that ends at a channel that somebody has, in microseconds.
+/// The time between two tries of an engine that ends to lock a sender, in microseconds.
 const LEAVING_TICK: i64 = 100;
 
 /// What an engine knows of a channel, under its `sender`.
 #[derive(Default)]
-pub(crate) struct Turn {
+pub(crate) struct Schedule {
     deficit: Deficit,
     /// When something was in the ring last.
     since: u64,
-    /// An engine has it, and looks at it.
+    /// An engine has the channel, and polls it.
     pub(crate) polled: bool,
 }
 
 /// What administrators set.
 #[derive(Clone, Copy)]
 pub(crate) struct Settings {
-    /// How long an empty ring is looked at, in nanoseconds.
+    /// The time for which an empty ring is polled, in nanoseconds.
     pub(crate) idle: u64,
-    /// What a channel may send at a time, in bytes.
+    /// The share of a channel in a round, in bytes.
     pub(crate) budget: u32,
 }
 
@@ -88,21 +88,21 @@ pub(crate) struct Settings {
 pub(crate) struct Engine {
     pub(crate) cpu: u32,
     pub(crate) settings: Settings,
-    /// Channels that were given to it, and that it hasn't seen yet.
+    /// Channels that were given to it, and that it hasn't visited yet.
     #[pin]
     inbox: SpinLockIrq<List<Channel>>,
     /// Where it sleeps.
     #[pin]
     wait: WaitQueue,
-    /// How many channels it has.
+    /// Number of its channels.
     pub(crate) channels: Atomic<u32>,
-    /// What it did; written by its thread.
-    pub(crate) counters: Counters,
+    /// Written by its thread.
+    pub(crate) counters: EngineCounters,
 }
 
 /// What an engine did.
 #[derive(Default)]
-pub(crate) struct Counters {
+pub(crate) struct EngineCounters {
     /// Visits of channels that had something to send.
     pub(crate) visits: Counter,
     /// Times that it was woken.
@@ -113,13 +113,13 @@ pub(crate) struct Counters {
     pub(crate) awake: Counter,
 }
 
-/// What came of a visit.
+/// The result of a visit.
 enum Visit {
     /// It sent something.
     Sent,
-    /// It has packets, and it isn't its turn.
+    /// The channel has packets, and must wait for its turn.
     Waits,
-    /// Nothing is to be sent, or somebody else is at it.
+    /// Nothing is to be sent, or another task has the sender.
     Nothing,
     /// The channel is to be given up.
     Over,
@@ -134,7 +134,7 @@ impl Engine {
                 inbox <- SpinLockIrq::new(new_spinlock!(List::new(), "kopi::Engine::inbox")),
                 wait <- WaitQueue::new(),
                 channels: Atomic::new(0),
-                counters: Counters::default(),
+                counters: EngineCounters::default(),
             }),
             GFP_KERNEL,
         )
@@ -156,7 +156,7 @@ impl Engine {
         !self.inbox.lock().is_empty()
     }
 
-    /// Looks at each channel once; says whether any had something to send.
+    /// Visits each channel once; says whether any had something to send.
     fn round(&self, thread: &Running, active: &mut List<Channel>, now: u64) -> bool {
         let mut busy = false;
         let mut kept = List::new();
@@ -175,37 +175,37 @@ impl Engine {
             }
             thread.pause();
         }
-        // Those that weren't reached come first.
+        // Channels that weren't reached come first.
         active.push_all_back(&mut kept);
         busy
     }
 
-    /// Looks at a channel.
+    /// Visits a channel.
     fn visit(&self, thread: &Running, channel: &Arc<Channel>, now: u64) -> Visit {
-        // One that rings, or asks for counters, doesn't hold up the others.
+        // A channel whose program rings, or whose counters are read, doesn't hold up the others.
         let Some(mut sender) = channel.sender.try_lock() else {
             return Visit::Nothing;
         };
         if sender.sockets.len() == 0 {
-            // No room will come any more, and what came once would bring the channel back.
+            // No room will come any more, and room that came once would bring the channel back.
             channel.forget_room();
             channel.set_polled(&mut sender, false);
             return Visit::Over;
         }
-        if !sender.turn.polled {
-            sender.turn.since = now;
+        if !sender.schedule.polled {
+            sender.schedule.since = now;
             channel.set_polled(&mut sender, true);
         }
         let visit = self.serve(thread, channel, &mut sender);
         match visit {
             Visit::Sent | Visit::Waits => {
-                sender.turn.since = now;
+                sender.schedule.since = now;
                 return visit;
             }
-            // What is stalled comes back when there is room.
+            // A stalled channel comes back when there is room.
             Visit::Nothing
                 if !channel.is_stalled_by_buffer()
-                    && now.saturating_sub(sender.turn.since) < self.settings.idle =>
+                    && now.saturating_sub(sender.schedule.since) < self.settings.idle =>
             {
                 return visit;
             }
@@ -216,7 +216,7 @@ impl Engine {
         // What was written before the program could see that is still this engine's to send.
         let last = self.serve(thread, channel, &mut sender);
         if matches!(last, Visit::Sent | Visit::Waits) {
-            sender.turn.since = now;
+            sender.schedule.since = now;
             channel.set_polled(&mut sender, true);
             return last;
         }
@@ -226,15 +226,15 @@ impl Engine {
     /// Sends what a channel may send now.
     fn serve(&self, thread: &Running, channel: &Arc<Channel>, sender: &mut Sender) -> Visit {
         if !channel.user().is_running() {
-            // Nobody to act for, until somebody rings.
+            // There is no user to act for, until a process rings.
             return Visit::Over;
         }
         if channel.is_stalled() {
             return Visit::Nothing;
         }
         if family::has_sendmsg_hooks() {
-            // For these UDP waits for the sock's lock, which a process can make last: the program
-            // rings, and waits itself.
+            // For these UDP waits for the sock's lock, which a process can hold for long: the
+            // program rings, and waits itself.
             return Visit::Over;
         }
         let waiting = match sender.waiting() {
@@ -243,7 +243,7 @@ impl Engine {
             Err(_) => return Visit::Over,
         };
         let share = u64::from(self.settings.budget).saturating_mul(u64::from(weight(sender)));
-        if !sender.turn.deficit.visit(share) {
+        if !sender.schedule.deficit.visit(share) {
             return Visit::Waits;
         }
         let end = now().saturating_add(VISIT_MAX);
@@ -252,8 +252,8 @@ impl Engine {
         })
     }
 
-    /// Sends the first `waiting` descriptors of a channel as long as `go_on` says, which is told what each
-    /// GSO packet or packet cost.
+    /// Sends the first `waiting` descriptors of a channel as long as `go_on` returns true. That
+    /// gets the cost of each packet or GSO packet.
     fn send(
         &self,
         channel: &Arc<Channel>,
@@ -261,8 +261,8 @@ impl Engine {
         waiting: u32,
         go_on: impl Fn(&mut Deficit, u64) -> bool,
     ) -> Visit {
-        // After the ring was looked at, which isn't looked at again: what was in it was written by a
-        // process that had these, or had them later.
+        // After the ring was read, which isn't read again: its writer had these credentials, then
+        // or later.
         let Some(credentials) = channel.user().credentials() else {
             return Visit::Over;
         };
@@ -270,7 +270,7 @@ impl Engine {
             return Visit::Nothing;
         }
         let start = now();
-        let mut deficit = sender.turn.deficit;
+        let mut deficit = sender.schedule.deficit;
         let taken = {
             let _assumed = credentials.assume();
             sender.take(channel, waiting, |count, bytes| {
@@ -280,7 +280,7 @@ impl Engine {
                 go_on(&mut deficit, cost)
             })
         };
-        sender.turn.deficit = deficit;
+        sender.schedule.deficit = deficit;
         let time = now().saturating_sub(start);
         channel.engine_time.add(time);
         self.counters.busy.add(time);
@@ -299,34 +299,34 @@ impl Engine {
         }
     }
 
-    /// Lets go of a channel, which is not polled any more.
+    /// Gives up a channel, which is not polled any more.
     fn give_up(&self, channel: ListArc<Channel>) {
         let channel = channel.into_arc();
         self.channels.fetch_sub(1, Relaxed);
         // Pairs with that in call(): either room_came() can give the channel to an engine, or it is
         // seen here that there is room.
-        fence(Ordering::SeqCst);
+        smp_mb();
         if channel.got_room() {
             call(&channel);
         }
     }
 
-    /// Lets go of all channels, of which other engines may take over some.
+    /// Gives up all channels, of which other engines may take over some.
     fn leave(&self, active: &mut List<Channel>) {
         self.open_inbox(active);
         while let Some(channel) = active.pop_front() {
             let channel = channel.into_arc();
             self.channels.fetch_sub(1, Relaxed);
-            fence(Ordering::SeqCst);
-            // Whoever takes it over finds it polled.
+            smp_mb();
+            // The engine that takes it over finds it polled.
             if !call(&channel) {
                 self.leave_to_doorbells(&channel);
             }
         }
     }
 
-    /// Has the program of a channel ring from now on, or has the doorbell see to that which is being
-    /// answered: what that waits for, a process can make last.
+    /// Has the program of a channel ring from now on. A doorbell that has the sender does that in
+    /// its place: a process can make it last long.
     fn leave_to_doorbells(&self, channel: &Arc<Channel>) {
         channel.ask_to_unpoll();
         let mut sender = loop {
@@ -336,13 +336,13 @@ impl Engine {
             if channel.is_ringing() {
                 return;
             }
-            // All others hold it for a moment.
+            // All other holders have it for a moment.
             fsleep(Delta::from_micros(LEAVING_TICK));
         };
         if !channel.unpoll_if_asked(&mut sender) || family::has_sendmsg_hooks() {
             return;
         }
-        // Nobody else looks at what was written before the program knew.
+        // Only this engine sends what was written before the program knew.
         if let Ok((waiting @ 1.., _)) = sender.waiting() {
             self.send(channel, &mut sender, waiting, |_, _| true);
         }
@@ -374,7 +374,7 @@ impl Work for Engine {
                 self.counters.wakeups.add(1);
                 woken = now();
             } else if !self.round(thread, &mut active, time) {
-                // Who polls needs the CPU less than anybody.
+                // All other tasks need the CPU more than a poller.
                 thread.make_way();
             }
         }
@@ -382,16 +382,16 @@ impl Work for Engine {
     }
 }
 
-/// Has an engine look at a channel that asked for one; says whether one does. Any context but hard
+/// Gives a channel that asked for it to an engine; says whether one has it. Any context but hard
 /// interrupts.
 pub(crate) fn call(channel: &Arc<Channel>) -> bool {
     if !channel.wants_engine() || !ANY.load(Relaxed) {
         return false;
     }
-    // Pairs with those of who gives a channel up.
-    fence(Ordering::SeqCst);
+    // Pairs with those in give_up() and leave().
+    smp_mb();
     let Ok(entry) = ListArc::try_from_arc(channel.clone()) else {
-        // It is with one.
+        // An engine has it.
         return true;
     };
     let engines = ENGINES.lock_irq();
@@ -432,16 +432,16 @@ pub(crate) fn set(cpus: impl Iterator<Item = u32>, settings: Settings) -> Result
     let any = !engines.is_empty();
     let before = core::mem::replace(&mut *ENGINES.lock_irq(), engines);
     ANY.store(any, Relaxed);
-    // Each gives its channels to the new ones.
+    // Each old engine gives its channels to the new ones.
     drop(core::mem::replace(&mut *changing, threads));
     for engine in before.iter() {
-        // Given to a thread that was stopped before it ever ran.
+        // Channels that a thread got which was stopped before it ever ran.
         engine.leave(&mut List::new());
     }
     Ok(())
 }
 
-/// The engines that there are now. Process context.
+/// All engines. Process context.
 pub(crate) fn all() -> Result<KVec<Arc<Engine>>> {
     // Keeps them from being exchanged, and their number from changing.
     let _changing = THREADS.lock();
@@ -473,7 +473,7 @@ impl Engines {
 impl Drop for Engines {
     fn drop(&mut self) {
         let settings = Settings { idle: 0, budget: 0 };
-        // No CPU is named, of which one could be wrong.
+        // Without a CPU there is none that could be wrong.
         let _ = set(core::iter::empty(), settings);
     }
 }

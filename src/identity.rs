@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Who has a flow: who used it last, or its channel.
+//! The owner of a flow: the process that used it, or its channel, last.
 //!
-//! Whoever uses a channel may send by any of its flows, and reads what all of them get. So the user
-//! is noted once for the channel, and a flow on it has the later of two identities: its own, of
-//! open(), bind(), connect() and sendmsg(), and that of the channel's user.
+//! A process that uses a channel may send by any of its flows, and reads what all of them get. So
+//! the user is noted once for the channel, and a flow on it has the later of two identities: its
+//! own, of open(), bind(), connect() and sendmsg(), and that of the channel's user.
 
 use crate::sys::{
     cred::Credentials,
@@ -31,11 +31,11 @@ fn next_age() -> u64 {
     LAST.fetch_add(1, Relaxed).wrapping_add(1)
 }
 
-/// Who has a flow. Flows of a process share its identity, as long as it stays the same.
+/// The owner of a flow. Flows of a process share its identity, as long as it stays the same.
 #[derive(Clone)]
 pub(crate) struct Owner {
     pub(crate) identity: Arc<Identity>,
-    /// Those that were found later have greater numbers; from 1.
+    /// An owner that was found later has a greater number; from 1.
     age: u64,
 }
 
@@ -67,7 +67,7 @@ impl Owner {
     }
 }
 
-/// Who used a channel last, by its doorbell or by mapping it.
+/// The process that used a channel last, by its doorbell or by mapping it.
 #[pin_data]
 pub(crate) struct User {
     #[pin]
@@ -79,7 +79,7 @@ pub(crate) struct User {
 }
 
 impl User {
-    /// Nobody yet. Process context.
+    /// No user yet. Process context.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
@@ -116,8 +116,8 @@ impl User {
         })
     }
 
-    /// What is written to the rings is by who used them last, as when he rings the doorbell; what an
-    /// engine calls before it sends. Process context.
+    /// The last user of the rings is the writer of what is in them, as if it rang the doorbell. An
+    /// engine calls this before it sends. Process context.
     pub(crate) fn note_again(&self) -> Result {
         if !self.outdated.load(Relaxed) {
             return Ok(());
@@ -126,20 +126,20 @@ impl User {
         self.note(Some(&latest.identity), || Ok(latest.again()))
     }
 
-    /// Notes an owner, in place of who had that identity if that matters.
+    /// Notes an owner; if `before` is given, only in place of one with that identity.
     fn note(
         &self,
         before: Option<&Arc<Identity>>,
         owner: impl FnOnce() -> Result<Owner>,
     ) -> Result {
-        // Before the owner is looked at: one who comes later says so again.
+        // Before the owner is read: a later change sets it again.
         self.outdated.store(false, Relaxed);
         let owner = owner()?;
         let old = {
             let mut latest = self.latest.lock();
             let is_other = |now: &Owner| before.is_some_and(|old| !Arc::ptr_eq(old, &now.identity));
             if latest.as_ref().is_some_and(is_other) {
-                // Somebody else used it meanwhile.
+                // Another process used it meanwhile.
                 Some(owner)
             } else {
                 let age = owner.age;
@@ -152,7 +152,7 @@ impl User {
         Ok(())
     }
 
-    /// Whether who used it last is still there, as the same program. Any context but hard
+    /// Whether the process that used it last still runs, as the same program. Any context but hard
     /// interrupts.
     pub(crate) fn is_running(&self) -> bool {
         let latest = self.latest.lock();
@@ -161,8 +161,8 @@ impl User {
             .is_some_and(|owner| owner.identity.process.is_running())
     }
 
-    /// The credentials that who used it last has now; `None` if he isn't there any more. Any context
-    /// but hard interrupts.
+    /// The credentials of now of the process that used it last; `None` if that has ended. Any
+    /// context but hard interrupts.
     pub(crate) fn credentials(&self) -> Option<Credentials> {
         let latest = self.latest.lock();
         Credentials::of(&latest.as_ref()?.identity.process)
@@ -176,7 +176,7 @@ impl User {
         }
     }
 
-    /// Who it is, if he came later than a flow's own owner. Any context but hard interrupts.
+    /// The user, if it is later than a flow's own owner. Any context but hard interrupts.
     pub(crate) fn later_than(&self, own: &Owner) -> Option<Owner> {
         if self.age.load(Acquire) <= own.age {
             return None;

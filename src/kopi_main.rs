@@ -2,13 +2,15 @@
 
 //! KOPI: a family of sockets with mapped packet rings and the kernel on their path.
 //!
-//! See `docs/architecture.md` for the way of a packet through these files.
+//! See `docs/architecture.md` for the walk of a packet through these files.
 
 #![deny(unsafe_code)]
 
 mod channel;
+mod describe;
 mod direct;
 mod engine;
+mod events;
 mod flow;
 mod identity;
 mod limits;
@@ -23,6 +25,7 @@ mod pure;
 mod routes;
 mod rules;
 mod rx;
+mod subject;
 // The floor of all unsafe code.
 #[allow(unsafe_code)]
 mod sys;
@@ -55,7 +58,7 @@ struct Kopi {
     _netlink: Family,
     _ports: Attaching,
     _engines: Engines,
-    _monitors: devices::Registration,
+    _monitors: devices::MonitorType,
     _namespaces: PerNet,
     _limits: Limits,
     _reaper: Reaper,
@@ -67,7 +70,7 @@ impl kernel::Module for Kopi {
         let reaper = Reaper::new()?;
         let limits = Limits::register()?;
         let namespaces = PerNet::register()?;
-        let monitors = devices::Registration::new()?;
+        let monitors = devices::MonitorType::new()?;
         let engines = Engines::register();
         let ports = Attaching::register()?;
         let netlink = Family::register()?;

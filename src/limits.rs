@@ -2,12 +2,12 @@
 
 //! What users and network namespaces hold, and the limits of it: `net.kopi.*` of sysctl.
 //!
-//! A user is who makes a flow or a channel, by the real user id, in whatever network namespace: passing
-//! a socket on leaves the charge with its maker. In user namespaces it is who made the outermost one, so
-//! that subordinate users don't multiply the limits. The memory of frames counts against RLIMIT_MEMLOCK
-//! and the memory cgroup besides.
+//! A user is the maker of a flow or a channel, by the real user id, in whatever network namespace:
+//! passing a socket on leaves the charge with its maker. In user namespaces it is the maker of the
+//! outermost one, so that subordinate users don't multiply the limits. The memory of frames counts
+//! against RLIMIT_MEMLOCK and the memory cgroup besides.
 
-use crate::netlink::events::tell_limit;
+use crate::events::tell_limit;
 use crate::pure::quota::{Holding, Over};
 use crate::sys::{
     context,
@@ -33,7 +33,7 @@ static NET_FRAMES: Number = Number::new(1 << 24);
 
 static SYSCTLS: Numbers<6> = Numbers::new();
 
-/// Who holds something.
+/// A holder of flows, channels and frames.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Holder {
     /// A user, by the number in the initial user namespace.
@@ -104,7 +104,7 @@ impl Limits {
     }
 }
 
-/// Something held, given back when dropped, in any context.
+/// A charge for something held, given back when dropped, in any context.
 pub(crate) struct Charge {
     user: u32,
     net: u64,
@@ -121,7 +121,7 @@ impl Charge {
         let holders = holders(user, cookie);
         let mut taken = take(holders, holding)?;
         if taken.is_err() {
-            // What was closed may not be given back yet.
+            // The charge of a closed socket may not be given back yet.
             reaper::flush();
             taken = take(holders, holding)?;
         }
@@ -140,7 +140,7 @@ impl Charge {
     }
 }
 
-/// Both who hold what a user has in a namespace.
+/// Both holders of what a user has in a namespace.
 fn holders(user: u32, net: u64) -> [Holder; 2] {
     [Holder::User(user), Holder::Net(net)]
 }

@@ -2,21 +2,21 @@
 
 //! The rules' verdict on a packet at the LOCAL_OUT hook, which sees all packets that a flow sends.
 
-use crate::flow::{Flow, Sent};
+use crate::flow::{Flow, OutPacket};
 use crate::rules::Outcome;
 use crate::sys::{
     errno::edquot,
     family,
-    local_out::{self, Judged, Leaving},
+    local_out::{self, Leaving, LocalOut},
     sock::Sock, //
 };
 use kernel::prelude::*;
 
 local_out::serve!(Flow);
 
-impl Judged for Flow {
+impl LocalOut for Flow {
     fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result {
-        let mut sent = Sent {
+        let mut sent = OutPacket {
             peer: packet.to,
             gso_size: packet.gso_size,
             bytes: packet.bytes,

@@ -3,7 +3,6 @@
 //! The header that monitor devices show with a packet: its flow and process, its direction, its
 //! fate.
 
-use crate::flow::Flow;
 use crate::pure::{
     abi::{
         MonHdr, MON_DROPPED, MON_IN, MON_OUT, MON_PASSED, MON_REASON_RATE, MON_REASON_RULE,
@@ -13,8 +12,9 @@ use crate::pure::{
     rule::{Direction, Peer}, //
 };
 use crate::rules::{Outcome, Policy};
+use crate::subject::Subject;
 use crate::sys::{
-    monitor::{First, Packet},
+    monitor::{Packet, QueuedSkb},
     sock::Sock,
     task, //
 };
@@ -98,7 +98,7 @@ impl Seen {
 }
 
 /// The monitor header of a packet of a flow.
-fn header(policy: &Policy, flow: &Flow, sk: &Sock, seen: Seen) -> MonHdr {
+fn header(policy: &Policy, flow: &impl Subject, sk: &Sock, seen: Seen) -> MonHdr {
     let identity = policy.identity();
     let program = identity.program.as_ref();
     let net = sk.net();
@@ -124,14 +124,14 @@ fn header(policy: &Policy, flow: &Flow, sk: &Sock, seen: Seen) -> MonHdr {
 }
 
 /// Whether a monitor device is up in the flow's namespace. Any context.
-pub(crate) fn is_watched(flow: &Flow) -> bool {
+pub(crate) fn is_watched(flow: &impl Subject) -> bool {
     flow.policy()
         .is_some_and(|policy| policy.net().monitors.is_any_up())
 }
 
 /// Shows a packet of a flow, if a monitor device is up in its namespace. Any context but hard
 /// interrupts, with interrupts on.
-pub(crate) fn show(flow: &Flow, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
+pub(crate) fn show(flow: &impl Subject, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
     let Some(policy) = flow.policy() else {
         return;
     };
@@ -143,8 +143,8 @@ pub(crate) fn show(flow: &Flow, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
 
 /// Shows the first packet in the queue of a flow without a channel, which is about to be read or
 /// refused. Process context.
-pub(crate) fn show_first(flow: &Flow, sk: &Sock, outcome: Outcome, peer: &Peer) {
-    let Some(first) = First::of(sk) else {
+pub(crate) fn show_first(flow: &impl Subject, sk: &Sock, outcome: Outcome, peer: &Peer) {
+    let Some(first) = QueuedSkb::of(sk) else {
         return;
     };
     let rule = flow
@@ -170,7 +170,7 @@ pub(crate) struct Unsent<'a> {
 }
 
 /// Shows a datagram that rules refused before it became an skb. Process context.
-pub(crate) fn show_unsent(flow: &Flow, sk: &Sock, outcome: Outcome, unsent: &Unsent<'_>) {
+pub(crate) fn show_unsent(flow: &impl Subject, sk: &Sock, outcome: Outcome, unsent: &Unsent<'_>) {
     let rule = flow.policy().map_or(0, |policy| {
         policy.rule_for(sk, Direction::Out, &unsent.peer)
     });

@@ -7,7 +7,7 @@ use crate::monitor::{self, Seen};
 use crate::netns::Net;
 use crate::pure::ip;
 use crate::sys::{
-    monitor::{Packet, Probes, Receiver, Seeing},
+    monitor::{DroppedFor, Packet, Probes, Seeing},
     sock::{Sock, SockRef}, //
 };
 use kernel::{prelude::*, sync::rcu};
@@ -27,7 +27,7 @@ impl Probes for OfFlows {
         }
     }
 
-    fn dropped(packet: Seeing<'_>, reason: u32, receiver: Receiver<'_>, rcu: &rcu::Guard) {
+    fn dropped(packet: Seeing<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard) {
         let came_by = packet.came_by();
         let show = |sk: &Sock, flow: &Flow| {
             // KOPI drops this packet itself, and shows it with its own reason.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a channel remembers of the ways that its packets take: so that a datagram that is nothing
+//! What a channel remembers of the routes of its packets: so that a datagram that is nothing
 //! special (`sys/ipv4.rs`) needs neither udp_sendmsg() nor a look-up.
 
 use crate::flow::Flow;
@@ -9,7 +9,7 @@ use crate::pure::{
     cache::Set, //
 };
 use crate::sys::{
-    ipv4::{Datagram, Options, Route, To, Way},
+    ipv4::{Datagram, Options, Route, RouteKey, To},
     region::Bytes,
     sock::Sock, //
 };
@@ -24,7 +24,7 @@ pub(crate) struct Routes {
     /// Of the flow of this number on the channel, as of this batch; `None` if they are special.
     options: Option<(u32, Option<Options>)>,
     /// Made when they are needed.
-    sets: KVVec<Set<Way, Route>>,
+    sets: KVVec<Set<RouteKey, Route>>,
     /// Counts up, to say which goes for another.
     victim: usize,
 }
@@ -83,8 +83,8 @@ impl Routes {
                 data,
             });
         }
-        let way = self.current()?.way(&to(meta))?;
-        let Some((set, place)) = self.find_route(sk, &way) else {
+        let key = self.current()?.key(&to(meta))?;
+        let Some((set, place)) = self.find_route(sk, &key) else {
             // Not to be looked for twice for each of a batch, where IPsec has all packets, say.
             self.options = Some((number, None));
             return None;
@@ -92,8 +92,8 @@ impl Routes {
         Some(Datagram {
             options: self.current()?,
             route: self.sets.get(set)?.get(place)?,
-            to: way.to(),
-            port: way.port(),
+            to: key.to(),
+            port: key.port(),
             data,
         })
     }
@@ -102,31 +102,31 @@ impl Routes {
         self.options.as_ref()?.1.as_ref()
     }
 
-    /// Finds a good route of a way, by a look-up if it isn't remembered; gives its set and the place there.
-    fn find_route(&mut self, sk: &Sock, way: &Way) -> Option<(usize, usize)> {
-        let at = way.hash() as usize & (SETS - 1);
+    /// Finds a good route of a key, by a look-up if it isn't remembered; gives its set and the place there.
+    fn find_route(&mut self, sk: &Sock, key: &RouteKey) -> Option<(usize, usize)> {
+        let at = key.hash() as usize & (SETS - 1);
         if let Some(set) = self.sets.get_mut(at) {
-            if let Some(place) = set.find(way) {
+            if let Some(place) = set.find(key) {
                 if set.get(place)?.is_valid() {
                     return Some((at, place));
                 }
                 set.put(place, None);
             }
         }
-        let route = Route::look_up(sk, way)?;
+        let route = Route::look_up(sk, key)?;
         if self.sets.is_empty() {
             self.sets = empty_sets().ok()?;
         }
         self.victim = self.victim.wrapping_add(1);
         let set = self.sets.get_mut(at)?;
         let place = set.room(self.victim);
-        set.put(place, Some((*way, route)));
+        set.put(place, Some((*key, route)));
         Some((at, place))
     }
 }
 
 /// Places for routes: `ENOMEM`. Process context.
-fn empty_sets() -> Result<KVVec<Set<Way, Route>>> {
+fn empty_sets() -> Result<KVVec<Set<RouteKey, Route>>> {
     let mut sets = KVVec::with_capacity(SETS, GFP_KERNEL_ACCOUNT)?;
     for _ in 0..SETS {
         sets.push_within_capacity(Set::new()).map_err(|_| ENOMEM)?;

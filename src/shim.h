@@ -297,6 +297,7 @@ unsigned long kopi_local_irq_save(void);
 void kopi_local_irq_restore(unsigned long flags);
 void kopi_cond_resched(void);
 void kopi_cond_resched_tasks_rcu_qs(void);
+void kopi_smp_mb(void);
 bool kopi_cpu_online(unsigned int cpu);
 u64 kopi_ktime_get_ns(void);
 void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table);

@@ -7,6 +7,7 @@
  * channel: a mapped region of frames and four rings, which from then on carries
  * its packets. docs/abi.md has the memory layout, the ordering rules and the
  * table of errors.
+ *
  * All fields are in host byte order, except addresses and ports, which are in
  * network byte order. Fields named reserved must be zero if the program writes
  * them, and are zero if the kernel does.
@@ -70,7 +71,8 @@ struct kopi_info {
 };
 
 /* kopi_channel_req.flags */
-/* GSO, sending: consecutive datagrams of one size to one peer in the TX ring
+/*
+ * GSO, sending: consecutive datagrams of one size to one peer in the TX ring
  * travel as one GSO packet, which meets each hook once, as with UDP_SEGMENT.
  */
 #define KOPI_CHANNEL_GSO	(1u << 0)
@@ -137,6 +139,7 @@ struct kopi_layout {
 /*
  * Flags of a ring, in shared memory. The kernel writes those of TX and FILL,
  * the program those of RX and COMPLETION.
+ *
  * TX, FILL: set while the kernel reads the ring only when the doorbell rings.
  * RX, COMPLETION: set while the program wants to be woken for a new entry; it is
  * set when the channel is made. A program that polls the ring may clear it.
@@ -214,7 +217,7 @@ struct kopi_stats {
 	 * rx_packets and all rx_drop_*: no datagram is unaccounted for
 	 */
 	__u64	tx_taken;		/* datagrams taken from the TX ring */
-	__u64	rx_taken;		/* datagrams that came to the flow */
+	__u64	rx_taken;		/* datagrams that reached the flow */
 	__u64	tx_drop_denied;		/* EPERM, EACCES: filter, cgroup, LSM */
 	__u64	tx_drop_unreachable;	/* ENETUNREACH, ECONNREFUSED and the like */
 	__u64	tx_drop_too_long;	/* EMSGSIZE */
@@ -230,7 +233,8 @@ struct kopi_stats {
 	__u64	reserved[5];
 };
 
-/* ioctl(fd, KOPI_IOC_DOORBELL, flags): makes the kernel process the channel.
+/*
+ * ioctl(fd, KOPI_IOC_DOORBELL, flags): makes the kernel process the channel.
  * Returns the number of TX descriptors that were taken.
  */
 #define KOPI_IOC_DOORBELL	_IO(0xcb, 1)
@@ -246,7 +250,8 @@ struct kopi_stats {
 /* poll(): POLLIN is RX, POLLOUT room to send, and this an unread COMPLETION. */
 #define KOPI_POLL_COMPLETION	0x0200		/* POLLWRBAND */
 
-/* struct kopi_mon_hdr: the header that a device of type kopimon shows in front of
+/*
+ * struct kopi_mon_hdr: the header that a device of type kopimon shows in front of
  * each packet.
  *
  * While such a device is up, packet sockets on it see the packets of its network
@@ -289,7 +294,8 @@ struct kopi_mon_hdr {
 #define KOPI_MON_REASON_RULE	4	/* a rule, or the default, denies it */
 #define KOPI_MON_REASON_RATE	5	/* over the rate of a rule */
 
-/* struct kopi_port_map: the ports that the XDP program of an attached device
+/*
+ * struct kopi_port_map: the ports that the XDP program of an attached device
  * redirects to KOPI.
  *
  * It lies at the start of a page of shared memory (an array map with

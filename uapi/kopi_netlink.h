@@ -36,8 +36,8 @@ enum kopi_verdict {
 };
 
 /**
- * enum kopi_path - Which way packets of flows leave by a device; those from
- *   datagram on are said of flows only.
+ * enum kopi_path - The TX path of flows' packets by a device, and why. Values
+ *   from datagram on are of flows only.
  * @KOPI_PATH_DIRECT: Cut up, and given to the driver.
  * @KOPI_PATH_NO_PROGRAM: By the stack, since no XDP program has the driver
  *   take frames.
@@ -45,7 +45,7 @@ enum kopi_verdict {
  *   device's egress.
  * @KOPI_PATH_HOOK: By the stack, since another hook of netfilter's egress
  *   comes later.
- * @KOPI_PATH_TAP: By the stack, since a packet socket looks at what leaves.
+ * @KOPI_PATH_TAP: By the stack, since a packet socket is to see the packets.
  * @KOPI_PATH_MONITOR: By the stack, since a device of type kopimon is up.
  * @KOPI_PATH_QDISC: By the stack, since a qdisc holds packets, or lets none
  *   pass it by.
@@ -78,8 +78,8 @@ enum kopi_path {
 };
 
 /**
- * enum kopi_receive_path - Which way packets of flows come in from a device;
- *   no-gro is said of flows only.
+ * enum kopi_receive_path - The RX path of flows' packets from a device, and
+ *   why; no-gro is of flows only.
  * @KOPI_RECEIVE_PATH_DIRECT: By its XDP program, which redirects them to be
  *   coalesced to GRO packets.
  * @KOPI_RECEIVE_PATH_NO_PROGRAM: By the stack, since its XDP program is not

@@ -9,7 +9,7 @@ use super::{
 use crate::flow::Flow;
 use crate::sys::{
     context::{now, BottomHalvesOff},
-    direct::port_map::PortMap,
+    direct::port_map::PinnedPortMap,
     netdev::{self, Device, DeviceEvents, Egress, Hooked, Rtnl},
     pernet::NetRef, //
 };
@@ -36,7 +36,7 @@ global_lock! {
 }
 
 /// Why a device can't be attached.
-pub(crate) enum Refusal {
+pub(crate) enum AttachError {
     /// There is no such device.
     Absent,
     /// It is attached already.
@@ -52,7 +52,7 @@ pub(crate) enum Refusal {
     Other(Error),
 }
 
-impl From<Error> for Refusal {
+impl From<Error> for AttachError {
     fn from(error: Error) -> Self {
         Self::Other(error)
     }
@@ -63,32 +63,32 @@ impl From<Error> for Refusal {
 pub(crate) fn attach(
     net: &NetRef,
     ifindex: u32,
-    port_map: Option<PortMap>,
-) -> core::result::Result<(), Refusal> {
+    port_map: Option<PinnedPortMap>,
+) -> core::result::Result<(), AttachError> {
     let _rtnl = Rtnl::lock();
-    let device = Device::get(net, ifindex).map_err(|_| Refusal::Absent)?;
+    let device = Device::get(net, ifindex).map_err(|_| AttachError::Absent)?;
     if !device.is_ethernet() || !device.is_nic() {
-        return Err(Refusal::NotNic);
+        return Err(AttachError::NotNic);
     }
     if !device.has_driver() {
-        return Err(Refusal::NoFrames);
+        return Err(AttachError::NoFrames);
     }
     {
         let mut devices = ATTACHED.lock();
         if devices.iter().any(|hooked| is_of(hooked, net, ifindex)) {
-            return Err(Refusal::Attached);
+            return Err(AttachError::Attached);
         }
         if devices.len() >= ATTACHED_MAX {
-            return Err(Refusal::TooMany);
+            return Err(AttachError::TooMany);
         }
         // The place stays free without the lock: devices are only added under RTNL.
         devices
             .reserve(1, GFP_KERNEL_ACCOUNT)
-            .map_err(|_| Refusal::Other(ENOMEM))?;
+            .map_err(|_| AttachError::Other(ENOMEM))?;
     }
     let hooked = Hooked::new(AttachedDevice::new(device, port_map)?)?;
     let refused = ATTACHED.lock().push_within_capacity(hooked);
-    refused.map_err(|_| Refusal::Other(ENOMEM))
+    refused.map_err(|_| AttachError::Other(ENOMEM))
 }
 
 /// Detaches a device once no packet is in flight, or after [`CLOSING`]. `ENODEV` if it isn't
@@ -233,7 +233,7 @@ impl Attached {
 }
 
 /// While it lives, devices can be attached.
-pub(crate) struct Attaching(netdev::Registration);
+pub(crate) struct Attaching(netdev::DeviceNotifier);
 
 impl Attaching {
     /// Registers for device events. There can be one registration at a time.
@@ -241,7 +241,7 @@ impl Attaching {
     pub(crate) fn register() -> Result<Self> {
         // SAFETY: The module's init is the only caller, and runs once.
         unsafe { ATTACHED.init() };
-        Ok(Self(netdev::Registration::new()?))
+        Ok(Self(netdev::DeviceNotifier::new()?))
     }
 }
 

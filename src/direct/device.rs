@@ -6,13 +6,13 @@ use super::{
     counters::Counters,
     path::{why_not, RxPath, TxPath},
     queue::Queue,
-    receive::Receiver, //
+    receive::RedirectReceiver, //
 };
 use crate::flow::Flow;
 use crate::sys::{
     context::BottomHalvesOff,
-    direct::{egress::EgressSkb, port_map::PortMap, redirect_device::RedirectDevice},
-    netdev::{Device, Egress, Timer, Verdict}, //
+    direct::{egress::EgressSkb, port_map::PinnedPortMap, redirect_device::RedirectDevice},
+    netdev::{Device, Egress, EgressVerdict, Timer}, //
 };
 use core::sync::atomic::{
     AtomicBool,
@@ -40,13 +40,13 @@ pub(crate) struct AttachedDevice {
     /// It takes no more packets.
     pub(super) closing: AtomicBool,
     /// The target of redirected frames, if the device was attached with a port map.
-    pub(super) receiving: Option<RedirectDevice<Receiver>>,
+    pub(super) receiving: Option<RedirectDevice<RedirectReceiver>>,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl AttachedDevice {
     /// Under RTNL.
-    pub(super) fn new(device: Device, port_map: Option<PortMap>) -> Result<Self> {
+    pub(super) fn new(device: Device, port_map: Option<PinnedPortMap>) -> Result<Self> {
         let number = NUMBER.fetch_add(1, Relaxed);
         let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
         let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
@@ -59,7 +59,7 @@ impl AttachedDevice {
         let receiving = match port_map {
             None => None,
             Some(port_map) => {
-                let receiver = Receiver::new(device.clone(), port_map, counters.clone())?;
+                let receiver = RedirectReceiver::new(device.clone(), port_map, counters.clone())?;
                 Some(RedirectDevice::new(receiver)?)
             }
         };
@@ -100,7 +100,7 @@ impl AttachedDevice {
             TxPath::Hook
         } else if self.device.is_tapped() {
             TxPath::Tap
-        } else if self.device.net().state().monitors.is_any_up() {
+        } else if self.device.net().state().policy.monitors.is_any_up() {
             TxPath::Monitor
         } else if !self.device.queues_can_be_bypassed() {
             TxPath::Qdisc
@@ -150,9 +150,9 @@ impl Egress for AttachedDevice {
         &self.device
     }
 
-    fn egress(&self, skb: EgressSkb<'_>) -> Verdict {
+    fn egress(&self, skb: EgressSkb<'_>) -> EgressVerdict {
         let Some((_, flow)) = skb.flow::<Flow>() else {
-            return Verdict::Pass;
+            return EgressVerdict::Pass;
         };
         let direct = &flow.direct;
         let in_flight = direct.in_flight.load(Relaxed);
@@ -160,7 +160,7 @@ impl Egress for AttachedDevice {
             direct.note_gso();
         } else if in_flight == 0 && !direct.takes_single(self.number) {
             direct.note_path(&self.device, why_not(&skb));
-            return Verdict::Pass;
+            return EgressVerdict::Pass;
         }
         let path = self.path_of(&skb);
         let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
@@ -169,7 +169,7 @@ impl Egress for AttachedDevice {
             direct.note_path(&self.device, path);
             direct.leave();
             self.count_passed(&skb);
-            return Verdict::Pass;
+            return EgressVerdict::Pass;
         }
         direct.note_path(&self.device, path);
         // A flow that left the direct path has earlier packets in this queue that the stack is to
@@ -180,7 +180,7 @@ impl Egress for AttachedDevice {
         }
         let here = CpuId::current().as_u32();
         let Some(own) = self.queues.get(here as usize) else {
-            return Verdict::Pass;
+            return EgressVerdict::Pass;
         };
         if directly {
             skb.count(&self.device, here % self.device.queues().max(1));
@@ -196,13 +196,13 @@ impl Egress for AttachedDevice {
                 .map(|queue| queue.queue.join(packet))
             {
                 Some(Err(back)) => packet = back,
-                _ => return Verdict::Taken,
+                _ => return EgressVerdict::Taken,
             }
         }
         direct.cpu.store(here as u16, Relaxed);
         own.queue.add(packet);
         own.poll();
-        Verdict::Taken
+        EgressVerdict::Taken
     }
 }
 

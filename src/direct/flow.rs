@@ -42,7 +42,7 @@ pub(crate) struct Direct {
     /// The time in nanoseconds before which the flow doesn't try to enter the direct path again.
     pub(super) pause: AtomicU64,
     /// Non-GSO datagrams since the last GSO packet, as [`DATAGRAMS_MAX`] counts them.
-    singles: AtomicU8,
+    datagrams: AtomicU8,
     /// Interface index of the attached device that saw the flow's last packet, and that packet's
     /// path; 0 if none has seen one.
     last_device: AtomicU32,
@@ -91,19 +91,19 @@ impl Direct {
         if !self.goes_by(attached) {
             return false;
         }
-        let singles = self.singles.load(Relaxed);
-        if singles >= DATAGRAMS_MAX {
+        let datagrams = self.datagrams.load(Relaxed);
+        if datagrams >= DATAGRAMS_MAX {
             self.leave();
             return false;
         }
-        self.singles.store(singles.saturating_add(1), Relaxed);
+        self.datagrams.store(datagrams.saturating_add(1), Relaxed);
         true
     }
 
-    /// Records that a GSO packet came, which ends a sequence of non-GSO datagrams.
+    /// Records a GSO packet, which ends a sequence of non-GSO datagrams.
     pub(super) fn note_gso(&self) {
-        if self.singles.load(Relaxed) != 0 {
-            self.singles.store(0, Relaxed);
+        if self.datagrams.load(Relaxed) != 0 {
+            self.datagrams.store(0, Relaxed);
         }
     }
 

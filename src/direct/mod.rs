@@ -19,8 +19,8 @@ mod queue;
 mod receive;
 mod redirected_ports;
 
-pub(crate) use attach::{attach, detach, each, Attached, Attaching, Refusal};
+pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching};
 pub(crate) use device::AttachedDevice;
 pub(crate) use flow::Direct;
 pub(crate) use path::TxPath;
-pub(crate) use redirected_ports::{RedirectedPorts, Room};
+pub(crate) use redirected_ports::{PortRoom, RedirectedPorts};

@@ -6,7 +6,7 @@ use super::counters::Counters;
 use crate::flow::Flow;
 use crate::sys::{
     context::now,
-    direct::egress::{List, Sent, TakenSkb},
+    direct::egress::{List, TakenSkb, XmitResult},
     netdev::{Device, Polled},
     sock::Sock, //
 };
@@ -270,7 +270,7 @@ impl Queue {
             packet.with_flow(|_, flow: &Flow| flow.direct.with_driver.fetch_add(1, Relaxed));
         }
         match sent {
-            Sent::All => {
+            XmitResult::All => {
                 let datagrams = packet.datagrams();
                 let counters = &self.counters;
                 counters.packets.fetch_add(u64::from(datagrams), Relaxed);
@@ -279,18 +279,20 @@ impl Queue {
                     .fetch_add(u64::from(datagrams > 1), Relaxed);
                 Some(Step::Given)
             }
-            Sent::Some => {
+            XmitResult::Some => {
                 packet.refused(now(), true);
                 None
             }
             // The failure may be temporary: the program was detached in the middle of the packet,
             // say, or memory is short.
-            Sent::None | Sent::Failed if packet.has_begun() || sent == Sent::None => {
+            XmitResult::None | XmitResult::Failed
+                if packet.has_begun() || sent == XmitResult::None =>
+            {
                 let now = now();
                 if packet.refused(now, false) < DRIVER_MAX {
                     return None;
                 }
-                if sent == Sent::None {
+                if sent == XmitResult::None {
                     let until = now.saturating_add(REFUSED_PAUSE);
                     self.counters.refused_until.store(until, Relaxed);
                 }
@@ -300,7 +302,7 @@ impl Queue {
                 packet.leave_to_stack();
                 self.may_pass_on(packet)
             }
-            Sent::None | Sent::Failed => {
+            XmitResult::None | XmitResult::Failed => {
                 packet.leave_to_stack();
                 self.may_pass_on(packet)
             }

@@ -11,13 +11,13 @@
 use super::counters::Counters;
 use super::redirected_ports::RedirectedPorts;
 use crate::pure::{
-    gro::{are_alike, are_of_one_flow, ends, Datagram, First, GRO_BYTES_MAX, GRO_MAX}, //
+    gro::{are_alike, are_of_one_flow, ends, FirstFrame, UdpFrame, GRO_BYTES_MAX, GRO_MAX}, //
 };
 use crate::sys::{
     direct::{
-        port_map::PortMap,
+        port_map::PinnedPortMap,
         redirect_device,
-        redirected::{deliver_gro, fit, Frame}, //
+        redirected::{deliver_gro, fit, XdpFrame}, //
     },
     netdev::Device,
     sock,
@@ -35,9 +35,9 @@ const COALESCED_MAX: usize = 16;
 
 /// Datagrams that can be one GRO packet, or one frame that can't be part of any.
 struct Coalesced {
-    frames: KVec<Frame>,
-    /// The headers of the first datagram; [`First::NONE`] for a frame that can't be part of any.
-    first: First,
+    frames: KVec<XdpFrame>,
+    /// The headers of the first datagram; [`FirstFrame::NONE`] for a frame that can't be part of any.
+    first: FirstFrame,
     /// Bytes of payload of the last datagram. All before it have as many bytes as the first one.
     last: usize,
     /// Number of datagrams that can still be added; 0 when it is closed.
@@ -48,7 +48,7 @@ impl Coalesced {
     fn new() -> Result<Self> {
         Ok(Self {
             frames: KVec::with_capacity(GRO_MAX, GFP_KERNEL_ACCOUNT)?,
-            first: First::NONE,
+            first: FirstFrame::NONE,
             last: 0,
             room: 0,
         })
@@ -56,8 +56,8 @@ impl Coalesced {
 
     /// Begins it with the headers of a datagram, or with `None` for a frame that can't be part of
     /// any.
-    fn begin(&mut self, datagram: Option<&Datagram<'_>>) {
-        self.first = datagram.map_or(First::NONE, First::new);
+    fn begin(&mut self, datagram: Option<&UdpFrame<'_>>) {
+        self.first = datagram.map_or(FirstFrame::NONE, FirstFrame::new);
         self.last = self.first.payload();
         let most = GRO_BYTES_MAX.checked_div(self.last).unwrap_or(0);
         self.room = most.min(GRO_MAX).min(fit(self.last)).saturating_sub(1);
@@ -65,7 +65,7 @@ impl Coalesced {
 
     /// Adds a frame that belongs to it, or gives it back if there is no room.
     #[inline]
-    fn take(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
+    fn take(&mut self, frame: XdpFrame) -> core::result::Result<(), XdpFrame> {
         if self.frames.len() == 1 {
             frame.begin_numbers(&mut self.first);
         }
@@ -77,7 +77,7 @@ impl Coalesced {
     /// Whether a frame is the next datagram, of the same length and with the same headers as the
     /// first.
     #[inline]
-    fn goes_on(&self, frame: &Frame) -> bool {
+    fn goes_on(&self, frame: &XdpFrame) -> bool {
         self.room > 0 && frame.follows(&self.first, self.frames.len())
     }
 
@@ -126,7 +126,7 @@ impl Gathering {
 
     /// Adds a frame, or gives it back if there are too many GRO packets.
     #[inline(always)]
-    fn add(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
+    fn add(&mut self, frame: XdpFrame) -> core::result::Result<(), XdpFrame> {
         // Usually the frame continues the most recent GRO packet.
         match self.packets.get_mut(self.used.wrapping_sub(1)) {
             Some(last) if last.goes_on(&frame) => {
@@ -140,7 +140,7 @@ impl Gathering {
     /// Adds a frame that doesn't continue the most recent GRO packet, or gives it back if there are
     /// too many GRO packets.
     #[inline(never)]
-    fn place(&mut self, frame: Frame) -> core::result::Result<(), Frame> {
+    fn place(&mut self, frame: XdpFrame) -> core::result::Result<(), XdpFrame> {
         let Some((used, free)) = self.packets.split_at_mut_checked(self.used) else {
             return Err(frame);
         };
@@ -181,24 +181,24 @@ impl Gathering {
 }
 
 /// The receiver of the redirected frames of one device.
-pub(crate) struct Receiver {
+pub(crate) struct RedirectReceiver {
     device: Arc<Device>,
-    wanted: Arc<PortMap>,
+    wanted: Arc<PinnedPortMap>,
     counters: Arc<Counters>,
     /// One for each CPU; `None` while that CPU uses it, without the lock.
     cpus: KVec<Pin<KBox<SpinLock<Option<Gathering>>>>>,
 }
 
-impl Receiver {
+impl RedirectReceiver {
     /// A receiver that takes no frames yet: `ENOMEM`. Process context.
     pub(crate) fn new(
         device: Arc<Device>,
-        port_map: PortMap,
+        port_map: PinnedPortMap,
         counters: Arc<Counters>,
     ) -> Result<Self> {
         let mut cpus = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..nr_cpu_ids() {
-            let gathering = new_spinlock!(Some(Gathering::new()?), "kopi::Receiver::cpus");
+            let gathering = new_spinlock!(Some(Gathering::new()?), "kopi::RedirectReceiver::cpus");
             let gathering = KBox::pin_init(gathering, GFP_KERNEL_ACCOUNT)?;
             cpus.push_within_capacity(gathering).map_err(|_| ENOMEM)?;
         }
@@ -267,9 +267,9 @@ impl Receiver {
     }
 }
 
-redirect_device::serve!(Receiver);
+redirect_device::serve!(RedirectReceiver);
 
-impl redirect_device::Receiver for Receiver {
+impl redirect_device::FrameReceiver for RedirectReceiver {
     fn device(&self) -> &Device {
         &self.device
     }
@@ -293,7 +293,7 @@ impl redirect_device::Receiver for Receiver {
     }
 
     /// Takes no frames if this CPU is already within this function, or has no memory for gathering.
-    fn xdp_xmit(&self, frames: impl Iterator<Item = Frame>, last: bool) -> bool {
+    fn xdp_xmit(&self, frames: impl Iterator<Item = XdpFrame>, last: bool) -> bool {
         let Some(cpu) = self.cpus.get(CpuId::current().as_u32() as usize) else {
             return false;
         };

@@ -3,7 +3,7 @@
 //! The local UDP ports of a namespace's flows that asked for GRO packets, which the XDP programs of
 //! attached devices redirect.
 
-use crate::sys::direct::port_map::PortMap;
+use crate::sys::direct::port_map::PinnedPortMap;
 use kernel::{
     prelude::*,
     rbtree::{RBTree, RBTreeNodeReservation},
@@ -15,13 +15,13 @@ pub(crate) struct RedirectedPorts {
     /// Number of flows of each port.
     ports: RBTree<u16, u32>,
     /// The port maps of the devices whose redirect devices take frames.
-    programs: KVec<Arc<PortMap>>,
+    programs: KVec<Arc<PinnedPortMap>>,
 }
 
 /// Memory for another port, which is allocated before the lock is taken.
-pub(crate) struct Room(RBTreeNodeReservation<u16, u32>);
+pub(crate) struct PortRoom(RBTreeNodeReservation<u16, u32>);
 
-impl Room {
+impl PortRoom {
     /// `ENOMEM`. Process context.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?))
@@ -45,7 +45,7 @@ impl RedirectedPorts {
     }
 
     /// Adds a flow to a port. The port is redirected from its first flow on.
-    pub(crate) fn add(&mut self, port: u16, room: Room) {
+    pub(crate) fn add(&mut self, port: u16, room: PortRoom) {
         if let Some(flows) = self.ports.get_mut(&port) {
             *flows = flows.saturating_add(1);
             return;
@@ -66,7 +66,7 @@ impl RedirectedPorts {
     }
 
     /// Makes a program redirect these ports, and the ports that are added later: `ENOMEM`.
-    pub(crate) fn attach(&mut self, program: &Arc<PortMap>) -> Result {
+    pub(crate) fn attach(&mut self, program: &Arc<PinnedPortMap>) -> Result {
         self.programs.push(program.clone(), GFP_KERNEL_ACCOUNT)?;
         for port in self.ports.keys() {
             program.set(*port, true);
@@ -75,7 +75,7 @@ impl RedirectedPorts {
     }
 
     /// Makes a program redirect nothing.
-    pub(crate) fn detach(&mut self, program: &Arc<PortMap>) {
+    pub(crate) fn detach(&mut self, program: &Arc<PinnedPortMap>) {
         self.programs.retain(|each| !Arc::ptr_eq(each, program));
         program.clear();
     }

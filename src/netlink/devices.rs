@@ -2,9 +2,9 @@
 
 //! The devices of the direct path: attaching, detaching and showing them.
 
-use crate::direct::{self, AttachedDevice, Refusal, TxPath};
+use crate::direct::{self, AttachError, AttachedDevice, TxPath};
 use crate::sys::{
-    direct::port_map::PortMap,
+    direct::port_map::PinnedPortMap,
     errno::eopnotsupp,
     genl::{Attribute, Dump, Message, Request},
     netdev::Egress,
@@ -20,8 +20,8 @@ fn named<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
         .ok_or_else(|| request.refuse(EINVAL, c"no device is named", None))
 }
 
-/// Refuses whoever isn't an administrator of the machine: `EPERM`. A device's hardware is the machine's, and what it
-/// is attached with runs in its softirqs.
+/// Refuses all but administrators of the machine: `EPERM`. A device's hardware is the machine's,
+/// and KOPI's work for it runs in its softirqs.
 fn may(request: &Request<'_>) -> Result {
     if !request.requester().is_admin() {
         let why = c"that takes CAP_NET_ADMIN in the initial user namespace";
@@ -30,14 +30,15 @@ fn may(request: &Request<'_>) -> Result {
     Ok(())
 }
 
-/// `device-attach`: `EPERM`, `ENODEV`, `EEXIST` if it is, `EOPNOTSUPP` if it is no NIC, or its driver takes no
-/// frames, `ENOSPC` if there are too many; `EINVAL`, `EFAULT` if there is no such memory as it says.
+/// `device-attach`: `EPERM`, `ENODEV`, `EEXIST` if it is, `EOPNOTSUPP` if it is no NIC, or its
+/// driver takes no frames, `ENOSPC` if there are too many; `EINVAL`, `EFAULT` if there is no such
+/// memory as it says.
 pub(crate) fn attach(request: &Request<'_>) -> Result {
     may(request)?;
     let attr = named(request)?;
     let wanted = match request.get(uapi::KOPI_A_DEVICE_PORT_MAP) {
         None => None,
-        Some(attr) => Some(PortMap::pin(attr.uint()).map_err(|error| {
+        Some(attr) => Some(PinnedPortMap::pin(attr.uint()).map_err(|error| {
             let why =
                 c"there is no memory of a map that can be written to, from the start of a page on";
             request.refuse(error, why, Some(&attr))
@@ -45,18 +46,18 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
     };
     direct::attach(request.requester().net(), attr.u32(), wanted).map_err(|refusal| {
         let (error, why) = match refusal {
-            Refusal::Absent => (ENODEV, c"there is no such device"),
-            Refusal::Attached => (EEXIST, c"the device is attached already"),
-            Refusal::NotNic => (
+            AttachError::Absent => (ENODEV, c"there is no such device"),
+            AttachError::Attached => (EEXIST, c"the device is attached already"),
+            AttachError::NotNic => (
                 eopnotsupp(),
                 c"the device has no hardware of its own: attach the NICs below it, if there are any",
             ),
-            Refusal::NoFrames => (
+            AttachError::NoFrames => (
                 eopnotsupp(),
                 c"the device's driver can't send frames of XDP",
             ),
-            Refusal::TooMany => (ENOSPC, c"64 devices are attached, and no more can be"),
-            Refusal::Other(error) => (error, c"not enough memory"),
+            AttachError::TooMany => (ENOSPC, c"64 devices are attached, and no more can be"),
+            AttachError::Other(error) => (error, c"not enough memory"),
         };
         request.refuse(error, why, Some(&attr))
     })
@@ -70,10 +71,10 @@ pub(crate) fn detach(request: &Request<'_>) -> Result {
         .map_err(|error| request.refuse(error, c"the device isn't attached", Some(&attr)))
 }
 
-fn put(message: &mut Message, port: &AttachedDevice, way: TxPath) -> Result {
+fn put(message: &mut Message, port: &AttachedDevice, path: TxPath) -> Result {
     let counters = &port.counters;
     message.u32(uapi::KOPI_A_DEVICE_IFINDEX, port.device().ifindex())?;
-    message.u32(uapi::KOPI_A_DEVICE_PATH, way as u32)?;
+    message.u32(uapi::KOPI_A_DEVICE_PATH, path as u32)?;
     message.uint(uapi::KOPI_A_DEVICE_PACKETS, counters.packets.load(Relaxed))?;
     message.uint(
         uapi::KOPI_A_DEVICE_GSO_PACKETS,
@@ -81,8 +82,8 @@ fn put(message: &mut Message, port: &AttachedDevice, way: TxPath) -> Result {
     )?;
     message.uint(uapi::KOPI_A_DEVICE_PASSED, counters.passed.load(Relaxed))?;
     message.uint(uapi::KOPI_A_DEVICE_DROPPED, counters.dropped.load(Relaxed))?;
-    let way_in = port.rx_path() as u32;
-    message.u32(uapi::KOPI_A_DEVICE_RECEIVE_PATH, way_in)?;
+    let rx_path = port.rx_path() as u32;
+    message.u32(uapi::KOPI_A_DEVICE_RECEIVE_PATH, rx_path)?;
     message.uint(
         uapi::KOPI_A_DEVICE_RECEIVED,
         counters.received.load(Relaxed),
@@ -99,8 +100,10 @@ fn put(message: &mut Message, port: &AttachedDevice, way: TxPath) -> Result {
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     let mut place = start as u64;
-    direct::each(dump.requester().net(), start, |port, way| {
-        let added = dump.add(uapi::KOPI_CMD_DEVICE_GET, |message| put(message, port, way))?;
+    direct::each(dump.requester().net(), start, |port, path| {
+        let added = dump.add(uapi::KOPI_CMD_DEVICE_GET, |message| {
+            put(message, port, path)
+        })?;
         if added {
             place = place.wrapping_add(1);
             dump.go_on_at(place);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What administrators ask and say: the operations of `uapi/kopi.yaml`.
+//! The operations of `uapi/kopi.yaml`, by which administrators show and change things.
 //!
 //! `family.c` and `family.h` are made from that file (`qemu/netlink`); they check requests, and
 //! name the functions that are defined here.
@@ -10,7 +10,6 @@ use kernel::prelude::*;
 
 pub(crate) mod devices;
 pub(crate) mod engines;
-pub(crate) mod events;
 pub(crate) mod rules;
 pub(crate) mod show;
 

@@ -3,6 +3,7 @@
 //! Showing flows, channels and sums.
 
 use crate::channel::Channel;
+use crate::describe::{put_ends, put_stats};
 use crate::direct::Attached;
 use crate::flow::Flow;
 use crate::pure::abi::{self, Stats};
@@ -10,91 +11,16 @@ use crate::sys::{
     context::cond_resched,
     family,
     genl::{Dump, Message, Request, Requester},
-    sock::Ends,
     socket::Socket,
-    task::{self, Identity}, //
-    uapi,
+    task, uapi,
 };
 use kernel::{
     prelude::*,
     sync::atomic::ordering::Relaxed, //
 };
 
-/// How many flows are looked at before others that wait for them come in.
+/// Flows that are shown before others that wait for the lock get it.
 const FLOWS_MAX: usize = 256;
-
-/// Puts a flow's counters.
-pub(crate) fn put_stats(message: &mut Message, kind: u32, stats: &Stats) -> Result {
-    message.nest(kind, |message| {
-        for (kind, value) in [
-            (uapi::KOPI_A_STATS_TX_PACKETS, stats.tx_packets),
-            (uapi::KOPI_A_STATS_TX_BYTES, stats.tx_bytes),
-            (uapi::KOPI_A_STATS_TX_ZEROCOPY, stats.tx_zerocopy),
-            (uapi::KOPI_A_STATS_TX_TAKEN, stats.tx_taken),
-            (uapi::KOPI_A_STATS_TX_DROP_DENIED, stats.tx_drop_denied),
-            (uapi::KOPI_A_STATS_TX_DROP_RULE, stats.tx_drop_rule),
-            (uapi::KOPI_A_STATS_TX_DROP_RATE, stats.tx_drop_rate),
-            (
-                uapi::KOPI_A_STATS_TX_DROP_UNREACHABLE,
-                stats.tx_drop_unreachable,
-            ),
-            (uapi::KOPI_A_STATS_TX_DROP_TOO_LONG, stats.tx_drop_too_long),
-            (
-                uapi::KOPI_A_STATS_TX_DROP_NO_BUFFER,
-                stats.tx_drop_no_buffer,
-            ),
-            (uapi::KOPI_A_STATS_TX_DROP_INVALID, stats.tx_drop_invalid),
-            (uapi::KOPI_A_STATS_TX_DROP_OTHER, stats.tx_drop_other),
-            (uapi::KOPI_A_STATS_RX_PACKETS, stats.rx_packets),
-            (uapi::KOPI_A_STATS_RX_BYTES, stats.rx_bytes),
-            (uapi::KOPI_A_STATS_RX_TAKEN, stats.rx_taken),
-            (
-                uapi::KOPI_A_STATS_RX_DROP_RING_FULL,
-                stats.rx_drop_ring_full,
-            ),
-            (uapi::KOPI_A_STATS_RX_DROP_NO_FRAME, stats.rx_drop_no_frame),
-            (uapi::KOPI_A_STATS_RX_DROP_TOO_LONG, stats.rx_drop_too_long),
-            (uapi::KOPI_A_STATS_RX_DROP_RULE, stats.rx_drop_rule),
-            (uapi::KOPI_A_STATS_RX_DROP_RATE, stats.rx_drop_rate),
-        ] {
-            message.uint(kind, value)?;
-        }
-        Ok(())
-    })
-}
-
-/// Puts what a flow's socket and its process are.
-pub(crate) fn put_ends(
-    message: &mut Message,
-    ends: &Ends,
-    identity: &Identity,
-    cgroup: Option<u64>,
-) -> Result {
-    let len = if ends.is_ipv6 { 16 } else { 4 };
-    message.bytes(
-        uapi::KOPI_A_FLOW_LOCAL_ADDRESS,
-        ends.local.get(..len).unwrap_or(&[]),
-    )?;
-    message.u16(uapi::KOPI_A_FLOW_LOCAL_PORT, ends.local_port)?;
-    if ends.remote_port != 0 {
-        message.bytes(
-            uapi::KOPI_A_FLOW_REMOTE_ADDRESS,
-            ends.remote.get(..len).unwrap_or(&[]),
-        )?;
-        message.u16(uapi::KOPI_A_FLOW_REMOTE_PORT, ends.remote_port)?;
-    }
-    message.u32(uapi::KOPI_A_FLOW_IFINDEX, ends.ifindex as u32)?;
-    message.string(uapi::KOPI_A_FLOW_COMMAND, &identity.command)?;
-    if let Some(program) = &identity.program {
-        message.string(uapi::KOPI_A_FLOW_EXE, &program.path)?;
-        message.u32(uapi::KOPI_A_FLOW_EXE_DEVICE, program.id.device)?;
-        message.uint(uapi::KOPI_A_FLOW_EXE_INODE, program.id.inode)?;
-    }
-    if let Some(cgroup) = cgroup {
-        message.uint(uapi::KOPI_A_FLOW_CGROUP, cgroup)?;
-    }
-    Ok(())
-}
 
 fn put_flow(
     message: &mut Message,
@@ -132,12 +58,12 @@ fn put_flow(
         }
     }
     message.u32(uapi::KOPI_A_FLOW_DENIED, denied)?;
-    if let Some((way, ifindex)) = attached.tx_path(flow) {
-        message.u32(uapi::KOPI_A_FLOW_PATH, way)?;
+    if let Some((path, ifindex)) = attached.tx_path(flow) {
+        message.u32(uapi::KOPI_A_FLOW_PATH, path)?;
         message.u32(uapi::KOPI_A_FLOW_PATH_IFINDEX, ifindex)?;
     }
-    if let Some(way) = attached.rx_path(flow, ends.ifindex as u32) {
-        message.u32(uapi::KOPI_A_FLOW_RECEIVE_PATH, way as u32)?;
+    if let Some(path) = attached.rx_path(flow, ends.ifindex as u32) {
+        message.u32(uapi::KOPI_A_FLOW_RECEIVE_PATH, path as u32)?;
     }
     Ok(())
 }
@@ -180,11 +106,11 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
     loop {
         let flows = net.flows.lock();
         let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
-        let mut looked = 0;
+        let mut shown = 0;
         for (number, socket) in flows.open.from(start).take(FLOWS_MAX) {
-            looked += 1;
-            let seen = owner(socket).is_some_and(|uid| may_see(&requester, uid));
-            if seen
+            shown += 1;
+            let may_see = owner(socket).is_some_and(|uid| may_see(&requester, uid));
+            if may_see
                 && !dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
                     put_flow(message, &requester, &attached, number, socket)
                 })?
@@ -194,7 +120,7 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
             dump.go_on_at(u64::from(number).wrapping_add(1));
         }
         drop(flows);
-        if looked < FLOWS_MAX {
+        if shown < FLOWS_MAX {
             return Ok(());
         }
         cond_resched();
@@ -294,7 +220,7 @@ pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
 pub(crate) fn info(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
     let flows = net.flows.lock().open.len();
-    let rules = net.rules().rules.len();
+    let rules = net.policy.rules().rules.len();
     let channels = net.channels.lock().values().count();
     request.reply(uapi::KOPI_CMD_INFO_GET, |message| {
         message.u32(uapi::KOPI_A_INFO_ABI_VERSION, abi::ABI_VERSION)?;
@@ -302,9 +228,9 @@ pub(crate) fn info(request: &Request<'_>) -> Result {
         message.u32(uapi::KOPI_A_INFO_ADDRESS_FAMILY, number)?;
         message.u32(uapi::KOPI_A_INFO_FLOWS, flows as u32)?;
         message.u32(uapi::KOPI_A_INFO_RULES, rules as u32)?;
-        message.uint(uapi::KOPI_A_INFO_GENERATION, net.generation())?;
+        message.uint(uapi::KOPI_A_INFO_GENERATION, net.policy.generation())?;
         message.u32(uapi::KOPI_A_INFO_CHANNELS, channels as u32)?;
-        message.u32(uapi::KOPI_A_INFO_MONITORS, net.monitors.len() as u32)
+        message.u32(uapi::KOPI_A_INFO_MONITORS, net.policy.monitors.len() as u32)
     })
 }
 
@@ -324,6 +250,9 @@ pub(crate) fn totals(request: &Request<'_>) -> Result {
     request.reply(uapi::KOPI_CMD_TOTALS_GET, |message| {
         put_stats(message, uapi::KOPI_A_TOTALS_STATS, &sum)?;
         message.uint(uapi::KOPI_A_TOTALS_FLOWS_OPENED, opened)?;
-        message.uint(uapi::KOPI_A_TOTALS_FLOWS_DENIED, net.denied.load(Relaxed))
+        message.uint(
+            uapi::KOPI_A_TOTALS_FLOWS_DENIED,
+            net.policy.denied.load(Relaxed),
+        )
     })
 }

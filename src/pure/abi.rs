@@ -5,6 +5,7 @@
 //! The header is the truth: the module compares every size and offset here with it at compile
 //! time (`src/bindings/mod.rs`), and so does a host test.
 
+use super::counters::{with_counters, COUNTERS};
 use super::rule::{mapped, Peer};
 
 /// The version of the interface, as `KOPI_OPT_INFO` reports it.
@@ -283,98 +284,32 @@ impl Meta {
     }
 }
 
-/// `struct kopi_stats`: counters of a flow and of its channel.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Datagrams that the stack took.
-    pub tx_packets: u64,
-    /// Their payload, in bytes.
-    pub tx_bytes: u64,
-    /// Datagrams that the stack refused.
-    pub tx_errors: u64,
-    /// Of `tx_packets`, still held by reference when they had been sent.
-    pub tx_zerocopy: u64,
-    /// Datagrams delivered to the RX ring.
-    pub rx_packets: u64,
-    /// Their payload, in bytes.
-    pub rx_bytes: u64,
-    /// Dropped: the RX ring had no room.
-    pub rx_drop_ring_full: u64,
-    /// Dropped: too few frames in the FILL ring.
-    pub rx_drop_no_frame: u64,
-    /// Dropped: would need too many frames.
-    pub rx_drop_too_long: u64,
-    /// TX descriptors of the channel that were refused.
-    pub tx_invalid: u64,
-    /// FILL entries of the channel that are no frame.
-    pub fill_invalid: u64,
-    /// Times that an index of the program made no sense.
-    pub ring_broken: u64,
-    /// Frames that the stack has not let go of.
-    pub tx_pending: u64,
-    /// Flows on the channel.
-    pub flows: u64,
-    /// Datagrams taken from the TX ring: `tx_packets` and all `tx_drop_*`.
-    pub tx_taken: u64,
-    /// Datagrams that came to the flow: `rx_packets` and all `rx_drop_*`.
-    pub rx_taken: u64,
-    /// Not sent: a filter, a cgroup's program or a security module forbade it.
-    pub tx_drop_denied: u64,
-    /// Not sent: no way to the peer, or its host had said that nobody is there.
-    pub tx_drop_unreachable: u64,
-    /// Not sent: longer than a datagram or the path's MTU may be.
-    pub tx_drop_too_long: u64,
-    /// Not sent: no memory, or a queue was full.
-    pub tx_drop_no_buffer: u64,
-    /// Not sent: its descriptors or metadata make no sense.
-    pub tx_drop_invalid: u64,
-    /// Not sent, for any other reason.
-    pub tx_drop_other: u64,
-    /// Not sent: a rule of KOPI's denied it.
-    pub tx_drop_rule: u64,
-    /// Not sent: over the rate that a rule allows.
-    pub tx_drop_rate: u64,
-    /// Dropped: a rule of KOPI's denied it.
-    pub rx_drop_rule: u64,
-    /// Dropped: over the rate that a rule allows.
-    pub rx_drop_rate: u64,
-    /// Nanoseconds that engines have worked for the channel.
-    pub engine_time: u64,
-    /// Zero.
-    pub reserved: [u64; 5],
+macro_rules! stats {
+    ($($(#[$doc:meta])* $of:ident $name:ident $(= $attribute:ident)?;)*) => {
+        /// `struct kopi_stats`: counters of a flow and of its channel (`counters.rs`).
+        #[repr(C)]
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: u64,)*
+            /// Zero.
+            pub reserved: [u64; STATS_RESERVED],
+        }
+
+        impl Stats {
+            /// Adds another flow's counters to these; not those of its channel.
+            pub fn add(&mut self, other: &Self) {
+                $(stats!(@add $of self.$name, other.$name);)*
+            }
+        }
+    };
+    (@add channel $sum:expr, $more:expr) => {};
+    (@add $of:ident $sum:expr, $more:expr) => { $sum = $sum.wrapping_add($more) };
 }
 
-impl Stats {
-    /// Adds another flow's counters to these; not those of its channel.
-    pub fn add(&mut self, other: &Self) {
-        for (sum, more) in [
-            (&mut self.tx_packets, other.tx_packets),
-            (&mut self.tx_bytes, other.tx_bytes),
-            (&mut self.tx_errors, other.tx_errors),
-            (&mut self.tx_zerocopy, other.tx_zerocopy),
-            (&mut self.rx_packets, other.rx_packets),
-            (&mut self.rx_bytes, other.rx_bytes),
-            (&mut self.rx_drop_ring_full, other.rx_drop_ring_full),
-            (&mut self.rx_drop_no_frame, other.rx_drop_no_frame),
-            (&mut self.rx_drop_too_long, other.rx_drop_too_long),
-            (&mut self.tx_taken, other.tx_taken),
-            (&mut self.rx_taken, other.rx_taken),
-            (&mut self.tx_drop_denied, other.tx_drop_denied),
-            (&mut self.tx_drop_unreachable, other.tx_drop_unreachable),
-            (&mut self.tx_drop_too_long, other.tx_drop_too_long),
-            (&mut self.tx_drop_no_buffer, other.tx_drop_no_buffer),
-            (&mut self.tx_drop_invalid, other.tx_drop_invalid),
-            (&mut self.tx_drop_other, other.tx_drop_other),
-            (&mut self.tx_drop_rule, other.tx_drop_rule),
-            (&mut self.tx_drop_rate, other.tx_drop_rate),
-            (&mut self.rx_drop_rule, other.rx_drop_rule),
-            (&mut self.rx_drop_rate, other.rx_drop_rate),
-        ] {
-            *sum = sum.wrapping_add(more);
-        }
-    }
-}
+/// Words of `struct kopi_stats` that are no counter yet.
+const STATS_RESERVED: usize = 32 - COUNTERS.len();
+
+with_counters!(stats);
 
 /// `struct kopi_mon_hdr`: what a device of type kopimon shows in front of each packet.
 #[repr(C)]
@@ -418,9 +353,9 @@ pub struct MonHdr {
 
 /// [`MonHdr::version`].
 pub const MON_VERSION: u8 = 1;
-/// On its way out.
+/// Sent.
 pub const MON_OUT: u8 = 1;
-/// On its way in.
+/// Received.
 pub const MON_IN: u8 = 2;
 /// Given to a driver, or to the program.
 pub const MON_PASSED: u8 = 0;

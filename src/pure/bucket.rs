@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Token buckets: so much a second, and so much at once.
+//! Token buckets: a rate, and a burst.
 
 const NANOSECONDS: u64 = 1_000_000_000;
 
-/// What may pass.
+/// A rate and its burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
     /// Units a second; never 0.
@@ -40,8 +40,8 @@ impl Rate {
     }
 }
 
-/// How much has passed: the time, in ns, at which it would have at the rate (RFC 2697 with time for
-/// tokens; ATM's GCRA).
+/// The state of a bucket: the time, in ns, at which all that passed would have at the rate (RFC
+/// 2697 with time for tokens; ATM's GCRA).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bucket {
     due: u64,
@@ -50,8 +50,8 @@ pub struct Bucket {
 impl Bucket {
     /// Lets `units` pass at a time of a clock that never goes back, or none of them.
     ///
-    /// What is more than a burst passes when the bucket is full, and is waited for afterwards: else
-    /// a GSO packet larger than the burst never would.
+    /// More than a burst passes when the bucket is full, and is made up for afterwards: else a GSO
+    /// packet larger than the burst would never pass.
     pub fn take(&mut self, rate: &Rate, now: u64, units: u64) -> bool {
         let due = self.due.max(now);
         let ahead = due.saturating_sub(now);

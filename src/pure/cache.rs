@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A cache of a fixed number of entries: what was used can be found again, or not.
+//! A set-associative cache of a fixed number of entries: an entry may be evicted at any time.
 
 /// Places that an entry can have.
 pub const WAYS: usize = 4;
@@ -9,7 +9,7 @@ pub const WAYS: usize = 4;
 pub struct Set<K, V>([Option<(K, V)>; WAYS]);
 
 impl<K: PartialEq, V> Set<K, V> {
-    /// One without entries.
+    /// A set without entries.
     pub const fn new() -> Self {
         Self([const { None }; WAYS])
     }
@@ -21,13 +21,13 @@ impl<K: PartialEq, V> Set<K, V> {
             .position(|slot| matches!(slot, Some((other, _)) if other == key))
     }
 
-    /// The place for a new entry: a free one, or that of which `victim`, any number, says that it goes.
+    /// The place for a new entry: a free one, or the one that `victim`, any number, chooses.
     pub fn room(&self, victim: usize) -> usize {
         let free = self.0.iter().position(Option::is_none);
         free.unwrap_or(victim % WAYS)
     }
 
-    /// What is at that place.
+    /// The entry at that place.
     pub fn get(&self, place: usize) -> Option<&V> {
         let (_, value) = self.0.get(place)?.as_ref()?;
         Some(value)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Checks of what a program writes into the TX ring.
+//! Checks of descriptors and metadata that a program writes for the TX ring.
 
 use super::abi::{Desc, Meta, AF_INET, AF_INET6, DESC_META, DESC_MORE, META_LOCAL, META_TXTIME};
 use super::geometry::{Frame, Geometry};
 
-/// What is wrong with a descriptor or its metadata.
+/// The fault of a descriptor or its metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bad {
     /// Offset and length are not payload of one frame.

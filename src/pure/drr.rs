@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Whose turn it is: deficit round robin by bytes (Shreedhar and Varghese, 1996), with debt.
+//! The scheduler of queues: deficit round robin by bytes (Shreedhar and Varghese, 1996), with debt.
 //!
-//! Each visit of a queue adds to what it may send; it sends while something of that is left. The
-//! last packet may cost more than what is left, since its size isn't known before: the debt is paid
+//! Each visit of a queue adds to its deficit counter, and the queue sends while that is positive.
+//! The last packet may cost more than is left, since its size isn't known before: the debt is paid
 //! at the next visits (as in fq_codel). So queues that always have packets get bytes by their
 //! weights, whatever the sizes of the packets, and no visit is longer than its share and a packet.
 
-/// What a queue may still send, in bytes; a debt, if it is negative.
+/// The bytes that a queue may still send; a debt, if it is negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Deficit(i64);
 
@@ -15,12 +15,12 @@ impl Deficit {
     /// The queue is visited, and has packets: says whether it may send now.
     pub fn visit(&mut self, quantum: u64) -> bool {
         let quantum = i64::try_from(quantum).unwrap_or(i64::MAX);
-        // Nobody saves up: what wasn't used of a visit that was broken off is used now.
+        // A queue can't save up: the rest of a visit that was broken off is used now.
         self.0 = self.0.saturating_add(quantum).min(quantum);
         self.0 > 0
     }
 
-    /// The queue sent so much: says whether it may send more.
+    /// The queue sent that number of bytes: says whether it may send more.
     pub fn spend(&mut self, bytes: u64) -> bool {
         let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
         self.0 = self.0.saturating_sub(bytes);
@@ -65,7 +65,8 @@ mod tests {
     }
 
     proptest! {
-        /// Queues that always have packets get bytes by their weights, to within a share and a packet.
+        /// Queues that always have packets get bytes by their weights, to within a share and a
+        /// packet.
         #[test]
         fn fair_by_weight(
             quantum in 1024u64..100_000,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The headers of each datagram of a GSO packet, when that is cut up: Ethernet's, IP's and UDP's, with
-//! their checksums, as the kernel's `net/ipv4/udp_offload.c` makes them.
+//! The headers of each datagram of a GSO packet, when that is segmented: Ethernet's, IP's and
+//! UDP's, with their checksums, as the kernel's `net/ipv4/udp_offload.c` makes them.
 //!
 //! RFC 768, RFC 791, RFC 1071, RFC 8200.
 
@@ -12,33 +12,33 @@ pub(super) const HEADER_ETHERNET: usize = 14;
 /// Bytes of the longest headers that are taken: those of IPv6 without extensions.
 pub const HEADERS_MAX: usize = HEADER_ETHERNET + HEADER_IP_V6 + HEADER_UDP;
 
-/// Where IPv4's number and checksum are.
+/// The offsets of IPv4's identification and checksum.
 pub(super) const ID_V4: usize = HEADER_ETHERNET + 4;
 pub(super) const CHECKSUM_V4: usize = HEADER_ETHERNET + 10;
 
 /// Ethernet's types.
 pub(super) const IPV4: [u8; 2] = [0x08, 0x00];
 pub(super) const IPV6: [u8; 2] = [0x86, 0xdd];
-/// Of the word with the offset of a fragment: that, and whether more come.
+/// The bits of IPv4's fragment offset, and of its flag for more fragments.
 pub(super) const FRAGMENT: u16 = 0x3fff;
 
 /// The headers of a packet, of which others are made.
 pub struct Headers {
     bytes: [u8; HEADERS_MAX],
     len: usize,
-    /// Where UDP's begins.
+    /// The offset of UDP's header.
     udp: usize,
-    /// IPv4's number of the first datagram.
+    /// The IPv4 identification of the first datagram.
     id: u16,
-    /// Of what IPv4's checksum covers and doesn't change.
+    /// The sum of the words under IPv4's checksum that don't change.
     ip_sum: u64,
-    /// Of what UDP's covers besides payload and lengths.
+    /// The sum of the words under UDP's checksum besides payload and lengths.
     udp_sum: u64,
     /// UDP's checksum is 0: there is none.
     unsummed: bool,
 }
 
-/// A sum that comes to the same checksum as that of the 16-bit words of bytes, as they lie in memory. Their
+/// A sum of the same checksum as that of the 16-bit words of bytes, as they lie in memory. Their
 /// number is even.
 #[inline(always)]
 pub(super) fn sum(bytes: &[u8]) -> u64 {
@@ -54,7 +54,7 @@ pub(super) fn sum(bytes: &[u8]) -> u64 {
         })
 }
 
-/// The checksum that a sum comes to.
+/// The checksum of a sum.
 pub(super) fn fold(sum: u64) -> u16 {
     // At most 33 bits, 18, 17, and 16.
     let sum = (sum & 0xffff_ffff).wrapping_add(sum >> 32);
@@ -63,7 +63,7 @@ pub(super) fn fold(sum: u64) -> u16 {
     !((sum & 0xffff).wrapping_add(sum >> 16) as u16)
 }
 
-/// A number as it stands in a header, as a word of a sum.
+/// A number of a header, as a word of a sum.
 fn word(number: u16) -> u64 {
     u64::from(u16::from_ne_bytes(number.to_be_bytes()))
 }
@@ -75,7 +75,7 @@ pub(super) fn put<const N: usize>(to: &mut [u8], at: usize, bytes: [u8; N]) {
     }
 }
 
-/// Bytes of a packet that `is_udp` looks at.
+/// Bytes of a packet that `is_udp` reads.
 pub const PROTOCOL_BYTES: usize = HEADER_ETHERNET + 10;
 
 /// Whether a packet that begins so is UDP, with options, extension headers or none.
@@ -89,9 +89,9 @@ pub fn is_udp(packet: &[u8; PROTOCOL_BYTES]) -> bool {
 }
 
 impl Headers {
-    /// Those at the start of a packet, whose first byte is Ethernet's: `None` if it is no whole UDP
-    /// datagram or GSO packet, or has options, extension headers or a VLAN's tag. `unsummed` says that UDP's checksum
-    /// is not to be made where it is 0.
+    /// The headers at the start of a packet, whose first byte is Ethernet's: `None` if it is no
+    /// whole UDP datagram or GSO packet, or has options, extension headers or a VLAN's tag.
+    /// `unsummed` says that UDP's checksum is not to be made where it is 0.
     pub fn parse(packet: &[u8], unsummed: bool) -> Option<Self> {
         let (ethernet, ip) = packet.split_at_checked(HEADER_ETHERNET)?;
         let (ip_len, addresses, id, ip_sum) = match *ethernet.last_chunk::<2>()? {
@@ -136,13 +136,13 @@ impl Headers {
         })
     }
 
-    /// Bytes of them.
+    /// Bytes of all headers.
     pub fn size(&self) -> usize {
         self.len
     }
 
-    /// Makes those of datagram `number` of the packet, with `payload` bytes, of which `sum` is the sum of
-    /// the 16-bit words as they lie in memory.
+    /// Makes the headers of datagram `number` of the packet, with `payload` bytes, of which `sum`
+    /// is the sum of the 16-bit words as they lie in memory.
     pub fn make(&mut self, number: u16, payload: u16, sum: u32) -> &[u8] {
         let to = &mut self.bytes;
         let udp_len = payload.wrapping_add(HEADER_UDP as u16);
@@ -159,7 +159,7 @@ impl Headers {
         let checksum = if self.unsummed {
             0
         } else {
-            // Once for the header that UDP's checksum pretends there is.
+            // Once for the pseudo-header.
             let lengths = word(udp_len).wrapping_mul(2);
             match fold(
                 self.udp_sum
@@ -255,7 +255,7 @@ mod tests {
             assert_eq!(check(&[&ip[12..], &[0, 17], &len, udp]), 0xffff);
             assert_eq!(ip[2..4], ((20 + udp.len()) as u16).to_be_bytes());
             assert_eq!(udp[4..6], len);
-            // The number goes on, and round.
+            // The identification goes on, and wraps.
             assert_eq!(ip[4..6], [0, 2]);
             assert_eq!((ip[1], ip[8]), (0xb8, 63));
 

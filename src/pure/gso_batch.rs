@@ -7,7 +7,7 @@ pub const SEGMENTS_MAX: u32 = 64;
 /// The most payload in a GSO packet, in bytes: it must fit an IPv4 packet with options.
 pub const BYTES_MAX: u32 = 65000;
 
-/// A GSO packet being put together: datagrams of one size, but for a shorter last one.
+/// A GSO packet under construction: datagrams of one size, but for a shorter last one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GsoBatch {
     segment: u32,

@@ -23,9 +23,9 @@ pub const HEADER_MAX: usize = 48;
 /// Both ends of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FourTuple {
-    /// Where it comes from.
+    /// The sender.
     pub source: Peer,
-    /// Where it goes.
+    /// The receiver.
     pub destination: Peer,
 }
 
@@ -95,9 +95,10 @@ pub fn header(ends: &FourTuple, len: u32) -> Header {
     header
 }
 
-/// The headers of a datagram of IPv4 for the stack to go on with, which fills in total length, number
-/// and IP's checksum; as they lie in memory. `udp_len` counts the header of UDP. Addresses and ports, the source first,
-/// are big-endian. UDP's checksum is there if `payload` is the payload's sum as of RFC 1071, else 0.
+/// The headers of a datagram of IPv4 for the stack to go on with, which fills in total length,
+/// identification and IP's checksum; as they lie in memory. `udp_len` counts the header of UDP.
+/// Addresses and ports, the source first, are big-endian. UDP's checksum is there if `payload` is
+/// the payload's sum as of RFC 1071, else 0.
 pub fn header_v4(
     tos: u8,
     ttl: u8,
@@ -113,7 +114,7 @@ pub fn header_v4(
     let flags = if dont_fragment { 0x40 } else { 0 };
     let ports = u32::from_ne_bytes([from[0], from[1], to[0], to[1]]);
     let [first, second] = match payload {
-        // UDP's number and length stand in front of its header, too.
+        // The pseudo-header has UDP's protocol number and length, too.
         Some(payload) => checksum([
             source,
             destination,
@@ -151,8 +152,8 @@ fn checksum(words: [u32; 6]) -> [u8; 2] {
     }
 }
 
-/// The ends that a datagram's first bytes name: `None` for what isn't UDP, for a fragment that isn't
-/// the first, and behind extension headers of IPv6.
+/// The ends that a datagram's first bytes name: `None` for what isn't UDP, for a fragment that
+/// isn't the first, and behind extension headers of IPv6.
 pub fn ends(bytes: &[u8]) -> Option<FourTuple> {
     let first = *bytes.first()?;
     let (source, destination, at) = match first >> 4 {

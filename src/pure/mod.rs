@@ -10,6 +10,7 @@
 pub mod abi;
 pub mod bucket;
 pub mod cache;
+pub mod counters;
 pub mod descriptor;
 pub mod drr;
 pub mod geometry;

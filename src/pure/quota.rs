@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! How much a user or a network namespace holds, and may hold.
+//! Quotas: the number of things that a user or a network namespace holds, and may hold.
 
 /// A number of each thing that is limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holding {
     /// Open KOPI sockets.
     pub flows: u32,
-    /// Channels that something still uses: a flow, a mapping, a packet on its way.
+    /// Channels that something still uses: a flow, a mapping, a packet in flight.
     pub channels: u32,
     /// Frames of these channels.
     pub frames: u32,
 }
 
-/// What there would be too many of.
+/// The kind of thing that would be over its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     /// Flows.
@@ -32,8 +32,8 @@ fn plus(held: u32, more: u32, limit: u32, over: Over) -> Result<u32, Over> {
 }
 
 impl Holding {
-    /// With `more`, if that is within the limit. What is not asked for isn't refused: a limit may
-    /// have become lower than what is held.
+    /// With `more`, if that is within the limit. A kind of which `more` has none isn't refused: its
+    /// limit may have become lower than what is held.
     pub fn plus(self, more: Self, limit: Self) -> Result<Self, Over> {
         Ok(Self {
             flows: plus(self.flows, more.flows, limit.flows, Over::Flows)?,
@@ -51,7 +51,7 @@ impl Holding {
         }
     }
 
-    /// Whether it is nothing.
+    /// Whether it is empty.
     pub fn is_empty(self) -> bool {
         self == Self::default()
     }

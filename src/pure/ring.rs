@@ -14,7 +14,7 @@
 //! (A) pairs with (D): the producer doesn't overwrite an entry that is still being read.
 //! (B) pairs with (C): the consumer sees the entries that the index says are there.
 //!
-//! Verbs, as in AF_XDP: a producer **reserves** room, **writes** and **submits**; a consumer looks
+//! Verbs, as in AF_XDP: a producer **reserves** room, **writes** and **submits**; a consumer asks
 //! what is **available**, **reads** and **releases**.
 //!
 //! Indices are free running and wrap at 2^32. Each side keeps its own index in private memory and
@@ -325,7 +325,7 @@ impl<E: Entry> Consumer<E> {
 
     /// Says whether the producer must wake, or ring, this side for a new entry.
     ///
-    /// Having asked for it, look once more whether an entry is available before going to sleep.
+    /// Having asked for it, check once more whether an entry is available before going to sleep.
     pub fn want_wakeup(&self, want: bool) {
         let flags = if want { RING_NEED_WAKEUP } else { 0 };
         self.memory.flags().store(flags, Ordering::Relaxed);

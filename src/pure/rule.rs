@@ -4,7 +4,8 @@
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-/// A file, by what can't be renamed away. The generation tells it from one that got its inode later.
+/// A file, by properties that renaming doesn't change. The generation tells it from one that got
+/// its inode later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileId {
     /// Number of the device.
@@ -20,7 +21,7 @@ pub struct FileId {
 pub struct Cgroup {
     /// Its number.
     pub id: u64,
-    /// How many it is in: all below it have it at that place of those that they are in.
+    /// Its depth: all cgroups below it have it as their ancestor of that depth.
     pub level: u32,
 }
 
@@ -31,7 +32,7 @@ pub type DeviceName = [u8; 16];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefix {
     address: [u8; 16],
-    /// Of IPv6; those of IPv4 have 96 more than they are given.
+    /// Of IPv6; prefixes of IPv4 have 96 more bits than given.
     bits: u8,
 }
 
@@ -46,17 +47,17 @@ pub fn unmapped(address: &[u8; 16]) -> Option<[u8; 4]> {
 }
 
 impl Prefix {
-    /// The first `bits` of an IPv4 address; `None` if it has not so many.
+    /// The first `bits` of an IPv4 address; `None` if it has fewer.
     pub fn ipv4(address: [u8; 4], bits: u8) -> Option<Self> {
         Self::ipv6(mapped(address), bits.checked_add(96)?)
     }
 
-    /// The first `bits` of an IPv6 address; `None` if it has not so many.
+    /// The first `bits` of an IPv6 address; `None` if it has fewer.
     pub fn ipv6(address: [u8; 16], bits: u8) -> Option<Self> {
         (bits <= 128).then_some(Self { address, bits })
     }
 
-    /// The address that it was made of, as IPv6, and the number of its bits that count.
+    /// The prefix's address, as IPv6, and the number of its bits.
     pub fn parts(&self) -> ([u8; 16], u8) {
         (self.address, self.bits)
     }
@@ -88,7 +89,7 @@ pub enum Direction {
     In = 2,
 }
 
-/// What a rule names. What is `None` matches all.
+/// The conditions of a rule. A field that is `None` matches all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {
     /// Users.
@@ -113,7 +114,7 @@ pub struct Match {
     pub directions: u32,
 }
 
-/// What is known of a flow.
+/// The facts about a flow that rules match.
 #[derive(Clone, Copy)]
 pub struct Facts<'a> {
     /// The process's user.
@@ -132,7 +133,7 @@ pub struct Facts<'a> {
     pub device: Option<DeviceName>,
 }
 
-/// Where a packet goes, or comes from.
+/// The remote end of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// The address, as IPv6.
@@ -179,7 +180,7 @@ impl Match {
     }
 }
 
-/// Which rule decides about a flow's packets of one direction.
+/// The rule that decides about a flow's packets of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Judgement {
     /// None: the default holds.
@@ -257,7 +258,7 @@ mod tests {
         out
     }
 
-    /// Only postgres, run by bob, on its port; nobody else there.
+    /// Only postgres, run by bob, on its port; no other flow there.
     fn scenario() -> [Match; 2] {
         let port = Some((5432, 5432));
         [

@@ -45,6 +45,12 @@ void kopi_cond_resched_tasks_rcu_qs(void)
 	cond_resched_tasks_rcu_qs();
 }
 
+void kopi_smp_mb(void)
+{
+	/* Its callers say what it pairs with. */
+	smp_mb();
+}
+
 bool kopi_cpu_online(unsigned int cpu)
 {
 	return cpu < nr_cpu_ids && cpu_online(cpu);

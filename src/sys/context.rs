@@ -87,3 +87,9 @@ pub(crate) fn now() -> u64 {
     // SAFETY: Reads a clock.
     unsafe { bindings::kopi_ktime_get_ns() }
 }
+
+/// A full barrier of the kernel's memory model, which pairs with the kernel's own. Any context.
+pub(crate) fn smp_mb() {
+    // SAFETY: Orders what stands before it and after it; has no other effect.
+    unsafe { bindings::kopi_smp_mb() };
+}

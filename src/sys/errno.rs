@@ -31,7 +31,7 @@ errno! {
 
 /// The class of the stack's reason to refuse a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum SendErrorKind {
     /// A filter, a cgroup's program or a security module forbids it.
     Denied,
     /// There is no route to the peer, or its host reported that the port is closed.
@@ -44,7 +44,7 @@ pub(crate) enum Refusal {
     Other,
 }
 
-impl Refusal {
+impl SendErrorKind {
     /// The class of an error of sendmsg.
     pub(crate) fn of(error: Error) -> Self {
         match error.to_errno().wrapping_neg() {

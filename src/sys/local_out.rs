@@ -49,7 +49,7 @@ pub(crate) struct Leaving {
 }
 
 /// A protocol that judges the packets of its flows.
-pub(crate) trait Judged: Protocol {
+pub(crate) trait LocalOut: Protocol {
     /// Judges a packet of a flow, and may change its mark and priority. An error drops the packet,
     /// and becomes the result of sendmsg. In an RCU read-side section.
     fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result;
@@ -65,7 +65,7 @@ pub(crate) type RawSent = bindings::kopi_sent;
 /// # Safety
 ///
 /// Only the hook may call it, with the sock of an outgoing packet, and a description of the packet.
-pub(crate) unsafe fn leaves<T: Judged>(sk: *mut RawSock, packet: *mut RawSent) -> c_int {
+pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut RawSock, packet: *mut RawSent) -> c_int {
     let _rcu = rcu::read_lock();
     // SAFETY: The packet keeps its sock, and RCU, held here, keeps the flow. `packet` is a
     // structure on the hook's stack that nothing else accesses.
@@ -96,7 +96,7 @@ pub(crate) unsafe fn leaves<T: Judged>(sk: *mut RawSock, packet: *mut RawSent) -
     }
 }
 
-/// Defines the function that C's hook calls, for the type that implements [`Judged`].
+/// Defines the function that C's hook calls, for the type that implements [`LocalOut`].
 macro_rules! serve {
     ($protocol:ty) => {
         /// # Safety

@@ -97,7 +97,7 @@ impl<B: GlobalLockBackend<Backend = SpinLockBackend>> LockIrq<B> for GlobalLock<
 }
 
 /// A lock that is held.
-#[must_use = "the lock is let go of at once if the guard isn't kept"]
+#[must_use = "the lock is released at once if the guard isn't kept"]
 pub(crate) struct ContextGuard<G, E> {
     // Fields are dropped in this order: others come back to this CPU when the lock is free.
     guard: G,

@@ -31,11 +31,11 @@ use kernel::{
     prelude::*, //
 };
 
-/// Room for all control messages that [`Message`] can have, in words.
+/// Room for all control messages that [`SendMsg`] can have, in words.
 const CONTROL_WORDS: usize = 32;
 
-/// A destination and control messages, for [`Message::send`], whose `P` is the sockets' protocol.
-pub(crate) struct Message {
+/// A destination and control messages, for [`SendMsg::send`], whose `P` is the sockets' protocol.
+pub(crate) struct SendMsg {
     name: bindings::sockaddr_in6,
     name_len: usize,
     control: [u64; CONTROL_WORDS],
@@ -45,7 +45,7 @@ pub(crate) struct Message {
     pub(crate) judged: Peer,
 }
 
-impl Message {
+impl SendMsg {
     /// A message to the connected peer, of which the rules were asked about `judged`.
     pub(crate) fn new(judged: Peer) -> Self {
         Self {
@@ -219,7 +219,7 @@ impl Message {
         to_result(sent.min(0))
     }
 
-    /// Sends a copy of a datagram's data, by the datagram if it can be. Else as [`Message::send`].
+    /// Sends a copy of a datagram's data, by the datagram if it can be. Else as [`SendMsg::send`].
     pub(crate) fn send_copy<P: Protocol>(
         &mut self,
         socket: &Socket,

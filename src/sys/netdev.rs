@@ -197,7 +197,7 @@ impl Drop for Rtnl {
 }
 
 /// An egress hook's verdict on a packet.
-pub(crate) enum Verdict {
+pub(crate) enum EgressVerdict {
     /// The stack continues with it.
     Pass,
     /// The hook has taken it.
@@ -210,7 +210,7 @@ pub(crate) trait Egress: Send + Sync + 'static {
     fn device(&self) -> &Device;
 
     /// Judges a packet that is about to leave. In an RCU read-side section, with softirqs off.
-    fn egress(&self, packet: EgressSkb<'_>) -> Verdict;
+    fn egress(&self, packet: EgressSkb<'_>) -> EgressVerdict;
 }
 
 /// A registered egress hook.
@@ -281,6 +281,7 @@ impl Drop for Hook {
 }
 
 /// # Safety
+///
 /// Only the kernel may call it, as the function of a [`Hooked<T>`]'s operations.
 unsafe extern "C" fn egress<T: Egress>(
     hook: *mut c_void,
@@ -292,12 +293,12 @@ unsafe extern "C" fn egress<T: Egress>(
     let verdict = unsafe {
         match NonNull::new(skb) {
             Some(skb) => (*hook.cast::<T>()).egress(EgressSkb::from_raw(skb)),
-            None => Verdict::Pass,
+            None => EgressVerdict::Pass,
         }
     };
     match verdict {
-        Verdict::Pass => bindings::NF_ACCEPT,
-        Verdict::Taken => bindings::NF_STOLEN,
+        EgressVerdict::Pass => bindings::NF_ACCEPT,
+        EgressVerdict::Taken => bindings::NF_STOLEN,
     }
 }
 
@@ -359,6 +360,7 @@ impl<Q: Polled> PinnedDrop for Timer<Q> {
 }
 
 /// # Safety
+///
 /// Only the kernel may call it, as the function of a [`Timer<Q>`]'s timer.
 unsafe extern "C" fn expired<Q: Polled>(
     timer: *mut bindings::hrtimer,
@@ -385,9 +387,9 @@ pub(crate) trait DeviceEvents {
 }
 
 /// While it lives, [`DeviceEvents`] are called.
-pub(crate) struct Registration(());
+pub(crate) struct DeviceNotifier(());
 
-impl Registration {
+impl DeviceNotifier {
     /// Registers the notifier. There can be one registration at a time.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: Only the module's init calls it, in process context. The notifier is static.
@@ -396,7 +398,7 @@ impl Registration {
     }
 }
 
-impl Drop for Registration {
+impl Drop for DeviceNotifier {
     fn drop(&mut self) {
         // SAFETY: `new` registered the notifier. The call reports all devices as going, so that
         // none stays attached.

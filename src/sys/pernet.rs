@@ -150,7 +150,7 @@ pub(crate) unsafe fn init<N: Namespace>(net: *mut RawNet) -> c_int {
 ///
 /// To be called for a namespace that is going, for which [`init`] was called.
 pub(crate) unsafe fn exit<N: Namespace>(net: *mut RawNet) {
-    // SAFETY: The namespace is going: nobody reads the slot any more. It holds what `init` put there.
+    // SAFETY: The namespace is going: nothing reads the slot any more. It holds what `init` put there.
     unsafe {
         let slot = bindings::kopi_net_slot(net);
         let state = Arc::from_raw((*slot).cast::<N>());

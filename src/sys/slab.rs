@@ -98,6 +98,7 @@ impl<T: Cached> CacheBox<T> {
     /// Takes it back.
     ///
     /// # Safety
+    ///
     /// `object` must come from [`CacheBox::into_raw`], and have no other owner.
     pub(crate) unsafe fn from_raw(object: *mut T) -> Self {
         // SAFETY: The pointer came from a box, and so isn't null.

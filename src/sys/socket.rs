@@ -239,9 +239,9 @@ unsafe impl Sync for SocketPtr {}
 
 /// What another socket of a map may need, to be had before the map's lock is taken: memory that is charged to
 /// a cgroup may be long in coming.
-pub(crate) struct Room(RBTreeNodeReservation<u32, Group>);
+pub(crate) struct SocketRoom(RBTreeNodeReservation<u32, Group>);
 
-impl Room {
+impl SocketRoom {
     /// `ENOMEM`. Process context.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?))
@@ -268,7 +268,12 @@ impl SocketMap {
     /// # Safety
     ///
     /// The socket must be removed before it is released.
-    pub(crate) unsafe fn insert(&mut self, number: u32, socket: &Socket, room: Room) -> Result {
+    pub(crate) unsafe fn insert(
+        &mut self,
+        number: u32,
+        socket: &Socket,
+        room: SocketRoom,
+    ) -> Result {
         let entry = SocketPtr(NonNull::new(socket.as_ptr()).ok_or(EINVAL)?);
         let (group, at) = place(number);
         if self.groups.get(&group).is_none() {

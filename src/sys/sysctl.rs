@@ -70,7 +70,7 @@ impl Sysctls {
             proc_handler: Some(bindings::proc_douintvec),
             ..pin_init::zeroed()
         });
-        // SAFETY: By the contract nobody uses the table yet. It is static, as are names and numbers;
+        // SAFETY: By the contract the table is not in use yet. It is static, as are names and numbers;
         // the kernel reads and writes a number as a whole.
         let header = unsafe {
             table.0.get().write(entries);

@@ -4,14 +4,13 @@
 //!
 //! C header: `include/linux/wait.h`
 
-use super::bindings;
-use super::socket::Socket;
+use super::{bindings, context::smp_mb, socket::Socket};
 use core::{
     cell::Cell,
     marker::PhantomData,
     mem::ManuallyDrop,
     ptr,
-    sync::atomic::{fence, AtomicPtr, Ordering}, //
+    sync::atomic::{AtomicPtr, Ordering}, //
 };
 use kernel::{
     prelude::*,
@@ -118,11 +117,11 @@ impl WaitQueue {
         mut condition: impl FnMut() -> bool,
     ) -> Result {
         let mut left = timeout;
-        let own = Entry::new(self.head.get(), events);
+        let own = WaitEntry::new(self.head.get(), events);
         // SAFETY: A socket's own queue is initialised, and lives as long as the socket.
         let queue = unsafe { &raw mut (*socket.as_ptr()).wq.wait };
         // Without POLLOUT: each packet that was sent reports room in the send buffer.
-        let socket = Entry::new(queue, POLL_IN | POLL_ERR);
+        let socket = WaitEntry::new(queue, POLL_IN | POLL_ERR);
         loop {
             let signal = own.prepare() | socket.prepare();
             if condition() {
@@ -144,7 +143,7 @@ impl WaitQueue {
     /// Makes a kernel thread sleep until `condition` holds. The condition is checked when this
     /// queue is woken, and when the thread is told to stop. Process context.
     pub(crate) fn sleep_until(&self, mut condition: impl FnMut() -> bool) {
-        let entry = Entry::new(self.head.get(), u32::MAX);
+        let entry = WaitEntry::new(self.head.get(), u32::MAX);
         loop {
             entry.prepare();
             if condition() {
@@ -158,7 +157,7 @@ impl WaitQueue {
 
 /// The current task's entry of a wait queue, which it leaves when it is dropped.
 #[repr(C)]
-struct Entry {
+struct WaitEntry {
     /// First, so that [`wake_for_events`] can cast a pointer to it.
     entry: Opaque<bindings::wait_queue_entry>,
     queue: *mut bindings::wait_queue_head_t,
@@ -166,9 +165,9 @@ struct Entry {
     prepared: Cell<bool>,
 }
 
-impl Entry {
+impl WaitEntry {
     /// An entry for the queue, which must outlive it, to be woken for any of `events`. It is queued
-    /// by [`Entry::prepare`].
+    /// by [`WaitEntry::prepare`].
     fn new(queue: *mut bindings::wait_queue_head_t, events: u32) -> Self {
         Self {
             entry: Opaque::uninit(),
@@ -198,7 +197,7 @@ impl Entry {
     }
 }
 
-impl Drop for Entry {
+impl Drop for WaitEntry {
     fn drop(&mut self) {
         if self.prepared.get() {
             // SAFETY: `prepare` initialised the entry and put it on the queue, which still lives.
@@ -211,17 +210,17 @@ impl Drop for Entry {
 ///
 /// # Safety
 ///
-/// Only the kernel may call it, as the function of a queued [`Entry`].
+/// Only the kernel may call it, as the function of a queued [`WaitEntry`].
 unsafe extern "C" fn wake_for_events(
     entry: *mut bindings::wait_queue_entry,
     mode: c_uint,
     flags: c_int,
     key: *mut c_void,
 ) -> c_int {
-    // SAFETY: `entry` is the first field of an `Entry`. The caller holds the queue's lock, which
+    // SAFETY: `entry` is the first field of an `WaitEntry`. The caller holds the queue's lock, which
     // the entry takes to leave the queue before it is dropped, so it lives through the call.
     unsafe {
-        let events = (*entry.cast::<Entry>()).events;
+        let events = (*entry.cast::<WaitEntry>()).events;
         if !key.is_null() && key as usize as u32 & events == 0 {
             return 0;
         }
@@ -230,7 +229,7 @@ unsafe extern "C" fn wake_for_events(
 }
 
 /// A sender that waits until a socket's send buffer has room.
-pub(crate) trait Sender: Send + Sync + 'static {
+pub(crate) trait RoomWaiter: Send + Sync + 'static {
     /// The send buffer has room. Called under the lock of a wait queue, possibly with interrupts
     /// off.
     fn room_came(this: &Arc<Self>);
@@ -242,7 +241,7 @@ pub(crate) trait Sender: Send + Sync + 'static {
 ///
 /// `entry` is initialised. It is on no queue, or on `queue`, which lives as long as it is there.
 #[pin_data]
-pub(crate) struct RoomEntry<T: Sender> {
+pub(crate) struct RoomEntry<T: RoomWaiter> {
     #[pin]
     entry: Opaque<bindings::wait_queue_entry>,
     queue: AtomicPtr<bindings::wait_queue_head_t>,
@@ -250,12 +249,12 @@ pub(crate) struct RoomEntry<T: Sender> {
 }
 
 // SAFETY: An entry is not bound to a task, and its sender is `Send` and `Sync`.
-unsafe impl<T: Sender> Send for RoomEntry<T> {}
+unsafe impl<T: RoomWaiter> Send for RoomEntry<T> {}
 // SAFETY: The queue's lock guards a queued entry. `join` requires that no other task uses one that
 // is on no queue.
-unsafe impl<T: Sender> Sync for RoomEntry<T> {}
+unsafe impl<T: RoomWaiter> Sync for RoomEntry<T> {}
 
-impl<T: Sender> RoomEntry<T> {
+impl<T: RoomWaiter> RoomEntry<T> {
     /// An entry that is on no queue.
     pub(crate) fn new() -> impl PinInit<Self> {
         // INVARIANT: Initialised, and on no queue.
@@ -269,7 +268,7 @@ impl<T: Sender> RoomEntry<T> {
         })
     }
 
-    /// Queues the entry: [`Sender::room_came`] is called once, when the socket's send buffer gets
+    /// Queues the entry: [`RoomWaiter::room_came`] is called once, when the socket's send buffer gets
     /// room. The caller checks after this call whether the send buffer already has room. Process
     /// context.
     ///
@@ -291,10 +290,10 @@ impl<T: Sender> RoomEntry<T> {
         }
         // Pairs with the barrier of sock_def_write_space(): either that finds the entry, or the
         // caller sees the room.
-        fence(Ordering::SeqCst);
+        smp_mb();
     }
 
-    /// Removes the entry from its queue, if it is on one. [`Sender::room_came`] is neither called
+    /// Removes the entry from its queue, if it is on one. [`RoomWaiter::room_came`] is neither called
     /// nor running after this. Process context.
     pub(crate) fn leave(&self) {
         let queue = self.queue.swap(ptr::null_mut(), Ordering::Relaxed);
@@ -312,7 +311,7 @@ impl<T: Sender> RoomEntry<T> {
 /// # Safety
 ///
 /// Only the kernel may call it, as the function of an entry that has joined a queue.
-unsafe extern "C" fn room_came<T: Sender>(
+unsafe extern "C" fn room_came<T: RoomWaiter>(
     entry: *mut bindings::wait_queue_entry,
     _mode: c_uint,
     _flags: c_int,

@@ -22,7 +22,7 @@ use core::{
 };
 use kernel::{error::to_result, prelude::*, sync::rcu};
 
-use super::frames::{Frames, Pages, BULK, BULK_BYTES, HEADROOM, LINE};
+use super::frames::{FramePages, Frames, BULK, BULK_BYTES, HEADROOM, LINE};
 
 /// The contents of a taken skb's control block, `skb->cb`.
 ///
@@ -165,7 +165,7 @@ unsafe fn headers(skb: *mut bindings::sk_buff) -> Option<Headers> {
 
 /// The result of an attempt to send.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sent {
+pub(crate) enum XmitResult {
     /// The driver has taken all frames.
     All,
     /// The driver has taken some frames, and has no room for the rest.
@@ -256,12 +256,12 @@ impl TakenSkb {
     }
 
     /// Gives the datagrams to the driver that it hasn't taken yet. Softirqs are off.
-    pub(crate) fn send(&mut self, device: &Device) -> Sent {
+    pub(crate) fn send(&mut self, device: &Device) -> XmitResult {
         // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
         // hook.
         let (headers, len) = unsafe { (headers(self.as_ptr()), (*self.as_ptr()).len) };
         let Some(mut headers) = headers else {
-            return Sent::Failed;
+            return XmitResult::Failed;
         };
         let payload = len.saturating_sub(headers.size() as u32);
         // SAFETY: This value owns a valid skb.
@@ -271,28 +271,32 @@ impl TakenSkb {
         };
         let longest = (headers.size() as u32).saturating_add(segment.min(payload));
         if !device.is_ready() || !device.takes_length(longest) {
-            return Sent::Failed;
+            return XmitResult::Failed;
         }
         let before = self.note().number;
         loop {
             let left = self.left(segment, payload);
             let Some(mut frames) = self.frames(&mut headers, segment, payload) else {
-                return Sent::Failed;
+                return XmitResult::Failed;
             };
             let ready = frames.len as u32;
             let last = left.saturating_add(ready.saturating_mul(segment)) >= payload;
             let Ok(sent) = frames.give(device, last) else {
-                return Sent::Failed;
+                return XmitResult::Failed;
             };
             let cb = self.note_mut();
             cb.number = cb.number.wrapping_add(sent as u16);
             if sent < ready {
                 device.flush();
                 let any = self.note().number != before;
-                return if any { Sent::Some } else { Sent::None };
+                return if any {
+                    XmitResult::Some
+                } else {
+                    XmitResult::None
+                };
             }
             if last {
-                return Sent::All;
+                return XmitResult::All;
             }
         }
     }
@@ -317,7 +321,7 @@ impl TakenSkb {
             0 => 1,
             count => fit.min(count as usize),
         };
-        let page = Pages::new(slot.checked_mul(count)?)?;
+        let page = FramePages::new(slot.checked_mul(count)?)?;
         let mut frames = Frames {
             frames: [ptr::null_mut(); BULK],
             len: 0,
@@ -356,7 +360,7 @@ impl TakenSkb {
         page.share(count);
         frames.len = count;
         let old = core::mem::replace(&mut self.note_mut().page, page.into_raw());
-        drop(Pages::from_note(old));
+        drop(FramePages::from_note(old));
         Some(frames)
     }
 
@@ -396,14 +400,14 @@ impl TakenSkb {
     /// Gives up the ownership of the skb, and releases the control block's pages.
     fn without_note(self) -> *mut bindings::sk_buff {
         let this = ManuallyDrop::new(self);
-        drop(Pages::from_note(this.note().page));
+        drop(FramePages::from_note(this.note().page));
         this.as_ptr()
     }
 }
 
 impl Drop for TakenSkb {
     fn drop(&mut self) {
-        drop(Pages::from_note(self.note().page));
+        drop(FramePages::from_note(self.note().page));
         let reason = match self.note().refused {
             0 => bindings::skb_drop_reason_SKB_DROP_REASON_QDISC_DROP,
             _ => bindings::skb_drop_reason_SKB_DROP_REASON_FULL_RING,

@@ -21,15 +21,15 @@ pub(super) const HEADROOM: usize = 64;
 /// Alignment of frames, in bytes: a cache line.
 pub(super) const LINE: usize = 64;
 
-/// Pages for frames.
+/// FramePages for frames.
 ///
 /// # Invariants
 ///
 /// The pages are mapped in the kernel, and this value owns a reference to them.
-pub(super) struct Pages(NonNull<bindings::page>);
+pub(super) struct FramePages(NonNull<bindings::page>);
 
-impl Pages {
-    /// Pages with room for `bytes`; `None` if memory is short. Any context.
+impl FramePages {
+    /// FramePages with room for `bytes`; `None` if memory is short. Any context.
     pub(super) fn new(bytes: usize) -> Option<Self> {
         // SAFETY: An atomic allocation may be made in any context.
         let page = unsafe {
@@ -64,7 +64,7 @@ impl Pages {
     }
 }
 
-impl Drop for Pages {
+impl Drop for FramePages {
     fn drop(&mut self) {
         // SAFETY: This value owns the reference, and is not used any more.
         unsafe { bindings::kopi_put_page(self.0.as_ptr()) };

@@ -22,16 +22,16 @@ const PAGES: usize = size_of::<abi::PortMap>().div_ceil(PAGE);
 /// # Invariants
 ///
 /// This value has pinned the pages, and they are mapped in the kernel.
-pub(crate) struct PortMap {
+pub(crate) struct PinnedPortMap {
     pages: [*mut bindings::page; PAGES],
 }
 
 // SAFETY: Pinned pages are not bound to a task: any may write and unpin them.
-unsafe impl Send for PortMap {}
+unsafe impl Send for PinnedPortMap {}
 // SAFETY: The pages are accessed by atomic operations only.
-unsafe impl Sync for PortMap {}
+unsafe impl Sync for PinnedPortMap {}
 
-impl PortMap {
+impl PinnedPortMap {
     /// Pins the port map at an address of the current process, and clears it. `EINVAL` if the
     /// address isn't a page's, `EFAULT` if the process can't write there, `ENOMEM`. Process
     /// context.
@@ -114,7 +114,7 @@ impl PortMap {
     }
 }
 
-impl Drop for PortMap {
+impl Drop for PinnedPortMap {
     fn drop(&mut self) {
         self.clear();
         self.send_to(0);

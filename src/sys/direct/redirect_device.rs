@@ -6,7 +6,7 @@
 //!
 //! C headers: `include/linux/netdevice.h`, `include/net/xdp.h`
 
-use super::redirected::Frame;
+use super::redirected::XdpFrame;
 use crate::sys::{bindings, netdev::Device};
 use core::{
     ptr::NonNull,
@@ -15,7 +15,7 @@ use core::{
 use kernel::{error::to_result, prelude::*};
 
 /// The receiver of a redirect device's frames.
-pub(crate) trait Receiver: Send + Sync + 'static {
+pub(crate) trait FrameReceiver: Send + Sync + 'static {
     /// The NIC whose XDP program redirects the frames.
     fn device(&self) -> &Device;
 
@@ -30,7 +30,7 @@ pub(crate) trait Receiver: Send + Sync + 'static {
 
     /// The device's `ndo_xdp_xmit`. Takes all frames, or returns `false` and takes none. `last` is
     /// XDP_XMIT_FLUSH: no more frames come in this NAPI poll. Softirqs are off.
-    fn xdp_xmit(&self, frames: impl Iterator<Item = Frame>, last: bool) -> bool;
+    fn xdp_xmit(&self, frames: impl Iterator<Item = XdpFrame>, last: bool) -> bool;
 }
 
 /// A redirect device.
@@ -39,18 +39,18 @@ pub(crate) trait Receiver: Send + Sync + 'static {
 ///
 /// The device is registered in the NIC's namespace, which it can't leave. Its private data point to
 /// the receiver.
-pub(crate) struct RedirectDevice<R: Receiver> {
+pub(crate) struct RedirectDevice<R: FrameReceiver> {
     dev: NonNull<bindings::net_device>,
     receiver: KBox<R>,
 }
 
 // SAFETY: A device is not bound to a task, and a receiver is `Send`.
-unsafe impl<R: Receiver> Send for RedirectDevice<R> {}
+unsafe impl<R: FrameReceiver> Send for RedirectDevice<R> {}
 // SAFETY: Through a shared reference, the device's state is only read, as any task may, and a
 // receiver is `Sync`.
-unsafe impl<R: Receiver> Sync for RedirectDevice<R> {}
+unsafe impl<R: FrameReceiver> Sync for RedirectDevice<R> {}
 
-impl<R: Receiver> RedirectDevice<R> {
+impl<R: FrameReceiver> RedirectDevice<R> {
     /// Makes a redirect device and brings it up: `ENOMEM`, or the kernel's own refusal. Under RTNL.
     pub(crate) fn new(receiver: R) -> Result<Self> {
         let receiver = KBox::new(receiver, GFP_KERNEL_ACCOUNT)?;
@@ -94,7 +94,7 @@ impl<R: Receiver> RedirectDevice<R> {
     }
 }
 
-impl<R: Receiver> Drop for RedirectDevice<R> {
+impl<R: FrameReceiver> Drop for RedirectDevice<R> {
     fn drop(&mut self) {
         // SAFETY: The device is registered, and RTNL is held wherever a device is detached. The
         // call takes it down first, and its operations are not called any more when it returns.
@@ -110,7 +110,7 @@ pub(crate) type RawFrame = bindings::xdp_frame;
 /// # Safety
 ///
 /// Must be called under RTNL, when a [`RedirectDevice<R>`] with this receiver comes up.
-pub(crate) unsafe fn open<R: Receiver>(receiver: *mut c_void) -> c_int {
+pub(crate) unsafe fn open<R: FrameReceiver>(receiver: *mut c_void) -> c_int {
     // SAFETY: The caller passes the receiver of a device, which outlives the device.
     let opened = unsafe { (*receiver.cast::<R>()).open() };
     opened.map_or_else(|error| error.to_errno(), |()| 0)
@@ -121,7 +121,7 @@ pub(crate) unsafe fn open<R: Receiver>(receiver: *mut c_void) -> c_int {
 /// # Safety
 ///
 /// Must be called under RTNL, when a [`RedirectDevice<R>`] with this receiver goes down.
-pub(crate) unsafe fn stop<R: Receiver>(receiver: *mut c_void) {
+pub(crate) unsafe fn stop<R: FrameReceiver>(receiver: *mut c_void) {
     // SAFETY: The caller passes the receiver of a device, which outlives the device. RTNL implies
     // process context, where the grace period may be waited for.
     unsafe {
@@ -136,14 +136,14 @@ pub(crate) unsafe fn stop<R: Receiver>(receiver: *mut c_void) {
 /// # Safety
 ///
 /// Must be called with `n` frames for a [`RedirectDevice<R>`] with this receiver, in a NAPI poll.
-pub(crate) unsafe fn xmit<R: Receiver>(
+pub(crate) unsafe fn xmit<R: FrameReceiver>(
     receiver: *mut c_void,
     n: c_int,
     frames: *mut *mut RawFrame,
     flags: u32,
 ) -> c_int {
     // SAFETY: The caller passes `n` frames. They are the device's once it takes them; if the
-    // receiver refuses, it hasn't made any of the iterator's `Frame`s. A device gets only
+    // receiver refuses, it hasn't made any of the iterator's `XdpFrame`s. A device gets only
     // contiguous frames unless it sets NETDEV_XDP_ACT_NDO_XMIT_SG. The receiver drops all frames by
     // the call with `last`, which comes before the NAPI poll ends. The receiver outlives its
     // device.
@@ -153,7 +153,7 @@ pub(crate) unsafe fn xmit<R: Receiver>(
         let owned = frames
             .iter()
             .filter_map(|frame| NonNull::new(*frame))
-            .map(|frame| Frame::from_raw(frame));
+            .map(|frame| XdpFrame::from_raw(frame));
         if receiver.xdp_xmit(owned, flags & bindings::XDP_XMIT_FLUSH != 0) {
             n
         } else {

@@ -4,7 +4,7 @@
 //!
 //! C headers: `include/net/xdp.h`, `include/linux/skbuff.h`
 
-use crate::pure::gro::{make_gro, udp_header, Datagram, First};
+use crate::pure::gro::{make_gro, udp_header, FirstFrame, UdpFrame};
 use crate::sys::bindings;
 use crate::sys::netdev::Device;
 use core::{
@@ -39,12 +39,12 @@ fn add(bytes: &[u8], sum: u32) -> u32 {
 /// # Invariants
 ///
 /// This value owns the frame, whose data are contiguous.
-pub(crate) struct Frame(NonNull<bindings::xdp_frame>);
+pub(crate) struct XdpFrame(NonNull<bindings::xdp_frame>);
 
 // SAFETY: A frame's memory lives until the frame is freed, on whichever CPU its owner is.
-unsafe impl Send for Frame {}
+unsafe impl Send for XdpFrame {}
 
-impl Frame {
+impl XdpFrame {
     /// # Safety
     ///
     /// The type's invariants must hold for `frame`. The result must be dropped within the NAPI poll
@@ -70,20 +70,20 @@ impl Frame {
 
     /// The frame's datagram, if it can be part of a GRO packet.
     #[inline]
-    pub(crate) fn datagram(&self) -> Option<Datagram<'_>> {
-        Datagram::parse(self.bytes(), add)
+    pub(crate) fn datagram(&self) -> Option<UdpFrame<'_>> {
+        UdpFrame::parse(self.bytes(), add)
     }
 
     /// Whether it is the next datagram, of the same length, of a GRO packet with this first
     /// datagram and `count` datagrams so far.
     #[inline]
-    pub(crate) fn follows(&self, first: &First, count: usize) -> bool {
+    pub(crate) fn follows(&self, first: &FirstFrame, count: usize) -> bool {
         first.is_followed_by(self.bytes(), count, add)
     }
 
     /// Makes it the second datagram of a GRO packet with this first datagram: the two decide how IP
     /// IDs go on.
-    pub(crate) fn begin_numbers(&self, first: &mut First) {
+    pub(crate) fn begin_numbers(&self, first: &mut FirstFrame) {
         first.begin_numbers(self.bytes());
     }
 
@@ -138,7 +138,7 @@ impl Frame {
     }
 }
 
-impl Drop for Frame {
+impl Drop for XdpFrame {
     fn drop(&mut self) {
         // SAFETY: This value owns the frame, and the NAPI poll that received it lasts, as
         // `from_raw` requires.
@@ -154,13 +154,13 @@ pub(crate) fn deliver_gro(
     headers: &mut [u8],
     segment: usize,
     payload: usize,
-    frames: &mut KVec<Frame>,
+    frames: &mut KVec<XdpFrame>,
 ) -> Result {
     let (count, start) = (frames.len(), headers.len());
     let by_reference = segment > COPYBREAK;
     let copied = if by_reference { 0 } else { payload };
     let linear = start.checked_add(copied).ok_or(EINVAL)?;
-    let napi_id = frames.first().map_or(0, Frame::napi_id);
+    let napi_id = frames.first().map_or(0, XdpFrame::napi_id);
     make_gro(headers, payload as u16);
     // SAFETY: The skb is new, and has room for `linear` bytes, which include the `start` bytes of
     // the headers that are put and written.

@@ -50,6 +50,7 @@ use state::{state, State, STATES};
 /// What a socket of the family does differently from a UDP socket.
 ///
 /// # Safety
+///
 /// Only one type of the module may implement it, because the state of each socket of the family is
 /// taken for a state of that type.
 pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
@@ -75,6 +76,7 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     fn connected(&self, socket: &Socket) -> Result;
 
     /// Whether the socket may be corked, for good or by one message: `EOPNOTSUPP`. Process context.
+    ///
     /// A ring's packets are sent under locks of the module. On a corked socket they would have to
     /// wait for the sock's lock, which processes hold while they sleep.
     fn may_cork(&self, for_good: bool) -> Result;
@@ -249,6 +251,7 @@ impl<T: Protocol> Registration<T> {
     /// Makes the operations over an inner family out of those of a socket of it.
     ///
     /// # Safety
+    ///
     /// `table` must not be in use yet.
     unsafe fn fill(
         table: &Operations,
@@ -336,7 +339,7 @@ impl<T: Protocol> Registration<T> {
         // SAFETY: The cache is there as long as the family is registered.
         let mut state = unsafe { CacheBox::new(state) }?;
         // SAFETY: `net` is the caller's. The inner socket is whole, and ours alone; the outer has
-        // no sock yet and nobody else knows it. After the graft the inner one has no sock, so that
+        // no sock yet and no other task knows it. After the graft the inner one has no sock, so that
         // its release frees nothing but itself.
         unsafe {
             let inner = inner_socket(net, family as i32, kern)?;

@@ -40,6 +40,7 @@ pub(crate) fn install_callbacks<T: Protocol>(socket: &Socket) {
 }
 
 /// # Safety
+///
 /// Only the kernel may call it, as `sk_data_ready` of a flow's sock, and [`drain`].
 pub(super) unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     let _rcu = kernel::sync::rcu::read_lock();

@@ -17,7 +17,7 @@ use core::ptr::{self};
 use kernel::{error::Error, prelude::*, sync::rcu};
 pub(crate) use options::Options;
 use route::MTU_MIN;
-pub(crate) use route::{Route, To, Way};
+pub(crate) use route::{Route, RouteKey, To};
 
 /// Maximum size in bytes of a datagram with linear memory. For longer ones udp_sendmsg() uses
 /// pages, which are available even if memory is fragmented.

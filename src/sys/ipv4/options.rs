@@ -2,7 +2,7 @@
 
 //! The socket options that affect the packets of a flow.
 
-use super::route::{Route, To, Way};
+use super::route::{Route, RouteKey, To};
 use crate::sys::{bindings, sock::Sock};
 use core::ptr::{self};
 
@@ -117,7 +117,7 @@ impl Options {
 
     /// The route cache's key for a datagram to a destination, or to the peer. `None` if
     /// udp_sendmsg() has to send the datagram. Any context.
-    pub(crate) fn way(&self, to: &To) -> Option<Way> {
+    pub(crate) fn key(&self, to: &To) -> Option<RouteKey> {
         // A cgroup's BPF program may change the destination.
         // SAFETY: The call only reads a static key.
         if unsafe { bindings::kopi_cgroup_bpf_enabled_udp4_sendmsg() } {
@@ -139,7 +139,7 @@ impl Options {
             return None;
         }
         let [owner, rest] = self.common;
-        Some(Way {
+        Some(RouteKey {
             words: [
                 u64::from(address) | u64::from(port) << 32 | u64::from(self.source_port) << 48,
                 u64::from(from) | u64::from(device as u32) << 32,

@@ -38,6 +38,7 @@ unsafe impl Send for Route {}
 
 impl Route {
     /// # Safety
+    ///
     /// `dst` must be null, or an IPv4 route with a reference that the caller gives away.
     unsafe fn new(dst: *mut bindings::dst_entry, source: u32) -> Option<Self> {
         let dst = NonNull::new(dst)?;
@@ -72,7 +73,7 @@ impl Route {
 
     /// Looks up the route of a datagram of `sk`. `None` if udp_sendmsg() has to send the datagram,
     /// or to report the error. Any context.
-    pub(crate) fn look_up(sk: &Sock, key: &Way) -> Option<Self> {
+    pub(crate) fn look_up(sk: &Sock, key: &RouteKey) -> Option<Self> {
         // SAFETY: Zeroes are valid for a flowi4, which is initialised next. The sock is borrowed,
         // and keeps its namespace. The lookup gives a reference, which is released or given to
         // `new`.
@@ -128,7 +129,7 @@ impl Drop for Route {
 /// The key of the route cache, packed for a comparison without branches. Addresses and ports are
 /// big-endian.
 #[derive(Clone, Copy)]
-pub(crate) struct Way {
+pub(crate) struct RouteKey {
     /// Each word begins with the lowest bits:
     ///
     /// - 0: destination address, destination port, source port;
@@ -138,7 +139,7 @@ pub(crate) struct Way {
     pub(super) words: [u64; 4],
 }
 
-impl PartialEq for Way {
+impl PartialEq for RouteKey {
     /// Compares all words without a branch for each.
     fn eq(&self, other: &Self) -> bool {
         let ([a, b, c, d], [e, f, g, h]) = (self.words, other.words);
@@ -146,7 +147,7 @@ impl PartialEq for Way {
     }
 }
 
-impl Way {
+impl RouteKey {
     /// The destination, big-endian.
     pub(crate) fn to(&self) -> u32 {
         self.words[0] as u32

@@ -60,6 +60,7 @@ pub(super) fn unwatch(net: &NetRef) {
 /// The devices of a network namespace that are up.
 ///
 /// # Invariants
+///
 /// A device is added when it comes up, and removed when it goes down. It is freed, or leaves the
 /// namespace, at the earliest an RCU grace period later.
 pub(crate) struct Devices {

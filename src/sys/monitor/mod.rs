@@ -29,7 +29,7 @@ use kernel::{
     prelude::*,
     sync::{global_lock, rcu},
 };
-pub(crate) use packet::{First, Packet, Seeing};
+pub(crate) use packet::{Packet, QueuedSkb, Seeing};
 
 /// Whether the probes are registered, and for how many devices.
 struct Called {
@@ -42,7 +42,7 @@ struct Called {
 }
 
 global_lock! {
-    // SAFETY: `Registration::new` initializes it before it registers the type of device. Without a
+    // SAFETY: `MonitorType::new` initializes it before it registers the type of device. Without a
     // device, nothing takes the lock.
     /// Taken under RTNL.
     unsafe(uninit) static PROBES: Mutex<Called> = Called { up: 0, are_called: false };
@@ -52,9 +52,9 @@ global_lock! {
 static START_XMIT: AtomicPtr<bindings::tracepoint> = AtomicPtr::new(ptr::null_mut());
 
 /// While it lives, devices of type kopimon can be made.
-pub(crate) struct Registration(());
+pub(crate) struct MonitorType(());
 
-impl Registration {
+impl MonitorType {
     /// Registers the type: `EEXIST`. There can be one registration at a time.
     pub(crate) fn new() -> Result<Self> {
         // SAFETY: The module's init is the only caller, and runs once.
@@ -69,7 +69,7 @@ impl Registration {
     }
 }
 
-impl Drop for Registration {
+impl Drop for MonitorType {
     fn drop(&mut self) {
         // SAFETY: `new` registered the type. The first call ends all devices, so nothing starts the
         // work again after the second call has cancelled it.
@@ -127,13 +127,13 @@ pub(crate) trait Probes {
     fn transmitted(packet: Seeing<'_>, ifindex: u32, rcu: &rcu::Guard);
 
     /// A packet is being dropped, with the kernel's drop reason. Any context with interrupts on.
-    fn dropped(packet: Seeing<'_>, reason: u32, receiver: Receiver<'_>, rcu: &rcu::Guard);
+    fn dropped(packet: Seeing<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard);
 }
 
 /// The sock that would have received a dropped packet, if the stack had found it.
-pub(crate) struct Receiver<'a>(*mut bindings::sock, PhantomData<&'a bindings::sock>);
+pub(crate) struct DroppedFor<'a>(*mut bindings::sock, PhantomData<&'a bindings::sock>);
 
-impl<'a> Receiver<'a> {
+impl<'a> DroppedFor<'a> {
     /// Whether the stack had found it.
     pub(crate) fn is_known(&self) -> bool {
         !self.0.is_null()
@@ -210,6 +210,7 @@ pub(crate) unsafe fn stop<N: Namespace>(dev: *mut RawDevice) -> c_int {
 }
 
 /// # Safety
+///
 /// Only the kernel may call it, as the function of the work that [`unprobe_later`] schedules.
 #[no_mangle]
 unsafe extern "C" fn kopi_mon_unprobe(_work: *mut bindings::work_struct) {
@@ -249,7 +250,7 @@ pub(crate) unsafe fn dropped<P: Probes>(skb: *mut RawSkb, reason: u32, rx_sk: *m
     P::dropped(
         packet,
         reason,
-        Receiver(rx_sk, PhantomData),
+        DroppedFor(rx_sk, PhantomData),
         &rcu::read_lock(),
     );
 }
@@ -257,11 +258,11 @@ pub(crate) unsafe fn dropped<P: Probes>(skb: *mut RawSkb, reason: u32, rx_sk: *m
 /// Defines the functions that C calls, for the type that implements [`Probes`].
 macro_rules! serve {
     ($probes:ty) => {
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(
-            unsafe_code,
-            reason = "C calls it, as the operation of monitor devices"
-        )]
+        #[expect(unsafe_code, reason = "C calls it, as monitor devices' operation")]
         unsafe extern "C" fn kopi_mon_open(dev: *mut $crate::sys::monitor::RawDevice) -> c_int {
             // SAFETY: C calls it for a monitor device that comes up.
             unsafe {
@@ -271,11 +272,11 @@ macro_rules! serve {
             }
         }
 
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(
-            unsafe_code,
-            reason = "C calls it, as the operation of monitor devices"
-        )]
+        #[expect(unsafe_code, reason = "C calls it, as monitor devices' operation")]
         unsafe extern "C" fn kopi_mon_stop(dev: *mut $crate::sys::monitor::RawDevice) -> c_int {
             // SAFETY: C calls it for a monitor device that goes down.
             unsafe {

@@ -45,7 +45,7 @@ impl<'a> Packet<'a> {
     }
 
     /// A packet in a sock's queue.
-    pub(crate) fn first(first: &'a First) -> Self {
+    pub(crate) fn first(first: &'a QueuedSkb) -> Self {
         Self::Skb(first.seeing())
     }
 
@@ -64,10 +64,11 @@ impl<'a> Packet<'a> {
 /// The first packet in the queue of a UDP sock, which stays there.
 ///
 /// # Invariants
+///
 /// This value owns a reference to the skb.
-pub(crate) struct First(pub(super) NonNull<bindings::sk_buff>);
+pub(crate) struct QueuedSkb(pub(super) NonNull<bindings::sk_buff>);
 
-impl First {
+impl QueuedSkb {
     /// The first packet, if there is one. A pending error of the sock stays pending. Process
     /// context.
     pub(crate) fn of(sk: &Sock) -> Option<Self> {
@@ -99,7 +100,7 @@ impl First {
     }
 }
 
-impl Drop for First {
+impl Drop for QueuedSkb {
     fn drop(&mut self) {
         // SAFETY: This value owns the reference, and is not used any more.
         unsafe { bindings::consume_skb(self.0.as_ptr()) };

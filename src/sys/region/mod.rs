@@ -226,7 +226,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: Mapped by `new`, and nobody uses the mapping any more.
+        // SAFETY: Mapped by `new`, and nothing uses the mapping any more.
         unsafe { bindings::vunmap(self.base.as_ptr().cast_const().cast()) };
         drop(Pages(core::mem::replace(&mut self.pages, KVVec::new())));
     }

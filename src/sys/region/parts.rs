@@ -21,7 +21,7 @@ pub(crate) struct KernelVec<'a> {
 /// Memory for the pieces of a [`KernelVec`].
 pub(crate) struct KernelVecBuffer(pub(super) KVec<bindings::kvec>);
 
-// SAFETY: What the pointers point to is used by way of a region only.
+// SAFETY: The memory behind the pointers is used through a region only.
 unsafe impl Send for KernelVecBuffer {}
 
 impl KernelVecBuffer {

@@ -25,6 +25,7 @@ pub(crate) struct LockedSock<'a>(pub(super) &'a Sock);
 
 impl<'a> LockedSock<'a> {
     /// # Safety
+    ///
     /// The sock must be locked, with softirqs off, for `'a`.
     pub(in crate::sys) unsafe fn from_locked(sk: &'a Sock) -> Self {
         // INVARIANT: As required of the caller.

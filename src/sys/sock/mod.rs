@@ -23,6 +23,7 @@ pub(crate) use lock::{wants_gro, LockedSock, SockRef};
 /// A UDP `struct sock`.
 ///
 /// # Invariants
+///
 /// The sock belongs to a socket of family AF_INET or AF_INET6, type SOCK_DGRAM and protocol UDP.
 #[repr(transparent)]
 pub(crate) struct Sock(Opaque<bindings::sock>);
@@ -256,6 +257,7 @@ struct BusyPoll<'a, F> {
 }
 
 /// # Safety
+///
 /// Only the kernel may call it, as the end of a loop that was given a `BusyPoll<F>`.
 unsafe extern "C" fn busy_poll_end<F: Fn() -> bool>(poll: *mut c_void, start: usize) -> bool {
     // SAFETY: The loop passes the `BusyPoll<F>` that it was given, which outlives the loop.

@@ -260,7 +260,7 @@ attributes! {
         6 tx_drop_rule: Option<u64>,
         /// Over the rate that a rule of KOPI's allows.
         7 tx_drop_rate: Option<u64>,
-        /// No way to the peer, or its host had said that nobody is there.
+        /// No route to the peer, or its host had reported the port unreachable.
         8 tx_drop_unreachable: Option<u64>,
         /// Longer than a datagram or the path's MTU may be.
         9 tx_drop_too_long: Option<u64>,
@@ -274,7 +274,7 @@ attributes! {
         13 rx_packets: Option<u64>,
         /// Their payload.
         14 rx_bytes: Option<u64>,
-        /// Datagrams that came to the flow.
+        /// Datagrams that reached the flow.
         15 rx_taken: Option<u64>,
         /// The RX ring had no room.
         16 rx_drop_ring_full: Option<u64>,
@@ -324,7 +324,7 @@ attributes! {
         9 fill: Option<Ring>,
         /// The RX ring.
         10 rx: Option<Ring>,
-        /// Descriptors that the stack has not let go of.
+        /// Descriptors that the stack has not released.
         11 tx_pending: Option<u32>,
         /// TX descriptors that were refused.
         12 tx_invalid: Option<u64>,
@@ -390,13 +390,13 @@ attributes! {
         22 rule: Option<u32>,
         /// In an event, the sysctl below net.kopi whose limit refused something.
         23 limit: Option<String>,
-        /// In an event, which way.
+        /// The direction, in an event.
         24 direction: Option<Directions>,
-        /// Which way the last of its packets took that left by an attached device; not there without one.
+        /// The TX path of its last packet by an attached device; absent if there was none.
         25 path: Option<Path>,
         /// Number of that device.
         26 path_ifindex: Option<u32>,
-        /// Which way packets come in for it; of several attached devices that of the best, or of the
+        /// The RX path of its packets; of several attached devices that of the best, or of the
         /// one that it is bound to, and not there without any.
         27 receive_path: Option<ReceivePath>,
     }
@@ -428,7 +428,7 @@ attributes! {
         4 uid_max: Option<u32>,
         /// The process's group.
         5 gid: Option<u32>,
-        /// A cgroup, by its path in the hierarchy of the one who adds the rule; its subtree
+        /// A cgroup, by its path in the hierarchy of the requester; its subtree
         /// matches, too.
         6 cgroup_path: Option<String>,
         /// Number of the cgroup, when it is shown.
@@ -475,7 +475,7 @@ attributes! {
         26 burst: Option<u64>,
         /// The rate is for all flows together, and not for each.
         27 shared: bool,
-        /// Whatever the one who adds it writes.
+        /// A comment of the requester's.
         28 comment: Option<String>,
         /// Datagrams that it decided about.
         29 packets: Option<u64>,
@@ -507,15 +507,15 @@ attributes! {
 }
 
 attributes! {
-    /// A kernel thread that looks at the TX rings of busy channels, of all network namespaces.
+    /// A kernel thread that polls the TX rings of busy channels, of all network namespaces.
     Engine {
         /// Number of the CPU that it runs on.
         1 cpu: Option<u32>,
-        /// Microseconds that it looks at an empty ring before the doorbell is needed.
+        /// Microseconds for which it polls an empty ring before the doorbell is needed.
         2 idle: Option<u64>,
         /// Bytes that it sends for one channel before it turns to the next.
         3 budget: Option<u32>,
-        /// Channels that it looks at now.
+        /// Channels that it polls now.
         4 channels: Option<u32>,
         /// Visits of channels that had something to send.
         5 visits: Option<u64>,
@@ -540,7 +540,7 @@ attributes! {
     }
 }
 
-/// Which way packets of flows leave by a device; those from datagram on are said of flows only.
+/// The TX path of flows' packets by a device, and why. Values from datagram on are of flows only.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
@@ -553,7 +553,7 @@ pub(crate) enum Path {
     Tc,
     /// By the stack, since another hook of netfilter's egress comes later.
     Hook,
-    /// By the stack, since a packet socket looks at what leaves.
+    /// By the stack, since a packet socket is to see the packets.
     Tap,
     /// By the stack, since a device of type kopimon is up.
     Monitor,
@@ -593,7 +593,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// Which way packets of flows come in from a device; no-gro is said of flows only.
+/// The RX path of flows' packets from a device, and why; no-gro is of flows only.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
@@ -652,7 +652,7 @@ attributes! {
     Device {
         /// Number of the device.
         1 ifindex: Option<u32>,
-        /// Which way GSO packets leave by it now.
+        /// The TX path of GSO packets by it now, and why.
         2 path: Option<Path>,
         /// Datagrams that the driver took.
         3 packets: Option<u64>,
@@ -666,7 +666,7 @@ attributes! {
         /// the device's XDP program has, too, which redirects what that names. Without it the
         /// device's packets come by the stack.
         7 port_map: Option<u64>,
-        /// Which way packets of flows come in from it now.
+        /// The RX path of flows' packets from it now, and why.
         8 receive_path: Option<ReceivePath>,
         /// Datagrams that were redirected.
         9 received: Option<u64>,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Telling who listens what happens to flows.
+//! Telling listeners what happens to flows.
 //!
 //! An event that finds no memory is lost, as netlink's are.
 
-use super::show;
-use crate::flow::Flow;
+use crate::describe::{put_ends, put_stats};
 use crate::pure::rule::Peer;
 use crate::rules::Stopped;
+use crate::subject::Subject;
 use crate::sys::{
     context,
     genl,
@@ -29,12 +29,12 @@ pub(crate) enum Event {
     Connected,
     Closed,
     Denied(Stopped),
-    /// bind() to this, or connect(), was refused.
+    /// bind() to that address, or connect() to it, was refused.
     BindDenied(Stopped, Peer),
     ConnectDenied(Stopped, Peer),
     /// No room in its RX ring, or no frame in its FILL ring. Softirq.
     Overrun,
-    /// As `Denied`, by a packet that came. Softirq.
+    /// As `Denied`, noticed with a received packet. Softirq.
     DeniedReceiving(Stopped),
 }
 
@@ -58,8 +58,8 @@ impl Event {
     }
 }
 
-/// Tells who listens. Process context, but for events that say otherwise.
-pub(crate) fn tell(flow: &Flow, sk: &Sock, event: Event) {
+/// Tells listeners. Process context, but for events that say otherwise.
+pub(crate) fn tell(flow: &impl Subject, sk: &Sock, event: Event) {
     if !genl::has_listeners(sk.net()) {
         return;
     }
@@ -68,7 +68,7 @@ pub(crate) fn tell(flow: &Flow, sk: &Sock, event: Event) {
     }
 }
 
-fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
+fn try_to_tell(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
     let policy = flow.policy().ok_or(ENOENT)?;
     let identity = policy.identity();
     let ends = match &event {
@@ -82,20 +82,20 @@ fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
         event.is_of_process(),
         |message| {
             message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
-            show::put_ends(message, &ends, &identity, task::cgroup_of(sk))?;
+            put_ends(message, &ends, &identity, task::cgroup_of(sk))?;
             message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
             message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
             message.u32(
                 uapi::KOPI_A_FLOW_PID,
                 identity.process.pid().shown_in(sk.net()),
             )?;
-            if let Some(channel) = flow.channel() {
-                message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel.id())?;
-                message.u32(uapi::KOPI_A_FLOW_NUMBER, flow.number())?;
+            if let Some((channel, number)) = flow.place() {
+                message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel)?;
+                message.u32(uapi::KOPI_A_FLOW_NUMBER, number)?;
             }
             match event {
                 Event::Closed => {
-                    show::put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats())?;
+                    put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats())?;
                 }
                 Event::Denied(stopped)
                 | Event::BindDenied(stopped, _)
@@ -111,7 +111,7 @@ fn try_to_tell(flow: &Flow, sk: &Sock, event: Event) -> Result {
     )
 }
 
-/// Tells who listens that a limit refused the current process something. Process context.
+/// Tells listeners that a limit refused the current process something. Process context.
 pub(crate) fn tell_limit(net: &NetRef, limit: &'static CStr) {
     if !genl::has_listeners(net) {
         return;

@@ -3,19 +3,21 @@
 //! Receiving: from a flow's queue to the RX ring.
 //!
 //! UDP queues a packet on the sock when every hook has passed it, and calls `data_ready`. That
-//! takes all that is queued, copies it into frames of the FILL ring and shows it in the RX ring.
-//! What finds no frame or no room is dropped and counted: a softirq doesn't wait for a program.
+//! takes all that is queued, asks KOPI's rules, copies payload into frames of the FILL ring
+//! (`frames.rs`, `pieces.rs`) and adds entries to the RX ring. A packet that finds no frame or no
+//! room is dropped and counted (`dropped.rs`): a softirq doesn't wait for a program.
+
+mod dropped;
+mod frames;
+mod pieces;
 
 use crate::channel::Channel;
-use crate::flow::{Counter, Flow};
-use crate::monitor::{self, Refusal, Seen};
-use crate::netlink::events::{tell, Event};
+use crate::events::{tell, Event};
+use crate::flow::Flow;
+use crate::monitor::{self, Seen};
 use crate::pure::{
-    abi::{
-        Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE, MON_REASON_NO_FRAME, MON_REASON_RATE,
-        MON_REASON_RING_FULL, MON_REASON_RULE, MON_REASON_TOO_LONG,
-    },
-    geometry::{Frame, Geometry},
+    abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
+    geometry::Frame,
     ring::{Consumer, Producer},
     rule::Direction, //
 };
@@ -28,12 +30,14 @@ use crate::sys::{
     skb::SkBuff,
     sock::{LockedSock, Sock}, //
 };
+use core::ops::Range;
+use dropped::{give_up, DropReason};
+use frames::INVALID_MAX;
 use kernel::prelude::*;
+use pieces::{Piece, Pieces, Size};
 
-/// Entries of the FILL ring that are no frame, which are passed over for one packet.
-const INVALID_MAX: u32 = 64;
-
-/// Packets that are received at once where those who send don't wait for the receiver's lock.
+/// Packets that are received under the sock's lock at once. There senders don't wait for the
+/// receiver's lock.
 const RECEIVED_MAX: u32 = 64;
 
 /// The receiving half of a channel, under its lock.
@@ -45,7 +49,7 @@ pub(crate) struct Receiver {
     /// Frames of the packets that are being copied.
     frames: KVec<Frame>,
     pieces: KernelVecBuffer,
-    /// Packets are being dropped for want of room or frames.
+    /// Packets are being dropped, as there is no room or no frame.
     overrun: bool,
     /// Entries of the FILL ring that are no frame and may still be passed over for a packet.
     left_invalid: u32,
@@ -55,53 +59,13 @@ pub(crate) struct Receiver {
     pub(crate) broken: u64,
 }
 
-/// Why a packet isn't delivered.
-#[derive(Clone, Copy)]
-enum DropReason {
-    RingFull,
-    NoFrame,
-    TooLong,
-    Rule,
-    Rate,
-}
-
-impl DropReason {
-    fn counter(self, flow: &Flow) -> &Counter {
-        match self {
-            DropReason::RingFull => &flow.counters.rx_drop_ring_full,
-            DropReason::NoFrame => &flow.counters.rx_drop_no_frame,
-            DropReason::TooLong => &flow.counters.rx_drop_too_long,
-            DropReason::Rule => &flow.counters.rx_drop_rule,
-            DropReason::Rate => &flow.counters.rx_drop_rate,
-        }
-    }
-
-    /// As monitors show it, for a packet that metadata was made of.
-    fn refusal(self, flow: &Flow, sk: &Sock, meta: &Meta) -> Refusal {
-        let reason = match self {
-            DropReason::RingFull => MON_REASON_RING_FULL,
-            DropReason::NoFrame => MON_REASON_NO_FRAME,
-            DropReason::TooLong => MON_REASON_TOO_LONG,
-            DropReason::Rule => MON_REASON_RULE,
-            DropReason::Rate => MON_REASON_RATE,
-        };
-        let rule = match (self, flow.policy()) {
-            (DropReason::Rule | DropReason::Rate, Some(policy)) => {
-                policy.rule_for(sk, Direction::In, &meta.peer())
-            }
-            _ => 0,
-        };
-        Refusal { reason, rule }
-    }
-}
-
 impl Receiver {
     pub(crate) fn new(
         fill: RegionRing<Consumer<u64>>,
         ring: RegionRing<Producer<Desc>>,
     ) -> Result<Self> {
-        // The program starts by wanting to be woken. Its FILL ring needs no doorbell: it is looked
-        // at whenever a packet comes.
+        // At first the program wants to be woken. Its FILL ring needs no doorbell: each packet that
+        // comes reads it.
         ring.preset_wakeup();
         Ok(Self {
             fill,
@@ -126,94 +90,6 @@ impl Receiver {
         self.ring.is_unread()
     }
 
-    /// Takes the next frame from the FILL ring.
-    #[inline(always)]
-    fn next_frame(&mut self, geometry: &Geometry) -> core::result::Result<Frame, DropReason> {
-        let Ok(available) = self.fill.available(1) else {
-            self.broken = self.broken.wrapping_add(1);
-            return Err(DropReason::NoFrame);
-        };
-        if available == 0 {
-            return Err(DropReason::NoFrame);
-        }
-        match geometry.frame_at(self.fill.peek(0)) {
-            Some(frame) => {
-                self.fill.release(1);
-                Ok(frame)
-            }
-            None => self.next_valid_frame(available, geometry),
-        }
-    }
-
-    /// The same where entries of the `available` ones are no frame.
-    ///
-    /// The producer's index isn't looked at again, and [`INVALID_MAX`] entries a packet are passed over at
-    /// the most: the program writes the ring meanwhile, and spinlocks are held.
-    #[cold]
-    fn next_valid_frame(
-        &mut self,
-        available: u32,
-        geometry: &Geometry,
-    ) -> core::result::Result<Frame, DropReason> {
-        for _ in 0..available {
-            if let Some(frame) = geometry.frame_at(self.fill.peek(0)) {
-                self.fill.release(1);
-                return Ok(frame);
-            }
-            if self.left_invalid == 0 {
-                break;
-            }
-            self.left_invalid = self.left_invalid.saturating_sub(1);
-            self.fill.release(1);
-            self.invalid = self.invalid.wrapping_add(1);
-        }
-        Err(DropReason::NoFrame)
-    }
-
-    /// Takes `count` frames from the FILL ring into `frames`; all or none.
-    fn take_frames(
-        &mut self,
-        count: u32,
-        geometry: &Geometry,
-    ) -> core::result::Result<(), DropReason> {
-        // Most often, and then it needn't be set aside.
-        if count == 1 && self.spare.is_empty() {
-            let frame = self.next_frame(geometry)?;
-            let _ = self.frames.push_within_capacity(frame);
-            return Ok(());
-        }
-        while self.spare.len() < count as usize {
-            let frame = self.next_frame(geometry)?;
-            // There is room: no packet needs more than CHAIN_MAX.
-            let _ = self.spare.push_within_capacity(frame);
-        }
-        for _ in 0..count {
-            if let Some(frame) = self.spare.pop() {
-                let _ = self.frames.push_within_capacity(frame);
-            }
-        }
-        Ok(())
-    }
-
-    /// Finds room and frames for one packet of `len` bytes.
-    #[inline]
-    fn make_room(&mut self, len: u32, geometry: &Geometry) -> core::result::Result<(), DropReason> {
-        let needed = geometry.frames_for(len);
-        if needed > CHAIN_MAX || needed > self.ring.size() {
-            return Err(DropReason::TooLong);
-        }
-        // Those of packets that are not written yet need room, too.
-        let entries = needed.saturating_add(self.frames.len() as u32);
-        match self.ring.room(entries) {
-            Ok(room) if room >= entries => self.take_frames(needed, geometry),
-            Ok(_) => Err(DropReason::RingFull),
-            Err(_) => {
-                self.broken = self.broken.wrapping_add(1);
-                Err(DropReason::RingFull)
-            }
-        }
-    }
-
     /// Delivers a packet, or a GRO packet of them, unless the rules don't let it pass.
     fn deliver(
         &mut self,
@@ -224,35 +100,33 @@ impl Receiver {
         locked: Option<LockedSock<'_>>,
     ) {
         self.left_invalid = INVALID_MAX;
-        let total = skb.payload_len();
-        let gso_size = skb.gso_size();
-        let unit = if gso_size == 0 { total } else { gso_size };
-        let datagrams = u64::from(total.div_ceil(unit.max(1)).max(1));
-        flow.counters.rx_taken.add(datagrams);
+        let size = Size::of(&skb);
+        flow.counters.rx_taken.add(size.datagrams());
         let mut meta = Meta::default();
         skb.read_meta(sk, &mut meta);
         if channel.merges_received() {
-            meta.gso_size = gso_size as u16;
+            meta.gso_size = size.gso_size as u16;
         }
         if let Some(locked) = locked {
             locked.run_receive_hook(&mut meta);
         }
 
         let packets = Packets {
-            datagrams,
-            bytes: u64::from(total),
+            datagrams: size.datagrams(),
+            bytes: u64::from(size.total),
             again: false,
         };
         let result = match flow.decide(sk, Direction::In, || meta.peer(), packets) {
-            Outcome::Pass => self.deliver_all(channel, flow, &skb, &mut meta, (total, gso_size)),
+            Outcome::Pass => self.deliver_all(channel, flow, &skb, &mut meta, &size),
             Outcome::Denied => Err((0, DropReason::Rule)),
             Outcome::TooFast => Err((0, DropReason::Rate)),
         };
+
         if monitor::is_watched(flow) {
             let refusal = result
                 .err()
                 .map(|(_, reason)| reason.refusal(flow, sk, &meta));
-            let seen = Seen::received(refusal, meta.ifindex, gso_size);
+            let seen = Seen::received(refusal, meta.ifindex, size.gso_size);
             monitor::show(flow, sk, seen, &Packet::of(&skb));
         }
         match result {
@@ -261,15 +135,16 @@ impl Receiver {
                 skb.consume(sk);
             }
             Err((end, reason)) => {
-                let lost = total.saturating_sub(end).div_ceil(unit.max(1)).max(1);
-                self.count_lost(flow, reason, lost);
+                let lost = size.datagrams_from(end);
+                self.overrun |= reason.is_overrun();
+                reason.counter(flow).add(u64::from(lost));
                 give_up(channel, sk, skb, end, lost);
             }
         }
     }
 
-    /// Delivers all `total` bytes of a packet, or of a GRO packet of datagrams of `gso_size`; otherwise says where
-    /// it ended, and why.
+    /// Delivers all of a packet, or of a GRO packet; otherwise gives the place where that ended,
+    /// and why.
     #[inline(always)]
     fn deliver_all(
         &mut self,
@@ -277,38 +152,32 @@ impl Receiver {
         flow: &Flow,
         skb: &SkBuff,
         meta: &mut Meta,
-        (total, gso_size): (u32, u32),
+        size: &Size,
     ) -> core::result::Result<(), (u32, DropReason)> {
         // Bytes of each packet that the program gets.
-        let step = if gso_size == 0 || channel.merges_received() {
-            total
+        let step = if channel.merges_received() {
+            size.total
         } else {
-            gso_size
+            size.unit
         };
         let mut at = 0u32;
         loop {
-            at = self.deliver_some(channel, flow, skb, meta, at..total, step)?;
-            if at >= total {
+            at = self.deliver_some(channel, flow, skb, meta, at..size.total, step)?;
+            if at >= size.total {
                 return Ok(());
             }
         }
     }
 
-    /// Counts datagrams that aren't delivered.
-    fn count_lost(&mut self, flow: &Flow, reason: DropReason, lost: u32) {
-        self.overrun |= matches!(reason, DropReason::RingFull | DropReason::NoFrame);
-        reason.counter(flow).add(u64::from(lost));
-    }
-
-    /// Delivers as many packets of `step` bytes out of `range` as one copy can, and says where it
-    /// ended, and why it can't go on there.
+    /// Delivers as many packets of `step` bytes out of `range` as one copy can; gives the place
+    /// where that ended, and why it can't go on there.
     fn deliver_some(
         &mut self,
         channel: &Channel,
         flow: &Flow,
         skb: &SkBuff,
         meta: &mut Meta,
-        range: core::ops::Range<u32>,
+        range: Range<u32>,
         step: u32,
     ) -> core::result::Result<u32, (u32, DropReason)> {
         let geometry = channel.geometry();
@@ -347,14 +216,14 @@ impl Receiver {
         stop.map_or(Ok(end), |reason| Err((end, reason)))
     }
 
-    /// The same of one packet that one frame holds, in half as many steps.
+    /// The same for a packet that one frame holds, in half as many steps.
     fn deliver_one(
         &mut self,
         channel: &Channel,
         flow: &Flow,
         skb: &SkBuff,
         meta: &mut Meta,
-        range: &core::ops::Range<u32>,
+        range: &Range<u32>,
     ) -> core::result::Result<u32, DropReason> {
         let piece = Piece {
             len: range.end.saturating_sub(range.start),
@@ -375,13 +244,7 @@ impl Receiver {
     }
 
     /// Copies payload into the frames taken.
-    fn copy(
-        &mut self,
-        channel: &Channel,
-        skb: &SkBuff,
-        range: core::ops::Range<u32>,
-        step: u32,
-    ) -> Result {
+    fn copy(&mut self, channel: &Channel, skb: &SkBuff, range: Range<u32>, step: u32) -> Result {
         let mut pieces = self.pieces.of(channel.region());
         for (frame, piece) in self
             .frames
@@ -399,7 +262,7 @@ impl Receiver {
         channel: &Channel,
         flow: &Flow,
         meta: &mut Meta,
-        range: core::ops::Range<u32>,
+        range: Range<u32>,
         step: u32,
     ) {
         let number = flow.number();
@@ -418,19 +281,6 @@ impl Receiver {
             show(&mut self.ring, channel, number, *frame, &piece, meta);
         }
         count(flow, meta, packets, range.end.saturating_sub(range.start));
-    }
-}
-
-/// Lets go of a packet of which only the first `end` bytes were delivered, and `lost` datagrams weren't.
-fn give_up(channel: &Channel, sk: &Sock, skb: SkBuff, end: u32, lost: u32) {
-    skb.count_dropped(sk, lost);
-    if end > 0 {
-        skb.consume(sk);
-    } else {
-        // Monitors have seen it, and needn't as one that the stack drops.
-        channel.refuse(skb.address());
-        drop(skb);
-        channel.refuse(0);
     }
 }
 
@@ -471,63 +321,9 @@ fn count(flow: &Flow, meta: &Meta, packets: u64, bytes: u32) {
     flow.counters.rx_bytes.add(u64::from(bytes));
 }
 
-/// What goes into one frame.
-struct Piece {
-    len: u32,
-    /// It begins a packet.
-    first: bool,
-    /// The packet goes on in the next frame.
-    more: bool,
-}
-
-/// Cuts payload into packets of `step` bytes, and those into frames.
-struct Pieces {
-    capacity: u32,
-    step: u32,
-    /// Bytes left of all.
-    left: u32,
-    /// Bytes left of the packet; `None` before the first.
-    packet: Option<u32>,
-}
-
-impl Pieces {
-    fn new(range: &core::ops::Range<u32>, step: u32, geometry: &Geometry) -> Self {
-        Self {
-            capacity: geometry.capacity(),
-            step,
-            left: range.end.saturating_sub(range.start),
-            packet: None,
-        }
-    }
-}
-
-impl Iterator for Pieces {
-    type Item = Piece;
-
-    fn next(&mut self) -> Option<Piece> {
-        let first = self.packet.is_none_or(|left| left == 0);
-        if first && self.left == 0 && self.packet.is_some() {
-            return None;
-        }
-        let packet = match self.packet {
-            Some(left) if left > 0 => left,
-            _ => self.step.min(self.left),
-        };
-        let len = packet.min(self.capacity);
-        let rest = packet.saturating_sub(len);
-        self.packet = Some(rest);
-        self.left = self.left.saturating_sub(len);
-        Some(Piece {
-            len,
-            first,
-            more: rest > 0,
-        })
-    }
-}
-
 impl Channel {
-    /// Moves what is queued on the flow's sock to the RX ring. If the sock is locked some may be left,
-    /// which is the answer.
+    /// Moves the packets that are queued on the flow's sock to the RX ring. If the sock is locked,
+    /// some may be left; says whether.
     pub(crate) fn receive(
         &self,
         flow: &Flow,
@@ -537,7 +333,7 @@ impl Channel {
     ) -> bool {
         let mut receiver = self.receiver.lock_with(softirqs);
         let was_overrun = receiver.overrun;
-        // Else all who send wait, each for its packet, for the receiver's lock.
+        // Without the sock's lock all senders wait, each for its packet, for the receiver's lock.
         let mut left = if locked.is_some() {
             RECEIVED_MAX
         } else {

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The doorbell, and waiting for a ring: in it, or by poll().
+
+use super::Channel;
+use crate::engine;
+use crate::pure::abi;
+use crate::sys::{
+    sock::Sock,
+    socket::Socket,
+    wait::{PollTable, POLL_IN, POLL_OUT, POLL_WRBAND}, //
+};
+use kernel::{
+    prelude::*,
+    sync::{atomic::ordering::Relaxed, Arc}, //
+};
+
+impl Channel {
+    /// Carries out the doorbell. Process context.
+    pub(crate) fn doorbell(this: &Arc<Self>, socket: &Socket, flags: u32) -> Result<i32> {
+        if flags & !abi::BELL_FLAGS != 0 {
+            return Err(EINVAL);
+        }
+        let taken = if flags & abi::BELL_TX != 0 {
+            let taken = Self::transmit(this)?;
+            // More may come soon.
+            engine::call(this);
+            taken
+        } else {
+            0
+        };
+        if flags & (abi::BELL_WAIT_RX | abi::BELL_WAIT_COMPLETION) != 0 {
+            this.wait_for(socket, flags)?;
+        }
+        Ok(i32::try_from(taken)?)
+    }
+
+    /// Sleeps as the doorbell's flags say.
+    fn wait_for(&self, socket: &Socket, flags: u32) -> Result {
+        let sk = socket.sk();
+        let ready = || {
+            flags & abi::BELL_WAIT_RX != 0 && self.has_received()
+                || flags & abi::BELL_WAIT_COMPLETION != 0 && self.has_completed()
+        };
+        let over = || ready() || sk.has_error() || sk.is_receive_shutdown();
+        let nonblocking = socket.is_nonblocking();
+        if flags & abi::BELL_WAIT_RX != 0 && !over() {
+            sk.busy_poll(nonblocking, over);
+        }
+        let timeout = sk.receive_timeout(nonblocking);
+        let mut events = 0;
+        if flags & abi::BELL_WAIT_RX != 0 {
+            events |= POLL_IN;
+        }
+        if flags & abi::BELL_WAIT_COMPLETION != 0 {
+            events |= POLL_WRBAND;
+        }
+        self.wait
+            .wait(socket, events, timeout, over)
+            .map_err(|error| {
+                if error == ERESTARTSYS {
+                    sk.interrupted(timeout)
+                } else {
+                    error
+                }
+            })?;
+        if !ready() {
+            sk.take_error()?;
+        }
+        Ok(())
+    }
+
+    /// The events to report for a flow of which UDP would report `inner`. Process context.
+    pub(crate) fn poll(&self, sk: &Sock, table: &PollTable, inner: u32) -> u32 {
+        self.wait.register(table);
+        let mut events = inner & !(POLL_IN | POLL_OUT | POLL_WRBAND);
+        if self.has_received() || sk.is_receive_shutdown() {
+            events |= POLL_IN;
+        }
+        if self.has_completed() {
+            events |= POLL_WRBAND;
+        }
+        if self.can_send() {
+            events |= POLL_OUT;
+        }
+        events
+    }
+
+    fn has_received(&self) -> bool {
+        self.receiver.lock().has_unread()
+    }
+
+    fn has_completed(&self) -> bool {
+        self.completions.lock().ring.is_unread()
+    }
+
+    /// Whether the doorbell would take more from the TX ring; while an engine polls that, whether
+    /// half of it is empty. Process context.
+    fn can_send(&self) -> bool {
+        if self.is_stalled() {
+            return false;
+        }
+        if !self.polled.load(Relaxed) {
+            return true;
+        }
+        let mut sender = self.sender.lock();
+        sender
+            .waiting()
+            .is_ok_and(|(waiting, size)| waiting <= size / 2)
+    }
+
+    /// Wakes those that wait for the RX ring. Any context.
+    pub(crate) fn wake_readers(&self) {
+        self.wait.wake(POLL_IN);
+    }
+
+    /// Wakes those that wait for room in the TX ring. Any context.
+    pub(crate) fn wake_writers(&self) {
+        self.wait.wake(POLL_OUT);
+    }
+}

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A channel: a region of frames and four rings, and the flows that use it.
+//!
+//! Locks, in the order in which they may be taken:
+//!
+//! 1. `sender`, a mutex: the TX ring and the table of flows. Held while the stack sends.
+//! 2. `receiver`, a spinlock that softirqs take: the FILL and RX rings.
+//! 3. `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
+//!    COMPLETION ring.
+//!
+//! Those of `engine.rs` are taken last of all.
+
+mod completions;
+mod doorbell;
+mod polling;
+mod stall;
+mod stats;
+
+use crate::flow::Counter;
+use crate::identity::User;
+use crate::limits::Charge;
+use crate::pure::{
+    abi::{self, Desc, Layout},
+    geometry::Geometry,
+    quota::Holding,
+    ring::Consumer, //
+};
+use crate::rx::Receiver;
+use crate::sys::{
+    lock::{SpinLockBh, SpinLockIrq},
+    pernet::NetRef,
+    reaper::SharedRegion,
+    region::{Region, RegionRing, Vma},
+    socket::Socket,
+    wait::{self, RoomEntry, WaitQueue}, //
+};
+use crate::tx::{Sender, SenderCounters};
+use completions::Completions;
+use kernel::{
+    list::{
+        impl_list_arc_safe,
+        impl_list_item,
+        AtomicTracker,
+        ListLinks,
+        TryNewListArc, //
+    },
+    new_mutex,
+    new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        Mutex, //
+    }, //
+};
+use stall::STALL_NONE;
+
+/// See the module's documentation.
+#[pin_data]
+pub(crate) struct Channel {
+    _charge: Charge,
+    /// The number of the flow that made it.
+    id: u32,
+    /// The user of that flow.
+    owner: u32,
+    /// Its user, which thereby owns all of its flows.
+    user: Arc<User>,
+    geometry: Geometry,
+    region: Arc<SharedRegion>,
+    #[pin]
+    pub(crate) sender: Mutex<Sender>,
+    /// The sender's counters and the position of its ring, for readers that don't wait for it.
+    sent: Arc<SenderCounters>,
+    tx: RegionRing<Consumer<Desc>>,
+    /// Flows on the channel; written under `sender`.
+    flows: Atomic<u32>,
+    #[pin]
+    pub(crate) receiver: SpinLockBh<Receiver>,
+    #[pin]
+    completions: SpinLockIrq<Completions>,
+    /// Those that wait for a ring.
+    #[pin]
+    wait: WaitQueue,
+    /// Why the sender stopped: `STALL_*`.
+    stall: Atomic<u32>,
+    /// With `STALL_BUFFER`: the notification of room; used under `sender`.
+    #[pin]
+    room: RoomEntry<Self>,
+    /// With `STALL_COMPLETION`: the room that the next packet needs.
+    needed: Atomic<u32>,
+    /// A send buffer that was full has room again.
+    got_room: Atomic<bool>,
+    /// An engine polls the TX ring; written under `sender`.
+    polled: Atomic<bool>,
+    /// An engine that has ended asks that the TX ring is said to be polled no more.
+    unpoll: Atomic<bool>,
+    /// A doorbell has the sender; written under `sender`.
+    ringing: Atomic<bool>,
+    /// The packet that the receiver is dropping, which it has shown to monitors; 0 for none.
+    refused: Atomic<usize>,
+    /// Nanoseconds that engines have worked for it; written under `sender`.
+    pub(crate) engine_time: Counter,
+    /// Its place with an engine, and whether it has one.
+    #[pin]
+    links: ListLinks,
+    #[pin]
+    tracker: AtomicTracker,
+}
+
+impl_list_arc_safe! {
+    impl ListArcSafe<0> for Channel { tracked_by tracker: AtomicTracker; }
+}
+impl_list_item! {
+    impl ListItem<0> for Channel { using ListLinks { self.links }; }
+}
+
+impl Channel {
+    /// Makes a channel on behalf of a flow of that number and user: `EMFILE` over a limit of
+    /// channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
+    pub(crate) fn new(geometry: Geometry, net: &NetRef, id: u32, owner: u32) -> Result<Arc<Self>> {
+        let held = Holding {
+            channels: 1,
+            frames: geometry.layout().frame_count,
+            ..Holding::default()
+        };
+        let charge = Charge::new(net, held)?;
+        let region = Arc::new(
+            SharedRegion::new(Region::new(geometry.pages())?)?,
+            GFP_KERNEL_ACCOUNT,
+        )?;
+        let layout = geometry.layout();
+        let sent = Arc::new(SenderCounters::default(), GFP_KERNEL_ACCOUNT)?;
+        let sender = Sender::new(
+            SharedRegion::consumer(&region, &layout.tx)?,
+            layout.completion.size,
+            sent.clone(),
+        )?;
+        let tx = SharedRegion::consumer(&region, &layout.tx)?;
+        let receiver = Receiver::new(
+            SharedRegion::consumer(&region, &layout.fill)?,
+            SharedRegion::producer(&region, &layout.rx)?,
+        )?;
+        let completions = Completions::new(SharedRegion::producer(&region, &layout.completion)?);
+        let user = User::new()?;
+        Arc::pin_init(
+            pin_init!(Self {
+                _charge: charge,
+                id,
+                owner,
+                user,
+                geometry,
+                region,
+                sender <- new_mutex!(sender, "kopi::Channel::sender"),
+                sent,
+                tx,
+                flows: Atomic::new(0),
+                receiver <- SpinLockBh::new(new_spinlock!(receiver, "kopi::Channel::receiver")),
+                completions <- SpinLockIrq::new(
+                    new_spinlock!(completions, "kopi::Channel::completions")
+                ),
+                wait <- WaitQueue::new(),
+                stall: Atomic::new(STALL_NONE),
+                room <- RoomEntry::new(),
+                needed: Atomic::new(0),
+                refused: Atomic::new(0),
+                got_room: Atomic::new(false),
+                polled: Atomic::new(false),
+                unpoll: Atomic::new(false),
+                ringing: Atomic::new(false),
+                engine_time: Counter::default(),
+                links <- ListLinks::new(),
+                tracker <- AtomicTracker::new(),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// The number of the flow that made it, in its network namespace.
+    pub(crate) fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// The user of that flow, of the initial user namespace.
+    pub(crate) fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// Its user.
+    pub(crate) fn user(&self) -> &Arc<User> {
+        &self.user
+    }
+
+    pub(crate) fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// The layout, as programs get it.
+    pub(crate) fn layout(&self) -> &Layout {
+        self.geometry.layout()
+    }
+
+    /// Whether packets in a row to one peer travel as one.
+    pub(crate) fn has_gso(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_GSO != 0
+    }
+
+    /// Whether what its flows receive may be coalesced.
+    pub(crate) fn has_gro(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_GRO != 0
+    }
+
+    /// Whether a GRO packet is delivered as one packet.
+    pub(crate) fn merges_received(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_GRO_MERGED != 0
+    }
+
+    /// Whether engines are to poll the TX ring.
+    pub(crate) fn wants_engine(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_ENGINE != 0
+    }
+
+    /// Gives a flow's socket a number on the channel.
+    ///
+    /// # Safety
+    ///
+    /// [`Channel::remove_flow`] must be called before the socket is released.
+    #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
+    pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
+        let mut sender = self.sender.lock();
+        // SAFETY: As required of the caller.
+        let number = unsafe { sender.sockets.insert(socket) }?;
+        self.flows.store(sender.sockets.len(), Relaxed);
+        Ok(number)
+    }
+
+    /// Takes a flow's number back, and says how many are left. No packet of it is being sent when
+    /// this returns.
+    pub(crate) fn remove_flow(this: &Arc<Self>, number: u32) -> u32 {
+        let mut sender = this.sender.lock();
+        sender.sockets.remove(number);
+        // It may wait for this flow's room. Also if the room has come: another CPU may be noting
+        // that.
+        this.room.leave();
+        if this.is_stalled_by_buffer() {
+            // The other flows are tried anew.
+            <Self as wait::RoomWaiter>::room_came(this);
+        }
+        // These are options of a flow that is gone, and numbers are used again.
+        sender.output.routes.begin();
+        sender.forget_passed();
+        let left = sender.sockets.len();
+        this.flows.store(left, Relaxed);
+        if left == 0 {
+            sender.output.routes.forget();
+        }
+        left
+    }
+
+    /// Maps the region into the current process.
+    pub(crate) fn map(this: &Arc<Self>, vma: &Vma) -> Result {
+        this.user.note_current()?;
+        this.region.map(vma, this.clone())
+    }
+
+    /// Notes the packet that the receiver is dropping; 0 for none. Under the receiver's lock.
+    pub(crate) fn refuse(&self, packet: usize) {
+        self.refused.store(packet, Relaxed);
+    }
+
+    /// Whether the receiver is dropping this packet. On the CPU where it does.
+    pub(crate) fn is_refusing(&self, packet: usize) -> bool {
+        self.refused.load(Relaxed) == packet
+    }
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Stalls of sending: the COMPLETION ring or a send buffer is full, until there is room.
+
+use super::Channel;
+use crate::engine;
+use crate::sys::{socket::Socket, wait};
+use kernel::sync::{
+    atomic::ordering::{Full, Relaxed},
+    Arc, //
+};
+
+/// Sending goes on as soon as the doorbell rings.
+pub(super) const STALL_NONE: u32 = 0;
+/// A flow's send buffer is full.
+const STALL_BUFFER: u32 = 1;
+/// The COMPLETION ring has no room for what is in flight.
+const STALL_COMPLETION: u32 = 2;
+
+impl Channel {
+    /// Whether sending stopped, and can't go on yet.
+    pub(crate) fn is_stalled(&self) -> bool {
+        match self.stall.load(Relaxed) {
+            STALL_NONE => false,
+            STALL_COMPLETION => self.completion_room() < self.needed.load(Relaxed),
+            _ => true,
+        }
+    }
+
+    /// Whether sending goes on when [`wait::RoomWaiter::room_came`] is called.
+    pub(crate) fn is_stalled_by_buffer(&self) -> bool {
+        self.stall.load(Relaxed) == STALL_BUFFER
+    }
+
+    /// Begins to note whether a full send buffer got room.
+    pub(crate) fn forget_room(&self) {
+        // Full order: room that comes before lets sending go on, which is tried after this.
+        self.got_room.xchg(false, Full);
+    }
+
+    /// Whether a full send buffer got room since.
+    pub(crate) fn got_room(&self) -> bool {
+        self.got_room.load(Relaxed)
+    }
+
+    /// The sender stops until the COMPLETION ring has room for `needed` entries.
+    pub(crate) fn stall_completion(&self, needed: u32) {
+        self.needed.store(needed, Relaxed);
+        self.stall.store(STALL_COMPLETION, Relaxed);
+    }
+
+    /// The sender, which calls this, stops if the send buffer of a flow's socket is full; says
+    /// whether it is.
+    #[expect(unsafe_code, reason = "the entry trusts its owner to leave")]
+    pub(crate) fn stall_buffer(this: &Arc<Self>, socket: &Socket) -> bool {
+        this.stall.store(STALL_BUFFER, Relaxed);
+        // SAFETY: Only the holder of the sender uses `room`. remove_flow() leaves before the socket
+        // is released, and before its flow drops the channel.
+        unsafe { this.room.join(socket, this) };
+        if socket.sk().is_writeable() {
+            this.unstall();
+            return false;
+        }
+        true
+    }
+
+    /// The sender, which calls this, goes on.
+    pub(crate) fn unstall(&self) {
+        self.room.leave();
+        self.stall.store(STALL_NONE, Relaxed);
+    }
+}
+
+impl wait::RoomWaiter for Channel {
+    /// The send buffer has room for which [`Channel::stall_buffer`] stopped. Any context but hard
+    /// interrupts.
+    fn room_came(this: &Arc<Self>) {
+        this.stall.store(STALL_NONE, Relaxed);
+        this.got_room.store(true, Relaxed);
+        engine::call(this);
+        this.wake_writers();
+    }
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A flow's place on a channel: one that it makes, or another flow's. A corked socket has none.
+
+use super::Flow;
+use crate::channel::Channel;
+use crate::pure::{abi, geometry::Geometry};
+use crate::sys::{
+    errno::{enotconn, eopnotsupp},
+    family,
+    socket::{Socket, SocketFile}, //
+};
+use core::sync::atomic::Ordering;
+use kernel::{
+    prelude::*,
+    rbtree::RBTreeNode,
+    sync::Arc, //
+};
+
+/// A flow's place on a channel.
+pub(super) struct Attachment {
+    pub(super) channel: Arc<Channel>,
+    pub(super) number: u32,
+}
+
+/// UDP_CORK was set once; the option may be on, or be set and taken back while a message is under
+/// way.
+pub(super) const CORKED: u32 = 1 << 30;
+/// The flow is on a channel, or about to be: it can't be corked.
+pub(super) const ON_CHANNEL: u32 = 1 << 31;
+
+impl Flow {
+    /// Makes a channel for the flow.
+    pub(super) fn open_channel(&self, socket: &Socket, request: &abi::ChannelReq) -> Result {
+        let geometry = Geometry::new(request).map_err(|_| EINVAL)?;
+        if self.channel().is_some() {
+            return Err(EBUSY);
+        }
+        let owner = self.policy().ok_or(EINVAL)?.identity().uid;
+        let channel = Channel::new(geometry, socket.sk().net(), self.id(), owner)?;
+        self.attach(socket, channel)
+    }
+
+    /// Puts the flow on the channel of another one.
+    pub(super) fn join_channel(&self, socket: &Socket, request: &abi::Join) -> Result {
+        if request.reserved.iter().any(|&word| word != 0) {
+            return Err(EINVAL);
+        }
+        let file = SocketFile::get(request.fd)?;
+        let other = file.socket().ok_or_else(eopnotsupp)?;
+        if core::ptr::eq(other, socket) {
+            return Err(EINVAL);
+        }
+        if self.channel().is_some() {
+            return Err(EBUSY);
+        }
+        let flow = family::protocol::<Flow>(other).ok_or_else(enotconn)?;
+        let channel = flow.channel().ok_or_else(enotconn)?;
+        if !socket.sk().same_net(other.sk()) {
+            return Err(EXDEV);
+        }
+        if !socket.sk().same_user(other.sk()) && !socket.sk().net_admin() {
+            return Err(EPERM);
+        }
+        // A channel's user reads what all of its flows receive.
+        other.may_receive()?;
+        self.attach(socket, channel.clone())
+    }
+
+    /// Puts the flow on a channel: `EBUSY` if it is corked, or has another.
+    fn attach(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
+        self.corking
+            .compare_exchange(0, ON_CHANNEL, Ordering::AcqRel, Ordering::Relaxed)
+            .map_err(|_| EBUSY)?;
+        let attached = if socket.sk().is_corked() {
+            Err(EBUSY)
+        } else {
+            self.attach_uncorked(socket, channel)
+        };
+        if attached.is_err() {
+            self.corking.store(0, Ordering::Release);
+        }
+        attached
+    }
+
+    #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
+    fn attach_uncorked(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
+        socket.may_receive()?;
+        let policy = self.policy().ok_or(EINVAL)?;
+        // Before other processes can send by it.
+        policy.identify_if_new()?;
+        // SAFETY: Removed below, or by `release`, which comes before the socket's.
+        let number = unsafe { channel.add_flow(socket) }?;
+        // Last of what may fail: it stays with a socket that is refused.
+        if channel.has_gro() {
+            if let Err(error) = socket.enable_gro() {
+                Channel::remove_flow(&channel, number);
+                return Err(error);
+            }
+        }
+        let attached = self.attachment.populate(Attachment {
+            channel: channel.clone(),
+            number,
+        });
+        if !attached {
+            // Another thread was faster.
+            Channel::remove_flow(&channel, number);
+            return Err(EBUSY);
+        }
+        policy.join(channel.user());
+        if channel.id() == self.id() {
+            // Allocated before the lock is taken.
+            match RBTreeNode::new(channel.id(), channel.clone(), GFP_KERNEL_ACCOUNT) {
+                Ok(node) => {
+                    socket.sk().net().state().channels.lock().insert(node);
+                }
+                // The channel works, and isn't shown.
+                Err(error) => pr_debug!("a channel isn't listed: {}\n", error.to_errno()),
+            }
+        }
+        self.follow_port(socket.sk());
+        family::install_callbacks::<Flow>(socket);
+        // The packets that are queued already go to the ring, too.
+        family::drain::<Flow>(socket);
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Counters that have one writer at a time, and those of a flow.
+
+use crate::pure::{abi::Stats, counters::with_counters};
+use core::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter that has one writer at a time.
+///
+/// Of `core`, and not of the `kernel` crate: there a load or a store is a call.
+pub(crate) struct Counter(AtomicU64);
+
+impl Default for Counter {
+    fn default() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+impl Counter {
+    /// Adds, where the caller holds the lock that goes with the counter.
+    pub(crate) fn add(&self, n: u64) {
+        self.0.store(
+            self.0.load(Ordering::Relaxed).wrapping_add(n),
+            Ordering::Relaxed,
+        );
+    }
+
+    /// The count. Any context.
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Makes [`FlowCounters`] of the table: first sorts it, then writes what is sent and what is
+/// received apart, as different CPUs count these.
+macro_rules! flow_counters {
+    ([$($sent:ident)*] [$($received:ident)*]) => {
+        /// What a flow counts of its packets.
+        ///
+        /// Those named `tx` are written under the channel's sender, those named `rx` under its
+        /// receiver; without a channel the reader of a datagram writes the latter.
+        #[derive(Default)]
+        pub(crate) struct FlowCounters {
+            $(pub(crate) $sent: Counter,)*
+            $(pub(crate) $received: Counter,)*
+        }
+
+        impl FlowCounters {
+            /// Gives those of sending, which agree with each other under the channel's sender.
+            pub(crate) fn fill_sent(&self, stats: &mut Stats) {
+                $(stats.$sent = self.$sent.get();)*
+            }
+
+            /// Gives those of receiving, which agree with each other under the channel's receiver.
+            pub(crate) fn fill_received(&self, stats: &mut Stats) {
+                $(stats.$received = self.$received.get();)*
+            }
+        }
+    };
+    ([$($sent:ident)*] [$($received:ident)*]
+        $(#[$doc:meta])* sent $name:ident $(= $attribute:ident)?; $($rest:tt)*) => {
+        flow_counters! { [$($sent)* $name] [$($received)*] $($rest)* }
+    };
+    ([$($sent:ident)*] [$($received:ident)*]
+        $(#[$doc:meta])* received $name:ident $(= $attribute:ident)?; $($rest:tt)*) => {
+        flow_counters! { [$($sent)*] [$($received)* $name] $($rest)* }
+    };
+    ([$($sent:ident)*] [$($received:ident)*]
+        $(#[$doc:meta])* channel $name:ident $(= $attribute:ident)?; $($rest:tt)*) => {
+        flow_counters! { [$($sent)*] [$($received)*] $($rest)* }
+    };
+    ($(#[$doc:meta])* $of:ident $($rest:tt)*) => {
+        flow_counters! { [] [] $(#[$doc])* $of $($rest)* }
+    };
+}
+
+with_counters!(flow_counters);

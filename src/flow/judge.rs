@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What the rules decide about a flow's calls and packets, and the telling of it.
+
+use super::Flow;
+use crate::events::{tell, Event};
+use crate::monitor::{self, Unsent};
+use crate::pure::rule::{Direction, Peer};
+use crate::rules::{Outcome, Packets, Stopped};
+use crate::sys::{
+    sock::Sock,
+    socket::Socket, //
+};
+use kernel::prelude::*;
+
+/// A packet, or GSO packet, that a flow sends.
+pub(crate) struct OutPacket {
+    pub(crate) peer: Peer,
+    /// Bytes of each datagram of a GSO packet; else 0.
+    pub(crate) gso_size: u16,
+    /// Bytes of payload.
+    pub(crate) bytes: u32,
+    pub(crate) mark: u32,
+    pub(crate) priority: u32,
+}
+
+impl Flow {
+    /// Has the rules decide about datagrams. Any context but hard interrupts.
+    pub(crate) fn decide(
+        &self,
+        sk: &Sock,
+        direction: Direction,
+        peer: impl FnOnce() -> Peer,
+        packets: Packets,
+    ) -> Outcome {
+        let Some(policy) = self.policy_in_force() else {
+            return Outcome::Pass;
+        };
+        let (outcome, stopped) = policy.decide(sk, direction, &peer(), packets);
+        if let Some(stopped) = stopped {
+            sk.set_error(EACCES);
+            tell(
+                self,
+                sk,
+                match direction {
+                    Direction::Out => Event::Denied(stopped),
+                    Direction::In => Event::DeniedReceiving(stopped),
+                },
+            );
+        }
+        outcome
+    }
+
+    /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was
+    /// counted before. Any context but hard interrupts.
+    pub(crate) fn sends(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
+        let Some(policy) = self.policy_in_force() else {
+            return Outcome::Pass;
+        };
+        let packets = Packets {
+            datagrams: u64::from(match sent.gso_size {
+                0 => 1,
+                size => sent.bytes.div_ceil(u32::from(size)).max(1),
+            }),
+            bytes: u64::from(sent.bytes),
+            again,
+        };
+        let peer = sent.peer;
+        let outcome = self.decide(sk, Direction::Out, || peer, packets);
+        if outcome == Outcome::Pass {
+            let (mark, priority) = policy.changes(sk, &peer);
+            sent.mark = mark.unwrap_or(sent.mark);
+            sent.priority = priority.unwrap_or(sent.priority);
+        } else {
+            self.show_refused(sk, outcome, peer, sent.bytes, sent.gso_size.into());
+        }
+        outcome
+    }
+
+    /// Whether the rules deny the first hop of a source route; counts it then. Any context but hard
+    /// interrupts.
+    pub(crate) fn denies_hop(&self, sk: &Sock, hop: Peer, sent: &OutPacket) -> bool {
+        let mut by_hop = OutPacket { peer: hop, ..*sent };
+        let packets = Packets {
+            datagrams: 1,
+            bytes: u64::from(sent.bytes),
+            again: true,
+        };
+        self.decide(sk, Direction::Out, || hop, packets) == Outcome::Denied
+            && self.sends(sk, &mut by_hop, false) == Outcome::Denied
+    }
+
+    /// Shows a packet to monitors that isn't sent.
+    pub(super) fn show_refused(
+        &self,
+        sk: &Sock,
+        outcome: Outcome,
+        peer: Peer,
+        len: u32,
+        gso_size: u32,
+    ) {
+        if monitor::is_watched(self) {
+            let unsent = Unsent {
+                peer,
+                begins: &[],
+                len,
+                gso_size,
+            };
+            monitor::show_unsent(self, sk, outcome, &unsent);
+        }
+    }
+
+    /// Follows rules that have changed, and tells the process what they stop. Process context.
+    pub(crate) fn follow_rules(&self, socket: &Socket) {
+        let Some(policy) = self.policy() else {
+            return;
+        };
+        let sk = socket.sk();
+        let stopped = policy.sweep(sk);
+        // One error for both directions: a waiting call takes it, and another would be the next
+        // call's.
+        if stopped.iter().any(Option::is_some) {
+            sk.set_error(EACCES);
+            if let Some(channel) = self.channel() {
+                channel.wake_readers();
+            }
+        }
+        for stopped in stopped.into_iter().flatten() {
+            tell(self, sk, Event::Denied(stopped));
+        }
+    }
+
+    /// Turns the rules' judgement on a call into a result, and tells listeners if it is denied.
+    pub(super) fn permit(
+        &self,
+        socket: &Socket,
+        judged: core::result::Result<(), Stopped>,
+        event: impl FnOnce(Stopped) -> Event,
+    ) -> Result {
+        judged.map_err(|stopped| {
+            tell(self, socket.sk(), event(stopped));
+            EACCES
+        })
+    }
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A flow: what a KOPI socket is beyond the UDP socket that it is.
+//!
+//! `protocol.rs` has the calls of its socket, `attach.rs` its place on a channel, `judge.rs` what
+//! rules decide about it, `port.rs` what XDP programs redirect to it, `counters.rs` its counters.
+
+mod attach;
+mod counters;
+mod judge;
+mod port;
+mod protocol;
+
+use crate::channel::Channel;
+use crate::direct::Direct;
+use crate::limits::Charge;
+use crate::pure::abi;
+use crate::rules::Policy;
+use crate::subject::Subject;
+use crate::sys::{
+    cred::AllowedCreds,
+    family, //
+};
+use crate::tx;
+use attach::Attachment;
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        SetOnce, //
+    }, //
+};
+
+pub(crate) use counters::{Counter, FlowCounters};
+pub(crate) use judge::OutPacket;
+
+/// A KOPI socket.
+pub(crate) struct Flow {
+    /// Its owner, and the rules' verdicts on it. Set when it is opened.
+    policy: SetOnce<Pin<KBox<Policy>>>,
+    /// Its number in its network namespace, from then on.
+    id: AtomicU32,
+    /// Set once: a flow stays on its channel until it is closed.
+    attachment: SetOnce<Attachment>,
+    pub(crate) counters: FlowCounters,
+    /// What the direct path knows of it.
+    pub(crate) direct: Direct,
+    /// The local port that XDP programs redirect for it; 0 for none.
+    redirected: AtomicU16,
+    /// Messages being sent that may cork the socket, with [`attach::CORKED`] and
+    /// [`attach::ON_CHANNEL`].
+    corking: AtomicU32,
+    /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once
+    /// and for all.
+    polled_early: Atomic<bool>,
+    /// The credentials that may map the rings: those that last got the layout.
+    may_map: AllowedCreds,
+    _charge: Charge,
+}
+
+impl Flow {
+    pub(crate) fn channel(&self) -> Option<&Arc<Channel>> {
+        Some(&self.attachment.as_ref()?.channel)
+    }
+
+    /// Its owner, and the rules' verdicts on it.
+    pub(crate) fn policy(&self) -> Option<&Policy> {
+        Some(self.policy.as_ref()?)
+    }
+
+    /// The same, if there are rules, or if one has marked the sock. Any context.
+    pub(crate) fn policy_in_force(&self) -> Option<&Policy> {
+        self.policy().filter(|policy| policy.is_in_force())
+    }
+
+    /// The flow's number on its channel; 0 without one.
+    pub(crate) fn number(&self) -> u32 {
+        self.attachment.as_ref().map_or(0, |at| at.number)
+    }
+
+    /// The flow's number in its network namespace.
+    pub(crate) fn id(&self) -> u32 {
+        self.id.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody may wait on the socket's own queue, and not on the channel's. To be asked
+    /// after a full fence.
+    pub(crate) fn was_polled_early(&self) -> bool {
+        self.polled_early.load(Relaxed)
+    }
+
+    /// Whether its channel's receiver is dropping this packet. On the CPU where it does.
+    pub(crate) fn is_refusing(&self, packet: usize) -> bool {
+        self.channel()
+            .is_some_and(|channel| channel.is_refusing(packet))
+    }
+
+    pub(super) fn info(&self) -> abi::Info {
+        abi::Info {
+            abi_version: abi::ABI_VERSION,
+            family: u32::try_from(family::wanted_number()).unwrap_or(0),
+            flow: self.number(),
+            has_channel: u32::from(self.channel().is_some()),
+            frame_headroom: abi::FRAME_HEADROOM,
+            frame_size_min: abi::FRAME_SIZE_MIN,
+            frame_size_max: abi::FRAME_SIZE_MAX,
+            frames_max: abi::FRAMES_MAX,
+            ring_entries_max: abi::RING_ENTRIES_MAX,
+            region_size_max: abi::REGION_SIZE_MAX,
+            chain_max: abi::CHAIN_MAX,
+            copybreak: tx::copybreak(),
+            reserved: [0; 4],
+        }
+    }
+
+    /// The flow's counters, and its channel's. Process context.
+    pub(crate) fn stats(&self) -> abi::Stats {
+        let mut stats = abi::Stats::default();
+        match self.channel() {
+            Some(channel) => channel.fill_stats(&self.counters, &mut stats),
+            None => self.counters.fill_received(&mut stats),
+        }
+        stats
+    }
+}
+
+impl Subject for Flow {
+    fn id(&self) -> u32 {
+        self.id()
+    }
+
+    fn policy(&self) -> Option<&Policy> {
+        self.policy()
+    }
+
+    fn place(&self) -> Option<(u32, u32)> {
+        Some((self.channel()?.id(), self.number()))
+    }
+
+    fn stats(&self) -> abi::Stats {
+        self.stats()
+    }
+}

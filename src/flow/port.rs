@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The local port of a flow, as XDP programs of attached devices redirect it.
+
+use super::Flow;
+use crate::direct::PortRoom;
+use crate::sys::sock::Sock;
+use core::sync::atomic::Ordering;
+
+impl Flow {
+    /// Has XDP programs redirect the datagrams for the flow's port, which may have changed, if its
+    /// channel takes GRO packets. Process context.
+    pub(crate) fn follow_port(&self, sk: &Sock) {
+        let port = u16::from_be(sk.local_port());
+        if port != self.redirected.load(Ordering::Relaxed)
+            && self.channel().is_some_and(|channel| channel.has_gro())
+        {
+            self.redirect(sk, port);
+        }
+    }
+
+    /// Whether XDP programs are to redirect the datagrams for its port.
+    pub(crate) fn is_redirected(&self) -> bool {
+        self.redirected.load(Ordering::Relaxed) != 0
+    }
+
+    /// Has them redirect the datagrams for one port and no other; 0 for none.
+    pub(super) fn redirect(&self, sk: &Sock, port: u16) {
+        // Allocated before the lock is taken, which others wait for under RTNL.
+        let room = match port {
+            0 => None,
+            _ => match PortRoom::new() {
+                Ok(room) => Some(room),
+                // Packets come by the stack, as they would without a program.
+                Err(_) => return,
+            },
+        };
+        let net = sk.net().state();
+        let mut listening = net.listening.lock();
+        if let Some(room) = room {
+            listening.add(port, room);
+        }
+        match self.redirected.swap(port, Ordering::Relaxed) {
+            0 => {}
+            before => listening.remove(before),
+        }
+    }
+}

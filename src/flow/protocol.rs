@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The calls of a flow's socket, where they differ from those of a UDP socket.
+
+use super::attach::{CORKED, ON_CHANNEL};
+use super::{Flow, FlowCounters};
+use crate::channel::Channel;
+use crate::direct::Direct;
+use crate::events::{tell, Event};
+use crate::limits::Charge;
+use crate::monitor;
+use crate::pure::{
+    abi,
+    quota::Holding,
+    rule::{Direction, Peer}, //
+};
+use crate::rules::{Outcome, Packets, Policy};
+use crate::sys::{
+    context::SoftirqsOff,
+    cred::AllowedCreds,
+    errno::{enobufs, enoprotoopt, enotconn, eopnotsupp},
+    family::{Name, Protocol},
+    pernet::NetRef,
+    region::Vma,
+    sock::{LockedSock, Sock},
+    socket::Socket,
+    user::{OptionIn, OptionOut},
+    wait::PollTable, //
+};
+use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Full, Atomic},
+        Mutex,
+        SetOnce, //
+    }, //
+};
+
+#[expect(unsafe_code, reason = "the type of the sockets' state")]
+// SAFETY: No other type implements it.
+unsafe impl Protocol for Flow {
+    fn new(net: &NetRef) -> Result<Self> {
+        let one = Holding {
+            flows: 1,
+            ..Holding::default()
+        };
+        Ok(Self {
+            policy: SetOnce::new(),
+            id: AtomicU32::new(0),
+            attachment: SetOnce::new(),
+            counters: FlowCounters::default(),
+            direct: Direct::default(),
+            redirected: AtomicU16::new(0),
+            corking: AtomicU32::new(0),
+            polled_early: Atomic::new(false),
+            may_map: AllowedCreds::new(),
+            _charge: Charge::new(net, one)?,
+        })
+    }
+
+    fn opened(&self, socket: &Socket) -> Result {
+        let policy = Policy::new(socket.sk().net().state().policy.clone())?;
+        // SAFETY: `release` closes it, which comes before the socket's own.
+        let id = unsafe { socket.sk().net().state().open(socket) }?;
+        self.id.store(id, Ordering::Relaxed);
+        self.policy.populate(policy);
+        tell(self, socket.sk(), Event::Opened);
+        Ok(())
+    }
+
+    fn release(&self, socket: &Socket) {
+        if self.policy().is_none() {
+            // It was never opened.
+            return;
+        }
+        if let Some(at) = self.attachment.as_ref() {
+            if Channel::remove_flow(&at.channel, at.number) == 0 {
+                let unlisted = socket
+                    .sk()
+                    .net()
+                    .state()
+                    .channels
+                    .lock()
+                    .remove(&at.channel.id());
+                drop(unlisted);
+            }
+        }
+        if self.redirected.load(Ordering::Relaxed) != 0 {
+            self.redirect(socket.sk(), 0);
+        }
+        tell(self, socket.sk(), Event::Closed);
+        socket.sk().net().state().close(self.id(), &self.stats());
+    }
+
+    fn may_bind(&self, socket: &Socket, name: &Name) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        policy.identify()?;
+        match name.peer() {
+            // Which port it gets is known afterwards.
+            Some(end) if end.port != 0 => {
+                let judged = policy.may_bind(socket.sk(), end.port);
+                self.permit(socket, judged, |stopped| Event::BindDenied(stopped, end))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn bound(&self, socket: &Socket) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        let port = u16::from_be(socket.sk().local_port());
+        self.permit(socket, policy.may_bind(socket.sk(), port), Event::Denied)?;
+        self.follow_port(socket.sk());
+        tell(self, socket.sk(), Event::Bound);
+        Ok(())
+    }
+
+    fn may_connect(&self, socket: &Socket, name: &Name) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        policy.identify()?;
+        match name.peer() {
+            Some(peer) => {
+                let judged = policy.may_connect(socket.sk(), &peer);
+                self.permit(socket, judged, |stopped| {
+                    Event::ConnectDenied(stopped, peer)
+                })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn connected(&self, socket: &Socket) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        let Some(peer) = socket.sk().peer() else {
+            // The port may be gone, too.
+            self.follow_port(socket.sk());
+            return Ok(());
+        };
+        // By the local port that it has now.
+        self.permit(
+            socket,
+            policy.may_connect(socket.sk(), &peer),
+            Event::Denied,
+        )?;
+        self.follow_port(socket.sk());
+        tell(self, socket.sk(), Event::Connected);
+        Ok(())
+    }
+
+    fn may_cork(&self, for_good: bool) -> Result {
+        self.corking
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |corking| {
+                let more = if for_good {
+                    corking | CORKED
+                } else {
+                    corking.wrapping_add(1)
+                };
+                (corking & ON_CHANNEL == 0).then_some(more)
+            })
+            .map_err(|_| eopnotsupp())?;
+        Ok(())
+    }
+
+    fn has_corked(&self) {
+        self.corking.fetch_sub(1, Ordering::Release);
+    }
+
+    fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result {
+        let Some(policy) = self.policy_in_force() else {
+            return Ok(());
+        };
+        policy.identify_if_new()?;
+        let peer = match name {
+            Some(name) => name.peer(),
+            None => socket.sk().peer(),
+        };
+        // Without a peer the stack gives the error.
+        let Some(peer) = peer else {
+            return Ok(());
+        };
+        // What passes is judged, and counted, when it is a packet; what is refused never becomes
+        // one.
+        let judge = |again| {
+            let packets = Packets {
+                datagrams: 1,
+                bytes: bytes as u64,
+                again,
+            };
+            self.decide(socket.sk(), Direction::Out, || peer, packets)
+        };
+        let outcome = judge(true);
+        let refusal = match outcome {
+            Outcome::Pass => return Ok(()),
+            Outcome::Denied => {
+                judge(false);
+                EACCES
+            }
+            Outcome::TooFast => enobufs(),
+        };
+        let len = u32::try_from(bytes).unwrap_or(u32::MAX);
+        self.show_refused(socket.sk(), outcome, peer, len, 0);
+        Err(refusal)
+    }
+
+    fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32 {
+        if self.channel().is_none() {
+            // Full order, as the fence in needs_wakeup(): either this sees the channel now, or the
+            // channel sees this.
+            self.polled_early.xchg(true, Full);
+        }
+        match self.channel() {
+            Some(channel) => channel.poll(socket.sk(), table, inner),
+            None => inner,
+        }
+    }
+
+    fn ioctl(&self, socket: &Socket, request: u32, argument: usize) -> Option<Result<i32>> {
+        if request != abi::IOC_DOORBELL {
+            return None;
+        }
+        Some((|| {
+            let channel = self.channel().ok_or_else(enotconn)?;
+            let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
+            Channel::doorbell(channel, socket, flags)
+        })())
+    }
+
+    fn set_option(&self, socket: &Socket, name: i32, value: &OptionIn) -> Result {
+        match name {
+            abi::OPT_CHANNEL => self.open_channel(socket, &value.read()?),
+            abi::OPT_JOIN => self.join_channel(socket, &value.read()?),
+            _ => Err(enoprotoopt()),
+        }
+    }
+
+    fn get_option(&self, socket: &Socket, name: i32, value: &OptionOut) -> Result {
+        match name {
+            abi::OPT_INFO => value.write(&self.info()),
+            abi::OPT_CHANNEL => {
+                let layout = self.channel().ok_or_else(enotconn)?.layout();
+                // A process that maps the rings reads packets without another check, and `map`
+                // can't check.
+                socket.may_receive()?;
+                self.may_map.set_current();
+                value.write(layout)
+            }
+            abi::OPT_STATS => value.write(&self.stats()),
+            _ => Err(enoprotoopt()),
+        }
+    }
+
+    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<bool>>> {
+        let Some(policy) = self.policy() else {
+            return Ok(None);
+        };
+        if !policy.is_in_force() {
+            // Monitors alone change nothing for a program that peeks further than the first
+            // datagram.
+            let is_shown = monitor::is_watched(self) && !socket.sk().peeks_on();
+            return Ok(is_shown.then(|| policy.reading()));
+        }
+        policy.identify_if_new()?;
+        let (_, denied) = policy.show(socket.sk());
+        if denied & Direction::In as u32 != 0 {
+            return Err(EACCES);
+        }
+        Ok(Some(policy.reading()))
+    }
+
+    fn reading(&self) -> Option<&Mutex<bool>> {
+        Some(self.policy()?.reading())
+    }
+
+    fn may_take(
+        &self,
+        socket: &Socket,
+        peer: Peer,
+        bytes: usize,
+        again: bool,
+        peeks: bool,
+    ) -> bool {
+        let packets = Packets {
+            datagrams: 1,
+            bytes: bytes as u64,
+            again,
+        };
+        let outcome = self.decide(socket.sk(), Direction::In, || peer, packets);
+        if monitor::is_watched(self) && !(peeks && matches!(outcome, Outcome::Pass)) {
+            monitor::show_first(self, socket.sk(), outcome, &peer);
+        }
+        let counter = match outcome {
+            Outcome::Pass => return true,
+            Outcome::Denied => &self.counters.rx_drop_rule,
+            Outcome::TooFast => &self.counters.rx_drop_rate,
+        };
+        self.counters.rx_taken.add(1);
+        counter.add(1);
+        false
+    }
+
+    fn has_queue(&self) -> bool {
+        self.channel().is_none()
+    }
+
+    fn map(&self, vma: &Vma) -> Result {
+        let channel = self.channel().ok_or(ENODEV)?;
+        if !self.may_map.are_current() {
+            return Err(EACCES);
+        }
+        Channel::map(channel, vma)
+    }
+
+    fn data_ready(
+        &self,
+        sk: &Sock,
+        locked: Option<LockedSock<'_>>,
+        softirqs: &SoftirqsOff,
+    ) -> bool {
+        self.channel()
+            .is_some_and(|channel| channel.receive(self, sk, locked, softirqs))
+    }
+}

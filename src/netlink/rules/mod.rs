@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rules: adding, deleting and replacing them, and putting them in force. `parse.rs` reads a rule
+//! from a request, `show.rs` puts rules into answers.
+
+mod parse;
+mod show;
+
+use crate::flow::Flow;
+use crate::netns::Net;
+use crate::rules::{Rule, RuleSet};
+use crate::sys::{
+    context::cond_resched,
+    family,
+    genl::{Attribute, Request},
+    pernet::Namespace,
+    uapi, //
+};
+use kernel::{
+    prelude::*,
+    sync::{Arc, MutexGuard}, //
+};
+use parse::parts;
+
+pub(crate) use show::{dump, show_all};
+
+/// Has live flows follow the rules, and tells their processes.
+fn sweep(net: &Net) {
+    let mut next = 0u32;
+    loop {
+        let flows = net.flows.lock();
+        let mut swept = 0;
+        for (number, socket) in flows.open.from(next) {
+            next = number.wrapping_add(1);
+            swept += 1;
+            if let Some(flow) = family::protocol::<Flow>(socket) {
+                flow.follow_rules(socket);
+            }
+            if swept == 256 {
+                break;
+            }
+        }
+        drop(flows);
+        if swept < 256 || next == 0 {
+            break;
+        }
+        cond_resched();
+    }
+}
+
+/// Puts rules in force; the caller holds `changing`.
+fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
+    let set = set.share()?;
+    let requester = request.requester();
+    let is_open = set.is_open();
+    if !is_open && !net.is_hooked() {
+        requester.net().hook_local_out()?;
+        net.set_hooked(true);
+    }
+    net.policy.set_rules(set);
+    sweep(net);
+    if is_open && net.is_hooked() {
+        requester.net().unhook_local_out();
+        net.set_hooked(false);
+    }
+    Ok(())
+}
+
+fn put_rules(rules: &mut KVVec<Arc<Rule>>, from: impl Iterator<Item = Arc<Rule>>) -> Result {
+    for rule in from {
+        rules.push(rule, GFP_KERNEL_ACCOUNT)?;
+    }
+    Ok(())
+}
+
+/// The right to change the rules, or `EBUSY`: a request that waited for it would hold genl's lock.
+fn changing<'a>(request: &Request<'_>, net: &'a Net) -> Result<MutexGuard<'a, ()>> {
+    net.changing
+        .try_lock()
+        .ok_or_else(|| request.refuse(EBUSY, c"another is changing the rules", None))
+}
+
+fn rule_attr<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
+    request
+        .get(uapi::KOPI_A_RULESET_RULE)
+        .ok_or_else(|| request.refuse(EINVAL, c"say which rule", None))
+}
+
+/// `rule-add`: `EBUSY`, `EINVAL`, `ENOENT` for what it is put before, and those of looking paths
+/// up.
+pub(crate) fn add(request: &Request<'_>) -> Result {
+    let attr = rule_attr(request)?;
+    let table = request.rule_input(&attr)?;
+    let parts = parts(request, &table)?;
+    let net = request.requester().net().state();
+    let _changing = changing(request, &net)?;
+    let old = net.policy.rules();
+    if old.rules.len() >= uapi::KOPI_RULES_MAX as usize {
+        return Err(request.refuse(ENOSPC, c"there are too many rules", None));
+    }
+    let place = match table.get(uapi::KOPI_A_RULE_BEFORE) {
+        Some(before) => old
+            .rules
+            .iter()
+            .position(|rule| rule.handle == before.u32())
+            .ok_or_else(|| request.refuse(ENOENT, c"no rule has that handle", Some(&before)))?,
+        None => old.rules.len(),
+    };
+    let handle = old.last_handle.checked_add(1).ok_or(ENOSPC)?;
+    let rule = Rule::new(handle, parts)?;
+    let mut rules = KVVec::new();
+    put_rules(&mut rules, old.rules.iter().take(place).cloned())?;
+    put_rules(&mut rules, core::iter::once(rule))?;
+    put_rules(&mut rules, old.rules.iter().skip(place).cloned())?;
+    let set = RuleSet {
+        rules,
+        deny_others: old.deny_others,
+        last_handle: handle,
+    };
+    put_in_force(request, &net, set)?;
+    request.reply(uapi::KOPI_CMD_RULE_ADD, |message| {
+        message.u32(uapi::KOPI_A_RULESET_HANDLE, handle)
+    })
+}
+
+/// `rule-del`: `EBUSY`, `ENOENT`.
+pub(crate) fn remove(request: &Request<'_>) -> Result {
+    let attr = rule_attr(request)?;
+    let table = request.rule_named(&attr)?;
+    let handle = table
+        .get(uapi::KOPI_A_RULE_HANDLE)
+        .ok_or_else(|| request.refuse(EINVAL, c"say which rule: its handle", Some(&attr)))?;
+    let net = request.requester().net().state();
+    let _changing = changing(request, &net)?;
+    let old = net.policy.rules();
+    let others = || {
+        old.rules
+            .iter()
+            .filter(|rule| rule.handle != handle.u32())
+            .cloned()
+    };
+    if others().count() == old.rules.len() {
+        return Err(request.refuse(ENOENT, c"no rule has that handle", Some(&handle)));
+    }
+    let mut rules = KVVec::new();
+    put_rules(&mut rules, others())?;
+    let set = RuleSet {
+        rules,
+        deny_others: old.deny_others,
+        last_handle: old.last_handle,
+    };
+    put_in_force(request, &net, set)?;
+    Ok(())
+}
+
+/// `ruleset-set`: as `rule-add`, and `EAGAIN` where the rules are not those that the requester
+/// knows.
+pub(crate) fn replace(request: &Request<'_>) -> Result {
+    let net = request.requester().net().state();
+    let _changing = changing(request, &net)?;
+    if let Some(known) = request.get(uapi::KOPI_A_RULESET_GENERATION) {
+        if known.uint() != net.policy.generation() {
+            return Err(request.refuse(EAGAIN, c"the rules have changed", Some(&known)));
+        }
+    }
+    let old = net.policy.rules();
+    let mut set = RuleSet {
+        rules: KVVec::new(),
+        deny_others: request
+            .get(uapi::KOPI_A_RULESET_DEFAULT)
+            .is_some_and(|attr| attr.u32() == uapi::KOPI_VERDICT_DENY),
+        last_handle: old.last_handle,
+    };
+    for attr in request.each(uapi::KOPI_A_RULESET_RULE) {
+        let table = request.rule_input(&attr)?;
+        if let Some(before) = table.get(uapi::KOPI_A_RULE_BEFORE) {
+            return Err(request.refuse(
+                EINVAL,
+                c"rules of a set are in their order",
+                Some(&before),
+            ));
+        }
+        let parts = parts(request, &table)?;
+        let place = set.rules.len();
+        if place >= uapi::KOPI_RULES_MAX as usize {
+            return Err(request.refuse(ENOSPC, c"there are too many rules", Some(&attr)));
+        }
+        // A rule that stays goes on counting.
+        let rule = match old.rules.get(place) {
+            Some(rule) if rule.is_made_of(&parts) => rule.clone(),
+            _ => {
+                set.last_handle = set.last_handle.checked_add(1).ok_or(ENOSPC)?;
+                Rule::new(set.last_handle, parts)?
+            }
+        };
+        set.rules.push(rule, GFP_KERNEL_ACCOUNT)?;
+        cond_resched();
+    }
+    let same = set.deny_others == old.deny_others
+        && set.rules.len() == old.rules.len()
+        && set
+            .rules
+            .iter()
+            .zip(old.rules.iter())
+            .all(|(new, old)| new.handle == old.handle);
+    if !same && request.get(uapi::KOPI_A_RULESET_CHECK).is_none() {
+        put_in_force(request, &net, set)?;
+    }
+    request.reply(uapi::KOPI_CMD_RULESET_SET, |message| {
+        message.uint(uapi::KOPI_A_RULESET_GENERATION, net.policy.generation())
+    })
+}

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Rules, and how they apply to a flow.
+//!
+//! A set of rules never changes: a change makes another one (`set.rs`). A flow walks it once, and
+//! again when the set, its process, its port or its device is another; a packet costs a comparison
+//! (`verdict.rs`). Only where a rule names a peer does a packet's destination matter: the set is
+//! then walked for a peer, too, and the last one remembered. `policy.rs` is what the rest of KOPI
+//! asks.
+
+mod net_policy;
+mod policy;
+mod set;
+mod verdict;
+
+use crate::pure::rule::Direction;
+
+pub(crate) use net_policy::NetPolicy;
+pub(crate) use policy::Policy;
+pub(crate) use set::{Action, Limit, Parts, Rule, RuleSet, SharedRules};
+
+/// Datagrams that are judged together.
+#[derive(Clone, Copy)]
+pub(crate) struct Packets {
+    pub(crate) datagrams: u64,
+    /// Bytes of payload, of all together.
+    pub(crate) bytes: u64,
+    /// They were counted before, and charged to the rate.
+    pub(crate) again: bool,
+}
+
+/// The verdict on packets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Pass,
+    Denied,
+    /// Over the rule's rate; or there is no memory to decide.
+    TooFast,
+}
+
+/// A flow that a rule stopped: its process and listeners are to be told.
+#[derive(Clone, Copy)]
+pub(crate) struct Stopped {
+    /// The rule's handle; 0 for the default.
+    pub(crate) rule: u32,
+    pub(crate) direction: Direction,
+}

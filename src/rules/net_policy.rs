@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What judges and shows the packets of all flows of a network namespace: rules and monitor devices.
+
+use super::{RuleSet, SharedRules};
+use crate::sys::{lock::SpinLockIrq, monitor::Devices};
+use kernel::{
+    new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{
+            ordering::{Acquire, Relaxed, Release},
+            Atomic,
+        },
+        Arc, //
+    }, //
+};
+
+/// See the module's documentation.
+#[pin_data]
+pub(crate) struct NetPolicy {
+    /// Taken after all other locks.
+    #[pin]
+    rules: SpinLockIrq<SharedRules>,
+    /// That of `rules`. Flows compare it with the generation of their cached verdicts.
+    generation: Atomic<u64>,
+    /// Whether the rules can refuse any packet, or mark one.
+    in_force: Atomic<bool>,
+    /// Calls and live flows that rules stopped.
+    pub(crate) denied: Atomic<u64>,
+    /// The monitor devices that are up.
+    pub(crate) monitors: Devices,
+}
+
+impl NetPolicy {
+    /// No rules, and all is allowed; no monitors: `ENOMEM`. Process context.
+    pub(crate) fn new() -> Result<Arc<Self>> {
+        let rules = RuleSet::empty().share()?;
+        Arc::pin_init(
+            pin_init!(Self {
+                rules <- SpinLockIrq::new(new_spinlock!(rules, "kopi::NetPolicy::rules")),
+                generation: Atomic::new(1),
+                in_force: Atomic::new(false),
+                denied: Atomic::new(0),
+                monitors: Devices::new(),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// The rules. Any context but hard interrupts.
+    pub(crate) fn rules(&self) -> SharedRules {
+        self.rules.lock().clone()
+    }
+
+    /// Which rules they are: rises with each change. Any context.
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Acquire)
+    }
+
+    /// Whether flows need be judged. Any context.
+    pub(crate) fn has_rules(&self) -> bool {
+        self.in_force.load(Relaxed)
+    }
+
+    /// Puts other rules in force; the caller holds `Net::changing`.
+    pub(crate) fn set_rules(&self, new: SharedRules) {
+        let in_force = !new.is_open();
+        let old = core::mem::replace(&mut *self.rules.lock(), new);
+        if in_force {
+            self.in_force.store(true, Relaxed);
+        }
+        self.generation
+            .store(self.generation.load(Relaxed).wrapping_add(1), Release);
+        if !in_force {
+            self.in_force.store(false, Relaxed);
+        }
+        drop(old);
+    }
+}

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The policy of a flow: its owner, and what the rules decide about its calls and its packets.
+
+use super::net_policy::NetPolicy;
+use super::set::RuleSet;
+use super::verdict::{with_facts, Judged, Verdicts};
+use super::{Outcome, Packets, Stopped};
+use crate::identity::{Owner, User};
+use crate::pure::rule::{Direction, Judgement, Peer};
+use crate::sys::{
+    lock::SpinLockBh,
+    sock::Sock,
+    task::Identity, //
+};
+use kernel::{
+    new_mutex,
+    new_spinlock,
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc,
+        Mutex,
+        SetOnce, //
+    }, //
+};
+
+/// The owner of a flow, and the verdicts on it.
+struct Standing {
+    owner: Owner,
+    /// Allocated when there are rules.
+    verdicts: Option<KBox<Verdicts>>,
+}
+
+/// The owner of a flow, and the rules' verdicts on it.
+#[pin_data]
+pub(crate) struct Policy {
+    net: Arc<NetPolicy>,
+    /// The user of the flow's channel, once it has one.
+    user: SetOnce<Arc<User>>,
+    /// One reader at a time, where each datagram is judged before it is read. True once the first
+    /// datagram was judged by a read that left it in the queue.
+    #[pin]
+    reading: Mutex<bool>,
+    #[pin]
+    standing: SpinLockBh<Standing>,
+    /// The sock has a rule's mark or priority, which may have to be undone.
+    applied: Atomic<bool>,
+}
+
+impl Policy {
+    /// That of a socket that the current process opens, in a network namespace with this policy. Process context.
+    pub(crate) fn new(net: Arc<NetPolicy>) -> Result<Pin<KBox<Self>>> {
+        let owner = Owner::current()?;
+        KBox::pin_init(
+            pin_init!(Self {
+                net,
+                user: SetOnce::new(),
+                reading <- new_mutex!(false, "kopi::Policy::reading"),
+                standing <- SpinLockBh::new(new_spinlock!(Standing {
+                    owner,
+                    verdicts: None,
+                }, "kopi::Policy::standing")),
+                applied: Atomic::new(false),
+            }),
+            GFP_KERNEL_ACCOUNT,
+        )
+    }
+
+    /// That of the flow's network namespace.
+    pub(crate) fn net(&self) -> &NetPolicy {
+        &self.net
+    }
+
+    /// The lock to hold while a datagram is judged and read.
+    pub(crate) fn reading(&self) -> &Mutex<bool> {
+        &self.reading
+    }
+
+    /// The flow joins a channel, whose user owns it from now on. Process context.
+    pub(crate) fn join(&self, user: &Arc<User>) {
+        let shared = user
+            .latest()
+            .filter(|latest| latest.identity.is_as(&self.identity()));
+        if let Some(latest) = shared {
+            let own = self.with_standing(|standing| {
+                core::mem::replace(&mut standing.owner.identity, latest.identity)
+            });
+            drop(own);
+        }
+        self.user.populate(user.clone());
+        user.flow_changed();
+    }
+
+    /// Acts on the flow's owner of now, and the verdicts on it.
+    fn with_standing<T>(&self, act: impl FnOnce(&mut Standing) -> T) -> T {
+        let mut standing = self.standing.lock();
+        let user = self.user.as_ref();
+        let old = user
+            .and_then(|user| user.later_than(&standing.owner))
+            .map(|owner| standing.change_owner(owner));
+        let result = act(&mut standing);
+        drop(standing);
+        drop(old);
+        result
+    }
+
+    /// Acts on the verdicts of the rules of now; `None` if there is no memory for these.
+    fn with_judged<T>(&self, sk: &Sock, act: impl FnOnce(&mut Judged<'_>) -> T) -> Option<T> {
+        let (result, old) = self.with_standing(|standing| {
+            let mut judged = standing.judged(sk)?;
+            let old = judged.refresh(&self.net);
+            Some((act(&mut judged), old))
+        })?;
+        drop(old);
+        Some(result)
+    }
+
+    /// The identity of the flow's owner. Any context but hard interrupts.
+    pub(crate) fn identity(&self) -> Arc<Identity> {
+        self.with_standing(|standing| standing.owner.identity.clone())
+    }
+
+    /// The current process becomes the flow's owner. Process context.
+    pub(crate) fn identify(&self) -> Result {
+        let known = self.with_standing(|standing| standing.owner.clone());
+        let owner = known.or_current()?;
+        let old = self.with_standing(|standing| standing.change_owner(owner));
+        drop(old);
+        if let Some(user) = self.user.as_ref() {
+            user.flow_changed();
+        }
+        Ok(())
+    }
+
+    /// The same, if it is another process than before, or runs another program. Process context.
+    pub(crate) fn identify_if_new(&self) -> Result {
+        if self.identity().process.is_current() {
+            return Ok(());
+        }
+        self.identify()
+    }
+
+    /// Whether packets must be judged. Any context.
+    pub(crate) fn is_in_force(&self) -> bool {
+        self.net.has_rules() || self.applied.load(Relaxed)
+    }
+
+    /// Decides about datagrams to or from a peer, and counts them. Any context but hard interrupts.
+    pub(crate) fn decide(
+        &self,
+        sk: &Sock,
+        direction: Direction,
+        peer: &Peer,
+        packets: Packets,
+    ) -> (Outcome, Option<Stopped>) {
+        let decided = self.with_judged(sk, |judged| {
+            let result = judged.decide(direction, peer, packets);
+            self.applied.store(judged.verdicts.is_applied(), Relaxed);
+            if result.1.is_some() {
+                self.net.denied.fetch_add(1, Relaxed);
+            }
+            result
+        });
+        decided.unwrap_or((Outcome::TooFast, None))
+    }
+
+    /// Decides whether the flow may be bound to a local port. Process context.
+    pub(crate) fn may_bind(&self, sk: &Sock, port: u16) -> core::result::Result<(), Stopped> {
+        self.may(|owner, set| {
+            with_facts(owner, sk, port, |facts| {
+                let [out, into] = set.judge(facts, None);
+                (set.denies(out) && set.denies(into)).then_some((into, Direction::In))
+            })
+        })
+    }
+
+    /// Decides whether the flow may be connected to a peer. Process context.
+    pub(crate) fn may_connect(&self, sk: &Sock, peer: &Peer) -> core::result::Result<(), Stopped> {
+        self.may(|owner, set| {
+            with_facts(owner, sk, u16::from_be(sk.local_port()), |facts| {
+                let [out, _] = set.judge(facts, Some(peer));
+                set.denies(out).then_some((out, Direction::Out))
+            })
+        })
+    }
+
+    fn may(
+        &self,
+        denied: impl FnOnce(&Owner, &RuleSet) -> Option<(Judgement, Direction)>,
+    ) -> core::result::Result<(), Stopped> {
+        if !self.net.has_rules() {
+            return Ok(());
+        }
+        let set = self.net.rules();
+        let found = self.with_standing(|standing| denied(&standing.owner, &set));
+        let Some((judgement, direction)) = found else {
+            return Ok(());
+        };
+        let rule = set.rule(judgement);
+        if let Some(rule) = rule {
+            rule.denied.add(1);
+        }
+        self.net.denied.fetch_add(1, Relaxed);
+        Err(Stopped {
+            rule: rule.map_or(0, |rule| rule.handle),
+            direction,
+        })
+    }
+
+    /// Judges the flow by the rules of now; says which directions they have just stopped.
+    /// Process context.
+    pub(crate) fn sweep(&self, sk: &Sock) -> [Option<Stopped>; 2] {
+        let stopped = self.with_judged(sk, |Judged { verdicts, .. }| {
+            let stopped = [Direction::Out, Direction::In].map(|direction| {
+                let judgement = verdicts.side(direction).judgement;
+                verdicts.stop(direction, judgement)
+            });
+            let rule = verdicts.judged(Direction::Out).cloned();
+            verdicts.apply(sk, rule.as_deref().map(|rule| &rule.action));
+            self.applied.store(verdicts.is_applied(), Relaxed);
+            for _ in stopped.iter().flatten() {
+                self.net.denied.fetch_add(1, Relaxed);
+            }
+            stopped
+        });
+        // Without memory the next packet is judged.
+        stopped.unwrap_or_default()
+    }
+
+    /// The handle of the rule that decides about a peer's packets; 0 for the default. Any context
+    /// but hard interrupts.
+    pub(crate) fn rule_for(&self, sk: &Sock, direction: Direction, peer: &Peer) -> u32 {
+        let handle = self.with_judged(sk, |judged| {
+            let judgement = judged.judgement(direction, peer);
+            let set = judged.verdicts.set.as_ref();
+            set.and_then(|set| Some(set.rule(judgement)?.handle))
+        });
+        handle.flatten().unwrap_or(0)
+    }
+
+    /// The mark and the priority that what is sent to a peer is to have. Any context but hard
+    /// interrupts.
+    pub(crate) fn changes(&self, sk: &Sock, peer: &Peer) -> (Option<u32>, Option<u32>) {
+        let changes = self.with_judged(sk, |judged| {
+            let judgement = judged.judgement(Direction::Out, peer);
+            let rule = judged.verdicts.set.as_ref()?.rule(judgement)?;
+            Some((rule.action.mark, rule.action.priority))
+        });
+        changes.flatten().unwrap_or_default()
+    }
+
+    /// The weight that an engine gives a channel which sends by this flow. Any context but hard
+    /// interrupts.
+    pub(crate) fn weight(&self, sk: &Sock) -> u32 {
+        if !self.is_in_force() {
+            return 1;
+        }
+        let weight = self.with_judged(sk, |Judged { verdicts, .. }| {
+            // Where it depends on the peer, the last one decides.
+            let judgement = match verdicts.out.last {
+                Some((_, judgement)) => judgement,
+                None => verdicts.out.judgement,
+            };
+            let set = verdicts.set.as_ref();
+            set.and_then(|set| set.rule(judgement)?.action.weight)
+        });
+        weight.flatten().unwrap_or(1)
+    }
+
+    /// The handles of the rules that decide, out and in, and the directions in which nothing
+    /// passes, as bits. Process context.
+    pub(crate) fn show(&self, sk: &Sock) -> ([Option<u32>; 2], u32) {
+        if !self.is_in_force() {
+            return ([None; 2], 0);
+        }
+        let shown = self.with_judged(sk, |Judged { verdicts, .. }| {
+            let mut denied = 0;
+            let handles = [Direction::Out, Direction::In].map(|direction| {
+                let judgement = verdicts.side(direction).judgement;
+                if verdicts
+                    .set
+                    .as_ref()
+                    .is_some_and(|set| set.denies(judgement))
+                {
+                    denied |= direction as u32;
+                }
+                verdicts.judged(direction).map(|rule| rule.handle)
+            });
+            (handles, denied)
+        });
+        shown.unwrap_or_default()
+    }
+}
+
+impl Standing {
+    /// Replaces the owner, and gives the old one. The flow is judged anew then.
+    fn change_owner(&mut self, owner: Owner) -> Owner {
+        if let Some(verdicts) = &mut self.verdicts {
+            verdicts.generation = 0;
+        }
+        core::mem::replace(&mut self.owner, owner)
+    }
+
+    /// The verdicts, which `Judged::refresh` brings up to date; `None` without memory.
+    fn judged<'a>(&'a mut self, sk: &'a Sock) -> Option<Judged<'a>> {
+        if self.verdicts.is_none() {
+            let account = GFP_KERNEL_ACCOUNT & !GFP_KERNEL;
+            let flags = GFP_ATOMIC | account | __GFP_NOWARN;
+            self.verdicts = KBox::new(Verdicts::default(), flags).ok();
+        }
+        Some(Judged {
+            owner: &self.owner,
+            verdicts: self.verdicts.as_mut()?,
+            sk,
+        })
+    }
+}

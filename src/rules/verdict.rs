@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The verdicts of the rules on a flow, remembered until the rules or the flow change.
+
+use super::net_policy::NetPolicy;
+use super::set::{Action, Rule, SharedRules};
+use super::{Outcome, Packets, Stopped};
+use crate::identity::Owner;
+use crate::pure::{
+    bucket::Bucket,
+    rule::{Direction, Facts, Judgement, Peer}, //
+};
+use crate::sys::{
+    context,
+    sock::Sock,
+    task, //
+};
+use kernel::sync::Arc;
+
+const UDP: u8 = 17;
+
+/// One direction of a flow.
+#[derive(Default)]
+pub(super) struct Side {
+    pub(super) judgement: Judgement,
+    /// Where it depends on the peer: the last one.
+    pub(super) last: Option<(Peer, Judgement)>,
+    bucket: Bucket,
+    /// The rule whose rate the bucket has.
+    bucket_of: u32,
+    /// The process was told that nothing passes.
+    told: bool,
+}
+
+/// The verdicts of the rules on a flow.
+#[derive(Default)]
+pub(super) struct Verdicts {
+    pub(super) set: Option<SharedRules>,
+    /// The rules' generation that the flow was judged by; 0 for none.
+    pub(super) generation: u64,
+    port: u16,
+    device: i32,
+    pub(super) out: Side,
+    into: Side,
+    /// The sock's own mark and priority, where a rule's replace them.
+    own_mark: Option<u32>,
+    own_priority: Option<u32>,
+}
+
+/// Uses the facts about a sock's flow that rules match.
+pub(super) fn with_facts<T>(
+    owner: &Owner,
+    sk: &Sock,
+    local_port: u16,
+    use_them: impl FnOnce(&Facts<'_>) -> T,
+) -> T {
+    let identity = &owner.identity;
+    use_them(&Facts {
+        uid: identity.uid,
+        gid: identity.gid,
+        in_cgroup: &|cgroup| task::is_in_cgroup(sk, cgroup),
+        exe: identity.program_id(),
+        protocol: UDP,
+        local_port,
+        device: sk.bound_device_name(),
+    })
+}
+
+/// The verdicts on a flow, and what they follow from.
+pub(super) struct Judged<'a> {
+    pub(super) owner: &'a Owner,
+    pub(super) verdicts: &'a mut Verdicts,
+    pub(super) sk: &'a Sock,
+}
+
+impl Judged<'_> {
+    /// Judges anew if the rules or the flow have changed; gives the rules from before, to be
+    /// dropped without the lock.
+    pub(super) fn refresh(&mut self, net: &NetPolicy) -> Option<SharedRules> {
+        let generation = net.generation();
+        let (port, device) = (self.sk.local_port(), self.sk.bound_device());
+        let verdicts = &mut *self.verdicts;
+        if (verdicts.generation, verdicts.port, verdicts.device) == (generation, port, device) {
+            return None;
+        }
+        let set = net.rules();
+        let [out, into] = with_facts(self.owner, self.sk, u16::from_be(port), |facts| {
+            set.judge(facts, None)
+        });
+        for (side, judgement) in [(&mut verdicts.out, out), (&mut verdicts.into, into)] {
+            side.judgement = judgement;
+            side.last = None;
+            side.told = false;
+        }
+        (verdicts.generation, verdicts.port, verdicts.device) = (generation, port, device);
+        verdicts.set.replace(set)
+    }
+
+    /// The judgement on a peer's packets.
+    pub(super) fn judgement(&mut self, direction: Direction, peer: &Peer) -> Judgement {
+        let side = self.verdicts.side(direction);
+        match side.last {
+            _ if side.judgement != Judgement::ByPeer => return side.judgement,
+            Some((last, judgement)) if last == *peer => return judgement,
+            _ => {}
+        }
+        let port = u16::from_be(self.verdicts.port);
+        let judgement = match &self.verdicts.set {
+            Some(set) => {
+                let [out, into] = with_facts(self.owner, self.sk, port, |facts| {
+                    set.judge(facts, Some(peer))
+                });
+                match direction {
+                    Direction::Out => out,
+                    Direction::In => into,
+                }
+            }
+            None => Judgement::Default,
+        };
+        self.verdicts.side(direction).last = Some((*peer, judgement));
+        judgement
+    }
+
+    /// Decides about packets to or from a peer, and counts them.
+    pub(super) fn decide(
+        &mut self,
+        direction: Direction,
+        peer: &Peer,
+        packets: Packets,
+    ) -> (Outcome, Option<Stopped>) {
+        let judgement = self.judgement(direction, peer);
+        self.verdicts.decide(self.sk, direction, judgement, packets)
+    }
+}
+
+impl Verdicts {
+    pub(super) fn side(&mut self, direction: Direction) -> &mut Side {
+        match direction {
+            Direction::Out => &mut self.out,
+            Direction::In => &mut self.into,
+        }
+    }
+
+    /// The rule that decides about a direction, whatever the peer.
+    pub(super) fn judged(&self, direction: Direction) -> Option<&Arc<Rule>> {
+        let judgement = match direction {
+            Direction::Out => self.out.judgement,
+            Direction::In => self.into.judgement,
+        };
+        self.set.as_ref()?.rule(judgement)
+    }
+
+    fn decide(
+        &mut self,
+        sk: &Sock,
+        direction: Direction,
+        judgement: Judgement,
+        packets: Packets,
+    ) -> (Outcome, Option<Stopped>) {
+        let rule = self
+            .set
+            .as_ref()
+            .and_then(|set| set.rule(judgement))
+            .cloned();
+        if let Some(rule) = rule.as_ref().filter(|_| !packets.again) {
+            rule.packets.add(packets.datagrams);
+            rule.bytes.add(packets.bytes);
+        }
+        if self.set.as_ref().is_some_and(|set| set.denies(judgement)) {
+            // Where it depends on the peer, other packets may pass.
+            let always = self.side(direction).judgement == judgement;
+            let stopped = if always {
+                self.stop(direction, judgement)
+            } else {
+                None
+            };
+            return (Outcome::Denied, stopped);
+        }
+        let action = rule.as_ref().map(|rule| &rule.action);
+        if direction == Direction::Out {
+            self.apply(sk, action);
+        }
+        let Some((rule, limit)) = rule
+            .as_ref()
+            .filter(|_| !packets.again)
+            .and_then(|rule| Some((rule, rule.action.limit.as_ref()?)))
+        else {
+            return (Outcome::Pass, None);
+        };
+        let units = if limit.of_bytes {
+            packets.bytes
+        } else {
+            packets.datagrams
+        };
+        let now = context::now();
+        let passes = if limit.shared {
+            rule.bucket.lock().take(&limit.rate, now, units)
+        } else {
+            let side = self.side(direction);
+            if side.bucket_of != rule.handle {
+                side.bucket = Bucket::default();
+                side.bucket_of = rule.handle;
+            }
+            side.bucket.take(&limit.rate, now, units)
+        };
+        if passes {
+            (Outcome::Pass, None)
+        } else {
+            (Outcome::TooFast, None)
+        }
+    }
+
+    /// Notes that nothing passes; gives what to tell the process, the first time.
+    pub(super) fn stop(&mut self, direction: Direction, judgement: Judgement) -> Option<Stopped> {
+        let set = self.set.clone()?;
+        if !set.denies(judgement) || core::mem::replace(&mut self.side(direction).told, true) {
+            return None;
+        }
+        let rule = set.rule(judgement);
+        if let Some(rule) = rule {
+            rule.denied.add(1);
+        }
+        Some(Stopped {
+            rule: rule.map_or(0, |rule| rule.handle),
+            direction,
+        })
+    }
+
+    /// Whether the sock has a rule's mark or priority.
+    pub(super) fn is_applied(&self) -> bool {
+        self.own_mark.is_some() || self.own_priority.is_some()
+    }
+
+    /// Gives the sock the rule's mark and priority, or its own back.
+    pub(super) fn apply(&mut self, sk: &Sock, action: Option<&Action>) {
+        let wanted = action.and_then(|action| action.mark);
+        match (wanted, self.own_mark) {
+            (Some(mark), own) => {
+                self.own_mark = Some(own.unwrap_or_else(|| sk.mark()));
+                if sk.mark() != mark {
+                    sk.set_mark(mark);
+                }
+            }
+            (None, Some(own)) => {
+                sk.set_mark(own);
+                self.own_mark = None;
+            }
+            (None, None) => {}
+        }
+        let wanted = action.and_then(|action| action.priority);
+        match (wanted, self.own_priority) {
+            (Some(priority), own) => {
+                self.own_priority = Some(own.unwrap_or_else(|| sk.priority()));
+                sk.set_priority(priority);
+            }
+            (None, Some(own)) => {
+                sk.set_priority(own);
+                self.own_priority = None;
+            }
+            (None, None) => {}
+        }
+    }
+}

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What becomes of descriptors that were taken: they complete with an errno or 0, at once or when
+//! the stack has released their frames, or they stay in the ring for another try.
+
+use super::Progress;
+use crate::channel::Channel;
+use crate::pure::abi::{Desc, CHAIN_MAX};
+use crate::sys::{
+    errno::eopnotsupp,
+    socket::Socket,
+    ubuf::{Notification, Released}, //
+};
+use kernel::{
+    prelude::*,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc, //
+    }, //
+};
+
+/// Pieces of pages that one skb can refer to, but one: an skb has 17, and may need one for headers.
+pub(super) const REFERENCES_MAX: usize = 16;
+
+/// How often a full send buffer that has room again is tried at once.
+const FULL_MAX: u32 = 64;
+
+/// What becomes of descriptors that the stack was given.
+#[derive(Clone, Copy)]
+pub(super) enum Verdict {
+    /// They complete, with an errno or 0.
+    Complete(u16),
+    /// They stay in the TX ring.
+    Stay(Progress),
+}
+
+/// What a sender remembers of packets that the stack didn't take.
+#[derive(Default)]
+pub(super) struct Retry {
+    /// The next packets go without others, since they can't go as a GSO packet.
+    alone: u32,
+    /// Times in a row that the send buffer was full, and yet had room right after.
+    full: u32,
+}
+
+impl Retry {
+    /// Whether the next packet goes without others; counts it.
+    pub(super) fn goes_alone(&mut self) -> bool {
+        let alone = self.alone > 0;
+        self.alone = self.alone.saturating_sub(1);
+        alone
+    }
+
+    /// Decides about `count` descriptors by what the stack said. `is_batch`: KOPI made a GSO packet
+    /// of several packets.
+    pub(super) fn decide(
+        &mut self,
+        channel: &Arc<Channel>,
+        socket: &Socket,
+        result: Result,
+        (count, is_batch): (u32, bool),
+    ) -> Verdict {
+        let Err(error) = result else {
+            self.full = 0;
+            return Verdict::Complete(0);
+        };
+        if error == EAGAIN && Channel::stall_buffer(channel, socket) {
+            return Verdict::Stay(Progress::Stop);
+        }
+        // The buffer drained meanwhile; but a hook, too, may say EAGAIN, and for ever.
+        if error == EAGAIN && self.full < FULL_MAX {
+            self.full = self.full.wrapping_add(1);
+            return Verdict::Stay(Progress::Took(0));
+        }
+        if is_batch && is_of_gso(error) {
+            self.alone = count;
+            return Verdict::Stay(Progress::Took(0));
+        }
+        self.full = 0;
+        Verdict::Complete(errno(error))
+    }
+}
+
+/// Whether an error may be one of the GSO packet, not of the packets in it.
+fn is_of_gso(error: Error) -> bool {
+    [EMSGSIZE, EINVAL, EIO, eopnotsupp()].contains(&error)
+}
+
+/// The errno of a completion.
+pub(super) fn errno(error: Error) -> u16 {
+    u16::try_from(error.to_errno().unsigned_abs()).unwrap_or(0)
+}
+
+/// Completions of what was copied, written together: the ring's lock, with interrupts off, is taken
+/// once for all of them.
+pub(super) struct CompletionBatch(KVec<Desc>);
+
+impl CompletionBatch {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self(KVec::with_capacity(
+            CHAIN_MAX as usize,
+            GFP_KERNEL_ACCOUNT,
+        )?))
+    }
+
+    /// Completes descriptors, with an errno or 0, at the next [`CompletionBatch::flush`] at the
+    /// latest.
+    pub(super) fn add(&mut self, channel: &Channel, descs: &[Desc], error: u16) {
+        if self.0.spare_capacity_mut().len() < descs.len() {
+            self.flush(channel);
+        }
+        for desc in descs {
+            // There is room: a packet has no more than CHAIN_MAX.
+            let _ = self.0.push_within_capacity(Desc { error, ..*desc });
+        }
+    }
+
+    /// Writes all that were added.
+    pub(super) fn flush(&mut self, channel: &Channel) {
+        if !self.0.is_empty() {
+            channel.complete(self.0.iter().copied(), 0);
+            self.0.clear();
+        }
+    }
+
+    /// Carries out the verdict on descriptors that the stack was given; says whether it still holds
+    /// their frames.
+    pub(super) fn settle(
+        &mut self,
+        channel: &Channel,
+        descs: &[Desc],
+        verdict: Verdict,
+        notification: Option<Notification<InFlight>>,
+    ) -> bool {
+        if let Some(notification) = notification {
+            let verdict = match verdict {
+                Verdict::Complete(error) => u32::from(error),
+                Verdict::Stay(_) => InFlight::CANCELLED,
+            };
+            notification.value().verdict.store(verdict, Relaxed);
+            return !notification.put();
+        }
+        if let Verdict::Complete(error) = verdict {
+            self.add(channel, descs, error);
+        }
+        false
+    }
+}
+
+/// Descriptors that went by reference: they complete when the stack has released their frames.
+pub(super) struct InFlight {
+    channel: Arc<Channel>,
+    descs: [Desc; REFERENCES_MAX],
+    count: usize,
+    /// What to complete them with: an errno, 0, or [`InFlight::CANCELLED`].
+    verdict: Atomic<u32>,
+}
+
+impl InFlight {
+    /// They were not sent and stay in the TX ring.
+    const CANCELLED: u32 = u32::MAX;
+}
+
+impl Released for InFlight {
+    fn released(&self) {
+        let descs = self.descs.get(..self.count).unwrap_or(&[]);
+        match self.verdict.load(Relaxed) {
+            Self::CANCELLED => self.channel.cancel_completions(self.count as u32),
+            verdict => {
+                let error = verdict as u16;
+                let done = descs.iter().map(|desc| Desc { error, ..*desc });
+                self.channel.complete(done, self.count as u32);
+            }
+        }
+    }
+}
+
+/// Prepares descriptors to go by reference; `None` if there is no memory, and they must be copied.
+pub(super) fn in_flight(channel: &Arc<Channel>, descs: &[Desc]) -> Option<Notification<InFlight>> {
+    channel.reserve_completions(descs.len() as u32);
+    let in_flight = init!(InFlight {
+        channel: channel.clone(),
+        descs <- pin_init::init_array_from_fn(|at| descs.get(at).copied().unwrap_or_default()),
+        count: descs.len(),
+        verdict: Atomic::new(0),
+    });
+    match Notification::new(in_flight) {
+        Ok(notification) => Some(notification),
+        Err(_) => {
+            channel.cancel_completions(descs.len() as u32);
+            None
+        }
+    }
+}

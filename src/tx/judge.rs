@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Asking the rules about packets that don't exist yet, and showing monitors those that don't pass.
+
+use super::batch::Batch;
+use super::output::Cut;
+use crate::channel::Channel;
+use crate::flow::{Counter, Flow};
+use crate::monitor::{self, Unsent};
+use crate::pure::{
+    abi::Meta,
+    rule::{Direction, Peer}, //
+};
+use crate::rules::{Outcome, Packets};
+use crate::sys::{
+    errno::enobufs,
+    sock::Sock, //
+};
+use kernel::prelude::*;
+
+/// Bytes of payload that monitors see of a datagram that the rules don't let pass.
+const SHOWN_MAX: usize = 256;
+
+/// No peer.
+pub(super) const NOBODY: Peer = Peer {
+    address: [0; 16],
+    port: 0,
+};
+
+/// The destination of a packet.
+fn peer_of(meta: &Meta, sk: &Sock) -> Peer {
+    if meta.peer_port == 0 {
+        return sk.peer().unwrap_or(NOBODY);
+    }
+    meta.peer().or_loopback()
+}
+
+/// What the rules have let pass, and counted, at the head of the ring: it wasn't sent yet.
+pub(super) struct Passed {
+    flow: u32,
+    peer: Peer,
+    datagrams: u64,
+    bytes: u32,
+}
+
+impl Passed {
+    pub(super) const NOTHING: Self = Self {
+        flow: 0,
+        peer: NOBODY,
+        datagrams: 0,
+        bytes: 0,
+    };
+
+    /// Whether at least as much was counted before, for that peer of that flow.
+    fn has(&self, flow: u32, peer: &Peer, datagrams: u64, bytes: u32) -> bool {
+        (self.flow, self.peer) == (flow, *peer)
+            && self.datagrams >= datagrams
+            && self.bytes >= bytes
+    }
+
+    /// The peer that was judged, or none if there are no rules.
+    pub(super) fn peer(&self) -> Peer {
+        self.peer
+    }
+
+    /// The batch was sent, or refused.
+    pub(super) fn spend(&mut self, datagrams: u64, bytes: u32) {
+        self.datagrams = self.datagrams.saturating_sub(datagrams);
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+
+    /// Has the rules decide about a batch of the flow.
+    ///
+    /// A packet that stayed in the ring, since the stack had no room for it, was counted before. It
+    /// may be another packet meanwhile: the ring is the program's.
+    pub(super) fn judge(
+        &mut self,
+        flow: &Flow,
+        sk: &Sock,
+        batch: &Batch,
+        meta: &Meta,
+        datagrams: u64,
+    ) -> Outcome {
+        if flow.policy_in_force().is_none() {
+            // Where rules come meanwhile, the hook of LOCAL_OUT finds that no peer was judged.
+            *self = Self::NOTHING;
+            return Outcome::Pass;
+        }
+        let number = batch.first().flow;
+        let bytes = batch.bytes();
+        let peer = peer_of(meta, sk);
+        let again = self.has(number, &peer, datagrams, bytes);
+        let packets = Packets {
+            datagrams,
+            bytes: u64::from(bytes),
+            again,
+        };
+        let outcome = flow.decide(sk, Direction::Out, || peer, packets);
+        if outcome == Outcome::Pass && !again {
+            *self = Self {
+                flow: number,
+                peer,
+                datagrams,
+                bytes,
+            };
+        }
+        outcome
+    }
+}
+
+/// The counter and the errno of what the rules decide; `None` if they let it pass.
+pub(super) fn refusal(flow: &Flow, outcome: Outcome) -> Option<(&Counter, Error)> {
+    match outcome {
+        Outcome::Pass => None,
+        Outcome::Denied => Some((&flow.counters.tx_drop_rule, EACCES)),
+        Outcome::TooFast => Some((&flow.counters.tx_drop_rate, enobufs())),
+    }
+}
+
+/// Shows a batch to monitors that the rules don't let pass.
+pub(super) fn show_refused(
+    channel: &Channel,
+    (flow, sk): (&Flow, &Sock),
+    batch: &Batch,
+    meta: &Meta,
+    outcome: Outcome,
+    cut: Cut,
+) {
+    if !monitor::is_watched(flow) {
+        return;
+    }
+    let first = batch.first();
+    let mut begins = [0u8; SHOWN_MAX];
+    let len = SHOWN_MAX.min(first.len as usize);
+    let begins = begins.get_mut(..len).unwrap_or_default();
+    if channel.region().read(first.offset, begins).is_err() {
+        return;
+    }
+    let unsent = Unsent {
+        peer: peer_of(meta, sk),
+        begins,
+        len: batch.bytes(),
+        gso_size: cut.segment,
+    };
+    monitor::show_unsent(flow, sk, outcome, &unsent);
+}

@@ -1,0 +1,336 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sending: from the TX ring to the stack.
+//!
+//! The doorbell, or an engine, takes descriptors in order. A packet goes through these steps:
+//!
+//! 1. `batch.rs` copies its descriptors out of the ring and checks them. Datagrams in a row to one
+//!    peer become one GSO packet, if the channel asked for that.
+//! 2. `judge.rs` asks KOPI's rules.
+//! 3. `output.rs` hands it over to the flow's own socket. So every packet is routed, filtered,
+//!    counted and queued as one from a UDP socket.
+//! 4. `completion.rs` gives the frames back to the program, or leaves the descriptors in the ring.
+
+mod batch;
+mod completion;
+mod judge;
+mod output;
+
+use crate::channel::Channel;
+use crate::engine::Schedule;
+use crate::flow::{Counter, Flow};
+use crate::pure::{
+    abi::{Desc, Meta, CHAIN_MAX},
+    descriptor::Bad,
+    ring::Consumer, //
+};
+use crate::sys::{
+    context::{cond_resched, signal_pending},
+    errno::{eproto, SendErrorKind},
+    family,
+    region::RegionRing,
+    socket::{Socket, SocketTable}, //
+};
+use batch::{Batch, Found};
+use completion::{errno, CompletionBatch, Retry, Verdict};
+use judge::Passed;
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+use output::{Cut, Output};
+
+pub(crate) use output::copybreak;
+
+/// The sending half of a channel, under its lock.
+pub(crate) struct Sender {
+    ring: RegionRing<Consumer<Desc>>,
+    /// Descriptors that a packet can have.
+    longest: u32,
+    /// The sockets of the channel's flows, by number.
+    pub(crate) sockets: SocketTable,
+    batch: Batch,
+    pub(crate) output: Output,
+    /// Completions of what was copied.
+    done: CompletionBatch,
+    /// Entries of the COMPLETION ring that are known to be free, besides those for `done`.
+    room: u32,
+    /// In the middle of a packet that is refused for its length.
+    skipping: bool,
+    retry: Retry,
+    passed: Passed,
+    /// What an engine knows of the channel.
+    pub(crate) schedule: Schedule,
+    counters: Arc<SenderCounters>,
+}
+
+/// What a sender counts besides its flows' packets; written under its lock.
+#[derive(Default)]
+pub(crate) struct SenderCounters {
+    /// Descriptors refused.
+    pub(crate) invalid: Counter,
+    /// Times that an index of the program made no sense.
+    pub(crate) broken: Counter,
+}
+
+/// The result of one step of sending.
+#[derive(Clone, Copy)]
+enum Progress {
+    /// That number of descriptors was taken.
+    Took(u32),
+    /// The rest must wait.
+    Stop,
+}
+
+impl Channel {
+    /// Takes what is in the TX ring, as far as it can be sent now; gives the number of descriptors.
+    ///
+    /// `EPROTO` when the ring's index makes no sense, `ENOMEM`. Process context.
+    pub(crate) fn transmit(this: &Arc<Self>) -> Result<u32> {
+        this.user().note_current()?;
+        let mut sender = this.sender.lock();
+        let mut taken = 0u32;
+        loop {
+            this.start_ringing();
+            let result = sender
+                .waiting()
+                .map(|(available, _)| sender.take(this, available, |_, _| !signal_pending()));
+            this.stop_ringing();
+            // What was written before the program could see that is this doorbell's to send.
+            let again = this.unpoll_if_asked(&mut sender);
+            taken = taken.saturating_add(result?);
+            if !again {
+                return Ok(taken);
+            }
+        }
+    }
+}
+
+impl Sender {
+    /// Takes nothing yet. `completions` is the size of the COMPLETION ring. `ENOMEM`; process
+    /// context.
+    pub(crate) fn new(
+        ring: RegionRing<Consumer<Desc>>,
+        completions: u32,
+        counters: Arc<SenderCounters>,
+    ) -> Result<Self> {
+        // The ring is read when the doorbell rings, and only then; but for engines.
+        ring.want_wakeup(true);
+        Ok(Self {
+            longest: CHAIN_MAX.min(completions).min(ring.size()),
+            ring,
+            sockets: SocketTable::new(),
+            batch: Batch::new()?,
+            output: Output::new()?,
+            done: CompletionBatch::new()?,
+            room: 0,
+            skipping: false,
+            retry: Retry::default(),
+            passed: Passed::NOTHING,
+            schedule: Schedule::default(),
+            counters,
+        })
+    }
+
+    /// What the rules let pass is forgotten: numbers of flows are used again.
+    pub(crate) fn forget_passed(&mut self) {
+        self.passed = Passed::NOTHING;
+    }
+
+    /// Says whether the program must ring the doorbell for what it writes from now on. If it must,
+    /// the ring is to be read once more afterwards.
+    pub(crate) fn want_doorbell(&self, want: bool) {
+        self.ring.want_wakeup(want);
+    }
+
+    /// Number of descriptors that wait in the ring, and the ring's size: `EPROTO`.
+    pub(crate) fn waiting(&mut self) -> Result<(u32, u32)> {
+        match self.ring.available(u32::MAX) {
+            Ok(available) => Ok((available, self.ring.size())),
+            Err(_) => {
+                self.counters.broken.add(1);
+                Err(eproto())
+            }
+        }
+    }
+
+    /// The flow of the first descriptor; there is one, as the caller knows from [`Self::waiting`].
+    pub(crate) fn first_flow(&self) -> Option<&Socket> {
+        self.sockets.get(self.ring.peek(0).flow)
+    }
+
+    /// Takes of the descriptors that [`Self::waiting`] counted what can be sent now, as long as
+    /// `go_on` returns true. That gets the number of descriptors, and bytes of payload, that were
+    /// taken last. Gives the number of all. Process context.
+    pub(crate) fn take(
+        &mut self,
+        channel: &Arc<Channel>,
+        available: u32,
+        mut go_on: impl FnMut(u32, u32) -> bool,
+    ) -> u32 {
+        channel.unstall();
+        self.output.routes.begin();
+        let mut taken = 0u32;
+        while taken < available {
+            let more = match self.step(channel, available.wrapping_sub(taken)) {
+                Progress::Took(0) => go_on(0, 0),
+                Progress::Took(count) => {
+                    taken = taken.wrapping_add(count);
+                    go_on(count, self.batch.bytes())
+                }
+                Progress::Stop => break,
+            };
+            if !more {
+                break;
+            }
+            cond_resched();
+        }
+        self.done.flush(channel);
+        taken
+    }
+
+    /// Takes the first of `available` descriptors, and all that go together with it.
+    fn step(&mut self, channel: &Arc<Channel>, available: u32) -> Progress {
+        if self.room < CHAIN_MAX {
+            self.done.flush(channel);
+            self.room = channel.completion_room();
+        }
+        if self.room == 0 {
+            channel.stall_completion(1);
+            return Progress::Stop;
+        }
+        if self.skipping {
+            self.skip();
+            return self.discard(channel, Bad::Chain);
+        }
+        let mut meta = Meta::default();
+        match self.validate(channel, available, &mut meta) {
+            Found::Packet(segment) => self.send(channel, &meta, segment),
+            Found::Invalid(bad) => self.refuse(channel, bad),
+            Found::Incomplete => Progress::Stop,
+            Found::NoRoom => {
+                channel.stall_completion(self.batch.count());
+                Progress::Stop
+            }
+        }
+    }
+
+    /// Sends the batch, as a GSO packet of datagrams of `segment` bytes if that isn't 0.
+    // Apart from the walk over descriptors, which would lose its registers.
+    #[inline(never)]
+    fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Progress {
+        let number = self.batch.first().flow;
+        let Some((socket, flow)) = self.sockets.get(number).and_then(with_flow) else {
+            return self.refuse(channel, Bad::Flow);
+        };
+        let (count, bytes) = (self.batch.count(), self.batch.bytes());
+        let size = match segment {
+            // The socket's option cuts the payload of a descriptor.
+            0 => socket.sk().gso_size(),
+            segment => segment,
+        };
+        let cut = Cut { segment, size };
+        let datagrams = self.batch.datagrams(size);
+
+        let sk = socket.sk();
+        let outcome = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
+        if let Some((counter, error)) = judge::refusal(flow, outcome) {
+            judge::show_refused(channel, (flow, sk), &self.batch, meta, outcome, cut);
+            counter.add(datagrams);
+            flow.counters.tx_taken.add(datagrams);
+            return self.finish(channel, error);
+        }
+        self.output.message.judged = self.passed.peer();
+
+        let to = (socket, flow);
+        let (result, notification) = self.output.hand_over(channel, to, &self.batch, meta, cut);
+        // Even if nothing completes: what was reserved by reference may come back later.
+        self.room = self.room.saturating_sub(count);
+
+        let is_batch = segment != 0 && meta.gso_size == 0;
+        let verdict = self
+            .retry
+            .decide(channel, socket, result, (count, is_batch));
+        let descs = self.batch.descs();
+        let by_reference = self.done.settle(channel, descs, verdict, notification);
+        if let Verdict::Stay(progress) = verdict {
+            return progress;
+        }
+        self.passed.spend(datagrams, bytes);
+        count_sent(flow, result, (datagrams, bytes), by_reference);
+        if result.is_ok() {
+            // The stack may have chosen one.
+            flow.follow_port(sk);
+        }
+        self.release()
+    }
+
+    /// Completes the batch, which is a packet or the start of one, with an error.
+    #[cold]
+    fn refuse(&mut self, channel: &Channel, bad: Bad) -> Progress {
+        let number = self.batch.first().flow;
+        if let Some((_, flow)) = self.sockets.get(number).and_then(with_flow) {
+            flow.counters.tx_drop_invalid.add(1);
+            flow.counters.tx_taken.add(1);
+        }
+        self.discard(channel, bad)
+    }
+
+    /// Completes the batch with an error.
+    fn discard(&mut self, channel: &Channel, bad: Bad) -> Progress {
+        let count = u64::from(self.batch.count());
+        self.counters.invalid.add(count);
+        let error = match bad {
+            Bad::Range => EFAULT,
+            Bad::Field => EINVAL,
+            Bad::Flow => EBADF,
+            Bad::Chain => EMSGSIZE,
+        };
+        self.finish(channel, error)
+    }
+
+    /// Completes the batch with an error, and goes on after it.
+    fn finish(&mut self, channel: &Channel, error: Error) -> Progress {
+        self.done.add(channel, self.batch.descs(), errno(error));
+        self.room = self.room.saturating_sub(self.batch.count());
+        self.release()
+    }
+
+    /// Gives the batch's descriptors back to the program's side of the ring.
+    fn release(&mut self) -> Progress {
+        let count = self.batch.count();
+        self.ring.release(count);
+        Progress::Took(count)
+    }
+}
+
+/// A socket of the table, and the flow that it is.
+fn with_flow(socket: &Socket) -> Option<(&Socket, &Flow)> {
+    Some((socket, family::protocol(socket)?))
+}
+
+/// Counts datagrams that the stack took or refused. `by_reference`: it still holds their frames.
+fn count_sent(flow: &Flow, result: Result, (datagrams, bytes): (u64, u32), by_reference: bool) {
+    let counters = &flow.counters;
+    match result {
+        Ok(()) => {
+            counters.tx_packets.add(datagrams);
+            counters.tx_bytes.add(u64::from(bytes));
+            if by_reference {
+                counters.tx_zerocopy.add(datagrams);
+            }
+        }
+        Err(error) => {
+            counters.tx_errors.add(datagrams);
+            let dropped = match SendErrorKind::of(error) {
+                SendErrorKind::Denied => &counters.tx_drop_denied,
+                SendErrorKind::Unreachable => &counters.tx_drop_unreachable,
+                SendErrorKind::TooLong => &counters.tx_drop_too_long,
+                SendErrorKind::NoBuffer => &counters.tx_drop_no_buffer,
+                SendErrorKind::Other => &counters.tx_drop_other,
+            };
+            dropped.add(datagrams);
+        }
+    }
+    counters.tx_taken.add(datagrams);
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Handing a packet over to the stack: by a remembered route, or by the flow's `sendmsg`; its
+//! payload copied, or by reference to the channel's pages.
+
+use super::batch::Batch;
+use super::completion::{in_flight, InFlight, REFERENCES_MAX};
+use super::judge::NOBODY;
+use crate::channel::Channel;
+use crate::flow::Flow;
+use crate::pure::abi::{Meta, CHAIN_MAX};
+use crate::routes::Routes;
+use crate::sys::{
+    family,
+    message::SendMsg,
+    region::PageVec,
+    socket::Socket,
+    ubuf::Notification, //
+};
+use kernel::{
+    prelude::*,
+    sync::Arc, //
+};
+
+/// The longest payload that any datagram or GSO packet can have, in bytes.
+const PAYLOAD_MAX: u32 = 0xffff;
+
+/// Pieces of pages of the longest payload, in the worst of all cases.
+const PIECES_MAX: usize = 2 * CHAIN_MAX as usize + 32;
+
+/// Longer payloads, in bytes, go by reference: the module's parameter.
+pub(crate) fn copybreak() -> u32 {
+    family::copybreak()
+}
+
+/// What gives packets to the stack.
+pub(crate) struct Output {
+    /// The pages that their descriptors name.
+    pages: PageVec,
+    /// The destination and the options, as `sendmsg` gets them.
+    pub(super) message: SendMsg,
+    /// Routes of packets without special options.
+    pub(crate) routes: Routes,
+}
+
+/// How a packet is cut into datagrams.
+#[derive(Clone, Copy)]
+pub(super) struct Cut {
+    /// Bytes of each datagram, as the program or KOPI has it; 0 for none.
+    pub(super) segment: u32,
+    /// The same, or that of the socket's option.
+    pub(super) size: u32,
+}
+
+impl Output {
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            pages: PageVec::new(PIECES_MAX)?,
+            message: SendMsg::new(NOBODY),
+            routes: Routes::new(),
+        })
+    }
+
+    /// Gives the batch to the stack. If it goes by reference, gives what is notified when the stack
+    /// has released it, too.
+    pub(super) fn hand_over(
+        &mut self,
+        channel: &Arc<Channel>,
+        (socket, flow): (&Socket, &Flow),
+        batch: &Batch,
+        meta: &Meta,
+        cut: Cut,
+    ) -> (Result, Option<Notification<InFlight>>) {
+        self.message.address(meta, socket.sk().is_ipv6());
+        // The size of a descriptor decides: each costs a reference, whatever the packet is cut
+        // into.
+        let each = batch.bytes().checked_div(batch.count()).unwrap_or(0);
+        let copied = each <= copybreak();
+        let region = channel.region();
+        if let ([desc], 0, true) = (batch.descs(), cut.segment, copied) {
+            if let Ok(data) = region.bytes(desc.offset, desc.len) {
+                let datagram = self
+                    .routes
+                    .datagram(desc.flow, flow, socket.sk(), meta, data);
+                if let Some(datagram) = datagram {
+                    return (self.message.send_copy::<Flow>(socket, datagram), None);
+                }
+            }
+        }
+        // As it was counted, whatever becomes of the socket's option meanwhile.
+        if cut.size != 0 || flow.policy_in_force().is_some() {
+            if let Ok(size) = u16::try_from(cut.size) {
+                self.message.segment(size);
+            }
+        }
+        self.pages.clear();
+        let mut descs = batch.descs().iter();
+        let pages = &mut self.pages;
+        if batch.bytes() > PAYLOAD_MAX
+            || !descs.all(|desc| pages.push(region, desc.offset, desc.len).is_ok())
+        {
+            return (Err(EMSGSIZE), None);
+        }
+        let few = pages.count() <= REFERENCES_MAX && batch.descs().len() <= REFERENCES_MAX;
+        let notification = if !copied && few {
+            in_flight(channel, batch.descs())
+        } else {
+            None
+        };
+        let result = self
+            .message
+            .send::<Flow, _>(socket, pages, notification.as_ref());
+        (result, notification)
+    }
+}
