@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Rules hold whichever way a program gives a datagram, an address or a wish, and for who waits already."""
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -10,9 +11,8 @@ import struct
 import threading
 
 import kopi
-from attached import host, slow_device
 from control import add, ask, rules, ruled
-from equivalence import namespace, nft_counters, run_nft
+from equivalence import namespace, nft_counters, run_nft, sh
 from kopi import check, fails, pack_address, wait_until
 from linux import UDP_CORK, UDP_SEGMENT
 
@@ -168,7 +168,26 @@ def rates(ynl, near):
     ask(ynl, "ruleset-set")
 
 
-def replaced(ynl):
+@contextlib.contextmanager
+def slow_namespace():
+    """A network namespace that nothing was done to, with a device whose qdisc holds packets to 203.0.113.2;
+    gives its rules, and a function that runs a command there."""
+    def run(command):
+        return sh(f"nsenter --net=/run/netns/slow {command}")
+
+    sh("ip netns add slow")
+    try:
+        for command in ("ip link set lo up", "ip link add slow0 type dummy", "ip addr add 203.0.113.1/24 dev slow0",
+                        "ip link set slow0 up", "ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0",
+                        "tc qdisc add dev slow0 root tbf rate 1kbit burst 1600 limit 1m"):
+            run(command)
+        with ruled("slow") as ynl:
+            yield ynl, run
+    finally:
+        sh("ip netns del slow")
+
+
+def replaced():
     """What the rules have let pass, and there is no room for, counts for its flow and its peer: not for what the
     program puts in its place."""
     far, limited, size = "203.0.113.2", 7010, 500
@@ -181,8 +200,8 @@ def replaced(ynl):
 
     for what, rule, replace in (("another peer", {"remote_port_min": limited}, other_peer),
                                 ("another flow", {"local_port_min": limited}, other_flow)):
-        add(ynl, rate_bytes=1, burst=size, shared=True, **rule)
-        with slow_device(), kopi.flow() as joined:
+        with slow_namespace() as (ynl, run), kopi.flow() as joined:
+            add(ynl, rate_bytes=1, burst=size, shared=True, **rule)
             channel = kopi.Channel()
             channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
             joined.bind(("0.0.0.0", limited))
@@ -195,14 +214,14 @@ def replaced(ynl):
             first = channel.tx.get(channel.tx.consumer)
             for index in range(first, 16):
                 replace(channel, index)
-            host("tc qdisc del dev slow0 root")
+            held = run("tc -s qdisc show dev slow0")
+            run("tc qdisc del dev slow0 root")
             wait_until(lambda rings=channel: (rings.bell(), rings.tx.get(rings.tx.consumer) == 16)[1])
             drops = [struct.unpack("=32Q", sock.getsockopt(kopi.SOL_KOPI, kopi.STATS, 256))[23]
                      for sock in (channel.sock, joined)]
             check(f"{what} in the place of what has passed: over the rate", 0 < first < 16 and sum(drops) == 16 - first,
-                  (first, drops, {name: count for name, count in channel.stats().items() if count}))
+                  (first, drops, {name: count for name, count in channel.stats().items() if count}, held))
             channel.sock.close()
-        ask(ynl, "ruleset-set")
 
 
 def corked_before(ynl, near):
@@ -333,7 +352,7 @@ with ruled() as netlink:
     addresses(netlink, receiver)
     source_routes(netlink)
     rates(netlink, receiver)
-    replaced(netlink)
+    replaced()
     corked_before(netlink, receiver)
     wishes(netlink, receiver)
     sleepers(netlink)
