@@ -176,18 +176,19 @@ impl Released for InFlight {
 }
 
 /// Prepares descriptors to go by reference; `None` if there is no memory, and they must be copied.
-pub(super) fn in_flight(channel: &Arc<Channel>, descs: &[Desc]) -> Option<Notification<InFlight>> {
-    channel.reserve_completions(descs.len() as u32);
+pub(super) fn in_flight(channel: &Arc<Channel>, batch: &[Desc]) -> Option<Notification<InFlight>> {
+    channel.reserve_completions(batch.len() as u32);
+    // Not called `descs`: within `init!` that is the array, once it is there, which is longer.
     let in_flight = init!(InFlight {
         channel: channel.clone(),
-        descs <- pin_init::init_array_from_fn(|at| descs.get(at).copied().unwrap_or_default()),
-        count: descs.len(),
+        descs <- pin_init::init_array_from_fn(|at| batch.get(at).copied().unwrap_or_default()),
+        count: batch.len(),
         verdict: Atomic::new(0),
     });
     match Notification::new(in_flight) {
         Ok(notification) => Some(notification),
         Err(_) => {
-            channel.cancel_completions(descs.len() as u32);
+            channel.cancel_completions(batch.len() as u32);
             None
         }
     }
