@@ -245,7 +245,7 @@ check("all datagrams arrived intact, and all packets are accounted for", not bro
 check("each kind of work was done", set(done) == {"whole", "sent", "received", "churned", "killed",
                                                   "changes", "programs"} and all(done.values()), done)
 eth0 = devices("host")[0]
-check("the NIC's driver sent and received GSO packets", eth0["packets"] and eth0["gro-packets"], eth0)
+check("the NIC's driver sent and received GSO packets", eth0["packets"] and eth0["gro_packets"], eth0)
 sh("ip netns exec host kopictl detach eth0")
 check("no reference to the module is left", memory.wait_until_unused(), memory.module_users())
 grown, after = memory.grown(before, 500, {"VmallocUsed:": 4096, "Percpu:": 1024, "Taken:": 30 << 10})

@@ -161,7 +161,7 @@ class Case:
     def await_receiving(self):
         """It has received a good deal."""
         wait("datagrams", lambda: self.ask("progress") > 100)
-        self.await_driver("gro-packets")
+        self.await_driver("gro_packets")
 
     def await_driver(self, counter):
         """GSO packets go by the driver, if the device is attached."""
@@ -350,7 +350,7 @@ class Case:
         if self.state == "receiving" and not self.adopted:
             before = self.ask("progress")
             wait("it receives", lambda: self.ask("progress") > before + 100)
-            self.await_driver("gro-packets")
+            self.await_driver("gro_packets")
         else:
             came = "y" * SIZE if self.state == "receiving" else "in"
             expect(self.ask("receive", came), "a datagram comes in")
