@@ -120,19 +120,7 @@ impl Datagram<'_> {
                     i32::from(len),
                 ))
             };
-            let header = ip::header_v4(
-                options.tos,
-                options.ttl.unwrap_or(match route.ttl {
-                    0 => options.default_ttl,
-                    ttl => ttl,
-                }),
-                options.discovery == bindings::IP_PMTUDISC_DO
-                    || options.discovery == bindings::IP_PMTUDISC_WANT && route.may_grow,
-                [route.source, self.to],
-                [options.source_port, self.port],
-                len.wrapping_add(HEADER_UDP as u16),
-                sum,
-            );
+            let header = self.header(len, sum);
             start.cast::<[u32; HEADER_V4 / 4]>().write_unaligned(header);
             if route.has_checksums {
                 bindings::udp4_hwcsum(skb, route.source, self.to);
@@ -145,6 +133,26 @@ impl Datagram<'_> {
             }
             Ok(skb)
         }
+    }
+
+    /// The headers of IP and UDP before `len` bytes of payload, whose sum is `sum`; `None` leaves the
+    /// checksum to the device.
+    #[inline]
+    fn header(&self, len: u16, sum: Option<u32>) -> [u32; HEADER_V4 / 4] {
+        let (options, route) = (self.options, self.route);
+        ip::header_v4(
+            options.tos,
+            options.ttl.unwrap_or(match route.ttl {
+                0 => options.default_ttl,
+                ttl => ttl,
+            }),
+            options.discovery == bindings::IP_PMTUDISC_DO
+                || options.discovery == bindings::IP_PMTUDISC_WANT && route.may_grow,
+            [route.source, self.to],
+            [options.source_port, self.port],
+            len.wrapping_add(HEADER_UDP as u16),
+            sum,
+        )
     }
 }
 
