@@ -142,33 +142,6 @@ fn of_net<'a>(
     devices.iter().map(Hooked::get).filter(here)
 }
 
-/// Detaches some devices at once. Process context, under RTNL.
-fn remove(is_it: impl Fn(&Device) -> bool) {
-    while let Some(hooked) = take(|attached| is_it(attached.device())) {
-        drop(hooked);
-    }
-}
-
-/// Empties the queues of some attached devices. Process context.
-fn empty(mut is_it: impl FnMut(&Device) -> bool) {
-    for hooked in ATTACHED.lock().iter() {
-        if is_it(hooked.get().device()) {
-            hooked.get().empty();
-        }
-    }
-}
-
-/// Updates what the XDP programs of some devices redirect, after the features of the devices have
-/// changed. Process context, under RTNL.
-fn follow(mut is_it: impl FnMut(&Device) -> bool) {
-    for hooked in ATTACHED.lock().iter() {
-        let attached = hooked.get();
-        if let (true, Some(redirect)) = (is_it(attached.device()), &attached.receiving) {
-            redirect.follow();
-        }
-    }
-}
-
 /// Calls `show` with the attached devices of a network namespace, except the first `start`, until
 /// it returns `false`. Process context.
 pub(crate) fn each(
@@ -249,14 +222,25 @@ netdev::serve!(Attaching);
 
 impl DeviceEvents for Attaching {
     fn going(is_it: impl Fn(&Device) -> bool) {
-        remove(is_it);
+        while let Some(hooked) = take(|attached| is_it(attached.device())) {
+            drop(hooked);
+        }
     }
 
     fn down(is_it: impl Fn(&Device) -> bool) {
-        empty(is_it);
+        for hooked in ATTACHED.lock().iter() {
+            if is_it(hooked.get().device()) {
+                hooked.get().empty();
+            }
+        }
     }
 
     fn changed(is_it: impl Fn(&Device) -> bool) {
-        follow(is_it);
+        for hooked in ATTACHED.lock().iter() {
+            let attached = hooked.get();
+            if let (true, Some(redirect)) = (is_it(attached.device()), &attached.receiving) {
+                redirect.follow();
+            }
+        }
     }
 }
