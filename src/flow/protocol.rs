@@ -60,9 +60,10 @@ unsafe impl Protocol for Flow {
     }
 
     fn opened(&self, socket: &Socket) -> Result {
-        let policy = Policy::new(socket.sk().net().state().policy.clone())?;
+        let net = socket.sk().net().state();
+        let policy = Policy::new(net.policy.clone())?;
         // SAFETY: `release` closes it, which comes before the socket's own.
-        let id = unsafe { socket.sk().net().state().open(socket) }?;
+        let id = unsafe { net.open(socket) }?;
         self.id.store(id, Ordering::Relaxed);
         self.policy.populate(policy);
         tell(self, socket.sk(), Event::Opened);
@@ -74,15 +75,10 @@ unsafe impl Protocol for Flow {
             // It was never opened.
             return;
         }
+        let net = socket.sk().net().state();
         if let Some(at) = self.attachment.as_ref() {
             if Channel::remove_flow(&at.channel, at.number) == 0 {
-                let unlisted = socket
-                    .sk()
-                    .net()
-                    .state()
-                    .channels
-                    .lock()
-                    .remove(&at.channel.id());
+                let unlisted = net.channels.lock().remove(&at.channel.id());
                 drop(unlisted);
             }
         }
@@ -90,7 +86,7 @@ unsafe impl Protocol for Flow {
             self.redirect(socket.sk(), 0);
         }
         tell(self, socket.sk(), Event::Closed);
-        socket.sk().net().state().close(self.id(), &self.stats());
+        net.close(self.id(), &self.stats());
     }
 
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result {
