@@ -21,7 +21,7 @@ use crate::{
     sys::{
         bindings,
         context::SoftirqsOff,
-        errno::{eprotonosupport, esocktnosupport},
+        errno::{eopnotsupp, eprotonosupport, esocktnosupport},
         pernet::NetRef,
         region::Vma,
         slab::{Cache, CacheBox},
@@ -316,6 +316,10 @@ impl<T: Protocol> Registration<T> {
         protocol: i32,
         kern: bool,
     ) -> Result {
+        if kern {
+            // A kernel's own socket doesn't keep its namespace, which flows rely on.
+            return Err(eopnotsupp());
+        }
         // SAFETY: The socket is being made by the caller.
         if u32::from(unsafe { (*socket).type_ } as u16) != bindings::sock_type_SOCK_DGRAM {
             return Err(esocktnosupport());
@@ -342,7 +346,7 @@ impl<T: Protocol> Registration<T> {
         // no sock yet and no other task knows it. After the graft the inner one has no sock, so that
         // its release frees nothing but itself.
         unsafe {
-            let inner = inner_socket(net, family as i32, kern)?;
+            let inner = inner_socket(net, family as i32, false)?;
             let sk = (*inner).sk;
             (*inner).sk = ptr::null_mut();
             (*socket).ops = (*table.ops.get()).as_ptr();
