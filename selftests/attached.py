@@ -113,17 +113,18 @@ def second_nic():
 
 
 @contextlib.contextmanager
-def slow_device():
-    """A device beside it, whose qdisc holds what is sent to 203.0.113.2."""
-    host("ip link add slow0 type dummy")
-    host("ip addr add 203.0.113.1/24 dev slow0")
-    host("ip link set slow0 up")
-    host("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0")
-    host("tc qdisc add dev slow0 root tbf rate 1kbit burst 1600 limit 1m")
+def slow_device(run=host):
+    """A device beside it, or in the namespace in which `run` runs commands, whose qdisc holds what is sent to
+    203.0.113.2."""
+    run("ip link add slow0 type dummy")
+    run("ip addr add 203.0.113.1/24 dev slow0")
+    run("ip link set slow0 up")
+    run("ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0")
+    run("tc qdisc add dev slow0 root tbf rate 1kbit burst 1600 limit 1m")
     try:
         yield
     finally:
-        host("ip link del slow0")
+        run("ip link del slow0")
 
 
 # What has GSO packets leave by the stack: how it is said, how it begins, and how it ends. Of some the commands:

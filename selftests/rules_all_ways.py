@@ -11,6 +11,7 @@ import struct
 import threading
 
 import kopi
+from attached import slow_device
 from control import add, ask, rules, ruled
 from equivalence import namespace, nft_counters, run_nft, sh
 from kopi import check, fails, pack_address, wait_until
@@ -177,11 +178,8 @@ def slow_namespace():
 
     sh("ip netns add slow")
     try:
-        for command in ("ip link set lo up", "ip link add slow0 type dummy", "ip addr add 203.0.113.1/24 dev slow0",
-                        "ip link set slow0 up", "ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:09 dev slow0",
-                        "tc qdisc add dev slow0 root tbf rate 1kbit burst 1600 limit 1m"):
-            run(command)
-        with ruled("slow") as ynl:
+        run("ip link set lo up")
+        with slow_device(run), ruled("slow") as ynl:
             yield ynl, run
     finally:
         sh("ip netns del slow")
