@@ -12,6 +12,7 @@ use super::{
     bindings,
     family::{self, Protocol},
     pernet::NetRef,
+    raw,
     sock::Sock, //
 };
 use crate::pure::rule::Peer;
@@ -55,17 +56,12 @@ pub(crate) trait LocalOut: Protocol {
     fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result;
 }
 
-/// A `struct sock`, for the signature of the function that C calls.
-pub(crate) type RawSock = bindings::sock;
-/// A `struct kopi_sent`, likewise.
-pub(crate) type RawSent = bindings::kopi_sent;
-
 /// The body of `kopi_local_out`.
 ///
 /// # Safety
 ///
 /// Only the hook may call it, with the sock of an outgoing packet, and a description of the packet.
-pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut RawSock, packet: *mut RawSent) -> c_int {
+pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::Sent) -> c_int {
     let _rcu = rcu::read_lock();
     // SAFETY: The packet keeps its sock, and RCU, held here, keeps the flow. `packet` is a
     // structure on the hook's stack that nothing else accesses.
@@ -105,8 +101,8 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's hook calls it")]
         unsafe extern "C" fn kopi_local_out(
-            sk: *mut $crate::sys::local_out::RawSock,
-            packet: *mut $crate::sys::local_out::RawSent,
+            sk: *mut $crate::sys::raw::Sock,
+            packet: *mut $crate::sys::raw::Sent,
         ) -> c_int {
             // SAFETY: C's hook is the only caller, and passes a packet's sock and its own
             // structure.

@@ -21,6 +21,7 @@ pub(crate) mod message;
 pub(crate) mod monitor;
 pub(crate) mod netdev;
 pub(crate) mod pernet;
+pub(crate) mod raw;
 pub(crate) mod reaper;
 pub(crate) mod region;
 pub(crate) mod skb;

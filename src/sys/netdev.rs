@@ -4,10 +4,11 @@
 //!
 //! C headers: `include/linux/netdevice.h`, `include/linux/netfilter_netdev.h`
 
-use super::bindings;
 use super::{
+    bindings,
     direct::egress::EgressSkb,
-    pernet::NetRef, //
+    pernet::NetRef,
+    raw, //
 };
 use core::ptr::NonNull;
 use kernel::{error::to_result, prelude::*, sync::rcu, types::Opaque};
@@ -406,12 +407,9 @@ impl Drop for DeviceNotifier {
     }
 }
 
-/// A `struct net_device`, for the signatures of functions that C calls.
-pub(crate) type RawDevice = bindings::net_device;
-
 /// Whether a device is this one.
-pub(crate) fn is(device: &Device, raw: *mut RawDevice) -> bool {
-    device.as_ptr() == raw
+pub(crate) fn is(device: &Device, dev: *mut raw::Device) -> bool {
+    device.as_ptr() == dev
 }
 
 /// Defines the functions that C's notifier calls, for the type that implements [`DeviceEvents`].
@@ -419,7 +417,7 @@ macro_rules! serve {
     ($events:ty) => {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's notifier calls it")]
-        extern "C" fn kopi_device_going(dev: *mut $crate::sys::netdev::RawDevice) {
+        extern "C" fn kopi_device_going(dev: *mut $crate::sys::raw::Device) {
             <$events as $crate::sys::netdev::DeviceEvents>::going(|device| {
                 $crate::sys::netdev::is(device, dev)
             });
@@ -427,7 +425,7 @@ macro_rules! serve {
 
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's notifier calls it")]
-        extern "C" fn kopi_device_down(dev: *mut $crate::sys::netdev::RawDevice) {
+        extern "C" fn kopi_device_down(dev: *mut $crate::sys::raw::Device) {
             <$events as $crate::sys::netdev::DeviceEvents>::down(|device| {
                 $crate::sys::netdev::is(device, dev)
             });
@@ -435,7 +433,7 @@ macro_rules! serve {
 
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's notifier calls it")]
-        extern "C" fn kopi_device_changed(dev: *mut $crate::sys::netdev::RawDevice) {
+        extern "C" fn kopi_device_changed(dev: *mut $crate::sys::raw::Device) {
             <$events as $crate::sys::netdev::DeviceEvents>::changed(|device| {
                 $crate::sys::netdev::is(device, dev)
             });

@@ -4,8 +4,7 @@
 //!
 //! C header: `include/net/net_namespace.h`
 
-use super::bindings;
-use super::{monitor::Devices, sock::Sock};
+use super::{bindings, monitor::Devices, raw, sock::Sock};
 use core::ptr;
 use kernel::{
     error::{from_result, to_result},
@@ -127,15 +126,12 @@ impl Drop for PerNet {
     }
 }
 
-/// A `struct net`, as C's functions have it.
-pub(crate) type RawNet = bindings::net;
-
 /// What `kopi_net_init` does.
 ///
 /// # Safety
 ///
 /// To be called for a namespace that is being made.
-pub(crate) unsafe fn init<N: Namespace>(net: *mut RawNet) -> c_int {
+pub(crate) unsafe fn init<N: Namespace>(net: *mut raw::Net) -> c_int {
     from_result(|| {
         let state = N::new()?;
         // SAFETY: The namespace is being made, and its slot is this function's.
@@ -149,7 +145,7 @@ pub(crate) unsafe fn init<N: Namespace>(net: *mut RawNet) -> c_int {
 /// # Safety
 ///
 /// To be called for a namespace that is going, for which [`init`] was called.
-pub(crate) unsafe fn exit<N: Namespace>(net: *mut RawNet) {
+pub(crate) unsafe fn exit<N: Namespace>(net: *mut raw::Net) {
     // SAFETY: The namespace is going: nothing reads the slot any more. It holds what `init` put there.
     unsafe {
         let slot = bindings::kopi_net_slot(net);
@@ -170,7 +166,7 @@ macro_rules! serve {
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as the operation of namespaces")]
-        unsafe extern "C" fn kopi_net_init(net: *mut $crate::sys::pernet::RawNet) -> c_int {
+        unsafe extern "C" fn kopi_net_init(net: *mut $crate::sys::raw::Net) -> c_int {
             // SAFETY: The kernel calls it for a namespace that is being made.
             unsafe { $crate::sys::pernet::init::<$namespace>(net) }
         }
@@ -180,7 +176,7 @@ macro_rules! serve {
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as the operation of namespaces")]
-        unsafe extern "C" fn kopi_net_exit(net: *mut $crate::sys::pernet::RawNet) {
+        unsafe extern "C" fn kopi_net_exit(net: *mut $crate::sys::raw::Net) {
             // SAFETY: The kernel calls it for a namespace that is going.
             unsafe { $crate::sys::pernet::exit::<$namespace>(net) }
         }

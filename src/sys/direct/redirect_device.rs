@@ -7,7 +7,7 @@
 //! C headers: `include/linux/netdevice.h`, `include/net/xdp.h`
 
 use super::redirected::XdpFrame;
-use crate::sys::{bindings, netdev::Device};
+use crate::sys::{bindings, netdev::Device, raw};
 use core::{
     ptr::NonNull,
     slice, //
@@ -102,9 +102,6 @@ impl<R: FrameReceiver> Drop for RedirectDevice<R> {
     }
 }
 
-/// A `struct xdp_frame`, for the signatures of functions that C calls.
-pub(crate) type RawFrame = bindings::xdp_frame;
-
 /// The body of `kopi_target_open`.
 ///
 /// # Safety
@@ -139,7 +136,7 @@ pub(crate) unsafe fn stop<R: FrameReceiver>(receiver: *mut c_void) {
 pub(crate) unsafe fn xmit<R: FrameReceiver>(
     receiver: *mut c_void,
     n: c_int,
-    frames: *mut *mut RawFrame,
+    frames: *mut *mut raw::Frame,
     flags: u32,
 ) -> c_int {
     // SAFETY: The caller passes `n` frames. They are the device's once it takes them; if the
@@ -193,7 +190,7 @@ macro_rules! serve {
         unsafe extern "C" fn kopi_target_xmit(
             receiver: *mut c_void,
             n: c_int,
-            frames: *mut *mut $crate::sys::direct::redirect_device::RawFrame,
+            frames: *mut *mut $crate::sys::raw::Frame,
             flags: u32,
         ) -> c_int {
             // SAFETY: C calls it in a NAPI poll, with the receiver of the device and `n` frames.

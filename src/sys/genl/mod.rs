@@ -10,7 +10,7 @@
 mod message;
 mod request;
 
-use crate::sys::bindings;
+use crate::sys::{bindings, raw};
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull},
@@ -107,21 +107,14 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// The arguments of operations, as C has them.
-pub(crate) type RawSkb = bindings::sk_buff;
-
-pub(crate) type RawInfo = bindings::genl_info;
-
-pub(crate) type RawCallback = bindings::netlink_callback;
-
 /// Carries out a request, of whose policy `last` is the last type.
 ///
 /// # Safety
 ///
 /// To be called with the arguments of an operation of the family.
 pub(crate) unsafe fn carry_out(
-    skb: *mut RawSkb,
-    info: *mut RawInfo,
+    skb: *mut raw::Skb,
+    info: *mut raw::Info,
     last: u32,
     function: fn(&Request<'_>) -> Result,
 ) -> c_int {
@@ -145,8 +138,8 @@ pub(crate) unsafe fn carry_out(
 ///
 /// To be called with the arguments of a dump of the family.
 pub(crate) unsafe fn go_on(
-    skb: *mut RawSkb,
-    callback: *mut RawCallback,
+    skb: *mut raw::Skb,
+    callback: *mut raw::Callback,
     function: fn(&mut Dump<'_>) -> Result,
 ) -> c_int {
     from_result(|| {
@@ -179,8 +172,8 @@ macro_rules! operations {
             #[no_mangle]
             #[expect(unsafe_code, reason = "C calls it, as the family's operation")]
             unsafe extern "C" fn $name(
-                skb: *mut $crate::sys::genl::RawSkb,
-                info: *mut $crate::sys::genl::RawInfo,
+                skb: *mut $crate::sys::raw::Skb,
+                info: *mut $crate::sys::raw::Info,
             ) -> c_int {
                 // SAFETY: The arguments are those of the operation.
                 unsafe { $crate::sys::genl::carry_out(skb, info, $last, $function) }
@@ -201,8 +194,8 @@ macro_rules! dumps {
             #[no_mangle]
             #[expect(unsafe_code, reason = "C calls it, as the family's dump")]
             unsafe extern "C" fn $name(
-                skb: *mut $crate::sys::genl::RawSkb,
-                callback: *mut $crate::sys::genl::RawCallback,
+                skb: *mut $crate::sys::raw::Skb,
+                callback: *mut $crate::sys::raw::Callback,
             ) -> c_int {
                 // SAFETY: The arguments are those of the dump.
                 unsafe { $crate::sys::genl::go_on(skb, callback, $function) }

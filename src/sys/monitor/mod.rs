@@ -15,6 +15,7 @@ use crate::sys::{
     errno::eopnotsupp,
     family::{self, Protocol},
     pernet::{Namespace, NetRef},
+    raw,
     sock::Sock,
 };
 use core::{
@@ -147,21 +148,12 @@ impl<'a> DroppedFor<'a> {
     }
 }
 
-/// A `struct net_device`, for the signatures of functions that C calls.
-pub(crate) type RawDevice = bindings::net_device;
-
-/// A `struct sk_buff`, likewise.
-pub(crate) type RawSkb = bindings::sk_buff;
-
-/// A `struct sock`, likewise.
-pub(crate) type RawSock = bindings::sock;
-
 /// The body of `kopi_mon_open`.
 ///
 /// # Safety
 ///
 /// Must be called as the `ndo_open` of a monitor device, under RTNL.
-pub(crate) unsafe fn open<N: Namespace>(dev: *mut RawDevice) -> c_int {
+pub(crate) unsafe fn open<N: Namespace>(dev: *mut raw::Device) -> c_int {
     from_result(|| {
         let device = NonNull::new(dev).ok_or(EINVAL)?;
         // SAFETY: The device is valid, as required of the caller. A namespace outlives its devices,
@@ -192,7 +184,7 @@ pub(crate) unsafe fn open<N: Namespace>(dev: *mut RawDevice) -> c_int {
 /// # Safety
 ///
 /// Must be called as the `ndo_stop` of a monitor device, under RTNL.
-pub(crate) unsafe fn stop<N: Namespace>(dev: *mut RawDevice) -> c_int {
+pub(crate) unsafe fn stop<N: Namespace>(dev: *mut raw::Device) -> c_int {
     if let Some(device) = NonNull::new(dev) {
         // SAFETY: The device is valid, as required of the caller. A namespace outlives its devices,
         // and RTNL keeps the device in it.
@@ -222,7 +214,7 @@ unsafe extern "C" fn kopi_mon_unprobe(_work: *mut bindings::work_struct) {
 /// # Safety
 ///
 /// Must be called as a probe of the tracepoint `net_dev_start_xmit`.
-pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut RawSkb, dev: *mut RawDevice) {
+pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut raw::Skb, dev: *mut raw::Device) {
     // SAFETY: The caller of the tracepoint owns the skb, which lives through the call.
     let Some(packet) = (unsafe { Seeing::by_probe(skb) }) else {
         return;
@@ -242,7 +234,7 @@ pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut RawSkb, dev: *mut RawDevic
 /// # Safety
 ///
 /// Must be called as a probe of the tracepoint `kfree_skb`.
-pub(crate) unsafe fn dropped<P: Probes>(skb: *mut RawSkb, reason: u32, rx_sk: *mut RawSock) {
+pub(crate) unsafe fn dropped<P: Probes>(skb: *mut raw::Skb, reason: u32, rx_sk: *mut raw::Sock) {
     // SAFETY: The caller of the tracepoint owns the skb, which it frees after the call.
     let Some(packet) = (unsafe { Seeing::by_probe(skb) }) else {
         return;
@@ -263,7 +255,7 @@ macro_rules! serve {
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as monitor devices' operation")]
-        unsafe extern "C" fn kopi_mon_open(dev: *mut $crate::sys::monitor::RawDevice) -> c_int {
+        unsafe extern "C" fn kopi_mon_open(dev: *mut $crate::sys::raw::Device) -> c_int {
             // SAFETY: C calls it for a monitor device that comes up.
             unsafe {
                 $crate::sys::monitor::open::<<$probes as $crate::sys::monitor::Probes>::Namespace>(
@@ -277,7 +269,7 @@ macro_rules! serve {
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as monitor devices' operation")]
-        unsafe extern "C" fn kopi_mon_stop(dev: *mut $crate::sys::monitor::RawDevice) -> c_int {
+        unsafe extern "C" fn kopi_mon_stop(dev: *mut $crate::sys::raw::Device) -> c_int {
             // SAFETY: C calls it for a monitor device that goes down.
             unsafe {
                 $crate::sys::monitor::stop::<<$probes as $crate::sys::monitor::Probes>::Namespace>(
@@ -292,8 +284,8 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's probe calls it")]
         unsafe extern "C" fn kopi_seen_transmitted(
-            skb: *mut $crate::sys::monitor::RawSkb,
-            dev: *mut $crate::sys::monitor::RawDevice,
+            skb: *mut $crate::sys::raw::Skb,
+            dev: *mut $crate::sys::raw::Device,
         ) {
             // SAFETY: C's probe of `net_dev_start_xmit` is the only caller, and passes its
             // arguments on.
@@ -306,9 +298,9 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's probe calls it")]
         unsafe extern "C" fn kopi_seen_dropped(
-            skb: *mut $crate::sys::monitor::RawSkb,
+            skb: *mut $crate::sys::raw::Skb,
             reason: c_uint,
-            rx_sk: *mut $crate::sys::monitor::RawSock,
+            rx_sk: *mut $crate::sys::raw::Sock,
         ) {
             // SAFETY: C's probe of `kfree_skb` is the only caller, and passes its arguments on.
             unsafe { $crate::sys::monitor::dropped::<$probes>(skb, reason, rx_sk) }

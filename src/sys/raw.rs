@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The kernel's types in the signatures of the functions that C calls and that each subsystem's
+//! `serve!` defines.
+//!
+//! Outside `sys` nothing can be done with them.
+
+pub(crate) use super::bindings::{
+    genl_info as Info,
+    kopi_sent as Sent,
+    net as Net,
+    net_device as Device,
+    netlink_callback as Callback,
+    sk_buff as Skb,
+    sock as Sock,
+    xdp_frame as Frame, //
+};
