@@ -5,6 +5,8 @@
 import os
 import signal
 import socket
+import struct
+import time
 
 import kopi
 from control import ask, family
@@ -13,6 +15,10 @@ from kopi import ENGINE, Channel, check, finish, wait_until
 
 ynl = family()
 CPUS = sorted(os.sched_getaffinity(0))
+# Descriptors of a ring, of which some dozens of rings are more than an engine sends in a minute.
+FLOODED = 32768
+# Seconds: the one for which engines send, and the time until they are told on a busy machine.
+ENDED = 20 if os.path.exists("/sys/kernel/debug/kcov") else 3
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 plain.settimeout(20)
 plain.bind(("127.0.0.1", 0))
@@ -80,6 +86,35 @@ def program(*arguments):
     return pid
 
 
+def flood():
+    """A process with channels whose rings are always full; gives its number once an engine has them all."""
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            channels = []
+            for _ in range(8):
+                channel = Channel(flags=ENGINE, tx=FLOODED, completion=FLOODED)
+                channel.sock.connect(("127.0.0.1", 9))
+                entry = struct.pack(kopi.DESCRIPTOR_FORMAT, channel.frame(0) + 64, 1, 0, 0, 0)
+                channel.region[channel.tx.entries:channel.tx.entries + len(entry) * FLOODED] = entry * FLOODED
+                channel.tx.put(channel.tx.producer, FLOODED)
+                channel.bell()
+                channels.append(channel)
+            os.write(tell, b"x")
+            while True:
+                for channel in channels:
+                    ring, done = channel.tx, channel.completion
+                    done.put(done.consumer, done.get(done.producer))
+                    ring.put(ring.producer, ring.get(ring.consumer) + FLOODED & 0xFFFFFFFF)
+        finally:
+            os._exit(1)
+    os.close(tell)
+    assert os.read(told, 1) == b"x", "the rings aren't full"
+    os.close(told)
+    return pid
+
+
 def kill(pid):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
@@ -118,6 +153,17 @@ check("engines that change under two programs",
 for pid in pids:
     kill(pid)
 check("all of that is freed", wait_until(lambda: references() == idle), references())
+
+# Engines that end while more is in rings than they could send in a minute.
+set_engines(*CPUS)
+pids = [flood() for _ in range(4)]
+start = time.monotonic()
+set_engines()
+took = time.monotonic() - start
+check("engines end soon, however full the rings are", took < ENDED and not threads(), took)
+for pid in pids:
+    kill(pid)
+check("what they left is freed", wait_until(lambda: references() == idle), references())
 
 # A network namespace.
 set_engines(CPUS[-1])

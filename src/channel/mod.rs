@@ -9,7 +9,7 @@
 //! 3. `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
 //!    COMPLETION ring.
 //!
-//! Those of `engine.rs` are taken last of all.
+//! Those of `engine/` are taken last of all.
 
 mod completions;
 mod doorbell;

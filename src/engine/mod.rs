@@ -16,6 +16,8 @@
 //! sets and clears `need_wakeup` under the channel's `sender`, and gives it up. Locks: [`ENGINES`],
 //! then an engine's `inbox`, both with interrupts off.
 
+mod leaving;
+
 use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
 use crate::pure::drr::Deficit;
@@ -37,7 +39,6 @@ use kernel::{
         global_lock,
         Arc, //
     },
-    time::{delay::fsleep, Delta}, //
 };
 
 /// What a descriptor costs besides its payload, in bytes: about a packet's headers.
@@ -60,9 +61,6 @@ global_lock! {
 
 /// Whether there are engines.
 static ANY: Atomic<bool> = Atomic::new(false);
-
-/// The time between two tries of an engine that ends to lock a sender, in microseconds.
-const LEAVING_TICK: i64 = 100;
 
 /// What an engine knows of a channel, under its `sender`.
 #[derive(Default)]
@@ -308,43 +306,6 @@ impl Engine {
         smp_mb();
         if channel.got_room() {
             call(&channel);
-        }
-    }
-
-    /// Gives up all channels, of which other engines may take over some.
-    fn leave(&self, active: &mut List<Channel>) {
-        self.open_inbox(active);
-        while let Some(channel) = active.pop_front() {
-            let channel = channel.into_arc();
-            self.channels.fetch_sub(1, Relaxed);
-            smp_mb();
-            // The engine that takes it over finds it polled.
-            if !call(&channel) {
-                self.leave_to_doorbells(&channel);
-            }
-        }
-    }
-
-    /// Has the program of a channel ring from now on. A doorbell that has the sender does that in
-    /// its place: a process can make it last long.
-    fn leave_to_doorbells(&self, channel: &Arc<Channel>) {
-        channel.ask_to_unpoll();
-        let mut sender = loop {
-            if let Some(sender) = channel.sender.try_lock() {
-                break sender;
-            }
-            if channel.is_ringing() {
-                return;
-            }
-            // All other holders have it for a moment.
-            fsleep(Delta::from_micros(LEAVING_TICK));
-        };
-        if !channel.unpoll_if_asked(&mut sender) || family::has_sendmsg_hooks() {
-            return;
-        }
-        // Only this engine sends what was written before the program knew.
-        if let Ok((waiting @ 1.., _)) = sender.waiting() {
-            self.send(channel, &mut sender, waiting, |_, _| true);
         }
     }
 }
