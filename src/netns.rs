@@ -10,6 +10,7 @@ use crate::direct::RedirectedPorts;
 use crate::pure::abi::Stats;
 use crate::rules::NetPolicy;
 use crate::sys::{
+    context::{cond_resched, now},
     monitor::Devices,
     pernet::{self, Namespace, NetRef},
     socket::{Socket, SocketMap, SocketRoom}, //
@@ -25,6 +26,9 @@ use kernel::{
     }, //
 };
 
+/// Flows that are summed before others that wait for the lock get it.
+const SUMMED_AT_ONCE: usize = 256;
+
 /// The flows, and what there was of those that are closed.
 pub(crate) struct Flows {
     pub(crate) open: SocketMap,
@@ -32,7 +36,26 @@ pub(crate) struct Flows {
     last: u32,
     pub(crate) opened: u64,
     /// Sum over closed ones.
-    pub(crate) closed: Stats,
+    closed: Stats,
+    /// A sum over all that is being made.
+    summing: Option<Summing>,
+}
+
+/// A sum that is being made, in which each flow is counted once, also one that is closed meanwhile.
+struct Summing {
+    /// The flows with smaller numbers are counted.
+    next: u64,
+    stats: Stats,
+}
+
+/// Sum over all flows that were ever open in a namespace.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Totals {
+    /// When the sum was begun, in nanoseconds.
+    begun: u64,
+    pub(crate) stats: Stats,
+    /// Number of flows.
+    pub(crate) opened: u64,
 }
 
 /// See the module's documentation.
@@ -40,6 +63,9 @@ pub(crate) struct Flows {
 pub(crate) struct Net {
     #[pin]
     pub(crate) flows: Mutex<Flows>,
+    /// The last sum that was made; held while one is made. Taken before `flows`.
+    #[pin]
+    totals: Mutex<Totals>,
     #[pin]
     pub(crate) channels: Mutex<RBTree<u32, Arc<Channel>>>,
     /// Flows have it, too.
@@ -69,7 +95,9 @@ unsafe impl Namespace for Net {
                     last: 0,
                     opened: 0,
                     closed: Stats::default(),
+                    summing: None,
                 }, "kopi::Net::flows"),
+                totals <- new_mutex!(Totals::default(), "kopi::Net::totals"),
                 channels <- new_mutex!(RBTree::new(), "kopi::Net::channels"),
                 policy,
                 hooked: Atomic::new(false),
@@ -125,6 +153,65 @@ impl Net {
         let mut flows = self.flows.lock();
         flows.open.remove(number);
         flows.closed.add(stats);
+        if let Some(summing) = flows
+            .summing
+            .as_mut()
+            .filter(|sum| sum.next <= u64::from(number))
+        {
+            summing.stats.add(stats);
+        }
+    }
+
+    /// Sums over all flows, by the counters that `stats_of` gives of an open one. Process context.
+    ///
+    /// Others get `flows` after each [`SUMMED_AT_ONCE`] flows. Whoever waited for another's sum
+    /// takes a sum that was begun after the call: so nobody waits for more than two.
+    pub(crate) fn totals(&self, stats_of: impl Fn(&Socket) -> Option<Stats>) -> Totals {
+        let called = now();
+        let mut last = self.totals.lock();
+        if last.begun > called {
+            return *last;
+        }
+        let begun = now();
+        {
+            let mut flows = self.flows.lock();
+            flows.summing = Some(Summing {
+                next: 0,
+                stats: flows.closed,
+            });
+        }
+        while self.sum_some(&stats_of) {
+            cond_resched();
+        }
+        let mut flows = self.flows.lock();
+        let stats = flows.summing.take().map_or(flows.closed, |sum| sum.stats);
+        *last = Totals {
+            begun,
+            stats,
+            opened: flows.opened,
+        };
+        *last
+    }
+
+    /// Adds the next flows to the sum that is being made; says whether there may be more.
+    fn sum_some(&self, stats_of: impl Fn(&Socket) -> Option<Stats>) -> bool {
+        let mut flows = self.flows.lock();
+        let Flows { open, summing, .. } = &mut *flows;
+        let Some(summing) = summing else {
+            return false;
+        };
+        let Ok(start) = u32::try_from(summing.next) else {
+            return false;
+        };
+        let mut summed = 0;
+        for (number, socket) in open.from(start).take(SUMMED_AT_ONCE) {
+            if let Some(stats) = stats_of(socket) {
+                summing.stats.add(&stats);
+            }
+            summing.next = u64::from(number).saturating_add(1);
+            summed += 1;
+        }
+        summed == SUMMED_AT_ONCE
     }
 
     /// Notes whether it is; the caller holds `changing`.

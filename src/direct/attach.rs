@@ -24,7 +24,7 @@ const CLOSING: u64 = 1_000_000_000;
 /// Interval at which detaching checks for packets in flight, in nanoseconds.
 const CLOSING_TICK: i64 = 1_000_000;
 /// Maximum number of attached devices, in all network namespaces together.
-const ATTACHED_MAX: usize = 64;
+pub(super) const ATTACHED_MAX: usize = 64;
 
 global_lock! {
     // SAFETY: `Attaching::register` initializes it. It runs in the module's init, before netlink
@@ -170,13 +170,13 @@ pub(crate) struct Attached(KVec<(u32, RxPath)>);
 impl Attached {
     /// The devices that are attached now: `ENOMEM`. Process context.
     pub(crate) fn now(net: &NetRef) -> Result<Self> {
-        let mut all = KVec::new();
+        // The memory is charged to the requester's cgroup, which can make that last. Others wait
+        // for the lock.
+        let mut all = KVec::with_capacity(ATTACHED_MAX, GFP_KERNEL_ACCOUNT)?;
         let devices = ATTACHED.lock();
         for attached in of_net(&devices, net) {
-            all.push(
-                (attached.device().ifindex(), attached.rx_path()),
-                GFP_KERNEL_ACCOUNT,
-            )?;
+            all.push_within_capacity((attached.device().ifindex(), attached.rx_path()))
+                .map_err(|_| ENOMEM)?;
         }
         Ok(Self(all))
     }

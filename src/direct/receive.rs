@@ -9,7 +9,7 @@
 //! netfilter and all later hooks see them.
 
 use super::counters::Counters;
-use super::redirected_ports::RedirectedPorts;
+use super::redirected_ports::{ProgramRoom, RedirectedPorts};
 use crate::pure::{
     gro::{are_alike, are_of_one_flow, ends, FirstFrame, UdpFrame, GRO_BYTES_MAX, GRO_MAX}, //
 };
@@ -284,7 +284,8 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
         if self.device.strips_vlans() {
             return Ok(());
         }
-        self.with_listening(|listening| listening.attach(&self.wanted))
+        let room = ProgramRoom::new()?;
+        self.with_listening(|listening| listening.attach(&self.wanted, room))
     }
 
     /// Makes the program redirect nothing. Under RTNL.

@@ -3,6 +3,7 @@
 //! The local UDP ports of a namespace's flows that asked for GRO packets, which the XDP programs of
 //! attached devices redirect.
 
+use super::attach::ATTACHED_MAX;
 use crate::sys::direct::port_map::PinnedPortMap;
 use kernel::{
     prelude::*,
@@ -25,6 +26,17 @@ impl PortRoom {
     /// `ENOMEM`. Process context.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?))
+    }
+}
+
+/// Memory for the programs of all devices, which is allocated before the lock is taken.
+pub(crate) struct ProgramRoom(KVec<Arc<PinnedPortMap>>);
+
+impl ProgramRoom {
+    /// `ENOMEM`. Process context.
+    pub(crate) fn new() -> Result<Self> {
+        let room = KVec::with_capacity(ATTACHED_MAX, GFP_KERNEL_ACCOUNT)?;
+        Ok(Self(room))
     }
 }
 
@@ -65,9 +77,19 @@ impl RedirectedPorts {
         }
     }
 
-    /// Makes a program redirect these ports, and the ports that are added later: `ENOMEM`.
-    pub(crate) fn attach(&mut self, program: &Arc<PinnedPortMap>) -> Result {
-        self.programs.push(program.clone(), GFP_KERNEL_ACCOUNT)?;
+    /// Makes a program redirect these ports, and the ports that are added later: `ENOMEM` if there
+    /// are more programs than devices can be attached.
+    pub(crate) fn attach(&mut self, program: &Arc<PinnedPortMap>, room: ProgramRoom) -> Result {
+        let mut programs = room.0;
+        for each in &self.programs {
+            programs
+                .push_within_capacity(each.clone())
+                .map_err(|_| ENOMEM)?;
+        }
+        programs
+            .push_within_capacity(program.clone())
+            .map_err(|_| ENOMEM)?;
+        self.programs = programs;
         for port in self.ports.keys() {
             program.set(*port, true);
         }

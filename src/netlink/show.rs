@@ -237,19 +237,10 @@ pub(crate) fn info(request: &Request<'_>) -> Result {
 /// `totals-get`.
 pub(crate) fn totals(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
-    let (sum, opened) = {
-        let flows = net.flows.lock();
-        let mut sum = flows.closed;
-        for (_, socket) in flows.open.from(0) {
-            if let Some(flow) = family::protocol::<Flow>(socket) {
-                sum.add(&flow.stats());
-            }
-        }
-        (sum, flows.opened)
-    };
+    let totals = net.totals(|socket| Some(family::protocol::<Flow>(socket)?.stats()));
     request.reply(uapi::KOPI_CMD_TOTALS_GET, |message| {
-        put_stats(message, uapi::KOPI_A_TOTALS_STATS, &sum)?;
-        message.uint(uapi::KOPI_A_TOTALS_FLOWS_OPENED, opened)?;
+        put_stats(message, uapi::KOPI_A_TOTALS_STATS, &totals.stats)?;
+        message.uint(uapi::KOPI_A_TOTALS_FLOWS_OPENED, totals.opened)?;
         message.uint(
             uapi::KOPI_A_TOTALS_FLOWS_DENIED,
             net.policy.denied.load(Relaxed),
