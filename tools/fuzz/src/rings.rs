@@ -5,7 +5,7 @@
 use crate::{coverage::Coverage, options, pick, random, shared::Shared, sys, Ends, Run, PORTS};
 use kopi::pure::abi::{
     ChannelReq, CHANNEL_ENGINE, CHANNEL_GRO, CHANNEL_GRO_MERGED, CHANNEL_GSO, DESC_META, DESC_MORE,
-    PROTO_UDP, PROTO_UDP6,
+    PROTO_UDP, PROTO_UDP6, RING_NEED_WAKEUP,
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{
@@ -105,7 +105,8 @@ impl Round {
         } else {
             0
         };
-        let engine = if random.random() { CHANNEL_ENGINE } else { 0 };
+        // Each second round's, so that a short run has some.
+        let engine = if seed % 2 == 0 { CHANNEL_ENGINE } else { 0 };
         let request = ChannelReq {
             flags: gso | gro | merged | engine,
             frame_size: pick(random, &[512, 1024, 2048, 4096, 65536]),
@@ -410,8 +411,12 @@ fn chase(round: &Round, random: &mut SmallRng) {
     }
 }
 
-/// The doorbell.
+/// The doorbell; seldom while an engine polls, which is to find something.
 fn bell(round: &Round, random: &mut SmallRng) {
+    let polled = round.shared.get(round.shared.layout.tx.flags) & RING_NEED_WAKEUP == 0;
+    if polled && random.random_ratio(7, 8) {
+        return;
+    }
     let flags = if random.random_ratio(1, 16) {
         random.random()
     } else {
