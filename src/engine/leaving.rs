@@ -7,7 +7,8 @@ use crate::channel::Channel;
 use crate::pure::drr::Deficit;
 use crate::sys::{
     context::{now, smp_mb},
-    family, //
+    family,
+    kthread::Running, //
 };
 use kernel::{
     list::{List, ListArc},
@@ -21,6 +22,20 @@ const LEAVING_TICK: i64 = 100;
 const LEAVING_MAX: u64 = 1_000_000_000;
 
 impl Engine {
+    /// Has several engines leave their channels at the same time.
+    pub(super) fn retire(engines: &[Arc<Engine>]) {
+        let until = now().saturating_add(LEAVING_MAX);
+        for engine in engines {
+            engine.leave_until.store(until, Relaxed);
+            engine.wait.wake(0);
+        }
+    }
+
+    /// Whether it is to leave its channels. One that never had any may be stopped at once.
+    pub(super) fn is_over(&self, thread: &Running) -> bool {
+        self.leave_until.load(Relaxed) != 0 || thread.should_stop()
+    }
+
     /// Gives up all channels. Other engines take them over, or their programs ring from now on.
     pub(super) fn leave(&self, active: &mut List<Channel>) {
         self.open_inbox(active);
@@ -44,9 +59,9 @@ impl Engine {
         }
         // Only this engine sends what was written before the programs knew: in turns, because
         // there may be many rings, and all of them full.
-        let end = now().saturating_add(LEAVING_MAX);
+        let until = self.leave_until.load(Relaxed);
         while let Some(channel) = left.pop_front() {
-            if now() < end && self.send_rest(channel.as_arc()) {
+            if now() < until && self.send_rest(channel.as_arc()) {
                 left.push_back(channel);
             } else {
                 self.give_up(channel);

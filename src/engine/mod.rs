@@ -94,6 +94,8 @@ pub(crate) struct Engine {
     wait: WaitQueue,
     /// Number of its channels.
     pub(crate) channels: Atomic<u32>,
+    /// Until when it sends what is left in rings, once it is retired; else 0.
+    leave_until: Atomic<u64>,
     /// Written by its thread.
     pub(crate) counters: EngineCounters,
 }
@@ -132,6 +134,7 @@ impl Engine {
                 inbox <- SpinLockIrq::new(new_spinlock!(List::new(), "kopi::Engine::inbox")),
                 wait <- WaitQueue::new(),
                 channels: Atomic::new(0),
+                leave_until: Atomic::new(0),
                 counters: EngineCounters::default(),
             }),
             GFP_KERNEL,
@@ -168,7 +171,7 @@ impl Engine {
                 }
             }
             kept.push_back(channel);
-            if thread.should_stop() {
+            if self.is_over(thread) {
                 break;
             }
             thread.pause();
@@ -246,7 +249,7 @@ impl Engine {
         }
         let end = now().saturating_add(VISIT_MAX);
         self.send(channel, sender, waiting, |deficit, cost| {
-            deficit.spend(cost) && now() < end && !thread.should_stop()
+            deficit.spend(cost) && now() < end && !self.is_over(thread)
         })
     }
 
@@ -324,14 +327,14 @@ impl Work for Engine {
     fn run(&self, thread: &Running) {
         let mut active = List::new();
         let mut woken = now();
-        while !thread.should_stop() {
+        while !self.is_over(thread) {
             self.open_inbox(&mut active);
             let time = now();
             self.counters.awake.add(time.saturating_sub(woken));
             woken = time;
             if active.is_empty() {
                 self.wait
-                    .sleep_until(|| thread.should_stop() || self.has_mail());
+                    .sleep_until(|| self.is_over(thread) || self.has_mail());
                 self.counters.wakeups.add(1);
                 woken = now();
             } else if !self.round(thread, &mut active, time) {
@@ -340,6 +343,7 @@ impl Work for Engine {
             }
         }
         self.leave(&mut active);
+        self.wait.sleep_until(|| thread.should_stop());
     }
 }
 
@@ -394,6 +398,7 @@ pub(crate) fn set(cpus: impl Iterator<Item = u32>, settings: Settings) -> Result
     let before = core::mem::replace(&mut *ENGINES.lock_irq(), engines);
     ANY.store(any, Relaxed);
     // Each old engine gives its channels to the new ones.
+    Engine::retire(&before);
     drop(core::mem::replace(&mut *changing, threads));
     for engine in before.iter() {
         // Channels that a thread got which was stopped before it ever ran.
