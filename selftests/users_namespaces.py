@@ -27,6 +27,8 @@ CLONE_NEWNS, MS_NOSUID_NODEV = 0x20000, 6
 
 # What one look at the FILL ring passes over at the most.
 INVALID_MAX = 64
+# Rules that a user's own namespace can have.
+RULES_MAX = 1024
 # Seconds that no going up and down takes, but where it patches text.
 PATCHED = 0.02
 
@@ -236,6 +238,20 @@ def rules_wait_for_nobodys_file_system():
         os.waitpid(pid, 0)
 
 
+def rules_are_fewer():
+    """A change of the rules takes time for each rule and flow, and holds generic netlink's lock."""
+    ynl = family()
+    ynl.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    for count, expected in ((RULES_MAX, 0), (RULES_MAX + 1, errno.ENOSPC)):
+        try:
+            ynl.do("ruleset-set", {"rule": [{"uid-min": 77, "verdict": "deny"}] * count})
+            found = 0
+        except NlError as error:
+            found = error.error
+        check(f"{count} rules give {expected}", found == expected, found)
+    ynl.do("ruleset-set", {})
+
+
 def engines_are_the_machines():
     """A weight is a share of the machine's engines."""
     done = subprocess.run(["kopictl", "rule", "add", "local-port", "7780", "weight", "1000"], check=False,
@@ -262,6 +278,7 @@ def main():
     monitors_come_and_go()
     fragments_to_be_are_a_datagram()
     rules_wait_for_nobodys_file_system()
+    rules_are_fewer()
     engines_are_the_machines()
     kopi.finish()
 

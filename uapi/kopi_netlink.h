@@ -13,6 +13,7 @@
 #define KOPI_FILE_PATH_MAX	4095
 #define KOPI_DEVICE_MAX		15
 #define KOPI_RULES_MAX		8192
+#define KOPI_USERNS_RULES_MAX	1024
 
 /**
  * enum kopi_direction - Ways of a packet, seen from the flow.

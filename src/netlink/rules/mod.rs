@@ -80,6 +80,17 @@ fn changing<'a>(request: &Request<'_>, net: &'a Net) -> Result<MutexGuard<'a, ()
         .ok_or_else(|| request.refuse(EBUSY, c"another is changing the rules", None))
 }
 
+/// Number of rules that the requester's namespace can have. A change takes time for each rule and
+/// flow, and holds genl's lock: root of a user namespace gets less of that.
+fn rules_max(request: &Request<'_>) -> usize {
+    let max = if request.requester().net().is_of_initial_users() {
+        uapi::KOPI_RULES_MAX
+    } else {
+        uapi::KOPI_USERNS_RULES_MAX
+    };
+    max as usize
+}
+
 fn rule_attr<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
     request
         .get(uapi::KOPI_A_RULESET_RULE)
@@ -95,7 +106,7 @@ pub(crate) fn add(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
     let _changing = changing(request, &net)?;
     let old = net.policy.rules();
-    if old.rules.len() >= uapi::KOPI_RULES_MAX as usize {
+    if old.rules.len() >= rules_max(request) {
         return Err(request.refuse(ENOSPC, c"there are too many rules", None));
     }
     let place = match table.get(uapi::KOPI_A_RULE_BEFORE) {
@@ -182,7 +193,7 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
         }
         let parts = parts(request, &table)?;
         let place = set.rules.len();
-        if place >= uapi::KOPI_RULES_MAX as usize {
+        if place >= rules_max(request) {
             return Err(request.refuse(ENOSPC, c"there are too many rules", Some(&attr)));
         }
         // A rule that stays goes on counting.
