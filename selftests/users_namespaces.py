@@ -244,7 +244,7 @@ def rules_are_fewer():
     ynl.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     for count, expected in ((RULES_MAX, 0), (RULES_MAX + 1, errno.ENOSPC)):
         try:
-            ynl.do("ruleset-set", {"rule": [{"uid-min": 77, "verdict": "deny"}] * count})
+            ynl.do("ruleset-set", {"rule": [{"local-port-min": 1, "verdict": "deny"}] * count})
             found = 0
         except NlError as error:
             found = error.error
