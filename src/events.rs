@@ -28,14 +28,14 @@ pub(crate) enum Event {
     Bound,
     Connected,
     Closed,
+    /// Rules stop a direction of the flow. Any context but hard interrupts: a packet may show it,
+    /// also one that leaves a queue in a softirq.
     Denied(Stopped),
     /// bind() to that address, or connect() to it, was refused.
     BindDenied(Stopped, Peer),
     ConnectDenied(Stopped, Peer),
     /// No room in its RX ring, or no frame in its FILL ring. Softirq.
     Overrun,
-    /// As `Denied`, noticed with a received packet. Softirq.
-    DeniedReceiving(Stopped),
 }
 
 impl Event {
@@ -45,16 +45,16 @@ impl Event {
             Self::Bound => uapi::KOPI_CMD_FLOW_BOUND_NTF,
             Self::Connected => uapi::KOPI_CMD_FLOW_CONNECTED_NTF,
             Self::Closed => uapi::KOPI_CMD_FLOW_CLOSED_NTF,
-            Self::Denied(_)
-            | Self::BindDenied(..)
-            | Self::ConnectDenied(..)
-            | Self::DeniedReceiving(_) => uapi::KOPI_CMD_FLOW_DENIED_NTF,
+            Self::Denied(_) | Self::BindDenied(..) | Self::ConnectDenied(..) => {
+                uapi::KOPI_CMD_FLOW_DENIED_NTF
+            }
             Self::Overrun => uapi::KOPI_CMD_OVERRUN_NTF,
         }
     }
 
-    fn is_of_process(self) -> bool {
-        !matches!(self, Self::Overrun | Self::DeniedReceiving(_))
+    /// Whether only calls of processes tell it, in contexts that may sleep.
+    fn may_sleep(self) -> bool {
+        !matches!(self, Self::Overrun | Self::Denied(_))
     }
 }
 
@@ -76,39 +76,33 @@ fn try_to_tell(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
         Event::ConnectDenied(_, end) => sk.ends().with_remote(end),
         _ => sk.ends(),
     };
-    genl::send_event(
-        sk.net(),
-        event.command(),
-        event.is_of_process(),
-        |message| {
-            message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
-            put_ends(message, &ends, &identity, task::cgroup_of(sk))?;
-            message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
-            message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
-            message.u32(
-                uapi::KOPI_A_FLOW_PID,
-                identity.process.pid().shown_in(sk.net()),
-            )?;
-            if let Some((channel, number)) = flow.place() {
-                message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel)?;
-                message.u32(uapi::KOPI_A_FLOW_NUMBER, number)?;
+    genl::send_event(sk.net(), event.command(), event.may_sleep(), |message| {
+        message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
+        put_ends(message, &ends, &identity, task::cgroup_of(sk))?;
+        message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
+        message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
+        message.u32(
+            uapi::KOPI_A_FLOW_PID,
+            identity.process.pid().shown_in(sk.net()),
+        )?;
+        if let Some((channel, number)) = flow.place() {
+            message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel)?;
+            message.u32(uapi::KOPI_A_FLOW_NUMBER, number)?;
+        }
+        match event {
+            Event::Closed => {
+                put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats())?;
             }
-            match event {
-                Event::Closed => {
-                    put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats())?;
-                }
-                Event::Denied(stopped)
-                | Event::BindDenied(stopped, _)
-                | Event::ConnectDenied(stopped, _)
-                | Event::DeniedReceiving(stopped) => {
-                    message.u32(uapi::KOPI_A_FLOW_RULE, stopped.rule)?;
-                    message.u32(uapi::KOPI_A_FLOW_DIRECTION, stopped.direction as u32)?;
-                }
-                _ => {}
+            Event::Denied(stopped)
+            | Event::BindDenied(stopped, _)
+            | Event::ConnectDenied(stopped, _) => {
+                message.u32(uapi::KOPI_A_FLOW_RULE, stopped.rule)?;
+                message.u32(uapi::KOPI_A_FLOW_DIRECTION, stopped.direction as u32)?;
             }
-            Ok(())
-        },
-    )
+            _ => {}
+        }
+        Ok(())
+    })
 }
 
 /// Tells listeners that a limit refused the current process something. Process context.

@@ -201,6 +201,7 @@ bool kopi_net_is_of_initial_users(const struct net *net);
 /* shim/netlink.c */
 int kopi_genl_register(void);
 void kopi_genl_unregister(void);
+int kopi_nl_dump_start(struct netlink_callback *cb);
 struct sk_buff *kopi_genlmsg_new(gfp_t gfp);
 void *kopi_genlmsg_put_reply(struct sk_buff *skb, struct genl_info *info, u8 cmd);
 void *kopi_genlmsg_put_part(struct sk_buff *skb, struct netlink_callback *cb, u8 cmd);
@@ -282,6 +283,7 @@ u32 kopi_inode_generation(const struct inode *inode);
 struct inode *kopi_file_inode(const struct file *file);
 struct inode *kopi_path_inode(const struct path *path);
 struct cgroup *kopi_sk_cgroup(struct sock *sk);
+struct cgroup *kopi_sk_cgroup_get(struct sock *sk);
 u64 kopi_sk_cgroup_id_at(struct sock *sk, u32 level);
 u32 kopi_cgroup_level(const struct cgroup *cgroup);
 u64 kopi_cgroup_id(const struct cgroup *cgroup);
@@ -336,6 +338,8 @@ struct kopi_sent {
 	u32 bytes;
 	u32 mark;
 	u32 priority;
+	/* It was judged, and counted, before. */
+	bool again;
 };
 
 int kopi_hook_local_out(struct net *net);

@@ -39,14 +39,7 @@ impl Flow {
         let (outcome, stopped) = policy.decide(sk, direction, &peer(), packets);
         if let Some(stopped) = stopped {
             sk.set_error(EACCES);
-            tell(
-                self,
-                sk,
-                match direction {
-                    Direction::Out => Event::Denied(stopped),
-                    Direction::In => Event::DeniedReceiving(stopped),
-                },
-            );
+            tell(self, sk, Event::Denied(stopped));
         }
         outcome
     }

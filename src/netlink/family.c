@@ -115,6 +115,7 @@ static const struct genl_split_ops kopi_nl_ops[] = {
 	},
 	{
 		.cmd	= KOPI_CMD_FLOW_GET,
+		.start	= kopi_nl_dump_start,
 		.dumpit	= kopi_nl_flow_get_dumpit,
 		.flags	= GENL_CMD_CAP_DUMP,
 	},
@@ -137,6 +138,7 @@ static const struct genl_split_ops kopi_nl_ops[] = {
 	},
 	{
 		.cmd	= KOPI_CMD_RULE_GET,
+		.start	= kopi_nl_dump_start,
 		.dumpit	= kopi_nl_rule_get_dumpit,
 		.flags	= GENL_UNS_ADMIN_PERM | GENL_CMD_CAP_DUMP,
 	},

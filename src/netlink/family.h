@@ -16,6 +16,8 @@
 extern const struct nla_policy kopi_rule_input_nl_policy[KOPI_A_RULE_WEIGHT + 1];
 extern const struct nla_policy kopi_rule_named_nl_policy[KOPI_A_RULE_HANDLE + 1];
 
+int kopi_nl_dump_start(struct netlink_callback *cb);
+
 int kopi_nl_info_get_doit(struct sk_buff *skb, struct genl_info *info);
 int kopi_nl_flow_get_doit(struct sk_buff *skb, struct genl_info *info);
 int kopi_nl_flow_get_dumpit(struct sk_buff *skb, struct netlink_callback *cb);

@@ -6,6 +6,7 @@ use crate::channel::Channel;
 use crate::describe::{put_ends, put_stats};
 use crate::direct::Attached;
 use crate::flow::Flow;
+use crate::netns::Net;
 use crate::pure::abi::{self, Stats};
 use crate::sys::{
     context::cond_resched,
@@ -22,7 +23,35 @@ use kernel::{
 /// Flows that are shown before others that wait for the lock get it.
 const FLOWS_MAX: usize = 256;
 
+/// Puts what is known of a flow, with its path of cgroups at the end: `ENOENT` if it was closed, or
+/// became another user's.
+///
+/// The path takes memory that is charged to the requester's cgroup, and a mutex of the kernel's
+/// that others can hold for long. So it is found without the lock.
 fn put_flow(
+    message: &mut Message,
+    requester: &Requester<'_>,
+    attached: &Attached,
+    net: &Net,
+    number: u32,
+) -> Result {
+    let cgroup = {
+        let flows = net.flows.lock();
+        let socket = flows.open.get(number).ok_or(ENOENT)?;
+        if !owner(socket).is_some_and(|uid| may_see(requester, uid)) {
+            return Err(ENOENT);
+        }
+        put_facts(message, requester, attached, number, socket)?;
+        socket.sk().cgroup()
+    };
+    let path = cgroup.map(|cgroup| cgroup.path()).transpose()?;
+    message.string(
+        uapi::KOPI_A_FLOW_CGROUP_PATH,
+        path.as_deref().unwrap_or(&[]),
+    )
+}
+
+fn put_facts(
     message: &mut Message,
     requester: &Requester<'_>,
     attached: &Attached,
@@ -39,10 +68,6 @@ fn put_flow(
     message.u32(uapi::KOPI_A_FLOW_UID, requester.show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, requester.show_gid(identity.gid))?;
     message.u32(uapi::KOPI_A_FLOW_PID, identity.process.pid().here())?;
-    message.string(
-        uapi::KOPI_A_FLOW_CGROUP_PATH,
-        &task::cgroup_path(socket.sk())?,
-    )?;
     if let Some(channel) = flow.channel() {
         message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel.id())?;
         message.u32(uapi::KOPI_A_FLOW_NUMBER, flow.number())?;
@@ -85,16 +110,20 @@ pub(crate) fn flow(request: &Request<'_>) -> Result {
     let requester = request.requester();
     let attached = Attached::now(requester.net())?;
     let net = requester.net().state();
-    let flows = net.flows.lock();
-    let socket = flows
-        .open
-        .get(id.u32())
-        .ok_or_else(|| request.refuse(ENOENT, c"no such flow", Some(&id)))?;
-    if !owner(socket).is_some_and(|uid| may_see(&requester, uid)) {
+    let owner = {
+        let flows = net.flows.lock();
+        let socket = flows.open.get(id.u32());
+        socket.map(owner)
+    };
+    let gone = || request.refuse(ENOENT, c"no such flow", Some(&id));
+    if !owner
+        .ok_or_else(gone)?
+        .is_some_and(|uid| may_see(&requester, uid))
+    {
         return Err(request.refuse(EPERM, c"the flow is another user's", Some(&id)));
     }
     request.reply(uapi::KOPI_CMD_FLOW_GET, |message| {
-        put_flow(message, &requester, &attached, id.u32(), socket)
+        put_flow(message, &requester, &attached, &net, id.u32())
     })
 }
 
@@ -103,28 +132,34 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
     let requester = dump.requester();
     let attached = Attached::now(requester.net())?;
     let net = requester.net().state();
-    loop {
-        let flows = net.flows.lock();
-        let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
-        let mut shown = 0;
-        for (number, socket) in flows.open.from(start).take(FLOWS_MAX) {
-            shown += 1;
-            let may_see = owner(socket).is_some_and(|uid| may_see(&requester, uid));
-            if may_see
-                && !dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
-                    put_flow(message, &requester, &attached, number, socket)
-                })?
-            {
-                return Ok(());
+    while let Ok(start) = u32::try_from(dump.position()) {
+        let (mut next, mut found) = (None, None);
+        for (number, socket) in net.flows.lock().open.from(start).take(FLOWS_MAX) {
+            next = Some(u64::from(number).saturating_add(1));
+            if owner(socket).is_some_and(|uid| may_see(&requester, uid)) {
+                found = Some(number);
+                break;
             }
-            dump.go_on_at(u64::from(number).wrapping_add(1));
         }
-        drop(flows);
-        if shown < FLOWS_MAX {
-            return Ok(());
+        let Some(next) = next else {
+            break;
+        };
+        if let Some(number) = found {
+            let added = dump.add(uapi::KOPI_CMD_FLOW_GET, |message| {
+                put_flow(message, &requester, &attached, &net, number)
+            });
+            match added {
+                Ok(true) => {}
+                Ok(false) => break,
+                // Closed meanwhile.
+                Err(error) if error == ENOENT => {}
+                Err(error) => return Err(error),
+            }
         }
+        dump.go_on_at(next);
         cond_resched();
     }
+    Ok(())
 }
 
 fn put_ring(

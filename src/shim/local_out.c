@@ -8,6 +8,7 @@
 #include <linux/udp.h>
 #include <linux/unaligned.h>
 #include <net/ip.h>
+#include <net/ip6_route.h>
 #include <net/ipv6.h>
 #include <net/sock.h>
 
@@ -42,6 +43,24 @@ static bool ipv6_destination(const struct sk_buff *skb, struct in6_addr *to)
 	/* Segment routing has the addresses in reverse order. */
 	last = header->type == IPV6_SRCRT_TYPE_4 ? 0 : (header->hdrlen >> 1) - 1;
 	return last >= 0 && !skb_copy_bits(skb, offset + 8 + last * sizeof(*to), to, sizeof(*to));
+}
+
+/*
+ * Whether a packet was judged before at the VRF that its device is of: vrf_ip_out() and vrf_ip6_out()
+ * (drivers/net/vrf.c, 7.3.4) call the hooks for these, and do so before they are called for the device.
+ */
+static bool seen_by_vrf(const struct sk_buff *skb, const struct nf_hook_state *state)
+{
+	struct net_device *master;
+
+	if (!state->out || !netif_is_l3_slave(state->out))
+		return false;
+	master = netdev_master_upper_dev_get_rcu(state->out);
+	if (!master || !netif_is_l3_master(master))
+		return false;
+	if (state->pf == NFPROTO_IPV4)
+		return !ipv4_is_multicast(ip_hdr(skb)->daddr) && !ipv4_is_lbcast(ip_hdr(skb)->daddr);
+	return !rt6_need_strict(&ipv6_hdr(skb)->daddr);
 }
 
 /*
@@ -80,6 +99,7 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb,
 	sent.port = ntohs(udp_hdr(skb)->dest);
 	sent.bytes = skb->len - skb_transport_offset(skb) - sizeof(struct udphdr);
 	sent.gso_size = skb_shinfo(skb)->gso_size;
+	sent.again = seen_by_vrf(skb, state);
 	error = kopi_local_out(sk, &sent);
 	if (error)
 		return NF_DROP_ERR(error);

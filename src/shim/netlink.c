@@ -9,6 +9,9 @@
 #include "../netlink/family.h"
 #include "../shim.h"
 
+/* Room for a flow, or a rule, with paths of maximum length. */
+#define KOPI_MESSAGE_MAX	(3 * PATH_MAX)
+
 /* The spec can't say which privilege joining a group needs. */
 static const struct genl_multicast_group groups[] = {
 	[KOPI_NLGRP_EVENTS] = { .name = "events", .flags = GENL_MCAST_CAP_NET_ADMIN },
@@ -27,8 +30,14 @@ void kopi_genl_unregister(void)
 
 struct sk_buff *kopi_genlmsg_new(gfp_t gfp)
 {
-	/* Room for a flow with paths of maximum length. */
-	return genlmsg_new(3 * PATH_MAX, gfp);
+	return genlmsg_new(KOPI_MESSAGE_MAX, gfp);
+}
+
+/* A dump's first buffer has room for any message: one that fits into none would end the dump. */
+int kopi_nl_dump_start(struct netlink_callback *cb)
+{
+	cb->min_dump_alloc = KOPI_MESSAGE_MAX;
+	return 0;
 }
 
 void *kopi_genlmsg_put_reply(struct sk_buff *skb, struct genl_info *info, u8 cmd)

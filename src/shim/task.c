@@ -152,6 +152,14 @@ struct cgroup *kopi_sk_cgroup(struct sock *sk)
 	return sock_cgroup_ptr(&sk->sk_cgrp_data);
 }
 
+struct cgroup *kopi_sk_cgroup_get(struct sock *sk)
+{
+	struct cgroup *cgroup = sock_cgroup_ptr(&sk->sk_cgrp_data);
+
+	cgroup_get(cgroup);
+	return cgroup;
+}
+
 /*
  * The id of the ancestor at a level of a socket's cgroup, which may be the cgroup itself; 0 if
  * there is none.

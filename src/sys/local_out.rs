@@ -47,6 +47,8 @@ pub(crate) struct Leaving {
     pub(crate) mark: u32,
     /// The packet's priority, which a rule may set.
     pub(crate) priority: u32,
+    /// It was judged, and counted, before.
+    pub(crate) again: bool,
 }
 
 /// A protocol that judges the packets of its flows.
@@ -81,6 +83,7 @@ pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::S
             bytes: packet.bytes,
             mark: packet.mark,
             priority: packet.priority,
+            again: packet.again,
         };
         match flow.leaves(sk, &mut leaving) {
             Ok(()) => {

@@ -294,22 +294,42 @@ pub(crate) fn is_in_cgroup(sk: &Sock, cgroup: Cgroup) -> bool {
     unsafe { bindings::kopi_sk_cgroup_id_at(sk.as_ptr(), cgroup.level) == cgroup.id }
 }
 
-/// The path of a socket's cgroup, as the current process sees it; empty where that is too long.
-/// Process context.
-pub(crate) fn cgroup_path(sk: &Sock) -> Result<KVec<u8>> {
-    let path = copy_path(|buffer| {
-        // SAFETY: A valid sock, which keeps its cgroup.
-        let len = unsafe {
-            bindings::kopi_cgroup_path_here(
-                bindings::kopi_sk_cgroup(sk.as_ptr()),
-                buffer.as_mut_ptr().cast(),
-                buffer.len(),
-            )
-        };
-        to_result(len)?;
-        Ok((0, usize::try_from(len)?))
-    });
-    known(path)
+/// A reference to a cgroup.
+pub(crate) struct CgroupRef(NonNull<bindings::cgroup>);
+
+impl Sock {
+    /// A reference to the sock's cgroup. Any context.
+    pub(crate) fn cgroup(&self) -> Option<CgroupRef> {
+        // SAFETY: A valid sock, which keeps its cgroup. Gives a reference.
+        NonNull::new(unsafe { bindings::kopi_sk_cgroup_get(self.as_ptr()) }).map(CgroupRef)
+    }
+}
+
+impl CgroupRef {
+    /// The path of the cgroup, as the current process sees it; empty if it is too long. Process
+    /// context; takes the kernel's mutex of cgroups.
+    pub(crate) fn path(&self) -> Result<KVec<u8>> {
+        let path = copy_path(|buffer| {
+            // SAFETY: The reference is held.
+            let len = unsafe {
+                bindings::kopi_cgroup_path_here(
+                    self.0.as_ptr(),
+                    buffer.as_mut_ptr().cast(),
+                    buffer.len(),
+                )
+            };
+            to_result(len)?;
+            Ok((0, usize::try_from(len)?))
+        });
+        known(path)
+    }
+}
+
+impl Drop for CgroupRef {
+    fn drop(&mut self) {
+        // SAFETY: The reference is this value's.
+        unsafe { bindings::kopi_cgroup_put(self.0.as_ptr()) };
+    }
 }
 
 /// A cgroup, by its path as the current process sees it: `ENOENT`, `ENOTDIR`.
