@@ -97,6 +97,23 @@ def addresses(ynl, near):
     check("nothing has come", drain(near)[0] == 0)
 
 
+def rates_by_peer(ynl, near):
+    """Two rates, each for other peers: each holds, in whatever order the peers come."""
+    add(ynl, remote_address="127.0.0.2", rate_packets=1, burst=10)
+    add(ynl, rate_packets=1, burst=10)
+    sock, passed = bound("0.0.0.0"), [0, 0]
+    for number in range(200):
+        try:
+            send(sock, b"x", pack_address(f"127.0.0.{number % 2 + 1}", PORT))
+            passed[number % 2] += 1
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:
+                raise
+    check("rates hold for a flow that alternates between their peers", max(passed) <= 13 and min(passed) >= 10, passed)
+    ask(ynl, "ruleset-set")
+    drain(near)
+
+
 def source_routes(ynl):
     """A datagram that goes by way of another host counts for where it goes in the end."""
     far, far6 = PEER, "2001:db8::2"
@@ -350,6 +367,7 @@ with ruled() as netlink:
     addresses(netlink, receiver)
     source_routes(netlink)
     rates(netlink, receiver)
+    rates_by_peer(netlink, receiver)
     replaced()
     corked_before(netlink, receiver)
     wishes(netlink, receiver)

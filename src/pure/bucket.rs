@@ -64,6 +64,31 @@ impl Bucket {
     }
 }
 
+/// Number of rates that one side of a flow can be behind with at the same time, each by itself.
+const BUCKETS: usize = 8;
+
+/// The buckets of several rates, each of which has a key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Buckets([(u32, Bucket); BUCKETS]);
+
+impl Buckets {
+    /// As [`Bucket::take`], for the rate of a key. 0 is no key.
+    ///
+    /// A bucket that is due is as good as a new one, and gives its place up. If none is, the key
+    /// gets the place and the debt of the bucket that is due first: it may have to wait then, but
+    /// no order of keys lets more pass than the rates.
+    pub fn take(&mut self, key: u32, rate: &Rate, now: u64, units: u64) -> bool {
+        if let Some((_, bucket)) = self.0.iter_mut().find(|(of, _)| *of == key) {
+            return bucket.take(rate, now, units);
+        }
+        let first = self.0.iter_mut().min_by_key(|(_, bucket)| bucket.due);
+        first.is_some_and(|place| {
+            place.0 = key;
+            place.1.take(rate, now, units)
+        })
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -125,6 +150,40 @@ mod tests {
                 // Rounding of each cost: below a nanosecond's worth each.
                 prop_assert!(u128::from(passed) <= allowed + 200);
             }
+        }
+    }
+
+    #[test]
+    fn rates_of_several_keys_are_kept_apart() {
+        let rate = Rate::new(1000, Some(10)).unwrap();
+        let mut buckets = Buckets::default();
+        let mut passed = [0; 3];
+        for turn in 0..300 {
+            let key = turn % 3;
+            passed[key] += u32::from(buckets.take(key as u32 + 1, &rate, 5, 1));
+        }
+        assert_eq!(passed, [10; 3]);
+    }
+
+    proptest! {
+        /// Whatever the order of keys, no key gets more than its rate and a burst.
+        #[test]
+        fn no_order_of_keys_gets_more(
+            packets in proptest::collection::vec((1u32..20, 0u64..300_000), 1..2000),
+            burst in 1u64..20,
+        ) {
+            let rate = Rate::new(1000, Some(burst)).unwrap();
+            let mut buckets = Buckets::default();
+            let mut passed = std::collections::HashMap::new();
+            let mut now = 0;
+            for (key, pause) in packets {
+                now += pause;
+                if buckets.take(key, &rate, now, 1) {
+                    *passed.entry(key).or_insert(0u64) += 1;
+                }
+            }
+            let most = burst + now / 1_000_000 + 1;
+            prop_assert!(passed.values().all(|count| *count <= most));
         }
     }
 }

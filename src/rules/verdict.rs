@@ -7,7 +7,7 @@ use super::set::{Action, Rule, SharedRules};
 use super::{Outcome, Packets, Stopped};
 use crate::identity::Owner;
 use crate::pure::{
-    bucket::Bucket,
+    bucket::Buckets,
     rule::{Direction, Facts, Judgement, Peer}, //
 };
 use crate::sys::{
@@ -25,9 +25,8 @@ pub(super) struct Side {
     pub(super) judgement: Judgement,
     /// Where it depends on the peer: the last one.
     pub(super) last: Option<(Peer, Judgement)>,
-    bucket: Bucket,
-    /// The rule whose rate the bucket has.
-    bucket_of: u32,
+    /// Those of the rules with a rate for each flow, by the rule's handle.
+    buckets: Buckets,
     /// The process was told that nothing passes.
     told: bool,
 }
@@ -196,12 +195,8 @@ impl Verdicts {
         let passes = if limit.shared {
             rule.bucket.lock().take(&limit.rate, now, units)
         } else {
-            let side = self.side(direction);
-            if side.bucket_of != rule.handle {
-                side.bucket = Bucket::default();
-                side.bucket_of = rule.handle;
-            }
-            side.bucket.take(&limit.rate, now, units)
+            let buckets = &mut self.side(direction).buckets;
+            buckets.take(rule.handle, &limit.rate, now, units)
         };
         if passes {
             (Outcome::Pass, None)
