@@ -29,6 +29,8 @@ CLONE_NEWNS, MS_NOSUID_NODEV = 0x20000, 6
 INVALID_MAX = 64
 # Rules that a user's own namespace can have.
 RULES_MAX = 1024
+# Datagrams that fit into a receive buffer.
+QUEUED = 8000
 # Seconds that no going up and down takes, but where it patches text.
 PATCHED = 0.02
 
@@ -252,6 +254,50 @@ def rules_are_fewer():
     ynl.do("ruleset-set", {})
 
 
+def a_full_queue_is_taken_in_turns():
+    """What was queued before the flow has a channel is judged, with softirqs off, a few datagrams at a time."""
+    ynl = family()
+    ynl.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    flow = kopi.flow()
+    flow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 23)
+    flow.bind(("127.0.0.1", 7782))
+    senders = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+    for number, sender in enumerate(senders):
+        # The verdict on one peer is remembered, not those on two.
+        sender.bind((f"127.0.0.{number + 1}", 0))
+    for number in range(QUEUED):
+        senders[number % 2].sendto(b"x", ("127.0.0.1", 7782))
+    ynl.do("ruleset-set", {"rule": [{"remote-address": socket.inet_aton(f"198.51.{number >> 8}.{number & 255}"),
+                                     "direction": {"in"}, "verdict": "deny"} for number in range(RULES_MAX)]})
+    cpu = min(os.sched_getaffinity(0))
+    gaps, over = [0], threading.Event()
+
+    def look():
+        os.sched_setaffinity(0, {cpu})
+        last = time.monotonic()
+        while not over.is_set():
+            time.sleep(0.001)
+            now = time.monotonic()
+            gaps.append(now - last)
+            last = now
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    os.sched_setaffinity(0, {cpu})
+    start = time.monotonic()
+    channel = kopi.Channel(sock=flow, rx=32768)
+    taken = kopi.wait_until(lambda: channel.stats()["rx_taken"] == QUEUED, 60)
+    took = time.monotonic() - start
+    print(f"# {QUEUED} datagrams, {RULES_MAX} rules: {took:.2f} s, {max(gaps):.2f} s at once")
+    over.set()
+    looker.join()
+    os.sched_setaffinity(0, range(os.cpu_count()))
+    check("all that was queued is taken", taken, channel.stats())
+    check("and the CPU serves others meanwhile", max(gaps) < took / 3, (took, max(gaps)))
+    ynl.do("ruleset-set", {})
+    channel.sock.close()
+
+
 def engines_are_the_machines():
     """A weight is a share of the machine's engines."""
     done = subprocess.run(["kopictl", "rule", "add", "local-port", "7780", "weight", "1000"], check=False,
@@ -279,6 +325,7 @@ def main():
     fragments_to_be_are_a_datagram()
     rules_wait_for_nobodys_file_system()
     rules_are_fewer()
+    a_full_queue_is_taken_in_turns()
     engines_are_the_machines()
     kopi.finish()
 

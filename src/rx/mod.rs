@@ -322,8 +322,8 @@ fn count(flow: &Flow, meta: &Meta, packets: u64, bytes: u32) {
 }
 
 impl Channel {
-    /// Moves the packets that are queued on the flow's sock to the RX ring. If the sock is locked,
-    /// some may be left; says whether.
+    /// Moves packets that are queued on the flow's sock to the RX ring, at most [`RECEIVED_MAX`];
+    /// says whether some may be left.
     pub(crate) fn receive(
         &self,
         flow: &Flow,
@@ -333,12 +333,7 @@ impl Channel {
     ) -> bool {
         let mut receiver = self.receiver.lock_with(softirqs);
         let was_overrun = receiver.overrun;
-        // Without the sock's lock all senders wait, each for its packet, for the receiver's lock.
-        let mut left = if locked.is_some() {
-            RECEIVED_MAX
-        } else {
-            u32::MAX
-        };
+        let mut left = RECEIVED_MAX;
         while left > 0 && !sk.is_queue_empty() {
             let Some(skb) = family::next_packet(sk, &mut left) else {
                 break;
@@ -361,6 +356,7 @@ impl Channel {
             }
             sk.signal_io();
         }
-        locked.is_some() && !sk.is_queue_empty()
+        // Without the sock's lock, whoever queues another packet calls this for it.
+        (locked.is_some() || left == 0) && !sk.is_queue_empty()
     }
 }

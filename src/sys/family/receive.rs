@@ -53,13 +53,10 @@ pub(super) unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock)
             return;
         };
         if let Some(state) = state::<T>(sk) {
-            if Sock::from_raw(sk).has_receive_hook() {
+            let sk = Sock::from_raw(sk);
+            // The work delivers the rest of a long queue, so that softirqs aren't off for long.
+            if sk.has_receive_hook() || state.protocol.data_ready(sk, None, SoftirqsOff::assume()) {
                 reaper::queue_delayed(state.work.get(), 0);
-            } else {
-                let softirqs = SoftirqsOff::assume();
-                let _ = state
-                    .protocol
-                    .data_ready(Sock::from_raw(sk), None, softirqs);
             }
         }
     }
@@ -68,7 +65,8 @@ pub(super) unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock)
 /// Number of jiffies after which a sock that a process had locked is retried.
 pub(super) const LOCKED_RETRY: c_ulong = 2;
 
-/// Delivers the queued packets with the sock locked, as receive hooks require.
+/// Delivers the queued packets with the sock locked, as receive hooks require, or the rest of a
+/// long queue.
 ///
 /// It never waits for the lock, which a process can hold for long: a waiting worker would be lost
 /// to other flows.
