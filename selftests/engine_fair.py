@@ -4,10 +4,12 @@
 
 import itertools
 import os
+import resource
 import socket
 import subprocess
 
 from control import add, ask, family
+from equivalence import user
 from kopi import ENGINE, Channel, check, finish, wait_until
 from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
@@ -21,10 +23,10 @@ plain.bind(("127.0.0.1", 0))
 plain.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
 
 
-def polled(**sizes):
-    """A channel that an engine looks at."""
-    channel = Channel(flags=sizes.pop("flags", 0) | ENGINE, frames=ENTRIES, tx=ENTRIES,
-                      completion=ENTRIES, **sizes)
+def polled(owner="root"):
+    """A channel of a user's that an engine looks at."""
+    with user(owner):
+        channel = Channel(flags=ENGINE, frames=ENTRIES, tx=ENTRIES, completion=ENTRIES)
     channel.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 24)
     channel.sock.bind(("127.0.0.1", 0))
     channel.sock.connect(plain.getsockname())
@@ -111,6 +113,33 @@ def dear_packets_end_visits(ynl):
         channel.sock.close()
 
 
+def a_user_waits_for_no_other(ynl):
+    """A user with many busy channels gets no longer turns than one with one."""
+    ask(ynl, "engine-set", {"cpu": [CPU], "idle": 3_600_000_000, "budget": 1 << 24})
+    channels = [polled() for _ in range(8)]
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    channels.append(polled("bob"))
+    rules = "".join("ip daddr 192.0.2.1 drop\n" for _ in range(RULES))
+    subprocess.run(("nft", "-f", "-"), check=True, text=True,
+                   input=f"table ip dear {{ chain out {{ type filter hook output priority 0;\n{rules}}}\n}}\n")
+    waits = []
+    for _ in range(20):
+        whole = fill(channels, [64] * len(channels))
+        order = sent(channels, [64] * len(channels))
+        if whole:
+            # Before his first, and between two visits of his.
+            his = [at for at, number in enumerate(order) if number == len(channels) - 1]
+            waits = [his[0]] + [after - before - 1 for before, after in zip(his, his[1:])]
+            break
+    subprocess.run(("nft", "delete", "table", "ip", "dear"), check=True)
+    visit = max(len(list(visit)) for _, visit in itertools.groupby(order))
+    print(f"# at most {max(waits)} datagrams of another user before one of his, {visit} in a visit")
+    check("a user waits for one visit of another, who has eight channels", waits and max(waits) <= 2 * visit, waits)
+    for channel in channels:
+        channel.region.close()
+        channel.sock.close()
+
+
 os.sched_setaffinity(0, {CPU})
 ynl = family()
 ask(ynl, "engine-set", {"cpu": [CPU], "idle": 3_600_000_000, "budget": BUDGET})
@@ -134,5 +163,6 @@ for name, sizes, shares in (
         channel.region.close()
         channel.sock.close()
 dear_packets_end_visits(ynl)
+a_user_waits_for_no_other(ynl)
 ask(ynl, "engine-set")
 finish()

@@ -140,6 +140,13 @@ impl Charge {
     }
 }
 
+impl Charge {
+    /// The user who is charged, by the number in the initial user namespace.
+    pub(crate) fn user(&self) -> u32 {
+        self.user
+    }
+}
+
 /// Both holders of what a user has in a namespace.
 fn holders(user: u32, net: u64) -> [Holder; 2] {
     [Holder::User(user), Holder::Net(net)]

@@ -32,7 +32,7 @@ use crate::sys::{
     pernet::NetRef,
     reaper::SharedRegion,
     region::{Region, RegionRing, Vma},
-    socket::Socket,
+    socket::{Socket, TableRoom},
     wait::{self, RoomEntry, WaitQueue}, //
 };
 use crate::tx::{Sender, SenderCounters};
@@ -59,7 +59,7 @@ use stall::STALL_NONE;
 /// See the module's documentation.
 #[pin_data]
 pub(crate) struct Channel {
-    _charge: Charge,
+    charge: Charge,
     /// The number of the flow that made it.
     id: u32,
     /// The user of that flow.
@@ -135,6 +135,7 @@ impl Channel {
             SharedRegion::consumer(&region, &layout.tx)?,
             layout.completion.size,
             sent.clone(),
+            layout.flags & abi::CHANNEL_ENGINE != 0,
         )?;
         let tx = SharedRegion::consumer(&region, &layout.tx)?;
         let receiver = Receiver::new(
@@ -145,7 +146,7 @@ impl Channel {
         let user = User::new()?;
         Arc::pin_init(
             pin_init!(Self {
-                _charge: charge,
+                charge,
                 id,
                 owner,
                 user,
@@ -182,6 +183,11 @@ impl Channel {
     }
 
     /// The user of that flow, of the initial user namespace.
+    /// The user whose limits the channel counts against. Any context.
+    pub(crate) fn charged_user(&self) -> u32 {
+        self.charge.user()
+    }
+
     pub(crate) fn owner(&self) -> u32 {
         self.owner
     }
@@ -231,11 +237,18 @@ impl Channel {
     /// [`Channel::remove_flow`] must be called before the socket is released.
     #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
-        let mut sender = self.sender.lock();
-        // SAFETY: As required of the caller.
-        let number = unsafe { sender.sockets.insert(socket) }?;
-        self.flows.store(sender.sockets.len(), Relaxed);
-        Ok(number)
+        loop {
+            let mut sender = self.sender.lock();
+            // SAFETY: As required of the caller.
+            if let Some(number) = unsafe { sender.sockets.insert(socket) }? {
+                self.flows.store(sender.sockets.len(), Relaxed);
+                return Ok(number);
+            }
+            let size = sender.sockets.next_size();
+            drop(sender);
+            let room = TableRoom::new(size)?;
+            self.sender.lock().sockets.grow(room);
+        }
     }
 
     /// Takes a flow's number back, and says how many are left. No packet of it is being sent when

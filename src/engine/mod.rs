@@ -44,8 +44,11 @@ use kernel::{
 /// What a descriptor costs besides its payload, in bytes: about a packet's headers.
 const DESCRIPTOR_COST: u64 = 64;
 /// The longest time of a visit that has sent something, in nanoseconds, whatever is left of its
-/// share.
+/// share; and of all visits of a user's channels in one round.
 const VISIT_MAX: u64 = 5_000_000;
+/// Users whose time is counted apart in a round. Two users of the same number modulo this share
+/// their time.
+const USERS: usize = 64;
 
 global_lock! {
     // SAFETY: `Engines::register` initializes it, before there is any socket.
@@ -157,12 +160,27 @@ impl Engine {
         !self.inbox.lock().is_empty()
     }
 
-    /// Visits each channel once; says whether any had something to send.
+    /// Visits each channel once, as long as its user has had less than [`VISIT_MAX`]; says whether
+    /// any had something to send.
     fn round(&self, thread: &Running, active: &mut List<Channel>, now: u64) -> bool {
         let mut busy = false;
         let mut kept = List::new();
+        let mut passed_over = List::new();
+        let mut spent = [0u64; USERS];
         while let Some(channel) = active.pop_front() {
-            match self.visit(thread, channel.as_arc(), now) {
+            let user = channel.charged_user() as usize % USERS;
+            if spent.get(user).is_some_and(|spent| *spent >= VISIT_MAX) {
+                busy = true;
+                passed_over.push_back(channel);
+                continue;
+            }
+            let before = self.counters.busy.get();
+            let visit = self.visit(thread, channel.as_arc(), now);
+            if let Some(spent) = spent.get_mut(user) {
+                let time = self.counters.busy.get().wrapping_sub(before);
+                *spent = spent.saturating_add(time);
+            }
+            match visit {
                 Visit::Sent | Visit::Waits => busy = true,
                 Visit::Nothing => {}
                 Visit::Over => {
@@ -177,6 +195,7 @@ impl Engine {
             thread.pause();
         }
         // Channels that weren't reached come first.
+        active.push_all_back(&mut passed_over);
         active.push_all_back(&mut kept);
         busy
     }

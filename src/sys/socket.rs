@@ -146,6 +146,22 @@ pub(crate) struct SocketTable {
 // SAFETY: Sockets are not bound to a task.
 unsafe impl Send for SocketTable {}
 
+/// Memory for a larger table, which is allocated before the table's lock is taken.
+pub(crate) struct TableRoom {
+    slots: KVVec<Option<NonNull<bindings::socket>>>,
+    free: KVVec<u32>,
+}
+
+impl TableRoom {
+    /// Room for `size` sockets: `ENOMEM`. Process context.
+    pub(crate) fn new(size: usize) -> Result<Self> {
+        let slots = KVVec::with_capacity(size, GFP_KERNEL_ACCOUNT)?;
+        // Capacities may be larger than what was asked for.
+        let free = KVVec::with_capacity(slots.capacity(), GFP_KERNEL_ACCOUNT)?;
+        Ok(Self { slots, free })
+    }
+}
+
 /// The most sockets in one table.
 const SLOTS_MAX: usize = 1 << 20;
 
@@ -159,12 +175,13 @@ impl SocketTable {
         }
     }
 
-    /// Gives the socket a number: `ENOMEM`, or `ENOSPC` when there is none left.
+    /// Gives the socket a number: `None` if the table has to [`SocketTable::grow`] before, or
+    /// `ENOSPC` if there is none left.
     ///
     /// # Safety
     ///
     /// The socket must be removed before it is released.
-    pub(crate) unsafe fn insert(&mut self, socket: &Socket) -> Result<u32> {
+    pub(crate) unsafe fn insert(&mut self, socket: &Socket) -> Result<Option<u32>> {
         let entry = NonNull::new(socket.as_ptr());
         // INVARIANT: As the caller sees to.
         if let Some(number) = self.free.pop() {
@@ -172,21 +189,40 @@ impl SocketTable {
                 *slot = entry;
             }
             self.used = self.used.wrapping_add(1);
-            return Ok(number);
+            return Ok(Some(number));
         }
         if self.slots.len() >= SLOTS_MAX {
             return Err(ENOSPC);
         }
         // So that `remove` need not allocate.
-        if self.free.capacity() <= self.slots.len() {
-            self.free.reserve(
-                self.slots.len().saturating_mul(2).max(16),
-                GFP_KERNEL_ACCOUNT,
-            )?;
+        if self.free.capacity() <= self.slots.len()
+            || self.slots.push_within_capacity(entry).is_err()
+        {
+            return Ok(None);
         }
-        self.slots.push(entry, GFP_KERNEL_ACCOUNT)?;
         self.used = self.used.wrapping_add(1);
-        Ok(self.slots.len().wrapping_sub(1) as u32)
+        Ok(Some(self.slots.len().wrapping_sub(1) as u32))
+    }
+
+    /// The size to which the table grows next.
+    pub(crate) fn next_size(&self) -> usize {
+        self.slots.len().saturating_mul(2).max(16)
+    }
+
+    /// Grows to the room's size, if that is larger.
+    pub(crate) fn grow(&mut self, mut room: TableRoom) {
+        if room.slots.capacity() <= self.slots.len() || room.free.capacity() < room.slots.capacity()
+        {
+            return;
+        }
+        // There is room, by what was just compared: there are never more free numbers than slots.
+        for slot in &self.slots {
+            let _ = room.slots.push_within_capacity(*slot);
+        }
+        for number in &self.free {
+            let _ = room.free.push_within_capacity(*number);
+        }
+        (self.slots, self.free) = (room.slots, room.free);
     }
 
     /// Takes the number back.
