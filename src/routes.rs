@@ -30,12 +30,14 @@ pub(crate) struct Routes {
 }
 
 impl Routes {
-    pub(crate) fn new() -> Self {
-        Self {
+    /// Remembers nothing yet. `at_once` makes the places for routes, which are then charged to the
+    /// current process: `ENOMEM`. Process context.
+    pub(crate) fn new(at_once: bool) -> Result<Self> {
+        Ok(Self {
             options: None,
-            sets: KVVec::new(),
+            sets: if at_once { empty_sets()? } else { KVVec::new() },
             victim: 0,
-        }
+        })
     }
 
     /// Another batch: options may have changed.

@@ -18,10 +18,10 @@ int kopi_net_xmit_errno(int code)
 
 bool kopi_device_name(struct net *net, int ifindex, char *name)
 {
-	struct net_device *dev;
+	const struct net_device *dev;
 
 	guard(rcu)();
-	dev = dev_get_by_index_rcu(net, ifindex);
+	dev = kopi_net_dev(net, ifindex);
 	return dev && strscpy_pad(name, dev->name, IFNAMSIZ) > 0;
 }
 

@@ -53,11 +53,12 @@ pub(super) struct Cut {
 }
 
 impl Output {
-    pub(super) fn new() -> Result<Self> {
+    pub(super) fn new(by_engine: bool) -> Result<Self> {
         Ok(Self {
             pages: PageVec::new(PIECES_MAX)?,
             message: SendMsg::new(NOBODY),
-            routes: Routes::new(),
+            // An engine's memory would be charged to nobody.
+            routes: Routes::new(by_engine)?,
         })
     }
 
