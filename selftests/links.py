@@ -54,6 +54,33 @@ def make_namespace(name):
     os.close(before)
 
 
+def make_users_namespace(name, uid):
+    """The same, but for a namespace that a user has made in a user namespace of his own."""
+    path = f"/run/netns/{name}"
+    os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    (made, make), (go, done) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            os.unshare(os.CLONE_NEWUSER | os.CLONE_NEWNET)
+            os.write(make, b"x")
+            os.close(done)
+            os.read(go, 1)
+        finally:
+            os._exit(0)
+    os.close(make)
+    os.close(go)
+    _must(0 if os.read(made, 1) else -1)
+    _must(libc.mount(f"/proc/{pid}/ns/net".encode(), path.encode(), None, MS_BIND, None))
+    os.close(done)
+    os.close(made)
+    os.waitpid(pid, 0)
+    with inside(path):
+        set_up("lo", True)
+
+
 def drop_namespace(name):
     """As `ip netns del`."""
     _must(libc.umount2(f"/run/netns/{name}".encode(), MNT_DETACH))

@@ -7,6 +7,7 @@ import errno
 import json
 import mmap
 import os
+import pwd
 import select
 import signal
 import socket
@@ -48,16 +49,20 @@ class Case:
     # Where NICs are plugged in: a Nic.
     slot = None
 
-    def __init__(self, ending, state, attached):
-        self.ending, self.state, self.attached = ending, state, attached
-        self.nic = ending.nic or attached
+    def __init__(self, ending, state, place):
+        self.ending, self.state, self.attached = ending, state, place == "attached"
+        self.hostile = place == "hostile"
+        self.nic = ending.nic or self.attached
         self.space = "/run/netns/doomed"
         self.pid = self.orders = self.adopted = self.feeder = self.queue = self.tap = None
         self.fed = mmap.mmap(-1, 4096)
         # What is as it was before the ending.
         self.alive = self.mapped = self.open = True
         self.here, self.device = ("/run/netns/peer", "eth1") if self.nic else ("/run/netns/away", "far")
-        links.make_namespace("doomed")
+        if self.hostile:
+            links.make_users_namespace("doomed", pwd.getpwnam("bob").pw_uid)
+        else:
+            links.make_namespace("doomed")
         be_quiet(self.space)
         with inside(self.here):
             if not self.nic:
@@ -92,9 +97,19 @@ class Case:
             near_mac = links.mac("near")
         with inside(self.here):
             links.set_neighbour(self.device, NEAR, near_mac)
-        if self.attached:
-            with inside(self.space):
+        with inside(self.space):
+            if self.attached:
                 sh("kopictl attach near")
+            if self.hostile:
+                self.make_hostile()
+
+    @staticmethod
+    def make_hostile():
+        """What root of a user namespace can have there that looks at each packet."""
+        sh("ip link add mon type kopimon")
+        links.set_up("mon", True)
+        for rule in ("remote-port 1 deny", f"remote-port {PORT} rate 1Gpps", "cgroup / rate 1Gpps shared"):
+            sh(f"kopictl rule add {rule}")
 
     def ask(self, name, *arguments):
         """Has the program, or the test that adopted its flow, do something."""
@@ -126,7 +141,7 @@ class Case:
         self.pid = fork(self.space, work)
         theirs.close()
         getattr(self, f"prepare_{self.state}", lambda: None)()
-        self.ask("start", self.state, kopi.OFFLOADS if self.attached else 0)
+        self.ask("start", self.state, kopi.OFFLOADS if self.attached else kopi.ENGINE if self.hostile else 0)
         if self.state in HELD:
             self.ask("send_all")
         getattr(self, f"await_{self.state}", lambda: None)()

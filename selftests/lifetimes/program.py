@@ -15,6 +15,7 @@ import traceback
 
 import kopi
 from kopi import expect
+from linux import SO_BUSY_POLL
 
 NEAR, FAR, PORT = "198.51.100.2", "198.51.100.1", 7000
 # By reference where the device can, and in one piece where the MTU is Ethernet's.
@@ -59,6 +60,8 @@ class Program:
         flow = kopi.flow()
         # For the doorbell; not settimeout(), which would make it non-blocking.
         flow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=qq", PATIENCE, 0))
+        if flags & kopi.ENGINE:
+            flow.setsockopt(socket.SOL_SOCKET, SO_BUSY_POLL, 50)
         flow.bind((NEAR, PORT))
         self.channel = kopi.Channel(flow, frames=96, flags=flags)
         for number in FILLED:
