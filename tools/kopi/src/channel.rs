@@ -28,6 +28,8 @@ use std::{
     time::Duration,
 };
 
+mod entries;
+
 /// Frames go back to the kernel when this many are due, or when no packet is there.
 const REFILL_BATCH: u32 = 32;
 
@@ -434,7 +436,7 @@ impl Channel {
         payload: impl Into<Payload<'c>>,
     ) -> Result<(), SendError<'c>> {
         let payload = payload.into();
-        match self.room_for(&payload) {
+        match self.room_for(payload.count() as u32) {
             Ok(()) => {
                 self.queue(flow, message, payload);
                 Ok(())
@@ -445,8 +447,7 @@ impl Channel {
 
     /// Finds room in the TX ring.
     #[inline]
-    fn room_for(&self, payload: &Payload<'_>) -> io::Result<()> {
-        let needed = payload.count() as u32;
+    fn room_for(&self, needed: u32) -> io::Result<()> {
         if self.tx.borrow_mut().ring.room(needed)? >= needed {
             return Ok(());
         }
@@ -553,14 +554,20 @@ impl Channel {
     }
 
     /// Takes back the frames that the kernel is done with, and tells of each.
-    pub fn reap(&self, mut completed: impl FnMut(Completion)) -> io::Result<()> {
+    pub fn reap(&self, completed: impl FnMut(Completion)) -> io::Result<()> {
+        self.reap_up_to(u32::MAX, completed).map(drop)
+    }
+
+    /// As [`Channel::reap`], of so many frames at most; gives their number.
+    pub fn reap_up_to(&self, max: u32, mut completed: impl FnMut(Completion)) -> io::Result<u32> {
+        let mut count = 0;
         loop {
             let desc = {
                 let completion = &mut self.tx.borrow_mut().completion;
-                if completion.available(1)? == 0 {
+                if count == max || completion.available(1)? == 0 {
                     // All that were read.
                     completion.release(0);
-                    return Ok(());
+                    return Ok(count);
                 }
                 completion.read()
             };
@@ -568,6 +575,7 @@ impl Channel {
                 // A descriptor that was refused for its place; none of this crate's.
                 continue;
             };
+            count += 1;
             self.put_free(start);
             completed(Completion {
                 flow: FlowId(desc.flow),
@@ -585,12 +593,18 @@ impl Channel {
         let Some((packet, count)) = self.next(rx)? else {
             return Ok(None);
         };
+        self.taken(rx, count)?;
+        Ok(Some(packet))
+    }
+
+    /// Steps past entries of the RX ring whose frames are the program's now.
+    fn taken(&self, rx: &mut Rx, count: u32) -> io::Result<()> {
         rx.ring.release(count);
         rx.given = rx.given.saturating_sub(count);
         if rx.wanted.saturating_sub(rx.given) >= REFILL_BATCH {
             self.refill(rx)?;
         }
-        Ok(Some(packet))
+        Ok(())
     }
 
     /// Shows the next packet without taking it.
@@ -607,17 +621,9 @@ impl Channel {
 
     /// The next packet, and its number of entries, which are not released yet.
     fn next(&self, rx: &mut Rx) -> io::Result<Option<(Packet<'_>, u32)>> {
-        if rx.ring.available(1)? == 0 {
-            self.refill(rx)?;
+        let count = self.next_entries(rx)?;
+        if count == 0 {
             return Ok(None);
-        }
-        let mut count = 1;
-        while rx.ring.peek(count - 1).flags & DESC_MORE != 0 {
-            if rx.ring.available(count + 1)? <= count {
-                // The rest isn't there yet.
-                return Ok(None);
-            }
-            count += 1;
         }
         let first = rx.ring.peek(0);
         let mut payload = Payload::from(self.received(first)?);
@@ -632,6 +638,23 @@ impl Channel {
             }
         }
         Ok(Some((Packet::new(FlowId(first.flow), payload), count)))
+    }
+
+    /// Number of entries of the next packet, 0 while there is none.
+    fn next_entries(&self, rx: &mut Rx) -> io::Result<u32> {
+        if rx.ring.available(1)? == 0 {
+            self.refill(rx)?;
+            return Ok(0);
+        }
+        let mut count = 1;
+        while rx.ring.peek(count - 1).flags & DESC_MORE != 0 {
+            if rx.ring.available(count + 1)? <= count {
+                // The rest isn't there yet.
+                return Ok(0);
+            }
+            count += 1;
+        }
+        Ok(count)
     }
 
     /// The frame of an RX entry.
