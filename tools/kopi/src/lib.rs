@@ -64,7 +64,7 @@ pub use self::{
     channel::{Builder, Channel, Completion, Interest, Ready, SendError},
     flow::{Flow, FlowId},
     frame::{Frame, Payload},
-    message::Message,
+    message::{has_scope, Message},
     packet::Packet,
     udp::UdpSocket,
 };

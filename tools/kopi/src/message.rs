@@ -148,7 +148,7 @@ fn octets(address: IpAddr) -> [u8; 16] {
 }
 
 /// Whether the address means something only together with a device.
-fn has_scope(address: Ipv6Addr) -> bool {
+pub fn has_scope(address: Ipv6Addr) -> bool {
     let [first, second, ..] = address.octets();
     // fe80::/10, and multicast of interface or link scope.
     (first == 0xfe && second & 0xc0 == 0x80) || (first == 0xff && matches!(second & 0xf, 1 | 2))
