@@ -1,0 +1,60 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# The C library sends, receives, waits and fails as kopi.h says, for any user and with several threads;
+# its examples work; without the module it says so.
+
+. "$(dirname "$0")/lib.sh"
+
+listed=$(library_c list)
+check "there are tests" [ "$(wc -l <<<"$listed")" -ge 15 ]
+for name in $listed; do
+	check "$name, as root" in_host library_c "$name"
+	check "$name, as bob" in_host setpriv --reuid bob --regid bob --clear-groups library_c "$name"
+done
+
+# Each packet stays with the device for a while, and the send buffer holds three.
+in_host tc qdisc add dev eth0 root netem delay 50ms
+check "a full send buffer gives EAGAIN, and empties" in_host library_c full_send_buffer c0000202
+in_host tc qdisc del dev eth0 root
+
+in_host libkopi-echo 0.0.0.0 7777 >/tmp/echo.out 2>&1 &
+echo=$!
+in_host libkopi-echo 2001:db8::1 7777 >/tmp/echo6.out 2>&1 &
+echo6=$!
+check "libkopi-echo starts" wait_for grep -q listening /tmp/echo.out
+check "libkopi-echo starts, by IPv6" wait_for grep -q listening /tmp/echo6.out
+check "it answers the peer" echoes 7777 hello
+check "it answers a long question" eval '[ "$(head -c 9000 /dev/zero | tr "\0" x |
+	in_peer socat -b 65536 -t 10 -T 10 - UDP:192.0.2.1:7777,end-close 2>/dev/null | head -c 9000 | wc -c)" = 9000 ]'
+check "and by IPv6" [ "$(in_peer timeout 30 socat -t 5 - 'UDP6:[2001:db8::1]:7777' <<<six)" = six ]
+kill $echo $echo6
+
+# Counts the datagrams that are as they must be.
+receiver='import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUFFORCE, 1 << 24)
+s.bind(("192.0.2.2", 7778))
+s.settimeout(20)
+print("ready", flush=True)
+good = 0
+try:
+	while good < 5000 and s.recv(2048) == b"%08d\n" % good:
+		good += 1
+finally:
+	print("good", good, flush=True)'
+in_peer python3 -c "$receiver" >/tmp/receiver.out 2>&1 &
+wait_for grep -q ready /tmp/receiver.out
+check "libkopi-send sends 5000 datagrams" eval \
+	'in_host libkopi-send 192.0.2.2 7778 5000 >/tmp/send.out && grep -q "sent 5000 datagrams, 45000 bytes, 0 errors" /tmp/send.out'
+check "and all of them arrive, in order" wait_for grep -q 'good 5000' /tmp/receiver.out
+check "libkopi-send says what is wrong" eval \
+	'! libkopi-send 203.0.113.1 9 1 2>/tmp/send.err && grep -q "connect: Network is unreachable" /tmp/send.err'
+
+check "nothing holds the module" wait_for unused
+rmmod kopi
+check "without the module: EAFNOSUPPORT" library_c absent
+check "and the example says so" eval \
+	'! libkopi-echo 127.0.0.1 7777 2>/tmp/echo.err && grep -q "the kopi module is not loaded" /tmp/echo.err'
+insmod "$here/../build/$(uname -r)/kopi.ko"
+finish
