@@ -77,3 +77,8 @@ pub use self::{
 pub fn family() -> std::io::Result<i32> {
     sys::family()
 }
+
+/// The code of the document is compiled.
+#[cfg(all(doctest, not(loom)))]
+#[doc = include_str!("../../../docs/programming.md")]
+mod programming {}

@@ -152,6 +152,19 @@ fn header_is_c11_and_cxx17_by_itself() {
     }
 }
 
+/// The code of the document, in C; the crate's tests compile that in Rust.
+#[test]
+fn code_of_the_document_compiles() {
+    let document = read("../../docs/programming.md");
+    let blocks: Vec<&str> = document.split("```c\n").skip(1).collect();
+    assert!(!blocks.is_empty());
+    for block in blocks {
+        let source = scratch("document.c");
+        fs::write(&source, block.split("```").next().unwrap()).unwrap();
+        compile("CC", "cc", &["-std=c11", "-fsyntax-only", &source]);
+    }
+}
+
 /// What the header declares, a line each.
 fn prototypes() -> BTreeSet<String> {
     let words = header().split_whitespace().collect::<Vec<_>>().join(" ");
