@@ -113,9 +113,9 @@ def data_is_whole(ynl):
             before = link(ynl)
             traffic.passes(f"{what}, {size} bytes: all arrive, in order", 3 * BATCH, size)
             after = link(ynl)
-            came, gro = (after[name] - before[name] for name in ("received", "gro-packets"))
+            received, gro = (after[name] - before[name] for name in ("received", "gro-packets"))
             kopi.check(f"{what}, {size} bytes: redirected, as GRO packets",
-                       came == 3 * BATCH and 0 < gro <= 3 * BATCH // 2, after)
+                       received == 3 * BATCH and 0 < gro <= 3 * BATCH // 2, after)
         near, far = (socket.inet_pton(traffic.source.family, each) for each in (traffic.near, traffic.far))
         kopi.check(f"{what}: metadata say whence", traffic.ends == {(far, FROM, near)}, traffic.ends)
         kopi.check(f"{what}: all is accounted for", not traffic.channel.unaccounted(), traffic.channel.unaccounted())
@@ -132,11 +132,11 @@ def lengths_mix(_ynl):
         if number % 11 == 0:
             traffic.source.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 60 + number % 3)
         traffic.source.send(payload(number, size))
-    came = []
-    kopi.wait_until(lambda: (came.extend(traffic.receive()), len(came) >= len(sizes))[1])
-    wanted = [payload(number, size) for number, size in enumerate(sizes)]
-    kopi.check("lengths and headers mix: all arrive, in order", came == wanted,
-               [len(each) for each in came])
+    received = []
+    kopi.wait_until(lambda: (received.extend(traffic.receive()), len(received) >= len(sizes))[1])
+    expected = [payload(number, size) for number, size in enumerate(sizes)]
+    kopi.check("lengths and headers mix: all arrive, in order", received == expected,
+               [len(each) for each in received])
     # What can't be part of a GRO packet is neither lost nor damaged.
     odd = [b"", payload(1, 3000), payload(2, 60000), b""]
     for data in odd:
@@ -145,10 +145,10 @@ def lengths_mix(_ynl):
     for number in range(3, 20):
         odd.append(payload(number, 100))
         traffic.source.send(odd[-1])
-    came = []
-    kopi.wait_until(lambda: (came.extend(traffic.receive()), len(came) >= len(odd))[1])
-    kopi.check("without payload or checksum, in fragments: all arrive", sorted(came) == sorted(odd),
-               [len(each) for each in came])
+    received = []
+    kopi.wait_until(lambda: (received.extend(traffic.receive()), len(received) >= len(odd))[1])
+    kopi.check("without payload or checksum, in fragments: all arrive", sorted(received) == sorted(odd),
+               [len(each) for each in received])
     traffic.close()
 
 
@@ -170,14 +170,14 @@ def others_get_theirs(ynl):
         traffic.source.connect((address, port))
         traffic.source.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, 100)
         traffic.source.send(b"".join(payload(number, 100) for number in range(BATCH)))
-    came = [other.recv(2000) for _ in range(BATCH)]
+    received = [other.recv(2000) for _ in range(BATCH)]
     kopi.check("a socket of another address: all arrive, one by one",
-               came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
+               received == [payload(number, 100) for number in range(BATCH)], [len(each) for each in received])
     entries = []
     kopi.wait_until(lambda: (entries.extend(iter(channel.rx.pop, None)), len(entries) >= BATCH)[1])
-    came = [channel.region[offset:offset + length] for offset, length, *_ in entries]
+    received = [channel.region[offset:offset + length] for offset, length, *_ in entries]
     kopi.check("a flow without GRO packets: all arrive, one by one",
-               came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
+               received == [payload(number, 100) for number in range(BATCH)], [len(each) for each in received])
     after = link(ynl)
     kopi.check("and no GRO packets", after["gro-packets"] == before["gro-packets"]
                and after["received"] - before["received"] == BATCH, after)
@@ -197,9 +197,9 @@ def others_get_theirs(ynl):
     other.settimeout(20)
     traffic.source.connect((traffic.near, port))
     traffic.source.send(b"".join(payload(number, 100) for number in range(BATCH)))
-    came = [other.recv(2000) for _ in range(BATCH)]
+    received = [other.recv(2000) for _ in range(BATCH)]
     kopi.check("a socket that has its port then: all arrive, one by one",
-               came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
+               received == [payload(number, 100) for number in range(BATCH)], [len(each) for each in received])
     channel.region.close()
     aborted.close()
     other.close()
@@ -212,9 +212,9 @@ def others_get_theirs(ynl):
     other.settimeout(20)
     traffic.source.connect((traffic.near, PORT))
     traffic.send(BATCH, 100)
-    came = [other.recv(2000) for _ in range(BATCH)]
+    received = [other.recv(2000) for _ in range(BATCH)]
     kopi.check("NAT to a plain socket: all arrive, one by one",
-               came == [payload(number, 100) for number in range(BATCH)], [len(each) for each in came])
+               received == [payload(number, 100) for number in range(BATCH)], [len(each) for each in received])
     with namespace("host"):
         run_nft("flush ruleset")
     other.close()
@@ -312,10 +312,10 @@ def damage_is_seen(ynl):
     frames[5:5] = [frame(payload(99, 90), at) for at in (60, 39, 24)] + [frame(payload(99, 90))[:80]]
     for each in frames:
         raw.send(each)
-    came = []
-    kopi.wait_until(lambda: (came.extend(traffic.receive()), len(came) >= BATCH)[1])
+    received = []
+    kopi.wait_until(lambda: (received.extend(traffic.receive()), len(received) >= BATCH)[1])
     kopi.check("what is right among damaged ones arrives, in order",
-               came == [payload(number, 90) for number in range(BATCH)], [each[:4] for each in came])
+               received == [payload(number, 90) for number in range(BATCH)], [each[:4] for each in received])
     with namespace("host"):
         after = snmp()
     wrong = after["UdpInCsumErrors"] - before["UdpInCsumErrors"]
@@ -355,10 +355,10 @@ def ways_change(ynl):
         while thread.is_alive() and not lost:
             first = traffic.sent
             traffic.send(BATCH, 200)
-            came = []
-            kopi.wait_until(lambda came=came: (came.extend(traffic.receive()), len(came) >= BATCH)[1])
+            received = []
+            kopi.wait_until(lambda received=received: (received.extend(traffic.receive()), len(received) >= BATCH)[1])
             # As they are redirected, or not any more, those of one round of NAPI can overtake each other.
-            if sorted(came) != [payload(number, 200) for number in range(first, traffic.sent)]:
+            if sorted(received) != [payload(number, 200) for number in range(first, traffic.sent)]:
                 lost = f"{len(came)} of {BATCH}: {traffic.channel.stats()}"
         thread.join()
         kopi.check(f"{what}: comes and goes, and nothing is lost or comes twice", not lost, lost)

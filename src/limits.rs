@@ -7,7 +7,7 @@
 //! outermost one, so that subordinate users don't multiply the limits. The memory of frames counts
 //! against RLIMIT_MEMLOCK and the memory cgroup besides.
 
-use crate::events::tell_limit;
+use crate::events::notify_limit;
 use crate::pure::quota::{Holding, Over};
 use crate::sys::{
     context,
@@ -15,7 +15,7 @@ use crate::sys::{
     lock::LockIrq,
     pernet::NetRef,
     reaper,
-    sysctl::{Number, Numbers, Sysctls},
+    sysctl::{SysctlTable, SysctlU32, Sysctls},
 };
 use kernel::{
     prelude::*,
@@ -24,14 +24,14 @@ use kernel::{
     sync::global_lock,
 };
 
-static USER_FLOWS: Number = Number::new(1 << 16);
-static USER_CHANNELS: Number = Number::new(1 << 10);
-static USER_FRAMES: Number = Number::new(1 << 22);
-static NET_FLOWS: Number = Number::new(1 << 18);
-static NET_CHANNELS: Number = Number::new(1 << 12);
-static NET_FRAMES: Number = Number::new(1 << 24);
+static USER_FLOWS: SysctlU32 = SysctlU32::new(1 << 16);
+static USER_CHANNELS: SysctlU32 = SysctlU32::new(1 << 10);
+static USER_FRAMES: SysctlU32 = SysctlU32::new(1 << 22);
+static NET_FLOWS: SysctlU32 = SysctlU32::new(1 << 18);
+static NET_CHANNELS: SysctlU32 = SysctlU32::new(1 << 12);
+static NET_FRAMES: SysctlU32 = SysctlU32::new(1 << 24);
 
-static SYSCTLS: Numbers<6> = Numbers::new();
+static SYSCTLS: SysctlTable<6> = SysctlTable::new();
 
 /// A holder of flows, channels and frames.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -132,7 +132,7 @@ impl Charge {
                 holding,
             });
         };
-        tell_limit(net, holder.name(over));
+        notify_limit(net, holder.name(over));
         match over {
             Over::Frames => Err(enobufs()),
             Over::Flows | Over::Channels => Err(EMFILE),

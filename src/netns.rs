@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What there is of KOPI in one network namespace: its flows, its channels, its rules, its monitors.
+//! What there is of KOPI in one network namespace: its flows, its channels, its rules, its
+//! monitors.
 //!
-//! `flows` and `channels` are taken before the locks of a channel, and never both at once. The lock of the
-//! rules is taken after all others.
+//! `flows` and `channels` are taken before the locks of a channel, and never both at once. The lock
+//! of the rules is taken after all others.
 
 use crate::channel::Channel;
 use crate::direct::RedirectedPorts;
@@ -77,7 +78,7 @@ pub(crate) struct Net {
     pub(crate) changing: Mutex<()>,
     /// Taken last, in process context.
     #[pin]
-    pub(crate) listening: Mutex<RedirectedPorts>,
+    pub(crate) redirected_ports: Mutex<RedirectedPorts>,
 }
 
 pernet::serve!(Net);
@@ -102,7 +103,7 @@ unsafe impl Namespace for Net {
                 policy,
                 hooked: Atomic::new(false),
                 changing <- new_mutex!((), "kopi::Net::changing"),
-                listening <- new_mutex!(RedirectedPorts::new(), "kopi::Net::listening"),
+                redirected_ports <- new_mutex!(RedirectedPorts::new(), "kopi::Net::redirected_ports"),
             }),
             GFP_KERNEL_ACCOUNT,
         )

@@ -354,9 +354,9 @@ by_reference = collections.Counter()
 lost = collections.Counter()
 
 
-def arrived(path, wanted, name, known):
+def arrived(path, expected, name, known):
     """What was sent comes, each once, or the stack has counted it as lost."""
-    left = list(wanted)
+    left = list(expected)
     inside = ("host", "peer") if path.name.startswith("nic") else ("host", "away")
 
     def all_there():
@@ -399,18 +399,18 @@ def doorbell(path, kind, known):
         return len(verdicts) == len(frames)
     expect(wait_until(completed, 10), f"{len(verdicts)} of {len(frames)} frames are completed")
     expect(sorted(verdicts) == frames, "other frames are completed")
-    wanted = []
+    expected = []
     for packet in packets:
         expect(len({verdicts[frame] for frame in packet.frames}) == 1, "verdicts of one packet differ")
         if verdicts[packet.frames[0]] == 0:
-            wanted += packet.datagrams
+            expected += packet.datagrams
     stats = channel.stats()
     expect(not channel.unaccounted(), channel.unaccounted())
     expect(stats["tx_pending"] == 0, "tx_pending")
-    expect(stats["tx_packets"] == len(wanted), f"{stats['tx_packets']} of {len(wanted)} are counted")
+    expect(stats["tx_packets"] == len(expected), f"{stats['tx_packets']} of {len(wanted)} are counted")
     name = f"{kind}, {path.name}"
     by_reference[name] += stats["tx_zerocopy"]
-    arrived(path, wanted, name, known)
+    arrived(path, expected, name, known)
     works(path, channel.sock, channel)
     close(channel)
     return {verdict for verdict in verdicts.values() if verdict}
@@ -614,8 +614,8 @@ def close_in_flight(path):
     for number, one in enumerate(data):
         channel.send(number, one)
     channel.bell()
-    held = channel.stats()["tx_pending"]
-    expect(held == 8, f"{held} frames are held")
+    pending = channel.stats()["tx_pending"]
+    expect(pending == 8, f"{held} frames are held")
     fd = channel.sock.detach()
     channel.region.close()
     yield lambda: os.close(fd)
@@ -671,11 +671,11 @@ def passing(path, ordinary, out):
     close(channel or sock, left, right)
 
 
-def attach(ynl, wanted):
+def attach(ynl, expected):
     """device-attach; `wanted` is what its XDP program, if there were one, would share with the module."""
     request = {"ifindex": socket.if_nametoindex("eth0")}
-    if wanted is not None:
-        request["port-map"] = kopi.ctypes.addressof(wanted)
+    if expected is not None:
+        request["port-map"] = kopi.ctypes.addressof(expected)
 
     def call():
         try:
@@ -765,9 +765,9 @@ def entries(paths):
     yield own("fork", fork, lo4)
     with namespace("host"):
         ynl = family()
-    wanted = kopi.ctypes.c_char.from_buffer(mmap.mmap(-1, 3 * mmap.PAGESIZE))
+    expected = kopi.ctypes.c_char.from_buffer(mmap.mmap(-1, 3 * mmap.PAGESIZE))
     yield "attach a device", lambda: attach(ynl, None), None
-    yield "attach a device, receiving", lambda: attach(ynl, wanted), None
+    yield "attach a device, receiving", lambda: attach(ynl, expected), None
 
 
 def names(numbers):
@@ -827,8 +827,8 @@ def main():
              "nic4": faults.Path("nic4", "192.0.2.1", "192.0.2.2", "peer"),
              "nic6": faults.Path("nic6", "2001:db8::1", "2001:db8::2", "peer"),
              "veth": faults.Path("veth", "198.51.100.1", "198.51.100.2", "away")}
-    wanted = re.compile(os.environ.get("FAULTS", ""))
-    chosen = [entry for entry in entries(paths) if wanted.search(entry[0])]
+    expected = re.compile(os.environ.get("FAULTS", ""))
+    chosen = [entry for entry in entries(paths) if expected.search(entry[0])]
     with faults.own_cgroup() as kernel_memory, namespace("host"):
         # What is made once only, such as modules that are loaded and neighbours that are found.
         for name, steps, ordinary, *_ in chosen:

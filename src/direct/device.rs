@@ -96,7 +96,7 @@ impl AttachedDevice {
             TxPath::Refused
         } else if self.device.has_tc_egress() {
             TxPath::Tc
-        } else if !self.device.asks_last(self) {
+        } else if !self.device.is_last_hook(self) {
             TxPath::Hook
         } else if self.device.is_tapped() {
             TxPath::Tap
@@ -122,7 +122,7 @@ impl AttachedDevice {
         match &self.receiving {
             None => RxPath::NoProgram,
             // Another process has detached the program, or replaced it.
-            Some(_) if !self.device.runs(PROGRAM) => RxPath::NoProgram,
+            Some(_) if !self.device.runs_xdp(PROGRAM) => RxPath::NoProgram,
             Some(target) if !target.is_up() => RxPath::Down,
             Some(_) if self.device.strips_vlans() => RxPath::Vlan,
             Some(_) => RxPath::Direct,
@@ -157,24 +157,24 @@ impl Egress for AttachedDevice {
         let direct = &flow.direct;
         let in_flight = direct.in_flight.load(Relaxed);
         if skb.is_gso() {
-            direct.note_gso();
-        } else if in_flight == 0 && !direct.takes_single(self.number) {
-            direct.note_path(&self.device, why_not(&skb));
+            direct.record_gso();
+        } else if in_flight == 0 && !direct.takes_datagram(self.number) {
+            direct.record_path(&self.device, why_not(&skb));
             return EgressVerdict::Pass;
         }
         let path = self.path_of(&skb);
         let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
-        if in_flight == 0 && !(can && direct.may_go_by(self.number)) {
+        if in_flight == 0 && !(can && direct.may_leave_by(self.number)) {
             let path = if can { TxPath::Behind } else { path };
-            direct.note_path(&self.device, path);
+            direct.record_path(&self.device, path);
             direct.leave();
             self.count_passed(&skb);
             return EgressVerdict::Pass;
         }
-        direct.note_path(&self.device, path);
+        direct.record_path(&self.device, path);
         // A flow that left the direct path has earlier packets in this queue that the stack is to
         // send. This packet has to go behind those, through the stack as well.
-        let directly = can && direct.goes_by(self.number);
+        let directly = can && direct.leaves_by(self.number);
         if !directly {
             self.count_passed(&skb);
         }

@@ -100,7 +100,7 @@ impl Flow {
     pub(super) fn info(&self) -> abi::Info {
         abi::Info {
             abi_version: abi::ABI_VERSION,
-            family: u32::try_from(family::wanted_number()).unwrap_or(0),
+            family: u32::try_from(family::family_parameter()).unwrap_or(0),
             flow: self.number(),
             has_channel: u32::from(self.channel().is_some()),
             frame_headroom: abi::FRAME_HEADROOM,

@@ -36,13 +36,13 @@ impl Flow {
             },
         };
         let net = sk.net().state();
-        let mut listening = net.listening.lock();
+        let mut redirected = net.redirected_ports.lock();
         if let Some(room) = room {
-            listening.add(port, room);
+            redirected.add(port, room);
         }
         match self.redirected.swap(port, Ordering::Relaxed) {
             0 => {}
-            before => listening.remove(before),
+            before => redirected.remove(before),
         }
     }
 }

@@ -6,7 +6,7 @@ use super::attach::{CORKED, ON_CHANNEL};
 use super::{Flow, FlowCounters};
 use crate::channel::Channel;
 use crate::direct::Direct;
-use crate::events::{tell, Event};
+use crate::events::{notify, Event};
 use crate::limits::Charge;
 use crate::monitor;
 use crate::pure::{
@@ -66,7 +66,7 @@ unsafe impl Protocol for Flow {
         let id = unsafe { net.open(socket) }?;
         self.id.store(id, Ordering::Relaxed);
         self.policy.populate(policy);
-        tell(self, socket.sk(), Event::Opened);
+        notify(self, socket.sk(), Event::Opened);
         Ok(())
     }
 
@@ -85,7 +85,7 @@ unsafe impl Protocol for Flow {
         if self.redirected.load(Ordering::Relaxed) != 0 {
             self.redirect(socket.sk(), 0);
         }
-        tell(self, socket.sk(), Event::Closed);
+        notify(self, socket.sk(), Event::Closed);
         net.close(self.id(), &self.stats());
     }
 
@@ -95,8 +95,8 @@ unsafe impl Protocol for Flow {
         match name.peer() {
             // Which port it gets is known afterwards.
             Some(end) if end.port != 0 => {
-                let judged = policy.may_bind(socket.sk(), end.port);
-                self.permit(socket, judged, |stopped| Event::BindDenied(stopped, end))
+                let decision = policy.may_bind(socket.sk(), end.port);
+                self.permit(socket, decision, |stopped| Event::BindDenied(stopped, end))
             }
             _ => Ok(()),
         }
@@ -107,7 +107,7 @@ unsafe impl Protocol for Flow {
         let port = u16::from_be(socket.sk().local_port());
         self.permit(socket, policy.may_bind(socket.sk(), port), Event::Denied)?;
         self.follow_port(socket.sk());
-        tell(self, socket.sk(), Event::Bound);
+        notify(self, socket.sk(), Event::Bound);
         Ok(())
     }
 
@@ -116,8 +116,8 @@ unsafe impl Protocol for Flow {
         policy.identify()?;
         match name.peer() {
             Some(peer) => {
-                let judged = policy.may_connect(socket.sk(), &peer);
-                self.permit(socket, judged, |stopped| {
+                let decision = policy.may_connect(socket.sk(), &peer);
+                self.permit(socket, decision, |stopped| {
                     Event::ConnectDenied(stopped, peer)
                 })
             }
@@ -139,7 +139,7 @@ unsafe impl Protocol for Flow {
             Event::Denied,
         )?;
         self.follow_port(socket.sk());
-        tell(self, socket.sk(), Event::Connected);
+        notify(self, socket.sk(), Event::Connected);
         Ok(())
     }
 

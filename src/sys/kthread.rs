@@ -41,14 +41,14 @@ impl Running {
 
     /// Yields the CPU if necessary, and reports a quiescent state of tasks-RCU: a thread that never
     /// sleeps would otherwise delay its grace periods without end.
-    pub(crate) fn pause(&self) {
+    pub(crate) fn cond_resched_tasks_rcu_qs(&self) {
         // SAFETY: The task may sleep, by the invariants, and the call accesses no memory of the
         // caller. If the task held a spinlock, debug kernels would report it here.
         unsafe { bindings::kopi_cond_resched_tasks_rcu_qs() }
     }
 
     /// Yields this CPU to other tasks that are ready to run.
-    pub(crate) fn make_way(&self) {
+    pub(crate) fn yield_cpu(&self) {
         might_sleep();
         // SAFETY: The task may sleep, by the invariants, which `might_sleep` checks on debug
         // kernels.

@@ -6,7 +6,7 @@
 
 use super::bindings;
 use super::{
-    family::{self, Own, Protocol},
+    family::{self, Protocol, RingMessage},
     ipv4::Datagram,
     region::PageVec,
     socket::Socket,
@@ -42,14 +42,14 @@ pub(crate) struct SendMsg {
     /// Words of `control` in use.
     control_len: usize,
     /// The peer that the rules were asked about.
-    pub(crate) judged: Peer,
+    pub(crate) checked_peer: Peer,
 }
 
 impl SendMsg {
-    /// A message to the connected peer, of which the rules were asked about `judged`.
-    pub(crate) fn new(judged: Peer) -> Self {
+    /// A message to the connected peer, of which the rules were asked about `checked_peer`.
+    pub(crate) fn new(checked_peer: Peer) -> Self {
         Self {
-            judged,
+            checked_peer,
             name: pin_init::zeroed(),
             name_len: 0,
             control: [0; CONTROL_WORDS],
@@ -198,23 +198,23 @@ impl SendMsg {
         data: &PageVec,
         notification: Option<&Notification<T>>,
     ) -> Result {
-        let mut own = self.own(None);
+        let mut message = self.message(None);
         if let Some(notification) = notification {
-            own.header.msg_flags |= bindings::MSG_ZEROCOPY;
-            own.header.msg_ubuf = notification.as_ptr();
+            message.header.msg_flags |= bindings::MSG_ZEROCOPY;
+            message.header.msg_ubuf = notification.as_ptr();
         }
         // SAFETY: The pieces of `data` are pages of a region that its owner keeps during the call;
-        // an skb that keeps one takes a reference to the page and to the notification. The socket is
-        // valid.
+        // an skb that keeps one takes a reference to the page and to the notification. The socket
+        // is valid.
         let sent = unsafe {
             bindings::iov_iter_bvec(
-                &mut own.header.msg_iter,
+                &mut message.header.msg_iter,
                 bindings::KOPI_CONST_ITER_SOURCE,
                 data.as_ptr(),
                 data.count(),
                 data.bytes(),
             );
-            family::send_own::<P>(socket, &mut own)
+            family::send_ring_message::<P>(socket, &mut message)
         };
         to_result(sent.min(0))
     }
@@ -229,31 +229,31 @@ impl SendMsg {
             iov_base: datagram.data.as_ptr().cast_mut().cast(),
             iov_len: datagram.data.len(),
         };
-        let mut own = self.own(Some(datagram));
-        // SAFETY: The datagram's data are of a region that is borrowed during the call, and only read.
-        // The socket is valid.
+        let mut message = self.message(Some(datagram));
+        // SAFETY: The datagram's data are of a region that is borrowed during the call, and only
+        // read. The socket is valid.
         let sent = unsafe {
             bindings::iov_iter_kvec(
-                &mut own.header.msg_iter,
+                &mut message.header.msg_iter,
                 bindings::KOPI_CONST_ITER_SOURCE,
                 &piece,
                 1,
                 piece.iov_len,
             );
-            family::send_own::<P>(socket, &mut own)
+            family::send_ring_message::<P>(socket, &mut message)
         };
         to_result(sent.min(0))
     }
 
     /// The message, without data.
-    fn own<'a>(&mut self, datagram: Option<Datagram<'a>>) -> Own<'a> {
-        let mut own = Own {
+    fn message<'a>(&mut self, datagram: Option<Datagram<'a>>) -> RingMessage<'a> {
+        let mut message = RingMessage {
             // SAFETY: A msghdr of zeroes is an empty one.
             header: unsafe { MaybeUninit::zeroed().assume_init() },
             datagram,
-            judged: self.judged,
+            checked_peer: self.checked_peer,
         };
-        let header = &mut own.header;
+        let header = &mut message.header;
         header.msg_flags = bindings::MSG_DONTWAIT;
         if self.name_len != 0 {
             header.msg_name = ptr::from_mut(&mut self.name).cast();
@@ -263,7 +263,7 @@ impl SendMsg {
             header.__bindgen_anon_1.msg_control = self.control.as_mut_ptr().cast();
             header.msg_controllen = self.control_len.wrapping_mul(8);
         }
-        own
+        message
     }
 }
 

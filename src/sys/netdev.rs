@@ -77,9 +77,9 @@ impl Device {
     }
 
     /// Whether it can send a frame of `len` bytes. Any context.
-    pub(crate) fn takes_length(&self, len: u32) -> bool {
+    pub(crate) fn fits_mtu(&self, len: u32) -> bool {
         // SAFETY: The reference keeps the device's memory.
-        unsafe { bindings::kopi_dev_takes_length(self.as_ptr(), len) }
+        unsafe { bindings::kopi_dev_fits_mtu(self.as_ptr(), len) }
     }
 
     /// Whether its driver takes frames, now or once an XDP program is attached.
@@ -101,20 +101,20 @@ impl Device {
     }
 
     /// Whether its driver runs an XDP program of this name now. Any context.
-    pub(crate) fn runs(&self, name: &CStr) -> bool {
+    pub(crate) fn runs_xdp(&self, name: &CStr) -> bool {
         let _rcu = rcu::read_lock();
         // SAFETY: The reference keeps the device's memory. RCU, held here, keeps the program.
-        unsafe { bindings::kopi_dev_runs(self.as_ptr(), name.as_char_ptr()) }
+        unsafe { bindings::kopi_dev_runs_xdp(self.as_ptr(), name.as_char_ptr()) }
     }
 
     /// Whether generic receive offload is on.
-    pub(crate) fn merges_received(&self) -> bool {
+    pub(crate) fn has_gro(&self) -> bool {
         // SAFETY: The reference keeps the device's memory.
-        unsafe { bindings::kopi_dev_merges_received(self.as_ptr()) }
+        unsafe { bindings::kopi_dev_has_gro(self.as_ptr()) }
     }
 
     /// Whether this egress hook is the device's last one. In an RCU read-side section.
-    pub(crate) fn asks_last<T: Egress>(&self, hook: &T) -> bool {
+    pub(crate) fn is_last_hook<T: Egress>(&self, hook: &T) -> bool {
         let data = core::ptr::from_ref(hook).cast_mut().cast();
         // SAFETY: The reference keeps the device's memory. The caller's RCU keeps the list of
         // hooks. `data` is only compared.

@@ -69,8 +69,8 @@ impl NetRef {
     /// What the module keeps for the namespace. Any context.
     pub(crate) fn state_of<N: Namespace>(&self) -> Arc<N> {
         // SAFETY: The slot was filled when the namespace, or the module, came up, and is emptied
-        // when it goes, which the borrow keeps it from. It holds an `Arc` of the one type that there
-        // is, made raw; a second one takes a count of its own.
+        // when it goes, which the borrow keeps it from. It holds an `Arc` of the one type that
+        // there is, made raw; a second one takes a count of its own.
         unsafe {
             let raw = (*bindings::kopi_net_slot(self.as_ptr())).cast::<N>();
             let kept = core::mem::ManuallyDrop::new(Arc::from_raw(raw));
@@ -146,7 +146,8 @@ pub(crate) unsafe fn init<N: Namespace>(net: *mut raw::Net) -> c_int {
 ///
 /// To be called for a namespace that is going, for which [`init`] was called.
 pub(crate) unsafe fn exit<N: Namespace>(net: *mut raw::Net) {
-    // SAFETY: The namespace is going: nothing reads the slot any more. It holds what `init` put there.
+    // SAFETY: The namespace is going: nothing reads the slot any more. It holds what `init` put
+    // there.
     unsafe {
         let slot = bindings::kopi_net_slot(net);
         let state = Arc::from_raw((*slot).cast::<N>());

@@ -273,8 +273,8 @@ unsafe impl Send for SocketPtr {}
 // SAFETY: As above.
 unsafe impl Sync for SocketPtr {}
 
-/// What another socket of a map may need, to be had before the map's lock is taken: memory that is charged to
-/// a cgroup may be long in coming.
+/// What another socket of a map may need, to be had before the map's lock is taken: memory that is
+/// charged to a cgroup may be long in coming.
 pub(crate) struct SocketRoom(RBTreeNodeReservation<u32, Group>);
 
 impl SocketRoom {

@@ -17,9 +17,9 @@ use kernel::{
 };
 
 /// A number, which may be read at any time.
-pub(crate) struct Number(AtomicU32);
+pub(crate) struct SysctlU32(AtomicU32);
 
-impl Number {
+impl SysctlU32 {
     /// A number with its default.
     pub(crate) const fn new(value: u32) -> Self {
         Self(AtomicU32::new(value))
@@ -32,12 +32,12 @@ impl Number {
 }
 
 /// Room for the kernel's table of `N` numbers.
-pub(crate) struct Numbers<const N: usize>(UnsafeCell<[bindings::ctl_table; N]>);
+pub(crate) struct SysctlTable<const N: usize>(UnsafeCell<[bindings::ctl_table; N]>);
 
 // SAFETY: Written by `Sysctls::register` only, before the kernel gets it.
-unsafe impl<const N: usize> Sync for Numbers<N> {}
+unsafe impl<const N: usize> Sync for SysctlTable<N> {}
 
-impl<const N: usize> Numbers<N> {
+impl<const N: usize> SysctlTable<N> {
     /// An empty table.
     pub(crate) const fn new() -> Self {
         Self(UnsafeCell::new([pin_init::zeroed(); N]))
@@ -59,8 +59,8 @@ impl Sysctls {
     ///
     /// To be called once for a table.
     pub(crate) unsafe fn register<const N: usize>(
-        table: &'static Numbers<N>,
-        numbers: [(&'static CStr, &'static Number); N],
+        table: &'static SysctlTable<N>,
+        numbers: [(&'static CStr, &'static SysctlU32); N],
     ) -> Result<Self> {
         let entries = numbers.map(|(name, number)| bindings::ctl_table {
             procname: name.as_char_ptr(),
@@ -70,8 +70,8 @@ impl Sysctls {
             proc_handler: Some(bindings::proc_douintvec),
             ..pin_init::zeroed()
         });
-        // SAFETY: By the contract the table is not in use yet. It is static, as are names and numbers;
-        // the kernel reads and writes a number as a whole.
+        // SAFETY: By the contract the table is not in use yet. It is static, as are names and
+        // numbers; the kernel reads and writes a number as a whole.
         let header = unsafe {
             table.0.get().write(entries);
             bindings::register_net_sysctl_sz(

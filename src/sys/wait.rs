@@ -217,8 +217,8 @@ unsafe extern "C" fn wake_for_events(
     flags: c_int,
     key: *mut c_void,
 ) -> c_int {
-    // SAFETY: `entry` is the first field of an `WaitEntry`. The caller holds the queue's lock, which
-    // the entry takes to leave the queue before it is dropped, so it lives through the call.
+    // SAFETY: `entry` is the first field of an `WaitEntry`. The caller holds the queue's lock,
+    // which the entry takes to leave the queue before it is dropped, so it lives through the call.
     unsafe {
         let events = (*entry.cast::<WaitEntry>()).events;
         if !key.is_null() && key as usize as u32 & events == 0 {
@@ -232,7 +232,7 @@ unsafe extern "C" fn wake_for_events(
 pub(crate) trait RoomWaiter: Send + Sync + 'static {
     /// The send buffer has room. Called under the lock of a wait queue, possibly with interrupts
     /// off.
-    fn room_came(this: &Arc<Self>);
+    fn on_write_space(this: &Arc<Self>);
 }
 
 /// A sender's entry in the wait queue of a socket, which reports room in the send buffer.
@@ -261,16 +261,16 @@ impl<T: RoomWaiter> RoomEntry<T> {
         pin_init!(Self {
             // SAFETY: `slot` is memory for an entry, which stays where it is.
             entry <- Opaque::ffi_init(|slot| unsafe {
-                bindings::kopi_init_wait_entry_func(slot, Some(room_came::<T>));
+                bindings::kopi_init_wait_entry_func(slot, Some(on_write_space::<T>));
             }),
             queue: AtomicPtr::new(ptr::null_mut()),
             _sender: PhantomData,
         })
     }
 
-    /// Queues the entry: [`RoomWaiter::room_came`] is called once, when the socket's send buffer gets
-    /// room. The caller checks after this call whether the send buffer already has room. Process
-    /// context.
+    /// Queues the entry: [`RoomWaiter::on_write_space`] is called once, when the socket's send
+    /// buffer gets room. The caller checks after this call whether the send buffer already has
+    /// room. Process context.
     ///
     /// # Safety
     ///
@@ -293,8 +293,8 @@ impl<T: RoomWaiter> RoomEntry<T> {
         smp_mb();
     }
 
-    /// Removes the entry from its queue, if it is on one. [`RoomWaiter::room_came`] is neither called
-    /// nor running after this. Process context.
+    /// Removes the entry from its queue, if it is on one. [`RoomWaiter::on_write_space`] is neither
+    /// called nor running after this. Process context.
     pub(crate) fn leave(&self) {
         let queue = self.queue.swap(ptr::null_mut(), Ordering::Relaxed);
         if !queue.is_null() {
@@ -311,7 +311,7 @@ impl<T: RoomWaiter> RoomEntry<T> {
 /// # Safety
 ///
 /// Only the kernel may call it, as the function of an entry that has joined a queue.
-unsafe extern "C" fn room_came<T: RoomWaiter>(
+unsafe extern "C" fn on_write_space<T: RoomWaiter>(
     entry: *mut bindings::wait_queue_entry,
     _mode: c_uint,
     _flags: c_int,
@@ -326,7 +326,7 @@ unsafe extern "C" fn room_came<T: RoomWaiter>(
     // lock.
     unsafe {
         let sender = ManuallyDrop::new(Arc::from_raw((*entry).private.cast::<T>()));
-        T::room_came(&sender);
+        T::on_write_space(&sender);
         bindings::kopi_wait_entry_leave(entry);
     }
     1

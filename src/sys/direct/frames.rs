@@ -41,7 +41,7 @@ impl FramePages {
     }
 
     /// The pages of an `SkbCb`, which gives its reference away.
-    pub(super) fn from_note(page: *mut bindings::page) -> Option<Self> {
+    pub(super) fn from_raw(page: *mut bindings::page) -> Option<Self> {
         // INVARIANT: The pages came from `into_raw`, and the `SkbCb` owned the reference.
         NonNull::new(page).map(Self)
     }
@@ -87,7 +87,7 @@ impl Frames {
     /// Gives the frames to the driver. If these are the `last`, the driver tells the device to
     /// send. Returns the number of frames that the driver took; the others are freed. Softirqs are
     /// off.
-    pub(super) fn give(&mut self, device: &Device, last: bool) -> Result<u32> {
+    pub(super) fn xmit(&mut self, device: &Device, last: bool) -> Result<u32> {
         let flags = if last { bindings::XDP_XMIT_FLUSH } else { 0 };
         // SAFETY: The array has `len` complete frames, by the invariants. The driver owns as many
         // of them as it returns, and none if it returns an error. Softirqs are off.

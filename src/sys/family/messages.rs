@@ -30,12 +30,12 @@ impl<T: Protocol> Registration<T> {
             // SAFETY: The socket is in use by the caller, and so is the message.
             unsafe {
                 if let Some(state) = state::<T>((*socket).sk) {
-                    let own = state.own.load(Ordering::Relaxed);
-                    if own.cast() == message {
-                        // `send_own` sends a ring's packet, which the rules judged before. It goes
-                        // through sock_sendmsg only for the LSM hook, which is reachable no other
-                        // way.
-                        let datagram = (*own).datagram.as_ref();
+                    let ring_message = state.message.load(Ordering::Relaxed);
+                    if ring_message.cast() == message {
+                        // `send_ring_message` sends a ring's packet, which the rules judged before.
+                        // It goes through sock_sendmsg only for the LSM hook, which is reachable no
+                        // other way.
+                        let datagram = (*ring_message).datagram.as_ref();
                         let sent = datagram.and_then(|datagram| datagram.send((*socket).sk));
                         return Ok(without_edquot(sent.unwrap_or_else(|| {
                             bindings::kopi_udp_sendmsg((*socket).sk, message, len)

@@ -11,9 +11,9 @@
 mod messages;
 mod name;
 mod operations;
-mod own;
 mod reader;
 mod receive;
+mod ring_message;
 mod state;
 
 use crate::{
@@ -39,10 +39,10 @@ use kernel::{
 };
 pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
-pub(crate) use own::has_judged;
-pub(super) use own::{send_own, Own};
 use receive::receive_work;
 pub(crate) use receive::{drain, install_callbacks, next_packet};
+pub(crate) use ring_message::was_checked;
+pub(super) use ring_message::{send_ring_message, RingMessage};
 pub(super) use state::flow_of;
 pub(crate) use state::protocol;
 use state::{state, State, STATES};
@@ -178,7 +178,7 @@ fn is_of_family(ops: *const bindings::proto_ops) -> bool {
 }
 
 /// The number that the module was told to use for the family.
-pub(crate) fn wanted_number() -> i32 {
+pub(crate) fn family_parameter() -> i32 {
     // SAFETY: Reads a variable that doesn't change.
     unsafe { bindings::kopi_family_parameter() }
 }
@@ -335,7 +335,7 @@ impl<T: Protocol> Registration<T> {
             // SAFETY: Zeroes are a delayed_work that is not initialised yet.
             work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
             sk: ptr::null_mut(),
-            own: AtomicPtr::new(ptr::null_mut()),
+            message: AtomicPtr::new(ptr::null_mut()),
             sender: AtomicPtr::new(ptr::null_mut()),
             // SAFETY: `net` is the caller's.
             protocol: T::new(unsafe { NetRef::from_raw(net) })?,
@@ -343,8 +343,8 @@ impl<T: Protocol> Registration<T> {
         // SAFETY: The cache is there as long as the family is registered.
         let mut state = unsafe { CacheBox::new(state) }?;
         // SAFETY: `net` is the caller's. The inner socket is whole, and ours alone; the outer has
-        // no sock yet and no other task knows it. After the graft the inner one has no sock, so that
-        // its release frees nothing but itself.
+        // no sock yet and no other task knows it. After the graft the inner one has no sock, so
+        // that its release frees nothing but itself.
         unsafe {
             let inner = inner_socket(net, family as i32, false)?;
             let sk = (*inner).sk;

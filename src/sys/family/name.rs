@@ -61,7 +61,8 @@ pub(super) enum Unspecified {
     Nothing,
 }
 
-/// What bind() and sendmsg() of IPv4 and IPv6 take an address of AF_UNSPEC for. (connect() breaks a connection.)
+/// What bind() and sendmsg() of IPv4 and IPv6 take an address of AF_UNSPEC for. (connect() breaks a
+/// connection.)
 pub(super) fn unspecified(sk: &Sock) -> Unspecified {
     if sk.is_ipv6() {
         Unspecified::Nothing

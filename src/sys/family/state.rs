@@ -2,7 +2,7 @@
 
 //! What there is of a socket of the family besides its UDP sock.
 
-use super::{is_of_family, own::Own, Protocol};
+use super::{is_of_family, ring_message::RingMessage, Protocol};
 use crate::sys::{
     bindings,
     slab::{Cached, Slot},
@@ -24,9 +24,9 @@ pub(super) struct State<T> {
     /// Takes what is queued in process context; disabled before the sock is released.
     pub(super) work: UnsafeCell<bindings::delayed_work>,
     pub(super) sk: *mut bindings::sock,
-    /// The message that [`send_own`] is sending.
-    pub(super) own: AtomicPtr<Own<'static>>,
-    /// The task that is in [`send_own`]; to be compared only.
+    /// The message that [`send_ring_message`] is sending.
+    pub(super) message: AtomicPtr<RingMessage<'static>>,
+    /// The task that is in [`send_ring_message`]; to be compared only.
     pub(super) sender: AtomicPtr<c_void>,
     pub(super) protocol: T,
 }
@@ -65,8 +65,8 @@ pub(super) unsafe fn state<'a, T: Protocol>(sk: *mut bindings::sock) -> Option<&
 pub(in crate::sys) unsafe fn flow_of<'a, T: Protocol>(
     sk: *mut bindings::sock,
 ) -> Option<(&'a Sock, &'a T)> {
-    // SAFETY: The sock is valid. Its socket, if it still has one, lives on for a grace period, as its
-    // inode does; its operations say whether it is of the family.
+    // SAFETY: The sock is valid. Its socket, if it still has one, lives on for a grace period, as
+    // its inode does; its operations say whether it is of the family.
     unsafe {
         if sk.is_null() || !bindings::kopi_sk_fullsock(sk) {
             return None;

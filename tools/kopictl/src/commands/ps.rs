@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn flows_are_chosen() {
-        for (wanted, exe, pid) in [
+        for (expected, exe, pid) in [
             (true, Some("kopi-echo"), None),
             (true, Some("/usr/bin/kopi-echo"), Some(77)),
             (false, Some("/bin/kopi-echo"), None),
@@ -260,7 +260,7 @@ mod tests {
                 pid,
                 ..options()
             };
-            assert_eq!(options.wants(&flow()), wanted);
+            assert_eq!(options.wants(&flow()), expected);
         }
     }
 }

@@ -123,7 +123,7 @@ fn add(words: &[String], as_json: bool) -> anyhow::Result<()> {
 }
 
 fn list(names: &Names, as_json: bool) -> anyhow::Result<()> {
-    let set = held(&mut Connection::open()?)?;
+    let set = fetch_ruleset(&mut Connection::open()?)?;
     let default = set.default.unwrap_or_default();
     if as_json {
         let shown = |rule: Rule| ShownRule {
@@ -182,7 +182,7 @@ fn del(handles: &[u32]) -> anyhow::Result<()> {
 }
 
 /// The rules and the default, of one generation.
-fn held(connection: &mut Connection) -> anyhow::Result<Ruleset> {
+fn fetch_ruleset(connection: &mut Connection) -> anyhow::Result<Ruleset> {
     for _ in 0..TRIES {
         let before: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
         let rule = connection.rules()?;
@@ -198,7 +198,7 @@ fn held(connection: &mut Connection) -> anyhow::Result<Ruleset> {
 fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     for _ in 0..TRIES {
-        let mut set = held(&mut connection)?;
+        let mut set = fetch_ruleset(&mut connection)?;
         how(&mut set);
         // Its path leads to another file, which would get the rule.
         if let Some(stale) = set.rule.iter().find(|rule| rule.exe_stale) {
@@ -217,7 +217,7 @@ fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
 }
 
 fn save(file: Option<&Path>, names: &Names) -> anyhow::Result<()> {
-    let set = held(&mut Connection::open()?)?;
+    let set = fetch_ruleset(&mut Connection::open()?)?;
     let mut text = format!(
         "# For kopictl restore.\ndefault {}\n",
         set.default.unwrap_or_default()

@@ -58,10 +58,10 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
             }
             Err(error) => return Err(error.into()),
         };
-        let wanted = events
+        let chosen = events
             .iter()
             .filter(|(event, _)| options.event.is_empty() || options.event.contains(event));
-        for (event, flow) in wanted.take(usize::try_from(left).unwrap_or(usize::MAX)) {
+        for (event, flow) in chosen.take(usize::try_from(left).unwrap_or(usize::MAX)) {
             let (now, flow) = (Zoned::now(), Named::new(flow, &names, None));
             if as_json {
                 json(&Line {

@@ -13,7 +13,7 @@ mod ring;
 mod summary;
 
 use self::{
-    bpf::Wanted,
+    bpf::Criteria,
     device::Monitor,
     flows::Flows,
     packet::{Packet, Words},
@@ -122,7 +122,7 @@ impl Options {
         let device = |name: &String| if_nametoindex(name.as_str()).context(name.clone());
         let program =
             |path: &PathBuf| program::identify(path).with_context(|| format!("{}", path.display()));
-        let wanted = Wanted {
+        let criteria = Criteria {
             pid: self.pid,
             uid: self.user,
             exe: self.exe.as_ref().map(program).transpose()?,
@@ -132,7 +132,7 @@ impl Options {
         };
         let all = if self.write.is_some() { WHOLE } else { HEADERS };
         let snaplen = self.snaplen.unwrap_or(all);
-        let filter = bpf::filter(&wanted, &self.filter.join(" "), snaplen);
+        let filter = bpf::filter(&criteria, &self.filter.join(" "), snaplen);
         let filter = filter.map_err(|error| Usage(format!("filter: {error:#}")))?;
         Ok((filter, snaplen))
     }
@@ -370,7 +370,7 @@ enum Drained {
     Empty,
     /// More, perhaps.
     Partly,
-    /// Nothing that is wanted.
+    /// No packet that was asked for.
     Enough,
 }
 
