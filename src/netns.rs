@@ -84,7 +84,7 @@ pub(crate) struct Net {
 pernet::serve!(Net);
 
 #[expect(unsafe_code, reason = "the slot's type")]
-// SAFETY: No other type implements it.
+// SAFETY: `Net` is the module's only type that implements `Namespace`.
 unsafe impl Namespace for Net {
     /// Nothing yet: no flows, no rules, and all is allowed.
     fn new() -> Result<Arc<Self>> {
@@ -103,7 +103,8 @@ unsafe impl Namespace for Net {
                 policy,
                 hooked: Atomic::new(false),
                 changing <- new_mutex!((), "kopi::Net::changing"),
-                redirected_ports <- new_mutex!(RedirectedPorts::new(), "kopi::Net::redirected_ports"),
+                redirected_ports <-
+                    new_mutex!(RedirectedPorts::new(), "kopi::Net::redirected_ports"),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -142,7 +143,7 @@ impl Net {
                 break;
             }
         }
-        // SAFETY: As required of the caller.
+        // SAFETY: The caller calls `close`, which removes the socket, before its release.
         unsafe { flows.open.insert(number, socket, room) }?;
         flows.last = number;
         flows.opened = flows.opened.wrapping_add(1);

@@ -239,7 +239,7 @@ impl Channel {
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
         loop {
             let mut sender = self.sender.lock();
-            // SAFETY: As required of the caller.
+            // SAFETY: The caller calls `remove_flow`, which removes the socket, before its release.
             if let Some(number) = unsafe { sender.sockets.insert(socket) }? {
                 self.flows.store(sender.sockets.len(), Relaxed);
                 return Ok(number);

@@ -57,7 +57,7 @@ global_lock! {
 }
 
 global_lock! {
-    // SAFETY: As above.
+    // SAFETY: `Engines::register` initializes it, before there is any socket.
     /// The engines' threads. Taken before all other locks, while they are exchanged.
     unsafe(uninit) static THREADS: Mutex<KVec<Thread<Engine>>> = KVec::new();
 }

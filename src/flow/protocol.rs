@@ -38,7 +38,7 @@ use kernel::{
 };
 
 #[expect(unsafe_code, reason = "the type of the sockets' state")]
-// SAFETY: No other type implements it.
+// SAFETY: `Flow` is the module's only type that implements `Protocol`.
 unsafe impl Protocol for Flow {
     fn new(net: &NetRef) -> Result<Self> {
         let one = Holding {
@@ -62,7 +62,8 @@ unsafe impl Protocol for Flow {
     fn opened(&self, socket: &Socket) -> Result {
         let net = socket.sk().net().state();
         let policy = Policy::new(net.policy.clone())?;
-        // SAFETY: `release` closes it, which comes before the socket's own.
+        // SAFETY: `release` calls `close`, and the family calls `release` before it releases the
+        // socket.
         let id = unsafe { net.open(socket) }?;
         self.id.store(id, Ordering::Relaxed);
         self.policy.populate(policy);

@@ -43,7 +43,7 @@ impl Device {
 
     /// Its interface index.
     pub(crate) fn ifindex(&self) -> u32 {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_ifindex(self.as_ptr()) as u32 }
     }
 
@@ -56,7 +56,7 @@ impl Device {
 
     /// Whether it is registered and an Ethernet device. Under RTNL.
     pub(crate) fn is_ethernet(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe {
             bindings::kopi_dev_is_registered(self.as_ptr())
                 && bindings::kopi_dev_is_ethernet(self.as_ptr())
@@ -66,37 +66,37 @@ impl Device {
     /// Whether it has hardware and a driver of its own, and doesn't consist of other devices. Under
     /// RTNL.
     pub(crate) fn is_nic(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_is_nic(self.as_ptr()) }
     }
 
     /// Whether it is up, present, and has a carrier. Any context.
     pub(crate) fn is_ready(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_is_ready(self.as_ptr()) }
     }
 
     /// Whether it can send a frame of `len` bytes. Any context.
     pub(crate) fn fits_mtu(&self, len: u32) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_fits_mtu(self.as_ptr(), len) }
     }
 
     /// Whether its driver takes frames, now or once an XDP program is attached.
     pub(crate) fn has_driver(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_has_xdp_xmit(self.as_ptr()) }
     }
 
     /// Whether its driver takes frames now. Any context.
     pub(crate) fn takes_frames(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_can_xdp_xmit(self.as_ptr()) }
     }
 
     /// Whether it strips VLAN tags from received frames, and reports them out of band.
     pub(crate) fn strips_vlans(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_strips_vlans(self.as_ptr()) }
     }
 
@@ -109,7 +109,7 @@ impl Device {
 
     /// Whether generic receive offload is on.
     pub(crate) fn has_gro(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_has_gro(self.as_ptr()) }
     }
 
@@ -123,19 +123,20 @@ impl Device {
 
     /// Whether tc has filters or programs for outgoing packets. Any context.
     pub(crate) fn has_tc_egress(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_has_tcx_egress(self.as_ptr()) }
     }
 
     /// Whether a packet socket sees outgoing packets. In an RCU read-side section.
     pub(crate) fn is_tapped(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. The
+        // caller is in an RCU read-side section.
         unsafe { bindings::kopi_dev_nit_active(self.as_ptr()) }
     }
 
     /// Number of transmit queues in use.
     pub(crate) fn queues(&self) -> u32 {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_real_num_tx_queues(self.as_ptr()) }
     }
 
@@ -344,7 +345,8 @@ impl<Q: Polled> Timer<Q> {
     /// softirqs off.
     pub(crate) fn poll(&self) {
         if let Some(time) = self.queue.poll() {
-            // SAFETY: `new` initialised the timer, and `drop` cancels it.
+            // SAFETY: `new` initialised the timer, which is pinned. `drop` cancels it before the
+            // memory is freed.
             unsafe { bindings::kopi_hrtimer_start(self.timer.get(), time) };
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Freeing and receiving what can't be freed or received in softirq, in a workqueue of the module's
-//! own.
+//! The module's workqueue: it frees objects that can't be freed in softirq, and receives packets
+//! that can't be received there.
 //!
 //! C header: `include/linux/workqueue.h`
 
@@ -27,18 +27,19 @@ use kernel::{
 /// The workqueue while the module is loaded, else null.
 static QUEUE: AtomicPtr<bindings::workqueue_struct> = AtomicPtr::new(core::ptr::null_mut());
 
-/// The workqueue: waits for all that is to be freed when it is dropped.
+/// The workqueue. When it is dropped, it waits for all queued work.
 pub(crate) struct Reaper(NonNull<bindings::workqueue_struct>);
 
-// SAFETY: A workqueue is not bound to a task.
+// SAFETY: A workqueue is not bound to a task: any may destroy it.
 unsafe impl Send for Reaper {}
-// SAFETY: As above.
+// SAFETY: A shared reference gives no access to the queue.
 unsafe impl Sync for Reaper {}
 
 impl Reaper {
-    /// Starts the workqueue. There can be one at a time.
+    /// Makes the workqueue: `ENOMEM`. There can be one at a time. Process context.
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: Process context.
+        // SAFETY: The allocation may sleep, and the caller is in process context, as this function
+        // requires.
         let queue = NonNull::new(unsafe { bindings::kopi_alloc_workqueue() }).ok_or(ENOMEM)?;
         QUEUE.store(queue.as_ptr(), Ordering::Release);
         Ok(Self(queue))
@@ -131,7 +132,7 @@ impl<T: Send + 'static> Deref for Deferred<T> {
 
 impl<T: Send + 'static> Drop for Deferred<T> {
     fn drop(&mut self) {
-        // SAFETY: Taken once, here.
+        // SAFETY: The value is taken only here, in `drop`, which runs once.
         let reaped = unsafe { ManuallyDrop::take(&mut self.0) };
         let queue = QUEUE.load(Ordering::Acquire);
         // SAFETY: Regions and flows hold a reference to the module, and namespaces' states go

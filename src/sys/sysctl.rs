@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Numbers that an administrator sets below `/proc/sys/net/kopi`.
+//! Sysctls: integers that an administrator sets below `/proc/sys/net/kopi`.
 //!
 //! C header: `include/linux/sysctl.h`
 
@@ -16,25 +16,26 @@ use kernel::{
     str::CStr, //
 };
 
-/// A number, which may be read at any time.
+/// The value of a sysctl.
 pub(crate) struct SysctlU32(AtomicU32);
 
 impl SysctlU32 {
-    /// A number with its default.
+    /// A value with its default.
     pub(crate) const fn new(value: u32) -> Self {
         Self(AtomicU32::new(value))
     }
 
-    /// What it is now. Any context.
+    /// The current value. Any context.
     pub(crate) fn get(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// Room for the kernel's table of `N` numbers.
+/// Memory for the kernel's table of `N` sysctls.
 pub(crate) struct SysctlTable<const N: usize>(UnsafeCell<[bindings::ctl_table; N]>);
 
-// SAFETY: Written by `Sysctls::register` only, before the kernel gets it.
+// SAFETY: Only `Sysctls::register` accesses the memory. It writes once, by its contract, and then
+// gives the memory to the kernel, which has its own lock for tables.
 unsafe impl<const N: usize> Sync for SysctlTable<N> {}
 
 impl<const N: usize> SysctlTable<N> {
@@ -44,20 +45,24 @@ impl<const N: usize> SysctlTable<N> {
     }
 }
 
-/// Registered numbers, of the initial network namespace, for root to write.
+/// The registration of a table in the initial network namespace. Only root can write the values.
+///
+/// # Invariants
+///
+/// The header is that of a registered table.
 pub(crate) struct Sysctls(NonNull<bindings::ctl_table_header>);
 
-// SAFETY: A registration is not bound to a task.
+// SAFETY: A registration is not bound to a task: any may end it.
 unsafe impl Send for Sysctls {}
-// SAFETY: As above.
+// SAFETY: A shared reference gives no access to the header.
 unsafe impl Sync for Sysctls {}
 
 impl Sysctls {
-    /// Registers the numbers by their names; `ENOMEM`. Process context.
+    /// Registers values under their names: `ENOMEM`. Process context.
     ///
     /// # Safety
     ///
-    /// To be called once for a table.
+    /// This function must be called at most once for each table.
     pub(crate) unsafe fn register<const N: usize>(
         table: &'static SysctlTable<N>,
         numbers: [(&'static CStr, &'static SysctlU32); N],
@@ -70,8 +75,9 @@ impl Sysctls {
             proc_handler: Some(bindings::proc_douintvec),
             ..pin_init::zeroed()
         });
-        // SAFETY: By the contract the table is not in use yet. It is static, as are names and
-        // numbers; the kernel reads and writes a number as a whole.
+        // SAFETY: By the contract, nothing else uses the table yet. The table, the names and the
+        // values are static, so they outlive the registration. `proc_douintvec` accesses a value by
+        // READ_ONCE and WRITE_ONCE, which go together with this module's atomic reads.
         let header = unsafe {
             table.0.get().write(entries);
             bindings::register_net_sysctl_sz(
@@ -81,13 +87,15 @@ impl Sysctls {
                 N,
             )
         };
+        // INVARIANT: The table was just registered.
         NonNull::new(header).map(Self).ok_or(ENOMEM)
     }
 }
 
 impl Drop for Sysctls {
     fn drop(&mut self) {
-        // SAFETY: Registered by `register`, and taken back once.
+        // SAFETY: The table is registered, by the invariants, and this value isn't used any more.
+        // The call waits for accesses that still run.
         unsafe { bindings::unregister_net_sysctl_table(self.0.as_ptr()) };
     }
 }

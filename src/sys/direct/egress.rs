@@ -80,7 +80,7 @@ impl<'a> EgressSkb<'a> {
 
     /// Whether it is a GSO packet of UDP.
     pub(crate) fn is_gso(&self) -> bool {
-        // SAFETY: The skb is valid, by the invariants.
+        // SAFETY: The skb is valid, by the invariants, and the call only reads it.
         unsafe { bindings::kopi_skb_is_udp_gso(self.as_ptr()) }
     }
 
@@ -93,7 +93,7 @@ impl<'a> EgressSkb<'a> {
 
     /// Whether it needs more from a driver, according to the skb's fields.
     pub(crate) fn has_extras(&self) -> bool {
-        // SAFETY: The skb is valid, by the invariants.
+        // SAFETY: The skb is valid, by the invariants, and the call only reads it.
         !unsafe { bindings::kopi_skb_is_plain(self.as_ptr()) }
     }
 
@@ -215,7 +215,7 @@ impl TakenSkb {
 
     /// Bytes that the sock is charged for it.
     pub(crate) fn charge(&self) -> u32 {
-        // SAFETY: This value owns a valid skb.
+        // SAFETY: This value owns a valid skb, and the call only reads it.
         unsafe { bindings::kopi_skb_truesize(self.as_ptr()) }
     }
 
@@ -264,7 +264,7 @@ impl TakenSkb {
             return XmitResult::Failed;
         };
         let payload = len.saturating_sub(headers.size() as u32);
-        // SAFETY: This value owns a valid skb.
+        // SAFETY: This value owns a valid skb, and the call only reads it.
         let segment = match unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) } {
             0 => payload,
             segment => segment,

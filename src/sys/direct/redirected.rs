@@ -30,7 +30,7 @@ pub(crate) fn datagrams_max(payload: usize) -> usize {
 
 /// The ones' complement sum of the 16-bit words of `bytes`, in memory order, and of `sum`.
 fn add(bytes: &[u8], sum: u32) -> u32 {
-    // SAFETY: Only the bytes of the slice are read.
+    // SAFETY: The call reads the `bytes.len()` bytes of the slice, which is borrowed.
     unsafe { bindings::csum_partial(bytes.as_ptr().cast(), bytes.len() as i32, sum) }
 }
 

@@ -54,7 +54,8 @@ pub(in crate::sys) unsafe fn send_ring_message<T: Protocol>(
 /// Whether the current task is in [`send_ring_message`] for this sock, with a message that the
 /// rules judged for this peer. In an RCU read-side section.
 pub(crate) fn was_checked<T: Protocol>(sk: &Sock, peer: &Peer) -> bool {
-    // SAFETY: The sock is borrowed, and the caller holds RCU.
+    // SAFETY: The sock is borrowed, and is a flow's. The caller is in an RCU read-side section, as
+    // this function requires, which lasts until the state isn't used any more.
     let state = unsafe { state::<T>(sk.as_ptr()) };
     // SAFETY: `sender` is only compared. If it is the current task, this task is within
     // `send_ring_message`, whose caller's message is valid until it returns. Only that call writes

@@ -57,7 +57,7 @@ impl Sock {
 
     /// Whether both belong to one network namespace.
     pub(crate) fn same_net(&self, other: &Sock) -> bool {
-        // SAFETY: Both are valid socks, whose namespace doesn't change.
+        // SAFETY: Both socks are borrowed, and so valid. Their namespaces don't change.
         unsafe { bindings::kopi_sock_net(self.as_ptr()) == bindings::kopi_sock_net(other.as_ptr()) }
     }
 
