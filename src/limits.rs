@@ -104,6 +104,17 @@ impl Limits {
     }
 }
 
+/// The user, by its id in the initial user namespace, to whom the current process's flows and
+/// channels are charged. Process context.
+fn charged_uid() -> u32 {
+    let charged = context::outermost_user_namespace().and_then(|ns| match ns.owner {
+        // Root makes namespaces for others, and gives each one its own users.
+        Some(0) => ns.root,
+        owner => owner,
+    });
+    charged.unwrap_or_else(context::current_uid)
+}
+
 /// A charge for something held, given back when dropped, in any context.
 pub(crate) struct Charge {
     user: u32,
@@ -117,7 +128,7 @@ impl Charge {
     ///
     /// `EMFILE` over a limit of flows or channels, `ENOBUFS` over one of frames, `ENOMEM`.
     pub(crate) fn new(net: &NetRef, holding: Holding) -> Result<Self> {
-        let (user, cookie) = (context::charged_uid(), net.cookie());
+        let (user, cookie) = (charged_uid(), net.cookie());
         let holders = holders(user, cookie);
         let mut taken = take(holders, holding)?;
         if taken.is_err() {

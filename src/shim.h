@@ -259,7 +259,10 @@ unsigned int kopi_get_order(unsigned long size);
 
 /* shim/task.c */
 uid_t kopi_current_uid(void);
-uid_t kopi_charged_uid(void);
+struct user_namespace *kopi_current_user_ns(void);
+struct user_namespace *kopi_user_ns_parent(const struct user_namespace *ns);
+uid_t kopi_user_ns_owner(const struct user_namespace *ns);
+uid_t kopi_user_ns_root(struct user_namespace *ns);
 bool kopi_signal_pending(void);
 struct pid *kopi_get_current_tgid(void);
 pid_t kopi_pid_nr_here(struct pid *pid);

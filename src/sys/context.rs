@@ -3,6 +3,10 @@
 //! The current context: softirqs, interrupts, the current task, clocks and barriers.
 
 use super::bindings;
+use core::ptr::NonNull;
+/// Reports on debug kernels if the context mustn't sleep. Wrappers of C functions that may sleep
+/// call it, unless the function's first act is to check the context itself.
+pub(super) use kernel::task::might_sleep;
 use kernel::types::NotThreadSafe;
 
 /// Keeps softirqs off this CPU while it lives. It may be made in process and softirq context.
@@ -64,12 +68,33 @@ pub(crate) fn current_uid() -> u32 {
     unsafe { bindings::kopi_current_uid() }
 }
 
-/// The user, in the initial user namespace, who is charged for the current user's objects. Within a
-/// user namespace it is the maker of the outermost one, whatever users that has; if root made it,
-/// its root. Process context.
-pub(crate) fn charged_uid() -> u32 {
-    // SAFETY: `current` is always valid.
-    unsafe { bindings::kopi_charged_uid() }
+/// A user namespace, by ids of the initial one.
+pub(crate) struct UserNamespace {
+    /// The maker of the namespace, if the user has an id.
+    pub(crate) owner: Option<u32>,
+    /// The user with the id 0 in the namespace, if there is one.
+    pub(crate) root: Option<u32>,
+}
+
+/// The outermost user namespace around the current process, below the initial one. `None` if the
+/// process is in the initial one. Process context.
+pub(crate) fn outermost_user_namespace() -> Option<UserNamespace> {
+    let uid = |uid: u32| (uid != u32::MAX).then_some(uid);
+    // SAFETY: The current task keeps its user namespace, which keeps its parents. Only the initial
+    // one has no parent.
+    unsafe {
+        let mut ns = NonNull::new(bindings::kopi_current_user_ns())?;
+        let mut outermost = None;
+        while let Some(parent) = NonNull::new(bindings::kopi_user_ns_parent(ns.as_ptr())) {
+            outermost = Some(ns);
+            ns = parent;
+        }
+        let ns = outermost?.as_ptr();
+        Some(UserNamespace {
+            owner: uid(bindings::kopi_user_ns_owner(ns)),
+            root: uid(bindings::kopi_user_ns_root(ns)),
+        })
+    }
 }
 
 /// Whether the current task has a signal to deliver. Process context.

@@ -4,13 +4,12 @@
 //!
 //! C header: `include/linux/kthread.h`
 
-use super::bindings;
+use super::{bindings, context::might_sleep};
 use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},
     prelude::*,
     sync::Arc,
-    task::might_sleep,
     types::NotThreadSafe, //
 };
 

@@ -6,6 +6,7 @@
 
 use super::{
     bindings,
+    context::might_sleep,
     direct::egress::EgressSkb,
     pernet::NetRef,
     raw, //
@@ -226,6 +227,7 @@ impl<T: Egress> Hooked<T> {
     /// Registers a hook: `ENOMEM`. Under RTNL. The result must be dropped before the device leaves
     /// its namespace.
     pub(crate) fn new(hook: T) -> Result<Self> {
+        might_sleep();
         let hook = KBox::new(hook, GFP_KERNEL_ACCOUNT)?;
         // SAFETY: The struct holds integers, raw pointers and an `Option` of a function, for which
         // zeroes are valid.
@@ -273,6 +275,7 @@ unsafe impl Send for Hook {}
 
 impl Drop for Hook {
     fn drop(&mut self) {
+        might_sleep();
         // SAFETY: The operations are registered in a live namespace, by the invariants. The second
         // call waits for the hook's callers, so the hook isn't used any more afterwards.
         unsafe {
@@ -395,6 +398,7 @@ pub(crate) struct DeviceNotifier(());
 impl DeviceNotifier {
     /// Registers the notifier. There can be one registration at a time.
     pub(crate) fn new() -> Result<Self> {
+        might_sleep();
         // SAFETY: Only the module's init calls it, in process context. The notifier is static.
         to_result(unsafe { bindings::kopi_netdev_register() })?;
         Ok(Self(()))

@@ -4,7 +4,7 @@
 //!
 //! C header: `include/net/net_namespace.h`
 
-use super::{bindings, monitor::Devices, raw, sock::Sock};
+use super::{bindings, context::might_sleep, monitor::Devices, raw, sock::Sock};
 use core::ptr;
 use kernel::{
     error::{from_result, to_result},
@@ -118,6 +118,7 @@ impl PerNet {
     /// Makes the state of each namespace: `ENOMEM`. Only the module's init calls this, once.
     /// Process context.
     pub(crate) fn register() -> Result<Self> {
+        might_sleep();
         // SAFETY: The module's init runs in process context. The operations are static, and the
         // functions that they name are those of `serve!`.
         to_result(unsafe { bindings::kopi_register_pernet() })?;
@@ -127,6 +128,7 @@ impl PerNet {
 
 impl Drop for PerNet {
     fn drop(&mut self) {
+        might_sleep();
         // SAFETY: `register` registered the operations. The module's exit runs in process context,
         // where the call may wait for a grace period.
         unsafe { bindings::kopi_unregister_pernet() };

@@ -5,8 +5,7 @@
 //!
 //! C header: `include/linux/workqueue.h`
 
-use super::bindings;
-use super::region::Region;
+use super::{bindings, context::might_sleep, region::Region};
 use core::{
     mem::ManuallyDrop,
     ops::Deref,
@@ -38,6 +37,7 @@ unsafe impl Sync for Reaper {}
 impl Reaper {
     /// Makes the workqueue: `ENOMEM`. There can be one at a time. Process context.
     pub(crate) fn new() -> Result<Self> {
+        might_sleep();
         // SAFETY: The allocation may sleep, and the caller is in process context, as this function
         // requires.
         let queue = NonNull::new(unsafe { bindings::kopi_alloc_workqueue() }).ok_or(ENOMEM)?;
@@ -49,6 +49,7 @@ impl Reaper {
 /// Waits until everything that was dropped before is freed, and its charges are returned. Process
 /// context.
 pub(crate) fn flush() {
+    might_sleep();
     let queue = QUEUE.load(Ordering::Acquire);
     // SAFETY: The caller acts for a socket, which holds a reference to the module, so the queue
     // exists. `rcu_barrier` comes first, because RCU callbacks queue work.
@@ -72,6 +73,7 @@ pub(super) unsafe fn queue_delayed(work: *mut bindings::delayed_work, delay: c_u
 
 impl Drop for Reaper {
     fn drop(&mut self) {
+        might_sleep();
         // SAFETY: The module is being unloaded, so no flow is left. All RCU callbacks have run
         // after the barrier, so nothing is queued after it. This value owns the queue.
         unsafe {

@@ -4,7 +4,7 @@
 //!
 //! C header: `include/linux/slab.h`
 
-use super::bindings;
+use super::{bindings, context::might_sleep};
 use core::{
     mem::{align_of, size_of},
     ops::{Deref, DerefMut},
@@ -41,6 +41,7 @@ impl Cache {
     /// The slot must be empty. When this value is dropped, all objects of the cache must be freed,
     /// or be passed to RCU to be freed.
     pub(crate) unsafe fn new<T>(slot: &'static Slot, name: &'static CStr) -> Result<Self> {
+        might_sleep();
         let (size, align) = (size_of::<T>() as c_uint, align_of::<T>() as c_uint);
         // SAFETY: The caller is in process context, as this function requires. The name is static,
         // so it outlives the cache.
@@ -56,6 +57,7 @@ impl Cache {
 
 impl Drop for Cache {
     fn drop(&mut self) {
+        might_sleep();
         let cache = self.0 .0.swap(core::ptr::null_mut(), Ordering::AcqRel);
         // SAFETY: This value owns the cache. `new` requires that all objects are freed by now, or
         // by RCU callbacks, for which the barrier waits.

@@ -6,6 +6,7 @@
 
 use super::bindings;
 use super::{
+    context::might_sleep,
     errno::enotsock,
     sock::Sock, //
 };
@@ -70,6 +71,7 @@ impl Socket {
     ///
     /// It calls recvmsg with MSG_PEEK, which asks and leaves all packets in the queue.
     pub(crate) fn may_receive(&self) -> Result {
+        might_sleep();
         // SAFETY: A msghdr has pointers, integers and a union of pointers, for all of which zeroes
         // are valid. Its iterator has no room, so nothing is written. The socket is borrowed.
         let peek = || unsafe {
@@ -89,6 +91,7 @@ impl Socket {
     /// Makes the stack coalesce received datagrams to GRO packets, as setsockopt(SOL_UDP, UDP_GRO)
     /// does. Process context.
     pub(crate) fn enable_gro(&self) -> Result {
+        might_sleep();
         let on: i32 = 1;
         let mut value: bindings::sockptr_t = pin_init::zeroed();
         value.__bindgen_anon_1.kernel = ptr::from_ref(&on).cast_mut().cast();

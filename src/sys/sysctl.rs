@@ -4,7 +4,7 @@
 //!
 //! C header: `include/linux/sysctl.h`
 
-use super::bindings;
+use super::{bindings, context::might_sleep};
 use core::{
     cell::UnsafeCell,
     mem::size_of,
@@ -67,6 +67,7 @@ impl Sysctls {
         table: &'static SysctlTable<N>,
         numbers: [(&'static CStr, &'static SysctlU32); N],
     ) -> Result<Self> {
+        might_sleep();
         let entries = numbers.map(|(name, number)| bindings::ctl_table {
             procname: name.as_char_ptr(),
             data: number.0.as_ptr().cast(),
@@ -94,6 +95,7 @@ impl Sysctls {
 
 impl Drop for Sysctls {
     fn drop(&mut self) {
+        might_sleep();
         // SAFETY: The table is registered, by the invariants, and this value isn't used any more.
         // The call waits for accesses that still run.
         unsafe { bindings::unregister_net_sysctl_table(self.0.as_ptr()) };

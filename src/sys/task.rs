@@ -5,7 +5,7 @@
 //! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
 
 use super::bindings;
-use super::{pernet::NetRef, sock::Sock};
+use super::{context::might_sleep, pernet::NetRef, sock::Sock};
 use crate::pure::rule::{Cgroup, FileId};
 use core::ptr::NonNull;
 use kernel::{
@@ -111,6 +111,7 @@ unsafe fn file_id(inode: *const bindings::inode) -> FileId {
 /// `may_wait` it fails with `EAGAIN` if a file system would have to be asked, since a user's file
 /// system may never answer. Process context.
 pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
+    might_sleep();
     let cached = if may_wait {
         0
     } else {
@@ -352,6 +353,7 @@ impl Drop for CgroupRef {
 /// The cgroup of a path in the current process's cgroup namespace: `ENOENT`, `ENOTDIR`. Process
 /// context.
 pub(crate) fn cgroup_at(path: &CStr) -> Result<Cgroup> {
+    might_sleep();
     // SAFETY: The lookup is for the current process, which there is in process context, as this
     // function requires. The path ends with a zero. The result has a reference, which keeps the
     // cgroup until it is put below.

@@ -4,7 +4,11 @@
 //!
 //! C header: `include/linux/wait.h`
 
-use super::{bindings, context::smp_mb, socket::Socket};
+use super::{
+    bindings,
+    context::{might_sleep, smp_mb},
+    socket::Socket,
+};
 use core::{
     cell::Cell,
     marker::PhantomData,
@@ -116,6 +120,7 @@ impl WaitQueue {
         timeout: isize,
         mut condition: impl FnMut() -> bool,
     ) -> Result {
+        might_sleep();
         let mut left = timeout;
         let own = WaitEntry::new(self.head.get(), events);
         // SAFETY: A socket's own queue is initialised, and lives as long as the socket.
@@ -143,6 +148,7 @@ impl WaitQueue {
     /// Makes a kernel thread sleep until `condition` holds. The condition is checked when this
     /// queue is woken, and when the thread is told to stop. Process context.
     pub(crate) fn sleep_until(&self, mut condition: impl FnMut() -> bool) {
+        might_sleep();
         let entry = WaitEntry::new(self.head.get(), u32::MAX);
         loop {
             entry.prepare();

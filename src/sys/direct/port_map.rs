@@ -6,7 +6,7 @@
 //! C headers: `include/linux/mm.h`
 
 use crate::pure::abi;
-use crate::sys::bindings;
+use crate::sys::{bindings, context::might_sleep};
 use core::{
     mem::{offset_of, size_of},
     ptr,
@@ -37,6 +37,7 @@ impl PinnedPortMap {
     /// address isn't a page's, `EFAULT` if the process can't write there, `ENOMEM`. Process
     /// context.
     pub(crate) fn pin(address: u64) -> Result<Self> {
+        might_sleep();
         let address = usize::try_from(address)?;
         if address % PAGE != 0 {
             return Err(EINVAL);

@@ -20,7 +20,7 @@ use crate::{
     pure::{abi, rule::Peer},
     sys::{
         bindings,
-        context::SoftirqsOff,
+        context::{might_sleep, SoftirqsOff},
         errno::{eopnotsupp, eprotonosupport, esocktnosupport},
         pernet::NetRef,
         region::Vma,
@@ -437,6 +437,7 @@ unsafe fn inner_socket(
     family: i32,
     kern: bool,
 ) -> Result<*mut bindings::socket> {
+    might_sleep();
     let mut socket = ptr::null_mut();
     // SAFETY: The callers are in process context, and pass a valid namespace. `socket` is memory
     // for the result.

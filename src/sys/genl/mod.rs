@@ -10,7 +10,7 @@
 mod message;
 mod request;
 
-use crate::sys::{bindings, raw};
+use crate::sys::{bindings, context::might_sleep, raw};
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull},
@@ -29,6 +29,7 @@ pub(crate) struct Family(());
 impl Family {
     /// Registers it: `EEXIST`, `ENOMEM`. There can be one registration at a time.
     pub(crate) fn register() -> Result<Self> {
+        might_sleep();
         // SAFETY: The module's init, in process context, is the only caller. The family and its
         // operations are static.
         to_result(unsafe { bindings::kopi_genl_register() })?;
@@ -38,6 +39,7 @@ impl Family {
 
 impl Drop for Family {
     fn drop(&mut self) {
+        might_sleep();
         // SAFETY: `register` registered the family. The call waits for operations that still run.
         unsafe { bindings::kopi_genl_unregister() };
     }

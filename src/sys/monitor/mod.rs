@@ -12,6 +12,7 @@ mod packet;
 
 use crate::sys::{
     bindings,
+    context::might_sleep,
     errno::eopnotsupp,
     family::{self, Protocol},
     pernet::{Namespace, NetRef},
@@ -87,6 +88,7 @@ impl Drop for MonitorType {
 
 /// Registers the probes: `EOPNOTSUPP` if the kernel has no such tracepoint. Process context.
 fn probe() -> Result {
+    might_sleep();
     let start_xmit = START_XMIT.load(Ordering::Relaxed);
     if start_xmit.is_null() {
         return Err(eopnotsupp());
@@ -102,6 +104,7 @@ fn probe() -> Result {
 
 /// Unregisters the probes, unless a device is up. Process context.
 fn unprobe_if_unused(probes: &mut ProbeState) {
+    might_sleep();
     if probes.up == 0 && core::mem::take(&mut probes.registered) {
         // SAFETY: The caller is in process context. `registered` was set, so `probe` has registered
         // both.

@@ -15,6 +15,7 @@ use crate::{
     },
     sys::{
         bindings,
+        context::might_sleep,
         locked::LockedPages,
         reaper::{self, SharedRegion},
     },
@@ -94,6 +95,7 @@ impl Region {
     /// `ENOBUFS` if the charge exceeds `RLIMIT_MEMLOCK`; `ENOMEM` if memory is short, or the
     /// cgroup's limit is reached.
     pub(crate) fn new(count: usize) -> Result<Self> {
+        might_sleep();
         // Charges of regions that were closed before may not be returned yet.
         let locked = LockedPages::charge(count).or_else(|_| {
             reaper::flush();
