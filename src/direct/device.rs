@@ -14,22 +14,20 @@ use crate::sys::{
     direct::{egress::EgressSkb, port_map::PinnedPortMap, redirect_device::RedirectDevice},
     netdev::{Device, Egress, EgressVerdict, Timer}, //
 };
-use core::sync::atomic::{
-    AtomicBool,
-    AtomicU32,
-
-    Ordering::Relaxed, //
-};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use kernel::{
     cpu::{nr_cpu_ids, CpuId},
     prelude::*,
-    sync::Arc,
+    sync::{
+        atomic::{ordering, Atomic},
+        Arc, //
+    },
 };
 
 /// Name of the XDP program that `kopictl attach` attaches to a driver.
 const PROGRAM: &CStr = c"kopi_redirect";
 /// The number of the next attached device.
-static NUMBER: AtomicU32 = AtomicU32::new(1);
+static NUMBER: Atomic<u32> = Atomic::new(1);
 
 /// A device whose driver KOPI gives frames to.
 pub(crate) struct AttachedDevice {
@@ -47,7 +45,7 @@ pub(crate) struct AttachedDevice {
 impl AttachedDevice {
     /// Under RTNL.
     pub(super) fn new(device: Device, port_map: Option<PinnedPortMap>) -> Result<Self> {
-        let number = NUMBER.fetch_add(1, Relaxed);
+        let number = NUMBER.fetch_add(1, ordering::Relaxed);
         let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
         let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
         let mut queues = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;

@@ -27,11 +27,13 @@ use crate::sys::{
     user::{OptionIn, OptionOut},
     wait::PollTable, //
 };
-use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Full, Atomic},
+        atomic::{
+            ordering::{Full, Relaxed, Release},
+            Atomic,
+        },
         Mutex,
         SetOnce, //
     }, //
@@ -47,12 +49,12 @@ unsafe impl Protocol for Flow {
         };
         Ok(Self {
             policy: SetOnce::new(),
-            id: AtomicU32::new(0),
+            id: Atomic::new(0),
             attachment: SetOnce::new(),
             counters: FlowCounters::default(),
             direct: Direct::default(),
-            redirected: AtomicU16::new(0),
-            corking: AtomicU32::new(0),
+            redirected: Atomic::new(0),
+            corking: Atomic::new(0),
             polled_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
             _charge: Charge::new(net, one)?,
@@ -65,7 +67,7 @@ unsafe impl Protocol for Flow {
         // SAFETY: `release` calls `close`, and the family calls `release` before it releases the
         // socket.
         let id = unsafe { net.open(socket) }?;
-        self.id.store(id, Ordering::Relaxed);
+        self.id.store(id, Relaxed);
         self.policy.populate(policy);
         notify(self, socket.sk(), Event::Opened);
         Ok(())
@@ -83,7 +85,7 @@ unsafe impl Protocol for Flow {
                 drop(unlisted);
             }
         }
-        if self.redirected.load(Ordering::Relaxed) != 0 {
+        if self.redirected.load(Relaxed) != 0 {
             self.redirect(socket.sk(), 0);
         }
         notify(self, socket.sk(), Event::Closed);
@@ -145,21 +147,23 @@ unsafe impl Protocol for Flow {
     }
 
     fn may_cork(&self, for_good: bool) -> Result {
-        self.corking
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |corking| {
-                let more = if for_good {
-                    corking | CORKED
-                } else {
-                    corking.wrapping_add(1)
-                };
-                (corking & ON_CHANNEL == 0).then_some(more)
-            })
-            .map_err(|_| eopnotsupp())?;
-        Ok(())
+        let mut corking = self.corking.load(Relaxed);
+        while corking & ON_CHANNEL == 0 {
+            let more = if for_good {
+                corking | CORKED
+            } else {
+                corking.wrapping_add(1)
+            };
+            match self.corking.cmpxchg(corking, more, Full) {
+                Ok(_) => return Ok(()),
+                Err(changed) => corking = changed,
+            }
+        }
+        Err(eopnotsupp())
     }
 
     fn has_corked(&self) {
-        self.corking.fetch_sub(1, Ordering::Release);
+        self.corking.fetch_sub(1, Release);
     }
 
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result {

@@ -6,14 +6,13 @@
 //! C header: `include/linux/workqueue.h`
 
 use super::{bindings, context::might_sleep, region::Region};
-use core::{
-    mem::ManuallyDrop,
-    ops::Deref,
-    ptr::NonNull,
-    sync::atomic::{AtomicPtr, Ordering}, //
-};
+use core::{mem::ManuallyDrop, ops::Deref, ptr::NonNull};
 use kernel::{
     prelude::*,
+    sync::atomic::{
+        ordering::{Acquire, Release},
+        Atomic, //
+    },
     workqueue::{
         self,
         impl_has_work,
@@ -24,7 +23,7 @@ use kernel::{
 };
 
 /// The workqueue while the module is loaded, else null.
-static QUEUE: AtomicPtr<bindings::workqueue_struct> = AtomicPtr::new(core::ptr::null_mut());
+static QUEUE: Atomic<*mut bindings::workqueue_struct> = Atomic::new(core::ptr::null_mut());
 
 /// The workqueue. When it is dropped, it waits for all queued work.
 pub(crate) struct Reaper(NonNull<bindings::workqueue_struct>);
@@ -41,7 +40,7 @@ impl Reaper {
         // SAFETY: The allocation may sleep, and the caller is in process context, as this function
         // requires.
         let queue = NonNull::new(unsafe { bindings::kopi_alloc_workqueue() }).ok_or(ENOMEM)?;
-        QUEUE.store(queue.as_ptr(), Ordering::Release);
+        QUEUE.store(queue.as_ptr(), Release);
         Ok(Self(queue))
     }
 }
@@ -50,7 +49,7 @@ impl Reaper {
 /// context.
 pub(crate) fn flush() {
     might_sleep();
-    let queue = QUEUE.load(Ordering::Acquire);
+    let queue = QUEUE.load(Acquire);
     // SAFETY: The caller acts for a socket, which holds a reference to the module, so the queue
     // exists. `rcu_barrier` comes first, because RCU callbacks queue work.
     unsafe {
@@ -68,7 +67,7 @@ pub(crate) fn flush() {
 pub(super) unsafe fn queue_delayed(work: *mut bindings::delayed_work, delay: c_ulong) {
     // SAFETY: The caller passes initialised work. The socket's reference to the module keeps the
     // queue.
-    unsafe { bindings::kopi_queue_delayed_work(QUEUE.load(Ordering::Acquire), work, delay) };
+    unsafe { bindings::kopi_queue_delayed_work(QUEUE.load(Acquire), work, delay) };
 }
 
 impl Drop for Reaper {
@@ -78,7 +77,7 @@ impl Drop for Reaper {
         // after the barrier, so nothing is queued after it. This value owns the queue.
         unsafe {
             bindings::rcu_barrier();
-            QUEUE.store(core::ptr::null_mut(), Ordering::Release);
+            QUEUE.store(core::ptr::null_mut(), Release);
             bindings::destroy_workqueue(self.0.as_ptr());
         }
     }
@@ -136,7 +135,7 @@ impl<T: Send + 'static> Drop for Deferred<T> {
     fn drop(&mut self) {
         // SAFETY: The value is taken only here, in `drop`, which runs once.
         let reaped = unsafe { ManuallyDrop::take(&mut self.0) };
-        let queue = QUEUE.load(Ordering::Acquire);
+        let queue = QUEUE.load(Acquire);
         // SAFETY: Regions and flows hold a reference to the module, and namespaces' states go
         // before its reaper, which waits for RCU first: so the queue is still there.
         let queue = unsafe { workqueue::Queue::from_raw(queue.cast()) };

@@ -9,20 +9,23 @@ use core::{
     mem::{align_of, size_of},
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::atomic::{AtomicPtr, Ordering}, //
 };
 use kernel::{
     prelude::*,
-    str::CStr, //
+    str::CStr,
+    sync::atomic::{
+        ordering::{Acquire, Full, Release},
+        Atomic, //
+    },
 };
 
 /// The place of a cache; null if there is none.
-pub(crate) struct Slot(AtomicPtr<bindings::kmem_cache>);
+pub(crate) struct Slot(Atomic<*mut bindings::kmem_cache>);
 
 impl Slot {
     /// An empty slot.
     pub(crate) const fn new() -> Self {
-        Self(AtomicPtr::new(core::ptr::null_mut()))
+        Self(Atomic::new(core::ptr::null_mut()))
     }
 }
 
@@ -49,7 +52,7 @@ impl Cache {
         if cache.is_null() {
             return Err(ENOMEM);
         }
-        slot.0.store(cache, Ordering::Release);
+        slot.0.store(cache, Release);
         // INVARIANT: The slot holds the new cache.
         Ok(Self(slot))
     }
@@ -58,7 +61,7 @@ impl Cache {
 impl Drop for Cache {
     fn drop(&mut self) {
         might_sleep();
-        let cache = self.0 .0.swap(core::ptr::null_mut(), Ordering::AcqRel);
+        let cache = self.0 .0.xchg(core::ptr::null_mut(), Full);
         // SAFETY: This value owns the cache. `new` requires that all objects are freed by now, or
         // by RCU callbacks, for which the barrier waits.
         unsafe {
@@ -88,7 +91,7 @@ impl<T: Cached> CacheBox<T> {
     ///
     /// The slot of the type must hold a cache, which was made for this type.
     pub(crate) unsafe fn new(value: T) -> Result<Self> {
-        let cache = T::slot().0.load(Ordering::Acquire);
+        let cache = T::slot().0.load(Acquire);
         // SAFETY: The caller says that the slot holds a cache, and is in process context.
         let place = NonNull::new(unsafe { bindings::kopi_slab_alloc(cache) }.cast::<T>());
         let place = place.ok_or(ENOMEM)?;
@@ -135,7 +138,7 @@ impl<T: Cached> DerefMut for CacheBox<T> {
 
 impl<T: Cached> Drop for CacheBox<T> {
     fn drop(&mut self) {
-        let cache = T::slot().0.load(Ordering::Acquire);
+        let cache = T::slot().0.load(Acquire);
         // SAFETY: By the invariants, the object is valid and is from the cache of its type, and
         // isn't used any more. The cache is destroyed only after its objects are freed.
         unsafe {

@@ -5,29 +5,25 @@
 //! C header: `include/linux/sysctl.h`
 
 use super::{bindings, context::might_sleep};
-use core::{
-    cell::UnsafeCell,
-    mem::size_of,
-    ptr::NonNull,
-    sync::atomic::{AtomicU32, Ordering}, //
-};
+use core::{cell::UnsafeCell, mem::size_of, ptr::NonNull};
 use kernel::{
     prelude::*,
-    str::CStr, //
+    str::CStr,
+    sync::atomic::{ordering::Relaxed, Atomic}, //
 };
 
 /// The value of a sysctl.
-pub(crate) struct SysctlU32(AtomicU32);
+pub(crate) struct SysctlU32(Atomic<u32>);
 
 impl SysctlU32 {
     /// A value with its default.
     pub(crate) const fn new(value: u32) -> Self {
-        Self(AtomicU32::new(value))
+        Self(Atomic::new(value))
     }
 
     /// The current value. Any context.
     pub(crate) fn get(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Relaxed)
     }
 }
 

@@ -9,16 +9,13 @@ use super::{
     context::{might_sleep, smp_mb},
     socket::Socket,
 };
-use core::{
-    cell::Cell,
-    marker::PhantomData,
-    mem::ManuallyDrop,
-    ptr,
-    sync::atomic::{AtomicPtr, Ordering}, //
-};
+use core::{cell::Cell, marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{
     prelude::*,
-    sync::Arc,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc, //
+    },
     types::Opaque, //
 };
 
@@ -250,7 +247,7 @@ pub(crate) trait RoomWaiter: Send + Sync + 'static {
 pub(crate) struct RoomEntry<T: RoomWaiter> {
     #[pin]
     entry: Opaque<bindings::wait_queue_entry>,
-    queue: AtomicPtr<bindings::wait_queue_head_t>,
+    queue: Atomic<*mut bindings::wait_queue_head_t>,
     _sender: PhantomData<Arc<T>>,
 }
 
@@ -269,7 +266,7 @@ impl<T: RoomWaiter> RoomEntry<T> {
             entry <- Opaque::ffi_init(|slot| unsafe {
                 bindings::kopi_init_wait_entry_func(slot, Some(on_write_space::<T>));
             }),
-            queue: AtomicPtr::new(ptr::null_mut()),
+            queue: Atomic::new(ptr::null_mut()),
             _sender: PhantomData,
         })
     }
@@ -290,7 +287,7 @@ impl<T: RoomWaiter> RoomEntry<T> {
             let queue = &raw mut (*socket.as_ptr()).wq.wait;
             // INVARIANT: The caller removes the entry before the socket, which has the queue, is
             // released.
-            self.queue.store(queue, Ordering::Relaxed);
+            self.queue.store(queue, Relaxed);
             (*self.entry.get()).private = Arc::as_ptr(sender).cast_mut().cast();
             bindings::add_wait_queue(queue, self.entry.get());
         }
@@ -302,7 +299,7 @@ impl<T: RoomWaiter> RoomEntry<T> {
     /// Removes the entry from its queue, if it is on one. [`RoomWaiter::on_write_space`] is neither
     /// called nor running after this. Process context.
     pub(crate) fn leave(&self) {
-        let queue = self.queue.swap(ptr::null_mut(), Ordering::Relaxed);
+        let queue = self.queue.xchg(ptr::null_mut(), Relaxed);
         if !queue.is_null() {
             // SAFETY: The queue lives, by the invariants. `finish_wait` allows for entries that
             // have left by themselves: it takes the queue's lock unless the entry is already

@@ -22,14 +22,16 @@ use crate::sys::{
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull},
-    sync::atomic::{AtomicPtr, Ordering},
 };
 pub(crate) use devices::Devices;
 use devices::{unwatch, watch};
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
-    sync::{global_lock, rcu},
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        global_lock, rcu,
+    },
 };
 pub(crate) use packet::{Packet, ProbedSkb, QueuedSkb};
 
@@ -51,7 +53,7 @@ global_lock! {
 }
 
 /// The tracepoint of packets that are given to a driver; null if the kernel has none.
-static START_XMIT: AtomicPtr<bindings::tracepoint> = AtomicPtr::new(ptr::null_mut());
+static START_XMIT: Atomic<*mut bindings::tracepoint> = Atomic::new(ptr::null_mut());
 
 /// While it lives, devices of type kopimon can be made.
 pub(crate) struct MonitorType(());
@@ -64,7 +66,7 @@ impl MonitorType {
         // SAFETY: The module's init runs in process context, where the list of tracepoints may be
         // walked.
         let found = unsafe { bindings::kopi_tracepoint_start_xmit() };
-        START_XMIT.store(found, Ordering::Relaxed);
+        START_XMIT.store(found, Relaxed);
         // SAFETY: The module's init runs in process context, and the operations are static.
         to_result(unsafe { bindings::kopi_mon_register() })?;
         Ok(Self(()))
@@ -89,7 +91,7 @@ impl Drop for MonitorType {
 /// Registers the probes: `EOPNOTSUPP` if the kernel has no such tracepoint. Process context.
 fn probe() -> Result {
     might_sleep();
-    let start_xmit = START_XMIT.load(Ordering::Relaxed);
+    let start_xmit = START_XMIT.load(Relaxed);
     if start_xmit.is_null() {
         return Err(eopnotsupp());
     }
@@ -110,7 +112,7 @@ fn unprobe_if_unused(probes: &mut ProbeState) {
         // both.
         unsafe {
             bindings::kopi_unprobe_kfree_skb();
-            bindings::kopi_unprobe_start_xmit(START_XMIT.load(Ordering::Relaxed));
+            bindings::kopi_unprobe_start_xmit(START_XMIT.load(Relaxed));
         }
     }
 }

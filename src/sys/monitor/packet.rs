@@ -16,9 +16,12 @@ use crate::{
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull},
-    sync::atomic::Ordering,
 };
-use kernel::{error::to_result, prelude::*, sync::rcu};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    sync::{atomic::ordering::Acquire, rcu},
+};
 
 /// Maximum number of devices of a namespace that the search for a dropped packet's device compares.
 pub(super) const DEVICES_MAX: u32 = 64;
@@ -160,7 +163,7 @@ impl ProbedSkb<'_> {
     pub(crate) fn watched_net<'b>(&self, _rcu: &'b rcu::Guard) -> Option<&'b NetRef> {
         let ifindex = i32::try_from(self.iif()).ok()?;
         WATCHED.iter().find_map(|slot| {
-            let net = NonNull::new(slot.load(Ordering::Acquire))?;
+            let net = NonNull::new(slot.load(Acquire))?;
             // SAFETY: A namespace leaves the list before its last monitor device is gone, and is
             // freed a grace period later at the earliest. The guard proves that RCU is held.
             unsafe {
