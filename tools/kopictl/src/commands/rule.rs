@@ -30,48 +30,50 @@ const TRIES: usize = 10;
 pub(crate) enum What {
     /// Add a rule, and print its handle
     Add {
-        /// Its words, see below
+        /// The words of the rule, as described below
         #[arg(required = true)]
         words: Vec<String>,
     },
-    /// Show the rules in their order, what each decided about, and the default
+    /// List the rules in their order, with the packets that each decided about, and the default
     List {
-        /// Numbers instead of names of users and groups
+        /// Print numbers instead of names of users and groups
         #[arg(long, short)]
         numeric: bool,
     },
-    /// Take rules away
+    /// Delete rules
     Del {
-        /// Their handles, of `rule list`
+        /// The handles of the rules, as `rule list` shows them
         #[arg(required = true, value_parser = clap::value_parser!(u32).range(1..))]
         handles: Vec<u32>,
     },
-    /// Take all rules away; the default stays
+    /// Delete all rules; the default stays
     Flush,
-    /// Set what becomes of flows that no rule matches
+    /// Set the decision about flows that match no rule
     Default {
-        /// Whether they pass
+        /// Whether their packets pass
         verdict: Verdict,
     },
-    /// Write the rules in a form that `restore` understands
+    /// Write the rules in a form that `restore` reads
     Save {
-        /// Where to; else, and if it is -, standard output
+        /// The file to write; standard output by default, and for -
         file: Option<PathBuf>,
-        /// Numbers instead of names of users and groups
+        /// Print numbers instead of names of users and groups
         #[arg(long, short)]
         numeric: bool,
     },
-    /// Put a file's rules in force, all at once or none; nothing is done if they are already
+    /// Put the rules of a file in force, all at once or none; no change if they are in force
+    /// already
     Restore(Restore),
 }
 
 /// From where.
 #[derive(Args)]
 pub(crate) struct Restore {
-    /// A rule a line, `default allow|deny` (else it stays), comments after #; - is standard input
+    /// One rule per line; `default allow|deny`, or the default stays; comments after #. The file -
+    /// is standard input
     file: PathBuf,
 
-    /// Let the kernel check them, and change nothing
+    /// Only let the kernel check the rules, and change nothing
     #[arg(long)]
     check: bool,
 }

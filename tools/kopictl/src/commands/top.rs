@@ -29,11 +29,11 @@ use std::{
 /// How it is shown.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Between two looks
+    /// Time between two updates
     #[arg(long, short, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
     interval: Duration,
 
-    /// What comes first
+    /// The order of the processes
     #[arg(long, short, value_name = "WHAT", default_value = "bytes")]
     sort: Sort,
 }
@@ -41,13 +41,13 @@ pub(crate) struct Options {
 /// What comes first.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Sort {
-    /// Most packets
+    /// By packets
     Packets,
-    /// Most bytes
+    /// By bytes
     Bytes,
-    /// Most drops
+    /// By drops
     Drops,
-    /// Users by name
+    /// By the user's name
     User,
 }
 

@@ -17,15 +17,15 @@ use std::io::Write;
 /// Which events.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Only these: may be there several times
+    /// Only events of this kind; may be repeated
     #[arg(long, short, value_name = "NAME")]
     event: Vec<Event>,
 
-    /// End after so many
+    /// End after this number of events
     #[arg(long, short = 'c', value_name = "N")]
     count: Option<u64>,
 
-    /// Numbers instead of names of users and devices
+    /// Print numbers instead of names of users and devices
     #[arg(long, short)]
     numeric: bool,
 }
