@@ -227,10 +227,10 @@ def hooks_see_it(ynl):
     """Rules, tc and taps see what is redirected, and hold."""
     traffic = Traffic()
     with namespace("host"):
-        rules("table netdev early {", "counter came { }", "chain i {",
-              "type filter hook ingress device eth0 priority 0", f"udp dport {PORT} counter name came", "}", "}",
-              "table inet seen {", "counter came { }", "chain i {", "type filter hook input priority 0",
-              f"udp dport {PORT} ct state new,established counter name came", "}", "}")
+        rules("table netdev early {", "counter seen { }", "chain i {",
+              "type filter hook ingress device eth0 priority 0", f"udp dport {PORT} counter name seen", "}", "}",
+              "table inet seen {", "counter seen { }", "chain i {", "type filter hook input priority 0",
+              f"udp dport {PORT} ct state new,established counter name seen", "}", "}")
     host("tc qdisc add dev eth0 clsact")
     host("tc filter add dev eth0 ingress proto ip flower ip_proto udp dst_port 7000 action pass")
     with namespace("host"):
@@ -251,7 +251,7 @@ def hooks_see_it(ynl):
     packets = gro + 4 * BATCH
     with namespace("host"):
         for table in ("netdev early", "inet seen"):
-            seen = counted(table, "came")
+            seen = counted(table, "seen")
             kopi.check(f"{table}: counts GRO packets", gro <= seen < packets // 2, (seen, gro))
         after = snmp()
         kopi.check("UDP counts GRO packets", after["UdpInDatagrams"] - udp["UdpInDatagrams"] == seen, after)
@@ -359,7 +359,7 @@ def ways_change(ynl):
             kopi.wait_until(lambda received=received: (received.extend(traffic.receive()), len(received) >= BATCH)[1])
             # As they are redirected, or not any more, those of one round of NAPI can overtake each other.
             if sorted(received) != [payload(number, 200) for number in range(first, traffic.sent)]:
-                lost = f"{len(came)} of {BATCH}: {traffic.channel.stats()}"
+                lost = f"{len(received)} of {BATCH}: {traffic.channel.stats()}"
         thread.join()
         kopi.check(f"{what}: comes and goes, and nothing is lost or comes twice", not lost, lost)
         traffic.taken = traffic.sent

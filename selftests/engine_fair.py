@@ -154,7 +154,7 @@ for name, sizes, shares in (
     costs = [size + PER_DESCRIPTOR for size in sizes]
     order = backlogged(channels, sizes)
     apart, longest, bytes_sent = worst(order, costs, shares)
-    print(f"# {name}: {given} bytes, {apart:.0f} apart at worst, {longest} in a visit")
+    print(f"# {name}: {bytes_sent} bytes, {apart:.0f} apart at worst, {longest} in a visit")
     check(f"{name}: all sent while others waited", len(order) > ENTRIES / 4, len(order))
     check(f"{name}: bytes are shared", apart <= BUDGET + 2 * max(costs), (apart, bytes_sent))
     check(f"{name}: no visit is longer than the budget and a packet", longest < max(shares) * BUDGET + max(costs), longest)

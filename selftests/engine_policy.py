@@ -93,7 +93,7 @@ def test(what, expected, steps, *arguments):
             received += 1
     except BlockingIOError:
         pass
-    check(f"{what}: {wanted}", got == expected and received == expected.split().count("sent"),
+    check(f"{what}: {expected}", got == expected and received == expected.split().count("sent"),
           f"{got}; {received} received")
 
 

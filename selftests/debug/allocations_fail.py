@@ -407,7 +407,7 @@ def doorbell(path, kind, known):
     stats = channel.stats()
     expect(not channel.unaccounted(), channel.unaccounted())
     expect(stats["tx_pending"] == 0, "tx_pending")
-    expect(stats["tx_packets"] == len(expected), f"{stats['tx_packets']} of {len(wanted)} are counted")
+    expect(stats["tx_packets"] == len(expected), f"{stats['tx_packets']} of {len(expected)} are counted")
     name = f"{kind}, {path.name}"
     by_reference[name] += stats["tx_zerocopy"]
     arrived(path, expected, name, known)
@@ -615,7 +615,7 @@ def close_in_flight(path):
         channel.send(number, one)
     channel.bell()
     pending = channel.stats()["tx_pending"]
-    expect(pending == 8, f"{held} frames are held")
+    expect(pending == 8, f"{pending} frames are pending")
     fd = channel.sock.detach()
     channel.region.close()
     yield lambda: os.close(fd)
