@@ -122,7 +122,6 @@ def shut(how):
 def unbound():
     """A socket that isn't bound gets a port of the range when it sends."""
     sh("sysctl -qw net.ipv4.ip_local_port_range='30000 30009'")
-    undo(sh, "sysctl -qw net.ipv4.ip_local_port_range='32768 60999'")
     for family in (4, 6):
         with sender(family, PEER_PORT) as peer:
             peer.settimeout(PATIENCE)
@@ -139,6 +138,7 @@ def unbound():
                            and 30000 <= source[1] <= 30009 and len(subject.receive()) == 1,
                            (errors, source))
                 subject.close()
+    sh("sysctl -qw net.ipv4.ip_local_port_range='32768 60999'")
 
 
 def others():
