@@ -39,7 +39,7 @@ class Shown:
         self.channel.region.close()
 
     def send(self, count=8, peer=PEER):
-        """Sends a GSO packet, or a single."""
+        """Sends a GSO packet, or a non-GSO datagram."""
         while self.channel.completion.pop():
             pass
         for number in range(count):
@@ -50,16 +50,16 @@ class Shown:
         """What is shown of it."""
         return ask(self.ynl, "flow-get", {"id": self.id})
 
-    def is_shown(self, what, wanted, key="path"):
+    def is_shown(self, what, expected, key="path"):
         """Checks it."""
         shown = self.shown()
-        kopi.check(what, shown.get(key) == wanted, shown)
+        kopi.check(what, shown.get(key) == expected, shown)
         return shown
 
-    def comes_to(self, what, wanted):
+    def comes_to(self, what, expected):
         """Sends until it is shown: what has left by another way before may be in this one's."""
-        kopi.wait_until(lambda: (self.send(), self.shown()["path"])[1] == wanted)
-        self.is_shown(what, wanted)
+        kopi.wait_until(lambda: (self.send(), self.shown()["path"])[1] == expected)
+        self.is_shown(what, expected)
 
 
 def gso(ynl, **options):
@@ -91,10 +91,10 @@ def leaving(ynl):
         flow.comes_to("a time stamp of what leaves is wanted", "extras")
     with Shown(ynl) as plain:
         plain.send(1)
-        plain.is_shown("a single", "datagram")
+        plain.is_shown("a non-GSO datagram", "datagram")
         plain.flow.setsockopt(socket.IPPROTO_IP, IP_OPTIONS, b"\x94\4\0\0")
         plain.send(1)
-        plain.is_shown("a single with options", "datagram")
+        plain.is_shown("a non-GSO datagram with options", "datagram")
 
 
 def leaving_otherwise(ynl):

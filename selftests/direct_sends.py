@@ -96,7 +96,7 @@ class Traffic:
 
 
 def data_is_whole(ynl):
-    """All lengths, by both versions of IP, and singles among GSO packets."""
+    """All lengths, by both versions of IP, and non-GSO datagrams among GSO packets."""
     for version in (4, 6):
         traffic = Traffic(version)
         largest = 1472 if version == 4 else 1452
@@ -114,9 +114,9 @@ def data_is_whole(ynl):
             traffic.send(1, 100)
             traffic.send(7, 100)
         wrong = traffic.receive(100)
-        kopi.check(f"IPv{version}: singles among GSO packets, in order", not wrong, wrong)
+        kopi.check(f"IPv{version}: non-GSO datagrams among GSO packets, in order", not wrong, wrong)
         direct = link(ynl)["packets"] - before["packets"]
-        kopi.check(f"IPv{version}: singles go directly, too", direct == 80, link(ynl))
+        kopi.check(f"IPv{version}: non-GSO datagrams go directly, too", direct == 80, link(ynl))
         before = link(ynl)
         for _ in range(40):
             traffic.send(1, 100)
@@ -258,23 +258,23 @@ def ways_change(ynl):
         before = link(ynl)
         # What qdiscs drop, GSO packets as one. The device counts what meets the one that it has while none is in force,
         # and nobody what meets one that has just been taken away.
-        droptrace.note()
+        droptrace.start()
         try:
             sent = send_meanwhile(traffic, lambda way=way, other=other: change(way, other))
-            came = []
+            received = []
             with contextlib.suppress(TimeoutError):
                 traffic.sink.settimeout(20)
-                while not came or came[-1] != sent[-1][-1]:
+                while not received or received[-1] != sent[-1][-1]:
                     data = traffic.sink.recv(65536)
-                    came.append(struct.unpack_from(">I", data)[0])
-                    assert data == payload(came[-1], 300)
-            dropped = droptrace.noted()["QDISC_DROP"]
+                    received.append(struct.unpack_from(">I", data)[0])
+                    assert data == payload(received[-1], 300)
+            dropped = droptrace.recorded()["QDISC_DROP"]
         finally:
-            droptrace.forget()
+            droptrace.stop()
         traffic.sink.setblocking(False)
         traffic.taken = traffic.sent
-        kopi.check(f"{way}: comes and goes, and nothing is overtaken", came == sorted(set(came)))
-        there = set(came)
+        kopi.check(f"{way}: comes and goes, and nothing is overtaken", received == sorted(set(received)))
+        there = set(received)
         lost = [batch for batch in sent if not there.issuperset(batch)]
         whole = all(there.isdisjoint(batch) for batch in lost)
         allowed = dropped if way in ("tc", "qdisc") else 0
@@ -310,8 +310,8 @@ def stack_is_slow(_ynl):
             time.sleep(0.0004)
             channel.bell()
         traffic.sink.settimeout(20)
-        came = [len(traffic.sink.recv(100)) for _ in sizes]
-        kopi.check("what waits for the stack isn't overtaken", came == sizes, came)
+        received = [len(traffic.sink.recv(100)) for _ in sizes]
+        kopi.check("what waits for the stack isn't overtaken", received == sizes, received)
         kept = json.loads(host("tc -s -j qdisc show dev slow0"))[0]["backlog"]
         kopi.check("and leaves before that has sent all", kept > 0, kept)
         flow.close()

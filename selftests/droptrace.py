@@ -13,20 +13,20 @@ def _put(path, value):
         file.write(value)
 
 
-def note():
-    """Has those noted from now on that have a reason: 2 says that none is specified."""
+def start():
+    """Starts to record drops that have a reason: 2 says that none is specified."""
     _put(f"{TRACING}/trace", "")
     _put(f"{EVENT}/filter", "reason > 2")
     _put(f"{EVENT}/enable", "1")
 
 
-def forget():
-    """And no longer."""
+def stop():
+    """Stops to record drops."""
     _put(f"{EVENT}/enable", "0")
     _put(f"{EVENT}/filter", "0")
 
 
-def noted():
-    """How many were dropped for each reason, GSO packets as one."""
+def recorded():
+    """The number of recorded drops by reason; a GSO packet is one."""
     with open(f"{TRACING}/trace", encoding="ascii") as trace:
         return collections.Counter(re.findall(r"reason: (\w+)", trace.read()))

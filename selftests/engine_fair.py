@@ -81,15 +81,15 @@ def backlogged(channels, sizes):
 
 def worst(order, costs, shares):
     """How far the channels ever were from their shares, and the longest visit, in bytes."""
-    given, visit, longest, apart, before = [0] * len(costs), 0, 0, 0, None
+    bytes_sent, visit, longest, apart, before = [0] * len(costs), 0, 0, 0, None
     for number in order:
-        given[number] += costs[number]
+        bytes_sent[number] += costs[number]
         visit = costs[number] + (visit if number == before else 0)
         longest = max(longest, visit)
         before = number
-        due = [had / share for had, share in zip(given, shares)]
+        due = [had / share for had, share in zip(bytes_sent, shares)]
         apart = max(apart, max(due) - min(due))
-    return apart, longest, given
+    return apart, longest, bytes_sent
 
 
 def dear_packets_end_visits(ynl):
@@ -153,10 +153,10 @@ for name, sizes, shares in (
             add(ynl, local_port_min=channel.sock.getsockname()[1], weight=share)
     costs = [size + PER_DESCRIPTOR for size in sizes]
     order = backlogged(channels, sizes)
-    apart, longest, given = worst(order, costs, shares)
-    print(f"# {name}: {given} bytes, {apart:.0f} apart at worst, {longest} in a visit")
+    apart, longest, bytes_sent = worst(order, costs, shares)
+    print(f"# {name}: {bytes_sent} bytes, {apart:.0f} apart at worst, {longest} in a visit")
     check(f"{name}: all sent while others waited", len(order) > ENTRIES / 4, len(order))
-    check(f"{name}: bytes are shared", apart <= BUDGET + 2 * max(costs), (apart, given))
+    check(f"{name}: bytes are shared", apart <= BUDGET + 2 * max(costs), (apart, bytes_sent))
     check(f"{name}: no visit is longer than the budget and a packet", longest < max(shares) * BUDGET + max(costs), longest)
     ask(ynl, "ruleset-set")
     for channel in channels:

@@ -83,7 +83,7 @@ def in_child(steps, *arguments):
     return result
 
 
-def test(what, wanted, steps, *arguments):
+def test(what, expected, steps, *arguments):
     """What the steps give must be this, and nothing is received that isn't sent."""
     got = in_child(steps, *arguments)
     received = 0
@@ -93,7 +93,7 @@ def test(what, wanted, steps, *arguments):
             received += 1
     except BlockingIOError:
         pass
-    check(f"{what}: {wanted}", got == wanted and received == wanted.split().count("sent"),
+    check(f"{what}: {expected}", got == expected and received == expected.split().count("sent"),
           f"{got}; {received} received")
 
 
@@ -218,7 +218,7 @@ test("nft: meta skuid bob drop, bob", "EPERM", as_user, BOB, {})
 test("nft: meta skuid bob drop, alice", "sent", as_user, ALICE, {})
 run_nft("delete table inet t")
 
-for what, fields, wanted in (
+for what, fields, expected in (
         ("user", {"uid_min": BOB, "verdict": "deny"}, "sent EACCES 1"),
         ("program", {"exe": os.path.realpath("/proc/self/exe"), "verdict": "deny"}, "sent EACCES 1"),
         ("another program", {"exe": "/bin/true", "verdict": "deny"}, "sent sent 0")):
@@ -229,7 +229,7 @@ for what, fields, wanted in (
         add(ynl, **fields)
         os.write(tell, b"x")
         os._exit(0)
-    test(f"a rule by {what}, added while the engine looks", wanted, ruled, "tx_drop_rule")
+    test(f"a rule by {what}, added while the engine looks", expected, ruled, "tx_drop_rule")
     os.waitpid(watcher, 0)
     ask(ynl, "ruleset-set")
 

@@ -32,10 +32,10 @@ def send_and_wait(host="127.0.0.1"):
         channel.bell()
         os.write(ready, struct.pack("=Q", channel.stats()["tx_pending"]))
         signal.pause()
-    held = struct.unpack("=Q", os.read(told, 8))[0]
+    in_flight = struct.unpack("=Q", os.read(told, 8))[0]
     os.close(told)
     os.close(ready)
-    return pid, held
+    return pid, in_flight
 
 
 def kill(pid):

@@ -83,13 +83,13 @@ def by_users_of_a_namespace(maker, first, uids):
         os.unshare(os.CLONE_NEWUSER)
         os.write(said[1], b"x")
         os.read(may_go[0], 1)
-        held = []
+        opened = []
         with contextlib.suppress(OSError):
             for uid in uids:
                 os.setresuid(0, 0, 0)
                 os.setresuid(uid, uid, 0)
-                held.append(flow())
-        os.write(done[1], bytes([len(held)]))
+                opened.append(flow())
+        os.write(done[1], bytes([len(opened)]))
         os._exit(0)
     os.read(said[0], 1)
     with open(f"/proc/{pid}/uid_map", "w", encoding="ascii") as file:
@@ -118,9 +118,9 @@ KINDS = {"flows": (flow, 3, 3, errno.EMFILE), "channels": (channel, 3, 3, errno.
 for kind, (maker, limit, fit, refusal) in KINDS.items():
     with limited(**{f"user_max_{kind}": limit}):
         with user("bob"):
-            held, refused = until_refused(maker)
-            check(f"a user gets {kind} up to the limit", (len(held), refused) == (fit, refusal),
-                  (len(held), refused))
+            opened, refused = until_refused(maker)
+            check(f"a user gets {kind} up to the limit", (len(opened), refused) == (fit, refusal),
+                  (len(opened), refused))
         with user("alice"):
             others, refused = until_refused(maker, fit)
             check(f"{kind}: another user's are not counted with them", len(others) == fit, refused)
@@ -130,20 +130,20 @@ for kind, (maker, limit, fit, refusal) in KINDS.items():
             check(f"{kind}: the same user's in another namespace are", (again, refused) ==
                   ([], refusal), (again, refused))
             close(again)
-            close(held)
+            close(opened)
             # What was closed counts no more, however soon it is asked for again.
             fewest = fit
             for _ in range(30):
-                held, refused = until_refused(maker)
-                fewest = min(fewest, len(held))
-                close(held)
+                opened, refused = until_refused(maker)
+                fewest = min(fewest, len(opened))
+                close(opened)
             check(f"{kind}: what is closed can be made again at once", fewest == fit, fewest)
     with limited(**{f"netns_max_{kind}": limit}):
         with namespace("host"):
             with user("bob"):
-                held, refused = until_refused(maker)
+                opened, refused = until_refused(maker)
                 check(f"a namespace gets {kind} up to the limit",
-                      (len(held), refused) == (fit, refusal), (len(held), refused))
+                      (len(opened), refused) == (fit, refusal), (len(opened), refused))
             with user("alice"):
                 others, refused = until_refused(maker)
                 check(f"{kind}: of all its users", (others, refused) == ([], refusal),
@@ -153,7 +153,7 @@ for kind, (maker, limit, fit, refusal) in KINDS.items():
             others, refused = until_refused(maker, fit)
             check(f"{kind}: another namespace has its own", len(others) == fit, refused)
             close(others)
-        close(held)
+        close(opened)
 
 with limited(user_max_flows=2, user_max_channels=1):
     with user("bob"):
@@ -191,18 +191,18 @@ with limited(user_max_flows=3):
     got = by_users_of_a_namespace(BOB, 300000, range(1, 6))
     check("users of a user namespace count as who made it", got == 2, got)
     one.close()
-    held = [flow() for _ in range(3)]
+    opened = [flow() for _ in range(3)]
     got = by_users_of_a_namespace(0, 400000, range(1, 6))
     check("or as its root, if the machine's root made it", got == 3, got)
-    close(held)
+    close(opened)
 
 with user("bob"):
-    held = [channel() for _ in range(3)]
+    opened = [channel() for _ in range(3)]
 with limited(user_max_flows=1, user_max_channels=1, user_max_frames=1):
     with user("bob"):
         fails("a limit below what is held refuses more", errno.EMFILE, flow)
-        check("and leaves what is there", held[2].getsockopt(SOL_KOPI, kopi.STATS, 256))
-        close(held)
+        check("and leaves what is there", opened[2].getsockopt(SOL_KOPI, kopi.STATS, 256))
+        close(opened)
         with flow() as one:
             fails("each kind for itself", errno.ENOBUFS,
                   lambda: one.setsockopt(SOL_KOPI, CHANNEL, request()))

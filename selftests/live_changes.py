@@ -293,7 +293,7 @@ for gso in (False, True):
         tap[0].setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
         tap[0].bind(("eth0", 3))
         tap[0].setblocking(False)
-    came = {number for number, _ in later(end, count, listen)}
+    arrived = {number for number, _ in later(end, count, listen)}
     tapped = set()
     try:
         while True:
@@ -303,8 +303,8 @@ for gso in (False, True):
     except BlockingIOError:
         pass
     tap[0].close()
-    kopi.check("out" + suffix + ": a tap sees every later batch", came and came <= tapped,
-               sorted(came - tapped)[:5])
+    kopi.check("out" + suffix + ": a tap sees every later batch", arrived and arrived <= tapped,
+               sorted(arrived - tapped)[:5])
     kopi.check("out" + suffix + ": the sender lived, and its packets are accounted for", stop(child))
     end.close()
 

@@ -80,7 +80,7 @@ def policies(backend):
         return Policy(f"{backend}: {name}", setup, observe=counters(backend), **fields)
 
     denied = {"out": NONE, "errors": ("EPERM",)}
-    single = {"gso": (False,)}
+    non_gso = {"gso": (False,)}
     return [
         policy("count", [OUT, IN]),
         policy("DROP in OUTPUT", [f"{OUT} -j DROP"], **denied),
@@ -97,22 +97,22 @@ def policies(backend):
                note="in a batch the kernel looks for the socket of the first packet only"),
         policy("hashlimit", [f"{OUT} -m hashlimit --hashlimit-upto 1/hour --hashlimit-burst 5 "
                              f"--hashlimit-mode srcport --hashlimit-name {backend} -j ACCEPT",
-                             f"{OUT} -j DROP"], out=5, errors=("EPERM",), **single),
+                             f"{OUT} -j DROP"], out=5, errors=("EPERM",), **non_gso),
         # The fourth datagram begins so.
         policy("string", [f'{OUT} -m string --algo bm --hex-string "|0000000315161718|" -j DROP'],
-               out=39, errors=("EPERM",), **single),
+               out=39, errors=("EPERM",), **non_gso),
         policy("bpf", [{family: f'{OUT} -m bpf --bytecode "{code}" -j DROP'
                         for family, code in SMALL_BPF.items()}],
-               out=32, errors=("EPERM",), **single),
+               out=32, errors=("EPERM",), **non_gso),
         policy("u32", [{family: f'{OUT} -m u32 --u32 "{code}" -j DROP'
                         for family, code in SMALL_U32.items()}],
-               out=32, errors=("EPERM",), **single),
+               out=32, errors=("EPERM",), **non_gso),
         policy("statistic", [f"{OUT} -m statistic --mode nth --every 4 --packet 0 -j DROP"],
-               out=30, errors=("EPERM",), **single),
+               out=30, errors=("EPERM",), **non_gso),
         policy("length", [f"{OUT} -m length --length 0:200 -j DROP"],
-               out=32, errors=("EPERM",), **single),
+               out=32, errors=("EPERM",), **non_gso),
         policy("quota", [f"{OUT} -m quota --quota 3000 -j ACCEPT", f"{OUT} -j DROP"],
-               out=9, errors=("EPERM",), **single),
+               out=9, errors=("EPERM",), **non_gso),
         policy("MARK", [f"{MANGLE} -j MARK --set-mark 5", f"{MANGLE} -m mark --mark 5"],
                table="mangle"),
         policy("CONNMARK", {"mangle": [f"{OUT} -j CONNMARK --set-mark 6"],

@@ -2,15 +2,13 @@
 # SPDX-License-Identifier: GPL-2.0
 """Socket options and per-packet metadata mean for a KOPI flow what they mean for a UDP socket."""
 
-import os
-import select
 import socket
 import struct
 
 import kopi
-from equivalence import (ADDRESSES, COUNT, FAMILIES, NONE, PATIENCE, PEER_PORT, SECOND, SUBJECT_PORT,
-                         SUBJECTS, KopiSubject, Policy, UdpSubject, arrived, await_address, chain, namespace,
-                         nft_counters, nft_table, run, second_address, sh, tells, undo)
+from equivalence import (ADDRESSES, COUNT, FAMILIES, NONE, PEER_PORT, SECOND, SUBJECT_PORT, Policy,
+                         UdpSubject, arrived, await_address, chain, namespace, nft_counters, nft_table, run,
+                         second_address, sh, undo)
 from linux import (IPV6_AUTOFLOWLABEL, IPV6_FREEBIND, IPV6_HOPOPTS, IPV6_JOIN_GROUP, IPV6_MULTICAST_ALL,
                    IPV6_MULTICAST_HOPS, IPV6_MULTICAST_IF, IPV6_MULTICAST_LOOP, IPV6_TCLASS, IPV6_TRANSPARENT,
                    IPV6_UNICAST_HOPS, IP_ADD_MEMBERSHIP, IP_FREEBIND, IP_MTU_DISCOVER, IP_MULTICAST_ALL,
@@ -20,7 +18,7 @@ from linux import (IPV6_AUTOFLOWLABEL, IPV6_FREEBIND, IPV6_HOPOPTS, IPV6_JOIN_GR
 IP_LOCAL_PORT_RANGE = 51
 GROUPS = {4: "239.1.2.3", 6: "ff05::123"}
 V4, V6 = {"families": (4,)}, {"families": (6,)}
-SINGLE = {"gso": (False,)}
+NON_GSO = {"gso": (False,)}
 DEVICES = {"host": "eth0", "peer": "eth1"}
 
 
@@ -231,10 +229,10 @@ POLICIES = [
                                                **option(socket.IPPROTO_IP, IP_TOS, 0x10))),
     Policy("the priority of a packet's TOS",
            **verdict("meta priority 0:6", metas=lambda family: [{"tos": 0x10}] * COUNT, **V4,
-                     **SINGLE)),
-    Policy("IP_OPTIONS", **verdict("ip hdrlength 6", **V4, **SINGLE, **option(
+                     **NON_GSO)),
+    Policy("IP_OPTIONS", **verdict("ip hdrlength 6", **V4, **NON_GSO, **option(
         socket.IPPROTO_IP, IP_OPTIONS, b"\x94\x04\0\0"))),
-    Policy("IPV6_HOPOPTS", **verdict("exthdr hbh exists", **V6, **SINGLE, **option(
+    Policy("IPV6_HOPOPTS", **verdict("exthdr hbh exists", **V6, **NON_GSO, **option(
         socket.IPPROTO_IPV6, IPV6_HOPOPTS, b"\0\0\5\2\0\0\1\0"))),
     Policy("IPV6_AUTOFLOWLABEL off", **verdict("ip6 flowlabel 0", **V6, **option(
         socket.IPPROTO_IPV6, IPV6_AUTOFLOWLABEL, 0))),
@@ -257,37 +255,37 @@ POLICIES = [
            alter=lambda subject: subject.sock.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 5),
            then_out=NONE, errors=("EPERM",)),
     Policy("SO_DONTROUTE", **option(socket.SOL_SOCKET, socket.SO_DONTROUTE, 1)),
-    Policy("SO_NO_CHECK", **option(socket.SOL_SOCKET, 11, 1), **V4, **SINGLE),
+    Policy("SO_NO_CHECK", **option(socket.SOL_SOCKET, 11, 1), **V4, **NON_GSO),
     Policy("IP_MTU_DISCOVER: do", **option(socket.IPPROTO_IP, IP_MTU_DISCOVER, 2), **V4),
     Policy("IP_MTU_DISCOVER: dont", **option(socket.IPPROTO_IP, IP_MTU_DISCOVER, 0), **V4),
-    Policy("per packet: TOS", metas=in_turn({"tos": 0x10}, {"tos": 0x20}), **SINGLE),
+    Policy("per packet: TOS", metas=in_turn({"tos": 0x10}, {"tos": 0x20}), **NON_GSO),
     Policy("per packet: TOS, unconnected", metas=in_turn({"tos": 0x10}, {"tos": 0x20}),
-           connected=False, **SINGLE),
-    Policy("per packet: TTL", metas=in_turn({"ttl": 5}, {"ttl": 6}), **SINGLE),
+           connected=False, **NON_GSO),
+    Policy("per packet: TTL", metas=in_turn({"ttl": 5}, {"ttl": 6}), **NON_GSO),
     Policy("per packet: mark", MARKS, metas=in_turn({"mark": 5}, {"mark": 6}, {}),
-           observe=(nft_counters,), **SINGLE),
+           observe=(nft_counters,), **NON_GSO),
     Policy("per packet: mark, as bob", metas=each(mark=5), user="bob", out=NONE,
-           errors=("EPERM",), **SINGLE),
+           errors=("EPERM",), **NON_GSO),
     Policy("per packet: source", second_address,
            metas=lambda family: [{"local": SECOND[family]}] * COUNT, subject_at=wildcard(SUBJECT_PORT),
            peer_sends_to=lambda family: (SECOND[family], SUBJECT_PORT), sentinel=False,
-           connected=False, **SINGLE),
+           connected=False, **NON_GSO),
     Policy("per packet: a source that isn't ours",
            metas=lambda family: [{"local": {4: "192.0.2.99", 6: "2001:db8::99"}[family]}] * COUNT,
-           out=NONE, errors=("EINVAL", "ENETUNREACH"), connected=False, **SINGLE),
+           out=NONE, errors=("EINVAL", "ENETUNREACH"), connected=False, **NON_GSO),
     Policy("per packet: TOS, TTL and mark at once", MARKS, connected=False,
            metas=in_turn({"tos": 0x10, "ttl": 5, "mark": 5}, {"tos": 0x20, "ttl": 6, "mark": 6}),
-           observe=(nft_counters,), **SINGLE),
+           observe=(nft_counters,), **NON_GSO),
     Policy("IPv4 by an IPv6 socket", **MAPPED),
     Policy("IPv4 by an IPv6 socket, unconnected", connected=False, **MAPPED),
     Policy("IPv4 by an IPv6 socket, IP_TTL", **MAPPED, **option(socket.IPPROTO_IP, IP_TTL, 9),
            checks=(arrived("out", ttl=9),)),
     Policy("IPv4 by an IPv6 socket, per packet: TOS", **MAPPED,
-           metas=in_turn({"tos": 0x10}, {"tos": 0x20}), **SINGLE),
+           metas=in_turn({"tos": 0x10}, {"tos": 0x20}), **NON_GSO),
     Policy("IPv4 by an IPv6 socket, per packet: TTL, unconnected", connected=False, **MAPPED,
-           metas=in_turn({"ttl": 5}, {"ttl": 6}), **SINGLE),
+           metas=in_turn({"ttl": 5}, {"ttl": 6}), **NON_GSO),
     Policy("IPv4 by an IPv6 socket, IPV6_V6ONLY", connected=False, errors=("EINVAL",),
-           **MAPPED, **option(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1), **SINGLE),
+           **MAPPED, **option(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1), **NON_GSO),
     Policy("IPv4 by an IPv6 socket of any address", **{
         **MAPPED, "subject_at": wildcard(SUBJECT_PORT)}, sentinel=False,
            peer_sends_to=mapped("host", SUBJECT_PORT)),
@@ -296,11 +294,11 @@ POLICIES = [
     Policy("link-local addresses, unconnected", connected=False, ordered=False, **LINK_LOCAL),
     Policy("IP_FREEBIND, IPV6_FREEBIND", fixture=foreign_routes, subject_at=foreign,
            sentinel=False, connected=False, out=None, then_out=None, between=foreign_address,
-           prepare=by_family(IP_FREEBIND, IPV6_FREEBIND, 1), **SINGLE),
+           prepare=by_family(IP_FREEBIND, IPV6_FREEBIND, 1), **NON_GSO),
     Policy("IP_FREEBIND, to send before the address is there", fixture=foreign_routes,
            subject_at=foreign, sentinel=False, connected=False, out=NONE, errors=("EINVAL", "ENETUNREACH"),
            prepare=by_family(IP_FREEBIND, IPV6_FREEBIND, 1), between=foreign_address, **V4,
-           **SINGLE),
+           **NON_GSO),
     Policy("IP_TRANSPARENT, IPV6_TRANSPARENT", fixture=foreign_routes, subject_at=foreign, sentinel=False,
            connected=False, prepare=by_family(IP_TRANSPARENT, IPV6_TRANSPARENT, 1),
            checks=(lambda seen: [f"from {each.source}" for each in seen["out"]
@@ -308,7 +306,7 @@ POLICIES = [
     Policy("IP_LOCAL_PORT_RANGE", subject_at=lambda family: (ADDRESSES[family]["host"], 0),
            peer_sends_to=lambda family: (ADDRESSES[family]["host"], 40000),
            **option(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, struct.pack("=HH", 40000, 40000)),
-           **SINGLE),
+           **NON_GSO),
     Policy("connected to another port than the peer's", out=None, into=NONE,
            subject_sends_to=lambda family: (ADDRESSES[family]["peer"], 7009)),
     Policy("disconnected in mid-flow", alter=disconnect, then_out=NONE, errors=("EDESTADDRREQ",)),
@@ -330,17 +328,17 @@ POLICIES = [
            subject_at=wildcard(SUBJECT_PORT), prepare_peer=leave_by("peer"), ask=(others_got,),
            peer_sends_to=group(SUBJECT_PORT), connected=False, sentinel=False, out=None,
            checks=(lambda seen: [] if len(seen["others_got, asked after in"]) == COUNT
-                   else ["the other socket got less"],), **SINGLE),
+                   else ["the other socket got less"],), **NON_GSO),
     Policy("multicast in, joined for its source", sentinel=False, connected=False,
            prepare=both(by_family(IP_MULTICAST_ALL, IPV6_MULTICAST_ALL, 0),
                         join_source("host", {4: "192.0.2.2", 6: "2001:db8::2"})),
            subject_at=wildcard(SUBJECT_PORT), prepare_peer=leave_by("peer"),
-           peer_sends_to=group(SUBJECT_PORT), out=None, **SINGLE),
+           peer_sends_to=group(SUBJECT_PORT), out=None, **NON_GSO),
     Policy("multicast in, joined for another source", sentinel=False, connected=False,
            prepare=both(by_family(IP_MULTICAST_ALL, IPV6_MULTICAST_ALL, 0),
                         join_source("host", {4: "192.0.2.9", 6: "2001:db8::9"})),
            subject_at=wildcard(SUBJECT_PORT), prepare_peer=leave_by("peer"),
-           peer_sends_to=group(SUBJECT_PORT), out=None, into=NONE, **SINGLE),
+           peer_sends_to=group(SUBJECT_PORT), out=None, into=NONE, **NON_GSO),
     Policy("multicast within the host", prepare=leave_by("host"), **LOCAL),
     Policy("multicast within the host, no loop", prepare=both(
         leave_by("host"), by_family(IP_MULTICAST_LOOP, IPV6_MULTICAST_LOOP, 0)), out=NONE,
@@ -362,145 +360,4 @@ POLICIES = [
 ]
 
 
-def opened(kind, *names, family=4, gso=False):
-    """A subject with these options of SOL_SOCKET set, which goes when the checks are over."""
-    subject = kind(family, gso)
-    undo(subject.close)
-    for name in names:
-        subject.sock.setsockopt(socket.SOL_SOCKET, name, 1)
-    return subject
-
-
-def sender(family, port=0):
-    """A socket of the peer."""
-    with namespace("peer"):
-        sock = socket.socket(socket.AF_INET if family == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
-        sock.bind((ADDRESSES[family]["peer"], port))
-    return sock
-
-
-def chosen(members, family, ports):
-    """Which of the sockets of one port gets what comes from each of these."""
-    choice = []
-    poll = select.poll()
-    for number, member in enumerate(members):
-        poll.register(member.sock, select.POLLIN)
-    for port in ports:
-        with sender(family, port) as sock:
-            sock.sendto(b"which", (ADDRESSES[family]["host"], SUBJECT_PORT))
-        ready = [fd for fd, _ in poll.poll(PATIENCE * 1000)]
-        got = [number for number, member in enumerate(members)
-               if member.sock.fileno() in ready and member.receive()]
-        choice.append(got)
-    return choice
-
-
-def reuseport(family):
-    """Sockets of both kinds share a port: each source is given to the same one."""
-    ports = range(20000, 20024)
-    found = {}
-    kinds = {"UDP": (UdpSubject,) * 4, "KOPI": (KopiSubject,) * 4,
-             "UDP and KOPI": (UdpSubject, KopiSubject) * 2}
-    for name, members in kinds.items():
-        group_ = []
-        for kind in members:
-            member = kind(family)
-            member.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            member.bind((ADDRESSES[family]["host"], SUBJECT_PORT))
-            group_.append(member)
-        found[name] = [chosen(group_, family, ports)]
-        # The last one takes the place of one that goes.
-        group_.pop(1).close()
-        found[name].append(chosen(group_, family, ports))
-        for member in group_:
-            member.close()
-    used = [sorted({each[0] for each in choice if each}) for choice in found["UDP"]]
-    for name in ("KOPI", "UDP and KOPI"):
-        kopi.check(f"SO_REUSEPORT, IPv{family}: {name} are chosen as UDP sockets are",
-                   found[name] == found["UDP"] and used == [[0, 1, 2, 3], [0, 1, 2]], found)
-
-
-def sharing():
-    """Who may have a port that another socket has, and who then gets what comes."""
-    found = {}
-    here = (ADDRESSES[4]["host"], SUBJECT_PORT)
-    for first in SUBJECTS:
-        for second in SUBJECTS:
-            seen = []
-            for names in ((), (socket.SO_REUSEADDR,), (socket.SO_REUSEPORT,)):
-                for user in (0, 1002):
-                    one = opened(first, *names)
-                    one.bind(here)
-                    os.seteuid(user)
-                    try:
-                        other = opened(second, *names)
-                        seen.append((names, user, tells(lambda: other.bind(here))))
-                    finally:
-                        os.seteuid(0)
-                    if seen[-1][2] == "ok" and socket.SO_REUSEADDR in names:
-                        seen.append(chosen((one, other), 4, (20000, 20001)))
-                    one.close()
-                    other.close()
-            found[first.kind, second.kind] = seen
-    kopi.check("SO_REUSEADDR, SO_REUSEPORT: the same may share a port, and the same one is heard",
-               all(seen == found["UDP", "UDP"] for seen in found.values())
-               and {each[2] for each in found["UDP", "UDP"] if isinstance(each, tuple)}
-               == {"ok", "EADDRINUSE"}, found)
-
-
-def shut(how):
-    """What poll says of a socket that is shut down."""
-    found = []
-    # Somebody is there, as an error of the first one's could come when the second one has the port.
-    with sender(4, PEER_PORT):
-        for kind in SUBJECTS:
-            subject = opened(kind)
-            subject.bind((ADDRESSES[4]["host"], SUBJECT_PORT))
-            subject.connect((ADDRESSES[4]["peer"], PEER_PORT))
-            poll = select.poll()
-            poll.register(subject.sock, select.POLLIN | select.POLLOUT | select.POLLRDHUP)
-            before = poll.poll(0)
-            subject.sock.shutdown(how)
-            found.append([[events for _, events in each] for each in (before, poll.poll(0))])
-            found[-1].append(subject.send([b"x"]))
-            found[-1].append(tells(lambda: subject.sock.shutdown(how)))
-            subject.close()
-    kopi.check(f"shutdown({how}): poll and send say the same", found[0] == found[1]
-               and found[0][0] != found[0][1] or how == socket.SHUT_WR and found[0] == found[1],
-               found)
-
-
-def unbound():
-    """A socket that isn't bound gets a port of the range when it sends."""
-    sh("sysctl -qw net.ipv4.ip_local_port_range='30000 30009'")
-    undo(sh, "sysctl -qw net.ipv4.ip_local_port_range='32768 60999'")
-    for family in (4, 6):
-        with sender(family, PEER_PORT) as peer:
-            peer.settimeout(PATIENCE)
-            for kind in SUBJECTS:
-                subject = opened(kind, family=family)
-                errors = subject.send([b"x"], (ADDRESSES[family]["peer"], PEER_PORT))
-                source = peer.recvfrom(16)[1]
-                peer.sendto(b"back", source[:2])
-                poll = select.poll()
-                poll.register(subject.sock, select.POLLIN)
-                poll.poll(PATIENCE * 1000)
-                kopi.check(f"a port of ip_local_port_range, IPv{family}, {kind.kind}",
-                           errors == [0] and source[0] == ADDRESSES[family]["host"]
-                           and 30000 <= source[1] <= 30009 and len(subject.receive()) == 1,
-                           (errors, source))
-                subject.close()
-
-
-def others():
-    """What isn't an exchange of datagrams."""
-    with namespace("host"):
-        reuseport(4)
-        reuseport(6)
-        sharing()
-        for how in (socket.SHUT_RD, socket.SHUT_WR, socket.SHUT_RDWR):
-            shut(how)
-        unbound()
-
-
-run("options", POLICIES, others)
+run("options", POLICIES)

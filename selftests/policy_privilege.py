@@ -195,8 +195,8 @@ def open_one(kind):
 
 def seccomp():
     """What seccomp can see of a flow is its system calls."""
-    def test(what, wanted, step, reason="", before=None, after=open_one):
-        same("privilege", f"seccomp: {what}", *outcomes(before, step, after), wanted, reason)
+    def test(what, expected, step, reason="", before=None, after=open_one):
+        same("privilege", f"seccomp: {what}", *outcomes(before, step, after), expected, reason)
 
     test("socket() forbidden", "EPERM", lambda: forbid(SYS_SOCKET))
     test("all families but AF_INET forbidden", "ok", lambda: forbid_but(socket.AF_INET),
@@ -234,9 +234,9 @@ def landlocked():
     here, there = (ADDRESSES[4]["host"], SUBJECT_PORT), (ADDRESSES[4]["peer"], PEER_PORT)
     other = (ADDRESSES[4]["peer"], PEER_PORT + 1)
 
-    def test(what, wanted, handled, rules, after, before=lambda kind: kind(4)):
+    def test(what, expected, handled, rules, after, before=lambda kind: kind(4)):
         same("privilege", f"Landlock: {what}",
-             *outcomes(before, lambda: landlock(handled, *rules), after), wanted)
+             *outcomes(before, lambda: landlock(handled, *rules), after), expected)
 
     def bound(kind):
         subject = kind(4)
@@ -271,7 +271,7 @@ def user_namespaces():
             socket.IPPROTO_IP, IP_TRANSPARENT, 1),
         "SO_RCVBUFFORCE": lambda subject: subject.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 20),
     }
-    wanted = {
+    expected = {
         0: ("EACCES", "EPERM", "EPERM", "EPERM", "EPERM"),
         CLONE_NEWNET: ("ok", "ok", "ok", "ok", "EPERM"),
     }
@@ -282,7 +282,7 @@ def user_namespaces():
         if kopi.libc.unshare(CLONE_NEWUSER | flags):
             raise OSError(ctypes.get_errno(), "unshare")
 
-    for flags, results in wanted.items():
+    for flags, results in expected.items():
         where = "of its own network" if flags else "of the host's network"
         for (what, attempt), result in zip(attempts.items(), results):
             same("privilege", f"a user namespace {where}: {what}",
@@ -323,8 +323,8 @@ PROFILES = {
 
 def apparmor():
     """What a profile denies to a UDP socket it denies to a flow."""
-    def test(what, profile, wanted, after, before=None, reason=""):
-        same("privilege", f"AppArmor: {what}", *outcomes(before, lambda: confine(profile), after), wanted,
+    def test(what, profile, expected, after, before=None, reason=""):
+        same("privilege", f"AppArmor: {what}", *outcomes(before, lambda: confine(profile), after), expected,
              reason)
 
     def receive(subject):
@@ -347,15 +347,15 @@ def apparmor():
         else:
             kopi.Channel()
 
-    for name, wanted in (("none", "ok"), ("other", "ok"), ("inet", "EACCES"), ("dgram", "EACCES"),
+    for name, expected in (("none", "ok"), ("other", "ok"), ("inet", "EACCES"), ("dgram", "EACCES"),
                          ("create", "EACCES")):
-        test(f"profile {name}: socket()", name, wanted, open_one)
-    for name, wanted in (("none", "ok"), ("receive", "EACCES")):
-        test(f"profile {name}: receiving", name, wanted, receive_anew)
+        test(f"profile {name}: socket()", name, expected, open_one)
+    for name, expected in (("none", "ok"), ("receive", "EACCES")):
+        test(f"profile {name}: receiving", name, expected, receive_anew)
     test("profile receive, entered later: receiving", "receive", "EACCES", receive, connected,
          "a region that is mapped stays so, and what comes to it is received by no call")
-    for name, wanted in (("none", "ok"), ("send", "EACCES"), ("inet", "EACCES")):
-        test(f"profile {name}, entered later: sending", name, wanted, send_one, connected)
+    for name, expected in (("none", "ok"), ("send", "EACCES"), ("inet", "EACCES")):
+        test(f"profile {name}, entered later: sending", name, expected, send_one, connected)
     test("profile bind", "bind", "EACCES",
          lambda subject: subject.bind((ADDRESSES[4]["host"], SUBJECT_PORT)), lambda kind: kind(4))
     test("profile connect", "connect", "EACCES",

@@ -185,13 +185,13 @@ def changed_counters():
 
 def trace_drops():
     """Has the kernel note why it drops packets."""
-    droptrace.note()
-    undo(droptrace.forget)
+    droptrace.start()
+    undo(droptrace.stop)
 
 
 def drop_reasons():
     """Packets dropped, by reason."""
-    return sorted((reason, count) for reason, count in droptrace.noted().items()
+    return sorted((reason, count) for reason, count in droptrace.recorded().items()
                   if reason != "PACKET_SOCK_ERROR")
 
 

@@ -37,7 +37,7 @@ def drained():
             raise RuntimeError("the qdisc doesn't drain")
 
 
-def let_go():
+def wait_for_qdisc():
     """Waits until eth0's qdisc is empty, and takes it away, so that a sentinel passes."""
     drained()
     run_tc("qdisc del @ root", check=False)
@@ -152,7 +152,7 @@ def throttled():
 
 seen = {"observe": (tc_counters,)}
 counted = {"observe": (filters,)}
-single = {"gso": (False,)}
+non_gso = {"gso": (False,)}
 U32_MARK = ["filter add @ parent 1: pref 1 protocol all handle 5 fw flowid 1:20"]
 
 run("tc", [
@@ -176,82 +176,82 @@ run("tc", [
     Policy("tbf", tc("qdisc add @ root tbf rate 8mbit burst 10kb limit 200kb"), settle=drained,
            **seen),
     Policy("tbf, a full queue", tc("qdisc add @ root tbf rate 8kbit burst 1600 limit 9000"),
-           settle=give_up, out=ANY, **single),
+           settle=give_up, out=ANY, **non_gso),
     Policy("tbf, a full queue, IP_RECVERR",
            tc("qdisc add @ root tbf rate 8kbit burst 1600 limit 9000"), settle=give_up, out=ANY,
            errors=("ENOBUFS",), options=((socket.IPPROTO_IP, IP_RECVERR, 1),),
-           families=(4,), **single),
+           families=(4,), **non_gso),
     Policy("fq", tc("qdisc add @ root fq"), **seen),
     Policy("fq with SO_MAX_PACING_RATE", tc("qdisc add @ root fq"), settle=drained,
-           observe=(throttled,), options=pacing(400000), **single),
+           observe=(throttled,), options=pacing(400000), **non_gso),
     Policy("fq_codel", tc("qdisc add @ root fq_codel"), **seen),
     Policy("fq with SO_TXTIME", tc("qdisc add @ root fq"), settle=drained,
-           options=txtime(time.CLOCK_MONOTONIC), metas=backwards, **single,
+           options=txtime(time.CLOCK_MONOTONIC), metas=backwards, **non_gso,
            note="sent in the order of their times"),
     Policy("fq with SO_TXTIME, sendmsg on the flow", tc("qdisc add @ root fq"), settle=drained,
-           options=txtime(time.CLOCK_MONOTONIC), metas=backwards, prepare=by_sendmsg, **single),
+           options=txtime(time.CLOCK_MONOTONIC), metas=backwards, prepare=by_sendmsg, **non_gso),
     # Of a long delta, since time is coarse here: sent half a second early, too late half a second on.
     Policy("etf with SO_TXTIME", tc(f"qdisc add @ root etf clockid CLOCK_TAI delta {500_000_000}"),
-           settle=let_go, options=txtime(time.CLOCK_TAI), metas=tai(1), **single,
+           settle=wait_for_qdisc, options=txtime(time.CLOCK_TAI), metas=tai(1), **non_gso,
            note="sent in the order of their times"),
     Policy("etf: times that are over", tc(
-        "qdisc add @ root etf clockid CLOCK_TAI delta 500000"), settle=let_go,
+        "qdisc add @ root etf clockid CLOCK_TAI delta 500000"), settle=wait_for_qdisc,
            options=txtime(time.CLOCK_TAI, REPORT_ERRORS), metas=tai(-10), prepare=reporting,
-           observe=(missed,), out=NONE, **single),
+           observe=(missed,), out=NONE, **non_gso),
     Policy("etf: no SO_TXTIME", tc("qdisc add @ root etf clockid CLOCK_TAI delta 500000"),
-           settle=let_go, out=NONE, **single),
-    Policy("SCM_TXTIME without SO_TXTIME", metas=backwards, out=NONE, errors=("EINVAL",), **single),
+           settle=wait_for_qdisc, out=NONE, **non_gso),
+    Policy("SCM_TXTIME without SO_TXTIME", metas=backwards, out=NONE, errors=("EINVAL",), **non_gso),
     Policy("netem: delay", tc("qdisc add @ root netem delay 50ms limit 1000"), settle=drained,
            **seen),
     Policy("netem: loss", tc("qdisc add @ root netem loss random 30% seed 7 limit 1000"),
-           settle=let_go, out=ANY, **single),
+           settle=wait_for_qdisc, out=ANY, **non_gso),
     Policy("netem: loss of GSO packets", tc("qdisc add @ root netem loss random 50% seed 3 limit 1000"),
-           settle=let_go, out=ANY, gso=(True,)),
+           settle=wait_for_qdisc, out=ANY, gso=(True,)),
     Policy("netem: duplicate", tc("qdisc add @ root netem duplicate 100% limit 1000"),
-           settle=let_go, out=2 * COUNT, **single),
+           settle=wait_for_qdisc, out=2 * COUNT, **non_gso),
     Policy("netem: reorder",
-           tc("qdisc add @ root netem delay 20ms reorder 50% seed 7 limit 1000"), settle=let_go,
-           ordered=False, **single),
+           tc("qdisc add @ root netem delay 20ms reorder 50% seed 7 limit 1000"), settle=wait_for_qdisc,
+           ordered=False, **non_gso),
     Policy("clsact egress, flower: count", clsact(*flower("egress", 7001, "pass")), **counted),
     Policy("clsact egress, flower: drop", clsact(*flower("egress", 7001, "drop")), out=NONE,
            **counted),
-    Policy("clsact ingress, flower: count", clsact(*flower("ingress", 7000, "pass")), **single,
+    Policy("clsact ingress, flower: count", clsact(*flower("ingress", 7000, "pass")), **non_gso,
            **counted),
     Policy("clsact ingress, flower: drop", clsact(*flower("ingress", 7000, "drop")), into=NONE,
-           **single, **counted),
+           **non_gso, **counted),
     Policy("clsact egress: police",
            clsact(*flower("egress", 7001, "police rate 1kbit burst 19800 conform-exceed drop/pass")),
-           out=22, **single, **counted),
+           out=22, **non_gso, **counted),
     Policy("clsact ingress: police",
            clsact(*flower("ingress", 7000, "police rate 1kbit burst 19800 conform-exceed drop/pass")),
-           into=22, **single, **counted),
+           into=22, **non_gso, **counted),
     Policy("clsact egress: mirred",
            together(other, clsact(*flower("egress", 7001, "mirred egress mirror dev other"))),
-           observe=(filters, on_other), **single),
+           observe=(filters, on_other), **non_gso),
     Policy("clsact egress: redirect",
            together(other, clsact(*flower("egress", 7001,
                                                    "mirred egress redirect dev other"))),
-           observe=(filters, on_other), out=NONE, **single),
+           observe=(filters, on_other), out=NONE, **non_gso),
     Policy("clsact ingress: mirred",
            together(other, clsact(*flower("ingress", 7000,
                                                    "mirred egress mirror dev other"))),
-           observe=(filters, on_other), **single),
+           observe=(filters, on_other), **non_gso),
     Policy("clsact egress: skbedit", together(htb(), clsact(
         *flower("egress", 7001, "skbedit priority 1:20 mark 9"))), observe=(class_of_subject,)),
     Policy("clsact ingress: skbedit", together(clsact(
         *flower("ingress", 7000, "skbedit mark 9")), nft_table(
             chain("filter hook input priority 0", "meta mark 9 udp dport 7000 counter drop"))),
-           into=NONE, **single),
-    Policy("clsact egress: pedit", clsact(*pedit("egress", 7001)), **single, **counted),
-    Policy("clsact ingress: pedit", clsact(*pedit("ingress", 7000)), **single, **counted),
+           into=NONE, **non_gso),
+    Policy("clsact egress: pedit", clsact(*pedit("egress", 7001)), **non_gso, **counted),
+    Policy("clsact ingress: pedit", clsact(*pedit("ingress", 7000)), **non_gso, **counted),
     Policy("clsact egress: pedit of a port",
            clsact(*flower("egress", 7999, "pedit ex munge udp dport set 7001 pipe "
                           "action csum udp")),
            subject_sends_to=lambda family: (ADDRESSES[family]["peer"], 7999),
-           connected=False, **single, **counted),
+           connected=False, **non_gso, **counted),
     Policy("clsact ingress: pedit of a port",
            clsact(*flower("ingress", 7999, "pedit ex munge udp dport set 7000 pipe "
                           "action csum udp")),
            peer_sends_to=lambda family: (ADDRESSES[family]["host"], 7999),
-           connected=False, **single, **counted),
+           connected=False, **non_gso, **counted),
 ], remove_other)

@@ -67,14 +67,14 @@ put(f"{TRACING}/trace", "")
 put(f"{EVENT}/enable", "1")
 try:
     send_at_once(("127.0.0.1", 7790))
-    came = kopi.wait_until(lambda: CHANNEL.stats()["rx_packets"] == COUNT)
+    all_arrived = kopi.wait_until(lambda: CHANNEL.stats()["rx_packets"] == COUNT)
 finally:
     put(f"{EVENT}/enable", "0")
     DETACH()
     bpf.unload()
 with open(f"{TRACING}/trace", encoding="ascii") as trace:
     TURNS = sum("receive_work" in line for line in trace)
-kopi.check("all that was queued comes", came, CHANNEL.stats())
+kopi.check("all that was queued comes", all_arrived, CHANNEL.stats())
 NUMBERS = [int.from_bytes(CHANNEL.region[entry[0]:entry[0] + 4], "big") for entry in iter(CHANNEL.rx.pop, None)]
 kopi.check("in order", NUMBERS == list(range(COUNT)), NUMBERS)
 kopi.check(f"at most {AT_ONCE} in a turn", TURNS >= COUNT / AT_ONCE, TURNS)

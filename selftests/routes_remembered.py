@@ -133,11 +133,11 @@ check("by a device", sent((b"a", far), (b"b", other), (b"c", far)) == [0, 0, 0]
 
 # Its routes.
 ip("route add unreachable 198.51.100.7/32")
-wanted = udp_errno(b"x", far)
+expected = udp_errno(b"x", far)
 before = left_by("d9")
 errors = sent((b"a", other), (b"b", far), (b"c", other), (b"d", far))
-check("an unreachable peer, and only that", wanted and errors == [0, wanted, 0, wanted]
-      and left_by("d9") == before + 2, (wanted, errors, left_by("d9") - before))
+check("an unreachable peer, and only that", expected and errors == [0, expected, 0, expected]
+      and left_by("d9") == before + 2, (expected, errors, left_by("d9") - before))
 ip("route del unreachable 198.51.100.7/32")
 before = left_by("d9")
 check("it can be reached again", sent((b"a", far)) == [0] and left_by("d9") == before + 1)
@@ -152,9 +152,9 @@ meta = {"local": "198.51.100.2"}
 before = left_by("d9")
 check("a source", sent((b"a", far, 0, meta)) == [0] and left_by("d9") == before + 1)
 ip("addr del 198.51.100.2/24 dev d9")
-wanted = udp_errno(b"x", far, "198.51.100.2")
+expected = udp_errno(b"x", far, "198.51.100.2")
 errors = sent((b"a", far, 0, meta))
-check("that is gone", wanted and errors == [wanted], (wanted, errors))
+check("that is gone", expected and errors == [expected], (expected, errors))
 
 # The MTU.
 long = b"x" * 1000
@@ -173,10 +173,10 @@ connected.sock.connect(far)
 channel = connected
 check("a connected flow", sent((b"a", None)) == [0])
 subprocess.run(["ip", "link", "del", "d9"], check=True, timeout=20)
-wanted = udp_errno(b"x", far)
+expected = udp_errno(b"x", far)
 for channel, address in ((connected, None), (wild, far)):
     errors = sent((b"a", address))
-    check("a device that is gone", wanted == errors[0], (wanted, errors))
+    check("a device that is gone", expected == errors[0], (expected, errors))
 
 # A device with queues, of which the hash of a datagram's ends chooses one.
 ip("link add q9 numtxqueues 4 type veth peer name q8")
@@ -207,12 +207,12 @@ def chosen(send):
 
 with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
     udp.bind(("198.51.100.1", 7009))
-    wanted = chosen(lambda datagrams: [udp.sendto(*each) for each in datagrams])
+    expected = chosen(lambda datagrams: [udp.sendto(*each) for each in datagrams])
 channel = Channel()
 channel.sock.bind(("198.51.100.1", 7009))
 got = chosen(lambda datagrams: sent(*datagrams))
-check("each peer's datagrams go by the queue that a UDP socket's go by", got == wanted and sum(got) == 60
-      and sum(each > 0 for each in got) > 1, (got, wanted))
+check("each peer's datagrams go by the queue that a UDP socket's go by", got == expected and sum(got) == 60
+      and sum(each > 0 for each in got) > 1, (got, expected))
 
 # A policy of IPsec that a socket sets for itself when its way is known; nobody has keys for it.
 subprocess.run(["modprobe", "xfrm_user"], check=True)

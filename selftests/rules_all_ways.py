@@ -229,13 +229,13 @@ def replaced():
             first = channel.tx.get(channel.tx.consumer)
             for index in range(first, 16):
                 replace(channel, index)
-            held = run("tc -s qdisc show dev slow0")
+            backlog = run("tc -s qdisc show dev slow0")
             run("tc qdisc del dev slow0 root")
             wait_until(lambda rings=channel: (rings.bell(), rings.tx.get(rings.tx.consumer) == 16)[1])
             drops = [struct.unpack("=32Q", sock.getsockopt(kopi.SOL_KOPI, kopi.STATS, 256))[23]
                      for sock in (channel.sock, joined)]
             check(f"{what} in the place of what has passed: over the rate", 0 < first < 16 and sum(drops) == 16 - first,
-                  (first, drops, {name: count for name, count in channel.stats().items() if count}, held))
+                  (first, drops, {name: count for name, count in channel.stats().items() if count}, backlog))
             channel.sock.close()
 
 

@@ -40,7 +40,7 @@ def wait_by_ring(page, at):
         now = time.monotonic_ns()
         while (entry := channel.rx.pop()) is not None:
             channel.fill.push(entry[0] - 64)
-            note(page, at, now)
+            record(page, at, now)
 
 
 def wait_by_socket(page, at):
@@ -53,10 +53,10 @@ def wait_by_socket(page, at):
         poll.poll()
         now = time.monotonic_ns()
         sock.recv(64)
-        note(page, at, now)
+        record(page, at, now)
 
 
-def note(page, at, now):
+def record(page, at, now):
     """Leaves the time and a count for the parent."""
     kopi.store(page, at + 8, "=Q", now)
     kopi.store(page, at, "=Q", struct.unpack_from("=Q", page, at)[0] + 1)

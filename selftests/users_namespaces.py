@@ -206,11 +206,12 @@ def fragments_to_be_are_a_datagram():
             channel.fill.push(channel.frame(number))
         os.write(tap, header + ethernet + ip + udp + bytes(size))
         kopi.wait_until(lambda rings=channel: rings.stats()["rx_taken"], 10)
-        came = []
+        received = []
         while entry := channel.rx.pop():
             meta = struct.unpack_from(kopi.META_FORMAT, channel.region, entry[0] - entry[0] % 4096)
-            came.append((entry[1], meta[5]))
-        check(f"UFO of a tap's, {what}: one datagram", came == [(size, 0)] and channel.stats()["rx_packets"] == 1, came)
+            received.append((entry[1], meta[5]))
+        check(f"UFO of a tap's, {what}: one datagram",
+              received == [(size, 0)] and channel.stats()["rx_packets"] == 1, received)
         channel.sock.close()
     os.close(tap)
 

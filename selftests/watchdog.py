@@ -111,7 +111,7 @@ class Others:
         self.table = mmap.mmap(-1, mmap.PAGESIZE)
         self.pids, self.complaints, self.longest = [], [], 0.0
 
-    def look(self, until):
+    def watch(self, until):
         """Looks at them until that can be read; says what it saw."""
         # With the one who started it.
         kopi.libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -204,7 +204,7 @@ class Watchdog:
         if self.pid == 0:
             os.close(self.go_on)
             try:
-                os.write(saying, json.dumps(Others(self.place).look(until)).encode())
+                os.write(saying, json.dumps(Others(self.place).watch(until)).encode())
             except BaseException:  # pylint: disable=broad-except
                 traceback.print_exc()
             finally:

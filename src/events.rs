@@ -59,16 +59,16 @@ impl Event {
 }
 
 /// Tells listeners. Process context, but for events that say otherwise.
-pub(crate) fn tell(flow: &impl Subject, sk: &Sock, event: Event) {
+pub(crate) fn notify(flow: &impl Subject, sk: &Sock, event: Event) {
     if !genl::has_listeners(sk.net()) {
         return;
     }
-    if let Err(error) = try_to_tell(flow, sk, event) {
+    if let Err(error) = try_notify(flow, sk, event) {
         pr_debug!("an event is lost: {}\n", error.to_errno());
     }
 }
 
-fn try_to_tell(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
+fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
     let policy = flow.policy().ok_or(ENOENT)?;
     let identity = policy.identity();
     let ends = match &event {
@@ -106,11 +106,11 @@ fn try_to_tell(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
 }
 
 /// Tells listeners that a limit refused the current process something. Process context.
-pub(crate) fn tell_limit(net: &NetRef, limit: &'static CStr) {
+pub(crate) fn notify_limit(net: &NetRef, limit: &'static CStr) {
     if !genl::has_listeners(net) {
         return;
     }
-    let told = task::Pid::current().and_then(|pid| {
+    let notified = task::Pid::current().and_then(|pid| {
         genl::send_event(net, uapi::KOPI_CMD_LIMIT_NTF, true, |message| {
             message.u32(uapi::KOPI_A_FLOW_UID, net.show_uid(context::current_uid()))?;
             message.u32(uapi::KOPI_A_FLOW_PID, pid.shown_in(net))?;
@@ -118,7 +118,7 @@ pub(crate) fn tell_limit(net: &NetRef, limit: &'static CStr) {
             message.string(uapi::KOPI_A_FLOW_LIMIT, limit.to_bytes())
         })
     });
-    if let Err(error) = told {
+    if let Err(error) = notified {
         pr_debug!("an event is lost: {}\n", error.to_errno());
     }
 }

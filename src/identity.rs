@@ -106,11 +106,11 @@ impl User {
 
     /// From now on the channel's flows are the current process's. Process context; may be called
     /// under its memory map's lock.
-    pub(crate) fn note_current(&self) -> Result {
+    pub(crate) fn record_current(&self) -> Result {
         if !self.outdated.load(Relaxed) && self.is_current() {
             return Ok(());
         }
-        self.note(None, || match self.latest() {
+        self.record(None, || match self.latest() {
             Some(latest) => latest.or_current(),
             None => Owner::current(),
         })
@@ -118,16 +118,16 @@ impl User {
 
     /// The last user of the rings is the writer of what is in them, as if it rang the doorbell. An
     /// engine calls this before it sends. Process context.
-    pub(crate) fn note_again(&self) -> Result {
+    pub(crate) fn restamp(&self) -> Result {
         if !self.outdated.load(Relaxed) {
             return Ok(());
         }
         let latest = self.latest().ok_or(ESRCH)?;
-        self.note(Some(&latest.identity), || Ok(latest.again()))
+        self.record(Some(&latest.identity), || Ok(latest.again()))
     }
 
     /// Notes an owner; if `before` is given, only in place of one with that identity.
-    fn note(
+    fn record(
         &self,
         before: Option<&Arc<Identity>>,
         owner: impl FnOnce() -> Result<Owner>,

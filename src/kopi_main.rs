@@ -66,7 +66,7 @@ struct Kopi {
 
 impl kernel::Module for Kopi {
     fn init(module: &'static ThisModule) -> Result<Self> {
-        let number = sys::family::wanted_number();
+        let number = sys::family::family_parameter();
         let reaper = Reaper::new()?;
         let limits = Limits::register()?;
         let namespaces = PerNet::register()?;

@@ -7,7 +7,7 @@
 //! outermost one, so that subordinate users don't multiply the limits. The memory of frames counts
 //! against RLIMIT_MEMLOCK and the memory cgroup besides.
 
-use crate::events::tell_limit;
+use crate::events::notify_limit;
 use crate::pure::quota::{Holding, Over};
 use crate::sys::{
     context,
@@ -15,7 +15,7 @@ use crate::sys::{
     lock::LockIrq,
     pernet::NetRef,
     reaper,
-    sysctl::{Number, Numbers, Sysctls},
+    sysctl::{SysctlTable, SysctlU32, Sysctls},
 };
 use kernel::{
     prelude::*,
@@ -24,14 +24,14 @@ use kernel::{
     sync::global_lock,
 };
 
-static USER_FLOWS: Number = Number::new(1 << 16);
-static USER_CHANNELS: Number = Number::new(1 << 10);
-static USER_FRAMES: Number = Number::new(1 << 22);
-static NET_FLOWS: Number = Number::new(1 << 18);
-static NET_CHANNELS: Number = Number::new(1 << 12);
-static NET_FRAMES: Number = Number::new(1 << 24);
+static USER_FLOWS: SysctlU32 = SysctlU32::new(1 << 16);
+static USER_CHANNELS: SysctlU32 = SysctlU32::new(1 << 10);
+static USER_FRAMES: SysctlU32 = SysctlU32::new(1 << 22);
+static NET_FLOWS: SysctlU32 = SysctlU32::new(1 << 18);
+static NET_CHANNELS: SysctlU32 = SysctlU32::new(1 << 12);
+static NET_FRAMES: SysctlU32 = SysctlU32::new(1 << 24);
 
-static SYSCTLS: Numbers<6> = Numbers::new();
+static SYSCTLS: SysctlTable<6> = SysctlTable::new();
 
 /// A holder of flows, channels and frames.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,6 +104,17 @@ impl Limits {
     }
 }
 
+/// The user, by its id in the initial user namespace, to whom the current process's flows and
+/// channels are charged. Process context.
+fn charged_uid() -> u32 {
+    let charged = context::outermost_user_namespace().and_then(|ns| match ns.owner {
+        // Root makes namespaces for others, and gives each one its own users.
+        Some(0) => ns.root,
+        owner => owner,
+    });
+    charged.unwrap_or_else(context::current_uid)
+}
+
 /// A charge for something held, given back when dropped, in any context.
 pub(crate) struct Charge {
     user: u32,
@@ -117,7 +128,7 @@ impl Charge {
     ///
     /// `EMFILE` over a limit of flows or channels, `ENOBUFS` over one of frames, `ENOMEM`.
     pub(crate) fn new(net: &NetRef, holding: Holding) -> Result<Self> {
-        let (user, cookie) = (context::charged_uid(), net.cookie());
+        let (user, cookie) = (charged_uid(), net.cookie());
         let holders = holders(user, cookie);
         let mut taken = take(holders, holding)?;
         if taken.is_err() {
@@ -132,7 +143,7 @@ impl Charge {
                 holding,
             });
         };
-        tell_limit(net, holder.name(over));
+        notify_limit(net, holder.name(over));
         match over {
             Over::Frames => Err(enobufs()),
             Over::Flows | Over::Channels => Err(EMFILE),

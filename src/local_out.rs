@@ -27,7 +27,7 @@ impl LocalOut for Flow {
         if packet.via != packet.to && self.denies_hop(sk, packet.via, &sent) {
             return Err(EACCES);
         }
-        let again = packet.again || family::has_judged::<Self>(sk, &packet.to);
+        let again = packet.again || family::was_checked::<Self>(sk, &packet.to);
         match self.sends(sk, &mut sent, again) {
             Outcome::Pass => {
                 (packet.mark, packet.priority) = (sent.mark, sent.priority);

@@ -41,7 +41,7 @@ impl Refusal {
 }
 
 /// The fate of a packet, and the device.
-pub(crate) struct Seen {
+pub(crate) struct PacketFate {
     direction: u8,
     verdict: u8,
     reason: u32,
@@ -50,7 +50,7 @@ pub(crate) struct Seen {
     gso_size: u32,
 }
 
-impl Seen {
+impl PacketFate {
     /// The packet was given to a device's driver.
     pub(crate) fn transmitted(ifindex: u32, gso_size: u32) -> Self {
         Self {
@@ -77,11 +77,11 @@ impl Seen {
 
     /// The packet was put into the RX ring, read without a ring, or refused.
     pub(crate) fn received(refusal: Option<Refusal>, ifindex: u32, gso_size: u32) -> Self {
-        Self::judged(MON_IN, refusal, ifindex, gso_size)
+        Self::by_kopi(MON_IN, refusal, ifindex, gso_size)
     }
 
     /// KOPI let the packet pass, or refused it.
-    fn judged(direction: u8, refusal: Option<Refusal>, ifindex: u32, gso_size: u32) -> Self {
+    fn by_kopi(direction: u8, refusal: Option<Refusal>, ifindex: u32, gso_size: u32) -> Self {
         Self {
             direction,
             verdict: if refusal.is_some() {
@@ -98,18 +98,18 @@ impl Seen {
 }
 
 /// The monitor header of a packet of a flow.
-fn header(policy: &Policy, flow: &impl Subject, sk: &Sock, seen: Seen) -> MonHdr {
+fn header(policy: &Policy, flow: &impl Subject, sk: &Sock, fate: PacketFate) -> MonHdr {
     let identity = policy.identity();
     let program = identity.program.as_ref();
     let net = sk.net();
     MonHdr {
         version: MON_VERSION,
         len: MonHdr::LEN as u8,
-        direction: seen.direction,
-        verdict: seen.verdict,
-        reason: seen.reason,
-        rule: seen.rule,
-        ifindex: seen.ifindex,
+        direction: fate.direction,
+        verdict: fate.verdict,
+        reason: fate.reason,
+        rule: fate.rule,
+        ifindex: fate.ifindex,
         flow: flow.id(),
         pid: identity.process.pid().shown_in(net),
         uid: net.show_uid(identity.uid),
@@ -117,7 +117,7 @@ fn header(policy: &Policy, flow: &impl Subject, sk: &Sock, seen: Seen) -> MonHdr
         cgroup: task::cgroup_of(sk).unwrap_or(0),
         exe_inode: program.map_or(0, |program| program.id.inode),
         exe_device: program.map_or(0, |program| program.id.device),
-        gso_size: seen.gso_size,
+        gso_size: fate.gso_size,
         command: identity.command,
         reserved: [0; 2],
     }
@@ -131,13 +131,13 @@ pub(crate) fn is_watched(flow: &impl Subject) -> bool {
 
 /// Shows a packet of a flow, if a monitor device is up in its namespace. Any context but hard
 /// interrupts, with interrupts on.
-pub(crate) fn show(flow: &impl Subject, sk: &Sock, seen: Seen, packet: &Packet<'_>) {
+pub(crate) fn show(flow: &impl Subject, sk: &Sock, fate: PacketFate, packet: &Packet<'_>) {
     let Some(policy) = flow.policy() else {
         return;
     };
     let monitors = &policy.net().monitors;
     if monitors.is_any_up() {
-        monitors.show(header(policy, flow, sk, seen), packet);
+        monitors.show(header(policy, flow, sk, fate), packet);
     }
 }
 
@@ -150,12 +150,8 @@ pub(crate) fn show_first(flow: &impl Subject, sk: &Sock, outcome: Outcome, peer:
     let rule = flow
         .policy()
         .map_or(0, |policy| policy.rule_for(sk, Direction::In, peer));
-    let seen = Seen::received(
-        Refusal::of(outcome, rule),
-        first.came_by(),
-        first.gso_size(),
-    );
-    show(flow, sk, seen, &Packet::first(&first));
+    let fate = PacketFate::received(Refusal::of(outcome, rule), first.iif(), first.gso_size());
+    show(flow, sk, fate, &Packet::first(&first));
 }
 
 /// A datagram, or a GSO packet, that rules refused before it became an skb.
@@ -182,12 +178,12 @@ pub(crate) fn show_unsent(flow: &impl Subject, sk: &Sock, outcome: Outcome, unse
         destination: unsent.peer,
     };
     let header = ip::header(&ends, unsent.len);
-    let seen = Seen::judged(
+    let fate = PacketFate::by_kopi(
         MON_OUT,
         Some(refusal),
         sk.bound_device() as u32,
         unsent.gso_size,
     );
     let packet = Packet::Bytes(header.bytes(), unsent.begins, header.is_ipv6());
-    show(flow, sk, seen, &packet);
+    show(flow, sk, fate, &packet);
 }

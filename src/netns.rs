@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What there is of KOPI in one network namespace: its flows, its channels, its rules, its monitors.
+//! What there is of KOPI in one network namespace: its flows, its channels, its rules, its
+//! monitors.
 //!
-//! `flows` and `channels` are taken before the locks of a channel, and never both at once. The lock of the
-//! rules is taken after all others.
+//! `flows` and `channels` are taken before the locks of a channel, and never both at once. The lock
+//! of the rules is taken after all others.
 
 use crate::channel::Channel;
 use crate::direct::RedirectedPorts;
@@ -77,13 +78,13 @@ pub(crate) struct Net {
     pub(crate) changing: Mutex<()>,
     /// Taken last, in process context.
     #[pin]
-    pub(crate) listening: Mutex<RedirectedPorts>,
+    pub(crate) redirected_ports: Mutex<RedirectedPorts>,
 }
 
 pernet::serve!(Net);
 
 #[expect(unsafe_code, reason = "the slot's type")]
-// SAFETY: No other type implements it.
+// SAFETY: `Net` is the module's only type that implements `Namespace`.
 unsafe impl Namespace for Net {
     /// Nothing yet: no flows, no rules, and all is allowed.
     fn new() -> Result<Arc<Self>> {
@@ -102,7 +103,8 @@ unsafe impl Namespace for Net {
                 policy,
                 hooked: Atomic::new(false),
                 changing <- new_mutex!((), "kopi::Net::changing"),
-                listening <- new_mutex!(RedirectedPorts::new(), "kopi::Net::listening"),
+                redirected_ports <-
+                    new_mutex!(RedirectedPorts::new(), "kopi::Net::redirected_ports"),
             }),
             GFP_KERNEL_ACCOUNT,
         )
@@ -141,7 +143,7 @@ impl Net {
                 break;
             }
         }
-        // SAFETY: As required of the caller.
+        // SAFETY: The caller calls `close`, which removes the socket, before its release.
         unsafe { flows.open.insert(number, socket, room) }?;
         flows.last = number;
         flows.opened = flows.opened.wrapping_add(1);

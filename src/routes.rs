@@ -51,8 +51,8 @@ impl Routes {
         self.sets = KVVec::new();
     }
 
-    /// The datagram that goes where `meta` says, of the flow of that number on the channel: `None` if it is
-    /// for udp_sendmsg(). Process context.
+    /// The datagram that goes where `meta` says, of the flow of that number on the channel: `None`
+    /// if it is for udp_sendmsg(). Process context.
     pub(crate) fn datagram<'a>(
         &'a mut self,
         number: u32,
@@ -104,7 +104,8 @@ impl Routes {
         self.options.as_ref()?.1.as_ref()
     }
 
-    /// Finds a good route of a key, by a look-up if it isn't remembered; gives its set and the place there.
+    /// Finds a good route of a key, by a look-up if it isn't remembered; gives its set and the
+    /// place there.
     fn find_route(&mut self, sk: &Sock, key: &RouteKey) -> Option<(usize, usize)> {
         let at = key.hash() as usize & (SETS - 1);
         if let Some(set) = self.sets.get_mut(at) {

@@ -160,15 +160,15 @@ bool kopi_dst_mtu_locked(const struct dst_entry *dst);
 /* shim/dev.c */
 int kopi_net_xmit_errno(int code);
 bool kopi_device_name(struct net *net, int ifindex, char *name);
-int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most);
+int kopi_net_find_dev(struct net *net, const struct net_device *sought, u32 most);
 struct net *kopi_dev_net(const struct net_device *dev);
 int kopi_dev_ifindex(const struct net_device *dev);
 void kopi_dev_rx_dropped_inc(struct net_device *dev);
 void kopi_dev_lstats_add(struct net_device *dev, unsigned int len);
 bool kopi_dev_is_up(const struct net_device *dev);
 bool kopi_dev_strips_vlans(const struct net_device *dev);
-bool kopi_dev_merges_received(const struct net_device *dev);
-bool kopi_dev_runs(const struct net_device *dev, const char *name);
+bool kopi_dev_has_gro(const struct net_device *dev);
+bool kopi_dev_runs_xdp(const struct net_device *dev, const char *name);
 void kopi_rtnl_lock(void);
 void kopi_rtnl_unlock(void);
 struct net_device *kopi_dev_get_by_index(struct net *net, int ifindex);
@@ -259,7 +259,10 @@ unsigned int kopi_get_order(unsigned long size);
 
 /* shim/task.c */
 uid_t kopi_current_uid(void);
-uid_t kopi_charged_uid(void);
+struct user_namespace *kopi_current_user_ns(void);
+struct user_namespace *kopi_user_ns_parent(const struct user_namespace *ns);
+uid_t kopi_user_ns_owner(const struct user_namespace *ns);
+uid_t kopi_user_ns_root(struct user_namespace *ns);
 bool kopi_signal_pending(void);
 struct pid *kopi_get_current_tgid(void);
 pid_t kopi_pid_nr_here(struct pid *pid);
@@ -323,7 +326,7 @@ struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left);
 int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len);
 const struct net_device *kopi_net_dev(struct net *net, int ifindex);
 void kopi_skb_set_udp_gro(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);
-bool kopi_dev_takes_length(const struct net_device *dev, unsigned int len);
+bool kopi_dev_fits_mtu(const struct net_device *dev, unsigned int len);
 bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index);
 void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb);
 
@@ -366,8 +369,8 @@ void kopi_mon_cancel_unprobe(void);
 bool kopi_mon_is(const struct net_device *dev);
 
 /* shim/kopirx.c */
-struct net_device *kopi_target_new(struct net *net, void *receiver);
-bool kopi_target_is(const struct net_device *dev);
+struct net_device *kopi_redirect_new(struct net *net, void *receiver);
+bool kopi_redirect_is(const struct net_device *dev);
 
 /* Rust functions that the C above calls. */
 int kopi_net_init(struct net *net);
@@ -376,13 +379,13 @@ int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
 void kopi_device_going(struct net_device *dev);
 void kopi_device_changed(struct net_device *dev);
 void kopi_device_down(struct net_device *dev);
-void kopi_seen_transmitted(struct sk_buff *skb, struct net_device *dev);
-void kopi_seen_dropped(struct sk_buff *skb, unsigned int reason, struct sock *rx_sk);
+void kopi_on_start_xmit(struct sk_buff *skb, struct net_device *dev);
+void kopi_on_kfree_skb(struct sk_buff *skb, unsigned int reason, struct sock *rx_sk);
 int kopi_mon_open(struct net_device *dev);
 int kopi_mon_stop(struct net_device *dev);
 void kopi_mon_unprobe(struct work_struct *work);
-int kopi_target_open(void *receiver);
-void kopi_target_stop(void *receiver);
-int kopi_target_xmit(void *receiver, int n, struct xdp_frame **frames, u32 flags);
+int kopi_redirect_open(void *receiver);
+void kopi_redirect_stop(void *receiver);
+int kopi_redirect_xmit(void *receiver, int n, struct xdp_frame **frames, u32 flags);
 
 #endif /* _KOPI_SHIM_H */

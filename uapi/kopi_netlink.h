@@ -16,7 +16,7 @@
 #define KOPI_USERNS_RULES_MAX	1024
 
 /**
- * enum kopi_direction - Ways of a packet, seen from the flow.
+ * enum kopi_direction - Directions of a packet, seen from the flow.
  * @KOPI_DIRECTION_OUT: Sent by the flow.
  * @KOPI_DIRECTION_IN: Received by the flow.
  */
@@ -26,10 +26,10 @@ enum kopi_direction {
 };
 
 /**
- * enum kopi_verdict - What becomes of a flow's packets, or of its bind() and
- *   connect().
+ * enum kopi_verdict - The decision about a flow's packets, or about its bind()
+ *   and connect().
  * @KOPI_VERDICT_ALLOW: They pass.
- * @KOPI_VERDICT_DENY: They don't; bind() and connect() give EACCES.
+ * @KOPI_VERDICT_DENY: They don't pass; bind() and connect() fail with EACCES.
  */
 enum kopi_verdict {
 	KOPI_VERDICT_ALLOW,
@@ -37,30 +37,33 @@ enum kopi_verdict {
 };
 
 /**
- * enum kopi_path - The TX path of flows' packets by a device, and why. Values
- *   from datagram on are of flows only.
- * @KOPI_PATH_DIRECT: Cut up, and given to the driver.
- * @KOPI_PATH_NO_PROGRAM: By the stack, since no XDP program has the driver
- *   take frames.
- * @KOPI_PATH_TC: By the stack, since tc has filters or programs at the
+ * enum kopi_path - The TX path of flows' packets through a device, with the
+ *   reason. The values from datagram on only apply to flows.
+ * @KOPI_PATH_DIRECT: Directly: segmented, and passed to the driver.
+ * @KOPI_PATH_NO_PROGRAM: Through the stack, because no XDP program is attached
+ *   that makes the driver accept frames.
+ * @KOPI_PATH_TC: Through the stack, because tc has filters or programs at the
  *   device's egress.
- * @KOPI_PATH_HOOK: By the stack, since another hook of netfilter's egress
- *   comes later.
- * @KOPI_PATH_TAP: By the stack, since a packet socket is to see the packets.
- * @KOPI_PATH_MONITOR: By the stack, since a device of type kopimon is up.
- * @KOPI_PATH_QDISC: By the stack, since a qdisc holds packets, or lets none
- *   pass it by.
- * @KOPI_PATH_DOWN: By the stack, since the device is down, has no carrier, or
- *   is not there, as while the machine is suspended.
- * @KOPI_PATH_REFUSED: By the stack, since the driver took no frames for a
- *   second; a minute later it is tried again.
- * @KOPI_PATH_DATAGRAM: By the stack, since the last one was no GSO packet.
- * @KOPI_PATH_TRANSFORMED: By the stack, since it was not UDP any more, but
- *   IPsec's or a tunnel's.
- * @KOPI_PATH_EXTRAS: By the stack, since it had options or the tag of a VLAN,
- *   or its time was to be taken or kept.
- * @KOPI_PATH_BEHIND: By the stack, which had earlier ones of the flow for too
- *   long; a second later it is tried again.
+ * @KOPI_PATH_HOOK: Through the stack, because another netfilter egress hook
+ *   runs later.
+ * @KOPI_PATH_TAP: Through the stack, because a packet socket captures the
+ *   packets.
+ * @KOPI_PATH_MONITOR: Through the stack, because a device of type kopimon is
+ *   up.
+ * @KOPI_PATH_QDISC: Through the stack, because a qdisc holds packets, or can't
+ *   be bypassed.
+ * @KOPI_PATH_DOWN: Through the stack, because the device is down, has no
+ *   carrier, or is not present, for instance while the machine is suspended.
+ * @KOPI_PATH_REFUSED: Through the stack, because the driver accepted no frames
+ *   for a second; it is tried again after a minute.
+ * @KOPI_PATH_DATAGRAM: Through the stack, because the last packet was not a
+ *   GSO packet.
+ * @KOPI_PATH_TRANSFORMED: Through the stack, because IPsec or a tunnel had
+ *   transformed the packet.
+ * @KOPI_PATH_EXTRAS: Through the stack, because the packet had IP options, a
+ *   VLAN tag, a time stamp request, or a transmission time.
+ * @KOPI_PATH_BEHIND: Through the stack, because the stack held earlier packets
+ *   of the flow for too long; the direct path is tried again after a second.
  */
 enum kopi_path {
 	KOPI_PATH_DIRECT,
@@ -79,18 +82,18 @@ enum kopi_path {
 };
 
 /**
- * enum kopi_receive_path - The RX path of flows' packets from a device, and
- *   why; no-gro is of flows only.
- * @KOPI_RECEIVE_PATH_DIRECT: By its XDP program, which redirects them to be
- *   coalesced to GRO packets.
- * @KOPI_RECEIVE_PATH_NO_PROGRAM: By the stack, since its XDP program is not
- *   one that redirects them.
- * @KOPI_RECEIVE_PATH_DOWN: By the stack, since the device that they are
- *   redirected to is down.
- * @KOPI_RECEIVE_PATH_VLAN: By the stack, since the device takes the tags of
- *   VLANs off, which its program can't see then.
- * @KOPI_RECEIVE_PATH_NO_GRO: By the stack, since the flow didn't ask for GSO
- *   packets, or has no port.
+ * enum kopi_receive_path - The RX path of flows' packets from a device, with
+ *   the reason. The value no-gro only applies to flows.
+ * @KOPI_RECEIVE_PATH_DIRECT: Directly: the XDP program redirects them, and
+ *   they are coalesced to GRO packets.
+ * @KOPI_RECEIVE_PATH_NO_PROGRAM: Through the stack, because the device has no
+ *   XDP program that redirects them.
+ * @KOPI_RECEIVE_PATH_DOWN: Through the stack, because the redirect device is
+ *   down.
+ * @KOPI_RECEIVE_PATH_VLAN: Through the stack, because the device strips VLAN
+ *   tags, so that its XDP program can't see them.
+ * @KOPI_RECEIVE_PATH_NO_GRO: Through the stack, because the flow didn't ask
+ *   for GRO packets, or has no port.
  */
 enum kopi_receive_path {
 	KOPI_RECEIVE_PATH_DIRECT,

@@ -111,7 +111,7 @@ class Path:
                 self.peer.recv(65536, socket.MSG_DONTWAIT)
 
 
-def receive(sock, wanted=None):
+def receive(sock, expected=None):
     """What comes, or of that what is wanted, and from where if the socket is an ordinary one."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
@@ -124,7 +124,7 @@ def receive(sock, wanted=None):
                 got = sock.recv(65536, socket.MSG_DONTWAIT), None
             else:
                 got = sock.recvfrom(65536, socket.MSG_DONTWAIT)
-            if wanted in (None, got[0]):
+            if expected in (None, got[0]):
                 return got
     raise Wrong("a datagram doesn't come")
 
@@ -148,11 +148,11 @@ def works(path, sock, channel=None, number=0):
     path.peer.sendto(data, source)
     entry = None
 
-    def came():
+    def arrived():
         nonlocal entry
         entry = channel.rx.pop()
         return entry is not None
-    expect(wait_until(came, 5), "the answer doesn't come by the ring")
+    expect(wait_until(arrived, 5), "the answer doesn't come by the ring")
     expect(entry[2] == number and channel.region[entry[0]:entry[0] + entry[1]] == data, "the answer")
     expect(not channel.unaccounted(), channel.unaccounted())
 
@@ -231,11 +231,11 @@ def grown(before):
 
 def charges_left():
     """Whether the limits of net.kopi.*, which the first namespace has, still hold something, in words."""
-    wanted = {f"/proc/sys/net/kopi/{who}_max_{what}": number for who in ("user", "netns")
+    expected = {f"/proc/sys/net/kopi/{who}_max_{what}": number for who in ("user", "netns")
               for what, number in (("flows", 1), ("channels", 1), ("frames", 64))}
-    before = {name: get(name) for name in wanted}
+    before = {name: get(name) for name in expected}
     try:
-        for name, number in wanted.items():
+        for name, number in expected.items():
             put(name, number)
         channel = kopi.Channel(frames=64)
         channel.region.close()

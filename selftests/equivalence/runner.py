@@ -199,11 +199,11 @@ class Exchange:
                 self.seen[f"{function.__name__}, asked after {after}"] = function(self.subject)
 
 
-def same(area, what, udp, flow, wanted, reason=""):
+def same(area, what, udp, flow, expected, reason=""):
     """Checks and notes what isn't an exchange: its outcome for a UDP socket and for a KOPI flow, and
     the outcome that the first should have. The two must be equal, or there is a reason."""
-    as_listed = udp == wanted and (udp == flow) == (not reason)
-    kopi.check(what, as_listed, f"UDP {udp}, KOPI {flow}, wanted {wanted}")
+    as_listed = udp == expected and (udp == flow) == (not reason)
+    kopi.check(what, as_listed, f"UDP {udp}, KOPI {flow}, expected {expected}")
     write_row({"area": area, "policy": what, "note": "", "UDP": str(udp), "KOPI": str(flow),
                "differs": {"the outcome": reason} if reason else {}, "same": as_listed})
 

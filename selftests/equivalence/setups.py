@@ -126,12 +126,12 @@ def nft_table(*parts, family="inet"):
 def await_address(address):
     """Waits until an IPv6 address that was added is this namespace's own: its local route, without
     which nothing is received, is made later, by a worker of the kernel."""
-    wanted = socket.inet_pton(socket.AF_INET6, address).hex()
+    packed = socket.inet_pton(socket.AF_INET6, address).hex()
 
     def is_local():
         with open("/proc/net/ipv6_route", encoding="ascii") as file:
             routes = map(str.split, file)
-            return any(route[0] == wanted and int(route[8], 16) & RTF_LOCAL for route in routes)
+            return any(route[0] == packed and int(route[8], 16) & RTF_LOCAL for route in routes)
 
     if not kopi.wait_until(is_local, PATIENCE):
         raise RuntimeError(f"{address} is not local")

@@ -222,7 +222,7 @@ class Case:
             self.tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 20)
             self.tap.bind(("near", 0))
 
-    def held(self):
+    def queued(self):
         """How many packets are held at this moment."""
         with inside(self.space):
             if self.state == "netem":
@@ -235,7 +235,7 @@ class Case:
 
     def await_netem(self):
         """All are held, and so are their frames unless they were copied."""
-        expect(self.held() == COUNT, "all are held", self.held())
+        expect(self.queued() == COUNT, "all are held", self.queued())
         expect(self.pending() == (0 if self.nic else COUNT), "their frames are held", self.pending())
 
     await_nfqueue = await_netem
@@ -256,18 +256,18 @@ class Case:
 
     # After the ending.
 
-    def check_held(self):
+    def check_queued(self):
         """What was held still is, or was let go of by the ending."""
         if self.state == "tap":
             return
         if self.state in self.ending.drops:
-            wait("they are dropped", lambda: self.held() == 0)
+            wait("they are dropped", lambda: self.queued() == 0)
             if self.queue:
                 # What its program hasn't read has their pages, too.
                 self.read_queue()
             wait("what was dropped is completed", lambda: self.pending() == 0)
             return
-        expect(self.held() == COUNT, "still held", self.held())
+        expect(self.queued() == COUNT, "still held", self.queued())
         if self.nic:
             return
         if not self.alive:
@@ -278,12 +278,12 @@ class Case:
         else:
             expect(self.ask("completions") == [], "no completion before its time")
 
-    def let_go(self):
+    def release(self):
         """Ends what holds packets; their frames come back."""
         if self.state == "tap":
             self.read_tap()
         elif self.state not in self.ending.drops:
-            getattr(self, f"let_go_{self.state}")()
+            getattr(self, f"release_{self.state}")()
         if self.alive and self.open:
             wait("their frames come back", lambda: self.pending() == 0)
         if self.alive and self.mapped:
@@ -291,12 +291,12 @@ class Case:
             done = self.ask("completions")
             expect(done == [0] * COUNT, "completed once, without an error", done)
 
-    def let_go_netem(self):
+    def release_netem(self):
         """The queue is deleted, and drops them."""
         with inside(self.space):
             sh("tc qdisc del dev near root")
 
-    def let_go_nfqueue(self):
+    def release_nfqueue(self):
         """They get their verdicts, and come out if their route is still there."""
         for packet in self.read_queue():
             self.queue.verdict(packet, True)
@@ -433,11 +433,11 @@ class Case:
         if self.alive:
             expect(os.waitpid(self.pid, os.WNOHANG)[0] == 0, "it lives")
         if self.state in HELD:
-            self.check_held()
+            self.check_queued()
         if self.ending.cuts:
             self.check_cut()
         if self.state in HELD:
-            self.let_go()
+            self.release()
         if self.ending.restore:
             self.ending.restore(self)
         if self.alive:

@@ -86,7 +86,7 @@ def link_down(case):
 def link_up(case):
     """It is set up again."""
     if case.state == "netem":
-        case.let_go_netem()
+        case.release_netem()
     with inside(case.space):
         links.set_up("near", True)
     # Which the other end takes a moment to see.

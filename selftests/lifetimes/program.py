@@ -46,7 +46,7 @@ class Program:
     def __init__(self):
         self.channel = None
         self.lock = threading.Lock()
-        self.wanted = False
+        self.rings_asked = False
         self.free = list(OWN)
         # Batches sent, or datagrams received.
         self.beats = 0
@@ -77,13 +77,13 @@ class Program:
     @contextlib.contextmanager
     def _rings(self):
         """Has the rings for the block; the thread, which never rests, gives way."""
-        self.wanted = True
+        self.rings_asked = True
         with self.lock:
-            self.wanted = False
+            self.rings_asked = False
             yield
 
     def _give_way(self):
-        while self.wanted:
+        while self.rings_asked:
             time.sleep(0)
 
     def _send_on(self):

@@ -24,7 +24,7 @@ impl Channel {
         let taken = if flags & abi::BELL_TX != 0 {
             let taken = Self::transmit(this)?;
             // More may come soon.
-            engine::call(this);
+            engine::kick(this);
             taken
         } else {
             0

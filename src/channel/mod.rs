@@ -221,7 +221,7 @@ impl Channel {
     }
 
     /// Whether a GRO packet is delivered as one packet.
-    pub(crate) fn merges_received(&self) -> bool {
+    pub(crate) fn has_gro_merged(&self) -> bool {
         self.layout().flags & abi::CHANNEL_GRO_MERGED != 0
     }
 
@@ -239,7 +239,7 @@ impl Channel {
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
         loop {
             let mut sender = self.sender.lock();
-            // SAFETY: As required of the caller.
+            // SAFETY: The caller calls `remove_flow`, which removes the socket, before its release.
             if let Some(number) = unsafe { sender.sockets.insert(socket) }? {
                 self.flows.store(sender.sockets.len(), Relaxed);
                 return Ok(number);
@@ -261,7 +261,7 @@ impl Channel {
         this.room.leave();
         if this.is_stalled_by_buffer() {
             // The other flows are tried anew.
-            <Self as wait::RoomWaiter>::room_came(this);
+            <Self as wait::RoomWaiter>::on_write_space(this);
         }
         // These are options of a flow that is gone, and numbers are used again.
         sender.output.routes.begin();
@@ -276,7 +276,7 @@ impl Channel {
 
     /// Maps the region into the current process.
     pub(crate) fn map(this: &Arc<Self>, vma: &Vma) -> Result {
-        this.user.note_current()?;
+        this.user.record_current()?;
         this.region.map(vma, this.clone())
     }
 

@@ -27,7 +27,7 @@ impl Channel {
         }
     }
 
-    /// Whether sending goes on when [`wait::RoomWaiter::room_came`] is called.
+    /// Whether sending goes on when [`wait::RoomWaiter::on_write_space`] is called.
     pub(crate) fn is_stalled_by_buffer(&self) -> bool {
         self.stall.load(Relaxed) == STALL_BUFFER
     }
@@ -74,10 +74,10 @@ impl Channel {
 impl wait::RoomWaiter for Channel {
     /// The send buffer has room for which [`Channel::stall_buffer`] stopped. Any context but hard
     /// interrupts.
-    fn room_came(this: &Arc<Self>) {
+    fn on_write_space(this: &Arc<Self>) {
         this.stall.store(STALL_NONE, Relaxed);
         this.got_room.store(true, Relaxed);
-        engine::call(this);
+        engine::kick(this);
         this.wake_writers();
     }
 }

@@ -14,22 +14,20 @@ use crate::sys::{
     direct::{egress::EgressSkb, port_map::PinnedPortMap, redirect_device::RedirectDevice},
     netdev::{Device, Egress, EgressVerdict, Timer}, //
 };
-use core::sync::atomic::{
-    AtomicBool,
-    AtomicU32,
-
-    Ordering::Relaxed, //
-};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use kernel::{
     cpu::{nr_cpu_ids, CpuId},
     prelude::*,
-    sync::Arc,
+    sync::{
+        atomic::{ordering, Atomic},
+        Arc, //
+    },
 };
 
 /// Name of the XDP program that `kopictl attach` attaches to a driver.
 const PROGRAM: &CStr = c"kopi_redirect";
 /// The number of the next attached device.
-static NUMBER: AtomicU32 = AtomicU32::new(1);
+static NUMBER: Atomic<u32> = Atomic::new(1);
 
 /// A device whose driver KOPI gives frames to.
 pub(crate) struct AttachedDevice {
@@ -47,7 +45,7 @@ pub(crate) struct AttachedDevice {
 impl AttachedDevice {
     /// Under RTNL.
     pub(super) fn new(device: Device, port_map: Option<PinnedPortMap>) -> Result<Self> {
-        let number = NUMBER.fetch_add(1, Relaxed);
+        let number = NUMBER.fetch_add(1, ordering::Relaxed);
         let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
         let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
         let mut queues = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
@@ -96,7 +94,7 @@ impl AttachedDevice {
             TxPath::Refused
         } else if self.device.has_tc_egress() {
             TxPath::Tc
-        } else if !self.device.asks_last(self) {
+        } else if !self.device.is_last_hook(self) {
             TxPath::Hook
         } else if self.device.is_tapped() {
             TxPath::Tap
@@ -122,7 +120,7 @@ impl AttachedDevice {
         match &self.receiving {
             None => RxPath::NoProgram,
             // Another process has detached the program, or replaced it.
-            Some(_) if !self.device.runs(PROGRAM) => RxPath::NoProgram,
+            Some(_) if !self.device.runs_xdp(PROGRAM) => RxPath::NoProgram,
             Some(target) if !target.is_up() => RxPath::Down,
             Some(_) if self.device.strips_vlans() => RxPath::Vlan,
             Some(_) => RxPath::Direct,
@@ -157,24 +155,24 @@ impl Egress for AttachedDevice {
         let direct = &flow.direct;
         let in_flight = direct.in_flight.load(Relaxed);
         if skb.is_gso() {
-            direct.note_gso();
-        } else if in_flight == 0 && !direct.takes_single(self.number) {
-            direct.note_path(&self.device, why_not(&skb));
+            direct.record_gso();
+        } else if in_flight == 0 && !direct.takes_datagram(self.number) {
+            direct.record_path(&self.device, why_not(&skb));
             return EgressVerdict::Pass;
         }
         let path = self.path_of(&skb);
         let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
-        if in_flight == 0 && !(can && direct.may_go_by(self.number)) {
+        if in_flight == 0 && !(can && direct.may_leave_by(self.number)) {
             let path = if can { TxPath::Behind } else { path };
-            direct.note_path(&self.device, path);
+            direct.record_path(&self.device, path);
             direct.leave();
             self.count_passed(&skb);
             return EgressVerdict::Pass;
         }
-        direct.note_path(&self.device, path);
+        direct.record_path(&self.device, path);
         // A flow that left the direct path has earlier packets in this queue that the stack is to
         // send. This packet has to go behind those, through the stack as well.
-        let directly = can && direct.goes_by(self.number);
+        let directly = can && direct.leaves_by(self.number);
         if !directly {
             self.count_passed(&skb);
         }

@@ -28,7 +28,7 @@ const DATAGRAMS_MAX: u8 = 16;
 pub(crate) struct Direct {
     /// Number of the attached device by which the flow's packets leave directly, if possible; 0 for
     /// none.
-    port: AtomicU32,
+    attached_device: AtomicU32,
     /// The stack may still hold earlier packets of the flow.
     pub(super) entering: AtomicBool,
     /// The CPU whose queue holds the flow's packets in flight.
@@ -51,7 +51,7 @@ pub(crate) struct Direct {
 
 impl Direct {
     /// Records the path of a packet.
-    pub(super) fn note_path(&self, device: &Device, path: TxPath) {
+    pub(super) fn record_path(&self, device: &Device, path: TxPath) {
         if self.last_path.load(Relaxed) != path as u8 {
             self.last_path.store(path as u8, Relaxed);
         }
@@ -68,27 +68,27 @@ impl Direct {
     }
 
     /// Whether the flow's packets leave directly by the attached device of this number.
-    pub(super) fn goes_by(&self, attached: u32) -> bool {
-        self.port.load(Relaxed) == attached
+    pub(super) fn leaves_by(&self, attached: u32) -> bool {
+        self.attached_device.load(Relaxed) == attached
     }
 
     /// Whether packets may leave by this attached device now. A flow that doesn't enters the direct
     /// path, unless it has to pause.
-    pub(super) fn may_go_by(&self, attached: u32) -> bool {
-        if !self.goes_by(attached) {
+    pub(super) fn may_leave_by(&self, attached: u32) -> bool {
+        if !self.leaves_by(attached) {
             if self.pause.load(Relaxed) > now() {
                 return false;
             }
             self.entering.store(true, Relaxed);
-            self.port.store(attached, Relaxed);
+            self.attached_device.store(attached, Relaxed);
         }
         true
     }
 
     /// Whether a non-GSO datagram takes the direct path, too, while nothing of the flow is in
     /// flight.
-    pub(super) fn takes_single(&self, attached: u32) -> bool {
-        if !self.goes_by(attached) {
+    pub(super) fn takes_datagram(&self, attached: u32) -> bool {
+        if !self.leaves_by(attached) {
             return false;
         }
         let datagrams = self.datagrams.load(Relaxed);
@@ -101,7 +101,7 @@ impl Direct {
     }
 
     /// Records a GSO packet, which ends a sequence of non-GSO datagrams.
-    pub(super) fn note_gso(&self) {
+    pub(super) fn record_gso(&self) {
         if self.datagrams.load(Relaxed) != 0 {
             self.datagrams.store(0, Relaxed);
         }
@@ -109,7 +109,7 @@ impl Direct {
 
     /// Makes the flow leave the direct path. Packets in flight aren't affected.
     pub(super) fn leave(&self) {
-        self.port.store(0, Relaxed);
+        self.attached_device.store(0, Relaxed);
     }
 
     /// Counts a packet as in flight.

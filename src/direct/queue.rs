@@ -196,7 +196,7 @@ impl Queue {
         let mut any = false;
         let now = now();
         let is_sent =
-            |packet: &mut TakenSkb| packet.has_returned() || packet.given_for(now) > DRIVER_MAX;
+            |packet: &mut TakenSkb| packet.has_returned() || packet.since_xmit(now) > DRIVER_MAX;
         while lists.with_driver.first(is_sent) == Some(true) {
             let Some(packet) = lists.with_driver.pop() else {
                 break;
@@ -227,7 +227,7 @@ impl Queue {
             match step {
                 Step::Given => {
                     lists.patient_from = None;
-                    packet.given_at(now());
+                    packet.set_xmit_time(now());
                     lists.with_driver.push(packet);
                 }
                 Step::ToStack => {
@@ -313,7 +313,7 @@ impl Queue {
     /// earlier packet of the flow for too long, or if a tap was added after this packet was taken.
     fn turn(&self, sk: &Sock, flow: &Flow, patient_from: &mut Option<u64>) -> Turn {
         let direct = &flow.direct;
-        if !direct.goes_by(self.number) || self.device.is_tapped() || self.counters.is_refused() {
+        if !direct.leaves_by(self.number) || self.device.is_tapped() || self.counters.is_refused() {
             return Turn::Never;
         }
         if !direct.entering.load(Relaxed) {

@@ -17,7 +17,7 @@ use crate::sys::{
     direct::{
         port_map::PinnedPortMap,
         redirect_device,
-        redirected::{deliver_gro, fit, XdpFrame}, //
+        redirected::{datagrams_max, deliver_gro, XdpFrame}, //
     },
     netdev::Device,
     sock,
@@ -36,7 +36,8 @@ const COALESCED_MAX: usize = 16;
 /// Datagrams that can be one GRO packet, or one frame that can't be part of any.
 struct Coalesced {
     frames: KVec<XdpFrame>,
-    /// The headers of the first datagram; [`FirstFrame::NONE`] for a frame that can't be part of any.
+    /// The headers of the first datagram; [`FirstFrame::NONE`] for a frame that can't be part of
+    /// any.
     first: FirstFrame,
     /// Bytes of payload of the last datagram. All before it have as many bytes as the first one.
     last: usize,
@@ -60,14 +61,17 @@ impl Coalesced {
         self.first = datagram.map_or(FirstFrame::NONE, FirstFrame::new);
         self.last = self.first.payload();
         let most = GRO_BYTES_MAX.checked_div(self.last).unwrap_or(0);
-        self.room = most.min(GRO_MAX).min(fit(self.last)).saturating_sub(1);
+        self.room = most
+            .min(GRO_MAX)
+            .min(datagrams_max(self.last))
+            .saturating_sub(1);
     }
 
     /// Adds a frame that belongs to it, or gives it back if there is no room.
     #[inline]
     fn take(&mut self, frame: XdpFrame) -> core::result::Result<(), XdpFrame> {
         if self.frames.len() == 1 {
-            frame.begin_numbers(&mut self.first);
+            frame.begin_ids(&mut self.first);
         }
         self.frames
             .push_within_capacity(frame)
@@ -77,7 +81,7 @@ impl Coalesced {
     /// Whether a frame is the next datagram, of the same length and with the same headers as the
     /// first.
     #[inline]
-    fn goes_on(&self, frame: &XdpFrame) -> bool {
+    fn is_continued_by(&self, frame: &XdpFrame) -> bool {
         self.room > 0 && frame.follows(&self.first, self.frames.len())
     }
 
@@ -107,13 +111,13 @@ impl Coalesced {
 }
 
 /// GRO packets that are being coalesced on one CPU.
-struct Gathering {
+struct GroTable {
     packets: KVec<Coalesced>,
     /// Number of them that are in use.
     used: usize,
 }
 
-impl Gathering {
+impl GroTable {
     fn new() -> Result<Self> {
         let mut packets = KVec::with_capacity(COALESCED_MAX, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..COALESCED_MAX {
@@ -129,7 +133,7 @@ impl Gathering {
     fn add(&mut self, frame: XdpFrame) -> core::result::Result<(), XdpFrame> {
         // Usually the frame continues the most recent GRO packet.
         match self.packets.get_mut(self.used.wrapping_sub(1)) {
-            Some(last) if last.goes_on(&frame) => {
+            Some(last) if last.is_continued_by(&frame) => {
                 last.room = last.room.saturating_sub(1);
                 last.take(frame)
             }
@@ -183,10 +187,10 @@ impl Gathering {
 /// The receiver of the redirected frames of one device.
 pub(crate) struct RedirectReceiver {
     device: Arc<Device>,
-    wanted: Arc<PinnedPortMap>,
+    port_map: Arc<PinnedPortMap>,
     counters: Arc<Counters>,
     /// One for each CPU; `None` while that CPU uses it, without the lock.
-    cpus: KVec<Pin<KBox<SpinLock<Option<Gathering>>>>>,
+    cpus: KVec<Pin<KBox<SpinLock<Option<GroTable>>>>>,
 }
 
 impl RedirectReceiver {
@@ -198,35 +202,35 @@ impl RedirectReceiver {
     ) -> Result<Self> {
         let mut cpus = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..nr_cpu_ids() {
-            let gathering = new_spinlock!(Some(Gathering::new()?), "kopi::RedirectReceiver::cpus");
-            let gathering = KBox::pin_init(gathering, GFP_KERNEL_ACCOUNT)?;
-            cpus.push_within_capacity(gathering).map_err(|_| ENOMEM)?;
+            let table = new_spinlock!(Some(GroTable::new()?), "kopi::RedirectReceiver::cpus");
+            let table = KBox::pin_init(table, GFP_KERNEL_ACCOUNT)?;
+            cpus.push_within_capacity(table).map_err(|_| ENOMEM)?;
         }
         Ok(Self {
             device,
-            wanted: Arc::new(port_map, GFP_KERNEL_ACCOUNT)?,
+            port_map: Arc::new(port_map, GFP_KERNEL_ACCOUNT)?,
             counters,
             cpus,
         })
     }
 
     /// Calls `act` with the redirected ports of the device's network namespace, under their lock.
-    fn with_listening<T>(&self, act: impl FnOnce(&mut RedirectedPorts) -> T) -> T {
-        act(&mut self.device.net().state().listening.lock())
+    fn with_redirected_ports<T>(&self, act: impl FnOnce(&mut RedirectedPorts) -> T) -> T {
+        act(&mut self.device.net().state().redirected_ports.lock())
     }
 
     /// Gives all gathered frames to the stack.
-    fn deliver(&self, gathering: &mut Gathering) {
-        let used = core::mem::take(&mut gathering.used);
+    fn deliver(&self, table: &mut GroTable) {
+        let used = core::mem::take(&mut table.used);
         let (mut received, mut merged, mut dropped) = (0u64, 0u64, 0u64);
-        for packet in gathering.packets.iter_mut().take(used) {
+        for packet in table.packets.iter_mut().take(used) {
             let count = packet.frames.len() as u64;
             let is_gso = count > 1 && self.wants_gro(packet.first.headers());
             let lost = if is_gso {
                 merged = merged.wrapping_add(1);
                 self.deliver_gro(packet)
             } else {
-                self.deliver_singles(packet)
+                self.deliver_datagrams(packet)
             };
             received = received.wrapping_add(count);
             dropped = dropped.wrapping_add(lost);
@@ -240,7 +244,7 @@ impl RedirectReceiver {
     /// Whether datagrams may become a GRO packet: the device has generic receive offload on, and
     /// the socket asked for GRO packets.
     fn wants_gro(&self, headers: &[u8]) -> bool {
-        self.device.merges_received()
+        self.device.has_gro()
             && sock::wants_gro(self.device.net(), &ends(headers), self.device.ifindex())
     }
 
@@ -255,7 +259,7 @@ impl RedirectReceiver {
     }
 
     /// Gives the datagrams to the stack one by one; returns the number of dropped datagrams.
-    fn deliver_singles(&self, packet: &mut Coalesced) -> u64 {
+    fn deliver_datagrams(&self, packet: &mut Coalesced) -> u64 {
         let verified = !packet.first.headers().is_empty();
         let mut dropped = 0;
         for frame in packet.frames.drain_all() {
@@ -275,7 +279,7 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
     }
 
     fn redirects_to(&self, ifindex: u32) {
-        self.wanted.send_to(ifindex);
+        self.port_map.send_to(ifindex);
     }
 
     /// Makes the program redirect the namespace's ports: `ENOMEM`. It doesn't if the device strips
@@ -285,34 +289,34 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
             return Ok(());
         }
         let room = ProgramRoom::new()?;
-        self.with_listening(|listening| listening.attach(&self.wanted, room))
+        self.with_redirected_ports(|ports| ports.attach(&self.port_map, room))
     }
 
     /// Makes the program redirect nothing. Under RTNL.
     fn close(&self) {
-        self.with_listening(|listening| listening.detach(&self.wanted));
+        self.with_redirected_ports(|ports| ports.detach(&self.port_map));
     }
 
-    /// Takes no frames if this CPU is already within this function, or has no memory for gathering.
+    /// Takes no frames if this CPU is already within this function, or has no memory for table.
     fn xdp_xmit(&self, frames: impl Iterator<Item = XdpFrame>, last: bool) -> bool {
         let Some(cpu) = self.cpus.get(CpuId::current().as_u32() as usize) else {
             return false;
         };
         let taken = cpu.lock().take();
-        let Some(mut gathering) = taken else {
+        let Some(mut table) = taken else {
             return false;
         };
         for frame in frames {
-            if let Err(frame) = gathering.add(frame) {
-                self.deliver(&mut gathering);
+            if let Err(frame) = table.add(frame) {
+                self.deliver(&mut table);
                 // There is room now.
-                let _ = gathering.add(frame);
+                let _ = table.add(frame);
             }
         }
         if last {
-            self.deliver(&mut gathering);
+            self.deliver(&mut table);
         }
-        *cpu.lock() = Some(gathering);
+        *cpu.lock() = Some(table);
         true
     }
 }

@@ -50,7 +50,7 @@ impl RedirectedPorts {
     }
 
     /// Sets or clears a port in all port maps.
-    fn tell(&self, port: u16, redirected: bool) {
+    fn update(&self, port: u16, redirected: bool) {
         for program in &self.programs {
             program.set(port, redirected);
         }
@@ -63,7 +63,7 @@ impl RedirectedPorts {
             return;
         }
         self.ports.insert(room.0.into_node(port, 1));
-        self.tell(port, true);
+        self.update(port, true);
     }
 
     /// Removes a flow from a port. The port is redirected until its last flow is removed.
@@ -72,7 +72,7 @@ impl RedirectedPorts {
             Some(flows) if *flows > 1 => *flows = flows.saturating_sub(1),
             _ => {
                 let _gone = self.ports.remove(&port);
-                self.tell(port, false);
+                self.update(port, false);
             }
         }
     }

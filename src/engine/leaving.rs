@@ -2,7 +2,7 @@
 
 //! The end of an engine: its channels go to other engines, or their programs ring from now on.
 
-use super::{call, Engine, Visit, VISIT_MAX};
+use super::{kick, Engine, Visit, VISIT_MAX};
 use crate::channel::Channel;
 use crate::pure::drr::Deficit;
 use crate::sys::{
@@ -38,13 +38,13 @@ impl Engine {
 
     /// Gives up all channels. Other engines take them over, or their programs ring from now on.
     pub(super) fn leave(&self, active: &mut List<Channel>) {
-        self.open_inbox(active);
+        self.take_pending(active);
         let mut left = List::new();
         while let Some(channel) = active.pop_front() {
             let channel = channel.into_arc();
             smp_mb();
             // The engine that takes it over finds it polled.
-            if call(&channel) {
+            if kick(&channel) {
                 self.channels.fetch_sub(1, Relaxed);
                 continue;
             }

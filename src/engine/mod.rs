@@ -14,7 +14,7 @@
 //!
 //! The maker of a channel's `ListArc` gives it to an engine. The engine alone has it from then on,
 //! sets and clears `need_wakeup` under the channel's `sender`, and gives it up. Locks: [`ENGINES`],
-//! then an engine's `inbox`, both with interrupts off.
+//! then an engine's `pending`, both with interrupts off.
 
 mod leaving;
 
@@ -57,7 +57,7 @@ global_lock! {
 }
 
 global_lock! {
-    // SAFETY: As above.
+    // SAFETY: `Engines::register` initializes it, before there is any socket.
     /// The engines' threads. Taken before all other locks, while they are exchanged.
     unsafe(uninit) static THREADS: Mutex<KVec<Thread<Engine>>> = KVec::new();
 }
@@ -91,7 +91,7 @@ pub(crate) struct Engine {
     pub(crate) settings: Settings,
     /// Channels that were given to it, and that it hasn't visited yet.
     #[pin]
-    inbox: SpinLockIrq<List<Channel>>,
+    pending: SpinLockIrq<List<Channel>>,
     /// Where it sleeps.
     #[pin]
     wait: WaitQueue,
@@ -134,7 +134,7 @@ impl Engine {
             pin_init!(Self {
                 cpu,
                 settings,
-                inbox <- SpinLockIrq::new(new_spinlock!(List::new(), "kopi::Engine::inbox")),
+                pending <- SpinLockIrq::new(new_spinlock!(List::new(), "kopi::Engine::pending")),
                 wait <- WaitQueue::new(),
                 channels: Atomic::new(0),
                 leave_until: Atomic::new(0),
@@ -145,19 +145,19 @@ impl Engine {
     }
 
     /// Gives it a channel. Any context but hard interrupts.
-    fn admit(&self, channel: ListArc<Channel>) {
+    fn enqueue(&self, channel: ListArc<Channel>) {
         self.channels.fetch_add(1, Relaxed);
-        self.inbox.lock().push_back(channel);
+        self.pending.lock().push_back(channel);
         self.wait.wake(0);
     }
 
     /// Takes in what it was given.
-    fn open_inbox(&self, active: &mut List<Channel>) {
-        active.push_all_back(&mut self.inbox.lock());
+    fn take_pending(&self, active: &mut List<Channel>) {
+        active.push_all_back(&mut self.pending.lock());
     }
 
-    fn has_mail(&self) -> bool {
-        !self.inbox.lock().is_empty()
+    fn has_pending(&self) -> bool {
+        !self.pending.lock().is_empty()
     }
 
     /// Visits each channel once, as long as its user has had less than [`VISIT_MAX`]; says whether
@@ -192,7 +192,7 @@ impl Engine {
             if self.is_over(thread) {
                 break;
             }
-            thread.pause();
+            thread.cond_resched_tasks_rcu_qs();
         }
         // Channels that weren't reached come first.
         active.push_all_back(&mut passed_over);
@@ -286,7 +286,7 @@ impl Engine {
         let Some(credentials) = channel.user().credentials() else {
             return Visit::Over;
         };
-        if channel.user().note_again().is_err() {
+        if channel.user().restamp().is_err() {
             return Visit::Nothing;
         }
         let start = now();
@@ -323,11 +323,11 @@ impl Engine {
     fn give_up(&self, channel: ListArc<Channel>) {
         let channel = channel.into_arc();
         self.channels.fetch_sub(1, Relaxed);
-        // Pairs with that in call(): either room_came() can give the channel to an engine, or it is
-        // seen here that there is room.
+        // Pairs with that in kick(): either on_write_space() can give the channel to an engine, or
+        // it is seen here that there is room.
         smp_mb();
         if channel.got_room() {
-            call(&channel);
+            kick(&channel);
         }
     }
 }
@@ -347,18 +347,18 @@ impl Work for Engine {
         let mut active = List::new();
         let mut woken = now();
         while !self.is_over(thread) {
-            self.open_inbox(&mut active);
+            self.take_pending(&mut active);
             let time = now();
             self.counters.awake.add(time.saturating_sub(woken));
             woken = time;
             if active.is_empty() {
                 self.wait
-                    .sleep_until(|| self.is_over(thread) || self.has_mail());
+                    .sleep_until(|| self.is_over(thread) || self.has_pending());
                 self.counters.wakeups.add(1);
                 woken = now();
             } else if !self.round(thread, &mut active, time) {
                 // All other tasks need the CPU more than a poller.
-                thread.make_way();
+                thread.yield_cpu();
             }
         }
         self.leave(&mut active);
@@ -368,7 +368,7 @@ impl Work for Engine {
 
 /// Gives a channel that asked for it to an engine; says whether one has it. Any context but hard
 /// interrupts.
-pub(crate) fn call(channel: &Arc<Channel>) -> bool {
+pub(crate) fn kick(channel: &Arc<Channel>) -> bool {
     if !channel.wants_engine() || !ANY.load(Relaxed) {
         return false;
     }
@@ -383,7 +383,7 @@ pub(crate) fn call(channel: &Arc<Channel>) -> bool {
         .iter()
         .min_by_key(|engine| engine.channels.load(Relaxed));
     match idlest {
-        Some(engine) => engine.admit(entry),
+        Some(engine) => engine.enqueue(entry),
         None => {
             drop(entry);
             return false;

@@ -10,11 +10,13 @@ use crate::sys::{
     family,
     socket::{Socket, SocketFile}, //
 };
-use core::sync::atomic::Ordering;
 use kernel::{
     prelude::*,
     rbtree::RBTreeNode,
-    sync::Arc, //
+    sync::{
+        atomic::ordering::{Full, Release},
+        Arc, //
+    },
 };
 
 /// A flow's place on a channel.
@@ -70,7 +72,7 @@ impl Flow {
     /// Puts the flow on a channel: `EBUSY` if it is corked, or has another.
     fn attach(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
         self.corking
-            .compare_exchange(0, ON_CHANNEL, Ordering::AcqRel, Ordering::Relaxed)
+            .cmpxchg(0, ON_CHANNEL, Full)
             .map_err(|_| EBUSY)?;
         let attached = if socket.sk().is_corked() {
             Err(EBUSY)
@@ -78,7 +80,7 @@ impl Flow {
             self.attach_uncorked(socket, channel)
         };
         if attached.is_err() {
-            self.corking.store(0, Ordering::Release);
+            self.corking.store(0, Release);
         }
         attached
     }

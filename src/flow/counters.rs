@@ -7,7 +7,11 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 /// A counter that has one writer at a time.
 ///
-/// Of `core`, and not of the `kernel` crate: there a load or a store is a call.
+/// This, and all else that each packet counts or changes (`crate::direct`, the message that a ring
+/// sends in `crate::sys::family`), are atomics of `core`. Each operation of the kernel crate's
+/// `Atomic`, even a load, is a call of a C function, since stock kernels are built without
+/// `CONFIG_RUST_INLINE_HELPERS`. All other atomics of the module are the kernel crate's, except
+/// those in memory that it shares with programs.
 pub(crate) struct Counter(AtomicU64);
 
 impl Default for Counter {

@@ -3,7 +3,7 @@
 //! What the rules decide about a flow's calls and packets, and the telling of it.
 
 use super::Flow;
-use crate::events::{tell, Event};
+use crate::events::{notify, Event};
 use crate::monitor::{self, Unsent};
 use crate::pure::rule::{Direction, Peer};
 use crate::rules::{Outcome, Packets, Stopped};
@@ -39,7 +39,7 @@ impl Flow {
         let (outcome, stopped) = policy.decide(sk, direction, &peer(), packets);
         if let Some(stopped) = stopped {
             sk.set_error(EACCES);
-            tell(self, sk, Event::Denied(stopped));
+            notify(self, sk, Event::Denied(stopped));
         }
         outcome
     }
@@ -119,7 +119,7 @@ impl Flow {
             }
         }
         for stopped in stopped.into_iter().flatten() {
-            tell(self, sk, Event::Denied(stopped));
+            notify(self, sk, Event::Denied(stopped));
         }
     }
 
@@ -127,11 +127,11 @@ impl Flow {
     pub(super) fn permit(
         &self,
         socket: &Socket,
-        judged: core::result::Result<(), Stopped>,
+        decision: core::result::Result<(), Stopped>,
         event: impl FnOnce(Stopped) -> Event,
     ) -> Result {
-        judged.map_err(|stopped| {
-            tell(self, socket.sk(), event(stopped));
+        decision.map_err(|stopped| {
+            notify(self, socket.sk(), event(stopped));
             EACCES
         })
     }

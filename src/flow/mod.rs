@@ -23,7 +23,6 @@ use crate::sys::{
 };
 use crate::tx;
 use attach::Attachment;
-use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use kernel::{
     prelude::*,
     sync::{
@@ -41,17 +40,17 @@ pub(crate) struct Flow {
     /// Its owner, and the rules' verdicts on it. Set when it is opened.
     policy: SetOnce<Pin<KBox<Policy>>>,
     /// Its number in its network namespace, from then on.
-    id: AtomicU32,
+    id: Atomic<u32>,
     /// Set once: a flow stays on its channel until it is closed.
     attachment: SetOnce<Attachment>,
     pub(crate) counters: FlowCounters,
     /// What the direct path knows of it.
     pub(crate) direct: Direct,
     /// The local port that XDP programs redirect for it; 0 for none.
-    redirected: AtomicU16,
+    redirected: Atomic<u32>,
     /// Messages being sent that may cork the socket, with [`attach::CORKED`] and
     /// [`attach::ON_CHANNEL`].
-    corking: AtomicU32,
+    corking: Atomic<u32>,
     /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once
     /// and for all.
     polled_early: Atomic<bool>,
@@ -82,7 +81,7 @@ impl Flow {
 
     /// The flow's number in its network namespace.
     pub(crate) fn id(&self) -> u32 {
-        self.id.load(Ordering::Relaxed)
+        self.id.load(Relaxed)
     }
 
     /// Whether somebody may wait on the socket's own queue, and not on the channel's. To be asked
@@ -100,7 +99,7 @@ impl Flow {
     pub(super) fn info(&self) -> abi::Info {
         abi::Info {
             abi_version: abi::ABI_VERSION,
-            family: u32::try_from(family::wanted_number()).unwrap_or(0),
+            family: u32::try_from(family::family_parameter()).unwrap_or(0),
             flow: self.number(),
             has_channel: u32::from(self.channel().is_some()),
             frame_headroom: abi::FRAME_HEADROOM,

@@ -5,14 +5,14 @@
 use super::Flow;
 use crate::direct::PortRoom;
 use crate::sys::sock::Sock;
-use core::sync::atomic::Ordering;
+use kernel::sync::atomic::ordering::Relaxed;
 
 impl Flow {
     /// Has XDP programs redirect the datagrams for the flow's port, which may have changed, if its
     /// channel takes GRO packets. Process context.
     pub(crate) fn follow_port(&self, sk: &Sock) {
         let port = u16::from_be(sk.local_port());
-        if port != self.redirected.load(Ordering::Relaxed)
+        if u32::from(port) != self.redirected.load(Relaxed)
             && self.channel().is_some_and(|channel| channel.has_gro())
         {
             self.redirect(sk, port);
@@ -21,7 +21,7 @@ impl Flow {
 
     /// Whether XDP programs are to redirect the datagrams for its port.
     pub(crate) fn is_redirected(&self) -> bool {
-        self.redirected.load(Ordering::Relaxed) != 0
+        self.redirected.load(Relaxed) != 0
     }
 
     /// Has them redirect the datagrams for one port and no other; 0 for none.
@@ -36,13 +36,13 @@ impl Flow {
             },
         };
         let net = sk.net().state();
-        let mut listening = net.listening.lock();
+        let mut redirected = net.redirected_ports.lock();
         if let Some(room) = room {
-            listening.add(port, room);
+            redirected.add(port, room);
         }
-        match self.redirected.swap(port, Ordering::Relaxed) {
+        match self.redirected.xchg(port.into(), Relaxed) {
             0 => {}
-            before => listening.remove(before),
+            before => redirected.remove(before as u16),
         }
     }
 }

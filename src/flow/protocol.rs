@@ -6,7 +6,7 @@ use super::attach::{CORKED, ON_CHANNEL};
 use super::{Flow, FlowCounters};
 use crate::channel::Channel;
 use crate::direct::Direct;
-use crate::events::{tell, Event};
+use crate::events::{notify, Event};
 use crate::limits::Charge;
 use crate::monitor;
 use crate::pure::{
@@ -27,18 +27,20 @@ use crate::sys::{
     user::{OptionIn, OptionOut},
     wait::PollTable, //
 };
-use core::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Full, Atomic},
+        atomic::{
+            ordering::{Full, Relaxed, Release},
+            Atomic,
+        },
         Mutex,
         SetOnce, //
     }, //
 };
 
 #[expect(unsafe_code, reason = "the type of the sockets' state")]
-// SAFETY: No other type implements it.
+// SAFETY: `Flow` is the module's only type that implements `Protocol`.
 unsafe impl Protocol for Flow {
     fn new(net: &NetRef) -> Result<Self> {
         let one = Holding {
@@ -47,12 +49,12 @@ unsafe impl Protocol for Flow {
         };
         Ok(Self {
             policy: SetOnce::new(),
-            id: AtomicU32::new(0),
+            id: Atomic::new(0),
             attachment: SetOnce::new(),
             counters: FlowCounters::default(),
             direct: Direct::default(),
-            redirected: AtomicU16::new(0),
-            corking: AtomicU32::new(0),
+            redirected: Atomic::new(0),
+            corking: Atomic::new(0),
             polled_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
             _charge: Charge::new(net, one)?,
@@ -62,11 +64,12 @@ unsafe impl Protocol for Flow {
     fn opened(&self, socket: &Socket) -> Result {
         let net = socket.sk().net().state();
         let policy = Policy::new(net.policy.clone())?;
-        // SAFETY: `release` closes it, which comes before the socket's own.
+        // SAFETY: `release` calls `close`, and the family calls `release` before it releases the
+        // socket.
         let id = unsafe { net.open(socket) }?;
-        self.id.store(id, Ordering::Relaxed);
+        self.id.store(id, Relaxed);
         self.policy.populate(policy);
-        tell(self, socket.sk(), Event::Opened);
+        notify(self, socket.sk(), Event::Opened);
         Ok(())
     }
 
@@ -82,10 +85,10 @@ unsafe impl Protocol for Flow {
                 drop(unlisted);
             }
         }
-        if self.redirected.load(Ordering::Relaxed) != 0 {
+        if self.redirected.load(Relaxed) != 0 {
             self.redirect(socket.sk(), 0);
         }
-        tell(self, socket.sk(), Event::Closed);
+        notify(self, socket.sk(), Event::Closed);
         net.close(self.id(), &self.stats());
     }
 
@@ -95,8 +98,8 @@ unsafe impl Protocol for Flow {
         match name.peer() {
             // Which port it gets is known afterwards.
             Some(end) if end.port != 0 => {
-                let judged = policy.may_bind(socket.sk(), end.port);
-                self.permit(socket, judged, |stopped| Event::BindDenied(stopped, end))
+                let decision = policy.may_bind(socket.sk(), end.port);
+                self.permit(socket, decision, |stopped| Event::BindDenied(stopped, end))
             }
             _ => Ok(()),
         }
@@ -107,7 +110,7 @@ unsafe impl Protocol for Flow {
         let port = u16::from_be(socket.sk().local_port());
         self.permit(socket, policy.may_bind(socket.sk(), port), Event::Denied)?;
         self.follow_port(socket.sk());
-        tell(self, socket.sk(), Event::Bound);
+        notify(self, socket.sk(), Event::Bound);
         Ok(())
     }
 
@@ -116,8 +119,8 @@ unsafe impl Protocol for Flow {
         policy.identify()?;
         match name.peer() {
             Some(peer) => {
-                let judged = policy.may_connect(socket.sk(), &peer);
-                self.permit(socket, judged, |stopped| {
+                let decision = policy.may_connect(socket.sk(), &peer);
+                self.permit(socket, decision, |stopped| {
                     Event::ConnectDenied(stopped, peer)
                 })
             }
@@ -139,26 +142,28 @@ unsafe impl Protocol for Flow {
             Event::Denied,
         )?;
         self.follow_port(socket.sk());
-        tell(self, socket.sk(), Event::Connected);
+        notify(self, socket.sk(), Event::Connected);
         Ok(())
     }
 
     fn may_cork(&self, for_good: bool) -> Result {
-        self.corking
-            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |corking| {
-                let more = if for_good {
-                    corking | CORKED
-                } else {
-                    corking.wrapping_add(1)
-                };
-                (corking & ON_CHANNEL == 0).then_some(more)
-            })
-            .map_err(|_| eopnotsupp())?;
-        Ok(())
+        let mut corking = self.corking.load(Relaxed);
+        while corking & ON_CHANNEL == 0 {
+            let more = if for_good {
+                corking | CORKED
+            } else {
+                corking.wrapping_add(1)
+            };
+            match self.corking.cmpxchg(corking, more, Full) {
+                Ok(_) => return Ok(()),
+                Err(changed) => corking = changed,
+            }
+        }
+        Err(eopnotsupp())
     }
 
     fn has_corked(&self) {
-        self.corking.fetch_sub(1, Ordering::Release);
+        self.corking.fetch_sub(1, Release);
     }
 
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result {

@@ -36,7 +36,7 @@ fn may(request: &Request<'_>) -> Result {
 pub(crate) fn attach(request: &Request<'_>) -> Result {
     may(request)?;
     let attr = named(request)?;
-    let wanted = match request.get(uapi::KOPI_A_DEVICE_PORT_MAP) {
+    let port_map = match request.get(uapi::KOPI_A_DEVICE_PORT_MAP) {
         None => None,
         Some(attr) => Some(PinnedPortMap::pin(attr.uint()).map_err(|error| {
             let why =
@@ -44,7 +44,7 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
             request.refuse(error, why, Some(&attr))
         })?),
     };
-    direct::attach(request.requester().net(), attr.u32(), wanted).map_err(|refusal| {
+    direct::attach(request.requester().net(), attr.u32(), port_map).map_err(|refusal| {
         let (error, why) = match refusal {
             AttachError::Absent => (ENODEV, c"there is no such device"),
             AttachError::Attached => (EEXIST, c"the device is attached already"),

@@ -259,7 +259,7 @@ pub(crate) fn info(request: &Request<'_>) -> Result {
     let channels = net.channels.lock().values().count();
     request.reply(uapi::KOPI_CMD_INFO_GET, |message| {
         message.u32(uapi::KOPI_A_INFO_ABI_VERSION, abi::ABI_VERSION)?;
-        let number = u32::try_from(family::wanted_number()).unwrap_or(0);
+        let number = u32::try_from(family::family_parameter()).unwrap_or(0);
         message.u32(uapi::KOPI_A_INFO_ADDRESS_FAMILY, number)?;
         message.u32(uapi::KOPI_A_INFO_FLOWS, flows as u32)?;
         message.u32(uapi::KOPI_A_INFO_RULES, rules as u32)?;

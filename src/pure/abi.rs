@@ -279,7 +279,8 @@ impl Meta {
 
     /// The words of this `Meta`.
     pub fn to_words(self) -> [u64; META_WORDS] {
-        // SAFETY: `Meta` is `repr(C)` of 64 bytes without padding.
+        // SAFETY: `Meta` is `repr(C)` of 64 bytes without padding, so all its bytes are
+        // initialised.
         unsafe { core::mem::transmute(self) }
     }
 }
@@ -402,7 +403,7 @@ impl MonHdr {
 
     /// The header as it lies in front of a packet.
     pub fn to_bytes(self) -> [u8; Self::LEN] {
-        // SAFETY: `MonHdr` is `repr(C)` without padding.
+        // SAFETY: `MonHdr` is `repr(C)` without padding, so all its bytes are initialised.
         unsafe { core::mem::transmute(self) }
     }
 

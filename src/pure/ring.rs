@@ -65,7 +65,8 @@ impl Entry for Desc {
     }
 
     fn store(self, mut word: impl FnMut(usize, u64)) {
-        // SAFETY: `Desc` is `repr(C)` of 16 bytes without padding.
+        // SAFETY: `Desc` is `repr(C)` of 16 bytes without padding, so all its bytes are
+        // initialised.
         let [first, second]: [u64; 2] = unsafe { core::mem::transmute(self) };
         word(0, first);
         word(1, second);
@@ -87,24 +88,27 @@ struct Memory<E> {
     _entry: PhantomData<E>,
 }
 
-// SAFETY: All access through the pointers is atomic.
+// SAFETY: The memory is not bound to a thread: by the invariants it lives as long as this value.
 unsafe impl<E> Send for Memory<E> {}
-// SAFETY: As above.
+// SAFETY: All accesses through the pointers are atomic.
 unsafe impl<E> Sync for Memory<E> {}
 
 impl<E: Entry> Memory<E> {
     fn producer(&self) -> &AtomicU32 {
-        // SAFETY: By the type's invariants.
+        // SAFETY: By the type's invariants, the pointer is valid for atomic access during the
+        // borrow.
         unsafe { self.producer.as_ref() }
     }
 
     fn consumer(&self) -> &AtomicU32 {
-        // SAFETY: By the type's invariants.
+        // SAFETY: By the type's invariants, the pointer is valid for atomic access during the
+        // borrow.
         unsafe { self.consumer.as_ref() }
     }
 
     fn flags(&self) -> &AtomicU32 {
-        // SAFETY: By the type's invariants.
+        // SAFETY: By the type's invariants, the pointer is valid for atomic access during the
+        // borrow.
         unsafe { self.flags.as_ref() }
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What judges and shows the packets of all flows of a network namespace: rules and monitor devices.
+//! What judges and shows the packets of all flows of a network namespace: rules and monitor
+//! devices.
 
 use super::{RuleSet, SharedRules};
 use crate::sys::{lock::SpinLockIrq, monitor::Devices};

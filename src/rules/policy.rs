@@ -4,7 +4,7 @@
 
 use super::net_policy::NetPolicy;
 use super::set::RuleSet;
-use super::verdict::{with_facts, Judged, Verdicts};
+use super::verdict::{with_facts, Evaluation, Verdicts};
 use super::{Outcome, Packets, Stopped};
 use crate::identity::{Owner, User};
 use crate::pure::rule::{Direction, Judgement, Peer};
@@ -26,7 +26,7 @@ use kernel::{
 };
 
 /// The owner of a flow, and the verdicts on it.
-struct Standing {
+struct PolicyState {
     owner: Owner,
     /// Allocated when there are rules.
     verdicts: Option<KBox<Verdicts>>,
@@ -43,13 +43,14 @@ pub(crate) struct Policy {
     #[pin]
     reading: Mutex<bool>,
     #[pin]
-    standing: SpinLockBh<Standing>,
+    state: SpinLockBh<PolicyState>,
     /// The sock has a rule's mark or priority, which may have to be undone.
     applied: Atomic<bool>,
 }
 
 impl Policy {
-    /// That of a socket that the current process opens, in a network namespace with this policy. Process context.
+    /// That of a socket that the current process opens, in a network namespace with this policy.
+    /// Process context.
     pub(crate) fn new(net: Arc<NetPolicy>) -> Result<Pin<KBox<Self>>> {
         let owner = Owner::current()?;
         KBox::pin_init(
@@ -57,10 +58,10 @@ impl Policy {
                 net,
                 user: SetOnce::new(),
                 reading <- new_mutex!(false, "kopi::Policy::reading"),
-                standing <- SpinLockBh::new(new_spinlock!(Standing {
+                state <- SpinLockBh::new(new_spinlock!(PolicyState {
                     owner,
                     verdicts: None,
-                }, "kopi::Policy::standing")),
+                }, "kopi::Policy::state")),
                 applied: Atomic::new(false),
             }),
             GFP_KERNEL_ACCOUNT,
@@ -83,9 +84,8 @@ impl Policy {
             .latest()
             .filter(|latest| latest.identity.is_as(&self.identity()));
         if let Some(latest) = shared {
-            let own = self.with_standing(|standing| {
-                core::mem::replace(&mut standing.owner.identity, latest.identity)
-            });
+            let own = self
+                .with_state(|state| core::mem::replace(&mut state.owner.identity, latest.identity));
             drop(own);
         }
         self.user.populate(user.clone());
@@ -93,24 +93,28 @@ impl Policy {
     }
 
     /// Acts on the flow's owner of now, and the verdicts on it.
-    fn with_standing<T>(&self, act: impl FnOnce(&mut Standing) -> T) -> T {
-        let mut standing = self.standing.lock();
+    fn with_state<T>(&self, act: impl FnOnce(&mut PolicyState) -> T) -> T {
+        let mut state = self.state.lock();
         let user = self.user.as_ref();
         let old = user
-            .and_then(|user| user.later_than(&standing.owner))
-            .map(|owner| standing.change_owner(owner));
-        let result = act(&mut standing);
-        drop(standing);
+            .and_then(|user| user.later_than(&state.owner))
+            .map(|owner| state.change_owner(owner));
+        let result = act(&mut state);
+        drop(state);
         drop(old);
         result
     }
 
     /// Acts on the verdicts of the rules of now; `None` if there is no memory for these.
-    fn with_judged<T>(&self, sk: &Sock, act: impl FnOnce(&mut Judged<'_>) -> T) -> Option<T> {
-        let (result, old) = self.with_standing(|standing| {
-            let mut judged = standing.judged(sk)?;
-            let old = judged.refresh(&self.net);
-            Some((act(&mut judged), old))
+    fn with_evaluation<T>(
+        &self,
+        sk: &Sock,
+        act: impl FnOnce(&mut Evaluation<'_>) -> T,
+    ) -> Option<T> {
+        let (result, old) = self.with_state(|state| {
+            let mut evaluation = state.evaluation(sk)?;
+            let old = evaluation.refresh(&self.net);
+            Some((act(&mut evaluation), old))
         })?;
         drop(old);
         Some(result)
@@ -118,14 +122,14 @@ impl Policy {
 
     /// The identity of the flow's owner. Any context but hard interrupts.
     pub(crate) fn identity(&self) -> Arc<Identity> {
-        self.with_standing(|standing| standing.owner.identity.clone())
+        self.with_state(|state| state.owner.identity.clone())
     }
 
     /// The current process becomes the flow's owner. Process context.
     pub(crate) fn identify(&self) -> Result {
-        let known = self.with_standing(|standing| standing.owner.clone());
+        let known = self.with_state(|state| state.owner.clone());
         let owner = known.or_current()?;
-        let old = self.with_standing(|standing| standing.change_owner(owner));
+        let old = self.with_state(|state| state.change_owner(owner));
         drop(old);
         if let Some(user) = self.user.as_ref() {
             user.flow_changed();
@@ -154,9 +158,10 @@ impl Policy {
         peer: &Peer,
         packets: Packets,
     ) -> (Outcome, Option<Stopped>) {
-        let decided = self.with_judged(sk, |judged| {
-            let result = judged.decide(direction, peer, packets);
-            self.applied.store(judged.verdicts.is_applied(), Relaxed);
+        let decided = self.with_evaluation(sk, |evaluation| {
+            let result = evaluation.decide(direction, peer, packets);
+            self.applied
+                .store(evaluation.verdicts.is_applied(), Relaxed);
             if result.1.is_some() {
                 self.net.denied.fetch_add(1, Relaxed);
             }
@@ -193,7 +198,7 @@ impl Policy {
             return Ok(());
         }
         let set = self.net.rules();
-        let found = self.with_standing(|standing| denied(&standing.owner, &set));
+        let found = self.with_state(|state| denied(&state.owner, &set));
         let Some((judgement, direction)) = found else {
             return Ok(());
         };
@@ -211,12 +216,12 @@ impl Policy {
     /// Judges the flow by the rules of now; says which directions they have just stopped.
     /// Process context.
     pub(crate) fn sweep(&self, sk: &Sock) -> [Option<Stopped>; 2] {
-        let stopped = self.with_judged(sk, |Judged { verdicts, .. }| {
+        let stopped = self.with_evaluation(sk, |Evaluation { verdicts, .. }| {
             let stopped = [Direction::Out, Direction::In].map(|direction| {
                 let judgement = verdicts.side(direction).judgement;
                 verdicts.stop(direction, judgement)
             });
-            let rule = verdicts.judged(Direction::Out).cloned();
+            let rule = verdicts.rule_for(Direction::Out).cloned();
             verdicts.apply(sk, rule.as_deref().map(|rule| &rule.action));
             self.applied.store(verdicts.is_applied(), Relaxed);
             for _ in stopped.iter().flatten() {
@@ -231,9 +236,9 @@ impl Policy {
     /// The handle of the rule that decides about a peer's packets; 0 for the default. Any context
     /// but hard interrupts.
     pub(crate) fn rule_for(&self, sk: &Sock, direction: Direction, peer: &Peer) -> u32 {
-        let handle = self.with_judged(sk, |judged| {
-            let judgement = judged.judgement(direction, peer);
-            let set = judged.verdicts.set.as_ref();
+        let handle = self.with_evaluation(sk, |evaluation| {
+            let judgement = evaluation.judgement(direction, peer);
+            let set = evaluation.verdicts.set.as_ref();
             set.and_then(|set| Some(set.rule(judgement)?.handle))
         });
         handle.flatten().unwrap_or(0)
@@ -242,9 +247,9 @@ impl Policy {
     /// The mark and the priority that what is sent to a peer is to have. Any context but hard
     /// interrupts.
     pub(crate) fn changes(&self, sk: &Sock, peer: &Peer) -> (Option<u32>, Option<u32>) {
-        let changes = self.with_judged(sk, |judged| {
-            let judgement = judged.judgement(Direction::Out, peer);
-            let rule = judged.verdicts.set.as_ref()?.rule(judgement)?;
+        let changes = self.with_evaluation(sk, |evaluation| {
+            let judgement = evaluation.judgement(Direction::Out, peer);
+            let rule = evaluation.verdicts.set.as_ref()?.rule(judgement)?;
             Some((rule.action.mark, rule.action.priority))
         });
         changes.flatten().unwrap_or_default()
@@ -256,7 +261,7 @@ impl Policy {
         if !self.is_in_force() {
             return 1;
         }
-        let weight = self.with_judged(sk, |Judged { verdicts, .. }| {
+        let weight = self.with_evaluation(sk, |Evaluation { verdicts, .. }| {
             // Where it depends on the peer, the last one decides.
             let judgement = match verdicts.out.last {
                 Some((_, judgement)) => judgement,
@@ -274,7 +279,7 @@ impl Policy {
         if !self.is_in_force() {
             return ([None; 2], 0);
         }
-        let shown = self.with_judged(sk, |Judged { verdicts, .. }| {
+        let shown = self.with_evaluation(sk, |Evaluation { verdicts, .. }| {
             let mut denied = 0;
             let handles = [Direction::Out, Direction::In].map(|direction| {
                 let judgement = verdicts.side(direction).judgement;
@@ -285,7 +290,7 @@ impl Policy {
                 {
                     denied |= direction as u32;
                 }
-                verdicts.judged(direction).map(|rule| rule.handle)
+                verdicts.rule_for(direction).map(|rule| rule.handle)
             });
             (handles, denied)
         });
@@ -293,7 +298,7 @@ impl Policy {
     }
 }
 
-impl Standing {
+impl PolicyState {
     /// Replaces the owner, and gives the old one. The flow is judged anew then.
     fn change_owner(&mut self, owner: Owner) -> Owner {
         if let Some(verdicts) = &mut self.verdicts {
@@ -302,14 +307,14 @@ impl Standing {
         core::mem::replace(&mut self.owner, owner)
     }
 
-    /// The verdicts, which `Judged::refresh` brings up to date; `None` without memory.
-    fn judged<'a>(&'a mut self, sk: &'a Sock) -> Option<Judged<'a>> {
+    /// The verdicts, which `Evaluation::refresh` brings up to date; `None` without memory.
+    fn evaluation<'a>(&'a mut self, sk: &'a Sock) -> Option<Evaluation<'a>> {
         if self.verdicts.is_none() {
             let account = GFP_KERNEL_ACCOUNT & !GFP_KERNEL;
             let flags = GFP_ATOMIC | account | __GFP_NOWARN;
             self.verdicts = KBox::new(Verdicts::default(), flags).ok();
         }
-        Some(Judged {
+        Some(Evaluation {
             owner: &self.owner,
             verdicts: self.verdicts.as_mut()?,
             sk,

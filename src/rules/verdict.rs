@@ -27,8 +27,8 @@ pub(super) struct Side {
     pub(super) last: Option<(Peer, Judgement)>,
     /// Those of the rules with a rate for each flow, by the rule's handle.
     buckets: Buckets,
-    /// The process was told that nothing passes.
-    told: bool,
+    /// The process was notified that nothing passes.
+    notified: bool,
 }
 
 /// The verdicts of the rules on a flow.
@@ -66,13 +66,13 @@ pub(super) fn with_facts<T>(
 }
 
 /// The verdicts on a flow, and what they follow from.
-pub(super) struct Judged<'a> {
+pub(super) struct Evaluation<'a> {
     pub(super) owner: &'a Owner,
     pub(super) verdicts: &'a mut Verdicts,
     pub(super) sk: &'a Sock,
 }
 
-impl Judged<'_> {
+impl Evaluation<'_> {
     /// Judges anew if the rules or the flow have changed; gives the rules from before, to be
     /// dropped without the lock.
     pub(super) fn refresh(&mut self, net: &NetPolicy) -> Option<SharedRules> {
@@ -89,7 +89,7 @@ impl Judged<'_> {
         for (side, judgement) in [(&mut verdicts.out, out), (&mut verdicts.into, into)] {
             side.judgement = judgement;
             side.last = None;
-            side.told = false;
+            side.notified = false;
         }
         (verdicts.generation, verdicts.port, verdicts.device) = (generation, port, device);
         verdicts.set.replace(set)
@@ -141,7 +141,7 @@ impl Verdicts {
     }
 
     /// The rule that decides about a direction, whatever the peer.
-    pub(super) fn judged(&self, direction: Direction) -> Option<&Arc<Rule>> {
+    pub(super) fn rule_for(&self, direction: Direction) -> Option<&Arc<Rule>> {
         let judgement = match direction {
             Direction::Out => self.out.judgement,
             Direction::In => self.into.judgement,
@@ -208,7 +208,7 @@ impl Verdicts {
     /// Notes that nothing passes; gives what to tell the process, the first time.
     pub(super) fn stop(&mut self, direction: Direction, judgement: Judgement) -> Option<Stopped> {
         let set = self.set.clone()?;
-        if !set.denies(judgement) || core::mem::replace(&mut self.side(direction).told, true) {
+        if !set.denies(judgement) || core::mem::replace(&mut self.side(direction).notified, true) {
             return None;
         }
         let rule = set.rule(judgement);
@@ -228,8 +228,8 @@ impl Verdicts {
 
     /// Gives the sock the rule's mark and priority, or its own back.
     pub(super) fn apply(&mut self, sk: &Sock, action: Option<&Action>) {
-        let wanted = action.and_then(|action| action.mark);
-        match (wanted, self.own_mark) {
+        let new = action.and_then(|action| action.mark);
+        match (new, self.own_mark) {
             (Some(mark), own) => {
                 self.own_mark = Some(own.unwrap_or_else(|| sk.mark()));
                 if sk.mark() != mark {
@@ -242,8 +242,8 @@ impl Verdicts {
             }
             (None, None) => {}
         }
-        let wanted = action.and_then(|action| action.priority);
-        match (wanted, self.own_priority) {
+        let new = action.and_then(|action| action.priority);
+        match (new, self.own_priority) {
             (Some(priority), own) => {
                 self.own_priority = Some(own.unwrap_or_else(|| sk.priority()));
                 sk.set_priority(priority);

@@ -12,9 +12,9 @@ mod frames;
 mod pieces;
 
 use crate::channel::Channel;
-use crate::events::{tell, Event};
+use crate::events::{notify, Event};
 use crate::flow::Flow;
-use crate::monitor::{self, Seen};
+use crate::monitor::{self, PacketFate};
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
     geometry::Frame,
@@ -104,7 +104,7 @@ impl Receiver {
         flow.counters.rx_taken.add(size.datagrams());
         let mut meta = Meta::default();
         skb.read_meta(sk, &mut meta);
-        if channel.merges_received() {
+        if channel.has_gro_merged() {
             meta.gso_size = size.gso_size as u16;
         }
         if let Some(locked) = locked {
@@ -126,8 +126,8 @@ impl Receiver {
             let refusal = result
                 .err()
                 .map(|(_, reason)| reason.refusal(flow, sk, &meta));
-            let seen = Seen::received(refusal, meta.ifindex, size.gso_size);
-            monitor::show(flow, sk, seen, &Packet::of(&skb));
+            let fate = PacketFate::received(refusal, meta.ifindex, size.gso_size);
+            monitor::show(flow, sk, fate, &Packet::of(&skb));
         }
         match result {
             Ok(()) => {
@@ -155,7 +155,7 @@ impl Receiver {
         size: &Size,
     ) -> core::result::Result<(), (u32, DropReason)> {
         // Bytes of each packet that the program gets.
-        let step = if channel.merges_received() {
+        let step = if channel.has_gro_merged() {
             size.total
         } else {
             size.unit
@@ -346,7 +346,7 @@ impl Channel {
         drop(receiver);
 
         if overrun {
-            tell(flow, sk, Event::Overrun);
+            notify(flow, sk, Event::Overrun);
         }
 
         if wake {

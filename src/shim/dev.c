@@ -26,12 +26,12 @@ bool kopi_device_name(struct net *net, int ifindex, char *name)
 }
 
 /* The index of a device among the first of a namespace; 0 if it isn't there. RCU is held. */
-int kopi_net_find_dev(struct net *net, const struct net_device *wanted, u32 most)
+int kopi_net_find_dev(struct net *net, const struct net_device *sought, u32 most)
 {
 	struct net_device *dev;
 
 	for_each_netdev_rcu(net, dev) {
-		if (dev == wanted)
+		if (dev == sought)
 			return dev->ifindex;
 		if (!--most)
 			break;
@@ -70,14 +70,14 @@ bool kopi_dev_strips_vlans(const struct net_device *dev)
 }
 
 /* Whether the driver runs an XDP program of this name. In an RCU read-side section. */
-bool kopi_dev_runs(const struct net_device *dev, const char *name)
+bool kopi_dev_runs_xdp(const struct net_device *dev, const char *name)
 {
 	const struct bpf_prog *prog = READ_ONCE(dev->xdp_state[XDP_MODE_DRV].prog);
 
 	return prog && !strcmp(prog->aux->name, name);
 }
 
-bool kopi_dev_merges_received(const struct net_device *dev)
+bool kopi_dev_has_gro(const struct net_device *dev)
 {
 	return dev->features & NETIF_F_GRO;
 }

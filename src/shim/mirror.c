@@ -145,7 +145,7 @@ void kopi_skb_set_udp_gro(struct sk_buff *skb, unsigned int udp, u16 size, u16 s
 }
 
 /* The check of lengths in xdp_ok_fwd_dev() (include/linux/filter.h, 7.3.4). */
-bool kopi_dev_takes_length(const struct net_device *dev, unsigned int len)
+bool kopi_dev_fits_mtu(const struct net_device *dev, unsigned int len)
 {
 	return len <= READ_ONCE(dev->mtu) + dev->hard_header_len + VLAN_HLEN;
 }

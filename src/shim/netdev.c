@@ -13,7 +13,7 @@ static int netdev_event(struct notifier_block *block, unsigned long event, void 
 	struct net_device *dev = netdev_notifier_info_to_dev(info);
 
 	/* Redirect devices come and go with attached devices, and can't be parts of others. */
-	if (kopi_target_is(dev)) {
+	if (kopi_redirect_is(dev)) {
 		if (event != NETDEV_PRECHANGEUPPER)
 			return NOTIFY_DONE;
 		NL_SET_ERR_MSG(netdev_notifier_info_to_extack(info),

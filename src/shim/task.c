@@ -19,22 +19,24 @@ uid_t kopi_current_uid(void)
 	return from_kuid(&init_user_ns, current_uid());
 }
 
-uid_t kopi_charged_uid(void)
+struct user_namespace *kopi_current_user_ns(void)
 {
-	struct user_namespace *outermost = NULL, *ns;
-	kuid_t uid = current_uid();
+	return current_user_ns();
+}
 
-	for (ns = current_user_ns(); ns != &init_user_ns; ns = ns->parent)
-		outermost = ns;
-	if (outermost) {
-		/* Root makes namespaces for others, and gives each users of its own. */
-		kuid_t owner = uid_eq(outermost->owner, GLOBAL_ROOT_UID) ?
-			make_kuid(outermost, 0) : outermost->owner;
+struct user_namespace *kopi_user_ns_parent(const struct user_namespace *ns)
+{
+	return ns->parent;
+}
 
-		if (uid_valid(owner))
-			uid = owner;
-	}
-	return from_kuid(&init_user_ns, uid);
+uid_t kopi_user_ns_owner(const struct user_namespace *ns)
+{
+	return from_kuid(&init_user_ns, ns->owner);
+}
+
+uid_t kopi_user_ns_root(struct user_namespace *ns)
+{
+	return from_kuid(&init_user_ns, make_kuid(ns, 0));
 }
 
 bool kopi_signal_pending(void)

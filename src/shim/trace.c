@@ -25,7 +25,7 @@ struct tracepoint *kopi_tracepoint_start_xmit(void)
 static void start_xmit_probe(void *data, const struct sk_buff *skb,
 			     const struct net_device *dev)
 {
-	kopi_seen_transmitted((struct sk_buff *)skb, (struct net_device *)dev);
+	kopi_on_start_xmit((struct sk_buff *)skb, (struct net_device *)dev);
 }
 
 int kopi_probe_start_xmit(struct tracepoint *tp)
@@ -41,7 +41,7 @@ void kopi_unprobe_start_xmit(struct tracepoint *tp)
 static void kfree_skb_probe(void *data, struct sk_buff *skb, void *location,
 			    enum skb_drop_reason reason, const struct sock *rx_sk)
 {
-	kopi_seen_dropped(skb, reason, (struct sock *)rx_sk);
+	kopi_on_kfree_skb(skb, reason, (struct sock *)rx_sk);
 }
 
 int kopi_probe_kfree_skb(void)

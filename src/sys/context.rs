@@ -1,36 +1,42 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What the running context may do: bottom halves, interrupts, signals.
+//! The current context: softirqs, interrupts, the current task, clocks and barriers.
 
 use super::bindings;
+use core::ptr::NonNull;
+/// Reports on debug kernels if the context mustn't sleep. Wrappers of C functions that may sleep
+/// call it, unless the function's first act is to check the context itself.
+pub(super) use kernel::task::might_sleep;
 use kernel::types::NotThreadSafe;
 
-/// Keeps softirqs off this CPU while it lives; the context may be process or softirq.
-pub(crate) struct BottomHalvesOff(());
+/// Keeps softirqs off this CPU while it lives. It may be made in process and softirq context.
+pub(crate) struct BottomHalvesOff(NotThreadSafe);
 
 impl BottomHalvesOff {
     /// Turns softirqs off.
     pub(crate) fn new() -> Self {
-        // SAFETY: May be called in process and softirq context, and is undone in `drop`.
+        // SAFETY: The call only raises this CPU's count of reasons to keep softirqs off. `drop`
+        // lowers it again.
         unsafe { bindings::kopi_local_bh_disable() };
-        Self(())
+        Self(NotThreadSafe)
     }
 }
 
 impl Drop for BottomHalvesOff {
     fn drop(&mut self) {
-        // SAFETY: Undoes the call in `new`.
+        // SAFETY: `new` raised the count that this call lowers, on this CPU: a task doesn't leave
+        // its CPU while softirqs are off.
         unsafe { bindings::kopi_local_bh_enable() };
     }
 }
 
-/// Says that softirqs are off this CPU, as [`BottomHalvesOff`] or the kernel sees to.
+/// Proof that softirqs are off on this CPU, because of a [`BottomHalvesOff`] or of the kernel.
 pub(crate) struct SoftirqsOff(NotThreadSafe);
 
 impl SoftirqsOff {
     /// # Safety
     ///
-    /// Softirqs must be off this CPU for `'a`.
+    /// Softirqs must be off on this CPU for `'a`.
     pub(super) unsafe fn assume<'a>() -> &'a Self {
         const OFF: &SoftirqsOff = &SoftirqsOff(NotThreadSafe);
         OFF
@@ -38,58 +44,80 @@ impl SoftirqsOff {
 }
 
 /// Keeps interrupts off this CPU while it lives, in any context.
-pub(crate) struct InterruptsOff(usize);
+pub(crate) struct InterruptsOff(usize, NotThreadSafe);
 
 impl InterruptsOff {
     /// Turns interrupts off.
     pub(crate) fn new() -> Self {
-        // SAFETY: May be called in any context, and is undone in `drop`.
-        Self(unsafe { bindings::kopi_local_irq_save() })
+        // SAFETY: The call saves and changes the interrupt flag of this CPU. `drop` restores it.
+        Self(unsafe { bindings::kopi_local_irq_save() }, NotThreadSafe)
     }
 }
 
 impl Drop for InterruptsOff {
     fn drop(&mut self) {
-        // SAFETY: The flags are those that `new` saved.
+        // SAFETY: The flags are those that `new` saved on this CPU: a task doesn't leave its CPU
+        // while interrupts are off.
         unsafe { bindings::kopi_local_irq_restore(self.0) };
     }
 }
 
-/// The current user's real id, in the initial user namespace. Process context.
+/// The real id of the current user, in the initial user namespace. Process context.
 pub(crate) fn current_uid() -> u32 {
-    // SAFETY: `current` is always valid.
+    // SAFETY: The call reads the credentials of the current task, which only that task replaces.
     unsafe { bindings::kopi_current_uid() }
 }
 
-/// The user, in the initial user namespace, who is charged for the current user's objects. Within a
-/// user namespace it is the maker of the outermost one, whatever users that has; if root made it,
-/// its root. Process context.
-pub(crate) fn charged_uid() -> u32 {
-    // SAFETY: `current` is always valid.
-    unsafe { bindings::kopi_charged_uid() }
+/// A user namespace, by ids of the initial one.
+pub(crate) struct UserNamespace {
+    /// The maker of the namespace, if the user has an id.
+    pub(crate) owner: Option<u32>,
+    /// The user with the id 0 in the namespace, if there is one.
+    pub(crate) root: Option<u32>,
+}
+
+/// The outermost user namespace around the current process, below the initial one. `None` if the
+/// process is in the initial one. Process context.
+pub(crate) fn outermost_user_namespace() -> Option<UserNamespace> {
+    let uid = |uid: u32| (uid != u32::MAX).then_some(uid);
+    // SAFETY: The current task keeps its user namespace, which keeps its parents. Only the initial
+    // one has no parent.
+    unsafe {
+        let mut ns = NonNull::new(bindings::kopi_current_user_ns())?;
+        let mut outermost = None;
+        while let Some(parent) = NonNull::new(bindings::kopi_user_ns_parent(ns.as_ptr())) {
+            outermost = Some(ns);
+            ns = parent;
+        }
+        let ns = outermost?.as_ptr();
+        Some(UserNamespace {
+            owner: uid(bindings::kopi_user_ns_owner(ns)),
+            root: uid(bindings::kopi_user_ns_root(ns)),
+        })
+    }
 }
 
 /// Whether the current task has a signal to deliver. Process context.
 pub(crate) fn signal_pending() -> bool {
-    // SAFETY: `current` is always valid.
+    // SAFETY: The call reads a flag of the current task, which exists as long as it runs.
     unsafe { bindings::kopi_signal_pending() }
 }
 
-/// Lets other tasks run if they should. Process context.
+/// Yields the CPU if another task should run. Process context.
 pub(crate) fn cond_resched() {
-    // SAFETY: Touches nothing of the caller's. As a sleep in the wrong place, it is found by debug
-    // kernels, which look here whether it may sleep, whatever comes of it.
+    // SAFETY: The call accesses no memory of the caller. A call in a context that mustn't sleep is
+    // reported by debug kernels, which check the context here even if no other task is to run.
     unsafe { bindings::kopi_cond_resched() }
 }
 
-/// Nanoseconds of a clock that never goes back. Any context.
+/// The time of the monotonic clock in nanoseconds. Any context.
 pub(crate) fn now() -> u64 {
-    // SAFETY: Reads a clock.
+    // SAFETY: The call only reads a clock, which may be read in any context.
     unsafe { bindings::kopi_ktime_get_ns() }
 }
 
 /// A full barrier of the kernel's memory model, which pairs with the kernel's own. Any context.
 pub(crate) fn smp_mb() {
-    // SAFETY: Orders what stands before it and after it; has no other effect.
+    // SAFETY: A barrier orders memory accesses, and has no other effect.
     unsafe { bindings::kopi_smp_mb() };
 }

@@ -9,9 +9,14 @@ use super::task::Process;
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull},
-    sync::atomic::{AtomicPtr, Ordering::AcqRel, Ordering::Acquire},
 };
-use kernel::sync::rcu;
+use kernel::sync::{
+    atomic::{
+        ordering::{Acquire, Full},
+        Atomic,
+    },
+    rcu, //
+};
 
 /// A reference to credentials, which never change.
 pub(crate) struct Credentials(NonNull<bindings::cred>);
@@ -72,20 +77,21 @@ impl Drop for Assumed<'_> {
 /// # Invariants
 ///
 /// The pointer is null, or this value owns a reference to the credentials.
-pub(crate) struct AllowedCreds(AtomicPtr<bindings::cred>);
+pub(crate) struct AllowedCreds(Atomic<*mut bindings::cred>);
 
 impl AllowedCreds {
     /// No credentials.
     pub(crate) const fn new() -> Self {
-        Self(AtomicPtr::new(ptr::null_mut()))
+        Self(Atomic::new(ptr::null_mut()))
     }
 
     /// Stores the current task's credentials. Process context.
     pub(crate) fn set_current(&self) {
-        // SAFETY: In process context there is a current task.
+        // SAFETY: The current task, which there is in process context, keeps its credentials during the
+        // call, which takes a reference.
         // INVARIANT: The call gives a reference, which this value owns from here.
         let current = unsafe { bindings::kopi_get_current_cred() };
-        Self::put(self.0.swap(current.cast_mut(), AcqRel));
+        Self::put(self.0.xchg(current.cast_mut(), Full));
     }
 
     /// Whether the current task has these credentials. Process context; may be called under any
@@ -93,7 +99,8 @@ impl AllowedCreds {
     pub(crate) fn are_current(&self) -> bool {
         // The pointers may be compared: the reference prevents that others are allocated at this
         // address.
-        // SAFETY: In process context there is a current task.
+        // SAFETY: The current task, which there is in process context, keeps its credentials, whose
+        // pointer is only compared.
         ptr::eq(self.0.load(Acquire), unsafe {
             bindings::kopi_current_cred()
         })

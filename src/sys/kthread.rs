@@ -4,28 +4,26 @@
 //!
 //! C header: `include/linux/kthread.h`
 
-use super::bindings;
+use super::{bindings, context::might_sleep};
 use core::ptr::NonNull;
 use kernel::{
     error::{from_err_ptr, to_result},
     prelude::*,
     sync::Arc,
-    task::might_sleep,
     types::NotThreadSafe, //
 };
 
-/// What a thread does.
+/// The work of a thread on each CPU.
 pub(crate) trait Work: Send + Sync + 'static {
-    /// What a CPU's thread is called, with one `%u` for the CPU's number.
+    /// The name of a CPU's thread, with one `%u` for the CPU's number.
     const NAME: &'static CStr;
 
-    /// Works until [`Running::should_stop`], and not a moment less: the thread is waited for by its
-    /// task.
+    /// Works until [`Running::should_stop`] returns true. It mustn't return earlier, because the
+    /// thread's `task_struct` is used until the thread is stopped.
     fn run(&self, thread: &Running);
 }
 
-/// The current task, as the thread that it is: what runs in one gets it, and can't give it to
-/// others.
+/// Proof that the current task is a thread of [`Thread::start`]. It can't be passed to other tasks.
 ///
 /// # Invariants
 ///
@@ -33,7 +31,7 @@ pub(crate) trait Work: Send + Sync + 'static {
 pub(crate) struct Running(NotThreadSafe);
 
 impl Running {
-    /// Whether it was told to stop.
+    /// Whether the thread is to stop.
     pub(crate) fn should_stop(&self) -> bool {
         // SAFETY: By the invariants, the current task is a kernel thread.
         unsafe { bindings::kthread_should_stop() }
@@ -41,14 +39,14 @@ impl Running {
 
     /// Yields the CPU if necessary, and reports a quiescent state of tasks-RCU: a thread that never
     /// sleeps would otherwise delay its grace periods without end.
-    pub(crate) fn pause(&self) {
+    pub(crate) fn cond_resched_tasks_rcu_qs(&self) {
         // SAFETY: The task may sleep, by the invariants, and the call accesses no memory of the
         // caller. If the task held a spinlock, debug kernels would report it here.
         unsafe { bindings::kopi_cond_resched_tasks_rcu_qs() }
     }
 
     /// Yields this CPU to other tasks that are ready to run.
-    pub(crate) fn make_way(&self) {
+    pub(crate) fn yield_cpu(&self) {
         might_sleep();
         // SAFETY: The task may sleep, by the invariants, which `might_sleep` checks on debug
         // kernels.
@@ -56,10 +54,14 @@ impl Running {
     }
 }
 
-/// A thread; stopped, and waited for, when dropped.
+/// A thread. When this value is dropped, it stops the thread, and waits for its end.
+///
+/// # Invariants
+///
+/// The thread exists, and has not been stopped.
 pub(crate) struct Thread<T: Work> {
     task: NonNull<bindings::task_struct>,
-    /// Kept longer than the thread runs.
+    /// The work, which outlives the thread: it is dropped after the thread was stopped.
     _work: Arc<T>,
 }
 
@@ -67,21 +69,23 @@ pub(crate) struct Thread<T: Work> {
 unsafe impl<T: Work> Send for Thread<T> {}
 
 impl<T: Work> Thread<T> {
-    /// Starts one: `EINVAL` if there is no such CPU, or if it is offline. Process context.
+    /// Starts a thread: `EINVAL` if there is no such CPU, or if it is offline. Process context.
     pub(crate) fn start(work: Arc<T>, cpu: u32) -> Result<Self> {
         might_sleep();
-        // SAFETY: The call reads a mask of CPUs, and checks the bounds.
+        // SAFETY: The call checks that the number is within the mask of CPUs, which it reads.
         if !unsafe { bindings::kopi_cpu_online(cpu) } {
             return Err(EINVAL);
         }
         let data = core::ptr::from_ref::<T>(&work).cast_mut().cast::<c_void>();
-        // SAFETY: Process context. The data outlive the thread, as `_work` is dropped after it has
-        // ended; the name has the one conversion that the function wants.
+        // SAFETY: The caller is in process context, as this function requires. `data` points into
+        // the `Arc` of `_work`, which is dropped after the thread has ended. The name has the one
+        // conversion that the function expects.
         let task = from_err_ptr(unsafe {
             bindings::kthread_create_on_cpu(Some(main::<T>), data, cpu, T::NAME.as_char_ptr())
         })?;
         let task = NonNull::new(task).ok_or(ENOMEM)?;
-        // SAFETY: The thread was just made, and ends only when it is told to.
+        // SAFETY: The thread was just made, and doesn't end before it is stopped.
+        // INVARIANT: So it exists.
         unsafe { bindings::wake_up_process(task.as_ptr()) };
         Ok(Self { task, _work: work })
     }
@@ -89,8 +93,8 @@ impl<T: Work> Thread<T> {
 
 impl<T: Work> Drop for Thread<T> {
     fn drop(&mut self) {
-        // SAFETY: The thread exists until it is stopped, here. One that was stopped before it ever
-        // ran gives an error, and is stopped all the same.
+        // A thread that never ran returns an error, and has ended, too.
+        // SAFETY: By the invariants, the thread exists, and this is the only call that stops it.
         let ended = to_result(unsafe { bindings::kthread_stop(self.task.as_ptr()) });
         if let Err(error) = ended {
             pr_debug!("a thread didn't run: {}\n", error.to_errno());
@@ -98,13 +102,15 @@ impl<T: Work> Drop for Thread<T> {
     }
 }
 
+/// The function of a thread.
+///
 /// # Safety
 ///
-/// To be called by the kernel only, as a thread's function.
+/// Only the kernel may call it, as the function of a thread that [`Thread::start`] made.
 unsafe extern "C" fn main<T: Work>(data: *mut c_void) -> c_int {
-    // INVARIANT: This is the function of a thread that `start` made.
+    // INVARIANT: The kernel calls this in a thread that `start` made.
     let thread = Running(NotThreadSafe);
-    // SAFETY: The data that `start` gave, which outlive the thread.
+    // SAFETY: `data` is the pointer that `start` passed, to a `T` that outlives the thread.
     unsafe { (*data.cast::<T>()).run(&thread) };
     0
 }

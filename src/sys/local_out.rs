@@ -10,6 +10,7 @@
 
 use super::{
     bindings,
+    context::might_sleep,
     family::{self, Protocol},
     pernet::NetRef,
     raw,
@@ -21,12 +22,14 @@ use kernel::{error::to_result, prelude::*, sync::rcu};
 impl NetRef {
     /// Registers the hook in the namespace: `ENOMEM`. Process context.
     pub(crate) fn hook_local_out(&self) -> Result {
+        might_sleep();
         // SAFETY: The namespace is borrowed, and so valid; the operations are static.
         to_result(unsafe { bindings::kopi_hook_local_out(self.as_ptr()) })
     }
 
     /// Unregisters the hook, which must be registered. Process context.
     pub(crate) fn unhook_local_out(&self) {
+        might_sleep();
         // SAFETY: The namespace is borrowed, and so valid. The caller registered the hook by
         // `hook_local_out`; a mistake would make netfilter warn, not access freed memory.
         unsafe { bindings::kopi_unhook_local_out(self.as_ptr()) };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Spinlocks that softirqs, or interrupts, take too: these are off while one is held.
+//! Spinlocks that softirqs or interrupt handlers also take. While such a lock is held, softirqs or
+//! interrupts are off on this CPU.
 
 use super::context::{BottomHalvesOff, InterruptsOff, SoftirqsOff};
 use core::{
@@ -18,15 +19,15 @@ use kernel::{
     },
 };
 
-/// A spinlock that softirqs take, too. Any context but hard interrupts.
+/// A spinlock that softirqs also take. It may be taken in any context but hard interrupts.
 pub(crate) type SpinLockBh<T> = ContextLock<T, BottomHalvesOff>;
 
 /// A spinlock that may be taken in any context.
 pub(crate) type SpinLockIrq<T> = ContextLock<T, InterruptsOff>;
 
-/// What keeps others off this CPU while it lives.
+/// A guard that keeps softirqs, or interrupts, off this CPU while it lives.
 pub(crate) trait Exclusion {
-    /// From now on.
+    /// Turns them off.
     fn begin() -> Self;
 }
 
@@ -44,7 +45,7 @@ impl Exclusion for InterruptsOff {
     }
 }
 
-/// A spinlock, with what others are kept off by that take it on the same CPU.
+/// A spinlock. A holder keeps other users of the same lock off its CPU by an `E`.
 #[pin_data]
 pub(crate) struct ContextLock<T, E> {
     #[pin]
@@ -53,7 +54,8 @@ pub(crate) struct ContextLock<T, E> {
 }
 
 impl<T, E: Exclusion> ContextLock<T, E> {
-    /// Of what `new_spinlock!` gives: its place is the lock's class.
+    /// A lock made of the result of `new_spinlock!`, whose place in the source is the lock's class
+    /// for lockdep.
     pub(crate) fn new(lock: impl PinInit<SpinLock<T>>) -> impl PinInit<Self> {
         pin_init!(Self {
             lock <- lock,
@@ -61,7 +63,7 @@ impl<T, E: Exclusion> ContextLock<T, E> {
         })
     }
 
-    /// Takes it.
+    /// Takes the lock.
     #[inline]
     pub(crate) fn lock(&self) -> ContextGuard<Guard<'_, T, SpinLockBackend>, E> {
         let exclusion = E::begin();
@@ -73,16 +75,16 @@ impl<T, E: Exclusion> ContextLock<T, E> {
 }
 
 impl<T> SpinLockBh<T> {
-    /// Takes it where softirqs are off anyway.
+    /// Takes the lock in a context in which softirqs are already off.
     #[inline]
     pub(crate) fn lock_with<'a>(&'a self, _: &'a SoftirqsOff) -> Guard<'a, T, SpinLockBackend> {
         self.lock.lock()
     }
 }
 
-/// Global locks, as [`SpinLockIrq`] takes others.
+/// Global spinlocks that may be taken in any context, as a [`SpinLockIrq`].
 pub(crate) trait LockIrq<B: GlobalLockBackend> {
-    /// Takes it, with interrupts off. Any context.
+    /// Turns interrupts off, and takes the lock. Any context.
     fn lock_irq(&'static self) -> ContextGuard<GlobalGuard<B>, InterruptsOff>;
 }
 
@@ -96,10 +98,10 @@ impl<B: GlobalLockBackend<Backend = SpinLockBackend>> LockIrq<B> for GlobalLock<
     }
 }
 
-/// A lock that is held.
+/// A held lock, which is released when this value is dropped.
 #[must_use = "the lock is released at once if the guard isn't kept"]
 pub(crate) struct ContextGuard<G, E> {
-    // Fields are dropped in this order: others come back to this CPU when the lock is free.
+    // Fields are dropped in this order: softirqs or interrupts come back after the release.
     guard: G,
     _exclusion: E,
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct msghdr`: one call of sendmsg from within the kernel.
+//! `struct msghdr`: a message that the module sends by sendmsg.
 //!
 //! C headers: `include/linux/socket.h`, `include/linux/uio.h`
 
 use super::bindings;
 use super::{
-    family::{self, Own, Protocol},
+    family::{self, Protocol, RingMessage},
     ipv4::Datagram,
     region::PageVec,
     socket::Socket,
@@ -31,25 +31,26 @@ use kernel::{
     prelude::*, //
 };
 
-/// Room for all control messages that [`SendMsg`] can have, in words.
+/// The size in words of all control messages that a [`SendMsg`] can have.
 const CONTROL_WORDS: usize = 32;
 
-/// A destination and control messages, for [`SendMsg::send`], whose `P` is the sockets' protocol.
+/// The destination and the control messages of a message. `P` of its methods is the protocol of the
+/// sockets.
 pub(crate) struct SendMsg {
     name: bindings::sockaddr_in6,
     name_len: usize,
     control: [u64; CONTROL_WORDS],
     /// Words of `control` in use.
     control_len: usize,
-    /// The peer that the rules were asked about.
-    pub(crate) judged: Peer,
+    /// The peer for which the rules judged the message.
+    pub(crate) checked_peer: Peer,
 }
 
 impl SendMsg {
-    /// A message to the connected peer, of which the rules were asked about `judged`.
-    pub(crate) fn new(judged: Peer) -> Self {
+    /// A message to the connected peer, which the rules judged for `checked_peer`.
+    pub(crate) fn new(checked_peer: Peer) -> Self {
         Self {
-            judged,
+            checked_peer,
             name: pin_init::zeroed(),
             name_len: 0,
             control: [0; CONTROL_WORDS],
@@ -57,12 +58,13 @@ impl SendMsg {
         }
     }
 
-    /// Makes it the message that `meta` says, on an IPv6 socket if `ipv6`.
+    /// Sets the destination and the control messages according to `meta`, for a socket that is IPv6
+    /// if `ipv6` is set.
     pub(crate) fn address(&mut self, meta: &Meta, ipv6: bool) {
         self.name_len = 0;
         self.control_len = 0;
-        // Each IP version heeds the options of its own level only; to which one a connected peer
-        // belongs is the socket's to know.
+        // Each IP version takes only the options of its own level. `meta` doesn't say to which
+        // version a connected peer belongs, so such a message has the options of both.
         let connected = meta.family == 0;
         let mapped = meta.family != AF_INET6 || is_mapped(&meta.peer);
         let as_ipv6 = ipv6 && (connected || !mapped);
@@ -107,7 +109,7 @@ impl SendMsg {
         }
     }
 
-    /// Has the payload cut into datagrams of `size` bytes.
+    /// Makes the stack segment the payload into datagrams of `size` bytes.
     pub(crate) fn segment(&mut self, size: u16) {
         self.push(
             bindings::SOL_UDP,
@@ -116,11 +118,12 @@ impl SendMsg {
         );
     }
 
+    /// Sets the destination.
     fn set_peer(&mut self, meta: &Meta) {
         if meta.family == AF_INET6 {
             self.name.sin6_family = bindings::AF_INET6 as u16;
             self.name.sin6_port = meta.peer_port;
-            // Where an IPv4 address may have been.
+            // An IPv4 address may have been in the same bytes before.
             self.name.sin6_flowinfo = 0;
             self.name.sin6_addr.in6_u.u6_addr8 = meta.peer;
             self.name.sin6_scope_id = meta.ifindex;
@@ -135,7 +138,8 @@ impl SendMsg {
                 },
                 ..pin_init::zeroed()
             };
-            // SAFETY: A sockaddr_in is smaller than a sockaddr_in6, of which any bytes make one.
+            // SAFETY: A sockaddr_in is smaller than a sockaddr_in6, and has no stricter alignment.
+            // Any bytes are a valid sockaddr_in6. The name is borrowed exclusively.
             unsafe {
                 ptr::from_mut(&mut self.name)
                     .cast::<bindings::sockaddr_in>()
@@ -145,17 +149,17 @@ impl SendMsg {
         }
     }
 
-    /// IP_PKTINFO or IPV6_PKTINFO: the source address and device.
+    /// Appends IP_PKTINFO or IPV6_PKTINFO: the source address and the device.
     fn set_source(&mut self, meta: &Meta) {
         let mut info = [0u8; 20];
         if meta.family == AF_INET6 {
-            // struct in6_pktinfo: address, then device.
+            // struct in6_pktinfo has the address, then the device.
             let (address, device) = info.split_at_mut(16);
             address.copy_from_slice(&meta.local);
             device.copy_from_slice(&meta.ifindex.to_ne_bytes());
             self.push(bindings::SOL_IPV6, bindings::IPV6_PKTINFO, &info);
         } else {
-            // struct in_pktinfo: device, ipi_spec_dst, ipi_addr.
+            // struct in_pktinfo has the device, ipi_spec_dst, ipi_addr.
             let [a, b, c, d, ..] = meta.local;
             let [e, f, g, h] = meta.ifindex.to_ne_bytes();
             let info = [e, f, g, h, a, b, c, d, 0, 0, 0, 0];
@@ -188,38 +192,41 @@ impl SendMsg {
         self.control_len = self.control_len.wrapping_add(used).min(CONTROL_WORDS);
     }
 
-    /// Sends `data` without sleeping for room: `EAGAIN` when the send buffer is full.
+    /// Sends `data`, and never sleeps until there is room: `EAGAIN` if the send buffer is full.
+    /// Process context.
     ///
-    /// By reference, if there is a `notification` and device and packet allow it. Else, and of
-    /// course for what the stack doesn't take, the data was copied when this returns.
+    /// The data are sent by reference if there is a `notification`, and the device and the packet
+    /// allow it. Otherwise they are copied before this returns.
     pub(crate) fn send<P: Protocol, T: Released>(
         &mut self,
         socket: &Socket,
         data: &PageVec,
         notification: Option<&Notification<T>>,
     ) -> Result {
-        let mut own = self.own(None);
+        let mut message = self.message(None);
         if let Some(notification) = notification {
-            own.header.msg_flags |= bindings::MSG_ZEROCOPY;
-            own.header.msg_ubuf = notification.as_ptr();
+            message.header.msg_flags |= bindings::MSG_ZEROCOPY;
+            message.header.msg_ubuf = notification.as_ptr();
         }
-        // SAFETY: The pieces of `data` are pages of a region that its owner keeps during the call;
-        // an skb that keeps one takes a reference to the page and to the notification. The socket is
-        // valid.
+        // SAFETY: The pieces of `data` are parts of pages of a channel's region, which the caller
+        // keeps during the call. An skb that keeps one takes a reference to the page and to the
+        // notification. The message has no datagram. The caller holds the channel's sender, and a
+        // socket is on one channel at most, so this is the only such call for the socket.
         let sent = unsafe {
             bindings::iov_iter_bvec(
-                &mut own.header.msg_iter,
+                &mut message.header.msg_iter,
                 bindings::KOPI_CONST_ITER_SOURCE,
                 data.as_ptr(),
                 data.count(),
                 data.bytes(),
             );
-            family::send_own::<P>(socket, &mut own)
+            family::send_ring_message::<P>(socket, &mut message)
         };
         to_result(sent.min(0))
     }
 
-    /// Sends a copy of a datagram's data, by the datagram if it can be. Else as [`SendMsg::send`].
+    /// Sends a copy of a datagram's data. The datagram's own functions send it unless UDP's must;
+    /// then the message goes as by [`SendMsg::send`]. Process context.
     pub(crate) fn send_copy<P: Protocol>(
         &mut self,
         socket: &Socket,
@@ -229,31 +236,34 @@ impl SendMsg {
             iov_base: datagram.data.as_ptr().cast_mut().cast(),
             iov_len: datagram.data.len(),
         };
-        let mut own = self.own(Some(datagram));
-        // SAFETY: The datagram's data are of a region that is borrowed during the call, and only read.
-        // The socket is valid.
+        let mut message = self.message(Some(datagram));
+        // SAFETY: The datagram's data are bytes of a region, whose borrow lasts for the call, and
+        // are only read. The datagram was made for this socket. The caller holds the channel's
+        // sender, and a socket is on one channel at most, so this is the only such call for the
+        // socket.
         let sent = unsafe {
             bindings::iov_iter_kvec(
-                &mut own.header.msg_iter,
+                &mut message.header.msg_iter,
                 bindings::KOPI_CONST_ITER_SOURCE,
                 &piece,
                 1,
                 piece.iov_len,
             );
-            family::send_own::<P>(socket, &mut own)
+            family::send_ring_message::<P>(socket, &mut message)
         };
         to_result(sent.min(0))
     }
 
     /// The message, without data.
-    fn own<'a>(&mut self, datagram: Option<Datagram<'a>>) -> Own<'a> {
-        let mut own = Own {
-            // SAFETY: A msghdr of zeroes is an empty one.
+    fn message<'a>(&mut self, datagram: Option<Datagram<'a>>) -> RingMessage<'a> {
+        let mut message = RingMessage {
+            // SAFETY: A msghdr has pointers, integers and a union of pointers, for all of which
+            // zeroes are valid.
             header: unsafe { MaybeUninit::zeroed().assume_init() },
             datagram,
-            judged: self.judged,
+            checked_peer: self.checked_peer,
         };
-        let header = &mut own.header;
+        let header = &mut message.header;
         header.msg_flags = bindings::MSG_DONTWAIT;
         if self.name_len != 0 {
             header.msg_name = ptr::from_mut(&mut self.name).cast();
@@ -263,11 +273,11 @@ impl SendMsg {
             header.__bindgen_anon_1.msg_control = self.control.as_mut_ptr().cast();
             header.msg_controllen = self.control_len.wrapping_mul(8);
         }
-        own
+        message
     }
 }
 
-/// Whether an IPv6 address is an IPv4 one in disguise.
+/// Whether an IPv6 address is an IPv4-mapped one.
 fn is_mapped(address: &[u8; 16]) -> bool {
     core::net::Ipv6Addr::from(*address)
         .to_ipv4_mapped()

@@ -6,6 +6,7 @@
 
 use super::{
     bindings,
+    context::might_sleep,
     direct::egress::EgressSkb,
     pernet::NetRef,
     raw, //
@@ -43,7 +44,7 @@ impl Device {
 
     /// Its interface index.
     pub(crate) fn ifindex(&self) -> u32 {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_ifindex(self.as_ptr()) as u32 }
     }
 
@@ -56,7 +57,7 @@ impl Device {
 
     /// Whether it is registered and an Ethernet device. Under RTNL.
     pub(crate) fn is_ethernet(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe {
             bindings::kopi_dev_is_registered(self.as_ptr())
                 && bindings::kopi_dev_is_ethernet(self.as_ptr())
@@ -66,55 +67,55 @@ impl Device {
     /// Whether it has hardware and a driver of its own, and doesn't consist of other devices. Under
     /// RTNL.
     pub(crate) fn is_nic(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_is_nic(self.as_ptr()) }
     }
 
     /// Whether it is up, present, and has a carrier. Any context.
     pub(crate) fn is_ready(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_is_ready(self.as_ptr()) }
     }
 
     /// Whether it can send a frame of `len` bytes. Any context.
-    pub(crate) fn takes_length(&self, len: u32) -> bool {
-        // SAFETY: The reference keeps the device's memory.
-        unsafe { bindings::kopi_dev_takes_length(self.as_ptr(), len) }
+    pub(crate) fn fits_mtu(&self, len: u32) -> bool {
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
+        unsafe { bindings::kopi_dev_fits_mtu(self.as_ptr(), len) }
     }
 
     /// Whether its driver takes frames, now or once an XDP program is attached.
     pub(crate) fn has_driver(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_has_xdp_xmit(self.as_ptr()) }
     }
 
     /// Whether its driver takes frames now. Any context.
     pub(crate) fn takes_frames(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_can_xdp_xmit(self.as_ptr()) }
     }
 
     /// Whether it strips VLAN tags from received frames, and reports them out of band.
     pub(crate) fn strips_vlans(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_strips_vlans(self.as_ptr()) }
     }
 
     /// Whether its driver runs an XDP program of this name now. Any context.
-    pub(crate) fn runs(&self, name: &CStr) -> bool {
+    pub(crate) fn runs_xdp(&self, name: &CStr) -> bool {
         let _rcu = rcu::read_lock();
         // SAFETY: The reference keeps the device's memory. RCU, held here, keeps the program.
-        unsafe { bindings::kopi_dev_runs(self.as_ptr(), name.as_char_ptr()) }
+        unsafe { bindings::kopi_dev_runs_xdp(self.as_ptr(), name.as_char_ptr()) }
     }
 
     /// Whether generic receive offload is on.
-    pub(crate) fn merges_received(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
-        unsafe { bindings::kopi_dev_merges_received(self.as_ptr()) }
+    pub(crate) fn has_gro(&self) -> bool {
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
+        unsafe { bindings::kopi_dev_has_gro(self.as_ptr()) }
     }
 
     /// Whether this egress hook is the device's last one. In an RCU read-side section.
-    pub(crate) fn asks_last<T: Egress>(&self, hook: &T) -> bool {
+    pub(crate) fn is_last_hook<T: Egress>(&self, hook: &T) -> bool {
         let data = core::ptr::from_ref(hook).cast_mut().cast();
         // SAFETY: The reference keeps the device's memory. The caller's RCU keeps the list of
         // hooks. `data` is only compared.
@@ -123,19 +124,20 @@ impl Device {
 
     /// Whether tc has filters or programs for outgoing packets. Any context.
     pub(crate) fn has_tc_egress(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_has_tcx_egress(self.as_ptr()) }
     }
 
     /// Whether a packet socket sees outgoing packets. In an RCU read-side section.
     pub(crate) fn is_tapped(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. The
+        // caller is in an RCU read-side section.
         unsafe { bindings::kopi_dev_nit_active(self.as_ptr()) }
     }
 
     /// Number of transmit queues in use.
     pub(crate) fn queues(&self) -> u32 {
-        // SAFETY: The reference keeps the device's memory.
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_real_num_tx_queues(self.as_ptr()) }
     }
 
@@ -225,6 +227,7 @@ impl<T: Egress> Hooked<T> {
     /// Registers a hook: `ENOMEM`. Under RTNL. The result must be dropped before the device leaves
     /// its namespace.
     pub(crate) fn new(hook: T) -> Result<Self> {
+        might_sleep();
         let hook = KBox::new(hook, GFP_KERNEL_ACCOUNT)?;
         // SAFETY: The struct holds integers, raw pointers and an `Option` of a function, for which
         // zeroes are valid.
@@ -272,6 +275,7 @@ unsafe impl Send for Hook {}
 
 impl Drop for Hook {
     fn drop(&mut self) {
+        might_sleep();
         // SAFETY: The operations are registered in a live namespace, by the invariants. The second
         // call waits for the hook's callers, so the hook isn't used any more afterwards.
         unsafe {
@@ -344,7 +348,8 @@ impl<Q: Polled> Timer<Q> {
     /// softirqs off.
     pub(crate) fn poll(&self) {
         if let Some(time) = self.queue.poll() {
-            // SAFETY: `new` initialised the timer, and `drop` cancels it.
+            // SAFETY: `new` initialised the timer, which is pinned. `drop` cancels it before the
+            // memory is freed.
             unsafe { bindings::kopi_hrtimer_start(self.timer.get(), time) };
         }
     }
@@ -393,6 +398,7 @@ pub(crate) struct DeviceNotifier(());
 impl DeviceNotifier {
     /// Registers the notifier. There can be one registration at a time.
     pub(crate) fn new() -> Result<Self> {
+        might_sleep();
         // SAFETY: Only the module's init calls it, in process context. The notifier is static.
         to_result(unsafe { bindings::kopi_netdev_register() })?;
         Ok(Self(()))

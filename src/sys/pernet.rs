@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What there is for each network namespace.
+//! The module's state of each network namespace.
 //!
 //! C header: `include/net/net_namespace.h`
 
-use super::{bindings, monitor::Devices, raw, sock::Sock};
+use super::{bindings, context::might_sleep, monitor::Devices, raw, sock::Sock};
 use core::ptr;
 use kernel::{
     error::{from_result, to_result},
@@ -12,19 +12,20 @@ use kernel::{
     sync::Arc, //
 };
 
-/// What the module keeps for each network namespace.
+/// The module's state of a network namespace.
 ///
 /// # Safety
 ///
-/// One type of the module implements it: what is in a namespace's slot is taken for one.
+/// Only one type of the module may implement it, because the pointer in a namespace's slot is taken
+/// for one to a value of that type.
 pub(crate) unsafe trait Namespace: Send + Sync + Sized + 'static {
-    /// The state of a namespace that is being made: `ENOMEM`. Process context.
+    /// The state of a new namespace: `ENOMEM`. Process context.
     fn new() -> Result<Arc<Self>>;
 
-    /// Whether [`NetRef::hook_local_out`] was called for it. Process context.
+    /// Whether [`NetRef::hook_local_out`] was called for the namespace. Process context.
     fn is_hooked(&self) -> bool;
 
-    /// Its monitor devices that are up. Any context.
+    /// The namespace's monitor devices that are up. Any context.
     fn monitors(&self) -> &Devices;
 }
 
@@ -32,45 +33,47 @@ pub(crate) unsafe trait Namespace: Send + Sync + Sized + 'static {
 ///
 /// # Invariants
 ///
-/// Alive as long as the borrow.
+/// The namespace isn't freed as long as it is borrowed, and its slot keeps the module's state.
 #[repr(transparent)]
 pub(crate) struct NetRef(kernel::types::Opaque<bindings::net>);
 
 impl NetRef {
     /// # Safety
     ///
-    /// `net` must be alive as long as the result.
+    /// The type's invariants must hold for `net` as long as the result is used.
     pub(super) unsafe fn from_raw<'a>(net: *mut bindings::net) -> &'a Self {
-        // SAFETY: `NetRef` is transparent; the rest is the caller's to see to.
+        // SAFETY: `NetRef` is transparent. The caller passes a namespace that outlives the result.
         unsafe { &*net.cast() }
     }
 
+    /// The C structure.
     pub(super) fn as_ptr(&self) -> *mut bindings::net {
         self.0.get()
     }
 
-    /// Whether it is the first one, which the machine started with.
+    /// Whether it is the initial namespace.
     pub(super) fn is_initial(&self) -> bool {
         core::ptr::eq(self.as_ptr(), &raw const bindings::init_net)
     }
 
     /// Whether it belongs to the initial user namespace, whose root is trusted.
     pub(crate) fn is_of_initial_users(&self) -> bool {
-        // SAFETY: By the invariants.
+        // SAFETY: The namespace is borrowed, and its owner never changes.
         unsafe { bindings::kopi_net_is_of_initial_users(self.as_ptr()) }
     }
 
-    /// The number that no other namespace ever has.
+    /// The namespace's cookie, which no other namespace ever has.
     pub(crate) fn cookie(&self) -> u64 {
-        // SAFETY: By the invariants.
+        // SAFETY: The namespace is borrowed, and its cookie never changes.
         unsafe { bindings::kopi_net_cookie(self.as_ptr()) }
     }
 
-    /// What the module keeps for the namespace. Any context.
+    /// The module's state of the namespace. Any context.
     pub(crate) fn state_of<N: Namespace>(&self) -> Arc<N> {
-        // SAFETY: The slot was filled when the namespace, or the module, came up, and is emptied
-        // when it goes, which the borrow keeps it from. It holds an `Arc` of the one type that there
-        // is, made raw; a second one takes a count of its own.
+        // SAFETY: `init` has put a pointer into the slot, made by `Arc::into_raw`, before the
+        // namespace had users. `exit` takes it out when the namespace has none left, which the
+        // borrow excludes. The pointer is to an `N`, the one type that implements `Namespace`.
+        // `ManuallyDrop` leaves the slot's reference to the slot.
         unsafe {
             let raw = (*bindings::kopi_net_slot(self.as_ptr())).cast::<N>();
             let kept = core::mem::ManuallyDrop::new(Arc::from_raw(raw));
@@ -78,42 +81,46 @@ impl NetRef {
         }
     }
 
-    /// A user as the owner of the namespace names it. Any context.
+    /// The id of a user in the user namespace that owns this namespace. Any context.
     pub(crate) fn show_uid(&self, uid: u32) -> u32 {
-        // SAFETY: By the invariants.
+        // SAFETY: The namespace is borrowed, and keeps its user namespace.
         unsafe { bindings::kopi_net_show_uid(self.as_ptr(), uid) }
     }
 
-    /// A group as the owner of the namespace names it. Any context.
+    /// The id of a group in the user namespace that owns this namespace. Any context.
     pub(crate) fn show_gid(&self, gid: u32) -> u32 {
-        // SAFETY: By the invariants.
+        // SAFETY: The namespace is borrowed, and keeps its user namespace.
         unsafe { bindings::kopi_net_show_gid(self.as_ptr(), gid) }
     }
 
     /// The name of a device. Any context.
     pub(crate) fn device_name(&self, ifindex: i32) -> Option<[u8; 16]> {
         let mut name = [0u8; 16];
-        // SAFETY: By the invariants; the name has room for IFNAMSIZ bytes.
+        // SAFETY: The namespace is borrowed. `name` has room for IFNAMSIZ bytes. The call looks the
+        // device up under RCU.
         unsafe { bindings::kopi_device_name(self.as_ptr(), ifindex, name.as_mut_ptr().cast()) }
             .then_some(name)
     }
 }
 
 impl Sock {
-    /// Its network namespace.
+    /// The sock's network namespace.
     pub(crate) fn net(&self) -> &NetRef {
-        // SAFETY: A sock keeps its namespace.
+        // SAFETY: A flow's sock was made by a process, so it holds a reference to its namespace.
         unsafe { NetRef::from_raw(bindings::kopi_sock_net(self.as_ptr())) }
     }
 }
 
-/// While it lives, each namespace has its state.
+/// The registration by which each network namespace has the module's state.
 pub(crate) struct PerNet(());
 
 impl PerNet {
-    /// Makes one for each namespace. There can be one registration at a time.
+    /// Makes the state of each namespace: `ENOMEM`. Only the module's init calls this, once.
+    /// Process context.
     pub(crate) fn register() -> Result<Self> {
-        // SAFETY: Process context; the operations are static.
+        might_sleep();
+        // SAFETY: The module's init runs in process context. The operations are static, and the
+        // functions that they name are those of `serve!`.
         to_result(unsafe { bindings::kopi_register_pernet() })?;
         Ok(Self(()))
     }
@@ -121,32 +128,38 @@ impl PerNet {
 
 impl Drop for PerNet {
     fn drop(&mut self) {
-        // SAFETY: Registered by `register`.
+        might_sleep();
+        // SAFETY: `register` registered the operations. The module's exit runs in process context,
+        // where the call may wait for a grace period.
         unsafe { bindings::kopi_unregister_pernet() };
     }
 }
 
-/// What `kopi_net_init` does.
+/// The body of `kopi_net_init`.
 ///
 /// # Safety
 ///
-/// To be called for a namespace that is being made.
+/// Only the kernel may call it, once for each namespace, before the namespace has users. Process
+/// context.
 pub(crate) unsafe fn init<N: Namespace>(net: *mut raw::Net) -> c_int {
     from_result(|| {
         let state = N::new()?;
-        // SAFETY: The namespace is being made, and its slot is this function's.
+        // SAFETY: The kernel has allocated the slot, a pointer, before it calls this. Nothing else
+        // accesses the slot as long as the namespace has no users.
         unsafe { *bindings::kopi_net_slot(net) = Arc::into_raw(state).cast_mut().cast() };
         Ok(0)
     })
 }
 
-/// What `kopi_net_exit` does.
+/// The body of `kopi_net_exit`.
 ///
 /// # Safety
 ///
-/// To be called for a namespace that is going, for which [`init`] was called.
+/// Only the kernel may call it, for a namespace for which [`init`] succeeded, when the namespace
+/// has no users any more. Process context.
 pub(crate) unsafe fn exit<N: Namespace>(net: *mut raw::Net) {
-    // SAFETY: The namespace is going: nothing reads the slot any more. It holds what `init` put there.
+    // SAFETY: Without users nothing else accesses the slot. It holds the pointer that `init` made
+    // by `Arc::into_raw`, whose reference this call takes over.
     unsafe {
         let slot = bindings::kopi_net_slot(net);
         let state = Arc::from_raw((*slot).cast::<N>());
@@ -167,7 +180,7 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as the operation of namespaces")]
         unsafe extern "C" fn kopi_net_init(net: *mut $crate::sys::raw::Net) -> c_int {
-            // SAFETY: The kernel calls it for a namespace that is being made.
+            // SAFETY: The kernel calls this as `init` of the module's pernet operations.
             unsafe { $crate::sys::pernet::init::<$namespace>(net) }
         }
 
@@ -177,7 +190,7 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as the operation of namespaces")]
         unsafe extern "C" fn kopi_net_exit(net: *mut $crate::sys::raw::Net) {
-            // SAFETY: The kernel calls it for a namespace that is going.
+            // SAFETY: The kernel calls this as `exit` of the module's pernet operations.
             unsafe { $crate::sys::pernet::exit::<$namespace>(net) }
         }
     };

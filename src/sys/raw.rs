@@ -3,7 +3,7 @@
 //! The kernel's types in the signatures of the functions that C calls and that each subsystem's
 //! `serve!` defines.
 //!
-//! Outside `sys` nothing can be done with them.
+//! Code outside `sys` can only pass the types on.
 
 pub(crate) use super::bindings::{
     genl_info as Info,

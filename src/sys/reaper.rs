@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Freeing and receiving what can't be freed or received in softirq, in a workqueue of the module's
-//! own.
+//! The module's workqueue: it frees objects that can't be freed in softirq, and receives packets
+//! that can't be received there.
 //!
 //! C header: `include/linux/workqueue.h`
 
-use super::bindings;
-use super::region::Region;
-use core::{
-    mem::ManuallyDrop,
-    ops::Deref,
-    ptr::NonNull,
-    sync::atomic::{AtomicPtr, Ordering}, //
-};
+use super::{bindings, context::might_sleep, region::Region};
+use core::{mem::ManuallyDrop, ops::Deref, ptr::NonNull};
 use kernel::{
     prelude::*,
+    sync::atomic::{
+        ordering::{Acquire, Release},
+        Atomic, //
+    },
     workqueue::{
         self,
         impl_has_work,
@@ -25,22 +23,24 @@ use kernel::{
 };
 
 /// The workqueue while the module is loaded, else null.
-static QUEUE: AtomicPtr<bindings::workqueue_struct> = AtomicPtr::new(core::ptr::null_mut());
+static QUEUE: Atomic<*mut bindings::workqueue_struct> = Atomic::new(core::ptr::null_mut());
 
-/// The workqueue: waits for all that is to be freed when it is dropped.
+/// The workqueue. When it is dropped, it waits for all queued work.
 pub(crate) struct Reaper(NonNull<bindings::workqueue_struct>);
 
-// SAFETY: A workqueue is not bound to a task.
+// SAFETY: A workqueue is not bound to a task: any may destroy it.
 unsafe impl Send for Reaper {}
-// SAFETY: As above.
+// SAFETY: A shared reference gives no access to the queue.
 unsafe impl Sync for Reaper {}
 
 impl Reaper {
-    /// Starts the workqueue. There can be one at a time.
+    /// Makes the workqueue: `ENOMEM`. There can be one at a time. Process context.
     pub(crate) fn new() -> Result<Self> {
-        // SAFETY: Process context.
+        might_sleep();
+        // SAFETY: The allocation may sleep, and the caller is in process context, as this function
+        // requires.
         let queue = NonNull::new(unsafe { bindings::kopi_alloc_workqueue() }).ok_or(ENOMEM)?;
-        QUEUE.store(queue.as_ptr(), Ordering::Release);
+        QUEUE.store(queue.as_ptr(), Release);
         Ok(Self(queue))
     }
 }
@@ -48,7 +48,8 @@ impl Reaper {
 /// Waits until everything that was dropped before is freed, and its charges are returned. Process
 /// context.
 pub(crate) fn flush() {
-    let queue = QUEUE.load(Ordering::Acquire);
+    might_sleep();
+    let queue = QUEUE.load(Acquire);
     // SAFETY: The caller acts for a socket, which holds a reference to the module, so the queue
     // exists. `rcu_barrier` comes first, because RCU callbacks queue work.
     unsafe {
@@ -66,16 +67,17 @@ pub(crate) fn flush() {
 pub(super) unsafe fn queue_delayed(work: *mut bindings::delayed_work, delay: c_ulong) {
     // SAFETY: The caller passes initialised work. The socket's reference to the module keeps the
     // queue.
-    unsafe { bindings::kopi_queue_delayed_work(QUEUE.load(Ordering::Acquire), work, delay) };
+    unsafe { bindings::kopi_queue_delayed_work(QUEUE.load(Acquire), work, delay) };
 }
 
 impl Drop for Reaper {
     fn drop(&mut self) {
+        might_sleep();
         // SAFETY: The module is being unloaded, so no flow is left. All RCU callbacks have run
         // after the barrier, so nothing is queued after it. This value owns the queue.
         unsafe {
             bindings::rcu_barrier();
-            QUEUE.store(core::ptr::null_mut(), Ordering::Release);
+            QUEUE.store(core::ptr::null_mut(), Release);
             bindings::destroy_workqueue(self.0.as_ptr());
         }
     }
@@ -131,9 +133,9 @@ impl<T: Send + 'static> Deref for Deferred<T> {
 
 impl<T: Send + 'static> Drop for Deferred<T> {
     fn drop(&mut self) {
-        // SAFETY: Taken once, here.
+        // SAFETY: The value is taken only here, in `drop`, which runs once.
         let reaped = unsafe { ManuallyDrop::take(&mut self.0) };
-        let queue = QUEUE.load(Ordering::Acquire);
+        let queue = QUEUE.load(Acquire);
         // SAFETY: Regions and flows hold a reference to the module, and namespaces' states go
         // before its reaper, which waits for RCU first: so the queue is still there.
         let queue = unsafe { workqueue::Queue::from_raw(queue.cast()) };

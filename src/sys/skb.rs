@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct sk_buff`: a received UDP packet, or a GRO packet of them.
+//! `struct sk_buff`: a received UDP datagram, or a GRO packet.
 //!
 //! C header: `include/linux/skbuff.h`
 
@@ -23,23 +23,23 @@ use kernel::{
     types::Opaque, //
 };
 
-/// A packet that a UDP sock had queued, whose data is its payload.
+/// A packet that was taken off a UDP sock's queue. Its data begin with the payload.
 ///
 /// # Invariants
 ///
-/// Owned, taken by the sock's `read_skb`; its network and transport headers are linear, and UDP
-/// has pulled both before it queued the packet.
+/// This value owns the skb. Its network and transport headers are in the linear part, in front of
+/// the data: UDP has pulled both before it queued the packet.
 pub(crate) struct SkBuff(NonNull<bindings::sk_buff>);
 
-// SAFETY: An skb is not bound to a CPU or task.
+// SAFETY: An skb is not bound to a CPU or task, and this value is its only owner.
 unsafe impl Send for SkBuff {}
 
 impl SkBuff {
     /// # Safety
     ///
-    /// `skb` must be as the type's invariants say.
+    /// The type's invariants must hold for `skb`.
     pub(super) unsafe fn from_raw(skb: NonNull<bindings::sk_buff>) -> Self {
-        // INVARIANT: As the caller sees to.
+        // INVARIANT: Required of the caller.
         Self(skb)
     }
 
@@ -52,28 +52,28 @@ impl SkBuff {
         self.0
     }
 
-    /// What tells it from others while it lives.
+    /// The skb's address, by which it differs from all other skbs that exist at the same time.
     pub(crate) fn address(&self) -> usize {
         self.as_ptr() as usize
     }
 
-    /// Bytes of payload, of all datagrams.
+    /// Bytes of payload of all datagrams together.
     pub(crate) fn payload_len(&self) -> u32 {
-        // SAFETY: A valid skb.
+        // SAFETY: This value owns the skb, so its fields may be read.
         unsafe { (*self.as_ptr()).len }
     }
 
     /// Bytes of payload of each datagram of a GRO packet, or 0.
     pub(crate) fn gso_size(&self) -> u32 {
-        // SAFETY: A valid skb.
+        // SAFETY: This value owns the skb, and with it the shared info that has the size.
         unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) }
     }
 
-    /// Copies payload from `at` on into the memory that `to` names.
+    /// Copies payload from the offset `at` on to the pieces of `to`: `EFAULT` if the skb has less.
     pub(crate) fn copy_payload(&self, at: u32, to: &KernelVec<'_>) -> Result {
         if let [piece] = to.pieces() {
-            // SAFETY: `to` names writable memory by its invariants; the call checks the skb's
-            // bounds.
+            // SAFETY: By the invariants of `to`, the piece is writable memory of that length. This
+            // value owns the skb, and the call checks the skb's bounds.
             return to_result(unsafe {
                 bindings::skb_copy_bits(
                     self.as_ptr(),
@@ -83,15 +83,16 @@ impl SkBuff {
                 )
             });
         }
-        // SAFETY: A valid skb.
+        // SAFETY: This value owns the skb, so its fields may be read.
         let is_linear = unsafe { (*self.as_ptr()).data_len } == 0;
         if !is_linear && self.copy_in_turn(at, to) {
             return Ok(());
         }
         let iter = Opaque::<bindings::iov_iter>::uninit();
         let iter = iter.get();
-        // SAFETY: `to` names writable memory by its invariants and outlives the iterator, which is
-        // initialised by the first call; the second checks the skb's bounds.
+        // SAFETY: By the invariants of `to`, its pieces are writable memory. They outlive the
+        // iterator, which the first call initialises. This value owns the skb, and the second call
+        // checks the skb's bounds.
         to_result(unsafe {
             bindings::iov_iter_kvec(
                 iter,
@@ -109,38 +110,42 @@ impl SkBuff {
         })
     }
 
-    /// As above, without the checks that copying to programs has for each piece of an skb: 300
-    /// instructions for each datagram of a GRO packet. Says whether all was copied, which it isn't
-    /// where lists of skbs lie in lists.
+    /// Copies as [`Self::copy_payload`], without the checks for copies to user memory, which cost
+    /// 300 instructions for each datagram of a GRO packet. Returns whether it has copied
+    /// everything: it can't if an skb in the list of fragments has a list of its own.
     fn copy_in_turn(&self, at: u32, to: &KernelVec<'_>) -> bool {
         let end = at.saturating_add(u32::try_from(to.bytes()).unwrap_or(u32::MAX));
         let state = Opaque::<bindings::skb_seq_state>::uninit();
         let state = state.get();
         let mut done = 0usize;
-        // SAFETY: A valid skb, and room for the state, which the first call initialises.
+        // SAFETY: This value owns the skb, which outlives the state. `state` is memory for a state,
+        // which the call initialises.
         unsafe { bindings::skb_prepare_seq_read(self.as_ptr(), at, end, state) };
         let all = to.pieces().iter().all(|piece| {
             let (start, len) = (done as c_int, piece.iov_len as c_int);
             done = done.saturating_add(piece.iov_len);
-            // SAFETY: `to` names writable memory by its invariants; the call reads no more than the
-            // skb has.
+            // SAFETY: By the invariants of `to`, the piece is writable memory of `len` bytes. The
+            // state is initialised, and the call fails if the skb has fewer bytes.
             unsafe { bindings::skb_copy_seq_read(state, start, piece.iov_base, len) == 0 }
         });
-        // SAFETY: Prepared above, and not read from any more.
+        // SAFETY: The state is initialised, and isn't used any more. The call unmaps the page that
+        // the state may have mapped.
         unsafe { bindings::skb_abort_seq_read(state) };
         all
     }
 
-    /// Writes down what its headers say, for a reader of `sk`, where there is nothing yet; lengths
-    /// are left 0.
+    /// Writes the metadata of the packet, for a reader of `sk`, to `meta`, whose bytes are zeroes.
+    /// Lengths stay 0.
     ///
-    /// Not inlined: in parts, and put together again, it takes twice as long.
+    /// It isn't inlined, because the compiler then takes `meta` apart and assembles it again, which
+    /// takes twice as long.
     #[inline(never)]
     pub(crate) fn read_meta(&self, sk: &Sock, meta: &mut Meta) {
         meta.local_port = sk.local_port();
         meta.family = if sk.is_ipv6() { AF_INET6 } else { AF_INET };
         // Headers needn't be aligned: not every driver leaves two bytes before the Ethernet header.
-        // SAFETY: A valid skb whose headers are linear, by the invariants.
+        // SAFETY: By the invariants, this value owns the skb, and its headers are in the linear
+        // part. A queued UDP packet's control block has the fields that the last calls read.
         unsafe {
             let udp = bindings::kopi_udp_hdr(self.as_ptr()).read_unaligned();
             meta.peer_port = udp.source;
@@ -163,47 +168,50 @@ impl SkBuff {
                 meta.ttl = ip.hop_limit;
                 device = bindings::kopi_ip6cb_iif(self.as_ptr());
             }
-            // As in IP_PKTINFO. Without that option UDP leaves 0 for IPv4; but in a VRF the skb's
-            // own is that of the VRF.
+            // The index is that of IP_PKTINFO. Without that option UDP leaves 0 for IPv4, so the
+            // skb's field is used, which in a VRF is the index of the VRF.
             meta.ifindex = match device {
                 0 => bindings::kopi_skb_iif(self.as_ptr()),
                 device => device,
             } as u32;
         }
         if sk.wants_timestamp() {
-            // SAFETY: A valid skb.
+            // SAFETY: This value owns the skb, whose time stamp the call may convert in place.
             meta.timestamp = unsafe { bindings::kopi_skb_timestamp_ns(self.as_ptr()) };
             meta.flags |= META_TIMESTAMP;
         }
         if sk.wants_mark() {
-            // SAFETY: A valid skb.
+            // SAFETY: This value owns the skb, so its fields may be read.
             meta.mark = unsafe { bindings::kopi_skb_mark(self.as_ptr()) };
             meta.flags |= META_MARK;
         }
     }
 
-    /// Frees it as delivered, which the protocol's counters show. Softirqs are off.
+    /// Counts the packet as received in the protocol's counters, and frees it. Softirqs are off.
     pub(crate) fn consume(self, sk: &Sock) {
         let skb = ManuallyDrop::new(self);
-        // SAFETY: A valid skb, owned, and not used any more. With softirqs off this CPU's list of
-        // skbs for NAPI is this call's.
+        // SAFETY: The skb was this value's, and isn't used any more. The sock is borrowed, and is
+        // the UDP sock whose queue had the packet. Softirqs are off, as `napi_consume_skb` requires
+        // for a budget that isn't 0: it uses a list of this CPU.
         unsafe {
             bindings::kopi_udp_count_received(sk.as_ptr(), skb.as_ptr());
             bindings::napi_consume_skb(skb.as_ptr(), 1);
         }
     }
 
-    /// Counts `datagrams` of it as dropped because there is no room, as for a full receive buffer.
+    /// Counts `datagrams` of the packet as dropped for lack of room, as for a full receive buffer.
     pub(crate) fn count_dropped(&self, sk: &Sock, datagrams: u32) {
         let datagrams = i32::try_from(datagrams).unwrap_or(i32::MAX);
-        // SAFETY: A valid skb and a valid UDP sock.
+        // SAFETY: This value owns the skb. The sock is borrowed, and is the UDP sock whose queue
+        // had the packet.
         unsafe { bindings::kopi_udp_count_dropped(sk.as_ptr(), self.as_ptr(), datagrams) };
     }
 }
 
 impl Drop for SkBuff {
     fn drop(&mut self) {
-        // SAFETY: A valid skb, owned, and not used any more.
+        // SAFETY: This value owns the skb, which isn't used any more. The sock is null, or one that
+        // the skb keeps.
         unsafe {
             bindings::sk_skb_reason_drop(
                 (*self.as_ptr()).sk,
@@ -214,7 +222,7 @@ impl Drop for SkBuff {
     }
 }
 
-/// Writes an IPv4 address as a socket of `family` sees it, where there is nothing yet.
+/// Writes an IPv4 address in the form that a socket of `family` uses, to bytes that are zeroes.
 fn put_ipv4(to: &mut [u8; 16], address: u32, family: u16) {
     let address = address.to_ne_bytes();
     if family == AF_INET6 {

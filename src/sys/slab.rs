@@ -1,57 +1,69 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A cache of objects of one size, which don't take more: `struct kmem_cache`.
+//! Slab caches, which have objects of one size: `struct kmem_cache`.
 //!
 //! C header: `include/linux/slab.h`
 
-use super::bindings;
+use super::{bindings, context::might_sleep};
 use core::{
     mem::{align_of, size_of},
     ops::{Deref, DerefMut},
     ptr::NonNull,
-    sync::atomic::{AtomicPtr, Ordering}, //
 };
 use kernel::{
     prelude::*,
-    str::CStr, //
+    str::CStr,
+    sync::atomic::{
+        ordering::{Acquire, Full, Release},
+        Atomic, //
+    },
 };
 
-/// Where a cache is while it is there, else null.
-pub(crate) struct Slot(AtomicPtr<bindings::kmem_cache>);
+/// The place of a cache; null if there is none.
+pub(crate) struct Slot(Atomic<*mut bindings::kmem_cache>);
 
 impl Slot {
+    /// An empty slot.
     pub(crate) const fn new() -> Self {
-        Self(AtomicPtr::new(core::ptr::null_mut()))
+        Self(Atomic::new(core::ptr::null_mut()))
     }
 }
 
 /// A cache, whose objects are charged to the cgroups of the tasks that allocate them.
+///
+/// # Invariants
+///
+/// The slot holds a cache that this value owns.
 pub(crate) struct Cache(&'static Slot);
 
 impl Cache {
-    /// Makes that of a slot, for objects like `T`: `ENOMEM`. Process context.
+    /// Makes a slot's cache, for objects of type `T`: `ENOMEM`. Process context.
     ///
     /// # Safety
     ///
-    /// There is none in the slot. What is taken from it is freed, or RCU is to free it, when this
-    /// value is dropped.
+    /// The slot must be empty. When this value is dropped, all objects of the cache must be freed,
+    /// or be passed to RCU to be freed.
     pub(crate) unsafe fn new<T>(slot: &'static Slot, name: &'static CStr) -> Result<Self> {
+        might_sleep();
         let (size, align) = (size_of::<T>() as c_uint, align_of::<T>() as c_uint);
-        // SAFETY: Process context; the name lives as long as the module, and so as the cache.
+        // SAFETY: The caller is in process context, as this function requires. The name is static,
+        // so it outlives the cache.
         let cache = unsafe { bindings::kopi_slab_create(name.as_char_ptr(), size, align) };
         if cache.is_null() {
             return Err(ENOMEM);
         }
-        slot.0.store(cache, Ordering::Release);
+        slot.0.store(cache, Release);
+        // INVARIANT: The slot holds the new cache.
         Ok(Self(slot))
     }
 }
 
 impl Drop for Cache {
     fn drop(&mut self) {
-        let cache = self.0 .0.swap(core::ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: The cache is this value's, and nothing of it is left after the barrier, as `new`
-        // requires.
+        might_sleep();
+        let cache = self.0 .0.xchg(core::ptr::null_mut(), Full);
+        // SAFETY: This value owns the cache. `new` requires that all objects are freed by now, or
+        // by RCU callbacks, for which the barrier waits.
         unsafe {
             bindings::rcu_barrier();
             bindings::kmem_cache_destroy(cache);
@@ -61,26 +73,26 @@ impl Drop for Cache {
 
 /// An object of a type that has a cache.
 pub(crate) trait Cached: Sized {
-    /// Where the cache is, which was made for objects like this.
+    /// The slot of the type's cache.
     fn slot() -> &'static Slot;
 }
 
-/// One that is owned.
+/// An owned object of a cache.
 ///
 /// # Invariants
 ///
-/// It is valid, and was taken from the cache of its type.
+/// This value owns a valid object from the cache of its type.
 pub(crate) struct CacheBox<T: Cached>(NonNull<T>);
 
 impl<T: Cached> CacheBox<T> {
-    /// Moves a value there: `ENOMEM`. Process context.
+    /// Moves a value to a new object: `ENOMEM`. Process context.
     ///
     /// # Safety
     ///
-    /// The type's cache is there.
+    /// The slot of the type must hold a cache, which was made for this type.
     pub(crate) unsafe fn new(value: T) -> Result<Self> {
-        let cache = T::slot().0.load(Ordering::Acquire);
-        // SAFETY: As required of the caller.
+        let cache = T::slot().0.load(Acquire);
+        // SAFETY: The caller says that the slot holds a cache, and is in process context.
         let place = NonNull::new(unsafe { bindings::kopi_slab_alloc(cache) }.cast::<T>());
         let place = place.ok_or(ENOMEM)?;
         // SAFETY: The object was just allocated, has the type's size and alignment, and no other
@@ -90,12 +102,12 @@ impl<T: Cached> CacheBox<T> {
         Ok(Self(place))
     }
 
-    /// Gives the object away, as a pointer.
+    /// Gives up the object, and returns its address.
     pub(crate) fn into_raw(this: Self) -> *mut T {
         core::mem::ManuallyDrop::new(this).0.as_ptr()
     }
 
-    /// Takes it back.
+    /// Takes over an object.
     ///
     /// # Safety
     ///
@@ -111,22 +123,24 @@ impl<T: Cached> Deref for CacheBox<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
-        // SAFETY: By the invariants.
+        // SAFETY: By the invariants, the object is valid, and this value is its owner.
         unsafe { self.0.as_ref() }
     }
 }
 
 impl<T: Cached> DerefMut for CacheBox<T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: By the invariants; the box is borrowed alone.
+        // SAFETY: By the invariants, the object is valid. This value, its owner, is borrowed
+        // exclusively.
         unsafe { self.0.as_mut() }
     }
 }
 
 impl<T: Cached> Drop for CacheBox<T> {
     fn drop(&mut self) {
-        let cache = T::slot().0.load(Ordering::Acquire);
-        // SAFETY: By the invariants; a cache goes only when all that was taken from it is freed.
+        let cache = T::slot().0.load(Acquire);
+        // SAFETY: By the invariants, the object is valid and is from the cache of its type, and
+        // isn't used any more. The cache is destroyed only after its objects are freed.
         unsafe {
             self.0.drop_in_place();
             bindings::kmem_cache_free(cache, self.0.as_ptr().cast());

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct socket`: the process's side of a socket.
+//! `struct socket`: the side of a socket that system calls use.
 //!
 //! C header: `include/linux/net.h`
 
 use super::bindings;
 use super::{
+    context::might_sleep,
     errno::enotsock,
     sock::Sock, //
 };
@@ -24,35 +25,40 @@ use kernel::{
 ///
 /// # Invariants
 ///
-/// `sk` is a UDP sock as long as the socket is not released.
+/// The socket isn't released as long as it is borrowed, and its `sk` is a UDP sock.
 #[repr(transparent)]
 pub(crate) struct Socket(Opaque<bindings::socket>);
 
-// SAFETY: The kernel's functions that are called here lock what they need.
+// SAFETY: Through a shared reference, `sk`, `ops` and `file` are only read: they don't change while
+// the socket has users. The functions of the kernel that get the socket are those of system calls,
+// which may be made by several tasks at once.
 unsafe impl Sync for Socket {}
 
 impl Socket {
     /// # Safety
     ///
-    /// `socket` must be as the invariants say, and live at least as long as the result.
+    /// The type's invariants must hold for `socket` as long as the result is used.
     pub(super) unsafe fn from_raw<'a>(socket: *mut bindings::socket) -> &'a Self {
-        // SAFETY: `Socket` is transparent; the rest is the caller's to see to.
+        // SAFETY: `Socket` is transparent. The caller passes a socket that outlives the result.
         unsafe { &*socket.cast() }
     }
 
+    /// The C structure.
     pub(super) fn as_ptr(&self) -> *mut bindings::socket {
         self.0.get()
     }
 
-    /// The protocol's side.
+    /// The socket's sock.
     pub(crate) fn sk(&self) -> &Sock {
-        // SAFETY: By the invariants; the socket holds a reference to it.
+        // SAFETY: By the invariants, `sk` is a UDP sock. A socket that isn't released holds a
+        // reference to it, and isn't released during the borrow.
         unsafe { Sock::from_raw((*self.as_ptr()).sk) }
     }
 
     /// Whether O_NONBLOCK is set.
     pub(crate) fn is_nonblocking(&self) -> bool {
-        // SAFETY: Sockets that system calls reach have a file; the flags are read once.
+        // SAFETY: The file is null, or lives as long as its socket, which is borrowed. fcntl() may
+        // change the flags meanwhile, so they are read once.
         unsafe {
             let file = (*self.as_ptr()).file;
             !file.is_null()
@@ -60,11 +66,14 @@ impl Socket {
         }
     }
 
-    /// Whether the security module lets the current process receive: `EACCES`, `EPERM`.
+    /// Asks the security module whether the current process may receive: `EACCES` or `EPERM` if
+    /// not. Process context.
     ///
-    /// Asks as recvmsg does, without taking anything. Process context.
+    /// It calls recvmsg with MSG_PEEK, which asks and leaves all packets in the queue.
     pub(crate) fn may_receive(&self) -> Result {
-        // SAFETY: A msghdr of zeroes has no room for anything; the socket is valid.
+        might_sleep();
+        // SAFETY: A msghdr has pointers, integers and a union of pointers, for all of which zeroes
+        // are valid. Its iterator has no room, so nothing is written. The socket is borrowed.
         let peek = || unsafe {
             let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
             bindings::sock_recvmsg(
@@ -79,14 +88,17 @@ impl Socket {
         }
     }
 
-    /// Has received datagrams coalesced to GRO packets, as setsockopt(SOL_UDP, UDP_GRO) does.
+    /// Makes the stack coalesce received datagrams to GRO packets, as setsockopt(SOL_UDP, UDP_GRO)
+    /// does. Process context.
     pub(crate) fn enable_gro(&self) -> Result {
+        might_sleep();
         let on: i32 = 1;
         let mut value: bindings::sockptr_t = pin_init::zeroed();
         value.__bindgen_anon_1.kernel = ptr::from_ref(&on).cast_mut().cast();
         value.set_is_kernel(true);
-        // SAFETY: A valid socket; its operations are those of UDP, or KOPI's, which pass other
-        // levels than their own on to those.
+        // SAFETY: The socket is borrowed. Its operations are UDP's, or KOPI's, which pass options
+        // of other levels to UDP's. `value` is marked as a kernel pointer, to an integer that
+        // outlives the call.
         let result = unsafe {
             let set = (*(*self.as_ptr()).ops).setsockopt.ok_or(EINVAL)?;
             set(
@@ -101,15 +113,21 @@ impl Socket {
     }
 }
 
-/// A reference to the socket behind a file descriptor.
+/// A reference to the file of a socket.
+///
+/// # Invariants
+///
+/// This value owns a reference to the socket's file, which keeps the socket.
 pub(crate) struct SocketFile(NonNull<bindings::socket>);
 
 impl SocketFile {
-    /// Looks up a descriptor of the current process: `EBADF`, or `ENOTSOCK`.
+    /// Looks up a descriptor of the current process: `EBADF`, or `ENOTSOCK`. Process context.
     pub(crate) fn get(fd: i32) -> Result<Self> {
         let mut error = 0;
-        // SAFETY: Process context; `error` is written to.
+        // SAFETY: The call looks into the current process's table of files, which there is in
+        // process context, as this function requires. `error` may be written.
         let socket = unsafe { bindings::sockfd_lookup(fd, &mut error) };
+        // INVARIANT: The lookup takes a reference to the file.
         NonNull::new(socket).map(Self).ok_or_else(|| {
             if error == EBADF.to_errno() {
                 EBADF
@@ -119,6 +137,7 @@ impl SocketFile {
         })
     }
 
+    /// The C structure.
     pub(super) fn as_ptr(&self) -> *mut bindings::socket {
         self.0.as_ptr()
     }
@@ -126,24 +145,26 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // SAFETY: The reference to the file that `sockfd_lookup` took.
+        // SAFETY: This value owns the reference to the file, by the invariants, and isn't used any
+        // more.
         unsafe { bindings::fput((*self.as_ptr()).file) };
     }
 }
 
-/// Sockets by number.
+/// Sockets by small numbers, which are the indexes of a table.
 ///
 /// # Invariants
 ///
-/// Every socket in the table is alive and of a flow.
+/// Every socket in the table belongs to a flow and isn't released.
 pub(crate) struct SocketTable {
     slots: KVVec<Option<NonNull<bindings::socket>>>,
-    /// Numbers that are free again.
+    /// Numbers of removed sockets. Its capacity suffices for all numbers.
     free: KVVec<u32>,
+    /// The number of sockets.
     used: u32,
 }
 
-// SAFETY: Sockets are not bound to a task.
+// SAFETY: Sockets are not bound to a task, and the owner of the table is the only one to use it.
 unsafe impl Send for SocketTable {}
 
 /// Memory for a larger table, which is allocated before the table's lock is taken.
@@ -162,7 +183,7 @@ impl TableRoom {
     }
 }
 
-/// The most sockets in one table.
+/// The maximum number of sockets in one table.
 const SLOTS_MAX: usize = 1 << 20;
 
 impl SocketTable {
@@ -175,15 +196,15 @@ impl SocketTable {
         }
     }
 
-    /// Gives the socket a number: `None` if the table has to [`SocketTable::grow`] before, or
-    /// `ENOSPC` if there is none left.
+    /// Adds a socket, and returns its number: `None` if the table has to [`SocketTable::grow`]
+    /// before, or `ENOSPC` if it is full.
     ///
     /// # Safety
     ///
     /// The socket must be removed before it is released.
     pub(crate) unsafe fn insert(&mut self, socket: &Socket) -> Result<Option<u32>> {
         let entry = NonNull::new(socket.as_ptr());
-        // INVARIANT: As the caller sees to.
+        // INVARIANT: The socket is borrowed, and the caller removes it before it is released.
         if let Some(number) = self.free.pop() {
             if let Some(slot) = self.slots.get_mut(number as usize) {
                 *slot = entry;
@@ -194,7 +215,7 @@ impl SocketTable {
         if self.slots.len() >= SLOTS_MAX {
             return Err(ENOSPC);
         }
-        // So that `remove` need not allocate.
+        // `remove` can't allocate, so there is room for all numbers.
         if self.free.capacity() <= self.slots.len()
             || self.slots.push_within_capacity(entry).is_err()
         {
@@ -225,21 +246,22 @@ impl SocketTable {
         (self.slots, self.free) = (room.slots, room.free);
     }
 
-    /// Takes the number back.
+    /// Removes a socket; its number may be used again.
     pub(crate) fn remove(&mut self, number: u32) {
         if let Some(slot) = self.slots.get_mut(number as usize) {
             if slot.take().is_some() {
                 self.used = self.used.wrapping_sub(1);
-                // There is room, by `insert`.
+                // This can't fail: `insert` ensures room for all numbers.
                 let _ = self.free.push_within_capacity(number);
             }
         }
     }
 
-    /// The socket of that number.
+    /// The socket of a number.
     pub(crate) fn get(&self, number: u32) -> Option<&Socket> {
         let socket = (*self.slots.get(number as usize)?)?;
-        // SAFETY: By the invariants.
+        // SAFETY: By the invariants, the socket isn't released before it is removed, which takes an
+        // exclusive borrow of the table.
         Some(unsafe { Socket::from_raw(socket.as_ptr()) })
     }
 
@@ -249,42 +271,47 @@ impl SocketTable {
     }
 }
 
-/// Sockets of flows by number, in order.
+/// Sockets by number, in the order of their numbers.
 ///
 /// # Invariants
 ///
-/// Every socket in the map is alive and of a flow.
+/// Every socket in the map belongs to a flow and isn't released.
 pub(crate) struct SocketMap {
-    /// By number without [`GROUP_BITS`], which are the place.
+    /// The groups by the upper bits of their numbers. The lower [`GROUP_BITS`] bits are the place
+    /// in the group.
     groups: RBTree<u32, Group>,
+    /// The number of sockets.
     used: usize,
 }
 
+/// The number of bits of a number that are the place in a group.
 const GROUP_BITS: u32 = 4;
 
-/// Sockets of numbers in a row, which share a node of the tree: numbers are given in order.
+/// A node of the tree, which holds the sockets of consecutive numbers. Flows are numbered in order,
+/// so most nodes are full.
 type Group = [Option<SocketPtr>; 1 << GROUP_BITS];
 
+/// The address of a socket in a map.
 #[derive(Clone, Copy)]
 struct SocketPtr(NonNull<bindings::socket>);
 
 // SAFETY: Sockets are not bound to a task.
 unsafe impl Send for SocketPtr {}
-// SAFETY: As above.
+// SAFETY: The address is plain data. `SocketMap::get` makes a `Socket` of it, which is `Sync`.
 unsafe impl Sync for SocketPtr {}
 
-/// What another socket of a map may need, to be had before the map's lock is taken: memory that is charged to
-/// a cgroup may be long in coming.
+/// Memory for another socket of a map. It is allocated before the map's lock is taken, because an
+/// allocation that is charged to a cgroup can take long.
 pub(crate) struct SocketRoom(RBTreeNodeReservation<u32, Group>);
 
 impl SocketRoom {
-    /// `ENOMEM`. Process context.
+    /// Allocates it: `ENOMEM`. Process context.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?))
     }
 }
 
-/// Which group a number is in, and where.
+/// The group of a number, and the place in it.
 fn place(number: u32) -> (u32, usize) {
     let mask = (1 << GROUP_BITS) - 1;
     (number >> GROUP_BITS, (number & mask) as usize)
@@ -299,7 +326,7 @@ impl SocketMap {
         }
     }
 
-    /// Enters a socket under a number that is free, where there may be need of the room.
+    /// Adds a socket under a free number. It needs `room` if the number begins a new group.
     ///
     /// # Safety
     ///
@@ -317,13 +344,13 @@ impl SocketMap {
                 .insert(room.0.into_node(group, Group::default()));
         }
         let sockets = self.groups.get_mut(&group).ok_or(ENOMEM)?;
-        // INVARIANT: As the caller sees to.
+        // INVARIANT: The socket is borrowed, and the caller removes it before it is released.
         *sockets.get_mut(at).ok_or(EINVAL)? = Some(entry);
         self.used = self.used.wrapping_add(1);
         Ok(())
     }
 
-    /// Takes a socket out, which is in.
+    /// Removes the socket of a number, if there is one.
     pub(crate) fn remove(&mut self, number: u32) {
         let (group, at) = place(number);
         let Some(sockets) = self.groups.get_mut(&group) else {
@@ -341,11 +368,12 @@ impl SocketMap {
     pub(crate) fn get(&self, number: u32) -> Option<&Socket> {
         let (group, at) = place(number);
         let entry = (*self.groups.get(&group)?.get(at)?)?;
-        // SAFETY: By the invariants; the map is borrowed.
+        // SAFETY: By the invariants, the socket isn't released before it is removed, which takes an
+        // exclusive borrow of the map.
         Some(unsafe { Socket::from_raw(entry.0.as_ptr()) })
     }
 
-    /// All sockets from a number on.
+    /// All sockets whose numbers are `number` or greater, in order.
     pub(crate) fn from(&self, number: u32) -> impl Iterator<Item = (u32, &Socket)> {
         let mut next = Some(number);
         core::iter::from_fn(move || loop {
@@ -353,7 +381,7 @@ impl SocketMap {
             let (group, _) = place(number);
             let cursor = self.groups.cursor_lower_bound(&group)?;
             let (&found, _) = cursor.current();
-            // The first one of the next group, if this one has ended.
+            // If this group has ended, go on with the first number of the next one.
             let number = number.max(found << GROUP_BITS);
             next = number.checked_add(1);
             if let Some(socket) = self.get(number) {

@@ -1,67 +1,69 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Numbers that an administrator sets below `/proc/sys/net/kopi`.
+//! Sysctls: integers that an administrator sets below `/proc/sys/net/kopi`.
 //!
 //! C header: `include/linux/sysctl.h`
 
-use super::bindings;
-use core::{
-    cell::UnsafeCell,
-    mem::size_of,
-    ptr::NonNull,
-    sync::atomic::{AtomicU32, Ordering}, //
-};
+use super::{bindings, context::might_sleep};
+use core::{cell::UnsafeCell, mem::size_of, ptr::NonNull};
 use kernel::{
     prelude::*,
-    str::CStr, //
+    str::CStr,
+    sync::atomic::{ordering::Relaxed, Atomic}, //
 };
 
-/// A number, which may be read at any time.
-pub(crate) struct Number(AtomicU32);
+/// The value of a sysctl.
+pub(crate) struct SysctlU32(Atomic<u32>);
 
-impl Number {
-    /// A number with its default.
+impl SysctlU32 {
+    /// A value with its default.
     pub(crate) const fn new(value: u32) -> Self {
-        Self(AtomicU32::new(value))
+        Self(Atomic::new(value))
     }
 
-    /// What it is now. Any context.
+    /// The current value. Any context.
     pub(crate) fn get(&self) -> u32 {
-        self.0.load(Ordering::Relaxed)
+        self.0.load(Relaxed)
     }
 }
 
-/// Room for the kernel's table of `N` numbers.
-pub(crate) struct Numbers<const N: usize>(UnsafeCell<[bindings::ctl_table; N]>);
+/// Memory for the kernel's table of `N` sysctls.
+pub(crate) struct SysctlTable<const N: usize>(UnsafeCell<[bindings::ctl_table; N]>);
 
-// SAFETY: Written by `Sysctls::register` only, before the kernel gets it.
-unsafe impl<const N: usize> Sync for Numbers<N> {}
+// SAFETY: Only `Sysctls::register` accesses the memory. It writes once, by its contract, and then
+// gives the memory to the kernel, which has its own lock for tables.
+unsafe impl<const N: usize> Sync for SysctlTable<N> {}
 
-impl<const N: usize> Numbers<N> {
+impl<const N: usize> SysctlTable<N> {
     /// An empty table.
     pub(crate) const fn new() -> Self {
         Self(UnsafeCell::new([pin_init::zeroed(); N]))
     }
 }
 
-/// Registered numbers, of the initial network namespace, for root to write.
+/// The registration of a table in the initial network namespace. Only root can write the values.
+///
+/// # Invariants
+///
+/// The header is that of a registered table.
 pub(crate) struct Sysctls(NonNull<bindings::ctl_table_header>);
 
-// SAFETY: A registration is not bound to a task.
+// SAFETY: A registration is not bound to a task: any may end it.
 unsafe impl Send for Sysctls {}
-// SAFETY: As above.
+// SAFETY: A shared reference gives no access to the header.
 unsafe impl Sync for Sysctls {}
 
 impl Sysctls {
-    /// Registers the numbers by their names; `ENOMEM`. Process context.
+    /// Registers values under their names: `ENOMEM`. Process context.
     ///
     /// # Safety
     ///
-    /// To be called once for a table.
+    /// This function must be called at most once for each table.
     pub(crate) unsafe fn register<const N: usize>(
-        table: &'static Numbers<N>,
-        numbers: [(&'static CStr, &'static Number); N],
+        table: &'static SysctlTable<N>,
+        numbers: [(&'static CStr, &'static SysctlU32); N],
     ) -> Result<Self> {
+        might_sleep();
         let entries = numbers.map(|(name, number)| bindings::ctl_table {
             procname: name.as_char_ptr(),
             data: number.0.as_ptr().cast(),
@@ -70,8 +72,9 @@ impl Sysctls {
             proc_handler: Some(bindings::proc_douintvec),
             ..pin_init::zeroed()
         });
-        // SAFETY: By the contract the table is not in use yet. It is static, as are names and numbers;
-        // the kernel reads and writes a number as a whole.
+        // SAFETY: By the contract, nothing else uses the table yet. The table, the names and the
+        // values are static, so they outlive the registration. `proc_douintvec` accesses a value by
+        // READ_ONCE and WRITE_ONCE, which go together with this module's atomic reads.
         let header = unsafe {
             table.0.get().write(entries);
             bindings::register_net_sysctl_sz(
@@ -81,13 +84,16 @@ impl Sysctls {
                 N,
             )
         };
+        // INVARIANT: The table was just registered.
         NonNull::new(header).map(Self).ok_or(ENOMEM)
     }
 }
 
 impl Drop for Sysctls {
     fn drop(&mut self) {
-        // SAFETY: Registered by `register`, and taken back once.
+        might_sleep();
+        // SAFETY: The table is registered, by the invariants, and this value isn't used any more.
+        // The call waits for accesses that still run.
         unsafe { bindings::unregister_net_sysctl_table(self.0.as_ptr()) };
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The identity of a process: its program, its user, its cgroup.
+//! The identity of a process: its program, its user and group, its cgroup.
 //!
 //! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
 
 use super::bindings;
-use super::{pernet::NetRef, sock::Sock};
+use super::{context::might_sleep, pernet::NetRef, sock::Sock};
 use crate::pure::rule::{Cgroup, FileId};
 use core::ptr::NonNull;
 use kernel::{
@@ -25,9 +25,10 @@ unsafe impl Send for Pid {}
 unsafe impl Sync for Pid {}
 
 impl Pid {
-    /// The current process's.
+    /// The current process's pid. Process context.
     pub(crate) fn current() -> Result<Self> {
-        // SAFETY: Process context; gives a reference.
+        // SAFETY: The current task, which there is in process context, has a pid. The call takes a
+        // reference, which `drop` puts.
         NonNull::new(unsafe { bindings::kopi_get_current_tgid() })
             .map(Self)
             .ok_or(ESRCH)
@@ -39,7 +40,7 @@ impl Pid {
 
     /// The number in the current process's pid namespace; 0 where it has none there.
     pub(crate) fn here(&self) -> u32 {
-        // SAFETY: The reference is held.
+        // SAFETY: This value's reference keeps the pid.
         u32::try_from(unsafe { bindings::kopi_pid_nr_here(self.0.as_ptr()) }).unwrap_or(0)
     }
 
@@ -47,7 +48,8 @@ impl Pid {
     /// namespace, it is the number in the initial pid namespace; otherwise it is that in the
     /// process's own. Any context.
     pub(crate) fn shown_in(&self, net: &NetRef) -> u32 {
-        // SAFETY: The reference is held, and the namespace is valid.
+        // SAFETY: This value's reference keeps the pid. The namespace is borrowed, and keeps its
+        // user namespace.
         let number = unsafe { bindings::kopi_net_show_pid(net.as_ptr(), self.0.as_ptr()) };
         u32::try_from(number).unwrap_or(0)
     }
@@ -55,15 +57,17 @@ impl Pid {
 
 impl Drop for Pid {
     fn drop(&mut self) {
-        // SAFETY: The reference that `current` took. Any context.
+        // SAFETY: This value owns the reference that `current` took, and isn't used any more. It
+        // may be put in any context.
         unsafe { bindings::put_pid(self.0.as_ptr()) };
     }
 }
 
-/// The longest path, in bytes with the zero.
+/// The size of the longest path with its final zero, in bytes.
 const PATH_MAX: usize = bindings::KOPI_FILE_PATH_MAX as usize + 1;
 
-/// Has the kernel write a string into a buffer of the largest size, and gives a copy of it.
+/// Calls `write` with a buffer of [`PATH_MAX`] bytes, and returns a copy of the part that it names
+/// by start and length.
 fn copy_path(write: impl FnOnce(&mut [u8]) -> Result<(usize, usize)>) -> Result<KVec<u8>> {
     let mut buffer = KVec::from_elem(0u8, PATH_MAX, GFP_KERNEL)?;
     let (start, len) = write(&mut buffer)?;
@@ -93,7 +97,7 @@ pub(crate) struct Program {
 ///
 /// The inode must be valid.
 unsafe fn file_id(inode: *const bindings::inode) -> FileId {
-    // SAFETY: As required of the caller.
+    // SAFETY: The caller passes a valid inode. Its superblock, number and generation don't change.
     unsafe {
         FileId {
             device: bindings::kopi_inode_device(inode),
@@ -107,14 +111,16 @@ unsafe fn file_id(inode: *const bindings::inode) -> FileId {
 /// `may_wait` it fails with `EAGAIN` if a file system would have to be asked, since a user's file
 /// system may never answer. Process context.
 pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
+    might_sleep();
     let cached = if may_wait {
         0
     } else {
         bindings::KOPI_CONST_LOOKUP_CACHED
     };
     let mut found: bindings::path = pin_init::zeroed();
-    // SAFETY: Process context; the path is a string, and `found` is written to. What is found is
-    // kept until it is put.
+    // SAFETY: The lookup is for the current process, which there is in process context, as this
+    // function requires. The path ends with a zero. On success `found` has a reference, which keeps
+    // the inode until it is put below.
     unsafe {
         to_result(bindings::kern_path(
             path.as_char_ptr(),
@@ -130,12 +136,12 @@ pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
 /// The identity of a flow's process.
 pub(crate) struct Identity {
     pub(crate) process: Process,
-    /// Effective ids, of the initial user namespace.
+    /// Effective ids, in the initial user namespace.
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// The name that the process gives itself, with zeroes at its end.
+    /// The command name of the process, padded with zeroes.
     pub(crate) command: [u8; 16],
-    /// `None` for a process that has no program, as one of the kernel's.
+    /// `None` for a process without a program, such as a kernel thread.
     pub(crate) program: Option<Program>,
 }
 
@@ -144,62 +150,68 @@ impl Identity {
     pub(crate) fn current() -> Result<Self> {
         Ok(Self {
             process: Process::current()?,
-            // SAFETY: `current` is always valid.
+            // SAFETY: The call reads the credentials of the current task, which only that task
+            // replaces.
             uid: unsafe { bindings::kopi_current_euid() },
-            // SAFETY: As above.
+            // SAFETY: The call reads the credentials of the current task, which only that task
+            // replaces.
             gid: unsafe { bindings::kopi_current_egid() },
             command: current_command(),
             program: current_program()?,
         })
     }
 
-    /// Whether it is the current process as it is now. Process context.
+    /// Whether it equals the identity that the current process has now. Process context.
     pub(crate) fn is_current(&self) -> bool {
         self.process.is_current()
-            // SAFETY: `current` is always valid.
+            // SAFETY: The call reads the credentials of the current task, which only that task
+            // replaces.
             && self.uid == unsafe { bindings::kopi_current_euid() }
-            // SAFETY: As above.
+            // SAFETY: The call reads the credentials of the current task, which only that task
+            // replaces.
             && self.gid == unsafe { bindings::kopi_current_egid() }
             && self.command == current_command()
             && self.program_id() == Executable::current().map(|file| file.id())
     }
 
-    /// Whether it says the same of the same process.
+    /// Whether both are of the same process, and equal.
     pub(crate) fn is_as(&self, other: &Self) -> bool {
         self.process == other.process
             && (self.uid, self.gid, self.command) == (other.uid, other.gid, other.command)
             && self.program_id() == other.program_id()
     }
 
-    /// Which program it runs.
+    /// The file of its program.
     pub(crate) fn program_id(&self) -> Option<FileId> {
         Some(self.program.as_ref()?.id)
     }
 }
 
-/// The name that the current process gives itself, with zeroes at its end. Process context.
+/// The command name of the current process, padded with zeroes. Process context.
 pub(crate) fn current_command() -> [u8; 16] {
     let mut command = [0u8; 16];
-    // SAFETY: `current` is always valid; the name has room for TASK_COMM_LEN bytes.
+    // SAFETY: The current task keeps its group's leader. `command` has room for TASK_COMM_LEN
+    // bytes.
     unsafe { bindings::kopi_current_comm(command.as_mut_ptr().cast()) };
     command
 }
 
-/// A process, as the program that it is now: another one after exec.
+/// A process that runs a certain program: after exec() it is another `Process`.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Process {
-    /// Keeps the number from being another process's.
+    /// The reference to the pid, which no other process gets meanwhile.
     pid: Pid,
+    /// The process's count of programs, as [`current_programs`] returns it.
     programs: u64,
 }
 
 impl Process {
-    /// Its number.
+    /// Its pid.
     pub(crate) fn pid(&self) -> &Pid {
         &self.pid
     }
 
-    /// The current one. Process context.
+    /// The current process. Process context.
     pub(crate) fn current() -> Result<Self> {
         Ok(Self {
             pid: Pid::current()?,
@@ -207,18 +219,18 @@ impl Process {
         })
     }
 
-    /// Whether it is the current one. Process context.
+    /// Whether it is the current process. Process context.
     pub(crate) fn is_current(&self) -> bool {
-        // SAFETY: `current` is always valid; the pointer is only compared.
+        // SAFETY: The current task has a pid, whose pointer is only compared.
         let pid = unsafe { bindings::kopi_current_tgid() };
         core::ptr::eq(self.pid.0.as_ptr().cast_const().cast(), pid)
             && self.programs == current_programs()
     }
 
-    /// Whether its first thread goes on, as the same program. Any context.
+    /// Whether its first thread still runs, and runs the same program. Any context.
     pub(crate) fn is_running(&self) -> bool {
         let _rcu = rcu::read_lock();
-        // SAFETY: The reference to the pid is held, and under RCU so is the task that it leads to.
+        // SAFETY: This value's reference keeps the pid. RCU, held here, keeps the task of the pid.
         unsafe {
             let task = bindings::kopi_pid_task(self.pid.as_ptr());
             !task.is_null()
@@ -228,9 +240,9 @@ impl Process {
     }
 }
 
-/// Rises with each program that the current process becomes.
+/// The current process's count of programs, which each exec() raises. Process context.
 fn current_programs() -> u64 {
-    // SAFETY: `current` is always valid.
+    // SAFETY: The call reads a field of the current task, which exists as long as it runs.
     unsafe { bindings::kopi_current_exec_id() }
 }
 
@@ -238,20 +250,22 @@ fn current_programs() -> u64 {
 struct Executable(NonNull<bindings::file>);
 
 impl Executable {
-    /// The current process's, if it has one. Process context.
+    /// The file of the current process's program, if it has one. Process context.
     fn current() -> Option<Self> {
-        // SAFETY: `current` is always valid; gives a reference, or null.
+        // SAFETY: The current task keeps its memory map, which has the file. The call takes a
+        // reference, which `drop` puts, or returns null.
         NonNull::new(unsafe { bindings::kopi_get_current_exe() }).map(Self)
     }
 
     fn id(&self) -> FileId {
-        // SAFETY: The reference is held.
+        // SAFETY: This value's reference keeps the file, and with it the inode.
         unsafe { file_id(bindings::kopi_file_inode(self.0.as_ptr())) }
     }
 
     fn path(&self) -> Result<KVec<u8>> {
         copy_path(|buffer| {
-            // SAFETY: The reference is held, and the buffer has `PATH_MAX` bytes.
+            // SAFETY: This value's reference keeps the file. The buffer has `PATH_MAX` bytes, as
+            // `copy_path` makes it.
             let start = from_err_ptr(unsafe {
                 bindings::file_path(self.0.as_ptr(), buffer.as_mut_ptr().cast(), PATH_MAX as i32)
             })?;
@@ -264,7 +278,7 @@ impl Executable {
 
 impl Drop for Executable {
     fn drop(&mut self) {
-        // SAFETY: The reference is this value's.
+        // SAFETY: This value owns the reference to the file, and isn't used any more.
         unsafe { bindings::fput(self.0.as_ptr()) };
     }
 }
@@ -279,38 +293,42 @@ fn current_program() -> Result<Option<Program>> {
     }))
 }
 
-/// The number of a socket's cgroup, which it has for good. Any context.
+/// The id of a sock's cgroup, which never changes. Any context.
 pub(crate) fn cgroup_of(sk: &Sock) -> Option<u64> {
-    // SAFETY: A valid sock, which keeps its cgroup.
+    // SAFETY: The sock is borrowed, and holds a reference to its cgroup.
     unsafe {
         let cgroup = NonNull::new(bindings::kopi_sk_cgroup(sk.as_ptr()))?;
         Some(bindings::kopi_cgroup_id(cgroup.as_ptr()))
     }
 }
 
-/// Whether a socket's cgroup is one, or in it: as fast however deep it is. Any context.
+/// Whether a sock's cgroup is `cgroup`, or is below it. The time doesn't depend on the depth. Any
+/// context.
 pub(crate) fn is_in_cgroup(sk: &Sock, cgroup: Cgroup) -> bool {
-    // SAFETY: A valid sock, which keeps its cgroup, which keeps those that it is in.
+    // SAFETY: The sock is borrowed, and holds a reference to its cgroup, which keeps its ancestors.
     unsafe { bindings::kopi_sk_cgroup_id_at(sk.as_ptr(), cgroup.level) == cgroup.id }
 }
 
-/// A reference to a cgroup.
+/// A reference to a cgroup, which this value owns.
 pub(crate) struct CgroupRef(NonNull<bindings::cgroup>);
 
 impl Sock {
     /// A reference to the sock's cgroup. Any context.
     pub(crate) fn cgroup(&self) -> Option<CgroupRef> {
-        // SAFETY: A valid sock, which keeps its cgroup. Gives a reference.
+        // SAFETY: The sock is borrowed, and holds a reference to its cgroup. The call takes another
+        // one, which `drop` puts.
         NonNull::new(unsafe { bindings::kopi_sk_cgroup_get(self.as_ptr()) }).map(CgroupRef)
     }
 }
 
 impl CgroupRef {
-    /// The path of the cgroup, as the current process sees it; empty if it is too long. Process
-    /// context; takes the kernel's mutex of cgroups.
+    /// The path of the cgroup in the current process's cgroup namespace; empty if it is too long.
+    /// Process context; takes the kernel's mutex of cgroups.
     pub(crate) fn path(&self) -> Result<KVec<u8>> {
         let path = copy_path(|buffer| {
-            // SAFETY: The reference is held.
+            // SAFETY: This value's reference keeps the cgroup. The buffer has room for the length
+            // that is passed. The current process, which there is in process context, keeps its
+            // namespaces.
             let len = unsafe {
                 bindings::kopi_cgroup_path_here(
                     self.0.as_ptr(),
@@ -327,14 +345,18 @@ impl CgroupRef {
 
 impl Drop for CgroupRef {
     fn drop(&mut self) {
-        // SAFETY: The reference is this value's.
+        // SAFETY: This value owns the reference, and isn't used any more.
         unsafe { bindings::kopi_cgroup_put(self.0.as_ptr()) };
     }
 }
 
-/// A cgroup, by its path as the current process sees it: `ENOENT`, `ENOTDIR`.
+/// The cgroup of a path in the current process's cgroup namespace: `ENOENT`, `ENOTDIR`. Process
+/// context.
 pub(crate) fn cgroup_at(path: &CStr) -> Result<Cgroup> {
-    // SAFETY: Process context; the path is a string. Gives a reference.
+    might_sleep();
+    // SAFETY: The lookup is for the current process, which there is in process context, as this
+    // function requires. The path ends with a zero. The result has a reference, which keeps the
+    // cgroup until it is put below.
     unsafe {
         let cgroup = from_err_ptr(bindings::cgroup_get_from_path(path.as_char_ptr()))?;
         let found = Cgroup {

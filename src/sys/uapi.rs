@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Numbers of `uapi/kopi_netlink.h`.
+//! Constants of `uapi/kopi_netlink.h`.
 
 pub(crate) use super::bindings::{
     kopi_path_KOPI_PATH_BEHIND as KOPI_PATH_BEHIND,

@@ -22,20 +22,23 @@ pub(crate) trait Released: Send + Sync + Sized {
     fn released(&self);
 }
 
+/// A notification with its value.
 #[repr(C)]
 struct Inner<T> {
-    /// First, so that a pointer to it is one to the whole.
+    /// The first field, so that a pointer to it is one to the whole.
     ubuf: Opaque<bindings::ubuf_info>,
     value: T,
 }
 
-/// A reference to a notification, which each skb with such pages holds another of.
+/// A reference to a notification. Each skb with such pages holds a reference, too.
 ///
 /// # Invariants
 ///
-/// The pointer is of a `KBox<Inner<T>>` that the last reference frees.
+/// The pointer comes from a `KBox<Inner<T>>`, which is freed with the last reference. This value
+/// owns one reference.
 pub(crate) struct Notification<T: Released>(NonNull<Inner<T>>);
 
+/// The operations of notifications with a value of type `T`.
 struct Ops<T>(PhantomData<T>);
 
 impl<T: Released> Ops<T> {
@@ -46,27 +49,31 @@ impl<T: Released> Ops<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as the operation of a [`Notification<T>`]'s `ubuf_info`, when
+    /// an skb gives up its reference.
     unsafe extern "C" fn complete(
         _skb: *mut bindings::sk_buff,
         ubuf: *mut bindings::ubuf_info,
         _zerocopy: bool,
     ) {
-        // SAFETY: An skb gives up its reference.
+        // SAFETY: The pointer is to the first field of an `Inner<T>`, whose operations are these.
+        // The skb's reference is this call's to put.
         unsafe { put::<T>(ubuf.cast()) };
     }
 }
 
-/// Gives up a reference; says whether it was the last.
+/// Puts a reference; returns whether it was the last.
 ///
 /// # Safety
 ///
-/// `inner` must be as in [`Notification`], and the reference the caller's.
+/// `inner` must be a pointer as in [`Notification`], and the caller must own a reference, which it
+/// gives up.
 unsafe fn put<T: Released>(inner: *mut Inner<T>) -> bool {
-    // SAFETY: Valid as long as the caller has a reference.
+    // SAFETY: The caller owns a reference, which keeps the memory until it is put.
     let last = unsafe { bindings::kopi_ubuf_put((*inner).ubuf.get()) };
     if last {
-        // SAFETY: The last reference is gone, and with it all other users.
+        // SAFETY: The pointer comes from a `KBox<Inner<T>>`. All references are put, so there is no
+        // other user.
         let inner = unsafe { KBox::from_raw(inner) };
         inner.value.released();
     }
@@ -74,7 +81,7 @@ unsafe fn put<T: Released>(inner: *mut Inner<T>) -> bool {
 }
 
 impl<T: Released> Notification<T> {
-    /// Makes one, in its place: `ENOMEM`. Process context.
+    /// Makes a notification, with one reference: `ENOMEM`. Process context.
     pub(crate) fn new(value: impl Init<T>) -> Result<Self> {
         let ops: &'static bindings::ubuf_info_ops = &Ops::<T>::OPS;
         let inner = KBox::init(
@@ -87,32 +94,36 @@ impl<T: Released> Notification<T> {
         let inner = KBox::into_raw(inner);
         // SAFETY: The box was just made, and has no other user yet.
         unsafe { bindings::kopi_ubuf_init((*inner).ubuf.get(), ops) };
-        // SAFETY: A box is never null.
+        // SAFETY: The pointer comes from a box, and so isn't null.
+        // INVARIANT: `kopi_ubuf_init` sets the count to the one reference of this value.
         Ok(Self(unsafe { NonNull::new_unchecked(inner) }))
     }
 
     /// The value.
     pub(crate) fn value(&self) -> &T {
-        // SAFETY: Valid while a reference is held, and shared by all of them.
+        // SAFETY: This value's reference keeps the memory. All owners of references only read the
+        // value.
         unsafe { &(*self.0.as_ptr()).value }
     }
 
+    /// The C structure.
     pub(super) fn as_ptr(&self) -> *mut bindings::ubuf_info {
-        // SAFETY: Valid while a reference is held.
+        // SAFETY: This value's reference keeps the memory.
         unsafe { (*self.0.as_ptr()).ubuf.get() }
     }
 
-    /// Gives up this reference; returns whether it was the last.
+    /// Puts this reference; returns whether it was the last.
     pub(crate) fn put(self) -> bool {
         let this = core::mem::ManuallyDrop::new(self);
-        // SAFETY: The reference is this value's, which is forgotten.
+        // SAFETY: This value owns a reference, by the invariants. `ManuallyDrop` prevents a second
+        // release.
         unsafe { put(this.0.as_ptr()) }
     }
 }
 
 impl<T: Released> Drop for Notification<T> {
     fn drop(&mut self) {
-        // SAFETY: The reference is this value's.
+        // SAFETY: This value owns a reference, by the invariants, and isn't used any more.
         unsafe { put(self.0.as_ptr()) };
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Structures that go between a program and a socket option.
+//! The values of socket options: structures that setsockopt reads and getsockopt writes.
 //!
 //! C header: `include/linux/sockptr.h`
 
@@ -16,19 +16,27 @@ use kernel::{
     transmute::{AsBytes, FromBytes}, //
 };
 
-// SAFETY: `repr(C)` of integers without padding (see the size checks in `bindings`), and so are
-// the others.
+// The checks of sizes and offsets in `bindings` prove that none of these structures has padding.
+//
+// SAFETY: The structure is `repr(C)` and has only integers, for which all bytes are valid.
 unsafe impl FromBytes for abi::ChannelReq {}
-// SAFETY: As above.
+// SAFETY: The structure is `repr(C)` and has only integers, for which all bytes are valid.
 unsafe impl FromBytes for abi::Join {}
-// SAFETY: As above.
+// SAFETY: The structure is `repr(C)` and has only integers and no padding, so all its bytes are
+// initialised.
 unsafe impl AsBytes for abi::Info {}
-// SAFETY: As above.
+// SAFETY: The structure is `repr(C)` and has only integers and no padding, so all its bytes are
+// initialised.
 unsafe impl AsBytes for abi::Layout {}
-// SAFETY: As above.
+// SAFETY: The structure is `repr(C)` and has only integers and no padding, so all its bytes are
+// initialised.
 unsafe impl AsBytes for abi::Stats {}
 
-/// The value of a socket option that is being set.
+/// The arguments of setsockopt.
+///
+/// # Invariants
+///
+/// The values are the arguments of a running `setsockopt` operation.
 pub(crate) struct OptionIn {
     value: bindings::sockptr_t,
     len: usize,
@@ -37,22 +45,24 @@ pub(crate) struct OptionIn {
 impl OptionIn {
     /// # Safety
     ///
-    /// Must be the arguments of a running `setsockopt` operation.
+    /// The values must be the arguments of a `setsockopt` operation that outlasts the result.
     pub(super) unsafe fn from_raw(value: bindings::sockptr_t, len: u32) -> Self {
+        // INVARIANT: Required of the caller.
         Self {
             value,
             len: len as usize,
         }
     }
 
-    /// Copies the structure: `EINVAL` when the program's is shorter, `E2BIG` when it is longer and
-    /// not zero at its end, `EFAULT` when it can't be read.
+    /// Copies the structure: `EINVAL` if the process's is shorter, `E2BIG` if it is longer and the
+    /// rest isn't zero, `EFAULT` if it can't be read. Process context.
     pub(crate) fn read<T: FromBytes>(&self) -> Result<T> {
         if self.len < size_of::<T>() {
             return Err(EINVAL);
         }
         let mut value = MaybeUninit::<T>::zeroed();
-        // SAFETY: `value` has room for `size_of::<T>()` bytes; the source is checked by the call.
+        // SAFETY: `value` has room for `size_of::<T>()` bytes. By the invariants, the source is the
+        // argument of a system call: the call checks a user pointer, and a kernel pointer is valid.
         to_result(unsafe {
             bindings::kopi_copy_struct_from_sockptr(
                 value.as_mut_ptr().cast(),
@@ -61,12 +71,12 @@ impl OptionIn {
                 self.len,
             )
         })?;
-        // SAFETY: All bytes are initialised, and any bytes make a `T`.
+        // SAFETY: All bytes are initialised, by zeroes at least, and `T: FromBytes` allows any.
         Ok(unsafe { value.assume_init() })
     }
 }
 
-/// Where the value of a socket option goes.
+/// The arguments of getsockopt.
 pub(crate) struct OptionOut {
     value: *mut c_void,
     len: *mut c_void,
@@ -75,7 +85,7 @@ pub(crate) struct OptionOut {
 impl OptionOut {
     /// # Safety
     ///
-    /// Must be the arguments of a running `getsockopt` operation, user pointers both.
+    /// The pointers must be the arguments of a `getsockopt` operation that outlasts the result.
     pub(super) unsafe fn from_raw(value: *mut c_char, len: *mut i32) -> Self {
         Self {
             value: value.cast(),
@@ -83,10 +93,12 @@ impl OptionOut {
         }
     }
 
-    /// Copies as much of the structure as the program has room for, and says how much.
+    /// Copies as much of the structure as the process has room for, and writes that length:
+    /// `EFAULT` if its memory can't be accessed, `EINVAL` for a negative length. Process context.
     pub(crate) fn write<T: AsBytes>(&self, value: &T) -> Result {
         let mut room = 0i32;
-        // SAFETY: `room` is four bytes; the user pointer is checked by the call.
+        // SAFETY: `room` has the four bytes that are copied. The call checks the user pointer, and
+        // handles faults.
         let left = unsafe {
             bindings::kopi_copy_from_user((&raw mut room).cast(), self.len, size_of::<i32>())
         };
@@ -97,8 +109,8 @@ impl OptionOut {
             .map_err(|_| EINVAL)?
             .min(size_of::<T>());
         let written = len as i32;
-        // SAFETY: `value` has at least `len` bytes, all initialised; the user pointers are checked
-        // by the calls.
+        // SAFETY: `value` has at least `len` bytes, all of them initialised, as `T: AsBytes` says,
+        // and `written` has four. The calls check the user pointers, and handle faults.
         let left = unsafe {
             bindings::kopi_copy_to_user(self.value, core::ptr::from_ref(value).cast(), len)
                 | bindings::kopi_copy_to_user(

@@ -4,17 +4,18 @@
 //!
 //! C header: `include/linux/wait.h`
 
-use super::{bindings, context::smp_mb, socket::Socket};
-use core::{
-    cell::Cell,
-    marker::PhantomData,
-    mem::ManuallyDrop,
-    ptr,
-    sync::atomic::{AtomicPtr, Ordering}, //
+use super::{
+    bindings,
+    context::{might_sleep, smp_mb},
+    socket::Socket,
 };
+use core::{cell::Cell, marker::PhantomData, mem::ManuallyDrop, ptr};
 use kernel::{
     prelude::*,
-    sync::Arc,
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        Arc, //
+    },
     types::Opaque, //
 };
 
@@ -116,6 +117,7 @@ impl WaitQueue {
         timeout: isize,
         mut condition: impl FnMut() -> bool,
     ) -> Result {
+        might_sleep();
         let mut left = timeout;
         let own = WaitEntry::new(self.head.get(), events);
         // SAFETY: A socket's own queue is initialised, and lives as long as the socket.
@@ -143,6 +145,7 @@ impl WaitQueue {
     /// Makes a kernel thread sleep until `condition` holds. The condition is checked when this
     /// queue is woken, and when the thread is told to stop. Process context.
     pub(crate) fn sleep_until(&self, mut condition: impl FnMut() -> bool) {
+        might_sleep();
         let entry = WaitEntry::new(self.head.get(), u32::MAX);
         loop {
             entry.prepare();
@@ -217,8 +220,8 @@ unsafe extern "C" fn wake_for_events(
     flags: c_int,
     key: *mut c_void,
 ) -> c_int {
-    // SAFETY: `entry` is the first field of an `WaitEntry`. The caller holds the queue's lock, which
-    // the entry takes to leave the queue before it is dropped, so it lives through the call.
+    // SAFETY: `entry` is the first field of an `WaitEntry`. The caller holds the queue's lock,
+    // which the entry takes to leave the queue before it is dropped, so it lives through the call.
     unsafe {
         let events = (*entry.cast::<WaitEntry>()).events;
         if !key.is_null() && key as usize as u32 & events == 0 {
@@ -232,7 +235,7 @@ unsafe extern "C" fn wake_for_events(
 pub(crate) trait RoomWaiter: Send + Sync + 'static {
     /// The send buffer has room. Called under the lock of a wait queue, possibly with interrupts
     /// off.
-    fn room_came(this: &Arc<Self>);
+    fn on_write_space(this: &Arc<Self>);
 }
 
 /// A sender's entry in the wait queue of a socket, which reports room in the send buffer.
@@ -244,7 +247,7 @@ pub(crate) trait RoomWaiter: Send + Sync + 'static {
 pub(crate) struct RoomEntry<T: RoomWaiter> {
     #[pin]
     entry: Opaque<bindings::wait_queue_entry>,
-    queue: AtomicPtr<bindings::wait_queue_head_t>,
+    queue: Atomic<*mut bindings::wait_queue_head_t>,
     _sender: PhantomData<Arc<T>>,
 }
 
@@ -261,16 +264,16 @@ impl<T: RoomWaiter> RoomEntry<T> {
         pin_init!(Self {
             // SAFETY: `slot` is memory for an entry, which stays where it is.
             entry <- Opaque::ffi_init(|slot| unsafe {
-                bindings::kopi_init_wait_entry_func(slot, Some(room_came::<T>));
+                bindings::kopi_init_wait_entry_func(slot, Some(on_write_space::<T>));
             }),
-            queue: AtomicPtr::new(ptr::null_mut()),
+            queue: Atomic::new(ptr::null_mut()),
             _sender: PhantomData,
         })
     }
 
-    /// Queues the entry: [`RoomWaiter::room_came`] is called once, when the socket's send buffer gets
-    /// room. The caller checks after this call whether the send buffer already has room. Process
-    /// context.
+    /// Queues the entry: [`RoomWaiter::on_write_space`] is called once, when the socket's send
+    /// buffer gets room. The caller checks after this call whether the send buffer already has
+    /// room. Process context.
     ///
     /// # Safety
     ///
@@ -284,7 +287,7 @@ impl<T: RoomWaiter> RoomEntry<T> {
             let queue = &raw mut (*socket.as_ptr()).wq.wait;
             // INVARIANT: The caller removes the entry before the socket, which has the queue, is
             // released.
-            self.queue.store(queue, Ordering::Relaxed);
+            self.queue.store(queue, Relaxed);
             (*self.entry.get()).private = Arc::as_ptr(sender).cast_mut().cast();
             bindings::add_wait_queue(queue, self.entry.get());
         }
@@ -293,10 +296,10 @@ impl<T: RoomWaiter> RoomEntry<T> {
         smp_mb();
     }
 
-    /// Removes the entry from its queue, if it is on one. [`RoomWaiter::room_came`] is neither called
-    /// nor running after this. Process context.
+    /// Removes the entry from its queue, if it is on one. [`RoomWaiter::on_write_space`] is neither
+    /// called nor running after this. Process context.
     pub(crate) fn leave(&self) {
-        let queue = self.queue.swap(ptr::null_mut(), Ordering::Relaxed);
+        let queue = self.queue.xchg(ptr::null_mut(), Relaxed);
         if !queue.is_null() {
             // SAFETY: The queue lives, by the invariants. `finish_wait` allows for entries that
             // have left by themselves: it takes the queue's lock unless the entry is already
@@ -311,7 +314,7 @@ impl<T: RoomWaiter> RoomEntry<T> {
 /// # Safety
 ///
 /// Only the kernel may call it, as the function of an entry that has joined a queue.
-unsafe extern "C" fn room_came<T: RoomWaiter>(
+unsafe extern "C" fn on_write_space<T: RoomWaiter>(
     entry: *mut bindings::wait_queue_entry,
     _mode: c_uint,
     _flags: c_int,
@@ -326,7 +329,7 @@ unsafe extern "C" fn room_came<T: RoomWaiter>(
     // lock.
     unsafe {
         let sender = ManuallyDrop::new(Arc::from_raw((*entry).private.cast::<T>()));
-        T::room_came(&sender);
+        T::on_write_space(&sender);
         bindings::kopi_wait_entry_leave(entry);
     }
     1

@@ -3,7 +3,7 @@
 //! Asking the rules about packets that don't exist yet, and showing monitors those that don't pass.
 
 use super::batch::Batch;
-use super::output::Cut;
+use super::output::Segmentation;
 use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
 use crate::monitor::{self, Unsent};
@@ -124,7 +124,7 @@ pub(super) fn show_refused(
     batch: &Batch,
     meta: &Meta,
     outcome: Outcome,
-    cut: Cut,
+    segmentation: Segmentation,
 ) {
     if !monitor::is_watched(flow) {
         return;
@@ -140,7 +140,7 @@ pub(super) fn show_refused(
         peer: peer_of(meta, sk),
         begins,
         len: batch.bytes(),
-        gso_size: cut.segment,
+        gso_size: segmentation.segment,
     };
     monitor::show_unsent(flow, sk, outcome, &unsent);
 }

@@ -38,7 +38,7 @@ use kernel::{
     prelude::*,
     sync::Arc, //
 };
-use output::{Cut, Output};
+use output::{Output, Segmentation};
 
 pub(crate) use output::copybreak;
 
@@ -87,7 +87,7 @@ impl Channel {
     ///
     /// `EPROTO` when the ring's index makes no sense, `ENOMEM`. Process context.
     pub(crate) fn transmit(this: &Arc<Self>) -> Result<u32> {
-        this.user().note_current()?;
+        this.user().record_current()?;
         let mut sender = this.sender.lock();
         let mut taken = 0u32;
         loop {
@@ -230,21 +230,30 @@ impl Sender {
             0 => socket.sk().gso_size(),
             segment => segment,
         };
-        let cut = Cut { segment, size };
+        let segmentation = Segmentation { segment, size };
         let datagrams = self.batch.datagrams(size);
 
         let sk = socket.sk();
         let outcome = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
         if let Some((counter, error)) = judge::refusal(flow, outcome) {
-            judge::show_refused(channel, (flow, sk), &self.batch, meta, outcome, cut);
+            judge::show_refused(
+                channel,
+                (flow, sk),
+                &self.batch,
+                meta,
+                outcome,
+                segmentation,
+            );
             counter.add(datagrams);
             flow.counters.tx_taken.add(datagrams);
             return self.finish(channel, error);
         }
-        self.output.message.judged = self.passed.peer();
+        self.output.message.checked_peer = self.passed.peer();
 
         let to = (socket, flow);
-        let (result, notification) = self.output.hand_over(channel, to, &self.batch, meta, cut);
+        let (result, notification) =
+            self.output
+                .hand_over(channel, to, &self.batch, meta, segmentation);
         // Even if nothing completes: what was reserved by reference may come back later.
         self.room = self.room.saturating_sub(count);
 

@@ -43,9 +43,9 @@ pub(crate) struct Output {
     pub(crate) routes: Routes,
 }
 
-/// How a packet is cut into datagrams.
+/// How a packet is segmented into datagrams.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct Segmentation {
     /// Bytes of each datagram, as the program or KOPI has it; 0 for none.
     pub(super) segment: u32,
     /// The same, or that of the socket's option.
@@ -70,15 +70,15 @@ impl Output {
         (socket, flow): (&Socket, &Flow),
         batch: &Batch,
         meta: &Meta,
-        cut: Cut,
+        segmentation: Segmentation,
     ) -> (Result, Option<Notification<InFlight>>) {
         self.message.address(meta, socket.sk().is_ipv6());
-        // The size of a descriptor decides: each costs a reference, whatever the packet is cut
-        // into.
+        // The size of a descriptor decides: each costs a reference, whatever the packet is
+        // segmented into.
         let each = batch.bytes().checked_div(batch.count()).unwrap_or(0);
         let copied = each <= copybreak();
         let region = channel.region();
-        if let ([desc], 0, true) = (batch.descs(), cut.segment, copied) {
+        if let ([desc], 0, true) = (batch.descs(), segmentation.segment, copied) {
             if let Ok(data) = region.bytes(desc.offset, desc.len) {
                 let datagram = self
                     .routes
@@ -89,8 +89,8 @@ impl Output {
             }
         }
         // As it was counted, whatever becomes of the socket's option meanwhile.
-        if cut.size != 0 || flow.policy_in_force().is_some() {
-            if let Ok(size) = u16::try_from(cut.size) {
+        if segmentation.size != 0 || flow.policy_in_force().is_some() {
+            if let Ok(size) = u16::try_from(segmentation.size) {
                 self.message.segment(size);
             }
         }

@@ -147,11 +147,11 @@ fn remote(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Option<Prefix>
             None => Ok(None),
         };
     };
-    let given = bits.map(|bits| bits.u32() as u8);
+    let len = bits.map(|bits| bits.u32() as u8);
     let prefix = match attr.bytes() {
-        &[a, b, c, d] => Prefix::ipv4([a, b, c, d], given.unwrap_or(32)),
+        &[a, b, c, d] => Prefix::ipv4([a, b, c, d], len.unwrap_or(32)),
         bytes => match <[u8; 16]>::try_from(bytes) {
-            Ok(address) => Prefix::ipv6(address, given.unwrap_or(128)),
+            Ok(address) => Prefix::ipv6(address, len.unwrap_or(128)),
             Err(_) => {
                 return Err(request.refuse(EINVAL, c"an address has 4 or 16 bytes", Some(&attr)))
             }

@@ -129,7 +129,7 @@ impl FirstFrame {
 
     /// Takes a frame for the second one: the identifications of all that follow go on as they
     /// began.
-    pub fn begin_numbers(&mut self, frame: &[u8]) {
+    pub fn begin_ids(&mut self, frame: &[u8]) {
         let more = self.number_of(frame).wrapping_sub(self.ids.first);
         self.ids.step = Some(more);
     }

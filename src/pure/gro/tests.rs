@@ -173,7 +173,7 @@ fn ids_are_those_that_a_gro_packet_is_segmented_to() {
             let next = with(id);
             let fits = first.is_next(&next, before + 1);
             if before == 0 {
-                first.begin_numbers(&next);
+                first.begin_ids(&next);
             }
             fits
         })

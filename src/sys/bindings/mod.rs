@@ -30,7 +30,7 @@ type __kernel_size_t = usize;
 type __kernel_ssize_t = isize;
 type __kernel_ptrdiff_t = isize;
 
-// SAFETY: A bitfield unit is an array of integers.
+// SAFETY: A bitfield unit has one field, of type `Storage`, for which zeroes are valid.
 unsafe impl<Storage: Zeroable> Zeroable for __BindgenBitfieldUnit<Storage> {}
 
 include!("generated.rs");

@@ -34,7 +34,7 @@ struct SkbCb {
     /// The pages of the frames that the driver was given last.
     page: *mut bindings::page,
     /// The time at which the driver was given all of it, in nanoseconds.
-    since: u64,
+    xmit_time: u64,
     /// Since when the driver has refused all frames of it, in nanoseconds; 0 if it hasn't.
     refused: u64,
     /// Datagrams that the driver has taken.
@@ -80,7 +80,7 @@ impl<'a> EgressSkb<'a> {
 
     /// Whether it is a GSO packet of UDP.
     pub(crate) fn is_gso(&self) -> bool {
-        // SAFETY: The skb is valid, by the invariants.
+        // SAFETY: The skb is valid, by the invariants, and the call only reads it.
         unsafe { bindings::kopi_skb_is_udp_gso(self.as_ptr()) }
     }
 
@@ -93,7 +93,7 @@ impl<'a> EgressSkb<'a> {
 
     /// Whether it needs more from a driver, according to the skb's fields.
     pub(crate) fn has_extras(&self) -> bool {
-        // SAFETY: The skb is valid, by the invariants.
+        // SAFETY: The skb is valid, by the invariants, and the call only reads it.
         !unsafe { bindings::kopi_skb_is_plain(self.as_ptr()) }
     }
 
@@ -123,9 +123,9 @@ impl<'a> EgressSkb<'a> {
         // egress hook the control block has no user: a qdisc uses it later.
         unsafe {
             bindings::kopi_skb_dst_force(self.as_ptr());
-            note(self.as_ptr()).write(SkbCb {
+            cb_of(self.as_ptr()).write(SkbCb {
                 page: ptr::null_mut(),
-                since: 0,
+                xmit_time: 0,
                 refused: 0,
                 number: 0,
                 datagrams: bindings::kopi_skb_gso_segs(self.as_ptr()).max(1),
@@ -138,7 +138,7 @@ impl<'a> EgressSkb<'a> {
 }
 
 /// The place of an skb's [`SkbCb`].
-fn note(skb: *mut bindings::sk_buff) -> *mut SkbCb {
+fn cb_of(skb: *mut bindings::sk_buff) -> *mut SkbCb {
     const {
         assert!(size_of::<SkbCb>() <= 40);
         assert!(align_of::<SkbCb>() <= 8);
@@ -192,17 +192,17 @@ impl TakenSkb {
     }
 
     /// Its control block.
-    fn note(&self) -> &SkbCb {
+    fn cb(&self) -> &SkbCb {
         // SAFETY: The control block holds an `SkbCb`, by the invariants. The borrow of this value,
         // the skb's only owner, excludes writes meanwhile.
-        unsafe { &*note(self.as_ptr()) }
+        unsafe { &*cb_of(self.as_ptr()) }
     }
 
     /// Its control block, to be changed.
-    fn note_mut(&mut self) -> &mut SkbCb {
+    fn cb_mut(&mut self) -> &mut SkbCb {
         // SAFETY: The control block holds an `SkbCb`, by the invariants. This value, the skb's only
         // owner, is borrowed exclusively.
-        unsafe { &mut *note(self.as_ptr()) }
+        unsafe { &mut *cb_of(self.as_ptr()) }
     }
 
     /// Calls `act` with its flow, if that is still open.
@@ -215,40 +215,40 @@ impl TakenSkb {
 
     /// Bytes that the sock is charged for it.
     pub(crate) fn charge(&self) -> u32 {
-        // SAFETY: This value owns a valid skb.
+        // SAFETY: This value owns a valid skb, and the call only reads it.
         unsafe { bindings::kopi_skb_truesize(self.as_ptr()) }
     }
 
     /// Number of its datagrams.
     pub(crate) fn datagrams(&self) -> u32 {
-        u32::from(self.note().datagrams)
+        u32::from(self.cb().datagrams)
     }
 
     /// Number of its datagrams that the driver hasn't taken.
     pub(crate) fn datagrams_left(&self) -> u32 {
-        u32::from(self.note().datagrams.saturating_sub(self.note().number))
+        u32::from(self.cb().datagrams.saturating_sub(self.cb().number))
     }
 
     /// Whether the stack is to send it.
     pub(crate) fn is_to_stack(&self) -> bool {
-        self.note().to_stack
+        self.cb().to_stack
     }
 
     /// Marks it as to be sent by the stack.
     pub(crate) fn leave_to_stack(&mut self) {
-        self.note_mut().to_stack = true;
+        self.cb_mut().to_stack = true;
     }
 
     /// Whether the driver has taken any of its datagrams.
     pub(crate) fn has_begun(&self) -> bool {
-        self.note().number != 0
+        self.cb().number != 0
     }
 
     /// Records at the time `now` that the driver refused frames of it. Returns for how many
     /// nanoseconds it has refused all of them; that time begins anew if the driver had `taken`
     /// some.
     pub(crate) fn refused(&mut self, now: u64, taken: bool) -> u64 {
-        let cb = self.note_mut();
+        let cb = self.cb_mut();
         if taken || cb.refused == 0 {
             cb.refused = now;
         }
@@ -264,31 +264,31 @@ impl TakenSkb {
             return XmitResult::Failed;
         };
         let payload = len.saturating_sub(headers.size() as u32);
-        // SAFETY: This value owns a valid skb.
+        // SAFETY: This value owns a valid skb, and the call only reads it.
         let segment = match unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) } {
             0 => payload,
             segment => segment,
         };
         let longest = (headers.size() as u32).saturating_add(segment.min(payload));
-        if !device.is_ready() || !device.takes_length(longest) {
+        if !device.is_ready() || !device.fits_mtu(longest) {
             return XmitResult::Failed;
         }
-        let before = self.note().number;
+        let before = self.cb().number;
         loop {
-            let left = self.left(segment, payload);
+            let left = self.taken_bytes(segment, payload);
             let Some(mut frames) = self.frames(&mut headers, segment, payload) else {
                 return XmitResult::Failed;
             };
             let ready = frames.len as u32;
             let last = left.saturating_add(ready.saturating_mul(segment)) >= payload;
-            let Ok(sent) = frames.give(device, last) else {
+            let Ok(sent) = frames.xmit(device, last) else {
                 return XmitResult::Failed;
             };
-            let cb = self.note_mut();
+            let cb = self.cb_mut();
             cb.number = cb.number.wrapping_add(sent as u16);
             if sent < ready {
                 device.flush();
-                let any = self.note().number != before;
+                let any = self.cb().number != before;
                 return if any {
                     XmitResult::Some
                 } else {
@@ -302,13 +302,13 @@ impl TakenSkb {
     }
 
     /// Bytes of payload that the driver has taken.
-    fn left(&self, segment: u32, payload: u32) -> u32 {
-        payload.min(u32::from(self.note().number).saturating_mul(segment))
+    fn taken_bytes(&self, segment: u32, payload: u32) -> u32 {
+        payload.min(u32::from(self.cb().number).saturating_mul(segment))
     }
 
     /// Makes the next frames, at most [`BULK`]; `None` if memory is short.
     fn frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
-        let (left, number) = (self.left(segment, payload), self.note().number);
+        let (left, number) = (self.taken_bytes(segment, payload), self.cb().number);
         let whole = headers.size().checked_add(segment as usize)?;
         let start = size_of::<bindings::xdp_frame>().next_multiple_of(LINE) + HEADROOM;
         let tail = bindings::KOPI_CONST_SKB_SHARED_INFO_SIZE as usize;
@@ -359,31 +359,31 @@ impl TakenSkb {
         }
         page.share(count);
         frames.len = count;
-        let old = core::mem::replace(&mut self.note_mut().page, page.into_raw());
-        drop(FramePages::from_note(old));
+        let old = core::mem::replace(&mut self.cb_mut().page, page.into_raw());
+        drop(FramePages::from_raw(old));
         Some(frames)
     }
 
     /// Records the time at which the driver was given all of it, in nanoseconds.
-    pub(crate) fn given_at(&mut self, now: u64) {
-        self.note_mut().since = now;
+    pub(crate) fn set_xmit_time(&mut self, now: u64) {
+        self.cb_mut().xmit_time = now;
     }
 
     /// Nanoseconds from then to the time `now`.
-    pub(crate) fn given_for(&self, now: u64) -> u64 {
-        now.saturating_sub(self.note().since)
+    pub(crate) fn since_xmit(&self, now: u64) -> u64 {
+        now.saturating_sub(self.cb().xmit_time)
     }
 
     /// Whether the driver has freed all frames that it was given last.
     pub(crate) fn has_returned(&self) -> bool {
-        let page = self.note().page;
+        let page = self.cb().page;
         // SAFETY: The `SkbCb` owns a reference to the pages, by its invariants.
         page.is_null() || unsafe { bindings::kopi_page_ref_count(page) } == 1
     }
 
     /// Gives it to the stack, which continues behind the egress hooks. Softirqs are off.
     pub(crate) fn pass_on(self) {
-        let skb = self.without_note();
+        let skb = self.into_raw();
         // SAFETY: The skb is valid and was owned by `self`. The stack owns it from here.
         unsafe {
             bindings::kopi_nf_skip_egress(skb);
@@ -394,21 +394,21 @@ impl TakenSkb {
     /// Frees it as a packet that was sent.
     pub(crate) fn finish(self) {
         // SAFETY: The skb is valid and was owned by `self`, and is not used any more.
-        unsafe { bindings::consume_skb(self.without_note()) };
+        unsafe { bindings::consume_skb(self.into_raw()) };
     }
 
     /// Gives up the ownership of the skb, and releases the control block's pages.
-    fn without_note(self) -> *mut bindings::sk_buff {
+    fn into_raw(self) -> *mut bindings::sk_buff {
         let this = ManuallyDrop::new(self);
-        drop(FramePages::from_note(this.note().page));
+        drop(FramePages::from_raw(this.cb().page));
         this.as_ptr()
     }
 }
 
 impl Drop for TakenSkb {
     fn drop(&mut self) {
-        drop(FramePages::from_note(self.note().page));
-        let reason = match self.note().refused {
+        drop(FramePages::from_raw(self.cb().page));
+        let reason = match self.cb().refused {
             0 => bindings::skb_drop_reason_SKB_DROP_REASON_QDISC_DROP,
             _ => bindings::skb_drop_reason_SKB_DROP_REASON_FULL_RING,
         };

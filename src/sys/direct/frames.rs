@@ -21,7 +21,7 @@ pub(super) const HEADROOM: usize = 64;
 /// Alignment of frames, in bytes: a cache line.
 pub(super) const LINE: usize = 64;
 
-/// FramePages for frames.
+/// Pages for frames.
 ///
 /// # Invariants
 ///
@@ -29,9 +29,9 @@ pub(super) const LINE: usize = 64;
 pub(super) struct FramePages(NonNull<bindings::page>);
 
 impl FramePages {
-    /// FramePages with room for `bytes`; `None` if memory is short. Any context.
+    /// Pages with room for `bytes`; `None` if memory is short. Any context.
     pub(super) fn new(bytes: usize) -> Option<Self> {
-        // SAFETY: An atomic allocation may be made in any context.
+        // SAFETY: The flags are GFP_ATOMIC, so the allocation may be made in any context.
         let page = unsafe {
             let order = bindings::kopi_get_order(bytes);
             bindings::kopi_alloc_pages_atomic(order)
@@ -40,8 +40,8 @@ impl FramePages {
         NonNull::new(page).map(Self)
     }
 
-    /// The pages of an `SkbCb`, which gives its reference away.
-    pub(super) fn from_note(page: *mut bindings::page) -> Option<Self> {
+    /// Takes over the reference of an `SkbCb`, if it has pages.
+    pub(super) fn from_raw(page: *mut bindings::page) -> Option<Self> {
         // INVARIANT: The pages came from `into_raw`, and the `SkbCb` owned the reference.
         NonNull::new(page).map(Self)
     }
@@ -54,11 +54,11 @@ impl FramePages {
 
     /// Takes one reference for each frame.
     pub(super) fn share(&self, frames: usize) {
-        // SAFETY: The reference of this value keeps the pages meanwhile.
+        // SAFETY: This value's reference keeps the pages, so their count isn't 0.
         unsafe { bindings::kopi_page_ref_add(self.0.as_ptr(), frames as i32) };
     }
 
-    /// Gives away the reference.
+    /// Gives up the reference, and returns the first page.
     pub(super) fn into_raw(self) -> *mut bindings::page {
         ManuallyDrop::new(self).0.as_ptr()
     }
@@ -84,10 +84,10 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    /// Gives the frames to the driver. If these are the `last`, the driver tells the device to
-    /// send. Returns the number of frames that the driver took; the others are freed. Softirqs are
-    /// off.
-    pub(super) fn give(&mut self, device: &Device, last: bool) -> Result<u32> {
+    /// Passes the frames to the driver. If these are the `last`, the driver tells the device to
+    /// send. Returns the number of frames that the driver took; the others are freed with this
+    /// value. Softirqs are off.
+    pub(super) fn xmit(&mut self, device: &Device, last: bool) -> Result<u32> {
         let flags = if last { bindings::XDP_XMIT_FLUSH } else { 0 };
         // SAFETY: The array has `len` complete frames, by the invariants. The driver owns as many
         // of them as it returns, and none if it returns an error. Softirqs are off.

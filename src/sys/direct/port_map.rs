@@ -6,7 +6,7 @@
 //! C headers: `include/linux/mm.h`
 
 use crate::pure::abi;
-use crate::sys::bindings;
+use crate::sys::{bindings, context::might_sleep};
 use core::{
     mem::{offset_of, size_of},
     ptr,
@@ -28,7 +28,8 @@ pub(crate) struct PinnedPortMap {
 
 // SAFETY: Pinned pages are not bound to a task: any may write and unpin them.
 unsafe impl Send for PinnedPortMap {}
-// SAFETY: The pages are accessed by atomic operations only.
+// SAFETY: Through a shared reference, the array of pages is only read, and the pages' memory is
+// accessed by atomic operations only.
 unsafe impl Sync for PinnedPortMap {}
 
 impl PinnedPortMap {
@@ -36,6 +37,7 @@ impl PinnedPortMap {
     /// address isn't a page's, `EFAULT` if the process can't write there, `ENOMEM`. Process
     /// context.
     pub(crate) fn pin(address: u64) -> Result<Self> {
+        might_sleep();
         let address = usize::try_from(address)?;
         if address % PAGE != 0 {
             return Err(EINVAL);
@@ -61,7 +63,7 @@ impl PinnedPortMap {
     /// The address of the byte at an offset, valid to the end of its page; null if there is none.
     fn at(&self, offset: usize) -> *mut u8 {
         let page = self.pages.get(offset / PAGE).copied();
-        // SAFETY: The page is pinned and mapped, by the invariants.
+        // SAFETY: By the invariants, the page is pinned, and mapped in the kernel.
         let start = page.map(|page| unsafe { bindings::kopi_page_address(page) });
         start.map_or(ptr::null_mut(), |start| {
             start.cast::<u8>().wrapping_add(offset % PAGE)

@@ -58,7 +58,7 @@ impl<R: FrameReceiver> RedirectDevice<R> {
         let net = receiver.device().net().as_ptr();
         // SAFETY: The NIC, which the receiver holds, keeps its namespace. The receiver's box
         // outlives the device: `drop` unregisters the device before fields are dropped.
-        let dev = NonNull::new(unsafe { bindings::kopi_target_new(net, data) }).ok_or(ENOMEM)?;
+        let dev = NonNull::new(unsafe { bindings::kopi_redirect_new(net, data) }).ok_or(ENOMEM)?;
         // SAFETY: The device was just made, and is freed if it can't be registered. RTNL is held.
         unsafe {
             to_result(bindings::register_netdevice(dev.as_ptr()))
@@ -102,7 +102,7 @@ impl<R: FrameReceiver> Drop for RedirectDevice<R> {
     }
 }
 
-/// The body of `kopi_target_open`.
+/// The body of `kopi_redirect_open`.
 ///
 /// # Safety
 ///
@@ -113,7 +113,7 @@ pub(crate) unsafe fn open<R: FrameReceiver>(receiver: *mut c_void) -> c_int {
     opened.map_or_else(|error| error.to_errno(), |()| 0)
 }
 
-/// The body of `kopi_target_stop`.
+/// The body of `kopi_redirect_stop`.
 ///
 /// # Safety
 ///
@@ -128,7 +128,7 @@ pub(crate) unsafe fn stop<R: FrameReceiver>(receiver: *mut c_void) {
     }
 }
 
-/// The body of `kopi_target_xmit`.
+/// The body of `kopi_redirect_xmit`.
 ///
 /// # Safety
 ///
@@ -167,7 +167,7 @@ macro_rules! serve {
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
-        unsafe extern "C" fn kopi_target_open(receiver: *mut c_void) -> c_int {
+        unsafe extern "C" fn kopi_redirect_open(receiver: *mut c_void) -> c_int {
             // SAFETY: C calls it under RTNL, with the receiver of the device that comes up.
             unsafe { $crate::sys::direct::redirect_device::open::<$receiver>(receiver) }
         }
@@ -177,7 +177,7 @@ macro_rules! serve {
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
-        unsafe extern "C" fn kopi_target_stop(receiver: *mut c_void) {
+        unsafe extern "C" fn kopi_redirect_stop(receiver: *mut c_void) {
             // SAFETY: C calls it under RTNL, with the receiver of the device that goes down.
             unsafe { $crate::sys::direct::redirect_device::stop::<$receiver>(receiver) }
         }
@@ -187,7 +187,7 @@ macro_rules! serve {
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
-        unsafe extern "C" fn kopi_target_xmit(
+        unsafe extern "C" fn kopi_redirect_xmit(
             receiver: *mut c_void,
             n: c_int,
             frames: *mut *mut $crate::sys::raw::Frame,

@@ -20,7 +20,7 @@ const COPYBREAK: usize = 128;
 const REFERENCES_MAX: usize = bindings::KOPI_CONST_MAX_SKB_FRAGS as usize;
 
 /// Maximum number of datagrams that one GRO packet can hold, with `payload` bytes each.
-pub(crate) fn fit(payload: usize) -> usize {
+pub(crate) fn datagrams_max(payload: usize) -> usize {
     if payload > COPYBREAK {
         REFERENCES_MAX
     } else {
@@ -30,7 +30,7 @@ pub(crate) fn fit(payload: usize) -> usize {
 
 /// The ones' complement sum of the 16-bit words of `bytes`, in memory order, and of `sum`.
 fn add(bytes: &[u8], sum: u32) -> u32 {
-    // SAFETY: Only the bytes of the slice are read.
+    // SAFETY: The call reads the `bytes.len()` bytes of the slice, which is borrowed.
     unsafe { bindings::csum_partial(bytes.as_ptr().cast(), bytes.len() as i32, sum) }
 }
 
@@ -83,8 +83,8 @@ impl XdpFrame {
 
     /// Makes it the second datagram of a GRO packet with this first datagram: the two decide how IP
     /// IDs go on.
-    pub(crate) fn begin_numbers(&self, first: &mut FirstFrame) {
-        first.begin_numbers(self.bytes());
+    pub(crate) fn begin_ids(&self, first: &mut FirstFrame) {
+        first.begin_ids(self.bytes());
     }
 
     /// The id of the NAPI that received it, which SO_BUSY_POLL polls; 0 if the driver doesn't say.

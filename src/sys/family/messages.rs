@@ -20,7 +20,7 @@ use kernel::{error::from_result, prelude::*, sync::Mutex};
 impl<T: Protocol> Registration<T> {
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn sendmsg(
         socket: *mut bindings::socket,
         message: *mut bindings::msghdr,
@@ -30,12 +30,12 @@ impl<T: Protocol> Registration<T> {
             // SAFETY: The socket is in use by the caller, and so is the message.
             unsafe {
                 if let Some(state) = state::<T>((*socket).sk) {
-                    let own = state.own.load(Ordering::Relaxed);
-                    if own.cast() == message {
-                        // `send_own` sends a ring's packet, which the rules judged before. It goes
-                        // through sock_sendmsg only for the LSM hook, which is reachable no other
-                        // way.
-                        let datagram = (*own).datagram.as_ref();
+                    let ring_message = state.message.load(Ordering::Relaxed);
+                    if ring_message.cast() == message {
+                        // `send_ring_message` sends a ring's packet, which the rules judged before.
+                        // It goes through sock_sendmsg only for the LSM hook, which is reachable no
+                        // other way.
+                        let datagram = (*ring_message).datagram.as_ref();
                         let sent = datagram.and_then(|datagram| datagram.send((*socket).sk));
                         return Ok(without_edquot(sent.unwrap_or_else(|| {
                             bindings::kopi_udp_sendmsg((*socket).sk, message, len)
@@ -66,7 +66,7 @@ impl<T: Protocol> Registration<T> {
         message: *mut bindings::msghdr,
         len: usize,
     ) -> Result<i32> {
-        // SAFETY: As required of the caller.
+        // SAFETY: The caller uses the socket, which is of the family, and passes a valid message.
         unsafe {
             let inner = Operations::inner(socket).sendmsg.ok_or_else(eopnotsupp)?;
             Ok(without_edquot(inner(socket, message, len)))
@@ -75,7 +75,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn recvmsg(
         socket: *mut bindings::socket,
         message: *mut bindings::msghdr,
@@ -123,7 +123,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn set_peek_off(sk: *mut bindings::sock, value: c_int) -> c_int {
         // SAFETY: The sock is in use by the caller, with its socket.
         unsafe {
@@ -149,8 +149,8 @@ impl<T: Protocol> Registration<T> {
 /// The message must be valid.
 pub(super) unsafe fn sent_to(sk: &Sock, message: &bindings::msghdr) -> Option<Name> {
     let (name, len) = (message.msg_name.cast::<u8>(), message.msg_namelen);
-    // SAFETY: As required of the caller. Names are in memory of the kernel, with room for an
-    // address.
+    // SAFETY: The caller passes a valid message. Its name was copied to memory of the kernel, which
+    // has room for any address and which no process can write.
     unsafe {
         let is_none = name.is_null()
             || (sk.is_ipv6()
@@ -173,6 +173,6 @@ pub(super) fn without_edquot(sent: c_int) -> c_int {
 /// Whether programs of BPF are called before UDP sends to an address, for which the sock is locked.
 /// Any context.
 pub(crate) fn has_sendmsg_hooks() -> bool {
-    // SAFETY: Reads keys of the kernel's.
+    // SAFETY: The call only reads static keys.
     unsafe { bindings::kopi_has_sendmsg_hooks() }
 }

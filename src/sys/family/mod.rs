@@ -11,16 +11,16 @@
 mod messages;
 mod name;
 mod operations;
-mod own;
 mod reader;
 mod receive;
+mod ring_message;
 mod state;
 
 use crate::{
     pure::{abi, rule::Peer},
     sys::{
         bindings,
-        context::SoftirqsOff,
+        context::{might_sleep, SoftirqsOff},
         errno::{eopnotsupp, eprotonosupport, esocktnosupport},
         pernet::NetRef,
         region::Vma,
@@ -39,10 +39,10 @@ use kernel::{
 };
 pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
-pub(crate) use own::has_judged;
-pub(super) use own::{send_own, Own};
 use receive::receive_work;
 pub(crate) use receive::{drain, install_callbacks, next_packet};
+pub(crate) use ring_message::was_checked;
+pub(super) use ring_message::{send_ring_message, RingMessage};
 pub(super) use state::flow_of;
 pub(crate) use state::protocol;
 use state::{state, State, STATES};
@@ -134,15 +134,17 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
 ///
 /// # Invariants
 ///
-/// Written by `Registration::new` before the family is registered, and only read after it.
+/// `Registration::new` writes the fields before the family is registered. Afterwards they are only
+/// read.
 #[repr(C)]
 struct Operations {
-    /// First: sockets point to it, and so to the whole.
+    /// The first field, so that a socket's pointer to it is one to the whole.
     ops: UnsafeCell<MaybeUninit<bindings::proto_ops>>,
     inner: UnsafeCell<*const bindings::proto_ops>,
 }
 
-// SAFETY: By the invariants.
+// SAFETY: By the invariants, the fields are written before other tasks can reach them, and only
+// read afterwards.
 unsafe impl Sync for Operations {}
 
 impl Operations {
@@ -173,19 +175,19 @@ static IPV6: Operations = Operations::new();
 fn is_of_family(ops: *const bindings::proto_ops) -> bool {
     [&IPV4, &IPV6]
         .iter()
-        // SAFETY: The tables are static.
+        // SAFETY: The tables are static. Only the address of their first field is computed.
         .any(|table| unsafe { (*table.ops.get()).as_ptr() } == ops)
 }
 
-/// The number that the module was told to use for the family.
-pub(crate) fn wanted_number() -> i32 {
-    // SAFETY: Reads a variable that doesn't change.
+/// The family's number according to the module's parameter.
+pub(crate) fn family_parameter() -> i32 {
+    // SAFETY: The call reads an integer that is only written while the module is loaded.
     unsafe { bindings::kopi_family_parameter() }
 }
 
-/// Payloads of more bytes than this are to be sent by reference, as the administrator says now.
+/// The current value of the module's parameter `copybreak`: longer payloads are sent by reference.
 pub(crate) fn copybreak() -> u32 {
-    // SAFETY: Reads a variable once.
+    // SAFETY: The call reads an integer by READ_ONCE; an administrator may write it meanwhile.
     unsafe { bindings::kopi_copybreak_parameter() }
 }
 
@@ -218,7 +220,8 @@ impl<T: Protocol> Registration<T> {
         // SAFETY: There is no other registration. States are of sockets, none of which is left when
         // this one is dropped; RCU frees them.
         let states = unsafe { Cache::new::<State<T>>(&STATES, c"kopi_flow") }?;
-        // SAFETY: As `fill` requires: nothing is registered yet.
+        // SAFETY: The family isn't registered yet, so no socket uses the tables, and nothing reads
+        // `FAMILY`. Only the module's init calls this function.
         unsafe {
             Self::fill(&IPV4, bindings::AF_INET as i32, number, module)?;
             match Self::fill(&IPV6, bindings::AF_INET6 as i32, number, module) {
@@ -232,7 +235,7 @@ impl<T: Protocol> Registration<T> {
                 owner: module,
             };
         }
-        // SAFETY: The family is static.
+        // SAFETY: The structure is static, complete, and only read from here on.
         to_result(unsafe { bindings::sock_register(FAMILY.0.get()) }).map_err(|error| {
             // A number of no family.
             if error == super::errno::enobufs() {
@@ -259,7 +262,7 @@ impl<T: Protocol> Registration<T> {
         number: i32,
         module: *mut bindings::module,
     ) -> Result {
-        // SAFETY: The initial namespace is always there.
+        // SAFETY: The initial namespace is static.
         let socket = unsafe { inner_socket(&raw mut bindings::init_net, inner_family, true)? };
         // SAFETY: The socket was just made; its operations are static in the kernel. (IPv6 is
         // built into the supported kernels; and were it not, inner sockets keep their module.)
@@ -293,7 +296,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as the family's `create` operation.
     unsafe extern "C" fn create(
         net: *mut bindings::net,
         socket: *mut bindings::socket,
@@ -301,7 +304,7 @@ impl<T: Protocol> Registration<T> {
         kern: c_int,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The arguments are those of a `create` operation.
+            // SAFETY: The kernel calls this as the family's `create` operation, with its arguments.
             unsafe { Self::try_create(net, socket, protocol, kern != 0) }?;
             Ok(0)
         })
@@ -320,7 +323,7 @@ impl<T: Protocol> Registration<T> {
             // A kernel's own socket doesn't keep its namespace, which flows rely on.
             return Err(eopnotsupp());
         }
-        // SAFETY: The socket is being made by the caller.
+        // SAFETY: The caller passes the new socket, which has no other user yet.
         if u32::from(unsafe { (*socket).type_ } as u16) != bindings::sock_type_SOCK_DGRAM {
             return Err(esocktnosupport());
         }
@@ -332,19 +335,21 @@ impl<T: Protocol> Registration<T> {
         let state = State {
             rcu: UnsafeCell::new(pin_init::zeroed()),
             data_ready: UnsafeCell::new(None),
-            // SAFETY: Zeroes are a delayed_work that is not initialised yet.
+            // SAFETY: A delayed_work has integers, pointers and a function pointer that may be
+            // null, for all of which zeroes are valid. It is initialised below.
             work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
             sk: ptr::null_mut(),
-            own: AtomicPtr::new(ptr::null_mut()),
+            message: AtomicPtr::new(ptr::null_mut()),
             sender: AtomicPtr::new(ptr::null_mut()),
-            // SAFETY: `net` is the caller's.
+            // SAFETY: The caller passes a namespace that it keeps during the operation.
             protocol: T::new(unsafe { NetRef::from_raw(net) })?,
         };
         // SAFETY: The cache is there as long as the family is registered.
         let mut state = unsafe { CacheBox::new(state) }?;
-        // SAFETY: `net` is the caller's. The inner socket is whole, and ours alone; the outer has
-        // no sock yet and no other task knows it. After the graft the inner one has no sock, so that
-        // its release frees nothing but itself.
+        // SAFETY: The caller passes a namespace that it keeps, and a new socket without a sock,
+        // which has no other user. The inner socket is complete, and has no other user either. Its
+        // sock moves to the outer socket, so the inner one's release frees only the inner one. The
+        // state is complete when the inode's pointer to it is set.
         unsafe {
             let inner = inner_socket(net, family as i32, false)?;
             let sk = (*inner).sk;
@@ -368,7 +373,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     unsafe extern "C" fn release(socket: *mut bindings::socket) -> c_int {
         // SAFETY: The last user of a socket releases it, so it and its sock are valid.
         unsafe {
@@ -399,7 +404,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as the RCU callback of a state.
     unsafe extern "C" fn free(rcu: *mut bindings::callback_head) {
         // SAFETY: `rcu` is a field of a state, a box that `create` made. After the grace period it
         // has no user any more.
@@ -416,7 +421,8 @@ impl<T: Protocol> Registration<T> {
 
 impl<T: Protocol> Drop for Registration<T> {
     fn drop(&mut self) {
-        // SAFETY: Registered by `new`. No socket is left: each holds a reference to the module.
+        // SAFETY: `new` registered the family. Each socket holds a reference to the module, which
+        // is being unloaded, so no socket is left.
         unsafe { bindings::sock_unregister(self.number) };
     }
 }
@@ -431,8 +437,10 @@ unsafe fn inner_socket(
     family: i32,
     kern: bool,
 ) -> Result<*mut bindings::socket> {
+    might_sleep();
     let mut socket = ptr::null_mut();
-    // SAFETY: Process context, `net` is valid by the caller, and `socket` is written to.
+    // SAFETY: The callers are in process context, and pass a valid namespace. `socket` is memory
+    // for the result.
     to_result(unsafe {
         bindings::__sock_create(
             net,
@@ -450,7 +458,8 @@ impl SocketFile {
     /// The socket, if it is of the family.
     pub(crate) fn socket(&self) -> Option<&Socket> {
         let socket = self.as_ptr();
-        // SAFETY: The file keeps the socket; its operations say whose it is.
+        // SAFETY: This value's reference to the file keeps the socket. Only sockets of the family
+        // have the family's operations.
         unsafe { is_of_family((*socket).ops).then(|| Socket::from_raw(socket)) }
     }
 }

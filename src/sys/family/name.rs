@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! An address that a program gives.
+//! Socket addresses that processes pass to system calls.
 
 use crate::{
     pure::rule::{mapped, Peer},
     sys::{bindings, sock::Sock},
 };
 
-/// An address that a program gives.
+/// A socket address that a process passes to a system call.
 pub(crate) struct Name {
-    /// Of IPv4 or IPv6, as IPv6; `None` for what is neither.
+    /// The address as an IPv6 address, IPv4-mapped if need be, and the port; `None` if the address
+    /// is of neither family.
     pub(super) peer: Option<Peer>,
 }
 
 impl Name {
     /// # Safety
     ///
-    /// `name` must have `len` bytes.
+    /// `name` must be null, or have `len` bytes that don't change meanwhile.
     pub(super) unsafe fn from_raw(name: *const u8, len: i32, unspecified: Unspecified) -> Self {
         let bytes = match usize::try_from(len) {
-            // SAFETY: As required of the caller.
+            // SAFETY: `name` isn't null, so the caller passes `len` bytes, which don't change.
             Ok(len) if !name.is_null() => unsafe { core::slice::from_raw_parts(name, len) },
             _ => &[],
         };
@@ -28,6 +29,7 @@ impl Name {
         }
     }
 
+    /// The address and the port of a `sockaddr_in` or `sockaddr_in6`.
     pub(super) fn parse(bytes: &[u8], unspecified: Unspecified) -> Option<Peer> {
         let (&family, rest) = bytes.split_first_chunk::<2>()?;
         let (&port, rest) = rest.split_first_chunk::<2>()?;
@@ -36,7 +38,7 @@ impl Name {
             bindings::KOPI_CONST_AF_UNSPEC if matches!(unspecified, Unspecified::Ipv4) => {
                 mapped(*rest.first_chunk::<4>()?)
             }
-            // The flow label comes first.
+            // The flow label is before the address.
             bindings::AF_INET6 => *rest.get(4..)?.first_chunk::<16>()?,
             _ => return None,
         };
@@ -46,22 +48,23 @@ impl Name {
         })
     }
 
-    /// The address and the port, if it is one of IP.
+    /// The address and the port, if the address is of IPv4 or IPv6.
     pub(crate) fn peer(&self) -> Option<Peer> {
         self.peer
     }
 }
 
-/// What the kernel takes an address of AF_UNSPEC for.
+/// The kernel's interpretation of an address of family AF_UNSPEC.
 #[derive(Clone, Copy)]
 pub(super) enum Unspecified {
-    /// One of IPv4.
+    /// It is an IPv4 address.
     Ipv4,
-    /// None.
+    /// It is no address.
     Nothing,
 }
 
-/// What bind() and sendmsg() of IPv4 and IPv6 take an address of AF_UNSPEC for. (connect() breaks a connection.)
+/// The interpretation by bind() and sendmsg() of a sock's IP version. (connect() takes such an
+/// address as a request to break the connection.)
 pub(super) fn unspecified(sk: &Sock) -> Unspecified {
     if sk.is_ipv6() {
         Unspecified::Nothing

@@ -26,7 +26,7 @@ use kernel::{
 impl<T: Protocol> Registration<T> {
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn poll(
         file: *mut bindings::file,
         socket: *mut bindings::socket,
@@ -51,26 +51,26 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn ioctl(
         socket: *mut bindings::socket,
         request: c_uint,
         argument: usize,
     ) -> c_int {
-        // SAFETY: The socket is in use by the caller.
+        // SAFETY: The kernel calls this for a socket of the family, which its file keeps meanwhile.
         unsafe { Self::any_ioctl(socket, request, argument, Operations::inner(socket).ioctl) }
     }
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     #[cfg(CONFIG_COMPAT)]
     pub(super) unsafe extern "C" fn compat_ioctl(
         socket: *mut bindings::socket,
         request: c_uint,
         argument: usize,
     ) -> c_int {
-        // SAFETY: The socket is in use by the caller.
+        // SAFETY: The kernel calls this for a socket of the family, which its file keeps meanwhile.
         unsafe {
             Self::any_ioctl(
                 socket,
@@ -90,7 +90,8 @@ impl<T: Protocol> Registration<T> {
         argument: usize,
         inner: Option<unsafe extern "C" fn(*mut bindings::socket, c_uint, usize) -> c_int>,
     ) -> c_int {
-        // SAFETY: As required of the caller.
+        // SAFETY: The caller passes a socket of the family that it uses, and an ioctl operation of
+        // the socket's inner family.
         unsafe {
             let own = state::<T>((*socket).sk).and_then(|state| {
                 state
@@ -107,7 +108,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn setsockopt(
         socket: *mut bindings::socket,
         level: c_int,
@@ -146,7 +147,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn getsockopt(
         socket: *mut bindings::socket,
         level: c_int,
@@ -175,7 +176,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn bind(
         socket: *mut bindings::socket,
         name: *mut bindings::sockaddr_unsized,
@@ -204,7 +205,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn connect(
         socket: *mut bindings::socket,
         name: *mut bindings::sockaddr_unsized,
@@ -234,7 +235,7 @@ impl<T: Protocol> Registration<T> {
 
     /// # Safety
     ///
-    /// To be called by the kernel only, as the operation that it is set as.
+    /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn mmap(
         _file: *mut bindings::file,
         socket: *mut bindings::socket,

@@ -55,7 +55,7 @@ impl<T: Protocol> Reader<'_, T> {
                 let Some((peer, bytes)) = self.peek()? else {
                     return Ok(EAGAIN.to_errno());
                 };
-                // SAFETY: The socket is in use, by the invariants.
+                // SAFETY: By the invariants, the socket is in use, so it isn't released meanwhile.
                 let socket = unsafe { Socket::from_raw(self.socket) };
                 let peeks = flags & bindings::MSG_PEEK as i32 != 0;
                 let passes = self.protocol.may_take(socket, peer, bytes, *counted, peeks);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What there is of a socket of the family besides its UDP sock.
+//! The state of a socket of the family, besides its UDP sock.
 
-use super::{is_of_family, own::Own, Protocol};
+use super::{is_of_family, ring_message::RingMessage, Protocol};
 use crate::sys::{
     bindings,
     slab::{Cached, Slot},
@@ -12,26 +12,30 @@ use crate::sys::{
 use core::{cell::UnsafeCell, ptr, sync::atomic::AtomicPtr};
 use kernel::prelude::*;
 
-/// What the `i_private` of a socket's inode points to, which sockets don't use otherwise.
+/// The state of a socket. The field `i_private` of the socket's inode points to it; sockets don't
+/// use that field otherwise.
 ///
-/// Not the sock's `sk_user_data`: sockmaps and reuseport arrays of BPF take only socks whose own
-/// is free.
+/// The sock's `sk_user_data` can't be used instead, because sockmaps and reuseport arrays of BPF
+/// accept only socks in which it is free.
 pub(super) struct State<T> {
-    /// For freeing it when no softirq uses it any more.
+    /// The RCU callback that frees the state, when no softirq uses it any more.
     pub(super) rcu: UnsafeCell<bindings::callback_head>,
     /// The operation that [`install_callbacks`] replaced.
     pub(super) data_ready: UnsafeCell<Callback>,
-    /// Takes what is queued in process context; disabled before the sock is released.
+    /// Work that receives queued packets in process context. It is disabled before the sock is
+    /// released.
     pub(super) work: UnsafeCell<bindings::delayed_work>,
+    /// The sock, which outlives `work`.
     pub(super) sk: *mut bindings::sock,
-    /// The message that [`send_own`] is sending.
-    pub(super) own: AtomicPtr<Own<'static>>,
-    /// The task that is in [`send_own`]; to be compared only.
+    /// The message that [`send_ring_message`] is sending.
+    pub(super) message: AtomicPtr<RingMessage<'static>>,
+    /// The task that is in [`send_ring_message`]. It may be compared, and never dereferenced.
     pub(super) sender: AtomicPtr<c_void>,
+    /// The protocol's own state.
     pub(super) protocol: T,
 }
 
-/// The cache of states.
+/// The slab cache of states.
 pub(super) static STATES: Slot = Slot::new();
 
 impl<T> Cached for State<T> {
@@ -40,16 +44,19 @@ impl<T> Cached for State<T> {
     }
 }
 
+/// The type of `sk_data_ready`.
 pub(super) type Callback = Option<unsafe extern "C" fn(sk: *mut bindings::sock)>;
 
-/// The state of a sock of the family.
+/// The state of a sock of the family; `None` if its socket is released, or not complete yet.
 ///
 /// # Safety
 ///
-/// The caller is in an RCU read-side section, or holds the socket.
+/// `sk` must be the sock of a socket of the family, and `T` the family's protocol. The caller must
+/// be in an RCU read-side section for `'a`, or keep the socket from being released for `'a`.
 pub(super) unsafe fn state<'a, T: Protocol>(sk: *mut bindings::sock) -> Option<&'a State<T>> {
-    // SAFETY: The sock is valid. The pointer is set by `create` and cleared by `release`, after
-    // which the state lives on for a grace period, as the inode does after its release.
+    // SAFETY: The caller passes a valid sock. `create` sets the pointer, to a `State<T>`, and
+    // `release` clears it before the state is freed by RCU. The inode is freed by RCU, too. So the
+    // caller's RCU read-side section, or its use of the socket, keeps both.
     unsafe {
         bindings::kopi_sk_inode_private(sk)
             .cast::<State<T>>()
@@ -57,16 +64,18 @@ pub(super) unsafe fn state<'a, T: Protocol>(sk: *mut bindings::sock) -> Option<&
     }
 }
 
-/// The sock and the protocol's state, of a sock that is of the family.
+/// The sock and the protocol's state, if the sock belongs to an open socket of the family.
 ///
 /// # Safety
 ///
-/// The caller is in an RCU read-side section, and `sk` null, or a sock that is kept.
+/// `sk` must be null, or a sock that isn't freed for `'a`. The caller must be in an RCU read-side
+/// section for `'a`.
 pub(in crate::sys) unsafe fn flow_of<'a, T: Protocol>(
     sk: *mut bindings::sock,
 ) -> Option<(&'a Sock, &'a T)> {
-    // SAFETY: The sock is valid. Its socket, if it still has one, lives on for a grace period, as its
-    // inode does; its operations say whether it is of the family.
+    // SAFETY: The caller keeps the sock. A full sock has the field `sk_socket`. The socket is a
+    // part of its inode, which RCU frees, so it is valid here. Only sockets of the family have the
+    // family's operations. Fields that other tasks may change are read once.
     unsafe {
         if sk.is_null() || !bindings::kopi_sk_fullsock(sk) {
             return None;
@@ -80,8 +89,9 @@ pub(in crate::sys) unsafe fn flow_of<'a, T: Protocol>(
     }
 }
 
-/// The protocol's state of a socket of the family.
+/// The protocol's state of a socket of the family; `None` if the socket isn't complete yet.
 pub(crate) fn protocol<T: Protocol>(socket: &Socket) -> Option<&T> {
-    // SAFETY: The socket lives as long as the borrow, and so does its state.
+    // SAFETY: The socket isn't released during the borrow, and so has its sock and its state. Every
+    // `Socket` outside `sys` is of the family.
     Some(unsafe { &state::<T>((*socket.as_ptr()).sk)?.protocol })
 }

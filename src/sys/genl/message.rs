@@ -6,12 +6,18 @@ use crate::sys::{bindings, pernet::NetRef};
 use core::ptr::NonNull;
 use kernel::{error::to_result, prelude::*};
 
-/// A message of its own.
+/// The memory of a message.
+///
+/// # Invariants
+///
+/// This value owns the skb.
 pub(super) struct Buffer(pub(super) NonNull<bindings::sk_buff>);
 
 impl Buffer {
     pub(in crate::sys) fn new(gfp: u32) -> Result<Self> {
-        // SAFETY: The flags go with the caller's context.
+        // SAFETY: The callers, `send_event` and `Request::reply`, pass GFP_KERNEL only if they may
+        // sleep.
+        // INVARIANT: The skb is new.
         NonNull::new(unsafe { bindings::kopi_genlmsg_new(gfp) })
             .map(Self)
             .ok_or(ENOMEM)
@@ -28,7 +34,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: It is this value's.
+        // SAFETY: This value owns the skb, and isn't used any more.
         unsafe { bindings::kopi_nlmsg_free(self.0.as_ptr()) };
     }
 }
@@ -37,7 +43,7 @@ impl Drop for Buffer {
 pub(crate) struct Message(pub(super) NonNull<bindings::sk_buff>);
 
 impl Message {
-    /// Writes what comes after a header, or takes the header back.
+    /// Writes the attributes behind a header. If that fails, removes them and the header.
     pub(super) fn write(
         buffer: &Buffer,
         header: *mut c_void,
@@ -47,7 +53,8 @@ impl Message {
             return Err(EMSGSIZE);
         }
         let result = write(&mut Self(buffer.0));
-        // SAFETY: The header is the message's last.
+        // SAFETY: The caller has just put the header into this buffer, and only attributes were put
+        // behind it.
         unsafe {
             match result {
                 Ok(()) => bindings::kopi_genlmsg_end(buffer.as_ptr(), header),
@@ -60,7 +67,8 @@ impl Message {
     /// Puts bytes.
     pub(crate) fn bytes(&mut self, kind: u32, value: &[u8]) -> Result {
         let len = i32::try_from(value.len()).map_err(|_| EINVAL)?;
-        // SAFETY: The message is being written; the bytes are valid.
+        // SAFETY: The message's buffer is valid as long as `write` of the message runs. The call
+        // reads `len` bytes of the slice, and fails if the buffer has no room for them.
         to_result(unsafe {
             bindings::nla_put(
                 self.0.as_ptr(),
@@ -117,7 +125,8 @@ impl Message {
 
     /// Puts attributes into one.
     pub(crate) fn nest(&mut self, kind: u32, write: impl FnOnce(&mut Self) -> Result) -> Result {
-        // SAFETY: The message is being written. What fails within is taken back with the header.
+        // SAFETY: The message's buffer is valid as long as `write` of the message runs. `nest` is
+        // the place of the attribute in it; if `write` fails, the whole message is removed.
         unsafe {
             let nest = bindings::kopi_nla_nest_start(self.0.as_ptr(), kind as i32);
             if nest.is_null() {
@@ -130,9 +139,9 @@ impl Message {
     }
 }
 
-/// Whether anybody listens to events of the namespace. Any context.
+/// Whether events of the namespace have listeners. Any context.
 pub(crate) fn has_listeners(net: &NetRef) -> bool {
-    // SAFETY: The namespace is valid.
+    // SAFETY: The namespace is borrowed, and the family is registered as long as there are flows.
     unsafe { bindings::kopi_genl_has_listeners(net.as_ptr()) }
 }
 
@@ -149,10 +158,10 @@ pub(crate) fn send_event(
         bindings::KOPI_CONST_GFP_ATOMIC
     };
     let skb = Buffer::new(gfp)?;
-    // SAFETY: A new message.
+    // SAFETY: The skb is new, and has room for the headers, or the call returns null.
     let header = unsafe { bindings::kopi_genlmsg_put_event(skb.as_ptr(), command as u8) };
     Message::write(&skb, header, write)?;
-    // SAFETY: The message is whole, and given away. The namespace is valid.
+    // SAFETY: The message is complete, and netlink owns it from here. The namespace is borrowed.
     match unsafe { bindings::kopi_genlmsg_multicast(net.as_ptr(), skb.give(), gfp) } {
         // There are no listeners.
         error if error == ESRCH.to_errno() => Ok(()),

@@ -10,7 +10,7 @@
 mod message;
 mod request;
 
-use crate::sys::{bindings, raw};
+use crate::sys::{bindings, context::might_sleep, raw};
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull},
@@ -29,7 +29,9 @@ pub(crate) struct Family(());
 impl Family {
     /// Registers it: `EEXIST`, `ENOMEM`. There can be one registration at a time.
     pub(crate) fn register() -> Result<Self> {
-        // SAFETY: Process context; only the module's init registers it.
+        might_sleep();
+        // SAFETY: The module's init, in process context, is the only caller. The family and its
+        // operations are static.
         to_result(unsafe { bindings::kopi_genl_register() })?;
         Ok(Self(()))
     }
@@ -37,12 +39,13 @@ impl Family {
 
 impl Drop for Family {
     fn drop(&mut self) {
-        // SAFETY: Registered by `register`. No operation runs when this returns.
+        might_sleep();
+        // SAFETY: `register` registered the family. The call waits for operations that still run.
         unsafe { bindings::kopi_genl_unregister() };
     }
 }
 
-/// A dump that goes on from message to message.
+/// A running dump.
 pub(crate) struct Dump<'a> {
     requester: Requester<'a>,
     callback: NonNull<bindings::netlink_callback>,
@@ -56,15 +59,17 @@ impl<'a> Dump<'a> {
         self.requester
     }
 
-    /// Where to go on: what [`Dump::go_on_at`] said last, or 0.
+    /// The position that [`Dump::go_on_at`] set last, or 0.
     pub(crate) fn position(&self) -> u64 {
-        // SAFETY: The callback is the dump's; `ctx` begins with zeroes, and is only ever this.
+        // SAFETY: Netlink keeps the callback during the dump. Its context has 48 bytes for the
+        // dump, which are zeroes at first, and only this function and `go_on_at` access them.
         unsafe { ptr::read((&raw const (*self.callback.as_ptr()).__bindgen_anon_1).cast::<u64>()) }
     }
 
-    /// Says where the next call goes on.
+    /// Sets the position at which the next call goes on.
     pub(crate) fn go_on_at(&mut self, position: u64) {
-        // SAFETY: As above.
+        // SAFETY: Netlink keeps the callback during the dump. Its context has 48 bytes for the
+        // dump, and only this function and `position` access them.
         unsafe {
             ptr::write(
                 (&raw mut (*self.callback.as_ptr()).__bindgen_anon_1).cast::<u64>(),
@@ -73,21 +78,24 @@ impl<'a> Dump<'a> {
         }
     }
 
-    /// Says which state is being shown: if it changes before the dump ends, the requester is told.
+    /// Sets the generation of the state that is shown. If it changes before the dump ends, the
+    /// messages say that the dump was interrupted.
     pub(crate) fn shows(&mut self, generation: u64) {
-        // SAFETY: The callback is the dump's. Never 0, which means that nothing was shown yet.
+        // The value is never 0, which means that nothing was shown yet.
+        // SAFETY: Netlink keeps the callback during the dump, whose `seq` is the dump's to write.
         unsafe { (*self.callback.as_ptr()).seq = (generation as u32) | 1 << 31 };
     }
 
-    /// Adds a message; `Ok(false)` when it must go into the next buffer.
+    /// Adds a message; `Ok(false)` if it must go into the next buffer.
     pub(crate) fn add(
         &mut self,
         command: u32,
         write: impl FnOnce(&mut Message) -> Result,
     ) -> Result<bool> {
-        // It isn't freed here.
+        // Netlink owns the buffer, so it isn't freed here.
         let buffer = core::mem::ManuallyDrop::new(Buffer(self.skb));
-        // SAFETY: The callback and the buffer are the dump's.
+        // SAFETY: Netlink keeps the callback and the buffer during the dump, and only the dump
+        // writes to the buffer meanwhile.
         let header = unsafe {
             bindings::kopi_genlmsg_put_part(
                 self.skb.as_ptr(),
@@ -107,11 +115,12 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// Carries out a request, of whose policy `last` is the last type.
+/// Carries out a request. `last` is the last type of the operation's policy.
 ///
 /// # Safety
 ///
-/// To be called with the arguments of an operation of the family.
+/// The pointers must be the arguments of a running operation of the family, whose policy has `last`
+/// as its last type, or has no types if `last` is 0.
 pub(crate) unsafe fn carry_out(
     skb: *mut raw::Skb,
     info: *mut raw::Info,
@@ -136,7 +145,7 @@ pub(crate) unsafe fn carry_out(
 ///
 /// # Safety
 ///
-/// To be called with the arguments of a dump of the family.
+/// The pointers must be the arguments of a running dump of the family.
 pub(crate) unsafe fn go_on(
     skb: *mut raw::Skb,
     callback: *mut raw::Callback,
@@ -144,7 +153,7 @@ pub(crate) unsafe fn go_on(
 ) -> c_int {
     from_result(|| {
         let callback = NonNull::new(callback).ok_or(EINVAL)?;
-        // SAFETY: The callback is that of a running dump, which keeps its request.
+        // SAFETY: The caller passes the callback of a running dump, which keeps the request's skb.
         let asking = unsafe { (*callback.as_ptr()).skb };
         let mut dump = Dump {
             requester: Requester {
@@ -156,8 +165,8 @@ pub(crate) unsafe fn go_on(
             written: 0,
         };
         function(&mut dump)?;
-        // Asked again until nothing is added.
-        // SAFETY: The buffer is the dump's.
+        // Netlink calls the dump again until it adds nothing.
+        // SAFETY: The caller passes the buffer of a running dump.
         Ok(i32::try_from(unsafe { (*skb).len }).unwrap_or(0))
     })
 }
@@ -175,7 +184,8 @@ macro_rules! operations {
                 skb: *mut $crate::sys::raw::Skb,
                 info: *mut $crate::sys::raw::Info,
             ) -> c_int {
-                // SAFETY: The arguments are those of the operation.
+                // SAFETY: The family calls it with the arguments of an operation, whose policy has
+                // the last type that is named here.
                 unsafe { $crate::sys::genl::carry_out(skb, info, $last, $function) }
             }
         )*
@@ -197,7 +207,7 @@ macro_rules! dumps {
                 skb: *mut $crate::sys::raw::Skb,
                 callback: *mut $crate::sys::raw::Callback,
             ) -> c_int {
-                // SAFETY: The arguments are those of the dump.
+                // SAFETY: The family calls it with the arguments of a running dump.
                 unsafe { $crate::sys::genl::go_on(skb, callback, $function) }
             }
         )*

@@ -18,52 +18,60 @@ pub(crate) struct Requester<'a> {
 }
 
 impl Requester<'_> {
-    /// The network namespace that is asked about.
+    /// The network namespace to which the request was sent.
     pub(crate) fn net(&self) -> &NetRef {
-        // SAFETY: The request's socket is kept, and keeps its namespace.
+        // SAFETY: Netlink keeps the request's skb and the sockets of both ends during the
+        // operation. The requester's socket keeps the namespace.
         unsafe { NetRef::from_raw(bindings::kopi_skb_net(self.skb.as_ptr())) }
     }
 
     /// Whether it has CAP_NET_ADMIN in the namespace.
     pub(crate) fn is_net_admin(&self) -> bool {
-        // SAFETY: The request is valid.
+        // SAFETY: Netlink keeps the request's skb, and the sockets of both ends, during the
+        // operation.
         unsafe { bindings::kopi_netlink_net_admin(self.skb.as_ptr()) }
     }
 
     /// Whether it has CAP_NET_ADMIN in the initial user namespace.
     pub(crate) fn is_admin(&self) -> bool {
-        // SAFETY: The request is valid.
+        // SAFETY: Netlink keeps the request's skb, and the sockets of both ends, during the
+        // operation.
         unsafe { bindings::kopi_netlink_admin(self.skb.as_ptr()) }
     }
 
     /// The user that opened the socket, of the initial user namespace.
     pub(crate) fn uid(&self) -> u32 {
-        // SAFETY: The request is valid.
+        // SAFETY: Netlink keeps the request's skb, and the sockets of both ends, during the
+        // operation.
         unsafe { bindings::kopi_netlink_uid(self.skb.as_ptr()) }
     }
 
     /// A user as the requester's namespace names it.
     pub(crate) fn show_uid(&self, uid: u32) -> u32 {
-        // SAFETY: The request is valid.
+        // SAFETY: Netlink keeps the request's skb, and the sockets of both ends, during the
+        // operation.
         unsafe { bindings::kopi_netlink_show_uid(self.skb.as_ptr(), uid) }
     }
 
     /// A group as the requester's namespace names it.
     pub(crate) fn show_gid(&self, gid: u32) -> u32 {
-        // SAFETY: The request is valid.
+        // SAFETY: Netlink keeps the request's skb, and the sockets of both ends, during the
+        // operation.
         unsafe { bindings::kopi_netlink_show_gid(self.skb.as_ptr(), gid) }
     }
 
     /// A user that the requester names; `None` if its namespace has no such.
     pub(crate) fn make_uid(&self, uid: u32) -> Option<u32> {
-        // SAFETY: The request is valid.
+        // SAFETY: Netlink keeps the request's skb, and the sockets of both ends, during the
+        // operation.
         let made = unsafe { bindings::kopi_netlink_make_uid(self.skb.as_ptr(), uid) };
         (made != u32::MAX).then_some(made)
     }
 
     /// A group that the requester names; `None` if its namespace has no such.
     pub(crate) fn make_gid(&self, gid: u32) -> Option<u32> {
-        // SAFETY: The request is valid.
+        // SAFETY: Netlink keeps the request's skb, and the sockets of both ends, during the
+        // operation.
         let made = unsafe { bindings::kopi_netlink_make_gid(self.skb.as_ptr(), gid) };
         (made != u32::MAX).then_some(made)
     }
@@ -89,7 +97,8 @@ impl<'a> Attribute<'a> {
 
     /// Its content.
     pub(crate) fn bytes(&self) -> &'a [u8] {
-        // SAFETY: A valid attribute, whose length its message has room for.
+        // SAFETY: The attribute lives for `'a`. Netlink's parser has checked that its whole length
+        // lies within the message, which isn't written any more.
         unsafe {
             let len = usize::try_from(bindings::kopi_nla_len(self.attr.as_ptr())).unwrap_or(0);
             core::slice::from_raw_parts(bindings::kopi_nla_data(self.attr.as_ptr()).cast(), len)
@@ -133,15 +142,16 @@ impl<'a, const SIZE: usize> Table<'a, SIZE> {
     /// The attribute of a type, if it is there.
     pub(crate) fn get(&self, kind: u32) -> Option<Attribute<'a>> {
         let attr = *self.attrs.get(kind as usize)?;
-        // SAFETY: As the parser left it.
+        // SAFETY: The table has null, or a pointer that the parser set, to an attribute of the
+        // request, which lives for `'a`.
         unsafe { Attribute::from_raw(attr) }
     }
 }
 
-/// A rule's attributes that may be given.
+/// The attributes that a request may have for a rule that is to be added.
 pub(crate) type RuleInput<'a> = Table<'a, { bindings::KOPI_A_RULE_WEIGHT as usize + 1 }>;
 
-/// A rule's attributes that name it.
+/// The attributes that a request may have to name a rule.
 pub(crate) type RuleNamed<'a> = Table<'a, { bindings::KOPI_A_RULE_HANDLE as usize + 1 }>;
 
 /// A request that is being carried out.
@@ -163,17 +173,20 @@ impl<'a> Request<'a> {
         if kind > self.last {
             return None;
         }
-        // SAFETY: With a policy there is a table, with room for all of its types.
+        // SAFETY: The operation keeps its arguments. `kind` is at most the last type of the
+        // operation's policy, so there is a policy, and netlink has made a table with an entry for
+        // each type.
         unsafe { Attribute::from_raw(*(*self.info.as_ptr()).attrs.add(kind as usize)) }
     }
 
     /// All attributes of a type, in their order.
     pub(crate) fn each(&self, kind: u32) -> impl Iterator<Item = Attribute<'a>> {
         let mut left = 0;
-        // SAFETY: The request is valid.
+        // SAFETY: The operation, which keeps the request, lasts for `'a`.
         let mut attr = unsafe { bindings::kopi_genl_first_attr(self.info.as_ptr(), &mut left) };
         core::iter::from_fn(move || {
-            // SAFETY: The message's attributes were checked to lie in it.
+            // SAFETY: `attr` and `left` describe the rest of the request, which lives for `'a`.
+            // `kopi_nla_ok` checks that the attribute lies within that rest.
             unsafe {
                 while bindings::kopi_nla_ok(attr, left) {
                     let this = attr;
@@ -187,13 +200,14 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// Parses a rule that is given.
+    /// The attributes of a rule that is to be added.
     pub(crate) fn rule_input(&self, attr: &Attribute<'a>) -> Result<RuleInput<'a>> {
         let mut table = Table {
             attrs: [ptr::null_mut(); bindings::KOPI_A_RULE_WEIGHT as usize + 1],
             _request: PhantomData,
         };
-        // SAFETY: The attribute is valid, and the table has room for all types of its policy.
+        // SAFETY: The attribute lives for `'a`, and the operation keeps its arguments. The table
+        // has an entry for each type up to the last one of the policy.
         to_result(unsafe {
             bindings::kopi_parse_rule_input(
                 table.attrs.as_mut_ptr(),
@@ -204,13 +218,14 @@ impl<'a> Request<'a> {
         Ok(table)
     }
 
-    /// Parses a rule that is named.
+    /// The attributes of a rule that only names another one.
     pub(crate) fn rule_named(&self, attr: &Attribute<'a>) -> Result<RuleNamed<'a>> {
         let mut table = Table {
             attrs: [ptr::null_mut(); bindings::KOPI_A_RULE_HANDLE as usize + 1],
             _request: PhantomData,
         };
-        // SAFETY: As above.
+        // SAFETY: The attribute lives for `'a`, and the operation keeps its arguments. The table
+        // has an entry for each type up to the last one of the policy.
         to_result(unsafe {
             bindings::kopi_parse_rule_named(
                 table.attrs.as_mut_ptr(),
@@ -228,7 +243,8 @@ impl<'a> Request<'a> {
         why: &'static CStr,
         attr: Option<&Attribute<'a>>,
     ) -> Error {
-        // SAFETY: The request is valid; the message is static, and the attribute the request's.
+        // SAFETY: The operation keeps its arguments. The text is static, and the attribute is a
+        // part of the request, so both outlive the answer.
         unsafe {
             let extack = (*self.info.as_ptr()).extack;
             if !extack.is_null() {
@@ -242,12 +258,14 @@ impl<'a> Request<'a> {
     /// Answers with one message of a command.
     pub(crate) fn reply(&self, command: u32, write: impl FnOnce(&mut Message) -> Result) -> Result {
         let skb = Buffer::new(bindings::KOPI_CONST_GFP_KERNEL)?;
-        // SAFETY: A new message, and a valid request.
+        // SAFETY: The skb is new, and has room for the headers, or the call returns null. The
+        // operation keeps the request.
         let header = unsafe {
             bindings::kopi_genlmsg_put_reply(skb.as_ptr(), self.info.as_ptr(), command as u8)
         };
         Message::write(&skb, header, write)?;
-        // SAFETY: The message is whole, and given away.
+        // SAFETY: The message is complete, and netlink owns it from here. The operation keeps the
+        // request.
         to_result(unsafe { bindings::kopi_genlmsg_reply(skb.give(), self.info.as_ptr()) })
     }
 }

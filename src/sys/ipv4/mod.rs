@@ -135,8 +135,8 @@ impl Datagram<'_> {
         }
     }
 
-    /// The headers of IP and UDP before `len` bytes of payload, whose sum is `sum`; `None` leaves the
-    /// checksum to the device.
+    /// The headers of IP and UDP before `len` bytes of payload, whose sum is `sum`; `None` leaves
+    /// the checksum to the device.
     #[inline]
     fn header(&self, len: u16, sum: Option<u32>) -> [u32; HEADER_V4 / 4] {
         let (options, route) = (self.options, self.route);

@@ -114,7 +114,8 @@ impl Route {
     /// Whether it is still valid: rules, addresses, devices and other routes may have changed. Any
     /// context.
     pub(crate) fn is_valid(&self) -> bool {
-        // SAFETY: This value owns a reference to the dst.
+        // SAFETY: This value owns a reference to the dst, which stays valid memory when the route
+        // becomes obsolete.
         unsafe { bindings::kopi_dst_check(self.dst.as_ptr()) }
     }
 }

@@ -7,14 +7,14 @@ use crate::{
     pure::abi::MonHdr,
     sys::{bindings, context::BottomHalvesOff, pernet::NetRef},
 };
-use core::{
-    ptr::{self, NonNull},
-    sync::atomic::{AtomicPtr, Ordering},
-};
+use core::ptr::{self, NonNull};
 use kernel::{
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::{
+            ordering::{Acquire, Full, Relaxed, Release},
+            Atomic,
+        },
         rcu,
     },
 };
@@ -22,8 +22,8 @@ use kernel::{
 /// Namespaces in which a device is up, as far as there are places. If the stack drops a packet in
 /// one of them before it has found the sock, the sock is looked up. The first place is the initial
 /// namespace's.
-pub(super) static WATCHED: [AtomicPtr<bindings::net>; 16] =
-    [const { AtomicPtr::new(ptr::null_mut()) }; 16];
+pub(super) static WATCHED: [Atomic<*mut bindings::net>; 16] =
+    [const { Atomic::new(ptr::null_mut()) }; 16];
 
 /// Maximum number of devices that are up in a namespace. Each packet of a flow is shown on all of
 /// them, with softirqs off.
@@ -33,12 +33,7 @@ pub(super) const UP_MAX: usize = 16;
 pub(super) fn watch(net: &NetRef) {
     let first = if net.is_initial() { 0 } else { 1 };
     for slot in WATCHED.iter().skip(first) {
-        let swapped = slot.compare_exchange(
-            ptr::null_mut(),
-            net.as_ptr(),
-            Ordering::AcqRel,
-            Ordering::Relaxed,
-        );
+        let swapped = slot.cmpxchg(ptr::null_mut(), net.as_ptr(), Full);
         if swapped.is_ok() {
             return;
         }
@@ -48,12 +43,7 @@ pub(super) fn watch(net: &NetRef) {
 /// Removes a namespace, whose last device goes down, from the watched ones.
 pub(super) fn unwatch(net: &NetRef) {
     for slot in &WATCHED {
-        let _ = slot.compare_exchange(
-            net.as_ptr(),
-            ptr::null_mut(),
-            Ordering::AcqRel,
-            Ordering::Relaxed,
-        );
+        let _ = slot.cmpxchg(net.as_ptr(), ptr::null_mut(), Full);
     }
 }
 
@@ -64,7 +54,7 @@ pub(super) fn unwatch(net: &NetRef) {
 /// A device is added when it comes up, and removed when it goes down. It is freed, or leaves the
 /// namespace, at the earliest an RCU grace period later.
 pub(crate) struct Devices {
-    pub(super) up: [AtomicPtr<bindings::net_device>; UP_MAX],
+    pub(super) up: [Atomic<*mut bindings::net_device>; UP_MAX],
     pub(super) any: Atomic<bool>,
 }
 
@@ -72,7 +62,7 @@ impl Devices {
     /// No devices.
     pub(crate) fn new() -> Self {
         Self {
-            up: [const { AtomicPtr::new(ptr::null_mut()) }; UP_MAX],
+            up: [const { Atomic::new(ptr::null_mut()) }; UP_MAX],
             any: Atomic::new(false),
         }
     }
@@ -91,7 +81,7 @@ impl Devices {
     fn iter(&self) -> impl Iterator<Item = NonNull<bindings::net_device>> + '_ {
         self.up
             .iter()
-            .filter_map(|slot| NonNull::new(slot.load(Ordering::Acquire)))
+            .filter_map(|slot| NonNull::new(slot.load(Acquire)))
     }
 
     /// Adds a device, and returns whether it is the first: `EMFILE`. Under RTNL.
@@ -99,17 +89,17 @@ impl Devices {
         let free = self
             .up
             .iter()
-            .find(|slot| slot.load(Ordering::Relaxed).is_null())
+            .find(|slot| slot.load(Relaxed).is_null())
             .ok_or(EMFILE)?;
-        free.store(device.as_ptr(), Ordering::Release);
+        free.store(device.as_ptr(), Release);
         Ok(!self.any.xchg(true, Relaxed))
     }
 
     /// Removes a device, and returns whether it was the last. Under RTNL.
     pub(in crate::sys) fn remove(&self, device: NonNull<bindings::net_device>) -> bool {
         for slot in &self.up {
-            if ptr::eq(slot.load(Ordering::Relaxed), device.as_ptr()) {
-                slot.store(ptr::null_mut(), Ordering::Relaxed);
+            if ptr::eq(slot.load(Relaxed), device.as_ptr()) {
+                slot.store(ptr::null_mut(), Relaxed);
             }
         }
         let is_any_left = self.iter().next().is_some();

@@ -12,6 +12,7 @@ mod packet;
 
 use crate::sys::{
     bindings,
+    context::might_sleep,
     errno::eopnotsupp,
     family::{self, Protocol},
     pernet::{Namespace, NetRef},
@@ -21,36 +22,38 @@ use crate::sys::{
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull},
-    sync::atomic::{AtomicPtr, Ordering},
 };
 pub(crate) use devices::Devices;
 use devices::{unwatch, watch};
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
-    sync::{global_lock, rcu},
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        global_lock, rcu,
+    },
 };
-pub(crate) use packet::{Packet, QueuedSkb, Seeing};
+pub(crate) use packet::{Packet, ProbedSkb, QueuedSkb};
 
 /// Whether the probes are registered, and for how many devices.
-struct Called {
+struct ProbeState {
     /// Number of devices that are up.
     up: usize,
     /// The probes are registered. They stay so for a while after the last device went down, because
     /// registering and unregistering patches the kernel's text on all CPUs, and a user may take
     /// devices up and down as fast as possible.
-    are_called: bool,
+    registered: bool,
 }
 
 global_lock! {
     // SAFETY: `MonitorType::new` initializes it before it registers the type of device. Without a
     // device, nothing takes the lock.
     /// Taken under RTNL.
-    unsafe(uninit) static PROBES: Mutex<Called> = Called { up: 0, are_called: false };
+    unsafe(uninit) static PROBES: Mutex<ProbeState> = ProbeState { up: 0, registered: false };
 }
 
 /// The tracepoint of packets that are given to a driver; null if the kernel has none.
-static START_XMIT: AtomicPtr<bindings::tracepoint> = AtomicPtr::new(ptr::null_mut());
+static START_XMIT: Atomic<*mut bindings::tracepoint> = Atomic::new(ptr::null_mut());
 
 /// While it lives, devices of type kopimon can be made.
 pub(crate) struct MonitorType(());
@@ -63,7 +66,7 @@ impl MonitorType {
         // SAFETY: The module's init runs in process context, where the list of tracepoints may be
         // walked.
         let found = unsafe { bindings::kopi_tracepoint_start_xmit() };
-        START_XMIT.store(found, Ordering::Relaxed);
+        START_XMIT.store(found, Relaxed);
         // SAFETY: The module's init runs in process context, and the operations are static.
         to_result(unsafe { bindings::kopi_mon_register() })?;
         Ok(Self(()))
@@ -87,7 +90,8 @@ impl Drop for MonitorType {
 
 /// Registers the probes: `EOPNOTSUPP` if the kernel has no such tracepoint. Process context.
 fn probe() -> Result {
-    let start_xmit = START_XMIT.load(Ordering::Relaxed);
+    might_sleep();
+    let start_xmit = START_XMIT.load(Relaxed);
     if start_xmit.is_null() {
         return Err(eopnotsupp());
     }
@@ -101,13 +105,14 @@ fn probe() -> Result {
 }
 
 /// Unregisters the probes, unless a device is up. Process context.
-fn unprobe_if_unused(probes: &mut Called) {
-    if probes.up == 0 && core::mem::take(&mut probes.are_called) {
-        // SAFETY: The caller is in process context. `are_called` was set, so `probe` has registered
+fn unprobe_if_unused(probes: &mut ProbeState) {
+    might_sleep();
+    if probes.up == 0 && core::mem::take(&mut probes.registered) {
+        // SAFETY: The caller is in process context. `registered` was set, so `probe` has registered
         // both.
         unsafe {
             bindings::kopi_unprobe_kfree_skb();
-            bindings::kopi_unprobe_start_xmit(START_XMIT.load(Ordering::Relaxed));
+            bindings::kopi_unprobe_start_xmit(START_XMIT.load(Relaxed));
         }
     }
 }
@@ -125,10 +130,10 @@ pub(crate) trait Probes {
     type Namespace: Namespace;
 
     /// A packet is being given to the driver of a device. Any context with interrupts on.
-    fn transmitted(packet: Seeing<'_>, ifindex: u32, rcu: &rcu::Guard);
+    fn transmitted(packet: ProbedSkb<'_>, ifindex: u32, rcu: &rcu::Guard);
 
     /// A packet is being dropped, with the kernel's drop reason. Any context with interrupts on.
-    fn dropped(packet: Seeing<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard);
+    fn dropped(packet: ProbedSkb<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard);
 }
 
 /// The sock that would have received a dropped packet, if the stack had found it.
@@ -160,9 +165,9 @@ pub(crate) unsafe fn open<N: Namespace>(dev: *mut raw::Device) -> c_int {
         // and RTNL keeps the device in it.
         let net = unsafe { NetRef::from_raw(bindings::kopi_dev_net(dev)) };
         let mut probes = PROBES.lock();
-        if !probes.are_called {
+        if !probes.registered {
             probe()?;
-            probes.are_called = true;
+            probes.registered = true;
         }
         let added = net.state_of::<N>().monitors().add(device);
         match added {
@@ -209,14 +214,14 @@ unsafe extern "C" fn kopi_mon_unprobe(_work: *mut bindings::work_struct) {
     unprobe_if_unused(&mut PROBES.lock());
 }
 
-/// The body of `kopi_seen_transmitted`.
+/// The body of `kopi_on_start_xmit`.
 ///
 /// # Safety
 ///
 /// Must be called as a probe of the tracepoint `net_dev_start_xmit`.
 pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut raw::Skb, dev: *mut raw::Device) {
     // SAFETY: The caller of the tracepoint owns the skb, which lives through the call.
-    let Some(packet) = (unsafe { Seeing::by_probe(skb) }) else {
+    let Some(packet) = (unsafe { ProbedSkb::by_probe(skb) }) else {
         return;
     };
     let rcu = rcu::read_lock();
@@ -229,14 +234,14 @@ pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut raw::Skb, dev: *mut raw::D
     }
 }
 
-/// The body of `kopi_seen_dropped`.
+/// The body of `kopi_on_kfree_skb`.
 ///
 /// # Safety
 ///
 /// Must be called as a probe of the tracepoint `kfree_skb`.
 pub(crate) unsafe fn dropped<P: Probes>(skb: *mut raw::Skb, reason: u32, rx_sk: *mut raw::Sock) {
     // SAFETY: The caller of the tracepoint owns the skb, which it frees after the call.
-    let Some(packet) = (unsafe { Seeing::by_probe(skb) }) else {
+    let Some(packet) = (unsafe { ProbedSkb::by_probe(skb) }) else {
         return;
     };
     P::dropped(
@@ -283,7 +288,7 @@ macro_rules! serve {
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's probe calls it")]
-        unsafe extern "C" fn kopi_seen_transmitted(
+        unsafe extern "C" fn kopi_on_start_xmit(
             skb: *mut $crate::sys::raw::Skb,
             dev: *mut $crate::sys::raw::Device,
         ) {
@@ -297,7 +302,7 @@ macro_rules! serve {
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's probe calls it")]
-        unsafe extern "C" fn kopi_seen_dropped(
+        unsafe extern "C" fn kopi_on_kfree_skb(
             skb: *mut $crate::sys::raw::Skb,
             reason: c_uint,
             rx_sk: *mut $crate::sys::raw::Sock,

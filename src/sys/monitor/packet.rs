@@ -16,9 +16,12 @@ use crate::{
 use core::{
     marker::PhantomData,
     ptr::{self, NonNull},
-    sync::atomic::Ordering,
 };
-use kernel::{error::to_result, prelude::*, sync::rcu};
+use kernel::{
+    error::to_result,
+    prelude::*,
+    sync::{atomic::ordering::Acquire, rcu},
+};
 
 /// Maximum number of devices of a namespace that the search for a dropped packet's device compares.
 pub(super) const DEVICES_MAX: u32 = 64;
@@ -26,14 +29,14 @@ pub(super) const DEVICES_MAX: u32 = 64;
 /// A packet to be shown: an skb, or the bytes of a packet that didn't become one.
 pub(crate) enum Packet<'a> {
     /// An skb.
-    Skb(Seeing<'a>),
+    Skb(ProbedSkb<'a>),
     /// Header, payload, and whether the packet is IPv6.
     Bytes(&'a [u8], &'a [u8], bool),
 }
 
 /// An skb that belongs to other code, which keeps it for `'a`.
 #[derive(Clone, Copy)]
-pub(crate) struct Seeing<'a>(
+pub(crate) struct ProbedSkb<'a>(
     NonNull<bindings::sk_buff>,
     PhantomData<&'a bindings::sk_buff>,
 );
@@ -41,19 +44,19 @@ pub(crate) struct Seeing<'a>(
 impl<'a> Packet<'a> {
     /// A packet that was taken off a sock's queue.
     pub(crate) fn of(skb: &'a SkBuff) -> Self {
-        Self::Skb(Seeing(skb.as_non_null(), PhantomData))
+        Self::Skb(ProbedSkb(skb.as_non_null(), PhantomData))
     }
 
     /// A packet in a sock's queue.
     pub(crate) fn first(first: &'a QueuedSkb) -> Self {
-        Self::Skb(first.seeing())
+        Self::Skb(first.probed())
     }
 
     /// A copy, which may share the payload, with a monitor header in front; `None` if memory is
     /// short.
     pub(super) fn with_header(&self, header: MonHdr) -> Option<Copy> {
         let copy = match self {
-            Self::Skb(seeing) => seeing.copy()?,
+            Self::Skb(probed) => probed.copy()?,
             Self::Bytes(header, payload, is_ipv6) => Copy::of_bytes(header, payload, *is_ipv6)?,
         };
         copy.put_header(header);
@@ -85,18 +88,18 @@ impl QueuedSkb {
     }
 
     /// The packet, for as long as this value keeps it.
-    fn seeing(&self) -> Seeing<'_> {
-        Seeing(self.0, PhantomData)
+    fn probed(&self) -> ProbedSkb<'_> {
+        ProbedSkb(self.0, PhantomData)
     }
 
     /// The index of the device that received it.
-    pub(crate) fn came_by(&self) -> u32 {
-        self.seeing().came_by()
+    pub(crate) fn iif(&self) -> u32 {
+        self.probed().iif()
     }
 
     /// Bytes of payload of each datagram of a GSO packet, or 0.
     pub(crate) fn gso_size(&self) -> u32 {
-        self.seeing().gso_size()
+        self.probed().gso_size()
     }
 }
 
@@ -107,7 +110,7 @@ impl Drop for QueuedSkb {
     }
 }
 
-impl Seeing<'_> {
+impl ProbedSkb<'_> {
     /// The skb of a probe's arguments; `None` with interrupts off, where locks of socks can't be
     /// taken.
     ///
@@ -143,7 +146,7 @@ impl Seeing<'_> {
     }
 
     /// The index of the device that received it; 0 for an outgoing packet.
-    pub(crate) fn came_by(&self) -> u32 {
+    pub(crate) fn iif(&self) -> u32 {
         // SAFETY: Another part of the kernel keeps the skb valid for `'a`.
         unsafe { bindings::kopi_skb_iif(self.as_ptr()) as u32 }
     }
@@ -158,9 +161,9 @@ impl Seeing<'_> {
 
     /// The namespace of the device that received it, if the namespace is watched.
     pub(crate) fn watched_net<'b>(&self, _rcu: &'b rcu::Guard) -> Option<&'b NetRef> {
-        let ifindex = i32::try_from(self.came_by()).ok()?;
+        let ifindex = i32::try_from(self.iif()).ok()?;
         WATCHED.iter().find_map(|slot| {
-            let net = NonNull::new(slot.load(Ordering::Acquire))?;
+            let net = NonNull::new(slot.load(Acquire))?;
             // SAFETY: A namespace leaves the list before its last monitor device is gone, and is
             // freed a grace period later at the earliest. The guard proves that RCU is held.
             unsafe {

@@ -15,6 +15,7 @@ use crate::{
     },
     sys::{
         bindings,
+        context::might_sleep,
         locked::LockedPages,
         reaper::{self, SharedRegion},
     },
@@ -32,12 +33,12 @@ pub(crate) use parts::{Bytes, KernelVec, KernelVecBuffer, PageVec};
 
 const PAGE_SIZE: usize = bindings::KOPI_CONST_PAGE_SIZE as usize;
 
-/// Zeroed pages, mapped in the kernel in one piece.
+/// Pages, zeroed at first, which are mapped in the kernel in one piece.
 ///
 /// # Invariants
 ///
-/// All of `pages` are pages that this owns a reference to; `base` is where they are mapped in the
-/// kernel in that order.
+/// This value owns a reference to each of `pages`. `base` is the start of the kernel's mapping of
+/// them, in that order.
 pub(crate) struct Region {
     pages: KVVec<*mut bindings::page>,
     base: NonNull<u8>,
@@ -45,19 +46,21 @@ pub(crate) struct Region {
     _module: ModuleRef,
 }
 
-// SAFETY: Pages and mapping are not bound to a task, and all access is atomic or by C functions
-// that expect the memory to change under them.
+// SAFETY: Neither pages nor the kernel's mapping of them are bound to a task. Any task may drop the
+// charge, and any may put the module.
 unsafe impl Send for Region {}
 
-// SAFETY: As above.
+// SAFETY: Through a shared reference, the fields are only read. The memory is accessed by atomic
+// operations, or by C functions that expect other tasks to change it: the process does so anyway.
 unsafe impl Sync for Region {}
 
-/// Keeps the module's code as long as something may call back into it.
+/// A reference to the module, whose code drops regions.
 struct ModuleRef;
 
 impl ModuleRef {
     fn new() -> Self {
-        // SAFETY: Called by code of this module, which so is alive.
+        // SAFETY: The caller is code of this module, so a reference to the module exists already,
+        // as `__module_get` requires.
         unsafe { bindings::kopi_module_get() };
         Self
     }
@@ -65,44 +68,51 @@ impl ModuleRef {
 
 impl Drop for ModuleRef {
     fn drop(&mut self) {
-        // SAFETY: Pairs with `new`. Regions are dropped in the reaper's queue or under a call
-        // through the family's own operations; the module's exit waits for both.
+        // SAFETY: The reference is that of `new`. The module's code outlives this call even if the
+        // reference is the last: regions are dropped by the reaper's queue, or by a call through
+        // the family's operations, and the module's exit waits for both.
         unsafe { bindings::kopi_module_put() };
     }
 }
 
-/// Pages that go back when dropped, before they are mapped.
+/// Pages that aren't mapped in the kernel. This value owns a reference to each.
 struct Pages(KVVec<*mut bindings::page>);
 
 impl Drop for Pages {
     fn drop(&mut self) {
         for &page in &self.0 {
-            // SAFETY: The reference from the allocation, given up here.
+            // SAFETY: This value owns the reference, and is not used any more. The allocation was
+            // of order 0.
             unsafe { bindings::__free_pages(page, 0) };
         }
     }
 }
 
 impl Region {
-    /// Allocates `count` pages, charged to the current user's locked memory and cgroup.
+    /// Allocates `count` pages, which are charged to the current user's locked memory and to the
+    /// current cgroup. Process context.
     ///
-    /// `ENOBUFS` over `RLIMIT_MEMLOCK`; `ENOMEM` when there is no memory, or the cgroup has none.
+    /// `ENOBUFS` if the charge exceeds `RLIMIT_MEMLOCK`; `ENOMEM` if memory is short, or the
+    /// cgroup's limit is reached.
     pub(crate) fn new(count: usize) -> Result<Self> {
-        // What the user has closed may not be given back yet.
+        might_sleep();
+        // Charges of regions that were closed before may not be returned yet.
         let locked = LockedPages::charge(count).or_else(|_| {
             reaper::flush();
             LockedPages::charge(count)
         })?;
         let mut pages = Pages(KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?);
         for _ in 0..count {
-            // SAFETY: Process context.
+            // SAFETY: The allocation may sleep, and the caller is in process context, as this
+            // function requires.
             let page = unsafe { bindings::kopi_alloc_page() };
             if page.is_null() {
                 return Err(ENOMEM);
             }
             pages.0.push(page, GFP_KERNEL_ACCOUNT)?;
         }
-        // SAFETY: `count` valid pages.
+        // SAFETY: The array holds `count` pages, and `pages` or the result owns a reference to each
+        // as long as they are mapped. The caller is in process context, as this function requires.
         let base = unsafe {
             bindings::vmap(
                 pages.0.as_mut_ptr(),
@@ -112,7 +122,7 @@ impl Region {
             )
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or(ENOMEM)?;
-        // INVARIANT: As just made.
+        // INVARIANT: The references move from `pages`, which is emptied; `vmap` returned the base.
         Ok(Self {
             pages: core::mem::replace(&mut pages.0, KVVec::new()),
             base,
@@ -121,36 +131,40 @@ impl Region {
         })
     }
 
+    /// Size in bytes.
     fn len(&self) -> usize {
-        // No overflow: memory of this size exists.
+        // This can't overflow: memory of this size exists.
         self.pages.len().wrapping_mul(PAGE_SIZE)
     }
 
-    /// Where `len` bytes at `offset` lie in the kernel, if within the region and aligned for `T`.
+    /// The kernel's address of `len` bytes at `offset`: `EINVAL` unless they lie within the region,
+    /// and the address is aligned for `T`. The address is valid as long as the region.
     pub(crate) fn at<T>(&self, offset: u32, len: usize) -> Result<NonNull<T>> {
         let offset = offset as usize;
         let end = offset.checked_add(len).ok_or(EINVAL)?;
         if end > self.len() || offset % align_of::<T>() != 0 {
             return Err(EINVAL);
         }
-        // SAFETY: Within the mapping, as just checked.
+        // SAFETY: `offset` is at most the size of the mapping at `base`, as just checked.
         Ok(unsafe { self.base.add(offset) }.cast())
     }
 
-    /// Copies bytes that a program may be writing.
+    /// Copies bytes that the process may write meanwhile: `EINVAL` unless they lie within the
+    /// region.
     pub(crate) fn read(&self, offset: u32, to: &mut [u8]) -> Result {
         let from = self.at::<AtomicU8>(offset, to.len())?;
         for (index, byte) in to.iter_mut().enumerate() {
-            // SAFETY: `at` checked the room for all of them.
+            // SAFETY: `at` checked that all `to.len()` bytes lie within the region, which the
+            // borrow keeps. Any byte may be accessed as an `AtomicU8`.
             *byte = unsafe { from.add(index).as_ref() }.load(Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Bytes to be copied at once: `EINVAL` if they aren't within the region.
+    /// Bytes that C is to copy: `EINVAL` unless they lie within the region.
     pub(crate) fn bytes(&self, offset: u32, len: u32) -> Result<Bytes<'_>> {
         let len = len as usize;
-        // INVARIANT: As `at` checks.
+        // INVARIANT: `at` checks that the bytes lie within the region, whose borrow lasts as long.
         Ok(Bytes {
             at: self.at(offset, len)?,
             len,
@@ -158,16 +172,18 @@ impl Region {
         })
     }
 
+    /// The words of the metadata in a frame's headroom.
     fn meta_words(&self, frame: Frame) -> Result<NonNull<AtomicU64>> {
         self.at(frame.start(), size_of::<Meta>())
     }
 
-    /// Copies the metadata that a program wrote into a frame's headroom.
+    /// Copies the metadata from a frame's headroom, which the process may write meanwhile.
     pub(crate) fn read_meta(&self, frame: Frame) -> Result<Meta> {
         let words = self.meta_words(frame)?;
         let mut copy = [0; META_WORDS];
         for (index, word) in copy.iter_mut().enumerate() {
-            // SAFETY: `at` checked the room for all words of a `Meta`.
+            // SAFETY: `at` checked alignment, and room for the `META_WORDS` words of a `Meta`. The
+            // borrow keeps the region.
             *word = unsafe { words.add(index).as_ref() }.load(Ordering::Relaxed);
         }
         Ok(Meta::from_words(copy))
@@ -177,18 +193,21 @@ impl Region {
     pub(crate) fn write_meta(&self, frame: Frame, meta: &Meta) -> Result {
         let words = self.meta_words(frame)?;
         for (index, word) in meta.to_words().into_iter().enumerate() {
-            // SAFETY: `at` checked the room for all words of a `Meta`.
+            // SAFETY: `at` checked alignment, and room for the `META_WORDS` words of a `Meta`. The
+            // borrow keeps the region.
             unsafe { words.add(index).as_ref() }.store(word, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Maps all of it into a process; `owner` stays as long as the mapping does.
+    /// Maps the whole region into the process, and keeps `owner` as long as the mapping.
     ///
-    /// `EINVAL` unless the mapping is shared and of all of the region; `EPERM` if executable.
+    /// `EINVAL` unless the mapping is shared and covers the whole region; `EPERM` if it is
+    /// executable.
     pub(crate) fn map<T: Send + Sync>(&self, vma: &Vma, owner: Arc<T>) -> Result {
         let raw = vma.0;
-        // SAFETY: `vma` is of a running mmap call by its invariants.
+        // SAFETY: By the invariants, `vma` is the argument of a running mmap operation, whose
+        // caller holds the lock of the process's memory map for writing.
         let (start, end, flags, offset) = unsafe {
             let range = (*raw).__bindgen_anon_1.__bindgen_anon_1;
             let flags = (*raw).__bindgen_anon_2.vm_flags;
@@ -204,8 +223,10 @@ impl Region {
             return Err(EPERM);
         }
         let ops: &'static bindings::vm_operations_struct = &MappingOps::<T>::OPS;
-        // SAFETY: As above: the vma is not visible to anybody else yet. The pages are valid; their
-        // array isn't written to.
+        // SAFETY: The lock is still held, so no other task accesses the vma's fields. `owner` keeps
+        // this region, and with it the pages, which the mapping references besides. `vm_map_pages`
+        // only reads the array. The reference of `owner` goes to the vma, whose `close` releases
+        // it.
         unsafe {
             bindings::kopi_vm_flags_set_clear(
                 raw,
@@ -226,13 +247,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: Mapped by `new`, and nothing uses the mapping any more.
+        // SAFETY: `new` made the mapping. All users of its addresses borrow the region, or keep it,
+        // so none is left.
         unsafe { bindings::vunmap(self.base.as_ptr().cast_const().cast()) };
         drop(Pages(core::mem::replace(&mut self.pages, KVVec::new())));
     }
 }
 
-/// A ring in a region, which it keeps.
+/// A ring, and a reference to the region in which it lies.
 pub(crate) struct RegionRing<R> {
     ring: R,
     _region: Arc<SharedRegion>,
@@ -253,13 +275,14 @@ impl<R> DerefMut for RegionRing<R> {
 }
 
 impl SharedRegion {
-    /// Takes the producing side of the ring that lies there.
+    /// The producer's side of a ring: `EINVAL` if its layout isn't one within the region.
     pub(crate) fn producer<E: Entry>(
         this: &Arc<Self>,
         at: &RingLayout,
     ) -> Result<RegionRing<Producer<E>>> {
         let (producer, consumer, flags, entries) = Self::places::<E>(this, at)?;
-        // SAFETY: The places are within the region, which is kept as long as the ring.
+        // SAFETY: `places` checked that indexes, flags and entries lie within the region and are
+        // aligned. The result keeps the region as long as the ring.
         let ring = unsafe { Producer::new(producer, consumer, flags, entries, at.size) };
         Ok(RegionRing {
             ring,
@@ -267,13 +290,14 @@ impl SharedRegion {
         })
     }
 
-    /// Takes the consuming side of the ring that lies there.
+    /// The consumer's side of a ring: `EINVAL` if its layout isn't one within the region.
     pub(crate) fn consumer<E: Entry>(
         this: &Arc<Self>,
         at: &RingLayout,
     ) -> Result<RegionRing<Consumer<E>>> {
         let (producer, consumer, flags, entries) = Self::places::<E>(this, at)?;
-        // SAFETY: The places are within the region, which is kept as long as the ring.
+        // SAFETY: `places` checked that indexes, flags and entries lie within the region and are
+        // aligned. The result keeps the region as long as the ring.
         let ring = unsafe { Consumer::new(producer, consumer, flags, entries, at.size) };
         Ok(RegionRing {
             ring,
@@ -281,6 +305,7 @@ impl SharedRegion {
         })
     }
 
+    /// The addresses of a ring's producer index, consumer index, flags and entries.
     #[allow(clippy::type_complexity)]
     fn places<E: Entry>(
         &self,

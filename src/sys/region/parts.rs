@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Parts of a region, as the stack takes them.
+//! Parts of a region, in the forms that the kernel's functions take.
 
 use super::{Region, PAGE_SIZE};
 use crate::sys::bindings;
 use core::{marker::PhantomData, ptr::NonNull};
 use kernel::prelude::*;
 
-/// Pieces of a region to be written to, in order.
+/// A list of pieces of a region that are to be written, in order.
 ///
 /// # Invariants
 ///
-/// All entries lie within the region, which lives for `'a`; `bytes` is their sum.
+/// All pieces lie within the region, which lives for `'a`. `bytes` is the sum of their lengths.
 pub(crate) struct KernelVec<'a> {
     pub(super) region: &'a Region,
     pub(super) pieces: &'a mut KVec<bindings::kvec>,
     pub(super) bytes: usize,
 }
 
-/// Memory for the pieces of a [`KernelVec`].
+/// Memory for the list of a [`KernelVec`].
 pub(crate) struct KernelVecBuffer(pub(super) KVec<bindings::kvec>);
 
-// SAFETY: The memory behind the pointers is used through a region only.
+// SAFETY: The list owns no memory that its pointers lead to. A `KernelVec` uses the pointers, and
+// `of` empties the list before.
 unsafe impl Send for KernelVecBuffer {}
 
 impl KernelVecBuffer {
-    /// Makes room for `capacity` pieces.
+    /// A list with room for `capacity` pieces: `ENOMEM`. Process context.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
         Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL_ACCOUNT)?))
     }
@@ -33,7 +34,7 @@ impl KernelVecBuffer {
     /// Starts an empty list of pieces of `region`.
     pub(crate) fn of<'a>(&'a mut self, region: &'a Region) -> KernelVec<'a> {
         self.0.clear();
-        // INVARIANT: There are none.
+        // INVARIANT: The list has no pieces yet.
         KernelVec {
             region,
             pieces: &mut self.0,
@@ -43,7 +44,8 @@ impl KernelVecBuffer {
 }
 
 impl KernelVec<'_> {
-    /// Appends a piece; `ENOMEM` when there is no room for it. Any context.
+    /// Appends a piece: `EINVAL` unless it lies within the region, `ENOMEM` if the list is full.
+    /// Any context.
     pub(crate) fn push(&mut self, offset: u32, len: u32) -> Result {
         let len = len as usize;
         let at = self.region.at::<u8>(offset, len)?;
@@ -51,7 +53,7 @@ impl KernelVec<'_> {
             iov_base: at.as_ptr().cast(),
             iov_len: len,
         };
-        // INVARIANT: `at` checked that it is within the region.
+        // INVARIANT: `at` checked that the piece lies within the region.
         self.pieces
             .push_within_capacity(piece)
             .map_err(|_| ENOMEM)?;
@@ -64,16 +66,17 @@ impl KernelVec<'_> {
         self.pieces
     }
 
+    /// The sum of the pieces' lengths.
     pub(in crate::sys) fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
-/// Bytes of a region, which a program may be writing: for C to copy.
+/// Bytes of a region that C is to copy. The process may write them meanwhile.
 ///
 /// # Invariants
 ///
-/// All lie within the region, which lives for `'a`.
+/// The bytes lie within the region, which lives for `'a`.
 pub(crate) struct Bytes<'a> {
     pub(super) at: NonNull<u8>,
     pub(super) len: usize,
@@ -81,34 +84,37 @@ pub(crate) struct Bytes<'a> {
 }
 
 impl Bytes<'_> {
+    /// The kernel's address of the first byte.
     pub(in crate::sys) fn as_ptr(&self) -> *const u8 {
         self.at.as_ptr()
     }
 
+    /// The number of bytes.
     pub(in crate::sys) fn len(&self) -> usize {
         self.len
     }
 }
 
-/// Pieces of pages to be sent, in order.
+/// A list of pieces of pages that are to be sent, in order, and the sum of their lengths.
 pub(crate) struct PageVec(pub(super) KVec<bindings::bio_vec>, usize);
 
-// SAFETY: What the pointers point to is used while its region is borrowed only.
+// SAFETY: The list owns no pages. Its user keeps the region whose pages are on the list.
 unsafe impl Send for PageVec {}
 
 impl PageVec {
-    /// Makes room for `capacity` pieces.
+    /// A list with room for `capacity` pieces: `ENOMEM`. Process context.
     pub(crate) fn new(capacity: usize) -> Result<Self> {
         Ok(Self(KVec::with_capacity(capacity, GFP_KERNEL_ACCOUNT)?, 0))
     }
 
-    /// Forgets all pieces.
+    /// Empties the list.
     pub(crate) fn clear(&mut self) {
         self.0.clear();
         self.1 = 0;
     }
 
-    /// Appends `len` bytes at `offset` of the region, a piece for each page.
+    /// Appends `len` bytes at `offset` of the region, as one piece for each page: `EINVAL` unless
+    /// they lie within the region, `EMSGSIZE` if the list is full.
     pub(crate) fn push(&mut self, region: &Region, offset: u32, len: u32) -> Result {
         let mut at = offset as usize;
         let mut left = len as usize;
@@ -130,6 +136,7 @@ impl PageVec {
         Ok(())
     }
 
+    /// The address of the first piece.
     pub(in crate::sys) fn as_ptr(&self) -> *const bindings::bio_vec {
         self.0.as_ptr()
     }
@@ -139,7 +146,7 @@ impl PageVec {
         self.0.len()
     }
 
-    /// Bytes of all pieces.
+    /// The sum of the pieces' lengths.
     pub(crate) fn bytes(&self) -> usize {
         self.1
     }

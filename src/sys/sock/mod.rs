@@ -11,6 +11,7 @@ use crate::{
     pure::rule::Peer,
     sys::{
         bindings,
+        context::might_sleep,
         wait::{WaitQueue, POLL_IN},
     },
 };
@@ -57,7 +58,7 @@ impl Sock {
 
     /// Whether both belong to one network namespace.
     pub(crate) fn same_net(&self, other: &Sock) -> bool {
-        // SAFETY: Both are valid socks, whose namespace doesn't change.
+        // SAFETY: Both socks are borrowed, and so valid. Their namespaces don't change.
         unsafe { bindings::kopi_sock_net(self.as_ptr()) == bindings::kopi_sock_net(other.as_ptr()) }
     }
 
@@ -159,6 +160,7 @@ impl Sock {
     /// that time in `timeout`. Returns `false` if no more datagrams will come. Errors are those of
     /// recvmsg. Process context.
     pub(crate) fn wait_for_datagrams(&self, timeout: &mut isize) -> Result<bool> {
+        might_sleep();
         self.busy_poll(false, || !self.is_queue_empty());
         // SAFETY: The sock is borrowed, and a UDP sock by the invariants.
         let result = unsafe { bindings::kopi_udp_wait(self.as_ptr(), timeout) };
@@ -284,6 +286,7 @@ impl Sock {
 
     /// Undoes a connect() that has succeeded, and restores the bound device. Process context.
     pub(super) fn disconnect(&self, device: i32) {
+        might_sleep();
         // SAFETY: The sock is borrowed, and a UDP sock by the invariants.
         unsafe { bindings::kopi_sk_disconnect(self.as_ptr(), device) };
     }

@@ -136,8 +136,8 @@ impl Bench<'_> {
         let mut sender = mode.open(nic.index(), self.options.mark, &traffic)?;
         // Once round all rings, so that memory is there and caches are as they will be.
         let warm_up = packets / 4;
-        let wanted = |count| self.wanted(mode, &traffic, count);
-        let (first, each) = (wanted(warm_up)?, wanted(packets)?);
+        let expected = |count| self.expected(mode, &traffic, count);
+        let (first, each) = (expected(warm_up)?, expected(packets)?);
         self.meter
             .run(first, &mut || sender.send(&mut traffic, warm_up))?;
         let runs = self
@@ -185,7 +185,7 @@ impl Bench<'_> {
     }
 
     /// What the NIC has to count of so many packets, if it counts them.
-    fn wanted(&self, mode: Mode, traffic: &Traffic, count: usize) -> io::Result<Option<Count>> {
+    fn expected(&self, mode: Mode, traffic: &Traffic, count: usize) -> io::Result<Option<Count>> {
         if !mode.counted() {
             return Ok(None);
         }

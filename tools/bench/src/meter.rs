@@ -26,7 +26,7 @@ pub(crate) struct Meter {
     nic: Nic,
     clock: Clock,
     /// Instructions of a look at the NIC's counters and a nap.
-    look: f64,
+    cost_of_look: f64,
 }
 
 /// What the runs have shown.
@@ -45,16 +45,20 @@ impl Meter {
     pub(crate) fn open(nic: &str) -> io::Result<Self> {
         let nic = Nic::open(nic)?;
         let clock = Clock::new()?;
-        let look = clock.each(LOOKS, || {
+        let cost_of_look = clock.each(LOOKS, || {
             nic.sent()?;
             thread::sleep(NAP);
             Ok(())
         })?;
         eprintln!(
-            "# an idle loop is {:.4} instructions, a look at the NIC's counters {look:.0}",
+            "# an idle loop is {:.4} instructions, a look at the NIC's counters {cost_of_look:.0}",
             clock.per_loop()
         );
-        Ok(Self { nic, clock, look })
+        Ok(Self {
+            nic,
+            clock,
+            cost_of_look,
+        })
     }
 
     /// The NIC.
@@ -62,12 +66,12 @@ impl Meter {
         &self.nic
     }
 
-    /// Has so many packets sent, again and again until two runs agree. `wanted` is what the NIC has to
+    /// Has so many packets sent, again and again until two runs agree. `expected` is what the NIC has to
     /// count of a run; nothing if it counts none of them, and `send` ends when they have left.
     pub(crate) fn runs(
         &self,
         packets: usize,
-        wanted: Option<Count>,
+        expected: Option<Count>,
         mut send: impl FnMut() -> io::Result<()>,
     ) -> io::Result<Runs> {
         let mut each = Vec::new();
@@ -79,12 +83,12 @@ impl Meter {
         // Now and then the kernel has something else to do in between; all runs are shown.
         while each.len() < 2 || (agreed(&each[each.len() - 2..]).is_none() && each.len() < RUNS_MAX)
         {
-            let (instructions, slept) = self.run(wanted, &mut send)?;
+            let (instructions, slept) = self.run(expected, &mut send)?;
             each.push(instructions / packets as f64);
             sleeps += slept;
-            if let Some(wanted) = wanted {
-                left.packets += wanted.packets;
-                left.bytes += wanted.bytes;
+            if let Some(expected) = expected {
+                left.packets += expected.packets;
+                left.bytes += expected.bytes;
             }
         }
         let mean = agreed(&each[each.len() - 2..]).ok_or_else(|| {
@@ -100,11 +104,11 @@ impl Meter {
         })
     }
 
-    /// Has packets sent until the NIC has sent what is wanted, as above: gives instructions, and how often
+    /// Has packets sent until the NIC has sent what is expected, as above: gives instructions, and how often
     /// the program slept.
     pub(crate) fn run(
         &self,
-        wanted: Option<Count>,
+        expected: Option<Count>,
         send: &mut impl FnMut() -> io::Result<()>,
     ) -> io::Result<(f64, u64)> {
         let before = self.nic.sent()?;
@@ -112,7 +116,7 @@ impl Meter {
         let start = self.clock.start();
         send()?;
         let sleeps = sleeps() - slept;
-        let Some(wanted) = wanted else {
+        let Some(expected) = expected else {
             return Ok((self.clock.since(start), sleeps));
         };
         let deadline = Instant::now() + PATIENCE;
@@ -120,15 +124,15 @@ impl Meter {
         let left = loop {
             let left = self.nic.sent()?.since(before);
             looks += 1;
-            if left.packets >= wanted.packets || Instant::now() > deadline {
+            if left.packets >= expected.packets || Instant::now() > deadline {
                 break left;
             }
             thread::sleep(NAP);
         };
-        let instructions = self.clock.since(start) - f64::from(looks) * self.look;
-        if left != wanted {
+        let instructions = self.clock.since(start) - f64::from(looks) * self.cost_of_look;
+        if left != expected {
             return Err(io::Error::other(format!(
-                "of {wanted:?} the NIC sent {left:?}"
+                "of {expected:?} the NIC sent {left:?}"
             )));
         }
         Ok((instructions, sleeps))

@@ -30,8 +30,8 @@ const RUNS_MAX: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Where both ends are this thread's, the port of the one that answers.
 const BOTH_PORT: u16 = TO_PORT + 1;
-/// More single datagrams than flows send directly.
-const SINGLES: usize = 32;
+/// More non-GSO datagrams than a flow sends directly.
+const DATAGRAMS: usize = 32;
 /// Within how long who polls begins to look, which is more than one look takes.
 const PHASE_NS: u64 = 16_384;
 /// How long the stack may poll for an answer.
@@ -160,13 +160,13 @@ trait End {
     fn receive(&mut self, payload: &[u8]) -> io::Result<bool>;
 }
 
-fn check(sent: &[u8], came: &[u8]) -> io::Result<bool> {
-    if sent == came {
+fn check(sent: &[u8], received: &[u8]) -> io::Result<bool> {
+    if sent == received {
         return Ok(true);
     }
     Err(io::Error::other(format!(
         "an answer of {} bytes isn't what was sent",
-        came.len()
+        received.len()
     )))
 }
 
@@ -426,7 +426,7 @@ impl Mode {
             far: Some(Box::new(ends.1)),
             phase: Some(Phase(0)),
         };
-        for _ in 0..SINGLES {
+        for _ in 0..DATAGRAMS {
             ends.trip(&data)?;
         }
         Ok(ends)
@@ -474,13 +474,13 @@ impl Bench<'_> {
         let sent = (runs.len() * trips) as u64;
         let all = sent + warm_up as u64;
         let left = self.nic.sent()?.since(before);
-        let wanted = Count {
+        let expected = Count {
             packets: all,
             bytes: all * (HEADERS + payload) as u64,
         };
-        if left != wanted {
+        if left != expected {
             return Err(io::Error::other(format!(
-                "of {wanted:?} the NIC sent {left:?}"
+                "of {expected:?} the NIC sent {left:?}"
             )));
         }
         Ok(Row {

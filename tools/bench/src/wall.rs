@@ -179,16 +179,16 @@ fn pin(cpu: usize) -> io::Result<()> {
 }
 
 /// Waits until the NIC has sent so much.
-fn wait_for(nic: &Nic, before: Count, wanted: Count) -> io::Result<()> {
+fn wait_for(nic: &Nic, before: Count, expected: Count) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let left = nic.sent()?.since(before);
-        if left == wanted {
+        if left == expected {
             return Ok(());
         }
-        if left.packets > wanted.packets || Instant::now() > deadline {
+        if left.packets > expected.packets || Instant::now() > deadline {
             return Err(io::Error::other(format!(
-                "of {wanted:?} the NIC sent {left:?}"
+                "of {expected:?} the NIC sent {left:?}"
             )));
         }
         thread::sleep(NAP);

@@ -187,8 +187,8 @@ impl Builder {
             rx: RefCell::new(Rx {
                 ring: rx,
                 fill,
-                given: 0,
-                wanted: rx_frames,
+                posted: 0,
+                target: rx_frames,
             }),
             free: RefCell::new(
                 (0..layout.frame_count)
@@ -229,9 +229,9 @@ struct Rx {
     ring: Consumer<Desc>,
     fill: Producer<u64>,
     /// Frames in the FILL ring, with the kernel or in the RX ring.
-    given: u32,
-    /// How many of them there should be.
-    wanted: u32,
+    posted: u32,
+    /// The number of them that there should be.
+    target: u32,
 }
 
 /// What the kernel took of the TX ring.
@@ -600,23 +600,23 @@ impl Channel {
     /// Steps past entries of the RX ring whose frames are the program's now.
     fn taken(&self, rx: &mut Rx, count: u32) -> io::Result<()> {
         rx.ring.release(count);
-        rx.given = rx.given.saturating_sub(count);
-        if rx.wanted.saturating_sub(rx.given) >= REFILL_BATCH {
+        rx.posted = rx.posted.saturating_sub(count);
+        if rx.target.saturating_sub(rx.posted) >= REFILL_BATCH {
             self.refill(rx)?;
         }
         Ok(())
     }
 
     /// Shows the next packet without taking it.
-    pub(crate) fn peek<R>(&self, look: impl FnOnce(&Packet<'_>) -> R) -> io::Result<Option<R>> {
+    pub(crate) fn peek<R>(&self, show: impl FnOnce(&Packet<'_>) -> R) -> io::Result<Option<R>> {
         let rx = &mut *self.rx.borrow_mut();
         let Some((packet, _)) = self.next(rx)? else {
             return Ok(None);
         };
-        let seen = look(&packet);
+        let shown = show(&packet);
         // The frames stay the RX ring's.
         packet.into_payload().into_kernel();
-        Ok(Some(seen))
+        Ok(Some(shown))
     }
 
     /// The next packet, and its number of entries, which are not released yet.
@@ -670,7 +670,7 @@ impl Channel {
 
     /// Gives free frames to the kernel for packets to come.
     fn refill(&self, rx: &mut Rx) -> io::Result<()> {
-        let want = rx.wanted.saturating_sub(rx.given);
+        let want = rx.target.saturating_sub(rx.posted);
         if want == 0 {
             return Ok(());
         }
@@ -681,7 +681,7 @@ impl Channel {
         for start in free.drain(left..) {
             rx.fill.write(u64::from(start));
         }
-        rx.given += count;
+        rx.posted += count;
         rx.fill.submit();
         Ok(())
     }
@@ -730,7 +730,7 @@ impl Channel {
             events |= libc::POLLIN;
             // Packets need frames, which completions give back: half of them, or what one packet may
             // need.
-            if rx.given < (rx.wanted / 2).max(CHAIN_MAX).min(rx.wanted) {
+            if rx.posted < (rx.target / 2).max(CHAIN_MAX).min(rx.target) {
                 events |= libc::POLLWRBAND;
             }
         }

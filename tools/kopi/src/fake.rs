@@ -98,7 +98,7 @@ impl Kernel {
         }
         self.tx.release(0);
         if !self.keeps {
-            self.let_go();
+            self.complete();
         }
         taken
     }
@@ -116,7 +116,7 @@ impl Kernel {
     }
 
     /// Completes what it kept.
-    pub(crate) fn let_go(&mut self) {
+    pub(crate) fn complete(&mut self) {
         for desc in std::mem::take(&mut self.kept) {
             assert!(self.completion.room(1).unwrap() > 0);
             self.completion.write(desc);
@@ -333,7 +333,7 @@ mod tests {
         }
         channel.flush().unwrap();
         assert_eq!(channel.free_frames(), 54);
-        kernel(&channel, Kernel::let_go);
+        kernel(&channel, Kernel::complete);
         channel.reap(|_| {}).unwrap();
         assert_eq!(channel.free_frames(), 64);
     }
@@ -405,7 +405,7 @@ mod tests {
         send(&channel, b"y");
         channel.flush().unwrap();
         assert!(!channel.wait(Interest::READABLE, None).unwrap().any());
-        kernel(&channel, Kernel::let_go);
+        kernel(&channel, Kernel::complete);
         assert!(channel.wait(Interest::READABLE, None).unwrap().completion);
     }
 

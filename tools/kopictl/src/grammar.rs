@@ -10,35 +10,36 @@ use std::{net::IpAddr, str::FromStr};
 
 /// The grammar, for `--help` and the man page.
 pub(crate) const HELP: &str = "\
-A rule is a list of words, in any order. It is about flows that match all of:
+A rule is a list of words, in any order. It applies to flows that match all of:
   user NAME|UID[-UID]      the process's user
   group NAME|GID           the process's group
   cgroup PATH              the socket's cgroup, or one below it
-  exe PATH                 the process's program: the file that is
-                           there now, wherever it is moved; not one
-                           that replaces it
-  protocol udp             (there is no other)
-  local-port N[-M]         its own port
-  remote ADDR[/LEN]        its peer's address
-  remote-port N[-M]        its peer's port
-  device NAME              the device that it is bound to
-  direction in|out         what it receives or sends; else both
-and says what becomes of their packets:
+  exe PATH                 the process's program: the file with this
+                           path now, even after it is moved; not a
+                           file that replaces it
+  protocol udp             the only protocol
+  local-port N[-M]         the local port
+  remote ADDR[/LEN]        the peer's address
+  remote-port N[-M]        the peer's port
+  device NAME              the device to which the flow is bound
+  direction in|out         only incoming or outgoing packets
+and decides about their packets:
   allow                    they pass
-  deny                     they don't; bind(), connect(): EACCES
-  mark N                   what is sent has this mark (SO_MARK)
+  deny                     they don't; bind(), connect() fail: EACCES
+  mark N                   outgoing packets get this mark (SO_MARK)
   priority N|MAJOR:MINOR   or this priority, or class, as in tc (hex)
   weight N                 N times the bytes of others where engines
                            send (kopictl engine); 1 to 1000
-  rate N[k|M|G]bit         so many bits of payload pass a second, or
+  rate N[k|M|G]bit         bits of payload that pass per second, or
        N[k|M|G]byte        bytes, or
        N[k|M|G]pps         datagrams; k is 1000
-  burst N[k|M|G]           bytes, or datagrams, that pass at once
-  shared                   the rate is for all flows together
-and of itself:
-  comment TEXT             a note
-  before HANDLE            (rule add) its place; else it is the last
-The first rule that matches decides; if none does, the default.";
+  burst N[k|M|G]           bytes, or datagrams, that may pass at once
+  shared                   the rate applies to all flows together
+and has properties of its own:
+  comment TEXT             a comment
+  before HANDLE            (rule add) the rule that follows it;
+                           by default it becomes the last
+The first matching rule decides; if none matches, the default does.";
 
 type Result<T> = std::result::Result<T, String>;
 

@@ -24,7 +24,7 @@ use std::{
     process::ExitCode,
 };
 
-/// Shows what KOPI does, and rules it: flows, channels, rules by process, events, packets, metrics.
+/// Shows and controls KOPI: flows, channels, rules by process, events, packets, metrics.
 #[derive(Parser)]
 #[command(
     name = "kopictl",
@@ -35,14 +35,14 @@ Examples:
   kopictl rule add user bob exe /usr/bin/postgres local-port 5432 allow
   kopictl watch --event flow-denied --json
 
-All is of the network namespace that it is run in. Without CAP_NET_ADMIN there,
-one's own flows and channels are shown, and nothing can be changed.
+kopictl acts on its own network namespace. Without CAP_NET_ADMIN there, it shows
+the flows and channels of its user only, and can change nothing.
 
 Exit status: 0 done, 1 refused by the kernel or a check, 2 wrong usage, 3 no
 KOPI in this kernel, 4 not permitted."
 )]
 struct Options {
-    /// Print JSON, a value a line
+    /// Print JSON, one value per line
     #[arg(long, global = true)]
     json: bool,
 
@@ -52,50 +52,52 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The module, its versions, and how much there is of what
+    /// Show the module: its versions, and the numbers of its objects
     Info,
-    /// Flows: processes, addresses, channels
+    /// List flows with their processes, addresses and channels
     Ps(ps::Options),
-    /// All about one flow or channel, explained
+    /// Show all fields of one flow or channel, with explanations
     #[command(subcommand)]
     Show(show::What),
-    /// Sums of all flows, those that were closed included, and drops by reason
+    /// Show the sums over all flows, including closed ones, and drops by reason
     Stats,
-    /// Processes by what they send and receive, live
+    /// Show processes live, by the packets that they send and receive
     Top(top::Options),
-    /// What happens: flows opened, bound, connected, closed, denied; limits; overruns
+    /// Print events: flows opened, bound, connected, closed, denied; limits; overruns
     Watch(watch::Options),
-    /// Packets, each with the process that it is of and what became of it
+    /// Capture packets, each with its process and its fate
     Capture(capture::Options),
-    /// Rules: who may send and receive what, and how much
+    /// Manage rules, which decide what processes may send and receive, and how much
     #[command(subcommand, after_help = grammar::HELP)]
     Rule(rule::What),
-    /// Put a file's rules in force: the same as `rule restore`
+    /// Put the rules of a file in force; the same as `rule restore`
     #[command(after_help = grammar::HELP)]
     Restore(rule::Restore),
-    /// Show limits, the sysctls below net.kopi, or set one
+    /// Show limits, which are the sysctls below net.kopi, or set one
     Limit(limit::Options),
-    /// Have GSO packets leave by a device's driver, where nothing would look at them in between, and what
-    /// comes in coalesced to GRO packets
+    /// Attach a device to the direct path: its driver gets GSO packets directly while nothing in
+    /// between would see them, and received datagrams are coalesced to GRO packets
     ///
-    /// Without a program of XDP the device gets one, which redirects UDP datagrams to ports of flows
-    /// that asked for GSO packets. With one of somebody else's, only sending is changed.
+    /// A device without an XDP program gets one, which redirects UDP datagrams for ports of flows
+    /// that asked for GRO packets. If the device has another XDP program, only sending changes.
     Attach(direct::Which),
-    /// Have all go by the stack again, and take the program off if it is kopictl's
+    /// Detach a device, so that all packets take the stack again, and remove the XDP program if it
+    /// is kopictl's
     Detach(direct::Which),
-    /// Engines: kernel threads that send for busy channels, so that these need no system call
+    /// Show or set engines: kernel threads that send for busy channels, which then need no system
+    /// call
     Engine {
         #[command(subcommand)]
         what: Option<engine::What>,
     },
-    /// OpenMetrics text, for Prometheus and the like
+    /// Print or serve metrics as OpenMetrics text, for Prometheus and similar programs
     Metrics(metrics::Options),
-    /// Completions for a shell
+    /// Print completions for a shell
     Completions {
-        /// Which
+        /// The shell
         shell: clap_complete::Shell,
     },
-    /// The manual page on standard output, or one for each command in a folder
+    /// Print the manual page, or write one for each command to a folder
     Man {
         /// The folder
         folder: Option<PathBuf>,

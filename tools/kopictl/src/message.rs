@@ -29,7 +29,7 @@ pub(crate) const COMMENT_MAX: usize = 255;
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 #[repr(u8)]
 pub(crate) enum Command {
-    /// Asks about the module.
+    /// Shows the module.
     InfoGet = 1,
     /// Shows flows.
     FlowGet,
@@ -43,7 +43,7 @@ pub(crate) enum Command {
     RuleAdd,
     /// Takes a rule away.
     RuleDel,
-    /// Shows what holds for all rules.
+    /// Shows the default, and the generation of the rules.
     RulesetGet,
     /// Replaces all rules.
     RulesetSet,
@@ -51,7 +51,7 @@ pub(crate) enum Command {
     EngineGet = 17,
     /// Replaces all engines.
     EngineSet,
-    /// Shows the devices that are attached.
+    /// Shows the attached devices.
     DeviceGet,
     /// Has GSO packets of flows leave by a device's driver.
     DeviceAttach,
@@ -63,7 +63,7 @@ pub(crate) enum Command {
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 #[repr(u8)]
 pub(crate) enum Event {
-    /// A flow was made.
+    /// A flow was opened.
     FlowOpened = 10,
     /// A flow was bound.
     FlowBound,
@@ -145,7 +145,7 @@ pub(crate) enum Verdict {
     /// They pass.
     #[default]
     Allow,
-    /// They don't; bind() and connect() give EACCES.
+    /// They don't pass; bind() and connect() fail with EACCES.
     Deny,
 }
 
@@ -222,21 +222,21 @@ impl Value for Directions {
 }
 
 attributes! {
-    /// The module, and what there is of it in the network namespace.
+    /// The module, and its objects in the network namespace.
     Info {
         /// KOPI_ABI_VERSION of the module's uapi/kopi.h.
         1 abi_version: Option<u32>,
-        /// The number to give to socket().
+        /// The address family's number, for socket().
         2 address_family: Option<u32>,
-        /// Open KOPI sockets.
+        /// Number of open KOPI sockets.
         3 flows: Option<u32>,
         /// Number of rules.
         4 rules: Option<u32>,
-        /// Rises with each change of the rules.
+        /// A number that grows with each change of the rules.
         5 generation: Option<u64>,
-        /// Channels that flows use.
+        /// Number of channels that flows use.
         6 channels: Option<u32>,
-        /// Devices of type kopimon that are up.
+        /// Number of devices of type kopimon that are up.
         7 monitors: Option<u32>,
     }
 }
@@ -246,45 +246,45 @@ attributes! {
     /// received those of an RX ring; tx-taken is tx-packets and all tx-drop-*, rx-taken is rx-
     /// packets and all rx-drop-*.
     Stats {
-        /// Datagrams that the stack took.
+        /// Datagrams that the stack accepted.
         1 tx_packets: Option<u64>,
-        /// Their payload.
+        /// Their payload, in bytes.
         2 tx_bytes: Option<u64>,
-        /// Of tx-packets, those that were still held by reference when sent.
+        /// Those of tx-packets whose pages the stack still referenced after sending.
         3 tx_zerocopy: Option<u64>,
         /// Datagrams taken from the TX ring.
         4 tx_taken: Option<u64>,
-        /// EPERM or EACCES by a filter, a cgroup's program or a security module.
+        /// Dropped: EPERM or EACCES of a filter, a cgroup's program or a security module.
         5 tx_drop_denied: Option<u64>,
-        /// Denied by a rule of KOPI's.
+        /// Dropped: a rule of KOPI denied them.
         6 tx_drop_rule: Option<u64>,
-        /// Over the rate that a rule of KOPI's allows.
+        /// Dropped: they exceeded the rate that a rule of KOPI allows.
         7 tx_drop_rate: Option<u64>,
-        /// No route to the peer, or its host had reported the port unreachable.
+        /// Dropped: no route to the peer, or its host had reported the port as unreachable.
         8 tx_drop_unreachable: Option<u64>,
-        /// Longer than a datagram or the path's MTU may be.
+        /// Dropped: longer than a datagram can be, or than the path's MTU allows.
         9 tx_drop_too_long: Option<u64>,
-        /// No memory, or a queue was full.
+        /// Dropped: memory was short, or a queue was full.
         10 tx_drop_no_buffer: Option<u64>,
-        /// Descriptors or metadata that make no sense.
+        /// Dropped: the descriptors or metadata were invalid.
         11 tx_drop_invalid: Option<u64>,
-        /// Any other error of the stack.
+        /// Dropped: any other error of the stack.
         12 tx_drop_other: Option<u64>,
         /// Datagrams delivered to the RX ring.
         13 rx_packets: Option<u64>,
-        /// Their payload.
+        /// Their payload, in bytes.
         14 rx_bytes: Option<u64>,
         /// Datagrams that reached the flow.
         15 rx_taken: Option<u64>,
-        /// The RX ring had no room.
+        /// Dropped: the RX ring had no room.
         16 rx_drop_ring_full: Option<u64>,
-        /// The FILL ring had too few frames.
+        /// Dropped: the FILL ring had too few frames.
         17 rx_drop_no_frame: Option<u64>,
-        /// More frames than a packet can have.
+        /// Dropped: they needed more frames than a packet can have.
         18 rx_drop_too_long: Option<u64>,
-        /// Denied by a rule of KOPI's.
+        /// Dropped: a rule of KOPI denied them.
         19 rx_drop_rule: Option<u64>,
-        /// Over the rate that a rule of KOPI's allows.
+        /// Dropped: they exceeded the rate that a rule of KOPI allows.
         20 rx_drop_rate: Option<u64>,
     }
 }
@@ -306,13 +306,13 @@ attributes! {
     Channel {
         /// The channel's number in this network namespace.
         1 id: Option<u32>,
-        /// Number of flows on it.
+        /// Number of flows on the channel.
         2 flows: Option<u32>,
-        /// Bytes of a frame, its headroom included.
+        /// Size of a frame in bytes, including its headroom.
         3 frame_size: Option<u32>,
         /// Number of frames.
         4 frame_count: Option<u32>,
-        /// Bytes of the region that is mapped.
+        /// Size of the mapped region in bytes.
         5 region_size: Option<u64>,
         /// KOPI_CHANNEL_* of uapi/kopi.h.
         6 flags: Option<u32>,
@@ -328,163 +328,168 @@ attributes! {
         11 tx_pending: Option<u32>,
         /// TX descriptors that were refused.
         12 tx_invalid: Option<u64>,
-        /// FILL entries that are no frame.
+        /// FILL entries that named no frame.
         13 fill_invalid: Option<u64>,
-        /// Times that an index of the program made no sense.
+        /// Number of times that an index of the program was invalid.
         14 ring_broken: Option<u64>,
-        /// Owner of the flow that it was made for.
+        /// User that owned the flow for which the channel was made.
         15 uid: Option<u32>,
-        /// Nanoseconds that engines have worked for it.
+        /// Nanoseconds that engines have spent on the channel.
         16 engine_time: Option<u64>,
     }
 }
 
 attributes! {
-    /// A KOPI socket, and the process that it is of.
+    /// A KOPI socket, and the process that uses it.
     Flow {
-        /// The flow's number in this network namespace; not used again soon.
+        /// The flow's number in this network namespace, which is not used again soon.
         1 id: Option<u32>,
-        /// Local address, of 4 or 16 bytes; zeroes while it isn't bound.
+        /// Local address of 4 or 16 bytes; zeroes if the flow isn't bound.
         2 local_address: Option<IpAddr>,
-        /// Local port; 0 while it isn't bound.
+        /// Local port; 0 if the flow isn't bound.
         3 local_port: Option<Port>,
-        /// Peer's address, if it is connected.
+        /// The peer's address, if the flow is connected.
         4 remote_address: Option<IpAddr>,
-        /// Peer's port, if it is connected.
+        /// The peer's port, if the flow is connected.
         5 remote_port: Option<Port>,
-        /// Device that it is bound to, or 0.
+        /// Index of the device to which the flow is bound, or 0.
         6 ifindex: Option<u32>,
-        /// User of the process, as of the reader's user namespace; in an event as of that of the
-        /// network namespace.
+        /// User of the process, in the requester's user namespace; in an event, in the user
+        /// namespace that owns the network namespace.
         7 uid: Option<u32>,
-        /// Group of the process, as its user is.
+        /// Group of the process, in the same user namespace as its user.
         8 gid: Option<u32>,
-        /// The process, as of the reader's pid namespace; 0 if it isn't there. In an event as of the
-        /// initial one, or of its own where the network namespace isn't of the initial user namespace.
+        /// Pid of the process in the requester's pid namespace; 0 if it has none there. In an event
+        /// it is the pid in the initial pid namespace, or in the process's own if the network
+        /// namespace doesn't belong to the initial user namespace.
         9 pid: Option<u32>,
-        /// The name that the process gives itself.
+        /// Command name of the process.
         10 command: Option<String>,
-        /// Path of the program's file when the process was seen; empty where it is too long.
+        /// Path of the program's file when the process was recorded; empty if it is too long.
         11 exe: Option<String>,
-        /// Number of the device that the program's file is on.
+        /// Number of the device with the program's file.
         12 exe_device: Option<u32>,
         /// Inode of the program's file.
         13 exe_inode: Option<u64>,
-        /// Number of the socket's cgroup, that of its folder's inode.
+        /// Id of the socket's cgroup, which is the inode number of its directory.
         14 cgroup: Option<u64>,
-        /// Path of the socket's cgroup, as the reader sees it; empty where it is too long.
+        /// Path of the socket's cgroup in the requester's cgroup namespace; empty if it is too
+        /// long.
         15 cgroup_path: Option<String>,
-        /// Number of its channel; not there without one.
+        /// Number of the flow's channel; absent if it has none.
         16 channel: Option<u32>,
         /// The flow's number on its channel.
         17 number: Option<u32>,
-        /// What became of its packets.
+        /// Counters of the flow's packets.
         18 stats: Option<Stats>,
-        /// Handle of the rule that says what becomes of what it sends, if one does.
+        /// Handle of the rule that decides about outgoing packets, if there is one.
         19 rule_out: Option<u32>,
-        /// Handle of the rule that says what becomes of what it receives, if one does.
+        /// Handle of the rule that decides about incoming packets, if there is one.
         20 rule_in: Option<u32>,
-        /// Directions in which nothing of it passes.
+        /// Directions in which no packet of the flow passes.
         21 denied: Option<Directions>,
-        /// In an event, handle of the rule that did it; 0 for the default.
+        /// In an event, handle of the rule that decided; 0 for the default.
         22 rule: Option<u32>,
-        /// In an event, the sysctl below net.kopi whose limit refused something.
+        /// In an event, name of the sysctl below net.kopi whose limit was reached.
         23 limit: Option<String>,
-        /// The direction, in an event.
+        /// In an event, the direction.
         24 direction: Option<Directions>,
-        /// The TX path of its last packet by an attached device; absent if there was none.
+        /// TX path of the flow's last packet through an attached device; absent if there was none.
         25 path: Option<Path>,
-        /// Number of that device.
+        /// Index of that device.
         26 path_ifindex: Option<u32>,
-        /// The RX path of its packets; of several attached devices that of the best, or of the
-        /// one that it is bound to, and not there without any.
+        /// RX path of the flow's packets: the best one of the attached devices, or that of the
+        /// device to which the flow is bound; absent if no device is attached.
         27 receive_path: Option<ReceivePath>,
     }
 }
 
 attributes! {
-    /// All that happened in the network namespace.
+    /// Totals of the network namespace.
     Totals {
-        /// Sum of all flows, closed ones included.
+        /// Sums over all flows, including closed ones.
         1 stats: Option<Stats>,
-        /// Flows that were ever opened.
+        /// Number of flows that were opened, including closed ones.
         2 flows_opened: Option<u64>,
-        /// Calls of bind() and connect(), and live flows, that a rule stopped.
+        /// Number of bind() and connect() calls, and of live flows, that a rule denied.
         3 flows_denied: Option<u64>,
     }
 }
 
 attributes! {
-    /// Says what becomes of the packets of flows that match all that it names. The first that
-    /// matches decides.
+    /// A rule decides about the packets of flows that match all its conditions. The first matching
+    /// rule decides.
     Rule {
-        /// Its number, by which it is named; the kernel chooses one that was not used before.
+        /// Number of the rule, by which requests name it; the kernel chooses one that was not used
+        /// before.
         1 handle: Option<u32>,
-        /// On adding, the handle of the rule that it is put before; else it is the last.
+        /// In a request to add a rule, handle of the rule before which it is inserted; by default
+        /// it becomes the last.
         2 before: Option<u32>,
-        /// First of the users; alone it is the only one.
+        /// First user of a range; without uid-max the only one.
         3 uid_min: Option<u32>,
-        /// Last of the users.
+        /// Last user of the range.
         4 uid_max: Option<u32>,
         /// The process's group.
         5 gid: Option<u32>,
-        /// A cgroup, by its path in the hierarchy of the requester; its subtree
-        /// matches, too.
+        /// Path of a cgroup in the requester's cgroup namespace; cgroups below it match, too.
         6 cgroup_path: Option<String>,
-        /// Number of the cgroup, when it is shown.
+        /// In an answer, id of the cgroup.
         7 cgroup: Option<u64>,
-        /// The program's file, by an absolute path that is looked up when the rule is added. A
-        /// process that renames itself, and a file that is moved, match still; a file that comes
-        /// in its place doesn't.
+        /// Absolute path of the program's file, which is looked up when the rule is added. A
+        /// process that changes its name still matches, and so does a file that is moved. A file
+        /// that replaces it doesn't match.
         8 exe: Option<String>,
-        /// Number of the device that the file is on, when it is shown.
+        /// In an answer, number of the device with the file.
         9 exe_device: Option<u32>,
-        /// Inode of the file, when it is shown.
+        /// In an answer, inode of the file.
         10 exe_inode: Option<u64>,
-        /// When it is shown, there is another file in its place, or none.
+        /// In an answer: the path leads to another file now, or to none.
         11 exe_stale: bool,
-        /// IPPROTO_*; flows are of IPPROTO_UDP.
+        /// IPPROTO_*; all flows have IPPROTO_UDP.
         12 protocol: Option<u8>,
-        /// First of the local ports; alone it is the only one.
+        /// First local port of a range; without local-port-max the only one.
         13 local_port_min: Option<u16>,
-        /// Last of the local ports.
+        /// Last local port of the range.
         14 local_port_max: Option<u16>,
-        /// Address of the peer, of 4 or 16 bytes; IPv4 matches mapped addresses, too.
+        /// The peer's address, of 4 or 16 bytes; an IPv4 address matches the IPv4-mapped address,
+        /// too.
         15 remote_address: Option<IpAddr>,
-        /// How many bits of the address count; all, if it isn't there.
+        /// Length of the address's prefix in bits; by default all bits.
         16 remote_prefix: Option<u8>,
-        /// First of the peer's ports; alone it is the only one.
+        /// First remote port of a range; without remote-port-max the only one.
         17 remote_port_min: Option<u16>,
-        /// Last of the peer's ports.
+        /// Last remote port of the range.
         18 remote_port_max: Option<u16>,
-        /// Name of the device that the flow is bound to.
+        /// Name of the device to which the flow is bound.
         19 device: Option<String>,
-        /// Directions that it is about; both, if it isn't there.
+        /// Directions to which the rule applies; by default both.
         20 direction: Option<Directions>,
-        /// Whether packets pass; they do, if it is not there.
+        /// Whether packets pass; by default they do.
         21 verdict: Option<Verdict>,
-        /// Mark of what is sent, as by SO_MARK.
+        /// Mark of outgoing packets, as SO_MARK sets it.
         22 mark: Option<u32>,
-        /// Priority, or class of a qdisc, of what is sent, as by SO_PRIORITY.
+        /// Priority or qdisc class of outgoing packets, as SO_PRIORITY sets it.
         23 priority: Option<u32>,
-        /// Bytes of payload a second that pass.
+        /// Bytes of payload that pass per second.
         24 rate_bytes: Option<u64>,
-        /// Datagrams a second that pass.
+        /// Datagrams that pass per second.
         25 rate_packets: Option<u64>,
-        /// Bytes or datagrams that may pass at once; a tenth of a second's, if it isn't there.
+        /// Bytes or datagrams that may pass at once; by default the amount of a tenth of a second.
         26 burst: Option<u64>,
-        /// The rate is for all flows together, and not for each.
+        /// The rate applies to all flows together, and not to each one.
         27 shared: bool,
         /// A comment of the requester's.
         28 comment: Option<String>,
-        /// Datagrams that it decided about.
+        /// Number of datagrams about which the rule decided.
         29 packets: Option<u64>,
-        /// Their payload.
+        /// Their payload, in bytes.
         30 bytes: Option<u64>,
-        /// Calls of bind() and connect() that it refused, and live flows that it stopped.
+        /// Number of bind() and connect() calls that the rule refused, and of live flows that it
+        /// stopped.
         31 denied: Option<u64>,
-        /// How many times an engine's budget a channel has, for what this rule decides about; 1, if it
-        /// isn't there.
+        /// Multiple of an engine's budget that a channel gets for packets about which this rule
+        /// decides; by default 1.
         32 weight: Option<u32>,
     }
 }
@@ -492,14 +497,14 @@ attributes! {
 attributes! {
     /// All rules of the network namespace.
     Ruleset {
-        /// What becomes of flows that no rule matches.
+        /// The decision about flows that match no rule.
         1 default: Option<Verdict>,
         /// The rules, in their order.
         2 rule: Vec<Rule>,
-        /// Rises with each change. In a request it must be the present one, or nothing is changed
-        /// and the error is EAGAIN.
+        /// A number that grows with each change. In a request it must be the current one; otherwise
+        /// nothing is changed, and the error is EAGAIN.
         3 generation: Option<u64>,
-        /// The rules are checked, and not put in force.
+        /// The rules are only checked, and don't take effect.
         4 check: bool,
         /// Handle of the rule that was added.
         5 handle: Option<u32>,
@@ -509,21 +514,21 @@ attributes! {
 attributes! {
     /// A kernel thread that polls the TX rings of busy channels, of all network namespaces.
     Engine {
-        /// Number of the CPU that it runs on.
+        /// Number of the CPU on which the engine runs.
         1 cpu: Option<u32>,
-        /// Microseconds for which it polls an empty ring before the doorbell is needed.
+        /// Microseconds for which the engine polls an empty ring before the doorbell is needed.
         2 idle: Option<u64>,
-        /// Bytes that it sends for one channel before it turns to the next.
+        /// Bytes that the engine sends for one channel before it turns to the next one.
         3 budget: Option<u32>,
-        /// Channels that it polls now.
+        /// Number of channels that the engine polls now.
         4 channels: Option<u32>,
-        /// Visits of channels that had something to send.
+        /// Number of visits to channels that had packets to send.
         5 visits: Option<u64>,
-        /// Times that it was woken, having had no channel.
+        /// Number of times that the engine was woken when it had no channel.
         6 wakeups: Option<u64>,
-        /// Nanoseconds that it worked for channels.
+        /// Nanoseconds that the engine worked for channels.
         7 busy: Option<u64>,
-        /// Nanoseconds that it did not sleep.
+        /// Nanoseconds that the engine was awake.
         8 awake: Option<u64>,
     }
 }
@@ -531,45 +536,50 @@ attributes! {
 attributes! {
     /// All engines of the machine.
     Engines {
-        /// Number of a CPU that is to have one; without any there are none.
+        /// Number of a CPU that gets an engine. Without this attribute there are no engines.
         1 cpu: Vec<u32>,
-        /// As of each engine; 1000, if it isn't there.
+        /// The idle attribute of each engine; by default 1000.
         2 idle: Option<u64>,
-        /// As of each engine; 65536, if it isn't there.
+        /// The budget attribute of each engine; by default 65536.
         3 budget: Option<u32>,
     }
 }
 
-/// The TX path of flows' packets by a device, and why. Values from datagram on are of flows only.
+/// The TX path of flows' packets through a device, with the reason. The values from datagram on
+/// only apply to flows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub(crate) enum Path {
-    /// Cut up, and given to the driver.
+    /// Directly: segmented, and passed to the driver.
     Direct,
-    /// By the stack, since no XDP program has the driver take frames.
+    /// Through the stack, because no XDP program is attached that makes the driver accept frames.
     NoProgram,
-    /// By the stack, since tc has filters or programs at the device's egress.
+    /// Through the stack, because tc has filters or programs at the device's egress.
     Tc,
-    /// By the stack, since another hook of netfilter's egress comes later.
+    /// Through the stack, because another netfilter egress hook runs later.
     Hook,
-    /// By the stack, since a packet socket is to see the packets.
+    /// Through the stack, because a packet socket captures the packets.
     Tap,
-    /// By the stack, since a device of type kopimon is up.
+    /// Through the stack, because a device of type kopimon is up.
     Monitor,
-    /// By the stack, since a qdisc holds packets, or lets none pass it by.
+    /// Through the stack, because a qdisc holds packets, or can't be bypassed.
     Qdisc,
-    /// By the stack, since the device is down, has no carrier, or is not there, as while the machine is suspended.
+    /// Through the stack, because the device is down, has no carrier, or is not present, for
+    /// instance while the machine is suspended.
     Down,
-    /// By the stack, since the driver took no frames for a second; a minute later it is tried again.
+    /// Through the stack, because the driver accepted no frames for a second; it is tried again
+    /// after a minute.
     Refused,
-    /// By the stack, since the last one was no GSO packet.
+    /// Through the stack, because the last packet was not a GSO packet.
     Datagram,
-    /// By the stack, since it was not UDP any more, but IPsec's or a tunnel's.
+    /// Through the stack, because IPsec or a tunnel had transformed the packet.
     Transformed,
-    /// By the stack, since it had options or the tag of a VLAN, or its time was to be taken or kept.
+    /// Through the stack, because the packet had IP options, a VLAN tag, a time stamp request, or a
+    /// transmission time.
     Extras,
-    /// By the stack, which had earlier ones of the flow for too long; a second later it is tried again.
+    /// Through the stack, because the stack held earlier packets of the flow for too long; the
+    /// direct path is tried again after a second.
     Behind,
 }
 
@@ -593,20 +603,22 @@ impl fmt::Display for Path {
     }
 }
 
-/// The RX path of flows' packets from a device, and why; no-gro is of flows only.
+/// The RX path of flows' packets from a device, with the reason. The value no-gro only applies to
+/// flows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub(crate) enum ReceivePath {
-    /// By its XDP program, which redirects them to be coalesced to GRO packets.
+    /// Directly: the XDP program redirects them, and they are coalesced to GRO packets.
     Direct,
-    /// By the stack, since its XDP program is not one that redirects them.
+    /// Through the stack, because the device has no XDP program that redirects them.
     NoProgram,
-    /// By the stack, since the device that they are redirected to is down.
+    /// Through the stack, because the redirect device is down.
     Down,
-    /// By the stack, since the device takes the tags of VLANs off, which its program can't see then.
+    /// Through the stack, because the device strips VLAN tags, so that its XDP program can't see
+    /// them.
     Vlan,
-    /// By the stack, since the flow didn't ask for GSO packets, or has no port.
+    /// Through the stack, because the flow didn't ask for GRO packets, or has no port.
     NoGro,
 }
 
@@ -648,31 +660,31 @@ way!(Path);
 way!(ReceivePath);
 
 attributes! {
-    /// A network device whose driver is given the datagrams of GSO packets.
+    /// An attached network device, whose driver gets the datagrams of GSO packets.
     Device {
-        /// Number of the device.
+        /// Index of the device.
         1 ifindex: Option<u32>,
-        /// The TX path of GSO packets by it now, and why.
+        /// The current TX path of GSO packets through the device, with the reason.
         2 path: Option<Path>,
-        /// Datagrams that the driver took.
+        /// Datagrams that the driver accepted.
         3 packets: Option<u64>,
-        /// GSO packets of them.
+        /// GSO packets from which these were segmented.
         4 gso_packets: Option<u64>,
-        /// GSO packets that left by the stack.
+        /// GSO packets that left through the stack.
         5 passed: Option<u64>,
-        /// Datagrams that were dropped; too many waited, or the device went down.
+        /// Datagrams that were dropped because too many waited, or because the device went down.
         6 dropped: Option<u64>,
-        /// In a request, the address of struct kopi_port_map in the asking process: shared memory that
-        /// the device's XDP program has, too, which redirects what that names. Without it the
-        /// device's packets come by the stack.
+        /// In a request, the address of a struct kopi_port_map in the requesting process. The
+        /// device's XDP program shares this memory, and redirects the datagrams for the ports that
+        /// it names. Without this attribute the device's packets arrive through the stack.
         7 port_map: Option<u64>,
-        /// The RX path of flows' packets from it now, and why.
+        /// The current RX path of flows' packets from the device, with the reason.
         8 receive_path: Option<ReceivePath>,
         /// Datagrams that were redirected.
         9 received: Option<u64>,
-        /// GSO packets that were made of them.
+        /// GRO packets that were made of these.
         10 gro_packets: Option<u64>,
-        /// Datagrams that were redirected and dropped, since there was no memory.
+        /// Redirected datagrams that were dropped because memory was short.
         11 receive_dropped: Option<u64>,
     }
 }

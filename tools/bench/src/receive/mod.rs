@@ -372,8 +372,8 @@ impl Bench<'_> {
         let mut bursts = |count: usize| {
             for _ in 0..count {
                 ring.send(&mut traffic, BURST)?;
-                let wanted = tally.packets + BURST as u64;
-                while tally.packets < wanted {
+                let expected = tally.packets + BURST as u64;
+                while tally.packets < expected {
                     receiver.receive(&mut tally)?;
                 }
             }
@@ -398,24 +398,24 @@ impl Bench<'_> {
         })?;
         let warm_up = (WARM_UP * BURST) as u64;
         let sent = (runs.len() * BURSTS * BURST) as u64;
-        let came = self.nic.received()?.since(before);
-        let wanted = Count {
+        let counted = self.nic.received()?.since(before);
+        let expected = Count {
             packets: warm_up + sent,
             bytes: (warm_up + sent) * (HEADERS + payload) as u64,
         };
         let at_nic = match self.options.offloads {
-            false => wanted,
+            false => expected,
             true => {
-                let gro = wanted.packets / BURST as u64 * gso_packets_of(BURST, payload) as u64;
+                let gro = expected.packets / BURST as u64 * gso_packets_of(BURST, payload) as u64;
                 Count {
                     packets: gro,
-                    bytes: gro * HEADERS as u64 + wanted.packets * payload as u64,
+                    bytes: gro * HEADERS as u64 + expected.packets * payload as u64,
                 }
             }
         };
-        if came != at_nic || tally.packets != wanted.packets || tally.wrong > 0 {
+        if counted != at_nic || tally.packets != expected.packets || tally.wrong > 0 {
             return Err(io::Error::other(format!(
-                "of {at_nic:?} {came:?} came, and {} were received, {} of them wrong",
+                "of {at_nic:?} {counted:?} came, and {} were received, {} of them wrong",
                 tally.packets, tally.wrong
             )));
         }
@@ -428,7 +428,7 @@ impl Bench<'_> {
             meet_device: mode.meets_hooks(),
             // GRO packets that arrive whole are handed over as they are.
             handed: (self.options.offloads || !mode.has_gro()).then_some(at_nic.packets),
-            datagrams: wanted.packets,
+            datagrams: expected.packets,
         };
         Ok(Row {
             mode: name(mode),
@@ -446,8 +446,8 @@ impl Bench<'_> {
             warm_up,
             sent,
             delivered: Some(sent),
-            nic_packets: came.packets * sent / wanted.packets,
-            nic_bytes: came.bytes * sent / wanted.packets,
+            nic_packets: counted.packets * sent / expected.packets,
+            nic_bytes: counted.bytes * sent / expected.packets,
             policy_packets,
             handed: packets.handed,
             kernel: self.kernel.clone(),

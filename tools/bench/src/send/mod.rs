@@ -270,11 +270,11 @@ fn raw_addresses(traffic: &Traffic) -> Vec<libc::sockaddr_in> {
 const ADDRESS_LEN: libc::socklen_t = size_of::<libc::sockaddr_in>() as libc::socklen_t;
 
 /// An error if fewer bytes went than were given.
-fn all_of(sent: usize, given: usize) -> io::Result<()> {
-    if sent == given {
+fn all_of(sent: usize, total: usize) -> io::Result<()> {
+    if sent == total {
         return Ok(());
     }
-    Err(io::Error::other(format!("{sent} of {given} were sent")))
+    Err(io::Error::other(format!("{sent} of {total} were sent")))
 }
 
 #[cfg(test)]

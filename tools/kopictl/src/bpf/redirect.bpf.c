@@ -27,15 +27,15 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct kopi_port_map);
-} wanted SEC(".maps");
+} port_map SEC(".maps");
 
-/* Redirects what is for that port, if it is wanted. */
+/* Redirects what is for that port, if the port map has its port. */
 static __always_inline int redirect(__u16 port)
 {
 	const struct kopi_port_map *found;
 	__u32 key = 0;
 
-	found = bpf_map_lookup_elem(&wanted, &key);
+	found = bpf_map_lookup_elem(&port_map, &key);
 	if (!found || !found->ifindex || !(found->ports[port / 64] >> port % 64 & 1))
 		return XDP_PASS;
 	return bpf_redirect(found->ifindex, 0);

@@ -24,7 +24,7 @@ use std::os::fd::AsFd;
 /// What is attached where there is no program, and taken away again.
 const PROGRAM: &str = "kopi_redirect";
 /// Its map.
-const WANTED: &str = "wanted";
+const PORT_MAP: &str = "port_map";
 
 /// A device.
 #[derive(Args)]
@@ -51,9 +51,9 @@ pub(crate) fn attach(which: &Which) -> anyhow::Result<()> {
         ),
     };
     let no_program = || format!("{name}: no XDP program");
-    let (program, wanted) = load().with_context(no_program)?;
+    let (program, port_map) = load().with_context(no_program)?;
     // First, since that is refused where the device is attached already, with a program in use.
-    device.request(Command::DeviceAttach, Some(wanted.as_ptr() as u64))?;
+    device.request(Command::DeviceAttach, Some(port_map.as_ptr() as u64))?;
     if let Err(error) = device.redirect(old, &program) {
         device.request(Command::DeviceDetach, None)?;
         return Err(error).with_context(no_program);
@@ -99,10 +99,10 @@ impl<'a> Found<'a> {
     }
 
     /// Asks the module to attach or detach it.
-    fn request(&mut self, command: Command, wanted: Option<u64>) -> anyhow::Result<()> {
+    fn request(&mut self, command: Command, port_map: Option<u64>) -> anyhow::Result<()> {
         let device = Device {
             ifindex: Some(self.link.header.index),
-            port_map: wanted,
+            port_map,
             ..Device::default()
         };
         let answers = self.connection.request::<_, Device>(command, &device);
@@ -129,18 +129,18 @@ impl<'a> Found<'a> {
 fn load() -> anyhow::Result<(ProgramFd, MmapRaw)> {
     let object = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/redirect.bpf.o"));
     let mut loaded = Ebpf::load(object)?;
-    let Some(Map::Array(wanted)) = loaded.map(WANTED) else {
+    let Some(Map::Array(port_map)) = loaded.map(PORT_MAP) else {
         bail!("no map in the object");
     };
-    let len = usize::try_from(wanted.info()?.value_size())?;
-    let wanted = MmapOptions::new()
+    let len = usize::try_from(port_map.info()?.value_size())?;
+    let port_map = MmapOptions::new()
         .len(len)
-        .map_raw(&wanted.fd().as_fd())
+        .map_raw(&port_map.fd().as_fd())
         .context("its map")?;
     let program = loaded.program_mut(PROGRAM).context("not in the object")?;
     let program: &mut Xdp = program.try_into()?;
     program.load()?;
-    Ok((program.fd()?.try_clone()?, wanted))
+    Ok((program.fd()?.try_clone()?, port_map))
 }
 
 /// Whether a program is kopictl's.

@@ -13,26 +13,26 @@ use serde::Serialize;
 /// What to do.
 #[derive(Subcommand)]
 pub(crate) enum What {
-    /// Show them: what is done without a word
+    /// Show the engines; the default
     Show,
-    /// Have these engines, and no others
+    /// Set the engines; all others end
     Set(Set),
-    /// Have none: doorbells do all
+    /// End all engines, so that programs need the doorbell
     Off,
 }
 
 /// Which, and how they work.
 #[derive(Args)]
 pub(crate) struct Set {
-    /// CPUs that have one each: 2,3 or 2-5 or both
+    /// The CPUs that get an engine each, such as 2,3 or 2-5 or both
     #[arg(long, value_name = "LIST", value_parser = cpus)]
     cpus: Cpus,
 
-    /// Microseconds for which an empty ring is looked at; 1000 unless said
+    /// Microseconds for which an empty ring is polled; 1000 by default
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(..=3_600_000_000))]
     idle: Option<u64>,
 
-    /// Bytes that one channel may send before it is another's turn; 65536 unless said
+    /// Bytes that one channel may send before the next channel's turn; 65536 by default
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
     budget: Option<u32>,
 }

@@ -21,10 +21,10 @@ const FOLDER: &str = "/proc/sys/net/kopi";
 /// Which, and what it shall be.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Its name, such as `user_max_flows`
+    /// The limit's name, such as `user_max_flows`
     name: Option<String>,
 
-    /// What it shall be
+    /// The new value
     value: Option<u64>,
 }
 

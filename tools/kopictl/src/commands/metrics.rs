@@ -49,11 +49,11 @@ socket is for its owner, and for --group; ADDR:PORT is one of this machine's own
 (127.0.0.1, ::1), and is for every user of it. For other machines put a proxy in
 front of it that asks who they are.")]
 pub(crate) struct Options {
-    /// Serve them by HTTP, at /metrics, until the end, on a Unix socket; else they are printed once
+    /// Serve the metrics by HTTP at /metrics on this Unix socket; without it they are printed once
     #[arg(long, value_name = "PATH|ADDR:PORT", num_args = 0..=1, default_missing_value = SOCKET)]
     listen: Option<Place>,
 
-    /// Let this group ask, too: the socket has mode 0660 instead of 0600
+    /// Let this group connect as well: the socket has mode 0660 instead of 0600
     #[arg(long, value_name = "NAME|GID", value_parser = group, requires = "listen")]
     group: Option<u32>,
 }
@@ -263,7 +263,7 @@ fn text(
     let zero = Stats::default();
     let stats = totals.stats.as_ref().unwrap_or(&zero);
 
-    text.metric("module", "info", "KOPI, as it is loaded.");
+    text.metric("module", "info", "The loaded module.");
     let abi = info.abi_version.unwrap_or(0).to_string();
     text.sample("module_info", &[("abi_version", &abi)], 1);
     text.metric("flows", "gauge", "Open flows.");
@@ -273,15 +273,19 @@ fn text(
     text.metric(
         "rules_generation",
         "gauge",
-        "Rises with each change of the rules.",
+        "A number that grows with each change of the rules.",
     );
     text.sample("rules_generation", &[], info.generation.unwrap_or(0));
-    text.metric("flows_opened", "counter", "Flows that were ever opened.");
+    text.metric(
+        "flows_opened",
+        "counter",
+        "Number of flows that were opened, including closed ones.",
+    );
     text.sample("flows_opened_total", &[], totals.flows_opened.unwrap_or(0));
     text.metric(
         "flows_denied",
         "counter",
-        "Calls of bind() and connect(), and live flows, that a rule stopped.",
+        "Number of bind() and connect() calls, and of live flows, that a rule denied.",
     );
     text.sample("flows_denied_total", &[], totals.flows_denied.unwrap_or(0));
 
@@ -337,7 +341,7 @@ fn text(
     text.metric(
         "process_drops",
         "counter",
-        "Datagrams that processes lost, both ways.",
+        "Datagrams of processes that were dropped, in both directions.",
     );
     for (Process { pid, program, uid }, counts) in &sorted {
         let labels = [
@@ -351,13 +355,13 @@ fn text(
     let kinds: [Kind<Rule, Option<u64>>; 3] = [
         (
             "rule_packets",
-            "Datagrams that a rule decided about.",
+            "Number of datagrams about which the rule decided.",
             |rule| rule.packets,
         ),
-        ("rule_bytes", "Their payload.", |rule| rule.bytes),
+        ("rule_bytes", "Their payload, in bytes.", |rule| rule.bytes),
         (
             "rule_denied",
-            "Calls of bind() and connect(), and live flows, that it stopped.",
+            "Number of bind() and connect() calls that the rule refused, and of live flows that it stopped.",
             |rule| rule.denied,
         ),
     ];

@@ -20,27 +20,27 @@ use std::{
 /// Which flows, and what of them.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Flows of this user
+    /// Only flows of this user
     #[arg(long, value_name = "NAME|UID", value_parser = user)]
     user: Option<u32>,
 
-    /// Flows of this process
+    /// Only flows of this process
     #[arg(long)]
     pid: Option<u32>,
 
-    /// Flows of this program, a path or its last part
+    /// Only flows of this program, which is a path or its last component
     #[arg(long, value_name = "PATH|NAME")]
     exe: Option<String>,
 
-    /// Show paths of programs in full, and which way packets leave and come in, if devices are attached
+    /// Show full paths of programs, and the TX and RX paths of packets if devices are attached
     #[arg(long, short)]
     wide: bool,
 
-    /// Numbers instead of names of users and devices
+    /// Print numbers instead of names of users and devices
     #[arg(long, short)]
     numeric: bool,
 
-    /// Watch for so long, and show packets, bytes and drops a second
+    /// Measure for this time, and show packets, bytes and drops per second
     #[arg(long, short, value_name = "SECONDS", value_parser = seconds)]
     interval: Option<Duration>,
 }
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn flows_are_chosen() {
-        for (wanted, exe, pid) in [
+        for (expected, exe, pid) in [
             (true, Some("kopi-echo"), None),
             (true, Some("/usr/bin/kopi-echo"), Some(77)),
             (false, Some("/bin/kopi-echo"), None),
@@ -260,7 +260,7 @@ mod tests {
                 pid,
                 ..options()
             };
-            assert_eq!(options.wants(&flow()), wanted);
+            assert_eq!(options.wants(&flow()), expected);
         }
     }
 }

@@ -30,48 +30,50 @@ const TRIES: usize = 10;
 pub(crate) enum What {
     /// Add a rule, and print its handle
     Add {
-        /// Its words, see below
+        /// The words of the rule, as described below
         #[arg(required = true)]
         words: Vec<String>,
     },
-    /// Show the rules in their order, what each decided about, and the default
+    /// List the rules in their order, with the packets that each decided about, and the default
     List {
-        /// Numbers instead of names of users and groups
+        /// Print numbers instead of names of users and groups
         #[arg(long, short)]
         numeric: bool,
     },
-    /// Take rules away
+    /// Delete rules
     Del {
-        /// Their handles, of `rule list`
+        /// The handles of the rules, as `rule list` shows them
         #[arg(required = true, value_parser = clap::value_parser!(u32).range(1..))]
         handles: Vec<u32>,
     },
-    /// Take all rules away; the default stays
+    /// Delete all rules; the default stays
     Flush,
-    /// Set what becomes of flows that no rule matches
+    /// Set the decision about flows that match no rule
     Default {
-        /// Whether they pass
+        /// Whether their packets pass
         verdict: Verdict,
     },
-    /// Write the rules in a form that `restore` understands
+    /// Write the rules in a form that `restore` reads
     Save {
-        /// Where to; else, and if it is -, standard output
+        /// The file to write; standard output by default, and for -
         file: Option<PathBuf>,
-        /// Numbers instead of names of users and groups
+        /// Print numbers instead of names of users and groups
         #[arg(long, short)]
         numeric: bool,
     },
-    /// Put a file's rules in force, all at once or none; nothing is done if they are already
+    /// Put the rules of a file in force, all at once or none; no change if they are in force
+    /// already
     Restore(Restore),
 }
 
 /// From where.
 #[derive(Args)]
 pub(crate) struct Restore {
-    /// A rule a line, `default allow|deny` (else it stays), comments after #; - is standard input
+    /// One rule per line; `default allow|deny`, or the default stays; comments after #. The file -
+    /// is standard input
     file: PathBuf,
 
-    /// Let the kernel check them, and change nothing
+    /// Only let the kernel check the rules, and change nothing
     #[arg(long)]
     check: bool,
 }
@@ -123,7 +125,7 @@ fn add(words: &[String], as_json: bool) -> anyhow::Result<()> {
 }
 
 fn list(names: &Names, as_json: bool) -> anyhow::Result<()> {
-    let set = held(&mut Connection::open()?)?;
+    let set = fetch_ruleset(&mut Connection::open()?)?;
     let default = set.default.unwrap_or_default();
     if as_json {
         let shown = |rule: Rule| ShownRule {
@@ -182,7 +184,7 @@ fn del(handles: &[u32]) -> anyhow::Result<()> {
 }
 
 /// The rules and the default, of one generation.
-fn held(connection: &mut Connection) -> anyhow::Result<Ruleset> {
+fn fetch_ruleset(connection: &mut Connection) -> anyhow::Result<Ruleset> {
     for _ in 0..TRIES {
         let before: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
         let rule = connection.rules()?;
@@ -198,7 +200,7 @@ fn held(connection: &mut Connection) -> anyhow::Result<Ruleset> {
 fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     for _ in 0..TRIES {
-        let mut set = held(&mut connection)?;
+        let mut set = fetch_ruleset(&mut connection)?;
         how(&mut set);
         // Its path leads to another file, which would get the rule.
         if let Some(stale) = set.rule.iter().find(|rule| rule.exe_stale) {
@@ -217,7 +219,7 @@ fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
 }
 
 fn save(file: Option<&Path>, names: &Names) -> anyhow::Result<()> {
-    let set = held(&mut Connection::open()?)?;
+    let set = fetch_ruleset(&mut Connection::open()?)?;
     let mut text = format!(
         "# For kopictl restore.\ndefault {}\n",
         set.default.unwrap_or_default()

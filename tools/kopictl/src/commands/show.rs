@@ -17,15 +17,15 @@ use std::io::{self, Write};
 /// What to show.
 #[derive(Subcommand)]
 pub(crate) enum What {
-    /// A flow, by its number of `kopictl ps`
+    /// Show a flow, by its number in `kopictl ps`
     Flow {
-        /// Its number
+        /// The number
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
         id: u32,
     },
-    /// A channel, by its number of `kopictl ps`
+    /// Show a channel, by its number in `kopictl ps`
     Channel {
-        /// Its number
+        /// The number
         #[arg(value_parser = clap::value_parser!(u32).range(1..))]
         id: u32,
     },
@@ -119,22 +119,18 @@ fn rings(channel: &Channel) -> io::Result<()> {
         (
             "TX",
             &channel.tx,
-            "Descriptors to be sent, from the program.",
+            "Descriptors that the program wrote, to be sent.",
         ),
         (
             "COMPLETION",
             &channel.completion,
-            "Descriptors that are done with, for the program.",
+            "Completed descriptors, for the program.",
         ),
-        (
-            "FILL",
-            &channel.fill,
-            "Frames to receive into, from the program.",
-        ),
+        ("FILL", &channel.fill, "Empty frames from the program."),
         (
             "RX",
             &channel.rx,
-            "Descriptors of what was received, for the program.",
+            "Descriptors of received packets, for the program.",
         ),
     ];
     title("Rings")?;

@@ -29,11 +29,11 @@ use std::{
 /// How it is shown.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Between two looks
+    /// Time between two updates
     #[arg(long, short, value_name = "SECONDS", value_parser = seconds, default_value = "1")]
     interval: Duration,
 
-    /// What comes first
+    /// The order of the processes
     #[arg(long, short, value_name = "WHAT", default_value = "bytes")]
     sort: Sort,
 }
@@ -41,13 +41,13 @@ pub(crate) struct Options {
 /// What comes first.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Sort {
-    /// Most packets
+    /// By packets
     Packets,
-    /// Most bytes
+    /// By bytes
     Bytes,
-    /// Most drops
+    /// By drops
     Drops,
-    /// Users by name
+    /// By the user's name
     User,
 }
 
@@ -119,8 +119,8 @@ struct State {
 }
 
 impl State {
-    /// Looks once more.
-    fn look(&mut self) -> anyhow::Result<()> {
+    /// Fetches the flows anew.
+    fn refresh(&mut self) -> anyhow::Result<()> {
         let flows = self.connection.dump(Command::FlowGet)?;
         let (changes, seconds) = self.last.changes(&flows, Instant::now());
         let factor = seconds.map_or(0.0, f64::recip);
@@ -197,7 +197,7 @@ impl State {
         loop {
             terminal.draw(|frame| self.draw(frame))?;
             if !event::poll(next.saturating_duration_since(Instant::now()))? {
-                self.look()?;
+                self.refresh()?;
                 next = Instant::now() + interval;
                 continue;
             }
@@ -230,7 +230,7 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
         shown: Vec::new(),
         sort: options.sort,
     };
-    state.look()?;
+    state.refresh()?;
     if !as_json && io::stdout().is_terminal() && io::stdin().is_terminal() {
         let mut terminal = ratatui::try_init()?;
         let ended = state.live(&mut terminal, options.interval);
@@ -238,7 +238,7 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
         return ended;
     }
     sleep(options.interval);
-    state.look()?;
+    state.refresh()?;
     if as_json {
         return json(&state.shown);
     }

@@ -17,15 +17,15 @@ use std::io::Write;
 /// Which events.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Only these: may be there several times
+    /// Only events of this kind; may be repeated
     #[arg(long, short, value_name = "NAME")]
     event: Vec<Event>,
 
-    /// End after so many
+    /// End after this number of events
     #[arg(long, short = 'c', value_name = "N")]
     count: Option<u64>,
 
-    /// Numbers instead of names of users and devices
+    /// Print numbers instead of names of users and devices
     #[arg(long, short)]
     numeric: bool,
 }
@@ -58,10 +58,10 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
             }
             Err(error) => return Err(error.into()),
         };
-        let wanted = events
+        let chosen = events
             .iter()
             .filter(|(event, _)| options.event.is_empty() || options.event.contains(event));
-        for (event, flow) in wanted.take(usize::try_from(left).unwrap_or(usize::MAX)) {
+        for (event, flow) in chosen.take(usize::try_from(left).unwrap_or(usize::MAX)) {
             let (now, flow) = (Zoned::now(), Named::new(flow, &names, None));
             if as_json {
                 json(&Line {

@@ -54,7 +54,7 @@ const fn jump(code: u32, k: u32, jt: u8, jf: u8) -> Instruction {
 
 /// What a packet's header must say.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct Criteria {
     /// The process.
     pub(super) pid: Option<u32>,
     /// Its user.
@@ -69,7 +69,7 @@ pub(super) struct Wanted {
     pub(super) dropped: bool,
 }
 
-impl Wanted {
+impl Criteria {
     /// Instructions that let pass what the header says so of, and leave the accumulator as it was. Of
     /// headers of other versions they understand nothing: these pass at once.
     fn checks(&self, accepted: u32) -> Vec<Instruction> {
@@ -130,14 +130,14 @@ fn equals(offset: usize, bytes: [u8; 4]) -> [Instruction; 3] {
     ]
 }
 
-/// The filter for packets of which `wanted` and the expression hold; it keeps `snaplen` bytes of each.
+/// The filter for packets that meet `criteria` and the expression; it keeps `snaplen` bytes of each.
 pub(super) fn filter(
-    wanted: &Wanted,
+    criteria: &Criteria,
     expression: &str,
     snaplen: u32,
 ) -> anyhow::Result<Vec<Instruction>> {
     let accepted = snaplen.saturating_add(HEADER);
-    let mut program = wanted.checks(accepted);
+    let mut program = criteria.checks(accepted);
     program.extend(behind_header(&compile(expression)?, accepted)?);
     ensure!(
         program.len() <= INSTRUCTIONS_MAX,
@@ -514,7 +514,7 @@ mod tests {
             ("outbound", true),
             ("inbound", false),
         ] {
-            let program = filter(&Wanted::default(), expression, SNAPLEN).unwrap();
+            let program = filter(&Criteria::default(), expression, SNAPLEN).unwrap();
             let kept = run(&program, &framed(header(), &packet));
             assert_eq!(kept, if holds { ACCEPTED } else { 0 }, "{expression}");
         }
@@ -522,25 +522,25 @@ mod tests {
             direction: MON_IN,
             ..header()
         };
-        let program = filter(&Wanted::default(), "inbound", SNAPLEN).unwrap();
+        let program = filter(&Criteria::default(), "inbound", SNAPLEN).unwrap();
         assert_eq!(run(&program, &framed(inbound, &packet)), ACCEPTED);
     }
 
     #[test]
     fn errors_are_libpcaps() {
-        let error = filter(&Wanted::default(), "udp prot 53", SNAPLEN).unwrap_err();
+        let error = filter(&Criteria::default(), "udp prot 53", SNAPLEN).unwrap_err();
         assert!(error.to_string().contains("syntax error"), "{error}");
-        assert!(filter(&Wanted::default(), "vlan 5", SNAPLEN).is_err());
-        assert!(filter(&Wanted::default(), "ip[0 - 1] = 0", SNAPLEN).is_err());
+        assert!(filter(&Criteria::default(), "vlan 5", SNAPLEN).is_err());
+        assert!(filter(&Criteria::default(), "ip[0 - 1] = 0", SNAPLEN).is_err());
     }
 
     #[test]
     fn headers_are_checked() {
-        let wanted = |wanted: Wanted, header: MonHdr| {
-            let program = filter(&wanted, "udp", SNAPLEN).unwrap();
+        let passes = |criteria: Criteria, header: MonHdr| {
+            let program = filter(&criteria, "udp", SNAPLEN).unwrap();
             run(&program, &framed(header, &udp(1, 2, 3))) != 0
         };
-        let all = || Wanted {
+        let all = || Criteria {
             pid: Some(0x0102_0304),
             uid: Some(1001),
             exe: Some((0x0080_0001, 0x1122_3344_5566_7788)),
@@ -552,8 +552,8 @@ mod tests {
             verdict: MON_DROPPED,
             ..header()
         };
-        assert!(wanted(all(), dropped));
-        assert!(!wanted(all(), header()));
+        assert!(passes(all(), dropped));
+        assert!(!passes(all(), header()));
         for other in [
             MonHdr { pid: 1, ..dropped },
             MonHdr { uid: 1, ..dropped },
@@ -575,15 +575,15 @@ mod tests {
                 ..dropped
             },
         ] {
-            assert!(!wanted(all(), other), "{other:?}");
-            assert!(wanted(Wanted::default(), other));
+            assert!(!passes(all(), other), "{other:?}");
+            assert!(passes(Criteria::default(), other));
         }
         // They are shown, and found to be of another version.
         let newer = MonHdr {
             version: MON_VERSION + 1,
             ..header()
         };
-        assert!(wanted(all(), newer));
+        assert!(passes(all(), newer));
     }
 
     /// Jumps are cut to what is there by [`program`].
@@ -647,7 +647,7 @@ mod tests {
             prop_assert_eq!(kept, if run(&program, &packet) == 0 { 0 } else { ACCEPTED });
 
             // The checks don't change it, either.
-            let checked = [Wanted { pid: Some(0x0102_0304), ..Wanted::default() }.checks(ACCEPTED), moved].concat();
+            let checked = [Criteria { pid: Some(0x0102_0304), ..Criteria::default() }.checks(ACCEPTED), moved].concat();
             prop_assert_eq!(run(&checked, &framed(header(), &packet)), kept);
         }
 

@@ -175,14 +175,14 @@ fn make(socket: &Socket, name: &str, take_over: bool) -> Result<Option<u32>, Err
     }
 }
 
-/// The index of the device of that name, if it is as wanted.
+/// The index of the device of that name, if it matches.
 fn find(
     socket: &Socket,
     name: &str,
-    wanted: fn(&[LinkAttribute]) -> bool,
+    matches: fn(&[LinkAttribute]) -> bool,
 ) -> Result<Option<u32>, Error> {
     let found = link::find(socket, name)?;
-    Ok(found.and_then(|link| wanted(&link.attributes).then_some(link.header.index)))
+    Ok(found.and_then(|link| matches(&link.attributes).then_some(link.header.index)))
 }
 
 /// Whether a capture made this device.

@@ -13,7 +13,7 @@ mod ring;
 mod summary;
 
 use self::{
-    bpf::Wanted,
+    bpf::Criteria,
     device::Monitor,
     flows::Flows,
     packet::{Packet, Words},
@@ -53,59 +53,61 @@ const AT_ONCE: usize = 4096;
 /// Which packets, and where to.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// On this device
+    /// Only packets on this device
     #[arg(long, short, value_name = "NAME")]
     interface: Option<String>,
 
-    /// Write pcapng, to standard output if it is -
+    /// Write pcapng to this file; - is standard output
     #[arg(long, short, value_name = "FILE")]
     write: Option<PathBuf>,
 
-    /// End after so many packets
+    /// End after this number of packets
     #[arg(long, short = 'c', value_name = "N")]
     count: Option<u64>,
 
-    /// End after so long
+    /// End after this time
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<Duration>,
 
-    /// So many bytes of each packet, from its IP header on; all in a file, headers else
+    /// Number of bytes of each packet that are captured, from its IP header on; by default all in a
+    /// file, and the headers otherwise
     #[arg(long, short, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=i64::from(WHOLE)))]
     snaplen: Option<u32>,
 
-    /// Of this process
+    /// Only packets of this process
     #[arg(long)]
     pid: Option<u32>,
 
-    /// Of this user's processes
+    /// Only packets of this user's processes
     #[arg(long, value_name = "NAME|UID", value_parser = user)]
     user: Option<u32>,
 
-    /// Of sockets of this cgroup, or one below it
+    /// Only packets of sockets in this cgroup, or below it
     #[arg(long, value_name = "PATH", value_parser = cgroup)]
     cgroup: Option<String>,
 
-    /// Of this program: the file that is there now
+    /// Only packets of this program, which is the file with this path now
     #[arg(long, value_name = "PATH")]
     exe: Option<PathBuf>,
 
-    /// Of this flow
+    /// Only packets of this flow
     #[arg(long, value_name = "ID")]
     flow: Option<u32>,
 
-    /// Only those that did not pass
+    /// Only packets that did not pass
     #[arg(long)]
     dropped: bool,
 
-    /// No packets, but at the end who sent and received how many
+    /// Print no packets, but at the end the numbers of packets by process
     #[arg(long, conflicts_with = "write")]
     summary: bool,
 
-    /// Numbers instead of names of users and devices
+    /// Print numbers instead of names of users and devices
     #[arg(long, short)]
     numeric: bool,
 
-    /// Only packets of which this is true, as for tcpdump: `udp port 53 and not net 10.0.0.0/8`
+    /// Only packets that match this expression of tcpdump's syntax, such as `udp port 53 and not
+    /// net 10.0.0.0/8`
     filter: Vec<String>,
 }
 
@@ -122,7 +124,7 @@ impl Options {
         let device = |name: &String| if_nametoindex(name.as_str()).context(name.clone());
         let program =
             |path: &PathBuf| program::identify(path).with_context(|| format!("{}", path.display()));
-        let wanted = Wanted {
+        let criteria = Criteria {
             pid: self.pid,
             uid: self.user,
             exe: self.exe.as_ref().map(program).transpose()?,
@@ -132,7 +134,7 @@ impl Options {
         };
         let all = if self.write.is_some() { WHOLE } else { HEADERS };
         let snaplen = self.snaplen.unwrap_or(all);
-        let filter = bpf::filter(&wanted, &self.filter.join(" "), snaplen);
+        let filter = bpf::filter(&criteria, &self.filter.join(" "), snaplen);
         let filter = filter.map_err(|error| Usage(format!("filter: {error:#}")))?;
         Ok((filter, snaplen))
     }
@@ -370,7 +372,7 @@ enum Drained {
     Empty,
     /// More, perhaps.
     Partly,
-    /// Nothing that is wanted.
+    /// No packet that was asked for.
     Enough,
 }
 

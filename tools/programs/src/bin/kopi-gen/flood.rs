@@ -117,11 +117,11 @@ pub(crate) fn sink(options: &SinkOptions) -> io::Result<ExitCode> {
     let mut last = Instant::now();
     let mut first = None;
     while received < count && !stop.load(Ordering::Relaxed) {
-        let came = endpoint.receive(Duration::from_millis(100), &mut |arrival| {
+        let count = endpoint.receive(Duration::from_millis(100), &mut |arrival| {
             bytes += arrival.data.len() as u64;
         })?;
-        received += came as u64;
-        if came > 0 {
+        received += count as u64;
+        if count > 0 {
             last = Instant::now();
             first.get_or_insert(last);
         } else if patience.is_some_and(|patience| last.elapsed() > patience) {

@@ -54,21 +54,21 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
     let mut tally = Tally::default();
     let mut last = Instant::now();
     let mut first = None;
-    // Whom to tell of what came: our flow, the peer, and its flow.
+    // The receivers of acknowledgements: our flow, the peer, and its flow.
     let mut teller: Option<(usize, SocketAddr, Option<u32>)> = None;
     while tally.received < options.count && !stop.load(Ordering::Relaxed) {
-        let came = endpoint.receive(Duration::from_millis(200), &mut |arrival| {
+        let count = endpoint.receive(Duration::from_millis(200), &mut |arrival| {
             let port = ports.get(arrival.flow).copied().unwrap_or(0);
             let flow = tally.take(arrival.data, port);
             teller = Some((arrival.flow, arrival.from, flow));
         })?;
-        if came > 0 {
+        if count > 0 {
             last = Instant::now();
             first.get_or_insert(last);
         } else if last.elapsed() > patience {
             break;
         }
-        // Again when nothing came: an acknowledgement may have been lost.
+        // Again when nothing was received: an acknowledgement may have been lost.
         if let Some((flow, peer, theirs)) = teller {
             let ack = Ack {
                 count: tally.received,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What came, and what should have.
+//! The datagrams that were received, and those that should have been.
 
 use crate::datagram::{self, Content, Header, HEADER_LEN};
 
-/// Counts datagrams, and remembers which ones came.
+/// Counts datagrams, and remembers which ones were received.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) received: u32,
@@ -23,7 +23,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Takes a datagram that came to `port`; gives the sender's flow if it is known.
+    /// Takes a datagram that was received at `port`; returns the sender's flow if it is known.
     pub(crate) fn take(&mut self, data: &[u8], port: u16) -> Option<u32> {
         self.received = self.received.saturating_add(1);
         self.bytes += data.len() as u64;
@@ -84,9 +84,9 @@ impl Tally {
             }
         }
         self.tiny.resize(HEADER_LEN, 0);
-        for (expected, came) in tiny.iter().zip(&self.tiny) {
-            missing += expected.saturating_sub(*came);
-            self.duplicate += came.saturating_sub(*expected);
+        for (expected, received) in tiny.iter().zip(&self.tiny) {
+            missing += expected.saturating_sub(*received);
+            self.duplicate += received.saturating_sub(*expected);
         }
         missing
     }

@@ -12,13 +12,13 @@ use kernel::prelude::*;
 
 /// A message of the module's own.
 #[repr(C)]
-pub(in crate::sys) struct Own<'a> {
+pub(in crate::sys) struct RingMessage<'a> {
     /// First, since the operation recognises a message by the pointer to its header.
     pub(in crate::sys) header: bindings::msghdr,
     /// The same message as a plain datagram, if it needs no udp_sendmsg().
     pub(in crate::sys) datagram: Option<Datagram<'a>>,
     /// The peer for which the rules judged the message.
-    pub(in crate::sys) judged: Peer,
+    pub(in crate::sys) checked_peer: Peer,
 }
 
 /// Sends a message of the module's own, for which [`Protocol::may_send`] isn't called. Process
@@ -28,9 +28,9 @@ pub(in crate::sys) struct Own<'a> {
 ///
 /// The message must be valid, and its datagram must belong to the socket. There must be one call at
 /// a time for each socket.
-pub(in crate::sys) unsafe fn send_own<T: Protocol>(
+pub(in crate::sys) unsafe fn send_ring_message<T: Protocol>(
     socket: &Socket,
-    message: &mut Own<'_>,
+    message: &mut RingMessage<'_>,
 ) -> c_int {
     let message = ptr::from_mut(message);
     // SAFETY: The caller uses the socket, and the message is valid. The pointers to the message are
@@ -38,33 +38,34 @@ pub(in crate::sys) unsafe fn send_own<T: Protocol>(
     unsafe {
         let state = state::<T>((*socket.as_ptr()).sk);
         if let Some(state) = state {
-            state.own.store(message.cast(), Ordering::Relaxed);
+            state.message.store(message.cast(), Ordering::Relaxed);
             let current = bindings::kopi_current().cast_mut();
             state.sender.store(current, Ordering::Relaxed);
         }
         let sent = bindings::sock_sendmsg(socket.as_ptr(), message.cast());
         if let Some(state) = state {
             state.sender.store(ptr::null_mut(), Ordering::Relaxed);
-            state.own.store(ptr::null_mut(), Ordering::Relaxed);
+            state.message.store(ptr::null_mut(), Ordering::Relaxed);
         }
         sent
     }
 }
 
-/// Whether the current task is in [`send_own`] for this sock, with a message that the rules judged
-/// for this peer. In an RCU read-side section.
-pub(crate) fn has_judged<T: Protocol>(sk: &Sock, peer: &Peer) -> bool {
-    // SAFETY: The sock is borrowed, and the caller holds RCU.
+/// Whether the current task is in [`send_ring_message`] for this sock, with a message that the
+/// rules judged for this peer. In an RCU read-side section.
+pub(crate) fn was_checked<T: Protocol>(sk: &Sock, peer: &Peer) -> bool {
+    // SAFETY: The sock is borrowed, and is a flow's. The caller is in an RCU read-side section, as
+    // this function requires, which lasts until the state isn't used any more.
     let state = unsafe { state::<T>(sk.as_ptr()) };
-    // SAFETY: `sender` is only compared. If it is the current task, this task is within `send_own`,
-    // whose caller's message is valid until it returns. Only that call writes the two pointers
-    // meanwhile.
+    // SAFETY: `sender` is only compared. If it is the current task, this task is within
+    // `send_ring_message`, whose caller's message is valid until it returns. Only that call writes
+    // the two pointers meanwhile.
     state.is_some_and(|state| unsafe {
         bindings::kopi_is_current(state.sender.load(Ordering::Relaxed))
             && state
-                .own
+                .message
                 .load(Ordering::Relaxed)
                 .as_ref()
-                .is_some_and(|own| own.judged == *peer)
+                .is_some_and(|message| message.checked_peer == *peer)
     })
 }
