@@ -78,7 +78,14 @@ impl Output {
         let each = batch.bytes().checked_div(batch.count()).unwrap_or(0);
         let copied = each <= copybreak();
         let region = channel.region();
-        if let ([desc], 0, true) = (batch.descs(), segmentation.segment, copied) {
+        // As it was counted, and judged, whatever becomes of the socket's option meanwhile. The
+        // hook of LOCAL_OUT counts what was judged for nobody.
+        if segmentation.size != 0 || self.message.checked_peer != NOBODY {
+            if let Ok(size) = u16::try_from(segmentation.size) {
+                self.message.segment(size);
+            }
+        }
+        if let ([desc], 0, true) = (batch.descs(), segmentation.size, copied) {
             if let Ok(data) = region.bytes(desc.offset, desc.len) {
                 let datagram = self
                     .routes
@@ -86,12 +93,6 @@ impl Output {
                 if let Some(datagram) = datagram {
                     return (self.message.send_copy::<Flow>(socket, datagram), None);
                 }
-            }
-        }
-        // As it was counted, whatever becomes of the socket's option meanwhile.
-        if segmentation.size != 0 || flow.policy_in_force().is_some() {
-            if let Ok(size) = u16::try_from(segmentation.size) {
-                self.message.segment(size);
             }
         }
         self.pages.clear();

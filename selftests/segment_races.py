@@ -1,0 +1,95 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""What a rule has counted of a ring's datagrams is what is sent, although another process turns UDP_SEGMENT on and
+off meanwhile."""
+
+import itertools
+import os
+import signal
+import socket
+
+import kopi
+from control import ask, rules, ruled
+from equivalence import namespace
+from kopi import check, wait_until
+from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE, UDP_SEGMENT
+
+HOST, PEER = "192.0.2.1", "192.0.2.2"
+# Two peers in turn, so that all rules are asked about each datagram: time between counting and sending.
+PORTS = (7001, 7002)
+RULES, SOL_UDP = 300, 17
+COUNT = 32
+# What a remembered route sends, and what is longer than the MTU.
+SIZES = {"shorter than the MTU": 1400, "longer than the MTU": 2000}
+
+
+def sink(port):
+    """Receives for a peer."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+    sock.bind((PEER, port))
+    sock.setblocking(False)
+    return sock
+
+
+def drain(sock):
+    """Number of datagrams that have come."""
+    count = 0
+    try:
+        while True:
+            sock.recv(4096)
+            count += 1
+    except BlockingIOError:
+        return count
+
+
+def flip(sock):
+    """Turns the option on and off, until it is killed."""
+    for size in itertools.cycle((100, 0)):
+        sock.setsockopt(SOL_UDP, UDP_SEGMENT, size)
+
+
+def race(ynl, what, size, sinks):
+    """Compares what is counted with what comes."""
+    channel = kopi.Channel(kopi.flow(), frame_size=4096)
+    channel.sock.bind((HOST, 0))
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 64 << 20)
+    before = sum(rule["packets"] for rule in rules(ynl))
+    pid = kopi.in_child(lambda: flip(channel.sock))
+    try:
+        for number in range(30):
+            for index in range(COUNT):
+                channel.send(index, bytes(size), (PEER, PORTS[index % 2]))
+            kopi.wait_until(lambda: (channel.bell(), channel.tx.get(channel.tx.consumer) == COUNT * (number + 1))[1])
+            while channel.completion.pop():
+                pass
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    sent, counted = channel.stats(), sum(rule["packets"] for rule in rules(ynl)) - before
+    come = 0
+
+    def all_come():
+        nonlocal come
+        come += sum(drain(each) for each in sinks)
+        return come >= counted
+
+    wait_until(all_come, 5)
+    # What is too much has come by now, too.
+    come += sum(drain(each) for each in sinks)
+    check(f"{what}: both ways were met", 30 * COUNT < counted < 30 * COUNT * (size // 100), counted)
+    check(f"{what}: as many come as were counted", (come, sent["tx_packets"]) == (counted, counted),
+          (come, sent["tx_packets"], counted))
+    channel.sock.close()
+
+
+with ruled() as YNL:
+    others = [{"remote-address": f"198.18.{number // 200}.{number % 200}", "remote-prefix": 32, "verdict": "deny"}
+              for number in range(RULES)]
+    ask(YNL, "ruleset-set", {"rule": others + [{"remote-address": PEER, "remote-prefix": 32, "rate-packets": 1 << 30,
+                                                "burst": 1 << 30}]})
+    with namespace("peer"):
+        SINKS = [sink(port) for port in PORTS]
+    for name, length in SIZES.items():
+        race(YNL, name, length, SINKS)
+kopi.finish()
