@@ -15,9 +15,9 @@ MAC = "52:54:00:00:00:33"
 
 
 class Nic:
-    """A virtio NIC on the wire between `host` and `peer`."""
+    """A virtio NIC on a wire of QEMU's; the first one is that between `host` and `peer`."""
 
-    def __init__(self):
+    def __init__(self, wire=1):
         name = next(path for path in glob.glob("/sys/class/virtio-ports/*/name")
                     if self._read(path) == "qmp")
         self.port = os.open(f"/dev/{name.split('/')[4]}", os.O_RDWR)
@@ -31,7 +31,7 @@ class Nic:
             each["name"] for each in self._do("qom-list", path="/machine/peripheral"))
         self.present = bool(self._devices())
         if not self.plugged:
-            self._do("netdev_add", type="hubport", id="spare-wire", hubid=1)
+            self._do("netdev_add", type="hubport", id="spare-wire", hubid=wire)
 
     @staticmethod
     def _read(path):

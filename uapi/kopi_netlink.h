@@ -62,8 +62,9 @@ enum kopi_verdict {
  *   transformed the packet.
  * @KOPI_PATH_EXTRAS: Through the stack, because the packet had IP options, a
  *   VLAN tag, a time stamp request, or a transmission time.
- * @KOPI_PATH_BEHIND: Through the stack, because the stack held earlier packets
- *   of the flow for too long; the direct path is tried again after a second.
+ * @KOPI_PATH_BEHIND: Through the stack, because another attached device had
+ *   earlier packets of the flow, or because the stack held them for too long;
+ *   the direct path is then tried again after a second.
  */
 enum kopi_path {
 	KOPI_PATH_DIRECT,

@@ -4,6 +4,7 @@
 
 use super::{
     counters::Counters,
+    flow::Direct,
     path::{why_not, RxPath, TxPath},
     queue::Queue,
     receive::RedirectReceiver, //
@@ -127,6 +128,17 @@ impl AttachedDevice {
         }
     }
 
+    /// Passes a packet to the stack whose flow has packets in flight at another device: there is no
+    /// order between devices, and this one's queue must not wait for the other's driver.
+    fn pass_elsewhere(&self, direct: &Direct, packet: &EgressSkb<'_>) -> EgressVerdict {
+        if direct.leaves_by(self.number) {
+            direct.leave();
+        }
+        direct.record_path(&self.device, TxPath::Behind);
+        self.count_passed(packet);
+        EgressVerdict::Pass
+    }
+
     /// Counts a packet that is passed to the stack, if it is a GSO packet.
     pub(super) fn count_passed(&self, packet: &EgressSkb<'_>) {
         if packet.is_gso() {
@@ -153,7 +165,9 @@ impl Egress for AttachedDevice {
             return EgressVerdict::Pass;
         };
         let direct = &flow.direct;
-        let in_flight = direct.in_flight.load(Relaxed);
+        let Some(in_flight) = direct.in_flight_at(self.number) else {
+            return self.pass_elsewhere(direct, &skb);
+        };
         if skb.is_gso() {
             direct.record_gso();
         } else if in_flight == 0 && !direct.takes_datagram(self.number) {
@@ -180,11 +194,13 @@ impl Egress for AttachedDevice {
         let Some(own) = self.queues.get(here as usize) else {
             return EgressVerdict::Pass;
         };
+        if !direct.take(self.number, skb.charge()) {
+            return self.pass_elsewhere(direct, &skb);
+        }
         if directly {
             skb.count(&self.device, here % self.device.queues().max(1));
         }
         let mut packet = skb.take(!directly);
-        direct.take(&packet);
         // The packet goes behind those in flight, which may be on another CPU's queue.
         let cpu = direct.cpu.load(Relaxed);
         if in_flight != 0 && u32::from(cpu) != here {

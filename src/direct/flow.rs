@@ -33,8 +33,9 @@ pub(crate) struct Direct {
     pub(super) entering: AtomicBool,
     /// The CPU whose queue holds the flow's packets in flight.
     pub(super) cpu: AtomicU16,
-    /// Packets that were taken and aren't complete yet.
-    pub(super) in_flight: AtomicU32,
+    /// Packets that were taken and aren't complete yet, and in the upper half the number of the
+    /// attached device that has taken them: all are one device's.
+    in_flight: AtomicU64,
     /// Of these, the packets with the driver.
     pub(super) with_driver: AtomicU32,
     /// Bytes that the sock is charged for packets in flight.
@@ -112,10 +113,25 @@ impl Direct {
         self.attached_device.store(0, Relaxed);
     }
 
-    /// Counts a packet as in flight.
-    pub(super) fn take(&self, packet: &TakenSkb) {
-        self.in_flight.fetch_add(1, Relaxed);
-        self.charge.fetch_add(packet.charge(), Relaxed);
+    /// Packets in flight at this attached device; `None` if there are some at another one.
+    pub(super) fn in_flight_at(&self, attached: u32) -> Option<u32> {
+        at_device(self.in_flight.load(Relaxed), attached)
+    }
+
+    /// Counts a packet as in flight at this attached device. Refuses it if there are packets in
+    /// flight at another one: a queue must not wait for another device's driver.
+    pub(super) fn take(&self, attached: u32, charge: u32) -> bool {
+        let taken = self
+            .in_flight
+            .fetch_update(Relaxed, Relaxed, |in_flight| {
+                let count = at_device(in_flight, attached)?.wrapping_add(1);
+                Some(u64::from(attached) << 32 | u64::from(count))
+            })
+            .is_ok();
+        if taken {
+            self.charge.fetch_add(charge, Relaxed);
+        }
+        taken
     }
 
     /// Ends a packet's time in flight, which [`Self::take`] began.
@@ -130,5 +146,14 @@ impl Direct {
     /// flow: the sock is charged for nothing but packets in flight here.
     pub(super) fn is_alone(&self, sk: &Sock) -> bool {
         sk.sending() <= self.charge.load(Relaxed)
+    }
+}
+
+/// Packets in flight at an attached device, of a flow that has these in flight; `None` if they are
+/// at another device.
+fn at_device(in_flight: u64, attached: u32) -> Option<u32> {
+    match in_flight as u32 {
+        0 => Some(0),
+        count => (in_flight >> 32 == u64::from(attached)).then_some(count),
     }
 }

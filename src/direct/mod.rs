@@ -8,7 +8,7 @@
 //! met each of them as one packet. If no other observer is left (tc, a qdisc that isn't empty, a
 //! tap, a monitor), the GSO packet is segmented here; otherwise it passes to the stack. Packets of
 //! a flow never overtake each other: while some are with the driver, the stack gets none, and vice
-//! versa.
+//! versa. There is no order between devices.
 
 mod attach;
 mod counters;

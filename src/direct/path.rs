@@ -33,7 +33,8 @@ pub(crate) enum TxPath {
     Transformed = uapi::KOPI_PATH_TRANSFORMED,
     /// Through the stack: the packet needs more than an XDP frame can express.
     Extras = uapi::KOPI_PATH_EXTRAS,
-    /// Through the stack: the stack has held earlier packets of the flow for too long.
+    /// Through the stack: the stack has held earlier packets of the flow for too long, or another
+    /// attached device has some.
     Behind = uapi::KOPI_PATH_BEHIND,
 }
 

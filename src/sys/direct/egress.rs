@@ -117,6 +117,12 @@ impl<'a> EgressSkb<'a> {
         unsafe { bindings::kopi_qdisc_bstats_update(device.as_ptr(), queue, self.as_ptr()) };
     }
 
+    /// Bytes that the sock is charged for it.
+    pub(crate) fn charge(&self) -> u32 {
+        // SAFETY: The skb is valid, by the invariants.
+        unsafe { bindings::kopi_skb_truesize(self.as_ptr()) }
+    }
+
     /// Takes it from the stack. A device's driver sends it, or the stack if `to_stack` is set.
     pub(crate) fn take(self, to_stack: bool) -> TakenSkb {
         // SAFETY: The skb is valid, and the hook owns it from here, as its verdict says. At the

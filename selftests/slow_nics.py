@@ -1,0 +1,112 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Whoever sends through an attached NIC doesn't wait for another NIC, whose driver has another flow's packets."""
+
+import os
+import socket
+import time
+
+import kopi
+from attached import attach, host, kopictl, link
+from control import family
+from equivalence import namespace, sh, user
+from kopi import check
+from linux import SO_RCVBUFFORCE
+from qmp import Nic
+
+FAST, SLOW = "192.0.2.2", "203.0.113.2"
+PORT, BATCH = 7000, 16
+# The NIC of a hub without another end: QEMU keeps what it sends.
+SLOW_HUB = 7
+
+
+class Sender:
+    """A user's flow on a channel with GSO packets."""
+
+    def __init__(self, name):
+        with namespace("host"), user(name):
+            self.channel = kopi.Channel(flags=kopi.OFFLOADS, frames=256, tx=256, completion=256)
+        self.number = 0
+
+    def send(self, address, count, size=100):
+        """Sends so many, as one GSO packet if it is more than one."""
+        while self.channel.completion.pop():
+            pass
+        for _ in range(count):
+            self.channel.send(self.number % 256, bytes(size), (address, PORT))
+            self.number += 1
+        self.channel.bell()
+
+    def close(self):
+        """Ends it."""
+        self.channel.sock.close()
+        self.channel.region.close()
+
+
+def plug_in(ynl):
+    """Plugs a NIC in that lets nothing out, as the host's slow0; gives its place, or None."""
+    nic = Nic(SLOW_HUB)
+    if not nic.hotplug:
+        # The debug kernel would keep it for the tests that come next.
+        nic.close()
+        return None
+    name = nic.plug_in(kopi.wait_until)
+    sh(f"ip link set {name} down; ip link set {name} name slow0 netns host")
+    # Nothing by the stack: the driver would stop its queue.
+    for command in ("sysctl -qw net.ipv6.conf.slow0.disable_ipv6=1", "ip addr add 203.0.113.1/24 dev slow0",
+                    "ip link set slow0 up", f"ip neigh add {SLOW} lladdr 02:00:00:00:00:09 dev slow0",
+                    "kopictl attach slow0"):
+        host(command)
+    kopi.wait_until(lambda: link(ynl, "slow0")["path"] == "direct")
+    return nic
+
+
+def by_the_driver(ynl, name, before, patience):
+    """Whether, and after how many seconds, the driver has taken more than `before`."""
+    begin = time.monotonic()
+    came = kopi.wait_until(lambda: link(ynl, name)["packets"] > before, patience)
+    return came, time.monotonic() - begin
+
+
+def other_nic(ynl):
+    """Packets that one user's flow has at a slow NIC hold up nobody at another one."""
+    other = Sender("bob")
+    other.send(FAST, BATCH)
+    longest = 0
+    for _ in range(3):
+        before = link(ynl, "slow0")["packets"]
+        greedy = Sender("alice")
+        greedy.send(SLOW, BATCH)
+        taken, _ = by_the_driver(ynl, "slow0", before, 10)
+        check("the slow NIC's driver has a flow's packets", taken, link(ynl, "slow0"))
+        before = link(ynl)["packets"]
+        greedy.send(FAST, 1)
+        greedy.send(FAST, BATCH)
+        other.send(FAST, BATCH)
+        taken, after = by_the_driver(ynl, "eth0", before, 5)
+        longest = max(longest, after)
+        check("another user's packet leaves by the other NIC", taken)
+        greedy.close()
+    check("at once", longest < 0.3, longest)
+    other.close()
+
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+attach()
+with namespace("host"):
+    YNL = family()
+NIC = plug_in(YNL)
+with namespace("peer"):
+    SINK = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    SINK.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+    SINK.bind((FAST, PORT))
+if NIC:
+    try:
+        other_nic(YNL)
+    finally:
+        kopictl("detach", "slow0")
+        NIC.close()
+else:
+    check("no slow NIC can be plugged in here", True)
+kopictl("detach", "eth0")
+kopi.finish()
