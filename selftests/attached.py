@@ -8,14 +8,53 @@ import socket
 import subprocess
 import time
 
-from equivalence import devices, namespace, run_nft, sh
-from linux import ETH_P_ALL, SO_RCVBUFFORCE
+import kopi
+from equivalence import devices, namespace, run_nft, sh, user
+from linux import ETH_P_ALL, SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
 ADDRESSES = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
 # Changes of the way, of each kind.
 CHANGES = int(os.environ.get("CHANGES", "15"))
 # And of those that one process can make.
 OFTEN = int(os.environ.get("CHANGES", "200"))
+
+
+class UserFlow:
+    """A user's flow in the host's namespace, on a channel with GSO packets, and with room for many of them."""
+
+    def __init__(self, name):
+        with namespace("host"), user(name):
+            self.channel = kopi.Channel(flags=kopi.OFFLOADS, frame_size=4096, frames=256, tx=256, completion=256)
+        self.channel.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
+        self.number = 0
+
+    def put(self, address, data, gso_size=0):
+        """Puts a datagram in the ring, or a GSO packet of datagrams of that size."""
+        self.channel.send(self.number % 256, data, address, meta={"gso_size": gso_size})
+        self.number += 1
+
+    def bell(self):
+        """Sends what is in the ring."""
+        kopi.wait_until(lambda: (self.channel.bell(), self.channel.tx.get(self.channel.tx.consumer) == self.number)[1])
+        while self.channel.completion.pop():
+            pass
+
+    def send(self, address, data, gso_size=0):
+        """Sends one."""
+        self.put(address, data, gso_size)
+        self.bell()
+
+    def close(self):
+        """Ends it."""
+        self.channel.sock.close()
+        self.channel.region.close()
+
+
+def by_the_driver(ynl, name, before, patience):
+    """Whether, and after how many seconds, a device's driver has taken more than `before`."""
+    begin = time.monotonic()
+    came = kopi.wait_until(lambda: link(ynl, name)["packets"] > before, patience)
+    return came, time.monotonic() - begin
 
 
 def link(ynl, name="eth0"):

@@ -4,43 +4,21 @@
 
 import os
 import socket
-import time
 
 import kopi
-from attached import attach, host, kopictl, link
+from attached import UserFlow, attach, by_the_driver, host, kopictl, link
 from control import family
-from equivalence import namespace, sh, user
+from equivalence import namespace, sh
 from kopi import check
 from linux import SO_RCVBUFFORCE
 from qmp import Nic
 
 FAST, SLOW = "192.0.2.2", "203.0.113.2"
-PORT, BATCH = 7000, 16
+PORT = 7000
+# A GSO packet's payload, and its datagrams' size.
+GSO = bytes(1600), 100
 # The NIC of a hub without another end: QEMU keeps what it sends.
 SLOW_HUB = 7
-
-
-class Sender:
-    """A user's flow on a channel with GSO packets."""
-
-    def __init__(self, name):
-        with namespace("host"), user(name):
-            self.channel = kopi.Channel(flags=kopi.OFFLOADS, frames=256, tx=256, completion=256)
-        self.number = 0
-
-    def send(self, address, count, size=100):
-        """Sends so many, as one GSO packet if it is more than one."""
-        while self.channel.completion.pop():
-            pass
-        for _ in range(count):
-            self.channel.send(self.number % 256, bytes(size), (address, PORT))
-            self.number += 1
-        self.channel.bell()
-
-    def close(self):
-        """Ends it."""
-        self.channel.sock.close()
-        self.channel.region.close()
 
 
 def plug_in(ynl):
@@ -61,28 +39,21 @@ def plug_in(ynl):
     return nic
 
 
-def by_the_driver(ynl, name, before, patience):
-    """Whether, and after how many seconds, the driver has taken more than `before`."""
-    begin = time.monotonic()
-    came = kopi.wait_until(lambda: link(ynl, name)["packets"] > before, patience)
-    return came, time.monotonic() - begin
-
-
 def other_nic(ynl):
     """Packets that one user's flow has at a slow NIC hold up nobody at another one."""
-    other = Sender("bob")
-    other.send(FAST, BATCH)
+    other = UserFlow("bob")
+    other.send((FAST, PORT), *GSO)
     longest = 0
     for _ in range(3):
         before = link(ynl, "slow0")["packets"]
-        greedy = Sender("alice")
-        greedy.send(SLOW, BATCH)
+        greedy = UserFlow("alice")
+        greedy.send((SLOW, PORT), *GSO)
         taken, _ = by_the_driver(ynl, "slow0", before, 10)
         check("the slow NIC's driver has a flow's packets", taken, link(ynl, "slow0"))
         before = link(ynl)["packets"]
-        greedy.send(FAST, 1)
-        greedy.send(FAST, BATCH)
-        other.send(FAST, BATCH)
+        greedy.send((FAST, PORT), b"x")
+        greedy.send((FAST, PORT), *GSO)
+        other.send((FAST, PORT), *GSO)
         taken, after = by_the_driver(ynl, "eth0", before, 5)
         longest = max(longest, after)
         check("another user's packet leaves by the other NIC", taken)

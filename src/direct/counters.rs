@@ -29,6 +29,13 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
+    /// Counts a packet that the driver took, by its datagrams.
+    pub(super) fn note_sent(&self, datagrams: u32) {
+        self.packets.fetch_add(u64::from(datagrams), Relaxed);
+        self.gso_packets
+            .fetch_add(u64::from(datagrams > 1), Relaxed);
+    }
+
     /// Whether the driver gets no frames now, because it took none for too long.
     pub(super) fn is_refused(&self) -> bool {
         match self.refused_until.load(Relaxed) {

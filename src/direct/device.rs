@@ -207,14 +207,14 @@ impl Egress for AttachedDevice {
             match self
                 .queues
                 .get(cpu as usize)
-                .map(|queue| queue.queue.join(packet))
+                .map(|queue| queue.queue.join(flow, packet))
             {
                 Some(Err(back)) => packet = back,
                 _ => return EgressVerdict::Taken,
             }
         }
         direct.cpu.store(here as u16, Relaxed);
-        own.queue.add(packet);
+        own.queue.add(flow, packet);
         own.poll();
         EgressVerdict::Taken
     }

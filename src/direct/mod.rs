@@ -18,6 +18,7 @@ mod path;
 mod queue;
 mod receive;
 mod redirected_ports;
+mod waiting;
 
 pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching};
 pub(crate) use device::AttachedDevice;

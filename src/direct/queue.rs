@@ -2,7 +2,11 @@
 
 //! A CPU's queue of an attached device: packets in flight wait, are with the driver, and complete.
 
-use super::counters::Counters;
+use super::{
+    counters::Counters,
+    path::TxPath,
+    waiting::{bit, Patience, Waiting}, //
+};
 use crate::flow::Flow;
 use crate::sys::{
     context::now,
@@ -21,9 +25,9 @@ use kernel::{
 /// maximum, each time that polling changes nothing.
 const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
-/// How long a queue waits for flows that enter, until the stack has sent their earlier packets, in
-/// nanoseconds. All flows that come to the queue's head one after another share this time. It
-/// begins anew when the driver has taken a packet.
+/// How long a user's packets wait for flows that enter, until the stack has sent their earlier
+/// packets, in nanoseconds. All flows of the user that come to the head of the list one after
+/// another share this time. It begins anew when the driver has taken a packet of the user.
 const PATIENCE: u64 = 1_000_000;
 /// Back-off after a flow failed to enter the direct path, in nanoseconds.
 const PAUSE: u64 = 1_000_000_000;
@@ -33,8 +37,6 @@ const DRIVER_MAX: u64 = 1_000_000_000;
 /// How long all packets take the stack after the driver has refused frames for [`DRIVER_MAX`], in
 /// nanoseconds.
 const REFUSED_PAUSE: u64 = 60_000_000_000;
-/// Maximum number of datagrams that wait on a queue: fq_codel's limit.
-const WAITING_MAX: u32 = 10_240;
 
 /// The queue of one CPU and one attached device.
 #[pin_data]
@@ -48,14 +50,10 @@ pub(crate) struct Queue {
 }
 
 struct Lists {
-    /// Packets to be sent, in order.
-    waiting: List,
-    /// Number of datagrams in `waiting`.
-    datagrams: u32,
+    /// Packets to be sent.
+    waiting: Waiting,
     /// Packets with the driver, in order.
     with_driver: List,
-    /// Since when the queue has waited as [`PATIENCE`] says, in nanoseconds; `None` if it doesn't.
-    patient_from: Option<u64>,
     /// The queue will be polled again.
     awake: bool,
     /// The interval until then, in nanoseconds.
@@ -81,7 +79,7 @@ impl Done {
     }
 }
 
-/// What happens to the first packet that waits.
+/// What happens to the first packet of a user.
 enum Step {
     /// The driver was given all of it.
     Given,
@@ -89,6 +87,10 @@ enum Step {
     ToStack,
     /// It is dropped.
     Drop,
+    /// It has to wait, with the user's packets behind it.
+    Wait,
+    /// The driver has no room: all have to wait.
+    Full,
 }
 
 /// Whether a packet can be given to the driver.
@@ -138,10 +140,8 @@ impl Queue {
         counters: Arc<Counters>,
     ) -> Result<impl PinInit<Self, Error>> {
         let lists = Lists {
-            waiting: List::new()?,
-            datagrams: 0,
+            waiting: Waiting::new()?,
             with_driver: List::new()?,
-            patient_from: None,
             awake: false,
             tick: TICK,
             done: Some(Done::new()?),
@@ -159,29 +159,44 @@ impl Queue {
         self.lists.lock().is_empty()
     }
 
-    /// Appends a packet, or drops it if the queue is full. The caller polls the queue afterwards.
-    /// Softirqs are off.
-    pub(super) fn add(&self, packet: TakenSkb) {
-        let refused = self.lists.lock().add(packet);
+    /// Appends a flow's packet, if there is room for its user. The caller polls the queue
+    /// afterwards. Softirqs are off.
+    pub(super) fn add(&self, flow: &Flow, packet: TakenSkb) {
+        let refused = self.lists.lock().waiting.add(flow.charged_user(), packet);
         if let Some(packet) = refused {
-            self.drop(packet);
+            self.refuse(flow, packet);
         }
     }
 
-    /// Appends a packet from another CPU, or drops it if the queue is full. Gives the packet back
-    /// if the queue won't be polled again. Softirqs are off.
-    pub(super) fn join(&self, packet: TakenSkb) -> core::result::Result<(), TakenSkb> {
+    /// Appends a flow's packet from another CPU, if there is room for its user. Gives the packet
+    /// back if the queue won't be polled again. Softirqs are off.
+    pub(super) fn join(&self, flow: &Flow, packet: TakenSkb) -> core::result::Result<(), TakenSkb> {
         let refused = {
             let mut lists = self.lists.lock();
             if !lists.awake {
                 return Err(packet);
             }
-            lists.add(packet)
+            lists.waiting.add(flow.charged_user(), packet)
         };
         if let Some(packet) = refused {
-            self.drop(packet);
+            self.refuse(flow, packet);
         }
         Ok(())
+    }
+
+    /// Passes a packet to the stack for which there is no room, or drops it if it would overtake
+    /// earlier ones of its flow.
+    fn refuse(&self, flow: &Flow, packet: TakenSkb) {
+        let direct = &flow.direct;
+        if direct.in_flight_at(self.number) != Some(1) {
+            return self.drop(packet);
+        }
+        direct.record_path(&self.device, TxPath::Behind);
+        direct.leave();
+        direct.complete(&packet);
+        let is_gso = u64::from(packet.datagrams() > 1);
+        self.counters.passed.fetch_add(is_gso, Relaxed);
+        packet.pass_on();
     }
 
     /// Completes a packet as dropped, and counts its datagrams that weren't sent.
@@ -208,29 +223,40 @@ impl Queue {
         any
     }
 
-    /// Sends the packets that wait, as far as possible now; returns whether any packet left the
-    /// list.
+    /// Sends the packets that wait, as far as possible now, one of each user in turn; returns
+    /// whether any packet left the lists.
     fn send(&self, lists: &mut Lists, done: &mut Done) -> bool {
         let mut any = false;
-        loop {
-            let patient_from = &mut lists.patient_from;
+        // The users whose packets have to wait.
+        let mut later = 0;
+        while let Some(at) = lists.waiting.next(later) {
             let step = lists
                 .waiting
-                .first(|packet| self.step(packet, patient_from));
-            let Some(step) = step.flatten() else {
-                break;
+                .first(at, |packet, patience| self.step(packet, patience));
+            let given = match step {
+                Some(Step::Wait) => {
+                    later |= bit(at);
+                    continue;
+                }
+                None | Some(Step::Full) => {
+                    // What the driver has begun goes on first.
+                    lists.waiting.set_turn(at);
+                    break;
+                }
+                Some(Step::Given) => true,
+                Some(Step::ToStack | Step::Drop) => false,
             };
-            let Some(mut packet) = lists.pop_waiting() else {
+            let Some(mut packet) = lists.waiting.pop(at, given) else {
                 break;
             };
             any = true;
+            lists.waiting.set_turn(at.wrapping_add(1));
             match step {
-                Step::Given => {
-                    lists.patient_from = None;
+                Some(Step::Given) => {
                     packet.set_xmit_time(now());
                     lists.with_driver.push(packet);
                 }
-                Step::ToStack => {
+                Some(Step::ToStack) => {
                     packet.with_flow(|_, flow: &Flow| {
                         // Later packets of the flow wait until the stack has sent this one.
                         flow.direct.entering.store(true, Relaxed);
@@ -238,28 +264,25 @@ impl Queue {
                     });
                     done.to_stack.push(packet);
                 }
-                Step::Drop => done.dropped.push(packet),
+                _ => done.dropped.push(packet),
             }
-        }
-        if lists.waiting.first(|_| ()).is_none() {
-            lists.patient_from = None;
         }
         any
     }
 
-    /// Sends the first packet, if its turn has come; `None` if it has to wait.
-    fn step(&self, packet: &mut TakenSkb, patient_from: &mut Option<u64>) -> Option<Step> {
+    /// Sends a user's first packet, if its turn has come.
+    fn step(&self, packet: &mut TakenSkb, patience: &mut Patience) -> Step {
         if packet.is_to_stack() {
             return self.may_pass_on(packet);
         }
         let begun = packet.has_begun();
         let turn = match begun {
             true => None,
-            false => packet.with_flow(|sk, flow: &Flow| self.turn(sk, flow, patient_from)),
+            false => packet.with_flow(|sk, flow: &Flow| self.turn(sk, flow, patience)),
         };
         match turn.unwrap_or(Turn::Now) {
             Turn::Now => {}
-            Turn::Later => return None,
+            Turn::Later => return Step::Wait,
             Turn::Never => {
                 packet.leave_to_stack();
                 return self.may_pass_on(packet);
@@ -271,17 +294,12 @@ impl Queue {
         }
         match sent {
             XmitResult::All => {
-                let datagrams = packet.datagrams();
-                let counters = &self.counters;
-                counters.packets.fetch_add(u64::from(datagrams), Relaxed);
-                counters
-                    .gso_packets
-                    .fetch_add(u64::from(datagrams > 1), Relaxed);
-                Some(Step::Given)
+                self.counters.note_sent(packet.datagrams());
+                Step::Given
             }
             XmitResult::Some => {
                 packet.refused(now(), true);
-                None
+                Step::Full
             }
             // The failure may be temporary: the program was detached in the middle of the packet,
             // say, or memory is short.
@@ -290,14 +308,17 @@ impl Queue {
             {
                 let now = now();
                 if packet.refused(now, false) < DRIVER_MAX {
-                    return None;
+                    return match sent {
+                        XmitResult::None => Step::Full,
+                        _ => Step::Wait,
+                    };
                 }
                 if sent == XmitResult::None {
                     let until = now.saturating_add(REFUSED_PAUSE);
                     self.counters.refused_until.store(until, Relaxed);
                 }
                 if packet.has_begun() {
-                    return Some(Step::Drop);
+                    return Step::Drop;
                 }
                 packet.leave_to_stack();
                 self.may_pass_on(packet)
@@ -311,7 +332,7 @@ impl Queue {
 
     /// Whether a packet of a flow can be given to the driver. It never can if the stack has held an
     /// earlier packet of the flow for too long, or if a tap was added after this packet was taken.
-    fn turn(&self, sk: &Sock, flow: &Flow, patient_from: &mut Option<u64>) -> Turn {
+    fn turn(&self, sk: &Sock, flow: &Flow, patience: &mut Patience) -> Turn {
         let direct = &flow.direct;
         if !direct.leaves_by(self.number) || self.device.is_tapped() || self.counters.is_refused() {
             return Turn::Never;
@@ -324,7 +345,7 @@ impl Queue {
             return Turn::Now;
         }
         let now = now();
-        if now.saturating_sub(*patient_from.get_or_insert(now)) < PATIENCE {
+        if now.saturating_sub(*patience.get_or_insert(now)) < PATIENCE {
             return Turn::Later;
         }
         direct.leave();
@@ -333,10 +354,10 @@ impl Queue {
     }
 
     /// Passes a packet to the stack, once no earlier packet of its flow is with the driver.
-    fn may_pass_on(&self, packet: &TakenSkb) -> Option<Step> {
+    fn may_pass_on(&self, packet: &TakenSkb) -> Step {
         match packet.with_flow(|_, flow: &Flow| flow.direct.with_driver.load(Relaxed)) {
-            None | Some(0) => Some(Step::ToStack),
-            Some(_) => None,
+            None | Some(0) => Step::ToStack,
+            Some(_) => Step::Wait,
         }
     }
 
@@ -362,7 +383,10 @@ impl Queue {
             packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
             packet.finish();
         }
-        let waiting = || self.lists.lock().pop_waiting();
+        let waiting = || {
+            let waiting = &mut self.lists.lock().waiting;
+            waiting.next(0).and_then(|at| waiting.pop(at, false))
+        };
         while let Some(packet) = waiting() {
             self.drop(packet);
         }
@@ -370,25 +394,7 @@ impl Queue {
 }
 
 impl Lists {
-    /// Appends a packet; gives it back if the queue is full.
-    fn add(&mut self, packet: TakenSkb) -> Option<TakenSkb> {
-        let all = self.datagrams.saturating_add(packet.datagrams());
-        if all > WAITING_MAX {
-            return Some(packet);
-        }
-        self.datagrams = all;
-        self.waiting.push(packet);
-        None
-    }
-
-    /// Removes the first packet that waits.
-    fn pop_waiting(&mut self) -> Option<TakenSkb> {
-        let packet = self.waiting.pop()?;
-        self.datagrams = self.datagrams.saturating_sub(packet.datagrams());
-        Some(packet)
-    }
-
     fn is_empty(&mut self) -> bool {
-        self.waiting.first(|_| ()).is_none() && self.with_driver.first(|_| ()).is_none()
+        self.waiting.is_empty() && self.with_driver.first(|_| ()).is_none()
     }
 }

@@ -56,7 +56,7 @@ pub(crate) struct Flow {
     polled_early: Atomic<bool>,
     /// The credentials that may map the rings: those that last got the layout.
     may_map: AllowedCreds,
-    _charge: Charge,
+    charge: Charge,
 }
 
 impl Flow {
@@ -82,6 +82,11 @@ impl Flow {
     /// The flow's number in its network namespace.
     pub(crate) fn id(&self) -> u32 {
         self.id.load(Relaxed)
+    }
+
+    /// The user who is charged for it, by the number in the initial user namespace.
+    pub(crate) fn charged_user(&self) -> u32 {
+        self.charge.user()
     }
 
     /// Whether somebody may wait on the socket's own queue, and not on the channel's. To be asked

@@ -57,7 +57,7 @@ unsafe impl Protocol for Flow {
             corking: Atomic::new(0),
             polled_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
-            _charge: Charge::new(net, one)?,
+            charge: Charge::new(net, one)?,
         })
     }
 

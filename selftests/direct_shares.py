@@ -1,0 +1,119 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""What one user sends by an attached NIC neither takes the room of other users' packets nor makes them wait for more
+than their turn."""
+
+import json
+import os
+import socket
+
+import kopi
+from attached import ADDRESSES, UserFlow, attach, by_the_driver, host, kopictl, link, nobody_takes, peer
+from control import family
+from equivalence import namespace
+from kopi import check
+from linux import IP_OPTIONS, SO_RCVBUFFORCE
+
+PEER = (ADDRESSES[4][1], 7000)
+# Datagrams of a GSO packet, as many as it can have, and bytes of each.
+MANY, SIZE = 128, 16
+FEW = 8
+NOPS = b"\x01\x01\x01\x01"
+
+
+def gso(letter, count):
+    """The payload of a GSO packet, and its datagrams' size."""
+    return letter * SIZE * count, SIZE
+
+
+def entered(*flows):
+    """Each of the flows has sent by the driver."""
+    for flow in flows:
+        flow.send(PEER, *gso(b"-", FEW))
+
+
+def waits_alone(ynl):
+    """A packet that waits for earlier ones of its flow makes no other user's wait."""
+    greedy, other = UserFlow("alice"), UserFlow("bob")
+    entered(greedy, other)
+    with nobody_takes():
+        before = link(ynl)["packets"]
+        greedy.send(PEER, *gso(b"a", FEW))
+        check("the driver has the first", by_the_driver(ynl, "eth0", before, 5)[0], link(ynl))
+        # By the stack, behind the first.
+        greedy.channel.sock.setsockopt(socket.SOL_IP, IP_OPTIONS, NOPS)
+        greedy.send(PEER, b"a")
+        before = link(ynl)["packets"]
+        other.send(PEER, *gso(b"b", FEW))
+        taken, after = by_the_driver(ynl, "eth0", before, 5)
+        check("what waits for the driver holds up no other user", taken and after < 0.4, (after, link(ynl)))
+    kopictl("detach", "eth0")
+    kopictl("attach", "eth0")
+    greedy.close()
+    other.close()
+
+
+def has_room(ynl):
+    """A user who has filled the queue leaves room for others, and sends by the stack what nothing is before."""
+    greedy, second, other = UserFlow("alice"), UserFlow("alice"), UserFlow("bob")
+    entered(greedy, second, other)
+    with nobody_takes():
+        before = link(ynl)
+        for _ in range(2):
+            for _ in range(100):
+                greedy.put(PEER, *gso(b"a", MANY))
+            greedy.bell()
+        full = link(ynl)
+        check("who has filled the queue loses the rest", full["dropped"] > before["dropped"], full)
+        other.send(PEER, *gso(b"b", FEW))
+        after = link(ynl)
+        check("another user's packet has room", (after["dropped"], after["passed"]) == (full["dropped"], full["passed"]),
+              (full, after))
+        second.send(PEER, *gso(b"a", FEW))
+        last = link(ynl)
+        check("another flow's of the same user leaves by the stack",
+              (last["dropped"], last["passed"]) == (after["dropped"], after["passed"] + 1), (after, last))
+    kopictl("detach", "eth0")
+    kopictl("attach", "eth0")
+    for flow in greedy, second, other:
+        flow.close()
+
+
+def has_its_turn(sink):
+    """A user's packet leaves before what others have sent earlier, but for what the driver has."""
+    greedy, other = UserFlow("alice"), UserFlow("bob")
+    entered(greedy, other)
+    for _ in range(60):
+        greedy.put(PEER, *gso(b"a", MANY))
+    other.put(PEER, *gso(b"b", FEW))
+    greedy.bell()
+    other.bell()
+    came = []
+    sink.settimeout(20)
+    while len(came) < 60 * MANY + FEW:
+        came.append(sink.recv(100)[:1])
+        if came[-1] == b"-":
+            came.pop()
+    behind = came[came.index(b"b"):].count(b"a")
+    check("another user's packet doesn't wait for all of them", behind > 10 * MANY, behind)
+    greedy.close()
+    other.close()
+
+
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+attach()
+with namespace("host"):
+    YNL = family()
+with namespace("peer"):
+    SINK = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    SINK.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+    SINK.bind(PEER)
+# No question for the peer's address leaves by the stack: nobody would take it, and the driver stop its queue.
+ADDRESS = json.loads(peer("ip -j link show eth1"))[0]["address"]
+host(f"ip neigh replace {PEER[0]} lladdr {ADDRESS} dev eth0 nud permanent")
+has_its_turn(SINK)
+waits_alone(YNL)
+has_room(YNL)
+kopictl("detach", "eth0")
+host(f"ip neigh del {PEER[0]} dev eth0")
+kopi.finish()
