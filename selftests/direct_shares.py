@@ -67,8 +67,8 @@ def has_room(ynl):
         check("who has filled the queue loses the rest", full["dropped"] > before["dropped"], full)
         other.send(PEER, *gso(b"b", FEW))
         after = link(ynl)
-        check("another user's packet has room", (after["dropped"], after["passed"]) == (full["dropped"], full["passed"]),
-              (full, after))
+        check("another user's packet has room",
+              (after["dropped"], after["passed"]) == (full["dropped"], full["passed"]), (full, after))
         second.send(PEER, *gso(b"a", FEW))
         last = link(ynl)
         check("another flow's of the same user leaves by the stack",
