@@ -8,8 +8,10 @@ use crate::netns::Net;
 use crate::pure::ip;
 use crate::sys::{
     monitor::{DroppedFor, Packet, ProbedSkb, Probes},
+    pernet::NetRef,
     sock::{Sock, SockRef}, //
 };
+use core::ptr;
 use kernel::{prelude::*, sync::rcu};
 
 /// The probes that show the packets of flows on monitor devices.
@@ -20,8 +22,10 @@ crate::sys::monitor::serve!(OfFlows);
 impl Probes for OfFlows {
     type Namespace = Net;
 
-    fn transmitted(packet: ProbedSkb<'_>, ifindex: u32, rcu: &rcu::Guard) {
-        if let Some((sk, flow)) = packet.flow::<Flow>(rcu) {
+    fn transmitted(packet: ProbedSkb<'_>, net: &NetRef, ifindex: u32, rcu: &rcu::Guard) {
+        // A packet keeps its sock on its way through other namespaces, until IP receives it.
+        let of_net = |(sk, _): &(&Sock, &Flow)| ptr::eq(sk.net(), net);
+        if let Some((sk, flow)) = packet.flow(rcu).filter(of_net) {
             let fate = PacketFate::transmitted(ifindex, packet.gso_size());
             monitor::show(flow, sk, fate, &Packet::Skb(packet));
         }
@@ -29,26 +33,37 @@ impl Probes for OfFlows {
 
     fn dropped(packet: ProbedSkb<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard) {
         let iif = packet.iif();
-        let show = |sk: &Sock, flow: &Flow| {
+        let show = |sk: &Sock, flow: &Flow, ifindex: u32| {
             // KOPI drops this packet itself, and shows it with its own reason.
             if flow.is_refusing(packet.id()) {
                 return;
             }
-            let ifindex = match iif {
-                0 if monitor::is_watched(flow) => packet.ifindex_in(sk.net(), rcu),
-                ifindex => ifindex,
-            };
             let fate = PacketFate::dropped(iif != 0, reason, ifindex, packet.gso_size());
             monitor::show(flow, sk, fate, &Packet::Skb(packet));
         };
-        match packet.flow(rcu).or_else(|| receiver.flow(rcu)) {
-            Some((sk, flow)) => show(sk, flow),
+        if let Some((sk, flow, ifindex)) = own_flow(packet, rcu) {
+            show(sk, flow, ifindex);
+        } else if receiver.is_known() {
             // With a known receiver that is no flow, the packet isn't a flow's: a packet socket,
             // for instance, drops its own copy.
-            None if iif != 0 && !receiver.is_known() => with_receiver(packet, rcu, show),
-            None => {}
+            if let Some((sk, flow)) = receiver.flow(rcu) {
+                show(sk, flow, iif);
+            }
+        } else if iif != 0 {
+            with_receiver(packet, rcu, |sk, flow| show(sk, flow, iif));
         }
     }
+}
+
+/// The flow to whose sock a packet belongs, and the index of the device that the packet is at, or 0
+/// if it has none yet. `None` if the flow's namespace has no monitor, or the packet is in another
+/// one.
+fn own_flow<'a>(packet: ProbedSkb<'_>, rcu: &'a rcu::Guard) -> Option<(&'a Sock, &'a Flow, u32)> {
+    let (sk, flow) = packet.flow::<Flow>(rcu)?;
+    if !monitor::is_watched(flow) {
+        return None;
+    }
+    Some((sk, flow, packet.ifindex_in(sk.net(), rcu)?))
 }
 
 /// Calls `act` with the flow to which a packet was addressed, if its namespace is watched.

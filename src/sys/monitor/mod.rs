@@ -129,8 +129,9 @@ pub(crate) trait Probes {
     /// The state of a namespace, which has its [`Devices`].
     type Namespace: Namespace;
 
-    /// A packet is being given to the driver of a device. Any context with interrupts on.
-    fn transmitted(packet: ProbedSkb<'_>, ifindex: u32, rcu: &rcu::Guard);
+    /// A packet is being given to the driver of a device, of this index in this namespace. Any
+    /// context with interrupts on.
+    fn transmitted(packet: ProbedSkb<'_>, net: &NetRef, ifindex: u32, rcu: &rcu::Guard);
 
     /// A packet is being dropped, with the kernel's drop reason. Any context with interrupts on.
     fn dropped(packet: ProbedSkb<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard);
@@ -225,11 +226,13 @@ pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut raw::Skb, dev: *mut raw::D
         return;
     };
     let rcu = rcu::read_lock();
-    // SAFETY: The caller of the tracepoint sends by the device, which is valid through the call.
+    // SAFETY: The caller of the tracepoint sends by the device, which is valid through the call, and
+    // can't leave its namespace meanwhile.
     unsafe {
         // Packets that a program sends by a monitor device aren't shown.
         if !bindings::kopi_mon_is(dev) {
-            P::transmitted(packet, bindings::kopi_dev_ifindex(dev) as u32, &rcu);
+            let net = NetRef::from_raw(bindings::kopi_dev_net(dev));
+            P::transmitted(packet, net, bindings::kopi_dev_ifindex(dev) as u32, &rcu);
         }
     }
 }

@@ -24,7 +24,7 @@ use kernel::{
 };
 
 /// Maximum number of devices of a namespace that the search for a dropped packet's device compares.
-pub(super) const DEVICES_MAX: u32 = 64;
+pub(super) const DEVICES_MAX: u32 = 256;
 
 /// A packet to be shown: an skb, or the bytes of a packet that didn't become one.
 pub(crate) enum Packet<'a> {
@@ -159,27 +159,54 @@ impl ProbedSkb<'_> {
         unsafe { bindings::kopi_skb_dev(self.as_ptr()) }
     }
 
+    /// Whether its device is the one of this index in a namespace.
+    ///
+    /// # Safety
+    ///
+    /// `net` must be valid.
+    unsafe fn is_at(&self, net: *mut bindings::net, ifindex: u32, _rcu: &rcu::Guard) -> bool {
+        let Ok(ifindex) = i32::try_from(ifindex) else {
+            return false;
+        };
+        // SAFETY: The caller passes a valid namespace. The guard proves that RCU is held, under
+        // which devices may be looked up. The result is only compared.
+        let found = unsafe { bindings::kopi_net_dev(net, ifindex) };
+        !found.is_null() && ptr::eq(found, self.device())
+    }
+
     /// The namespace of the device that received it, if the namespace is watched.
-    pub(crate) fn watched_net<'b>(&self, _rcu: &'b rcu::Guard) -> Option<&'b NetRef> {
-        let ifindex = i32::try_from(self.iif()).ok()?;
+    pub(crate) fn watched_net<'b>(&self, rcu: &'b rcu::Guard) -> Option<&'b NetRef> {
         WATCHED.iter().find_map(|slot| {
             let net = NonNull::new(slot.load(Acquire))?;
             // SAFETY: A namespace leaves the list before its last monitor device is gone, and is
             // freed a grace period later at the earliest. The guard proves that RCU is held.
             unsafe {
-                let found = bindings::kopi_net_dev(net.as_ptr(), ifindex);
-                (!found.is_null() && ptr::eq(found, self.device()))
+                self.is_at(net.as_ptr(), self.iif(), rcu)
                     .then(|| NetRef::from_raw(net.as_ptr()))
             }
         })
     }
 
-    /// The index of its device in a namespace; 0 if the device isn't among the first
-    /// [`DEVICES_MAX`].
-    pub(crate) fn ifindex_in(&self, net: &NetRef, _rcu: &rcu::Guard) -> u32 {
+    /// The index of the device that it is at, if that is one of a namespace's first
+    /// [`DEVICES_MAX`]; 0 for an outgoing packet that has no device yet.
+    ///
+    /// `None` says that the packet may be in another namespace.
+    pub(crate) fn ifindex_in(&self, net: &NetRef, rcu: &rcu::Guard) -> Option<u32> {
+        let iif = self.iif();
+        if iif == 0 && self.device().is_null() {
+            return Some(0);
+        }
         // SAFETY: The namespace is borrowed, and so valid. The guard proves that RCU is held, under
         // which devices may be walked. The device's pointer is only compared.
-        unsafe { bindings::kopi_net_find_dev(net.as_ptr(), self.device(), DEVICES_MAX) as u32 }
+        unsafe {
+            if self.is_at(net.as_ptr(), iif, rcu) {
+                return Some(iif);
+            }
+            match bindings::kopi_net_find_dev(net.as_ptr(), self.device(), DEVICES_MAX) {
+                0 => None,
+                ifindex => u32::try_from(ifindex).ok(),
+            }
+        }
     }
 
     /// The offset of its IP header from its data; `None` if the header isn't in the linear part.
