@@ -4,22 +4,27 @@
 
 alice plants a pattern wherever memory may be handed on from: her pages, her sockets' buffers, the
 frames of her channels. bob looks for it in all that KOPI gives him, and for any byte that nobody
-wrote. He looks for what was dropped on its way to him, too. (The machine is booted with
+wrote. He looks for what was dropped on its way to him, and for what his own
+monitor devices show of packets that never were complete, too. (The machine is booted with
 init_on_alloc=0, under which the kernel clears no memory that it isn't asked to.)
 """
 
+import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import resource
 import socket
 import struct
 import subprocess
+import sys
 
 import kopi
 from equivalence import namespace, user
 from kopi import CHANNEL, INFO, SOL_KOPI, STATS, Channel, check, flow
 from linux import SO_ATTACH_FILTER, SO_DETACH_FILTER
+from monitors import DROPPED, OUT, PASSED, Monitor
 
 PATTERN = b"alice's secret, 32 bytes of it.."
 HALF = 256 << 20
@@ -257,6 +262,88 @@ def look_at_dropped():
         channel.sock.close()
 
 
+def sh(command):
+    subprocess.run(command, shell=True, check=True)
+
+
+def faulting(address, flags=0):
+    """Sends to that address what ends in a page that isn't mapped, behind what is sent with flags."""
+    pages = mmap.mmap(-1, 3 * mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    kopi.libc.mprotect(ctypes.c_void_p(start + 2 * mmap.PAGESIZE), mmap.PAGESIZE, 0)
+    with flow(kopi.UDP6 if ":" in address else 0) as sender:
+        sender.connect((address, PORT))
+        if flags:
+            sender.send(b"\x5a" * 1000, flags)
+        kopi.libc.send(sender.fileno(), ctypes.c_void_p(start), 3 * mmap.PAGESIZE, 0)
+        return ctypes.get_errno() == errno.EFAULT
+
+
+def transformed(mode):
+    """Sends two datagrams under a policy of IPsec, whose state ends with the first one."""
+    ends = "src 203.0.113.1 dst 203.0.113.2"
+    sh(f"ip xfrm policy add {ends} dir out tmpl {ends} proto esp mode {mode}; ip xfrm state add {ends} proto esp spi 7 "
+       f"mode {mode} aead 'rfc4106(gcm(aes))' 0x{'5a' * 20} 128 limit packet-hard 1")
+    with flow() as sender:
+        sender.connect(("203.0.113.2", PORT))
+        sender.send(b"first")
+        with contextlib.suppress(OSError):
+            sender.send(b"second")
+    sh("ip xfrm state flush; ip xfrm policy flush")
+    return True
+
+
+def whole():
+    """A datagram is dropped that IPsec would have transformed."""
+    ends = "src 203.0.113.1 dst 203.0.113.2"
+    sh(f"ip xfrm policy add {ends} dir out tmpl {ends} proto esp mode transport; ip xfrm state add {ends} proto esp spi 7 "
+       f"mode transport aead 'rfc4106(gcm(aes))' 0x{'5a' * 20} 128; "
+       "nft 'table ip t { chain c { type filter hook output priority 0; udp dport 7000 drop; }; }'")
+    with flow() as sender, contextlib.suppress(OSError):
+        sender.connect(("203.0.113.2", PORT))
+        sender.send(b"whole")
+    return True
+
+
+# What bob's namespace drops before it is complete: how, and which fates are shown.
+NEVER_COMPLETE = (
+    ("a page that isn't there, IPv6", lambda: faulting("::1"), []),
+    ("a page that isn't there, IPv4", lambda: faulting("127.0.0.1"), []),
+    ("what waited for it, IPv6", lambda: faulting("::1", socket.MSG_MORE), []),
+    ("what waited for it, IPv4", lambda: faulting("127.0.0.1", socket.MSG_MORE), []),
+    ("IPsec, between headers", lambda: transformed("transport"), [PASSED]),
+    ("IPsec, in a tunnel", lambda: transformed("tunnel"), [PASSED]),
+    ("what IPsec hasn't begun with is shown", whole, [DROPPED]),
+)
+
+
+def show_what_never_was_complete():
+    """In bob's own namespaces, as a test of its own."""
+    sh("ip link set lo up; ip link add d0 type dummy; ip addr add 203.0.113.1/24 dev d0; ip link set d0 up;"
+       "ip neigh add 203.0.113.2 lladdr 02:00:00:00:00:02 dev d0")
+    with contextlib.closing(Monitor()) as monitor:
+        for why, drop, expected in NEVER_COMPLETE:
+            dropped, seen = drop(), []
+            while (packet := monitor.next(0.5)) is not None:
+                seen.append(packet)
+            fates = [fate["verdict"] for fate, _ in seen if fate["direction"] == OUT]
+            check(f"a monitor shows nothing of what isn't complete: {why}", dropped and fates == expected, seen)
+    kopi.finish()
+
+
+def look_at_monitor():
+    """What bob sees as root of a user namespace."""
+    command = ("setpriv", "--reuid", "bob", "--regid", "bob", "--clear-groups", "unshare", "-Urn", sys.executable,
+               __file__, "monitor")
+    done = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True)
+    for line in done.stdout.splitlines():
+        if "ok" in line:
+            check(line.partition(" - ")[2], line.startswith("ok"))
+    check("a monitor shows nothing else", done.returncode == 0, done.returncode)
+
+
+if sys.argv[1:] == ["monitor"]:
+    show_what_never_was_complete()
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 check("alice plants her pattern", in_child("alice", plant))
 with user("bob"):
@@ -264,4 +351,5 @@ with user("bob"):
     look_at_options()
 look_at_received()
 look_at_dropped()
+look_at_monitor()
 kopi.finish()

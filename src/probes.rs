@@ -56,11 +56,11 @@ impl Probes for OfFlows {
 }
 
 /// The flow to whose sock a packet belongs, and the index of the device that the packet is at, or 0
-/// if it has none yet. `None` if the flow's namespace has no monitor, or the packet is in another
-/// one.
+/// if it has none yet. `None` if the flow's namespace has no monitor, the packet is in another one,
+/// or holds bytes that nobody wrote.
 fn own_flow<'a>(packet: ProbedSkb<'_>, rcu: &'a rcu::Guard) -> Option<(&'a Sock, &'a Flow, u32)> {
     let (sk, flow) = packet.flow::<Flow>(rcu)?;
-    if !monitor::is_watched(flow) {
+    if !monitor::is_watched(flow) || !packet.is_complete(rcu) {
         return None;
     }
     Some((sk, flow, packet.ifindex_in(sk.net(), rcu)?))

@@ -129,6 +129,8 @@ void kopi_skb_set_verified(struct sk_buff *skb);
 void kopi_skb_set_received(struct sk_buff *skb, struct net_device *dev);
 void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol);
 bool kopi_skb_is_ip(const struct sk_buff *skb);
+bool kopi_skb_has_route(const struct sk_buff *skb);
+bool kopi_skb_is_being_transformed(struct sk_buff *skb);
 u16 kopi_skb_gso_segs(const struct sk_buff *skb);
 bool kopi_skb_is_udp_gso(const struct sk_buff *skb);
 bool kopi_skb_is_plain(const struct sk_buff *skb);

@@ -195,6 +195,25 @@ pub fn ends(bytes: &[u8]) -> Option<FourTuple> {
     })
 }
 
+/// Whether a packet of `len` bytes that begins with these is a UDP datagram of that length, without
+/// extension headers of IPv6.
+pub fn is_datagram(bytes: &[u8], len: u32) -> bool {
+    let length_at = |at: usize| {
+        let length = bytes.get(at..)?.first_chunk::<2>()?;
+        Some(u32::from(u16::from_be_bytes(*length)))
+    };
+    let (protocol, length) = match bytes.first().map(|first| first >> 4) {
+        Some(4) => (bytes.get(9), length_at(2)),
+        Some(6) => {
+            let header = HEADER_IP_V6 as u32;
+            let length = length_at(4).and_then(|length| length.checked_add(header));
+            (bytes.get(6), length)
+        }
+        _ => return false,
+    };
+    protocol == Some(&UDP) && length == Some(len)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -309,8 +328,20 @@ mod tests {
         }
 
         #[test]
+        fn what_is_made_is_a_datagram(at in any_ends(), len in 0u32..65_500, more in 1u32..100) {
+            let mut bytes = header(&at, len).bytes().to_vec();
+            let whole = bytes.len() as u32 + len;
+            prop_assert!(is_datagram(&bytes, whole));
+            prop_assert!(!is_datagram(&bytes, whole + more));
+            let protocol = if bytes[0] >> 4 == 4 { 9 } else { 6 };
+            bytes[protocol] = 50;
+            prop_assert!(!is_datagram(&bytes, whole));
+        }
+
+        #[test]
         fn any_bytes_can_be_read(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
             let _ = ends(&bytes);
+            let _ = is_datagram(&bytes, 20);
         }
     }
 }

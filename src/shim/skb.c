@@ -14,6 +14,7 @@
 #include <net/page_pool/helpers.h>
 #include <net/sock.h>
 #include <net/xdp.h>
+#include <net/xfrm.h>
 
 #include "../shim.h"
 
@@ -178,6 +179,19 @@ void kopi_skb_set_protocol(struct sk_buff *skb, u16 protocol)
 bool kopi_skb_is_ip(const struct sk_buff *skb)
 {
 	return skb->protocol == htons(ETH_P_IP) || skb->protocol == htons(ETH_P_IPV6);
+}
+
+bool kopi_skb_has_route(const struct sk_buff *skb)
+{
+	return skb_dst(skb);
+}
+
+/* Whether IPsec, or a device for it, has to transform an outgoing packet, or has begun to. */
+bool kopi_skb_is_being_transformed(struct sk_buff *skb)
+{
+	const struct dst_entry *dst = skb_dst(skb);
+
+	return (dst && dst_xfrm(dst)) || xfrm_offload(skb);
 }
 
 void kopi_skb_add_xdp_frame(struct sk_buff *skb, int i, const struct xdp_frame *frame,

@@ -4,7 +4,10 @@
 
 use super::devices::WATCHED;
 use crate::{
-    pure::{abi::MonHdr, ip::HEADER_MAX},
+    pure::{
+        abi::MonHdr,
+        ip::{self, HEADER_MAX},
+    },
     sys::{
         bindings,
         family::{self, Protocol},
@@ -225,6 +228,43 @@ impl ProbedSkb<'_> {
         };
         // SAFETY: Another part of the kernel keeps the skb valid for `'a`.
         (inside && unsafe { bindings::kopi_skb_is_ip(self.as_ptr()) }).then_some(offset)
+    }
+
+    /// Whether all its bytes from the IP header on were written.
+    ///
+    /// The stack may drop what it makes before. It opens the bytes of a datagram before it fills
+    /// them, and gives the datagram a route when it is complete. IPsec makes room between headers,
+    /// and writes its own later.
+    pub(crate) fn is_complete(&self, _rcu: &rcu::Guard) -> bool {
+        if self.iif() != 0 {
+            return true;
+        }
+        // SAFETY: Another part of the kernel keeps the skb valid for `'a`. The guard proves that
+        // RCU is held, under which its route may be looked at. The skb wasn't received, so that
+        // the field holds nothing else.
+        let (has_route, is_being_transformed) = unsafe {
+            (
+                bindings::kopi_skb_has_route(self.as_ptr()),
+                bindings::kopi_skb_is_being_transformed(self.as_ptr()),
+            )
+        };
+        // The route is given back when the packet is at a device.
+        (has_route || !self.device().is_null()) && (!is_being_transformed || self.is_datagram())
+    }
+
+    /// Whether it is a UDP datagram, and as long as its IP header says.
+    fn is_datagram(&self) -> bool {
+        let Some(offset) = self
+            .ip_header()
+            .and_then(|offset| u32::try_from(offset).ok())
+        else {
+            return false;
+        };
+        // SAFETY: Another part of the kernel keeps the skb valid for `'a`.
+        let len = unsafe { (*self.as_ptr()).len };
+        self.first_bytes()
+            .zip(len.checked_sub(offset))
+            .is_some_and(|(bytes, len)| ip::is_datagram(&bytes, len))
     }
 
     /// Its first bytes from the IP header on.
