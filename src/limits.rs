@@ -104,9 +104,9 @@ impl Limits {
     }
 }
 
-/// The user, by its id in the initial user namespace, to whom the current process's flows and
-/// channels are charged. Process context.
-fn charged_uid() -> u32 {
+/// The user, by its id in the initial user namespace, to whom the current process's flows,
+/// channels and monitor devices are charged. Process context.
+pub(crate) fn charged_uid() -> u32 {
     let charged = context::outermost_user_namespace().and_then(|ns| match ns.owner {
         // Root makes namespaces for others, and gives each one its own users.
         Some(0) => ns.root,

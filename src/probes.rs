@@ -3,6 +3,7 @@
 //! Finds the flow of a packet that a tracepoint shows as given to a driver, or as dropped.
 
 use crate::flow::Flow;
+use crate::limits;
 use crate::monitor::{self, PacketFate};
 use crate::netns::Net;
 use crate::pure::ip;
@@ -21,6 +22,10 @@ crate::sys::monitor::serve!(OfFlows);
 
 impl Probes for OfFlows {
     type Namespace = Net;
+
+    fn user() -> u32 {
+        limits::charged_uid()
+    }
 
     fn transmitted(packet: ProbedSkb<'_>, net: &NetRef, ifindex: u32, rcu: &rcu::Guard) {
         // A packet keeps its sock on its way through other namespaces, until IP receives it.

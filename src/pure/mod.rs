@@ -22,3 +22,4 @@ pub mod quota;
 #[expect(unsafe_code, reason = "rings lie in memory shared with the other side")]
 pub mod ring;
 pub mod rule;
+pub mod share;

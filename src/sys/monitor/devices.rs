@@ -1,51 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The monitor devices that are up, and the namespaces that have any.
+//! The monitor devices that are up in a namespace.
 
 use super::packet::Packet;
 use crate::{
     pure::abi::MonHdr,
-    sys::{bindings, context::BottomHalvesOff, pernet::NetRef},
+    sys::{bindings, context::BottomHalvesOff},
 };
 use core::ptr::{self, NonNull};
 use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Acquire, Full, Relaxed, Release},
+            ordering::{Acquire, Relaxed, Release},
             Atomic,
         },
         rcu,
     },
 };
 
-/// Namespaces in which a device is up, as far as there are places. If the stack drops a packet in
-/// one of them before it has found the sock, the sock is looked up. The first place is the initial
-/// namespace's.
-pub(super) static WATCHED: [Atomic<*mut bindings::net>; 16] =
-    [const { Atomic::new(ptr::null_mut()) }; 16];
-
 /// Maximum number of devices that are up in a namespace. Each packet of a flow is shown on all of
 /// them, with softirqs off.
 pub(super) const UP_MAX: usize = 16;
-
-/// Adds a namespace, whose first device comes up, to the watched ones.
-pub(super) fn watch(net: &NetRef) {
-    let first = if net.is_initial() { 0 } else { 1 };
-    for slot in WATCHED.iter().skip(first) {
-        let swapped = slot.cmpxchg(ptr::null_mut(), net.as_ptr(), Full);
-        if swapped.is_ok() {
-            return;
-        }
-    }
-}
-
-/// Removes a namespace, whose last device goes down, from the watched ones.
-pub(super) fn unwatch(net: &NetRef) {
-    for slot in &WATCHED {
-        let _ = slot.cmpxchg(net.as_ptr(), ptr::null_mut(), Full);
-    }
-}
 
 /// The devices of a network namespace that are up.
 ///
@@ -84,15 +60,16 @@ impl Devices {
             .filter_map(|slot| NonNull::new(slot.load(Acquire)))
     }
 
-    /// Adds a device, and returns whether it is the first: `EMFILE`. Under RTNL.
-    pub(in crate::sys) fn add(&self, device: NonNull<bindings::net_device>) -> Result<bool> {
+    /// Adds a device: `EMFILE`. Under RTNL.
+    pub(in crate::sys) fn add(&self, device: NonNull<bindings::net_device>) -> Result {
         let free = self
             .up
             .iter()
             .find(|slot| slot.load(Relaxed).is_null())
             .ok_or(EMFILE)?;
         free.store(device.as_ptr(), Release);
-        Ok(!self.any.xchg(true, Relaxed))
+        self.any.store(true, Relaxed);
+        Ok(())
     }
 
     /// Removes a device, and returns whether it was the last. Under RTNL.

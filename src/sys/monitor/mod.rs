@@ -9,6 +9,7 @@
 
 mod devices;
 mod packet;
+mod watched;
 
 use crate::sys::{
     bindings,
@@ -24,7 +25,6 @@ use core::{
     ptr::{self, NonNull},
 };
 pub(crate) use devices::Devices;
-use devices::{unwatch, watch};
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
@@ -34,8 +34,9 @@ use kernel::{
     },
 };
 pub(crate) use packet::{Packet, ProbedSkb, QueuedSkb};
+use watched::Watched;
 
-/// Whether the probes are registered, and for how many devices.
+/// Whether the probes are registered, and for how many devices and which namespaces.
 struct ProbeState {
     /// Number of devices that are up.
     up: usize,
@@ -43,13 +44,18 @@ struct ProbeState {
     /// registering and unregistering patches the kernel's text on all CPUs, and a user may take
     /// devices up and down as fast as possible.
     registered: bool,
+    watched: Watched,
 }
 
 global_lock! {
     // SAFETY: `MonitorType::new` initializes it before it registers the type of device. Without a
     // device, nothing takes the lock.
     /// Taken under RTNL.
-    unsafe(uninit) static PROBES: Mutex<ProbeState> = ProbeState { up: 0, registered: false };
+    unsafe(uninit) static PROBES: Mutex<ProbeState> = ProbeState {
+        up: 0,
+        registered: false,
+        watched: Watched::new(),
+    };
 }
 
 /// The tracepoint of packets that are given to a driver; null if the kernel has none.
@@ -129,6 +135,10 @@ pub(crate) trait Probes {
     /// The state of a namespace, which has its [`Devices`].
     type Namespace: Namespace;
 
+    /// The user, by its id in the initial user namespace, on whose behalf the current process sets
+    /// a device up. Process context.
+    fn user() -> u32;
+
     /// A packet is being given to the driver of a device, of this index in this namespace. Any
     /// context with interrupts on.
     fn transmitted(packet: ProbedSkb<'_>, net: &NetRef, ifindex: u32, rcu: &rcu::Guard);
@@ -159,7 +169,7 @@ impl<'a> DroppedFor<'a> {
 /// # Safety
 ///
 /// Must be called as the `ndo_open` of a monitor device, under RTNL.
-pub(crate) unsafe fn open<N: Namespace>(dev: *mut raw::Device) -> c_int {
+pub(crate) unsafe fn open<P: Probes>(dev: *mut raw::Device) -> c_int {
     from_result(|| {
         let device = NonNull::new(dev).ok_or(EINVAL)?;
         // SAFETY: The device is valid, as required of the caller. A namespace outlives its devices,
@@ -170,14 +180,16 @@ pub(crate) unsafe fn open<N: Namespace>(dev: *mut raw::Device) -> c_int {
             probe()?;
             probes.registered = true;
         }
-        let added = net.state_of::<N>().monitors().add(device);
-        match added {
-            Ok(first) => {
-                probes.up = probes.up.saturating_add(1);
-                if first {
-                    watch(net);
-                }
+        let state = net.state_of::<P::Namespace>();
+        let mut added = state.monitors().add(device);
+        if added.is_ok() && state.monitors().len() == 1 {
+            added = probes.watched.add(net, P::user());
+            if added.is_err() {
+                state.monitors().remove(device);
             }
+        }
+        match added {
+            Ok(()) => probes.up = probes.up.saturating_add(1),
             Err(_) => unprobe_later(),
         }
         added?;
@@ -195,10 +207,10 @@ pub(crate) unsafe fn stop<N: Namespace>(dev: *mut raw::Device) -> c_int {
         // SAFETY: The device is valid, as required of the caller. A namespace outlives its devices,
         // and RTNL keeps the device in it.
         let net = unsafe { NetRef::from_raw(bindings::kopi_dev_net(dev)) };
-        if net.state_of::<N>().monitors().remove(device) {
-            unwatch(net);
-        }
         let mut probes = PROBES.lock();
+        if net.state_of::<N>().monitors().remove(device) {
+            probes.watched.remove(net);
+        }
         probes.up = probes.up.saturating_sub(1);
         if probes.up == 0 {
             unprobe_later();
@@ -265,11 +277,7 @@ macro_rules! serve {
         #[expect(unsafe_code, reason = "C calls it, as monitor devices' operation")]
         unsafe extern "C" fn kopi_mon_open(dev: *mut $crate::sys::raw::Device) -> c_int {
             // SAFETY: C calls it for a monitor device that comes up.
-            unsafe {
-                $crate::sys::monitor::open::<<$probes as $crate::sys::monitor::Probes>::Namespace>(
-                    dev,
-                )
-            }
+            unsafe { $crate::sys::monitor::open::<$probes>(dev) }
         }
 
         /// # Safety

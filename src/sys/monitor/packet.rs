@@ -2,7 +2,7 @@
 
 //! The packets that monitor devices show: skbs that belong to others, and copies of them.
 
-use super::devices::WATCHED;
+use super::watched;
 use crate::{
     pure::{
         abi::MonHdr,
@@ -20,11 +20,7 @@ use core::{
     marker::PhantomData,
     ptr::{self, NonNull},
 };
-use kernel::{
-    error::to_result,
-    prelude::*,
-    sync::{atomic::ordering::Acquire, rcu},
-};
+use kernel::{error::to_result, prelude::*, sync::rcu};
 
 /// Maximum number of devices of a namespace that the search for a dropped packet's device compares.
 pub(super) const DEVICES_MAX: u32 = 256;
@@ -163,31 +159,19 @@ impl ProbedSkb<'_> {
     }
 
     /// Whether its device is the one of this index in a namespace.
-    ///
-    /// # Safety
-    ///
-    /// `net` must be valid.
-    unsafe fn is_at(&self, net: *mut bindings::net, ifindex: u32, _rcu: &rcu::Guard) -> bool {
+    fn is_at(&self, net: &NetRef, ifindex: u32, _rcu: &rcu::Guard) -> bool {
         let Ok(ifindex) = i32::try_from(ifindex) else {
             return false;
         };
-        // SAFETY: The caller passes a valid namespace. The guard proves that RCU is held, under
+        // SAFETY: The namespace is borrowed, and so valid. The guard proves that RCU is held, under
         // which devices may be looked up. The result is only compared.
-        let found = unsafe { bindings::kopi_net_dev(net, ifindex) };
+        let found = unsafe { bindings::kopi_net_dev(net.as_ptr(), ifindex) };
         !found.is_null() && ptr::eq(found, self.device())
     }
 
     /// The namespace of the device that received it, if the namespace is watched.
     pub(crate) fn watched_net<'b>(&self, rcu: &'b rcu::Guard) -> Option<&'b NetRef> {
-        WATCHED.iter().find_map(|slot| {
-            let net = NonNull::new(slot.load(Acquire))?;
-            // SAFETY: A namespace leaves the list before its last monitor device is gone, and is
-            // freed a grace period later at the earliest. The guard proves that RCU is held.
-            unsafe {
-                self.is_at(net.as_ptr(), self.iif(), rcu)
-                    .then(|| NetRef::from_raw(net.as_ptr()))
-            }
-        })
+        watched::find(|net| self.is_at(net, self.iif(), rcu), rcu)
     }
 
     /// The index of the device that it is at, if that is one of a namespace's first
@@ -199,17 +183,14 @@ impl ProbedSkb<'_> {
         if iif == 0 && self.device().is_null() {
             return Some(0);
         }
+        if self.is_at(net, iif, rcu) {
+            return Some(iif);
+        }
         // SAFETY: The namespace is borrowed, and so valid. The guard proves that RCU is held, under
         // which devices may be walked. The device's pointer is only compared.
-        unsafe {
-            if self.is_at(net.as_ptr(), iif, rcu) {
-                return Some(iif);
-            }
-            match bindings::kopi_net_find_dev(net.as_ptr(), self.device(), DEVICES_MAX) {
-                0 => None,
-                ifindex => u32::try_from(ifindex).ok(),
-            }
-        }
+        let found =
+            unsafe { bindings::kopi_net_find_dev(net.as_ptr(), self.device(), DEVICES_MAX) };
+        u32::try_from(found).ok().filter(|&ifindex| ifindex != 0)
     }
 
     /// The offset of its IP header from its data; `None` if the header isn't in the linear part.
