@@ -37,6 +37,12 @@ def in_child(work):
     return said
 
 
+def move(group):
+    """Moves this process to a cgroup."""
+    with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
+        procs.write("0")
+
+
 with namespace("host"):
     ynl = family()
     info = ask(ynl, "info-get")
@@ -151,6 +157,19 @@ with namespace("host"):
     numbers = [each["id"] for each in ynl.dump("flow-get", {})]
     check("a dump of many is whole and in order", len(numbers) == before + 500 and numbers == sorted(set(numbers)),
           len(numbers))
+    # One whose cgroup's path is as long as paths can be: it fits into the first buffer of a dump.
+    path = "/sys/fs/cgroup" + ("/" + "x" * 250) * 15
+    os.makedirs(path)
+    with open("/proc/self/cgroup", encoding="ascii") as own:
+        before_that = own.read().strip().rpartition(":")[2]
+    move(path)
+    long = kopi.flow()
+    move(f"/sys/fs/cgroup{before_that}")
+    shown = [each for each in family().dump("flow-get", {}) if len(each["cgroup-path"]) > 3000]
+    check("a flow whose path is long is shown", len(shown) == 1 and shown[0]["cgroup-path"] == path[14:], shown)
+    long.close()
+    for depth in range(15, 0, -1):
+        os.rmdir("/sys/fs/cgroup" + ("/" + "x" * 250) * depth)
     # Flows that close while sums are made, some before they are counted and some after.
     for each in many:
         each.connect((KINDS["peer"], 7001))
@@ -174,7 +193,7 @@ with namespace("host"):
     sum_after = ask(ynl, "totals-get")
     check("what is closed stays in the sums", sum_before["stats"] == sum_after["stats"]
           and sum_after["stats"]["tx-packets"] >= 1, (sum_before, sum_after))
-    check("opened flows are counted", sum_after["flows-opened"] == opened + 504, (opened, sum_after["flows-opened"]))
+    check("opened flows are counted", sum_after["flows-opened"] == opened + 505, (opened, sum_after["flows-opened"]))
     check("nothing of the process is left", not mine(ynl) and first not in {each["id"] for each in ynl.dump("channel-get", {})})
 with namespace("peer"):
     check("another namespace sees nothing of it", ask(family(), "info-get")["flows"] == 0)
