@@ -12,7 +12,7 @@ import os
 import socket
 import struct
 
-from linux import IFF_UP, RTM_NEWLINK, SIOCGIFFLAGS, SIOCSIFFLAGS
+from linux import IFF_RUNNING, IFF_UP, RTM_NEWLINK, SIOCGIFFLAGS, SIOCSIFFLAGS
 
 libc = ctypes.CDLL(None, use_errno=True)
 MS_BIND, MNT_DETACH = 4096, 2
@@ -92,10 +92,19 @@ def _ask(request, data, family=socket.AF_INET):
         return fcntl.ioctl(asker, request, data)
 
 
+def _flags(name):
+    return struct.unpack_from("=16xH", _ask(SIOCGIFFLAGS, name + bytes(24)))[0]
+
+
+def is_running(device):
+    """Whether the kernel has seen that the link is up: until then it drops what is sent."""
+    return bool(_flags(device.encode().ljust(16, b"\0")) & IFF_RUNNING)
+
+
 def set_up(device, up):
     """Sets a device up or down."""
     name = device.encode().ljust(16, b"\0")
-    flags = struct.unpack_from("=16xH", _ask(SIOCGIFFLAGS, name + bytes(24)))[0]
+    flags = _flags(name)
     flags = flags | IFF_UP if up else flags & ~IFF_UP
     _ask(SIOCSIFFLAGS, struct.pack("=16sH22x", name, flags))
 

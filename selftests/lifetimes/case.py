@@ -97,6 +97,9 @@ class Case:
             near_mac = links.mac("near")
         with inside(self.here):
             links.set_neighbour(self.device, NEAR, near_mac)
+        for space, device in ((self.here, self.device), (self.space, "near")):
+            with inside(space):
+                wait("the link", lambda device=device: links.is_running(device))
         with inside(self.space):
             if self.attached:
                 sh("kopictl attach near")
