@@ -317,10 +317,14 @@ void kopi_init_delayed_work(struct delayed_work *work, work_func_t func);
 void kopi_queue_delayed_work(struct workqueue_struct *queue,
 			     struct delayed_work *work, unsigned long delay);
 bool kopi_irqs_disabled(void);
-void kopi_hrtimer_setup(struct hrtimer *timer,
-			enum hrtimer_restart (*function)(struct hrtimer *timer));
-void kopi_hrtimer_start(struct hrtimer *timer, u64 ns);
-void kopi_hrtimer_cancel(struct hrtimer *timer);
+struct kopi_timer {
+	struct hrtimer hrtimer;
+	void (*expired)(void *timer);
+};
+
+void kopi_timer_setup(struct kopi_timer *timer, void (*expired)(void *timer));
+void kopi_timer_start(struct kopi_timer *timer, u64 ns);
+void kopi_timer_cancel(struct kopi_timer *timer);
 
 /* shim/mirror.c */
 void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long), void *arg);

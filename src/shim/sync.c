@@ -109,18 +109,29 @@ bool kopi_irqs_disabled(void)
 	return irqs_disabled();
 }
 
-void kopi_hrtimer_setup(struct hrtimer *timer,
-			enum hrtimer_restart (*function)(struct hrtimer *timer))
+/* In C, because CFI knows no function of Rust's that returns an enum. */
+static enum hrtimer_restart timer_expired(struct hrtimer *hrtimer)
 {
-	hrtimer_setup(timer, function, CLOCK_MONOTONIC, HRTIMER_MODE_REL_PINNED_SOFT);
+	struct kopi_timer *timer = container_of(hrtimer, struct kopi_timer, hrtimer);
+
+	/* It starts the timer again if necessary. */
+	timer->expired(timer);
+	return HRTIMER_NORESTART;
 }
 
-void kopi_hrtimer_start(struct hrtimer *timer, u64 ns)
+void kopi_timer_setup(struct kopi_timer *timer, void (*expired)(void *timer))
 {
-	hrtimer_start(timer, ns_to_ktime(ns), HRTIMER_MODE_REL_PINNED_SOFT);
+	timer->expired = expired;
+	hrtimer_setup(&timer->hrtimer, timer_expired, CLOCK_MONOTONIC,
+		      HRTIMER_MODE_REL_PINNED_SOFT);
 }
 
-void kopi_hrtimer_cancel(struct hrtimer *timer)
+void kopi_timer_start(struct kopi_timer *timer, u64 ns)
 {
-	hrtimer_cancel(timer);
+	hrtimer_start(&timer->hrtimer, ns_to_ktime(ns), HRTIMER_MODE_REL_PINNED_SOFT);
+}
+
+void kopi_timer_cancel(struct kopi_timer *timer)
+{
+	hrtimer_cancel(&timer->hrtimer);
 }

@@ -322,7 +322,7 @@ pub(crate) trait Polled: Send + Sync + 'static {
 #[pin_data(PinnedDrop)]
 pub(crate) struct Timer<Q: Polled> {
     #[pin]
-    timer: Opaque<bindings::hrtimer>,
+    timer: Opaque<bindings::kopi_timer>,
     #[pin]
     pub(crate) queue: Q,
 }
@@ -338,7 +338,7 @@ impl<Q: Polled> Timer<Q> {
         try_pin_init!(Self {
             // SAFETY: The memory is of that type and pinned, and `drop` cancels the timer.
             timer <- Opaque::ffi_init(|timer| unsafe {
-                bindings::kopi_hrtimer_setup(timer, Some(expired::<Q>));
+                bindings::kopi_timer_setup(timer, Some(expired::<Q>));
             }),
             queue <- queue,
         })
@@ -350,7 +350,7 @@ impl<Q: Polled> Timer<Q> {
         if let Some(time) = self.queue.poll() {
             // SAFETY: `new` initialised the timer, which is pinned. `drop` cancels it before the
             // memory is freed.
-            unsafe { bindings::kopi_hrtimer_start(self.timer.get(), time) };
+            unsafe { bindings::kopi_timer_start(self.timer.get(), time) };
         }
     }
 }
@@ -361,23 +361,19 @@ impl<Q: Polled> PinnedDrop for Timer<Q> {
         // SAFETY: `new` initialised the timer. The owner drops a queue in process context, where
         // the timer's function may be waited for, when nothing else polls the queue any more. The
         // kernel cancels a timer even if its function starts it again.
-        unsafe { bindings::kopi_hrtimer_cancel(self.timer.get()) };
+        unsafe { bindings::kopi_timer_cancel(self.timer.get()) };
     }
 }
 
 /// # Safety
 ///
 /// Only the kernel may call it, as the function of a [`Timer<Q>`]'s timer.
-unsafe extern "C" fn expired<Q: Polled>(
-    timer: *mut bindings::hrtimer,
-) -> bindings::hrtimer_restart {
-    let timer = timer.cast::<Opaque<bindings::hrtimer>>();
+unsafe extern "C" fn expired<Q: Polled>(timer: *mut c_void) {
+    let timer = timer.cast::<Opaque<bindings::kopi_timer>>();
     // SAFETY: The timer is a field of a `Timer<Q>`, which cancels it before it is freed.
     let expired = unsafe { &*kernel::container_of!(timer, Timer<Q>, timer) };
     expired.queue.reap();
     expired.poll();
-    // `poll` has started it again if necessary.
-    bindings::hrtimer_restart_HRTIMER_NORESTART
 }
 
 /// The receiver of device events. `is_it` is true of the device in question.
