@@ -2,12 +2,10 @@
 
 //! The end of an engine: its channels go to other engines, or their programs ring from now on.
 
-use super::{kick, Engine, Visit, VISIT_MAX};
+use super::{kick, Engine, Visit};
 use crate::channel::Channel;
-use crate::pure::drr::Deficit;
 use crate::sys::{
-    context::{now, smp_mb},
-    family,
+    context::{cond_resched, now, smp_mb},
     kthread::Running, //
 };
 use kernel::{
@@ -66,6 +64,7 @@ impl Engine {
             } else {
                 self.give_up(channel);
             }
+            cond_resched();
         }
     }
 
@@ -93,21 +92,7 @@ impl Engine {
             fsleep(Delta::from_micros(LEAVING_TICK));
             return true;
         };
-        if family::has_sendmsg_hooks() || channel.is_stalled() {
-            return false;
-        }
-        let Ok((waiting @ 1.., _)) = sender.waiting() else {
-            return false;
-        };
-        let end = now().saturating_add(VISIT_MAX);
-        sender.schedule.deficit = Deficit::default();
-        sender
-            .schedule
-            .deficit
-            .visit(u64::from(self.settings.budget));
-        let visit = self.send(channel, &mut sender, waiting, |deficit, cost| {
-            deficit.spend(cost) && now() < end
-        });
-        matches!(visit, Visit::Sent)
+        let visit = self.serve(channel, &mut sender, || false);
+        matches!(visit, Visit::Sent | Visit::Waits)
     }
 }

@@ -216,7 +216,7 @@ impl Engine {
             sender.schedule.since = now;
             channel.set_polled(&mut sender, true);
         }
-        let visit = self.serve(thread, channel, &mut sender);
+        let visit = self.serve(channel, &mut sender, || self.is_over(thread));
         match visit {
             Visit::Sent | Visit::Waits => {
                 sender.schedule.since = now;
@@ -234,7 +234,7 @@ impl Engine {
         channel.forget_room();
         channel.set_polled(&mut sender, false);
         // What was written before the program could see that is still this engine's to send.
-        let last = self.serve(thread, channel, &mut sender);
+        let last = self.serve(channel, &mut sender, || self.is_over(thread));
         if matches!(last, Visit::Sent | Visit::Waits) {
             sender.schedule.since = now;
             channel.set_polled(&mut sender, true);
@@ -243,8 +243,13 @@ impl Engine {
         Visit::Over
     }
 
-    /// Sends what a channel may send now.
-    fn serve(&self, thread: &Running, channel: &Arc<Channel>, sender: &mut Sender) -> Visit {
+    /// Sends what a channel may send now, until `is_over` returns true.
+    fn serve(
+        &self,
+        channel: &Arc<Channel>,
+        sender: &mut Sender,
+        is_over: impl Fn() -> bool,
+    ) -> Visit {
         if !channel.user().is_running() {
             // There is no user to act for, until a process rings.
             return Visit::Over;
@@ -268,7 +273,7 @@ impl Engine {
         }
         let end = now().saturating_add(VISIT_MAX);
         self.send(channel, sender, waiting, |deficit, cost| {
-            deficit.spend(cost) && now() < end && !self.is_over(thread)
+            deficit.spend(cost) && now() < end && !is_over()
         })
     }
 
