@@ -69,50 +69,46 @@ def send_for_ever(channel):
             channel.send(0, b"x" * 1900)
 
 
-def program(*arguments):
-    """A process that sends without the doorbell; gives its number once it has sent."""
+def started(work, otherwise):
+    """A process that works, which gets a function to call when it has begun; gives its number once it has."""
     told, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            channel = polled_channel(*arguments)
-            os.write(tell, b"x")
-            send_for_ever(channel)
-        finally:
-            os._exit(1)
+    pid = kopi.in_child(lambda: work(lambda: os.write(tell, b"x")))
     os.close(tell)
-    assert os.read(told, 1) == b"x", "the program doesn't send"
+    assert os.read(told, 1) == b"x", otherwise
     os.close(told)
     return pid
+
+
+def program(*arguments):
+    """A process that sends without the doorbell; gives its number once it has sent."""
+    def work(begun):
+        channel = polled_channel(*arguments)
+        begun()
+        send_for_ever(channel)
+
+    return started(work, "the program doesn't send")
 
 
 def flood():
     """A process with channels whose rings are always full; gives its number once an engine has them all."""
-    told, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            channels = []
-            for _ in range(8):
-                channel = Channel(flags=ENGINE, tx=FLOODED, completion=FLOODED)
-                channel.sock.connect(("127.0.0.1", 9))
-                entry = struct.pack(kopi.DESCRIPTOR_FORMAT, channel.frame(0) + 64, 1, 0, 0, 0)
-                channel.region[channel.tx.entries:channel.tx.entries + len(entry) * FLOODED] = entry * FLOODED
-                # Of an empty ring: the doorbell would send what is there itself.
-                channel.bell()
-                channels.append(channel)
-            os.write(tell, b"x")
-            while True:
-                for channel in channels:
-                    ring, done = channel.tx, channel.completion
-                    done.put(done.consumer, done.get(done.producer))
-                    ring.put(ring.producer, ring.get(ring.consumer) + FLOODED & 0xFFFFFFFF)
-        finally:
-            os._exit(1)
-    os.close(tell)
-    assert os.read(told, 1) == b"x", "the rings aren't full"
-    os.close(told)
-    return pid
+    def work(begun):
+        channels = []
+        for _ in range(8):
+            channel = Channel(flags=ENGINE, tx=FLOODED, completion=FLOODED)
+            channel.sock.connect(("127.0.0.1", 9))
+            entry = struct.pack(kopi.DESCRIPTOR_FORMAT, channel.frame(0) + 64, 1, 0, 0, 0)
+            channel.region[channel.tx.entries:channel.tx.entries + len(entry) * FLOODED] = entry * FLOODED
+            # Of an empty ring: the doorbell would send what is there itself.
+            channel.bell()
+            channels.append(channel)
+        begun()
+        while True:
+            for channel in channels:
+                ring, done = channel.tx, channel.completion
+                done.put(done.consumer, done.get(done.producer))
+                ring.put(ring.producer, ring.get(ring.consumer) + FLOODED & 0xFFFFFFFF)
+
+    return started(work, "the rings aren't full")
 
 
 def kill(pid):

@@ -47,7 +47,7 @@ def counted_once(ynl, what):
     flow.connect((FAR, PORT))
     for _ in range(10):
         flow.send(b"x" * 100)
-    found = wait_until(lambda: rules(ynl)[0]["packets"] >= 10, 10) and rules(ynl)[0]
+    wait_until(lambda: rules(ynl)[0]["packets"] >= 10, 10)
     time.sleep(2 * DELAY)
     found = rules(ynl)[0]
     check(f"{what}: ten datagrams are ten", (found["packets"], found["bytes"]) == (10, 1000), found)
