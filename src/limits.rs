@@ -149,9 +149,7 @@ impl Charge {
             Over::Flows | Over::Channels => Err(EMFILE),
         }
     }
-}
 
-impl Charge {
     /// The user who is charged, by the number in the initial user namespace.
     pub(crate) fn user(&self) -> u32 {
         self.user

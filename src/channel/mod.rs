@@ -183,13 +183,13 @@ impl Channel {
     }
 
     /// The user of that flow, of the initial user namespace.
+    pub(crate) fn owner(&self) -> u32 {
+        self.owner
+    }
+
     /// The user whose limits the channel counts against. Any context.
     pub(crate) fn charged_user(&self) -> u32 {
         self.charge.user()
-    }
-
-    pub(crate) fn owner(&self) -> u32 {
-        self.owner
     }
 
     /// Its user.

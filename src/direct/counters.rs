@@ -30,7 +30,7 @@ pub(crate) struct Counters {
 
 impl Counters {
     /// Counts a packet that the driver took, by its datagrams.
-    pub(super) fn note_sent(&self, datagrams: u32) {
+    pub(super) fn count_sent(&self, datagrams: u32) {
         self.packets.fetch_add(u64::from(datagrams), Relaxed);
         self.gso_packets
             .fetch_add(u64::from(datagrams > 1), Relaxed);

@@ -294,7 +294,7 @@ impl Queue {
         }
         match sent {
             XmitResult::All => {
-                self.counters.note_sent(packet.datagrams());
+                self.counters.count_sent(packet.datagrams());
                 Step::Given
             }
             XmitResult::Some => {

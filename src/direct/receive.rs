@@ -297,7 +297,7 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
         self.with_redirected_ports(|ports| ports.detach(&self.port_map));
     }
 
-    /// Takes no frames if this CPU is already within this function, or has no memory for table.
+    /// Takes no frames if this CPU is already within this function, or has no memory for its table.
     fn xdp_xmit(&self, frames: impl Iterator<Item = XdpFrame>, last: bool) -> bool {
         let Some(cpu) = self.cpus.get(CpuId::current().as_u32() as usize) else {
             return false;
