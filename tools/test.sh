@@ -9,8 +9,8 @@ cd "$(dirname "$0")"
 target=${CARGO_TARGET_DIR:-target}
 
 cargo fmt --check
-cargo clippy --workspace --all-targets -- -D warnings
-cargo test --workspace
+cargo clippy --workspace --all-features --all-targets -- -D warnings
+cargo test --workspace --all-features
 # The atomics differ under loom, so this must not share a target directory.
 RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR="$target/loom" \
 	cargo test -p kopi --release --test loom

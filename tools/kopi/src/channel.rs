@@ -415,6 +415,13 @@ impl Channel {
         Some(payload)
     }
 
+    /// Number of free frames that aren't due to the kernel for packets to come.
+    pub(crate) fn spare_frames(&self) -> usize {
+        let rx = self.rx.borrow();
+        let due = rx.target.saturating_sub(rx.posted);
+        self.free.borrow().len().saturating_sub(due as usize)
+    }
+
     #[inline]
     pub(crate) fn put_free(&self, start: u32) {
         self.free.borrow_mut().push(start);
@@ -712,6 +719,18 @@ impl Channel {
         Ok(rx.ring.available(1)? > 0)
     }
 
+    /// Whether a call to receive has something to do: there are entries in the RX ring, or nonsense.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn has_received(&self) -> bool {
+        !matches!(self.rx.borrow_mut().ring.available(1), Ok(0))
+    }
+
+    /// Whether the kernel has yet to take something of the TX ring.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.tx.borrow().ring.is_unread()
+    }
+
     /// Shows the kernel what was sent, and sleeps until there is something of `interest` or the time
     /// is over.
     ///
@@ -777,6 +796,11 @@ impl Channel {
             Bell::Socket(_) => unreachable!("a channel of a real kernel"),
             Bell::Fake(kernel) => kernel,
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_fake(&self) -> bool {
+        matches!(self.bell, Bell::Fake(_))
     }
 
     /// Number of free frames.

@@ -4,12 +4,14 @@
 
 use crate::{
     channel::{Bell, Builder, Channel},
+    flow::{Flow, FlowId},
     pure::{
         abi::{Desc, Layout, Meta, AF_INET, DESC_META, DESC_MORE, FRAME_HEADROOM},
         geometry::Geometry,
         ring::{Consumer, Producer},
     },
     region::Region,
+    udp::UdpSocket,
 };
 use std::{cell::RefCell, collections::VecDeque, ptr::NonNull};
 
@@ -59,6 +61,19 @@ pub(crate) fn channel(builder: Builder) -> Channel {
     kernel.tx.want_wakeup(true);
     let bell = Bell::Fake(Box::new(RefCell::new(kernel)));
     builder.assemble(region, bell).unwrap()
+}
+
+/// A UDP socket on a small channel with a fake kernel: 16 frames to send, 32 to receive, 448 bytes each.
+pub(crate) fn fake_socket() -> UdpSocket {
+    let builder = Channel::builder()
+        .frame_size(512)
+        .frames(48)
+        .rx_frames(32)
+        .tx_entries(16)
+        .rx_entries(32);
+    let socket = UdpSocket::assemble(Flow::fake(), FlowId(0), channel(builder));
+    socket.set_nonblocking(true).unwrap();
+    socket
 }
 
 impl Kernel {
@@ -181,7 +196,7 @@ impl Kernel {
 
 mod tests {
     use super::*;
-    use crate::{FlowId, Interest, Message, Packet};
+    use crate::{Interest, Message, Packet};
     use std::collections::HashSet;
 
     const FLOW: FlowId = FlowId(3);

@@ -130,6 +130,16 @@ impl Flow {
         Ok(FlowId(number))
     }
 
+    /// A flow without a kernel module, for tests: a plain UDP socket.
+    #[cfg(test)]
+    pub(crate) fn fake() -> Self {
+        let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        Self {
+            socket: Arc::new(plain.into()),
+            number: AtomicU32::new(0),
+        }
+    }
+
     pub(crate) fn socket(&self) -> &Arc<Socket> {
         &self.socket
     }

@@ -4,11 +4,13 @@
 //!
 //! KOPI is a Linux kernel module that gives a process its packets in mapped rings, and yet has every
 //! packet meet the firewall, traffic control, taps and accounting that a UDP socket's would. This
-//! crate is the program's side of it, in three layers:
+//! crate is the program's side of it, in layers:
 //!
 //! - [`UdpSocket`] has the shape of [`std::net::UdpSocket`], and copies like it.
 //! - [`Channel`], [`Frame`], [`Packet`] and [`Flow`] are the rings themselves: payload is written
 //!   and read where the kernel has it, and one doorbell serves a batch of packets.
+//! - With the feature `tokio`, `tokio::UdpSocket` is a UDP socket for tasks; with the feature `mio`,
+//!   sockets and channels are event sources of mio's.
 //! - [`pure`] is the interface in numbers and structs, shared with the module.
 //!
 //! It does not talk to the network except through the kernel module, brings no executor, and starts
@@ -50,12 +52,16 @@ mod flow;
 mod frame;
 #[cfg(not(loom))]
 mod message;
+#[cfg(all(feature = "mio", not(loom)))]
+mod mio;
 #[cfg(not(loom))]
 mod packet;
 #[cfg(not(loom))]
 mod region;
 #[cfg(not(loom))]
 mod sys;
+#[cfg(all(feature = "tokio", not(loom)))]
+pub mod tokio;
 #[cfg(not(loom))]
 mod udp;
 
@@ -79,6 +85,6 @@ pub fn family() -> std::io::Result<i32> {
 }
 
 /// The code of the document is compiled.
-#[cfg(all(doctest, not(loom)))]
+#[cfg(all(doctest, feature = "tokio", not(loom)))]
 #[doc = include_str!("../../../docs/programming.md")]
 mod programming {}

@@ -21,6 +21,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+mod batch;
+#[cfg(feature = "tokio")]
+mod unattended;
+
 /// The longest payload that the length field of UDP allows, and more than any packet holds.
 const PAYLOAD_MAX: usize = 65535;
 /// Poll's events of room to send, or of frames that came back.
@@ -127,6 +131,16 @@ impl Sends {
     }
 }
 
+/// What became of a datagram, or of several, that a call had to send.
+pub(crate) enum Sent<T, L> {
+    /// The kernel has taken all.
+    Taken(T),
+    /// Some are in the ring, from where a later call sends them.
+    Left(L),
+    /// Nothing was sent. One of these events of poll(2) comes first.
+    Blocked(i16),
+}
+
 impl UdpSocket {
     /// A socket at the first of these local addresses that can be had.
     pub fn bind(addresses: impl ToSocketAddrs) -> io::Result<Self> {
@@ -138,6 +152,8 @@ impl UdpSocket {
     /// The channel takes a megabyte, room for 384 received datagrams (fewer if they are longer than
     /// 1984 bytes), about as many as a UDP socket's receive buffer holds.
     pub fn with_flow(flow: Flow) -> io::Result<Self> {
+        // As many frames to send as the COMPLETION ring has entries, so that it always has room: poll(2)
+        // says nothing of that to those that wait for POLLOUT alone, as mio and tokio do.
         let channel = Channel::builder()
             .frames(512)
             .rx_frames(384)
@@ -145,7 +161,11 @@ impl UdpSocket {
             .rx_entries(512)
             .open(&flow)?;
         let id = flow.learn_number()?;
-        Ok(Self {
+        Ok(Self::assemble(flow, id, channel))
+    }
+
+    pub(crate) fn assemble(flow: Flow, id: FlowId, channel: Channel) -> Self {
+        Self {
             flow,
             id,
             shared: Mutex::new(Shared {
@@ -153,7 +173,7 @@ impl UdpSocket {
                 sends: Sends::default(),
             }),
             late_error: AtomicU32::new(0),
-        })
+        }
     }
 
     /// Connects to the first of these peers that it can: only its datagrams arrive from now on.
@@ -359,10 +379,18 @@ impl UdpSocket {
                 }
             } else {
                 patience.begin();
-                sys::wait_rx(self.as_raw_fd())?;
+                self.wait_rx()?;
                 has_slept = true;
             }
         }
+    }
+
+    fn wait_rx(&self) -> io::Result<()> {
+        #[cfg(test)]
+        if self.lock().channel.is_fake() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        sys::wait_rx(self.as_raw_fd())
     }
 
     /// Flushes, tells the calls that wait what became of their packets, and keeps the errors of others
@@ -385,6 +413,10 @@ impl UdpSocket {
 
     /// Puts a packet into the ring, and gives its last frame; `None` while there are too few frames.
     fn queue(&self, channel: &Channel, data: &[u8], message: &Message) -> io::Result<Option<u32>> {
+        let needed = data.len().div_ceil(channel.frame_capacity()).max(1);
+        if channel.spare_frames() < needed {
+            return Ok(None);
+        }
         let Some(payload) = channel.payload(data) else {
             return Ok(None);
         };
@@ -394,44 +426,52 @@ impl UdpSocket {
     }
 
     fn transmit(&self, data: &[u8], message: &Message) -> io::Result<usize> {
-        self.take_late_error()?;
-        if data.len() > PAYLOAD_MAX {
-            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
-        }
         let mut patience = Patience::new(self, Self::write_timeout);
-        // Queue it, as soon as there is nothing before it.
         let ticket = loop {
-            let blocked_by = {
-                let shared = &mut *self.lock();
-                if !self.flush(shared)? {
-                    WRITABLE
-                } else if let Some(last) = self.queue(&shared.channel, data, message)? {
-                    let ticket = shared.sends.begin(last);
-                    let taken = self.flush(shared);
-                    let verdict = shared.sends.verdict(ticket);
-                    if verdict.is_none() && matches!(taken, Ok(false)) {
-                        break ticket;
+            match self.attempt(data, message)? {
+                Sent::Taken(()) => return Ok(data.len()),
+                Sent::Left(ticket) => break ticket,
+                Sent::Blocked(events) => {
+                    if let Some(error) = patience.sleep(events)? {
+                        return Err(error);
                     }
-                    shared.sends.end(ticket);
-                    taken?;
-                    // Without a verdict it went by reference.
-                    refusal(verdict)?;
-                    return Ok(data.len());
-                } else {
-                    libc::POLLWRBAND
                 }
-            };
-            if let Some(error) = patience.sleep(blocked_by)? {
-                return Err(error);
             }
         };
-        let left = self.leave(ticket, &mut patience);
+        let left = self.leave(Some(ticket), &mut patience);
         self.lock().sends.end(ticket);
         left.map(|()| data.len())
     }
 
-    /// Sleeps as send(2) would until a packet has left the ring, which it will do come what may.
-    fn leave(&self, ticket: u64, patience: &mut Patience<'_>) -> io::Result<()> {
+    /// Sends a datagram as soon as there is nothing before it. Of one that is left, gives a ticket, which
+    /// the caller has to end.
+    pub(crate) fn attempt(&self, data: &[u8], message: &Message) -> io::Result<Sent<(), u64>> {
+        self.take_late_error()?;
+        if data.len() > PAYLOAD_MAX {
+            return Err(io::Error::from_raw_os_error(libc::EMSGSIZE));
+        }
+        let shared = &mut *self.lock();
+        if !self.flush(shared)? {
+            return Ok(Sent::Blocked(WRITABLE));
+        }
+        let Some(last) = self.queue(&shared.channel, data, message)? else {
+            return Ok(Sent::Blocked(libc::POLLWRBAND));
+        };
+        let ticket = shared.sends.begin(last);
+        let taken = self.flush(shared);
+        let verdict = shared.sends.verdict(ticket);
+        if verdict.is_none() && matches!(taken, Ok(false)) {
+            return Ok(Sent::Left(ticket));
+        }
+        shared.sends.end(ticket);
+        taken?;
+        // Without a verdict it went by reference.
+        refusal(verdict).map(Sent::Taken)
+    }
+
+    /// Sleeps as send(2) would until a packet, or else all of them, has left the ring, which it will do
+    /// come what may.
+    fn leave(&self, ticket: Option<u64>, patience: &mut Patience<'_>) -> io::Result<()> {
         loop {
             match patience.sleep(WRITABLE) {
                 Ok(None) => {}
@@ -444,7 +484,7 @@ impl UdpSocket {
             }
             let shared = &mut *self.lock();
             let taken = self.flush(shared)?;
-            let verdict = shared.sends.verdict(ticket);
+            let verdict = ticket.and_then(|ticket| shared.sends.verdict(ticket));
             if taken || verdict.is_some() {
                 return refusal(verdict);
             }
