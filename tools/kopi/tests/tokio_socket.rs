@@ -93,7 +93,9 @@ fn plain() -> (std::net::UdpSocket, SocketAddr) {
 
 /// A datagram that has its number in it, of a length that no neighbour has.
 fn datagram(number: u32) -> Vec<u8> {
-    let len = 4 + number as usize * 37 % 3000;
+    // Some take two frames; a window of them fits into a plain socket's buffer.
+    let most = if number % 16 == 0 { 3000 } else { 1400 };
+    let len = 4 + number as usize * 37 % most;
     let mut data: Vec<u8> = (0..len as u32).map(|at| (at ^ number) as u8).collect();
     data[..4].copy_from_slice(&number.to_ne_bytes());
     data
@@ -117,7 +119,7 @@ fn echo_plain(count: u32) -> (thread::JoinHandle<()>, SocketAddr) {
 }
 
 async fn thousands_come_back_from_a_plain_socket() {
-    let count = 100 * WINDOW;
+    let count = 40 * WINDOW;
     let (echo, peer) = echo_plain(count);
     let (socket, _) = socket().await;
     let mut buffer = [0; 4000];
@@ -141,7 +143,7 @@ async fn thousands_come_back_to_a_plain_socket() {
         let (plain, _) = plain();
         plain.connect(address).unwrap();
         let mut buffer = [0; 4000];
-        for round in 0..100 {
+        for round in 0..40 {
             let numbers = round * WINDOW..(round + 1) * WINDOW;
             for number in numbers.clone() {
                 plain.send(&datagram(number)).unwrap();
@@ -153,7 +155,7 @@ async fn thousands_come_back_to_a_plain_socket() {
         }
     });
     let mut buffer = [0; 4000];
-    for _ in 0..100 * WINDOW {
+    for _ in 0..40 * WINDOW {
         let (len, from) = socket.recv_from(&mut buffer).await.unwrap();
         socket.send_to(&buffer[..len], from).await.unwrap();
     }
@@ -161,7 +163,7 @@ async fn thousands_come_back_to_a_plain_socket() {
 }
 
 async fn batches_come_back() {
-    let count = 100 * WINDOW;
+    let count = 40 * WINDOW;
     let (echo, peer) = echo_plain(count);
     let (socket, _) = socket().await;
     for round in 0..count / WINDOW {
@@ -250,7 +252,7 @@ async fn a_dropped_wait_loses_nothing() {
 }
 
 async fn polled_waits_lose_nothing() {
-    let count = 50 * WINDOW;
+    let count = 10 * WINDOW;
     let (echo, peer) = echo_plain(count);
     let (socket, _) = socket().await;
     socket.connect(peer).await.unwrap();
