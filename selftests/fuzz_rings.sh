@@ -21,8 +21,8 @@ user_in() { nsenter --net="$1" setpriv --reuid "$2" --regid "$2" --clear-groups 
 start() {
 	local space=$1 user=bob number=${#pids[@]}
 	local run=(--seed $((seed + 1000000 * number)) --seconds "$seconds" "${@:2}")
-	if [ -e /sys/kernel/debug/kcov ]; then
-		# Which only root may have.
+	if [ -e /sys/kernel/debug/kcov ] && [ "$space" != hostile ]; then
+		# Which only root of the first user namespace may have.
 		run+=(--coverage "$log/reached.$number")
 		user=root
 	fi
