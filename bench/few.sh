@@ -20,6 +20,7 @@ in_near kopi-bench rtt --nic near0 --local 198.51.100.1 --far-netns /run/netns/f
 # By the driver.
 in_void kopictl attach void0 || failed=1
 sent --payloads 64 --modes kopi_direct,kopi_direct_gso
+sent --payloads 64 --peers many --modes kopi_direct_datagrams
 in_near kopictl attach near0 || failed=1
 received --modes kopi_direct,kopi_direct_merged
 exit $failed

@@ -83,9 +83,11 @@ no_cgroup_bpf
 
 # By the driver.
 in_void kopictl attach void0 || failed=1
-rows none --modes kopi_direct,kopi_direct_gso
+rows none --modes kopi_direct,kopi_direct_gso,kopi_direct_datagrams
+rows none --peers many --payloads 64 --modes kopi_direct,kopi_direct_datagrams
 nft10 void output
-rows nft10 --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_gso
+rows nft10 --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_gso,kopi_direct_datagrams
+rows nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes kopi_direct_datagrams
 also_conntrack void output
 rows nft10_conntrack --counts handed --count "$nft_count" --modes sendmmsg,kopi_direct,kopi_direct_gso \
 	--payloads 64,1400

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 
-from attached import attach, link
+from attached import attach, kopictl, link
 from control import family
 from equivalence import namespace
 from kopi import BELL_WAIT_RX, OFFLOADS, Channel, check, fails, finish, in_child, wait_until
@@ -93,4 +93,5 @@ with namespace("host"):
     attach()
     polls()
     check("those came from the attached device", link(family())["received"] >= 4)
+kopictl("detach", "eth0")
 finish()

@@ -91,7 +91,7 @@ def leaving(ynl):
         flow.comes_to("a time stamp of what leaves is wanted", "extras")
     with Shown(ynl) as plain:
         plain.send(1)
-        plain.is_shown("a non-GSO datagram", "datagram")
+        plain.is_shown("a non-GSO datagram: directly, too", "direct")
         plain.flow.setsockopt(socket.IPPROTO_IP, IP_OPTIONS, b"\x94\4\0\0")
         plain.send(1)
         plain.is_shown("a non-GSO datagram with options", "datagram")

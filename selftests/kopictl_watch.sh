@@ -107,9 +107,13 @@ for length in (1000000, 18446744073709551615):
 
 in_host kopi-echo --bind 192.0.2.1:7777 >/tmp/echo.out 2>&1 &
 wait_for grep -q listening /tmp/echo.out
-ask 7777 hello >/dev/null
-check "a process's packets are there" eval 'get /metrics |
-	grep -qE "^kopi_process_packets_total\{pid=\"[0-9]+\",program=\"kopi-echo\",user=\"root\",direction=\"in\"\} 1$"'
+check "a process that answers is there" echoes 7777 hello
+received() {
+	get /metrics | grep -E '^kopi_process_packets_total' >/tmp/process.out
+	grep -qE '\{pid="[0-9]+",program="kopi-echo",user="root",direction="in"\} 1$' /tmp/process.out
+}
+check "a process's packets are there" wait_for received
+sed 's/^/# /' /tmp/process.out
 (ulimit -n 40; exec nsenter --net=/run/netns/host kopictl metrics --listen 127.0.0.1:9101) 2>/tmp/few.err &
 watchers+=($!)
 wait_for grep -q listening /tmp/few.err

@@ -126,7 +126,13 @@ def policies(backend):
     ]
 
 
+def no_tables():
+    """Takes away the tables that iptables leaves without rules."""
+    for space in "host", "peer":
+        sh(f"ip netns exec {space} nft flush ruleset")
+
+
 # The matches and targets are the same code under both; what differs is how the rules are walked.
 LEGACY = ("count", "DROP", "REJECT", "owner, uid", "cgroup", "hashlimit", "MARK", "CONNMARK", "TOS")
 run("iptables", policies("nft") + [
-    policy for policy in policies("legacy") if policy.name.split(": ")[1].startswith(LEGACY)])
+    policy for policy in policies("legacy") if policy.name.split(": ")[1].startswith(LEGACY)], no_tables)

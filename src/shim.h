@@ -159,6 +159,40 @@ bool kopi_dst_has_queues(const struct dst_entry *dst);
 u8 kopi_sk_default_ttl(const struct sock *sk);
 bool kopi_dst_mtu_locked(const struct dst_entry *dst);
 
+/* shim/frame.c */
+enum kopi_hooks {
+	/* The packet was dropped, queued, or taken. */
+	KOPI_HOOKS_GONE,
+	/* It can leave as it is. */
+	KOPI_HOOKS_PASSED,
+	/* The stack has to go on behind these hooks. */
+	KOPI_HOOKS_AFTER_LOCAL_OUT,
+	KOPI_HOOKS_AFTER_POST_ROUTING,
+};
+void *kopi_egress_only(const struct net_device *dev, const void *function);
+bool kopi_output_is_plain(struct sock *sk, const struct dst_entry *dst);
+struct net_device *kopi_dst_dev(const struct dst_entry *dst);
+bool kopi_sock_can_send(const struct sock *sk);
+void kopi_skb_settle_dev(struct sk_buff *skb);
+struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, u32 mark,
+				      unsigned int bytes);
+void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df);
+bool kopi_has_output_hooks(const struct sock *sk);
+struct sk_buff *kopi_build_frame_skb(struct sk_buff *skb, void *head, unsigned int size,
+				     unsigned int start, unsigned int len, struct sock *sk,
+				     struct dst_entry *dst, u32 mark, bool ignore_df);
+void kopi_release_frame_skb(struct sk_buff *skb);
+void kopi_free_frame_skb(struct sk_buff *skb);
+enum kopi_hooks kopi_ask_output_hooks(struct sock *sk, struct sk_buff *skb, int *error);
+int kopi_output_by_stack(struct sock *sk, struct sk_buff *skb, enum kopi_hooks stage);
+void kopi_drop_queued(struct net *net);
+/* Exported, and declared in net/netfilter/nf_internals.h. */
+void nf_queue_nf_hook_drop(struct net *net);
+bool kopi_put_hard_header(const struct dst_entry *dst, struct iphdr *iph);
+void kopi_count_output(const struct sock *sk, unsigned int len);
+int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, bool skip);
+void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets);
+
 /* shim/dev.c */
 int kopi_net_xmit_errno(int code);
 bool kopi_device_name(struct net *net, int ifindex, char *name);
@@ -258,6 +292,7 @@ int kopi_page_ref_count(const struct page *page);
 void kopi_page_ref_add(struct page *page, int n);
 void kopi_put_page(struct page *page);
 unsigned int kopi_get_order(unsigned long size);
+unsigned long kopi_page_size(struct page *page);
 
 /* shim/task.c */
 uid_t kopi_current_uid(void);

@@ -39,7 +39,8 @@ enum kopi_verdict {
 /**
  * enum kopi_path - The TX path of flows' packets through a device, with the
  *   reason. The values from datagram on only apply to flows.
- * @KOPI_PATH_DIRECT: Directly: segmented, and passed to the driver.
+ * @KOPI_PATH_DIRECT: Directly: passed to the driver, and segmented before if
+ *   it was a GSO packet.
  * @KOPI_PATH_NO_PROGRAM: Through the stack, because no XDP program is attached
  *   that makes the driver accept frames.
  * @KOPI_PATH_TC: Through the stack, because tc has filters or programs at the
@@ -56,8 +57,8 @@ enum kopi_verdict {
  *   carrier, or is not present, for instance while the machine is suspended.
  * @KOPI_PATH_REFUSED: Through the stack, because the driver accepted no frames
  *   for a second; it is tried again after a minute.
- * @KOPI_PATH_DATAGRAM: Through the stack, because the last packet was not a
- *   GSO packet.
+ * @KOPI_PATH_DATAGRAM: Through the stack, because the last packet was a
+ *   datagram that something looks at, or that is of IPv6.
  * @KOPI_PATH_TRANSFORMED: Through the stack, because IPsec or a tunnel had
  *   transformed the packet.
  * @KOPI_PATH_EXTRAS: Through the stack, because the packet had IP options, a

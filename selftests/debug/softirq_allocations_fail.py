@@ -153,7 +153,7 @@ def trace():
         for name in events[:2]:
             faults.put(f"{TRACING}/events/{name}/filter", "ret != 0")
         for name in events:
-            faults.put(f"{TRACING}/events/{name}/enable", kopi.OFFLOADS)
+            faults.put(f"{TRACING}/events/{name}/enable", 1)
         yield
     finally:
         for name in events:

@@ -265,5 +265,6 @@ def run(area, policies, others=lambda: None):
             try_policy(area, policy)
     if not words:
         others()
-        undo_all()
+        with namespace("host"):
+            undo_all()
     kopi.finish()

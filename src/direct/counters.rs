@@ -29,11 +29,10 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Counts a packet that the driver took, by its datagrams.
-    pub(super) fn count_sent(&self, datagrams: u32) {
+    /// Counts datagrams that the driver took, of a GSO packet or not.
+    pub(super) fn count_sent(&self, datagrams: u32, is_gso: bool) {
         self.packets.fetch_add(u64::from(datagrams), Relaxed);
-        self.gso_packets
-            .fetch_add(u64::from(datagrams > 1), Relaxed);
+        self.gso_packets.fetch_add(u64::from(is_gso), Relaxed);
     }
 
     /// Whether the driver gets no frames now, because it took none for too long.

@@ -12,7 +12,11 @@ use super::{
 use crate::flow::Flow;
 use crate::sys::{
     context::BottomHalvesOff,
-    direct::{egress::EgressSkb, port_map::PinnedPortMap, redirect_device::RedirectDevice},
+    direct::{
+        egress::{EgressSkb, TakenSkb},
+        port_map::PinnedPortMap,
+        redirect_device::RedirectDevice,
+    },
     netdev::{Device, Egress, EgressVerdict, Timer}, //
 };
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -146,6 +150,27 @@ impl AttachedDevice {
         }
     }
 
+    /// Puts a packet that was taken behind those that the flow has in flight, and sends what can be
+    /// sent. Softirqs are off.
+    pub(super) fn enqueue(&self, flow: &Flow, mut packet: TakenSkb, in_flight: u32) {
+        let here = CpuId::current().as_u32();
+        // Which may be on another CPU's queue.
+        let cpu = flow.direct.cpu.load(Relaxed);
+        if in_flight != 0 && u32::from(cpu) != here {
+            let theirs = self.queues.get(cpu as usize);
+            match theirs.map(|queue| queue.queue.join(flow, packet)) {
+                Some(Err(back)) => packet = back,
+                _ => return,
+            }
+        }
+        flow.direct.cpu.store(here as u16, Relaxed);
+        // There is a queue for each CPU that can ever be.
+        if let Some(own) = self.queues.get(here as usize) {
+            own.queue.add(flow, packet);
+            own.poll();
+        }
+    }
+
     /// Drops packets that wait, and completes packets with the driver. Process context.
     pub(super) fn empty(&self) {
         for queue in &self.queues {
@@ -190,32 +215,15 @@ impl Egress for AttachedDevice {
         if !directly {
             self.count_passed(&skb);
         }
-        let here = CpuId::current().as_u32();
-        let Some(own) = self.queues.get(here as usize) else {
-            return EgressVerdict::Pass;
-        };
         if !direct.take(self.number, skb.charge()) {
             return self.pass_elsewhere(direct, &skb);
         }
         if directly {
+            let here = CpuId::current().as_u32();
             skb.count(&self.device, here % self.device.queues().max(1));
         }
-        let mut packet = skb.take(!directly);
-        // The packet goes behind those in flight, which may be on another CPU's queue.
-        let cpu = direct.cpu.load(Relaxed);
-        if in_flight != 0 && u32::from(cpu) != here {
-            match self
-                .queues
-                .get(cpu as usize)
-                .map(|queue| queue.queue.join(flow, packet))
-            {
-                Some(Err(back)) => packet = back,
-                _ => return EgressVerdict::Taken,
-            }
-        }
-        direct.cpu.store(here as u16, Relaxed);
-        own.queue.add(flow, packet);
-        own.poll();
+        let packet = skb.take(!directly);
+        self.enqueue(flow, packet, in_flight);
         EgressVerdict::Taken
     }
 }

@@ -18,6 +18,7 @@ mod path;
 mod queue;
 mod receive;
 mod redirected_ports;
+mod sender;
 mod waiting;
 
 pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching};
@@ -25,3 +26,4 @@ pub(crate) use device::AttachedDevice;
 pub(crate) use flow::Direct;
 pub(crate) use path::TxPath;
 pub(crate) use redirected_ports::{PortRoom, RedirectedPorts};
+pub(crate) use sender::DatagramSender;

@@ -27,7 +27,7 @@ pub(crate) enum TxPath {
     Down = uapi::KOPI_PATH_DOWN,
     /// Through the stack: the driver took no frames for too long.
     Refused = uapi::KOPI_PATH_REFUSED,
-    /// Through the stack: the packet is no GSO packet.
+    /// Through the stack: a datagram that isn't a frame, because something looks at it.
     Datagram = uapi::KOPI_PATH_DATAGRAM,
     /// Through the stack: the packet isn't UDP any more.
     Transformed = uapi::KOPI_PATH_TRANSFORMED,

@@ -10,7 +10,10 @@ use super::{
 use crate::flow::Flow;
 use crate::sys::{
     context::now,
-    direct::egress::{List, TakenSkb, XmitResult},
+    direct::{
+        egress::{TakenSkb, XmitResult},
+        list::List,
+    },
     netdev::{Device, Polled},
     sock::Sock, //
 };
@@ -194,9 +197,15 @@ impl Queue {
         direct.record_path(&self.device, TxPath::Behind);
         direct.leave();
         direct.complete(&packet);
-        let is_gso = u64::from(packet.datagrams() > 1);
+        let is_gso = u64::from(packet.is_gso());
         self.counters.passed.fetch_add(is_gso, Relaxed);
-        packet.pass_on();
+        self.pass_on(packet);
+    }
+
+    /// Gives a packet to the stack, and counts what is lost for want of memory.
+    fn pass_on(&self, packet: TakenSkb) {
+        let lost = u64::from(packet.pass_on());
+        self.counters.dropped.fetch_add(lost, Relaxed);
     }
 
     /// Completes a packet as dropped, and counts its datagrams that weren't sent.
@@ -294,7 +303,8 @@ impl Queue {
         }
         match sent {
             XmitResult::All => {
-                self.counters.count_sent(packet.datagrams());
+                self.counters
+                    .count_sent(packet.datagrams(), packet.is_gso());
                 Step::Given
             }
             XmitResult::Some => {
@@ -371,7 +381,7 @@ impl Queue {
             self.drop(packet);
         }
         while let Some(packet) = done.to_stack.pop() {
-            packet.pass_on();
+            self.pass_on(packet);
         }
         done
     }

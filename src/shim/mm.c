@@ -115,3 +115,8 @@ unsigned int kopi_get_order(unsigned long size)
 {
 	return get_order(size);
 }
+
+unsigned long kopi_page_size(struct page *page)
+{
+	return page_size(page);
+}

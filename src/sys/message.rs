@@ -6,6 +6,7 @@
 
 use super::bindings;
 use super::{
+    direct::frame_batch::FrameBatch,
     family::{self, Protocol, RingMessage},
     ipv4::Datagram,
     region::PageVec,
@@ -225,18 +226,21 @@ impl SendMsg {
         to_result(sent.min(0))
     }
 
-    /// Sends a copy of a datagram's data. The datagram's own functions send it unless UDP's must;
-    /// then the message goes as by [`SendMsg::send`]. Process context.
+    /// Sends a copy of a datagram's data, as one of `frames` if there is such a batch. The datagram's
+    /// own functions send it unless UDP's must; then the message goes as by [`SendMsg::send`]. `None`
+    /// if nothing was sent, because the datagram can't be one of the frames. Process context.
     pub(crate) fn send_copy<P: Protocol>(
         &mut self,
         socket: &Socket,
         datagram: Datagram<'_>,
-    ) -> Result {
+        frames: Option<&mut FrameBatch>,
+    ) -> Option<Result> {
         let piece = bindings::kvec {
             iov_base: datagram.data.as_ptr().cast_mut().cast(),
             iov_len: datagram.data.len(),
         };
         let mut message = self.message(Some(datagram));
+        message.frames = frames;
         // SAFETY: The datagram's data are bytes of a region, whose borrow lasts for the call, and
         // are only read. The datagram was made for this socket. The caller holds the channel's
         // sender, and a socket is on one channel at most, so this is the only such call for the
@@ -251,7 +255,7 @@ impl SendMsg {
             );
             family::send_ring_message::<P>(socket, &mut message)
         };
-        to_result(sent.min(0))
+        (!message.left).then(|| to_result(sent.min(0)))
     }
 
     /// The message, without data.
@@ -261,6 +265,8 @@ impl SendMsg {
             // zeroes are valid.
             header: unsafe { MaybeUninit::zeroed().assume_init() },
             datagram,
+            frames: None,
+            left: false,
             checked_peer: self.checked_peer,
         };
         let header = &mut message.header;

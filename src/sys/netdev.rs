@@ -216,6 +216,22 @@ pub(crate) trait Egress: Send + Sync + 'static {
     fn egress(&self, packet: EgressSkb<'_>) -> EgressVerdict;
 }
 
+/// The only egress hook of a device, if this is a `T`.
+///
+/// # Safety
+///
+/// The device must be valid. The caller must be in an RCU read-side section for `'a`.
+pub(super) unsafe fn only_hook<'a, T: Egress>(dev: *const bindings::net_device) -> Option<&'a T> {
+    let function = egress::<T> as *const c_void;
+    // SAFETY: The caller passes a valid device, under RCU. A hook with this function has a `T` as
+    // its private data, which outlives the registration and a grace period after it.
+    unsafe {
+        bindings::kopi_egress_only(dev, function)
+            .cast::<T>()
+            .as_ref()
+    }
+}
+
 /// A registered egress hook.
 pub(crate) struct Hooked<T: Egress> {
     /// Dropped first: it ends the calls of `hook`.

@@ -171,9 +171,12 @@ impl Sender {
     ) -> u32 {
         channel.unstall();
         self.output.routes.begin();
+        self.output.direct.begin();
         let mut taken = 0u32;
         while taken < available {
-            let more = match self.step(channel, available.wrapping_sub(taken)) {
+            let left = available.wrapping_sub(taken);
+            self.output.direct.ahead = left.wrapping_sub(1);
+            let more = match self.step(channel, left) {
                 Progress::Took(0) => go_on(0, 0),
                 Progress::Took(count) => {
                     taken = taken.wrapping_add(count);
@@ -186,6 +189,7 @@ impl Sender {
             }
             cond_resched();
         }
+        self.output.direct.flush();
         self.done.flush(channel);
         taken
     }

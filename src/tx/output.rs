@@ -7,13 +7,14 @@ use super::batch::Batch;
 use super::completion::{in_flight, InFlight, REFERENCES_MAX};
 use super::judge::NOBODY;
 use crate::channel::Channel;
+use crate::direct::DatagramSender;
 use crate::flow::Flow;
 use crate::pure::abi::{Meta, CHAIN_MAX};
 use crate::routes::Routes;
 use crate::sys::{
     family,
     message::SendMsg,
-    region::PageVec,
+    region::{Bytes, PageVec},
     socket::Socket,
     ubuf::Notification, //
 };
@@ -41,6 +42,8 @@ pub(crate) struct Output {
     pub(super) message: SendMsg,
     /// Routes of packets without special options.
     pub(crate) routes: Routes,
+    /// Datagrams that leave directly.
+    pub(super) direct: DatagramSender,
 }
 
 /// How a packet is segmented into datagrams.
@@ -59,6 +62,7 @@ impl Output {
             message: SendMsg::new(NOBODY),
             // An engine's memory would be charged to nobody.
             routes: Routes::new(by_engine)?,
+            direct: DatagramSender::new(),
         })
     }
 
@@ -87,14 +91,12 @@ impl Output {
         }
         if let ([desc], 0, true) = (batch.descs(), segmentation.size, copied) {
             if let Ok(data) = region.bytes(desc.offset, desc.len) {
-                let datagram = self
-                    .routes
-                    .datagram(desc.flow, flow, socket.sk(), meta, data);
-                if let Some(datagram) = datagram {
-                    return (self.message.send_copy::<Flow>(socket, datagram), None);
+                if let Some(result) = self.send_datagram((socket, flow), desc.flow, meta, data) {
+                    return (result, None);
                 }
             }
         }
+        self.direct.flush();
         self.pages.clear();
         let mut descs = batch.descs().iter();
         let pages = &mut self.pages;
@@ -113,5 +115,36 @@ impl Output {
             .message
             .send::<Flow, _>(socket, pages, notification.as_ref());
         (result, notification)
+    }
+    /// Sends a datagram by a remembered route: directly, or by the stack. `None` if it is for
+    /// udp_sendmsg().
+    fn send_datagram(
+        &mut self,
+        (socket, flow): (&Socket, &Flow),
+        number: u32,
+        meta: &Meta,
+        data: Bytes<'_>,
+    ) -> Option<Result> {
+        let sk = socket.sk();
+        let datagram = self.routes.datagram(number, flow, sk, meta, data)?;
+        let mut directly = self.direct.take(sk, flow, &datagram);
+        loop {
+            let frames = if directly {
+                Some(self.direct.batch())
+            } else {
+                None
+            };
+            let sent = self.message.send_copy::<Flow>(socket, datagram, frames);
+            if sent.is_some() || !directly {
+                return sent;
+            }
+            // What was sent before leaves before it.
+            self.direct.flush();
+            let stray = self.direct.send_stray();
+            if stray.is_some() {
+                return stray;
+            }
+            directly = false;
+        }
     }
 }

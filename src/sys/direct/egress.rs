@@ -15,7 +15,6 @@ use crate::sys::{
     sock::Sock, //
 };
 use core::{
-    cell::UnsafeCell,
     marker::PhantomData,
     mem::{size_of, ManuallyDrop},
     ptr::{self, NonNull}, //
@@ -30,8 +29,8 @@ use super::frames::{FramePages, Frames, BULK, BULK_BYTES, HEADROOM, LINE};
 ///
 /// `page` is null, or pages to which this value owns a reference.
 #[repr(C)]
-struct SkbCb {
-    /// The pages of the frames that the driver was given last.
+pub(super) struct SkbCb {
+    /// The pages of the frames that the driver was given last, or of all frames of a batch.
     page: *mut bindings::page,
     /// The time at which the driver was given all of it, in nanoseconds.
     xmit_time: u64,
@@ -43,6 +42,23 @@ struct SkbCb {
     datagrams: u16,
     /// The stack is to send it.
     to_stack: bool,
+    /// It stands for a batch of frames, and has no data.
+    is_batch: bool,
+}
+
+impl SkbCb {
+    /// Of an skb that stands for `count` frames, and takes over the reference to their pages.
+    pub(super) fn of_frames(page: *mut bindings::page, count: u16) -> Self {
+        Self {
+            page,
+            xmit_time: 0,
+            refused: 0,
+            number: 0,
+            datagrams: count,
+            to_stack: false,
+            is_batch: true,
+        }
+    }
 }
 
 /// A packet at the egress hook, which begins with the Ethernet header.
@@ -136,6 +152,7 @@ impl<'a> EgressSkb<'a> {
                 number: 0,
                 datagrams: bindings::kopi_skb_gso_segs(self.as_ptr()).max(1),
                 to_stack,
+                is_batch: false,
             });
         }
         // INVARIANT: Owned from here, with an `SkbCb`.
@@ -187,13 +204,23 @@ pub(crate) enum XmitResult {
 /// # Invariants
 ///
 /// This value owns the skb, whose control block holds an [`SkbCb`].
-pub(crate) struct TakenSkb(NonNull<bindings::sk_buff>);
+pub(crate) struct TakenSkb(pub(super) NonNull<bindings::sk_buff>);
 
 // SAFETY: An skb is not bound to a CPU or task, and this value is its only owner.
 unsafe impl Send for TakenSkb {}
 
 impl TakenSkb {
-    fn as_ptr(&self) -> *mut bindings::sk_buff {
+    /// # Safety
+    ///
+    /// The caller must own the skb, whose control block has no user, and give it away.
+    pub(super) unsafe fn new(skb: NonNull<bindings::sk_buff>, cb: SkbCb) -> Self {
+        // SAFETY: Required of the caller.
+        unsafe { cb_of(skb.as_ptr()).write(cb) };
+        // INVARIANT: Owned from here, with an `SkbCb`.
+        Self(skb)
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut bindings::sk_buff {
         self.0.as_ptr()
     }
 
@@ -223,6 +250,28 @@ impl TakenSkb {
     pub(crate) fn charge(&self) -> u32 {
         // SAFETY: This value owns a valid skb, and the call only reads it.
         unsafe { bindings::kopi_skb_truesize(self.as_ptr()) }
+    }
+
+    /// Whether it is a GSO packet, and not a batch of frames.
+    pub(crate) fn is_gso(&self) -> bool {
+        !self.cb().is_batch && self.cb().datagrams > 1
+    }
+
+    /// Number of its datagrams that the driver has taken.
+    pub(super) fn datagrams_taken(&self) -> usize {
+        self.cb().number.into()
+    }
+
+    /// Records that the driver has taken some more datagrams.
+    pub(super) fn took(&mut self, datagrams: u16) {
+        let cb = self.cb_mut();
+        cb.number = cb.number.wrapping_add(datagrams);
+    }
+
+    /// Calls `act` with its pages, of a batch of frames.
+    pub(super) fn with_pages<T>(&self, act: impl FnOnce(&FramePages) -> T) -> Option<T> {
+        let pages = ManuallyDrop::new(FramePages::from_raw(self.cb().page));
+        pages.as_ref().map(act)
     }
 
     /// Number of its datagrams.
@@ -263,6 +312,9 @@ impl TakenSkb {
 
     /// Gives the datagrams to the driver that it hasn't taken yet. Softirqs are off.
     pub(crate) fn send(&mut self, device: &Device) -> XmitResult {
+        if self.cb().is_batch {
+            return self.send_frames(device);
+        }
         // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
         // hook.
         let (headers, len) = unsafe { (headers(self.as_ptr()), (*self.as_ptr()).len) };
@@ -290,8 +342,7 @@ impl TakenSkb {
             let Ok(sent) = frames.xmit(device, last) else {
                 return XmitResult::Failed;
             };
-            let cb = self.cb_mut();
-            cb.number = cb.number.wrapping_add(sent as u16);
+            self.took(sent as u16);
             if sent < ready {
                 device.flush();
                 let any = self.cb().number != before;
@@ -387,14 +438,21 @@ impl TakenSkb {
         page.is_null() || unsafe { bindings::kopi_page_ref_count(page) } == 1
     }
 
-    /// Gives it to the stack, which continues behind the egress hooks. Softirqs are off.
-    pub(crate) fn pass_on(self) {
+    /// Gives it to the stack, which continues behind the egress hooks. Returns the number of
+    /// datagrams that were lost because memory was short. Softirqs are off.
+    pub(crate) fn pass_on(self) -> u32 {
+        if self.cb().is_batch {
+            let lost = self.pass_frames(true);
+            self.finish();
+            return lost;
+        }
         let skb = self.into_raw();
         // SAFETY: The skb is valid and was owned by `self`. The stack owns it from here.
         unsafe {
             bindings::kopi_nf_skip_egress(skb);
             bindings::kopi_dev_queue_xmit(skb);
         }
+        0
     }
 
     /// Frees it as a packet that was sent.
@@ -420,64 +478,5 @@ impl Drop for TakenSkb {
         };
         // SAFETY: This value owns a valid skb, which is not used any more.
         unsafe { bindings::sk_skb_reason_drop(ptr::null_mut(), self.as_ptr(), reason) };
-    }
-}
-
-/// A list of packets, in order.
-///
-/// # Invariants
-///
-/// The head is initialised, and the list holds skbs of [`TakenSkb`]s, which it owns.
-pub(crate) struct List {
-    head: KBox<UnsafeCell<bindings::sk_buff_head>>,
-}
-
-// SAFETY: Skbs are not bound to a CPU or task, and this value is the only one to use the list.
-unsafe impl Send for List {}
-
-impl List {
-    /// An empty list: `ENOMEM`. Process context.
-    pub(crate) fn new() -> Result<Self> {
-        // SAFETY: The struct holds pointers and integers, for which zeroes are valid.
-        let head: bindings::sk_buff_head = unsafe { core::mem::zeroed() };
-        let head = KBox::new(UnsafeCell::new(head), GFP_KERNEL_ACCOUNT)?;
-        // SAFETY: The memory has that type, and its box keeps it in place.
-        unsafe { bindings::kopi_skb_queue_head_init(head.get()) };
-        // INVARIANT: Just initialised, and empty.
-        Ok(Self { head })
-    }
-
-    /// Appends a packet.
-    pub(crate) fn push(&mut self, packet: TakenSkb) {
-        // SAFETY: The list is this value's, which is borrowed exclusively. The skb is owned, and so
-        // on no other list.
-        unsafe {
-            let skb = ManuallyDrop::new(packet).as_ptr();
-            bindings::kopi_skb_queue_tail(self.head.get(), skb);
-        }
-    }
-
-    /// Removes the first packet.
-    pub(crate) fn pop(&mut self) -> Option<TakenSkb> {
-        // SAFETY: The list is initialised, and borrowed exclusively.
-        let skb = unsafe { bindings::kopi_skb_dequeue(self.head.get()) };
-        // INVARIANT: The list owned the skb of a `TakenSkb`, and has given it up.
-        NonNull::new(skb).map(TakenSkb)
-    }
-
-    /// Calls `act` with the first packet, which stays on the list.
-    pub(crate) fn first<T>(&mut self, act: impl FnOnce(&mut TakenSkb) -> T) -> Option<T> {
-        // SAFETY: The list is initialised, and borrowed exclusively.
-        let skb = unsafe { bindings::kopi_skb_peek(self.head.get()) };
-        // INVARIANT: The list holds skbs of `TakenSkb`s. `ManuallyDrop` leaves this one to the
-        // list.
-        let mut packet = ManuallyDrop::new(TakenSkb(NonNull::new(skb)?));
-        Some(act(&mut packet))
-    }
-}
-
-impl Drop for List {
-    fn drop(&mut self) {
-        while self.pop().is_some() {}
     }
 }

@@ -52,6 +52,12 @@ impl FramePages {
         unsafe { bindings::kopi_page_address(self.0.as_ptr()) }.cast()
     }
 
+    /// Number of bytes.
+    pub(super) fn size(&self) -> usize {
+        // SAFETY: The reference keeps the pages, which were allocated as one compound page.
+        unsafe { bindings::kopi_page_size(self.0.as_ptr()) }
+    }
+
     /// Takes one reference for each frame.
     pub(super) fn share(&self, frames: usize) {
         // SAFETY: This value's reference keeps the pages, so their count isn't 0.

@@ -3,7 +3,10 @@
 //! The kernel's interfaces of the direct path: packets at the egress hook, XDP frames, redirection.
 
 pub(crate) mod egress;
+pub(crate) mod frame_batch;
 mod frames;
+pub(crate) mod list;
 pub(crate) mod port_map;
 pub(crate) mod redirect_device;
 pub(crate) mod redirected;
+mod taken_frames;

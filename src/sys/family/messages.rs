@@ -35,8 +35,7 @@ impl<T: Protocol> Registration<T> {
                         // `send_ring_message` sends a ring's packet, which the rules judged before.
                         // It goes through sock_sendmsg only for the LSM hook, which is reachable no
                         // other way.
-                        let datagram = (*ring_message).datagram.as_ref();
-                        let sent = datagram.and_then(|datagram| datagram.send((*socket).sk));
+                        let sent = (*ring_message).send_datagram((*socket).sk);
                         return Ok(without_edquot(sent.unwrap_or_else(|| {
                             bindings::kopi_udp_sendmsg((*socket).sk, message, len)
                         })));

@@ -5,7 +5,13 @@
 use super::{state::state, Protocol};
 use crate::{
     pure::rule::Peer,
-    sys::{bindings, ipv4::Datagram, sock::Sock, socket::Socket},
+    sys::{
+        bindings,
+        direct::frame_batch::{FrameBatch, Pushed},
+        ipv4::Datagram,
+        sock::Sock,
+        socket::Socket,
+    },
 };
 use core::{ptr, sync::atomic::Ordering};
 use kernel::prelude::*;
@@ -17,8 +23,36 @@ pub(in crate::sys) struct RingMessage<'a> {
     pub(in crate::sys) header: bindings::msghdr,
     /// The same message as a plain datagram, if it needs no udp_sendmsg().
     pub(in crate::sys) datagram: Option<Datagram<'a>>,
+    /// What makes a frame of the datagram, if it may leave so.
+    pub(in crate::sys) frames: Option<&'a mut FrameBatch>,
+    /// `frames` has left the message alone: nothing was sent.
+    pub(in crate::sys) left: bool,
     /// The peer for which the rules judged the message.
     pub(in crate::sys) checked_peer: Peer,
+}
+
+impl RingMessage<'_> {
+    /// Sends the datagram, if it needs no udp_sendmsg(): returns what sendmsg returns. Process
+    /// context.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the datagram, with its socket.
+    pub(super) unsafe fn send_datagram(&mut self, sk: *mut bindings::sock) -> Option<c_int> {
+        let datagram = self.datagram?;
+        let Some(frames) = self.frames.as_mut() else {
+            // SAFETY: Required of the caller.
+            return unsafe { datagram.send(sk) };
+        };
+        // SAFETY: Required of the caller; the batch is the datagram's.
+        match unsafe { frames.push(sk, &datagram) } {
+            Pushed::Done(sent) => Some(sent),
+            Pushed::Left => {
+                self.left = true;
+                Some(0)
+            }
+        }
+    }
 }
 
 /// Sends a message of the module's own, for which [`Protocol::may_send`] isn't called. Process

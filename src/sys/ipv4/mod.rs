@@ -24,6 +24,7 @@ pub(crate) use route::{Route, RouteKey, To};
 const LINEAR_MAX: u32 = 8192;
 
 /// A datagram that is about to be sent. Destination and port are big-endian.
+#[derive(Clone, Copy)]
 pub(crate) struct Datagram<'a> {
     pub(crate) data: Bytes<'a>,
     pub(crate) options: &'a Options,
@@ -40,14 +41,10 @@ impl Datagram<'_> {
     ///
     /// `sk` must be the valid sock of the options, with its socket.
     pub(super) unsafe fn send(&self, sk: *mut bindings::sock) -> Option<c_int> {
-        let len = self.data.len();
-        let dst = self.route.dst.as_ptr();
-        let whole = u32::try_from(len).ok()?.checked_add(HEADER_V4 as u32)?;
-        // SAFETY: The route owns a reference to the dst, an IPv4 one.
-        let mtu = unsafe { bindings::kopi_dst4_mtu(dst) };
-        if mtu < MTU_MIN || whole > mtu.min(LINEAR_MAX) {
+        if !self.fits_route() {
             return None;
         }
+        let (len, whole, dst) = (self.data.len(), self.whole() as u32, self.dst());
         // SAFETY: The caller passes a valid sock. The skb is owned here until ip_local_out() gets
         // it. The route's reference keeps the dst during the call.
         let error = unsafe {
@@ -62,16 +59,85 @@ impl Datagram<'_> {
                 Err(error) => error.to_errno(),
             }
         };
-        if error == 0 {
-            return i32::try_from(len).ok();
-        }
         // SAFETY: The caller passes a valid sock with its socket.
+        Some(unsafe { report(sk, len, error) })
+    }
+
+    /// Bytes of the IP packet.
+    pub(super) fn whole(&self) -> usize {
+        self.data.len().saturating_add(HEADER_V4)
+    }
+
+    /// The dst, to which the route owns a reference.
+    pub(super) fn dst(&self) -> *mut bindings::dst_entry {
+        self.route.dst.as_ptr()
+    }
+
+    /// The address of the route's device, which is only compared.
+    pub(crate) fn device(&self) -> usize {
+        self.route.device
+    }
+
+    /// The mark of the skb.
+    pub(super) fn mark(&self) -> u32 {
+        self.options.mark
+    }
+
+    /// Whether the stack would send it as one packet with linear memory.
+    pub(super) fn fits_route(&self) -> bool {
+        // SAFETY: The route owns a reference to the dst, an IPv4 one.
+        let mtu = unsafe { bindings::kopi_dst4_mtu(self.dst()) };
+        mtu >= MTU_MIN && self.whole() <= mtu.min(LINEAR_MAX) as usize
+    }
+
+    /// Whether it may be fragmented although the header forbids it.
+    fn ignores_df(&self) -> bool {
+        self.options.discovery < bindings::IP_PMTUDISC_DO
+    }
+
+    /// Writes the IP packet, complete with checksums.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the options. `at` must have room for [`Self::whole`] bytes.
+    pub(super) unsafe fn write(&self, sk: *mut bindings::sock, at: *mut u8) {
+        let (len, whole) = (self.data.len() as u16, self.whole() as u32);
+        // SAFETY: The caller passes a valid sock and enough room, whose first bytes become the
+        // header that the last call completes.
         unsafe {
-            if error == enobufs().to_errno() || bindings::kopi_sock_is_nospace(sk) {
-                bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_SNDBUFERRORS as i32);
-            }
+            let to = at.add(HEADER_V4).cast();
+            let from = self.data.as_ptr().cast();
+            let sum = bindings::kopi_csum_partial_copy_nocheck(from, to, i32::from(len));
+            let header = self.header(len, Some(sum));
+            at.cast::<[u32; HEADER_V4 / 4]>().write_unaligned(header);
+            bindings::kopi_ip_finish_header(at.cast(), sk, whole, self.ignores_df());
         }
-        Some(error)
+    }
+
+    /// Makes an skb around the IP packet that is at `start` of `size` bytes of pages, by the memory
+    /// of `skb` if that isn't null; null if memory is short. In an RCU read-side section, which
+    /// must last as long as the skb has the route.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the options. `skb` must be null, or an skb without data that
+    /// the caller gives away. The memory must end with room for an skb's shared information.
+    pub(super) unsafe fn wrap(
+        &self,
+        sk: *mut bindings::sock,
+        skb: *mut bindings::sk_buff,
+        memory: *mut u8,
+        size: usize,
+        start: usize,
+    ) -> *mut bindings::sk_buff {
+        let (size, start, whole) = (size as u32, start as u32, self.whole() as u32);
+        let (dst, mark, ignores_df) = (self.dst(), self.mark(), self.ignores_df());
+        let head = memory.cast();
+        // SAFETY: The caller passes a valid sock, memory as the call needs it, and an skb that it
+        // doesn't use any more. The route's reference keeps the dst.
+        unsafe {
+            bindings::kopi_build_frame_skb(skb, head, size, start, whole, sk, dst, mark, ignores_df)
+        }
     }
 
     /// Makes an skb of `whole` bytes, including headers, as ip_make_skb() and udp_send_skb() do.
@@ -96,8 +162,7 @@ impl Datagram<'_> {
             if route.has_checksums {
                 fields.set_ip_summed(bindings::CHECKSUM_PARTIAL as u8);
             }
-            let ignores_df = options.discovery < bindings::IP_PMTUDISC_DO;
-            fields.set_ignore_df(u8::from(ignores_df));
+            fields.set_ignore_df(u8::from(self.ignores_df()));
             fields.priority = ptr::read_volatile(&raw const (*sk).sk_priority);
             let start = bindings::kopi_skb_begin(
                 skb,
@@ -198,10 +263,24 @@ unsafe fn send_skb(sk: *mut bindings::sock, skb: *mut bindings::sk_buff) -> c_in
     // SAFETY: The caller passes a valid sock and gives away the skb, within an RCU read-side
     // section.
     unsafe {
-        let mut error = bindings::ip_local_out(bindings::kopi_sock_net(sk), sk, skb);
-        if error > 0 {
-            error = bindings::kopi_net_xmit_errno(error);
-        }
+        let error = bindings::ip_local_out(bindings::kopi_sock_net(sk), sk, skb);
+        count(sk, error)
+    }
+}
+
+/// Counts a datagram as the end of udp_send_skb() does, by what ip_local_out() returned. Returns 0
+/// or an errno.
+///
+/// # Safety
+///
+/// `sk` must be valid.
+unsafe fn count(sk: *mut bindings::sock, result: c_int) -> c_int {
+    // SAFETY: The caller passes a valid sock.
+    unsafe {
+        let error = match result {
+            1.. => bindings::kopi_net_xmit_errno(result),
+            error => error,
+        };
         if error == 0 {
             bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_OUTDATAGRAMS as i32);
             return 0;
@@ -213,4 +292,33 @@ unsafe fn send_skb(sk: *mut bindings::sock, skb: *mut bindings::sk_buff) -> c_in
         }
         error
     }
+}
+
+/// What udp_sendmsg() returns for `len` bytes, and counts, when it ends with 0 or an errno.
+///
+/// # Safety
+///
+/// `sk` must be valid, with its socket.
+unsafe fn report(sk: *mut bindings::sock, len: usize, error: c_int) -> c_int {
+    if error == 0 {
+        return len as c_int;
+    }
+    // SAFETY: The caller passes a valid sock with its socket.
+    unsafe {
+        if error == enobufs().to_errno() || bindings::kopi_sock_is_nospace(sk) {
+            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_SNDBUFERRORS as i32);
+        }
+    }
+    error
+}
+
+/// Counts a datagram of `len` bytes, and returns what udp_sendmsg() returns for it, by what
+/// ip_local_out() returned.
+///
+/// # Safety
+///
+/// `sk` must be valid, with its socket.
+pub(super) unsafe fn sent(sk: *mut bindings::sock, len: usize, result: c_int) -> c_int {
+    // SAFETY: The caller passes a valid sock with its socket.
+    unsafe { report(sk, len, count(sk, result)) }
 }

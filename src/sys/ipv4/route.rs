@@ -26,6 +26,8 @@ pub(crate) struct Route {
     pub(super) may_grow: bool,
     /// The TTL that the route sets, or 0.
     pub(super) ttl: u8,
+    /// The address of its device, which is only compared.
+    pub(super) device: usize,
     /// Its device has several transmit queues, which the flow hash selects.
     pub(super) has_queues: bool,
     /// The flow hash of the route's datagrams, which is expensive to compute; 0 if it isn't known
@@ -50,6 +52,7 @@ impl Route {
             has_checksums: false,
             may_grow: false,
             ttl: 0,
+            device: 0,
             has_queues: false,
             hash: Cell::new(0),
         };
@@ -66,6 +69,7 @@ impl Route {
             route.has_checksums = bindings::kopi_dst_has_checksums(dst.as_ptr());
             route.may_grow = !bindings::kopi_dst_mtu_locked(dst.as_ptr());
             route.ttl = bindings::kopi_dst_hoplimit(dst.as_ptr()) as u8;
+            route.device = bindings::kopi_dst_dev(dst.as_ptr()).addr();
             route.has_queues = bindings::kopi_dst_has_queues(dst.as_ptr());
         }
         Some(route)

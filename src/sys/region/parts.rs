@@ -77,6 +77,7 @@ impl KernelVec<'_> {
 /// # Invariants
 ///
 /// The bytes lie within the region, which lives for `'a`.
+#[derive(Clone, Copy)]
 pub(crate) struct Bytes<'a> {
     pub(super) at: NonNull<u8>,
     pub(super) len: usize,

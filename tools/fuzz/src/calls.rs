@@ -2,7 +2,7 @@
 
 //! System calls on KOPI's sockets in any order, from threads that share the descriptors.
 
-use crate::{coverage::Coverage, options, pick, random, raw::Raw, sys, Run, PORTS};
+use crate::{coverage::Coverage, is_over, options, pick, random, raw::Raw, sys, Run, PORTS};
 use kopi::pure::abi::{
     ChannelReq, Layout, RingLayout, CHANNEL_ENGINE, DESC_META, IOC_DOORBELL, OPT_CHANNEL, OPT_INFO,
     OPT_JOIN, OPT_STATS, PROTO_UDP, PROTO_UDP6, SOL_KOPI,
@@ -97,7 +97,7 @@ pub(crate) fn run(run: &Run, at: &[IpAddr], slow: Option<&Path>) -> io::Result<(
     places.extend(at);
     let slow = slow.map(map_slow).transpose()?;
     let mut coverage = Coverage::new(run.coverage.as_deref())?;
-    let rounds = run.repeat(|seed| {
+    let rounds = run.repeat(|seed, deadline| {
         let patience = pick(&mut random(seed, 0), &PATIENCE);
         let round = Round::new(family, &places, slow, patience)?;
         thread::scope(|scope| {
@@ -105,10 +105,21 @@ pub(crate) fn run(run: &Run, at: &[IpAddr], slow: Option<&Path>) -> io::Result<(
                 .map(|number| {
                     let (round, trace) = (&round, coverage.tracer());
                     scope.spawn(move || match trace {
-                        Some(trace) => trace
-                            .record(|| work(round, random(seed, number + 1), run.operations / 10)),
+                        Some(trace) => trace.record(|| {
+                            work(
+                                round,
+                                random(seed, number + 1),
+                                run.operations / 10,
+                                deadline,
+                            )
+                        }),
                         None => {
-                            work(round, random(seed, number + 1), run.operations / 10);
+                            work(
+                                round,
+                                random(seed, number + 1),
+                                run.operations / 10,
+                                deadline,
+                            );
                             Ok(Vec::new())
                         }
                     })
@@ -151,11 +162,19 @@ fn map_slow(path: &Path) -> io::Result<usize> {
     Ok(address as usize)
 }
 
-fn work(round: &Round, mut random: SmallRng, operations: u64) {
+fn work(
+    round: &Round,
+    mut random: SmallRng,
+    operations: u64,
+    deadline: Option<std::time::Instant>,
+) {
     let Ok(_interrupted) = sys::Interrupted::every(round.patience) else {
         return;
     };
     for _ in 0..operations {
+        if is_over(deadline) {
+            return;
+        }
         pick(&mut random, &OPERATIONS)(round, &mut random);
     }
 }

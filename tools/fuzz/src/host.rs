@@ -18,7 +18,7 @@ const BURST: u32 = 20;
 /// Rounds until the time is over.
 pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     let raw = Raw::open();
-    let rounds = run.repeat(|seed| {
+    let rounds = run.repeat(|seed, _| {
         let random = &mut random(seed, 0);
         // One that is as it should be, of which GSO packets come to be.
         let plain = sys::socket(

@@ -118,8 +118,12 @@ struct Run {
 }
 
 impl Run {
-    /// Calls `round` with the seed of each round until the time is over.
-    fn repeat(&self, mut round: impl FnMut(u64) -> std::io::Result<()>) -> std::io::Result<u64> {
+    /// Calls `round` with the seed of each round until the time is over, and with that moment, at which
+    /// its threads stop.
+    fn repeat(
+        &self,
+        mut round: impl FnMut(u64, Option<Instant>) -> std::io::Result<()>,
+    ) -> std::io::Result<u64> {
         let first = self.seed.unwrap_or_else(|| {
             std::time::UNIX_EPOCH
                 .elapsed()
@@ -127,15 +131,22 @@ impl Run {
         });
         println!("seed {first}");
         let end = Instant::now() + Duration::from_secs(self.seconds);
+        // A round that was asked for is done to its end, as it was the first time.
+        let deadline = self.rounds.is_none().then_some(end);
         let mut done = 0;
         while Instant::now() < end && self.rounds.is_none_or(|rounds| done < rounds) {
-            round(first.wrapping_add(done)).map_err(|error| {
+            round(first.wrapping_add(done), deadline).map_err(|error| {
                 std::io::Error::other(format!("seed {}: {error}", first.wrapping_add(done)))
             })?;
             done += 1;
         }
         Ok(done)
     }
+}
+
+/// Whether a round's time is over.
+fn is_over(deadline: Option<Instant>) -> bool {
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 /// The numbers of one thread in one round.

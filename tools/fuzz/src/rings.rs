@@ -2,7 +2,9 @@
 
 //! Everything that a process shares with the kernel, written at random while the doorbell rings.
 
-use crate::{coverage::Coverage, options, pick, random, shared::Shared, sys, Ends, Run, PORTS};
+use crate::{
+    coverage::Coverage, is_over, options, pick, random, shared::Shared, sys, Ends, Run, PORTS,
+};
 use kopi::pure::abi::{
     ChannelReq, CHANNEL_ENGINE, CHANNEL_GRO, CHANNEL_GRO_MERGED, CHANNEL_GSO, DESC_META, DESC_MORE,
     PROTO_UDP, PROTO_UDP6, RING_NEED_WAKEUP,
@@ -37,7 +39,7 @@ const OPERATIONS: [fn(&Round, &mut SmallRng); 15] = [
 /// Rounds until the time is over.
 pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     let mut coverage = Coverage::new(run.coverage.as_deref())?;
-    let rounds = run.repeat(|seed| {
+    let rounds = run.repeat(|seed, deadline| {
         let round = Round::open(seed, ends)?;
         thread::scope(|scope| {
             let workers: Vec<_> = (0..run.threads)
@@ -47,11 +49,11 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
                         trace
                             .map(|trace| {
                                 trace.record(|| {
-                                    work(round, random(seed, number + 1), run.operations)
+                                    work(round, random(seed, number + 1), run.operations, deadline)
                                 })
                             })
                             .unwrap_or_else(|| {
-                                work(round, random(seed, number + 1), run.operations);
+                                work(round, random(seed, number + 1), run.operations, deadline);
                                 Ok(Vec::new())
                             })
                     })
@@ -74,9 +76,12 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     coverage.save()
 }
 
-fn work(round: &Round, mut random: SmallRng, operations: u64) {
+fn work(round: &Round, mut random: SmallRng, operations: u64, deadline: Option<Instant>) {
     let total = round.weights.iter().sum();
     for _ in 0..operations {
+        if is_over(deadline) {
+            return;
+        }
         let mut at = random.random_range(0..total);
         for (operation, &weight) in OPERATIONS.iter().zip(&round.weights) {
             if at < weight {

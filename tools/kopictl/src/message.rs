@@ -595,7 +595,7 @@ impl fmt::Display for Path {
             Self::Qdisc => "by the stack: a qdisc holds packets, or lets none pass",
             Self::Down => "by the stack: the device is down",
             Self::Refused => "by the stack: the driver took no frames",
-            Self::Datagram => "by the stack: no GSO packet",
+            Self::Datagram => "by the stack: a single datagram",
             Self::Transformed => "by the stack: IPsec, or a tunnel",
             Self::Extras => "by the stack: options, a VLAN, or time stamps",
             Self::Behind => "by the stack: earlier packets are on their way",

@@ -61,6 +61,8 @@ pub(crate) enum Mode {
     KopiDirect,
     /// As `kopi_gso`, by a device that is attached
     KopiDirectGso,
+    /// As `kopi_doorbell`, by a device that is attached
+    KopiDirectDatagrams,
 }
 
 /// Bytes that virtio-net counts with a frame of XDP, for its own header.
@@ -71,7 +73,10 @@ impl Mode {
     fn is_everywhere(self) -> bool {
         !matches!(
             self,
-            Self::AfXdpZeroCopy | Self::KopiDirect | Self::KopiDirectGso
+            Self::AfXdpZeroCopy
+                | Self::KopiDirect
+                | Self::KopiDirectGso
+                | Self::KopiDirectDatagrams
         )
     }
 
@@ -88,7 +93,7 @@ impl Mode {
     /// Bytes of a packet on the wire that the NIC counts too many.
     pub(crate) fn miscounted(self) -> usize {
         match self {
-            Self::KopiDirect | Self::KopiDirectGso => VIRTIO_HEADER,
+            Self::KopiDirect | Self::KopiDirectGso | Self::KopiDirectDatagrams => VIRTIO_HEADER,
             _ => 0,
         }
     }
@@ -173,7 +178,11 @@ impl Mode {
                 let zero_copy = self == Self::AfXdpZeroCopy;
                 Box::new(xdp::Xdp::new(device, batch, zero_copy)?)
             }
-            Self::KopiDoorbell | Self::KopiEngine | Self::KopiGsoDescs | Self::KopiDirect => {
+            Self::KopiDoorbell
+            | Self::KopiEngine
+            | Self::KopiGsoDescs
+            | Self::KopiDirect
+            | Self::KopiDirectDatagrams => {
                 let channel = kopi::Channel::builder()
                     .gso(matches!(self, Self::KopiGsoDescs | Self::KopiDirect))
                     .engine(self == Self::KopiEngine);

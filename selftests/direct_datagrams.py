@@ -1,0 +1,310 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Non-GSO datagrams leave by the driver of an attached device, without an skb for each, and meet the hooks that
+are installed all the same; what a hook keeps or changes stays whole."""
+
+import contextlib
+import json
+import os
+import random
+import socket
+import struct
+import time
+
+import kopi
+import nfqueue
+from attached import OTHERS, attach, change, counted, detached, host, kopictl, link, nobody_takes, rules
+from control import family
+from equivalence import namespace, payload, run_nft, sh
+from linux import SO_RCVBUFFORCE
+
+NEAR, FAR, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.99"
+PORT = 7000
+FRAMES = 128
+SIZES = [*range(0, 1473, 64), 1, 3, 1471, 1472]
+
+
+class Datagrams:
+    """A flow on a channel without GSO, and sinks in the other namespace, each on a port of its own."""
+
+    def __init__(self, ports=1, flows=1):
+        self.sinks = []
+        with namespace("peer"):
+            for port in range(ports):
+                sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                sink.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
+                sink.bind(("", PORT + port))
+                sink.settimeout(10)
+                self.sinks.append(sink)
+        with namespace("host"):
+            self.channel = kopi.Channel(frames=FRAMES, tx=FRAMES, completion=FRAMES)
+            self.channel.sock.bind((NEAR, 0))
+            self.numbers, self.joined = [0], []
+            for _ in range(flows - 1):
+                flow = kopi.flow()
+                flow.bind((NEAR, 0))
+                flow.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(self.channel.sock))
+                self.joined.append(flow)
+                self.numbers.append(kopi.number_of(flow))
+        self.free = list(range(FRAMES))
+        self.errors = []
+
+    def close(self):
+        """Ends it."""
+        for sock in (*self.joined, self.channel.sock, *self.sinks):
+            sock.close()
+        self.channel.region.close()
+
+    def reap(self):
+        """Takes frames back."""
+        while (done := self.channel.completion.pop()):
+            self.free.append((done[0] - self.channel.frames) // self.channel.frame_size)
+            self.errors.append(done[4])
+
+    def send(self, datagrams, address=FAR):
+        """Sends (port, data) each, as many a doorbell as fit, by the flows in turn; gives those that were refused."""
+        self.errors = []
+        for number, (port, data) in enumerate(datagrams):
+            if not self.free:
+                kopi.wait_until(lambda: (self.channel.bell(), self.reap(), self.free)[2])
+            flow = self.numbers[number % len(self.numbers)]
+            self.channel.send(self.free.pop(), data, (address, PORT + port), flow_number=flow)
+        kopi.wait_until(lambda: (self.channel.bell(), self.reap(), len(self.free) == FRAMES)[2])
+        return sum(error != 0 for error in self.errors)
+
+    def receive(self, port, count):
+        """What a sink receives, as far as it comes."""
+        received = []
+        with contextlib.suppress(TimeoutError):
+            while len(received) < count:
+                received.append(self.sinks[port].recv(65536))
+        return received
+
+    def arrive(self, what, datagrams):
+        """Checks that all arrive, and in order at each port."""
+        for port in range(len(self.sinks)):
+            mine = [data for to, data in datagrams if to == port]
+            received = self.receive(port, len(mine))
+            wrong = next((number for number, pair in enumerate(zip(received, mine)) if pair[0] != pair[1]), None)
+            kopi.check(f"{what}: all arrive, in order" + (f" (port {port})" if len(self.sinks) > 1 else ""),
+                       received == mine, f"{len(received)} of {len(mine)}, the first wrong one: {wrong}")
+
+
+def several(count, ports=1, sizes=(100,)):
+    """Datagrams for ports in turn."""
+    return [(number % ports, payload(number, sizes[number // ports % len(sizes)])) for number in range(count)]
+
+
+def all_lengths(ynl):
+    """All lengths, to several ports, by one flow and by several."""
+    for flows in (1, 3):
+        traffic = Datagrams(ports=4, flows=flows)
+        before = link(ynl)
+        datagrams = several(4 * len(SIZES) * flows, 4, SIZES)
+        traffic.send(datagrams)
+        # Of several flows there is no order; each has ports of its own only by chance.
+        if flows == 1:
+            traffic.arrive("all lengths", datagrams)
+        else:
+            there = sorted(data for port in range(4) for data in traffic.receive(port, len(datagrams) // 4))
+            kopi.check("flows in turn: all arrive", there == sorted(data for _, data in datagrams))
+        after = link(ynl)
+        kopi.check(f"by the driver, {flows} flows", after["packets"] - before["packets"] == len(datagrams)
+                   and after["gso-packets"] == before["gso-packets"], after)
+        kopi.check(f"nothing is unaccounted for, {flows} flows",
+                   kopi.wait_until(lambda: not traffic.channel.unaccounted()), traffic.channel.unaccounted())
+        traffic.close()
+
+
+def rules_decide(ynl):
+    """Rules see each datagram, drop some, and change others; by the driver all the same."""
+    traffic = Datagrams(ports=2)
+    with namespace("host"):
+        rules("table ip seen {", "counter out { }", "counter post { }", "chain o {",
+              "type filter hook output priority 0", "counter name out", "udp dport 7001 drop", "}",
+              "chain p {", "type filter hook postrouting priority 0", "counter name post", "}", "}")
+    before = link(ynl)
+    datagrams = several(200, 2)
+    refused = traffic.send(datagrams)
+    kopi.check("what a rule drops is refused", refused == 100, refused)
+    traffic.arrive("the others", [each for each in datagrams if each[0] == 0])
+    with namespace("host"):
+        numbers = counted("ip seen", "out"), counted("ip seen", "post")
+    kopi.check("each hook sees each datagram", numbers == (200, 100), numbers)
+    kopi.check("with rules: by the driver", link(ynl)["packets"] - before["packets"] == 100, link(ynl))
+    with namespace("host"):
+        run_nft("flush ruleset")
+        rules("table ip nat {", "chain p {", "type nat hook postrouting priority 100",
+              "udp dport 7000 snat to 192.0.2.1:9999", "}", "}")
+    before = link(ynl)
+    traffic.send(several(100))
+    sources = {traffic.sinks[0].recvfrom(2000)[1] for _ in range(100)}
+    kopi.check("NAT changes each one's source", sources == {(NEAR, 9999)}, sources)
+    kopi.check("NAT: by the driver", link(ynl)["packets"] - before["packets"] == 100, link(ynl))
+    with namespace("host"):
+        run_nft("flush ruleset")
+        rules("table ip nat {", "chain o {", "type nat hook output priority -100",
+              f"ip daddr {OTHER} dnat to {FAR}", "}", "}")
+    datagrams = several(100, 2, SIZES)
+    traffic.send(datagrams, OTHER)
+    traffic.arrive("another destination", datagrams)
+    with namespace("host"):
+        run_nft("flush ruleset")
+    traffic.close()
+
+
+def hooks_keep(_ynl):
+    """What a hook keeps, or copies, isn't touched by what is sent afterwards."""
+    traffic = Datagrams(ports=2)
+    with namespace("host"):
+        queue = nfqueue.serve(0, lambda _: True)
+        rules("table ip kept {", "chain o {", "type filter hook output priority 0", "udp dport 7001 queue num 0", "}",
+              "}")
+    datagrams = several(400, 2, SIZES)
+    traffic.send(datagrams)
+    traffic.arrive("kept by a program, and let go", datagrams)
+    queue.stop()
+    with namespace("host"):
+        run_nft("flush ruleset")
+        rules("table ip twice {", "chain p {", "type filter hook postrouting priority 0",
+              f"udp dport 7001 dup to {FAR} device eth0", "}", "}")
+    datagrams = several(100, 2, SIZES)
+    traffic.send(datagrams)
+    traffic.arrive("beside copies", [each for each in datagrams if each[0] == 0])
+    mine = sorted(2 * [data for port, data in datagrams if port == 1])
+    there = sorted(traffic.receive(1, len(mine)))
+    kopi.check("copied: each arrives twice", there == mine, len(there))
+    with namespace("host"):
+        run_nft("flush ruleset")
+    traffic.close()
+
+
+def kept_for_ever(_ynl):
+    """What a program never lets go holds up nobody, and goes with the module."""
+    traffic = Datagrams(ports=2)
+    with namespace("host"):
+        queue = nfqueue.Queue(0)
+        rules("table ip kept {", "chain o {", "type filter hook output priority 0", "udp dport 7001 queue num 0", "}",
+              "}")
+    traffic.send(several(40, 2))
+    traffic.arrive("the others", [each for each in several(40, 2) if each[0] == 0])
+    waiting = [queue.receive() for _ in range(20)]
+    kopi.check("a program keeps some", None not in waiting, waiting)
+    traffic.close()
+    kopictl("detach", "eth0")
+    kopi.check("the module can go meanwhile", kopi.wait_until(lambda: not os.path.exists("/sys/module/kopi")
+                                                             or sh("rmmod kopi 2>&1 || true") == ""))
+    for packet in waiting:
+        queue.verdict(packet, True)
+    queue.sock.close()
+    with namespace("host"):
+        run_nft("flush ruleset")
+    sh(f"insmod /kopi/build/{os.uname().release}/kopi.ko")
+    attach()
+
+
+def neighbours_are_asked(ynl):
+    """A peer whose address isn't known gets all, in order."""
+    traffic = Datagrams()
+    for _ in range(10):
+        host(f"ip neigh flush dev eth0 {FAR}")
+        datagrams = several(60)
+        traffic.send(datagrams[:30])
+        time.sleep(0.01)
+        traffic.send(datagrams[30:])
+        received = traffic.receive(0, 60)
+        # The kernel keeps so many while it asks, by bytes.
+        if received != datagrams and not set(received) <= {data for _, data in datagrams}:
+            kopi.check("unknown neighbours", False, len(received))
+    before = link(ynl)
+    traffic.send(several(100))
+    traffic.arrive("known again", several(100))
+    kopi.check("known again: by the driver", link(ynl)["packets"] - before["packets"] == 100, link(ynl))
+    traffic.close()
+
+
+def room_is_short(ynl):
+    """A small send buffer, and a driver that takes nothing for a while: no datagram is lost."""
+    traffic = Datagrams()
+    traffic.channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+    datagrams = several(500, sizes=(1000, 10))
+    traffic.send(datagrams)
+    traffic.arrive("a small send buffer", datagrams)
+    traffic.close()
+    traffic = Datagrams()
+    with nobody_takes():
+        for number in range(FRAMES):
+            traffic.channel.send(traffic.free.pop(), payload(number, 1400), (FAR, PORT))
+        traffic.channel.bell()
+        time.sleep(0.1)
+        kopi.check("the driver has some", link(ynl)["packets"] > 0, link(ynl))
+    kopi.wait_until(lambda: (traffic.channel.bell(), traffic.reap(), len(traffic.free) == FRAMES)[2])
+    traffic.close()
+
+
+def paths_change(ynl):
+    """Things come and go under traffic: nothing is overtaken, and nothing lost that the stack doesn't drop."""
+    for way, other in {**OTHERS, "detached": detached, "rules": ruled}.items():
+        traffic = Datagrams()
+        before = link(ynl)
+        pid = os.fork()
+        if pid == 0:
+            if way in ("detached", "rules"):
+                for _ in range(10):
+                    with other():
+                        time.sleep(0.01)
+                    time.sleep(0.01)
+            else:
+                change(way, other)
+            os._exit(0)
+        sent, received = 0, []
+        chance = random.Random(way)
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            count = chance.randint(1, FRAMES)
+            traffic.send([(0, payload(number, 300)) for number in range(sent, sent + count)])
+            sent += count
+            traffic.sinks[0].setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    received.append(traffic.sinks[0].recv(2000))
+        traffic.send([(0, payload(sent, 300))])
+        traffic.sinks[0].settimeout(10)
+        with contextlib.suppress(TimeoutError):
+            while not received or received[-1] != payload(sent, 300):
+                received.append(traffic.sinks[0].recv(2000))
+        numbers = [struct.unpack_from(">I", data)[0] for data in received]
+        kopi.check(f"{way}: comes and goes, and nothing is overtaken", numbers == sorted(set(numbers)))
+        kopi.check(f"{way}: each is whole", all(data == payload(number, 300)
+                                               for number, data in zip(numbers, received)))
+        # While tc changes its qdiscs the stack itself drops what comes.
+        kopi.check(f"{way}: nothing is lost", way in ("tc", "qdisc") or len(numbers) == sent + 1,
+                   f"{len(numbers)} of {sent + 1}")
+        if way != "detached":
+            after = link(ynl)
+            kopi.check(f"{way}: nothing is dropped on the direct path, which some take",
+                       after["dropped"] == before["dropped"] and after["packets"] > before["packets"], after)
+        traffic.close()
+
+
+@contextlib.contextmanager
+def ruled():
+    """Hooks of netfilter's, at the host and at its device."""
+    with namespace("host"):
+        rules("table ip seen {", "chain o {", "type filter hook output priority 0", "counter", "}", "}",
+              "table netdev early {", "chain e {", "type filter hook egress device eth0 priority 0", "counter", "}",
+              "}")
+    try:
+        yield
+    finally:
+        with namespace("host"):
+            run_nft("flush ruleset")
+
+
+attach()
+with namespace("host"):
+    YNL = family()
+for case in (all_lengths, rules_decide, hooks_keep, neighbours_are_asked, room_is_short, paths_change, kept_for_ever):
+    case(YNL)
+kopictl("detach", "eth0")
+kopi.check("detached", "xdp" not in json.loads(host("ip -j link show eth0"))[0])
+kopi.finish()

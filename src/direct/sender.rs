@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A channel's datagrams that leave directly, as frames without an skb for each: those that nothing
+//! behind netfilter looks at, by a device that is attached and is asked anew for each batch.
+
+use super::{device::AttachedDevice, path::TxPath};
+use crate::flow::Flow;
+use crate::sys::{
+    context::BottomHalvesOff,
+    direct::{egress::TakenSkb, frame_batch::FrameBatch},
+    ipv4::Datagram,
+    sock::Sock, //
+};
+use core::sync::atomic::Ordering::Relaxed;
+use kernel::{cpu::CpuId, prelude::*, sync::rcu};
+
+/// The datagrams of one sender that leave directly.
+pub(crate) struct DatagramSender {
+    batch: FrameBatch,
+    /// The device by which no datagram of this batch of the ring leaves directly, known by an
+    /// address; 0 for none.
+    refused: usize,
+    /// Datagrams that may follow in the ring.
+    pub(crate) ahead: u32,
+}
+
+impl DatagramSender {
+    /// Without datagrams.
+    pub(crate) fn new() -> Self {
+        Self {
+            batch: FrameBatch::new(),
+            refused: 0,
+            ahead: 0,
+        }
+    }
+
+    /// Whether a flow's datagram may leave directly: then it can be given to the batch. If not, and
+    /// for another flow or device, the earlier ones leave now. Process context.
+    #[inline]
+    pub(crate) fn take(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
+        if datagram.device() == self.refused {
+            self.flush();
+            return false;
+        }
+        self.batch.fits(sk, datagram) || self.begin_batch(sk, flow, datagram)
+    }
+
+    /// The batch for such a datagram.
+    pub(crate) fn batch(&mut self) -> &mut FrameBatch {
+        &mut self.batch
+    }
+
+    /// Begins a batch with a datagram, if it may leave directly.
+    fn begin_batch(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
+        self.flush();
+        match ask(sk, flow, datagram) {
+            Answer::Yes => {}
+            Answer::NotNow => return false,
+            Answer::NotHere => {
+                self.refused = datagram.device();
+                return false;
+            }
+        }
+        let Some(charge) = self.batch.begin(sk, datagram, self.ahead) else {
+            return false;
+        };
+        // The stack doesn't hold these: the flow may be alone all the same.
+        flow.direct.charge.fetch_add(charge, Relaxed);
+        true
+    }
+
+    /// Forgets what was found out of devices: they may have been attached since. Process context.
+    pub(crate) fn begin(&mut self) {
+        self.refused = 0;
+    }
+
+    /// Has the datagrams leave that were gathered. Process context.
+    #[inline]
+    pub(crate) fn flush(&mut self) {
+        if self.batch.is_open() {
+            self.end_batch();
+        }
+    }
+
+    #[inline(never)]
+    fn end_batch(&mut self) {
+        if let Some(packet) = self.batch.end() {
+            leave(packet);
+        }
+    }
+
+    /// Gives the stack a datagram with which it has to go on, if there is one. The others must have
+    /// left. Process context.
+    pub(crate) fn send_stray(&mut self) -> Option<Result> {
+        self.batch.send_stray()
+    }
+}
+
+/// Whether a datagram may leave directly.
+enum Answer {
+    Yes,
+    /// The flow's datagrams may not.
+    NotNow,
+    /// No datagram may by this device.
+    NotHere,
+}
+
+/// Asks whether a flow's datagram may leave directly now.
+fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> Answer {
+    let _softirqs = BottomHalvesOff::new();
+    let rcu = rcu::read_lock();
+    match FrameBatch::only_hook::<AttachedDevice>(datagram, &rcu) {
+        Some(attached) if attached.is_direct() => {
+            // The flow enters the direct path only with what can leave so.
+            if FrameBatch::accepts(sk, datagram) && attached.may_leave(flow) {
+                Answer::Yes
+            } else {
+                Answer::NotNow
+            }
+        }
+        _ => Answer::NotHere,
+    }
+}
+
+/// Has a batch leave by its device, or by the stack if the device isn't attached any more.
+fn leave(packet: TakenSkb) {
+    let _softirqs = BottomHalvesOff::new();
+    let rcu = rcu::read_lock();
+    let attached = packet.only_hook::<AttachedDevice>(&rcu);
+    let flow = packet.flow::<Flow>(&rcu);
+    if let Some(flow) = flow {
+        flow.direct.charge.fetch_sub(packet.charge(), Relaxed);
+    }
+    if packet.datagrams() == 0 {
+        return packet.finish();
+    }
+    match (attached, flow) {
+        (Some(attached), Some(flow)) => attached.send_batch(flow, packet),
+        _ => {
+            packet.pass_to_hooks();
+        }
+    }
+}
+
+impl AttachedDevice {
+    /// Whether the direct path is open now. In an RCU read-side section, with softirqs off.
+    fn is_direct(&self) -> bool {
+        !self.closing.load(Relaxed) && self.tx_path() == TxPath::Direct
+    }
+
+    /// Whether a flow's datagrams may take the direct path, if it is open. In an RCU read-side
+    /// section, with softirqs off.
+    fn may_leave(&self, flow: &Flow) -> bool {
+        let direct = &flow.direct;
+        match direct.in_flight_at(self.number) {
+            None => false,
+            Some(0) => direct.may_leave_by(self.number),
+            Some(_) => direct.leaves_by(self.number),
+        }
+    }
+
+    /// Sends a batch of a flow's datagrams, behind what the flow has in flight. In an RCU read-side
+    /// section, with softirqs off.
+    fn send_batch(&self, flow: &Flow, mut packet: TakenSkb) {
+        let direct = &flow.direct;
+        let directly = self.is_direct() && self.may_leave(flow);
+        let in_flight = direct.in_flight_at(self.number);
+        let goes_here = directly || in_flight.is_some_and(|count| count != 0);
+        if !goes_here || !direct.take(self.number, packet.charge()) {
+            // The stack may have it at once: nothing of the flow is here.
+            if direct.leaves_by(self.number) {
+                direct.leave();
+            }
+            let lost = u64::from(packet.pass_to_hooks());
+            self.counters.dropped.fetch_add(lost, Relaxed);
+            return;
+        }
+        direct.record_gso();
+        direct.record_path(&self.device, TxPath::Direct);
+        if directly {
+            let queue = CpuId::current().as_u32() % self.device.queues().max(1);
+            packet.count_frames(&self.device, queue);
+        } else {
+            packet.leave_to_stack();
+        }
+        self.enqueue(flow, packet, in_flight.unwrap_or(0));
+    }
+}

@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Datagrams of IPv4 that leave as frames. Each function here mirrors a part of the way from
+ * ip_local_out() to the driver; its comment names the functions, of 7.3.4 (net/ipv4/ip_output.c,
+ * unless said). selftests/equivalence.py holds the two together.
+ */
+
+#include <linux/bpf-cgroup.h>
+#include <linux/etherdevice.h>
+#include <linux/netfilter.h>
+#include <linux/netfilter_netdev.h>
+#include <net/arp.h>
+#include <net/dst_metadata.h>
+#include <net/ip.h>
+#include <net/neighbour.h>
+#include <net/route.h>
+#include <net/sch_generic.h>
+#include <net/sock.h>
+#include <net/xdp.h>
+
+#include "../shim.h"
+
+/* The private data of a device's only egress hook, if this is its function. RCU is held. */
+void *kopi_egress_only(const struct net_device *dev, const void *function)
+{
+	const struct nf_hook_entries *e = rcu_dereference_bh(dev->nf_hooks_egress);
+
+	return e && e->num_hook_entries == 1 && e->hooks[0].hook == function ? e->hooks[0].priv : NULL;
+}
+
+/*
+ * Whether nothing but hooks of netfilter looks at a sock's packets until they reach the device of
+ * their route: l3mdev_ip_out(), dst_output(), ip_finish_output() and ip_finish_output2().
+ */
+bool kopi_output_is_plain(struct sock *sk, const struct dst_entry *dst)
+{
+	return dst->output == ip_output && !netif_is_l3_slave(dst_dev(dst)) &&
+	       dst_rtable(dst)->rt_gw_family != AF_INET6 &&
+	       !(cgroup_bpf_enabled(CGROUP_INET_EGRESS) &&
+		 cgroup_bpf_sock_enabled(sk, CGROUP_INET_EGRESS));
+}
+
+/* The device of a route. RCU is held. */
+struct net_device *kopi_dst_dev(const struct dst_entry *dst)
+{
+	return dst_dev_rcu(dst);
+}
+
+/* The packet is about to leave by the device of its route. RCU is held. */
+void kopi_skb_settle_dev(struct sk_buff *skb)
+{
+	skb->dev = skb_dst_dev_rcu(skb);
+}
+
+/* Whether the sock can send: sock_alloc_send_pskb() and sock_wmalloc() (net/core/sock.c). */
+bool kopi_sock_can_send(const struct sock *sk)
+{
+	return !READ_ONCE(sk->sk_err) && !(READ_ONCE(sk->sk_shutdown) & SEND_SHUTDOWN) &&
+	       refcount_read(&sk->sk_wmem_alloc) < READ_ONCE(sk->sk_sndbuf);
+}
+
+/* Makes an skb that stands for frames by the route, in so many bytes of pages, charged to the sock. */
+struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, u32 mark,
+				      unsigned int bytes)
+{
+	struct sk_buff *skb = alloc_skb(0, GFP_ATOMIC | __GFP_NOWARN);
+
+	if (!skb)
+		return NULL;
+	skb_dst_set(skb, dst_clone(dst));
+	skb->mark = mark;
+	skb->priority = READ_ONCE(sk->sk_priority);
+	skb->truesize += bytes;
+	skb_set_owner_w(skb, sk);
+	return skb;
+}
+
+/* Fills in the IP ID and the checksum: ip_select_ident_segs() and ip_send_check(). */
+void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df)
+{
+	iph_set_totlen(iph, len);
+	if (inet_sk(sk)->inet_daddr)
+		iph->id = htons(atomic_add_return(1, &inet_sk(sk)->inet_id));
+	else if (iph->frag_off & htons(IP_DF) && !ignore_df)
+		iph->id = 0;
+	else
+		__ip_select_ident(sock_net(sk), iph, 1);
+	ip_send_check(iph);
+}
+
+/* Whether it is a function of that name. */
+static bool has_name(const void *function, const char *name)
+{
+	char found[KSYM_NAME_LEN];
+
+	snprintf(found, sizeof(found), "%ps", function);
+	return !strcmp(found, name);
+}
+
+/*
+ * Whether a hook lets pass whatever has no security mark, without a look at anything else: as
+ * apparmor_ip_postroute() (security/apparmor/lsm.c) does. Every machine with AppArmor has it. It
+ * isn't exported, so its name tells.
+ */
+static bool passes_unmarked(const void *function)
+{
+	static const void *apparmors, *other;
+
+	if (function == READ_ONCE(apparmors))
+		return true;
+	if (function == READ_ONCE(other))
+		return false;
+	if (has_name(function, "apparmor_ip_postroute"))
+		WRITE_ONCE(apparmors, function);
+	else
+		WRITE_ONCE(other, function);
+	return function == READ_ONCE(apparmors);
+}
+
+/* Whether there are hooks that look at what is sent by IPv4. RCU is held. */
+bool kopi_has_output_hooks(const struct sock *sk)
+{
+	const struct net *net = sock_net(sk);
+	const struct nf_hook_entries *last;
+
+	if (rcu_access_pointer(net->nf.hooks_ipv4[NF_INET_LOCAL_OUT]))
+		return true;
+	last = rcu_dereference(net->nf.hooks_ipv4[NF_INET_POST_ROUTING]);
+	return last && (last->num_hook_entries > 1 || !passes_unmarked(last->hooks[0].hook));
+}
+
+/*
+ * Makes an skb around a datagram in a page: the IP header is at `start` of `size` bytes. Uses the
+ * memory of `skb`, if there is one. The skb is charged to the sock and owns a reference to the page.
+ */
+struct sk_buff *kopi_build_frame_skb(struct sk_buff *skb, void *head, unsigned int size,
+				     unsigned int start, unsigned int len, struct sock *sk,
+				     struct dst_entry *dst, u32 mark, bool ignore_df)
+{
+	if (skb) {
+		memset(skb, 0, offsetof(struct sk_buff, tail));
+		build_skb_around(skb, head, size);
+	} else {
+		skb = build_skb(head, size);
+	}
+	if (!skb)
+		return NULL;
+	get_page(virt_to_head_page(head));
+	skb->truesize = size;
+	skb_reserve(skb, start);
+	skb_reset_network_header(skb);
+	skb_set_transport_header(skb, sizeof(struct iphdr));
+	__skb_put(skb, len);
+	skb->protocol = htons(ETH_P_IP);
+	skb->mark = mark;
+	skb->priority = READ_ONCE(sk->sk_priority);
+	skb->ignore_df = ignore_df;
+	skb_set_owner_w(skb, sk);
+	skb_dst_set_noref(skb, dst);
+	return skb;
+}
+
+/* Takes the frame back from such an skb that nobody else refers to. */
+void kopi_release_frame_skb(struct sk_buff *skb)
+{
+	/* The socket, which the caller has, holds the last one. */
+	WARN_ON_ONCE(refcount_sub_and_test(skb->truesize, &skb->sk->sk_wmem_alloc));
+	nf_reset_ct(skb);
+	skb_ext_reset(skb);
+	skb_dst_drop(skb);
+	skb->sk = NULL;
+	skb->destructor = NULL;
+	put_page(virt_to_head_page(skb->head));
+	skb->head = NULL;
+}
+
+/* Frees the memory of an skb that was released so. */
+void kopi_free_frame_skb(struct sk_buff *skb)
+{
+	kfree_skb_partial(skb, true);
+}
+
+/* What follows LOCAL_OUT: __ip_local_out()'s end. */
+static int after_local_out(struct net *net, struct sock *sk, struct sk_buff *skb)
+{
+	return dst_output(net, sk, skb);
+}
+
+/* What follows POSTROUTING: ip_finish_output(), by ip_output(), which leaves POSTROUTING out. */
+static int after_post_routing(struct net *net, struct sock *sk, struct sk_buff *skb)
+{
+	IPCB(skb)->flags |= IPSKB_REROUTED;
+	return ip_output(net, sk, skb);
+}
+
+/* Whether a hook has left the skb as a frame of this length, to which nobody else refers. */
+static bool is_frame(const struct sk_buff *skb, const struct dst_entry *dst, const void *data,
+		     unsigned int len)
+{
+	return skb->data == data && skb->len == len && skb_dst(skb) == dst && !skb_shared(skb) &&
+	       !skb_cloned(skb) && !skb_is_nonlinear(skb) && !skb->encapsulation &&
+	       !skb_vlan_tag_present(skb) && !skb->tstamp && skb->ip_summed == CHECKSUM_NONE;
+}
+
+/*
+ * Writes the Ethernet header in front of a datagram's IP header, if the neighbour is known:
+ * ip_finish_output2(), neigh_output(), neigh_resolve_output(), neigh_hh_output(). RCU is held.
+ */
+bool kopi_put_hard_header(const struct dst_entry *dst, struct iphdr *iph)
+{
+	const u8 known = NUD_CONNECTED | NUD_DELAY | NUD_PROBE;
+	const struct rtable *rt = dst_rtable(dst);
+	const struct hh_cache *hh;
+	struct neighbour *neigh;
+	unsigned long now = jiffies;
+	unsigned int seq;
+	bool filled;
+
+	neigh = __ipv4_neigh_lookup_noref(dst_dev_rcu(dst),
+					  rt->rt_gw_family ? (__force u32)rt->rt_gw4 :
+							     (__force u32)iph->daddr);
+	if (!neigh || !(READ_ONCE(neigh->nud_state) & known))
+		return false;
+	hh = &neigh->hh;
+	do {
+		seq = read_seqbegin(&hh->hh_lock);
+		filled = READ_ONCE(hh->hh_len) == ETH_HLEN;
+		memcpy((u8 *)iph - HH_DATA_MOD, hh->hh_data, HH_DATA_MOD);
+	} while (read_seqretry(&hh->hh_lock, seq));
+	if (!(READ_ONCE(neigh->nud_state) & NUD_CONNECTED) && READ_ONCE(neigh->used) != now)
+		WRITE_ONCE(neigh->used, now);
+	return filled;
+}
+
+/* A datagram that the stack has to go on with. RCU is held until now. */
+static int go_on(struct sk_buff *skb, int stage)
+{
+	skb_dst_force(skb);
+	return stage;
+}
+
+/*
+ * Has the hooks decide about a datagram: __ip_local_out(), ip_output(). It may have other addresses
+ * afterwards. If it has gone, *error is what ip_local_out() would return. RCU is held.
+ */
+enum kopi_hooks kopi_ask_output_hooks(struct sock *sk, struct sk_buff *skb, int *error)
+{
+	struct net *net = sock_net(sk);
+	struct dst_entry *dst = skb_dst(skb);
+	struct net_device *dev = dst_dev_rcu(dst);
+	const void *data = skb->data;
+	unsigned int len = skb->len;
+
+	*error = nf_hook(NFPROTO_IPV4, NF_INET_LOCAL_OUT, net, sk, skb, NULL, dev, after_local_out);
+	if (*error != 1)
+		return KOPI_HOOKS_GONE;
+	if (!is_frame(skb, dst, data, len))
+		return go_on(skb, KOPI_HOOKS_AFTER_LOCAL_OUT);
+	skb->dev = dev;
+	*error = nf_hook(NFPROTO_IPV4, NF_INET_POST_ROUTING, net, sk, skb, NULL, dev,
+			 after_post_routing);
+	if (*error != 1)
+		return KOPI_HOOKS_GONE;
+	if (!is_frame(skb, dst, data, len) || !kopi_put_hard_header(dst, ip_hdr(skb)))
+		return go_on(skb, KOPI_HOOKS_AFTER_POST_ROUTING);
+	return KOPI_HOOKS_PASSED;
+}
+
+/* Has the stack go on with a datagram after those hooks. RCU is held. */
+int kopi_output_by_stack(struct sock *sk, struct sk_buff *skb, enum kopi_hooks stage)
+{
+	if (stage == KOPI_HOOKS_AFTER_LOCAL_OUT)
+		return after_local_out(sock_net(sk), sk, skb);
+	return after_post_routing(sock_net(sk), sk, skb);
+}
+
+/*
+ * Drops what userspace was asked about and hasn't answered yet: it would go on with the functions
+ * above. For when no flow is left.
+ */
+void kopi_drop_queued(struct net *net)
+{
+	nf_queue_nf_hook_drop(net);
+}
+
+/* Counts a datagram that leaves: ip_finish_output2(). */
+void kopi_count_output(const struct sock *sk, unsigned int len)
+{
+	IP_UPD_PO_STATS(sock_net(sk), IPSTATS_MIB_OUT, len);
+}
+
+/* Gives a copy of a frame to the stack, behind the egress hooks if that is set. Softirqs are off. */
+int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, bool skip)
+{
+	struct net_device *dev = of->dev;
+	struct sk_buff *skb = alloc_skb(LL_RESERVED_SPACE(dev) + len, GFP_ATOMIC | __GFP_NOWARN);
+
+	if (!skb)
+		return -ENOMEM;
+	skb_reserve(skb, LL_RESERVED_SPACE(dev) - ETH_HLEN);
+	skb_put_data(skb, frame, len);
+	skb_reset_mac_header(skb);
+	skb_set_network_header(skb, ETH_HLEN);
+	skb_set_transport_header(skb, ETH_HLEN + sizeof(struct iphdr));
+	skb->protocol = htons(ETH_P_IP);
+	skb->dev = dev;
+	skb->mark = of->mark;
+	skb->priority = of->priority;
+	skb_set_owner_w(skb, of->sk);
+	if (skip)
+		nf_skip_egress(skb, true);
+	return net_xmit_errno(dev_queue_xmit(skb));
+}
+
+/* Counts packets that bypass the qdisc, as __dev_xmit_skb() (net/core/dev.c) does. */
+void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets)
+{
+	struct Qdisc *q = rcu_dereference_bh(netdev_get_tx_queue(dev, index)->qdisc);
+
+	if (qdisc_is_percpu_stats(q)) {
+		_bstats_update(this_cpu_ptr(q->cpu_bstats), bytes, packets);
+		return;
+	}
+	spin_lock(qdisc_lock(q));
+	_bstats_update(&q->bstats, bytes, packets);
+	spin_unlock(qdisc_lock(q));
+}

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Datagrams that become frames for a driver without an skb for each.
+//!
+//! A page has up to [`BULK`] frames of one flow. One skb stands for all of them: it is charged to the
+//! flow's sock, and waits in a queue as the skb of a GSO packet does. While hooks of netfilter see
+//! what is sent, each datagram is shown to them as an skb around its frame.
+
+use super::{
+    egress::TakenSkb,
+    frames::{FramePages, BULK, BULK_BYTES, HEADROOM, LINE},
+};
+use crate::sys::{
+    bindings,
+    ipv4::{self, Datagram},
+    netdev::{self, Egress},
+    sock::Sock,
+};
+use core::{
+    mem::{size_of, ManuallyDrop},
+    ptr::{self, NonNull},
+};
+use kernel::{prelude::*, sync::rcu};
+
+/// Bytes of an Ethernet header.
+pub(super) const HEADER_ETH: usize = 14;
+/// Bytes at the start of the pages with the offset, in cache lines, and the length of each frame.
+const TABLE: usize = BULK * size_of::<[u16; 2]>();
+/// Bytes from the start of a frame's memory to its Ethernet header.
+pub(super) const START: usize = size_of::<bindings::xdp_frame>().next_multiple_of(LINE) + HEADROOM;
+
+/// A sender's datagrams that leave as frames.
+pub(crate) struct FrameBatch {
+    open: Option<Open>,
+    /// Frames of the last batch.
+    last: usize,
+    /// An skb without data for the next datagram that hooks are asked about, or null.
+    spare: *mut bindings::sk_buff,
+    /// A datagram that a hook has changed so that the stack has to go on with it.
+    stray: Option<Stray>,
+}
+
+// SAFETY: Skbs and pages are not bound to a CPU or task, and this value is their only owner.
+unsafe impl Send for FrameBatch {}
+
+/// The frames that are being made.
+///
+/// # Invariants
+///
+/// This value owns the skb, which is charged to a sock. The pages begin at `start` and have `room` bytes, of which the first
+/// `at` are in use by the table and `count` frames.
+struct Open {
+    skb: NonNull<bindings::sk_buff>,
+    /// The address of the device, which is only compared.
+    device: usize,
+    pages: FramePages,
+    start: *mut u8,
+    room: usize,
+    at: usize,
+    count: usize,
+}
+
+/// A datagram that the stack goes on with.
+struct Stray {
+    skb: NonNull<bindings::sk_buff>,
+    stage: bindings::kopi_hooks,
+    len: usize,
+}
+
+/// The result of giving a datagram to a batch.
+pub(in crate::sys) enum Pushed {
+    /// It is a frame, or has gone elsewhere: what sendmsg returns.
+    Done(c_int),
+    /// The batch has to be flushed before the datagram goes by the stack.
+    Left,
+}
+
+/// Bytes of memory for a frame with an IP packet of `whole` bytes; `None` if that is too long.
+pub(super) fn slot_of(whole: usize) -> Option<usize> {
+    let tail = bindings::KOPI_CONST_SKB_SHARED_INFO_SIZE as usize;
+    let slot = (START + HEADER_ETH)
+        .checked_add(whole)?
+        .next_multiple_of(LINE)
+        .checked_add(tail)?;
+    (slot <= BULK_BYTES / 2).then_some(slot.next_multiple_of(LINE))
+}
+
+/// Whether a datagram can become a frame, as far as its sock and route tell. In an RCU read-side
+/// section.
+///
+/// # Safety
+///
+/// `sk` must be valid.
+unsafe fn can_push(sk: *mut bindings::sock, datagram: &Datagram<'_>) -> bool {
+    let dst = datagram.dst();
+    // SAFETY: The caller passes a valid sock, and the route owns a reference to the dst.
+    let can =
+        unsafe { bindings::kopi_sock_can_send(sk) && bindings::kopi_output_is_plain(sk, dst) };
+    can && datagram.fits_route()
+}
+
+impl FrameBatch {
+    /// Without frames.
+    pub(crate) fn new() -> Self {
+        Self {
+            open: None,
+            last: BULK,
+            spare: ptr::null_mut(),
+            stray: None,
+        }
+    }
+
+    /// The only egress hook of the device by which a datagram leaves, if this is a `T`. In an RCU
+    /// read-side section.
+    pub(crate) fn only_hook<'a, T: Egress>(
+        datagram: &Datagram<'_>,
+        _rcu: &'a rcu::Guard,
+    ) -> Option<&'a T> {
+        // SAFETY: The route owns a reference to the dst. RCU, held for `'a`, keeps the device, the
+        // list of hooks, and the hook of a registration that ends meanwhile.
+        unsafe { netdev::only_hook(bindings::kopi_dst_dev(datagram.dst())) }
+    }
+
+    /// Whether a datagram can become a frame, as far as its sock and route tell. In an RCU read-side
+    /// section.
+    pub(crate) fn accepts(sk: &Sock, datagram: &Datagram<'_>) -> bool {
+        // SAFETY: The sock is borrowed.
+        unsafe { can_push(sk.as_ptr(), datagram) }
+    }
+
+    /// Whether it was begun.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Whether a datagram of the sock can go with the frames that are there. Any context.
+    pub(crate) fn fits(&self, sk: &Sock, datagram: &Datagram<'_>) -> bool {
+        let Some(open) = &self.open else {
+            return false;
+        };
+        let slot = slot_of(datagram.whole()).unwrap_or(usize::MAX);
+        // SAFETY: The batch owns the skb.
+        let same = unsafe {
+            let raw = open.skb.as_ptr();
+            bindings::kopi_skb_sk(raw) == sk.as_ptr()
+                && bindings::kopi_skb_mark(raw) == datagram.mark()
+        };
+        same && open.device == datagram.device()
+            && open.count < BULK
+            && slot <= open.room.saturating_sub(open.at)
+    }
+
+    /// Begins a batch with a datagram that `ahead` others may follow. Returns the bytes that the sock
+    /// is charged for it; `None` if memory is short, or the datagram too long. Process context.
+    pub(crate) fn begin(&mut self, sk: &Sock, datagram: &Datagram<'_>, ahead: u32) -> Option<u32> {
+        // Where flows take turns, batches are short, and the rest of their pages would be charged for
+        // nothing.
+        let expected = (ahead as usize)
+            .saturating_add(1)
+            .min(self.last.saturating_mul(2));
+        self.open = slot_of(datagram.whole()).and_then(|slot| {
+            let most = (BULK_BYTES - TABLE).checked_div(slot)?.min(BULK);
+            let frames = most.min(expected).max(1);
+            let pages = FramePages::new(slot.checked_mul(frames)?.checked_add(TABLE)?)?;
+            let room = pages.size();
+            // SAFETY: The sock is borrowed, and the route owns a reference to the dst.
+            let skb = unsafe {
+                let (dst, mark) = (datagram.dst(), datagram.mark());
+                bindings::kopi_alloc_frames_skb(sk.as_ptr(), dst, mark, room as u32)
+            };
+            // INVARIANT: Owned from here, and charged. Only the table is in use.
+            Some(Open {
+                skb: NonNull::new(skb)?,
+                device: datagram.device(),
+                start: pages.start(),
+                pages,
+                room,
+                at: TABLE,
+                count: 0,
+            })
+        });
+        // SAFETY: The batch owns the skb.
+        let charge = |open: &Open| unsafe { bindings::kopi_skb_truesize(open.skb.as_ptr()) };
+        self.open.as_ref().map(charge)
+    }
+
+    /// Ends the batch; gives its frames, of which there may be none.
+    pub(crate) fn end(&mut self) -> Option<TakenSkb> {
+        let open = self.open.take()?;
+        self.last = open.count;
+        let (skb, count) = (open.skb, open.count as u16);
+        let open = ManuallyDrop::new(open);
+        // SAFETY: The pages are read out of a value that is not used or dropped any more. The batch
+        // owned the skb, which no layer of the stack has seen.
+        unsafe {
+            let pages = ptr::read(&raw const open.pages);
+            Some(TakenSkb::of_frames(skb, pages, count))
+        }
+    }
+
+    /// Makes a frame of a datagram, as ip_local_out() and the functions that it calls would send it.
+    /// Process context.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the datagram and of the batch, with its socket.
+    pub(in crate::sys) unsafe fn push(
+        &mut self,
+        sk: *mut bindings::sock,
+        datagram: &Datagram<'_>,
+    ) -> Pushed {
+        let (Some(open), Some(slot)) = (&self.open, slot_of(datagram.whole())) else {
+            return Pushed::Left;
+        };
+        if open.count >= BULK || slot > open.room.saturating_sub(open.at) {
+            return Pushed::Left;
+        }
+        let _rcu = rcu::read_lock();
+        // SAFETY: Required of the caller. The pages have `room` bytes, of which `slot` are free
+        // behind `at`; `slot` is at least the start, the headers, the payload, and an skb's tail.
+        let (memory, header) = unsafe {
+            if !can_push(sk, datagram) {
+                return Pushed::Left;
+            }
+            let memory = open.start.add(open.at);
+            let header = memory.add(START + HEADER_ETH);
+            datagram.write(sk, header);
+            (memory, header.cast::<bindings::iphdr>())
+        };
+        // SAFETY: The caller passes a valid sock. RCU, held here, keeps the hooks' lists, and
+        // neighbours. In front of the header are more than 16 bytes.
+        unsafe {
+            if bindings::kopi_has_output_hooks(sk) {
+                if let Some(elsewhere) = self.show_to_hooks(sk, datagram, memory, slot) {
+                    return elsewhere;
+                }
+            } else {
+                if !bindings::kopi_put_hard_header(datagram.dst(), header) {
+                    return Pushed::Left;
+                }
+                bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTREQUESTS as i32);
+            }
+            bindings::kopi_count_output(sk, datagram.whole() as u32);
+        }
+        if let Some(open) = &mut self.open {
+            open.add(slot, datagram.whole().wrapping_add(HEADER_ETH));
+        }
+        // SAFETY: The caller passes a valid sock.
+        Pushed::Done(unsafe { ipv4::sent(sk, datagram.data.len(), 0) })
+    }
+
+    /// Shows hooks a datagram, in the next part of the batch's pages. Returns what has become of it
+    /// if it can't be a frame. In an RCU read-side section.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the datagram and of the batch. `memory` must have `slot` bytes,
+    /// with the datagram's IP packet where that of a frame is.
+    unsafe fn show_to_hooks(
+        &mut self,
+        sk: *mut bindings::sock,
+        datagram: &Datagram<'_>,
+        memory: *mut u8,
+        slot: usize,
+    ) -> Option<Pushed> {
+        let (spare, start) = (self.spare, START + HEADER_ETH);
+        self.spare = ptr::null_mut();
+        let mut error = 0;
+        // SAFETY: The caller passes a valid sock, and memory with room for an skb's tail. The spare
+        // skb is this value's, and without data. RCU keeps the hooks' lists. An skb that they let
+        // pass is still owned here.
+        let (skb, stage) = unsafe {
+            let skb = datagram.wrap(sk, spare, memory, slot, start);
+            let Some(skb) = NonNull::new(skb) else {
+                return Some(Pushed::Left);
+            };
+            bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTREQUESTS as i32);
+            let stage = bindings::kopi_ask_output_hooks(sk, skb.as_ptr(), &mut error);
+            if stage == bindings::kopi_hooks_KOPI_HOOKS_PASSED {
+                bindings::kopi_release_frame_skb(skb.as_ptr());
+                self.spare = skb.as_ptr();
+                return None;
+            }
+            (skb, stage)
+        };
+        // A hook may have kept the skb, which has this memory from now on.
+        if let Some(open) = &mut self.open {
+            open.at = open.at.saturating_add(slot);
+        }
+        let len = datagram.data.len();
+        if stage == bindings::kopi_hooks_KOPI_HOOKS_GONE {
+            // SAFETY: The caller passes a valid sock.
+            return Some(Pushed::Done(unsafe { ipv4::sent(sk, len, error) }));
+        }
+        self.stray = Some(Stray { skb, stage, len });
+        Some(Pushed::Left)
+    }
+
+    /// Gives the stack the datagram with which it has to go on, if there is one. The batch must have
+    /// been flushed. Process context.
+    pub(crate) fn send_stray(&mut self) -> Option<Result> {
+        let Stray { skb, stage, len } = self.stray.take()?;
+        let _rcu = rcu::read_lock();
+        // SAFETY: The stray owned the skb, which holds its sock by its charge, and its dst by a
+        // reference. The stack owns it from here.
+        let sent = unsafe {
+            let sk = bindings::kopi_skb_sk(skb.as_ptr());
+            let error = bindings::kopi_output_by_stack(sk, skb.as_ptr(), stage);
+            ipv4::sent(sk, len, error)
+        };
+        Some(kernel::error::to_result(sent.min(0)))
+    }
+}
+
+impl Open {
+    /// Records a frame of `len` bytes in the next `slot` bytes.
+    fn add(&mut self, slot: usize, len: usize) {
+        let entry = [(self.at / LINE) as u16, len as u16];
+        // SAFETY: The pages begin with a table of BULK entries, of which `count` are in use: `push`
+        // has checked that this isn't all.
+        unsafe {
+            let table = self.start.cast::<[u16; 2]>();
+            table.add(self.count).write(entry);
+        }
+        self.count = self.count.wrapping_add(1);
+        self.at = self.at.saturating_add(slot);
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        // SAFETY: This value owns the skb, which is not used any more.
+        unsafe { bindings::consume_skb(self.skb.as_ptr()) };
+    }
+}
+
+impl Drop for FrameBatch {
+    fn drop(&mut self) {
+        if !self.spare.is_null() {
+            // SAFETY: The spare skb is this value's, and was released from its frame.
+            unsafe { bindings::kopi_free_frame_skb(self.spare) };
+        }
+        if let Some(stray) = self.stray.take() {
+            // SAFETY: The stray owned the skb, which is not used any more.
+            unsafe { bindings::consume_skb(stray.skb.as_ptr()) };
+        }
+    }
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The skb that stands for a batch of frames: gives them to a driver, or to the stack.
+
+use super::{
+    egress::{SkbCb, TakenSkb, XmitResult},
+    frame_batch::{slot_of, HEADER_ETH, START},
+    frames::{FramePages, Frames, BULK, LINE},
+};
+use crate::sys::{
+    bindings,
+    family::{self, Protocol},
+    netdev::{self, Device, Egress},
+};
+use core::{
+    mem::size_of,
+    ptr::{self, NonNull},
+};
+use kernel::{prelude::*, sync::rcu};
+
+impl TakenSkb {
+    /// The skb of `count` frames in these pages.
+    ///
+    /// # Safety
+    ///
+    /// The caller must own the skb, and give it away. The pages must begin with the table of the
+    /// frames.
+    pub(super) unsafe fn of_frames(
+        skb: NonNull<bindings::sk_buff>,
+        pages: FramePages,
+        count: u16,
+    ) -> Self {
+        // SAFETY: Nothing else uses the skb, nor its control block.
+        unsafe { Self::new(skb, SkbCb::of_frames(pages.into_raw(), count)) }
+    }
+
+    /// The memory and the length of a frame.
+    fn frame(&self, pages: &FramePages, index: usize) -> Option<(*mut u8, u32)> {
+        if index >= BULK {
+            return None;
+        }
+        // SAFETY: The pages begin with a table of BULK entries, whose first ones `push` has written.
+        let [at, len] = unsafe { pages.start().cast::<[u16; 2]>().add(index).read() };
+        let memory = pages.start().wrapping_add(usize::from(at) * LINE);
+        Some((memory, u32::from(len)))
+    }
+
+    /// Bytes of all frames.
+    fn frame_bytes(&self, pages: &FramePages) -> u32 {
+        let count = self.datagrams() as usize;
+        let frames = (0..count).filter_map(|index| self.frame(pages, index));
+        frames.fold(0, |sum, (_, len)| sum.wrapping_add(len))
+    }
+
+    /// Counts the frames at the qdisc of a transmit queue, as the stack counts packets that bypass
+    /// the qdisc. `queue` must be below [`Device::queues`]. Softirqs are off.
+    pub(crate) fn count_frames(&self, device: &Device, queue: u32) {
+        let bytes = self
+            .with_pages(|pages| self.frame_bytes(pages))
+            .unwrap_or(0);
+        // SAFETY: Softirqs, which are off, keep the qdisc. The caller passes the index of a queue
+        // that the device has.
+        unsafe {
+            let packets = self.datagrams();
+            bindings::kopi_qdisc_bstats_add(device.as_ptr(), queue, bytes, packets);
+        }
+    }
+
+    /// Gives the frames to the driver that it hasn't taken yet. Softirqs are off.
+    pub(super) fn send_frames(&mut self, device: &Device) -> XmitResult {
+        let (first, count) = (self.datagrams_taken(), self.datagrams() as usize);
+        let longest = |pages: &FramePages| {
+            let frames = (first..count).filter_map(|index| self.frame(pages, index));
+            frames.map(|(_, len)| len).max().unwrap_or(0)
+        };
+        let longest = self.with_pages(longest).unwrap_or(u32::MAX);
+        if !device.is_ready() || !device.fits_mtu(longest) {
+            return XmitResult::Failed;
+        }
+        let frames = self.with_pages(|pages| self.frames_from(pages, first, count));
+        let Some(mut frames) = frames else {
+            return XmitResult::Failed;
+        };
+        let ready = frames.len as u32;
+        let Ok(sent) = frames.xmit(device, true) else {
+            return XmitResult::Failed;
+        };
+        self.took(sent as u16);
+        match sent {
+            sent if sent >= ready => XmitResult::All,
+            0 => XmitResult::None,
+            _ => XmitResult::Some,
+        }
+    }
+
+    /// Makes the driver's structures of the frames from `first` to `count`. They are written anew
+    /// for each attempt, because drivers change those that they refuse.
+    fn frames_from(&self, pages: &FramePages, first: usize, count: usize) -> Frames {
+        let mut frames = Frames {
+            frames: [ptr::null_mut(); BULK],
+            len: 0,
+            first: 0,
+        };
+        for (place, index) in frames.frames.iter_mut().zip(first..count) {
+            let Some((memory, len)) = self.frame(pages, index) else {
+                break;
+            };
+            let slot = slot_of((len as usize).saturating_sub(HEADER_ETH)).unwrap_or(0);
+            let frame = memory.cast::<bindings::xdp_frame>();
+            // SAFETY: The memory is a slot of the pages, which begins with room for the structure.
+            // The driver hasn't taken the frame, so nothing else uses it. All zeroes mean memory of
+            // type MEM_TYPE_PAGE_SHARED.
+            unsafe {
+                frame.write(core::mem::zeroed());
+                (*frame).data = memory.add(START).cast();
+                (*frame).len = len;
+                (*frame).headroom = (START - size_of::<bindings::xdp_frame>()) as u32;
+                (*frame).frame_sz = slot as u32;
+            }
+            *place = frame;
+            frames.len = frames.len.wrapping_add(1);
+        }
+        pages.share(frames.len);
+        frames
+    }
+
+    /// Gives the frames to the stack before the egress hooks, as packets that are about to leave.
+    /// Returns the number of those that were lost because memory was short. Softirqs are off.
+    pub(crate) fn pass_to_hooks(self) -> u32 {
+        let lost = self.pass_frames(false);
+        self.finish();
+        lost
+    }
+
+    /// The flow that sent it, if that is still open. In an RCU read-side section.
+    pub(crate) fn flow<'a, T: Protocol>(&self, _rcu: &'a rcu::Guard) -> Option<&'a T> {
+        // SAFETY: The skb holds its sock until it is freed. RCU, held for `'a`, keeps the flow.
+        let found = unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) };
+        found.map(|(_, flow)| flow)
+    }
+
+    /// The only egress hook of the device by which the packet is about to leave, if this is a `T`.
+    /// In an RCU read-side section.
+    pub(crate) fn only_hook<'a, T: Egress>(&self, _rcu: &'a rcu::Guard) -> Option<&'a T> {
+        // SAFETY: This value owns the skb, which has a reference to its dst. RCU, held for `'a`,
+        // keeps the device, the list of hooks, and the hook of a registration that ends meanwhile.
+        unsafe {
+            bindings::kopi_skb_settle_dev(self.as_ptr());
+            netdev::only_hook(bindings::kopi_skb_dev(self.as_ptr()))
+        }
+    }
+
+    /// Gives copies of the frames to the stack that the driver hasn't taken, behind the egress hooks
+    /// if `skip` is set. Returns the number of those that were lost because memory was short.
+    /// Softirqs are off.
+    pub(super) fn pass_frames(&self, skip: bool) -> u32 {
+        let (first, count) = (self.datagrams_taken(), self.datagrams() as usize);
+        self.with_pages(|pages| {
+            let frames = (first..count).filter_map(|index| self.frame(pages, index));
+            let lost = frames.filter(|(memory, len)| {
+                // SAFETY: This value owns the skb, whose device lives as long as it is queued for
+                // it, or RCU is held. The frame's bytes are behind its start.
+                let error = unsafe {
+                    let data = memory.add(START).cast();
+                    bindings::kopi_xmit_frame_copy(self.as_ptr(), data, *len, skip)
+                };
+                error == ENOMEM.to_errno()
+            });
+            lost.count() as u32
+        })
+        .unwrap_or(0)
+    }
+}
