@@ -478,7 +478,7 @@ async fn full_buffers() {
             dropped += 1;
         }
     }
-    assert!(dropped > 10, "the buffer was full {dropped} times");
+    assert!(dropped > 0, "the buffer was never full");
     // Nothing is called any more, and yet all leave. The judge's question gets through the slow device.
     let answer = tokio::task::spawn_blocking(move || {
         let mut buffer = [0; 100];
