@@ -307,10 +307,16 @@ async fn tried_calls_and_readiness_fit() {
     // One that would block makes a wait wait.
     assert!(in_vain <= count, "{in_vain} times in vain");
     echo.join().unwrap();
-    let nothing = socket.try_recv(&mut buffer).unwrap_err();
-    assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
-    let wait = timeout(Duration::from_millis(50), socket.readable()).await;
-    assert!(wait.is_err(), "readable with nothing to read");
+    // The runtime may hear late of datagrams that have been received; but not for ever.
+    for tries in 0.. {
+        let nothing = socket.try_recv(&mut buffer).unwrap_err();
+        assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+        let wait = timeout(Duration::from_millis(50), socket.readable()).await;
+        if wait.is_err() {
+            break;
+        }
+        assert!(tries < 10, "readable with nothing to read");
+    }
     socket.writable().await.unwrap();
 }
 
