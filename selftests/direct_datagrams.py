@@ -16,7 +16,7 @@ import nfqueue
 from attached import OTHERS, attach, change, counted, detached, host, kopictl, link, nobody_takes, rules
 from control import family
 from equivalence import namespace, payload, run_nft, sh
-from linux import SO_RCVBUFFORCE
+from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
 NEAR, FAR, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.99"
 PORT = 7000
@@ -203,6 +203,36 @@ def kept_for_ever(_ynl):
     attach()
 
 
+def marks_last(ynl):
+    """The mark that a hook has set is there when the stack has to send after all."""
+    traffic = Datagrams()
+    traffic.channel.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
+    with namespace("host"):
+        rules("table ip marked {", "chain o {", "type filter hook output priority 0",
+              "udp dport 7000 meta mark set 7", "}", "}")
+
+    def seen():
+        """Marked datagrams that the stack has, which tc begins to look for while they wait for the driver."""
+        with nobody_takes():
+            # More than its ring holds.
+            traffic.send(several(10 * FRAMES, sizes=(1000,)))
+            host("tc qdisc add dev eth0 clsact")
+            host("tc filter add dev eth0 egress protocol ip pref 1 handle 7 fw action ok")
+            kopi.wait_until(lambda: link(ynl)["path"] == "refused")
+            shown = json.loads(host("tc -s -j filter show dev eth0 egress"))
+            host("tc qdisc del dev eth0 clsact")
+            kopictl("detach", "eth0")
+        kopictl("attach", "eth0")
+        return next((action["stats"]["packets"] for each in shown
+                     for action in each.get("options", {}).get("actions", ())), 0)
+
+    # tc may come too late, on a busy machine.
+    kopi.check("the stack has the mark that a hook has set", any(seen() for _ in range(5)))
+    with namespace("host"):
+        run_nft("flush ruleset")
+    traffic.close()
+
+
 def neighbours_are_asked(ynl):
     """A peer whose address isn't known gets all, in order."""
     traffic = Datagrams()
@@ -303,7 +333,8 @@ def ruled():
 attach()
 with namespace("host"):
     YNL = family()
-for case in (all_lengths, rules_decide, hooks_keep, neighbours_are_asked, room_is_short, paths_change, kept_for_ever):
+for case in (all_lengths, rules_decide, hooks_keep, marks_last, neighbours_are_asked, room_is_short, paths_change,
+             kept_for_ever):
     case(YNL)
 kopictl("detach", "eth0")
 kopi.check("detached", "xdp" not in json.loads(host("ip -j link show eth0"))[0])

@@ -97,6 +97,7 @@ int kopi_skb_iif(const struct sk_buff *skb);
 int kopi_ip6cb_iif(const struct sk_buff *skb);
 int kopi_pktinfo_cb_ifindex(const struct sk_buff *skb);
 u32 kopi_skb_mark(const struct sk_buff *skb);
+u32 kopi_skb_priority(const struct sk_buff *skb);
 const struct iphdr *kopi_ip_hdr(const struct sk_buff *skb);
 const struct ipv6hdr *kopi_ipv6_hdr(const struct sk_buff *skb);
 const struct udphdr *kopi_udp_hdr(const struct sk_buff *skb);
@@ -174,8 +175,7 @@ bool kopi_output_is_plain(struct sock *sk, const struct dst_entry *dst);
 struct net_device *kopi_dst_dev(const struct dst_entry *dst);
 bool kopi_sock_can_send(const struct sock *sk);
 void kopi_skb_settle_dev(struct sk_buff *skb);
-struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, u32 mark,
-				      unsigned int bytes);
+struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, unsigned int bytes);
 void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df);
 bool kopi_has_output_hooks(const struct sock *sk);
 struct sk_buff *kopi_build_frame_skb(struct sk_buff *skb, void *head, unsigned int size,
@@ -190,7 +190,8 @@ void kopi_drop_queued(struct net *net);
 void nf_queue_nf_hook_drop(struct net *net);
 bool kopi_put_hard_header(const struct dst_entry *dst, struct iphdr *iph);
 void kopi_count_output(const struct sock *sk, unsigned int len);
-int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, bool skip);
+int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, u32 mark,
+			 u32 priority, bool skip);
 void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets);
 
 /* shim/dev.c */

@@ -60,16 +60,13 @@ bool kopi_sock_can_send(const struct sock *sk)
 }
 
 /* Makes an skb that stands for frames by the route, in so many bytes of pages, charged to the sock. */
-struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, u32 mark,
-				      unsigned int bytes)
+struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, unsigned int bytes)
 {
 	struct sk_buff *skb = alloc_skb(0, GFP_ATOMIC | __GFP_NOWARN);
 
 	if (!skb)
 		return NULL;
 	skb_dst_set(skb, dst_clone(dst));
-	skb->mark = mark;
-	skb->priority = READ_ONCE(sk->sk_priority);
 	skb->truesize += bytes;
 	skb_set_owner_w(skb, sk);
 	return skb;
@@ -289,14 +286,20 @@ void kopi_count_output(const struct sock *sk, unsigned int len)
 	IP_UPD_PO_STATS(sock_net(sk), IPSTATS_MIB_OUT, len);
 }
 
-/* Gives a copy of a frame to the stack, behind the egress hooks if that is set. Softirqs are off. */
-int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, bool skip)
+/*
+ * Gives a copy of a frame to the stack, with what hooks have made of its mark and priority; behind
+ * the egress hooks if `skip` is set. Softirqs are off.
+ */
+int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, u32 mark,
+			 u32 priority, bool skip)
 {
 	struct net_device *dev = of->dev;
 	struct sk_buff *skb = alloc_skb(LL_RESERVED_SPACE(dev) + len, GFP_ATOMIC | __GFP_NOWARN);
 
-	if (!skb)
+	if (!skb) {
+		IP_INC_STATS(sock_net(of->sk), IPSTATS_MIB_OUTDISCARDS);
 		return -ENOMEM;
+	}
 	skb_reserve(skb, LL_RESERVED_SPACE(dev) - ETH_HLEN);
 	skb_put_data(skb, frame, len);
 	skb_reset_mac_header(skb);
@@ -304,8 +307,8 @@ int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned i
 	skb_set_transport_header(skb, ETH_HLEN + sizeof(struct iphdr));
 	skb->protocol = htons(ETH_P_IP);
 	skb->dev = dev;
-	skb->mark = of->mark;
-	skb->priority = of->priority;
+	skb->mark = mark;
+	skb->priority = priority;
 	skb_set_owner_w(skb, of->sk);
 	if (skip)
 		nf_skip_egress(skb, true);

@@ -43,6 +43,11 @@ u32 kopi_skb_mark(const struct sk_buff *skb)
 	return skb->mark;
 }
 
+u32 kopi_skb_priority(const struct sk_buff *skb)
+{
+	return skb->priority;
+}
+
 const struct iphdr *kopi_ip_hdr(const struct sk_buff *skb)
 {
 	return ip_hdr(skb);

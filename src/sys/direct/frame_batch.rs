@@ -24,8 +24,8 @@ use kernel::{prelude::*, sync::rcu};
 
 /// Bytes of an Ethernet header.
 pub(super) const HEADER_ETH: usize = 14;
-/// Bytes at the start of the pages with the offset, in cache lines, and the length of each frame.
-const TABLE: usize = BULK * size_of::<[u16; 2]>();
+/// Bytes at the start of the pages with an [`FrameEntry`] for each frame.
+const TABLE: usize = (BULK * size_of::<FrameEntry>()).next_multiple_of(LINE);
 /// Bytes from the start of a frame's memory to its Ethernet header.
 pub(super) const START: usize = size_of::<bindings::xdp_frame>().next_multiple_of(LINE) + HEADROOM;
 
@@ -43,12 +43,25 @@ pub(crate) struct FrameBatch {
 // SAFETY: Skbs and pages are not bound to a CPU or task, and this value is their only owner.
 unsafe impl Send for FrameBatch {}
 
+/// A frame of a batch.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct FrameEntry {
+    /// Where its memory is in the pages, in cache lines.
+    pub(super) at: u16,
+    /// Its bytes.
+    pub(super) len: u16,
+    /// What the skb has by which the stack sends it after all.
+    pub(super) mark: u32,
+    pub(super) priority: u32,
+}
+
 /// The frames that are being made.
 ///
 /// # Invariants
 ///
-/// This value owns the skb, which is charged to a sock. The pages begin at `start` and have `room` bytes, of which the first
-/// `at` are in use by the table and `count` frames.
+/// This value owns the skb, which is charged to a sock. The pages begin at `start` and have `room`
+/// bytes, of which the first `at` are in use by the table and `count` frames.
 struct Open {
     skb: NonNull<bindings::sk_buff>,
     /// The address of the device, which is only compared.
@@ -140,12 +153,9 @@ impl FrameBatch {
         };
         let slot = slot_of(datagram.whole()).unwrap_or(usize::MAX);
         // SAFETY: The batch owns the skb.
-        let same = unsafe {
-            let raw = open.skb.as_ptr();
-            bindings::kopi_skb_sk(raw) == sk.as_ptr()
-                && bindings::kopi_skb_mark(raw) == datagram.mark()
-        };
-        same && open.device == datagram.device()
+        let sender = unsafe { bindings::kopi_skb_sk(open.skb.as_ptr()) };
+        sender == sk.as_ptr()
+            && open.device == datagram.device()
             && open.count < BULK
             && slot <= open.room.saturating_sub(open.at)
     }
@@ -165,8 +175,7 @@ impl FrameBatch {
             let room = pages.size();
             // SAFETY: The sock is borrowed, and the route owns a reference to the dst.
             let skb = unsafe {
-                let (dst, mark) = (datagram.dst(), datagram.mark());
-                bindings::kopi_alloc_frames_skb(sk.as_ptr(), dst, mark, room as u32)
+                bindings::kopi_alloc_frames_skb(sk.as_ptr(), datagram.dst(), room as u32)
             };
             // INVARIANT: Owned from here, and charged. Only the table is in use.
             Some(Open {
@@ -229,28 +238,36 @@ impl FrameBatch {
         };
         // SAFETY: The caller passes a valid sock. RCU, held here, keeps the hooks' lists, and
         // neighbours. In front of the header are more than 16 bytes.
-        unsafe {
-            if bindings::kopi_has_output_hooks(sk) {
-                if let Some(elsewhere) = self.show_to_hooks(sk, datagram, memory, slot) {
-                    return elsewhere;
+        let (mark, priority) = unsafe {
+            let labels = if bindings::kopi_has_output_hooks(sk) {
+                match self.show_to_hooks(sk, datagram, memory, slot) {
+                    Ok(labels) => labels,
+                    Err(elsewhere) => return elsewhere,
                 }
             } else {
                 if !bindings::kopi_put_hard_header(datagram.dst(), header) {
                     return Pushed::Left;
                 }
                 bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTREQUESTS as i32);
-            }
+                (
+                    datagram.mark(),
+                    ptr::read_volatile(&raw const (*sk).sk_priority),
+                )
+            };
             bindings::kopi_count_output(sk, datagram.whole() as u32);
-        }
+            labels
+        };
+        let len = datagram.whole().wrapping_add(HEADER_ETH) as u16;
         if let Some(open) = &mut self.open {
-            open.add(slot, datagram.whole().wrapping_add(HEADER_ETH));
+            open.add(slot, len, mark, priority);
         }
         // SAFETY: The caller passes a valid sock.
         Pushed::Done(unsafe { ipv4::sent(sk, datagram.data.len(), 0) })
     }
 
-    /// Shows hooks a datagram, in the next part of the batch's pages. Returns what has become of it
-    /// if it can't be a frame. In an RCU read-side section.
+    /// Shows hooks a datagram, in the next part of the batch's pages. Returns the mark and priority
+    /// that it has then; or, if it can't be a frame, what has become of it. In an RCU read-side
+    /// section.
     ///
     /// # Safety
     ///
@@ -262,7 +279,7 @@ impl FrameBatch {
         datagram: &Datagram<'_>,
         memory: *mut u8,
         slot: usize,
-    ) -> Option<Pushed> {
+    ) -> core::result::Result<(u32, u32), Pushed> {
         let (spare, start) = (self.spare, START + HEADER_ETH);
         self.spare = ptr::null_mut();
         let mut error = 0;
@@ -272,14 +289,16 @@ impl FrameBatch {
         let (skb, stage) = unsafe {
             let skb = datagram.wrap(sk, spare, memory, slot, start);
             let Some(skb) = NonNull::new(skb) else {
-                return Some(Pushed::Left);
+                return Err(Pushed::Left);
             };
             bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTREQUESTS as i32);
             let stage = bindings::kopi_ask_output_hooks(sk, skb.as_ptr(), &mut error);
             if stage == bindings::kopi_hooks_KOPI_HOOKS_PASSED {
+                let mark = bindings::kopi_skb_mark(skb.as_ptr());
+                let priority = bindings::kopi_skb_priority(skb.as_ptr());
                 bindings::kopi_release_frame_skb(skb.as_ptr());
                 self.spare = skb.as_ptr();
-                return None;
+                return Ok((mark, priority));
             }
             (skb, stage)
         };
@@ -290,10 +309,10 @@ impl FrameBatch {
         let len = datagram.data.len();
         if stage == bindings::kopi_hooks_KOPI_HOOKS_GONE {
             // SAFETY: The caller passes a valid sock.
-            return Some(Pushed::Done(unsafe { ipv4::sent(sk, len, error) }));
+            return Err(Pushed::Done(unsafe { ipv4::sent(sk, len, error) }));
         }
         self.stray = Some(Stray { skb, stage, len });
-        Some(Pushed::Left)
+        Err(Pushed::Left)
     }
 
     /// Gives the stack the datagram with which it has to go on, if there is one. The batch must have
@@ -314,12 +333,17 @@ impl FrameBatch {
 
 impl Open {
     /// Records a frame of `len` bytes in the next `slot` bytes.
-    fn add(&mut self, slot: usize, len: usize) {
-        let entry = [(self.at / LINE) as u16, len as u16];
+    fn add(&mut self, slot: usize, len: u16, mark: u32, priority: u32) {
+        let entry = FrameEntry {
+            at: (self.at / LINE) as u16,
+            len,
+            mark,
+            priority,
+        };
         // SAFETY: The pages begin with a table of BULK entries, of which `count` are in use: `push`
         // has checked that this isn't all.
         unsafe {
-            let table = self.start.cast::<[u16; 2]>();
+            let table = self.start.cast::<FrameEntry>();
             table.add(self.count).write(entry);
         }
         self.count = self.count.wrapping_add(1);

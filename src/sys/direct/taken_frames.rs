@@ -4,7 +4,7 @@
 
 use super::{
     egress::{SkbCb, TakenSkb, XmitResult},
-    frame_batch::{slot_of, HEADER_ETH, START},
+    frame_batch::{slot_of, FrameEntry, HEADER_ETH, START},
     frames::{FramePages, Frames, BULK, LINE},
 };
 use crate::sys::{
@@ -34,22 +34,22 @@ impl TakenSkb {
         unsafe { Self::new(skb, SkbCb::of_frames(pages.into_raw(), count)) }
     }
 
-    /// The memory and the length of a frame.
-    fn frame(&self, pages: &FramePages, index: usize) -> Option<(*mut u8, u32)> {
+    /// The memory of a frame, and what the table has of it.
+    fn frame(&self, pages: &FramePages, index: usize) -> Option<(*mut u8, FrameEntry)> {
         if index >= BULK {
             return None;
         }
         // SAFETY: The pages begin with a table of BULK entries, whose first ones `push` has written.
-        let [at, len] = unsafe { pages.start().cast::<[u16; 2]>().add(index).read() };
-        let memory = pages.start().wrapping_add(usize::from(at) * LINE);
-        Some((memory, u32::from(len)))
+        let entry = unsafe { pages.start().cast::<FrameEntry>().add(index).read() };
+        let memory = pages.start().wrapping_add(usize::from(entry.at) * LINE);
+        Some((memory, entry))
     }
 
     /// Bytes of all frames.
     fn frame_bytes(&self, pages: &FramePages) -> u32 {
         let count = self.datagrams() as usize;
         let frames = (0..count).filter_map(|index| self.frame(pages, index));
-        frames.fold(0, |sum, (_, len)| sum.wrapping_add(len))
+        frames.fold(0, |sum, (_, entry)| sum.wrapping_add(entry.len.into()))
     }
 
     /// Counts the frames at the qdisc of a transmit queue, as the stack counts packets that bypass
@@ -71,9 +71,9 @@ impl TakenSkb {
         let (first, count) = (self.datagrams_taken(), self.datagrams() as usize);
         let longest = |pages: &FramePages| {
             let frames = (first..count).filter_map(|index| self.frame(pages, index));
-            frames.map(|(_, len)| len).max().unwrap_or(0)
+            frames.map(|(_, entry)| entry.len).max().unwrap_or(0)
         };
-        let longest = self.with_pages(longest).unwrap_or(u32::MAX);
+        let longest = self.with_pages(longest).map_or(u32::MAX, u32::from);
         if !device.is_ready() || !device.fits_mtu(longest) {
             return XmitResult::Failed;
         }
@@ -102,10 +102,10 @@ impl TakenSkb {
             first: 0,
         };
         for (place, index) in frames.frames.iter_mut().zip(first..count) {
-            let Some((memory, len)) = self.frame(pages, index) else {
+            let Some((memory, entry)) = self.frame(pages, index) else {
                 break;
             };
-            let slot = slot_of((len as usize).saturating_sub(HEADER_ETH)).unwrap_or(0);
+            let slot = slot_of(usize::from(entry.len).saturating_sub(HEADER_ETH)).unwrap_or(0);
             let frame = memory.cast::<bindings::xdp_frame>();
             // SAFETY: The memory is a slot of the pages, which begins with room for the structure.
             // The driver hasn't taken the frame, so nothing else uses it. All zeroes mean memory of
@@ -113,7 +113,7 @@ impl TakenSkb {
             unsafe {
                 frame.write(core::mem::zeroed());
                 (*frame).data = memory.add(START).cast();
-                (*frame).len = len;
+                (*frame).len = entry.len.into();
                 (*frame).headroom = (START - size_of::<bindings::xdp_frame>()) as u32;
                 (*frame).frame_sz = slot as u32;
             }
@@ -157,12 +157,13 @@ impl TakenSkb {
         let (first, count) = (self.datagrams_taken(), self.datagrams() as usize);
         self.with_pages(|pages| {
             let frames = (first..count).filter_map(|index| self.frame(pages, index));
-            let lost = frames.filter(|(memory, len)| {
+            let lost = frames.filter(|(memory, entry)| {
                 // SAFETY: This value owns the skb, whose device lives as long as it is queued for
                 // it, or RCU is held. The frame's bytes are behind its start.
                 let error = unsafe {
                     let data = memory.add(START).cast();
-                    bindings::kopi_xmit_frame_copy(self.as_ptr(), data, *len, skip)
+                    let (len, mark, priority) = (entry.len.into(), entry.mark, entry.priority);
+                    bindings::kopi_xmit_frame_copy(self.as_ptr(), data, len, mark, priority, skip)
                 };
                 error == ENOMEM.to_errno()
             });
