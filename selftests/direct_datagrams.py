@@ -21,6 +21,10 @@ from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 NEAR, FAR, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.99"
 PORT = 7000
 FRAMES = 128
+# The port of what waits while nobody takes it: it may arrive when other parts of this file listen.
+STRAY = 1
+# Rules by which a program decides about port 7001.
+QUEUED = ("table ip kept {", "chain o {", "type filter hook output priority 0", "udp dport 7001 queue num 0", "}", "}")
 SIZES = [*range(0, 1473, 64), 1, 3, 1471, 1472]
 
 
@@ -158,8 +162,7 @@ def hooks_keep(_ynl):
     traffic = Datagrams(ports=2)
     with namespace("host"):
         queue = nfqueue.serve(0, lambda _: True)
-        rules("table ip kept {", "chain o {", "type filter hook output priority 0", "udp dport 7001 queue num 0", "}",
-              "}")
+        rules(*QUEUED)
     datagrams = several(400, 2, SIZES)
     traffic.send(datagrams)
     traffic.arrive("kept by a program, and let go", datagrams)
@@ -184,8 +187,7 @@ def kept_for_ever(_ynl):
     traffic = Datagrams(ports=2)
     with namespace("host"):
         queue = nfqueue.Queue(0)
-        rules("table ip kept {", "chain o {", "type filter hook output priority 0", "udp dport 7001 queue num 0", "}",
-              "}")
+        rules(*QUEUED)
     traffic.send(several(40, 2))
     traffic.arrive("the others", [each for each in several(40, 2) if each[0] == 0])
     waiting = [queue.receive() for _ in range(20)]
@@ -205,17 +207,17 @@ def kept_for_ever(_ynl):
 
 def marks_last(ynl):
     """The mark that a hook has set is there when the stack has to send after all."""
-    traffic = Datagrams()
+    traffic = Datagrams(ports=2)
     traffic.channel.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
     with namespace("host"):
         rules("table ip marked {", "chain o {", "type filter hook output priority 0",
-              "udp dport 7000 meta mark set 7", "}", "}")
+              "udp dport 7001 meta mark set 7", "}", "}")
 
     def seen():
         """Marked datagrams that the stack has, which tc begins to look for while they wait for the driver."""
         with nobody_takes():
             # More than its ring holds.
-            traffic.send(several(10 * FRAMES, sizes=(1000,)))
+            traffic.send([(STRAY, payload(number, 1000)) for number in range(10 * FRAMES)])
             host("tc qdisc add dev eth0 clsact")
             host("tc filter add dev eth0 egress protocol ip pref 1 handle 7 fw action ok")
             kopi.wait_until(lambda: link(ynl)["path"] == "refused")
@@ -261,13 +263,14 @@ def room_is_short(ynl):
     traffic.send(datagrams)
     traffic.arrive("a small send buffer", datagrams)
     traffic.close()
-    traffic = Datagrams()
+    traffic = Datagrams(ports=2)
+    before = link(ynl)
     with nobody_takes():
         for number in range(FRAMES):
-            traffic.channel.send(traffic.free.pop(), payload(number, 1400), (FAR, PORT))
+            traffic.channel.send(traffic.free.pop(), payload(number, 1400), (FAR, PORT + STRAY))
         traffic.channel.bell()
-        time.sleep(0.1)
-        kopi.check("the driver has some", link(ynl)["packets"] > 0, link(ynl))
+        kopi.check("the driver has some",
+                   kopi.wait_until(lambda: link(ynl)["packets"] > before["packets"]), link(ynl))
     kopi.wait_until(lambda: (traffic.channel.bell(), traffic.reap(), len(traffic.free) == FRAMES)[2])
     traffic.close()
 

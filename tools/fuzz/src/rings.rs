@@ -39,6 +39,7 @@ const OPERATIONS: [fn(&Round, &mut SmallRng); 15] = [
 /// Rounds until the time is over.
 pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     let mut coverage = Coverage::new(run.coverage.as_deref())?;
+    let (mut sent, mut received) = (0, 0);
     let rounds = run.repeat(|seed, deadline| {
         let round = Round::open(seed, ends)?;
         thread::scope(|scope| {
@@ -65,11 +66,17 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
                     .map_err(|_| io::Error::other("a thread panicked"))??;
                 coverage.add(reached);
             }
-            Ok(())
-        })
+            io::Result::Ok(())
+        })?;
+        for &fd in &round.fds {
+            let stats = sys::stats(fd)?;
+            sent += stats.tx_packets;
+            received += stats.rx_packets;
+        }
+        Ok(())
     })?;
     println!(
-        "{rounds} rounds of {} threads, {} operations",
+        "{rounds} rounds of {} threads, up to {} operations; {sent} datagrams sent, {received} received",
         run.threads,
         rounds * run.threads * run.operations
     );
@@ -166,10 +173,14 @@ impl Round {
         Ok(round)
     }
 
-    /// Writes a descriptor, wherever the TX ring's producer stands, and says that it is there.
+    /// Writes a descriptor, wherever the TX ring's producer stands, and says that it is there; unless the
+    /// ring is full.
     fn push(&self, offset: u32, len: u32, flow: u32, flags: u16, error: u16) {
         let ring = &self.shared.layout.tx;
         let index = self.shared.get(ring.producer);
+        if index.wrapping_sub(self.shared.get(ring.consumer)) == ring.size {
+            return;
+        }
         let at = self.shared.entry(ring, index);
         for (i, word) in [
             offset,
@@ -301,7 +312,8 @@ fn odd_send(round: &Round, random: &mut SmallRng) {
     round.push(offset, len, flow, flags, pick(random, &[0, 0, 1, 0xffff]));
 }
 
-/// An index or the flags of a ring, changed.
+/// An index or the flags of a ring, changed: for a doorbell, as a rule, since a ring whose index has
+/// gone sends nothing any more.
 fn odd_index(round: &Round, random: &mut SmallRng) {
     let shared = &round.shared;
     let ring = pick(random, &shared.rings());
@@ -313,16 +325,25 @@ fn odd_index(round: &Round, random: &mut SmallRng) {
         consumer.wrapping_add(ring.size),
         ring.size,
     ];
+    let before = shared.get(at);
     shared.put(at, odd(random, &near));
+    if !random.random_ratio(1, 64) {
+        bell(round, random);
+        shared.put(at, before);
+    }
 }
 
-/// Indices that make sense again: a ring without entries.
+/// Indices that make sense again: a ring without entries, or with some that may have been used before.
+/// The kernel's own index may be ahead of what is written there.
 fn heal(round: &Round, random: &mut SmallRng) {
     let shared = &round.shared;
     let [tx, completion, fill, rx] = shared.rings();
-    if random.random() {
-        shared.put(tx.producer, shared.get(tx.consumer));
-        shared.put(fill.producer, shared.get(fill.consumer));
+    for ring in [tx, fill] {
+        if random.random() {
+            let entries = pick(random, &[0, ring.size]);
+            let ahead = random.random_range(0..=entries);
+            shared.put(ring.producer, shared.get(ring.consumer).wrapping_add(ahead));
+        }
     }
     shared.put(completion.consumer, shared.get(completion.producer));
     shared.put(rx.consumer, shared.get(rx.producer));
@@ -378,8 +399,8 @@ fn scribble(round: &Round, random: &mut SmallRng) {
     let at = if random.random() {
         random.random_range(0..round.shared.size())
     } else {
-        // Where the indices and the entries are.
-        random.random_range(0..round.shared.layout.frames)
+        let ring = pick(random, &round.shared.rings());
+        round.shared.entry(&ring, random.random())
     };
     let bytes: [u8; 16] = random.random();
     round
@@ -427,7 +448,15 @@ fn bell(round: &Round, random: &mut SmallRng) {
     } else {
         random.random_range(0..8)
     };
-    let _ = sys::doorbell(pick(random, &round.fds), flags);
+    match sys::doorbell(pick(random, &round.fds), flags) {
+        Err(error) if random.random() => match error.raw_os_error() {
+            // A program that goes on after its fault: of a round in which none does nothing is sent.
+            Some(libc::EPROTO) => heal(round, random),
+            Some(libc::EAGAIN) => reap(round, random),
+            _ => {}
+        },
+        _ => {}
+    }
 }
 
 /// What can be asked.

@@ -2,7 +2,9 @@
 
 //! System calls whose failure is no surprise.
 
-use kopi::pure::abi::{ChannelReq, Join, Layout, IOC_DOORBELL, OPT_CHANNEL, OPT_JOIN, SOL_KOPI};
+use kopi::pure::abi::{
+    ChannelReq, Join, Layout, Stats, IOC_DOORBELL, OPT_CHANNEL, OPT_JOIN, OPT_STATS, SOL_KOPI,
+};
 use std::{
     io,
     mem::{size_of, zeroed},
@@ -141,18 +143,31 @@ pub(crate) fn join(fd: i32, other: i32) -> io::Result<i32> {
     set(fd, SOL_KOPI, OPT_JOIN, &bytes)
 }
 
+/// What the family answers to an option.
+///
+/// # Safety
+///
+/// Any bytes must make a `T`, and it must have no padding.
+unsafe fn answer<T: Default>(fd: i32, name: i32) -> io::Result<T> {
+    let mut answer = T::default();
+    // SAFETY: The caller says that `T` is bytes.
+    let bytes = unsafe {
+        std::slice::from_raw_parts_mut(std::ptr::from_mut(&mut answer).cast::<u8>(), size_of::<T>())
+    };
+    get(fd, SOL_KOPI, name, bytes)?;
+    Ok(answer)
+}
+
 /// Where everything lies.
 pub(crate) fn layout(fd: i32) -> io::Result<Layout> {
-    let mut layout = Layout::default();
-    // SAFETY: A struct of integers without padding, of which any bytes make one.
-    let bytes = unsafe {
-        std::slice::from_raw_parts_mut(
-            std::ptr::from_mut(&mut layout).cast::<u8>(),
-            size_of::<Layout>(),
-        )
-    };
-    get(fd, SOL_KOPI, OPT_CHANNEL, bytes)?;
-    Ok(layout)
+    // SAFETY: A struct of integers without padding.
+    unsafe { answer(fd, OPT_CHANNEL) }
+}
+
+/// A flow's counters.
+pub(crate) fn stats(fd: i32) -> io::Result<Stats> {
+    // SAFETY: A struct of 64-bit integers.
+    unsafe { answer(fd, OPT_STATS) }
 }
 
 /// Rings the doorbell.
