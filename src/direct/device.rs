@@ -143,6 +143,11 @@ impl AttachedDevice {
         EgressVerdict::Pass
     }
 
+    /// The transmit queue of this CPU, at whose qdisc packets are counted. Softirqs are off.
+    pub(super) fn tx_queue(&self) -> u32 {
+        CpuId::current().as_u32() % self.device.queues().max(1)
+    }
+
     /// Counts a packet that is passed to the stack, if it is a GSO packet.
     pub(super) fn count_passed(&self, packet: &EgressSkb<'_>) {
         if packet.is_gso() {
@@ -194,7 +199,7 @@ impl Egress for AttachedDevice {
             return self.pass_elsewhere(direct, &skb);
         };
         if skb.is_gso() {
-            direct.record_gso();
+            direct.record_bulk();
         } else if in_flight == 0 && !direct.takes_datagram(self.number) {
             direct.record_path(&self.device, why_not(&skb));
             return EgressVerdict::Pass;
@@ -219,8 +224,7 @@ impl Egress for AttachedDevice {
             return self.pass_elsewhere(direct, &skb);
         }
         if directly {
-            let here = CpuId::current().as_u32();
-            skb.count(&self.device, here % self.device.queues().max(1));
+            skb.count(&self.device, self.tx_queue());
         }
         let packet = skb.take(!directly);
         self.enqueue(flow, packet, in_flight);

@@ -18,9 +18,9 @@ use core::sync::atomic::{
     Ordering::Relaxed, //
 };
 
-/// After this many consecutive non-GSO datagrams, each sent while nothing of the flow was in
-/// flight, the flow leaves the direct path until its next GSO packet: the stack is cheaper for
-/// those.
+/// After this many consecutive non-GSO datagrams with an skb each, sent while nothing of the flow was
+/// in flight, the flow leaves the direct path until its next GSO packet or batch of frames: the stack
+/// is cheaper for those.
 const DATAGRAMS_MAX: u8 = 16;
 
 /// The direct path's state of a flow.
@@ -42,7 +42,7 @@ pub(crate) struct Direct {
     pub(super) charge: AtomicU32,
     /// The time in nanoseconds before which the flow doesn't try to enter the direct path again.
     pub(super) pause: AtomicU64,
-    /// Non-GSO datagrams since the last GSO packet, as [`DATAGRAMS_MAX`] counts them.
+    /// Non-GSO datagrams since the last GSO packet or batch, as [`DATAGRAMS_MAX`] counts them.
     datagrams: AtomicU8,
     /// Interface index of the attached device that saw the flow's last packet, and that packet's
     /// path; 0 if none has seen one.
@@ -101,8 +101,8 @@ impl Direct {
         true
     }
 
-    /// Records a GSO packet, which ends a sequence of non-GSO datagrams.
-    pub(super) fn record_gso(&self) {
+    /// Records a GSO packet or a batch of frames, which ends a sequence of non-GSO datagrams.
+    pub(super) fn record_bulk(&self) {
         if self.datagrams.load(Relaxed) != 0 {
             self.datagrams.store(0, Relaxed);
         }
@@ -138,8 +138,21 @@ impl Direct {
     pub(super) fn complete(&self, packet: &TakenSkb) {
         self.with_driver
             .fetch_sub(u32::from(packet.has_begun()), Relaxed);
-        self.in_flight.fetch_sub(1, Relaxed);
+        self.end_flight();
         self.charge.fetch_sub(packet.charge(), Relaxed);
+    }
+
+    /// A packet that no driver has begun goes to the stack: the flow's packets that can leave directly
+    /// wait from now on until the stack has sent it. [`Self::end_flight`] follows when the stack has
+    /// it: those that go by the stack wait until then.
+    pub(super) fn leave_charge(&self, packet: &TakenSkb) {
+        self.entering.store(true, Relaxed);
+        self.charge.fetch_sub(packet.charge(), Relaxed);
+    }
+
+    /// Ends the time in flight of a packet whose charge was left.
+    pub(super) fn end_flight(&self) {
+        self.in_flight.fetch_sub(1, Relaxed);
     }
 
     /// Whether neither the stack, nor a driver to which the stack gave them, holds packets of the

@@ -21,7 +21,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use kernel::{
     new_spinlock,
     prelude::*,
-    sync::{Arc, SpinLock},
+    sync::{rcu, Arc, SpinLock},
 };
 
 /// Interval of polling a queue with packets in flight, in nanoseconds. It doubles, up to the
@@ -196,15 +196,22 @@ impl Queue {
         }
         direct.record_path(&self.device, TxPath::Behind);
         direct.leave();
-        direct.complete(&packet);
+        direct.leave_charge(&packet);
         let is_gso = u64::from(packet.is_gso());
         self.counters.passed.fetch_add(is_gso, Relaxed);
         self.pass_on(packet);
     }
 
-    /// Gives a packet to the stack, and counts what is lost for want of memory.
+    /// Gives a packet whose charge was left to the stack, and counts what is lost for want of memory.
+    /// Softirqs are off.
     fn pass_on(&self, packet: TakenSkb) {
+        let rcu = rcu::read_lock();
+        let flow = packet.flow::<Flow>(&rcu);
         let lost = u64::from(packet.pass_on());
+        // Not before: the flow's next packet might overtake this one.
+        if let Some(flow) = flow {
+            flow.direct.end_flight();
+        }
         self.counters.dropped.fetch_add(lost, Relaxed);
     }
 
@@ -266,11 +273,7 @@ impl Queue {
                     lists.with_driver.push(packet);
                 }
                 Some(Step::ToStack) => {
-                    packet.with_flow(|_, flow: &Flow| {
-                        // Later packets of the flow wait until the stack has sent this one.
-                        flow.direct.entering.store(true, Relaxed);
-                        flow.direct.complete(&packet);
-                    });
+                    packet.with_flow(|_, flow: &Flow| flow.direct.leave_charge(&packet));
                     done.to_stack.push(packet);
                 }
                 _ => done.dropped.push(packet),

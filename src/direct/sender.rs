@@ -12,7 +12,7 @@ use crate::sys::{
     sock::Sock, //
 };
 use core::sync::atomic::Ordering::Relaxed;
-use kernel::{cpu::CpuId, prelude::*, sync::rcu};
+use kernel::{prelude::*, sync::rcu};
 
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {
@@ -163,7 +163,9 @@ impl AttachedDevice {
     /// section, with softirqs off.
     fn send_batch(&self, flow: &Flow, mut packet: TakenSkb) {
         let direct = &flow.direct;
-        let directly = self.is_direct() && self.may_leave(flow);
+        let path = self.tx_path();
+        let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
+        let directly = can && self.may_leave(flow);
         let in_flight = direct.in_flight_at(self.number);
         let goes_here = directly || in_flight.is_some_and(|count| count != 0);
         if !goes_here || !direct.take(self.number, packet.charge()) {
@@ -175,11 +177,10 @@ impl AttachedDevice {
             self.counters.dropped.fetch_add(lost, Relaxed);
             return;
         }
-        direct.record_gso();
-        direct.record_path(&self.device, TxPath::Direct);
+        direct.record_bulk();
+        direct.record_path(&self.device, path);
         if directly {
-            let queue = CpuId::current().as_u32() % self.device.queues().max(1);
-            packet.count_frames(&self.device, queue);
+            packet.count_frames(&self.device, self.tx_queue());
         } else {
             packet.leave_to_stack();
         }

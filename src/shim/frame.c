@@ -314,17 +314,3 @@ int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned i
 		nf_skip_egress(skb, true);
 	return net_xmit_errno(dev_queue_xmit(skb));
 }
-
-/* Counts packets that bypass the qdisc, as __dev_xmit_skb() (net/core/dev.c) does. */
-void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets)
-{
-	struct Qdisc *q = rcu_dereference_bh(netdev_get_tx_queue(dev, index)->qdisc);
-
-	if (qdisc_is_percpu_stats(q)) {
-		_bstats_update(this_cpu_ptr(q->cpu_bstats), bytes, packets);
-		return;
-	}
-	spin_lock(qdisc_lock(q));
-	_bstats_update(&q->bstats, bytes, packets);
-	spin_unlock(qdisc_lock(q));
-}

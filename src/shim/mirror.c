@@ -163,17 +163,23 @@ bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index)
 			       !test_bit(__QDISC_STATE_DEACTIVATED, &q->state));
 }
 
-/* Counts a packet that bypasses the qdisc, as __dev_xmit_skb() (net/core/dev.c, 7.3.4) does. */
-void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb)
+/* Counts packets that bypass the qdisc, as __dev_xmit_skb() (net/core/dev.c, 7.3.4) does. */
+void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets)
 {
-	struct netdev_queue *txq = netdev_get_tx_queue(dev, index);
-	struct Qdisc *q = rcu_dereference_bh(txq->qdisc);
+	struct Qdisc *q = rcu_dereference_bh(netdev_get_tx_queue(dev, index)->qdisc);
 
 	if (qdisc_is_percpu_stats(q)) {
-		qdisc_bstats_cpu_update(q, skb);
+		_bstats_update(this_cpu_ptr(q->cpu_bstats), bytes, packets);
 		return;
 	}
 	spin_lock(qdisc_lock(q));
-	qdisc_bstats_update(q, skb);
+	_bstats_update(&q->bstats, bytes, packets);
 	spin_unlock(qdisc_lock(q));
+}
+
+/* The same of an skb: bstats_update() (include/net/sch_generic.h, 7.3.4). */
+void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb)
+{
+	kopi_qdisc_bstats_add(dev, index, qdisc_pkt_len(skb),
+			      skb_is_gso(skb) ? skb_shinfo(skb)->gso_segs : 1);
 }

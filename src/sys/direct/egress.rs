@@ -21,7 +21,7 @@ use core::{
 };
 use kernel::{error::to_result, prelude::*, sync::rcu};
 
-use super::frames::{FramePages, Frames, BULK, BULK_BYTES, HEADROOM, LINE};
+use super::frames::{slot_of, FramePages, Frames, BULK, BULK_BYTES, START};
 
 /// The contents of a taken skb's control block, `skb->cb`.
 ///
@@ -145,7 +145,7 @@ impl<'a> EgressSkb<'a> {
         // egress hook the control block has no user: a qdisc uses it later.
         unsafe {
             bindings::kopi_skb_dst_force(self.as_ptr());
-            cb_of(self.as_ptr()).write(SkbCb {
+            let cb = SkbCb {
                 page: ptr::null_mut(),
                 xmit_time: 0,
                 refused: 0,
@@ -153,10 +153,9 @@ impl<'a> EgressSkb<'a> {
                 datagrams: bindings::kopi_skb_gso_segs(self.as_ptr()).max(1),
                 to_stack,
                 is_batch: false,
-            });
+            };
+            TakenSkb::new(self.skb, cb)
         }
-        // INVARIANT: Owned from here, with an `SkbCb`.
-        TakenSkb(self.skb)
     }
 }
 
@@ -337,7 +336,7 @@ impl TakenSkb {
             let Some(mut frames) = self.frames(&mut headers, segment, payload) else {
                 return XmitResult::Failed;
             };
-            let ready = frames.len as u32;
+            let ready = frames.len() as u32;
             let last = left.saturating_add(ready.saturating_mul(segment)) >= payload;
             let Ok(sent) = frames.xmit(device, last) else {
                 return XmitResult::Failed;
@@ -367,32 +366,22 @@ impl TakenSkb {
     fn frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
         let (left, number) = (self.taken_bytes(segment, payload), self.cb().number);
         let whole = headers.size().checked_add(segment as usize)?;
-        let start = size_of::<bindings::xdp_frame>().next_multiple_of(LINE) + HEADROOM;
-        let tail = bindings::KOPI_CONST_SKB_SHARED_INFO_SIZE as usize;
-        let slot = start
-            .checked_add(whole)?
-            .next_multiple_of(LINE)
-            .checked_add(tail)?;
+        let slot = slot_of(whole)?;
         let fit = BULK.min(BULK_BYTES.checked_div(slot)?).max(1);
         let count = match payload.saturating_sub(left).div_ceil(segment.max(1)) {
             0 => 1,
             count => fit.min(count as usize),
         };
         let page = FramePages::new(slot.checked_mul(count)?)?;
-        let mut frames = Frames {
-            frames: [ptr::null_mut(); BULK],
-            len: 0,
-            first: 0,
-        };
+        let mut frames = Frames::new();
         let mut at = left;
         for index in 0..count {
             let bytes = segment.min(payload.saturating_sub(at));
             let memory = page.start().wrapping_add(index.wrapping_mul(slot));
-            let data = memory.wrapping_add(start);
-            // SAFETY: `slot` is the sum of the struct, the headroom, the headers, `segment` bytes,
-            // and the tail, and the pages have `count` slots. `bytes` is at most `segment`, and at
-            // most the skb's payload behind `at`. The skb is owned, and the pages have no other
-            // user yet.
+            let data = memory.wrapping_add(START);
+            // SAFETY: A slot has room for the headers and `segment` bytes, and the pages have `count`
+            // slots. `bytes` is at most `segment`, and at most the skb's payload behind `at`. The skb
+            // is owned, and the pages have no other user yet. The frames' references follow below.
             unsafe {
                 let from = (headers.size() as u32).wrapping_add(at);
                 let to = data.add(headers.size());
@@ -401,21 +390,12 @@ impl TakenSkb {
                 let number = number.wrapping_add(index as u16);
                 let header = headers.make(number, bytes as u16, sum);
                 ptr::copy_nonoverlapping(header.as_ptr(), data, header.len());
-                let frame = memory.cast::<bindings::xdp_frame>();
-                // All zeroes mean memory of type MEM_TYPE_PAGE_SHARED.
-                frame.write(core::mem::zeroed());
-                (*frame).data = data.cast();
-                (*frame).len = (headers.size() as u32).wrapping_add(bytes);
-                (*frame).headroom = (start - size_of::<bindings::xdp_frame>()) as u32;
-                (*frame).frame_sz = slot as u32;
-                if let Some(place) = frames.frames.get_mut(index) {
-                    *place = frame;
-                }
+                let len = (headers.size() as u32).wrapping_add(bytes);
+                frames.push(memory, len, slot);
             }
             at = at.saturating_add(bytes);
         }
-        page.share(count);
-        frames.len = count;
+        page.share(frames.len());
         let old = core::mem::replace(&mut self.cb_mut().page, page.into_raw());
         drop(FramePages::from_raw(old));
         Some(frames)

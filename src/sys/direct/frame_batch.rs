@@ -8,7 +8,7 @@
 
 use super::{
     egress::TakenSkb,
-    frames::{FramePages, BULK, BULK_BYTES, HEADROOM, LINE},
+    frames::{slot_of, FramePages, BULK, BULK_BYTES, LINE, START},
 };
 use crate::sys::{
     bindings,
@@ -23,11 +23,9 @@ use core::{
 use kernel::{prelude::*, sync::rcu};
 
 /// Bytes of an Ethernet header.
-pub(super) const HEADER_ETH: usize = 14;
+const HEADER_ETH: usize = 14;
 /// Bytes at the start of the pages with an [`FrameEntry`] for each frame.
 const TABLE: usize = (BULK * size_of::<FrameEntry>()).next_multiple_of(LINE);
-/// Bytes from the start of a frame's memory to its Ethernet header.
-pub(super) const START: usize = size_of::<bindings::xdp_frame>().next_multiple_of(LINE) + HEADROOM;
 
 /// A sender's datagrams that leave as frames.
 pub(crate) struct FrameBatch {
@@ -88,14 +86,10 @@ pub(in crate::sys) enum Pushed {
     Left,
 }
 
-/// Bytes of memory for a frame with an IP packet of `whole` bytes; `None` if that is too long.
-pub(super) fn slot_of(whole: usize) -> Option<usize> {
-    let tail = bindings::KOPI_CONST_SKB_SHARED_INFO_SIZE as usize;
-    let slot = (START + HEADER_ETH)
-        .checked_add(whole)?
-        .next_multiple_of(LINE)
-        .checked_add(tail)?;
-    (slot <= BULK_BYTES / 2).then_some(slot.next_multiple_of(LINE))
+/// Bytes of memory for a datagram's frame; `None` if that is too long.
+fn slot_for(datagram: &Datagram<'_>) -> Option<usize> {
+    let slot = slot_of(datagram.whole().checked_add(HEADER_ETH)?)?;
+    (slot <= BULK_BYTES / 2).then_some(slot)
 }
 
 /// Whether a datagram can become a frame, as far as its sock and route tell. In an RCU read-side
@@ -151,7 +145,7 @@ impl FrameBatch {
         let Some(open) = &self.open else {
             return false;
         };
-        let slot = slot_of(datagram.whole()).unwrap_or(usize::MAX);
+        let slot = slot_for(datagram).unwrap_or(usize::MAX);
         // SAFETY: The batch owns the skb.
         let sender = unsafe { bindings::kopi_skb_sk(open.skb.as_ptr()) };
         sender == sk.as_ptr()
@@ -168,7 +162,7 @@ impl FrameBatch {
         let expected = (ahead as usize)
             .saturating_add(1)
             .min(self.last.saturating_mul(2));
-        self.open = slot_of(datagram.whole()).and_then(|slot| {
+        self.open = slot_for(datagram).and_then(|slot| {
             let most = (BULK_BYTES - TABLE).checked_div(slot)?.min(BULK);
             let frames = most.min(expected).max(1);
             let pages = FramePages::new(slot.checked_mul(frames)?.checked_add(TABLE)?)?;
@@ -218,7 +212,7 @@ impl FrameBatch {
         sk: *mut bindings::sock,
         datagram: &Datagram<'_>,
     ) -> Pushed {
-        let (Some(open), Some(slot)) = (&self.open, slot_of(datagram.whole())) else {
+        let (Some(open), Some(slot)) = (&self.open, slot_for(datagram)) else {
             return Pushed::Left;
         };
         if open.count >= BULK || slot > open.room.saturating_sub(open.at) {

@@ -6,8 +6,8 @@
 
 use crate::sys::{bindings, netdev::Device};
 use core::{
-    mem::ManuallyDrop,
-    ptr::NonNull, //
+    mem::{size_of, ManuallyDrop},
+    ptr::{self, NonNull}, //
 };
 use kernel::prelude::*;
 
@@ -17,9 +17,22 @@ pub(super) const BULK: usize = 16;
 /// frame.
 pub(super) const BULK_BYTES: usize = 32768;
 /// Bytes in front of a frame's data for headers of drivers, in addition to `struct xdp_frame`.
-pub(super) const HEADROOM: usize = 64;
+const HEADROOM: usize = 64;
 /// Alignment of frames, in bytes: a cache line.
 pub(super) const LINE: usize = 64;
+
+/// Bytes from the start of a frame's memory to its Ethernet header.
+pub(super) const START: usize = size_of::<bindings::xdp_frame>().next_multiple_of(LINE) + HEADROOM;
+
+/// Bytes of memory for a frame of `len` bytes, whole lines: [`START`], the frame, and an skb's shared
+/// information.
+pub(super) fn slot_of(len: usize) -> Option<usize> {
+    START
+        .checked_add(len)?
+        .next_multiple_of(LINE)
+        .checked_add(bindings::KOPI_CONST_SKB_SHARED_INFO_SIZE as usize)?
+        .checked_next_multiple_of(LINE)
+}
 
 /// Pages for frames.
 ///
@@ -84,12 +97,50 @@ impl Drop for FramePages {
 /// The entries from `first` to `len` are complete frames, each of which owns a reference to its
 /// pages.
 pub(super) struct Frames {
-    pub(super) frames: [*mut bindings::xdp_frame; BULK],
-    pub(super) first: usize,
-    pub(super) len: usize,
+    frames: [*mut bindings::xdp_frame; BULK],
+    first: usize,
+    len: usize,
 }
 
 impl Frames {
+    /// No frames yet.
+    pub(super) fn new() -> Self {
+        Self {
+            frames: [ptr::null_mut(); BULK],
+            len: 0,
+            first: 0,
+        }
+    }
+
+    /// Number of frames.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Appends a frame of `len` bytes, which are behind [`START`] of its memory.
+    ///
+    /// # Safety
+    ///
+    /// The memory must have the `slot` bytes of such a frame, in pages of which the frame will own a
+    /// reference before this value is dropped, and nothing else may use it.
+    pub(super) unsafe fn push(&mut self, memory: *mut u8, len: u32, slot: usize) {
+        let Some(place) = self.frames.get_mut(self.len) else {
+            return;
+        };
+        let frame = memory.cast::<bindings::xdp_frame>();
+        // SAFETY: The caller passes memory that begins with room for the structure. All zeroes mean
+        // memory of type MEM_TYPE_PAGE_SHARED.
+        unsafe {
+            frame.write(core::mem::zeroed());
+            (*frame).data = memory.add(START).cast();
+            (*frame).len = len;
+            (*frame).headroom = (START - size_of::<bindings::xdp_frame>()) as u32;
+            (*frame).frame_sz = slot as u32;
+        }
+        *place = frame;
+        self.len = self.len.wrapping_add(1);
+    }
+
     /// Passes the frames to the driver. If these are the `last`, the driver tells the device to
     /// send. Returns the number of frames that the driver took; the others are freed with this
     /// value. Softirqs are off.

@@ -4,18 +4,15 @@
 
 use super::{
     egress::{SkbCb, TakenSkb, XmitResult},
-    frame_batch::{slot_of, FrameEntry, HEADER_ETH, START},
-    frames::{FramePages, Frames, BULK, LINE},
+    frame_batch::FrameEntry,
+    frames::{slot_of, FramePages, Frames, BULK, LINE, START},
 };
 use crate::sys::{
     bindings,
     family::{self, Protocol},
     netdev::{self, Device, Egress},
 };
-use core::{
-    mem::size_of,
-    ptr::{self, NonNull},
-};
+use core::ptr::NonNull;
 use kernel::{prelude::*, sync::rcu};
 
 impl TakenSkb {
@@ -81,7 +78,7 @@ impl TakenSkb {
         let Some(mut frames) = frames else {
             return XmitResult::Failed;
         };
-        let ready = frames.len as u32;
+        let ready = frames.len() as u32;
         let Ok(sent) = frames.xmit(device, true) else {
             return XmitResult::Failed;
         };
@@ -96,31 +93,17 @@ impl TakenSkb {
     /// Makes the driver's structures of the frames from `first` to `count`. They are written anew
     /// for each attempt, because drivers change those that they refuse.
     fn frames_from(&self, pages: &FramePages, first: usize, count: usize) -> Frames {
-        let mut frames = Frames {
-            frames: [ptr::null_mut(); BULK],
-            len: 0,
-            first: 0,
-        };
-        for (place, index) in frames.frames.iter_mut().zip(first..count) {
+        let mut frames = Frames::new();
+        for index in first..count {
             let Some((memory, entry)) = self.frame(pages, index) else {
                 break;
             };
-            let slot = slot_of(usize::from(entry.len).saturating_sub(HEADER_ETH)).unwrap_or(0);
-            let frame = memory.cast::<bindings::xdp_frame>();
-            // SAFETY: The memory is a slot of the pages, which begins with room for the structure.
-            // The driver hasn't taken the frame, so nothing else uses it. All zeroes mean memory of
-            // type MEM_TYPE_PAGE_SHARED.
-            unsafe {
-                frame.write(core::mem::zeroed());
-                (*frame).data = memory.add(START).cast();
-                (*frame).len = entry.len.into();
-                (*frame).headroom = (START - size_of::<bindings::xdp_frame>()) as u32;
-                (*frame).frame_sz = slot as u32;
-            }
-            *place = frame;
-            frames.len = frames.len.wrapping_add(1);
+            let slot = slot_of(entry.len.into()).unwrap_or(0);
+            // SAFETY: The memory is a slot of the pages. The driver hasn't taken the frame, so nothing
+            // else uses it; the reference follows below.
+            unsafe { frames.push(memory, entry.len.into(), slot) };
         }
-        pages.share(frames.len);
+        pages.share(frames.len());
         frames
     }
 

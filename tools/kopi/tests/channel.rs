@@ -5,9 +5,11 @@
 //! Without the kernel module these are skipped; `KOPI_REQUIRED=1` makes that a failure.
 #![cfg(not(loom))]
 
+mod common;
+
+use common::has_module;
 use kopi::{Channel, Flow, FlowId, Interest, Message};
 use std::{
-    env,
     net::{SocketAddr, UdpSocket},
     thread,
     time::{Duration, Instant},
@@ -16,17 +18,6 @@ use std::{
 const LOCAL: &str = "127.0.0.1:0";
 /// A hang, and not a busy host.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
-
-fn has_module() -> bool {
-    match kopi::family() {
-        Ok(_) => true,
-        Err(error) => {
-            assert!(env::var_os("KOPI_REQUIRED").is_none(), "{error}");
-            eprintln!("skipped: {error}");
-            false
-        }
-    }
-}
 
 fn flow() -> Flow {
     Flow::bind(LOCAL.parse().unwrap()).unwrap()

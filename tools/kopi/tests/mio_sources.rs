@@ -5,10 +5,12 @@
 //! Without the kernel module these are skipped; `KOPI_REQUIRED=1` makes that a failure.
 #![cfg(not(loom))]
 
+mod common;
+
+use common::has_module;
 use kopi::{Channel, Flow, Message};
 use mio::{Events, Interest, Poll, Token};
 use std::{
-    env,
     io::ErrorKind,
     net::{SocketAddr, UdpSocket},
     time::Duration,
@@ -19,17 +21,6 @@ const LOCAL: &str = "127.0.0.1:0";
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
 const TOKEN: Token = Token(7);
 const BOTH: Interest = Interest::READABLE.add(Interest::WRITABLE);
-
-fn has_module() -> bool {
-    match kopi::family() {
-        Ok(_) => true,
-        Err(error) => {
-            assert!(env::var_os("KOPI_REQUIRED").is_none(), "{error}");
-            eprintln!("skipped: {error}");
-            false
-        }
-    }
-}
 
 fn plain() -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(LOCAL).unwrap();

@@ -5,6 +5,9 @@
 //! Without the kernel module these are skipped; `KOPI_REQUIRED=1` makes that a failure.
 #![cfg(not(loom))]
 
+mod common;
+
+use common::has_module;
 use kopi::{tokio::UdpSocket, Message, Packet};
 use socket2::SockRef;
 use std::{
@@ -27,17 +30,6 @@ const LOCAL: &str = "127.0.0.1:0";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Fewer than a receive buffer holds.
 const WINDOW: u32 = 64;
-
-fn has_module() -> bool {
-    match kopi::family() {
-        Ok(_) => true,
-        Err(error) => {
-            assert!(env::var_os("KOPI_REQUIRED").is_none(), "{error}");
-            eprintln!("skipped: {error}");
-            false
-        }
-    }
-}
 
 fn run(mut builder: Builder, test: impl Future<Output = ()>) {
     if has_module() {

@@ -5,8 +5,10 @@
 //! Without the kernel module KOPI's half is skipped; `KOPI_REQUIRED=1` makes that a failure.
 #![cfg(not(loom))]
 
+mod common;
+
+use common::has_module;
 use std::{
-    env,
     io::{self, ErrorKind},
     net::{SocketAddr, ToSocketAddrs},
     thread,
@@ -16,18 +18,6 @@ use std::{
 const LOCAL: &str = "127.0.0.1:0";
 /// A hang, and not a busy host.
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
-
-/// Whether there is a module to test.
-fn has_module() -> bool {
-    match kopi::family() {
-        Ok(_) => true,
-        Err(error) => {
-            assert!(env::var_os("KOPI_REQUIRED").is_none(), "{error}");
-            eprintln!("skipped: {error}");
-            false
-        }
-    }
-}
 
 /// What both have.
 trait Socket: Sized + Send + Sync {
