@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-direct test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools bpf ynl netlink rigs sysroot kernel clean help
+.PHONY: build run test test-direct test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools python bpf ynl netlink rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -27,6 +27,7 @@ help:
 	@echo 'make bench-wall  how many packets there are in a second, of one sender and of two'
 	@echo 'make bench-check fails if a few of those rows got 5 % worse than bench/table.json has them'
 	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
+	@echo 'make python      build/python/kopi-*.whl: the Python package, which needs libkopi.so.1'
 	@echo 'make netlink     src/netlink/family.[ch] and uapi/kopi_netlink.h anew, from uapi/kopi.yaml'
 	@echo 'make shell       a login in the machine'
 	@echo 'make module KVER=NAME   build/NAME/kopi.ko for an installed stock kernel'
@@ -48,6 +49,9 @@ build: kernel tools
 run: build
 	@for name in $$(qemu/kernel $(KERNEL)); do \
 		echo "demonstration on $$name:"; qemu/vm --kernel $$name --timeout 300 -- qemu/demo || exit 1; done
+
+python: tools
+	@mkdir -p build/python && qemu/enter python3 /kopi/tools/python/wheel.py /kopi/build/python
 
 bpf: sysroot
 	@$(step) bpf qemu/build bpf

@@ -1,0 +1,56 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# The Python package does what a UDP socket does, in batches, too, and for asyncio; its wheel can be installed;
+# its example answers dig; without the module it says so.
+
+. "$(dirname "$0")/lib.sh"
+
+package=$here/../tools/python
+export PYTHONDONTWRITEBYTECODE=1 KOPI_LIBRARY=$here/../build/libkopi/lib/libkopi.so.1
+
+mkdir /tmp/wheel /tmp/installed
+check "the wheel is built, twice the same" eval \
+	'python3 $package/wheel.py /tmp/wheel >/dev/null && sum=$(sha256sum </tmp/wheel/*.whl) &&
+	python3 $package/wheel.py /tmp/wheel >/dev/null && [ "$sum" = "$(sha256sum </tmp/wheel/*.whl)" ]'
+check "it can be unpacked" python3 -m zipfile -e /tmp/wheel/kopi-*.whl /tmp/installed
+export PYTHONPATH=/tmp/installed
+
+# Runs the tests as a user: tests USER
+tests() {
+	cp "$package/tests/test_kopi.py" /tmp/
+	(cd /tmp && setpriv --reuid "$1" --regid "$1" --clear-groups python3 -W ignore -m unittest test_kopi) >/tmp/tests.out 2>&1
+	ended=$?
+	[ $ended = 0 ] || sed 's/^/# /' /tmp/tests.out
+	check "the tests pass, as $1" [ $ended = 0 ]
+	check "there are tests, and none is left out" eval \
+		'grep -q "^Ran [23][0-9] tests" /tmp/tests.out && grep -qx OK /tmp/tests.out'
+}
+tests root
+tests bob
+
+printf '192.0.2.77 printer.example printer\n2001:db8::7 six.example\n' >/tmp/hosts
+nsenter --net=/run/netns/host "$package/examples/dns.py" 192.0.2.1 5353 /tmp/hosts >/tmp/dns.out 2>&1 &
+server=$!
+asks() { in_peer dig +short +tries=3 +time=10 -p 5353 @192.0.2.1 "$@"; }
+check "the DNS server starts" wait_for grep -q "listening on 192.0.2.1 port 5353, 2 names" /tmp/dns.out
+check "dig gets an address" [ "$(asks printer.example)" = 192.0.2.77 ]
+check "in capitals, too" [ "$(asks PRINTER.Example)" = 192.0.2.77 ]
+check "no other type" [ -z "$(asks -t AAAA printer.example)" ]
+check "other names don't exist" eval \
+	'in_peer dig +tries=3 +time=10 -p 5353 @192.0.2.1 nobody.example | grep -q "status: NXDOMAIN"'
+check "its answers went by rings" [ "$(in_host kopictl stats --json | jq .stats.tx_packets)" -ge 4 ]
+kill $server
+wait $server
+
+check "nothing holds the module" wait_for unused
+rmmod kopi
+check "without the module: EAFNOSUPPORT" [ "$(python3 -P -c 'import kopi, errno
+try:
+	kopi.Socket()
+except OSError as error:
+	print(errno.errorcode[error.errno])')" = EAFNOSUPPORT ]
+check "without the library: ImportError, which says what to do" eval \
+	'KOPI_LIBRARY=/nowhere.so python3 -P -c "import kopi" 2>&1 | grep -q "ImportError: libkopi is missing.*set KOPI_LIBRARY"'
+insmod "$here/../build/$(uname -r)/kopi.ko"
+finish

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: GPL-2.0
+"""asyncio's datagram endpoint on a KOPI socket: for protocols written for loop.create_datagram_endpoint()."""
+
+import asyncio
+import collections
+import socket
+
+from .sockets import Socket
+
+# Packets that are received before other tasks get their turn.
+AT_ONCE = 64
+# Bytes that wait for room before the protocol is asked to pause, and until it is asked to resume.
+HIGH, LOW = 64 * 1024, 16 * 1024
+# Seconds until frames are asked for again that the kernel still has.
+AGAIN = 0.001
+
+
+async def create_datagram_endpoint(protocol_factory, local_addr=None, remote_addr=None, *, family=0, **options):
+    """As loop.create_datagram_endpoint(): gives (transport, protocol). `options` are Socket's."""
+    loop = asyncio.get_running_loop()
+    given = remote_addr or local_addr
+    if not given:
+        raise ValueError("an address is needed")
+    found = await loop.getaddrinfo(*given[:2], family=family, type=socket.SOCK_DGRAM)
+    sock = Socket(found[0][0], **options)
+    try:
+        sock.setblocking(False)
+        if local_addr:
+            sock.bind(local_addr)
+        if remote_addr:
+            sock.connect(found[0][4])
+    except BaseException:
+        sock.close()
+        raise
+    protocol = protocol_factory()
+    transport = Transport(loop, sock, protocol, found[0][4] if remote_addr else None)
+    return transport, protocol
+
+
+class Transport(asyncio.DatagramTransport):
+    """What the protocol sends by. Errors that the kernel says of a datagram go to error_received()."""
+
+    def __init__(self, loop, sock, protocol, peer):
+        super().__init__({"socket": sock, "sockname": sock.getsockname(), "peername": peer})
+        self._loop, self._socket, self._protocol, self._peer = loop, sock, protocol, peer
+        self._waiting, self._bytes = collections.deque(), 0
+        self._closing = self._paused = False
+        self._again = None
+        protocol.connection_made(self)
+        loop.add_reader(sock.fileno(), self._readable)
+
+    def _readable(self):
+        """Receives what is there, but not for ever."""
+        for _ in range(AT_ONCE):
+            if self._closing:
+                return
+            try:
+                data, peer = self._socket.recvfrom(65535)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                self._protocol.error_received(error)
+                return
+            self._protocol.datagram_received(data, peer)
+
+    def sendto(self, data, addr=None):
+        """Sends a datagram, or keeps it until there is room."""
+        if self._closing:
+            return
+        if self._peer and addr not in (None, self._peer):
+            raise ValueError(f"Invalid address: must be None or {self._peer}")
+        if not self._waiting and self._send(data, addr):
+            return
+        self._waiting.append((bytes(data), addr))
+        self._bytes += len(data)
+        if self._bytes > HIGH and not self._paused:
+            self._paused = True
+            self._protocol.pause_writing()
+        self._wait_for_room()
+
+    def _send(self, data, addr):
+        """False: there is no room."""
+        try:
+            if self._peer or addr is None:
+                self._socket.send(data)
+            else:
+                self._socket.sendto(data, addr)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            self._protocol.error_received(error)
+        return True
+
+    def _wait_for_room(self):
+        # The send buffer is full; or frames are under way, of which epoll tells by an event that loops don't know.
+        if not self._socket.flush():
+            self._loop.add_writer(self._socket.fileno(), self._room)
+        elif not self._again:
+            self._again = self._loop.call_later(AGAIN, self._room)
+
+    def _room(self):
+        """Sends what has waited."""
+        self._loop.remove_writer(self._socket.fileno())
+        self._again = None
+        while self._waiting:
+            data, addr = self._waiting[0]
+            if not self._send(data, addr):
+                self._wait_for_room()
+                break
+            self._waiting.popleft()
+            self._bytes -= len(data)
+        if self._paused and self._bytes <= LOW:
+            self._paused = False
+            self._protocol.resume_writing()
+        if self._closing and not self._waiting:
+            self._finish(None)
+
+    def is_closing(self):
+        """Whether close() or abort() was called."""
+        return self._closing
+
+    def close(self):
+        """Closes it, when all that waits was sent."""
+        if not self._closing:
+            self._closing = True
+            self._loop.remove_reader(self._socket.fileno())
+            if not self._waiting:
+                self._loop.call_soon(self._finish, None)
+
+    def abort(self):
+        """Closes it; what waits is lost."""
+        self._waiting.clear()
+        self.close()
+
+    def get_write_buffer_size(self):
+        """Bytes that wait for room."""
+        return self._bytes
+
+    def _finish(self, error):
+        if not self._socket:
+            return
+        self._loop.remove_writer(self._socket.fileno())
+        if self._again:
+            self._again.cancel()
+        sock, self._socket = self._socket, None
+        sock.close()
+        self._protocol.connection_lost(error)

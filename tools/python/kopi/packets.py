@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: GPL-2.0
+"""Received packets where the kernel has put them: no copy, until their batch ends."""
+
+import ctypes
+import weakref
+
+from . import _library
+from ._library import byref, library
+
+
+class Packet:
+    """A received packet of a batch; with GRO it may be several datagrams of one peer."""
+
+    __slots__ = ("frames", "parts", "_memory")
+
+    def __init__(self, frames):
+        self.frames = frames
+        memory = [(ctypes.c_uint8 * frame.len).from_address(frame.data) for frame in frames]
+        #: The payload, as writable memoryviews: one, unless it didn't fit into a frame.
+        self.parts = [memoryview(part).cast("B") for part in memory]
+        # Views keep the array that they are of; nothing else does.
+        self._memory = [weakref.ref(part) for part in memory]
+
+    def end(self):
+        """Ends the views of the payload: BufferError if there are others of it."""
+        for part in self.parts:
+            part.release()
+        if any(memory() is not None for memory in self._memory):
+            raise BufferError("a view of the packet is in use")
+
+    @property
+    def _meta(self):
+        return self.frames[0].meta.contents
+
+    @property
+    def data(self):
+        """The payload: a memoryview of the first part, or bytes if there are more."""
+        return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
+
+    @property
+    def peer(self):
+        """The address that it came from, as recvfrom() gives it."""
+        meta = self._meta
+        return _library.address_of(meta, meta.peer, meta.peer_port)
+
+    @property
+    def local(self):
+        """The address that it was sent to."""
+        meta = self._meta
+        return _library.address_of(meta, meta.local, meta.local_port)
+
+    @property
+    def gso_size(self):
+        """Bytes of each datagram in a GRO packet; 0: it is one datagram."""
+        return self._meta.gso_size
+
+    @property
+    def tos(self):
+        """TOS or traffic class, with ECN."""
+        return self._meta.tos
+
+    @property
+    def ttl(self):
+        """TTL or hop limit."""
+        return self._meta.ttl
+
+
+class Batch:
+    """Packets that were received together: a context manager, at whose end their memory is the kernel's again.
+
+    While a slice or another view of a payload is in use it can't end: BufferError. Frames of a batch that isn't ended
+    are lost to the socket.
+    """
+
+    def __init__(self, channel, frames, count):
+        self._channel = channel
+        self.packets = []
+        begin = 0
+        for at in range(count):
+            if not frames[at].flags & _library.DESC_MORE:
+                self.packets.append(Packet([frames[index] for index in range(begin, at + 1)]))
+                begin = at + 1
+
+    def __iter__(self):
+        return iter(self.packets)
+
+    def __len__(self):
+        return len(self.packets)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.release()
+
+    def answer(self, packet, size=None):
+        """Queues a packet, with what was written to it, as the answer to its peer, from the address that was
+        asked; `size`, if given, is the new length of the payload, at most the packet's. The socket's flush()
+        sends it. False: no room, and the packet is still the batch's, with new views."""
+        frames = packet.frames
+        if size is not None:
+            if len(frames) != 1 or not 0 <= size <= len(packet.parts[0]):
+                raise ValueError("size is more than the packet's, or the packet has several parts")
+        packet.end()
+        meta, before = frames[0].meta.contents, frames[0].len
+        library.meta_reply(byref(meta))
+        meta.flags = _library.META_LOCAL
+        if size is not None:
+            frames[0].len = size
+        try:
+            library.commit(self._channel.pointer, (_library.Frame * len(frames))(*frames), len(frames))
+        except BlockingIOError:
+            frames[0].len = before
+            self.packets[self.packets.index(packet)] = Packet(frames)
+            return False
+        self.packets.remove(packet)
+        return True
+
+    def release(self):
+        """Ends the batch; its packets can't be used any more."""
+        for packet in self.packets:
+            packet.end()
+        frames = [frame for packet in self.packets for frame in packet.frames]
+        self.packets = []
+        if frames and self._channel.pointer:
+            library.release(self._channel.pointer, (_library.Frame * len(frames))(*frames), len(frames))
+        self._channel.batches.discard(self)

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: GPL-2.0
+"""A UDP socket by rings, with the methods of socket.socket."""
+
+import contextlib
+import ctypes
+import functools
+import os
+import select
+import socket
+import time
+
+from . import _library
+from ._library import byref, library
+from .packets import Batch
+
+# A payload's maximum in bytes.
+LONGEST = 65535
+# Descriptors that a batch has at most, besides those of its last packet.
+BATCH_MAX = 1024
+
+
+class Channel:
+    """A flow on a channel of its own."""
+
+    def __init__(self, version, options):
+        self.flow, self.pointer = ctypes.c_void_p(), ctypes.c_void_p()
+        self.batches = set()
+        library.flow_open(byref(self.flow), version)
+        try:
+            library.channel_open(byref(self.pointer), self.flow, byref(options))
+        except OSError:
+            library.flow_close(self.flow)
+            raise
+
+    def close(self):
+        """Frees it: `batches` must have ended."""
+        library.channel_close(self.pointer)
+        library.flow_close(self.flow)
+        self.pointer = None
+
+
+class Socket:
+    """A KOPI socket whose datagrams travel by rings: as socket.socket(family, SOCK_DGRAM), and batches.
+
+    `gso`: datagrams in a row to one peer leave as one GSO packet; `gro`: packets may have several datagrams
+    (recv_batch() shows them so; else they come one by one). `frames` and `frame_size`, in bytes and a power of
+    two, are the memory. Rules then see and count GSO packets. Raises what socket.socket() raises, and OSError with
+    EAFNOSUPPORT without the module, ENOBUFS over RLIMIT_MEMLOCK or net.kopi's limits, EACCES if a rule denies it.
+
+    Threads may share it: their calls take turns. A child process must not use it.
+    """
+
+    def __init__(self, family=socket.AF_INET, *, gso=False, gro=False, frames=0, frame_size=0):
+        self._channel = self._plain = None
+        flags = _library.CHANNEL_GSO * gso | (_library.CHANNEL_GRO | _library.CHANNEL_GRO_MERGED) * gro
+        self._channel = Channel(family, _library.Options(flags=flags, frames=frames, frame_size=frame_size))
+        # The same socket, for all that isn't sending and receiving.
+        self._plain = socket.socket(fileno=os.dup(library.flow_fd(self._channel.flow)))
+        self._family, self._timeout = family, socket.getdefaulttimeout()
+        self._to_address = functools.lru_cache(maxsize=4096)(functools.partial(_library.meta_to, version=family))
+        self._buffer = ctypes.create_string_buffer(LONGEST + 1)
+        library.arm(self._pointer, 1)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def __del__(self):
+        # With views in use it is never unmapped.
+        with contextlib.suppress(BufferError):
+            self.close()
+
+    def __getattr__(self, name):
+        # bind(), connect(), getsockname(), setsockopt() ...: a flow is a UDP socket.
+        if name in ("bind", "connect", "connect_ex", "getsockname", "getpeername", "getsockopt", "setsockopt",
+                    "family", "type"):
+            return getattr(self._plain, name)
+        raise AttributeError(f"'Socket' object has no attribute '{name}'")
+
+    @property
+    def _pointer(self):
+        if not self._channel or not self._channel.pointer:
+            raise OSError(9, os.strerror(9))
+        return self._channel.pointer
+
+    def _to(self, address):
+        """Metadata with a destination, from the last ones if it is an address."""
+        try:
+            return self._to_address(address)
+        except OSError:
+            return _library.meta_to(_library.look_up(address, self._family), self._family)
+
+    def close(self):
+        """Closes it: BufferError while a batch has views that are in use."""
+        if self._channel:
+            for batch in list(self._channel.batches):
+                batch.release()
+            channel, self._channel = self._channel, None
+            if self._plain:
+                self._plain.close()
+            channel.close()
+
+    def fileno(self):
+        """A file descriptor for select, poll and epoll, which is readable when there is something to receive;
+        -1 when it is closed."""
+        return library.channel_fd(self._pointer) if self._channel else -1
+
+    def settimeout(self, seconds):
+        """How long calls wait: None for ever, 0 not at all."""
+        if seconds is not None and seconds < 0:
+            raise ValueError("Timeout value out of range")
+        self._timeout = seconds
+
+    def gettimeout(self):
+        """What settimeout() has set."""
+        return self._timeout
+
+    def setblocking(self, blocking):
+        """As settimeout(None), or settimeout(0)."""
+        self._timeout = None if blocking else 0
+
+    def getblocking(self):
+        """Whether calls wait."""
+        return self._timeout != 0
+
+    def _wait(self, events, until):
+        """Sleeps until there is one of the events, as poll(2) has them, or raises TimeoutError, or BlockingIOError
+        if calls don't wait. An error of the socket's ends the sleep and is raised."""
+        if self._timeout == 0:
+            library.flow_error(self._channel.flow)
+            raise _library.would_block()
+        poll = select.poll()
+        poll.register(self.fileno(), events)
+        left = None if until is None else max(until - time.monotonic(), 0) * 1000
+        found = poll.poll(left)
+        if not found:
+            raise TimeoutError("timed out")
+        if found[0][1] & select.POLLERR:
+            library.flow_error(self._channel.flow)
+
+    def _deadline(self):
+        return None if self._timeout is None else time.monotonic() + self._timeout
+
+    def _receive(self, buffer, size, meta):
+        """One packet; waits for it."""
+        until = None
+        while True:
+            try:
+                return library.recv(self._pointer, buffer, size, meta, None)
+            except BlockingIOError:
+                until = until or self._deadline()
+                self._wait(select.POLLIN, until)
+
+    def recv(self, size):
+        """A datagram's first `size` bytes; the rest is lost."""
+        return ctypes.string_at(self._buffer, self._receive(self._buffer, min(size, LONGEST), None))
+
+    def recvfrom(self, size):
+        """The same, and the address that it came from."""
+        meta = _library.Meta()
+        data = ctypes.string_at(self._buffer, self._receive(self._buffer, min(size, LONGEST), byref(meta)))
+        return data, _library.address_of(meta, meta.peer, meta.peer_port)
+
+    def recv_into(self, buffer, size=0):
+        """A datagram into a writable buffer; gives its length, at most the buffer's."""
+        return self._into(buffer, size, None)
+
+    def recvfrom_into(self, buffer, size=0):
+        """The same, and the address that it came from."""
+        meta = _library.Meta()
+        count = self._into(buffer, size, byref(meta))
+        return count, _library.address_of(meta, meta.peer, meta.peer_port)
+
+    def _into(self, buffer, size, meta):
+        view = memoryview(buffer).cast("B")
+        size = min(size or len(view), len(view))
+        return self._receive((ctypes.c_uint8 * len(view)).from_buffer(view), size, meta)
+
+    def send(self, data):
+        """Sends a datagram to the connected peer; gives its length. Raises what the kernel says of it."""
+        return self._send(data, None)
+
+    def sendto(self, data, address):
+        """Sends a datagram to an address."""
+        return self._send(data, byref(self._to(address)))
+
+    def _send(self, data, meta):
+        data = data if isinstance(data, bytes) else bytes(memoryview(data))
+        until = None
+        while True:
+            try:
+                return library.send(self._pointer, 0, data, len(data), meta)
+            except BlockingIOError:
+                until = until or self._deadline()
+                self._make_room(until)
+
+    def _make_room(self, until):
+        """Waits until the kernel takes more, or has given frames back."""
+        events = select.POLLOUT | select.POLLWRBAND if not library.flush(self._pointer) else select.POLLWRBAND
+        self._wait(events, until)
+        library.flush(self._pointer)
+
+    def send_batch(self, datagrams):
+        """Sends (data, address) pairs; an address of None is the connected peer. One call of the kernel for all
+        that fit. Gives how many were given to the kernel, which is all, unless calls don't wait or the time is over;
+        what the kernel says of each is counted in stats()."""
+        count, until = 0, self._deadline()
+        for data, address in datagrams:
+            data = data if isinstance(data, bytes) else bytes(memoryview(data))
+            meta = None if address is None else byref(self._to(address))
+            while True:
+                try:
+                    library.queue(self._pointer, 0, data, len(data), meta)
+                    break
+                except BlockingIOError:
+                    try:
+                        if self._timeout == 0:
+                            library.flush(self._pointer)
+                            return count
+                        self._make_room(until)
+                    except TimeoutError:
+                        return count
+            count += 1
+        library.flush(self._pointer)
+        return count
+
+    def recv_batch(self, limit=64):
+        """Waits for a packet, and gives a Batch of those that are there, up to about `limit`, without a copy."""
+        size = max(1, min(limit, BATCH_MAX)) + _library.CHAIN_MAX
+        frames, until = (_library.Frame * size)(), None
+        while not (count := library.recv_frames(self._pointer, frames, size)):
+            until = until or self._deadline()
+            self._wait(select.POLLIN, until)
+        batch = Batch(self._channel, frames, count)
+        self._channel.batches.add(batch)
+        return batch
+
+    def flush(self):
+        """Shows the kernel what Batch.answer() has queued; False if the send buffer is full, and flush() has to be
+        called again when the socket is writable."""
+        return bool(library.flush(self._pointer))
+
+    def stats(self):
+        """The counters of struct kopi_stats, as a dict: docs/abi.md."""
+        stats = _library.Stats()
+        library.flow_stats(self._channel.flow, byref(stats))
+        return {name: getattr(stats, name) for name in stats.NAMES}

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: GPL-2.0
+"""The package with a real kernel: what a UDP socket does is asked of the standard library's and of KOPI's alike."""
+
+import asyncio
+import errno
+import gc
+import select
+import socket
+import threading
+import time
+import unittest
+
+import kopi
+from kopi import endpoint
+
+LOCAL = "127.0.0.1"
+# A hang, and not a busy machine.
+PATIENCE = 60
+
+
+def plain(family=socket.AF_INET):
+    """A socket of the standard library's."""
+    return socket.socket(family, socket.SOCK_DGRAM)
+
+
+class AsUdp(unittest.TestCase):
+    """What holds for both kinds of sockets."""
+
+    def setUp(self):
+        self.opened = []
+
+    def tearDown(self):
+        for sock in self.opened:
+            sock.close()
+
+    def both(self, family=socket.AF_INET):
+        """A socket of each kind, bound, and one of the standard library's as its peer."""
+        host = "::1" if family == socket.AF_INET6 else LOCAL
+        for kind in (plain, kopi.Socket):
+            sock, peer = kind(family), plain(family)
+            self.opened += [sock, peer]
+            for each in sock, peer:
+                each.bind((host, 0))
+                each.settimeout(PATIENCE)
+            with self.subTest(kind=kind.__name__, family=family.name):
+                yield sock, peer
+
+    def test_datagrams_come_and_go(self):
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for sock, peer in self.both(family):
+                for size in (0, 1, 1400, 9000, 65507 if family == socket.AF_INET else 65527):
+                    data = bytes(index & 0xff for index in range(size))
+                    self.assertEqual(sock.sendto(data, peer.getsockname()), size)
+                    self.assertEqual(peer.recvfrom(70000), (data, sock.getsockname()))
+                    peer.sendto(data, sock.getsockname())
+                    self.assertEqual(sock.recvfrom(70000), (data, peer.getsockname()))
+
+    def test_all_buffers_are_taken(self):
+        for sock, peer in self.both():
+            for data in (b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(bytearray(b"xabc"))[1:]):
+                sock.sendto(data, peer.getsockname())
+                self.assertEqual(peer.recv(100), b"abc")
+            for wrong in ("abc", 3, None):
+                self.assertRaises(TypeError, sock.sendto, wrong, peer.getsockname())
+
+    def test_addresses_are_checked(self):
+        for sock, _ in self.both():
+            self.assertRaises(TypeError, sock.sendto, b"", (LOCAL, "9"))
+            self.assertRaises(OverflowError, sock.sendto, b"", (LOCAL, 65536))
+            self.assertRaises(socket.gaierror, sock.sendto, b"", ("no.such.name.invalid", 9))
+            self.assertRaises(socket.gaierror, sock.sendto, b"", ("::1", 9))
+
+    def test_names_are_looked_up(self):
+        for sock, peer in self.both():
+            sock.sendto(b"by name", ("localhost", peer.getsockname()[1]))
+            self.assertEqual(peer.recv(100), b"by name")
+
+    def test_what_is_too_long(self):
+        for sock, peer in self.both():
+            with self.assertRaises(OSError) as raised:
+                sock.sendto(bytes(65508), peer.getsockname())
+            self.assertEqual(raised.exception.errno, errno.EMSGSIZE)
+            peer.sendto(b"cut off", sock.getsockname())
+            self.assertEqual(sock.recv(3), b"cut")
+            peer.sendto(b"next", sock.getsockname())
+            self.assertEqual(sock.recv(100), b"next")
+
+    def test_into_buffers(self):
+        for sock, peer in self.both():
+            buffer = bytearray(8)
+            peer.sendto(b"abcdef", sock.getsockname())
+            self.assertEqual(sock.recv_into(buffer), 6)
+            self.assertEqual(buffer, b"abcdef\0\0")
+            peer.sendto(b"uvwxyz", sock.getsockname())
+            self.assertEqual(sock.recvfrom_into(buffer, 2), (2, peer.getsockname()))
+            self.assertEqual(buffer, b"uvcdef\0\0")
+            self.assertRaises((TypeError, BufferError), sock.recv_into, b"constant")
+
+    def test_times_are_kept(self):
+        for sock, _ in self.both():
+            sock.settimeout(0.05)
+            begin = time.monotonic()
+            self.assertRaises(TimeoutError, sock.recv, 10)
+            self.assertGreaterEqual(time.monotonic() - begin, 0.04)
+            sock.setblocking(False)
+            self.assertFalse(sock.getblocking())
+            self.assertRaises(BlockingIOError, sock.recv, 10)
+            self.assertRaises(ValueError, sock.settimeout, -1)
+
+    def test_connected(self):
+        for sock, peer in self.both():
+            self.assertRaises(OSError, sock.send, b"nobody")
+            sock.connect(peer.getsockname())
+            self.assertEqual(sock.getpeername(), peer.getsockname())
+            self.assertEqual(sock.send(b"there"), 5)
+            self.assertEqual(peer.recv(10), b"there")
+            stranger = plain()
+            self.opened.append(stranger)
+            stranger.sendto(b"stranger", sock.getsockname())
+            peer.sendto(b"back", sock.getsockname())
+            self.assertEqual(sock.recv(10), b"back")
+
+    def test_nobody_listens(self):
+        for sock, peer in self.both():
+            sock.connect(peer.getsockname())
+            peer.close()
+            sock.send(b"into the void")
+            self.assertRaises(ConnectionRefusedError, sock.recv, 10)
+            sock.send(b"again")
+            sock.setblocking(False)
+            select.select([], [], [], 0.05)
+            self.assertRaises(ConnectionRefusedError, sock.recv, 10)
+
+    def test_select_and_epoll(self):
+        for sock, peer in self.both():
+            self.assertEqual(select.select([sock], [], [], 0)[0], [])
+            with select.epoll() as epoll:
+                epoll.register(sock, select.EPOLLIN)
+                self.assertEqual(epoll.poll(0), [])
+                peer.sendto(b"one", sock.getsockname())
+                self.assertEqual(epoll.poll(PATIENCE), [(sock.fileno(), select.EPOLLIN)])
+                self.assertEqual(select.select([sock], [sock], [], 0), ([sock], [sock], []))
+                sock.recv(10)
+                self.assertEqual(epoll.poll(0), [])
+
+    def test_closed(self):
+        for sock, peer in self.both():
+            with sock:
+                pass
+            self.assertEqual(sock.fileno(), -1)
+            sock.close()
+            self.assertRaises(OSError, sock.recv, 10)
+            self.assertRaises(OSError, sock.sendto, b"", peer.getsockname())
+            self.assertRaises(OSError, sock.getsockname)
+
+    def test_one_receives_while_another_sends(self):
+        for sock, peer in self.both():
+            sock.connect(peer.getsockname())
+            peer.connect(sock.getsockname())
+            got = []
+
+            def receive(sock=sock, got=got):
+                while len(got) < 300:
+                    got.append(sock.recv(100))
+
+            def answer(peer=peer):
+                for _ in range(300):
+                    peer.send(peer.recv(100))
+            threads = [threading.Thread(target=target) for target in (receive, answer)]
+            for thread in threads:
+                thread.start()
+            for number in range(300):
+                sock.send(b"%d" % number)
+                while len(got) < number - 20:
+                    time.sleep(0.001)
+            for thread in threads:
+                thread.join(PATIENCE)
+            self.assertEqual(got, [b"%d" % number for number in range(300)])
+
+
+class Batches(unittest.TestCase):
+    """What only KOPI's sockets do."""
+
+    def setUp(self):
+        self.sock, self.peer = kopi.Socket(frames=256), plain()
+        for each in self.sock, self.peer:
+            each.bind((LOCAL, 0))
+            each.settimeout(PATIENCE)
+        self.address = self.peer.getsockname()
+
+    def tearDown(self):
+        self.sock.close()
+        self.peer.close()
+
+    def ask(self, count):
+        """Datagrams from the peer, which have come."""
+        for number in range(count):
+            self.peer.sendto(b"number %d" % number, self.sock.getsockname())
+
+    def test_many_are_sent(self):
+        datagrams = [(b"number %d" % number, self.address) for number in range(100)]
+        self.assertEqual(self.sock.send_batch(datagrams), 100)
+        self.assertEqual([self.peer.recv(100) for _ in range(100)], [data for data, _ in datagrams])
+        self.assertEqual(self.sock.send_batch([]), 0)
+        stats = self.sock.stats()
+        self.assertEqual((stats["tx_packets"], stats["tx_errors"]), (100, 0))
+        self.sock.connect(self.address)
+        self.assertEqual(self.sock.send_batch([(b"connected", None)] * 3), 3)
+        self.assertEqual(self.peer.recv(100), b"connected")
+
+    def test_views_are_the_frames(self):
+        self.ask(3)
+        with self.sock.recv_batch() as batch:
+            self.assertEqual([bytes(packet.data) for packet in batch], [b"number 0", b"number 1", b"number 2"])
+            self.assertEqual({packet.peer for packet in batch}, {self.address})
+            self.assertEqual(batch.packets[0].local, self.sock.getsockname())
+            self.assertEqual((batch.packets[0].gso_size, batch.packets[0].tos, batch.packets[0].ttl), (0, 0, 64))
+            batch.packets[0].data[:6] = b"NUMBER"
+            self.assertEqual(bytes(batch.packets[0].data), b"NUMBER 0")
+            view = batch.packets[1].data
+        self.assertRaises(ValueError, bytes, view)
+
+    def test_answers_leave_from_their_frames(self):
+        for _ in range(20):
+            self.ask(50)
+            answered = 0
+            while answered < 50:
+                with self.sock.recv_batch() as batch:
+                    for packet in list(batch):
+                        packet.data[:6] = b"NUMBER"
+                        self.assertTrue(batch.answer(packet, size=6))
+                        answered += 1
+                    self.assertEqual(len(batch), 0)
+                self.assertTrue(self.sock.flush())
+            self.assertEqual({self.peer.recv(100) for _ in range(50)}, {b"NUMBER"})
+
+    def test_an_answer_isnt_longer(self):
+        self.ask(1)
+        with self.sock.recv_batch() as batch:
+            self.assertRaises(ValueError, batch.answer, batch.packets[0], size=9)
+
+    def test_a_view_in_use_keeps_its_frame(self):
+        self.ask(1)
+        batch = self.sock.recv_batch()
+        view = batch.packets[0].data[3:]
+        self.assertRaises(BufferError, batch.release)
+        self.assertRaises(BufferError, self.sock.close)
+        self.assertEqual(bytes(view), b"ber 0")
+        view.release()
+        batch.release()
+        self.assertEqual(len(batch), 0)
+        batch.release()
+
+    def test_a_socket_that_is_forgotten_keeps_views(self):
+        sock = kopi.Socket()
+        sock.bind((LOCAL, 0))
+        self.peer.sendto(b"kept", sock.getsockname())
+        view = sock.recv_batch().packets[0].data[:]
+        del sock
+        gc.collect()
+        self.assertEqual(bytes(view), b"kept")
+
+    def test_frames_come_back(self):
+        for _ in range(40):
+            self.ask(20)
+            received = 0
+            while received < 20:
+                with self.sock.recv_batch(7) as batch:
+                    received += len(batch)
+        self.sock.setblocking(False)
+        self.assertRaises(BlockingIOError, self.sock.recv_batch)
+
+    def test_long_ones_have_parts(self):
+        data = bytes(index & 0xff for index in range(9000))
+        self.peer.sendto(data, self.sock.getsockname())
+        with self.sock.recv_batch() as batch:
+            packet, = batch
+            self.assertGreater(len(packet.parts), 1)
+            self.assertEqual(packet.data, data)
+            self.assertTrue(batch.answer(packet))
+        self.sock.flush()
+        self.assertEqual(self.peer.recv(70000), data)
+
+    def test_gso_and_gro(self):
+        with kopi.Socket(gso=True) as sender, kopi.Socket(gro=True) as receiver:
+            receiver.bind((LOCAL, 0))
+            receiver.settimeout(PATIENCE)
+            sender.connect(receiver.getsockname())
+            sender.send_batch([(b"%100d" % number, None) for number in range(100)])
+            got, merged = b"", 0
+            while len(got) < 10000:
+                with receiver.recv_batch() as batch:
+                    for packet in batch:
+                        got += bytes(packet.data)
+                        merged += packet.gso_size == 100
+            self.assertEqual(got, b"".join(b"%100d" % number for number in range(100)))
+            self.assertGreater(merged, 0)
+
+    def test_more_than_there_are_frames(self):
+        receiver = threading.Thread(target=lambda: [self.peer.recv(2000) for _ in range(2000)])
+        self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        receiver.start()
+        for _ in range(20):
+            self.assertEqual(self.sock.send_batch([(b"x" * 10, self.address)] * 100), 100)
+            time.sleep(0.01)
+        receiver.join(PATIENCE)
+        self.assertFalse(receiver.is_alive())
+
+    def test_options_are_checked(self):
+        for wrong in ({"frame_size": 1000}, {"frame_size": 1 << 30}, {"frames": 1 << 31}):
+            self.assertRaises(OSError, kopi.Socket, **wrong)
+        self.assertRaises(OSError, kopi.Socket, socket.AF_UNIX)
+
+
+class Collector(asyncio.DatagramProtocol):
+    """What comes to an endpoint."""
+
+    def __init__(self, answers=False):
+        self.answers, self.got, self.errors, self.paused = answers, asyncio.Queue(), asyncio.Queue(), 0
+        self.transport = None
+        self.lost = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def datagram_received(self, data, addr):
+        if self.answers:
+            self.transport.sendto(data, addr)
+        self.got.put_nowait((data, addr))
+
+    def error_received(self, exc):
+        self.errors.put_nowait(exc)
+
+    def pause_writing(self):
+        self.paused += 1
+
+    def resume_writing(self):
+        self.paused -= 1
+
+    def connection_lost(self, exc):
+        self.lost.set_result(exc)
+
+
+class Endpoints(unittest.IsolatedAsyncioTestCase):
+    """asyncio's endpoints, of both kinds."""
+
+    async def kinds(self):
+        """How endpoints of each kind are made."""
+        loop = asyncio.get_running_loop()
+        for make in (loop.create_datagram_endpoint, endpoint.create_datagram_endpoint):
+            with self.subTest(make=make.__module__):
+                yield make
+
+    async def test_echo(self):
+        async for make in self.kinds():
+            server, _ = await make(lambda: Collector(answers=True), local_addr=(LOCAL, 0))
+            address = server.get_extra_info("sockname")
+            client, mine = await make(Collector, remote_addr=address)
+            for number in range(500):
+                client.sendto(b"%d" % number)
+                data, peer = await asyncio.wait_for(mine.got.get(), PATIENCE)
+                self.assertEqual((data, peer), (b"%d" % number, address))
+            self.assertEqual(client.get_extra_info("peername"), address)
+            for transport in client, server:
+                transport.close()
+                self.assertTrue(transport.is_closing())
+            self.assertIsNone(await asyncio.wait_for(mine.lost, PATIENCE))
+
+    async def test_errors_are_told(self):
+        async for make in self.kinds():
+            unused = plain()
+            unused.bind((LOCAL, 0))
+            client, mine = await make(Collector, remote_addr=unused.getsockname())
+            unused.close()
+            client.sendto(b"into the void")
+            error = await asyncio.wait_for(mine.errors.get(), PATIENCE)
+            self.assertIsInstance(error, ConnectionRefusedError)
+            self.assertRaises(ValueError, client.sendto, b"", (LOCAL, 1))
+            client.close()
+            await asyncio.wait_for(mine.lost, PATIENCE)
+
+    async def test_many_at_once_arrive(self):
+        sink = plain()
+        sink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        sink.bind((LOCAL, 0))
+        sink.settimeout(PATIENCE)
+        got = []
+        receiver = threading.Thread(target=lambda: got.extend(sink.recv(2000) for _ in range(300)))
+        receiver.start()
+        client, mine = await endpoint.create_datagram_endpoint(Collector, remote_addr=sink.getsockname(), frames=16)
+        for number in range(300):
+            client.sendto(b"%4d" % number + bytes(100))
+            if number % 50 == 0:
+                await asyncio.sleep(0.01)
+        client.close()
+        await asyncio.wait_for(mine.lost, PATIENCE)
+        receiver.join(PATIENCE)
+        self.assertEqual([data[:4] for data in got], [b"%4d" % number for number in range(300)])
+        sink.close()
+
+    async def test_what_is_closed_loses_what_waits(self):
+        transport, mine = await endpoint.create_datagram_endpoint(Collector, local_addr=(LOCAL, 0))
+        transport.abort()
+        transport.sendto(b"too late", (LOCAL, 9))
+        await asyncio.wait_for(mine.lost, PATIENCE)
+        self.assertEqual(transport.get_write_buffer_size(), 0)
+        with self.assertRaises(ValueError):
+            await endpoint.create_datagram_endpoint(Collector)
+
+
+if __name__ == "__main__":
+    unittest.main()
