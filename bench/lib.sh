@@ -21,7 +21,7 @@ sending() {
 	for number in $(seq 255); do
 		printf 'neigh add 198.18.1.%d dev %s lladdr 02:00:00:00:01:%02x nud permanent\n' "$number" "${1}0" "$number"
 	done >"$batch"
-	# Whence many sockets send.
+	# The source addresses of many sockets.
 	for number in $(seq 0 9); do
 		printf 'addr add 198.19.0.%d/32 dev %s\n' "$number" "${1}0"
 	done >>"$batch"

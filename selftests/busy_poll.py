@@ -42,7 +42,7 @@ def receive(channel):
 
 
 def polls():
-    """Whoever waits on a channel with GSO packets, by whichever way they come."""
+    """Programs that wait on a channel with GSO packets, by each path that these take."""
     channel = Channel(flags=OFFLOADS)
     channel.sock.bind(("192.0.2.1", 0))
     address = channel.sock.getsockname()

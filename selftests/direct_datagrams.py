@@ -259,7 +259,7 @@ def neighbours_are_asked(ynl):
         time.sleep(0.01)
         traffic.send(datagrams[30:])
         received = traffic.receive(0, 60)
-        # The kernel keeps so many while it asks, by bytes.
+        # The kernel keeps a limited number of bytes while it asks.
         if received != datagrams and not set(received) <= {data for _, data in datagrams}:
             kopi.check("unknown neighbours", False, len(received))
     before = link(ynl)

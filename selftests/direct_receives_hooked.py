@@ -16,7 +16,7 @@ from redirected import BATCH, FROM, PORT, Traffic
 
 
 def others_get_theirs(ynl):
-    """Whoever else has the port, or didn't ask for GRO packets, gets datagrams."""
+    """Other sockets of the port, and those that didn't ask for GRO packets, get datagrams."""
     host("ip addr add 192.0.2.50/24 dev eth0")
     traffic = Traffic()
     with namespace("host"):

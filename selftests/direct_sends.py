@@ -65,7 +65,7 @@ class Traffic:
             self.free.append((done[0] - self.channel.frames) // self.channel.frame_size)
 
     def send(self, count, size, batch=BATCH):
-        """Sends so many, a GSO packet a doorbell."""
+        """Sends a number of them, a GSO packet a doorbell."""
         while count:
             now = min(count, batch)
             kopi.wait_until(lambda: (self.channel.bell(), self.reap(), len(self.free) >= now)[2])

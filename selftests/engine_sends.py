@@ -52,7 +52,7 @@ def is_polled(channel):
 
 
 def completed(channel, count):
-    """The completions, of which there will be so many."""
+    """The completions, of which a number is expected."""
     entries = []
 
     def all_there():

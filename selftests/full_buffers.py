@@ -52,7 +52,7 @@ def completed(channel):
 
 
 def is_writable(channel, patience=0):
-    """Whether poll calls it writable, in so many milliseconds."""
+    """Whether poll calls it writable, within this number of milliseconds."""
     poll = select.poll()
     poll.register(channel.sock.fileno(), select.POLLOUT)
     return bool(poll.poll(patience))

@@ -48,7 +48,7 @@ traffic() {
 	sent=$?
 	wait $! && [ $sent = 0 ]
 }
-# What came of it was intact; a NIC that is flooded may have lost the rest, whoever sent it.
+# What came of it was intact; a NIC that is flooded may have lost the rest.
 came_intact() {
 	[ "$(tail -n 1 $log/recv.out | jq '.received > 0 and .corrupt + .duplicate + .wrong_flow == 0')" = true ]
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""Whoever takes all that he can get harms himself: others keep their share, and root ends it.
+"""A user that takes all it can get harms itself: others keep their share, and root ends it.
 
 bob takes flows, channels, frames and memory until he is refused, lets rings run full, and has
 descriptors processed as fast as each CPU can. Meanwhile alice's traffic goes on. Her fair share is

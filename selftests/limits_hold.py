@@ -75,7 +75,7 @@ def close(made):
 
 
 def by_users_of_a_namespace(maker, first, uids):
-    """How many flows these users of a user namespace get, one each, whom the machine knows from `first` on."""
+    """How many flows users of a user namespace get, one each; the machine's user ids begin at `first`."""
     said, may_go, done = os.pipe(), os.pipe(), os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -17,7 +17,7 @@ LIMIT = "/proc/sys/net/kopi/user_max_flows"
 
 
 def events(ynl, count, patience=60):
-    """The next events, but no more than so many: (name, what it says)."""
+    """The next events, up to a number: (name, what it says)."""
     found = []
     end = time.monotonic() + patience
     while len(found) < count and time.monotonic() < end:

@@ -87,7 +87,7 @@ def others_got(subject):
 
 
 def leave_by(end, hops=1):
-    """What has multicast leave by the end's NIC, with so many hops."""
+    """What has multicast leave by the end's NIC, with this hop limit."""
     def prepare(subject):
         index = socket.if_nametoindex(DEVICES[end])
         if subject.family == 4:

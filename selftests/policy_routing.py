@@ -218,7 +218,7 @@ def knows_mtu(value):
 
 
 def queued_errors(subject):
-    """The errors in the socket's queue: errno, origin, type, code, more, who says so, whereto."""
+    """The errors in the socket's queue: errno, origin, type, code, more, sender, destination."""
     found = []
     # Python knows the addresses of IP's families only.
     sock = socket.socket(FAMILIES[subject.family], socket.SOCK_DGRAM,

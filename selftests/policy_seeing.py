@@ -41,7 +41,7 @@ class Watcher:
             return out.read()
 
     def lines(self, least, pattern):
-        """Its lines that match, when there are at least so many and no more come."""
+        """Its lines that match, when there are at least that number and no more come."""
         deadline = time.monotonic() + PATIENCE
         before = None
         while True:

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""Whoever sends through an attached NIC doesn't wait for another NIC, whose driver has another flow's packets."""
+"""A sender through an attached NIC doesn't wait for another NIC, whose driver has another flow's packets."""
 
 import os
 import socket

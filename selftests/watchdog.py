@@ -107,7 +107,7 @@ class Others:
         self.kinds += [("ip link", links, None), ("kopictl ps", flows, "/run/netns/peer")]
         if place:
             self.kinds += [("kopictl ps there", flows, place), ("socket() and close() there", opens, place)]
-        # How often each has begun and ended: odd while it is at it.
+        # How often each has begun and ended: odd while it runs.
         self.table = mmap.mmap(-1, mmap.PAGESIZE)
         self.pids, self.complaints, self.longest = [], [], 0.0
 

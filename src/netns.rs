@@ -166,7 +166,7 @@ impl Net {
 
     /// Sums over all flows, by the counters that `stats_of` gives of an open one. Process context.
     ///
-    /// Others get `flows` after each [`SUMMED_AT_ONCE`] flows. Whoever waited for another's sum
+    /// Others get `flows` after each [`SUMMED_AT_ONCE`] flows. A task that waited for another's sum
     /// takes a sum that was begun after the call: so nobody waits for more than two.
     pub(crate) fn totals(&self, stats_of: impl Fn(&Socket) -> Option<Stats>) -> Totals {
         let called = now();

@@ -85,7 +85,7 @@ def get_options(path):
 
 
 def join(path, others, flags=0):
-    """setsockopt(JOIN), of a channel that has so many flows already."""
+    """setsockopt(JOIN), of a channel that has a number of flows already."""
     channel = kopi.Channel(path.bound(), flags=flags, **SMALL)
     request = kopi.join_request(channel.sock)
     joined = [path.socket() for _ in range(others)]

@@ -20,7 +20,7 @@ from equivalence import ADDRESSES, devices, namespace, sh
 from kopi import wait_until
 
 SECONDS = float(os.environ.get("FAULT_SECONDS", "15"))
-# Of the allocations that can't wait one in so many fails: first often, so that hardly a GSO packet gets
+# Of the allocations that can't wait a certain share fails: first often, so that hardly a GSO packet gets
 # through, and then seldom.
 ONE_IN = {"slab objects": ("failslab", (5, 41)), "pages": ("fail_page_alloc", (2, 17))}
 TRACING = "/sys/kernel/tracing"

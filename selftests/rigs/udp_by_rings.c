@@ -367,7 +367,7 @@ static int reap(struct flow *flow, __u32 ours)
 	return error;
 }
 
-/* Finds so many frames that are not in use, and waits for them: 0, or -1. */
+/* Finds a number of frames that are not in use, and waits for them: 0, or -1. */
 static int find_frames(int fd, struct flow *flow, __u32 *frames, size_t wanted)
 {
 	for (;;) {

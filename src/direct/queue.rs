@@ -29,7 +29,7 @@ use kernel::{
 const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
 /// How long a user's packets wait for flows that enter, until the stack has sent their earlier
-/// packets, in nanoseconds. All flows of the user that come to the head of the list one after
+/// packets, in nanoseconds. All flows of the user that reach the head of the list one after
 /// another share this time. It begins anew when the driver has taken a packet of the user.
 const PATIENCE: u64 = 1_000_000;
 /// Back-off after a flow failed to enter the direct path, in nanoseconds.
@@ -202,7 +202,7 @@ impl Queue {
         self.pass_on(packet);
     }
 
-    /// Gives a packet whose charge was left to the stack, and counts what is lost for want of memory.
+    /// Gives a packet whose charge was left to the stack, and counts what is lost if memory is short.
     /// Softirqs are off.
     fn pass_on(&self, packet: TakenSkb) {
         let rcu = rcu::read_lock();

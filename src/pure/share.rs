@@ -12,7 +12,7 @@ fn held(places: &[Option<u32>], user: u32) -> usize {
 /// The place that a user gets, among places with their users: a free one, or one of the user who
 /// has the most.
 ///
-/// `None` if nobody has at least two more than this user, who waits then.
+/// `None` if no user has at least two more than this one, which waits then.
 pub fn place_for(places: &[Option<u32>], user: u32) -> Option<usize> {
     let free = places.iter().position(Option::is_none);
     free.or_else(|| {

@@ -356,7 +356,7 @@ impl Channel {
             }
             sk.signal_io();
         }
-        // Without the sock's lock, whoever queues another packet calls this for it.
+        // Without the sock's lock, the CPU that queues another packet calls this for it.
         (locked.is_some() || left == 0) && !sk.is_queue_empty()
     }
 }

@@ -59,7 +59,7 @@ bool kopi_sock_can_send(const struct sock *sk)
 	       refcount_read(&sk->sk_wmem_alloc) < READ_ONCE(sk->sk_sndbuf);
 }
 
-/* Makes an skb that stands for frames by the route, in so many bytes of pages, charged to the sock. */
+/* Makes an skb that stands for frames by the route, in `bytes` of pages, charged to the sock. */
 struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, unsigned int bytes)
 {
 	struct sk_buff *skb = alloc_skb(0, GFP_ATOMIC | __GFP_NOWARN);

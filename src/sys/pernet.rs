@@ -166,7 +166,7 @@ pub(crate) unsafe fn exit<N: Namespace>(net: *mut raw::Net) {
         if state.is_hooked() {
             NetRef::from_raw(net).unhook_local_out();
         }
-        // No flow is left, so no datagram is queued anew. Whoever goes on with one is in an RCU
+        // No flow is left, so no datagram is queued anew. A CPU that goes on with one is in an RCU
         // read-side section, for which the end of the registration waits.
         bindings::kopi_drop_queued(net);
         drop(state);

@@ -87,7 +87,7 @@ impl Clock {
         self.per_loop
     }
 
-    /// Instructions of each call, of so many.
+    /// Instructions of each of a number of calls.
     pub(crate) fn each(
         &self,
         calls: u32,

@@ -41,7 +41,7 @@ enum Command {
     Send(measure::Options),
     /// Receive by each mode, and write a JSON object for each row
     Recv(receive::Options),
-    /// Send by up to so many sockets or flows at random, and write a JSON object for each row
+    /// Send by up to this number of sockets or flows at random, and write a JSON object for each row
     Scale(scale::Options),
     /// Send a datagram and wait for the answer, by each mode, and write a JSON object for each row
     Rtt(rtt::Options),

@@ -16,7 +16,7 @@ use std::{io, net::Ipv4Addr};
 /// Peers of the rows with many.
 const MANY: u8 = 255;
 
-/// To whom packets go.
+/// The destinations of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Peers {
     /// One, to whom the socket is connected
@@ -43,7 +43,7 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = "64,512,1400")]
     payloads: Vec<usize>,
 
-    /// To whom
+    /// The destinations
     #[arg(long, value_delimiter = ',', default_value = "one")]
     peers: Vec<Peers>,
 
@@ -184,7 +184,7 @@ impl Bench<'_> {
         })
     }
 
-    /// What the NIC has to count of so many packets, if it counts them.
+    /// What the NIC has to count of that number of packets, if it counts them.
     fn expected(&self, mode: Mode, traffic: &Traffic, count: usize) -> io::Result<Option<Count>> {
         if !mode.counted() {
             return Ok(None);

@@ -66,7 +66,7 @@ impl Meter {
         &self.nic
     }
 
-    /// Has so many packets sent, again and again until two runs agree. `expected` is what the NIC has to
+    /// Has a number of packets sent, again and again until two runs agree. `expected` is what the NIC has to
     /// count of a run; nothing if it counts none of them, and `send` ends when they have left.
     pub(crate) fn runs(
         &self,

@@ -507,7 +507,7 @@ impl Bench<'_> {
     }
 }
 
-/// The time below which so many of a hundred are, of times in their order.
+/// A percentile of sorted times.
 fn percentile(times: &[u64], hundredths: usize) -> u64 {
     let at = (times.len() * hundredths).div_ceil(100).max(1) - 1;
     times.get(at).copied().unwrap_or_default()

@@ -149,7 +149,7 @@ fn local(first: Ipv4Addr, number: u32) -> SocketAddrV4 {
     SocketAddrV4::new(address.into(), FIRST_PORT + (number % PORTS) as u16)
 }
 
-/// Lets this process have so many descriptors.
+/// Lets this process have that number of descriptors.
 fn allow_files(count: u64) -> io::Result<()> {
     let limit = libc::rlimit {
         rlim_cur: count,

@@ -108,7 +108,7 @@ impl Ring {
 
     /// The packet in the next frame, which the kernel has filled.
     pub(crate) fn packet(&self) -> &[u8] {
-        // SAFETY: The kernel has put so many bytes there, and the frame is the program's until its status
+        // SAFETY: The kernel has put that number of bytes there, and the frame is the program's until its status
         // says otherwise.
         unsafe {
             let header = self.header(self.next);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What is sent, and to whom: the same for all modes.
+//! What is sent, and its destinations: the same for all modes.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 
@@ -14,7 +14,7 @@ pub(crate) const FROM_PORT: u16 = 7000;
 /// Where they go to.
 pub(crate) const TO_PORT: u16 = 7001;
 
-/// One to whom packets go.
+/// A destination of packets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer {
     pub(crate) address: Ipv4Addr,
@@ -95,7 +95,7 @@ impl Traffic {
         }
     }
 
-    /// Whom the next packet goes to.
+    /// The destination of the next packet.
     #[inline]
     pub(crate) fn next_peer(&mut self) -> usize {
         match self.peers.len() {
@@ -159,7 +159,7 @@ fn folded(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// Packets that a datagram of so many bytes travels in, and their bytes.
+/// The number of packets that carry a datagram of this size in bytes, and their bytes.
 pub(crate) fn on_wire(payload: usize) -> (usize, usize) {
     if payload <= UNFRAGMENTED_MAX {
         return (1, HEADERS + payload);

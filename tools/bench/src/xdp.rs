@@ -165,7 +165,7 @@ impl Ring {
     /// The place of an entry.
     pub(crate) fn entry<T>(&self, number: u32) -> *mut T {
         let offset = self.at.desc as usize + (number % FRAMES) as usize * size_of::<T>();
-        // SAFETY: In the mapping, which has so many entries.
+        // SAFETY: In the mapping, which has that number of entries.
         unsafe { self.map.as_ptr().add(offset).cast() }
     }
 }

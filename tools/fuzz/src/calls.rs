@@ -47,7 +47,7 @@ struct Map {
 /// What the threads of a round share. A slot is -1 while it has nothing.
 struct Round<'a> {
     family: i32,
-    /// Where sockets are, and whither they send.
+    /// The addresses of sockets, and of what they send.
     at: &'a [IpAddr],
     /// Where memory is whose pages come late, if there is such.
     slow: Option<usize>,
@@ -555,7 +555,7 @@ fn send(round: &Round, random: &mut SmallRng) {
         message.msg_controllen = control.len();
     }
     let flags = flags(random, &[libc::MSG_MORE]);
-    // SAFETY: All pointers are to so many bytes, of this function's or of the slow file's mapping.
+    // SAFETY: All pointers are to as many bytes as said, of this function's or of the slow file's mapping.
     unsafe { libc::sendmsg(round.fd(random), &message, flags | libc::MSG_NOSIGNAL) };
 }
 
@@ -576,7 +576,7 @@ fn receive(round: &Round, random: &mut SmallRng) {
         message.msg_control = control.as_mut_ptr().cast();
         message.msg_controllen = random.random_range(0..=256);
     }
-    // SAFETY: All pointers are to so many bytes, of this function's or of the slow file's mapping.
+    // SAFETY: All pointers are to as many bytes as said, of this function's or of the slow file's mapping.
     unsafe { libc::recvmsg(round.fd(random), &mut message, flags) };
     if random.random_ratio(1, 16) {
         // SAFETY: Takes no pointers.
@@ -624,14 +624,14 @@ impl Map {
         self.poke(fill.producer, &index.wrapping_add(1).to_ne_bytes());
     }
 
-    /// Writes at so many bytes, unless the mapping ends before.
+    /// Writes at this offset in bytes, unless the mapping ends before.
     fn poke(&self, offset: u32, bytes: &[u8]) {
         if offset as usize + bytes.len() <= self.size {
             sys::poke(self.address + offset as usize, bytes);
         }
     }
 
-    /// A word at so many bytes, or 0 if the mapping ends before.
+    /// A word at this offset in bytes, or 0 if the mapping ends before.
     fn peek(&self, offset: u32) -> u32 {
         if offset as usize + size_of::<u32>() <= self.size {
             sys::peek(self.address + offset as usize)
@@ -641,7 +641,7 @@ impl Map {
     }
 }
 
-/// A descriptor's meta header that says whither.
+/// A descriptor's meta header with a destination.
 fn meta(to: SocketAddr) -> [u8; 64] {
     let mut meta = [0u8; 64];
     let name = sys::name(to);
@@ -680,7 +680,7 @@ fn hold(round: &Round, random: &mut SmallRng) {
         let _ = sys::connect(fd, &sys::name(SocketAddr::new(ip, 9)));
         // Not for ever: most devices aren't slow.
         let full = (0..20).any(|_| {
-            // SAFETY: The pointer is to so many bytes.
+            // SAFETY: The pointer is to as many bytes as the length says.
             let sent = unsafe { libc::send(fd, data.as_ptr().cast(), 500, libc::MSG_DONTWAIT) };
             sent < 0 && io::Error::last_os_error().kind() == io::ErrorKind::WouldBlock
         });
@@ -712,7 +712,7 @@ fn hold(round: &Round, random: &mut SmallRng) {
         }
         _ => data.as_ptr().cast(),
     };
-    // SAFETY: The pointer is to so many bytes, of this function's or of the slow file's mapping.
+    // SAFETY: The pointer is to as many bytes as said, of this function's or of the slow file's mapping.
     unsafe { libc::send(fd, from, 500, libc::MSG_MORE | libc::MSG_NOSIGNAL) };
 }
 
@@ -778,7 +778,7 @@ fn known_option(round: &Round, random: &mut SmallRng) {
     let fd = round.fd(random);
     let mut len = value.len() as u32;
     let at = round.or_slow(value.as_mut_ptr(), random);
-    // SAFETY: The pointers are to so many bytes, of this function's or of the slow file's mapping, and
+    // SAFETY: The pointers are to as many bytes as said, of this function's or of the slow file's mapping, and
     // to their number.
     unsafe {
         if random.random_ratio(1, 4) {

@@ -20,7 +20,7 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     let raw = Raw::open();
     let rounds = run.repeat(|seed, _| {
         let random = &mut random(seed, 0);
-        // One that is as it should be, of which GSO packets come to be.
+        // A valid one, which can be coalesced to GSO packets.
         let plain = sys::socket(
             pick(random, &[libc::AF_INET, libc::AF_INET6]),
             libc::IPPROTO_UDP,

@@ -77,7 +77,7 @@ enum Command {
     },
 }
 
-/// Whence and whither packets go; one address of each version of IP.
+/// Sources and destinations of packets; one address of each version of IP.
 #[derive(Args)]
 struct Ends {
     /// Have flows at this address, and not at loopback's

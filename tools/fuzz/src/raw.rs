@@ -72,7 +72,7 @@ impl Raw {
             _ => return,
         };
         packet.extend(udp);
-        // SAFETY: The pointers are to so many bytes.
+        // SAFETY: The pointers are to as many bytes as the lengths say.
         unsafe {
             libc::sendto(
                 fd,

@@ -23,7 +23,7 @@ const CHASE: Duration = Duration::from_secs(3);
 /// A round's flows, and what its threads share.
 struct Round {
     fds: Vec<i32>,
-    /// Whom they send to: each other, and the flows of another process.
+    /// Their destinations: each other, and the flows of another process.
     peers: Vec<SocketAddr>,
     shared: Shared,
     /// How often each kind of operation is done, so that rounds differ.
@@ -357,7 +357,7 @@ fn reap(round: &Round, _: &mut SmallRng) {
     shared.put(rx.consumer, shared.get(rx.producer));
 }
 
-/// Gives the kernel frames to receive in, whoever has them.
+/// Gives the kernel frames to receive in, even those that are in use.
 fn refill(round: &Round, random: &mut SmallRng) {
     for _ in 0..random.random_range(1..16) {
         put_fill(round, round.shared.frame(random.random()));

@@ -112,14 +112,14 @@ pub(crate) fn socket(family: i32, protocol: i32) -> io::Result<i32> {
 
 /// setsockopt(2), with any bytes.
 pub(crate) fn set(fd: i32, level: i32, name: i32, value: &[u8]) -> io::Result<i32> {
-    // SAFETY: The pointer is to so many bytes.
+    // SAFETY: The pointer is to as many bytes as the length says.
     check(unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as u32) })
 }
 
 /// getsockopt(2), for as much as there is room.
 pub(crate) fn get(fd: i32, level: i32, name: i32, value: &mut [u8]) -> io::Result<u32> {
     let mut len = value.len() as u32;
-    // SAFETY: The pointers are to so many bytes, and to their number.
+    // SAFETY: The pointers are to as many bytes as the length says, and to the length.
     check(unsafe { libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut len) })?;
     Ok(len)
 }
@@ -216,19 +216,19 @@ pub(crate) fn name(address: SocketAddr) -> Vec<u8> {
 
 /// bind(2) to any bytes.
 pub(crate) fn bind(fd: i32, name: &[u8]) -> io::Result<i32> {
-    // SAFETY: The pointer is to so many bytes.
+    // SAFETY: The pointer is to as many bytes as the length says.
     check(unsafe { libc::bind(fd, name.as_ptr().cast(), name.len() as u32) })
 }
 
 /// connect(2) to any bytes.
 pub(crate) fn connect(fd: i32, name: &[u8]) -> io::Result<i32> {
-    // SAFETY: The pointer is to so many bytes.
+    // SAFETY: The pointer is to as many bytes as the length says.
     check(unsafe { libc::connect(fd, name.as_ptr().cast(), name.len() as u32) })
 }
 
 /// sendto(2) to any bytes, without waiting.
 pub(crate) fn send_to(fd: i32, data: &[u8], name: &[u8]) {
-    // SAFETY: The pointers are to so many bytes.
+    // SAFETY: The pointers are to as many bytes as the lengths say.
     unsafe {
         libc::sendto(
             fd,
@@ -245,7 +245,7 @@ pub(crate) fn send_to(fd: i32, data: &[u8], name: &[u8]) {
 pub(crate) fn port(fd: i32) -> io::Result<u16> {
     let mut name = [0u8; 28];
     let mut len = 28;
-    // SAFETY: The pointers are to so many bytes, and to their number.
+    // SAFETY: The pointers are to as many bytes as the length says, and to the length.
     check(unsafe { libc::getsockname(fd, name.as_mut_ptr().cast(), &mut len) })?;
     Ok(u16::from_be_bytes([name[2], name[3]]))
 }

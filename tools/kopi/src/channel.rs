@@ -565,7 +565,7 @@ impl Channel {
         self.reap_up_to(u32::MAX, completed).map(drop)
     }
 
-    /// As [`Channel::reap`], of so many frames at most; gives their number.
+    /// As [`Channel::reap`], but of a maximum number of frames; returns their number.
     pub fn reap_up_to(&self, max: u32, mut completed: impl FnMut(Completion)) -> io::Result<u32> {
         let mut count = 0;
         loop {

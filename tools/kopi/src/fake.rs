@@ -437,7 +437,7 @@ mod tests {
         kernel(&channel, |kernel| kernel.tx.want_wakeup(true));
         channel.arm(true).unwrap();
         assert_eq!(kernel(&channel, |kernel| kernel.bells), 1);
-        // It stopped for want of room for completions.
+        // It stopped because there was no room for completions.
         kernel(&channel, |kernel| kernel.appetite = 0);
         send(&channel, b"y");
         assert!(channel.arm(true).unwrap());

@@ -77,7 +77,7 @@ impl<'c> Frame<'c> {
         (self.channel.region().layout().frame_size - used) as usize
     }
 
-    /// Sets the length of the payload; what comes to light is what the frame last held.
+    /// Sets the length of the payload. Bytes beyond the old length are those that the frame held last.
     ///
     /// # Panics
     ///

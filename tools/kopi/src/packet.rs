@@ -48,7 +48,7 @@ impl<'c> Packet<'c> {
         unsafe { first.channel().region().read_meta(first.start()) }
     }
 
-    /// Whence it came.
+    /// Its source address.
     pub fn peer(&self) -> SocketAddr {
         let meta = self.meta();
         message::address(&meta, &meta.peer, meta.peer_port)

@@ -207,7 +207,7 @@ impl UdpSocket {
     /// Outside of a runtime with I/O enabled, as tokio's `from_std`.
     pub fn new(socket: crate::UdpSocket) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        // SAFETY: The descriptor is the socket's own, who keeps it open as long as it lives, and never
+        // SAFETY: The descriptor is the socket's own, and the socket keeps it open as long as it lives, and never
         // replaces it.
         let fd = unsafe { AsyncFd::register(socket) }?;
         Ok(Self {

@@ -108,7 +108,7 @@ impl Sends {
         ticket
     }
 
-    /// Takes the completion of a frame, whoever came upon it; says whether a call waits for it. Then the
+    /// Takes the completion of a frame, found by any thread; says whether a call waits for it. Then the
     /// frame may be another packet's, whose completion isn't this call's.
     fn complete(&mut self, frame: u32, error: u16) -> bool {
         let mut waiting = self.waiting.iter_mut();

@@ -241,7 +241,7 @@ int kopi_release(struct kopi_channel *channel, const struct kopi_frame *frames, 
  *
  * Gives the number of elements of `frames` that were filled, 0 if no packet is there; it
  * doesn't sleep. A packet that fits no frame takes several elements, each but the last
- * with KOPI_DESC_MORE; the first one's `meta` says whence it came. Packets are never cut
+ * with KOPI_DESC_MORE; the first one's `meta` has its source. Packets are never cut
  * apart between calls. The frames are the program's: it ends with kopi_release(), or sends
  * them by kopi_commit(), as they are or changed, after kopi_meta_reply() for one. While the program
  * has all frames, nothing can be received.
@@ -307,7 +307,7 @@ ssize_t kopi_queue(struct kopi_channel *channel, uint32_t flow, const void *data
  * kopi_recv - receives one packet into `buffer`, and gives the number of bytes copied.
  *
  * What doesn't fit into `size` bytes is lost, as with recv(2): meta->len is the length of the
- * whole packet. `meta` and `flow` may be NULL; else they say whence it came, and to which flow.
+ * whole packet. `meta` and `flow` may be NULL; else they get its source, and its flow.
  * `buffer` may be NULL if `size` is 0.
  *
  * -EAGAIN: no packet is there; it doesn't sleep. -EIO: a ring is broken.
@@ -354,7 +354,7 @@ int kopi_meta_to(struct kopi_meta *meta, const struct sockaddr *peer, socklen_t 
 int kopi_meta_reply(struct kopi_meta *meta);
 
 /*
- * kopi_meta_peer, kopi_meta_local - whence a received packet came, and where it went to.
+ * kopi_meta_peer, kopi_meta_local - a received packet's source, and its destination.
  *
  * Gives the size of what was written to `address`, which is a struct sockaddr_in or
  * sockaddr_in6. -EAFNOSUPPORT: `meta` has no address.

@@ -137,7 +137,7 @@ pub unsafe extern "C" fn kopi_meta_reply(meta: *mut Meta) -> c_int {
     }))
 }
 
-/// Whence a packet came.
+/// The source of a packet.
 #[no_mangle]
 pub unsafe extern "C" fn kopi_meta_peer(
     meta: *const Meta,

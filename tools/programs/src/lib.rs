@@ -54,7 +54,7 @@ pub fn stop_on_signals() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Sees to it that so many files can be open: as root beyond the hard limit, else up to that.
+/// Raises the limit of open files to this number: as root beyond the hard limit, else up to that.
 pub fn raise_file_limit(wanted: usize) -> io::Result<()> {
     let mut limit = libc::rlimit {
         rlim_cur: 0,

@@ -104,7 +104,7 @@ impl Multishot {
             _socket: socket,
             buffers: Buffers::new(each)?,
         };
-        // SAFETY: The memory is there until the ring is gone, and has room for so many entries.
+        // SAFETY: The memory is there until the ring is gone, and has room for that number of entries.
         unsafe {
             let address = this.buffers.entries.as_ptr() as u64;
             let submitter = this.ring.submitter();

@@ -44,7 +44,7 @@ pub(crate) trait Fleet {
     /// Opens another one.
     fn add(&mut self, local: SocketAddrV4, peer: SocketAddrV4) -> io::Result<()>;
 
-    /// Sends so many packets, each by the socket of which `choose` tells the number.
+    /// Sends a number of packets, each by the socket of which `choose` tells the number.
     fn send(
         &mut self,
         traffic: &mut Traffic,

@@ -133,7 +133,7 @@ impl Mode {
         }
     }
 
-    /// What the stack is handed for so many packets, a GSO packet as one; `None` if that depends on whom
+    /// What the stack is handed for `count` packets, a GSO packet as one; `None` if that depends on whom
     /// they go to.
     pub(crate) fn handed(self, payload: usize, to_one: bool, count: usize) -> Option<u64> {
         let batch = self.batch(payload);
@@ -211,7 +211,7 @@ pub(crate) fn named_or_all(modes: &[Mode]) -> Vec<Mode> {
 
 /// Sends by some mode.
 pub(crate) trait Sender {
-    /// Sends so many packets; they may not have left yet, if the mode is counted. Sleeps when there
+    /// Sends a number of packets; they may not have left yet, if the mode is counted. Sleeps when there
     /// is no room.
     fn send(&mut self, traffic: &mut Traffic, count: usize) -> io::Result<()>;
 }

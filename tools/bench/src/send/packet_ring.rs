@@ -92,7 +92,7 @@ impl Sender for PacketRing {
             self.ring()?;
             count -= batch;
         }
-        // What was left for want of room.
+        // What was left because there was no room.
         while self.ring.last_status().load(Ordering::Acquire) == wanted {
             self.sleep()?;
             self.ring()?;

@@ -35,7 +35,7 @@ impl Sender for Plain {
                 true => (ptr::null(), 0),
                 false => (ptr::from_ref(&self.addresses[peer]).cast(), ADDRESS_LEN),
             };
-            // SAFETY: Buffer and address are valid for so many bytes.
+            // SAFETY: Buffer and address are valid for as many bytes as their lengths say.
             let sent = unsafe {
                 libc::sendto(
                     self.socket.as_raw_fd(),

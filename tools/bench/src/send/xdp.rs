@@ -62,7 +62,7 @@ impl Xdp {
         self.completion.consumer().store(at, Ordering::Release);
     }
 
-    /// Waits until so many frames are the program's.
+    /// Waits until that number of frames are the program's.
     fn wait_for(&mut self, frames: usize) {
         self.reap();
         while self.free.len() < frames {

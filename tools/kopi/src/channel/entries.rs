@@ -2,7 +2,7 @@
 
 //! Frames by their numbers, for what has no lifetimes: libraries for other languages.
 //!
-//! A frame of the program's is here the offset of its first byte. Whoever uses this knows which
+//! A frame of the program's is here the offset of its first byte. The user of this module knows which
 //! frames are the program's: those from [`Channel::take_frame`] and [`Channel::recv_entries`], until
 //! they are given away. One that is forgotten is lost to the channel, and harms nobody.
 
@@ -33,7 +33,7 @@ impl Channel {
     ///
     /// # Safety
     ///
-    /// It must be the caller's, who doesn't touch it any more.
+    /// The caller must own it, and not touch it any more.
     #[inline]
     pub unsafe fn give_frame(&self, start: u32) {
         self.put_free(start);
@@ -69,7 +69,7 @@ impl Channel {
     ///
     /// # Safety
     ///
-    /// The frames must be the caller's, who doesn't touch them any more.
+    /// The caller must own the frames, and not touch them any more.
     #[inline]
     pub unsafe fn send_entries(&self, entries: &[Desc]) -> io::Result<()> {
         let needed = u32::try_from(entries.len()).unwrap_or(u32::MAX);
@@ -135,7 +135,7 @@ mod tests {
             let mut take = |desc: Desc| {
                 lengths.push(desc.len);
                 let start = channel.frame_of_payload(desc.offset, desc.len).unwrap();
-                // SAFETY: It is this closure's, who touches it no more.
+                // SAFETY: This closure owns it, and doesn't touch it any more.
                 unsafe { channel.give_frame(start) };
             };
             assert_eq!(channel.recv_entries(2, &mut take).unwrap(), 3);

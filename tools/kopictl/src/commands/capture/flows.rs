@@ -20,7 +20,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// So many flows, and so many cgroups, are remembered for certain, and twice as many at most: packets of
+/// Number of flows, and of cgroups, that are remembered for certain; at most twice as many are: packets of
 /// a closed flow may come later, and what is forgotten is asked for again.
 const REMEMBERED: usize = 8192;
 

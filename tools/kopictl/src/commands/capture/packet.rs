@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A packet with whom it is of: as a line, as JSON, and in words.
+//! A packet with its owner: as a line, as JSON, and in words.
 
 use super::{
     flows::Paths,
@@ -41,7 +41,7 @@ pub(super) struct Packet<'a> {
     pub(super) paths: Paths<'a>,
 }
 
-/// Whom a packet is of, and what became of it.
+/// The owner of a packet, and its verdict.
 #[derive(Debug, Serialize)]
 pub(super) struct Owner<'a> {
     direction: &'static str,
@@ -130,7 +130,7 @@ impl<'a> Packet<'a> {
         String::from_utf8_lossy(&command[..end.unwrap_or(command.len())]).into_owned()
     }
 
-    /// Whom it is of.
+    /// Its owner.
     pub(super) fn owner(&self, words: &Words) -> Owner<'a> {
         let MonHdr {
             verdict: became,
@@ -314,7 +314,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A frame of UDP with so many bytes of payload, of which so many are captured.
+    /// A frame of UDP with `payload` bytes of payload, of which `captured` are captured.
     pub(in super::super) fn with_packet<T>(
         header: MonHdr,
         payload: usize,

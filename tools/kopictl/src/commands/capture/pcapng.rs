@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The file: pcapng, whose packets have whom they are of in a comment and in an option of KOPI's.
+//! The file: pcapng. A packet's owner is in a comment and in an option of KOPI's.
 
 use super::packet::{Packet, Words};
 use kopi::pure::abi::{MON_IN, MON_OUT};

@@ -15,7 +15,7 @@ use std::{
 
 /// Room for what isn't read yet.
 const SIZE: i32 = 16 << 20;
-/// Packets are shown after so many milliseconds at the latest.
+/// The longest time in milliseconds until a packet is shown.
 pub(super) const DELAY: u16 = 100;
 
 /// A packet as it lies in the ring, with the header in front of it.
@@ -36,7 +36,7 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Captures what the filter lets pass, and of each packet so many bytes.
+    /// Captures what the filter lets pass, and of each packet at most `snaplen` bytes.
     pub(super) fn open(device: &str, filter: &[Instruction], snaplen: u32) -> anyhow::Result<Self> {
         let snaplen = snaplen.saturating_add(u32::try_from(MonHdr::LEN)?);
         let capture = Capture::from_device(device)?

@@ -59,7 +59,7 @@ pub(crate) trait Endpoint {
 pub(crate) enum Place {
     /// At consecutive ports from this one.
     Bound(SocketAddr),
-    /// Connected to this address, or the first so many ports from there, in turn.
+    /// Connected to this address, or in turn to this number of ports from there.
     Connected(SocketAddr, u32),
 }
 

@@ -45,7 +45,7 @@ pub(crate) struct FloodOptions {
 /// What to receive.
 #[derive(clap::Args, Debug)]
 pub(crate) struct SinkOptions {
-    /// Address and port to listen on; with --flows the first of so many ports
+    /// Address and port to listen on; with --flows the first of that number of ports
     #[arg(long, short, value_name = "ADDR:PORT")]
     bind: SocketAddr,
 
