@@ -50,7 +50,7 @@ run: build
 	@for name in $$(qemu/kernel $(KERNEL)); do \
 		echo "demonstration on $$name:"; qemu/vm --kernel $$name --timeout 300 -- qemu/demo || exit 1; done
 
-python: tools
+python: sysroot
 	@mkdir -p build/python && qemu/enter python3 /kopi/tools/python/wheel.py /kopi/build/python
 
 bpf: sysroot

@@ -26,6 +26,17 @@ tests() {
 	check "there are tests, and none is left out" eval \
 		'grep -q "^Ran [23][0-9] tests" /tmp/tests.out && grep -qx OK /tmp/tests.out'
 }
+# The fields of a struct of a header: fields HEADER STRUCT
+fields() {
+	sed -n "/^struct $2 {/,/^}/p" "$1" | sed 's|/\*.*||' |
+		sed -nE 's/^\t[^;*]*[ \t*]([a-z_]+)(\[[0-9]+\])?;.*/\1/p' | paste -sd ' '
+}
+for struct in kopi_meta:Meta:uapi/kopi.h kopi_stats:Stats:uapi/kopi.h \
+	kopi_frame:Frame:tools/libkopi/include/kopi.h kopi_options:Options:tools/libkopi/include/kopi.h; do
+	IFS=: read -r name class header <<<"$struct"
+	check "$class has the fields of struct $name" [ "$(fields "$here/../$header" "$name")" = \
+		"$(python3 -P -c "from kopi import _library; print(*(name for name, _ in _library.$class._fields_))")" ]
+done
 tests root
 tests bob
 

@@ -9,6 +9,7 @@
 //!
 //! - `uapi/kopi.h`: the size of `struct kopi_stats` stays, and its `reserved` gets shorter; host
 //!   tests and the module's build compare offsets.
+//! - `tools/python/kopi/_library.py`: its struct; a selftest compares names.
 //! - `docs/abi.md`: its table has all counters; a host test compares names.
 //! - With an attribute: `uapi/kopi.yaml` (then `make netlink`), which a host test compares, the
 //!   names in `src/sys/uapi.rs`, which the module's build lacks, and

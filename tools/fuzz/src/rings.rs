@@ -448,13 +448,14 @@ fn bell(round: &Round, random: &mut SmallRng) {
     } else {
         random.random_range(0..8)
     };
-    match sys::doorbell(pick(random, &round.fds), flags) {
-        Err(error) if random.random() => match error.raw_os_error() {
-            // A program that goes on after its fault: of a round in which none does nothing is sent.
-            Some(libc::EPROTO) => heal(round, random),
-            Some(libc::EAGAIN) => reap(round, random),
-            _ => {}
-        },
+    let result = sys::doorbell(pick(random, &round.fds), flags);
+    if random.random() {
+        return;
+    }
+    // As a program that goes on after its fault: a ring that stays broken sends nothing.
+    match result.err().and_then(|error| error.raw_os_error()) {
+        Some(libc::EPROTO) => heal(round, random),
+        Some(libc::EAGAIN) => reap(round, random),
         _ => {}
     }
 }

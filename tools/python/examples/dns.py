@@ -26,7 +26,7 @@ def read_hosts(path):
     with open(path, encoding="utf-8") as hosts:
         for line in hosts:
             address, *rest = line.split("#")[0].split() or [""]
-            if "." in address:
+            if address and ":" not in address:
                 names.update({name.lower().encode(): socket.inet_aton(address) for name in rest})
     return names
 

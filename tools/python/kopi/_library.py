@@ -6,15 +6,13 @@ a channel belongs to one thread at a time. None of them sleeps.
 """
 
 import ctypes
-import errno
 import os
 import socket
-from ctypes import (POINTER, Structure, byref, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32,
-                    c_uint64, c_void_p)
+from ctypes import (POINTER, Structure, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64,
+                    c_void_p)
 
-NO_FRAMES = 0xffffffff
 CHAIN_MAX = 160
-CHANNEL_GSO, CHANNEL_GRO, CHANNEL_GRO_MERGED, CHANNEL_ENGINE = 1, 2, 4, 8
+CHANNEL_GSO, CHANNEL_GRO, CHANNEL_GRO_MERGED = 1, 2, 4
 DESC_MORE = 1
 META_LOCAL = 1
 
@@ -140,13 +138,3 @@ def address_of(meta, packed, port):
     # Only these need a scope.
     scope = meta.ifindex if packed[0] == 0xfe and packed[1] & 0xc0 == 0x80 else 0
     return socket.inet_ntop(socket.AF_INET6, packed), port, 0, scope
-
-
-def would_block():
-    """What a call raises that can't go on now."""
-    return BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-
-__all__ = ["CHAIN_MAX", "CHANNEL_ENGINE", "CHANNEL_GRO", "CHANNEL_GRO_MERGED", "CHANNEL_GSO", "DESC_MORE",
-           "Frame", "META_LOCAL", "Meta", "NO_FRAMES", "Options", "Stats", "address_of", "byref", "family",
-           "library", "look_up", "meta_to", "would_block"]

@@ -130,6 +130,7 @@ class Transport(asyncio.DatagramTransport):
     def abort(self):
         """Closes it; what waits is lost."""
         self._waiting.clear()
+        self._bytes = 0
         self.close()
 
     def get_write_buffer_size(self):

@@ -3,9 +3,10 @@
 
 import ctypes
 import weakref
+from ctypes import byref
 
 from . import _library
-from ._library import byref, library
+from ._library import library
 
 
 class Packet:
@@ -30,6 +31,8 @@ class Packet:
 
     @property
     def _meta(self):
+        if not self.frames:
+            raise ValueError("the packet isn't the batch's any more")
         return self.frames[0].meta.contents
 
     @property
@@ -97,12 +100,12 @@ class Batch:
         """Queues a packet, with what was written to it, as the answer to its peer, from the address that was
         asked; `size`, if given, is the new length of the payload, at most the packet's. The socket's flush()
         sends it. False: no room, and the packet is still the batch's, with new views."""
-        frames = packet.frames
+        meta, frames = packet._meta, packet.frames
         if size is not None:
             if len(frames) != 1 or not 0 <= size <= len(packet.parts[0]):
                 raise ValueError("size is more than the packet's, or the packet has several parts")
         packet.end()
-        meta, before = frames[0].meta.contents, frames[0].len
+        before = frames[0].len
         library.meta_reply(byref(meta))
         meta.flags = _library.META_LOCAL
         if size is not None:
@@ -114,6 +117,7 @@ class Batch:
             self.packets[self.packets.index(packet)] = Packet(frames)
             return False
         self.packets.remove(packet)
+        packet.frames = []
         return True
 
     def release(self):
@@ -121,6 +125,8 @@ class Batch:
         for packet in self.packets:
             packet.end()
         frames = [frame for packet in self.packets for frame in packet.frames]
+        for packet in self.packets:
+            packet.frames = []
         self.packets = []
         if frames and self._channel.pointer:
             library.release(self._channel.pointer, (_library.Frame * len(frames))(*frames), len(frames))

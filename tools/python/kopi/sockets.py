@@ -3,14 +3,16 @@
 
 import contextlib
 import ctypes
+import errno
 import functools
 import os
 import select
 import socket
 import time
+from ctypes import byref
 
 from . import _library
-from ._library import byref, library
+from ._library import library
 from .packets import Batch
 
 # A payload's maximum in bytes.
@@ -42,9 +44,9 @@ class Channel:
 class Socket:
     """A KOPI socket whose datagrams travel by rings: as socket.socket(family, SOCK_DGRAM), and batches.
 
-    `gso`: datagrams in a row to one peer leave as one GSO packet; `gro`: packets may have several datagrams
-    (recv_batch() shows them so; else they come one by one). `frames` and `frame_size`, in bytes and a power of
-    two, are the memory. Rules then see and count GSO packets. Raises what socket.socket() raises, and OSError with
+    `gso`: datagrams in a row to one peer leave as one GSO packet. `gro`: what is received may be several datagrams of
+    one peer, whose size only recv_batch() tells. Rules then see and count GSO and GRO packets. `frames` and
+    `frame_size`, in bytes and a power of two, are the memory. Raises what socket.socket() raises, and OSError with
     EAFNOSUPPORT without the module, ENOBUFS over RLIMIT_MEMLOCK or net.kopi's limits, EACCES if a rule denies it.
 
     Threads may share it: their calls take turns. A child process must not use it.
@@ -58,7 +60,6 @@ class Socket:
         self._plain = socket.socket(fileno=os.dup(library.flow_fd(self._channel.flow)))
         self._family, self._timeout = family, socket.getdefaulttimeout()
         self._to_address = functools.lru_cache(maxsize=4096)(functools.partial(_library.meta_to, version=family))
-        self._buffer = ctypes.create_string_buffer(LONGEST + 1)
         library.arm(self._pointer, 1)
 
     def __enter__(self):
@@ -82,7 +83,7 @@ class Socket:
     @property
     def _pointer(self):
         if not self._channel or not self._channel.pointer:
-            raise OSError(9, os.strerror(9))
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._channel.pointer
 
     def _to(self, address):
@@ -130,7 +131,7 @@ class Socket:
         if calls don't wait. An error of the socket's ends the sleep and is raised."""
         if self._timeout == 0:
             library.flow_error(self._channel.flow)
-            raise _library.would_block()
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         poll = select.poll()
         poll.register(self.fileno(), events)
         left = None if until is None else max(until - time.monotonic(), 0) * 1000
@@ -155,12 +156,12 @@ class Socket:
 
     def recv(self, size):
         """A datagram's first `size` bytes; the rest is lost."""
-        return ctypes.string_at(self._buffer, self._receive(self._buffer, min(size, LONGEST), None))
+        return self._bytes(size, None)
 
     def recvfrom(self, size):
         """The same, and the address that it came from."""
         meta = _library.Meta()
-        data = ctypes.string_at(self._buffer, self._receive(self._buffer, min(size, LONGEST), byref(meta)))
+        data = self._bytes(size, byref(meta))
         return data, _library.address_of(meta, meta.peer, meta.peer_port)
 
     def recv_into(self, buffer, size=0):
@@ -172,6 +173,12 @@ class Socket:
         meta = _library.Meta()
         count = self._into(buffer, size, byref(meta))
         return count, _library.address_of(meta, meta.peer, meta.peer_port)
+
+    def _bytes(self, size, meta):
+        size = min(size, LONGEST)
+        # One for each call: other threads may receive before this one has looked at it.
+        buffer = ctypes.create_string_buffer(size)
+        return ctypes.string_at(buffer, self._receive(buffer, size, meta))
 
     def _into(self, buffer, size, meta):
         view = memoryview(buffer).cast("B")
@@ -202,6 +209,17 @@ class Socket:
         self._wait(events, until)
         library.flush(self._pointer)
 
+    def _has_room(self, until):
+        """The same; False if calls don't wait, or the time is over."""
+        if self._timeout == 0:
+            library.flush(self._pointer)
+            return False
+        try:
+            self._make_room(until)
+        except TimeoutError:
+            return False
+        return True
+
     def send_batch(self, datagrams):
         """Sends (data, address) pairs; an address of None is the connected peer. One call of the kernel for all
         that fit. Gives how many were given to the kernel, which is all, unless calls don't wait or the time is over;
@@ -215,12 +233,7 @@ class Socket:
                     library.queue(self._pointer, 0, data, len(data), meta)
                     break
                 except BlockingIOError:
-                    try:
-                        if self._timeout == 0:
-                            library.flush(self._pointer)
-                            return count
-                        self._make_room(until)
-                    except TimeoutError:
+                    if not self._has_room(until):
                         return count
             count += 1
         library.flush(self._pointer)

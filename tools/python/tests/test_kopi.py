@@ -6,6 +6,7 @@ import errno
 import gc
 import select
 import socket
+import sys
 import threading
 import time
 import unittest
@@ -177,6 +178,32 @@ class AsUdp(unittest.TestCase):
                 thread.join(PATIENCE)
             self.assertEqual(got, [b"%d" % number for number in range(300)])
 
+    def test_several_receive(self):
+        """Each gets whole datagrams, whenever the interpreter changes threads."""
+        sys.setswitchinterval(1e-6)
+        for sock, peer in self.both():
+            got = []
+
+            def receive(sock=sock, got=got):
+                while data := sock.recv(2000):
+                    got.append(data)
+            threads = [threading.Thread(target=receive) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            sent = [bytes([number & 0xff]) * (1 + number % 999) for number in range(1000)]
+            for number, data in enumerate(sent):
+                peer.sendto(data, sock.getsockname())
+                while len(got) < number - 50:
+                    time.sleep(0.001)
+            while len(got) < len(sent):
+                time.sleep(0.001)
+            for _ in threads:
+                peer.sendto(b"", sock.getsockname())
+            for thread in threads:
+                thread.join(PATIENCE)
+            self.assertEqual(sorted(got), sorted(sent))
+        sys.setswitchinterval(0.005)
+
 
 class Batches(unittest.TestCase):
     """What only KOPI's sockets do."""
@@ -218,7 +245,13 @@ class Batches(unittest.TestCase):
             batch.packets[0].data[:6] = b"NUMBER"
             self.assertEqual(bytes(batch.packets[0].data), b"NUMBER 0")
             view = batch.packets[1].data
+            kept, packet = list(batch), batch.packets[2]
+            self.assertTrue(batch.answer(packet))
+            self.assertRaises(ValueError, batch.answer, packet)
         self.assertRaises(ValueError, bytes, view)
+        self.sock.close()
+        for packet in kept:
+            self.assertRaises(ValueError, lambda packet=packet: packet.peer)
 
     def test_answers_leave_from_their_frames(self):
         for _ in range(20):
