@@ -377,25 +377,32 @@ class Asked:
         return self.longest
 
 
+def refused_by_driver(ynl, traffic):
+    """Sends more than its ring holds, and than QEMU takes besides, which is more at times on a busy machine."""
+    for _ in range(4):
+        traffic.send(40 * BATCH, 1000)
+        if kopi.wait_until(lambda: link(ynl)["path"] == "refused", 5):
+            return True
+    return False
+
+
 def driver_takes_none(ynl):
     """A driver whose ring stays full holds up nobody for longer than a second."""
     traffic = Traffic()
     traffic.flow.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
     with nobody_takes():
         before = link(ynl)
-        # More than its ring holds.
-        traffic.send(40 * BATCH, 1000)
-        kopi.check("a driver that takes no frames: the stack has them all",
-                   kopi.wait_until(lambda: link(ynl)["path"] == "refused"), link(ynl))
+        sent = traffic.sent
+        kopi.check("a driver that takes no frames: the stack has them all", refused_by_driver(ynl, traffic), link(ynl))
         after = link(ynl)
         kopi.check("but the rest of the one that it had begun, which is dropped",
                    after["dropped"] - before["dropped"] < BATCH
-                   and after["packets"] - before["packets"] < 40 * BATCH, (before, after))
+                   and after["packets"] - before["packets"] < traffic.sent - sent, (before, after))
         kopictl("detach", "eth0")
     kopictl("attach", "eth0")
     kopi.check("attached again: by the driver", kopi.wait_until(lambda: link(ynl)["path"] == "direct"), link(ynl))
     with nobody_takes():
-        traffic.send(40 * BATCH, 1000)
+        traffic.send(80 * BATCH, 1000)
         asked = Asked()
         begin = time.monotonic()
         kopictl("detach", "eth0")
