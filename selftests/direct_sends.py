@@ -257,9 +257,9 @@ def ways_change(ynl):
     kopi.check("a datagram without payload", not wrong, wrong)
     for way, other in {**OTHERS, "detached": detached}.items():
         before = link(ynl)
-        # What qdiscs drop, GSO packets as one. The device counts what meets the one that it has while none is in force,
-        # and nobody what meets one that has just been taken away.
-        droptrace.start()
+        # What qdiscs drop, GSO packets as one, also when they are taken away. The device counts what meets the one that
+        # it has while none is in force, and nobody what meets one that has just been taken away.
+        droptrace.start(also_purged=True)
         try:
             sent = send_meanwhile(traffic, lambda way=way, other=other: change(way, other))
             received = []
@@ -269,7 +269,7 @@ def ways_change(ynl):
                     data = traffic.sink.recv(65536)
                     received.append(struct.unpack_from(">I", data)[0])
                     assert data == payload(received[-1], 300)
-            dropped = droptrace.recorded()["QDISC_DROP"]
+            dropped = droptrace.recorded()["QDISC_DROP"] + droptrace.purged()
         finally:
             droptrace.stop()
         traffic.sink.setblocking(False)

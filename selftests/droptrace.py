@@ -13,10 +13,11 @@ def _put(path, value):
         file.write(value)
 
 
-def start():
-    """Starts to record drops that have a reason: 2 says that none is specified."""
+def start(also_purged=False):
+    """Starts to record drops that have a reason: 2 says that none is specified, as of what a qdisc held that is
+    taken away."""
     _put(f"{TRACING}/trace", "")
-    _put(f"{EVENT}/filter", "reason > 2")
+    _put(f"{EVENT}/filter", "reason > 1" if also_purged else "reason > 2")
     _put(f"{EVENT}/enable", "1")
 
 
@@ -24,6 +25,12 @@ def stop():
     """Stops to record drops."""
     _put(f"{EVENT}/enable", "0")
     _put(f"{EVENT}/filter", "0")
+
+
+def purged():
+    """The number of IPv4 packets that qdiscs held when they were taken away, under RTNL."""
+    with open(f"{TRACING}/trace", encoding="ascii") as trace:
+        return len(re.findall(r"protocol=2048 location=\w*rtnl_unlock\S* reason: NOT_SPECIFIED", trace.read()))
 
 
 def recorded():
