@@ -13,7 +13,9 @@ nic=${nics[0]} hook=output
 [ ${#nics[@]} = 1 ] || hook=input
 set_up >/dev/null
 [ "$policy" = none ] || "$policy" "$nic" $hook >/dev/null
-for each in "$nic" ${nics[1]:+far}; do
+attached=("$nic")
+[ ${#nics[@]} != 2 ] || attached+=(far)
+for each in "${attached[@]}"; do
 	[[ $mode != kopi_direct* ]] || nsenter --net="/run/netns/$each" kopictl attach "${each}0" || exit 1
 done
 # Sending from one, there and back between two, receiving by the first of three.

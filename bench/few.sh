@@ -22,5 +22,6 @@ in_void kopictl attach void0 || failed=1
 sent --payloads 64 --modes kopi_direct,kopi_direct_gso
 sent --payloads 64 --peers many --modes kopi_direct_datagrams
 in_near kopictl attach near0 || failed=1
-received --modes kopi_direct,kopi_direct_merged
+received --modes kopi_direct,kopi_direct_merged,kopi_direct_datagrams
+received --peers many --modes kopi_direct_datagrams
 exit $failed

@@ -36,6 +36,8 @@ joined() {
 	ip -n "$1" addr add 198.51.100.1/24 dev "${1}0"
 	ip -n "$3" addr add 198.51.100.2/24 dev "${3}0"
 	ip -n "$1" neigh add 198.51.100.2 dev "${1}0" lladdr "$(mac "$3")" nud permanent
+	# Where many senders are.
+	ip -n "$1" route add 198.18.0.0/15 dev "${1}0"
 	ip -n "$3" neigh add 198.51.100.1 dev "${3}0" lladdr "$(mac "$1")" nud permanent
 }
 mac() { ip -n "$1" -j link show dev "${1}0" | jq -r '.[0].address'; }
@@ -51,6 +53,9 @@ set_up() {
 	[ ${#nics[@]} -ge 3 ] || return 0
 	joined near "${nics[0]}" far "${nics[1]}"
 	namespace twin "${nics[2]}"
+	# Packets of many senders leave in the order in which they were sent.
+	tc -n far qdisc replace dev far0 root pfifo
+	tc -n twin qdisc replace dev twin0 root pfifo
 	nics=("${nics[@]:3}")
 	if [ ${#nics[@]} -ge 3 ] && ! has_offloads "${nics[0]}"; then
 		joined znear "${nics[0]}" zfar "${nics[1]}"

@@ -132,8 +132,10 @@ else
 fi
 
 received none
+received none --peers many --payloads 64 --modes recvmmsg,kopi
 nft10 near input
 received nft10 --counts handed --count "$nft_count"
+received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes recvmmsg,kopi
 no_nft near
 conntrack near input
 received conntrack --counts handed --count "$nft_count" --payloads 64
@@ -160,11 +162,13 @@ received_zero_copy() { receive znear zfar twin --modes af_xdp_zero_copy --policy
 received_zero_copy none
 nft10 znear input
 received_zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
-# Merged before they are skbs.
+# Merged before they are skbs, or without any.
 in_near kopictl attach near0 || failed=1
-received none --modes kopi_direct,kopi_direct_merged
+received none --modes kopi_direct,kopi_direct_merged,kopi_direct_datagrams
+received none --peers many --payloads 64 --modes kopi_direct_datagrams
 nft10 near input
-received nft10 --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_merged
+received nft10 --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_merged,kopi_direct_datagrams
+received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes kopi_direct_datagrams
 also_conntrack near input
 received nft10_conntrack --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_merged --payloads 64
 in_near nft delete table inet more
@@ -183,5 +187,6 @@ in_near tc qdisc del dev near0 clsact
 received nft10 --modes af_xdp_copy --counts handed --count "$nft_count" --payloads 64
 no_nft near
 received none --modes af_xdp_copy,xdp_drop
+received none --peers many --payloads 64 --modes af_xdp_copy,xdp_drop
 many
 exit $failed

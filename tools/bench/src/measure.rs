@@ -14,11 +14,11 @@ use clap::{Args, ValueEnum};
 use std::{io, net::Ipv4Addr};
 
 /// Peers of the rows with many.
-const MANY: u8 = 255;
+pub(crate) const MANY: u8 = 255;
 
 /// The destinations of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Peers {
+pub(crate) enum Peers {
     /// One, to whom the socket is connected
     One,
     /// One of 255, at random

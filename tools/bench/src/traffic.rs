@@ -50,6 +50,8 @@ pub(crate) struct Traffic {
     pub(crate) local: Ipv4Addr,
     pub(crate) mac: [u8; 6],
     pub(crate) peers: Vec<Peer>,
+    /// Where packets come from, chosen at random, instead of the local address.
+    sources: Vec<Ipv4Addr>,
     template: Vec<u8>,
     number: u64,
     random: Random,
@@ -63,9 +65,24 @@ impl Traffic {
             local,
             mac,
             peers,
+            sources: Vec::new(),
             template: (0..payload).map(|at| at as u8).collect(),
             number: 0,
             random: Random::new(),
+        }
+    }
+
+    /// The same from many senders.
+    pub(crate) fn with_sources(self, sources: Vec<Ipv4Addr>) -> Self {
+        Self { sources, ..self }
+    }
+
+    /// The address that the next packet comes from.
+    #[inline]
+    fn next_source(&mut self) -> Ipv4Addr {
+        match self.sources.len() {
+            0 => self.local,
+            count => self.sources[self.random.below(count as u32) as usize],
         }
     }
 
@@ -108,6 +125,7 @@ impl Traffic {
     pub(crate) fn frame(&mut self, to: &mut [u8]) {
         let number = self.next_peer();
         let peer = self.peers[number];
+        let source = self.next_source();
         let (headers, payload) = to.split_at_mut(HEADERS);
         self.fill(payload);
         headers[..6].copy_from_slice(&peer.mac);
@@ -118,7 +136,7 @@ impl Traffic {
         // Version, length, TOS; total length; number; don't fragment; TTL, UDP; checksum.
         ip[..4].copy_from_slice(&[0x45, 0, (len >> 8) as u8, len as u8]);
         ip[4..12].copy_from_slice(&[0, 0, 0x40, 0, 64, 17, 0, 0]);
-        ip[12..16].copy_from_slice(&self.local.octets());
+        ip[12..16].copy_from_slice(&source.octets());
         ip[16..].copy_from_slice(&peer.address.octets());
         let checksum = !folded(sum(ip));
         ip[10..12].copy_from_slice(&checksum.to_be_bytes());

@@ -12,7 +12,7 @@ mod xdp;
 
 use crate::{
     clock::Clock,
-    measure::name,
+    measure::{name, Peers, MANY},
     meter::{kernel, sleeps},
     nic::{within, Count, Nic},
     policy::{Packets, Policy},
@@ -42,6 +42,8 @@ const RUNS_MAX: usize = 4;
 const BURST_RUNS_MAX: usize = 8;
 /// How long a burst takes to leave.
 const NAP: Duration = Duration::from_millis(1);
+/// The first of many senders.
+const FIRST_SOURCE: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 1);
 /// How long a receiver waits.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -73,6 +75,8 @@ enum Mode {
     KopiDirect,
     /// As `kopi_merged`, from a device that is attached
     KopiDirectMerged,
+    /// As `kopi`, from a device that is attached
+    KopiDirectDatagrams,
     /// By nobody: an XDP program drops all, which is the least that a packet can cost
     XdpDrop,
 }
@@ -80,12 +84,22 @@ enum Mode {
 impl Mode {
     /// Whether the stack may merge its packets to GRO packets.
     fn has_gro(self) -> bool {
-        matches!(self, Self::UdpGro | Self::KopiGro | Self::KopiMerged) || self.is_direct()
+        matches!(
+            self,
+            Self::UdpGro
+                | Self::KopiGro
+                | Self::KopiMerged
+                | Self::KopiDirect
+                | Self::KopiDirectMerged
+        )
     }
 
     /// Whether it needs a device that is attached.
     fn is_direct(self) -> bool {
-        matches!(self, Self::KopiDirect | Self::KopiDirectMerged)
+        matches!(
+            self,
+            Self::KopiDirect | Self::KopiDirectMerged | Self::KopiDirectDatagrams
+        )
     }
 
     /// Whether policies that look at packets on their way to a socket see it.
@@ -96,23 +110,28 @@ impl Mode {
         )
     }
 
+    /// `far` is the sender, if there is one only.
     fn open(
         self,
         device: u32,
         near: SocketAddrV4,
-        far: SocketAddrV4,
+        far: Option<SocketAddrV4>,
         payload: usize,
     ) -> io::Result<Box<dyn Receiver>> {
         let socket = || {
             let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
             socket.bind(&near.into())?;
-            socket.connect(&far.into())?;
+            if let Some(far) = far {
+                socket.connect(&far.into())?;
+            }
             socket.set_read_timeout(Some(PATIENCE))?;
             io::Result::Ok(socket)
         };
         let flow = || {
             let flow = kopi::Flow::bind(near.into())?;
-            flow.connect(far.into())?;
+            if let Some(far) = far {
+                flow.connect(far.into())?;
+            }
             io::Result::Ok(flow)
         };
         Ok(match self {
@@ -131,7 +150,8 @@ impl Mode {
             | Self::KopiGro
             | Self::KopiMerged
             | Self::KopiDirect
-            | Self::KopiDirectMerged => {
+            | Self::KopiDirectMerged
+            | Self::KopiDirectDatagrams => {
                 let merged = matches!(self, Self::KopiMerged | Self::KopiDirectMerged);
                 Box::new(rings::Rings::new(flow()?, self.has_gro(), merged)?)
             }
@@ -234,6 +254,11 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = "64,512,1400")]
     payloads: Vec<usize>,
 
+    /// Whom the packets come from: one, or at random 255, whose addresses are 198.18.1.1 and the next
+    /// ones
+    #[arg(long, value_enum, default_value = "one")]
+    peers: Peers,
+
     #[command(flatten)]
     policy: Policy,
 }
@@ -256,6 +281,14 @@ struct Bench<'o> {
     void_index: u32,
     clock: Clock,
     kernel: String,
+}
+
+/// The addresses of many senders.
+fn sources() -> Vec<Ipv4Addr> {
+    let first = u32::from(FIRST_SOURCE);
+    (0..u32::from(MANY))
+        .map(|number| Ipv4Addr::from(first + number))
+        .collect()
 }
 
 fn mac_of(nic: &Nic) -> io::Result<[u8; 6]> {
@@ -316,7 +349,11 @@ impl Bench<'_> {
             address: self.options.local,
             mac: self.mac,
         };
-        Traffic::new(self.options.far, self.far_mac, vec![near], payload)
+        let traffic = Traffic::new(self.options.far, self.far_mac, vec![near], payload);
+        match self.options.peers {
+            Peers::One => traffic,
+            Peers::Many => traffic.with_sources(sources()),
+        }
     }
 
     /// What sends it, by a device in a namespace.
@@ -362,7 +399,8 @@ impl Bench<'_> {
             _ => costs.burst,
         };
         let near = SocketAddrV4::new(self.options.local, TO_PORT);
-        let far = SocketAddrV4::new(self.options.far, FROM_PORT);
+        let far = (self.options.peers == Peers::One)
+            .then(|| SocketAddrV4::new(self.options.far, FROM_PORT));
         let seen = self.options.policy.count()?;
         let before = self.nic.received()?;
         let mut receiver = mode.open(self.nic.index(), near, far, payload)?;
@@ -438,7 +476,10 @@ impl Bench<'_> {
             policy: self.options.policy.name.clone(),
             policy_holds: self.options.policy.holds(policy_packets, &packets)?,
             flows: 1,
-            peers: 1,
+            peers: match self.options.peers {
+                Peers::One => 1,
+                Peers::Many => usize::from(MANY),
+            },
             batch: BURST,
             insn_per_packet: Some(mean),
             runs,
