@@ -146,9 +146,9 @@ def coming(ynl):
         with detached():
             flow.is_shown("detached: no way in", None, "receive-path")
     with Shown(ynl) as plain:
-        plain.is_shown("a flow without GSO packets", "no-gro", "receive-path")
+        plain.is_shown("a flow without GSO packets", "direct", "receive-path")
     with gso(ynl, local=None) as unbound:
-        unbound.is_shown("no port yet", "no-gro", "receive-path")
+        unbound.is_shown("no port yet", "not-redirected", "receive-path")
         unbound.send()
         unbound.is_shown("a port, since it has sent", "direct", "receive-path")
     # Of several devices the best counts, for who isn't bound to one.
@@ -175,7 +175,7 @@ def told_to_people(ynl):
                        shown)
             shown = json.loads(kopictl("show", "flow", str(flow.id), "--json"))
             kopi.check("kopictl show flow --json",
-                       (shown["path"], shown["path_device"], shown["receive_path"]) == ("tap", "eth0", "direct"),
+                       (shown["path"], shown["path_device"], shown["receive_path"]) == ("tap", "eth0", "tap"),
                        shown)
 
 

@@ -194,6 +194,39 @@ int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned i
 			 u32 priority, bool skip);
 void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets);
 
+/* shim/receive.c */
+enum kopi_rx_path {
+	KOPI_RX_PLAIN,
+	KOPI_RX_TAP,
+	KOPI_RX_TC,
+	KOPI_RX_HOOK,
+	KOPI_RX_XDP,
+	KOPI_RX_RAW,
+	KOPI_RX_UPPER,
+	KOPI_RX_RPS,
+	KOPI_RX_IPSEC,
+};
+enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev);
+bool kopi_has_input_hooks(const struct net_device *dev);
+struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_frame *frame,
+				struct net_device *dev, unsigned int len, u32 napi_id);
+u32 kopi_route_conf(const struct net_device *dev);
+struct dst_entry *kopi_hold_route(const struct sk_buff *skb);
+struct dst_entry *kopi_skb_dst(const struct sk_buff *skb);
+void kopi_dst_release(struct dst_entry *dst);
+void kopi_unwrap_frame(struct sk_buff *skb);
+bool kopi_is_frame_alone(const struct sk_buff *skb, const void *head);
+void kopi_count_input(const struct sk_buff *skb);
+bool kopi_route_here(struct sk_buff *skb);
+bool kopi_ask_input_hooks(struct sk_buff *skb, struct dst_entry *known);
+void kopi_input_by_stack(struct sk_buff *skb);
+bool kopi_is_datagram(const struct sk_buff *skb);
+struct sock *kopi_find_receiver(struct sk_buff *skb);
+bool kopi_is_only_receiver(const struct sock *sk);
+bool kopi_sock_receives_plainly(const struct sock *sk, const void *data_ready);
+void kopi_enter_udp(struct sk_buff *skb);
+int kopi_filter_datagram(struct sock *sk, struct sk_buff *skb);
+
 /* shim/dev.c */
 int kopi_net_xmit_errno(int code);
 bool kopi_device_name(struct net *net, int ifindex, char *name);

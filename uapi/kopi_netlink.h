@@ -85,24 +85,48 @@ enum kopi_path {
 
 /**
  * enum kopi_receive_path - The RX path of flows' packets from a device, with
- *   the reason. The value no-gro only applies to flows.
- * @KOPI_RECEIVE_PATH_DIRECT: Directly: the XDP program redirects them, and
- *   they are coalesced to GRO packets.
+ *   the reason. The value not-redirected only applies to flows.
+ * @KOPI_RECEIVE_PATH_DIRECT: Directly: the XDP program redirects them.
+ *   Datagrams of IPv4 go to their flows without the stack. Those of a flow
+ *   that asked for GRO packets are coalesced, and GRO packets go to the stack.
  * @KOPI_RECEIVE_PATH_NO_PROGRAM: Through the stack, because the device has no
  *   XDP program that redirects them.
  * @KOPI_RECEIVE_PATH_DOWN: Through the stack, because the redirect device is
  *   down.
  * @KOPI_RECEIVE_PATH_VLAN: Through the stack, because the device strips VLAN
  *   tags, so that its XDP program can't see them.
- * @KOPI_RECEIVE_PATH_NO_GRO: Through the stack, because the flow didn't ask
- *   for GRO packets, or has no port.
+ * @KOPI_RECEIVE_PATH_NOT_REDIRECTED: Through the stack, because the flow has
+ *   no port, or is of IPv6 and didn't ask for GRO packets.
+ * @KOPI_RECEIVE_PATH_TAP: Through the stack, because a packet socket sees
+ *   incoming packets.
+ * @KOPI_RECEIVE_PATH_TC: Through the stack, because tc has an ingress hook.
+ * @KOPI_RECEIVE_PATH_HOOK: Through the stack, because netfilter has an ingress
+ *   hook.
+ * @KOPI_RECEIVE_PATH_XDP: Through the stack, because the device has a generic
+ *   XDP program.
+ * @KOPI_RECEIVE_PATH_RAW: Through the stack, because a raw socket sees
+ *   incoming UDP.
+ * @KOPI_RECEIVE_PATH_UPPER: Through the stack, because the device is below a
+ *   bridge, a bond, a VRF or the like.
+ * @KOPI_RECEIVE_PATH_RPS: Through the stack, because RPS or RFS choose the
+ *   CPU.
+ * @KOPI_RECEIVE_PATH_IPSEC: Through the stack, because the network namespace
+ *   has policies of IPsec.
  */
 enum kopi_receive_path {
 	KOPI_RECEIVE_PATH_DIRECT,
 	KOPI_RECEIVE_PATH_NO_PROGRAM,
 	KOPI_RECEIVE_PATH_DOWN,
 	KOPI_RECEIVE_PATH_VLAN,
-	KOPI_RECEIVE_PATH_NO_GRO,
+	KOPI_RECEIVE_PATH_NOT_REDIRECTED,
+	KOPI_RECEIVE_PATH_TAP,
+	KOPI_RECEIVE_PATH_TC,
+	KOPI_RECEIVE_PATH_HOOK,
+	KOPI_RECEIVE_PATH_XDP,
+	KOPI_RECEIVE_PATH_RAW,
+	KOPI_RECEIVE_PATH_UPPER,
+	KOPI_RECEIVE_PATH_RPS,
+	KOPI_RECEIVE_PATH_IPSEC,
 };
 
 enum {
@@ -301,6 +325,7 @@ enum {
 	KOPI_A_DEVICE_RECEIVED,
 	KOPI_A_DEVICE_GRO_PACKETS,
 	KOPI_A_DEVICE_RECEIVE_DROPPED,
+	KOPI_A_DEVICE_RECEIVED_DIRECT,
 
 	__KOPI_A_DEVICE_MAX,
 	KOPI_A_DEVICE_MAX = (__KOPI_A_DEVICE_MAX - 1)

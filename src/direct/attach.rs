@@ -200,7 +200,7 @@ impl Attached {
         Some(if flow.is_redirected() {
             path
         } else {
-            RxPath::NoGro
+            RxPath::NotRedirected
         })
     }
 }

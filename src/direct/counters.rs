@@ -19,6 +19,8 @@ pub(crate) struct Counters {
     pub(crate) dropped: AtomicU64,
     /// Datagrams that the XDP program redirected.
     pub(crate) received: AtomicU64,
+    /// Those of them that went to their flows without the stack, or were dropped there.
+    pub(crate) received_direct: AtomicU64,
     /// GRO packets that were made of these.
     pub(crate) gro_packets: AtomicU64,
     /// Redirected datagrams that were dropped because memory was short.

@@ -25,6 +25,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{ordering, Atomic},
+        rcu,
         Arc, //
     },
 };
@@ -128,7 +129,11 @@ impl AttachedDevice {
             Some(_) if !self.device.runs_xdp(PROGRAM) => RxPath::NoProgram,
             Some(target) if !target.is_up() => RxPath::Down,
             Some(_) if self.device.strips_vlans() => RxPath::Vlan,
-            Some(_) => RxPath::Direct,
+            Some(_) => {
+                let _rcu = rcu::read_lock();
+                let observer = self.device.rx_observer();
+                observer.map_or(RxPath::Direct, RxPath::from)
+            }
         }
     }
 

@@ -17,6 +17,7 @@ mod flow;
 mod path;
 mod queue;
 mod receive;
+mod receive_datagrams;
 mod redirected_ports;
 mod sender;
 mod waiting;

@@ -2,7 +2,10 @@
 
 //! The paths that packets take at an attached device, with the reasons.
 
-use crate::sys::{direct::egress::EgressSkb, uapi};
+use crate::sys::{
+    direct::{egress::EgressSkb, rx_observer::RxObserver},
+    uapi, //
+};
 
 /// The path of outgoing packets, numbered as in `uapi/kopi_netlink.h`. The values from `Datagram`
 /// on apply to one flow; the others apply to the device.
@@ -42,7 +45,8 @@ pub(crate) enum TxPath {
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum RxPath {
-    /// Redirected by the device's XDP program.
+    /// Redirected by the device's XDP program. Datagrams go to their flows without the stack, GRO
+    /// packets by the stack.
     Direct = uapi::KOPI_RECEIVE_PATH_DIRECT,
     /// Through the stack: the device's XDP program isn't KOPI's.
     NoProgram = uapi::KOPI_RECEIVE_PATH_NO_PROGRAM,
@@ -50,8 +54,39 @@ pub(crate) enum RxPath {
     Down = uapi::KOPI_RECEIVE_PATH_DOWN,
     /// Through the stack: the program can't see VLAN tags.
     Vlan = uapi::KOPI_RECEIVE_PATH_VLAN,
-    /// Through the stack: the flow doesn't ask for GRO packets.
-    NoGro = uapi::KOPI_RECEIVE_PATH_NO_GRO,
+    /// Through the stack: the flow has no port yet, or is of IPv6 and doesn't ask for GRO packets.
+    NotRedirected = uapi::KOPI_RECEIVE_PATH_NOT_REDIRECTED,
+    /// Through the stack: a packet socket sees incoming packets.
+    Tap = uapi::KOPI_RECEIVE_PATH_TAP,
+    /// Through the stack: tc has an ingress hook.
+    Tc = uapi::KOPI_RECEIVE_PATH_TC,
+    /// Through the stack: netfilter has an ingress hook.
+    Hook = uapi::KOPI_RECEIVE_PATH_HOOK,
+    /// Through the stack: the device has a generic XDP program.
+    Xdp = uapi::KOPI_RECEIVE_PATH_XDP,
+    /// Through the stack: a raw socket sees incoming UDP.
+    Raw = uapi::KOPI_RECEIVE_PATH_RAW,
+    /// Through the stack: the device is below a bridge, a bond, a VRF or the like.
+    Upper = uapi::KOPI_RECEIVE_PATH_UPPER,
+    /// Through the stack: RPS or RFS choose the CPU.
+    Rps = uapi::KOPI_RECEIVE_PATH_RPS,
+    /// Through the stack: the namespace has policies of IPsec.
+    Ipsec = uapi::KOPI_RECEIVE_PATH_IPSEC,
+}
+
+impl From<RxObserver> for RxPath {
+    fn from(observer: RxObserver) -> Self {
+        match observer {
+            RxObserver::Tap => Self::Tap,
+            RxObserver::Tc => Self::Tc,
+            RxObserver::Hook => Self::Hook,
+            RxObserver::Xdp => Self::Xdp,
+            RxObserver::Raw => Self::Raw,
+            RxObserver::Upper => Self::Upper,
+            RxObserver::Rps => Self::Rps,
+            RxObserver::Ipsec => Self::Ipsec,
+        }
+    }
 }
 
 /// The reason why a packet can't take the direct path of a device that others could take.

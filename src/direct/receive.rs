@@ -9,11 +9,15 @@
 //! netfilter and all later hooks see them.
 
 use super::counters::Counters;
+use super::receive_datagrams::{DatagramReceiver, Kept};
 use super::redirected_ports::{ProgramRoom, RedirectedPorts};
 use crate::pure::{
-    gro::{are_alike, are_of_one_flow, ends, FirstFrame, UdpFrame, GRO_BYTES_MAX, GRO_MAX}, //
+    gro::{
+        are_alike, are_of_one_flow, ends, is_ipv4, FirstFrame, UdpFrame, GRO_BYTES_MAX, GRO_MAX,
+    }, //
 };
 use crate::sys::{
+    context::SoftirqsOff,
     direct::{
         port_map::PinnedPortMap,
         redirect_device,
@@ -27,7 +31,7 @@ use kernel::{
     cpu::{nr_cpu_ids, CpuId},
     new_spinlock,
     prelude::*,
-    sync::{Arc, SpinLock}, //
+    sync::{rcu, Arc, SpinLock}, //
 };
 
 /// Maximum number of GRO packets that are being coalesced at once, on one CPU.
@@ -128,16 +132,15 @@ impl GroTable {
         Ok(Self { packets, used: 0 })
     }
 
-    /// Adds a frame, or gives it back if there are too many GRO packets.
+    /// Adds a frame that continues the most recent GRO packet, as most do, or gives it back.
     #[inline(always)]
-    fn add(&mut self, frame: XdpFrame) -> core::result::Result<(), XdpFrame> {
-        // Usually the frame continues the most recent GRO packet.
+    fn extend(&mut self, frame: XdpFrame) -> core::result::Result<(), XdpFrame> {
         match self.packets.get_mut(self.used.wrapping_sub(1)) {
             Some(last) if last.is_continued_by(&frame) => {
                 last.room = last.room.saturating_sub(1);
                 last.take(frame)
             }
-            _ => self.place(frame),
+            _ => Err(frame),
         }
     }
 
@@ -184,13 +187,28 @@ impl GroTable {
     }
 }
 
+/// What one CPU has for the frames that it receives.
+struct CpuState {
+    table: GroTable,
+    kept: Kept,
+}
+
+impl CpuState {
+    fn new() -> Result<Self> {
+        Ok(Self {
+            table: GroTable::new()?,
+            kept: Kept::new()?,
+        })
+    }
+}
+
 /// The receiver of the redirected frames of one device.
 pub(crate) struct RedirectReceiver {
     device: Arc<Device>,
     port_map: Arc<PinnedPortMap>,
     counters: Arc<Counters>,
     /// One for each CPU; `None` while that CPU uses it, without the lock.
-    cpus: KVec<Pin<KBox<SpinLock<Option<GroTable>>>>>,
+    cpus: KVec<Pin<KBox<SpinLock<Option<CpuState>>>>>,
 }
 
 impl RedirectReceiver {
@@ -202,7 +220,7 @@ impl RedirectReceiver {
     ) -> Result<Self> {
         let mut cpus = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..nr_cpu_ids() {
-            let table = new_spinlock!(Some(GroTable::new()?), "kopi::RedirectReceiver::cpus");
+            let table = new_spinlock!(Some(CpuState::new()?), "kopi::RedirectReceiver::cpus");
             let table = KBox::pin_init(table, GFP_KERNEL_ACCOUNT)?;
             cpus.push_within_capacity(table).map_err(|_| ENOMEM)?;
         }
@@ -219,26 +237,24 @@ impl RedirectReceiver {
         act(&mut self.device.net().state().redirected_ports.lock())
     }
 
-    /// Gives all gathered frames to the stack.
-    fn deliver(&self, table: &mut GroTable) {
+    /// Gives all gathered frames to their flows, or to the stack; returns the number of dropped
+    /// datagrams.
+    fn deliver(&self, table: &mut GroTable, direct: &mut DatagramReceiver<'_>) -> u64 {
         let used = core::mem::take(&mut table.used);
-        let (mut received, mut merged, mut dropped) = (0u64, 0u64, 0u64);
+        let (mut merged, mut dropped) = (0u64, 0u64);
         for packet in table.packets.iter_mut().take(used) {
-            let count = packet.frames.len() as u64;
-            let is_gso = count > 1 && self.wants_gro(packet.first.headers());
+            let is_gso = packet.frames.len() > 1 && self.wants_gro(packet.first.headers());
             let lost = if is_gso {
                 merged = merged.wrapping_add(1);
+                direct.pause();
                 self.deliver_gro(packet)
             } else {
-                self.deliver_datagrams(packet)
+                self.deliver_datagrams(packet, direct)
             };
-            received = received.wrapping_add(count);
             dropped = dropped.wrapping_add(lost);
         }
-        let counters = &self.counters;
-        counters.received.fetch_add(received, Relaxed);
-        counters.gro_packets.fetch_add(merged, Relaxed);
-        counters.receive_dropped.fetch_add(dropped, Relaxed);
+        self.counters.gro_packets.fetch_add(merged, Relaxed);
+        dropped
     }
 
     /// Whether datagrams may become a GRO packet: the device has generic receive offload on, and
@@ -258,14 +274,69 @@ impl RedirectReceiver {
         delivered.map_or(count, |()| 0)
     }
 
-    /// Gives the datagrams to the stack one by one; returns the number of dropped datagrams.
-    fn deliver_datagrams(&self, packet: &mut Coalesced) -> u64 {
-        let verified = !packet.first.headers().is_empty();
+    /// Gives the datagrams to their flow, or to the stack, one by one; returns the number of dropped
+    /// datagrams.
+    fn deliver_datagrams(&self, packet: &mut Coalesced, direct: &mut DatagramReceiver<'_>) -> u64 {
+        let headers = packet.first.headers();
+        let (start, segment) = (headers.len(), packet.first.payload());
+        let mut left = packet.payload();
         let mut dropped = 0;
         for frame in packet.frames.drain_all() {
-            if frame.deliver(&self.device, verified).is_err() {
-                dropped += 1;
+            let len = match start {
+                0 => None,
+                start => Some(start.saturating_add(segment.min(left))),
+            };
+            left = left.saturating_sub(segment);
+            dropped += self.deliver_datagram(frame, len, is_ipv4(headers), direct);
+        }
+        dropped
+    }
+
+    /// Gives a frame to its flow, or to the stack; returns the number of dropped datagrams. `len` are
+    /// the bytes of headers and payload if it is a datagram whose checksums are right.
+    #[inline]
+    fn deliver_datagram(
+        &self,
+        mut frame: XdpFrame,
+        len: Option<usize>,
+        is_ipv4: bool,
+        direct: &mut DatagramReceiver<'_>,
+    ) -> u64 {
+        if let (Some(len), true) = (len, is_ipv4) {
+            match direct.take(frame, len) {
+                Ok(()) => return 0,
+                Err(back) => frame = back,
             }
+        }
+        direct.pause();
+        u64::from(frame.deliver(&self.device, len.is_some()).is_err())
+    }
+
+    /// Gives a frame to its flow, or to the stack, if no flow of its port asked for GRO packets.
+    /// Datagrams of such a port are never gathered, so that they keep their order.
+    #[inline]
+    fn receive(
+        &self,
+        frame: XdpFrame,
+        table: &mut GroTable,
+        direct: &mut DatagramReceiver<'_>,
+    ) -> u64 {
+        let frame = match table.extend(frame) {
+            Ok(()) => return 0,
+            Err(frame) => frame,
+        };
+        if !self.port_map.has_gro(frame.destination_port()) {
+            let (len, is_ipv4) = match frame.datagram() {
+                Some(datagram) => (Some(datagram.whole()), is_ipv4(datagram.headers())),
+                None => (None, false),
+            };
+            return self.deliver_datagram(frame, len, is_ipv4, direct);
+        }
+        let mut dropped = 0;
+        if let Err(frame) = table.place(frame) {
+            dropped = self.deliver(table, direct);
+            // There is room now.
+            let _ = table.place(frame);
         }
         dropped
     }
@@ -298,25 +369,40 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
     }
 
     /// Takes no frames if this CPU is already within this function, or has no memory for its table.
-    fn xdp_xmit(&self, frames: impl Iterator<Item = XdpFrame>, last: bool) -> bool {
+    fn xdp_xmit(
+        &self,
+        frames: impl Iterator<Item = XdpFrame>,
+        last: bool,
+        softirqs: &SoftirqsOff,
+    ) -> bool {
         let Some(cpu) = self.cpus.get(CpuId::current().as_u32() as usize) else {
             return false;
         };
         let taken = cpu.lock().take();
-        let Some(mut table) = taken else {
+        let Some(CpuState {
+            mut table,
+            mut kept,
+        }) = taken
+        else {
             return false;
         };
+        let (mut received, mut dropped) = (0u64, 0u64);
+        let rcu = rcu::read_lock();
+        let mut direct = DatagramReceiver::new(&self.device, &mut kept, &rcu, softirqs);
         for frame in frames {
-            if let Err(frame) = table.add(frame) {
-                self.deliver(&mut table);
-                // There is room now.
-                let _ = table.add(frame);
-            }
+            received = received.wrapping_add(1);
+            dropped = dropped.wrapping_add(self.receive(frame, &mut table, &mut direct));
         }
         if last {
-            self.deliver(&mut table);
+            dropped = dropped.wrapping_add(self.deliver(&mut table, &mut direct));
         }
-        *cpu.lock() = Some(table);
+        let directly = direct.finish();
+        drop(rcu);
+        let counters = &self.counters;
+        counters.received.fetch_add(received, Relaxed);
+        counters.received_direct.fetch_add(directly, Relaxed);
+        counters.receive_dropped.fetch_add(dropped, Relaxed);
+        *cpu.lock() = Some(CpuState { table, kept });
         true
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The local UDP ports of a namespace's flows that asked for GRO packets, which the XDP programs of
-//! attached devices redirect.
+//! The local UDP ports of a namespace's flows on channels, which the XDP programs of attached devices
+//! redirect.
 
 use super::attach::ATTACHED_MAX;
 use crate::sys::direct::port_map::PinnedPortMap;
@@ -11,16 +11,23 @@ use kernel::{
     sync::Arc,
 };
 
+/// The flows of a port.
+#[derive(Clone, Copy)]
+struct PortFlows {
+    all: u32,
+    /// Those that asked for GRO packets.
+    gro: u32,
+}
+
 /// The redirected ports of one network namespace.
 pub(crate) struct RedirectedPorts {
-    /// Number of flows of each port.
-    ports: RBTree<u16, u32>,
+    ports: RBTree<u16, PortFlows>,
     /// The port maps of the devices whose redirect devices take frames.
     programs: KVec<Arc<PinnedPortMap>>,
 }
 
 /// Memory for another port, which is allocated before the lock is taken.
-pub(crate) struct PortRoom(RBTreeNodeReservation<u16, u32>);
+pub(crate) struct PortRoom(RBTreeNodeReservation<u16, PortFlows>);
 
 impl PortRoom {
     /// `ENOMEM`. Process context.
@@ -49,32 +56,46 @@ impl RedirectedPorts {
         }
     }
 
-    /// Sets or clears a port in all port maps.
-    fn update(&self, port: u16, redirected: bool) {
+    /// Tells all port maps about a port.
+    fn update(&self, port: u16, flows: PortFlows) {
         for program in &self.programs {
-            program.set(port, redirected);
+            program.set(port, flows.all > 0, flows.gro > 0);
         }
     }
 
-    /// Adds a flow to a port. The port is redirected from its first flow on.
-    pub(crate) fn add(&mut self, port: u16, room: PortRoom) {
-        if let Some(flows) = self.ports.get_mut(&port) {
-            *flows = flows.saturating_add(1);
-            return;
-        }
-        self.ports.insert(room.0.into_node(port, 1));
-        self.update(port, true);
+    /// Adds a flow to a port, which asked for GRO packets or not. The port is redirected from its
+    /// first flow on.
+    pub(crate) fn add(&mut self, port: u16, gro: bool, room: PortRoom) {
+        let flows = match self.ports.get_mut(&port) {
+            Some(flows) => {
+                flows.all = flows.all.saturating_add(1);
+                flows.gro = flows.gro.saturating_add(u32::from(gro));
+                *flows
+            }
+            None => {
+                let flows = PortFlows {
+                    all: 1,
+                    gro: u32::from(gro),
+                };
+                self.ports.insert(room.0.into_node(port, flows));
+                flows
+            }
+        };
+        self.update(port, flows);
     }
 
     /// Removes a flow from a port. The port is redirected until its last flow is removed.
-    pub(crate) fn remove(&mut self, port: u16) {
-        match self.ports.get_mut(&port) {
-            Some(flows) if *flows > 1 => *flows = flows.saturating_sub(1),
-            _ => {
-                let _gone = self.ports.remove(&port);
-                self.update(port, false);
-            }
+    pub(crate) fn remove(&mut self, port: u16, gro: bool) {
+        let Some(flows) = self.ports.get_mut(&port) else {
+            return;
+        };
+        flows.all = flows.all.saturating_sub(1);
+        flows.gro = flows.gro.saturating_sub(u32::from(gro));
+        let left = *flows;
+        if left.all == 0 {
+            let _gone = self.ports.remove(&port);
         }
+        self.update(port, left);
     }
 
     /// Makes a program redirect these ports, and the ports that are added later: `ENOMEM` if there
@@ -90,8 +111,8 @@ impl RedirectedPorts {
             .push_within_capacity(program.clone())
             .map_err(|_| ENOMEM)?;
         self.programs = programs;
-        for port in self.ports.keys() {
-            program.set(*port, true);
+        for (port, flows) in &self.ports {
+            program.set(*port, true, flows.gro > 0);
         }
         Ok(())
     }

@@ -8,12 +8,14 @@ use crate::sys::sock::Sock;
 use kernel::sync::atomic::ordering::Relaxed;
 
 impl Flow {
-    /// Has XDP programs redirect the datagrams for the flow's port, which may have changed, if its
-    /// channel takes GRO packets. Process context.
+    /// Has XDP programs redirect the datagrams for the flow's port, which may have changed, if it is
+    /// on a channel. Of IPv6 only GRO packets have a use for that. Process context.
     pub(crate) fn follow_port(&self, sk: &Sock) {
         let port = u16::from_be(sk.local_port());
         if u32::from(port) != self.redirected.load(Relaxed)
-            && self.channel().is_some_and(|channel| channel.has_gro())
+            && self
+                .channel()
+                .is_some_and(|channel| channel.has_gro() || !sk.is_ipv6())
         {
             self.redirect(sk, port);
         }
@@ -35,14 +37,16 @@ impl Flow {
                 Err(_) => return,
             },
         };
+        // A flow that has changed ports, or is closed, is on the channel that it was on.
+        let gro = self.channel().is_some_and(|channel| channel.has_gro());
         let net = sk.net().state();
         let mut redirected = net.redirected_ports.lock();
         if let Some(room) = room {
-            redirected.add(port, room);
+            redirected.add(port, gro, room);
         }
         match self.redirected.xchg(port.into(), Relaxed) {
             0 => {}
-            before => redirected.remove(before as u16),
+            before => redirected.remove(before as u16, gro),
         }
     }
 }

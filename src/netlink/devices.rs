@@ -89,6 +89,10 @@ fn put(message: &mut Message, port: &AttachedDevice, path: TxPath) -> Result {
         counters.received.load(Relaxed),
     )?;
     message.uint(
+        uapi::KOPI_A_DEVICE_RECEIVED_DIRECT,
+        counters.received_direct.load(Relaxed),
+    )?;
+    message.uint(
         uapi::KOPI_A_DEVICE_GRO_PACKETS,
         counters.gro_packets.load(Relaxed),
     )?;

@@ -62,10 +62,17 @@ impl DropReason {
     }
 }
 
-/// Frees a packet of which only the first `end` bytes were delivered, and `lost` datagrams weren't.
-pub(super) fn give_up(channel: &Channel, sk: &Sock, skb: SkBuff, end: u32, lost: u32) {
-    skb.count_dropped(sk, lost);
-    if end > 0 {
+/// What of a packet wasn't delivered.
+pub(super) struct Loss {
+    /// Number of bytes in front of it, which were delivered.
+    pub(super) end: u32,
+    pub(super) datagrams: u32,
+}
+
+/// Frees a packet of which not all was delivered.
+pub(super) fn give_up(channel: &Channel, sk: &Sock, skb: SkBuff, loss: &Loss) {
+    skb.count_dropped(sk, loss.datagrams);
+    if loss.end > 0 {
         skb.consume(sk);
     } else {
         // Monitors have seen it, and must not see it again as a packet that the stack drops.

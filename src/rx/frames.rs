@@ -82,6 +82,41 @@ impl Receiver {
         Ok(())
     }
 
+    /// Sets a frame aside for a packet of `len` bytes that one frame holds; says whether there is room
+    /// for the packet.
+    #[inline]
+    pub(super) fn set_aside(&mut self, len: u32, geometry: &Geometry) -> bool {
+        if len > geometry.capacity() || !self.spare.is_empty() {
+            self.frames.clear();
+            let has_room = self.make_room(len, geometry).is_ok();
+            self.keep_frames();
+            return has_room;
+        }
+        // As make_room(), for one frame.
+        if !self.ring.room(1).is_ok_and(|room| room > 0) {
+            return false;
+        }
+        self.ready = self.next_frame(geometry).ok();
+        self.ready.is_some()
+    }
+
+    /// Keeps frames that were set aside and not used for the next packet.
+    #[inline]
+    pub(super) fn keep_ready(&mut self) {
+        if let Some(frame) = self.ready.take() {
+            let _ = self.frames.push_within_capacity(frame);
+            self.keep_frames();
+        }
+    }
+
+    #[cold]
+    fn keep_frames(&mut self) {
+        while let Some(frame) = self.frames.pop() {
+            // There is room: no more were taken than a packet needs.
+            let _ = self.spare.push_within_capacity(frame);
+        }
+    }
+
     /// Finds room and frames for one packet of `len` bytes.
     #[inline]
     pub(super) fn make_room(

@@ -9,7 +9,10 @@
 
 mod dropped;
 mod frames;
+mod incoming;
 mod pieces;
+
+pub(crate) use incoming::Delivery;
 
 use crate::channel::Channel;
 use crate::events::{notify, Event};
@@ -31,7 +34,7 @@ use crate::sys::{
     sock::{LockedSock, Sock}, //
 };
 use core::ops::Range;
-use dropped::{give_up, DropReason};
+use dropped::{give_up, DropReason, Loss};
 use frames::INVALID_MAX;
 use kernel::prelude::*;
 use pieces::{Piece, Pieces, Size};
@@ -46,6 +49,8 @@ pub(crate) struct Receiver {
     ring: RegionRing<Producer<Desc>>,
     /// Frames taken from the FILL ring and not used yet.
     spare: KVec<Frame>,
+    /// A frame for the packet that is being delivered.
+    ready: Option<Frame>,
     /// Frames of the packets that are being copied.
     frames: KVec<Frame>,
     pieces: KernelVecBuffer,
@@ -71,6 +76,7 @@ impl Receiver {
             fill,
             ring,
             spare: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
+            ready: None,
             frames: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pieces: KernelVecBuffer::new(CHAIN_MAX as usize)?,
             overrun: false,
@@ -90,17 +96,18 @@ impl Receiver {
         self.ring.is_unread()
     }
 
-    /// Delivers a packet, or a GRO packet of them, unless the rules don't let it pass.
+    /// Delivers a packet, or a GRO packet of them, unless the rules don't let it pass. Says what of
+    /// it was lost.
     fn deliver(
         &mut self,
         channel: &Channel,
         flow: &Flow,
         sk: &Sock,
-        skb: SkBuff,
+        skb: &SkBuff,
         locked: Option<LockedSock<'_>>,
-    ) {
+    ) -> Option<Loss> {
         self.left_invalid = INVALID_MAX;
-        let size = Size::of(&skb);
+        let size = Size::of(skb);
         flow.counters.rx_taken.add(size.datagrams());
         let mut meta = Meta::default();
         skb.read_meta(sk, &mut meta);
@@ -117,7 +124,7 @@ impl Receiver {
             again: false,
         };
         let result = match flow.decide(sk, Direction::In, || meta.peer(), packets) {
-            Outcome::Pass => self.deliver_all(channel, flow, &skb, &mut meta, &size),
+            Outcome::Pass => self.deliver_all(channel, flow, skb, &mut meta, &size),
             Outcome::Denied => Err((0, DropReason::Rule)),
             Outcome::TooFast => Err((0, DropReason::Rate)),
         };
@@ -127,20 +134,26 @@ impl Receiver {
                 .err()
                 .map(|(_, reason)| reason.refusal(flow, sk, &meta));
             let fate = PacketFate::received(refusal, meta.ifindex, size.gso_size);
-            monitor::show(flow, sk, fate, &Packet::of(&skb));
+            monitor::show(flow, sk, fate, &Packet::of(skb));
         }
         match result {
             Ok(()) => {
                 self.overrun = false;
-                skb.consume(sk);
+                None
             }
             Err((end, reason)) => {
-                let lost = size.datagrams_from(end);
+                let datagrams = size.datagrams_from(end);
                 self.overrun |= reason.is_overrun();
-                reason.counter(flow).add(u64::from(lost));
-                give_up(channel, sk, skb, end, lost);
+                reason.counter(flow).add(u64::from(datagrams));
+                Some(Loss { end, datagrams })
             }
         }
+    }
+
+    /// Shows the program the entries that were written; says whether it is to be woken.
+    fn publish(&mut self) -> bool {
+        self.ring.submit();
+        self.ring.needs_wakeup() && self.has_unread()
     }
 
     /// Delivers all of a packet, or of a GRO packet; otherwise gives the place where that ended,
@@ -212,7 +225,7 @@ impl Receiver {
             // The skb doesn't hold what it says: nothing of it can be delivered.
             return Err((range.start, DropReason::TooLong));
         }
-        self.publish(channel, flow, meta, range.start..end, step);
+        self.write_entries(channel, flow, meta, range.start..end, step);
         stop.map_or(Ok(end), |reason| Err((end, reason)))
     }
 
@@ -230,8 +243,13 @@ impl Receiver {
             first: true,
             more: false,
         };
-        self.make_room(piece.len, channel.geometry())?;
-        let frame = self.frames.pop().ok_or(DropReason::NoFrame)?;
+        let frame = match self.ready.take() {
+            Some(frame) => frame,
+            None => {
+                self.make_room(piece.len, channel.geometry())?;
+                self.frames.pop().ok_or(DropReason::NoFrame)?
+            }
+        };
         let mut pieces = self.pieces.of(channel.region());
         pieces
             .push(frame.payload(), piece.len)
@@ -257,7 +275,7 @@ impl Receiver {
     }
 
     /// Writes metadata and RX entries of what was copied.
-    fn publish(
+    fn write_entries(
         &mut self,
         channel: &Channel,
         flow: &Flow,
@@ -338,25 +356,31 @@ impl Channel {
             let Some(skb) = family::next_packet(sk, &mut left) else {
                 break;
             };
-            receiver.deliver(self, flow, sk, skb, locked);
+            match receiver.deliver(self, flow, sk, &skb, locked) {
+                None => skb.consume(sk),
+                Some(loss) => give_up(self, sk, skb, &loss),
+            }
         }
-        receiver.ring.submit();
-        let wake = receiver.ring.needs_wakeup() && receiver.has_unread();
+        let wake = receiver.publish();
         let overrun = receiver.overrun && !was_overrun;
         drop(receiver);
 
         if overrun {
             notify(flow, sk, Event::Overrun);
         }
-
         if wake {
-            self.wake_readers();
-            if flow.was_polled_early() {
-                sk.wake_readers();
-            }
-            sk.signal_io();
+            self.wake(flow, sk);
         }
         // Without the sock's lock, the CPU that queues another packet calls this for it.
         (locked.is_some() || left == 0) && !sk.is_queue_empty()
+    }
+
+    /// Wakes those that wait for what a flow receives. Softirqs are off.
+    fn wake(&self, flow: &Flow, sk: &Sock) {
+        self.wake_readers();
+        if flow.was_polled_early() {
+            sk.wake_readers();
+        }
+        sk.signal_io();
     }
 }

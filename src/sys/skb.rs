@@ -15,7 +15,7 @@ use crate::pure::{
 };
 use core::{
     mem::ManuallyDrop,
-    ptr::NonNull, //
+    ptr::{self, NonNull}, //
 };
 use kernel::{
     error::to_result,
@@ -72,6 +72,19 @@ impl SkBuff {
     /// Copies payload from the offset `at` on to the pieces of `to`: `EFAULT` if the skb has less.
     pub(crate) fn copy_payload(&self, at: u32, to: &KernelVec<'_>) -> Result {
         if let [piece] = to.pieces() {
+            let (at, len) = (at as usize, piece.iov_len);
+            // SAFETY: This value owns the skb, so its fields may be read.
+            let (data, bytes, paged) = unsafe {
+                let skb = &*self.as_ptr();
+                (skb.data, skb.len as usize, skb.data_len)
+            };
+            if paged == 0 && at.saturating_add(len) <= bytes {
+                // SAFETY: A linear skb has `len` bytes at its data, and the piece is writable memory
+                // of that length, by the invariants of `to`. The two don't overlap: a region's memory
+                // is never an skb's linear part.
+                unsafe { ptr::copy_nonoverlapping(data.add(at), piece.iov_base.cast(), len) };
+                return Ok(());
+            }
             // SAFETY: By the invariants of `to`, the piece is writable memory of that length. This
             // value owns the skb, and the call checks the skb's bounds.
             return to_result(unsafe {
@@ -79,7 +92,7 @@ impl SkBuff {
                     self.as_ptr(),
                     i32::try_from(at)?,
                     piece.iov_base,
-                    i32::try_from(piece.iov_len)?,
+                    i32::try_from(len)?,
                 )
             });
         }
@@ -187,16 +200,20 @@ impl SkBuff {
         }
     }
 
+    /// Counts the packet as received in the protocol's counters. Softirqs are off.
+    pub(crate) fn count_received(&self, sk: &Sock) {
+        // SAFETY: This value owns the skb. The sock is borrowed, and is the UDP sock that received
+        // the packet.
+        unsafe { bindings::kopi_udp_count_received(sk.as_ptr(), self.as_ptr()) };
+    }
+
     /// Counts the packet as received in the protocol's counters, and frees it. Softirqs are off.
     pub(crate) fn consume(self, sk: &Sock) {
+        self.count_received(sk);
         let skb = ManuallyDrop::new(self);
-        // SAFETY: The skb was this value's, and isn't used any more. The sock is borrowed, and is
-        // the UDP sock whose queue had the packet. Softirqs are off, as `napi_consume_skb` requires
-        // for a budget that isn't 0: it uses a list of this CPU.
-        unsafe {
-            bindings::kopi_udp_count_received(sk.as_ptr(), skb.as_ptr());
-            bindings::napi_consume_skb(skb.as_ptr(), 1);
-        }
+        // SAFETY: The skb was this value's, and isn't used any more. Softirqs are off, as
+        // `napi_consume_skb` requires for a budget that isn't 0: it uses a list of this CPU.
+        unsafe { bindings::napi_consume_skb(skb.as_ptr(), 1) };
     }
 
     /// Counts `datagrams` of the packet as dropped for lack of room, as for a full receive buffer.

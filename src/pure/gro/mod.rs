@@ -78,40 +78,47 @@ impl<'a> UdpFrame<'a> {
     /// given.
     #[inline]
     pub fn parse(frame: &'a [u8], add: impl Fn(&[u8], u32) -> u32) -> Option<Self> {
-        let (headers, udp, addresses) = match at(frame, 12) {
+        // The sums have constant lengths in each branch.
+        let (headers, udp, pseudo) = match at(frame, 12) {
             IPV4 => {
                 let headers = frame.first_chunk::<ALL_V4>()?;
                 let ip = &headers[HEADER_ETHERNET..UDP_V4];
+                let udp_len = number(headers, UDP_V4 + 4);
                 let right = ip[0] == 0x45
                     && ip[9] == UDP
                     && number(ip, 6) & FRAGMENT == 0
-                    && number(ip, 2).wrapping_sub(HEADER_IP_V4 as u16)
-                        == number(headers, UDP_V4 + 4)
+                    && number(ip, 2).wrapping_sub(HEADER_IP_V4 as u16) == udp_len
                     && fold(sum(ip)) == 0;
-                right.then_some((headers.as_slice(), UDP_V4, &ip[12..]))?
+                let pseudo = pseudo_header(&ip[12..], udp_len);
+                right.then_some((headers.as_slice(), UDP_V4, pseudo))?
             }
             IPV6 => {
                 let headers = frame.first_chunk::<ALL_V6>()?;
                 let ip = &headers[HEADER_ETHERNET..UDP_V6];
-                let right =
-                    ip[0] >> 4 == 6 && ip[6] == UDP && number(ip, 4) == number(headers, UDP_V6 + 4);
-                right.then_some((headers.as_slice(), UDP_V6, &ip[8..]))?
+                let udp_len = number(headers, UDP_V6 + 4);
+                let right = ip[0] >> 4 == 6 && ip[6] == UDP && number(ip, 4) == udp_len;
+                let pseudo = pseudo_header(&ip[8..], udp_len);
+                right.then_some((headers.as_slice(), UDP_V6, pseudo))?
             }
             _ => return None,
         };
-        let udp_len = number(frame, udp + 4);
+        let udp_len = number(headers, udp.saturating_add(4));
         let datagram = frame.get(udp..)?.get(..usize::from(udp_len))?;
         let payload = datagram.get(HEADER_UDP..)?;
         if payload.is_empty() || number(datagram, 6) == 0 {
             return None;
         }
-        let total = add(datagram, pseudo_header(addresses, udp_len));
-        (fold(u64::from(total)) == 0).then_some(Self { headers, payload })
+        (fold(u64::from(add(datagram, pseudo))) == 0).then_some(Self { headers, payload })
     }
 
     /// All headers.
     pub fn headers(&self) -> &'a [u8] {
         self.headers
+    }
+
+    /// Bytes of headers and payload.
+    pub fn whole(&self) -> usize {
+        self.headers.len().saturating_add(self.payload.len())
     }
 
     /// The payload: a byte at least.
@@ -146,6 +153,22 @@ pub fn are_alike(a: &[u8], b: &[u8]) -> bool {
     } else {
         false
     }
+}
+
+/// UDP's destination port in a frame of IPv4 without options, or IPv6 without extension headers; 0
+/// if it is too short.
+#[inline]
+pub fn destination_port(frame: &[u8]) -> u16 {
+    let udp = match at(frame, 12) {
+        IPV6 => UDP_V6,
+        _ => UDP_V4,
+    };
+    number(frame, udp.saturating_add(2))
+}
+
+/// Whether headers of a datagram are of IPv4.
+pub fn is_ipv4(headers: &[u8]) -> bool {
+    headers.len() == ALL_V4
 }
 
 /// Where in the headers of a datagram, or a GRO packet, UDP's begins.

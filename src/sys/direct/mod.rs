@@ -5,8 +5,11 @@
 pub(crate) mod egress;
 pub(crate) mod frame_batch;
 mod frames;
+pub(crate) mod incoming;
+pub(crate) mod input_routes;
 pub(crate) mod list;
 pub(crate) mod port_map;
 pub(crate) mod redirect_device;
 pub(crate) mod redirected;
+pub(crate) mod rx_observer;
 mod taken_frames;

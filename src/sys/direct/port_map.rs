@@ -15,6 +15,8 @@ use core::{
 use kernel::prelude::*;
 
 const PAGE: usize = bindings::KOPI_CONST_PAGE_SIZE as usize;
+/// Words with a bit for each port.
+const WORDS: usize = 1024;
 const PAGES: usize = size_of::<abi::PortMap>().div_ceil(PAGE);
 
 /// The pinned memory of a port map.
@@ -24,6 +26,8 @@ const PAGES: usize = size_of::<abi::PortMap>().div_ceil(PAGE);
 /// This value has pinned the pages, and they are mapped in the kernel.
 pub(crate) struct PinnedPortMap {
     pages: [*mut bindings::page; PAGES],
+    /// The bits of ports with a flow that asked for GRO packets. Programs don't see them.
+    gro: KVec<AtomicU64>,
 }
 
 // SAFETY: Pinned pages are not bound to a task: any may write and unpin them.
@@ -42,6 +46,11 @@ impl PinnedPortMap {
         if address % PAGE != 0 {
             return Err(EINVAL);
         }
+        let mut gro = KVec::with_capacity(WORDS, GFP_KERNEL_ACCOUNT)?;
+        for _ in 0..WORDS {
+            gro.push_within_capacity(AtomicU64::new(0))
+                .map_err(|_| ENOMEM)?;
+        }
         let mut pages = [ptr::null_mut(); PAGES];
         let flags = bindings::KOPI_CONST_FOLL_WRITE | bindings::KOPI_CONST_FOLL_LONGTERM;
         // SAFETY: The array has room for `PAGES` pages; the call checks the address.
@@ -55,7 +64,7 @@ impl PinnedPortMap {
             return Err(EFAULT);
         }
         // INVARIANT: Just pinned. KOPI is for 64 bits, where all memory is mapped in the kernel.
-        let port_map = Self { pages };
+        let port_map = Self { pages, gro };
         port_map.clear();
         Ok(port_map)
     }
@@ -86,22 +95,29 @@ impl PinnedPortMap {
         unsafe { self.at(offset).cast::<AtomicU32>().as_ref() }
     }
 
-    /// Makes the program redirect datagrams to a port, or not.
-    pub(crate) fn set(&self, port: u16, redirected: bool) {
-        let bit = 1 << (port % 64);
-        let Some(ports) = self.ports(usize::from(port / 64)) else {
-            return;
+    /// Makes the program redirect datagrams to a port, or not, and notes whether a flow of it asked
+    /// for GRO packets.
+    pub(crate) fn set(&self, port: u16, redirected: bool, gro: bool) {
+        let set = |ports: Option<&AtomicU64>, on| match ports {
+            Some(ports) if on => ports.fetch_or(1 << (port % 64), Relaxed),
+            Some(ports) => ports.fetch_and(!(1 << (port % 64)), Relaxed),
+            None => 0,
         };
-        if redirected {
-            ports.fetch_or(bit, Relaxed);
-        } else {
-            ports.fetch_and(!bit, Relaxed);
-        }
+        let index = usize::from(port / 64);
+        set(self.gro.get(index), gro);
+        set(self.ports(index), redirected);
+    }
+
+    /// Whether a flow of a port asked for GRO packets.
+    #[inline]
+    pub(crate) fn has_gro(&self, port: u16) -> bool {
+        let ports = self.gro.get(usize::from(port / 64));
+        ports.is_some_and(|ports| ports.load(Relaxed) >> (port % 64) & 1 != 0)
     }
 
     /// Makes the program redirect no port.
     pub(crate) fn clear(&self) {
-        for index in 0..1024 {
+        for index in 0..WORDS {
             if let Some(ports) = self.ports(index) {
                 ports.store(0, Relaxed);
             }

@@ -7,7 +7,7 @@
 //! C headers: `include/linux/netdevice.h`, `include/net/xdp.h`
 
 use super::redirected::XdpFrame;
-use crate::sys::{bindings, netdev::Device, raw};
+use crate::sys::{bindings, context::SoftirqsOff, netdev::Device, raw};
 use core::{
     ptr::NonNull,
     slice, //
@@ -30,7 +30,12 @@ pub(crate) trait FrameReceiver: Send + Sync + 'static {
 
     /// The device's `ndo_xdp_xmit`. Takes all frames, or returns `false` and takes none. `last` is
     /// XDP_XMIT_FLUSH: no more frames come in this NAPI poll. Softirqs are off.
-    fn xdp_xmit(&self, frames: impl Iterator<Item = XdpFrame>, last: bool) -> bool;
+    fn xdp_xmit(
+        &self,
+        frames: impl Iterator<Item = XdpFrame>,
+        last: bool,
+        softirqs: &SoftirqsOff,
+    ) -> bool;
 }
 
 /// A redirect device.
@@ -140,7 +145,7 @@ pub(crate) unsafe fn xmit<R: FrameReceiver>(
     flags: u32,
 ) -> c_int {
     // SAFETY: The caller passes `n` frames. They are the device's once it takes them; if the
-    // receiver refuses, it hasn't made any of the iterator's `XdpFrame`s. A device gets only
+    // receiver refuses, it hasn't made any of the iterator's `XdpFrame`s. NAPI has softirqs off. A device gets only
     // contiguous frames unless it sets NETDEV_XDP_ACT_NDO_XMIT_SG. The receiver drops all frames by
     // the call with `last`, which comes before the NAPI poll ends. The receiver outlives its
     // device.
@@ -151,7 +156,8 @@ pub(crate) unsafe fn xmit<R: FrameReceiver>(
             .iter()
             .filter_map(|frame| NonNull::new(*frame))
             .map(|frame| XdpFrame::from_raw(frame));
-        if receiver.xdp_xmit(owned, flags & bindings::XDP_XMIT_FLUSH != 0) {
+        let last = flags & bindings::XDP_XMIT_FLUSH != 0;
+        if receiver.xdp_xmit(owned, last, SoftirqsOff::assume()) {
             n
         } else {
             0

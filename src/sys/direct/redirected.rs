@@ -4,7 +4,7 @@
 //!
 //! C headers: `include/net/xdp.h`, `include/linux/skbuff.h`
 
-use crate::pure::gro::{make_gro, udp_header, FirstFrame, UdpFrame};
+use crate::pure::gro::{destination_port, make_gro, udp_header, FirstFrame, UdpFrame};
 use crate::sys::bindings;
 use crate::sys::netdev::Device;
 use core::{
@@ -54,8 +54,18 @@ impl XdpFrame {
         Self(frame)
     }
 
-    fn as_ptr(&self) -> *mut bindings::xdp_frame {
+    pub(super) fn as_ptr(&self) -> *mut bindings::xdp_frame {
         self.0.as_ptr()
+    }
+
+    /// Whether it has so many bytes.
+    pub(super) fn has(&self, len: usize) -> bool {
+        self.bytes().len() >= len
+    }
+
+    /// Where its memory begins, which has the frame itself, room for headers, and the data.
+    pub(super) fn memory(&self) -> *const c_void {
+        self.as_ptr().cast()
     }
 
     /// The data of the frame, from the Ethernet header on.
@@ -74,6 +84,13 @@ impl XdpFrame {
         UdpFrame::parse(self.bytes(), add)
     }
 
+    /// UDP's destination port of what an XDP program redirects: packets of IPv4 without options, or
+    /// IPv6 without extension headers.
+    #[inline]
+    pub(crate) fn destination_port(&self) -> u16 {
+        destination_port(self.bytes())
+    }
+
     /// Whether it is the next datagram, of the same length, of a GRO packet with this first
     /// datagram and `count` datagrams so far.
     #[inline]
@@ -88,7 +105,7 @@ impl XdpFrame {
     }
 
     /// The id of the NAPI that received it, which SO_BUSY_POLL polls; 0 if the driver doesn't say.
-    fn napi_id(&self) -> u32 {
+    pub(crate) fn napi_id(&self) -> u32 {
         // SAFETY: The frame is owned, and the poll of its NAPI lasts, as `from_raw` requires.
         unsafe { bindings::kopi_xdp_frame_napi_id(self.as_ptr()) }
     }

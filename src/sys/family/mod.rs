@@ -39,6 +39,7 @@ use kernel::{
 };
 pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
+pub(super) use receive::data_ready_of;
 use receive::receive_work;
 pub(crate) use receive::{drain, install_callbacks, next_packet};
 pub(crate) use ring_message::was_checked;

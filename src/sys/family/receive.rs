@@ -62,6 +62,11 @@ pub(super) unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock)
     }
 }
 
+/// The address of [`data_ready`], to compare a sock's callback with.
+pub(in crate::sys) fn data_ready_of<T: Protocol>() -> *const c_void {
+    data_ready::<T> as *const c_void
+}
+
 /// Number of jiffies after which a sock that a process had locked is retried.
 pub(super) const LOCKED_RETRY: c_ulong = 2;
 

@@ -603,13 +603,15 @@ impl fmt::Display for Path {
     }
 }
 
-/// The RX path of flows' packets from a device, with the reason. The value no-gro only applies to
-/// flows.
+/// The RX path of flows' packets from a device, with the reason. The value not-redirected only
+/// applies to flows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub(crate) enum ReceivePath {
-    /// Directly: the XDP program redirects them, and they are coalesced to GRO packets.
+    /// Directly: the XDP program redirects them. Datagrams of IPv4 go to their flows without the
+    /// stack. Those of a flow that asked for GRO packets are coalesced, and GRO packets go to the
+    /// stack.
     Direct,
     /// Through the stack, because the device has no XDP program that redirects them.
     NoProgram,
@@ -618,8 +620,25 @@ pub(crate) enum ReceivePath {
     /// Through the stack, because the device strips VLAN tags, so that its XDP program can't see
     /// them.
     Vlan,
-    /// Through the stack, because the flow didn't ask for GRO packets, or has no port.
-    NoGro,
+    /// Through the stack, because the flow has no port, or is of IPv6 and didn't ask for GRO
+    /// packets.
+    NotRedirected,
+    /// Through the stack, because a packet socket sees incoming packets.
+    Tap,
+    /// Through the stack, because tc has an ingress hook.
+    Tc,
+    /// Through the stack, because netfilter has an ingress hook.
+    Hook,
+    /// Through the stack, because the device has a generic XDP program.
+    Xdp,
+    /// Through the stack, because a raw socket sees incoming UDP.
+    Raw,
+    /// Through the stack, because the device is below a bridge, a bond, a VRF or the like.
+    Upper,
+    /// Through the stack, because RPS or RFS choose the CPU.
+    Rps,
+    /// Through the stack, because the network namespace has policies of IPsec.
+    Ipsec,
 }
 
 impl fmt::Display for ReceivePath {
@@ -631,7 +650,15 @@ impl fmt::Display for ReceivePath {
             Self::Vlan => {
                 "by the stack: the device takes VLANs' tags off (ethtool -K … rxvlan off)"
             }
-            Self::NoGro => "by the stack: the flow takes no GRO packets",
+            Self::NotRedirected => "by the stack: no port, or IPv6 without GRO",
+            Self::Tap => "by the stack: a packet socket sees them",
+            Self::Tc => "by the stack: tc has an ingress hook",
+            Self::Hook => "by the stack: netfilter has an ingress hook",
+            Self::Xdp => "by the stack: the device has a generic XDP program",
+            Self::Raw => "by the stack: a raw socket sees UDP",
+            Self::Upper => "by the stack: the device is below a bridge, a bond or a VRF",
+            Self::Rps => "by the stack: RPS or RFS is on",
+            Self::Ipsec => "by the stack: there are policies of IPsec",
         })
     }
 }
@@ -686,6 +713,9 @@ attributes! {
         10 gro_packets: Option<u64>,
         /// Redirected datagrams that were dropped because memory was short.
         11 receive_dropped: Option<u64>,
+        /// Redirected datagrams that went to their flows without the stack, or were dropped on that
+        /// way, where the flow counts them.
+        12 received_direct: Option<u64>,
     }
 }
 

@@ -77,12 +77,9 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         writeln!(out, "{:<20}{packets} packets in {gso} GSO packets; {passed} GSO packets by the stack, {dropped} packets dropped", "")?;
         let path = or_dash(device.receive_path);
         let (received, gro) = (or_dash(device.received), or_dash(device.gro_packets));
+        let directly = or_dash(device.received_direct);
         let dropped = or_dash(device.receive_dropped);
-        writeln!(
-            out,
-            "{:<20}receiving: {path}; {received} packets in {gro} GRO packets, {dropped} dropped",
-            ""
-        )?;
+        writeln!(out, "{:<20}receiving: {path}; {received} packets: {directly} without the stack, {gro} GRO packets; {dropped} dropped", "")?;
     }
     Ok(())
 }

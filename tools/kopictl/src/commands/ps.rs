@@ -235,11 +235,11 @@ mod tests {
         let by_eth0 = Flow {
             path: Some(Path::Tap),
             path_ifindex: Some(2),
-            receive_path: Some(ReceivePath::NoGro),
+            receive_path: Some(ReceivePath::NotRedirected),
             ..flow.clone()
         };
         let lines = wide.table(&[Named::new(&by_eth0, &names, None)]).lines();
-        assert!(lines[0].ends_with("OUT BY  IN BY") && lines[1].contains("2: tap  no-gro"));
+        assert!(lines[0].ends_with("OUT BY  IN BY") && lines[1].contains("2: tap  not-redirected"));
         let json = serde_json::to_value(Named::new(&flow, &names, None)).unwrap();
         assert_eq!(
             (&json["program"], &json["local_port"]),

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Redirected datagrams of IPv4 that go from the driver's frames to their flows, without the stack.
+//!
+//! Whatever looks at a packet before UDP does is asked, or the stack has the packet: hooks of
+//! netfilter see an skb around the frame, and so do the sock's filters; for all else, the device
+//! says anew for each bulk whether there is something. The route and the sock are the kernel's own
+//! choice. A datagram for which the ring has no room goes to the sock's queue, by the stack.
+
+use crate::channel::Channel;
+use crate::flow::Flow;
+use crate::rx::Delivery;
+use crate::sys::{
+    context::SoftirqsOff,
+    direct::{
+        incoming::{DatagramEnds, Incoming, SpareSkb},
+        input_routes::InputRoutes,
+        redirected::XdpFrame, //
+    },
+    netdev::Device,
+    sock::Sock, //
+};
+use kernel::{prelude::*, sync::rcu};
+
+/// A flow on a channel, as long as RCU keeps it.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    sk: &'a Sock,
+    flow: &'a Flow,
+    channel: &'a Channel,
+}
+
+/// What one CPU keeps for the next bulk of frames.
+pub(super) struct Kept {
+    spare: SpareSkb,
+    routes: InputRoutes,
+}
+
+impl Kept {
+    /// `ENOMEM`. Process context.
+    pub(super) fn new() -> Result<Self> {
+        Ok(Self {
+            spare: SpareSkb::NONE,
+            routes: InputRoutes::new()?,
+        })
+    }
+}
+
+/// How the datagrams of a bulk are received.
+#[derive(Clone, Copy)]
+enum Method {
+    /// By the stack: something looks at packets that isn't asked here.
+    Stack,
+    /// By an skb that netfilter's hooks see.
+    Hooks,
+    /// Without hooks.
+    Plain,
+}
+
+/// Receives the datagrams of a bulk of frames.
+pub(super) struct DatagramReceiver<'a> {
+    device: &'a Device,
+    kept: &'a mut Kept,
+    /// The id of the NAPI that has received the frames.
+    napi_id: Option<u32>,
+    rcu: &'a rcu::Guard,
+    softirqs: &'a SoftirqsOff,
+    /// How datagrams are received; `None` before the first one.
+    method: Option<Method>,
+    /// Who received the datagram before, its ends, and whether the ends of its sender don't matter.
+    last: Option<(Target<'a>, DatagramEnds, bool)>,
+    /// What that one has got.
+    open: Option<Delivery<'a>>,
+    /// Number of datagrams that didn't go by the stack.
+    received: u64,
+}
+
+impl<'a> DatagramReceiver<'a> {
+    /// One for a bulk of frames of a device.
+    pub(super) fn new(
+        device: &'a Device,
+        kept: &'a mut Kept,
+        rcu: &'a rcu::Guard,
+        softirqs: &'a SoftirqsOff,
+    ) -> Self {
+        Self {
+            device,
+            kept,
+            napi_id: None,
+            rcu,
+            softirqs,
+            method: None,
+            last: None,
+            open: None,
+            received: 0,
+        }
+    }
+
+    /// How datagrams are received now.
+    fn choose_method(&mut self) -> Method {
+        self.kept.routes.check(self.device, self.rcu);
+        let method = if self.device.rx_observer().is_some() {
+            Method::Stack
+        } else if self.device.has_input_hooks() {
+            Method::Hooks
+        } else {
+            Method::Plain
+        };
+        *self.method.insert(method)
+    }
+
+    /// Delivers a datagram of IPv4 with `len` bytes of right headers and payload, or gives it back if
+    /// the stack is to have it.
+    #[inline]
+    pub(super) fn take(
+        &mut self,
+        frame: XdpFrame,
+        len: usize,
+    ) -> core::result::Result<(), XdpFrame> {
+        let method = match self.method {
+            Some(method) => method,
+            None => self.choose_method(),
+        };
+        if matches!(method, Method::Stack) {
+            return Err(frame);
+        }
+        let napi_id = *self.napi_id.get_or_insert_with(|| frame.napi_id());
+        let datagram = Incoming::wrap(&mut self.kept.spare, frame, self.device, len, napi_id)?;
+        if matches!(method, Method::Hooks) {
+            self.ask_hooks(datagram);
+            return Ok(());
+        }
+        let ends = datagram.ends();
+        let left = match datagram.is_for_here(&ends, &mut self.kept.routes, self.rcu) {
+            true => self.deliver(datagram, ends),
+            false => Some(datagram),
+        };
+        match left {
+            Some(datagram) => Err(datagram.back(&mut self.kept.spare)),
+            None => Ok(()),
+        }
+    }
+
+    /// Delivers a datagram that the hooks let pass. The stack has what they have kept or changed, and
+    /// what has to be queued.
+    fn ask_hooks(&mut self, datagram: Incoming) {
+        self.pause();
+        let passed = datagram.ask_hooks(&mut self.kept.routes, self.rcu);
+        let left = passed.and_then(|datagram| {
+            let ends = datagram.ends();
+            self.deliver(datagram, ends)
+        });
+        if let Some(datagram) = left {
+            self.pause();
+            datagram.go_on(self.rcu);
+        }
+    }
+
+    /// Delivers a datagram for this host, or gives it back if it isn't for a flow that can take it
+    /// now.
+    fn deliver(&mut self, datagram: Incoming, ends: DatagramEnds) -> Option<Incoming> {
+        let target = match self.last {
+            _ if !datagram.is_whole() => None,
+            Some((target, last, any_source)) if last.agree(&ends, any_source) => Some(target),
+            _ => self.find(&datagram, ends),
+        };
+        let Some(target) = target else {
+            return Some(datagram);
+        };
+        let is_open = |open: &Delivery<'_>| open.is_for(target.sk);
+        if !self.open.as_ref().is_some_and(is_open) {
+            self.end();
+            let Target { channel, flow, sk } = target;
+            self.open = Some(Delivery::new(channel, flow, sk, self.softirqs));
+        }
+        let left = self.open.as_mut()?.take(datagram, &mut self.kept.spare);
+        self.received = self.received.wrapping_add(u64::from(left.is_none()));
+        left
+    }
+
+    /// The flow that receives a datagram, if it is on a channel and no cgroup's program looks at
+    /// what it reads.
+    fn find(&mut self, datagram: &Incoming, ends: DatagramEnds) -> Option<Target<'a>> {
+        let (sk, flow, any_source) = datagram.receiver::<Flow>(self.rcu)?;
+        let channel = flow.channel()?;
+        if sk.has_receive_hook() {
+            return None;
+        }
+        let target = Target { sk, flow, channel };
+        self.last = Some((target, ends, any_source));
+        Some(target)
+    }
+
+    /// To be called before the stack gets a packet, which it may deliver to the same flow.
+    pub(super) fn pause(&mut self) {
+        if let Some(open) = &mut self.open {
+            open.pause();
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(open) = self.open.take() {
+            open.end();
+        }
+    }
+
+    /// Ends the bulk: gives the number of datagrams that didn't go by the stack.
+    pub(super) fn finish(mut self) -> u64 {
+        self.end();
+        self.received
+    }
+}

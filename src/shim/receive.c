@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Datagrams of IPv4 that are received as frames. Each function here mirrors a part of the way from
+ * the driver to UDP's queue; its comment names the functions, of 7.3.4 (net/ipv4/ip_input.c,
+ * unless said). selftests/equivalence.py holds the two together.
+ */
+
+#include <linux/etherdevice.h>
+#include <linux/filter.h>
+#include <linux/inetdevice.h>
+#include <linux/netfilter.h>
+#include <linux/skbuff.h>
+#include <net/busy_poll.h>
+#include <net/dst_metadata.h>
+#include <net/inet_ecn.h>
+#include <net/inet_hashtables.h>
+#include <net/ip.h>
+#include <net/l3mdev.h>
+#include <net/netdev_rx_queue.h>
+#include <net/protocol.h>
+#include <net/raw.h>
+#include <net/route.h>
+#include <net/sock.h>
+#include <net/udp.h>
+#include <net/xdp.h>
+#include <net/xfrm.h>
+
+#include "../shim.h"
+
+/* Entries of a list of packet sockets that are looked at. */
+#define TAPS_MAX 16
+
+/* Whether a list of packet sockets has one that sees packets of IPv4. RCU is held. */
+static bool has_tap(const struct list_head *list)
+{
+	const struct packet_type *tap;
+	int left = TAPS_MAX;
+
+	list_for_each_entry_rcu(tap, list, list)
+		if (tap->type == htons(ETH_P_IP) || tap->type == htons(ETH_P_ALL) || !left--)
+			return true;
+	return false;
+}
+
+/* Whether packets of one of its queues are processed on other CPUs: get_rps_cpu() (net/core/dev.c). */
+static bool has_rps(const struct net_device *dev)
+{
+#ifdef CONFIG_RPS
+	unsigned int i;
+
+	for (i = 0; i < READ_ONCE(dev->real_num_rx_queues); i++)
+		if (rcu_access_pointer(dev->_rx[i].rps_map) || READ_ONCE(dev->_rx[i].rps_flow_table))
+			return true;
+#endif
+	return false;
+}
+
+/* Whether a raw socket sees packets of UDP: raw_local_deliver() (net/ipv4/raw.c). RCU is held. */
+static bool has_raw(const struct net *net)
+{
+	const struct sock *sk;
+
+	sk_for_each_rcu(sk, &raw_v4_hashinfo.ht[raw_hashfunc(net, IPPROTO_UDP)])
+		if (net_eq(sock_net(sk), net) && inet_sk(sk)->inet_num == IPPROTO_UDP)
+			return true;
+	return false;
+}
+
+/*
+ * What looks at a packet before IP does: netif_receive_skb_internal(), __netif_receive_skb_core()
+ * (net/core/dev.c), ip_rcv_finish(); what else gets it, ip_protocol_deliver_rcu(); and the policies
+ * of IPsec, which UDP asks. RCU is held.
+ */
+enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev)
+{
+	const struct net *net = dev_net_rcu(dev);
+
+	if (has_tap(&net->ptype_all) || has_tap(&dev->ptype_all) ||
+	    has_tap(&net->ptype_specific) || has_tap(&dev->ptype_specific))
+		return KOPI_RX_TAP;
+	if (rcu_access_pointer(dev->tcx_ingress))
+		return KOPI_RX_TC;
+	if (rcu_access_pointer(dev->nf_hooks_ingress))
+		return KOPI_RX_HOOK;
+	if (rcu_access_pointer(dev->xdp_prog))
+		return KOPI_RX_XDP;
+	if (has_raw(net))
+		return KOPI_RX_RAW;
+	if (rcu_access_pointer(dev->rx_handler) || netif_is_l3_slave(dev))
+		return KOPI_RX_UPPER;
+	if (has_rps(dev))
+		return KOPI_RX_RPS;
+	if (READ_ONCE(net->xfrm.policy_count[XFRM_POLICY_IN]) ||
+	    READ_ONCE(net->xfrm.policy_default[XFRM_POLICY_IN]) != XFRM_USERPOLICY_ACCEPT)
+		return KOPI_RX_IPSEC;
+	return KOPI_RX_PLAIN;
+}
+
+/* Whether there are hooks that look at what is received by IPv4. RCU is held. */
+bool kopi_has_input_hooks(const struct net_device *dev)
+{
+	const struct net *net = dev_net_rcu(dev);
+
+	return rcu_access_pointer(net->nf.hooks_ipv4[NF_INET_PRE_ROUTING]) ||
+	       rcu_access_pointer(net->nf.hooks_ipv4[NF_INET_LOCAL_IN]);
+}
+
+/*
+ * Sets what a frame changes in an skb that was one before, and that only UDP's filters have seen
+ * since: programs of cgroups may have written to it.
+ */
+static void rewrap_frame(struct sk_buff *skb, void *head, unsigned int size)
+{
+	struct skb_shared_info *shinfo;
+
+	size = SKB_WITH_OVERHEAD(size);
+	skb->head = head;
+	skb->data = head;
+	skb_set_end_offset(skb, size);
+	skb_reset_tail_pointer(skb);
+	skb->len = 0;
+	skb->truesize = SKB_TRUESIZE(size);
+	skb->pfmemalloc = page_is_pfmemalloc(virt_to_head_page(head));
+	skb->pp_recycle = 0;
+	skb->tstamp = 0;
+	skb->mark = 0;
+	skb->priority = 0;
+	skb_clear_hash(skb);
+	shinfo = skb_shinfo(skb);
+	memset(shinfo, 0, offsetof(struct skb_shared_info, dataref));
+	atomic_set(&shinfo->dataref, 1);
+}
+
+/*
+ * Makes an skb around a frame with `len` bytes, of which the first are an Ethernet header, an IPv4
+ * header without options and a UDP header, all with right checksums: as
+ * __xdp_build_skb_from_frame() (net/core/xdp.c), netif_receive_skb_core() (net/core/dev.c) and
+ * ip_rcv_core() have it. Uses the memory of `skb`, if there is one; a plain one was made by this
+ * function, and hooks haven't seen it. NULL if the packet isn't for this host, or memory is short.
+ */
+struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_frame *frame,
+				struct net_device *dev, unsigned int len, u32 napi_id)
+{
+	unsigned int headroom = sizeof(*frame) + frame->headroom;
+	void *head = frame->data - headroom;
+
+	if (!ether_addr_equal_64bits(((struct ethhdr *)frame->data)->h_dest, dev->dev_addr))
+		return NULL;
+	is_plain = is_plain && skb;
+	if (is_plain) {
+		rewrap_frame(skb, head, frame->frame_sz);
+	} else if (skb) {
+		memset(skb, 0, offsetof(struct sk_buff, tail));
+		build_skb_around(skb, head, frame->frame_sz);
+	} else {
+		skb = build_skb(head, frame->frame_sz);
+		if (!skb)
+			return NULL;
+	}
+	if (frame->mem_type == MEM_TYPE_PAGE_POOL)
+		skb_mark_for_recycle(skb);
+	skb_reserve(skb, headroom);
+	__skb_put(skb, len);
+	skb_reset_mac_header(skb);
+	__skb_pull(skb, ETH_HLEN);
+	skb_reset_network_header(skb);
+	skb_set_transport_header(skb, sizeof(struct iphdr));
+	if (!is_plain) {
+		skb->dev = dev;
+		skb->skb_iif = dev->ifindex;
+		skb->protocol = htons(ETH_P_IP);
+		skb->pkt_type = PACKET_HOST;
+		skb->ip_summed = CHECKSUM_UNNECESSARY;
+		skb_reset_mac_len(skb);
+	}
+	kopi_skb_set_napi_id(skb, napi_id);
+	IPCB(skb)->iif = skb->skb_iif;
+	/* net_timestamp_check() (net/core/dev.c) */
+	if (static_branch_unlikely(&netstamp_needed_key))
+		skb->tstamp = ktime_get_real();
+	return skb;
+}
+
+/* Whether rules of routing ask for ports: fib4_rules_early_flow_dissect() (include/net/ip_fib.h). */
+static bool needs_ports(const struct net *net)
+{
+#ifdef CONFIG_IP_MULTIPLE_TABLES
+	return READ_ONCE(net->ipv4.fib_rules_require_fldissect);
+#else
+	return false;
+#endif
+}
+
+/*
+ * What decides about sources besides addresses, TOS, and the tables of routes, whose changes make
+ * routes expire: __fib_validate_source() (net/ipv4/fib_frontend.c). ~0 if ports do, too. RCU is held.
+ */
+u32 kopi_route_conf(const struct net_device *dev)
+{
+	struct in_device *in_dev = __in_dev_get_rcu(dev);
+
+	if (!in_dev || needs_ports(dev_net_rcu(dev)))
+		return ~0U;
+	return IN_DEV_RPFILTER(in_dev) | IN_DEV_ACCEPT_LOCAL(in_dev) << 8 |
+	       IN_DEV_ROUTE_LOCALNET(in_dev) << 9 | !!IN_DEV_SRC_VMARK(in_dev) << 10;
+}
+
+/* Another reference to the route of an skb; NULL if it is about to end. RCU is held. */
+struct dst_entry *kopi_hold_route(const struct sk_buff *skb)
+{
+	struct dst_entry *dst = skb_dst(skb);
+
+	return dst && dst_hold_safe(dst) ? dst : NULL;
+}
+
+struct dst_entry *kopi_skb_dst(const struct sk_buff *skb)
+{
+	return skb_dst(skb);
+}
+
+void kopi_dst_release(struct dst_entry *dst)
+{
+	dst_release(dst);
+}
+
+/* Takes the frame back from such an skb that nobody else refers to. */
+void kopi_unwrap_frame(struct sk_buff *skb)
+{
+	nf_reset_ct(skb);
+	skb_ext_reset(skb);
+	skb_dst_drop(skb);
+	skb->head = NULL;
+}
+
+/* Whether such an skb can be taken back, after hooks have seen it: it has the same memory alone. */
+bool kopi_is_frame_alone(const struct sk_buff *skb, const void *head)
+{
+	return skb->head == head && !skb_shared(skb) && !skb_cloned(skb) && !skb_is_nonlinear(skb) &&
+	       !skb->sk && !skb->destructor;
+}
+
+/* Counts a packet that has come: ip_rcv_core(). */
+void kopi_count_input(const struct sk_buff *skb)
+{
+	struct net *net = dev_net_rcu(skb->dev);
+
+	__IP_UPD_PO_STATS(net, IPSTATS_MIB_IN, skb->len);
+	__IP_INC_STATS(net, IPSTATS_MIB_NOECTPKTS + (ip_hdr(skb)->tos & INET_ECN_MASK));
+}
+
+/* Finds the route of a packet, unless it has one: ip_rcv_finish_core(). The reason for a drop, or 0. */
+static int route(struct sk_buff *skb)
+{
+	const struct iphdr *iph = ip_hdr(skb);
+
+	if (skb_valid_dst(skb))
+		return 0;
+	return ip_route_input_noref(skb, iph->daddr, iph->saddr, ip4h_dscp(iph), skb->dev);
+}
+
+/* Whether a packet with a route is for one host, which is this one. */
+static bool is_for_here(const struct sk_buff *skb)
+{
+	return skb_rtable(skb)->rt_type == RTN_LOCAL && skb_dst(skb)->input == ip_local_deliver;
+}
+
+/* Whether a packet is for this host, before anything else was done with it. RCU is held. */
+bool kopi_route_here(struct sk_buff *skb)
+{
+	return !route(skb) && is_for_here(skb);
+}
+
+/* Drops a packet without a route: ip_rcv_finish_core(). */
+static int drop_unrouted(struct net *net, struct sk_buff *skb, int reason)
+{
+	if (reason == SKB_DROP_REASON_IP_RPFILTER)
+		__NET_INC_STATS(net, LINUX_MIB_IPRPFILTER);
+	kfree_skb_reason(skb, reason);
+	return NET_RX_DROP;
+}
+
+/* What follows a route: ip_rcv_finish_core(), ip_rcv_finish(). */
+static int after_route(struct net *net, struct sk_buff *skb)
+{
+	if (skb_rtable(skb)->rt_type == RTN_MULTICAST)
+		__IP_UPD_PO_STATS(net, IPSTATS_MIB_INMCAST, skb->len);
+	else if (skb_rtable(skb)->rt_type == RTN_BROADCAST)
+		__IP_UPD_PO_STATS(net, IPSTATS_MIB_INBCAST, skb->len);
+	return dst_input(skb);
+}
+
+/* What follows PRE_ROUTING for a packet that a hook has kept: ip_rcv_finish(). */
+static int after_pre_routing(struct net *net, struct sock *sk, struct sk_buff *skb)
+{
+	int reason = route(skb);
+
+	return reason ? drop_unrouted(net, skb, reason) : after_route(net, skb);
+}
+
+/* The packet's data begin with UDP's header from here: ip_local_deliver_finish(). */
+void kopi_enter_udp(struct sk_buff *skb)
+{
+	__IP_INC_STATS(dev_net_rcu(skb->dev), IPSTATS_MIB_INDELIVERS);
+	__skb_pull(skb, skb_network_header_len(skb));
+}
+
+/*
+ * What follows LOCAL_IN: ip_local_deliver_finish() and ip_protocol_deliver_rcu(), for UDP, of which
+ * there were no raw sockets.
+ */
+static int after_local_in(struct net *net, struct sock *sk, struct sk_buff *skb)
+{
+	int protocol = ip_hdr(skb)->protocol;
+
+	if (protocol != IPPROTO_UDP) {
+		kfree_skb_reason(skb, SKB_DROP_REASON_IP_NOPROTO);
+		return NET_RX_DROP;
+	}
+	rcu_read_lock();
+	kopi_enter_udp(skb);
+	while (protocol > 0) {
+		const struct net_protocol *handler = rcu_dereference(inet_protos[protocol]);
+
+		if (!handler) {
+			kfree_skb_reason(skb, SKB_DROP_REASON_IP_NOPROTO);
+			break;
+		}
+		/* A tunnel may give it to another protocol. */
+		protocol = -handler->handler(skb);
+	}
+	rcu_read_unlock();
+	return NET_RX_SUCCESS;
+}
+
+/*
+ * Finds a connected sock that gets a packet, so that hooks of LOCAL_IN can ask whose it is:
+ * ip_rcv_finish_core(), udp_v4_early_demux(), __udp4_lib_demux_lookup() (net/ipv4/udp.c).
+ */
+static struct sock *early_demux(struct net *net, struct sk_buff *skb)
+{
+	INET_ADDR_COOKIE(cookie, ip_hdr(skb)->saddr, ip_hdr(skb)->daddr);
+	const struct iphdr *iph = ip_hdr(skb);
+	const struct udphdr *udp = udp_hdr(skb);
+	unsigned int hash = ipv4_portaddr_hash(net, iph->daddr, ntohs(udp->dest));
+	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
+	struct sock *sk;
+
+	if (!READ_ONCE(net->ipv4.sysctl_ip_early_demux) ||
+	    !READ_ONCE(net->ipv4.sysctl_udp_early_demux) || skb_dst(skb) || skb->sk ||
+	    iph->protocol != IPPROTO_UDP || iph->ihl != 5 ||
+	    skb_headlen(skb) < sizeof(*iph) + sizeof(*udp))
+		return NULL;
+	udp_portaddr_for_each_entry_rcu(sk, &udp_hashslot2(net->ipv4.udp_table, hash)->head) {
+		if (!inet_match(net, sk, cookie, ports, inet_iif(skb), inet_sdif(skb)))
+			break;
+		skb->sk = sk;
+		skb->destructor = sock_pfree;
+		return sk;
+	}
+	return NULL;
+}
+
+/*
+ * Has the hooks decide about a packet: ip_rcv(), ip_local_deliver(). `known` is the route of a packet
+ * with its addresses and TOS, or NULL. False if it has gone: dropped, queued, taken, or given to the
+ * stack. RCU is held.
+ */
+bool kopi_ask_input_hooks(struct sk_buff *skb, struct dst_entry *known)
+{
+	const __be32 saddr = ip_hdr(skb)->saddr, daddr = ip_hdr(skb)->daddr;
+	struct net_device *dev = skb->dev;
+	struct net *net = dev_net_rcu(dev);
+	const u8 tos = ip_hdr(skb)->tos;
+	struct sock *sk;
+	int reason;
+
+	skb_dst_drop(skb);
+	if (nf_hook(NFPROTO_IPV4, NF_INET_PRE_ROUTING, net, NULL, skb, dev, NULL,
+		    after_pre_routing) != 1)
+		return false;
+	sk = early_demux(net, skb);
+	if (known && !skb->mark && ip_hdr(skb)->saddr == saddr && ip_hdr(skb)->daddr == daddr &&
+	    ip_hdr(skb)->tos == tos && !skb_dst(skb))
+		skb_dst_set_noref(skb, known);
+	reason = route(skb);
+	if (reason) {
+		drop_unrouted(net, skb, reason);
+		return false;
+	}
+	if (!is_for_here(skb)) {
+		after_route(net, skb);
+		return false;
+	}
+	if (nf_hook(NFPROTO_IPV4, NF_INET_LOCAL_IN, net, NULL, skb, dev, NULL, after_local_in) != 1)
+		return false;
+	/* UDP finds it again, or another one that has come since. */
+	if (sk && skb->sk == sk && skb->destructor == sock_pfree) {
+		skb->sk = NULL;
+		skb->destructor = NULL;
+	}
+	return true;
+}
+
+/* Gives UDP a packet that the hooks have let pass. RCU is held. */
+void kopi_input_by_stack(struct sk_buff *skb)
+{
+	after_local_in(dev_net_rcu(skb->dev), NULL, skb);
+}
+
+/*
+ * Whether a packet that hooks have seen is still one whole datagram, with a right checksum, whose
+ * sock they haven't chosen.
+ */
+bool kopi_is_datagram(const struct sk_buff *skb)
+{
+	const struct iphdr *iph = ip_hdr(skb);
+	const unsigned int headers = sizeof(*iph) + sizeof(struct udphdr);
+
+	return !skb->sk && !skb_is_nonlinear(skb) && skb->ip_summed == CHECKSUM_UNNECESSARY &&
+	       skb->len >= headers && iph->ihl == 5 && iph->protocol == IPPROTO_UDP &&
+	       skb->len == sizeof(*iph) + ntohs(udp_hdr(skb)->len);
+}
+
+/* The UDP sock to which a datagram goes: __udp4_lib_rcv() (net/ipv4/udp.c). RCU keeps the sock. */
+struct sock *kopi_find_receiver(struct sk_buff *skb)
+{
+	const struct iphdr *iph = ip_hdr(skb);
+	const struct udphdr *udp = udp_hdr(skb);
+
+	return __udp4_lib_lookup(dev_net_rcu(skb->dev), iph->saddr, udp->source, iph->daddr,
+				 udp->dest, inet_iif(skb), inet_sdif(skb), skb);
+}
+
+/*
+ * Whether a sock that has got a datagram gets those of all senders to the same address and port: no
+ * other sock can have that port, as it is alone in its slot, and no program of BPF chooses:
+ * __udp4_lib_lookup(), udp_lib_get_port() (net/ipv4/udp.c).
+ */
+bool kopi_is_only_receiver(const struct sock *sk)
+{
+	const struct net *net = sock_net(sk);
+
+	return !static_branch_unlikely(&bpf_sk_lookup_enabled) && !READ_ONCE(inet_sk(sk)->inet_dport) &&
+	       READ_ONCE(udp_hashslot(net->ipv4.udp_table, net, inet_sk(sk)->inet_num)->count) == 1;
+}
+
+/*
+ * Whether UDP queues what the sock gets as it is: no tunnel, no policy of IPsec, no sockmap:
+ * udp_queue_rcv_one_skb() (net/ipv4/udp.c).
+ */
+bool kopi_sock_receives_plainly(const struct sock *sk, const void *data_ready)
+{
+	return !READ_ONCE(udp_sk(sk)->encap_type) &&
+	       !rcu_access_pointer(sk->sk_policy[XFRM_POLICY_IN]) &&
+	       READ_ONCE(sk->sk_data_ready) == data_ready;
+}
+
+/*
+ * Asks the filters of a sock about a packet whose data begin with UDP's header:
+ * udp_queue_rcv_one_skb(), __udp_queue_rcv_skb() (net/ipv4/udp.c). If it passes, they begin with the
+ * payload afterwards. The reason if it is to be dropped, which is counted; or 0.
+ */
+int kopi_filter_datagram(struct sock *sk, struct sk_buff *skb)
+{
+	int reason;
+
+	nf_reset_ct(skb);
+	reason = sk_filter_trim_cap(sk, skb, sizeof(struct udphdr));
+	if (reason) {
+		__UDPX_INC_STATS(sk, UDP_MIB_INERRORS);
+		udp_drops_inc(sk);
+		return reason;
+	}
+	__skb_pull(skb, sizeof(struct udphdr));
+	/* ipv4_pktinfo_prepare() (net/ipv4/ip_sockglue.c): the index is that of the skb. */
+	PKTINFO_SKB_CB(skb)->ipi_ifindex = 0;
+	skb_dst_drop(skb);
+	if (inet_sk(sk)->inet_daddr) {
+		sk_mark_napi_id(sk, skb);
+		sk_incoming_cpu_update(sk);
+	} else {
+		sk_mark_napi_id_once(sk, skb);
+	}
+	return 0;
+}

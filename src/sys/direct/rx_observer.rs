@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What sees the packets that a device receives, before UDP does.
+
+use crate::sys::{bindings, netdev::Device};
+
+/// What looks at received packets before UDP does.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RxObserver {
+    /// A packet socket.
+    Tap,
+    /// A hook of tc's ingress.
+    Tc,
+    /// A hook of netfilter's ingress.
+    Hook,
+    /// A generic XDP program.
+    Xdp,
+    /// A raw socket for UDP.
+    Raw,
+    /// A device on top: a bridge, a bond, a VRF and the like.
+    Upper,
+    /// RPS or RFS, which choose another CPU.
+    Rps,
+    /// A policy of IPsec.
+    Ipsec,
+}
+
+impl Device {
+    /// What looks at packets that are received before UDP does, besides netfilter. In an RCU
+    /// read-side section.
+    pub(crate) fn rx_observer(&self) -> Option<RxObserver> {
+        // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. The
+        // caller is in an RCU read-side section.
+        match unsafe { bindings::kopi_dev_rx_path(self.as_ptr()) } {
+            bindings::kopi_rx_path_KOPI_RX_PLAIN => None,
+            bindings::kopi_rx_path_KOPI_RX_TAP => Some(RxObserver::Tap),
+            bindings::kopi_rx_path_KOPI_RX_TC => Some(RxObserver::Tc),
+            bindings::kopi_rx_path_KOPI_RX_HOOK => Some(RxObserver::Hook),
+            bindings::kopi_rx_path_KOPI_RX_XDP => Some(RxObserver::Xdp),
+            bindings::kopi_rx_path_KOPI_RX_RAW => Some(RxObserver::Raw),
+            bindings::kopi_rx_path_KOPI_RX_RPS => Some(RxObserver::Rps),
+            bindings::kopi_rx_path_KOPI_RX_IPSEC => Some(RxObserver::Ipsec),
+            _ => Some(RxObserver::Upper),
+        }
+    }
+
+    /// Whether netfilter has hooks for what is received by IPv4. In an RCU read-side section.
+    pub(crate) fn has_input_hooks(&self) -> bool {
+        // SAFETY: As above.
+        unsafe { bindings::kopi_has_input_hooks(self.as_ptr()) }
+    }
+}
