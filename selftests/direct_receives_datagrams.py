@@ -16,8 +16,9 @@ import kopi
 import nfqueue
 from attached import attach, counted, host, kopictl, link, rules
 from control import family
-from equivalence import namespace, payload, run_nft, sh, user
-from linux import ETH_P_ALL, PACKET_QDISC_BYPASS, SO_ATTACH_FILTER, SO_DETACH_FILTER, SO_NO_CHECK, SO_RCVBUFFORCE, SO_RCVMARK, SO_TIMESTAMPNS, SOL_PACKET
+from equivalence import namespace, payload, run_nft, sh
+from linux import (ETH_P_ALL, PACKET_QDISC_BYPASS, SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF, SO_DETACH_FILTER,
+                   SO_RCVBUFFORCE, SO_RCVMARK, SO_TIMESTAMPNS, SOL_PACKET)
 
 NEAR, FAR, PORT, FROM = "192.0.2.1", "192.0.2.2", 7000, 7001
 # Senders without a route but the device's network.
@@ -392,6 +393,15 @@ def sockets_are_chosen(_ynl, wire):
         wire.send(payload(number, 50), SOURCES[number % 16], sender=3000 + number)
     both = [*itertools.chain(*(each.take(64, 2) for each in (receiver, second)))]
     kopi.check("a group shares them", len(both) == 64 and len({each.port for each in both}) == 64, len(both))
+    # By the first byte of the payload, which is behind UDP's header for the program.
+    code = struct.pack("HBBI" * 2, 0x30, 0, 0, 0, 0x16, 0, 0, 0)
+    buffer = ctypes.create_string_buffer(code)
+    receiver.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF,
+                             struct.pack("HxxxxxxP", 2, ctypes.addressof(buffer)))
+    for number in range(64):
+        wire.send(bytes([number % 2]) + payload(number, 50))
+    both = [[each.data[0] for each in flow.take(32)] for flow in (receiver, second)]
+    kopi.check("a group's program chooses for each", sorted(both) == [[0] * 32, [1] * 32], both)
     second.close()
     receiver.close()
     flows = [Receiver(port=PORT + 10 + number) for number in range(16)]

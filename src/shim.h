@@ -222,7 +222,15 @@ bool kopi_ask_input_hooks(struct sk_buff *skb, struct dst_entry *known);
 void kopi_input_by_stack(struct sk_buff *skb);
 bool kopi_is_datagram(const struct sk_buff *skb);
 struct sock *kopi_find_receiver(struct sk_buff *skb);
-bool kopi_is_only_receiver(const struct sock *sk);
+enum kopi_receives {
+	/* The datagram that it was found for. */
+	KOPI_RECEIVES_THIS,
+	/* Those with the same addresses and ports. */
+	KOPI_RECEIVES_SAME_ENDS,
+	/* Those to the same address and port. */
+	KOPI_RECEIVES_ALL,
+};
+enum kopi_receives kopi_sock_receives(const struct sock *sk);
 bool kopi_sock_receives_plainly(const struct sock *sk, const void *data_ready);
 void kopi_enter_udp(struct sk_buff *skb);
 int kopi_filter_datagram(struct sock *sk, struct sk_buff *skb);

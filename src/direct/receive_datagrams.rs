@@ -13,7 +13,7 @@ use crate::rx::Delivery;
 use crate::sys::{
     context::SoftirqsOff,
     direct::{
-        incoming::{DatagramEnds, Incoming, SpareSkb},
+        incoming::{DatagramEnds, Incoming, Receives, SpareSkb},
         input_routes::InputRoutes,
         redirected::XdpFrame, //
     },
@@ -67,8 +67,8 @@ pub(super) struct DatagramReceiver<'a> {
     softirqs: &'a SoftirqsOff,
     /// How datagrams are received; `None` before the first one.
     method: Option<Method>,
-    /// Who received the datagram before, its ends, and whether the ends of its sender don't matter.
-    last: Option<(Target<'a>, DatagramEnds, bool)>,
+    /// Who received the datagram before, its ends, and which others that one receives.
+    last: Option<(Target<'a>, DatagramEnds, Receives)>,
     /// What that one has got.
     open: Option<Delivery<'a>>,
     /// Number of datagrams that didn't go by the stack.
@@ -161,7 +161,7 @@ impl<'a> DatagramReceiver<'a> {
     fn deliver(&mut self, datagram: Incoming, ends: DatagramEnds) -> Option<Incoming> {
         let target = match self.last {
             _ if !datagram.is_whole() => None,
-            Some((target, last, any_source)) if last.agree(&ends, any_source) => Some(target),
+            Some((target, last, receives)) if last.include(&ends, receives) => Some(target),
             _ => self.find(&datagram, ends),
         };
         let Some(target) = target else {
@@ -181,13 +181,13 @@ impl<'a> DatagramReceiver<'a> {
     /// The flow that receives a datagram, if it is on a channel and no cgroup's program looks at
     /// what it reads.
     fn find(&mut self, datagram: &Incoming, ends: DatagramEnds) -> Option<Target<'a>> {
-        let (sk, flow, any_source) = datagram.receiver::<Flow>(self.rcu)?;
+        let (sk, flow, receives) = datagram.receiver::<Flow>(self.rcu)?;
         let channel = flow.channel()?;
         if sk.has_receive_hook() {
             return None;
         }
         let target = Target { sk, flow, channel };
-        self.last = Some((target, ends, any_source));
+        self.last = Some((target, ends, receives));
         Some(target)
     }
 

@@ -426,22 +426,32 @@ struct sock *kopi_find_receiver(struct sk_buff *skb)
 {
 	const struct iphdr *iph = ip_hdr(skb);
 	const struct udphdr *udp = udp_hdr(skb);
+	struct sock *sk;
 
-	return __udp4_lib_lookup(dev_net_rcu(skb->dev), iph->saddr, udp->source, iph->daddr,
-				 udp->dest, inet_iif(skb), inet_sdif(skb), skb);
+	/* Programs that choose among the socks of a group expect the data to begin with UDP's header. */
+	__skb_pull(skb, sizeof(*iph));
+	sk = __udp4_lib_lookup(dev_net_rcu(skb->dev), iph->saddr, udp->source, iph->daddr,
+			       udp->dest, inet_iif(skb), inet_sdif(skb), skb);
+	__skb_push(skb, sizeof(*iph));
+	return sk;
 }
 
 /*
- * Whether a sock that has got a datagram gets those of all senders to the same address and port: no
- * other sock can have that port, as it is alone in its slot, and no program of BPF chooses:
- * __udp4_lib_lookup(), udp_lib_get_port() (net/ipv4/udp.c).
+ * Which datagrams a sock gets that has got one: __udp4_lib_lookup(), udp_lib_get_port()
+ * (net/ipv4/udp.c). Programs of BPF may choose anew for each. Otherwise those with the same ends, or
+ * those of all senders to the same address and port if no other sock can have that port, since this
+ * one is alone in its slot.
  */
-bool kopi_is_only_receiver(const struct sock *sk)
+enum kopi_receives kopi_sock_receives(const struct sock *sk)
 {
 	const struct net *net = sock_net(sk);
 
-	return !static_branch_unlikely(&bpf_sk_lookup_enabled) && !READ_ONCE(inet_sk(sk)->inet_dport) &&
-	       READ_ONCE(udp_hashslot(net->ipv4.udp_table, net, inet_sk(sk)->inet_num)->count) == 1;
+	if (static_branch_unlikely(&bpf_sk_lookup_enabled) || rcu_access_pointer(sk->sk_reuseport_cb))
+		return KOPI_RECEIVES_THIS;
+	if (!READ_ONCE(inet_sk(sk)->inet_dport) &&
+	    READ_ONCE(udp_hashslot(net->ipv4.udp_table, net, inet_sk(sk)->inet_num)->count) == 1)
+		return KOPI_RECEIVES_ALL;
+	return KOPI_RECEIVES_SAME_ENDS;
 }
 
 /*

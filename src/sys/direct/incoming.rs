@@ -74,14 +74,40 @@ pub(crate) struct DatagramEnds {
     pub(super) tos: u8,
 }
 
+/// The datagrams that a sock receives after one.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Receives {
+    /// UDP has to be asked about each.
+    This,
+    /// Those with the same ends.
+    SameEnds,
+    /// Those of all senders to the same local end.
+    All,
+}
+
+impl Receives {
+    fn of(receives: bindings::kopi_receives) -> Self {
+        match receives {
+            bindings::kopi_receives_KOPI_RECEIVES_ALL => Self::All,
+            bindings::kopi_receives_KOPI_RECEIVES_SAME_ENDS => Self::SameEnds,
+            _ => Self::This,
+        }
+    }
+}
+
 impl DatagramEnds {
-    /// Whether a datagram has the same addresses and ports. With `any_source`, those of its sender
-    /// may differ.
+    /// Whether a sock that has received a datagram with these ends receives another one.
     #[inline]
-    pub(crate) fn agree(&self, other: &Self, any_source: bool) -> bool {
+    pub(crate) fn include(&self, other: &Self, receives: Receives) -> bool {
         self.local == other.local
             && self.local_port == other.local_port
-            && (any_source || self.source == other.source && self.source_port == other.source_port)
+            && match receives {
+                Receives::This => false,
+                Receives::SameEnds => {
+                    self.source == other.source && self.source_port == other.source_port
+                }
+                Receives::All => true,
+            }
     }
 }
 
@@ -214,20 +240,19 @@ impl Incoming {
         !self.hooked || unsafe { bindings::kopi_is_datagram(self.as_ptr()) }
     }
 
-    /// The flow that receives it, if UDP would queue what the flow's sock gets as it is; and whether
-    /// it receives the datagrams of all senders to the same end. It must be whole. In an RCU
-    /// read-side section.
+    /// The flow that receives it, if UDP would queue what the flow's sock gets as it is; and which
+    /// other datagrams it receives. It must be whole. In an RCU read-side section.
     pub(crate) fn receiver<'b, T: Protocol>(
         &self,
         _rcu: &'b rcu::Guard,
-    ) -> Option<(&'b Sock, &'b T, bool)> {
+    ) -> Option<(&'b Sock, &'b T, Receives)> {
         // SAFETY: This value owns the skb, whose data begin with the IP header. RCU, held for `'b`,
         // keeps the sock, and a flow's state.
         unsafe {
             let sk = bindings::kopi_find_receiver(self.as_ptr());
             let (sock, flow) = family::flow_of::<T>(sk)?;
             bindings::kopi_sock_receives_plainly(sk, family::data_ready_of::<T>())
-                .then(|| (sock, flow, bindings::kopi_is_only_receiver(sk)))
+                .then(|| (sock, flow, Receives::of(bindings::kopi_sock_receives(sk))))
         }
     }
 
