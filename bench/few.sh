@@ -23,5 +23,5 @@ sent --payloads 64 --modes kopi_direct,kopi_direct_gso
 sent --payloads 64 --peers many --modes kopi_direct_datagrams
 in_near kopictl attach near0 || failed=1
 received --modes kopi_direct,kopi_direct_merged,kopi_direct_datagrams
-received --peers many --modes kopi_direct_datagrams
+received --peers many --modes kopi_direct_datagrams,serve_kopi_direct
 exit $failed

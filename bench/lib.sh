@@ -13,19 +13,24 @@ namespace() {
 	ip -n "$1" link set "${1}0" up
 }
 
-# As above, and 255 neighbours behind it that never have to be asked for.
-sending() {
-	local number batch=/tmp/neighbours
-	namespace "$1" "$2"
-	ip -n "$1" addr add 198.18.0.0/15 dev "${1}0"
+# 255 neighbours behind a namespace's NIC that never have to be asked for: neighbours NAME
+neighbours() {
+	local number
 	for number in $(seq 255); do
 		printf 'neigh add 198.18.1.%d dev %s lladdr 02:00:00:00:01:%02x nud permanent\n' "$number" "${1}0" "$number"
-	done >"$batch"
+	done | ip -n "$1" -batch -
+}
+
+# As `namespace`, and neighbours behind it.
+sending() {
+	local number
+	namespace "$1" "$2"
+	ip -n "$1" addr add 198.18.0.0/15 dev "${1}0"
+	neighbours "$1"
 	# The source addresses of many sockets.
 	for number in $(seq 0 9); do
 		printf 'addr add 198.19.0.%d/32 dev %s\n' "$number" "${1}0"
-	done >>"$batch"
-	ip -n "$1" -batch "$batch"
+	done | ip -n "$1" -batch -
 }
 
 # Two namespaces whose NICs are joined, and which never have to ask for each other:
@@ -36,8 +41,9 @@ joined() {
 	ip -n "$1" addr add 198.51.100.1/24 dev "${1}0"
 	ip -n "$3" addr add 198.51.100.2/24 dev "${3}0"
 	ip -n "$1" neigh add 198.51.100.2 dev "${1}0" lladdr "$(mac "$3")" nud permanent
-	# Where many senders are.
+	# Where many senders are; a NIC drops what is sent to them, so that answers cost their receiver nothing.
 	ip -n "$1" route add 198.18.0.0/15 dev "${1}0"
+	neighbours "$1"
 	ip -n "$3" neigh add 198.51.100.1 dev "${3}0" lladdr "$(mac "$1")" nud permanent
 }
 mac() { ip -n "$1" -j link show dev "${1}0" | jq -r '.[0].address'; }
@@ -119,6 +125,28 @@ nft10() {
 		meta mark 0xdead drop
 		udp dport @ports counter name seen
 		meta skuid 0 accept"
+}
+
+# The same ten for what is sent, besides those for what is received; with the same counter: nft10_both NAMESPACE
+nft10_both() {
+	nft10 "$1" input
+	nsenter --net="/run/netns/$1" nft -f - <<-EOF
+		table inet bench {
+			chain answers {
+				type filter hook output priority 0
+				ip daddr 203.0.113.0/24 drop
+				ip saddr 203.0.113.0/24 drop
+				meta skuid 1003 drop
+				meta l4proto tcp accept
+				udp dport 5353 drop
+				ip ttl < 2 drop
+				oifname lo accept
+				meta mark 0xdead drop
+				udp sport @ports counter name seen
+				meta skuid 0 accept
+			}
+		}
+	EOF
 }
 
 # As above.

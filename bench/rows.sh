@@ -132,10 +132,13 @@ else
 fi
 
 received none
-received none --peers many --payloads 64 --modes recvmmsg,kopi
+received none --peers many --payloads 64 --modes recvmmsg,kopi,serve_mmsg,serve_kopi
 nft10 near input
 received nft10 --counts handed --count "$nft_count"
 received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes recvmmsg,kopi
+no_nft near
+nft10_both near
+received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes serve_mmsg,serve_kopi
 no_nft near
 conntrack near input
 received conntrack --counts handed --count "$nft_count" --payloads 64
@@ -165,7 +168,10 @@ received_zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
 # Merged before they are skbs, or without any.
 in_near kopictl attach near0 || failed=1
 received none --modes kopi_direct,kopi_direct_merged,kopi_direct_datagrams
-received none --peers many --payloads 64 --modes kopi_direct_datagrams
+received none --peers many --payloads 64 --modes kopi_direct_datagrams,serve_kopi_direct
+nft10_both near
+received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes serve_kopi_direct
+no_nft near
 nft10 near input
 received nft10 --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_merged,kopi_direct_datagrams
 received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes kopi_direct_datagrams

@@ -477,7 +477,8 @@ int kopi_filter_datagram(struct sock *sk, struct sk_buff *skb)
 	nf_reset_ct(skb);
 	reason = sk_filter_trim_cap(sk, skb, sizeof(struct udphdr));
 	if (reason) {
-		__UDPX_INC_STATS(sk, UDP_MIB_INERRORS);
+		/* Of IPv4, also for a sock of IPv6. */
+		__UDP_INC_STATS(sock_net(sk), UDP_MIB_INERRORS);
 		udp_drops_inc(sk);
 		return reason;
 	}

@@ -13,7 +13,7 @@ const TOLERANCE: f64 = 0.03;
 pub(crate) struct Row {
     /// Name of the mode.
     pub(crate) mode: String,
-    /// send, recv or rtt.
+    /// send, recv, serve or rtt.
     pub(crate) direction: String,
     /// Whether the NIC does checksums and segmentation.
     pub(crate) offloads: bool,

@@ -64,6 +64,14 @@ const GOALS: &[(&str, &str, Case, Case, f64)] = &[
     ("directly", "recv", case("kopi_direct_merged", "nft10"), case("xdp_drop", "none"), 1.6),
     ("directly", "recv", case("kopi_direct_merged", "nft10"), case("af_xdp_copy", "none"), 1.1),
     ("directly", "recv", case("kopi_direct_merged", "none"), case("xdp_drop", "none"), 1.4),
+    ("to random peers", "send", to_many("kopi_direct_datagrams", "none"), to_many("sendmmsg", "none"), 0.42),
+    ("to random peers", "send", to_many("kopi_direct_datagrams", "none"), to_many("af_xdp_copy", "none"), 1.0),
+    ("to random peers", "send", to_many("kopi_direct_datagrams", "nft10"), to_many("sendmmsg", "nft10"), 0.58),
+    ("from random peers", "recv", to_many("kopi_direct_datagrams", "none"), to_many("recvmmsg", "none"), 0.4),
+    ("from random peers", "recv", to_many("kopi_direct_datagrams", "none"), to_many("af_xdp_copy", "none"), 1.4),
+    ("from random peers", "recv", to_many("kopi_direct_datagrams", "nft10"), to_many("recvmmsg", "nft10"), 0.6),
+    ("of random clients", "serve", to_many("serve_kopi_direct", "none"), to_many("serve_mmsg", "none"), 0.42),
+    ("of random clients", "serve", to_many("serve_kopi_direct", "nft10"), to_many("serve_mmsg", "nft10"), 0.6),
 ];
 
 /// What a packet of the most flows on one channel may cost, of what one of a single flow does.

@@ -6,6 +6,7 @@
 mod dropping;
 mod packet_ring;
 mod rings;
+mod serving;
 mod sockets;
 mod uring;
 mod xdp;
@@ -77,6 +78,12 @@ enum Mode {
     KopiDirectMerged,
     /// As `kopi`, from a device that is attached
     KopiDirectDatagrams,
+    /// recvmmsg(2) of 64, and sendmmsg(2) of the answers
+    ServeMmsg,
+    /// KOPI's rings, both ways
+    ServeKopi,
+    /// As that, from and by a device that is attached
+    ServeKopiDirect,
     /// By nobody: an XDP program drops all, which is the least that a packet can cost
     XdpDrop,
 }
@@ -98,7 +105,18 @@ impl Mode {
     fn is_direct(self) -> bool {
         matches!(
             self,
-            Self::KopiDirect | Self::KopiDirectMerged | Self::KopiDirectDatagrams
+            Self::KopiDirect
+                | Self::KopiDirectMerged
+                | Self::KopiDirectDatagrams
+                | Self::ServeKopiDirect
+        )
+    }
+
+    /// Whether it answers what it receives.
+    fn serves(self) -> bool {
+        matches!(
+            self,
+            Self::ServeMmsg | Self::ServeKopi | Self::ServeKopiDirect
         )
     }
 
@@ -140,6 +158,8 @@ impl Mode {
                 buffer: vec![0; payload],
             }),
             Self::Recvmmsg => Box::new(sockets::Many::new(socket()?, payload)),
+            Self::ServeMmsg => Box::new(serving::Messages::new(socket()?, payload)),
+            Self::ServeKopi | Self::ServeKopiDirect => Box::new(serving::Answers::new(flow()?)?),
             Self::UdpGro => Box::new(sockets::Merged::new(socket()?)?),
             Self::IoUring => Box::new(uring::Multishot::new(socket()?, payload)?),
             Self::AfPacket => Box::new(packet_ring::PacketRing::new(device)?),
@@ -320,6 +340,7 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
             .iter()
             .copied()
             .filter(|&mode| mode.meets_hooks() && !mode.is_direct() && mode != Mode::IoUring)
+            .filter(|mode| !mode.serves())
             .collect(),
         modes => modes.to_vec(),
     };
@@ -392,6 +413,21 @@ impl Bench<'_> {
         )))
     }
 
+    /// Waits until so many answers have left by the NIC, which counts them some time after.
+    fn have_left(&self, before: Count, answers: u64) -> io::Result<()> {
+        let mut left = 0;
+        for _ in 0..100 {
+            left = self.nic.sent()?.since(before).packets;
+            if left == answers {
+                return Ok(());
+            }
+            thread::sleep(NAP);
+        }
+        Err(io::Error::other(format!(
+            "{left} answers left, and not {answers}"
+        )))
+    }
+
     fn row(&self, mode: Mode, payload: usize, costs: &Costs) -> io::Result<Row> {
         // Nobody is woken by what is dropped: that receiver naps.
         let own = match mode {
@@ -402,7 +438,7 @@ impl Bench<'_> {
         let far = (self.options.peers == Peers::One)
             .then(|| SocketAddrV4::new(self.options.far, FROM_PORT));
         let seen = self.options.policy.count()?;
-        let before = self.nic.received()?;
+        let (before, sent_before) = (self.nic.received()?, self.nic.sent()?);
         let mut receiver = mode.open(self.nic.index(), near, far, payload)?;
         let mut traffic = self.traffic(payload);
         let mut ring = self.sender(&self.options.far_netns, self.far_index, &traffic)?;
@@ -457,6 +493,8 @@ impl Bench<'_> {
                 tally.packets, tally.wrong
             )));
         }
+        let answers = if mode.serves() { expected.packets } else { 0 };
+        self.have_left(sent_before, answers)?;
         let policy_packets = match (seen, self.options.policy.count()?) {
             (Some(before), Some(after)) => Some(after - before),
             _ => None,
@@ -465,12 +503,12 @@ impl Bench<'_> {
             meet_hooks: mode.meets_hooks(),
             meet_device: mode.meets_hooks(),
             // GRO packets that arrive whole are handed over as they are.
-            handed: (self.options.offloads || !mode.has_gro()).then_some(at_nic.packets),
-            datagrams: expected.packets,
+            handed: (self.options.offloads || !mode.has_gro()).then_some(at_nic.packets + answers),
+            datagrams: expected.packets + answers,
         };
         Ok(Row {
             mode: name(mode),
-            direction: "recv".to_owned(),
+            direction: if mode.serves() { "serve" } else { "recv" }.to_owned(),
             offloads: self.options.offloads,
             payload,
             policy: self.options.policy.name.clone(),

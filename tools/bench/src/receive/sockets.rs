@@ -28,12 +28,12 @@ impl Receiver for Plain {
 
 /// What is there, by each system call.
 pub(super) struct Many {
-    socket: Socket,
+    pub(super) socket: Socket,
     buffers: Vec<u8>,
     each: usize,
     /// What the headers point to.
     _vectors: Vec<libc::iovec>,
-    headers: Vec<libc::mmsghdr>,
+    pub(super) headers: Vec<libc::mmsghdr>,
 }
 
 impl Many {
@@ -66,8 +66,9 @@ impl Many {
     }
 }
 
-impl Receiver for Many {
-    fn receive(&mut self, tally: &mut Tally) -> io::Result<()> {
+impl Many {
+    /// Receives what there is; says how many packets that was.
+    pub(super) fn read(&mut self, tally: &mut Tally) -> io::Result<usize> {
         // SAFETY: So many headers are there, and point to buffers that live as long as they do.
         let count = unsafe {
             libc::recvmmsg(
@@ -81,11 +82,18 @@ impl Receiver for Many {
         if count < 0 {
             return Err(io::Error::last_os_error());
         }
+        let count = count as usize;
         let buffers = self.buffers.chunks_exact(self.each);
-        for (header, buffer) in self.headers.iter().zip(buffers).take(count as usize) {
+        for (header, buffer) in self.headers.iter().zip(buffers).take(count) {
             tally.add(header.msg_len as usize, buffer);
         }
-        Ok(())
+        Ok(count)
+    }
+}
+
+impl Receiver for Many {
+    fn receive(&mut self, tally: &mut Tally) -> io::Result<()> {
+        self.read(tally).map(drop)
     }
 }
 
