@@ -260,6 +260,38 @@ def filters_are_asked(ynl, wire):
     receiver.close()
 
 
+def frames_stay_the_programs(_ynl, wire):
+    """What a filter drops takes no frame that the program has."""
+    with namespace("host"):
+        flow = kopi.flow()
+    flow.bind((NEAR, PORT))
+    channel = kopi.Channel(flow, frames=32, fill=32, rx=32, frame_size=512)
+    for number in range(32):
+        channel.fill.push(channel.frame(number))
+    taken = []
+
+    def takes(count):
+        kopi.wait_until(lambda: (taken.extend(iter(channel.rx.pop, None)), len(taken) >= count)[1], 20)
+    wire.send(b"long" * 300)
+    takes(3)
+    code = ctypes.create_string_buffer(struct.pack("HBBI", 0x6, 0, 0, 0))
+    flow.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(code)))
+    before = snmp()["Udp:InErrors"]
+    for _ in range(4):
+        wire.send(b"dropped")
+    kopi.wait_until(lambda: snmp()["Udp:InErrors"] >= before + 4, 20)
+    flow.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
+    for number in range(8):
+        wire.send(payload(number, 100))
+    takes(11)
+    starts = [entry[0] // 512 for entry in taken]
+    kopi.check("each datagram has frames of its own", len(set(starts)) == len(starts) == 11, starts)
+    data = b"".join(channel.region[offset:offset + length] for offset, length, *_ in taken[:3])
+    kopi.check("those that the program has are left alone", data == b"long" * 300, data[:40])
+    flow.close()
+    channel.region.close()
+
+
 def observers_see_all(ynl, wire):
     """Whatever else looks at packets has the stack send them, and sees them all."""
     def packet_socket(protocol):
@@ -436,8 +468,8 @@ with namespace("host"):
 WIRE = Wire()
 for SOURCE in SOURCES:
     host(f"ip neigh replace {SOURCE} lladdr 02:00:00:00:00:09 dev eth0 nud permanent")
-for case in (all_are_whole, counts_are_a_sockets, hooks_are_asked, filters_are_asked, observers_see_all, routes_are_kept,
-             sockets_are_chosen, rings_are_full):
+for case in (all_are_whole, counts_are_a_sockets, hooks_are_asked, filters_are_asked, frames_stay_the_programs,
+             observers_see_all, routes_are_kept, sockets_are_chosen, rings_are_full):
     case(YNL, WIRE)
 kopictl("detach", "eth0")
 kopi.finish()

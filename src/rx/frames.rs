@@ -104,8 +104,9 @@ impl Receiver {
     #[inline]
     pub(super) fn keep_ready(&mut self) {
         if let Some(frame) = self.ready.take() {
-            let _ = self.frames.push_within_capacity(frame);
-            self.keep_frames();
+            // There is room: a frame is only set aside while there is no spare one. What `frames`
+            // has is the program's since the last delivery.
+            let _ = self.spare.push_within_capacity(frame);
         }
     }
 
