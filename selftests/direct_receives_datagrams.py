@@ -238,6 +238,25 @@ def hooks_are_asked(ynl, wire):
     other.close()
 
 
+def queued_ones_have_owners(_ynl, wire):
+    """Behind a program that has decided in prerouting, input knows whose a connected flow's datagrams are."""
+    connected = Receiver(port=PORT + 2, peer=(SOURCES[0], FROM))
+    with namespace("host"):
+        rules("table ip t {", "counter whose { }", "chain pre {", "type filter hook prerouting priority 0",
+              "udp dport 7002 queue num 3", "}", "chain in {", "type filter hook input priority 0",
+              "udp dport 7002 meta skuid 0 counter name whose", "}", "}")
+        server = nfqueue.serve(3, lambda count: True)
+    for number in range(8):
+        wire.send(payload(number, 64), port=PORT + 2)
+    got = connected.take(8)
+    with namespace("host"):
+        seen = counted("ip t", "whose")
+        run_nft("flush ruleset\n")
+    server.stop()
+    connected.close()
+    kopi.check("all come, and the hook has known each", len(got) == seen == 8, (len(got), seen))
+
+
 def filters_are_asked(ynl, wire):
     """A socket's own filter drops and truncates; what it drops is counted."""
     receiver = Receiver()
@@ -468,8 +487,8 @@ with namespace("host"):
 WIRE = Wire()
 for SOURCE in SOURCES:
     host(f"ip neigh replace {SOURCE} lladdr 02:00:00:00:00:09 dev eth0 nud permanent")
-for case in (all_are_whole, counts_are_a_sockets, hooks_are_asked, filters_are_asked, frames_stay_the_programs,
-             observers_see_all, routes_are_kept, sockets_are_chosen, rings_are_full):
+for case in (all_are_whole, counts_are_a_sockets, hooks_are_asked, queued_ones_have_owners, filters_are_asked,
+             frames_stay_the_programs, observers_see_all, routes_are_kept, sockets_are_chosen, rings_are_full):
     case(YNL, WIRE)
 kopictl("detach", "eth0")
 kopi.finish()

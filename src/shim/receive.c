@@ -27,14 +27,14 @@
 
 #include "../shim.h"
 
-/* Entries of a list of packet sockets that are looked at. */
-#define TAPS_MAX 16
+/* Entries of a list of packet sockets, or raw ones, that are looked at: more count as one that sees all. */
+#define SOCKETS_MAX 16
 
 /* Whether a list of packet sockets has one that sees packets of IPv4. RCU is held. */
 static bool has_tap(const struct list_head *list)
 {
 	const struct packet_type *tap;
-	int left = TAPS_MAX;
+	int left = SOCKETS_MAX;
 
 	list_for_each_entry_rcu(tap, list, list)
 		if (tap->type == htons(ETH_P_IP) || tap->type == htons(ETH_P_ALL) || !left--)
@@ -55,13 +55,17 @@ static bool has_rps(const struct net_device *dev)
 	return false;
 }
 
-/* Whether a raw socket sees packets of UDP: raw_local_deliver() (net/ipv4/raw.c). RCU is held. */
+/*
+ * Whether a raw socket sees packets of UDP: raw_local_deliver() (net/ipv4/raw.c). Those of other
+ * namespaces may be in the list, which their users can make long. RCU is held.
+ */
 static bool has_raw(const struct net *net)
 {
 	const struct sock *sk;
+	int left = SOCKETS_MAX;
 
 	sk_for_each_rcu(sk, &raw_v4_hashinfo.ht[raw_hashfunc(net, IPPROTO_UDP)])
-		if (net_eq(sock_net(sk), net) && inet_sk(sk)->inet_num == IPPROTO_UDP)
+		if ((net_eq(sock_net(sk), net) && inet_sk(sk)->inet_num == IPPROTO_UDP) || !left--)
 			return true;
 	return false;
 }
@@ -289,11 +293,41 @@ static int after_route(struct net *net, struct sk_buff *skb)
 	return dst_input(skb);
 }
 
+/*
+ * Finds a connected sock that gets a packet, so that hooks of LOCAL_IN can ask whose it is:
+ * ip_rcv_finish_core(), udp_v4_early_demux(), __udp4_lib_demux_lookup() (net/ipv4/udp.c).
+ */
+static struct sock *early_demux(struct net *net, struct sk_buff *skb)
+{
+	INET_ADDR_COOKIE(cookie, ip_hdr(skb)->saddr, ip_hdr(skb)->daddr);
+	const struct iphdr *iph = ip_hdr(skb);
+	const struct udphdr *udp = udp_hdr(skb);
+	unsigned int hash = ipv4_portaddr_hash(net, iph->daddr, ntohs(udp->dest));
+	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
+	struct sock *sk;
+
+	if (!READ_ONCE(net->ipv4.sysctl_ip_early_demux) ||
+	    !READ_ONCE(net->ipv4.sysctl_udp_early_demux) || skb_dst(skb) || skb->sk ||
+	    iph->protocol != IPPROTO_UDP || iph->ihl != 5 ||
+	    skb_headlen(skb) < sizeof(*iph) + sizeof(*udp))
+		return NULL;
+	udp_portaddr_for_each_entry_rcu(sk, &udp_hashslot2(net->ipv4.udp_table, hash)->head) {
+		if (!inet_match(net, sk, cookie, ports, inet_iif(skb), inet_sdif(skb)))
+			break;
+		skb->sk = sk;
+		skb->destructor = sock_pfree;
+		return sk;
+	}
+	return NULL;
+}
+
 /* What follows PRE_ROUTING for a packet that a hook has kept: ip_rcv_finish(). */
 static int after_pre_routing(struct net *net, struct sock *sk, struct sk_buff *skb)
 {
-	int reason = route(skb);
+	int reason;
 
+	early_demux(net, skb);
+	reason = route(skb);
 	return reason ? drop_unrouted(net, skb, reason) : after_route(net, skb);
 }
 
@@ -330,34 +364,6 @@ static int after_local_in(struct net *net, struct sock *sk, struct sk_buff *skb)
 	}
 	rcu_read_unlock();
 	return NET_RX_SUCCESS;
-}
-
-/*
- * Finds a connected sock that gets a packet, so that hooks of LOCAL_IN can ask whose it is:
- * ip_rcv_finish_core(), udp_v4_early_demux(), __udp4_lib_demux_lookup() (net/ipv4/udp.c).
- */
-static struct sock *early_demux(struct net *net, struct sk_buff *skb)
-{
-	INET_ADDR_COOKIE(cookie, ip_hdr(skb)->saddr, ip_hdr(skb)->daddr);
-	const struct iphdr *iph = ip_hdr(skb);
-	const struct udphdr *udp = udp_hdr(skb);
-	unsigned int hash = ipv4_portaddr_hash(net, iph->daddr, ntohs(udp->dest));
-	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
-	struct sock *sk;
-
-	if (!READ_ONCE(net->ipv4.sysctl_ip_early_demux) ||
-	    !READ_ONCE(net->ipv4.sysctl_udp_early_demux) || skb_dst(skb) || skb->sk ||
-	    iph->protocol != IPPROTO_UDP || iph->ihl != 5 ||
-	    skb_headlen(skb) < sizeof(*iph) + sizeof(*udp))
-		return NULL;
-	udp_portaddr_for_each_entry_rcu(sk, &udp_hashslot2(net->ipv4.udp_table, hash)->head) {
-		if (!inet_match(net, sk, cookie, ports, inet_iif(skb), inet_sdif(skb)))
-			break;
-		skb->sk = sk;
-		skb->destructor = sock_pfree;
-		return sk;
-	}
-	return NULL;
 }
 
 /*
