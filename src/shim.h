@@ -178,6 +178,8 @@ void kopi_skb_settle_dev(struct sk_buff *skb);
 struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, unsigned int bytes);
 void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df);
 bool kopi_has_output_hooks(const struct sock *sk);
+/* For shim/receive.c, too. */
+struct sk_buff *kopi_build_skb(struct sk_buff *skb, void *head, unsigned int size);
 struct sk_buff *kopi_build_frame_skb(struct sk_buff *skb, void *head, unsigned int size,
 				     unsigned int start, unsigned int len, struct sock *sk,
 				     struct dst_entry *dst, u32 mark, bool ignore_df);
@@ -213,7 +215,6 @@ struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_f
 u32 kopi_route_conf(const struct net_device *dev);
 struct dst_entry *kopi_hold_route(const struct sk_buff *skb);
 struct dst_entry *kopi_skb_dst(const struct sk_buff *skb);
-void kopi_dst_release(struct dst_entry *dst);
 void kopi_unwrap_frame(struct sk_buff *skb);
 bool kopi_is_frame_alone(const struct sk_buff *skb, const void *head);
 void kopi_count_input(const struct sk_buff *skb);

@@ -170,10 +170,11 @@ impl<'a> DatagramReceiver<'a> {
         let is_open = |open: &Delivery<'_>| open.is_for(target.sk);
         if !self.open.as_ref().is_some_and(is_open) {
             self.end();
-            let Target { channel, flow, sk } = target;
-            self.open = Some(Delivery::new(channel, flow, sk, self.softirqs));
         }
-        let left = self.open.as_mut()?.take(datagram, &mut self.kept.spare);
+        let Target { channel, flow, sk } = target;
+        let new = || Delivery::new(channel, flow, sk, self.softirqs);
+        let open = self.open.get_or_insert_with(new);
+        let left = open.take(datagram, &mut self.kept.spare);
         self.received = self.received.wrapping_add(u64::from(left.is_none()));
         left
     }

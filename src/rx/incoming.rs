@@ -6,7 +6,6 @@ use super::dropped::{give_up, Loss};
 use super::frames::INVALID_MAX;
 use super::Receiver;
 use crate::channel::Channel;
-use crate::events::{notify, Event};
 use crate::flow::Flow;
 use crate::sys::{
     context::SoftirqsOff,
@@ -127,11 +126,6 @@ impl<'a> Delivery<'a> {
             None => channel.receiver.lock_with(self.softirqs).publish(),
         };
         self.receiver = None;
-        if self.overrun {
-            notify(flow, sk, Event::Overrun);
-        }
-        if wake {
-            channel.wake(flow, sk);
-        }
+        channel.tell(flow, sk, self.overrun, wake);
     }
 }

@@ -364,23 +364,23 @@ impl Channel {
         let wake = receiver.publish();
         let overrun = receiver.overrun && !was_overrun;
         drop(receiver);
-
-        if overrun {
-            notify(flow, sk, Event::Overrun);
-        }
-        if wake {
-            self.wake(flow, sk);
-        }
+        self.tell(flow, sk, overrun, wake);
         // Without the sock's lock, the CPU that queues another packet calls this for it.
         (locked.is_some() || left == 0) && !sk.is_queue_empty()
     }
 
-    /// Wakes those that wait for what a flow receives. Softirqs are off.
-    fn wake(&self, flow: &Flow, sk: &Sock) {
-        self.wake_readers();
-        if flow.was_polled_early() {
-            sk.wake_readers();
+    /// Tells listeners that a flow's packets are being dropped, and wakes those that wait for what it
+    /// receives, each if that is due. Softirqs are off.
+    fn tell(&self, flow: &Flow, sk: &Sock, overrun: bool, wake: bool) {
+        if overrun {
+            notify(flow, sk, Event::Overrun);
         }
-        sk.signal_io();
+        if wake {
+            self.wake_readers();
+            if flow.was_polled_early() {
+                sk.wake_readers();
+            }
+            sk.signal_io();
+        }
     }
 }

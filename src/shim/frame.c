@@ -126,6 +126,15 @@ bool kopi_has_output_hooks(const struct sock *sk)
 	return last && (last->num_hook_entries > 1 || !passes_unmarked(last->hooks[0].hook));
 }
 
+/* Makes an skb around `size` bytes at `head`, in the memory of `skb`, if there is one. */
+struct sk_buff *kopi_build_skb(struct sk_buff *skb, void *head, unsigned int size)
+{
+	if (!skb)
+		return build_skb(head, size);
+	memset(skb, 0, offsetof(struct sk_buff, tail));
+	return build_skb_around(skb, head, size);
+}
+
 /*
  * Makes an skb around a datagram in a page: the IP header is at `start` of `size` bytes. Uses the
  * memory of `skb`, if there is one. The skb is charged to the sock and owns a reference to the page.
@@ -134,12 +143,7 @@ struct sk_buff *kopi_build_frame_skb(struct sk_buff *skb, void *head, unsigned i
 				     unsigned int start, unsigned int len, struct sock *sk,
 				     struct dst_entry *dst, u32 mark, bool ignore_df)
 {
-	if (skb) {
-		memset(skb, 0, offsetof(struct sk_buff, tail));
-		build_skb_around(skb, head, size);
-	} else {
-		skb = build_skb(head, size);
-	}
+	skb = kopi_build_skb(skb, head, size);
 	if (!skb)
 		return NULL;
 	get_page(virt_to_head_page(head));
@@ -162,13 +166,10 @@ void kopi_release_frame_skb(struct sk_buff *skb)
 {
 	/* The socket, which the caller has, holds the last one. */
 	WARN_ON_ONCE(refcount_sub_and_test(skb->truesize, &skb->sk->sk_wmem_alloc));
-	nf_reset_ct(skb);
-	skb_ext_reset(skb);
-	skb_dst_drop(skb);
 	skb->sk = NULL;
 	skb->destructor = NULL;
 	put_page(virt_to_head_page(skb->head));
-	skb->head = NULL;
+	kopi_unwrap_frame(skb);
 }
 
 /* Frees the memory of an skb that was released so. */

@@ -153,11 +153,8 @@ struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_f
 	is_plain = is_plain && skb;
 	if (is_plain) {
 		rewrap_frame(skb, head, frame->frame_sz);
-	} else if (skb) {
-		memset(skb, 0, offsetof(struct sk_buff, tail));
-		build_skb_around(skb, head, frame->frame_sz);
 	} else {
-		skb = build_skb(head, frame->frame_sz);
+		skb = kopi_build_skb(skb, head, frame->frame_sz);
 		if (!skb)
 			return NULL;
 	}
@@ -220,11 +217,6 @@ struct dst_entry *kopi_hold_route(const struct sk_buff *skb)
 struct dst_entry *kopi_skb_dst(const struct sk_buff *skb)
 {
 	return skb_dst(skb);
-}
-
-void kopi_dst_release(struct dst_entry *dst)
-{
-	dst_release(dst);
 }
 
 /* Takes the frame back from such an skb that nobody else refers to. */

@@ -71,7 +71,7 @@ impl InputRoutes {
     fn forget(&mut self) {
         if !self.dst.is_null() {
             // SAFETY: This value owns the reference, and gives it up.
-            unsafe { bindings::kopi_dst_release(self.dst) };
+            unsafe { bindings::dst_release(self.dst) };
         }
         self.dst = ptr::null_mut();
         self.round = self.round.wrapping_add(1);
