@@ -110,21 +110,27 @@ nft_rules() {
 	EOF
 }
 
-# Ten of them, among them a user, a look-up in a set and a counter: nft10 NAMESPACE output|input
-nft10() {
-	local device=oifname
-	[ "$2" = input ] && device=iifname
-	nft_rules "$1" "$2" "
+# Ten of them, among them a user, a look-up in a set and a counter: ten_rules iifname|oifname sport|dport
+ten_rules() {
+	cat <<-EOF
 		ip daddr 203.0.113.0/24 drop
 		ip saddr 203.0.113.0/24 drop
 		meta skuid 1003 drop
 		meta l4proto tcp accept
 		udp dport 5353 drop
 		ip ttl < 2 drop
-		$device lo accept
+		$1 lo accept
 		meta mark 0xdead drop
-		udp dport @ports counter name seen
-		meta skuid 0 accept"
+		udp $2 @ports counter name seen
+		meta skuid 0 accept
+	EOF
+}
+
+# These: nft10 NAMESPACE output|input
+nft10() {
+	local device=oifname
+	[ "$2" = input ] && device=iifname
+	nft_rules "$1" "$2" "$(ten_rules $device dport)"
 }
 
 # The same ten for what is sent, besides those for what is received; with the same counter: nft10_both NAMESPACE
@@ -134,16 +140,7 @@ nft10_both() {
 		table inet bench {
 			chain answers {
 				type filter hook output priority 0
-				ip daddr 203.0.113.0/24 drop
-				ip saddr 203.0.113.0/24 drop
-				meta skuid 1003 drop
-				meta l4proto tcp accept
-				udp dport 5353 drop
-				ip ttl < 2 drop
-				oifname lo accept
-				meta mark 0xdead drop
-				udp sport @ports counter name seen
-				meta skuid 0 accept
+				$(ten_rules oifname sport)
 			}
 		}
 	EOF

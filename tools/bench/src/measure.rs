@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use std::{io, net::Ipv4Addr};
 
 /// Peers of the rows with many.
-pub(crate) const MANY: u8 = 255;
+const MANY: u8 = 255;
 
 /// The destinations of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -23,6 +23,16 @@ pub(crate) enum Peers {
     One,
     /// One of 255, at random
     Many,
+}
+
+impl Peers {
+    /// Their number.
+    pub(crate) fn count(self) -> u8 {
+        match self {
+            Self::One => 1,
+            Self::Many => MANY,
+        }
+    }
 }
 
 #[derive(Args)]
@@ -121,11 +131,7 @@ pub(crate) fn name(mode: impl ValueEnum) -> String {
 
 impl Bench<'_> {
     fn row(&self, mode: Mode, payload: usize, peers: Peers) -> io::Result<Row> {
-        let last = match peers {
-            Peers::One => 1,
-            Peers::Many => MANY,
-        };
-        let peers = (1..=last)
+        let peers = (1..=peers.count())
             .map(|number| peer(self.options.local, number))
             .collect();
         let nic = self.meter.nic();

@@ -13,7 +13,7 @@ mod xdp;
 
 use crate::{
     clock::Clock,
-    measure::{name, Peers, MANY},
+    measure::{name, Peers},
     meter::{kernel, sleeps},
     nic::{within, Count, Nic},
     policy::{Packets, Policy},
@@ -306,7 +306,7 @@ struct Bench<'o> {
 /// The addresses of many senders.
 fn sources() -> Vec<Ipv4Addr> {
     let first = u32::from(FIRST_SOURCE);
-    (0..u32::from(MANY))
+    (0..u32::from(Peers::Many.count()))
         .map(|number| Ipv4Addr::from(first + number))
         .collect()
 }
@@ -514,10 +514,7 @@ impl Bench<'_> {
             policy: self.options.policy.name.clone(),
             policy_holds: self.options.policy.holds(policy_packets, &packets)?,
             flows: 1,
-            peers: match self.options.peers {
-                Peers::One => 1,
-                Peers::Many => usize::from(MANY),
-            },
+            peers: self.options.peers.count().into(),
             batch: BURST,
             insn_per_packet: Some(mean),
             runs,
