@@ -386,6 +386,17 @@ def refused_by_driver(ynl, traffic):
     return False
 
 
+def detached_while_waiting(traffic):
+    """How long others waited for RTNL while the device was detached with packets that wait, and how long that took."""
+    with nobody_takes():
+        traffic.send(80 * BATCH, 1000)
+        asked = Asked()
+        begin = time.monotonic()
+        kopictl("detach", "eth0")
+        took = time.monotonic() - begin
+        return asked.end(), took
+
+
 def driver_takes_none(ynl):
     """A driver whose ring stays full holds up nobody for longer than a second."""
     traffic = Traffic()
@@ -401,15 +412,15 @@ def driver_takes_none(ynl):
         kopictl("detach", "eth0")
     kopictl("attach", "eth0")
     kopi.check("attached again: by the driver", kopi.wait_until(lambda: link(ynl)["path"] == "direct"), link(ynl))
-    with nobody_takes():
-        traffic.send(80 * BATCH, 1000)
-        asked = Asked()
-        begin = time.monotonic()
-        kopictl("detach", "eth0")
-        took = time.monotonic() - begin
-        longest = asked.end()
-        kopi.check("detached while packets wait: nobody waits for RTNL", longest < 0.5 < took,
-                   f"{longest:.2f} s of {took:.2f} s")
+    # On a busy machine the second for which packets wait may be over before the detaching.
+    for _ in range(3):
+        longest, took = detached_while_waiting(traffic)
+        if took > 0.5:
+            break
+        kopictl("attach", "eth0")
+        kopi.wait_until(lambda: link(ynl)["path"] == "direct")
+    kopi.check("detached while packets wait: nobody waits for RTNL", longest < 0.5 < took,
+               f"{longest:.2f} s of {took:.2f} s")
     kopictl("attach", "eth0")
     traffic.close()
 
