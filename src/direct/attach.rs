@@ -26,6 +26,21 @@ const CLOSING_TICK: i64 = 1_000_000;
 /// Maximum number of attached devices, in all network namespaces together.
 pub(super) const ATTACHED_MAX: usize = 64;
 
+/// Drivers whose ndo_xdp_xmit can't be relied on, by a reading of 7.3.4. The kernel frees the last of a
+/// bulk's frames if fewer were sent.
+///
+/// - atlantic, rvu_nicpf: they go on after a frame that failed. So others are freed that are in use.
+/// - ionic: after an error of DMA, it returns one frame fewer than it has.
+/// - lan966x-switch: forgets a frame with too little headroom.
+/// - qede: divides by the number of queues for frames, which is 0 before its first XDP program.
+const UNSOUND: [&CStr; 5] = [
+    c"atlantic",
+    c"rvu_nicpf",
+    c"ionic",
+    c"lan966x-switch",
+    c"qede",
+];
+
 global_lock! {
     // SAFETY: `Attaching::register` initializes it. It runs in the module's init, before netlink
     // requests and device events, the only users of the lock, can come.
@@ -46,6 +61,8 @@ pub(crate) enum AttachError {
     NotNic,
     /// Its driver takes no frames.
     NoFrames,
+    /// Its driver is one of [`UNSOUND`].
+    UnsoundDriver,
     /// The maximum number of devices is attached.
     TooMany,
     /// Memory is short, or the kernel's own refusal.
@@ -65,13 +82,16 @@ pub(crate) fn attach(
     ifindex: u32,
     port_map: Option<PinnedPortMap>,
 ) -> core::result::Result<(), AttachError> {
-    let _rtnl = Rtnl::lock();
+    let rtnl = Rtnl::lock();
     let device = Device::get(net, ifindex).map_err(|_| AttachError::Absent)?;
     if !device.is_ethernet() || !device.is_nic() {
         return Err(AttachError::NotNic);
     }
     if !device.has_driver() {
         return Err(AttachError::NoFrames);
+    }
+    if UNSOUND.iter().any(|name| device.is_driven_by(name, &rtnl)) {
+        return Err(AttachError::UnsoundDriver);
     }
     {
         let mut devices = ATTACHED.lock();

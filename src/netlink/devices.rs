@@ -56,6 +56,10 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
                 eopnotsupp(),
                 c"the device's driver can't send frames of XDP",
             ),
+            AttachError::UnsoundDriver => (
+                eopnotsupp(),
+                c"the device's driver loses or frees frames of XDP wrongly after an error",
+            ),
             AttachError::TooMany => (ENOSPC, c"64 devices are attached, and no more can be"),
             AttachError::Other(error) => (error, c"not enough memory"),
         };

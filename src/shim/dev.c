@@ -135,9 +135,22 @@ bool kopi_dev_has_xdp_xmit(const struct net_device *dev)
 	return dev->netdev_ops->ndo_xdp_xmit;
 }
 
+/*
+ * Whether the driver takes frames now. Some say so without a program, too, and then have no queues
+ * for them (qede, gve: drivers/net/ethernet, 7.3.4).
+ */
 bool kopi_dev_can_xdp_xmit(const struct net_device *dev)
 {
-	return READ_ONCE(dev->xdp_features) & NETDEV_XDP_ACT_NDO_XMIT;
+	const struct bpf_xdp_entity *driver = &dev->xdp_state[XDP_MODE_DRV];
+
+	return READ_ONCE(dev->xdp_features) & NETDEV_XDP_ACT_NDO_XMIT &&
+	       (READ_ONCE(driver->prog) || READ_ONCE(driver->link));
+}
+
+/* Whether a NIC's driver has this name. Under RTNL. */
+bool kopi_dev_has_driver(const struct net_device *dev, const char *name)
+{
+	return dev->dev.parent && !strcmp(dev_driver_string(dev->dev.parent), name);
 }
 
 int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags)

@@ -83,6 +83,13 @@ impl Device {
         unsafe { bindings::kopi_dev_fits_mtu(self.as_ptr(), len) }
     }
 
+    /// Whether its driver has this name.
+    pub(crate) fn is_driven_by(&self, name: &CStr, _rtnl: &Rtnl) -> bool {
+        // SAFETY: The reference keeps the device's memory. RTNL, which the argument proves to be
+        // held, keeps a device that is registered with its parent and driver.
+        unsafe { bindings::kopi_dev_has_driver(self.as_ptr(), name.as_char_ptr()) }
+    }
+
     /// Whether its driver takes frames, now or once an XDP program is attached.
     pub(crate) fn has_driver(&self) -> bool {
         // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
