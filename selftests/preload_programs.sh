@@ -28,7 +28,7 @@ zone >"$work/example.zone"
 for number in {1..30}; do echo "host$number.example.test A" && echo "host$number.example.test AAAA"; done >$work/questions
 printf '%s TXT\n' long.example.test longer.example.test >>$work/questions
 echo 'nothing.example.test A' >>$work/questions
-head -c 300000 /dev/urandom >$work/tftp/file
+head -c 100000 /dev/urandom >$work/tftp/file
 
 # What the peer gets of a DNS server.
 ask_dns() {
