@@ -46,7 +46,7 @@ impl Slot {
             Slot::Flow { ipv6, sent } => FLOW | six(ipv6) | u64::from(sent),
             Slot::OnRing { ipv6, place } => {
                 let (generation, ring) = (u64::from(place.generation), u64::from(place.ring));
-                ON_RING | generation << 48 | ring << 40 | six(ipv6) | u64::from(place.flow)
+                ON_RING | (generation << 48) | (ring << 40) | six(ipv6) | u64::from(place.flow)
             }
         }
     }
