@@ -10,12 +10,13 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-direct test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools python bpf ynl netlink rigs sysroot kernel clean help
+.PHONY: build run test programs test-direct test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools python bpf ynl netlink rigs sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
 	@echo 'make run         from nothing to a demonstration in a virtual machine'
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
+	@echo 'make programs    programs of Debian by `kopi run`, and with UDP sockets'
 	@echo 'make test-direct   those that send by NICs, with these attached'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on; FILES=NAMES for some'
 	@echo 'make smoke-debug   six of them on it, in minutes'
@@ -65,6 +66,9 @@ netlink: kernel
 rigs: build
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
 	@qemu/vm --timeout 3600 -- selftests/rigs/run.sh
+
+programs: build
+	@qemu/vm --timeout 1800 -- selftests/preload_programs.sh
 
 # What of the selftests sends by the machine's NICs, with these attached.
 DIRECT := $(addsuffix .py,policy_nftables policy_tc policy_routing policy_options policy_ports policy_bpf policy_devices policy_iptables \

@@ -88,6 +88,11 @@ struct kopi_info {
  * its need_wakeup is clear, no doorbell is needed.
  */
 #define KOPI_CHANNEL_ENGINE	(1u << 3)
+/*
+ * The rings only send: what the channel's flows receive stays in their sockets'
+ * queues, for recvmsg() and poll() as without a channel. Not with the GRO flags.
+ */
+#define KOPI_CHANNEL_TX_ONLY	(1u << 4)
 
 /* struct kopi_channel_req, KOPI_OPT_CHANNEL: the channel to make. */
 struct kopi_channel_req {
@@ -246,6 +251,13 @@ struct kopi_stats {
  */
 #define KOPI_BELL_WAIT_RX	(1u << 1)
 #define KOPI_BELL_WAIT_COMPLETION (1u << 2)
+/*
+ * With TX: as sendmmsg(2) with MSG_DONTWAIT on this descriptor. Entries of other flows
+ * than its own fail (EBADF). What a full send buffer would hold up fails (EAGAIN). After
+ * a packet that fails, the others are not sent (ECANCELED). All payload is copied, so
+ * that everything has completed on return. At most 1024 entries are taken.
+ */
+#define KOPI_BELL_SEND		(1u << 3)
 
 /* poll(): POLLIN is RX, POLLOUT room to send, and this an unread COMPLETION. */
 #define KOPI_POLL_COMPLETION	0x0200		/* POLLWRBAND */

@@ -16,13 +16,23 @@ use kernel::{
 };
 
 impl Channel {
-    /// Carries out the doorbell. Process context.
-    pub(crate) fn doorbell(this: &Arc<Self>, socket: &Socket, flags: u32) -> Result<i32> {
-        if flags & !abi::BELL_FLAGS != 0 {
+    /// Carries out the doorbell of the flow of that number. Process context.
+    pub(crate) fn doorbell(
+        this: &Arc<Self>,
+        socket: &Socket,
+        number: u32,
+        flags: u32,
+    ) -> Result<i32> {
+        if flags & !abi::BELL_FLAGS != 0
+            || flags & (abi::BELL_TX | abi::BELL_SEND) == abi::BELL_SEND
+            || (flags & abi::BELL_WAIT_RX != 0 && this.is_tx_only())
+            || (flags & abi::BELL_SEND != 0 && this.wants_engine())
+        {
             return Err(EINVAL);
         }
         let taken = if flags & abi::BELL_TX != 0 {
-            let taken = Self::transmit(this)?;
+            let only = (flags & abi::BELL_SEND != 0).then_some(number);
+            let taken = Self::transmit(this, only)?;
             // More may come soon.
             engine::kick(this);
             taken

@@ -225,6 +225,11 @@ impl Channel {
         self.layout().flags & abi::CHANNEL_GRO_MERGED != 0
     }
 
+    /// Whether its rings only send, and its flows receive as without a channel.
+    pub(crate) fn is_tx_only(&self) -> bool {
+        self.layout().flags & abi::CHANNEL_TX_ONLY != 0
+    }
+
     /// Whether engines are to poll the TX ring.
     pub(crate) fn wants_engine(&self) -> bool {
         self.layout().flags & abi::CHANNEL_ENGINE != 0

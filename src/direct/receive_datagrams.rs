@@ -183,7 +183,7 @@ impl<'a> DatagramReceiver<'a> {
     /// what it reads.
     fn find(&mut self, datagram: &Incoming, ends: DatagramEnds) -> Option<Target<'a>> {
         let (sk, flow, receives) = datagram.receiver::<Flow>(self.rcu)?;
-        let channel = flow.channel()?;
+        let channel = flow.ring_receiver()?;
         if sk.has_receive_hook() {
             return None;
         }

@@ -6,6 +6,7 @@ use super::Flow;
 use crate::channel::Channel;
 use crate::pure::{abi, geometry::Geometry};
 use crate::sys::{
+    context::smp_mb,
     errno::{enotconn, eopnotsupp},
     family,
     socket::{Socket, SocketFile}, //
@@ -14,7 +15,7 @@ use kernel::{
     prelude::*,
     rbtree::RBTreeNode,
     sync::{
-        atomic::ordering::{Full, Release},
+        atomic::ordering::{Full, Relaxed, Release},
         Arc, //
     },
 };
@@ -28,6 +29,8 @@ pub(super) struct Attachment {
 /// UDP_CORK was set once; the option may be on, or be set and taken back while a message is under
 /// way.
 pub(super) const CORKED: u32 = 1 << 30;
+/// With [`ON_CHANNEL`]: the channel only sends. The flow can be corked, and sends by no ring then.
+pub(super) const TX_ONLY: u32 = 1 << 29;
 /// The flow is on a channel, or about to be: it can't be corked.
 pub(super) const ON_CHANNEL: u32 = 1 << 31;
 
@@ -71,18 +74,42 @@ impl Flow {
 
     /// Puts the flow on a channel: `EBUSY` if it is corked, or has another.
     fn attach(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
-        self.corking
-            .cmpxchg(0, ON_CHANNEL, Full)
-            .map_err(|_| EBUSY)?;
+        let state = if channel.is_tx_only() {
+            ON_CHANNEL | TX_ONLY
+        } else {
+            ON_CHANNEL
+        };
+        self.corking.cmpxchg(0, state, Full).map_err(|_| EBUSY)?;
         let attached = if socket.sk().is_corked() {
             Err(EBUSY)
         } else {
             self.attach_uncorked(socket, channel)
         };
         if attached.is_err() {
-            self.corking.store(0, Release);
+            // Messages that cork may be under way, if the channel only sends.
+            self.corking.fetch_sub(state, Release);
         }
         attached
+    }
+
+    /// Waits for what a ring sends for the flow, which has just been corked: later packets find that.
+    pub(super) fn leave_ring(&self) {
+        if let Some(channel) = self.channel().filter(|channel| channel.is_tx_only()) {
+            drop(channel.sender.lock());
+        }
+    }
+
+    /// Whether a packet of a ring may be sent: not if the flow was corked after it came to the
+    /// channel, because the packet would become a part of the corked message. Under the channel's
+    /// sender.
+    pub(crate) fn sends_by_ring(&self) -> bool {
+        if self.attachment.as_ref().is_none() {
+            // Not before leave_ring() can find the channel.
+            return false;
+        }
+        // Pairs with the full order of may_cork().
+        smp_mb();
+        self.corking.load(Relaxed) & CORKED == 0
     }
 
     #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
@@ -119,6 +146,9 @@ impl Flow {
                 // The channel works, and isn't shown.
                 Err(error) => pr_debug!("a channel isn't listed: {}\n", error.to_errno()),
             }
+        }
+        if channel.is_tx_only() {
+            return Ok(());
         }
         self.follow_port(socket.sk());
         family::install_callbacks::<Flow>(socket);

@@ -64,6 +64,11 @@ impl Flow {
         Some(&self.attachment.as_ref()?.channel)
     }
 
+    /// The channel into whose RX ring it receives.
+    pub(crate) fn ring_receiver(&self) -> Option<&Arc<Channel>> {
+        self.channel().filter(|channel| !channel.is_tx_only())
+    }
+
     /// Its owner, and the rules' verdicts on it.
     pub(crate) fn policy(&self) -> Option<&Policy> {
         Some(self.policy.as_ref()?)

@@ -14,7 +14,7 @@ impl Flow {
         let port = u16::from_be(sk.local_port());
         if u32::from(port) != self.redirected.load(Relaxed)
             && self
-                .channel()
+                .ring_receiver()
                 .is_some_and(|channel| channel.has_gro() || !sk.is_ipv6())
         {
             self.redirect(sk, port);

@@ -2,7 +2,7 @@
 
 //! The calls of a flow's socket, where they differ from those of a UDP socket.
 
-use super::attach::{CORKED, ON_CHANNEL};
+use super::attach::{CORKED, ON_CHANNEL, TX_ONLY};
 use super::{Flow, FlowCounters};
 use crate::channel::Channel;
 use crate::direct::Direct;
@@ -148,14 +148,20 @@ unsafe impl Protocol for Flow {
 
     fn may_cork(&self, for_good: bool) -> Result {
         let mut corking = self.corking.load(Relaxed);
-        while corking & ON_CHANNEL == 0 {
-            let more = if for_good {
+        while corking & (ON_CHANNEL | TX_ONLY) != ON_CHANNEL {
+            let mut more = if for_good {
                 corking | CORKED
             } else {
                 corking.wrapping_add(1)
             };
+            if corking & TX_ONLY != 0 {
+                more |= CORKED;
+            }
             match self.corking.cmpxchg(corking, more, Full) {
-                Ok(_) => return Ok(()),
+                Ok(_) => {
+                    self.leave_ring();
+                    return Ok(());
+                }
                 Err(changed) => corking = changed,
             }
         }
@@ -204,6 +210,9 @@ unsafe impl Protocol for Flow {
     }
 
     fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32 {
+        if self.channel().is_some_and(|channel| channel.is_tx_only()) {
+            return inner;
+        }
         if self.channel().is_none() {
             // Full order, as the fence in needs_wakeup(): either this sees the channel now, or the
             // channel sees this.
@@ -222,7 +231,7 @@ unsafe impl Protocol for Flow {
         Some((|| {
             let channel = self.channel().ok_or_else(enotconn)?;
             let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
-            Channel::doorbell(channel, socket, flags)
+            Channel::doorbell(channel, socket, self.number(), flags)
         })())
     }
 
@@ -300,7 +309,7 @@ unsafe impl Protocol for Flow {
     }
 
     fn has_queue(&self) -> bool {
-        self.channel().is_none()
+        self.ring_receiver().is_none()
     }
 
     fn map(&self, vma: &Vma) -> Result {

@@ -51,8 +51,11 @@ pub const CHANNEL_GRO: u32 = 1 << 1;
 pub const CHANNEL_GRO_MERGED: u32 = 1 << 2;
 /// Engines poll the TX ring, if there are some.
 pub const CHANNEL_ENGINE: u32 = 1 << 3;
+/// The rings only send; what is received stays in the sockets' queues.
+pub const CHANNEL_TX_ONLY: u32 = 1 << 4;
 /// All flags of [`ChannelReq`].
-pub const CHANNEL_FLAGS: u32 = CHANNEL_GSO | CHANNEL_GRO | CHANNEL_GRO_MERGED | CHANNEL_ENGINE;
+pub const CHANNEL_FLAGS: u32 =
+    CHANNEL_GSO | CHANNEL_GRO | CHANNEL_GRO_MERGED | CHANNEL_ENGINE | CHANNEL_TX_ONLY;
 
 /// In a ring's flags: the other side must be woken, or rung, for a new entry.
 pub const RING_NEED_WAKEUP: u32 = 1 << 0;
@@ -83,8 +86,12 @@ pub const BELL_TX: u32 = 1 << 0;
 pub const BELL_WAIT_RX: u32 = 1 << 1;
 /// Sleep until the COMPLETION ring has an entry.
 pub const BELL_WAIT_COMPLETION: u32 = 1 << 2;
+/// With [`BELL_TX`]: take it as sendmmsg(2) would.
+pub const BELL_SEND: u32 = 1 << 3;
+/// The most entries that one doorbell with [`BELL_SEND`] takes, as sendmmsg(2).
+pub const BELL_SEND_MAX: u32 = 1024;
 /// All flags of the doorbell.
-pub const BELL_FLAGS: u32 = BELL_TX | BELL_WAIT_RX | BELL_WAIT_COMPLETION;
+pub const BELL_FLAGS: u32 = BELL_TX | BELL_WAIT_RX | BELL_WAIT_COMPLETION | BELL_SEND;
 
 /// `AF_INET`, as in [`Meta::family`].
 pub const AF_INET: u16 = 2;

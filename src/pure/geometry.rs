@@ -3,8 +3,9 @@
 //! From what a program asks for to where everything lies in a channel's region.
 
 use super::abi::{
-    ChannelReq, Layout, RingLayout, CHANNEL_FLAGS, CHANNEL_GRO, CHANNEL_GRO_MERGED, FRAMES_MAX,
-    FRAME_HEADROOM, FRAME_SIZE_MAX, FRAME_SIZE_MIN, REGION_SIZE_MAX, RING_ENTRIES_MAX,
+    ChannelReq, Layout, RingLayout, CHANNEL_FLAGS, CHANNEL_GRO, CHANNEL_GRO_MERGED,
+    CHANNEL_TX_ONLY, FRAMES_MAX, FRAME_HEADROOM, FRAME_SIZE_MAX, FRAME_SIZE_MIN, REGION_SIZE_MAX,
+    RING_ENTRIES_MAX,
 };
 
 /// Bytes of a page.
@@ -79,6 +80,10 @@ impl Geometry {
             return Err(Invalid::Flags);
         }
         if req.flags & CHANNEL_GRO_MERGED != 0 && req.flags & CHANNEL_GRO == 0 {
+            return Err(Invalid::Flags);
+        }
+        // There is nothing to coalesce in a ring.
+        if req.flags & CHANNEL_TX_ONLY != 0 && req.flags & CHANNEL_GRO != 0 {
             return Err(Invalid::Flags);
         }
         for size in [

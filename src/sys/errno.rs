@@ -27,6 +27,7 @@ errno! {
     enobufs = 105,
     enotconn = 107,
     edquot = 122,
+    ecanceled = 125,
 }
 
 /// The class of the stack's reason to refuse a packet.

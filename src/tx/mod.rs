@@ -10,8 +10,11 @@
 //! 3. `output.rs` hands it over to the flow's own socket. So every packet is routed, filtered,
 //!    counted and queued as one from a UDP socket.
 //! 4. `completion.rs` gives the frames back to the program, or leaves the descriptors in the ring.
+//!
+//! `call.rs` has what is different if the doorbell sends as sendmmsg() would.
 
 mod batch;
+mod call;
 mod completion;
 mod judge;
 mod output;
@@ -20,7 +23,7 @@ use crate::channel::Channel;
 use crate::engine::Schedule;
 use crate::flow::{Counter, Flow};
 use crate::pure::{
-    abi::{Desc, Meta, CHAIN_MAX},
+    abi::{Desc, Meta, BELL_SEND_MAX, CHAIN_MAX},
     descriptor::Bad,
     ring::Consumer, //
 };
@@ -32,6 +35,7 @@ use crate::sys::{
     socket::{Socket, SocketTable}, //
 };
 use batch::{Batch, Found};
+use call::Call;
 use completion::{errno, CompletionBatch, Retry, Verdict};
 use judge::Passed;
 use kernel::{
@@ -59,6 +63,8 @@ pub(crate) struct Sender {
     skipping: bool,
     retry: Retry,
     passed: Passed,
+    /// A doorbell with BELL_SEND is being carried out.
+    call: Call,
     /// What an engine knows of the channel.
     pub(crate) schedule: Schedule,
     counters: Arc<SenderCounters>,
@@ -86,9 +92,13 @@ impl Channel {
     /// Takes what is in the TX ring, as far as it can be sent now; gives the number of descriptors.
     ///
     /// `EPROTO` when the ring's index makes no sense, `ENOMEM`. Process context.
-    pub(crate) fn transmit(this: &Arc<Self>) -> Result<u32> {
+    /// With the number of a flow, sends as BELL_SEND says.
+    pub(crate) fn transmit(this: &Arc<Self>, only: Option<u32>) -> Result<u32> {
         this.user().record_current()?;
         let mut sender = this.sender.lock();
+        if let Some(number) = only {
+            return sender.send_only(this, number);
+        }
         let mut taken = 0u32;
         loop {
             this.start_ringing();
@@ -128,6 +138,7 @@ impl Sender {
             skipping: false,
             retry: Retry::default(),
             passed: Passed::NOTHING,
+            call: Call::default(),
             schedule: Schedule::default(),
             counters,
         })
@@ -194,6 +205,18 @@ impl Sender {
         taken
     }
 
+    /// Takes what is in the ring as sendmmsg() of the flow of that number would, without waiting.
+    fn send_only(&mut self, channel: &Arc<Channel>, flow: u32) -> Result<u32> {
+        let (available, _) = self.waiting()?;
+        self.call = Call::of(flow);
+        self.output.copies_all = true;
+        // As sendmmsg(), this ends early only for an error.
+        let taken = self.take(channel, available.min(BELL_SEND_MAX), |_, _| true);
+        self.output.copies_all = false;
+        self.call = Call::default();
+        Ok(taken)
+    }
+
     /// Takes the first of `available` descriptors, and all that go together with it.
     fn step(&mut self, channel: &Arc<Channel>, available: u32) -> Progress {
         if self.room < CHAIN_MAX {
@@ -228,13 +251,12 @@ impl Sender {
         let Some((socket, flow)) = self.sockets.get(number).and_then(with_flow) else {
             return self.refuse(channel, Bad::Flow);
         };
+        if let Some(error) = self.call.withholds(channel, flow) {
+            return self.finish(channel, error);
+        }
         let (count, bytes) = (self.batch.count(), self.batch.bytes());
-        let size = match segment {
-            // The socket's option cuts the payload of a descriptor.
-            0 => socket.sk().gso_size(),
-            segment => segment,
-        };
-        let segmentation = Segmentation { segment, size };
+        let segmentation = Segmentation::of(socket, segment);
+        let size = segmentation.size;
         let datagrams = self.batch.datagrams(size);
 
         let sk = socket.sk();
@@ -265,10 +287,14 @@ impl Sender {
         let verdict = self
             .retry
             .decide(channel, socket, result, (count, is_batch));
+        let verdict = self.call.settle(channel, verdict);
         let descs = self.batch.descs();
         let by_reference = self.done.settle(channel, descs, verdict, notification);
         if let Verdict::Stay(progress) = verdict {
             return progress;
+        }
+        if self.call.is_full(result) {
+            return self.release();
         }
         self.passed.spend(datagrams, bytes);
         count_sent(flow, result, (datagrams, bytes), by_reference);
@@ -305,6 +331,7 @@ impl Sender {
 
     /// Completes the batch with an error, and goes on after it.
     fn finish(&mut self, channel: &Channel, error: Error) -> Progress {
+        self.call.fail();
         self.done.add(channel, self.batch.descs(), errno(error));
         self.room = self.room.saturating_sub(self.batch.count());
         self.release()

@@ -44,6 +44,8 @@ pub(crate) struct Output {
     pub(crate) routes: Routes,
     /// Datagrams that leave directly.
     pub(super) direct: DatagramSender,
+    /// No payload goes by reference.
+    pub(super) copies_all: bool,
 }
 
 /// How a packet is segmented into datagrams.
@@ -55,6 +57,18 @@ pub(super) struct Segmentation {
     pub(super) size: u32,
 }
 
+impl Segmentation {
+    /// That of a packet whose datagrams are of `segment` bytes; 0 for none.
+    pub(super) fn of(socket: &Socket, segment: u32) -> Self {
+        let size = match segment {
+            // The socket's option cuts the payload of a descriptor.
+            0 => socket.sk().gso_size(),
+            segment => segment,
+        };
+        Self { segment, size }
+    }
+}
+
 impl Output {
     pub(super) fn new(by_engine: bool) -> Result<Self> {
         Ok(Self {
@@ -63,6 +77,7 @@ impl Output {
             // An engine's memory would be charged to nobody.
             routes: Routes::new(by_engine)?,
             direct: DatagramSender::new(),
+            copies_all: false,
         })
     }
 
@@ -80,7 +95,7 @@ impl Output {
         // The size of a descriptor decides: each costs a reference, whatever the packet is
         // segmented into.
         let each = batch.bytes().checked_div(batch.count()).unwrap_or(0);
-        let copied = each <= copybreak();
+        let copied = self.copies_all || each <= copybreak();
         let region = channel.region();
         // As it was counted, and judged, whatever becomes of the socket's option meanwhile. The
         // hook of LOCAL_OUT counts what was judged for nobody.

@@ -4,8 +4,8 @@
 
 use crate::{coverage::Coverage, is_over, options, pick, random, raw::Raw, sys, Run, PORTS};
 use kopi::pure::abi::{
-    ChannelReq, Layout, RingLayout, CHANNEL_ENGINE, DESC_META, IOC_DOORBELL, OPT_CHANNEL, OPT_INFO,
-    OPT_JOIN, OPT_STATS, PROTO_UDP, PROTO_UDP6, SOL_KOPI,
+    ChannelReq, Layout, RingLayout, CHANNEL_ENGINE, CHANNEL_TX_ONLY, DESC_META, IOC_DOORBELL,
+    OPT_CHANNEL, OPT_INFO, OPT_JOIN, OPT_STATS, PROTO_UDP, PROTO_UDP6, SOL_KOPI,
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{
@@ -697,7 +697,7 @@ fn hold(round: &Round, random: &mut SmallRng) {
             completion_entries: 16,
             fill_entries: 16,
             rx_entries: 16,
-            flags: pick(random, &[0, CHANNEL_ENGINE]),
+            flags: pick(random, &[0, CHANNEL_ENGINE, CHANNEL_TX_ONLY]),
             ..ChannelReq::default()
         };
         sys::make_channel(fd, &request)
@@ -728,7 +728,7 @@ fn doorbell(round: &Round, random: &mut SmallRng) {
         ],
     );
     let argument = if request == u64::from(IOC_DOORBELL) {
-        random.random_range(0..10)
+        random.random_range(0..18)
     } else {
         8
     };

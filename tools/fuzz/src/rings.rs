@@ -6,8 +6,8 @@ use crate::{
     coverage::Coverage, is_over, options, pick, random, shared::Shared, sys, Ends, Run, PORTS,
 };
 use kopi::pure::abi::{
-    ChannelReq, CHANNEL_ENGINE, CHANNEL_GRO, CHANNEL_GRO_MERGED, CHANNEL_GSO, DESC_META, DESC_MORE,
-    PROTO_UDP, PROTO_UDP6, RING_NEED_WAKEUP,
+    ChannelReq, CHANNEL_ENGINE, CHANNEL_GRO, CHANNEL_GRO_MERGED, CHANNEL_GSO, CHANNEL_TX_ONLY,
+    DESC_META, DESC_MORE, PROTO_UDP, PROTO_UDP6, RING_NEED_WAKEUP,
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{
@@ -119,8 +119,14 @@ impl Round {
         };
         // Each second round's, so that a short run has some.
         let engine = if seed % 2 == 0 { CHANNEL_ENGINE } else { 0 };
+        // Receiving is most of what there is to find.
+        let tx_only = if seed % 8 == 3 && gro == 0 {
+            CHANNEL_TX_ONLY
+        } else {
+            0
+        };
         let request = ChannelReq {
-            flags: gso | gro | merged | engine,
+            flags: gso | gro | merged | engine | tx_only,
             frame_size: pick(random, &[512, 1024, 2048, 4096, 65536]),
             frame_count: random.random_range(1..64),
             tx_entries: 1 << random.random_range(0..9),
@@ -446,7 +452,7 @@ fn bell(round: &Round, random: &mut SmallRng) {
     let flags = if random.random_ratio(1, 16) {
         random.random()
     } else {
-        random.random_range(0..8)
+        random.random_range(0..16)
     };
     let result = sys::doorbell(pick(random, &round.fds), flags);
     if random.random() {

@@ -59,6 +59,8 @@ mod packet;
 #[cfg(not(loom))]
 mod region;
 #[cfg(not(loom))]
+mod send_ring;
+#[cfg(not(loom))]
 mod sys;
 #[cfg(all(feature = "tokio", not(loom)))]
 pub mod tokio;
@@ -72,6 +74,7 @@ pub use self::{
     frame::{Frame, Payload},
     message::{has_scope, Message},
     packet::Packet,
+    send_ring::{SendRing, Sent},
     udp::UdpSocket,
 };
 

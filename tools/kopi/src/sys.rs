@@ -5,8 +5,8 @@
 //! This and `region` are the only places that know how the kernel is spoken to.
 
 use crate::pure::abi::{
-    ChannelReq, Info, Join, Layout, Stats, AF_KOPI, BELL_TX, BELL_WAIT_RX, IOC_DOORBELL, OPT_INFO,
-    PROTO_UDP, PROTO_UDP6, SOL_KOPI,
+    ChannelReq, Info, Join, Layout, Stats, AF_KOPI, BELL_SEND, BELL_TX, BELL_WAIT_RX, IOC_DOORBELL,
+    OPT_INFO, PROTO_UDP, PROTO_UDP6, SOL_KOPI,
 };
 use socket2::{Domain, Protocol, Socket, Type};
 use std::{
@@ -79,6 +79,11 @@ fn doorbell(fd: RawFd, flags: u32) -> io::Result<u32> {
 /// Has the kernel take what is in the TX ring.
 pub(crate) fn ring_tx(fd: RawFd) -> io::Result<u32> {
     doorbell(fd, BELL_TX)
+}
+
+/// Has the kernel send what is in the TX ring, as sendmmsg(2) on this descriptor.
+pub(crate) fn ring_send(fd: RawFd) -> io::Result<u32> {
+    doorbell(fd, BELL_TX | BELL_SEND)
 }
 
 /// Sleeps until there is something in the RX ring, as the socket's mode and timeout say.

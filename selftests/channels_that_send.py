@@ -1,0 +1,223 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""Flows on a channel that only sends receive as UDP sockets, by whoever asks; a doorbell with BELL_SEND sends as
+sendmmsg() on its descriptor."""
+
+import errno
+import os
+import select
+import socket
+import struct
+import subprocess
+import threading
+
+import kopi
+from kopi import BELL_SEND, BELL_TX, BELL_WAIT_RX, ENGINE, GRO, SOL_KOPI, TX_ONLY
+
+MSG_MORE, UDP_CORK = 0x8000, 1
+
+
+def sender(*peer, proto=0, **sizes):
+    """A flow on a channel that only sends, and a socket to which it is connected."""
+    family, host = (socket.AF_INET6, "::1") if proto else (socket.AF_INET, "127.0.0.1")
+    other = socket.socket(family, socket.SOCK_DGRAM)
+    other.bind((host, 0))
+    other.settimeout(20)
+    flow = kopi.flow(proto)
+    flow.connect(peer or other.getsockname())
+    return kopi.Channel(flow, flags=TX_ONLY, **sizes), other
+
+
+def errors(channel):
+    """The errnos of the completions."""
+    found = []
+    while entry := channel.completion.pop():
+        found.append(entry[4])
+    return found
+
+
+def receives():
+    for name, proto in (("IPv4", 0), ("IPv6", kopi.UDP6)):
+        channel, other = sender(proto=proto)
+        flow = channel.sock
+        polled, early = select.poll(), select.epoll()
+        polled.register(flow, select.POLLIN | select.POLLOUT)
+        early.register(flow, select.EPOLLIN)
+        kopi.check(f"{name}: writable, and nothing to read", polled.poll(0) == [(flow.fileno(), select.POLLOUT)])
+        other.sendto(b"one", flow.getsockname())
+        other.sendto(b"two", flow.getsockname())
+        kopi.check(f"{name}: poll, epoll report it", polled.poll(0) == [(flow.fileno(), 5)] and len(early.poll(0)) == 1)
+        kopi.check(f"{name}: MSG_PEEK and recvmsg", flow.recv(10, socket.MSG_PEEK) == flow.recv(10) == b"one")
+        child = kopi.in_child(lambda flow=flow: kopi.expect(flow.recv(10) == b"two", "the child reads the other one"))
+        kopi.check(f"{name}: another process reads what is left", os.waitpid(child, 0)[1] == 0)
+        flow.setblocking(False)
+        kopi.fails(f"{name}: each is read once", errno.EAGAIN, lambda flow=flow: flow.recv(10))
+        stats = channel.stats()
+        kopi.check(f"{name}: nothing was put into the RX ring", stats["rx_packets"] == 0 and not channel.rx.pop())
+    channel, _ = sender()
+    kopi.fails("a doorbell that waits for the RX ring", errno.EINVAL, lambda: channel.bell(BELL_WAIT_RX))
+    flow = kopi.flow()
+    kopi.fails("with GRO", errno.EINVAL,
+               lambda: flow.setsockopt(SOL_KOPI, kopi.CHANNEL, kopi.request(flags=TX_ONLY | GRO)))
+
+
+def waits():
+    """A thread that sleeps in recvmsg is woken."""
+    channel, other = sender()
+    got = []
+    thread = threading.Thread(target=lambda: got.append(channel.sock.recv(10)))
+    thread.start()
+    for number in range(8):
+        channel.send(number, b"rings meanwhile")
+    channel.bell(BELL_TX | BELL_SEND)
+    other.sendto(b"wake", channel.sock.getsockname())
+    thread.join(20)
+    kopi.check("a reader that sleeps is woken", got == [b"wake"])
+
+
+def sends():
+    channel, other = sender()
+    for number in range(3):
+        channel.send(number, b"%d" % number)
+    channel.bell(BELL_TX | BELL_SEND)
+    kopi.check("all are sent and completed", errors(channel) == [0, 0, 0] and
+               [other.recv(9) for _ in range(3)] == [b"0", b"1", b"2"])
+    channel.send(0, b"before")
+    channel.send(1, b"x", address=("255.255.255.255", 9))
+    channel.send(2, b"behind")
+    channel.bell(BELL_TX | BELL_SEND)
+    other.setblocking(False)
+    got = errors(channel)
+    kopi.check("what comes after a packet that fails isn't sent", got[0] == 0 and got[1] != 0 and
+               got[2] == errno.ECANCELED and other.recv(9) == b"before", str(got))
+    kopi.fails("it did not arrive", errno.EAGAIN, lambda: other.recv(9))
+    channel.send(0, b"again")
+    channel.bell(BELL_TX | BELL_SEND)
+    kopi.check("the next doorbell sends", errors(channel) == [0] and other.recv(9) == b"again")
+    kopi.check("counters agree", not channel.unaccounted(), channel.unaccounted())
+    second = kopi.flow()
+    second.connect(other.getsockname())
+    second.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(channel.sock))
+    channel.send(0, b"of the first", flow_number=kopi.number_of(channel.sock))
+    kopi.fcntl.ioctl(second.fileno(), kopi.DOORBELL, BELL_TX | BELL_SEND)
+    kopi.check("another flow's descriptor doesn't send it", errors(channel) == [errno.EBADF])
+    kopi.fails("nor did it arrive", errno.EAGAIN, lambda: other.recv(9))
+    channel.send(0, b"y" * 1984)
+    kopi.check("a long payload is copied", channel.bell(BELL_TX | BELL_SEND) == 1 and errors(channel) == [0]
+               and channel.stats()["tx_zerocopy"] == 0)
+    kopi.fails("BELL_SEND without BELL_TX", errno.EINVAL, lambda: channel.bell(BELL_SEND))
+    polled = kopi.Channel(flags=ENGINE)
+    kopi.fails("with engines", errno.EINVAL, lambda: polled.bell(BELL_TX | BELL_SEND))
+
+
+def full():
+    """Hardly anything leaves this device."""
+    subprocess.run("""ip link add hold type dummy; ip addr add 198.18.0.1/24 dev hold; ip link set hold up
+        tc qdisc add dev hold root tbf rate 1kbit burst 1700 limit 1000000; ip neigh add 198.18.0.2 lladdr 2:2:2:2:2:2 dev hold""",
+                   shell=True, check=True)
+    try:
+        channel, _ = sender("198.18.0.2", 9)
+        channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
+        for number in range(60):
+            channel.send(number, b"x" * 500)
+        taken = channel.bell(BELL_TX | BELL_SEND)
+        got = errors(channel)
+        sent = got.index(errno.EAGAIN) if errno.EAGAIN in got else -1
+        kopi.check("a full send buffer: EAGAIN, and nothing stays in the ring", taken == 60 and 0 < sent < 40 and
+                   got == [0] * sent + [errno.EAGAIN] + [errno.ECANCELED] * (59 - sent), str(got))
+        kopi.check("what wasn't sent isn't counted", channel.stats()["tx_taken"] == sent and not channel.unaccounted())
+        polled = select.poll()
+        polled.register(channel.sock, select.POLLOUT)
+        kopi.check("poll reports no room", polled.poll(0) == [])
+        channel.sock.setblocking(False)
+        kopi.fails("and so does sendmsg", errno.EAGAIN, lambda: channel.sock.send(b"x" * 500))
+    finally:
+        subprocess.run("ip link del hold", shell=True, check=True)
+
+
+def corks():
+    for name, cork in (("MSG_MORE", lambda flow: flow.send(b"corked ", MSG_MORE)),
+                       ("UDP_CORK", lambda flow: flow.setsockopt(socket.IPPROTO_UDP, UDP_CORK, 1) or
+                        flow.send(b"corked "))):
+        channel, other = sender()
+        cork(channel.sock)
+        channel.send(0, b"by the ring")
+        channel.send(1, b"by the ring")
+        channel.bell()
+        kopi.check(f"{name}: the ring sends no more", errors(channel) == [errno.EOPNOTSUPP] * 2)
+        if name == "UDP_CORK":
+            channel.sock.send(b"together")
+            channel.sock.setsockopt(socket.IPPROTO_UDP, UDP_CORK, 0)
+        else:
+            channel.sock.send(b"together")
+        kopi.check(f"{name}: the datagram is whole", other.recv(99) == b"corked together")
+        kopi.check(f"{name}: for good", not channel.send(0, b"z") and channel.bell() == 1
+                   and errors(channel) == [errno.EOPNOTSUPP])
+        channel.sock.close()
+    corked = kopi.flow()
+    corked.setsockopt(socket.IPPROTO_UDP, UDP_CORK, 0)
+    kopi.fails("a flow that was corked before gets no channel", errno.EBUSY,
+               lambda: corked.setsockopt(SOL_KOPI, kopi.CHANNEL, kopi.request(flags=TX_ONLY)))
+
+
+def corks_while_sending():
+    """Threads cork while the ring sends: whole datagrams arrive, and each of them once."""
+    channel, other = sender()
+    other.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)
+    stop = threading.Event()
+    sent = [0]
+
+    def ring():
+        while not stop.is_set():
+            channel.send(0, b"ring")
+            channel.bell(BELL_TX | BELL_SEND)
+            sent[0] += errors(channel).count(0)
+
+    thread = threading.Thread(target=ring)
+    thread.start()
+    kopi.wait_until(lambda: sent[0] > 20)
+    for _ in range(200):
+        channel.sock.send(b"a", MSG_MORE)
+        channel.sock.send(b"b")
+    stop.set()
+    thread.join()
+    other.setblocking(False)
+    got = []
+    try:
+        while True:
+            got.append(other.recv(99))
+    except BlockingIOError:
+        pass
+    kopi.check("corked and not corked datagrams are whole", got.count(b"ring") == sent[0] and got.count(b"ab") == 200
+               and len(got) == sent[0] + 200, f"{sent[0]} {len(got)} {set(got)}")
+
+
+def rules_and_owner():
+    """The process that rings is the flow's owner, and rules decide about what is received when it is read."""
+    channel, other = sender()
+    channel.send(0, b"x")
+    channel.bell(BELL_TX | BELL_SEND)
+    other.recv(9)
+    port = channel.sock.getsockname()[1]
+    shown = subprocess.run(["kopictl", "ps"], capture_output=True, text=True, check=True).stdout
+    kopi.check("kopictl ps shows it", f":{port}" in shown, shown)
+    added = subprocess.run(["kopictl", "rule", "add", "local-port", str(port), "direction", "in", "deny"],
+                           capture_output=True, text=True, check=False)
+    if added.returncode:
+        kopi.check("a rule is added", False, added.stderr)
+        return
+    try:
+        other.sendto(b"denied", channel.sock.getsockname())
+        channel.sock.setblocking(False)
+        kopi.fails("a rule that denies: recvmsg", errno.EACCES, lambda: channel.sock.recv(9))
+    finally:
+        subprocess.run(["kopictl", "rule", "del", added.stdout.strip()], check=True)
+
+
+def main():
+    for part in (receives, waits, sends, full, corks, corks_while_sending, rules_and_owner):
+        kopi.attempt(part)
+    kopi.finish()
+
+
+main()

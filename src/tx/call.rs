@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A doorbell with BELL_SEND: what is in the TX ring is sent as sendmmsg() would send it.
+
+use super::completion::{errno, Verdict};
+use super::Progress;
+use crate::channel::Channel;
+use crate::flow::Flow;
+use crate::sys::errno::{ecanceled, eopnotsupp};
+use kernel::prelude::*;
+
+/// The doorbell with BELL_SEND that is being carried out, if one is.
+#[derive(Default)]
+pub(super) struct Call(Option<Sending>);
+
+struct Sending {
+    /// The flow whose descriptor rang.
+    flow: u32,
+    /// A packet has failed: the rest isn't sent.
+    failed: bool,
+}
+
+impl Call {
+    /// One of the flow of that number.
+    pub(super) fn of(flow: u32) -> Self {
+        Self(Some(Sending {
+            flow,
+            failed: false,
+        }))
+    }
+
+    /// Why a packet of the flow isn't sent: by this call, or by a channel that only sends.
+    pub(super) fn withholds(&self, channel: &Channel, flow: &Flow) -> Option<Error> {
+        match &self.0 {
+            Some(call) if call.failed => Some(ecanceled()),
+            Some(call) if call.flow != flow.number() => Some(EBADF),
+            _ if channel.is_tx_only() && !flow.sends_by_ring() => Some(eopnotsupp()),
+            _ => None,
+        }
+    }
+
+    /// Whether the call fails for a full send buffer. The packet isn't counted then: it may come
+    /// again.
+    pub(super) fn is_full(&self, result: Result) -> bool {
+        self.0.is_some() && result == Err(EAGAIN)
+    }
+
+    /// A packet has failed.
+    pub(super) fn fail(&mut self) {
+        if let Some(call) = &mut self.0 {
+            call.failed = true;
+        }
+    }
+
+    /// Learns what became of a packet: what would stay in the ring fails instead.
+    pub(super) fn settle(&mut self, channel: &Channel, verdict: Verdict) -> Verdict {
+        match verdict {
+            Verdict::Complete(0) | Verdict::Stay(Progress::Took(_)) => verdict,
+            Verdict::Complete(_) => {
+                self.fail();
+                verdict
+            }
+            Verdict::Stay(Progress::Stop) if self.0.is_some() => {
+                self.fail();
+                channel.unstall();
+                Verdict::Complete(errno(EAGAIN))
+            }
+            Verdict::Stay(Progress::Stop) => verdict,
+        }
+    }
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `kopi run`: starts a program whose UDP sockets are KOPI flows.
+
+use clap::{Args, Parser, Subcommand};
+use object::{
+    elf::{FileHeader64, ELFCLASS64, EM_X86_64, PT_INTERP},
+    read::elf::{FileHeader, ProgramHeader},
+    Endianness,
+};
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fs, io,
+    os::unix::{ffi::OsStrExt, fs::PermissionsExt, process::CommandExt},
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+/// Mapped packet rings with the kernel on the path, for programs as they are.
+#[derive(Parser)]
+#[command(name = "kopi", version)]
+struct Options {
+    #[command(subcommand)]
+    command: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    Run(Run),
+}
+
+/// Start a program whose UDP sockets are KOPI flows, and send by rings.
+///
+/// Where that can't be, the program runs with UDP sockets. It is this process: exit status, standard
+/// streams, process group and signals are the program's.
+#[derive(Args)]
+#[command(after_help = "Examples:
+  kopi run nsd -d
+  kopi run --explain iperf3 -c 192.0.2.2 -u
+
+Exit status: the program's; 126 if it can't be executed, 127 if it isn't found.")]
+struct Run {
+    /// Say on standard error, once, why sockets of a process are UDP sockets
+    #[arg(long, short)]
+    verbose: bool,
+
+    /// Say it of each socket, and what it sends by
+    #[arg(long)]
+    explain: bool,
+
+    /// A socket sends this many datagrams before it gets to a ring
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    min_datagrams: u32,
+
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    program: Vec<OsString>,
+}
+
+fn main() -> ExitCode {
+    match Options::parse().command {
+        Action::Run(run) => start(&run),
+    }
+}
+
+fn start(run: &Run) -> ExitCode {
+    let Some((program, arguments)) = run.program.split_first() else {
+        return ExitCode::from(2);
+    };
+    let mut command = Command::new(program);
+    command.args(arguments);
+    match prepare(program) {
+        Ok((library, family)) => {
+            command
+                .env("LD_PRELOAD", library)
+                .env("KOPI_FAMILY", family.to_string())
+                .env("KOPI_RUN_MIN_DATAGRAMS", run.min_datagrams.to_string())
+                .env(
+                    "KOPI_RUN_TALK",
+                    (u8::from(run.verbose) + 2 * u8::from(run.explain))
+                        .min(2)
+                        .to_string(),
+                );
+        }
+        // Not only with --verbose: it was asked for, and isn't so.
+        Err(why) => eprintln!(
+            "kopi run: {}: UDP sockets: {why}",
+            Path::new(program).display()
+        ),
+    }
+    let error = command.exec();
+    eprintln!("kopi run: {}: {error}", Path::new(program).display());
+    ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
+        127
+    } else {
+        126
+    })
+}
+
+/// The libraries to preload, and the family's number; or why there is no use in that.
+fn prepare(program: &OsStr) -> Result<(OsString, i32), String> {
+    if let Some(file) = find(program) {
+        check(&file, 4)?;
+    }
+    let family = kopi::family().map_err(|error| error.to_string())?;
+    let mut libraries = library()?.into_os_string();
+    if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        libraries.push(":");
+        libraries.push(others);
+    }
+    Ok((libraries, family))
+}
+
+/// The file that the shell would execute.
+fn find(program: &OsStr) -> Option<PathBuf> {
+    if program.as_bytes().contains(&b'/') {
+        return Some(program.into());
+    }
+    env::split_paths(&env::var_os("PATH")?)
+        .map(|folder| folder.join(program))
+        .find(|file| {
+            fs::metadata(file).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0)
+        })
+}
+
+/// Whether a library can be preloaded into a program; a script is as its interpreter.
+fn check(file: &Path, depth: u32) -> Result<(), String> {
+    let Ok(data) = fs::read(file) else {
+        // What is wrong, exec() says.
+        return Ok(());
+    };
+    if fs::metadata(file).is_ok_and(|it| it.permissions().mode() & 0o6000 != 0) {
+        return Err("set-user-ID programs load no libraries of their callers".into());
+    }
+    if let Some(line) = data.strip_prefix(b"#!") {
+        let line = line.split(|&byte| byte == b'\n').next().unwrap_or(&[]);
+        let mut words = line
+            .split(|byte| byte.is_ascii_whitespace())
+            .filter(|word| !word.is_empty());
+        let interpreter = words.next().unwrap_or(&[]);
+        return match depth {
+            0 => Ok(()),
+            _ => check(Path::new(OsStr::from_bytes(interpreter)), depth - 1),
+        };
+    }
+    check_elf(&data)
+}
+
+fn check_elf(data: &[u8]) -> Result<(), String> {
+    if !data.starts_with(b"\x7fELF") {
+        return Ok(());
+    }
+    if data.get(4) != Some(&ELFCLASS64) {
+        return Err("it is a 32-bit program, and the library is of 64 bits".into());
+    }
+    let unreadable = |_| "its ELF headers make no sense".to_string();
+    let header = FileHeader64::<Endianness>::parse(data).map_err(unreadable)?;
+    let endian = header.endian().map_err(unreadable)?;
+    if header.e_machine(endian) != EM_X86_64 {
+        return Err("it is for another processor than the library".into());
+    }
+    let segments = header.program_headers(endian, data).map_err(unreadable)?;
+    let interpreter = segments
+        .iter()
+        .find(|segment| segment.p_type(endian) == PT_INTERP)
+        .and_then(|segment| segment.data(endian, data).ok());
+    match interpreter {
+        None => Err("it is statically linked, and loads no libraries".into()),
+        Some(name) if name.windows(7).any(|part| part == b"ld-musl") => {
+            Err("it uses another C library (musl) than this one".into())
+        }
+        Some(_) if is_go(header, endian, data) => {
+            Err("it is a Go program, which makes system calls without the C library".into())
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+fn is_go(header: &FileHeader64<Endianness>, endian: Endianness, data: &[u8]) -> bool {
+    header
+        .sections(endian, data)
+        .is_ok_and(|sections| sections.section_by_name(endian, b".go.buildinfo").is_some())
+}
+
+/// The library: beside this program, or where both are installed.
+fn library() -> Result<PathBuf, String> {
+    let program = env::current_exe().map_err(|error| error.to_string())?;
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let places = [
+        folder.join("libkopi_preload.so"),
+        folder.join("../lib/libkopi-preload.so"),
+        folder.join("../lib/kopi/libkopi-preload.so"),
+    ];
+    places
+        .iter()
+        .find(|place| place.exists())
+        .map(|place| fs::canonicalize(place).unwrap_or(place.clone()))
+        .ok_or_else(|| {
+            format!(
+                "there is no libkopi-preload.so beside {}",
+                program.display()
+            )
+        })
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What `kopi run` preloads: a program's UDP sockets are KOPI flows, and send by rings.
+//!
+//! A flow is a UDP socket of the kernel's. So whatever this library doesn't have, or doesn't know,
+//! is a system call on the same descriptor, and gives what it gives for any UDP socket. It does
+//! three things:
+//!
+//! - `socket()` makes flows of UDP sockets (`sockets.rs`).
+//! - A flow that has sent some datagrams joins a channel whose rings only send (`rings.rs`). What
+//!   flows receive stays in the kernel's queue, for whoever asks.
+//! - What is sent by a flow on a channel, and has nothing that rings can't have, goes by the ring
+//!   (`send.rs`, `datagram.rs`). The doorbell sends it at once, by whatever flow the descriptor is at
+//!   that moment, or not at all. So nothing has to be known about copies of descriptors.
+//!
+//! It has no thread and no signal handler. Its functions can be called wherever those of the C
+//! library can: in a signal handler, between fork() and exec(), in a thread that is cancelled. It
+//! never waits: a ring that another thread uses is passed by.
+
+#[cfg(not(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu")))]
+compile_error!("variadic functions are called as on x86-64, and symbols are the GNU C library's");
+
+mod datagram;
+mod filters;
+mod real;
+mod rings;
+mod send;
+mod settings;
+mod sockets;
+mod table;

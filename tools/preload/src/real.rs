@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The functions that this library stands in front of: the C library's, or those of another
+//! preloaded library.
+//!
+//! They may end their thread (pthread_cancel()), so that no value with a destructor may be alive
+//! around them.
+
+use libc::{
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, iovec, mmsghdr, msghdr, size_t, ssize_t,
+};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+/// Sets errno.
+pub(crate) fn set_errno(error: c_int) {
+    // SAFETY: The place of the thread's errno.
+    unsafe { *libc::__errno_location() = error };
+}
+
+/// The thread's errno.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: The place of the thread's errno.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Runs something without a trace in errno.
+pub(crate) fn keeping_errno<R>(run: impl FnOnce() -> R) -> R {
+    let before = errno();
+    let result = run();
+    set_errno(before);
+    result
+}
+
+fn find(at: &AtomicPtr<c_void>, name: *const c_char) -> *mut c_void {
+    let known = at.load(Relaxed);
+    if !known.is_null() {
+        return known;
+    }
+    // SAFETY: A string that ends with a zero.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, name) };
+    at.store(found, Relaxed);
+    found
+}
+
+macro_rules! real {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+        /// Where they are.
+        #[allow(non_upper_case_globals)]
+        mod at {
+            use super::{c_void, AtomicPtr};
+            $(pub(super) static $name: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());)*
+        }
+
+        $(
+            /// The next one of that name; ENOSYS if there is none.
+            ///
+            /// # Safety
+            ///
+            /// As for that function.
+            pub(crate) unsafe fn $name($($argument: $type),*) -> $result {
+                let at = find(&at::$name, concat!(stringify!($name), "\0").as_ptr().cast());
+                if at.is_null() {
+                    set_errno(libc::ENOSYS);
+                    return -1;
+                }
+                // SAFETY: The function of that name has these arguments. The rest is the caller's.
+                unsafe {
+                    let real: unsafe extern "C-unwind" fn($($type),*) -> $result =
+                        std::mem::transmute(at);
+                    real($($argument),*)
+                }
+            }
+        )*
+
+        /// Finds all of them, so that a signal handler needn't.
+        pub(crate) fn find_all() {
+            $(find(&at::$name, concat!(stringify!($name), "\0").as_ptr().cast());)*
+        }
+    };
+}
+
+real! {
+    fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int;
+    fn close(fd: c_int) -> c_int;
+    fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int;
+    fn dup(fd: c_int) -> c_int;
+    fn dup2(from: c_int, to: c_int) -> c_int;
+    fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int;
+    fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int;
+    fn send(fd: c_int, data: *const c_void, len: size_t, flags: c_int) -> ssize_t;
+    fn sendto(
+        fd: c_int,
+        data: *const c_void,
+        len: size_t,
+        flags: c_int,
+        name: *const libc::sockaddr,
+        name_len: libc::socklen_t
+    ) -> ssize_t;
+    fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t;
+    fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int;
+    fn write(fd: c_int, data: *const c_void, len: size_t) -> ssize_t;
+    fn writev(fd: c_int, pieces: *const iovec, count: c_int) -> ssize_t;
+    fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int;
+    fn syscall(
+        number: c_long,
+        a: c_long,
+        b: c_long,
+        c: c_long,
+        d: c_long,
+        e: c_long,
+        f: c_long
+    ) -> c_long;
+}
