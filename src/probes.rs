@@ -51,7 +51,7 @@ impl Probes for OfFlows {
         } else if receiver.is_known() {
             // With a known receiver that is no flow, the packet isn't a flow's: a packet socket,
             // for instance, drops its own copy.
-            if let Some((sk, flow)) = receiver.flow(rcu) {
+            if let Some((sk, flow)) = receiver.flow(rcu).filter(|(sk, _)| packet.is_for(sk, rcu)) {
                 show(sk, flow, iif);
             }
         } else if iif != 0 {

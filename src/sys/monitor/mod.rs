@@ -156,10 +156,13 @@ impl<'a> DroppedFor<'a> {
         !self.0.is_null()
     }
 
-    /// The flow of the sock.
+    /// The flow of the sock. TCP may have given its reference to the sock back, so the memory may be
+    /// another TCP sock's by now: [`ProbedSkb::is_for`] tells.
     pub(crate) fn flow<T: Protocol>(&self, _rcu: &'a rcu::Guard) -> Option<(&'a Sock, &'a T)> {
-        // SAFETY: The pointer is null, or a sock that the caller of the tracepoint keeps for `'a`.
-        // The guard proves that RCU is held.
+        // SAFETY: The pointer is null, or a sock that the caller of the tracepoint keeps for `'a`,
+        // or memory that stays a sock of TCP's, or a request or timewait of it, while RCU is held
+        // (SLAB_TYPESAFE_BY_RCU). The guard proves that it is. A full sock whose socket is a flow's
+        // was open in this RCU read-side section, which keeps what it refers to.
         unsafe { family::flow_of(self.0) }
     }
 }
