@@ -136,8 +136,8 @@ impl Kind {
 
 const DGRAM: u32 = bindings::sock_type_SOCK_DGRAM;
 const STREAM: u32 = bindings::sock_type_SOCK_STREAM;
-const UDP: u32 = bindings::IPPROTO_UDP as u32;
-const TCP: u32 = bindings::IPPROTO_TCP as u32;
+const UDP: u32 = bindings::IPPROTO_UDP;
+const TCP: u32 = bindings::IPPROTO_TCP;
 
 pub(super) static UDP4: Kind = Kind::new(bindings::AF_INET, DGRAM, UDP, abi::PROTO_UDP);
 pub(super) static UDP6: Kind = Kind::new(bindings::AF_INET6, DGRAM, UDP, abi::PROTO_UDP6);

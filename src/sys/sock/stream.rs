@@ -35,7 +35,7 @@ impl Sock {
 
     /// Whether it waits for connections. Any context.
     pub(crate) fn is_listening(&self) -> bool {
-        self.is_stream() && u32::from(self.state()) == bindings::TCP_LISTEN as u32
+        self.is_stream() && u32::from(self.state()) == bindings::TCP_LISTEN
     }
 
     /// Keeps others from taking the connection over by its descriptor: `EBUSY` if one has done so.

@@ -912,6 +912,7 @@ mod tests {
                 "flag" => (vec![vec![]], "yes"),
                 "string" => (vec![b"x y\0".to_vec()], "x y"),
                 "binary" => (vec![vec![192, 0, 2, 1]], "192.0.2.1"),
+                "u8" if text(spec, "enum") == "tcp-state" => (vec![vec![1]], "established"),
                 "u8" => (vec![vec![1]], "1"),
                 "u16" if text(spec, "byte-order") == "big-endian" => (vec![vec![0, 1]], "1"),
                 "u16" => (vec![1_u16.to_ne_bytes().to_vec()], "1"),

@@ -229,7 +229,7 @@ mod tests {
                 "kopi-echo",
                 "0",
                 "-",
-                "tcp",
+                "tcp6",
                 "listen",
                 "192.0.2.1:7777",
                 "-",
