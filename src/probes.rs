@@ -8,7 +8,7 @@ use crate::monitor::{self, PacketFate};
 use crate::netns::Net;
 use crate::pure::ip;
 use crate::sys::{
-    monitor::{DroppedFor, Packet, ProbedSkb, Probes},
+    monitor::{DroppedFor, Packet, ProbedSkb, Probes, ReceivedBy},
     pernet::NetRef,
     sock::{Sock, SockRef}, //
 };
@@ -32,6 +32,13 @@ impl Probes for OfFlows {
         let of_net = |(sk, _): &(&Sock, &Flow)| ptr::eq(sk.net(), net);
         if let Some((sk, flow)) = packet.flow(rcu).filter(of_net) {
             let fate = PacketFate::transmitted(ifindex, packet.gso_size());
+            monitor::show(flow, sk, fate, &Packet::Skb(packet));
+        }
+    }
+
+    fn received(packet: ProbedSkb<'_>, by: ReceivedBy<'_>, rcu: &rcu::Guard) {
+        if let Some((sk, flow)) = by.flow::<Flow>(rcu) {
+            let fate = PacketFate::received(None, packet.iif(), packet.gso_size());
             monitor::show(flow, sk, fate, &Packet::Skb(packet));
         }
     }
