@@ -18,7 +18,7 @@ import traceback
 with open("/sys/module/kopi/parameters/family", encoding="ascii") as parameter:
     AF_KOPI = int(parameter.read())
 SOL_KOPI = 0x4B4F
-UDP6 = 273
+UDP6, TCP, TCP6 = 273, 6, 262
 INFO, CHANNEL, JOIN, STATS = 1, 2, 3, 4
 ABI_VERSION = 2
 GSO, GRO, GRO_MERGED, ENGINE, TX_ONLY = 1, 2, 4, 8, 16
@@ -100,6 +100,31 @@ class Flow(socket.socket):
 def flow(proto=0):
     """Makes a KOPI socket."""
     return Flow(AF_KOPI, socket.SOCK_DGRAM, proto)
+
+
+def stream(proto=0):
+    """Makes a KOPI stream, which Python takes for a socket of IP: so accept() gives others."""
+    made = socket.socket(AF_KOPI, socket.SOCK_STREAM, proto)
+    family = socket.AF_INET6 if proto == TCP6 else socket.AF_INET
+    return socket.socket(family, socket.SOCK_STREAM, fileno=made.detach())
+
+
+def listener(proto=0, address=None, **options):
+    """A KOPI stream that listens, on a free port; `make` makes another one."""
+    sock = options.get("make", stream)(proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(address or (("::1", 0) if proto == TCP6 else ("127.0.0.1", 0)))
+    sock.listen(options.get("backlog", 16))
+    return sock
+
+
+def connection(proto=0, address=None, make=stream):
+    """Both ends of a connection: the one that connects, and the one that accept() gives."""
+    with listener(proto, address, make=make) as waits:
+        one = make(proto)
+        one.connect(waits.getsockname())
+        other, _ = waits.accept()
+    return one, other
 
 
 def request(flags=0, frame_size=2048, frames=64, tx=64, completion=64, fill=64, rx=64, reserved=0):

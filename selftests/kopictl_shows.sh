@@ -28,7 +28,7 @@ check "info, for people" eval 'kopictl info | grep -qE "^flows +1$"'
 check "ps shows the process that ss shows" eval 'kopictl ps --json | has --argjson pid "$pid" \
 	"length == 1 and (.[0] | .pid == \$pid and .program == \"kopi-echo\" and .user == \"bob\" and .uid == 1002
 	and .local_address == \"192.0.2.1\" and .local_port == 7777 and .cgroup_path == \"/echoes\")"'
-check "and in a table" eval 'kopictl ps | grep -qE "^ *[0-9]+ +$pid +kopi-echo +bob +/echoes +192.0.2.1:7777 +- "'
+check "and in a table" eval 'kopictl ps | grep -qE "^ *[0-9]+ +$pid +kopi-echo +bob +/echoes +udp +- +192.0.2.1:7777 +- "'
 check "--wide has the path" eval 'kopictl ps --wide | grep -q "$(readlink "/proc/$pid/exe")"'
 check "--numeric has numbers" eval 'kopictl ps -n | grep -qE "kopi-echo +1002 "'
 many() { [ "$(kopictl ps --json "${@:2}" | jq length)" = "$1" ]; }

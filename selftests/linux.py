@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """Numbers of the kernel's ABI that Python's modules have no names for.
 
-Source: asm-generic/socket.h, linux/in.h, linux/in6.h, linux/udp.h, linux/if_ether.h, linux/if_tun.h, linux/netlink.h
+Source: asm-generic/socket.h, linux/in.h, linux/in6.h, linux/tcp.h, linux/tls.h, linux/udp.h, linux/if_ether.h, linux/if_tun.h, linux/netlink.h
 """
 
 SO_NO_CHECK, SO_ATTACH_FILTER, SO_DETACH_FILTER, SO_TIMESTAMP, SO_SNDBUFFORCE, SO_RCVBUFFORCE, SO_TIMESTAMPNS = 11, 26, 27, 29, 32, 33, 35
@@ -9,6 +9,9 @@ SO_TIMESTAMPING, SO_PEEK_OFF, SO_BUSY_POLL, SO_MAX_PACING_RATE, SO_ATTACH_BPF = 
 SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF, SO_INCOMING_NAPI_ID, SO_COOKIE = 51, 52, 56, 57
 SO_ZEROCOPY, SO_TXTIME, SO_RCVMARK, MSG_ZEROCOPY = 60, 61, 75, 0x4000000
 SOL_PACKET, PACKET_STATISTICS, PACKET_QDISC_BYPASS, ETH_P_ALL = 263, 6, 20, 3
+
+TCP_REPAIR, TCP_FASTOPEN, TCP_ULP, TCP_ZEROCOPY_RECEIVE = 19, 23, 31, 35
+SOL_TLS, TLS_TX, TLS_RX, IPV6_ADDRFORM = 282, 1, 2, 1
 
 UDP_CORK, UDP_SEGMENT, UDP_GRO = 1, 103, 104
 

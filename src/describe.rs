@@ -48,6 +48,10 @@ pub(crate) fn put_ends(
         message.u16(uapi::KOPI_A_FLOW_REMOTE_PORT, ends.remote_port)?;
     }
     message.u32(uapi::KOPI_A_FLOW_IFINDEX, ends.ifindex as u32)?;
+    message.u8(uapi::KOPI_A_FLOW_PROTOCOL, ends.protocol)?;
+    if let Some(state) = ends.state {
+        message.u8(uapi::KOPI_A_FLOW_TCP_STATE, state)?;
+    }
     message.string(uapi::KOPI_A_FLOW_COMMAND, &identity.command)?;
     if let Some(program) = &identity.program {
         message.string(uapi::KOPI_A_FLOW_EXE, &program.path)?;

@@ -91,7 +91,7 @@ fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
         }
         match event {
             Event::Closed => {
-                put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats())?;
+                put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats(sk))?;
             }
             Event::Denied(stopped)
             | Event::BindDenied(stopped, _)

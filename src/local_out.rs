@@ -16,6 +16,10 @@ local_out::serve!(Flow);
 
 impl LocalOut for Flow {
     fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result {
+        if packet.is_reset {
+            // It has no payload, and tells the peer of the end of what the rules deny.
+            return Ok(());
+        }
         let mut sent = OutPacket {
             peer: packet.to,
             gso_size: packet.gso_size,

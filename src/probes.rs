@@ -8,7 +8,7 @@ use crate::monitor::{self, PacketFate};
 use crate::netns::Net;
 use crate::pure::ip;
 use crate::sys::{
-    monitor::{DroppedFor, Packet, ProbedSkb, Probes},
+    monitor::{DroppedFor, Packet, ProbedSkb, Probes, ReceivedBy},
     pernet::NetRef,
     sock::{Sock, SockRef}, //
 };
@@ -36,6 +36,13 @@ impl Probes for OfFlows {
         }
     }
 
+    fn received(packet: ProbedSkb<'_>, by: ReceivedBy<'_>, rcu: &rcu::Guard) {
+        if let Some((sk, flow)) = by.flow::<Flow>(rcu) {
+            let fate = PacketFate::received(None, packet.iif(), packet.gso_size());
+            monitor::show(flow, sk, fate, &Packet::Skb(packet));
+        }
+    }
+
     fn dropped(packet: ProbedSkb<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard) {
         let iif = packet.iif();
         let show = |sk: &Sock, flow: &Flow, ifindex: u32| {
@@ -51,7 +58,7 @@ impl Probes for OfFlows {
         } else if receiver.is_known() {
             // With a known receiver that is no flow, the packet isn't a flow's: a packet socket,
             // for instance, drops its own copy.
-            if let Some((sk, flow)) = receiver.flow(rcu) {
+            if let Some((sk, flow)) = receiver.flow(rcu).filter(|(sk, _)| packet.is_for(sk, rcu)) {
                 show(sk, flow, iif);
             }
         } else if iif != 0 {

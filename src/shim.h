@@ -91,6 +91,27 @@ bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void);
 int kopi_udp_wait(struct sock *sk, long *timeout);
 bool kopi_udp_wants_gro(const struct sock *sk);
 
+/* shim/tcp.c */
+/* What a stream has sent and received: segments with payload, which wrap, and bytes of payload. */
+struct kopi_tcp_counts {
+	u64 tx_bytes;
+	u64 rx_bytes;
+	u32 tx_segments;
+	u32 rx_segments;
+};
+
+void kopi_lock_sock(struct sock *sk);
+int kopi_tcp_occupy(struct sock *sk);
+void kopi_tcp_vacate(struct sock *sk);
+void kopi_tcp_vacate_listener(struct sock *sk);
+bool kopi_tcp_has_ulp(const struct sock *sk);
+void kopi_tcp_abort(struct sock *sk, int error);
+void kopi_tcp_abort_locked(struct sock *sk, int error);
+void kopi_tcp_unbind(struct sock *sk, int device, bool ipv6only);
+unsigned long kopi_sk_max_pacing_rate(const struct sock *sk);
+void kopi_sk_set_max_pacing_rate(struct sock *sk, unsigned long rate);
+void kopi_tcp_counts(const struct sock *sk, struct kopi_tcp_counts *counts);
+
 /* shim/skb.c */
 bool kopi_skb_is_ipv4(const struct sk_buff *skb);
 int kopi_skb_iif(const struct sk_buff *skb);
@@ -406,6 +427,7 @@ void kopi_timer_start(struct kopi_timer *timer, u64 ns);
 void kopi_timer_cancel(struct kopi_timer *timer);
 
 /* shim/mirror.c */
+bool kopi_try_lock_sock(struct sock *sk);
 void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long), void *arg);
 struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left);
 int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len);
@@ -428,6 +450,8 @@ struct kopi_sent {
 	u32 priority;
 	/* It was judged, and counted, before. */
 	bool again;
+	/* It is a RST. */
+	bool is_reset;
 };
 
 int kopi_hook_local_out(struct net *net);
@@ -442,6 +466,9 @@ bool kopi_egress_is_last(const struct net_device *dev, const void *hook);
 struct tracepoint *kopi_tracepoint_start_xmit(void);
 int kopi_probe_start_xmit(struct tracepoint *tp);
 void kopi_unprobe_start_xmit(struct tracepoint *tp);
+struct tracepoint *kopi_tracepoint_tcp_probe(void);
+int kopi_probe_tcp(struct tracepoint *tp);
+void kopi_unprobe_tcp(struct tracepoint *tp);
 int kopi_probe_kfree_skb(void);
 void kopi_unprobe_kfree_skb(void);
 void kopi_tracepoint_synchronize_unregister(void);
@@ -466,6 +493,7 @@ void kopi_device_changed(struct net_device *dev);
 void kopi_device_down(struct net_device *dev);
 void kopi_on_start_xmit(struct sk_buff *skb, struct net_device *dev);
 void kopi_on_kfree_skb(struct sk_buff *skb, unsigned int reason, struct sock *rx_sk);
+void kopi_on_tcp_probe(struct sock *sk, struct sk_buff *skb);
 int kopi_mon_open(struct net_device *dev);
 int kopi_mon_stop(struct net_device *dev);
 void kopi_mon_unprobe(struct work_struct *work);

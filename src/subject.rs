@@ -4,6 +4,7 @@
 
 use crate::pure::abi::Stats;
 use crate::rules::Policy;
+use crate::sys::sock::Sock;
 
 /// See the module's documentation.
 pub(crate) trait Subject {
@@ -17,5 +18,5 @@ pub(crate) trait Subject {
     fn place(&self) -> Option<(u32, u32)>;
 
     /// Its counters. Any context but hard interrupts.
-    fn stats(&self) -> Stats;
+    fn stats(&self, sk: &Sock) -> Stats;
 }

@@ -8,6 +8,9 @@
  * its packets. docs/abi.md has the memory layout, the ordering rules and the
  * table of errors.
  *
+ * socket(AF_KOPI, SOCK_STREAM, protocol) gives a flow that is a TCP socket. It
+ * has no channel. accept(2) gives flows.
+ *
  * All fields are in host byte order, except addresses and ports, which are in
  * network byte order. Fields named reserved must be zero if the program writes
  * them, and are zero if the kernel does.
@@ -32,9 +35,14 @@
 #define PF_KOPI			AF_KOPI
 #endif
 
-/* The protocol argument of socket(); 0 means KOPI_PROTO_UDP. */
+/*
+ * The protocol argument of socket(); 0 means KOPI_PROTO_UDP with SOCK_DGRAM,
+ * KOPI_PROTO_TCP with SOCK_STREAM.
+ */
 #define KOPI_PROTO_UDP		17	/* UDP over IPv4: IPPROTO_UDP */
 #define KOPI_PROTO_UDP6		273	/* UDP over IPv6, dual stack as AF_INET6 */
+#define KOPI_PROTO_TCP		6	/* TCP over IPv4: IPPROTO_TCP */
+#define KOPI_PROTO_TCP6		262	/* TCP over IPv6, dual stack as AF_INET6 */
 
 /* The level of the socket options below. */
 #define SOL_KOPI		0x4b4f

@@ -25,6 +25,24 @@ enum kopi_direction {
 	KOPI_DIRECTION_IN = 2,
 };
 
+/*
+ * States of a connection of TCP, with the kernel's numbers.
+ */
+enum kopi_tcp_state {
+	KOPI_TCP_STATE_ESTABLISHED = 1,
+	KOPI_TCP_STATE_SYN_SENT,
+	KOPI_TCP_STATE_SYN_RECV,
+	KOPI_TCP_STATE_FIN_WAIT1,
+	KOPI_TCP_STATE_FIN_WAIT2,
+	KOPI_TCP_STATE_TIME_WAIT,
+	KOPI_TCP_STATE_CLOSE,
+	KOPI_TCP_STATE_CLOSE_WAIT,
+	KOPI_TCP_STATE_LAST_ACK,
+	KOPI_TCP_STATE_LISTEN,
+	KOPI_TCP_STATE_CLOSING,
+	KOPI_TCP_STATE_NEW_SYN_RECV,
+};
+
 /**
  * enum kopi_verdict - The decision about a flow's packets, or about its bind()
  *   and connect().
@@ -227,6 +245,8 @@ enum {
 	KOPI_A_FLOW_PATH,
 	KOPI_A_FLOW_PATH_IFINDEX,
 	KOPI_A_FLOW_RECEIVE_PATH,
+	KOPI_A_FLOW_PROTOCOL,
+	KOPI_A_FLOW_TCP_STATE,
 
 	__KOPI_A_FLOW_MAX,
 	KOPI_A_FLOW_MAX = (__KOPI_A_FLOW_MAX - 1)

@@ -24,6 +24,22 @@ pub(crate) struct OutPacket {
     pub(crate) priority: u32,
 }
 
+impl OutPacket {
+    /// Number of its datagrams or segments.
+    pub(super) fn packets(&self) -> u64 {
+        u64::from(match self.gso_size {
+            0 => 1,
+            size => self.bytes.div_ceil(u32::from(size)).max(1),
+        })
+    }
+
+    /// Gives it a rule's mark and priority.
+    pub(super) fn change(&mut self, (mark, priority): (Option<u32>, Option<u32>)) {
+        self.mark = mark.unwrap_or(self.mark);
+        self.priority = priority.unwrap_or(self.priority);
+    }
+}
+
 impl Flow {
     /// Has the rules decide about datagrams. Any context but hard interrupts.
     pub(crate) fn decide(
@@ -47,23 +63,21 @@ impl Flow {
     /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was
     /// counted before. Any context but hard interrupts.
     pub(crate) fn sends(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
+        if sk.is_stream() {
+            return self.sends_segment(sk, sent, again);
+        }
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };
         let packets = Packets {
-            datagrams: u64::from(match sent.gso_size {
-                0 => 1,
-                size => sent.bytes.div_ceil(u32::from(size)).max(1),
-            }),
+            datagrams: sent.packets(),
             bytes: u64::from(sent.bytes),
             again,
         };
         let peer = sent.peer;
         let outcome = self.decide(sk, Direction::Out, || peer, packets);
         if outcome == Outcome::Pass {
-            let (mark, priority) = policy.changes(sk, &peer);
-            sent.mark = mark.unwrap_or(sent.mark);
-            sent.priority = priority.unwrap_or(sent.priority);
+            sent.change(policy.changes(sk, &peer));
         } else {
             self.show_refused(sk, outcome, peer, sent.bytes, sent.gso_size.into());
         }
@@ -109,6 +123,9 @@ impl Flow {
             return;
         };
         let sk = socket.sk();
+        if sk.is_stream() {
+            return self.follow_rules_stream(sk);
+        }
         let stopped = policy.sweep(sk);
         // One error for both directions: a waiting call takes it, and another would be the next
         // call's.

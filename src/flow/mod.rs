@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A flow: what a KOPI socket is beyond the UDP socket that it is.
+//! A flow: what a KOPI socket is beyond the UDP or TCP socket that it is.
 //!
 //! `protocol.rs` has the calls of its socket, `attach.rs` its place on a channel, `judge.rs` what
-//! rules decide about it, `port.rs` what XDP programs redirect to it, `counters.rs` its counters.
+//! rules decide about it, `stream.rs` what is different if it is TCP's, `port.rs` what XDP programs
+//! redirect to it, `counters.rs` its counters.
 
 mod attach;
 mod counters;
 mod judge;
 mod port;
 mod protocol;
+mod stream;
 
 use crate::channel::Channel;
 use crate::direct::Direct;
@@ -19,7 +21,8 @@ use crate::rules::Policy;
 use crate::subject::Subject;
 use crate::sys::{
     cred::AllowedCreds,
-    family, //
+    family,
+    sock::Sock, //
 };
 use crate::tx;
 use attach::Attachment;
@@ -125,8 +128,12 @@ impl Flow {
     }
 
     /// The flow's counters, and its channel's. Process context.
-    pub(crate) fn stats(&self) -> abi::Stats {
+    pub(crate) fn stats(&self, sk: &Sock) -> abi::Stats {
         let mut stats = abi::Stats::default();
+        if sk.is_stream() {
+            stream::fill_stats(sk, &mut stats);
+            return stats;
+        }
         match self.channel() {
             Some(channel) => channel.fill_stats(&self.counters, &mut stats),
             None => self.counters.fill_received(&mut stats),
@@ -148,7 +155,7 @@ impl Subject for Flow {
         Some((self.channel()?.id(), self.number()))
     }
 
-    fn stats(&self) -> abi::Stats {
-        self.stats()
+    fn stats(&self, sk: &Sock) -> abi::Stats {
+        self.stats(sk)
     }
 }

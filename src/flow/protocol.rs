@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The calls of a flow's socket, where they differ from those of a UDP socket.
+//! The calls of a flow's socket, where they differ from those of a UDP or TCP socket.
 
 use super::attach::{CORKED, ON_CHANNEL, TX_ONLY};
 use super::{Flow, FlowCounters};
@@ -22,7 +22,7 @@ use crate::sys::{
     family::{Name, Protocol},
     pernet::NetRef,
     region::Vma,
-    sock::{LockedSock, Sock},
+    sock::{LockedSock, LockedStream, Sock},
     socket::Socket,
     user::{OptionIn, OptionOut},
     wait::PollTable, //
@@ -89,7 +89,7 @@ unsafe impl Protocol for Flow {
             self.redirect(socket.sk(), 0);
         }
         notify(self, socket.sk(), Event::Closed);
-        net.close(self.id(), &self.stats());
+        net.close(self.id(), &self.stats(socket.sk()));
     }
 
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result {
@@ -142,8 +142,54 @@ unsafe impl Protocol for Flow {
             Event::Denied,
         )?;
         self.follow_port(socket.sk());
+        self.follow_connection(socket.sk(), &peer);
         notify(self, socket.sk(), Event::Connected);
         Ok(())
+    }
+
+    fn may_listen(&self, socket: &Socket) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        policy.identify()?;
+        self.permit(socket, policy.may_listen(socket.sk()), Event::Denied)
+    }
+
+    fn listening(&self, socket: &Socket) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        // By the local port that it has now.
+        self.permit(socket, policy.may_listen(socket.sk()), Event::Denied)?;
+        notify(self, socket.sk(), Event::Bound);
+        Ok(())
+    }
+
+    fn may_accept(&self, socket: &Socket) -> Result {
+        let Some(policy) = self.policy_in_force() else {
+            return Ok(());
+        };
+        policy.identify_if_new()?;
+        self.permit(socket, policy.may_listen(socket.sk()), Event::Denied)
+    }
+
+    fn accepted(&self, socket: &Socket) -> Result {
+        let policy = self.policy().ok_or(EINVAL)?;
+        let Some(peer) = socket.sk().peer() else {
+            return Ok(());
+        };
+        self.permit(
+            socket,
+            policy.may_connect(socket.sk(), &peer),
+            Event::Denied,
+        )?;
+        self.follow_connection(socket.sk(), &peer);
+        notify(self, socket.sk(), Event::Connected);
+        Ok(())
+    }
+
+    fn may_use(&self, socket: &Socket) -> Result {
+        self.may_use_stream(socket.sk())
+    }
+
+    fn follow_locked(&self, locked: &LockedStream<'_>) {
+        self.follow_rules_locked(locked);
     }
 
     fn may_cork(&self, for_good: bool) -> Result {
@@ -229,6 +275,7 @@ unsafe impl Protocol for Flow {
             return None;
         }
         Some((|| {
+            refuse_stream(socket)?;
             let channel = self.channel().ok_or_else(enotconn)?;
             let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
             Channel::doorbell(channel, socket, self.number(), flags)
@@ -237,8 +284,14 @@ unsafe impl Protocol for Flow {
 
     fn set_option(&self, socket: &Socket, name: i32, value: &OptionIn) -> Result {
         match name {
-            abi::OPT_CHANNEL => self.open_channel(socket, &value.read()?),
-            abi::OPT_JOIN => self.join_channel(socket, &value.read()?),
+            abi::OPT_CHANNEL => {
+                refuse_stream(socket)?;
+                self.open_channel(socket, &value.read()?)
+            }
+            abi::OPT_JOIN => {
+                refuse_stream(socket)?;
+                self.join_channel(socket, &value.read()?)
+            }
             _ => Err(enoprotoopt()),
         }
     }
@@ -254,7 +307,7 @@ unsafe impl Protocol for Flow {
                 self.may_map.set_current();
                 value.write(layout)
             }
-            abi::OPT_STATS => value.write(&self.stats()),
+            abi::OPT_STATS => value.write(&self.stats(socket.sk())),
             _ => Err(enoprotoopt()),
         }
     }
@@ -329,4 +382,12 @@ unsafe impl Protocol for Flow {
         self.channel()
             .is_some_and(|channel| channel.receive(self, sk, locked, softirqs))
     }
+}
+
+/// A stream has no channel: `EOPNOTSUPP`.
+fn refuse_stream(socket: &Socket) -> Result {
+    if socket.sk().is_stream() {
+        return Err(eopnotsupp());
+    }
+    Ok(())
 }

@@ -72,7 +72,7 @@ fn put_facts(
         message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel.id())?;
         message.u32(uapi::KOPI_A_FLOW_NUMBER, flow.number())?;
     }
-    put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats())?;
+    put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats(socket.sk()))?;
     let (handles, denied) = policy.show(socket.sk());
     for (kind, handle) in [uapi::KOPI_A_FLOW_RULE_OUT, uapi::KOPI_A_FLOW_RULE_IN]
         .into_iter()
@@ -272,7 +272,7 @@ pub(crate) fn info(request: &Request<'_>) -> Result {
 /// `totals-get`.
 pub(crate) fn totals(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
-    let totals = net.totals(|socket| Some(family::protocol::<Flow>(socket)?.stats()));
+    let totals = net.totals(|socket| Some(family::protocol::<Flow>(socket)?.stats(socket.sk())));
     request.reply(uapi::KOPI_CMD_TOTALS_GET, |message| {
         put_stats(message, uapi::KOPI_A_TOTALS_STATS, &totals.stats)?;
         message.uint(uapi::KOPI_A_TOTALS_FLOWS_OPENED, totals.opened)?;

@@ -16,6 +16,10 @@ pub const AF_KOPI: u32 = 19;
 pub const PROTO_UDP: i32 = 17;
 /// The protocol of an IPv6 flow.
 pub const PROTO_UDP6: i32 = 273;
+/// The protocol of an IPv4 stream; 0 means the same.
+pub const PROTO_TCP: i32 = 6;
+/// The protocol of an IPv6 stream.
+pub const PROTO_TCP6: i32 = 262;
 /// The level of KOPI's socket options.
 pub const SOL_KOPI: i32 = 0x4b4f;
 

@@ -8,6 +8,8 @@ use super::rule::{mapped, unmapped, Peer};
 
 /// UDP's number among the protocols of IP.
 pub const UDP: u8 = 17;
+/// TCP's number among the protocols of IP.
+pub const TCP: u8 = 6;
 const UDP_LEN: u16 = HEADER_UDP as u16;
 /// Bytes of IPv4's header without options.
 pub const HEADER_IP_V4: usize = 20;
@@ -155,12 +157,17 @@ fn checksum(words: [u32; 6]) -> [u8; 2] {
 /// The ends that a datagram's first bytes name: `None` for what isn't UDP, for a fragment that
 /// isn't the first, and behind extension headers of IPv6.
 pub fn ends(bytes: &[u8]) -> Option<FourTuple> {
+    ends_of(UDP, bytes)
+}
+
+/// The same for packets of a protocol whose header begins with two ports.
+pub fn ends_of(protocol: u8, bytes: &[u8]) -> Option<FourTuple> {
     let first = *bytes.first()?;
     let (source, destination, at) = match first >> 4 {
         4 => {
             let header = bytes.first_chunk::<20>()?;
             let fragment = u16::from_be_bytes([header[6], header[7]]) & 0x1fff;
-            if header[9] != UDP || fragment != 0 {
+            if header[9] != protocol || fragment != 0 {
                 return None;
             }
             let (_, addresses) = header.split_last_chunk::<8>()?;
@@ -173,7 +180,7 @@ pub fn ends(bytes: &[u8]) -> Option<FourTuple> {
         }
         6 => {
             let header = bytes.first_chunk::<HEADER_IP_V6>()?;
-            if header[6] != UDP {
+            if header[6] != protocol {
                 return None;
             }
             let (_, addresses) = header.split_last_chunk::<32>()?;

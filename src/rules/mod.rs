@@ -16,7 +16,7 @@ mod verdict;
 use crate::pure::rule::Direction;
 
 pub(crate) use net_policy::NetPolicy;
-pub(crate) use policy::Policy;
+pub(crate) use policy::{Policy, StreamVerdict};
 pub(crate) use set::{Action, Limit, Parts, Rule, RuleSet, SharedRules};
 
 /// Datagrams that are judged together.

@@ -10,7 +10,7 @@ use crate::identity::{Owner, User};
 use crate::pure::rule::{Direction, Judgement, Peer};
 use crate::sys::{
     lock::SpinLockBh,
-    sock::Sock,
+    sock::{LockedStream, Sock},
     task::Identity, //
 };
 use kernel::{
@@ -32,6 +32,15 @@ struct PolicyState {
     verdicts: Option<KBox<Verdicts>>,
 }
 
+/// What the rules decide about a stream.
+#[derive(Default)]
+pub(crate) struct StreamVerdict {
+    /// They deny a direction.
+    pub(crate) denied: bool,
+    /// The directions that they have just stopped.
+    pub(crate) stopped: [Option<Stopped>; 2],
+}
+
 /// The owner of a flow, and the rules' verdicts on it.
 #[pin_data]
 pub(crate) struct Policy {
@@ -44,7 +53,7 @@ pub(crate) struct Policy {
     reading: Mutex<bool>,
     #[pin]
     state: SpinLockBh<PolicyState>,
-    /// The sock has a rule's mark or priority, which may have to be undone.
+    /// The sock has a rule's mark, priority or rate, which may have to be undone.
     applied: Atomic<bool>,
 }
 
@@ -180,12 +189,31 @@ impl Policy {
         })
     }
 
-    /// Decides whether the flow may be connected to a peer. Process context.
+    /// Decides whether the flow may be connected to a peer. A connection of TCP needs both
+    /// directions. Process context.
     pub(crate) fn may_connect(&self, sk: &Sock, peer: &Peer) -> core::result::Result<(), Stopped> {
+        self.may_have(sk, Some(peer), sk.is_stream())
+    }
+
+    /// Decides whether the stream may wait for connections, whoever the peers are. Process context.
+    pub(crate) fn may_listen(&self, sk: &Sock) -> core::result::Result<(), Stopped> {
+        self.may_have(sk, None, true)
+    }
+
+    fn may_have(
+        &self,
+        sk: &Sock,
+        peer: Option<&Peer>,
+        both: bool,
+    ) -> core::result::Result<(), Stopped> {
         self.may(|owner, set| {
             with_facts(owner, sk, u16::from_be(sk.local_port()), |facts| {
-                let [out, _] = set.judge(facts, Some(peer));
-                set.denies(out).then_some((out, Direction::Out))
+                let [out, into] = set.judge(facts, peer);
+                if set.denies(out) {
+                    Some((out, Direction::Out))
+                } else {
+                    (both && set.denies(into)).then_some((into, Direction::In))
+                }
             })
         })
     }
@@ -231,6 +259,54 @@ impl Policy {
         });
         // Without memory the next packet is judged.
         stopped.unwrap_or_default()
+    }
+
+    /// Judges a stream by the rules of now, with its peer if it has one. Any context but hard
+    /// interrupts.
+    pub(crate) fn judge_stream(&self, sk: &Sock, peer: Option<&Peer>) -> StreamVerdict {
+        let judged = self.with_evaluation(sk, |evaluation| {
+            let mut verdict = StreamVerdict::default();
+            let directions = [Direction::Out, Direction::In];
+            for (stopped, direction) in verdict.stopped.iter_mut().zip(directions) {
+                let judgement = match peer {
+                    Some(peer) => evaluation.judgement(direction, peer),
+                    None => evaluation.verdicts.side(direction).judgement,
+                };
+                let set = evaluation.verdicts.set.as_ref();
+                verdict.denied |= set.is_some_and(|set| set.denies(judgement));
+                *stopped = evaluation.verdicts.stop(direction, judgement);
+                if stopped.is_some() {
+                    self.net.denied.fetch_add(1, Relaxed);
+                }
+            }
+            verdict
+        });
+        // Without memory the next packet is judged.
+        judged.unwrap_or_default()
+    }
+
+    /// Whether a peer's packets are denied in a direction. Any context but hard interrupts.
+    pub(crate) fn denies(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
+        let denied = self.with_evaluation(sk, |evaluation| {
+            let judgement = evaluation.judgement(direction, peer);
+            let set = evaluation.verdicts.set.as_ref();
+            set.is_some_and(|set| set.denies(judgement))
+        });
+        denied.unwrap_or(true)
+    }
+
+    /// Gives a stream the mark, priority and rate that its rule has for its peer, or its own back.
+    pub(crate) fn apply_locked(&self, locked: &LockedStream<'_>, peer: &Peer) {
+        let sk = locked.sk();
+        self.with_evaluation(sk, |evaluation| {
+            let judgement = evaluation.judgement(Direction::Out, peer);
+            let set = evaluation.verdicts.set.as_ref();
+            let rule = set.and_then(|set| set.rule(judgement)).cloned();
+            let action = rule.as_deref().map(|rule| &rule.action);
+            evaluation.verdicts.apply_locked(locked, action);
+            self.applied
+                .store(evaluation.verdicts.is_applied(), Relaxed);
+        });
     }
 
     /// The handle of the rule that decides about a peer's packets; 0 for the default. Any context
@@ -279,18 +355,20 @@ impl Policy {
         if !self.is_in_force() {
             return ([None; 2], 0);
         }
-        let shown = self.with_evaluation(sk, |Evaluation { verdicts, .. }| {
+        // A connection of TCP has one peer.
+        let peer = sk.is_stream().then(|| sk.peer()).flatten();
+        let shown = self.with_evaluation(sk, |evaluation| {
             let mut denied = 0;
             let handles = [Direction::Out, Direction::In].map(|direction| {
-                let judgement = verdicts.side(direction).judgement;
-                if verdicts
-                    .set
-                    .as_ref()
-                    .is_some_and(|set| set.denies(judgement))
-                {
+                let judgement = match &peer {
+                    Some(peer) => evaluation.judgement(direction, peer),
+                    None => evaluation.verdicts.side(direction).judgement,
+                };
+                let set = evaluation.verdicts.set.as_ref()?;
+                if set.denies(judgement) {
                     denied |= direction as u32;
                 }
-                verdicts.rule_for(direction).map(|rule| rule.handle)
+                set.rule(judgement).map(|rule| rule.handle)
             });
             (handles, denied)
         });

@@ -55,6 +55,14 @@ pub(crate) struct Action {
     pub(crate) limit: Option<Limit>,
 }
 
+impl Action {
+    /// The rate at which a stream is to send, in bytes a second, if it has one of its own.
+    pub(super) fn pacing_rate(&self) -> Option<u64> {
+        let limit = self.limit.as_ref()?;
+        (limit.of_bytes && !limit.shared).then(|| limit.rate.per_second())
+    }
+}
+
 /// A rule.
 #[pin_data]
 pub(crate) struct Rule {

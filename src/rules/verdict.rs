@@ -12,12 +12,10 @@ use crate::pure::{
 };
 use crate::sys::{
     context,
-    sock::Sock,
+    sock::{LockedStream, Sock},
     task, //
 };
 use kernel::sync::Arc;
-
-const UDP: u8 = 17;
 
 /// One direction of a flow.
 #[derive(Default)]
@@ -41,9 +39,10 @@ pub(super) struct Verdicts {
     device: i32,
     pub(super) out: Side,
     into: Side,
-    /// The sock's own mark and priority, where a rule's replace them.
+    /// The sock's own mark, priority and SO_MAX_PACING_RATE, where a rule's replace them.
     own_mark: Option<u32>,
     own_priority: Option<u32>,
+    own_pacing: Option<u64>,
 }
 
 /// Uses the facts about a sock's flow that rules match.
@@ -59,7 +58,7 @@ pub(super) fn with_facts<T>(
         gid: identity.gid,
         in_cgroup: &|cgroup| task::is_in_cgroup(sk, cgroup),
         exe: identity.program_id(),
-        protocol: UDP,
+        protocol: sk.protocol(),
         local_port,
         device: sk.bound_device_name(),
     })
@@ -166,8 +165,9 @@ impl Verdicts {
             rule.bytes.add(packets.bytes);
         }
         if self.set.as_ref().is_some_and(|set| set.denies(judgement)) {
-            // Where it depends on the peer, other packets may pass.
-            let always = self.side(direction).judgement == judgement;
+            // Where it depends on the peer, other packets may pass. A connection has one peer.
+            let always =
+                self.side(direction).judgement == judgement || sk.is_stream() && !sk.is_listening();
             let stopped = if always {
                 self.stop(direction, judgement)
             } else {
@@ -176,12 +176,13 @@ impl Verdicts {
             return (Outcome::Denied, stopped);
         }
         let action = rule.as_ref().map(|rule| &rule.action);
-        if direction == Direction::Out {
+        // A stream's sock is changed when it is locked, and its acknowledgements have no rate.
+        if direction == Direction::Out && !sk.is_stream() {
             self.apply(sk, action);
         }
         let Some((rule, limit)) = rule
             .as_ref()
-            .filter(|_| !packets.again)
+            .filter(|_| !packets.again && (packets.bytes > 0 || !sk.is_stream()))
             .and_then(|rule| Some((rule, rule.action.limit.as_ref()?)))
         else {
             return (Outcome::Pass, None);
@@ -221,9 +222,27 @@ impl Verdicts {
         })
     }
 
-    /// Whether the sock has a rule's mark or priority.
+    /// Whether the sock has a rule's mark, priority or rate.
     pub(super) fn is_applied(&self) -> bool {
-        self.own_mark.is_some() || self.own_priority.is_some()
+        self.own_mark.is_some() || self.own_priority.is_some() || self.own_pacing.is_some()
+    }
+
+    /// Gives a stream the rule's mark, priority and rate, or its own back.
+    pub(super) fn apply_locked(&mut self, locked: &LockedStream<'_>, action: Option<&Action>) {
+        self.apply(locked.sk(), action);
+        let new = action.and_then(Action::pacing_rate);
+        match (new, self.own_pacing) {
+            (Some(rate), own) => {
+                let own = own.unwrap_or_else(|| locked.max_pacing_rate());
+                self.own_pacing = Some(own);
+                locked.set_max_pacing_rate(rate.min(own));
+            }
+            (None, Some(own)) => {
+                locked.set_max_pacing_rate(own);
+                self.own_pacing = None;
+            }
+            (None, None) => {}
+        }
     }
 
     /// Gives the sock the rule's mark and priority, or its own back.

@@ -5,11 +5,13 @@
 #include <linux/ipv6.h>
 #include <linux/netfilter_ipv4.h>
 #include <linux/netfilter_ipv6.h>
+#include <linux/tcp.h>
 #include <linux/udp.h>
 #include <linux/unaligned.h>
 #include <net/ip.h>
 #include <net/ip6_route.h>
 #include <net/ipv6.h>
+#include <net/request_sock.h>
 #include <net/sock.h>
 
 #include "../shim.h"
@@ -32,7 +34,7 @@ static bool ipv6_destination(const struct sk_buff *skb, struct in6_addr *to)
 	struct ipv6_rt_hdr place;
 	int last;
 
-	if (ipv6_hdr(skb)->nexthdr == IPPROTO_UDP ||
+	if (ipv6_hdr(skb)->nexthdr == IPPROTO_UDP || ipv6_hdr(skb)->nexthdr == IPPROTO_TCP ||
 	    ipv6_find_hdr(skb, &offset, NEXTHDR_ROUTING, NULL, NULL) < 0)
 		return true;
 	header = skb_header_pointer(skb, offset, sizeof(place), &place);
@@ -64,6 +66,46 @@ static bool seen_by_vrf(const struct sk_buff *skb, const struct nf_hook_state *s
 }
 
 /*
+ * The sock that a packet is judged by: its own, or the listener of a SYN-ACK, whose own is a request.
+ * None for a packet that a tunnel has wrapped: its inner packet was judged before.
+ */
+static struct sock *judging_sock(const struct sk_buff *skb, const struct nf_hook_state *state)
+{
+	struct sock *sk = skb->sk, *listener;
+
+	if (!sk)
+		return NULL;
+	if (sk_fullsock(sk))
+		return sk == state->sk && (sk_is_udp(sk) || sk_is_tcp(sk)) ? sk : NULL;
+	if (sk->sk_state != TCP_NEW_SYN_RECV)
+		return NULL;
+	/* The request, which the packet holds, holds its listener. ip6_xmit() gives that. */
+	listener = inet_reqsk(sk)->rsk_listener;
+	return state->sk == sk || state->sk == listener ? listener : NULL;
+}
+
+/* Reads ports and payload from the header behind IP's: false if memory is short. */
+static bool read_transport(struct sk_buff *skb, const struct sock *sk, struct kopi_sent *sent)
+{
+	int offset = skb_transport_offset(skb), len = sizeof(struct udphdr);
+
+	if (sk_is_tcp(sk)) {
+		if (!pskb_may_pull(skb, offset + sizeof(struct tcphdr)))
+			return false;
+		len = tcp_hdrlen(skb);
+		sent->port = ntohs(tcp_hdr(skb)->dest);
+		sent->is_reset = tcp_hdr(skb)->rst;
+	} else {
+		if (!pskb_may_pull(skb, offset + len))
+			return false;
+		sent->port = ntohs(udp_hdr(skb)->dest);
+	}
+	sent->bytes = skb->len - offset - len;
+	sent->gso_size = skb_shinfo(skb)->gso_size;
+	return true;
+}
+
+/*
  * Judges the packets of flows when all their properties are known: the destination, whatever
  * address the program gave; mark and priority; the number of datagrams; the time, if it was
  * corked. It is the first of all hooks.
@@ -72,12 +114,11 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb,
 				   const struct nf_hook_state *state)
 {
 	struct kopi_sent sent = { .mark = skb->mark, .priority = skb->priority };
-	struct sock *sk = state->sk;
+	struct sock *sk = judging_sock(skb, state);
 	bool transformed;
 	int error;
 
-	/* A tunnel's inner packet was judged before. */
-	if (!sk || sk != skb->sk || !sk_fullsock(sk) || !sk_is_udp(sk))
+	if (!sk)
 		return NF_ACCEPT;
 	if (state->pf == NFPROTO_IPV4) {
 		ipv6_addr_set_v4mapped(ip_hdr(skb)->daddr, &sent.via);
@@ -89,16 +130,13 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb,
 	/* A packet that IPsec has transformed was judged before, too. */
 	if (transformed)
 		return NF_ACCEPT;
-	if (!pskb_may_pull(skb, skb_transport_offset(skb) + sizeof(struct udphdr)))
+	if (!read_transport(skb, sk, &sent))
 		return NF_DROP_ERR(-ENOMEM);
 	sent.to = sent.via;
 	if (state->pf == NFPROTO_IPV4)
 		ipv4_destination(skb, &sent.to);
 	else if (!ipv6_destination(skb, &sent.to))
 		return NF_DROP_ERR(-EINVAL);
-	sent.port = ntohs(udp_hdr(skb)->dest);
-	sent.bytes = skb->len - skb_transport_offset(skb) - sizeof(struct udphdr);
-	sent.gso_size = skb_shinfo(skb)->gso_size;
 	sent.again = seen_by_vrf(skb, state);
 	error = kopi_local_out(sk, &sent);
 	if (error)

@@ -85,7 +85,7 @@ struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 }
 
 /* As lock_sock_nested() (net/core/sock.c, 7.3.4), but fails instead of waiting. */
-static bool try_lock_sock(struct sock *sk)
+bool kopi_try_lock_sock(struct sock *sk)
 {
 	bool got;
 
@@ -110,7 +110,7 @@ int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len)
 	sock_rps_record_flow(sk);
 	/* This is checked again under the lock. */
 	if (!READ_ONCE(inet->inet_num)) {
-		if (!try_lock_sock(sk))
+		if (!kopi_try_lock_sock(sk))
 			return -EAGAIN;
 		if (!inet->inet_num) {
 			if (sk->sk_prot->get_port(sk, 0)) {

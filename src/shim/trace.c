@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The tracepoints of sent and dropped packets, for monitors. */
+/* The tracepoints of sent, dropped and, of TCP, received packets, for monitors. */
 
 #include <linux/netdevice.h>
 #include <linux/tracepoint.h>
@@ -7,19 +7,52 @@
 
 #include "../shim.h"
 
-/* Modules can't link to this tracepoint, which isn't exported. */
-static void find_start_xmit(struct tracepoint *tp, void *found)
+struct search {
+	const char *name;
+	struct tracepoint *found;
+};
+
+static void compare_name(struct tracepoint *tp, void *data)
 {
-	if (!strcmp(tp->name, "net_dev_start_xmit"))
-		*(struct tracepoint **)found = tp;
+	struct search *search = data;
+
+	if (!strcmp(tp->name, search->name))
+		search->found = tp;
+}
+
+/* Modules can't link to a tracepoint that isn't exported. */
+static struct tracepoint *find_tracepoint(const char *name)
+{
+	struct search search = { .name = name };
+
+	for_each_kernel_tracepoint(compare_name, &search);
+	return search.found;
 }
 
 struct tracepoint *kopi_tracepoint_start_xmit(void)
 {
-	struct tracepoint *found = NULL;
+	return find_tracepoint("net_dev_start_xmit");
+}
 
-	for_each_kernel_tracepoint(find_start_xmit, &found);
-	return found;
+/* Of each segment that a TCP sock in ESTABLISHED receives, which is locked then. */
+struct tracepoint *kopi_tracepoint_tcp_probe(void)
+{
+	return find_tracepoint("tcp_probe");
+}
+
+static void tcp_probe(void *data, struct sock *sk, const struct sk_buff *skb)
+{
+	kopi_on_tcp_probe(sk, (struct sk_buff *)skb);
+}
+
+int kopi_probe_tcp(struct tracepoint *tp)
+{
+	return tracepoint_probe_register(tp, tcp_probe, NULL);
+}
+
+void kopi_unprobe_tcp(struct tracepoint *tp)
+{
+	tracepoint_probe_unregister(tp, tcp_probe, NULL);
 }
 
 static void start_xmit_probe(void *data, const struct sk_buff *skb,

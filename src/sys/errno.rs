@@ -24,6 +24,7 @@ errno! {
     eprotonosupport = 93,
     esocktnosupport = 94,
     eopnotsupp = 95,
+    econnaborted = 103,
     enobufs = 105,
     enotconn = 107,
     edquot = 122,

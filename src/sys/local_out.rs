@@ -52,12 +52,15 @@ pub(crate) struct Leaving {
     pub(crate) priority: u32,
     /// It was judged, and counted, before.
     pub(crate) again: bool,
+    /// It is a RST of TCP.
+    pub(crate) is_reset: bool,
 }
 
 /// A protocol that judges the packets of its flows.
 pub(crate) trait LocalOut: Protocol {
-    /// Judges a packet of a flow, and may change its mark and priority. An error drops the packet,
-    /// and becomes the result of sendmsg. In an RCU read-side section.
+    /// Judges a packet of a flow, and may change its mark and priority. A listener's is a SYN-ACK.
+    /// An error drops the packet, and becomes the result of UDP's sendmsg. In an RCU read-side
+    /// section.
     fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result;
 }
 
@@ -87,6 +90,7 @@ pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::S
             mark: packet.mark,
             priority: packet.priority,
             again: packet.again,
+            is_reset: packet.is_reset,
         };
         match flow.leaves(sk, &mut leaving) {
             Ok(()) => {

@@ -21,11 +21,11 @@ use kernel::{
     types::Opaque, //
 };
 
-/// A socket with a UDP sock.
+/// A socket with a UDP or TCP sock.
 ///
 /// # Invariants
 ///
-/// The socket isn't released as long as it is borrowed, and its `sk` is a UDP sock.
+/// The socket isn't released as long as it is borrowed, and its `sk` is a full UDP or TCP sock.
 #[repr(transparent)]
 pub(crate) struct Socket(Opaque<bindings::socket>);
 
@@ -50,7 +50,7 @@ impl Socket {
 
     /// The socket's sock.
     pub(crate) fn sk(&self) -> &Sock {
-        // SAFETY: By the invariants, `sk` is a UDP sock. A socket that isn't released holds a
+        // SAFETY: By the invariants, `sk` is such a sock. A socket that isn't released holds a
         // reference to it, and isn't released during the borrow.
         unsafe { Sock::from_raw((*self.as_ptr()).sk) }
     }

@@ -4,10 +4,12 @@
 
 use crate::pure::{
     bucket::Rate,
-    rule::{Match, Prefix}, //
+    ip::TCP,
+    rule::{Direction, Match, Prefix}, //
 };
 use crate::rules::{Action, Limit, Parts};
 use crate::sys::{
+    errno::eopnotsupp,
     genl::{Attribute, Request, Requester, RuleInput},
     task,
     uapi, //
@@ -60,6 +62,7 @@ pub(super) fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Part
         action: action(request, table)?,
         ..Parts::default()
     };
+    refuse_rate_of_streams(request, table, &parts)?;
     if let Some(attr) = table.get(uapi::KOPI_A_RULE_EXE) {
         let path = attr.string()?;
         if path.to_bytes().first() != Some(&b'/') {
@@ -84,6 +87,32 @@ pub(super) fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Part
         parts.comment = Some(copied(attr.string()?)?);
     }
     Ok(parts)
+}
+
+/// A rule for streams can have no rate that these can't keep: `EOPNOTSUPP`.
+///
+/// A stream has nothing that could be dropped: it is paced, by itself, as it sends.
+fn refuse_rate_of_streams(request: &Request<'_>, table: &RuleInput<'_>, parts: &Parts) -> Result {
+    let Some(limit) = &parts.action.limit else {
+        return Ok(());
+    };
+    if parts.matches.protocol != Some(TCP) {
+        return Ok(());
+    }
+    let refuse = |why, kind| Err(request.refuse(eopnotsupp(), why, table.get(kind).as_ref()));
+    if !limit.of_bytes {
+        let why = c"a rate of TCP is of bytes, not of datagrams";
+        return refuse(why, uapi::KOPI_A_RULE_RATE_PACKETS);
+    }
+    if limit.shared {
+        let why = c"each TCP flow has a rate of its own: it can't be shared";
+        return refuse(why, uapi::KOPI_A_RULE_SHARED);
+    }
+    if parts.matches.directions == Direction::In as u32 {
+        let why = c"what TCP receives can have no rate";
+        return refuse(why, uapi::KOPI_A_RULE_DIRECTION);
+    }
+    Ok(())
 }
 
 fn matches(

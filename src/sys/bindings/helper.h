@@ -37,6 +37,7 @@
 #include <net/sock.h>
 #include <net/udp.h>
 #include <net/xdp.h>
+#include <uapi/linux/tcp.h>
 #include <kopi.h>
 #include <kopi_netlink.h>
 

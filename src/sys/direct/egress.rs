@@ -87,11 +87,12 @@ impl<'a> EgressSkb<'a> {
         self.skb.as_ptr()
     }
 
-    /// The flow that sent it, if it belongs to one that is still open.
+    /// The flow that sent it, if it belongs to one that is still open, and is no stream.
     pub(crate) fn flow<T: Protocol>(&self) -> Option<(&'a Sock, &'a T)> {
         // SAFETY: An outgoing skb holds its sock by its charge to the send buffer. RCU keeps the
         // flow for `'a`, by the invariants.
-        unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) }
+        let found = unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) };
+        found.filter(|(sk, _)| !sk.is_stream())
     }
 
     /// Whether it is a GSO packet of UDP.

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! sendmsg and recvmsg: UDP's, once the protocol lets them.
+//! sendmsg and recvmsg of datagrams: UDP's, once the protocol lets them.
 
 use super::{
     name::{unspecified, Name},
     reader::{Reader, DONTWAIT},
     state::state,
-    Operations, Protocol, Registration, IPV4, IPV6,
+    tables::{Operations, UDP4, UDP6},
+    Protocol, Registration,
 };
 use crate::sys::{
     bindings,
@@ -126,14 +127,14 @@ impl<T: Protocol> Registration<T> {
     pub(super) unsafe extern "C" fn set_peek_off(sk: *mut bindings::sock, value: c_int) -> c_int {
         // SAFETY: The sock is in use by the caller, with its socket.
         unsafe {
-            let table = if Sock::from_raw(sk).is_ipv6() {
-                &IPV6
+            let kind = if Sock::from_raw(sk).is_ipv6() {
+                &UDP6
             } else {
-                &IPV4
+                &UDP4
             };
             let turn = state::<T>(sk).and_then(|state| state.protocol.reading());
             let _turn = turn.map(Mutex::lock);
-            match (**table.inner.get()).set_peek_off {
+            match kind.table.set_peek_off() {
                 Some(inner) => inner(sk, value),
                 None => eopnotsupp().to_errno(),
             }

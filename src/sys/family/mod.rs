@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A socket family whose sockets are UDP sockets with some operations of their own.
+//! A socket family whose sockets are UDP or TCP sockets with some operations of their own.
 //!
-//! `create` makes an AF_INET or AF_INET6 datagram socket and grafts its sock onto the family's
-//! socket, as accept() grafts a connection. The operations are those of the inner family, but for
-//! those that [`Protocol`] has.
+//! `create` makes an AF_INET or AF_INET6 socket and grafts its sock onto the family's socket, as
+//! accept() grafts a connection. The operations are those of the inner family, but for those that
+//! [`Protocol`] has (`tables.rs`).
 //!
 //! C header: `include/linux/net.h`
 
@@ -15,17 +15,19 @@ mod reader;
 mod receive;
 mod ring_message;
 mod state;
+mod stream;
+mod tables;
 
 use crate::{
-    pure::{abi, rule::Peer},
+    pure::rule::Peer,
     sys::{
         bindings,
-        context::{might_sleep, SoftirqsOff},
-        errno::{eopnotsupp, eprotonosupport, esocktnosupport},
+        context::SoftirqsOff,
+        errno::eopnotsupp,
         pernet::NetRef,
         region::Vma,
         slab::{Cache, CacheBox},
-        sock::{LockedSock, Sock},
+        sock::{LockedSock, LockedStream, Sock},
         socket::{Socket, SocketFile},
         user::{OptionIn, OptionOut},
         wait::PollTable,
@@ -47,8 +49,10 @@ pub(super) use ring_message::{send_ring_message, RingMessage};
 pub(super) use state::flow_of;
 pub(crate) use state::protocol;
 use state::{state, State, STATES};
+pub(crate) use stream::follow_later;
+use tables::{is_of_family, Kind, Operations, KINDS};
 
-/// What a socket of the family does differently from a UDP socket.
+/// What a socket of the family does differently from its inner one.
 ///
 /// # Safety
 ///
@@ -67,6 +71,27 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
 
     /// It was bound. An error undoes this, and is the result of bind(). Process context.
     fn bound(&self, socket: &Socket) -> Result;
+
+    /// Whether the stream may wait for connections. Updates the identity from the current process.
+    /// Process context.
+    fn may_listen(&self, socket: &Socket) -> Result;
+
+    /// It waits for connections. An error undoes this, and is the result of listen(). Process
+    /// context.
+    fn listening(&self, socket: &Socket) -> Result;
+
+    /// Whether the current process may take connections. Process context.
+    fn may_accept(&self, socket: &Socket) -> Result;
+
+    /// The stream is one that accept() made, after [`Protocol::opened`]. An error ends the
+    /// connection. Process context.
+    fn accepted(&self, socket: &Socket) -> Result;
+
+    /// Whether the stream may be read or written. Process context.
+    fn may_use(&self, socket: &Socket) -> Result;
+
+    /// The stream's sock is locked, after [`follow_later`]. Process context.
+    fn follow_locked(&self, sk: &LockedStream<'_>);
 
     /// Whether it may be connected to an address. Updates the identity from the current process.
     /// Process context.
@@ -131,55 +156,6 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
         -> bool;
 }
 
-/// The operations of the family's sockets over one inner family.
-///
-/// # Invariants
-///
-/// `Registration::new` writes the fields before the family is registered. Afterwards they are only
-/// read.
-#[repr(C)]
-struct Operations {
-    /// The first field, so that a socket's pointer to it is one to the whole.
-    ops: UnsafeCell<MaybeUninit<bindings::proto_ops>>,
-    inner: UnsafeCell<*const bindings::proto_ops>,
-}
-
-// SAFETY: By the invariants, the fields are written before other tasks can reach them, and only
-// read afterwards.
-unsafe impl Sync for Operations {}
-
-impl Operations {
-    const fn new() -> Self {
-        Self {
-            ops: UnsafeCell::new(MaybeUninit::uninit()),
-            inner: UnsafeCell::new(ptr::null()),
-        }
-    }
-
-    /// The inner family's operations for a socket of ours.
-    ///
-    /// # Safety
-    ///
-    /// `socket` must be a live socket of this family.
-    unsafe fn inner<'a>(socket: *mut bindings::socket) -> &'a bindings::proto_ops {
-        // SAFETY: Its operations are the first field of one of the tables, which `create` chose,
-        // and IPV6_ADDRFORM, the only thing to change them, is refused.
-        unsafe { &**(*(*socket).ops.cast::<Operations>()).inner.get() }
-    }
-}
-
-static IPV4: Operations = Operations::new();
-
-static IPV6: Operations = Operations::new();
-
-/// Whether operations are those of the family.
-fn is_of_family(ops: *const bindings::proto_ops) -> bool {
-    [&IPV4, &IPV6]
-        .iter()
-        // SAFETY: The tables are static. Only the address of their first field is computed.
-        .any(|table| unsafe { (*table.ops.get()).as_ptr() } == ops)
-}
-
 /// The family's number according to the module's parameter.
 pub(crate) fn family_parameter() -> i32 {
     // SAFETY: The call reads an integer that is only written while the module is loaded.
@@ -224,11 +200,15 @@ impl<T: Protocol> Registration<T> {
         // SAFETY: The family isn't registered yet, so no socket uses the tables, and nothing reads
         // `FAMILY`. Only the module's init calls this function.
         unsafe {
-            Self::fill(&IPV4, bindings::AF_INET as i32, number, module)?;
-            match Self::fill(&IPV6, bindings::AF_INET6 as i32, number, module) {
-                Ok(()) => (),
-                // The machine has no IPv6: neither can it make inner sockets of it.
-                Err(error) => pr_info!("no IPv6 ({})\n", error.to_errno()),
+            for kind in KINDS {
+                match Self::fill(kind, number, module) {
+                    Ok(()) => (),
+                    // The machine has no IPv6: neither can it make inner sockets of it.
+                    Err(error) if kind.family == bindings::AF_INET6 as i32 => {
+                        pr_info!("no IPv6 ({})\n", error.to_errno());
+                    }
+                    Err(error) => return Err(error),
+                }
             }
             *FAMILY.0.get() = bindings::net_proto_family {
                 family: number,
@@ -250,49 +230,6 @@ impl<T: Protocol> Registration<T> {
             _states: states,
             _protocol: PhantomData,
         })
-    }
-
-    /// Makes the operations over an inner family out of those of a socket of it.
-    ///
-    /// # Safety
-    ///
-    /// `table` must not be in use yet.
-    unsafe fn fill(
-        table: &Operations,
-        inner_family: i32,
-        number: i32,
-        module: *mut bindings::module,
-    ) -> Result {
-        // SAFETY: The initial namespace is static.
-        let socket = unsafe { inner_socket(&raw mut bindings::init_net, inner_family, true)? };
-        // SAFETY: The socket was just made; its operations are static in the kernel. (IPv6 is
-        // built into the supported kernels; and were it not, inner sockets keep their module.)
-        unsafe {
-            let inner = (*socket).ops;
-            table.inner.get().write(inner);
-            let mut ops = *inner;
-            ops.family = number;
-            ops.owner = module;
-            ops.release = Some(Self::release);
-            ops.poll = Some(Self::poll);
-            ops.ioctl = Some(Self::ioctl);
-            #[cfg(CONFIG_COMPAT)]
-            {
-                ops.compat_ioctl = Some(Self::compat_ioctl);
-            }
-            ops.setsockopt = Some(Self::setsockopt);
-            ops.getsockopt = Some(Self::getsockopt);
-            ops.getsockopt_iter = None;
-            ops.bind = Some(Self::bind);
-            ops.connect = Some(Self::connect);
-            ops.sendmsg = Some(Self::sendmsg);
-            ops.recvmsg = Some(Self::recvmsg);
-            ops.set_peek_off = Some(Self::set_peek_off);
-            ops.mmap = Some(Self::mmap);
-            (*table.ops.get()).write(ops);
-            bindings::sock_release(socket);
-        }
-        Ok(())
     }
 
     /// # Safety
@@ -325,51 +262,68 @@ impl<T: Protocol> Registration<T> {
             return Err(eopnotsupp());
         }
         // SAFETY: The caller passes the new socket, which has no other user yet.
-        if u32::from(unsafe { (*socket).type_ } as u16) != bindings::sock_type_SOCK_DGRAM {
-            return Err(esocktnosupport());
-        }
-        let (family, table) = match protocol {
-            0 | abi::PROTO_UDP => (bindings::AF_INET, &IPV4),
-            abi::PROTO_UDP6 => (bindings::AF_INET6, &IPV6),
-            _ => return Err(eprotonosupport()),
-        };
-        let state = State {
-            rcu: UnsafeCell::new(pin_init::zeroed()),
-            data_ready: UnsafeCell::new(None),
-            // SAFETY: A delayed_work has integers, pointers and a function pointer that may be
-            // null, for all of which zeroes are valid. It is initialised below.
-            work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
-            sk: ptr::null_mut(),
-            message: AtomicPtr::new(ptr::null_mut()),
-            sender: AtomicPtr::new(ptr::null_mut()),
-            // SAFETY: The caller passes a namespace that it keeps during the operation.
-            protocol: T::new(unsafe { NetRef::from_raw(net) })?,
-        };
-        // SAFETY: The cache is there as long as the family is registered.
-        let mut state = unsafe { CacheBox::new(state) }?;
+        let kind = Kind::of(u32::from(unsafe { (*socket).type_ } as u16), protocol)?;
+        // SAFETY: The caller passes a namespace that it keeps during the operation.
+        let state = Self::new_state(unsafe { NetRef::from_raw(net) })?;
         // SAFETY: The caller passes a namespace that it keeps, and a new socket without a sock,
         // which has no other user. The inner socket is complete, and has no other user either. Its
-        // sock moves to the outer socket, so the inner one's release frees only the inner one. The
-        // state is complete when the inode's pointer to it is set.
+        // sock moves to the outer socket, so the inner one's release frees only the inner one.
         unsafe {
-            let inner = inner_socket(net, family as i32, false)?;
+            let inner = kind.inner_socket(net, false)?;
             let sk = (*inner).sk;
             (*inner).sk = ptr::null_mut();
-            (*socket).ops = (*table.ops.get()).as_ptr();
+            (*socket).ops = kind.table.ops();
             (*socket).flags |= (*inner).flags;
             bindings::kopi_sock_graft(sk, socket);
             bindings::sock_release(inner);
-            state.sk = sk;
-            bindings::kopi_init_delayed_work(state.work.get(), Some(receive_work::<T>));
-            let state = CacheBox::into_raw(state);
-            bindings::kopi_set_sk_inode_private(sk, state.cast());
-            if let Err(error) = (*state).protocol.opened(Socket::from_raw(socket)) {
+            let state = Self::install(state, sk);
+            if let Err(error) = state.protocol.opened(Socket::from_raw(socket)) {
                 // The caller knows of no operations of a socket that couldn't be made.
                 Self::release(socket);
                 return Err(error);
             }
         }
         Ok(())
+    }
+
+    /// The state of a new socket, not complete yet. Process context.
+    fn new_state(net: &NetRef) -> Result<CacheBox<State<T>>> {
+        let state = State {
+            rcu: UnsafeCell::new(pin_init::zeroed()),
+            data_ready: UnsafeCell::new(None),
+            // SAFETY: A delayed_work has integers, pointers and a function pointer that may be
+            // null, for all of which zeroes are valid. `install` initialises it.
+            work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
+            sk: ptr::null_mut(),
+            message: AtomicPtr::new(ptr::null_mut()),
+            sender: AtomicPtr::new(ptr::null_mut()),
+            protocol: T::new(net)?,
+        };
+        // SAFETY: The cache is there as long as the family is registered.
+        unsafe { CacheBox::new(state) }
+    }
+
+    /// Completes a state, and gives it to the socket of a sock.
+    ///
+    /// # Safety
+    ///
+    /// The sock must have a socket of the family, which has no state yet, and isn't released for
+    /// `'a`.
+    unsafe fn install<'a>(mut state: CacheBox<State<T>>, sk: *mut bindings::sock) -> &'a State<T> {
+        // SAFETY: The caller passes a valid sock with a socket. The state is complete when the
+        // inode's pointer to it is set, and stays until the socket is released.
+        unsafe {
+            state.sk = sk;
+            let work = if Sock::from_raw(sk).is_stream() {
+                stream::work::<T>
+            } else {
+                receive_work::<T>
+            };
+            bindings::kopi_init_delayed_work(state.work.get(), Some(work));
+            let state = CacheBox::into_raw(state);
+            bindings::kopi_set_sk_inode_private(sk, state.cast());
+            &*state
+        }
     }
 
     /// # Safety
@@ -396,6 +350,9 @@ impl<T: Protocol> Registration<T> {
                 // This waits for work that runs. Softirqs that still have the state can't queue it
                 // again.
                 bindings::disable_delayed_work_sync(state.work.get());
+                if Sock::from_raw(sk).is_stream() {
+                    bindings::kopi_tcp_vacate(sk);
+                }
                 // Softirqs that still use the state have ended after a grace period.
                 bindings::call_rcu(state.rcu.get(), Some(Self::free));
             }
@@ -426,33 +383,6 @@ impl<T: Protocol> Drop for Registration<T> {
         // is being unloaded, so no socket is left.
         unsafe { bindings::sock_unregister(self.number) };
     }
-}
-
-/// Makes a UDP socket of an IP family.
-///
-/// # Safety
-///
-/// `net` must be valid.
-unsafe fn inner_socket(
-    net: *mut bindings::net,
-    family: i32,
-    kern: bool,
-) -> Result<*mut bindings::socket> {
-    might_sleep();
-    let mut socket = ptr::null_mut();
-    // SAFETY: The callers are in process context, and pass a valid namespace. `socket` is memory
-    // for the result.
-    to_result(unsafe {
-        bindings::__sock_create(
-            net,
-            family,
-            bindings::sock_type_SOCK_DGRAM as i32,
-            bindings::IPPROTO_UDP as i32,
-            &mut socket,
-            i32::from(kern),
-        )
-    })?;
-    Ok(socket)
 }
 
 impl SocketFile {

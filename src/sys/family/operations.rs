@@ -5,7 +5,7 @@
 use super::{
     name::{unspecified, Name, Unspecified},
     state::state,
-    Operations, Protocol, Registration,
+    stream, Operations, Protocol, Registration,
 };
 use crate::{
     pure::abi,
@@ -118,8 +118,7 @@ impl<T: Protocol> Registration<T> {
     ) -> c_int {
         // SAFETY: The socket is in use by the caller, and the value is the caller's.
         unsafe {
-            if level == bindings::SOL_IPV6 as i32 && name == bindings::IPV6_ADDRFORM as i32 {
-                // It would put UDP's own operations in place of ours.
+            if changes_operations(level, name) {
                 return enoprotoopt().to_errno();
             }
             if level == bindings::SOL_UDP as i32 && name == bindings::UDP_CORK as i32 {
@@ -157,6 +156,13 @@ impl<T: Protocol> Registration<T> {
     ) -> c_int {
         // SAFETY: The socket is in use by the caller, and the pointers are the caller's.
         unsafe {
+            if stream::reads(level, name) {
+                let this = Socket::from_raw(socket);
+                let state = state::<T>((*socket).sk).filter(|_| this.sk().is_stream());
+                if let Some(Err(error)) = state.map(|state| state.protocol.may_use(this)) {
+                    return error.to_errno();
+                }
+            }
             match (
                 state::<T>((*socket).sk),
                 Operations::inner(socket).getsockopt,
@@ -250,4 +256,15 @@ impl<T: Protocol> Registration<T> {
             Ok(0)
         })
     }
+}
+
+/// Whether an option would put other operations in place of the socket's, or take a copy of the
+/// socket's for others.
+///
+/// IPV6_ADDRFORM puts the kernel's own. TCP_ULP puts those of TLS, for instance, and kTLS builds the
+/// tables for all sockets of the machine out of the operations of the first one.
+fn changes_operations(level: i32, name: i32) -> bool {
+    let (level, name) = (level as u32, name as u32);
+    (level, name) == (bindings::SOL_IPV6, bindings::IPV6_ADDRFORM)
+        || (level, name) == (bindings::SOL_TCP, bindings::TCP_ULP)
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The state of a socket of the family, besides its UDP sock.
+//! The state of a socket of the family, besides its sock.
 
-use super::{is_of_family, ring_message::RingMessage, Protocol};
+use super::{ring_message::RingMessage, tables::is_of_family, Protocol};
 use crate::sys::{
     bindings,
     slab::{Cached, Slot},
@@ -16,14 +16,15 @@ use kernel::prelude::*;
 /// use that field otherwise.
 ///
 /// The sock's `sk_user_data` can't be used instead, because sockmaps and reuseport arrays of BPF
-/// accept only socks in which it is free.
+/// accept only socks in which it is free. (Connected streams occupy it, for another reason: see
+/// `kopi_tcp_occupy`.)
 pub(super) struct State<T> {
     /// The RCU callback that frees the state, when no softirq uses it any more.
     pub(super) rcu: UnsafeCell<bindings::callback_head>,
     /// The operation that [`install_callbacks`] replaced.
     pub(super) data_ready: UnsafeCell<Callback>,
-    /// Work that receives queued packets in process context. It is disabled before the sock is
-    /// released.
+    /// Work in process context: a UDP sock's receives queued packets, a TCP sock's follows rules. It
+    /// is disabled before the sock is released.
     pub(super) work: UnsafeCell<bindings::delayed_work>,
     /// The sock, which outlives `work`.
     pub(super) sk: *mut bindings::sock,

@@ -61,6 +61,9 @@ global_lock! {
 /// The tracepoint of packets that are given to a driver; null if the kernel has none.
 static START_XMIT: Atomic<*mut bindings::tracepoint> = Atomic::new(ptr::null_mut());
 
+/// The tracepoint of segments that TCP socks receive; null if the kernel has none.
+static TCP_PROBE: Atomic<*mut bindings::tracepoint> = Atomic::new(ptr::null_mut());
+
 /// While it lives, devices of type kopimon can be made.
 pub(crate) struct MonitorType(());
 
@@ -71,8 +74,10 @@ impl MonitorType {
         unsafe { PROBES.init() };
         // SAFETY: The module's init runs in process context, where the list of tracepoints may be
         // walked.
-        let found = unsafe { bindings::kopi_tracepoint_start_xmit() };
-        START_XMIT.store(found, Relaxed);
+        unsafe {
+            START_XMIT.store(bindings::kopi_tracepoint_start_xmit(), Relaxed);
+            TCP_PROBE.store(bindings::kopi_tracepoint_tcp_probe(), Relaxed);
+        }
         // SAFETY: The module's init runs in process context, and the operations are static.
         to_result(unsafe { bindings::kopi_mon_register() })?;
         Ok(Self(()))
@@ -97,16 +102,20 @@ impl Drop for MonitorType {
 /// Registers the probes: `EOPNOTSUPP` if the kernel has no such tracepoint. Process context.
 fn probe() -> Result {
     might_sleep();
-    let start_xmit = START_XMIT.load(Relaxed);
-    if start_xmit.is_null() {
+    let (start_xmit, tcp_probe) = (START_XMIT.load(Relaxed), TCP_PROBE.load(Relaxed));
+    if start_xmit.is_null() || tcp_probe.is_null() {
         return Err(eopnotsupp());
     }
-    // SAFETY: The caller is in process context. The tracepoint is the kernel's own, which lives for
-    // ever.
+    // SAFETY: The caller is in process context. The tracepoints are the kernel's own, which live
+    // for ever.
     unsafe {
         to_result(bindings::kopi_probe_start_xmit(start_xmit))?;
-        to_result(bindings::kopi_probe_kfree_skb())
-            .inspect_err(|_| bindings::kopi_unprobe_start_xmit(start_xmit))
+        to_result(bindings::kopi_probe_tcp(tcp_probe))
+            .inspect_err(|_| bindings::kopi_unprobe_start_xmit(start_xmit))?;
+        to_result(bindings::kopi_probe_kfree_skb()).inspect_err(|_| {
+            bindings::kopi_unprobe_tcp(tcp_probe);
+            bindings::kopi_unprobe_start_xmit(start_xmit);
+        })
     }
 }
 
@@ -115,9 +124,10 @@ fn unprobe_if_unused(probes: &mut ProbeState) {
     might_sleep();
     if probes.up == 0 && core::mem::take(&mut probes.registered) {
         // SAFETY: The caller is in process context. `registered` was set, so `probe` has registered
-        // both.
+        // all.
         unsafe {
             bindings::kopi_unprobe_kfree_skb();
+            bindings::kopi_unprobe_tcp(TCP_PROBE.load(Relaxed));
             bindings::kopi_unprobe_start_xmit(START_XMIT.load(Relaxed));
         }
     }
@@ -143,8 +153,24 @@ pub(crate) trait Probes {
     /// context with interrupts on.
     fn transmitted(packet: ProbedSkb<'_>, net: &NetRef, ifindex: u32, rcu: &rcu::Guard);
 
+    /// A TCP sock, whose connection is established, receives a segment. It is locked. Any context
+    /// with interrupts on.
+    fn received(packet: ProbedSkb<'_>, by: ReceivedBy<'_>, rcu: &rcu::Guard);
+
     /// A packet is being dropped, with the kernel's drop reason. Any context with interrupts on.
     fn dropped(packet: ProbedSkb<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard);
+}
+
+/// The TCP sock that receives a segment.
+pub(crate) struct ReceivedBy<'a>(*mut bindings::sock, PhantomData<&'a bindings::sock>);
+
+impl<'a> ReceivedBy<'a> {
+    /// The flow of the sock.
+    pub(crate) fn flow<T: Protocol>(&self, _rcu: &'a rcu::Guard) -> Option<(&'a Sock, &'a T)> {
+        // SAFETY: The caller of the tracepoint has locked the sock, and keeps it for `'a`. The
+        // guard proves that RCU is held.
+        unsafe { family::flow_of(self.0) }
+    }
 }
 
 /// The sock that would have received a dropped packet, if the stack had found it.
@@ -156,10 +182,13 @@ impl<'a> DroppedFor<'a> {
         !self.0.is_null()
     }
 
-    /// The flow of the sock.
+    /// The flow of the sock. TCP may have given its reference to the sock back, so the memory may be
+    /// another TCP sock's by now: [`ProbedSkb::is_for`] tells.
     pub(crate) fn flow<T: Protocol>(&self, _rcu: &'a rcu::Guard) -> Option<(&'a Sock, &'a T)> {
-        // SAFETY: The pointer is null, or a sock that the caller of the tracepoint keeps for `'a`.
-        // The guard proves that RCU is held.
+        // SAFETY: The pointer is null, or a sock that the caller of the tracepoint keeps for `'a`,
+        // or memory that stays a sock of TCP's, or a request or timewait of it, while RCU is held
+        // (SLAB_TYPESAFE_BY_RCU). The guard proves that it is. A full sock whose socket is a flow's
+        // was open in this RCU read-side section, which keeps what it refers to.
         unsafe { family::flow_of(self.0) }
     }
 }
@@ -249,6 +278,19 @@ pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut raw::Skb, dev: *mut raw::D
     }
 }
 
+/// The body of `kopi_on_tcp_probe`.
+///
+/// # Safety
+///
+/// Must be called as a probe of the tracepoint `tcp_probe`.
+pub(crate) unsafe fn received<P: Probes>(sk: *mut raw::Sock, skb: *mut raw::Skb) {
+    // SAFETY: The caller of the tracepoint owns the skb, which lives through the call.
+    let Some(packet) = (unsafe { ProbedSkb::by_probe(skb) }) else {
+        return;
+    };
+    P::received(packet, ReceivedBy(sk, PhantomData), &rcu::read_lock());
+}
+
 /// The body of `kopi_on_kfree_skb`.
 ///
 /// # Safety
@@ -306,6 +348,19 @@ macro_rules! serve {
             // SAFETY: C's probe of `net_dev_start_xmit` is the only caller, and passes its
             // arguments on.
             unsafe { $crate::sys::monitor::transmitted::<$probes>(skb, dev) }
+        }
+
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C's probe calls it")]
+        unsafe extern "C" fn kopi_on_tcp_probe(
+            sk: *mut $crate::sys::raw::Sock,
+            skb: *mut $crate::sys::raw::Skb,
+        ) {
+            // SAFETY: C's probe of `tcp_probe` is the only caller, and passes its arguments on.
+            unsafe { $crate::sys::monitor::received::<$probes>(sk, skb) }
         }
 
         /// # Safety

@@ -7,6 +7,7 @@ use crate::{
     pure::{
         abi::MonHdr,
         ip::{self, HEADER_MAX},
+        rule::Peer,
     },
     sys::{
         bindings,
@@ -246,6 +247,26 @@ impl ProbedSkb<'_> {
         self.first_bytes()
             .zip(len.checked_sub(offset))
             .is_some_and(|(bytes, len)| ip::is_datagram(&bytes, len))
+    }
+
+    /// Whether a sock that was found as its receiver is that of its namespace and ends. A UDP sock
+    /// always is.
+    pub(crate) fn is_for(&self, sk: &Sock, rcu: &rcu::Guard) -> bool {
+        if !sk.is_stream() {
+            return true;
+        }
+        if !self.is_at(sk.net(), self.iif(), rcu) {
+            return false;
+        }
+        let ends = self.first_bytes();
+        let ends = ends.and_then(|bytes| ip::ends_of(ip::TCP, &bytes));
+        ends.is_some_and(|ends| {
+            let local = sk.local_end();
+            let peer_is =
+                |peer: Peer| peer == ends.source && local.address == ends.destination.address;
+            local.port == ends.destination.port
+                && (sk.is_listening() || sk.peer().is_some_and(peer_is))
+        })
     }
 
     /// Its first bytes from the IP header on.

@@ -21,6 +21,10 @@ pub(crate) struct Ends {
     pub(crate) remote_port: u16,
     /// The device that it is bound to, or 0.
     pub(crate) ifindex: i32,
+    /// IPPROTO_UDP or IPPROTO_TCP.
+    pub(crate) protocol: u8,
+    /// The state of a stream, as `net/tcp_states.h` numbers them.
+    pub(crate) state: Option<u8>,
 }
 
 impl Ends {

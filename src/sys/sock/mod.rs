@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `struct sock`: the protocol's side of a socket, here always a UDP one.
+//! `struct sock`: the protocol's side of a socket, here a UDP or TCP one.
 //!
 //! C header: `include/net/sock.h`
 
 mod ends;
 mod lock;
+mod stream;
 
 use crate::{
     pure::rule::Peer,
@@ -20,12 +21,16 @@ pub(super) use ends::BeforeBind;
 pub(crate) use ends::Ends;
 use kernel::{error::to_result, prelude::*, types::Opaque};
 pub(crate) use lock::{wants_gro, LockedSock, SockRef};
+pub(crate) use stream::LockedStream;
 
-/// A UDP `struct sock`.
+/// A `struct sock` of UDP or TCP.
+///
+/// Methods that say so are for UDP socks only: of streams, which have no channel, nothing calls them.
 ///
 /// # Invariants
 ///
-/// The sock belongs to a socket of family AF_INET or AF_INET6, type SOCK_DGRAM and protocol UDP.
+/// The sock belongs to a socket of family AF_INET or AF_INET6, and of type SOCK_DGRAM and protocol
+/// UDP, or type SOCK_STREAM and protocol TCP. It is a full sock: no request, and none in TIME_WAIT.
 #[repr(transparent)]
 pub(crate) struct Sock(Opaque<bindings::sock>);
 
@@ -36,9 +41,9 @@ unsafe impl Sync for Sock {}
 impl Sock {
     /// # Safety
     ///
-    /// `sk` must be a UDP sock that lives at least as long as the result.
+    /// `sk` must be a full sock of UDP or TCP that lives at least as long as the result.
     pub(super) unsafe fn from_raw<'a>(sk: *mut bindings::sock) -> &'a Self {
-        // SAFETY: `Sock` is transparent. The caller passes a UDP sock that lives long enough.
+        // SAFETY: `Sock` is transparent. The caller passes such a sock, which lives long enough.
         unsafe { &*sk.cast() }
     }
 
@@ -111,9 +116,9 @@ impl Sock {
         result
     }
 
-    /// Whether UDP_CORK is on, or a part of a datagram waits for the rest.
+    /// Whether UDP_CORK is on, or a part of a datagram waits for the rest. UDP socks only.
     pub(crate) fn is_corked(&self) -> bool {
-        // SAFETY: The sock is borrowed, and a UDP sock by the invariants.
+        // SAFETY: The sock is borrowed, and a UDP sock, as said above.
         unsafe { bindings::kopi_udp_is_corked(self.as_ptr()) }
     }
 
@@ -144,9 +149,9 @@ impl Sock {
         unsafe { bindings::kopi_sock_writeable(self.as_ptr()) }
     }
 
-    /// Whether no packet is queued.
+    /// Whether no packet is queued. UDP socks only.
     pub(crate) fn is_queue_empty(&self) -> bool {
-        // SAFETY: The sock is borrowed, and a UDP sock by the invariants.
+        // SAFETY: The sock is borrowed, and a UDP sock, as said above.
         unsafe { bindings::kopi_udp_queues_empty(self.as_ptr()) }
     }
 
@@ -156,13 +161,13 @@ impl Sock {
         unsafe { bindings::kopi_sock_rcvtimeo(self.as_ptr(), nonblocking) }
     }
 
-    /// Sleeps until a datagram may be queued, for at most `timeout` jiffies, and leaves the rest of
+    /// UDP socks only. Sleeps until a datagram may be queued, for at most `timeout` jiffies, and leaves the rest of
     /// that time in `timeout`. Returns `false` if no more datagrams will come. Errors are those of
     /// recvmsg. Process context.
     pub(crate) fn wait_for_datagrams(&self, timeout: &mut isize) -> Result<bool> {
         might_sleep();
         self.busy_poll(false, || !self.is_queue_empty());
-        // SAFETY: The sock is borrowed, and a UDP sock by the invariants.
+        // SAFETY: The sock is borrowed, and a UDP sock, as said above.
         let result = unsafe { bindings::kopi_udp_wait(self.as_ptr(), timeout) };
         to_result(result)?;
         Ok(result > 0)
@@ -193,10 +198,10 @@ impl Sock {
         }
     }
 
-    /// UDP_SEGMENT: bytes of each datagram into which a sent message is segmented; 0 if it isn't
+    /// UDP socks only. UDP_SEGMENT: bytes of each datagram into which a sent message is segmented; 0 if it isn't
     /// on.
     pub(crate) fn gso_size(&self) -> u32 {
-        // SAFETY: The sock is borrowed, and a UDP sock by the invariants.
+        // SAFETY: The sock is borrowed, and a UDP sock, as said above.
         u32::from(unsafe { bindings::kopi_udp_gso_size(self.as_ptr()) })
     }
 
@@ -215,11 +220,12 @@ impl Sock {
     /// The local port, big-endian; 0 when not bound.
     pub(crate) fn local_port(&self) -> u16 {
         let inet = self.as_ptr().cast::<bindings::inet_sock>();
-        // SAFETY: A UDP sock begins with an inet_sock; the field is read once.
+        // SAFETY: The sock begins with an inet_sock; the field is read once.
         unsafe { ptr::read_volatile(&raw const (*inet).inet_sport) }
     }
 
-    /// Whether a cgroup's BPF program has to see the source of each received packet.
+    /// Whether a cgroup's BPF program has to see the source of each received packet. UDP
+    /// socks only.
     pub(crate) fn has_receive_hook(&self) -> bool {
         // SAFETY: The sock is borrowed, and so valid.
         unsafe {
@@ -280,14 +286,19 @@ impl Sock {
 
     /// Undoes a bind() that has succeeded. Process context.
     pub(super) fn unbind(&self, before: BeforeBind) {
-        // SAFETY: The sock is borrowed, and a UDP sock by the invariants.
-        unsafe { bindings::kopi_sk_unbind(self.as_ptr(), before.device, before.ipv6only) };
+        let unbind = if self.is_stream() {
+            bindings::kopi_tcp_unbind
+        } else {
+            bindings::kopi_sk_unbind
+        };
+        // SAFETY: The sock is borrowed, and of the function's protocol.
+        unsafe { unbind(self.as_ptr(), before.device, before.ipv6only) };
     }
 
-    /// Undoes a connect() that has succeeded, and restores the bound device. Process context.
+    /// Undoes a connect() of UDP that has succeeded, and restores the bound device. Process context.
     pub(super) fn disconnect(&self, device: i32) {
         might_sleep();
-        // SAFETY: The sock is borrowed, and a UDP sock by the invariants.
+        // SAFETY: The sock is borrowed, and a UDP sock, as said above.
         unsafe { bindings::kopi_sk_disconnect(self.as_ptr(), device) };
     }
 }
@@ -301,11 +312,13 @@ impl Sock {
             local: [0; 16],
             remote: [0; 16],
             local_port: self.local_port(),
-            // SAFETY: The sock is borrowed, and a UDP sock by the invariants.
+            // SAFETY: The sock is borrowed, and so valid.
             remote_port: unsafe { bindings::kopi_sk_dport(self.as_ptr()) },
             ifindex: self.bound_device(),
+            protocol: self.protocol(),
+            state: self.stream_state(),
         };
-        // SAFETY: The sock is a valid UDP sock, whose addresses have 16 bytes if it is of IPv6.
+        // SAFETY: The sock is a valid one of IP, whose addresses have 16 bytes if it is of IPv6.
         // They may change meanwhile, and are read by volatile accesses.
         unsafe {
             if self.is_ipv6() {

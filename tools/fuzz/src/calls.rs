@@ -5,7 +5,8 @@
 use crate::{coverage::Coverage, is_over, options, pick, random, raw::Raw, sys, Run, PORTS};
 use kopi::pure::abi::{
     ChannelReq, Layout, RingLayout, CHANNEL_ENGINE, CHANNEL_TX_ONLY, DESC_META, IOC_DOORBELL,
-    OPT_CHANNEL, OPT_INFO, OPT_JOIN, OPT_STATS, PROTO_UDP, PROTO_UDP6, SOL_KOPI,
+    OPT_CHANNEL, OPT_INFO, OPT_JOIN, OPT_STATS, PROTO_TCP, PROTO_TCP6, PROTO_UDP, PROTO_UDP6,
+    SOL_KOPI,
 };
 use rand::{rngs::SmallRng, Rng};
 use std::{
@@ -61,7 +62,7 @@ struct Round<'a> {
     pair: (i32, i32),
 }
 
-const OPERATIONS: [fn(&Round, &mut SmallRng); 26] = [
+const OPERATIONS: [fn(&Round, &mut SmallRng); 29] = [
     open,
     open,
     channel,
@@ -72,6 +73,9 @@ const OPERATIONS: [fn(&Round, &mut SmallRng); 26] = [
     remap,
     bind,
     connect,
+    listen,
+    accept,
+    accept,
     poll,
     send,
     send,
@@ -330,14 +334,24 @@ fn unmap_at(address: usize, size: usize) {
 }
 
 fn open(round: &Round, random: &mut SmallRng) {
-    let protocol = pick(random, &[0, PROTO_UDP, PROTO_UDP6, PROTO_UDP6, 1, 132]);
-    // One of UDP's own among them, with which they may meet.
+    let is_stream = random.random_ratio(1, 3);
+    let protocol = if is_stream {
+        pick(random, &[0, PROTO_TCP, PROTO_TCP6, PROTO_TCP6, 132])
+    } else {
+        pick(random, &[0, PROTO_UDP, PROTO_UDP6, PROTO_UDP6, 1, 132])
+    };
+    // One of IP's own among them, with which they may meet.
     let (family, protocol) = match random.random_range(0..16) {
         0 => (libc::AF_INET, 0),
         1 => (libc::AF_INET6, 0),
         _ => (round.family, protocol),
     };
-    if let Ok(fd) = sys::socket(family, protocol) {
+    let made = if is_stream {
+        sys::stream(family, protocol)
+    } else {
+        sys::socket(family, protocol)
+    };
+    if let Ok(fd) = made {
         if random.random_ratio(1, 4) {
             // SAFETY: Takes no pointers.
             unsafe { libc::fcntl(fd, libc::F_SETFL, 0) };
@@ -499,6 +513,23 @@ fn connect(round: &Round, random: &mut SmallRng) {
     let _ = sys::connect(round.fd(random), &name);
 }
 
+fn listen(round: &Round, random: &mut SmallRng) {
+    // SAFETY: Takes no pointers.
+    unsafe { libc::listen(round.fd(random), pick(random, &[0, 1, 16, -1])) };
+}
+
+fn accept(round: &Round, random: &mut SmallRng) {
+    let fd = round.fd(random);
+    let flags = pick(random, &[libc::SOCK_NONBLOCK, libc::SOCK_CLOEXEC, 0]);
+    let (mut name, mut len) = ([0u8; 28], 28);
+    let address = round.or_slow(name.as_mut_ptr(), random);
+    // SAFETY: The pointers are to as many bytes as said, of this function's or of the slow file's mapping.
+    let made = unsafe { libc::accept4(fd, address.cast(), &mut len, flags) };
+    if made >= 0 {
+        round.keep(made, random);
+    }
+}
+
 fn poll(round: &Round, random: &mut SmallRng) {
     sys::poll(round.fd(random), random.random());
 }
@@ -554,7 +585,13 @@ fn send(round: &Round, random: &mut SmallRng) {
         message.msg_control = round.or_slow(control.as_mut_ptr(), random);
         message.msg_controllen = control.len();
     }
-    let flags = flags(random, &[libc::MSG_MORE]);
+    let usual = [
+        libc::MSG_MORE,
+        libc::MSG_OOB,
+        libc::MSG_ZEROCOPY,
+        libc::MSG_FASTOPEN,
+    ];
+    let flags = flags(random, &usual);
     // SAFETY: All pointers are to as many bytes as said, of this function's or of the slow file's mapping.
     unsafe { libc::sendmsg(round.fd(random), &message, flags | libc::MSG_NOSIGNAL) };
 }

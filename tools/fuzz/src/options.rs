@@ -3,7 +3,7 @@
 //! Options and control messages that a socket of UDP knows, with values that it takes, or nearly.
 
 use crate::pick;
-use libc::{SOL_IP, SOL_IPV6, SOL_SOCKET, SOL_UDP};
+use libc::{SOL_IP, SOL_IPV6, SOL_SOCKET, SOL_TCP, SOL_UDP};
 use rand::{rngs::SmallRng, Rng};
 
 /// Those that take an integer. What has no name in libc is a number, with its name beside it.
@@ -38,6 +38,30 @@ const INTEGERS: &[(i32, i32)] = &[
     (SOL_SOCKET, 74), // SO_TXREHASH
     (SOL_SOCKET, 75), // SO_RCVMARK
     (SOL_SOCKET, libc::SO_DETACH_FILTER),
+    (SOL_TCP, libc::TCP_NODELAY),
+    (SOL_TCP, libc::TCP_MAXSEG),
+    (SOL_TCP, libc::TCP_CORK),
+    (SOL_TCP, libc::TCP_KEEPIDLE),
+    (SOL_TCP, libc::TCP_KEEPINTVL),
+    (SOL_TCP, libc::TCP_KEEPCNT),
+    (SOL_TCP, libc::TCP_SYNCNT),
+    (SOL_TCP, libc::TCP_LINGER2),
+    (SOL_TCP, libc::TCP_DEFER_ACCEPT),
+    (SOL_TCP, libc::TCP_WINDOW_CLAMP),
+    (SOL_TCP, libc::TCP_QUICKACK),
+    (SOL_TCP, libc::TCP_THIN_LINEAR_TIMEOUTS),
+    (SOL_TCP, libc::TCP_USER_TIMEOUT),
+    (SOL_TCP, libc::TCP_REPAIR),
+    (SOL_TCP, libc::TCP_REPAIR_QUEUE),
+    (SOL_TCP, libc::TCP_QUEUE_SEQ),
+    (SOL_TCP, libc::TCP_FASTOPEN),
+    (SOL_TCP, libc::TCP_TIMESTAMP),
+    (SOL_TCP, libc::TCP_FASTOPEN_CONNECT),
+    (SOL_TCP, 25), // TCP_NOTSENT_LOWAT
+    (SOL_TCP, 27), // TCP_SAVE_SYN
+    (SOL_TCP, 34), // TCP_FASTOPEN_NO_COOKIE
+    (SOL_TCP, 36), // TCP_INQ
+    (SOL_TCP, 37), // TCP_TX_DELAY
     (SOL_UDP, libc::UDP_CORK),
     (SOL_UDP, 100), // UDP_ENCAP
     (SOL_UDP, 101), // UDP_NO_CHECK6_TX
@@ -83,6 +107,10 @@ const INTEGERS: &[(i32, i32)] = &[
 
 /// Those whose value is copied while the socket is locked, or is a struct.
 const STRUCTS: &[(i32, i32, usize)] = &[
+    (SOL_TCP, libc::TCP_ULP, 3),
+    (SOL_TCP, 22, 24), // TCP_REPAIR_OPTIONS
+    (SOL_TCP, libc::TCP_CONGESTION, 4),
+    (SOL_SOCKET, libc::SO_LINGER, 8),
     (SOL_SOCKET, libc::SO_RCVTIMEO, 16),
     (SOL_SOCKET, libc::SO_SNDTIMEO, 16),
     (SOL_SOCKET, libc::SO_BINDTODEVICE, 16),

@@ -110,6 +110,12 @@ pub(crate) fn socket(family: i32, protocol: i32) -> io::Result<i32> {
     check(unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK, protocol) })
 }
 
+/// socket(2) with SOCK_STREAM, without blocking.
+pub(crate) fn stream(family: i32, protocol: i32) -> io::Result<i32> {
+    // SAFETY: Takes no pointers.
+    check(unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_NONBLOCK, protocol) })
+}
+
 /// setsockopt(2), with any bytes.
 pub(crate) fn set(fd: i32, level: i32, name: i32, value: &[u8]) -> io::Result<i32> {
     // SAFETY: The pointer is to as many bytes as the length says.

@@ -190,6 +190,8 @@ fn pairs() -> Pairs {
         "PF_KOPI" = AF_KOPI,
         "KOPI_PROTO_UDP" = PROTO_UDP,
         "KOPI_PROTO_UDP6" = PROTO_UDP6,
+        "KOPI_PROTO_TCP" = PROTO_TCP,
+        "KOPI_PROTO_TCP6" = PROTO_TCP6,
         "SOL_KOPI" = SOL_KOPI,
         "KOPI_OPT_INFO" = OPT_INFO,
         "KOPI_OPT_CHANNEL" = OPT_CHANNEL,

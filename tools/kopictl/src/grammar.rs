@@ -17,7 +17,7 @@ A rule is a list of words, in any order. It applies to flows that match all of:
   exe PATH                 the process's program: the file with this
                            path now, even after it is moved; not a
                            file that replaces it
-  protocol udp             the only protocol
+  protocol udp|tcp         the flow's protocol
   local-port N[-M]         the local port
   remote ADDR[/LEN]        the peer's address
   remote-port N[-M]        the peer's port
@@ -25,14 +25,15 @@ A rule is a list of words, in any order. It applies to flows that match all of:
   direction in|out         only incoming or outgoing packets
 and decides about their packets:
   allow                    they pass
-  deny                     they don't; bind(), connect() fail: EACCES
+  deny                     they don't; bind(), connect() fail: EACCES;
+                           a connection of TCP ends
   mark N                   outgoing packets get this mark (SO_MARK)
   priority N|MAJOR:MINOR   or this priority, or class, as in tc (hex)
   weight N                 N times the bytes of others where engines
                            send (kopictl engine); 1 to 1000
   rate N[k|M|G]bit         bits of payload that pass per second, or
        N[k|M|G]byte        bytes, or
-       N[k|M|G]pps         datagrams; k is 1000
+       N[k|M|G]pps         datagrams, not of TCP; k is 1000
   burst N[k|M|G]           bytes, or datagrams, that may pass at once
   shared                   the rate applies to all flows together
 and has properties of its own:
@@ -76,10 +77,10 @@ pub(crate) fn parse<W: AsRef<str>>(words: &[W]) -> Result<Rule> {
             "exe" => rule.exe = Some(path(word, value()?)?),
             "protocol" => {
                 let text = value()?;
-                let number = if text == "udp" {
-                    Some(17)
-                } else {
-                    text.parse().ok()
+                let number = match text {
+                    "udp" => Some(17),
+                    "tcp" => Some(6),
+                    _ => text.parse().ok(),
                 };
                 rule.protocol = Some(number.ok_or_else(|| format!("there is no protocol {text}"))?);
             }
@@ -162,12 +163,10 @@ pub(crate) fn text_of(rule: &Rule, names: &Names) -> String {
                 .map_or(min.to_string(), |max| format!("{min}-{max}"))
         })
     };
-    let protocol = |number: u8| {
-        if number == 17 {
-            "udp".to_owned()
-        } else {
-            number.to_string()
-        }
+    let protocol = |number: u8| match number {
+        17 => "udp".to_owned(),
+        6 => "tcp".to_owned(),
+        _ => number.to_string(),
     };
     let network = |address: IpAddr| match rule.remote_prefix {
         Some(prefix) if prefix < bits(address) => format!("{address}/{prefix}"),
@@ -496,7 +495,7 @@ mod tests {
             ("rate 99999999999Gbyte", "from 1 on"),
             ("mark 0x1ffffffff", "32 bits"),
             ("priority 10000:1", "no class"),
-            ("protocol tcp allow", "no protocol"),
+            ("protocol sctp allow", "no protocol"),
             ("please allow", "no word"),
         ] {
             let error = parse(&shlex::split(text).unwrap()).unwrap_err();

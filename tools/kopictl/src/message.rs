@@ -401,6 +401,10 @@ attributes! {
         /// RX path of the flow's packets: the best one of the attached devices, or that of the
         /// device to which the flow is bound; absent if no device is attached.
         27 receive_path: Option<ReceivePath>,
+        /// IPPROTO_UDP or IPPROTO_TCP.
+        28 protocol: Option<u8>,
+        /// State of the connection of a TCP socket.
+        29 tcp_state: Option<TcpState>,
     }
 }
 
@@ -446,7 +450,7 @@ attributes! {
         10 exe_inode: Option<u64>,
         /// In an answer: the path leads to another file now, or to none.
         11 exe_stale: bool,
-        /// IPPROTO_*; all flows have IPPROTO_UDP.
+        /// IPPROTO_*; flows have IPPROTO_UDP or IPPROTO_TCP.
         12 protocol: Option<u8>,
         /// First local port of a range; without local-port-max the only one.
         13 local_port_min: Option<u16>,
@@ -600,6 +604,48 @@ impl fmt::Display for Path {
             Self::Extras => "by the stack: options, a VLAN, or time stamps",
             Self::Behind => "by the stack: earlier packets are on their way",
         })
+    }
+}
+
+/// States of a connection of TCP, with the kernel's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u8)]
+pub(crate) enum TcpState {
+    Established = 1,
+    SynSent,
+    SynRecv,
+    FinWait1,
+    FinWait2,
+    TimeWait,
+    Close,
+    CloseWait,
+    LastAck,
+    Listen,
+    Closing,
+    NewSynRecv,
+}
+
+impl fmt::Display for TcpState {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        out.write_str(value.as_ref().map_or("?", |value| value.get_name()))
+    }
+}
+
+impl Value for TcpState {
+    fn read(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let number = u8::read(bytes)?;
+        let mut known = Self::value_variants().iter().copied();
+        known
+            .find(|&state| state as u8 == number)
+            .ok_or_else(|| format!("{number} is no state of TCP").into())
+    }
+    fn write(&self) -> Vec<u8> {
+        (*self as u8).write()
+    }
+    fn text(&self) -> Option<String> {
+        Some(self.to_string())
     }
 }
 
@@ -761,6 +807,18 @@ impl Ring {
 }
 
 impl Flow {
+    /// What it is: udp, udp6, tcp or tcp6.
+    pub(crate) fn kind(&self) -> Option<&'static str> {
+        let is_ipv6 = self.local_address?.is_ipv6();
+        Some(match (self.protocol?, is_ipv6) {
+            (17, false) => "udp",
+            (17, true) => "udp6",
+            (6, false) => "tcp",
+            (6, true) => "tcp6",
+            _ => return None,
+        })
+    }
+
     /// Its own address, once it is bound.
     pub(crate) fn local(&self) -> Option<SocketAddr> {
         let port = self.local_port?.0;
@@ -854,6 +912,7 @@ mod tests {
                 "flag" => (vec![vec![]], "yes"),
                 "string" => (vec![b"x y\0".to_vec()], "x y"),
                 "binary" => (vec![vec![192, 0, 2, 1]], "192.0.2.1"),
+                "u8" if text(spec, "enum") == "tcp-state" => (vec![vec![1]], "established"),
                 "u8" => (vec![vec![1]], "1"),
                 "u16" if text(spec, "byte-order") == "big-endian" => (vec![vec![0, 1]], "1"),
                 "u16" => (vec![1_u16.to_ne_bytes().to_vec()], "1"),

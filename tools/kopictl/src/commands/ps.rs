@@ -53,6 +53,8 @@ pub(crate) struct Named<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) program: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<String>,
@@ -68,6 +70,7 @@ impl<'a> Named<'a> {
         Self {
             flow,
             program: flow.program(),
+            kind: flow.kind(),
             user: flow.uid.map(|uid| names.user(uid)),
             device: flow
                 .ifindex
@@ -95,7 +98,8 @@ impl Options {
 
     fn table(&self, flows: &[Named<'_>]) -> Table {
         let mut head = vec![
-            ">ID", ">PID", "PROGRAM", "USER", "CGROUP", "LOCAL", "REMOTE", "DEVICE", ">CHANNEL",
+            ">ID", ">PID", "PROGRAM", "USER", "CGROUP", "KIND", "STATE", "LOCAL", "REMOTE",
+            "DEVICE", ">CHANNEL",
         ];
         if self.wide {
             head.extend(["OUT BY", "IN BY"]);
@@ -111,6 +115,7 @@ impl Options {
             device,
             path_device,
             rates,
+            ..
         } in flows
         {
             let program = program
@@ -122,6 +127,8 @@ impl Options {
                 or_dash(program),
                 or_dash(user.as_deref()),
                 or_dash(flow.cgroup_path.as_deref()),
+                or_dash(flow.kind()),
+                or_dash(flow.tcp_state),
                 or_dash(flow.local()),
                 or_dash(flow.remote()),
                 or_dash(device.as_deref()),
@@ -182,7 +189,7 @@ mod tests {
     use super::*;
     use crate::{
         attributes::Port,
-        message::{Path, ReceivePath},
+        message::{Path, ReceivePath, TcpState},
     };
 
     fn flow() -> Flow {
@@ -193,6 +200,8 @@ mod tests {
             exe: Some("/usr/bin/kopi-echo".to_owned()),
             local_address: Some([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1].into()),
             local_port: Some(Port(7777)),
+            protocol: Some(6),
+            tcp_state: Some(TcpState::Listen),
             ..Flow::default()
         }
     }
@@ -220,6 +229,8 @@ mod tests {
                 "kopi-echo",
                 "0",
                 "-",
+                "tcp6",
+                "listen",
                 "192.0.2.1:7777",
                 "-",
                 "-",

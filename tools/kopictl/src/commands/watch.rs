@@ -92,6 +92,9 @@ fn line(time: &str, event: &str, [id, pid, program, user]: [&str; 4], rest: &str
 fn describe(time: &str, event: Event, named: &Named<'_>) -> String {
     let flow = named.flow;
     let mut rest = format!("{} -> {}", or_dash(flow.local()), or_dash(flow.remote()));
+    if let Some((kind, state)) = named.kind.zip(flow.tcp_state) {
+        rest += &format!("  {kind} {state}");
+    }
     match (&flow.limit, flow.rule) {
         (Some(limit), _) => rest += &format!("  net.kopi.{limit}"),
         (None, Some(0)) => rest += "  by the default",

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! A flow that is a TCP socket: rules permit its connection, or end it.
+//!
+//! A connection needs both directions, and has one peer. It is judged when it is made, when the
+//! rules change, and with each packet that it sends. What is denied is aborted, which needs the
+//! sock's lock: `family::follow_later` has it done soon.
+
+use super::{Flow, OutPacket};
+use crate::events::{notify, Event};
+use crate::pure::{
+    abi::Stats,
+    rule::{Direction, Peer}, //
+};
+use crate::rules::{Outcome, Packets, StreamVerdict};
+use crate::sys::{
+    family,
+    sock::{LockedStream, Sock}, //
+};
+use kernel::prelude::*;
+
+impl Flow {
+    /// Judges the stream by the rules of now, and tells listeners what they have just stopped.
+    fn judge_stream(&self, sk: &Sock) -> bool {
+        let Some(policy) = self.policy() else {
+            return false;
+        };
+        let StreamVerdict { denied, stopped } = policy.judge_stream(sk, sk.peer().as_ref());
+        for stopped in stopped.into_iter().flatten() {
+            notify(self, sk, Event::Denied(stopped));
+        }
+        denied
+    }
+
+    /// Whether the stream may be read or written: `EACCES`. Process context.
+    pub(super) fn may_use_stream(&self, sk: &Sock) -> Result {
+        let Some(policy) = self.policy_in_force() else {
+            return Ok(());
+        };
+        policy.identify_if_new()?;
+        if !self.judge_stream(sk) {
+            return Ok(());
+        }
+        family::follow_later::<Self>(sk);
+        Err(EACCES)
+    }
+
+    /// Follows rules that have changed. Process context.
+    pub(super) fn follow_rules_stream(&self, sk: &Sock) {
+        if self.policy_in_force().is_none() {
+            return;
+        }
+        if self.judge_stream(sk) && sk.is_listening() {
+            // It stays, and accept() says why nothing comes.
+            sk.set_error(EACCES);
+        } else if sk.peer().is_some() {
+            family::follow_later::<Self>(sk);
+        }
+    }
+
+    /// A connection is being made: it gets the rule's mark, priority and rate. Process context.
+    pub(super) fn follow_connection(&self, sk: &Sock, peer: &Peer) {
+        if let Some(policy) = self.policy_in_force().filter(|_| sk.is_stream()) {
+            sk.with_stream_locked(|locked| policy.apply_locked(locked, peer));
+        }
+    }
+
+    /// Ends the connection if the rules deny it, or has it follow them. Process context.
+    pub(super) fn follow_rules_locked(&self, locked: &LockedStream<'_>) {
+        let sk = locked.sk();
+        let (Some(policy), Some(peer)) = (self.policy(), sk.peer()) else {
+            return;
+        };
+        if sk.is_listening() {
+            return;
+        }
+        if self.judge_stream(sk) {
+            locked.abort(EACCES);
+        } else {
+            policy.apply_locked(locked, &peer);
+        }
+    }
+
+    /// Judges a segment that leaves, or a listener's SYN-ACK. Any context but hard interrupts, with
+    /// the sock locked unless it is a listener.
+    pub(super) fn sends_segment(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
+        let Some(policy) = self.policy_in_force() else {
+            return Outcome::Pass;
+        };
+        let packets = Packets {
+            datagrams: sent.packets(),
+            bytes: sent.bytes.into(),
+            again,
+        };
+        // What comes back would be denied.
+        if sk.is_listening() && policy.denies(sk, Direction::In, &sent.peer) {
+            return Outcome::Denied;
+        }
+        let (outcome, stopped) = policy.decide(sk, Direction::Out, &sent.peer, packets);
+        if let Some(stopped) = stopped {
+            notify(self, sk, Event::Denied(stopped));
+        }
+        match outcome {
+            Outcome::Pass => sent.change(policy.changes(sk, &sent.peer)),
+            Outcome::Denied if !sk.is_listening() => family::follow_later::<Self>(sk),
+            Outcome::Denied | Outcome::TooFast => {}
+        }
+        outcome
+    }
+}
+
+/// What TCP has counted: segments with payload, and payload. Retransmitted ones count again.
+pub(super) fn fill_stats(sk: &Sock, stats: &mut Stats) {
+    let counts = sk.stream_counts();
+    stats.tx_packets = counts.tx_segments.into();
+    stats.tx_taken = counts.tx_segments.into();
+    stats.tx_bytes = counts.tx_bytes;
+    stats.rx_packets = counts.rx_segments.into();
+    stats.rx_taken = counts.rx_segments.into();
+    stats.rx_bytes = counts.rx_bytes;
+}
