@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test programs test-direct test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools python bpf ynl netlink rigs sysroot kernel clean help
+.PHONY: build run test programs test-direct test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -29,6 +29,7 @@ help:
 	@echo 'make bench-check fails if a few of those rows got 5 % worse than bench/table.json has them'
 	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
 	@echo 'make python      build/python/kopi-*.whl: the Python package, which needs libkopi.so.1'
+	@echo 'make deb         build/deb/*.deb: Debian packages of the tools, the libraries and the module (KERNEL=all)'
 	@echo 'make netlink     src/netlink/family.[ch] and uapi/kopi_netlink.h anew, from uapi/kopi.yaml'
 	@echo 'make shell       a login in the machine'
 	@echo 'make module KVER=NAME   build/NAME/kopi.ko for an installed stock kernel'
@@ -53,6 +54,10 @@ run: build
 
 python: sysroot
 	@mkdir -p build/python && qemu/enter python3 /kopi/tools/python/wheel.py /kopi/build/python
+
+deb: build
+	@$(step) deb packaging/deb $$(qemu/kernel $(KERNEL))
+	@ls build/deb/*.deb
 
 bpf: sysroot
 	@$(step) bpf qemu/build bpf
@@ -79,6 +84,8 @@ test-direct: build bpf ynl
 
 test: build bpf ynl
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
+	@$(step) deb packaging/deb $$(qemu/kernel $(KERNEL) | tail -1)
+	@$(step) rootfs packaging/rootfs
 	@qemu/test $(KERNEL) $(if $(DEBUG_UNTIL),$(DEBUG_UNTIL) $(SMOKE))
 
 build-debug: tools bpf ynl

@@ -241,6 +241,34 @@ pub(crate) struct File {
     pub(crate) rules: Vec<(usize, Rule)>,
 }
 
+impl File {
+    /// Understands the words of one line.
+    pub(crate) fn add(&mut self, line: usize, words: &[String]) -> Result<()> {
+        match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            [] => (),
+            ["default", _] if self.default.is_some() => {
+                return Err("the default is there twice".to_owned())
+            }
+            ["default", "allow"] => self.default = Some(Verdict::Allow),
+            ["default", "deny"] => self.default = Some(Verdict::Deny),
+            ["default", ..] => return Err("default is allow or deny".to_owned()),
+            _ => {
+                let rule = parse(words)?;
+                if rule.before.is_some() {
+                    return Err("before is for rule add; here the order counts".to_owned());
+                }
+                self.rules.push((line, rule));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is in it.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.default.is_none() && self.rules.is_empty()
+    }
+}
+
 impl FromStr for File {
     /// The line, and what is wrong with it.
     type Err = (usize, String);
@@ -248,27 +276,17 @@ impl FromStr for File {
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         let mut file = Self::default();
         for (line, text) in (1..).zip(text.lines()) {
-            let wrong = |what: &str| (line, what.to_owned());
-            let words = shlex::split(text).ok_or_else(|| wrong("a quote has no end"))?;
-            match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-                [] => (),
-                ["default", _] if file.default.is_some() => {
-                    return Err(wrong("the default is there twice"))
-                }
-                ["default", "allow"] => file.default = Some(Verdict::Allow),
-                ["default", "deny"] => file.default = Some(Verdict::Deny),
-                ["default", ..] => return Err(wrong("default is allow or deny")),
-                _ => {
-                    let rule = parse(&words).map_err(|what| wrong(&what))?;
-                    if rule.before.is_some() {
-                        return Err(wrong("before is for rule add; here the order counts"));
-                    }
-                    file.rules.push((line, rule));
-                }
-            }
+            split(text)
+                .and_then(|words| file.add(line, &words))
+                .map_err(|what| (line, what))?;
         }
         Ok(file)
     }
+}
+
+/// The words of a line, as a shell would split it; none of a comment.
+pub(crate) fn split(line: &str) -> Result<Vec<String>> {
+    shlex::split(line).ok_or_else(|| "a quote has no end".to_owned())
 }
 
 fn text(word: &str, text: &str, max: usize) -> Result<String> {

@@ -17,7 +17,9 @@ mod rates;
 mod runtime;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use commands::{capture, direct, engine, info, limit, metrics, ps, rule, show, stats, top, watch};
+use commands::{
+    capture, config, direct, engine, info, limit, metrics, ps, rule, show, stats, top, watch,
+};
 use std::{
     io::{self, ErrorKind, Write},
     path::PathBuf,
@@ -73,6 +75,11 @@ enum Command {
     /// Put the rules of a file in force; the same as `rule restore`
     #[command(after_help = grammar::HELP)]
     Restore(rule::Restore),
+    /// Check the configuration file, or put it in force: limits, rules, engines, attached devices
+    #[command(subcommand)]
+    Config(config::What),
+    /// Look for what is missing or odd on this machine, and say how to mend it
+    Doctor,
     /// Show limits, which are the sysctls below net.kopi, or set one
     Limit(limit::Options),
     /// Attach a device to the direct path: its driver gets GSO packets directly while nothing in
@@ -145,6 +152,8 @@ fn run(options: Options) -> anyhow::Result<()> {
         Command::Capture(options) => capture::run(&options, json),
         Command::Rule(what) => rule::run(what, json),
         Command::Restore(options) => rule::restore(&options, json),
+        Command::Config(what) => config::run(&what, json),
+        Command::Doctor => doctor::run(json),
         Command::Limit(options) => limit::run(&options, json),
         Command::Attach(which) => direct::attach(&which),
         Command::Detach(which) => direct::detach(&which),

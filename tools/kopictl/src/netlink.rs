@@ -24,6 +24,7 @@ use nix::{
     poll::{poll, PollFd, PollFlags, PollTimeout},
     sys::socket::setsockopt,
     sys::socket::sockopt::SndBufForce,
+    sys::utsname::uname,
 };
 use std::{
     fmt,
@@ -114,7 +115,17 @@ impl fmt::Display for Refusal {
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoKopi => write!(out, "no KOPI in this kernel: as root, `modprobe kopi`"),
+            Self::NoKopi => {
+                write!(out, "no KOPI in this kernel: as root, `modprobe kopi`")?;
+                match uname() {
+                    Ok(names) => write!(
+                        out,
+                        "; the module is in the package kopi-modules-{}",
+                        names.release().to_string_lossy()
+                    ),
+                    Err(_) => Ok(()),
+                }
+            }
             Self::Refused(refusal) => write!(out, "{refusal}"),
             Self::Unsteady => write!(out, "it changed {DUMPS} times while it was read; try again"),
             Self::Lost => write!(

@@ -36,7 +36,26 @@ pub(crate) struct Which {
 
 /// Attaches a device, with a program of XDP if it has none but an old one of kopictl's.
 pub(crate) fn attach(which: &Which) -> anyhow::Result<()> {
-    let mut device = Found::find(&which.device)?;
+    attach_found(Found::find(&which.device)?)
+}
+
+/// Attaches the device of that name, if it is there and isn't attached; says whether it is there.
+pub(crate) fn attach_if_there(name: &str) -> anyhow::Result<bool> {
+    match find(&connect()?, name) {
+        Ok(Some(_)) => {}
+        Err(error) if !error.is(Errno::ENODEV) => return Err(error.into()),
+        _ => return Ok(false),
+    }
+    let mut device = Found::find(name)?;
+    let index = Some(device.link.header.index);
+    let devices = attached(&mut device.connection)?;
+    if !devices.iter().any(|device| device.ifindex == index) {
+        attach_found(device)?;
+    }
+    Ok(true)
+}
+
+fn attach_found(mut device: Found<'_>) -> anyhow::Result<()> {
     let name = device.name;
     let old = match program_of(&device.link) {
         (XdpAttached::None, _) => false,

@@ -9,6 +9,7 @@ use crate::{
 };
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use std::ops::RangeInclusive;
 
 /// What to do.
 #[derive(Subcommand)]
@@ -29,23 +30,28 @@ pub(crate) struct Set {
     cpus: Cpus,
 
     /// Microseconds for which an empty ring is polled; 1000 by default
-    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(..=3_600_000_000))]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u64).range(..=IDLE_MAX))]
     idle: Option<u64>,
 
     /// Bytes that one channel may send before the next channel's turn; 65536 by default
-    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1024..=1 << 24))]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(BUDGETS))]
     budget: Option<u32>,
 }
 
 /// Numbers of CPUs.
 #[derive(Clone, Debug, PartialEq)]
-struct Cpus(Vec<u32>);
+pub(crate) struct Cpus(pub(crate) Vec<u32>);
+
+/// An hour.
+pub(crate) const IDLE_MAX: u64 = 3_600_000_000;
+/// Bytes that may be one turn.
+pub(crate) const BUDGETS: RangeInclusive<i64> = 1024..=1 << 24;
 
 /// More CPUs than Linux has.
 const CPUS_MAX: usize = 1 << 16;
 
 /// A list of CPUs, as the kernel writes them.
-fn cpus(text: &str) -> Result<Cpus, String> {
+pub(crate) fn cpus(text: &str) -> Result<Cpus, String> {
     let wrong = |part: &str| format!("{part:?} is no CPU, nor a range of them");
     let mut all = Vec::new();
     for part in text.split(',') {

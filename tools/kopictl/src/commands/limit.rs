@@ -30,7 +30,7 @@ pub(crate) struct Options {
 
 /// Shows limits, or sets one.
 pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
-    let all = read(Path::new(FOLDER))?;
+    let all = all()?;
     let names = || {
         all.keys()
             .map(String::as_str)
@@ -44,11 +44,8 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
     {
         return Err(Usage(format!("there is no limit {name}; there are {}", names())).into());
     }
-    let path = |name: &String| [FOLDER, name].iter().collect::<PathBuf>();
     match (&options.name, options.value) {
-        (Some(name), Some(value)) => {
-            fs::write(path(name), value.to_string()).with_context(|| format!("net.kopi.{name}"))
-        }
+        (Some(name), Some(value)) => set(name, value),
         (Some(name), None) if !as_json => Ok(writeln!(io::stdout(), "{}", all[name])?),
         (name, _) => {
             let chosen = all
@@ -62,6 +59,17 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
             Ok(table.print()?)
         }
     }
+}
+
+/// The limits with their values.
+pub(crate) fn all() -> anyhow::Result<BTreeMap<String, u64>> {
+    read(Path::new(FOLDER))
+}
+
+/// Sets a limit, which must be one.
+pub(crate) fn set(name: &str, value: u64) -> anyhow::Result<()> {
+    let path: PathBuf = [FOLDER, name].iter().collect();
+    fs::write(path, value.to_string()).with_context(|| format!("net.kopi.{name}"))
 }
 
 /// All sysctls of a folder that are numbers.

@@ -3,7 +3,9 @@
 //! The commands, a file each.
 
 pub(crate) mod capture;
+pub(crate) mod config;
 pub(crate) mod direct;
+pub(crate) mod doctor;
 pub(crate) mod engine;
 pub(crate) mod info;
 pub(crate) mod limit;

@@ -92,9 +92,10 @@ struct ShownRule {
     text: String,
 }
 
+/// What came of it.
 #[derive(Serialize)]
-struct Restored {
-    rules: usize,
+pub(crate) struct Restored {
+    pub(crate) rules: usize,
     changed: bool,
     generation: Option<u64>,
 }
@@ -326,28 +327,34 @@ pub(crate) fn restore(options: &Restore, as_json: bool) -> anyhow::Result<()> {
         Err((line, what)) => bail!("{name}:{line}: {what}"),
     };
     // It may have been cut off.
-    if file.default.is_none() && file.rules.is_empty() {
+    if file.is_empty() {
         bail!("{name}: nothing is in it; `default allow` or `default deny` takes all rules away");
     }
+    let restored = put_in_force(&file, &name.to_string(), options.check)?;
+    if as_json {
+        return json(&restored);
+    }
+    Ok(())
+}
+
+/// Puts the rules of a file of that name in force, or only has the kernel check them.
+pub(crate) fn put_in_force(file: &File, name: &str, check: bool) -> anyhow::Result<Restored> {
     let mut connection = Connection::open()?;
     let before: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
     let set = Ruleset {
         default: file.default.or(before.default),
         rule: file.rules.iter().map(|(_, rule)| rule.clone()).collect(),
-        check: options.check,
+        check,
         ..Ruleset::default()
     };
     let after: Ruleset = connection
         .get(Command::RulesetSet, &set)
-        .map_err(|error| located(error, &name.to_string(), &file))?;
-    if as_json {
-        return json(&Restored {
-            rules: file.rules.len(),
-            changed: after.generation != before.generation,
-            generation: after.generation,
-        });
-    }
-    Ok(())
+        .map_err(|error| located(error, name, file))?;
+    Ok(Restored {
+        rules: file.rules.len(),
+        changed: after.generation != before.generation,
+        generation: after.generation,
+    })
 }
 
 /// Says on which line the rule is that was refused.

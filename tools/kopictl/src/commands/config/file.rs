@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The configuration file, kopi.conf(5).
+
+use crate::{
+    commands::engine::{cpus, BUDGETS, IDLE_MAX},
+    grammar::{self, split},
+    message::Engines,
+};
+use std::str::FromStr;
+
+/// Bytes that the name of a device can have.
+const DEVICE_MAX: usize = 15;
+
+/// What a file says; what it says nothing about stays as it is.
+#[derive(Debug, Default)]
+pub(super) struct File {
+    /// Each with its line.
+    pub(super) limits: Vec<(usize, String, u64)>,
+    pub(super) devices: Vec<(usize, String)>,
+    /// The engines and their line; none are to be there where the list of CPUs is empty.
+    pub(super) engines: Option<(usize, Engines)>,
+    pub(super) rules: grammar::File,
+}
+
+impl FromStr for File {
+    /// The line, and what is wrong with it.
+    type Err = (usize, String);
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut file = Self::default();
+        for (line, text) in (1..).zip(text.lines()) {
+            split(text)
+                .and_then(|words| file.add(line, &words))
+                .map_err(|what| (line, what))?;
+        }
+        Ok(file)
+    }
+}
+
+impl File {
+    fn add(&mut self, line: usize, words: &[String]) -> Result<(), String> {
+        match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            [] => {}
+            ["limit", name, value] => {
+                let value = value
+                    .parse()
+                    .map_err(|_| format!("limit {name}: {value} is no number"))?;
+                if self.limits.iter().any(|(_, known, _)| known == name) {
+                    return Err(format!("limit {name} is there twice"));
+                }
+                self.limits.push((line, name.to_owned(), value));
+            }
+            ["attach", device] => {
+                let wrong = |letter: char| letter == '/' || letter.is_whitespace();
+                if device.is_empty() || device.len() > DEVICE_MAX || device.contains(wrong) {
+                    return Err(format!("attach: {device:?} is no name of a device"));
+                }
+                if self.devices.iter().any(|(_, known)| known == device) {
+                    return Err(format!("attach {device} is there twice"));
+                }
+                self.devices.push((line, device.to_owned()));
+            }
+            ["engines", ..] if self.engines.is_some() => {
+                return Err("engines is there twice".to_owned())
+            }
+            ["engines", "off"] => self.engines = Some((line, Engines::default())),
+            ["engines", ref rest @ ..] => self.engines = Some((line, engines(rest)?)),
+            ["rule", _, ..] => self.rules.add(line, &words[1..])?,
+            ["default", ..] => self.rules.add(line, words)?,
+            ["limit", ..] => return Err("limit has a name and a number".to_owned()),
+            ["attach", ..] => return Err("attach has the name of one device".to_owned()),
+            ["rule"] => return Err("rule has the words of kopictl rule add".to_owned()),
+            [other, ..] => {
+                return Err(format!(
+                    "{other}: a line begins with limit, attach, engines, rule or default"
+                ))
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The engines that these words ask for.
+fn engines(words: &[&str]) -> Result<Engines, String> {
+    let mut engines = Engines::default();
+    for pair in words.chunks(2) {
+        let &[word, value] = pair else {
+            return Err(format!("engines: {} has no value", pair[0]));
+        };
+        let wrong = || format!("engines: {word} can't be {value}");
+        match word {
+            "cpus" if engines.cpu.is_empty() => engines.cpu = cpus(value)?.0,
+            "idle" if engines.idle.is_none() => {
+                let idle = value.parse().ok().filter(|&idle| idle <= IDLE_MAX);
+                engines.idle = Some(idle.ok_or_else(wrong)?);
+            }
+            "budget" if engines.budget.is_none() => {
+                let budget = value.parse().ok();
+                let budget = budget.filter(|&budget| BUDGETS.contains(&i64::from(budget)));
+                engines.budget = Some(budget.ok_or_else(wrong)?);
+            }
+            "cpus" | "idle" | "budget" => return Err(format!("engines: {word} is there twice")),
+            _ => {
+                return Err(format!(
+                    "engines: {word}: there are cpus, idle and budget, or off alone"
+                ))
+            }
+        }
+    }
+    if engines.cpu.is_empty() {
+        return Err("engines: on which cpus? or off".to_owned());
+    }
+    Ok(engines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_understood() {
+        let file: File = "\
+# a comment
+limit user_max_flows 10   # another
+attach eth0
+attach wan-1
+engines cpus 1,3-4 idle 500
+rule user 0 local-port 53 allow
+rule local-port 53 deny comment 'of root only'
+default allow
+"
+        .parse()
+        .unwrap();
+        assert_eq!(file.limits, [(2, "user_max_flows".to_owned(), 10)]);
+        assert_eq!(
+            file.devices,
+            [(3, "eth0".to_owned()), (4, "wan-1".to_owned())]
+        );
+        let (line, engines) = file.engines.unwrap();
+        assert_eq!(
+            (line, engines.cpu, engines.idle),
+            (5, vec![1, 3, 4], Some(500))
+        );
+        let lines: Vec<_> = file.rules.rules.iter().map(|(line, _)| *line).collect();
+        assert_eq!(lines, [6, 7]);
+        let empty: File = "# nothing\n\n".parse().unwrap();
+        assert!(empty.rules.is_empty() && empty.engines.is_none());
+        let off: File = "engines off".parse().unwrap();
+        assert!(off.engines.unwrap().1.cpu.is_empty());
+    }
+
+    #[test]
+    fn errors_have_their_line() {
+        for (text, line, what) in [
+            ("attach", 1, "attach has"),
+            ("\nattach eth0 eth1", 2, "attach has"),
+            ("attach eth0\nattach eth0", 2, "twice"),
+            ("attach a/b", 1, "no name"),
+            ("attach 0123456789abcdef", 1, "no name"),
+            ("limit x", 1, "limit has"),
+            ("limit x -1", 1, "no number"),
+            ("limit x 1\nlimit x 2", 2, "twice"),
+            ("engines", 1, "which cpus"),
+            ("engines cpus", 1, "no value"),
+            ("engines cpus 1 idle x", 1, "can't be"),
+            ("engines cpus 1 budget 1", 1, "can't be"),
+            ("engines cpus 1 cpus 2", 1, "twice"),
+            ("engines off\nengines cpus 1", 2, "twice"),
+            ("engines off now", 1, "there are cpus"),
+            ("rule", 1, "words"),
+            ("rule user 0", 1, "what becomes"),
+            ("rule before 1 user 0 deny", 1, "order counts"),
+            ("default maybe", 1, "allow or deny"),
+            ("user 0 deny", 1, "begins with"),
+            ("rule comment 'x deny", 1, "quote"),
+        ] {
+            let (at, error) = text.parse::<File>().unwrap_err();
+            assert_eq!(at, line, "{text}");
+            assert!(error.contains(what), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `kopictl config`
+
+mod file;
+
+use super::{direct::attach_if_there, limit, rule::put_in_force};
+use crate::{
+    message::{Command, Engine, Engines},
+    netlink::{Connection, Error},
+    output::{complain, json, remark},
+};
+use anyhow::{anyhow, bail, Context};
+use clap::{Args, Subcommand};
+use file::File;
+use serde::Serialize;
+use std::{fs, path::PathBuf};
+
+/// What to do with the configuration.
+#[derive(Subcommand)]
+pub(crate) enum What {
+    /// Check a configuration file, and change nothing
+    Check(Which),
+    /// Put a configuration file in force; what is in force already stays as it is
+    Apply {
+        #[command(flatten)]
+        which: Which,
+
+        /// Only attach this device, and only if the file says so
+        #[arg(long, value_name = "DEV")]
+        device: Option<String>,
+    },
+}
+
+/// Which one.
+#[derive(Args)]
+pub(crate) struct Which {
+    /// The file, as kopi.conf(5) describes it
+    #[arg(default_value = "/etc/kopi/kopi.conf")]
+    file: PathBuf,
+}
+
+/// What came of it.
+#[derive(Default, Serialize)]
+struct Applied {
+    limits: usize,
+    rules: usize,
+    engines: usize,
+    attached: Vec<String>,
+    absent: Vec<String>,
+    failed: usize,
+}
+
+/// Checks or applies.
+pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
+    match what {
+        What::Check(which) => check(which),
+        What::Apply {
+            which,
+            device: Some(device),
+        } => attach_one(which, device),
+        What::Apply {
+            which,
+            device: None,
+        } => apply(which, as_json),
+    }
+}
+
+impl Which {
+    fn name(&self) -> String {
+        self.file.display().to_string()
+    }
+
+    fn read(&self) -> anyhow::Result<File> {
+        let text = fs::read_to_string(&self.file).with_context(|| self.name())?;
+        match text.parse() {
+            Ok(file) => Ok(file),
+            Err((line, what)) => bail!("{}:{line}: {what}", self.name()),
+        }
+    }
+}
+
+/// What this process can't ask the kernel about isn't wrong.
+fn check(which: &Which) -> anyhow::Result<()> {
+    let (file, name) = (which.read()?, which.name());
+    match Connection::open() {
+        Err(Error::NoKopi) => {
+            remark("KOPI isn't loaded: names of limits, programs and cgroups were not checked");
+            return Ok(());
+        }
+        connection => drop(connection?),
+    }
+    let known = limit::all()?;
+    for (line, limit, _) in &file.limits {
+        if !known.contains_key(limit) {
+            bail!("{name}:{line}: there is no limit {limit}");
+        }
+    }
+    if !file.rules.is_empty() {
+        put_in_force(&file.rules, &name, true)?;
+    }
+    Ok(())
+}
+
+/// For when a device has come.
+fn attach_one(which: &Which, device: &str) -> anyhow::Result<()> {
+    let file = which.read()?;
+    if file.devices.iter().any(|(_, named)| named == device) {
+        attach_if_there(device)?;
+    }
+    Ok(())
+}
+
+fn apply(which: &Which, as_json: bool) -> anyhow::Result<()> {
+    let (file, name) = (which.read()?, which.name());
+    Connection::open()?;
+    let mut applied = Applied::default();
+    applied.apply(&file, &name);
+    if as_json {
+        json(&applied)?;
+    }
+    match applied.failed {
+        0 => Ok(()),
+        1 => bail!("{name}: a line is not in force"),
+        failed => bail!("{name}: {failed} lines are not in force"),
+    }
+}
+
+impl Applied {
+    /// One line that can't be put in force doesn't keep others from it. Rules come before what makes
+    /// packets faster.
+    fn apply(&mut self, file: &File, name: &str) {
+        let known = limit::all();
+        for (line, limit, value) in &file.limits {
+            let result = match &known {
+                Err(error) => Err(anyhow!("{error:#}")),
+                Ok(known) if !known.contains_key(limit) => {
+                    Err(anyhow!("there is no limit {limit}"))
+                }
+                Ok(_) => limit::set(limit, *value),
+            };
+            self.limits += usize::from(self.is_done(name, *line, result).is_some());
+        }
+        if !file.rules.is_empty() {
+            match put_in_force(&file.rules, name, false) {
+                Ok(restored) => self.rules = restored.rules,
+                // It has the line.
+                Err(error) => self.fail(&error),
+            }
+        }
+        if let Some((line, engines)) = &file.engines {
+            let set = set_engines(engines);
+            if self.is_done(name, *line, set).is_some() {
+                self.engines = engines.cpu.len();
+            }
+        }
+        for (line, device) in &file.devices {
+            let there = attach_if_there(device);
+            match self.is_done(name, *line, there) {
+                Some(true) => self.attached.push(device.clone()),
+                Some(false) => {
+                    remark(format!(
+                        "{name}:{line}: there is no device {device}: it is attached when it comes"
+                    ));
+                    self.absent.push(device.clone());
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// The result for a line; says what went wrong.
+    fn is_done<T>(&mut self, name: &str, line: usize, result: anyhow::Result<T>) -> Option<T> {
+        match result {
+            Ok(done) => Some(done),
+            Err(error) => {
+                self.fail(&error.context(format!("{name}:{line}")));
+                None
+            }
+        }
+    }
+
+    fn fail(&mut self, error: &anyhow::Error) {
+        self.failed += 1;
+        complain(format!("{error:#}"));
+    }
+}
+
+/// Sets the engines, unless they are as they should be.
+fn set_engines(wanted: &Engines) -> anyhow::Result<()> {
+    let mut connection = Connection::open()?;
+    let there: Vec<Engine> = connection.dump(Command::EngineGet)?;
+    let mut cpus: Vec<_> = there.iter().filter_map(|engine| engine.cpu).collect();
+    let mut wanted_cpus = wanted.cpu.clone();
+    cpus.sort_unstable();
+    wanted_cpus.sort_unstable();
+    wanted_cpus.dedup();
+    let is_as = |engine: &Engine| {
+        wanted.idle.is_none_or(|idle| engine.idle == Some(idle))
+            && wanted
+                .budget
+                .is_none_or(|budget| engine.budget == Some(budget))
+    };
+    if cpus != wanted_cpus || !there.iter().all(is_as) {
+        connection.request::<_, Engines>(Command::EngineSet, wanted)?;
+    }
+    Ok(())
+}

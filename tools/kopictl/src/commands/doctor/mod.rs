@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! `kopictl doctor`
+
+mod nics;
+mod units;
+
+use crate::{
+    message::{Command, Info},
+    netlink::{Connection, Error},
+    output::{clean, json, BAD, FAINT},
+};
+use nix::{
+    errno::Errno,
+    sys::{
+        resource::{getrlimit, Resource, RLIM_INFINITY},
+        utsname::uname,
+    },
+};
+use serde::Serialize;
+use socket2::{Domain, Socket, Type};
+use std::{
+    fmt::Display,
+    fs,
+    io::{self, Write},
+    path::Path,
+};
+
+/// Bytes of a channel as the library makes it unless it is told otherwise, rounded up.
+const CHANNEL: u64 = 2200 << 10;
+
+/// How something is.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    /// As it should be.
+    Ok,
+    /// Something to know.
+    Note,
+    /// KOPI can't be used so.
+    Wrong,
+}
+
+/// What was found out of one thing.
+#[derive(Debug, PartialEq, Serialize)]
+struct Finding {
+    what: String,
+    state: State,
+    text: String,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mend: Option<String>,
+}
+
+impl Finding {
+    fn ok(what: impl Display, text: impl Display) -> Self {
+        Self::new(what, State::Ok, text, None)
+    }
+
+    fn note(what: impl Display, text: impl Display, mend: Option<String>) -> Self {
+        Self::new(what, State::Note, text, mend)
+    }
+
+    fn wrong(what: impl Display, text: impl Display, mend: impl Display) -> Self {
+        Self::new(what, State::Wrong, text, Some(mend.to_string()))
+    }
+
+    fn new(
+        what: impl Display,
+        state: State,
+        text: impl Display,
+        mend: Option<String>,
+    ) -> Self {
+        Self {
+            what: what.to_string(),
+            state,
+            text: text.to_string(),
+            mend,
+        }
+    }
+}
+
+/// Says what is missing or odd on this machine. Fails if KOPI can't be used.
+pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
+    let mut findings = Vec::new();
+    let mut connection = Connection::open();
+    let family = match &mut connection {
+        Ok(connection) => {
+            let info: Info = connection.get(Command::InfoGet, &Info::default())?;
+            findings.push(Finding::ok("module", "loaded"));
+            info.address_family
+        }
+        Err(Error::NoKopi) => {
+            findings.push(missing_module());
+            None
+        }
+        Err(error) => {
+            findings.push(Finding::wrong("module", error, "ask as root"));
+            None
+        }
+    };
+    if let Some(family) = family {
+        findings.push(socket_opens(i32::try_from(family)?));
+    }
+    findings.push(locked_memory());
+    findings.extend(units::restricted(Path::new("/")));
+    findings.extend(nics::all(connection.ok().as_mut())?);
+    if as_json {
+        json(&findings)?;
+    } else {
+        print(&findings)?;
+    }
+    match findings.iter().find(|finding| finding.state == State::Wrong) {
+        Some(finding) => anyhow::bail!("{}: {}", finding.what, finding.text),
+        None => Ok(()),
+    }
+}
+
+fn print(findings: &[Finding]) -> io::Result<()> {
+    let mut out = anstream::stdout().lock();
+    for finding in findings {
+        let (what, text) = (clean(&finding.what), clean(&finding.text));
+        match finding.state {
+            State::Wrong => writeln!(out, "{BAD}{what:<12}{BAD:#} {text}")?,
+            _ => writeln!(out, "{what:<12} {text}")?,
+        }
+        if let Some(mend) = &finding.mend {
+            writeln!(out, "{:<12} {FAINT}{}{FAINT:#}", "", clean(mend))?;
+        }
+    }
+    Ok(())
+}
+
+/// Why it isn't loaded.
+fn missing_module() -> Finding {
+    let release = uname().map_or_else(
+        |_| "?".to_owned(),
+        |names| names.release().to_string_lossy().into_owned(),
+    );
+    let folder = Path::new("/lib/modules").join(&release);
+    if has_module(&folder) {
+        Finding::wrong(
+            "module",
+            "not loaded",
+            "modprobe kopi; at each boot: systemctl enable --now kopi",
+        )
+    } else {
+        Finding::wrong(
+            "module",
+            format!("there is none for the kernel {release}"),
+            format!("apt install kopi-modules-{release}; kernels without such a package: docs/development.md"),
+        )
+    }
+}
+
+/// Whether depmod knows of it, or where packages put it.
+fn has_module(folder: &Path) -> bool {
+    folder.join("updates/kopi.ko").exists()
+        || fs::read_to_string(folder.join("modules.dep"))
+            .is_ok_and(|text| text.lines().any(|line| line.contains("/kopi.ko")))
+}
+
+/// Whether this process may have a socket.
+fn socket_opens(family: i32) -> Finding {
+    match Socket::new(Domain::from(family), Type::DGRAM, None) {
+        Ok(_) => Finding::ok("sockets", format!("can be opened (family {family})")),
+        Err(error) if error.raw_os_error() == Some(Errno::EMFILE as i32) => Finding::wrong(
+            "sockets",
+            error,
+            "kopictl limit user_max_flows N, or end some of this user's programs",
+        ),
+        Err(error) => Finding::wrong(
+            "sockets",
+            format!("{error}: something keeps this process from opening sockets of family {family}"),
+            "look at seccomp, RestrictAddressFamilies, AppArmor, SELinux and cgroup programs",
+        ),
+    }
+}
+
+/// Whether an ordinary user can have channels.
+fn locked_memory() -> Finding {
+    let what = "memlock";
+    match getrlimit(Resource::RLIMIT_MEMLOCK) {
+        Err(error) => Finding::note(what, error, None),
+        Ok((RLIM_INFINITY, _)) => Finding::ok(what, "unlimited"),
+        Ok((bytes, _)) if bytes >= CHANNEL => {
+            let channels = bytes / CHANNEL;
+            let text = format!("{} MiB: some {channels} channels of the usual size", bytes >> 20);
+            Finding::ok(what, text)
+        }
+        Ok((bytes, _)) => Finding::note(
+            what,
+            format!("{} KiB: a channel of the usual size doesn't fit", bytes >> 10),
+            Some("LimitMEMLOCK= in the unit, or memlock in /etc/security/limits.conf".to_owned()),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_found() {
+        let folder = std::env::temp_dir().join(format!("kopictl-doctor-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        assert!(!has_module(&folder));
+        fs::write(folder.join("modules.dep"), "extra/kopi.ko.xz:\n").unwrap();
+        assert!(has_module(&folder));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}

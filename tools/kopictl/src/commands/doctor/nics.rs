@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What NICs can do for the direct path.
+
+use super::Finding;
+use crate::{
+    commands::direct::attached,
+    link::{connect, find, program_of},
+    message::Device,
+    netlink::Connection,
+};
+use netlink_packet_route::link::XdpAttached;
+use std::{fs, path::Path};
+
+/// The drivers of Linux 7.3 that send frames (`ndo_xdp_xmit`), as sysfs names them.
+const SENDING: &[&str] = &["virtio_net"];
+
+/// A finding for each NIC of this network namespace.
+pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Finding>> {
+    let devices = match connection {
+        Some(connection) => attached(connection)?,
+        None => Vec::new(),
+    };
+    let mut names = Vec::new();
+    for entry in fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {
+        if entry.path().join("device").exists() {
+            names.extend(entry.file_name().into_string().ok());
+        }
+    }
+    names.sort();
+    let socket = connect()?;
+    let mut findings = Vec::new();
+    for name in names {
+        let Ok(Some(link)) = find(&socket, &name) else {
+            continue;
+        };
+        let index = Some(link.header.index);
+        let device = devices.iter().find(|device| device.ifindex == index);
+        findings.push(finding(&name, &driver(&name), device, program_of(&link).0));
+    }
+    Ok(findings)
+}
+
+/// The name of a NIC's driver.
+fn driver(name: &str) -> String {
+    let link = Path::new("/sys/class/net").join(name).join("device/driver");
+    let path = fs::read_link(link).unwrap_or_default();
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+fn finding(name: &str, driver: &str, device: Option<&Device>, program: XdpAttached) -> Finding {
+    if let Some(device) = device {
+        let path = |path: Option<String>| path.unwrap_or_else(|| "?".to_owned());
+        let sends = path(device.path.map(|path| path.to_string()));
+        let receives = path(device.receive_path.map(|path| path.to_string()));
+        let text = format!("attached ({driver}); sends: {sends}; receives: {receives}");
+        return Finding::ok(name, text);
+    }
+    if !SENDING.contains(&driver) {
+        let text = format!("its driver {driver} can't be used directly: packets take the stack's path");
+        return Finding::note(name, text, None);
+    }
+    match program {
+        XdpAttached::None => Finding::note(
+            name,
+            format!("its driver {driver} can send and receive directly"),
+            Some(format!("kopictl attach {name}; what that does to traffic: docs/admin.md")),
+        ),
+        XdpAttached::Driver | XdpAttached::Multiple => Finding::note(
+            name,
+            format!("has an XDP program of somebody else's: {driver} can only send directly"),
+            Some(format!("kopictl attach {name}")),
+        ),
+        _ => Finding::note(
+            name,
+            "has an XDP program that its driver doesn't run",
+            Some(format!("take it off: ip link set dev {name} xdpgeneric off")),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::doctor::State;
+
+    #[test]
+    fn nics_are_told_apart() {
+        let text = |driver: &str, program| finding("eth0", driver, None, program);
+        let free = text("virtio_net", XdpAttached::None);
+        assert!(free.mend.unwrap().starts_with("kopictl attach eth0"));
+        assert!(text("e1000e", XdpAttached::None).text.contains("can't"));
+        let others = text("virtio_net", XdpAttached::Driver).text;
+        assert!(others.contains("only send"), "{others}");
+        assert_eq!(text("virtio_net", XdpAttached::SocketBuffer).state, State::Note);
+        let device = Device::default();
+        let attached = finding("eth0", "virtio_net", Some(&device), XdpAttached::Driver);
+        assert_eq!(attached.state, State::Ok);
+    }
+}
