@@ -12,8 +12,15 @@ use crate::{
 use netlink_packet_route::link::XdpAttached;
 use std::{fs, path::Path};
 
-/// The drivers of Linux 7.3 that send frames (`ndo_xdp_xmit`), as sysfs names them.
-const SENDING: &[&str] = &["virtio_net"];
+/// The drivers of Linux 7.3 that send frames (`ndo_xdp_xmit`), as sysfs names them; without those that
+/// the module refuses.
+#[rustfmt::skip]
+const SENDING: &[&str] = &[
+    "am65-cpsw-nuss", "bnxt_en", "cpsw", "cpsw-switch", "dwmac-motorcomm", "ena", "fec", "fsl_dpaa2_eth",
+    "fsl_dpaa_mac", "fsl_enetc", "funeth", "gve", "hv_netvsc", "i40e", "ice", "icssg-prueth", "idpf", "igb",
+    "igc", "intel-eth-pci", "ixgbe", "mana", "mlx5_core", "mlx5_core.sf", "mtk_soc_eth", "mvneta", "mvpp2",
+    "netsec", "sfc", "sfc_siena", "tsnep", "vif", "virtio_net", "vmxnet3",
+];
 
 /// A finding for each NIC of this network namespace.
 pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Finding>> {
