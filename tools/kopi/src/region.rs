@@ -195,7 +195,9 @@ fn check(layout: &Layout) -> io::Result<()> {
         return Err(unusable("frames"));
     }
 
-    let mut used = vec![(u64::from(layout.frames), frames)];
+    // Not in a Vec: a preloaded library may come here where memory can't be allocated.
+    let mut used = [(u64::from(layout.frames), frames); 17];
+    let mut places = used.iter_mut().skip(1);
     for (ring, entry_size) in [
         (&layout.tx, 16),
         (&layout.completion, 16),
@@ -218,7 +220,9 @@ fn check(layout: &Layout) -> io::Result<()> {
             if at % align != 0 || u64::from(at) + len > layout.region_size {
                 return Err(unusable("ring"));
             }
-            used.push((u64::from(at), len));
+            if let Some(place) = places.next() {
+                *place = (u64::from(at), len);
+            }
         }
     }
     used.sort_unstable();

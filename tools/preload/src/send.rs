@@ -55,7 +55,8 @@ fn count(fd: c_int, slot: Slot, messages: u32) -> Option<(Place, bool)> {
     match joined? {
         Ok(place) => {
             settings::explain(format_args!("socket {fd}: sends by a ring"));
-            table::change(fd, slot, Slot::OnRing { place, ipv6 });
+            // Others may have counted meanwhile.
+            table::set(fd, Slot::OnRing { place, ipv6 });
             Some((place, ipv6))
         }
         Err(error) => {

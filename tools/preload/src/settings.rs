@@ -80,7 +80,19 @@ pub(crate) fn explain(what: std::fmt::Arguments<'_>) {
 fn line(what: std::fmt::Arguments<'_>) {
     let text = format!("kopi run: {}: {what}\n", std::process::id());
     real::keeping_errno(|| {
-        // SAFETY: The text's bytes. An error has nowhere to go.
-        unsafe { real::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+        let (fd, len) = (libc::STDERR_FILENO.into(), text.len() as libc::c_long);
+        // Not by write(), at which a thread may be cancelled. An error has nowhere to go.
+        // SAFETY: The text's bytes.
+        unsafe {
+            real::syscall(
+                libc::SYS_write,
+                fd,
+                text.as_ptr() as libc::c_long,
+                len,
+                0,
+                0,
+                0,
+            )
+        };
     });
 }
