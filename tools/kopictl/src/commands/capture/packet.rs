@@ -89,7 +89,7 @@ pub(super) struct Ends {
     destination_port: Option<u16>,
     /// Bytes of the IP packet.
     length: u32,
-    /// Bytes of UDP's payload.
+    /// Bytes of UDP's or TCP's payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload: Option<u32>,
 }
@@ -188,16 +188,22 @@ impl<'a> Packet<'a> {
             _ => return ends,
         };
         (ends.source, ends.destination) = (Some(source), Some(destination));
-        if let Some(TransportSlice::Udp(udp)) = packet.transport {
-            ends.source_port = Some(udp.source_port());
-            ends.destination_port = Some(udp.destination_port());
-            let headers = self.bytes.len() - udp.payload().len();
-            ends.payload = self.length.checked_sub(u32::try_from(headers).unwrap_or(0));
-        }
+        let (source, destination, payload) = match &packet.transport {
+            Some(TransportSlice::Udp(udp)) => {
+                (udp.source_port(), udp.destination_port(), udp.payload())
+            }
+            Some(TransportSlice::Tcp(tcp)) => {
+                (tcp.source_port(), tcp.destination_port(), tcp.payload())
+            }
+            _ => return ends,
+        };
+        (ends.source_port, ends.destination_port) = (Some(source), Some(destination));
+        let headers = self.bytes.len() - payload.len();
+        ends.payload = self.length.checked_sub(u32::try_from(headers).unwrap_or(0));
         ends
     }
 
-    /// How many datagrams it is: a GSO packet is shown as one packet.
+    /// How many datagrams or segments it is: a GSO packet is shown as one packet.
     pub(super) fn datagrams(&self) -> u64 {
         let payload = self.ends().payload.unwrap_or(0);
         match self.header.gso_size {
@@ -339,6 +345,24 @@ pub(super) mod tests {
             exe: Some("/usr/bin/kopi-gen"),
             cgroup: Some("/x"),
         }
+    }
+
+    #[test]
+    fn segments_have_ports_and_payload() {
+        let mut bytes = header().to_bytes().to_vec();
+        let builder = etherparse::PacketBuilder::ipv4([192, 0, 2, 1], [192, 0, 2, 2], 64);
+        let builder = builder.tcp(5000, 80, 1, 1000).psh();
+        builder.write(&mut bytes, &[7; 300]).unwrap();
+        let frame = Frame {
+            time: Duration::new(1_700_000_000, 0),
+            length: bytes.len().try_into().unwrap(),
+            bytes: &bytes,
+        };
+        let ends = Packet::new(header(), &frame, paths()).ends();
+        assert_eq!(
+            (ends.source_port, ends.destination_port, ends.payload),
+            (Some(5000), Some(80), Some(300))
+        );
     }
 
     #[test]
