@@ -18,7 +18,8 @@ mod runtime;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use commands::{
-    capture, config, direct, engine, info, limit, metrics, ps, rule, show, stats, top, watch,
+    capture, config, direct, doctor, engine, info, limit, metrics, ps, rule, show, stats, top,
+    watch,
 };
 use std::{
     io::{self, ErrorKind, Write},

@@ -65,12 +65,7 @@ impl Finding {
         Self::new(what, State::Wrong, text, Some(mend.to_string()))
     }
 
-    fn new(
-        what: impl Display,
-        state: State,
-        text: impl Display,
-        mend: Option<String>,
-    ) -> Self {
+    fn new(what: impl Display, state: State, text: impl Display, mend: Option<String>) -> Self {
         Self {
             what: what.to_string(),
             state,
@@ -110,7 +105,10 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     } else {
         print(&findings)?;
     }
-    match findings.iter().find(|finding| finding.state == State::Wrong) {
+    match findings
+        .iter()
+        .find(|finding| finding.state == State::Wrong)
+    {
         Some(finding) => anyhow::bail!("{}: {}", finding.what, finding.text),
         None => Ok(()),
     }
@@ -171,7 +169,9 @@ fn socket_opens(family: i32) -> Finding {
         ),
         Err(error) => Finding::wrong(
             "sockets",
-            format!("{error}: something keeps this process from opening sockets of family {family}"),
+            format!(
+                "{error}: something keeps this process from opening sockets of family {family}"
+            ),
             "look at seccomp, RestrictAddressFamilies, AppArmor, SELinux and cgroup programs",
         ),
     }
@@ -185,12 +185,18 @@ fn locked_memory() -> Finding {
         Ok((RLIM_INFINITY, _)) => Finding::ok(what, "unlimited"),
         Ok((bytes, _)) if bytes >= CHANNEL => {
             let channels = bytes / CHANNEL;
-            let text = format!("{} MiB: some {channels} channels of the usual size", bytes >> 20);
+            let text = format!(
+                "{} MiB: some {channels} channels of the usual size",
+                bytes >> 20
+            );
             Finding::ok(what, text)
         }
         Ok((bytes, _)) => Finding::note(
             what,
-            format!("{} KiB: a channel of the usual size doesn't fit", bytes >> 10),
+            format!(
+                "{} KiB: a channel of the usual size doesn't fit",
+                bytes >> 10
+            ),
             Some("LimitMEMLOCK= in the unit, or memlock in /etc/security/limits.conf".to_owned()),
         ),
     }

@@ -29,7 +29,11 @@ pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Fin
         None => Vec::new(),
     };
     let mut names = Vec::new();
-    for entry in fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {
+    for entry in fs::read_dir("/sys/class/net")
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
         if entry.path().join("device").exists() {
             names.extend(entry.file_name().into_string().ok());
         }
@@ -65,14 +69,17 @@ fn finding(name: &str, driver: &str, device: Option<&Device>, program: XdpAttach
         return Finding::ok(name, text);
     }
     if !SENDING.contains(&driver) {
-        let text = format!("its driver {driver} can't be used directly: packets take the stack's path");
+        let text =
+            format!("its driver {driver} can't be used directly: packets take the stack's path");
         return Finding::note(name, text, None);
     }
     match program {
         XdpAttached::None => Finding::note(
             name,
             format!("its driver {driver} can send and receive directly"),
-            Some(format!("kopictl attach {name}; what that does to traffic: docs/admin.md")),
+            Some(format!(
+                "kopictl attach {name}; what that does to traffic: docs/admin.md"
+            )),
         ),
         XdpAttached::Driver | XdpAttached::Multiple => Finding::note(
             name,
@@ -82,7 +89,9 @@ fn finding(name: &str, driver: &str, device: Option<&Device>, program: XdpAttach
         _ => Finding::note(
             name,
             "has an XDP program that its driver doesn't run",
-            Some(format!("take it off: ip link set dev {name} xdpgeneric off")),
+            Some(format!(
+                "take it off: ip link set dev {name} xdpgeneric off"
+            )),
         ),
     }
 }
@@ -100,7 +109,10 @@ mod tests {
         assert!(text("e1000e", XdpAttached::None).text.contains("can't"));
         let others = text("virtio_net", XdpAttached::Driver).text;
         assert!(others.contains("only send"), "{others}");
-        assert_eq!(text("virtio_net", XdpAttached::SocketBuffer).state, State::Note);
+        assert_eq!(
+            text("virtio_net", XdpAttached::SocketBuffer).state,
+            State::Note
+        );
         let device = Device::default();
         let attached = finding("eth0", "virtio_net", Some(&device), XdpAttached::Driver);
         assert_eq!(attached.state, State::Ok);

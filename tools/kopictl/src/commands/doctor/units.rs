@@ -117,7 +117,10 @@ mod tests {
             "[Service]\nRestrictAddressFamilies=AF_ECONET\n",
         );
         put("usr/lib/systemd/system/c.service", inet);
-        put("etc/systemd/system/c.service", "[Service]\nExecStart=/bin/true\n");
+        put(
+            "etc/systemd/system/c.service",
+            "[Service]\nExecStart=/bin/true\n",
+        );
         put(
             "usr/lib/systemd/system/d.service",
             "[Service]\nRestrictAddressFamilies=~AF_PACKET\n",
