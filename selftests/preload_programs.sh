@@ -224,8 +224,9 @@ for name in "${programs[@]}"; do
 	fi
 	check "$name: the same $(wc -l <"$name.plain.answers") lines of answers and end, $rings datagrams by rings ($((SECONDS - start)) s)" \
 		cmp -s "$name.plain.answers" "$name.run.answers"
-	check "$name: there are answers" [ "$(wc -l <"$name.plain.answers")" -gt 2 ]
-	check "$name: rings sent them" [ $rings -gt 2 ]
+	check "$name: there are answers" [ "$(wc -l <"$name.plain.answers")" -gt 1 ]
+	# Of a socket that several processes share, one process sends by a ring.
+	check "$name: rings sent them" [ $rings -gt 0 ]
 	diff "$name.plain.answers" "$name.run.answers" | head -10 | cut -c -150 | sed 's/^/# /'
 	if [ $failures -gt 0 ]; then
 		tail -n 5 "$name.plain.log" "$name.run.log" | cut -c -200 | sed 's/^/#  /'
