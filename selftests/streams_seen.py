@@ -124,8 +124,10 @@ def verdicts_are_equal():
         ("limit", "output", "limit rate over 4/minute burst 4 packets counter name seen drop", "no more"),
     )
     os.makedirs(GROUP, exist_ok=True)
+    # A dropped packet takes its time to be missed: some are enough by IPv6.
+    both = ("no policy", "output: drop", "input: drop data", "meta skuid of bob's", "ct state")
     for what, hook, rule, expected in policies:
-        for proto in (0, TCP6):
+        for proto in (0, TCP6) if what in both else (0,):
             outcomes = []
             for make in (plain, stream):
                 if "skuid" in what:
@@ -250,7 +252,7 @@ def strays_are_told_apart():
             accepted = shown = 0
             waits.settimeout(1)
             odd = []
-            end = time.monotonic() + 60
+            end = time.monotonic() + 30
             while accepted < int(os.environ.get("STREAMS", "400")) and time.monotonic() < end:
                 try:
                     one, _ = waits.accept()

@@ -5,8 +5,9 @@
 
 use kopi::pure::{
     abi::{
-        ChannelReq, RingLayout, CHANNEL_FLAGS, CHANNEL_GRO_MERGED, CHANNEL_GSO, FRAMES_MAX,
-        FRAME_HEADROOM, FRAME_SIZE_MAX, FRAME_SIZE_MIN, REGION_SIZE_MAX, RING_ENTRIES_MAX,
+        ChannelReq, RingLayout, CHANNEL_FLAGS, CHANNEL_GRO, CHANNEL_GRO_MERGED, CHANNEL_GSO,
+        CHANNEL_TX_ONLY, FRAMES_MAX, FRAME_HEADROOM, FRAME_SIZE_MAX, FRAME_SIZE_MIN,
+        REGION_SIZE_MAX, RING_ENTRIES_MAX,
     },
     geometry::{Geometry, Invalid},
 };
@@ -27,7 +28,8 @@ fn request() -> ChannelReq {
 
 prop_compose! {
     fn good()(
-        flags in prop_oneof![Just(0), Just(CHANNEL_GSO), Just(CHANNEL_FLAGS)],
+        flags in prop_oneof![Just(0), Just(CHANNEL_GSO), Just(CHANNEL_FLAGS & !CHANNEL_TX_ONLY),
+            Just(CHANNEL_TX_ONLY)],
         frame in FRAME_SIZE_MIN.ilog2()..=FRAME_SIZE_MAX.ilog2(),
         frame_count in prop_oneof![1..100u32, 1..=FRAMES_MAX],
         rings in [0..=15u32, 0..=15u32, 0..=15u32, 0..=15u32],
@@ -190,8 +192,13 @@ fn refused(spoil: impl Fn(&mut ChannelReq)) -> Option<Invalid> {
 #[test]
 fn flags_and_reserved_fields() {
     assert_eq!(refused(|_| ()), None);
-    assert_eq!(refused(|r| r.flags = 1 << 4), Some(Invalid::Flags));
+    assert_eq!(refused(|r| r.flags = 1 << 5), Some(Invalid::Flags));
     assert_eq!(refused(|r| r.flags = 1 << 31), Some(Invalid::Flags));
+    assert_eq!(refused(|r| r.flags = CHANNEL_TX_ONLY), None);
+    assert_eq!(
+        refused(|r| r.flags = CHANNEL_TX_ONLY | CHANNEL_GRO),
+        Some(Invalid::Flags)
+    );
     assert_eq!(
         refused(|r| r.flags = CHANNEL_GRO_MERGED),
         Some(Invalid::Flags)
