@@ -31,10 +31,13 @@ def neighbour_works():
 
 
 # socket()
-for kind in (socket.SOCK_STREAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+for kind in (socket.SOCK_RAW, socket.SOCK_SEQPACKET):
     fails(f"type {kind}", e.ESOCKTNOSUPPORT, lambda kind=kind: socket.socket(kopi.AF_KOPI, kind, 0))
 for proto in (1, 6, 18, 272, 274, 0x7FFFFFFF):
     fails(f"protocol {proto}", e.EPROTONOSUPPORT, lambda proto=proto: flow(proto))
+for proto in (1, 17, 273, 0x7FFFFFFF):
+    fails(f"protocol {proto} of a stream", e.EPROTONOSUPPORT,
+          lambda proto=proto: socket.socket(kopi.AF_KOPI, socket.SOCK_STREAM, proto))
 
 # Channel requests.
 sock = flow()
@@ -53,7 +56,7 @@ for size in (0, 256, 1000, 131072, 0x80000000, 0xFFFFFFFF):
 for count in (0, (1 << 20) + 1, 0xFFFFFFFF):
     fails(f"{count} frames", e.EINVAL, ask(frames=count))
 fails("a region over the limit", e.EINVAL, ask(frame_size=65536, frames=1 << 20))
-for flags in (16, 0x80000000, kopi.GRO_MERGED, kopi.GSO | kopi.GRO_MERGED):
+for flags in (32, 0x80000000, kopi.TX_ONLY | kopi.GRO, kopi.GRO_MERGED, kopi.GSO | kopi.GRO_MERGED):
     fails(f"flags {flags:#x}", e.EINVAL, ask(flags=flags))
 fails("a reserved field", e.EINVAL, ask(reserved=1))
 fails("an empty request", e.EINVAL, lambda: sock.setsockopt(SOL_KOPI, CHANNEL, b""))

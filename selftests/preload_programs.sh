@@ -233,4 +233,5 @@ for name in "${programs[@]}"; do
 		tail -n 3 "$name.plain.answers" | cut -c -200 | sed 's/^/#  /'
 	fi
 done
+in_host nft delete table inet watch
 finish

@@ -55,7 +55,13 @@ def connect(make, proto=0):
         except OSError as error:
             near.close()
             return error.errno
-        far, _ = waits.accept()
+        # What ends the handshake may be what is dropped.
+        waits.settimeout(1.5)
+        try:
+            far, _ = waits.accept()
+        except TimeoutError:
+            near.close()
+            return errno.ETIMEDOUT
         return near, far
 
 
@@ -121,7 +127,7 @@ def verdicts_are_equal():
         ("socket cgroupv2", "output", 'socket cgroupv2 level 1 "streams" counter name seen drop', "ETIMEDOUT"),
         ("ct state", "output", "ct state established counter name seen drop", "ETIMEDOUT"),
         ("ct: only answers come in", "input", "ct direction original counter name seen drop", "answer"),
-        ("limit", "output", "limit rate over 4/minute burst 4 packets counter name seen drop", "no more"),
+        ("limit", "output", "limit rate over 4/minute burst 2 packets counter name seen drop", "no more"),
     )
     os.makedirs(GROUP, exist_ok=True)
     # A dropped packet takes its time to be missed: some are enough by IPv6.
@@ -243,7 +249,11 @@ def strays_are_told_apart():
                         total = sum(struct.unpack(f"!{(len(pseudo) + len(body)) // 2}H", pseudo + body))
                         total = (total >> 16) + (total & 0xffff)
                         total = ~((total >> 16) + total) & 0xffff
-                        raw.sendto(body[:16] + struct.pack("!H", total) + body[18:], (HOST, 0))
+                        try:
+                            raw.sendto(body[:16] + struct.pack("!H", total) + body[18:], (HOST, 0))
+                        except OSError as error:
+                            if error.errno != errno.ENOBUFS:
+                                raise
 
             threads = [threading.Thread(target=churn, args=(plain,)) for _ in range(2)]
             threads.append(threading.Thread(target=stray))
