@@ -30,7 +30,18 @@ impl Call {
     }
 
     /// Why a packet of the flow isn't sent: by this call, or by a channel that only sends.
+    #[inline]
     pub(super) fn withholds(&self, channel: &Channel, flow: &Flow) -> Option<Error> {
+        if self.0.is_none() && !channel.is_tx_only() {
+            return None;
+        }
+        self.reason(channel, flow)
+    }
+
+    // Apart from what all packets go through, as settle_call().
+    #[cold]
+    #[inline(never)]
+    fn reason(&self, channel: &Channel, flow: &Flow) -> Option<Error> {
         match &self.0 {
             Some(call) if call.failed => Some(ecanceled()),
             Some(call) if call.flow != flow.number() => Some(EBADF),
@@ -53,19 +64,28 @@ impl Call {
     }
 
     /// Learns what became of a packet: what would stay in the ring fails instead.
+    #[inline]
     pub(super) fn settle(&mut self, channel: &Channel, verdict: Verdict) -> Verdict {
+        if self.0.is_none() {
+            return verdict;
+        }
+        self.settle_call(channel, verdict)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn settle_call(&mut self, channel: &Channel, verdict: Verdict) -> Verdict {
         match verdict {
             Verdict::Complete(0) | Verdict::Stay(Progress::Took(_)) => verdict,
             Verdict::Complete(_) => {
                 self.fail();
                 verdict
             }
-            Verdict::Stay(Progress::Stop) if self.0.is_some() => {
+            Verdict::Stay(Progress::Stop) => {
                 self.fail();
                 channel.unstall();
                 Verdict::Complete(errno(EAGAIN))
             }
-            Verdict::Stay(Progress::Stop) => verdict,
         }
     }
 }
