@@ -37,7 +37,10 @@ pub(super) fn restricted(root: &Path) -> Option<Finding> {
                 }
             } else {
                 units.remove(name);
-                read(&mut units, name, &path);
+                // A link is another name of a unit, or masks it.
+                if !path.is_symlink() {
+                    read(&mut units, name, &path);
+                }
             }
         }
     }
