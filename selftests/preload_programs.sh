@@ -203,18 +203,27 @@ table inet watch {
 	chain out { type filter hook output priority 0; udp sport 53 counter name answers; }
 }
 END
-for name in "${programs[@]}"; do
-	start=$SECONDS
-	serve "$name" plain
+# Runs a program in both ways: says whether the answers are the same.
+both() {
+	serve "$1" plain
 	before=$(sent)
-	[ "$name" = nsd ] && in_host nft reset counters >/dev/null
-	if [ "$name" = nsd ]; then
+	if [ "$1" = nsd ]; then
+		in_host nft reset counters >/dev/null
 		nsenter --net=/run/netns/host tcpdump -lni eth0 udp src port 53 >tcpdump.out 2>tcpdump.err &
 		tap=$!
 		wait_for grep -q listening tcpdump.err
 	fi
-	serve "$name" run kopi run --explain --min-datagrams 1
+	serve "$1" run kopi run --explain --min-datagrams 1
 	rings=$(($(sent) - before))
+	cmp -s "$1.plain.answers" "$1.run.answers"
+}
+for name in "${programs[@]}"; do
+	start=$SECONDS
+	# On a busy machine a server may give a question up, with plain sockets, too.
+	if ! both "$name"; then
+		[ "$name" != nsd ] || kill "$tap"
+		both "$name"
+	fi
 	if [ "$name" = nsd ]; then
 		answers=$(in_host nft list counter inet watch answers | sed -n 's/.*packets \([0-9]*\).*/\1/p')
 		check "nft counts the answers: $answers packets" [ "$answers" -ge $rings ]
