@@ -169,21 +169,6 @@ unsafe impl Protocol for Flow {
         self.permit(socket, policy.may_listen(socket.sk()), Event::Denied)
     }
 
-    fn accepted(&self, socket: &Socket) -> Result {
-        let policy = self.policy().ok_or(EINVAL)?;
-        let Some(peer) = socket.sk().peer() else {
-            return Ok(());
-        };
-        self.permit(
-            socket,
-            policy.may_connect(socket.sk(), &peer),
-            Event::Denied,
-        )?;
-        self.follow_connection(socket.sk(), &peer);
-        notify(self, socket.sk(), Event::Connected);
-        Ok(())
-    }
-
     fn may_use(&self, socket: &Socket) -> Result {
         self.may_use_stream(socket.sk())
     }

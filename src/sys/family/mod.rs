@@ -83,10 +83,6 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Whether the current process may take connections. Process context.
     fn may_accept(&self, socket: &Socket) -> Result;
 
-    /// The stream is one that accept() made, after [`Protocol::opened`]. An error ends the
-    /// connection. Process context.
-    fn accepted(&self, socket: &Socket) -> Result;
-
     /// Whether the stream may be read or written. Process context.
     fn may_use(&self, socket: &Socket) -> Result;
 
@@ -97,8 +93,9 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Process context.
     fn may_connect(&self, socket: &Socket, name: &Name) -> Result;
 
-    /// It was connected or disconnected. An error undoes this, and is the result of connect().
-    /// Process context.
+    /// It was connected or disconnected, or is a stream that accept() made, after
+    /// [`Protocol::opened`]. An error undoes this, and is the result of connect(); of accept() it
+    /// ends the connection. Process context.
     fn connected(&self, socket: &Socket) -> Result;
 
     /// Whether the socket may be corked, for good or by one message: `EOPNOTSUPP`. Process context.

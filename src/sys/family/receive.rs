@@ -4,7 +4,7 @@
 //! which the callback can't do it.
 
 use super::{
-    state::{state, State},
+    state::{state, state_of_work, LOCKED_RETRY},
     Protocol,
 };
 use crate::sys::{
@@ -15,10 +15,7 @@ use crate::sys::{
     sock::{LockedSock, Sock, SockRef},
     socket::Socket,
 };
-use core::{
-    cell::UnsafeCell,
-    ptr::{self, NonNull},
-};
+use core::ptr::{self, NonNull};
 use kernel::prelude::*;
 
 /// Sets the sock's callback, so that the protocol's `data_ready` is called. Process context.
@@ -67,14 +64,8 @@ pub(in crate::sys) fn data_ready_of<T: Protocol>() -> *const c_void {
     data_ready::<T> as *const c_void
 }
 
-/// Number of jiffies after which a sock that a process had locked is retried.
-pub(super) const LOCKED_RETRY: c_ulong = 2;
-
 /// Delivers the queued packets with the sock locked, as receive hooks require, or the rest of a
 /// long queue.
-///
-/// It never waits for the lock, which a process can hold for long: a waiting worker would be lost
-/// to other flows.
 ///
 /// # Safety
 ///
@@ -84,12 +75,7 @@ pub(super) unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::w
     // the state and the sock are freed. Softirqs are off while the sock is locked, and `LockedSock`
     // and `SoftirqsOff` are used only there.
     unsafe {
-        let work = kernel::container_of!(work, bindings::delayed_work, work);
-        let state = &*kernel::container_of!(
-            work.cast::<UnsafeCell<bindings::delayed_work>>(),
-            State<T>,
-            work
-        );
+        let state = state_of_work::<T>(work);
         if bindings::kopi_bh_lock_sock_unowned(state.sk) {
             let sk = Sock::from_raw(state.sk);
             let locked = Some(LockedSock::from_locked(sk));

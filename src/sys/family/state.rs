@@ -65,6 +65,29 @@ pub(super) unsafe fn state<'a, T: Protocol>(sk: *mut bindings::sock) -> Option<&
     }
 }
 
+/// Number of jiffies after which the work of a socket retries a sock that a process had locked.
+///
+/// The work never waits for the lock, which a process can hold for long: a waiting worker would be
+/// lost to other flows.
+pub(super) const LOCKED_RETRY: c_ulong = 2;
+
+/// The state whose work it is.
+///
+/// # Safety
+///
+/// `work` must be the `work` of a `State<T>`, which isn't freed for `'a`.
+pub(super) unsafe fn state_of_work<'a, T>(work: *mut bindings::work_struct) -> &'a State<T> {
+    // SAFETY: Required of the caller.
+    unsafe {
+        let work = kernel::container_of!(work, bindings::delayed_work, work);
+        &*kernel::container_of!(
+            work.cast::<UnsafeCell<bindings::delayed_work>>(),
+            State<T>,
+            work
+        )
+    }
+}
+
 /// The sock and the protocol's state, if the sock belongs to an open socket of the family.
 ///
 /// # Safety

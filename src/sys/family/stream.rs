@@ -5,7 +5,7 @@
 use super::{
     messages::sent_to,
     name::{Name, Unspecified},
-    state::{state, State},
+    state::{state, state_of_work, State, LOCKED_RETRY},
     Operations, Protocol, Registration,
 };
 use crate::sys::{
@@ -16,7 +16,7 @@ use crate::sys::{
     sock::{LockedStream, Sock},
     socket::Socket,
 };
-use core::{cell::UnsafeCell, mem::MaybeUninit, ptr};
+use core::{mem::MaybeUninit, ptr};
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
@@ -157,7 +157,7 @@ impl<T: Protocol> Registration<T> {
                 Err(EINVAL)
             } else {
                 state.protocol.opened(this)?;
-                state.protocol.accepted(this)
+                state.protocol.connected(this)
             };
             accepted.map_err(|_| {
                 bindings::kopi_tcp_abort((*new).sk, econnaborted().to_errno().wrapping_neg());
@@ -294,9 +294,6 @@ pub(crate) fn follow_later<T: Protocol>(sk: &Sock) {
     }
 }
 
-/// Number of jiffies after which a sock that a process had locked is retried.
-const LOCKED_RETRY: c_ulong = 2;
-
 /// Has the protocol follow rules, with the sock locked.
 ///
 /// # Safety
@@ -306,12 +303,7 @@ pub(super) unsafe extern "C" fn work<T: Protocol>(work: *mut bindings::work_stru
     // SAFETY: The work is a field of a state. `release` disables the work, and waits for it, before
     // the state and the sock are freed. The sock is locked while `LockedStream` is used.
     unsafe {
-        let work = kernel::container_of!(work, bindings::delayed_work, work);
-        let state = &*kernel::container_of!(
-            work.cast::<UnsafeCell<bindings::delayed_work>>(),
-            State<T>,
-            work
-        );
+        let state = state_of_work::<T>(work);
         if bindings::kopi_try_lock_sock(state.sk) {
             let locked = LockedStream::from_locked(Sock::from_raw(state.sk));
             state.protocol.follow_locked(&locked);
