@@ -275,18 +275,24 @@ impl FromStr for File {
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         let mut file = Self::default();
-        for (line, text) in (1..).zip(text.lines()) {
-            split(text)
-                .and_then(|words| file.add(line, &words))
-                .map_err(|what| (line, what))?;
-        }
+        each_line(text, |line, words| file.add(line, words))?;
         Ok(file)
     }
 }
 
-/// The words of a line, as a shell would split it; none of a comment.
-pub(crate) fn split(line: &str) -> Result<Vec<String>> {
-    shlex::split(line).ok_or_else(|| "a quote has no end".to_owned())
+/// Has each line of a file understood, as the words into which a shell would split it; none of a
+/// comment. Gives the line that is wrong, and what is.
+pub(crate) fn each_line(
+    text: &str,
+    mut add: impl FnMut(usize, &[String]) -> Result<()>,
+) -> std::result::Result<(), (usize, String)> {
+    for (line, text) in (1..).zip(text.lines()) {
+        shlex::split(text)
+            .ok_or_else(|| "a quote has no end".to_owned())
+            .and_then(|words| add(line, &words))
+            .map_err(|what| (line, what))?;
+    }
+    Ok(())
 }
 
 fn text(word: &str, text: &str, max: usize) -> Result<String> {

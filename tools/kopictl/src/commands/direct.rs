@@ -41,12 +41,9 @@ pub(crate) fn attach(which: &Which) -> anyhow::Result<()> {
 
 /// Attaches the device of that name, if it is there and isn't attached; says whether it is there.
 pub(crate) fn attach_if_there(name: &str) -> anyhow::Result<bool> {
-    match find(&connect()?, name) {
-        Ok(Some(_)) => {}
-        Err(error) if !error.is(Errno::ENODEV) => return Err(error.into()),
-        _ => return Ok(false),
-    }
-    let mut device = Found::find(name)?;
+    let Some(mut device) = Found::find_if_there(name)? else {
+        return Ok(false);
+    };
     let index = Some(device.link.header.index);
     let devices = attached(&mut device.connection)?;
     if !devices.iter().any(|device| device.ifindex == index) {
@@ -102,19 +99,23 @@ struct Found<'a> {
 
 impl<'a> Found<'a> {
     fn find(name: &'a str) -> anyhow::Result<Self> {
+        Self::find_if_there(name)?.with_context(|| format!("there is no device {name}"))
+    }
+
+    fn find_if_there(name: &'a str) -> anyhow::Result<Option<Self>> {
         let connection = Connection::open()?;
         let socket = connect()?;
         let link = match find(&socket, name) {
             Ok(Some(link)) => link,
             Err(error) if !error.is(Errno::ENODEV) => return Err(error.into()),
-            _ => bail!("there is no device {name}"),
+            _ => return Ok(None),
         };
-        Ok(Self {
+        Ok(Some(Self {
             name,
             link,
             connection,
             socket,
-        })
+        }))
     }
 
     /// Asks the module to attach or detach it.

@@ -4,7 +4,7 @@
 
 use crate::{
     commands::engine::{cpus, BUDGETS, IDLE_MAX},
-    grammar::{self, split},
+    grammar::{self, each_line},
     message::Engines,
 };
 use std::str::FromStr;
@@ -29,11 +29,7 @@ impl FromStr for File {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let mut file = Self::default();
-        for (line, text) in (1..).zip(text.lines()) {
-            split(text)
-                .and_then(|words| file.add(line, &words))
-                .map_err(|what| (line, what))?;
-        }
+        each_line(text, |line, words| file.add(line, words))?;
         Ok(file)
     }
 }
