@@ -25,3 +25,10 @@ lock() {
 	exec 9>"$cache/$1.lock"
 	flock 9
 }
+
+# Installs mmdebstrap, by which Debians are made here.
+need_mmdebstrap() {
+	command -v mmdebstrap >/dev/null && return
+	apt-get update -q >&2
+	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends mmdebstrap >&2
+}

@@ -161,9 +161,9 @@ impl Sock {
         unsafe { bindings::kopi_sock_rcvtimeo(self.as_ptr(), nonblocking) }
     }
 
-    /// UDP socks only. Sleeps until a datagram may be queued, for at most `timeout` jiffies, and leaves the rest of
-    /// that time in `timeout`. Returns `false` if no more datagrams will come. Errors are those of
-    /// recvmsg. Process context.
+    /// UDP socks only. Sleeps until a datagram may be queued, for at most `timeout` jiffies, and
+    /// leaves the rest of that time in `timeout`. Returns `false` if no more datagrams will come.
+    /// Errors are those of recvmsg. Process context.
     pub(crate) fn wait_for_datagrams(&self, timeout: &mut isize) -> Result<bool> {
         might_sleep();
         self.busy_poll(false, || !self.is_queue_empty());
@@ -198,8 +198,8 @@ impl Sock {
         }
     }
 
-    /// UDP socks only. UDP_SEGMENT: bytes of each datagram into which a sent message is segmented; 0 if it isn't
-    /// on.
+    /// UDP socks only. UDP_SEGMENT: bytes of each datagram into which a sent message is segmented; 0
+    /// if it isn't on.
     pub(crate) fn gso_size(&self) -> u32 {
         // SAFETY: The sock is borrowed, and a UDP sock, as said above.
         u32::from(unsafe { bindings::kopi_udp_gso_size(self.as_ptr()) })
