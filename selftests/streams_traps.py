@@ -23,7 +23,8 @@ ULPS = ("tls", "espintcp", "mptcp", "smc", "nothing")
 
 def forget_tls():
     """The module's tables are made anew, as when the machine has just booted."""
-    subprocess.run(["modprobe", "-qr", "tls"], check=False)
+    # Bonding uses it, too.
+    subprocess.run(["modprobe", "-qr", "--remove-holders", "tls"], check=False)
     with open("/proc/modules", encoding="ascii") as modules:
         check("no socket has used kTLS yet", not any(line.startswith("tls ") for line in modules))
     subprocess.run(["modprobe", "tls"], check=True)
