@@ -170,7 +170,7 @@ struct sk_buff *kopi_skb_peek(const struct sk_buff_head *list);
 void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 flags,
 			     __be32 daddr, __be32 saddr, __be16 dport, __be16 sport,
 			     const struct sock *sk);
-bool kopi_dst_check(struct dst_entry *dst);
+bool kopi_dst_check(struct dst_entry *dst, u32 cookie);
 u32 kopi_dst4_mtu(const struct dst_entry *dst);
 bool kopi_dst_is_transformed(const struct dst_entry *dst);
 unsigned int kopi_ll_reserved_space(const struct dst_entry *dst);
@@ -180,6 +180,66 @@ u32 kopi_dst_hoplimit(const struct dst_entry *dst);
 bool kopi_dst_has_queues(const struct dst_entry *dst);
 u8 kopi_sk_default_ttl(const struct sock *sk);
 bool kopi_dst_mtu_locked(const struct dst_entry *dst);
+
+/* shim/ipv6.c */
+/* The options of a sock of IPv6 that affect each datagram. */
+struct kopi_options6 {
+	struct in6_addr source;
+	/* Only of a connected sock. */
+	struct in6_addr peer;
+	/* Of a connected sock, with other bits; or 0. */
+	__be32 flow_label;
+	/* To which it is bound, or of IPV6_PKTINFO; or 0. */
+	int device;
+	/* Of IPV6_UNICAST_IF, or 0. */
+	int unicast_device;
+	/* Negative if the route decides. */
+	int hop_limit;
+	u32 mark;
+	u32 user;
+	__be16 source_port;
+	__be16 peer_port;
+	u8 discovery;
+	u8 tclass;
+	/* Of IPV6_ADDR_PREFERENCES. */
+	u8 preferences;
+	bool connected;
+	/* Labels are made of the flow hash; with the flag of stateless ones. */
+	bool has_labels;
+	bool has_stateless_labels;
+};
+bool kopi_options6(const struct sock *sk, struct kopi_options6 *options);
+/* What a route is looked up for. */
+struct kopi_flow6 {
+	struct in6_addr to;
+	/* All zeroes if the route chooses it. */
+	struct in6_addr from;
+	int device;
+	u32 mark;
+	__be16 port;
+	__be16 source_port;
+	u8 tclass;
+	/* The source is that of a control message. */
+	bool is_from_message;
+};
+/* What says whether a look-up would find the same again. */
+struct kopi_generation6 {
+	int routes;
+	int addresses;
+	u32 labels;
+	u32 cookie;
+	unsigned long until;
+};
+struct dst_entry *kopi_connected_route6(struct sock *sk, const struct kopi_options6 *options,
+					u32 *cookie);
+struct dst_entry *kopi_look_up_route6(struct sock *sk, const struct kopi_flow6 *flow,
+				      struct in6_addr *source, struct kopi_generation6 *generation);
+bool kopi_generation6_is_current(const struct sock *sk, const struct kopi_generation6 *generation);
+bool kopi_route6_is_plain(const struct dst_entry *dst);
+u32 kopi_dst6_mtu(const struct dst_entry *dst);
+u32 kopi_flow6_hash(const struct in6_addr *from, const struct in6_addr *to, __be16 source_port,
+		    __be16 port);
+bool kopi_cgroup_bpf_enabled_udp6_sendmsg(void);
 
 /* shim/frame.c */
 enum kopi_hooks {
@@ -198,7 +258,7 @@ bool kopi_sock_can_send(const struct sock *sk);
 void kopi_skb_settle_dev(struct sk_buff *skb);
 struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, unsigned int bytes);
 void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df);
-bool kopi_has_output_hooks(const struct sock *sk);
+bool kopi_has_output_hooks(const struct sock *sk, const struct dst_entry *dst);
 /* For shim/receive.c, too. */
 struct sk_buff *kopi_build_skb(struct sk_buff *skb, void *head, unsigned int size);
 struct sk_buff *kopi_build_frame_skb(struct sk_buff *skb, void *head, unsigned int size,
@@ -211,10 +271,12 @@ int kopi_output_by_stack(struct sock *sk, struct sk_buff *skb, enum kopi_hooks s
 void kopi_drop_queued(struct net *net);
 /* Exported, and declared in net/netfilter/nf_internals.h. */
 void nf_queue_nf_hook_drop(struct net *net);
-bool kopi_put_hard_header(const struct dst_entry *dst, struct iphdr *iph);
-void kopi_count_output(const struct sock *sk, unsigned int len);
+void kopi_skb_set_flow_hash(struct sk_buff *skb, u32 hash);
+bool kopi_put_hard_header(const struct dst_entry *dst, void *header);
+void kopi_count_output(const struct sock *sk, const struct dst_entry *dst, unsigned int len);
+void kopi_output_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
 int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, u32 mark,
-			 u32 priority, bool skip);
+			 u32 priority, u32 hash, bool skip);
 void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets);
 
 /* shim/receive.c */

@@ -19,7 +19,7 @@ use crate::sys::{
     },
     netdev::{Device, Egress, EgressVerdict, Timer}, //
 };
-use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use kernel::{
     cpu::{nr_cpu_ids, CpuId},
     prelude::*,
@@ -35,6 +35,31 @@ const PROGRAM: &CStr = c"kopi_redirect";
 /// The number of the next attached device.
 static NUMBER: Atomic<u32> = Atomic::new(1);
 
+/// Number of devices that are attached, or about to be or not to be.
+static ATTACHED: AtomicU32 = AtomicU32::new(0);
+
+/// Whether any device is attached. Any context.
+#[inline]
+pub(crate) fn is_any_attached() -> bool {
+    ATTACHED.load(Relaxed) != 0
+}
+
+/// A device that counts as attached as long as this lives.
+struct Counted;
+
+impl Counted {
+    fn new() -> Self {
+        ATTACHED.fetch_add(1, Relaxed);
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        ATTACHED.fetch_sub(1, Relaxed);
+    }
+}
+
 /// A device whose driver KOPI gives frames to.
 pub(crate) struct AttachedDevice {
     /// Unique among all attached devices, including earlier ones.
@@ -46,6 +71,7 @@ pub(crate) struct AttachedDevice {
     /// The target of redirected frames, if the device was attached with a port map.
     pub(super) receiving: Option<RedirectDevice<RedirectReceiver>>,
     pub(crate) counters: Arc<Counters>,
+    _counted: Counted,
 }
 
 impl AttachedDevice {
@@ -74,6 +100,7 @@ impl AttachedDevice {
             closing: AtomicBool::new(false),
             receiving,
             counters,
+            _counted: Counted::new(),
         })
     }
 

@@ -7,8 +7,8 @@ use super::{device::AttachedDevice, path::TxPath};
 use crate::flow::Flow;
 use crate::sys::{
     context::BottomHalvesOff,
+    datagram::Datagram,
     direct::{egress::TakenSkb, frame_batch::FrameBatch},
-    ipv4::Datagram,
     sock::Sock, //
 };
 use core::sync::atomic::Ordering::Relaxed;
@@ -89,10 +89,10 @@ impl DatagramSender {
         }
     }
 
-    /// Gives the stack a datagram with which it has to go on, if there is one. The others must have
-    /// left. Process context.
-    pub(crate) fn send_stray(&mut self) -> Option<Result> {
-        self.batch.send_stray()
+    /// Gives the stack this datagram, the last one, if the stack has to go on with it. The others must
+    /// have left. Process context.
+    pub(crate) fn send_stray(&mut self, datagram: &Datagram<'_>) -> Option<Result> {
+        self.batch.send_stray(datagram)
     }
 }
 

@@ -19,8 +19,10 @@ pub const HEADER_IP_V6: usize = 40;
 pub const HEADER_UDP: usize = 8;
 /// Bytes of both.
 pub const HEADER_V4: usize = HEADER_IP_V4 + HEADER_UDP;
+/// Bytes of IPv6's header and UDP's.
+pub const HEADER_V6: usize = HEADER_IP_V6 + HEADER_UDP;
 /// Bytes of the longest header: IPv6's and UDP's.
-pub const HEADER_MAX: usize = 48;
+pub const HEADER_MAX: usize = HEADER_V6;
 
 /// Both ends of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,8 +140,81 @@ pub fn header_v4(
     ]
 }
 
+/// What the flow label of an IPv6 header is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Label {
+    /// The label, as it lies in memory.
+    Fixed(u32),
+    /// The flow hash.
+    Hash(u32),
+    /// The same, with the flag of labels that the sender keeps no state of.
+    Stateless(u32),
+}
+
+impl Label {
+    /// The bits of a header's first word that are the label, as they lie in memory.
+    const MASK: u32 = 0x000f_ffffu32.to_be();
+    /// The flag among them that Linux sets in labels that are made of a hash.
+    const STATELESS: u32 = 0x0008_0000u32.to_be();
+
+    /// The label, as it lies in memory: `ip6_make_flowlabel` of Linux.
+    fn bits(self) -> u32 {
+        match self {
+            Self::Fixed(label) => label & Self::MASK,
+            Self::Hash(hash) => hash.rotate_left(16) & Self::MASK,
+            Self::Stateless(hash) => Self::Hash(hash).bits() | Self::STATELESS,
+        }
+    }
+}
+
+/// The headers of a datagram of IPv6, complete, as they lie in memory. `udp_len` counts the header of
+/// UDP. Addresses and ports, the source first, are big-endian. `payload` is the payload's sum as of
+/// RFC 1071.
+pub fn header_v6(
+    traffic_class: u8,
+    label: Label,
+    hop_limit: u8,
+    addresses: [&[u8; 16]; 2],
+    ports: [u16; 2],
+    udp_len: u16,
+    payload: u32,
+) -> [u32; HEADER_V6 / 4] {
+    let [[a, b, c, d], [e, f, g, h]] = addresses.map(words_of);
+    let [from, to] = ports.map(u16::to_ne_bytes);
+    let [high, low] = udp_len.to_be_bytes();
+    let ports = u32::from_ne_bytes([from[0], from[1], to[0], to[1]]);
+    let length = u32::from_ne_bytes([high, low, 0, 0]);
+    // The pseudo-header has UDP's length and protocol number, too.
+    let protocol = u32::from_ne_bytes([0, UDP, 0, 0]);
+    let [first, second] = checksum([
+        a, b, c, d, e, f, g, h, length, protocol, ports, length, payload,
+    ]);
+    let class = u32::from(traffic_class) << 20;
+    [
+        (0x6000_0000 | class).to_be() | label.bits(),
+        u32::from_ne_bytes([high, low, UDP, hop_limit]),
+        a,
+        b,
+        c,
+        d,
+        e,
+        f,
+        g,
+        h,
+        ports,
+        u32::from_ne_bytes([high, low, first, second]),
+    ]
+}
+
+/// The words of an address, as they lie in memory.
+fn words_of(address: &[u8; 16]) -> [u32; 4] {
+    let all = u128::from_le_bytes(*address);
+    [0, 32, 64, 96].map(|shift| ((all >> shift) as u32).to_le())
+}
+
 /// UDP's checksum over words as they lie in memory: not 0, which says that there is none (RFC 768).
-fn checksum(words: [u32; 6]) -> [u8; 2] {
+fn checksum<const N: usize>(words: [u32; N]) -> [u8; 2] {
+    const { assert!(N <= 16) };
     let sum = words
         .iter()
         .fold(0u64, |sum, &word| sum.wrapping_add(word.into()));
@@ -327,6 +402,40 @@ mod tests {
                 sum = (sum >> 16) + (sum & 0xffff);
             }
             prop_assert_eq!(sum, 0xffff);
+        }
+
+        /// The same of IPv6, and the other fields are where they belong.
+        #[test]
+        fn headers_of_ipv6_are_right(
+            class: u8, hash: u32, hop_limit: u8, source: [u8; 16], destination: [u8; 16],
+            ports: [u16; 2], udp_len: u16, payload: u32
+        ) {
+            let with = |label| {
+                let addresses = [&source, &destination];
+                let made = header_v6(class, label, hop_limit, addresses, ports, udp_len, payload);
+                made.map(u32::to_ne_bytes).concat()
+            };
+            let bytes = with(Label::Hash(hash));
+            prop_assert_ne!(&bytes[46..], [0, 0]);
+            let [a, b] = udp_len.to_be_bytes();
+            let covered = [&bytes[8..], &[0, UDP, a, b], &payload.to_ne_bytes()].concat();
+            let mut sum = 0u32;
+            for pair in covered.chunks(2) {
+                sum += u32::from(u16::from_be_bytes([pair[0], pair[1]]));
+                sum = (sum >> 16) + (sum & 0xffff);
+            }
+            prop_assert_eq!(sum, 0xffff);
+            let first = u32::from_be_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            prop_assert_eq!(first >> 20, 0x600 | u32::from(class));
+            prop_assert_eq!(first & 0xf_ffff, u32::from_be(hash.rotate_left(16)) & 0xf_ffff);
+            prop_assert_eq!(&bytes[4..8], [a, b, UDP, hop_limit]);
+            prop_assert_eq!(&bytes[8..24], source);
+            prop_assert_eq!(&bytes[24..40], destination);
+            let stateless = with(Label::Stateless(hash));
+            prop_assert_eq!(stateless[1], bytes[1] | 8);
+            prop_assert_eq!(&stateless[2..], &bytes[2..]);
+            let label = with(Label::Fixed(u32::from_ne_bytes([0xff, 0xf1, 2, 3])));
+            prop_assert_eq!(&label[1..4], [class << 4 | 1, 2, 3]);
         }
 
         #[test]

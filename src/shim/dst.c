@@ -18,9 +18,9 @@ void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 f
 			   IPPROTO_UDP, flags, daddr, saddr, dport, sport, sk_uid(sk));
 }
 
-bool kopi_dst_check(struct dst_entry *dst)
+bool kopi_dst_check(struct dst_entry *dst, u32 cookie)
 {
-	return dst_check(dst, 0);
+	return dst_check(dst, cookie);
 }
 
 u32 kopi_dst4_mtu(const struct dst_entry *dst)

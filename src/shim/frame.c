@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Datagrams of IPv4 that leave as frames. Each function here mirrors a part of the way from
- * ip_local_out() to the driver; its comment names the functions, of 7.3.4 (net/ipv4/ip_output.c,
- * unless said). selftests/equivalence.py holds the two together.
+ * Datagrams that leave as frames. Each function here mirrors a part of the way from ip_local_out() or
+ * ip6_local_out() to the driver; its comment names the functions, of 7.3.4 (net/ipv4/ip_output.c and
+ * net/ipv6/ip6_output.c, unless said). selftests/equivalence.py holds them together.
  */
 
 #include <linux/bpf-cgroup.h>
 #include <linux/etherdevice.h>
 #include <linux/netfilter.h>
 #include <linux/netfilter_netdev.h>
+#include <net/addrconf.h>
 #include <net/arp.h>
 #include <net/dst_metadata.h>
 #include <net/ip.h>
+#include <net/ip6_fib.h>
+#include <net/ip6_route.h>
+#include <net/ndisc.h>
 #include <net/neighbour.h>
 #include <net/route.h>
 #include <net/sch_generic.h>
@@ -28,14 +32,31 @@ void *kopi_egress_only(const struct net_device *dev, const void *function)
 	return e && e->num_hook_entries == 1 && e->hooks[0].hook == function ? e->hooks[0].priv : NULL;
 }
 
+static bool is_ipv6(const struct dst_entry *dst)
+{
+	return dst->ops->family == AF_INET6;
+}
+
+/* Whether ip6_output() sends by the route, and doesn't drop. */
+static bool is_output6(const struct dst_entry *dst)
+{
+	const struct inet6_dev *idev = ip6_dst_idev(dst);
+
+	return dst->output == ip6_output && idev && !READ_ONCE(idev->cnf.disable_ipv6);
+}
+
 /*
  * Whether nothing but hooks of netfilter looks at a sock's packets until they reach the device of
- * their route: l3mdev_ip_out(), dst_output(), ip_finish_output() and ip_finish_output2().
+ * their route: l3mdev_ip_out(), dst_output(), ip_finish_output(), ip_finish_output2(); and the same of
+ * IPv6, whose l3mdev_ip6_out() has the same condition.
  */
 bool kopi_output_is_plain(struct sock *sk, const struct dst_entry *dst)
 {
-	return dst->output == ip_output && !netif_is_l3_slave(dst_dev(dst)) &&
-	       dst_rtable(dst)->rt_gw_family != AF_INET6 &&
+	bool is_plain = is_ipv6(dst) ? is_output6(dst) :
+				       dst->output == ip_output &&
+				       dst_rtable(dst)->rt_gw_family != AF_INET6;
+
+	return is_plain && !netif_is_l3_slave(dst_dev(dst)) &&
 	       !(cgroup_bpf_enabled(CGROUP_INET_EGRESS) &&
 		 cgroup_bpf_sock_enabled(sk, CGROUP_INET_EGRESS));
 }
@@ -114,15 +135,16 @@ static bool passes_unmarked(const void *function)
 	return function == READ_ONCE(apparmors);
 }
 
-/* Whether there are hooks that look at what is sent by IPv4. RCU is held. */
-bool kopi_has_output_hooks(const struct sock *sk)
+/* Whether there are hooks that look at what is sent by a route. RCU is held. */
+bool kopi_has_output_hooks(const struct sock *sk, const struct dst_entry *dst)
 {
-	const struct net *net = sock_net(sk);
+	const struct netns_nf *nf = &sock_net(sk)->nf;
+	struct nf_hook_entries __rcu *const *hooks = is_ipv6(dst) ? nf->hooks_ipv6 : nf->hooks_ipv4;
 	const struct nf_hook_entries *last;
 
-	if (rcu_access_pointer(net->nf.hooks_ipv4[NF_INET_LOCAL_OUT]))
+	if (rcu_access_pointer(hooks[NF_INET_LOCAL_OUT]))
 		return true;
-	last = rcu_dereference(net->nf.hooks_ipv4[NF_INET_POST_ROUTING]);
+	last = rcu_dereference(hooks[NF_INET_POST_ROUTING]);
 	return last && (last->num_hook_entries > 1 || !passes_unmarked(last->hooks[0].hook));
 }
 
@@ -150,9 +172,16 @@ struct sk_buff *kopi_build_frame_skb(struct sk_buff *skb, void *head, unsigned i
 	skb->truesize = size;
 	skb_reserve(skb, start);
 	skb_reset_network_header(skb);
-	skb_set_transport_header(skb, sizeof(struct iphdr));
+	if (is_ipv6(dst)) {
+		skb_set_transport_header(skb, sizeof(struct ipv6hdr));
+		skb->protocol = htons(ETH_P_IPV6);
+		/* __ip6_local_out() (net/ipv6/output_core.c) */
+		IP6CB(skb)->nhoff = offsetof(struct ipv6hdr, nexthdr);
+	} else {
+		skb_set_transport_header(skb, sizeof(struct iphdr));
+		skb->protocol = htons(ETH_P_IP);
+	}
 	__skb_put(skb, len);
-	skb->protocol = htons(ETH_P_IP);
 	skb->mark = mark;
 	skb->priority = READ_ONCE(sk->sk_priority);
 	skb->ignore_df = ignore_df;
@@ -178,7 +207,14 @@ void kopi_free_frame_skb(struct sk_buff *skb)
 	kfree_skb_partial(skb, true);
 }
 
-/* What follows LOCAL_OUT: __ip_local_out()'s end. */
+/* Sets the flow hash, if it isn't 0: skb_get_hash_flowi6() (include/linux/skbuff.h). */
+void kopi_skb_set_flow_hash(struct sk_buff *skb, u32 hash)
+{
+	if (hash)
+		__skb_set_sw_hash(skb, hash, true);
+}
+
+/* What follows LOCAL_OUT: __ip_local_out()'s end, __ip6_local_out()'s (net/ipv6/output_core.c). */
 static int after_local_out(struct net *net, struct sock *sk, struct sk_buff *skb)
 {
 	return dst_output(net, sk, skb);
@@ -191,6 +227,13 @@ static int after_post_routing(struct net *net, struct sock *sk, struct sk_buff *
 	return ip_output(net, sk, skb);
 }
 
+/* The same of IPv6: ip6_finish_output(), by ip6_output(). */
+static int after_post_routing6(struct net *net, struct sock *sk, struct sk_buff *skb)
+{
+	IP6CB(skb)->flags |= IP6SKB_REROUTED;
+	return ip6_output(net, sk, skb);
+}
+
 /* Whether a hook has left the skb as a frame of this length, to which nobody else refers. */
 static bool is_frame(const struct sk_buff *skb, const struct dst_entry *dst, const void *data,
 		     unsigned int len)
@@ -200,30 +243,42 @@ static bool is_frame(const struct sk_buff *skb, const struct dst_entry *dst, con
 	       !skb_vlan_tag_present(skb) && !skb->tstamp && skb->ip_summed == CHECKSUM_NONE;
 }
 
+/* The neighbour to which a route sends a packet: ip_finish_output2(), ip6_finish_output2(). */
+static struct neighbour *neighbour(const struct dst_entry *dst, const void *header)
+{
+	const struct rtable *rt = dst_rtable(dst);
+	const struct ipv6hdr *ip6h = header;
+	const struct iphdr *iph = header;
+
+	if (is_ipv6(dst))
+		return __ipv6_neigh_lookup_noref(dst_dev_rcu(dst),
+						 rt6_nexthop(dst_rt6_info(dst), &ip6h->daddr));
+	return __ipv4_neigh_lookup_noref(dst_dev_rcu(dst),
+					 rt->rt_gw_family ? (__force u32)rt->rt_gw4 :
+							    (__force u32)iph->daddr);
+}
+
 /*
  * Writes the Ethernet header in front of a datagram's IP header, if the neighbour is known:
- * ip_finish_output2(), neigh_output(), neigh_resolve_output(), neigh_hh_output(). RCU is held.
+ * neigh_output(), neigh_resolve_output(), neigh_hh_output(). RCU is held.
  */
-bool kopi_put_hard_header(const struct dst_entry *dst, struct iphdr *iph)
+bool kopi_put_hard_header(const struct dst_entry *dst, void *header)
 {
 	const u8 known = NUD_CONNECTED | NUD_DELAY | NUD_PROBE;
-	const struct rtable *rt = dst_rtable(dst);
 	const struct hh_cache *hh;
 	struct neighbour *neigh;
 	unsigned long now = jiffies;
 	unsigned int seq;
 	bool filled;
 
-	neigh = __ipv4_neigh_lookup_noref(dst_dev_rcu(dst),
-					  rt->rt_gw_family ? (__force u32)rt->rt_gw4 :
-							     (__force u32)iph->daddr);
-	if (!neigh || !(READ_ONCE(neigh->nud_state) & known))
+	neigh = neighbour(dst, header);
+	if (IS_ERR_OR_NULL(neigh) || !(READ_ONCE(neigh->nud_state) & known))
 		return false;
 	hh = &neigh->hh;
 	do {
 		seq = read_seqbegin(&hh->hh_lock);
 		filled = READ_ONCE(hh->hh_len) == ETH_HLEN;
-		memcpy((u8 *)iph - HH_DATA_MOD, hh->hh_data, HH_DATA_MOD);
+		memcpy((u8 *)header - HH_DATA_MOD, hh->hh_data, HH_DATA_MOD);
 	} while (read_seqretry(&hh->hh_lock, seq));
 	if (!(READ_ONCE(neigh->nud_state) & NUD_CONNECTED) && READ_ONCE(neigh->used) != now)
 		WRITE_ONCE(neigh->used, now);
@@ -238,8 +293,9 @@ static int go_on(struct sk_buff *skb, int stage)
 }
 
 /*
- * Has the hooks decide about a datagram: __ip_local_out(), ip_output(). It may have other addresses
- * afterwards. If it has gone, *error is what ip_local_out() would return. RCU is held.
+ * Has the hooks decide about a datagram: __ip_local_out(), ip_output(), __ip6_local_out(), ip6_output().
+ * It may have other addresses afterwards. If it has gone, *error is what ip_local_out() would return.
+ * RCU is held.
  */
 enum kopi_hooks kopi_ask_output_hooks(struct sock *sk, struct sk_buff *skb, int *error)
 {
@@ -247,19 +303,21 @@ enum kopi_hooks kopi_ask_output_hooks(struct sock *sk, struct sk_buff *skb, int 
 	struct dst_entry *dst = skb_dst(skb);
 	struct net_device *dev = dst_dev_rcu(dst);
 	const void *data = skb->data;
+	const bool v6 = is_ipv6(dst);
+	const u8 family = v6 ? NFPROTO_IPV6 : NFPROTO_IPV4;
 	unsigned int len = skb->len;
 
-	*error = nf_hook(NFPROTO_IPV4, NF_INET_LOCAL_OUT, net, sk, skb, NULL, dev, after_local_out);
+	*error = nf_hook(family, NF_INET_LOCAL_OUT, net, sk, skb, NULL, dev, after_local_out);
 	if (*error != 1)
 		return KOPI_HOOKS_GONE;
 	if (!is_frame(skb, dst, data, len))
 		return go_on(skb, KOPI_HOOKS_AFTER_LOCAL_OUT);
 	skb->dev = dev;
-	*error = nf_hook(NFPROTO_IPV4, NF_INET_POST_ROUTING, net, sk, skb, NULL, dev,
-			 after_post_routing);
+	*error = nf_hook(family, NF_INET_POST_ROUTING, net, sk, skb, NULL, dev,
+			 v6 ? after_post_routing6 : after_post_routing);
 	if (*error != 1)
 		return KOPI_HOOKS_GONE;
-	if (!is_frame(skb, dst, data, len) || !kopi_put_hard_header(dst, ip_hdr(skb)))
+	if (!is_frame(skb, dst, data, len) || !kopi_put_hard_header(dst, skb_network_header(skb)))
 		return go_on(skb, KOPI_HOOKS_AFTER_POST_ROUTING);
 	return KOPI_HOOKS_PASSED;
 }
@@ -269,6 +327,8 @@ int kopi_output_by_stack(struct sock *sk, struct sk_buff *skb, enum kopi_hooks s
 {
 	if (stage == KOPI_HOOKS_AFTER_LOCAL_OUT)
 		return after_local_out(sock_net(sk), sk, skb);
+	if (skb->protocol == htons(ETH_P_IPV6))
+		return after_post_routing6(sock_net(sk), sk, skb);
 	return after_post_routing(sock_net(sk), sk, skb);
 }
 
@@ -281,35 +341,50 @@ void kopi_drop_queued(struct net *net)
 	nf_queue_nf_hook_drop(net);
 }
 
-/* Counts a datagram that leaves: ip_finish_output2(). */
-void kopi_count_output(const struct sock *sk, unsigned int len)
+/* Counts a datagram that leaves: ip_finish_output2(), ip6_finish_output2(). */
+void kopi_count_output(const struct sock *sk, const struct dst_entry *dst, unsigned int len)
 {
-	IP_UPD_PO_STATS(sock_net(sk), IPSTATS_MIB_OUT, len);
+	if (is_ipv6(dst))
+		IP6_UPD_PO_STATS(sock_net(sk), ip6_dst_idev(dst), IPSTATS_MIB_OUT, len);
+	else
+		IP_UPD_PO_STATS(sock_net(sk), IPSTATS_MIB_OUT, len);
+}
+
+/* Counts what becomes of a datagram that is sent by a route. */
+void kopi_output_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field)
+{
+	if (is_ipv6(dst))
+		IP6_INC_STATS(sock_net(sk), ip6_dst_idev(dst), field);
+	else
+		IP_INC_STATS(sock_net(sk), field);
 }
 
 /*
- * Gives a copy of a frame to the stack, with what hooks have made of its mark and priority; behind
- * the egress hooks if `skip` is set. Softirqs are off.
+ * Gives a copy of a frame to the stack, with what hooks have made of its mark and priority, and the
+ * flow hash if it isn't 0; behind the egress hooks if `skip` is set. Softirqs are off.
  */
 int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, u32 mark,
-			 u32 priority, bool skip)
+			 u32 priority, u32 hash, bool skip)
 {
+	const struct ethhdr *eth = frame;
+	const bool v6 = eth->h_proto == htons(ETH_P_IPV6);
 	struct net_device *dev = of->dev;
 	struct sk_buff *skb = alloc_skb(LL_RESERVED_SPACE(dev) + len, GFP_ATOMIC | __GFP_NOWARN);
 
 	if (!skb) {
-		IP_INC_STATS(sock_net(of->sk), IPSTATS_MIB_OUTDISCARDS);
+		kopi_output_inc_stats(of->sk, skb_dst(of), IPSTATS_MIB_OUTDISCARDS);
 		return -ENOMEM;
 	}
 	skb_reserve(skb, LL_RESERVED_SPACE(dev) - ETH_HLEN);
 	skb_put_data(skb, frame, len);
 	skb_reset_mac_header(skb);
 	skb_set_network_header(skb, ETH_HLEN);
-	skb_set_transport_header(skb, ETH_HLEN + sizeof(struct iphdr));
-	skb->protocol = htons(ETH_P_IP);
+	skb_set_transport_header(skb, ETH_HLEN + (v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)));
+	skb->protocol = eth->h_proto;
 	skb->dev = dev;
 	skb->mark = mark;
 	skb->priority = priority;
+	kopi_skb_set_flow_hash(skb, hash);
 	skb_set_owner_w(skb, of->sk);
 	if (skip)
 		nf_skip_egress(skb, true);

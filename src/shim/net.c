@@ -28,7 +28,7 @@ void kopi_ip_inc_stats(struct sock *sk, int field)
 
 void kopi_udp_inc_stats(struct sock *sk, int field)
 {
-	SNMP_INC_STATS(sock_net(sk)->mib.udp_statistics, field);
+	SNMP_INC_STATS(__UDPX_MIB(sk, sk->sk_family == AF_INET), field);
 }
 
 bool kopi_ns_capable_net_admin(struct user_namespace *ns)

@@ -2,6 +2,7 @@
 /* Sockets. */
 
 #include <linux/fs.h>
+#include <linux/ipv6.h>
 #include <linux/poll.h>
 #include <linux/sched/signal.h>
 #include <net/busy_poll.h>
@@ -154,9 +155,10 @@ bool kopi_sock_is_nospace(const struct sock *sk)
 	return test_bit(SOCK_NOSPACE, &sk->sk_socket->flags);
 }
 
+/* Whether errors of packets that were sent are reported, by the sock's own IP version. */
 bool kopi_inet_recverr(const struct sock *sk)
 {
-	return inet_test_bit(RECVERR, sk);
+	return sk->sk_family == AF_INET6 ? inet6_test_bit(RECVERR6, sk) : inet_test_bit(RECVERR, sk);
 }
 
 /* Turns softirqs off and locks the sock, unless a process has locked it. */

@@ -6,9 +6,9 @@
 
 use super::bindings;
 use super::{
+    datagram::Datagram,
     direct::frame_batch::FrameBatch,
     family::{self, Protocol, RingMessage},
-    ipv4::Datagram,
     region::PageVec,
     socket::Socket,
     ubuf::{Notification, Released}, //
@@ -236,8 +236,8 @@ impl SendMsg {
         frames: Option<&mut FrameBatch>,
     ) -> Option<Result> {
         let piece = bindings::kvec {
-            iov_base: datagram.data.as_ptr().cast_mut().cast(),
-            iov_len: datagram.data.len(),
+            iov_base: datagram.data().as_ptr().cast_mut().cast(),
+            iov_len: datagram.data().len(),
         };
         let mut message = self.message(Some(datagram));
         message.frames = frames;

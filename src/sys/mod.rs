@@ -8,11 +8,13 @@
 mod bindings;
 pub(crate) mod context;
 pub(crate) mod cred;
+pub(crate) mod datagram;
 pub(crate) mod direct;
 pub(crate) mod errno;
 pub(crate) mod family;
 pub(crate) mod genl;
 pub(crate) mod ipv4;
+pub(crate) mod ipv6;
 pub(crate) mod kthread;
 pub(crate) mod local_out;
 pub(crate) mod lock;

@@ -132,7 +132,7 @@ impl Output {
         (result, notification)
     }
     /// Sends a datagram by a remembered route: directly, or by the stack. `None` if it is for
-    /// udp_sendmsg().
+    /// the ordinary sendmsg.
     fn send_datagram(
         &mut self,
         (socket, flow): (&Socket, &Flow),
@@ -155,7 +155,7 @@ impl Output {
             }
             // What was sent before leaves before it.
             self.direct.flush();
-            let stray = self.direct.send_stray();
+            let stray = self.direct.send_stray(&datagram);
             if stray.is_some() {
                 return stray;
             }

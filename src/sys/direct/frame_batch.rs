@@ -12,7 +12,7 @@ use super::{
 };
 use crate::sys::{
     bindings,
-    ipv4::{self, Datagram},
+    datagram::{self, Datagram},
     netdev::{self, Egress},
     sock::Sock,
 };
@@ -52,6 +52,7 @@ pub(super) struct FrameEntry {
     /// What the skb has by which the stack sends it after all.
     pub(super) mark: u32,
     pub(super) priority: u32,
+    pub(super) hash: u32,
 }
 
 /// The frames that are being made.
@@ -75,7 +76,6 @@ struct Open {
 struct Stray {
     skb: NonNull<bindings::sk_buff>,
     stage: bindings::kopi_hooks,
-    len: usize,
 }
 
 /// The result of giving a datagram to a batch.
@@ -228,35 +228,37 @@ impl FrameBatch {
             let memory = open.start.add(open.at);
             let header = memory.add(START + HEADER_ETH);
             datagram.write(sk, header);
-            (memory, header.cast::<bindings::iphdr>())
+            (memory, header)
         };
         // SAFETY: The caller passes a valid sock. RCU, held here, keeps the hooks' lists, and
         // neighbours. In front of the header are more than 16 bytes.
         let (mark, priority) = unsafe {
-            let labels = if bindings::kopi_has_output_hooks(sk) {
+            let dst = datagram.dst();
+            let labels = if bindings::kopi_has_output_hooks(sk, dst) {
                 match self.show_to_hooks(sk, datagram, memory, slot) {
                     Ok(labels) => labels,
                     Err(elsewhere) => return elsewhere,
                 }
             } else {
-                if !bindings::kopi_put_hard_header(datagram.dst(), header) {
+                if !bindings::kopi_put_hard_header(dst, header.cast()) {
                     return Pushed::Left;
                 }
-                bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTREQUESTS as i32);
+                let field = bindings::IPSTATS_MIB_OUTREQUESTS as i32;
+                bindings::kopi_output_inc_stats(sk, dst, field);
                 (
                     datagram.mark(),
                     ptr::read_volatile(&raw const (*sk).sk_priority),
                 )
             };
-            bindings::kopi_count_output(sk, datagram.whole() as u32);
+            bindings::kopi_count_output(sk, dst, datagram.whole() as u32);
             labels
         };
         let len = datagram.whole().wrapping_add(HEADER_ETH) as u16;
         if let Some(open) = &mut self.open {
-            open.add(slot, len, mark, priority);
+            open.add(slot, len, (mark, priority), datagram.hash());
         }
-        // SAFETY: The caller passes a valid sock.
-        Pushed::Done(unsafe { ipv4::sent(sk, datagram.data.len(), 0) })
+        // SAFETY: The caller passes a valid sock. The route's reference keeps the dst.
+        Pushed::Done(unsafe { datagram::sent(sk, datagram.dst(), datagram.data().len(), 0) })
     }
 
     /// Shows hooks a datagram, in the next part of the batch's pages. Returns the mark and priority
@@ -285,7 +287,8 @@ impl FrameBatch {
             let Some(skb) = NonNull::new(skb) else {
                 return Err(Pushed::Left);
             };
-            bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTREQUESTS as i32);
+            let field = bindings::IPSTATS_MIB_OUTREQUESTS as i32;
+            bindings::kopi_output_inc_stats(sk, datagram.dst(), field);
             let stage = bindings::kopi_ask_output_hooks(sk, skb.as_ptr(), &mut error);
             if stage == bindings::kopi_hooks_KOPI_HOOKS_PASSED {
                 let mark = bindings::kopi_skb_mark(skb.as_ptr());
@@ -300,26 +303,28 @@ impl FrameBatch {
         if let Some(open) = &mut self.open {
             open.at = open.at.saturating_add(slot);
         }
-        let len = datagram.data.len();
         if stage == bindings::kopi_hooks_KOPI_HOOKS_GONE {
-            // SAFETY: The caller passes a valid sock.
-            return Err(Pushed::Done(unsafe { ipv4::sent(sk, len, error) }));
+            let len = datagram.data().len();
+            // SAFETY: The caller passes a valid sock. The route's reference keeps the dst.
+            let sent = unsafe { datagram::sent(sk, datagram.dst(), len, error) };
+            return Err(Pushed::Done(sent));
         }
-        self.stray = Some(Stray { skb, stage, len });
+        self.stray = Some(Stray { skb, stage });
         Err(Pushed::Left)
     }
 
-    /// Gives the stack the datagram with which it has to go on, if there is one. The batch must have
-    /// been flushed. Process context.
-    pub(crate) fn send_stray(&mut self) -> Option<Result> {
-        let Stray { skb, stage, len } = self.stray.take()?;
+    /// Gives the stack this datagram, which was pushed last, if the stack has to go on with it. The
+    /// batch must have been flushed. Process context.
+    pub(crate) fn send_stray(&mut self, datagram: &Datagram<'_>) -> Option<Result> {
+        let Stray { skb, stage } = self.stray.take()?;
         let _rcu = rcu::read_lock();
         // SAFETY: The stray owned the skb, which holds its sock by its charge, and its dst by a
-        // reference. The stack owns it from here.
+        // reference. The stack owns it from here. The route's reference keeps the dst that it was
+        // made with.
         let sent = unsafe {
             let sk = bindings::kopi_skb_sk(skb.as_ptr());
             let error = bindings::kopi_output_by_stack(sk, skb.as_ptr(), stage);
-            ipv4::sent(sk, len, error)
+            datagram::sent(sk, datagram.dst(), datagram.data().len(), error)
         };
         Some(kernel::error::to_result(sent.min(0)))
     }
@@ -327,12 +332,13 @@ impl FrameBatch {
 
 impl Open {
     /// Records a frame of `len` bytes in the next `slot` bytes.
-    fn add(&mut self, slot: usize, len: u16, mark: u32, priority: u32) {
+    fn add(&mut self, slot: usize, len: u16, (mark, priority): (u32, u32), hash: u32) {
         let entry = FrameEntry {
             at: (self.at / LINE) as u16,
             len,
             mark,
             priority,
+            hash,
         };
         // SAFETY: The pages begin with a table of BULK entries, of which `count` are in use: `push`
         // has checked that this isn't all.

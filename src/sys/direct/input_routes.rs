@@ -61,7 +61,7 @@ impl InputRoutes {
         // SAFETY: The device is referenced, and RCU held. This value owns a reference to the route.
         unsafe {
             let conf = bindings::kopi_route_conf(device.as_ptr());
-            if conf != self.conf || !self.dst.is_null() && !bindings::kopi_dst_check(self.dst) {
+            if conf != self.conf || !self.dst.is_null() && !bindings::kopi_dst_check(self.dst, 0) {
                 self.forget();
                 self.conf = conf;
             }

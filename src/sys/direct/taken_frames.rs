@@ -145,8 +145,9 @@ impl TakenSkb {
                 // it, or RCU is held. The frame's bytes are behind its start.
                 let error = unsafe {
                     let data = memory.add(START).cast();
-                    let (len, mark, priority) = (entry.len.into(), entry.mark, entry.priority);
-                    bindings::kopi_xmit_frame_copy(self.as_ptr(), data, len, mark, priority, skip)
+                    let (skb, len) = (self.as_ptr(), entry.len.into());
+                    let (mark, priority, hash) = (entry.mark, entry.priority, entry.hash);
+                    bindings::kopi_xmit_frame_copy(skb, data, len, mark, priority, hash, skip)
                 };
                 error == ENOMEM.to_errno()
             });

@@ -7,8 +7,8 @@ use crate::{
     pure::rule::Peer,
     sys::{
         bindings,
+        datagram::Datagram,
         direct::frame_batch::{FrameBatch, Pushed},
-        ipv4::Datagram,
         sock::Sock,
         socket::Socket,
     },

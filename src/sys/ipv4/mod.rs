@@ -11,17 +11,17 @@ mod route;
 
 use crate::{
     pure::ip::{self, HEADER_IP_V4, HEADER_UDP, HEADER_V4},
-    sys::{bindings, errno::enobufs, region::Bytes},
+    sys::{
+        bindings,
+        datagram::{count, report, LINEAR_MAX},
+        region::Bytes, //
+    },
 };
 use core::ptr::{self};
 use kernel::{error::Error, prelude::*, sync::rcu};
 pub(crate) use options::Options;
+use route::Route;
 use route::MTU_MIN;
-pub(crate) use route::{Route, RouteKey, To};
-
-/// Maximum size in bytes of a datagram with linear memory. For longer ones udp_sendmsg() uses
-/// pages, which are available even if memory is fragmented.
-const LINEAR_MAX: u32 = 8192;
 
 /// A datagram that is about to be sent. Destination and port are big-endian.
 #[derive(Clone, Copy)]
@@ -54,7 +54,7 @@ impl Datagram<'_> {
                     // takes one.
                     let _rcu = rcu::read_lock();
                     bindings::kopi_skb_dst_set_noref(skb, dst);
-                    send_skb(sk, skb)
+                    send_skb(sk, dst, skb)
                 }
                 Err(error) => error.to_errno(),
             }
@@ -74,13 +74,8 @@ impl Datagram<'_> {
     }
 
     /// The address of the route's device, which is only compared.
-    pub(crate) fn device(&self) -> usize {
+    pub(super) fn device(&self) -> usize {
         self.route.device
-    }
-
-    /// The mark of the skb.
-    pub(super) fn mark(&self) -> u32 {
-        self.options.mark
     }
 
     /// Whether the stack would send it as one packet with linear memory.
@@ -91,7 +86,7 @@ impl Datagram<'_> {
     }
 
     /// Whether it may be fragmented although the header forbids it.
-    fn ignores_df(&self) -> bool {
+    pub(super) fn ignores_df(&self) -> bool {
         self.options.discovery < bindings::IP_PMTUDISC_DO
     }
 
@@ -111,32 +106,6 @@ impl Datagram<'_> {
             let header = self.header(len, Some(sum));
             at.cast::<[u32; HEADER_V4 / 4]>().write_unaligned(header);
             bindings::kopi_ip_finish_header(at.cast(), sk, whole, self.ignores_df());
-        }
-    }
-
-    /// Makes an skb around the IP packet that is at `start` of `size` bytes of pages, by the memory
-    /// of `skb` if that isn't null; null if memory is short. In an RCU read-side section, which
-    /// must last as long as the skb has the route.
-    ///
-    /// # Safety
-    ///
-    /// `sk` must be the valid sock of the options. `skb` must be null, or an skb without data that
-    /// the caller gives away. The memory must end with room for an skb's shared information.
-    pub(super) unsafe fn wrap(
-        &self,
-        sk: *mut bindings::sock,
-        skb: *mut bindings::sk_buff,
-        memory: *mut u8,
-        size: usize,
-        start: usize,
-    ) -> *mut bindings::sk_buff {
-        let (size, start, whole) = (size as u32, start as u32, self.whole() as u32);
-        let (dst, mark, ignores_df) = (self.dst(), self.mark(), self.ignores_df());
-        let head = memory.cast();
-        // SAFETY: The caller passes a valid sock, memory as the call needs it, and an skb that it
-        // doesn't use any more. The route's reference keeps the dst.
-        unsafe {
-            bindings::kopi_build_frame_skb(skb, head, size, start, whole, sk, dst, mark, ignores_df)
         }
     }
 
@@ -258,67 +227,17 @@ unsafe fn allocate(sk: *mut bindings::sock, room: usize) -> Result<*mut bindings
 /// # Safety
 ///
 /// `sk` must be valid. `skb` must be a datagram of it, which the stack owns from here. The caller
-/// must be in an RCU read-side section, which keeps the skb's dst.
-unsafe fn send_skb(sk: *mut bindings::sock, skb: *mut bindings::sk_buff) -> c_int {
-    // SAFETY: The caller passes a valid sock and gives away the skb, within an RCU read-side
+/// must be in an RCU read-side section, which keeps the skb's dst: that is `dst`, which the caller
+/// keeps, too.
+unsafe fn send_skb(
+    sk: *mut bindings::sock,
+    dst: *mut bindings::dst_entry,
+    skb: *mut bindings::sk_buff,
+) -> c_int {
+    // SAFETY: The caller passes a valid sock and dst, and gives away the skb, within an RCU read-side
     // section.
     unsafe {
         let error = bindings::ip_local_out(bindings::kopi_sock_net(sk), sk, skb);
-        count(sk, error)
+        count(sk, dst, error)
     }
-}
-
-/// Counts a datagram as the end of udp_send_skb() does, by what ip_local_out() returned. Returns 0
-/// or an errno.
-///
-/// # Safety
-///
-/// `sk` must be valid.
-unsafe fn count(sk: *mut bindings::sock, result: c_int) -> c_int {
-    // SAFETY: The caller passes a valid sock.
-    unsafe {
-        let error = match result {
-            1.. => bindings::kopi_net_xmit_errno(result),
-            error => error,
-        };
-        if error == 0 {
-            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_OUTDATAGRAMS as i32);
-            return 0;
-        }
-        bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
-        if error == enobufs().to_errno() && !bindings::kopi_inet_recverr(sk) {
-            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_SNDBUFERRORS as i32);
-            return 0;
-        }
-        error
-    }
-}
-
-/// What udp_sendmsg() returns for `len` bytes, and counts, when it ends with 0 or an errno.
-///
-/// # Safety
-///
-/// `sk` must be valid, with its socket.
-unsafe fn report(sk: *mut bindings::sock, len: usize, error: c_int) -> c_int {
-    if error == 0 {
-        return len as c_int;
-    }
-    // SAFETY: The caller passes a valid sock with its socket.
-    unsafe {
-        if error == enobufs().to_errno() || bindings::kopi_sock_is_nospace(sk) {
-            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_SNDBUFERRORS as i32);
-        }
-    }
-    error
-}
-
-/// Counts a datagram of `len` bytes, and returns what udp_sendmsg() returns for it, by what
-/// ip_local_out() returned.
-///
-/// # Safety
-///
-/// `sk` must be valid, with its socket.
-pub(super) unsafe fn sent(sk: *mut bindings::sock, len: usize, result: c_int) -> c_int {
-    // SAFETY: The caller passes a valid sock with its socket.
-    unsafe { report(sk, len, count(sk, result)) }
 }

@@ -2,8 +2,19 @@
 
 //! The socket options that affect the packets of a flow.
 
-use super::route::{Route, RouteKey, To};
-use crate::sys::{bindings, sock::Sock};
+use super::{
+    route::{Route, RouteKey, To},
+    Datagram,
+};
+use crate::{
+    pure::abi::{Meta, AF_INET, META_LOCAL},
+    sys::{
+        bindings,
+        datagram::{self, is_special},
+        region::Bytes,
+        sock::Sock, //
+    },
+};
 use core::ptr::{self};
 
 /// The options of a sock that affect each datagram, if they need nothing from udp_sendmsg(). They
@@ -30,27 +41,53 @@ pub(crate) struct Options {
     pub(super) discovery: u32,
 }
 
-/// Whether an option is set that only udp_sendmsg() implements.
-fn is_special(sk: &Sock) -> bool {
-    let raw = sk.as_ptr();
-    // SAFETY: The sock is borrowed, and the caller has checked that it is of IPv4. A field that
-    // system calls change meanwhile is read once.
-    unsafe {
-        bindings::kopi_inet_has_options(raw)
-            || sk.is_corked()
-            || bindings::kopi_udp_gso_size(raw) != 0
-            || bindings::kopi_sk_no_check_tx(raw)
-            || bindings::kopi_sock_flag_txtime(raw)
-            || bindings::kopi_sock_flag_localroute(raw)
-            || bindings::kopi_sk_has_policy_out(raw)
-            || ptr::read_volatile(&raw const (*raw).sk_tsflags) != 0
-    }
+/// An IPv4 address out of metadata.
+fn address(bytes: &[u8; 16]) -> u32 {
+    let [a, b, c, d, ..] = *bytes;
+    u32::from_ne_bytes([a, b, c, d])
 }
 
 impl Options {
-    /// The current options of the sock of the flow with this number; `None` if udp_sendmsg() has to
-    /// send its datagrams. Process context.
-    pub(crate) fn of(sk: &Sock, flow: u32) -> Option<Self> {
+    /// The key for a datagram to a destination, or to the peer.
+    fn key_to(&self, to: &To) -> Option<RouteKey> {
+        // A cgroup's BPF program may change the destination.
+        // SAFETY: The call only reads a static key.
+        if unsafe { bindings::kopi_cgroup_bpf_enabled_udp4_sendmsg() } {
+            return None;
+        }
+        let (address, port) = match to.port {
+            0 => self.peer?,
+            port => (to.address, port),
+        };
+        let (from, device) = match to.from {
+            Some((from, 0)) => (from, self.device),
+            Some(from) => from,
+            None => (self.source, self.device),
+        };
+        let [first, ..] = address.to_ne_bytes();
+        // udp_sendmsg() handles the any-address, broadcast, and multicast, which has sources and
+        // devices of its own.
+        if address == 0 || first >= 224 {
+            return None;
+        }
+        let [owner, rest] = self.common;
+        Some(RouteKey {
+            words: [
+                u64::from(address) | u64::from(port) << 32 | u64::from(self.source_port) << 48,
+                u64::from(from) | u64::from(device as u32) << 32,
+                owner,
+                rest,
+            ],
+        })
+    }
+}
+
+impl datagram::Options for Options {
+    const FAMILY: u16 = AF_INET;
+    type Key = RouteKey;
+    type Route = Route;
+
+    fn of(sk: &Sock, flow: u32) -> Option<Self> {
         if sk.is_ipv6() {
             return None;
         }
@@ -110,49 +147,55 @@ impl Options {
         }
     }
 
-    /// The mark at the time when the options were read. A rule may have set another one since.
-    pub(crate) fn mark(&self) -> u32 {
+    fn mark(&self) -> u32 {
         self.mark
     }
 
-    /// The route cache's key for a datagram to a destination, or to the peer. `None` if
-    /// udp_sendmsg() has to send the datagram. Any context.
-    pub(crate) fn key(&self, to: &To) -> Option<RouteKey> {
-        // A cgroup's BPF program may change the destination.
-        // SAFETY: The call only reads a static key.
-        if unsafe { bindings::kopi_cgroup_bpf_enabled_udp4_sendmsg() } {
-            return None;
-        }
-        let (address, port) = match to.port {
-            0 => self.peer?,
-            port => (to.address, port),
-        };
-        let (from, device) = match to.from {
-            Some((from, 0)) => (from, self.device),
-            Some(from) => from,
-            None => (self.source, self.device),
-        };
-        let [first, ..] = address.to_ne_bytes();
-        // udp_sendmsg() handles the any-address, broadcast, and multicast, which has sources and
-        // devices of its own.
-        if address == 0 || first >= 224 {
-            return None;
-        }
-        let [owner, rest] = self.common;
-        Some(RouteKey {
-            words: [
-                u64::from(address) | u64::from(port) << 32 | u64::from(self.source_port) << 48,
-                u64::from(from) | u64::from(device as u32) << 32,
-                owner,
-                rest,
-            ],
+    fn key(&self, meta: &Meta) -> Option<RouteKey> {
+        let from = || (address(&meta.local), meta.ifindex as i32);
+        self.key_to(&To {
+            address: address(&meta.peer),
+            port: meta.peer_port,
+            from: (meta.flags & META_LOCAL != 0).then(from),
         })
     }
 
-    /// The peer and the route to it, if the route is still valid. Any context.
-    pub(crate) fn connected(&self) -> Option<(u32, u16, &Route)> {
-        let (address, port) = self.peer?;
+    fn hash(key: &RouteKey) -> u32 {
+        key.hash()
+    }
+
+    fn look_up(sk: &Sock, key: &RouteKey) -> Option<Route> {
+        Route::look_up(sk, key)
+    }
+
+    fn is_valid(_: &Sock, route: &Route) -> bool {
+        route.is_valid()
+    }
+
+    fn to_peer<'a>(&'a self, _: &Sock, data: Bytes<'a>) -> Option<datagram::Datagram<'a>> {
+        let (to, port) = self.peer?;
         let route = self.route.as_ref().filter(|route| route.is_valid())?;
-        Some((address, port, route))
+        Some(datagram::Datagram::V4(Datagram {
+            options: self,
+            route,
+            to,
+            port,
+            data,
+        }))
+    }
+
+    fn by<'a>(
+        &'a self,
+        key: &RouteKey,
+        route: &'a Route,
+        data: Bytes<'a>,
+    ) -> datagram::Datagram<'a> {
+        datagram::Datagram::V4(Datagram {
+            options: self,
+            route,
+            to: key.to(),
+            port: key.port(),
+            data,
+        })
     }
 }

@@ -77,7 +77,7 @@ impl Route {
 
     /// Looks up the route of a datagram of `sk`. `None` if udp_sendmsg() has to send the datagram,
     /// or to report the error. Any context.
-    pub(crate) fn look_up(sk: &Sock, key: &RouteKey) -> Option<Self> {
+    pub(super) fn look_up(sk: &Sock, key: &RouteKey) -> Option<Self> {
         // SAFETY: Zeroes are valid for a flowi4, which is initialised next. The sock is borrowed,
         // and keeps its namespace. The lookup gives a reference, which is released or given to
         // `new`.
@@ -117,10 +117,10 @@ impl Route {
 
     /// Whether it is still valid: rules, addresses, devices and other routes may have changed. Any
     /// context.
-    pub(crate) fn is_valid(&self) -> bool {
+    pub(super) fn is_valid(&self) -> bool {
         // SAFETY: This value owns a reference to the dst, which stays valid memory when the route
         // becomes obsolete.
-        unsafe { bindings::kopi_dst_check(self.dst.as_ptr()) }
+        unsafe { bindings::kopi_dst_check(self.dst.as_ptr(), 0) }
     }
 }
 
@@ -154,17 +154,17 @@ impl PartialEq for RouteKey {
 
 impl RouteKey {
     /// The destination, big-endian.
-    pub(crate) fn to(&self) -> u32 {
+    pub(super) fn to(&self) -> u32 {
         self.words[0] as u32
     }
 
     /// Its port, big-endian.
-    pub(crate) fn port(&self) -> u16 {
+    pub(super) fn port(&self) -> u16 {
         (self.words[0] >> 32) as u16
     }
 
     /// A hash: the upper half of a product, to which all bits contribute.
-    pub(crate) fn hash(&self) -> u32 {
+    pub(super) fn hash(&self) -> u32 {
         let all = self.words[0] ^ self.words[3].rotate_right(24);
         (all.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
     }
@@ -173,8 +173,8 @@ impl RouteKey {
 /// The destination in metadata, big-endian, and the source address and device, if the metadata have
 /// them.
 #[derive(Clone, Copy)]
-pub(crate) struct To {
-    pub(crate) address: u32,
-    pub(crate) port: u16,
-    pub(crate) from: Option<(u32, i32)>,
+pub(super) struct To {
+    pub(super) address: u32,
+    pub(super) port: u16,
+    pub(super) from: Option<(u32, i32)>,
 }

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Datagrams that are sent by remembered routes, of either IP version.
+
+use super::{
+    bindings,
+    errno::enobufs,
+    ipv4,
+    ipv6,
+    region::Bytes,
+    sock::Sock, //
+};
+use crate::pure::abi::Meta;
+use core::ptr;
+use kernel::prelude::*;
+
+/// Maximum size in bytes of a datagram with linear memory. For longer ones udp_sendmsg() uses
+/// pages, which are available even if memory is fragmented.
+pub(super) const LINEAR_MAX: u32 = 8192;
+
+/// A datagram that is about to be sent.
+#[derive(Clone, Copy)]
+pub(crate) enum Datagram<'a> {
+    V4(ipv4::Datagram<'a>),
+    V6(ipv6::Datagram<'a>),
+}
+
+/// The options of a sock that affect each datagram of one IP version. They are read once for each
+/// batch.
+pub(crate) trait Options: Sized {
+    /// The address family of its peers, as in [`Meta::family`].
+    const FAMILY: u16;
+    /// What a route is looked up for.
+    type Key: Copy + PartialEq;
+    /// A route that is remembered.
+    type Route;
+
+    /// The current options of the sock of the flow with this number; `None` if the ordinary sendmsg
+    /// has to send its datagrams. Process context.
+    fn of(sk: &Sock, flow: u32) -> Option<Self>;
+
+    /// The mark at the time when the options were read. A rule may have set another one since.
+    fn mark(&self) -> u32;
+
+    /// The route cache's key for a datagram that goes where metadata say. `None` if the ordinary
+    /// sendmsg has to send it. Any context.
+    fn key(&self, meta: &Meta) -> Option<Self::Key>;
+
+    /// A hash of a key.
+    fn hash(key: &Self::Key) -> u32;
+
+    /// Looks up the route of a datagram of `sk`. `None` if the ordinary sendmsg has to send the
+    /// datagram, or to report the error. Any context.
+    fn look_up(sk: &Sock, key: &Self::Key) -> Option<Self::Route>;
+
+    /// Whether a route is still valid: rules, addresses, devices and other routes may have changed.
+    /// Any context.
+    fn is_valid(sk: &Sock, route: &Self::Route) -> bool;
+
+    /// A datagram to the connected peer, if the route is still valid. Any context.
+    fn to_peer<'a>(&'a self, sk: &Sock, data: Bytes<'a>) -> Option<Datagram<'a>>;
+
+    /// A datagram of a key, by its route.
+    fn by<'a>(&'a self, key: &Self::Key, route: &'a Self::Route, data: Bytes<'a>) -> Datagram<'a>;
+}
+
+impl<'a> Datagram<'a> {
+    /// The payload.
+    pub(crate) fn data(&self) -> Bytes<'a> {
+        match self {
+            Self::V4(datagram) => datagram.data,
+            Self::V6(datagram) => datagram.data,
+        }
+    }
+
+    /// Bytes of the IP packet.
+    pub(super) fn whole(&self) -> usize {
+        match self {
+            Self::V4(datagram) => datagram.whole(),
+            Self::V6(datagram) => datagram.whole(),
+        }
+    }
+
+    /// The dst, to which the route owns a reference.
+    pub(super) fn dst(&self) -> *mut bindings::dst_entry {
+        match self {
+            Self::V4(datagram) => datagram.dst(),
+            Self::V6(datagram) => datagram.dst(),
+        }
+    }
+
+    /// The address of the route's device, which is only compared.
+    pub(crate) fn device(&self) -> usize {
+        match self {
+            Self::V4(datagram) => datagram.device(),
+            Self::V6(datagram) => datagram.device(),
+        }
+    }
+
+    /// The mark of the skb.
+    pub(super) fn mark(&self) -> u32 {
+        match self {
+            Self::V4(datagram) => datagram.options.mark(),
+            Self::V6(datagram) => datagram.options.mark(),
+        }
+    }
+
+    /// The flow hash that the skb has from the start, or 0.
+    pub(super) fn hash(&self) -> u32 {
+        match self {
+            Self::V4(_) => 0,
+            Self::V6(datagram) => datagram.hash(),
+        }
+    }
+
+    /// Whether the stack would send it as one packet with linear memory.
+    pub(super) fn fits_route(&self) -> bool {
+        match self {
+            Self::V4(datagram) => datagram.fits_route(),
+            Self::V6(datagram) => datagram.fits_route(),
+        }
+    }
+
+    /// Whether it may be fragmented, should a hook have it leave by another route.
+    fn ignores_df(&self) -> bool {
+        match self {
+            Self::V4(datagram) => datagram.ignores_df(),
+            Self::V6(datagram) => datagram.ignores_df(),
+        }
+    }
+
+    /// Writes the IP packet, complete with checksums.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the options. `at` must have room for [`Self::whole`] bytes.
+    pub(super) unsafe fn write(&self, sk: *mut bindings::sock, at: *mut u8) {
+        // SAFETY: Required of the caller.
+        unsafe {
+            match self {
+                Self::V4(datagram) => datagram.write(sk, at),
+                Self::V6(datagram) => datagram.write(at),
+            }
+        }
+    }
+
+    /// Sends it as the ordinary sendmsg would, and returns the same result. `None` if that has to
+    /// send it, because it is too long, for instance. Process context.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the options, with its socket.
+    pub(super) unsafe fn send(&self, sk: *mut bindings::sock) -> Option<c_int> {
+        match self {
+            // SAFETY: Required of the caller.
+            Self::V4(datagram) => unsafe { datagram.send(sk) },
+            Self::V6(_) => None,
+        }
+    }
+
+    /// Makes an skb around the IP packet that is at `start` of `size` bytes of pages, by the memory
+    /// of `skb` if that isn't null; null if memory is short. In an RCU read-side section, which
+    /// must last as long as the skb has the route.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the options. `skb` must be null, or an skb without data that
+    /// the caller gives away. The memory must end with room for an skb's shared information.
+    pub(super) unsafe fn wrap(
+        &self,
+        sk: *mut bindings::sock,
+        skb: *mut bindings::sk_buff,
+        memory: *mut u8,
+        size: usize,
+        start: usize,
+    ) -> *mut bindings::sk_buff {
+        let (size, start, whole) = (size as u32, start as u32, self.whole() as u32);
+        let (dst, mark, ignores_df) = (self.dst(), self.mark(), self.ignores_df());
+        let head = memory.cast();
+        // SAFETY: The caller passes a valid sock, memory as the call needs it, and an skb that it
+        // doesn't use any more. The route's reference keeps the dst. The new skb is owned.
+        unsafe {
+            let skb = bindings::kopi_build_frame_skb(
+                skb, head, size, start, whole, sk, dst, mark, ignores_df,
+            );
+            if !skb.is_null() {
+                bindings::kopi_skb_set_flow_hash(skb, self.hash());
+            }
+            skb
+        }
+    }
+}
+
+/// Whether an option is set that only the ordinary sendmsg implements, whatever the IP version.
+pub(super) fn is_special(sk: &Sock) -> bool {
+    let raw = sk.as_ptr();
+    // SAFETY: The sock is borrowed, and a UDP one. A field that system calls change meanwhile is
+    // read once.
+    unsafe {
+        bindings::kopi_inet_has_options(raw)
+            || sk.is_corked()
+            || bindings::kopi_udp_gso_size(raw) != 0
+            || bindings::kopi_sk_no_check_tx(raw)
+            || bindings::kopi_sock_flag_txtime(raw)
+            || bindings::kopi_sock_flag_localroute(raw)
+            || bindings::kopi_sk_has_policy_out(raw)
+            || ptr::read_volatile(&raw const (*raw).sk_tsflags) != 0
+    }
+}
+
+/// Counts a datagram as the end of udp_send_skb() does, or of udp_v6_send_skb() and ip6_send_skb(), by
+/// what ip_local_out() returned. Returns 0 or an errno.
+///
+/// # Safety
+///
+/// `sk` must be valid. `dst` must be the valid one of the datagram's route.
+pub(super) unsafe fn count(
+    sk: *mut bindings::sock,
+    dst: *mut bindings::dst_entry,
+    result: c_int,
+) -> c_int {
+    // SAFETY: The caller passes a valid sock and dst.
+    unsafe {
+        let error = match result {
+            1.. => bindings::kopi_net_xmit_errno(result),
+            error => error,
+        };
+        if error == 0 {
+            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_OUTDATAGRAMS as i32);
+            return 0;
+        }
+        bindings::kopi_output_inc_stats(sk, dst, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
+        if error == enobufs().to_errno() && !bindings::kopi_inet_recverr(sk) {
+            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_SNDBUFERRORS as i32);
+            return 0;
+        }
+        error
+    }
+}
+
+/// What udp_sendmsg() or udpv6_sendmsg() returns for `len` bytes, and counts, when it ends with 0 or
+/// an errno.
+///
+/// # Safety
+///
+/// `sk` must be valid, with its socket.
+pub(super) unsafe fn report(sk: *mut bindings::sock, len: usize, error: c_int) -> c_int {
+    if error == 0 {
+        return len as c_int;
+    }
+    // SAFETY: The caller passes a valid sock with its socket.
+    unsafe {
+        if error == enobufs().to_errno() || bindings::kopi_sock_is_nospace(sk) {
+            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_SNDBUFERRORS as i32);
+        }
+    }
+    error
+}
+
+/// Counts a datagram of `len` bytes, and returns what the ordinary sendmsg returns for it, by what
+/// ip_local_out() returned.
+///
+/// # Safety
+///
+/// `sk` must be valid, with its socket. `dst` must be the valid one of the datagram's route.
+pub(super) unsafe fn sent(
+    sk: *mut bindings::sock,
+    dst: *mut bindings::dst_entry,
+    len: usize,
+    result: c_int,
+) -> c_int {
+    // SAFETY: The caller passes a valid sock with its socket, and a valid dst.
+    unsafe { report(sk, len, count(sk, dst, result)) }
+}

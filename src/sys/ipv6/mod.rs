@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Plain IPv6 datagrams that become frames for a driver, by a remembered route.
+//!
+//! Headers are made as udpv6_sendmsg() makes them, without extension headers. What can't be a frame is
+//! left to udpv6_sendmsg(). C sources: `net/ipv6/udp.c`, `net/ipv6/ip6_output.c`
+
+mod options;
+mod route;
+
+use crate::{
+    pure::ip::{self, Label, HEADER_UDP, HEADER_V6},
+    sys::{bindings, datagram::LINEAR_MAX, region::Bytes},
+};
+pub(crate) use options::Options;
+use route::Route;
+use route::MTU_MIN;
+
+/// A datagram that is about to be sent. The destination is as it lies in memory, the port big-endian.
+#[derive(Clone, Copy)]
+pub(crate) struct Datagram<'a> {
+    pub(crate) data: Bytes<'a>,
+    pub(in crate::sys) options: &'a Options,
+    pub(in crate::sys) route: &'a Route,
+    to: [u8; 16],
+    port: u16,
+}
+
+impl Datagram<'_> {
+    /// Bytes of the IP packet.
+    pub(super) fn whole(&self) -> usize {
+        self.data.len().saturating_add(HEADER_V6)
+    }
+
+    /// The dst, to which the route owns a reference.
+    pub(super) fn dst(&self) -> *mut bindings::dst_entry {
+        self.route.dst.as_ptr()
+    }
+
+    /// The address of the route's device, which is only compared.
+    pub(super) fn device(&self) -> usize {
+        self.route.device
+    }
+
+    /// Whether the stack would send it as one packet with linear memory.
+    pub(super) fn fits_route(&self) -> bool {
+        // SAFETY: The route owns a reference to the dst, an IPv6 one.
+        let mtu = unsafe { bindings::kopi_dst6_mtu(self.dst()) };
+        mtu >= MTU_MIN && self.whole() <= mtu.min(LINEAR_MAX) as usize
+    }
+
+    /// Whether it may be fragmented: ip6_sk_ignore_df().
+    pub(super) fn ignores_df(&self) -> bool {
+        u32::from(self.options.of_sock.discovery) < bindings::IPV6_PMTUDISC_DO
+    }
+
+    /// The flow hash, if the label is made of it, or 0.
+    pub(super) fn hash(&self) -> u32 {
+        match self.label() {
+            Label::Hash(hash) | Label::Stateless(hash) => hash,
+            Label::Fixed(_) => 0,
+        }
+    }
+
+    /// The flow label: ip6_make_flowlabel().
+    fn label(&self) -> Label {
+        let of_sock = &self.options.of_sock;
+        match of_sock.flow_label {
+            0 if !of_sock.has_labels => Label::Fixed(0),
+            0 if of_sock.has_stateless_labels => Label::Stateless(self.route.hash),
+            0 => Label::Hash(self.route.hash),
+            label => Label::Fixed(label),
+        }
+    }
+
+    /// The hop limit: ip6_sk_dst_hoplimit().
+    fn hop_limit(&self) -> u8 {
+        match u8::try_from(self.options.of_sock.hop_limit) {
+            Ok(limit) => limit,
+            // SAFETY: The route owns a reference to the dst, an IPv6 one.
+            Err(_) => unsafe { bindings::ip6_dst_hoplimit(self.dst()) as u8 },
+        }
+    }
+
+    /// Writes the IP packet, complete with checksum.
+    ///
+    /// # Safety
+    ///
+    /// `at` must have room for [`Self::whole`] bytes.
+    pub(super) unsafe fn write(&self, at: *mut u8) {
+        let len = self.data.len() as u16;
+        let of_sock = &self.options.of_sock;
+        // SAFETY: The caller passes enough room: for the headers, and the payload behind them.
+        unsafe {
+            let to = at.add(HEADER_V6).cast();
+            let from = self.data.as_ptr().cast();
+            let sum = bindings::kopi_csum_partial_copy_nocheck(from, to, i32::from(len));
+            let header = ip::header_v6(
+                of_sock.tclass,
+                self.label(),
+                self.hop_limit(),
+                [&self.route.source, &self.to],
+                [of_sock.source_port, self.port],
+                len.wrapping_add(HEADER_UDP as u16),
+                sum,
+            );
+            at.cast::<[u32; HEADER_V6 / 4]>().write_unaligned(header);
+        }
+    }
+}

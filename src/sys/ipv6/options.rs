@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The socket options that affect the IPv6 datagrams of a flow.
+
+use super::{
+    route::{Route, RouteKey},
+    Datagram,
+};
+use crate::{
+    pure::{
+        abi::{Meta, AF_INET6, META_LOCAL},
+        rule::unmapped,
+    },
+    sys::{
+        bindings,
+        datagram::{self, is_special},
+        region::Bytes,
+        sock::Sock, //
+    },
+};
+
+/// The options of a sock that affect each datagram, if they need nothing from udpv6_sendmsg(). They
+/// are read once for each batch.
+pub(crate) struct Options {
+    pub(super) of_sock: bindings::kopi_options6,
+    /// The route to the peer.
+    route: Option<Route>,
+    /// The flow's number in its namespace, which stands for the properties that a socket can't
+    /// change.
+    flow: u32,
+}
+
+/// Whether an address is one of the link.
+fn is_link_local(address: &[u8; 16]) -> bool {
+    core::net::Ipv6Addr::from(*address).is_unicast_link_local()
+}
+
+impl Options {
+    /// The device of a destination: its scope, or that of the sock; 0 for any.
+    fn device_to(&self, meta: &Meta) -> i32 {
+        match meta.ifindex as i32 {
+            scope if scope != 0 && is_link_local(&meta.peer) => scope,
+            _ => self.of_sock.device,
+        }
+    }
+
+    /// The device and the source of a datagram, as control messages change them.
+    fn source(&self, meta: &Meta) -> Option<(i32, [u8; 16], bool)> {
+        let device = self.device_to(meta);
+        // SAFETY: Any bytes are an address.
+        let own = unsafe { self.of_sock.source.in6_u.u6_addr8 };
+        if meta.flags & META_LOCAL == 0 {
+            let device = match device {
+                0 => self.of_sock.unicast_device,
+                device => device,
+            };
+            return Some((device, own, false));
+        }
+        // ip6_datagram_send_ctl() compares these devices, or looks at none of IPV6_UNICAST_IF.
+        let asked = meta.ifindex as i32;
+        if self.of_sock.unicast_device != 0 || ![0, asked].contains(&device) && asked != 0 {
+            return None;
+        }
+        let device = if asked != 0 { asked } else { device };
+        Some(match meta.local == [0; 16] {
+            true => (device, own, false),
+            false => (device, meta.local, true),
+        })
+    }
+}
+
+impl datagram::Options for Options {
+    const FAMILY: u16 = AF_INET6;
+    type Key = RouteKey;
+    type Route = Route;
+
+    fn of(sk: &Sock, flow: u32) -> Option<Self> {
+        let raw = sk.as_ptr();
+        if !sk.is_ipv6() || is_special(sk) {
+            return None;
+        }
+        let mut of_sock = pin_init::zeroed::<bindings::kopi_options6>();
+        // SAFETY: The sock is borrowed, and a UDP one of IPv6, as checked.
+        unsafe {
+            // udpv6_sendmsg() binds a sock without a port.
+            if !bindings::kopi_options6(raw, &mut of_sock) || of_sock.source_port == 0 {
+                return None;
+            }
+            bindings::kopi_sock_rps_record_flow(raw);
+        }
+        let route = match of_sock.connected {
+            true => Route::of(sk, &of_sock),
+            false => None,
+        };
+        Some(Self {
+            of_sock,
+            route,
+            flow,
+        })
+    }
+
+    fn mark(&self) -> u32 {
+        self.of_sock.mark
+    }
+
+    fn key(&self, meta: &Meta) -> Option<RouteKey> {
+        // A cgroup's BPF program may change the destination. For a connected sock, udpv6_sendmsg()
+        // looks at the peer's route first.
+        // SAFETY: The call only reads a static key.
+        let may_change = unsafe { bindings::kopi_cgroup_bpf_enabled_udp6_sendmsg() };
+        if may_change || self.of_sock.connected || meta.family != AF_INET6 || meta.peer_port == 0 {
+            return None;
+        }
+        // udpv6_sendmsg() handles the any-address, IPv4's, and multicast, which has sources and
+        // devices of its own.
+        if meta.peer == [0; 16] || meta.peer[0] == 0xff || unmapped(&meta.peer).is_some() {
+            return None;
+        }
+        let (device, from, is_from_message) = self.source(meta)?;
+        let of_sock = &self.of_sock;
+        Some(RouteKey {
+            to: u128::from_ne_bytes(meta.peer),
+            from: u128::from_ne_bytes(from),
+            device,
+            ports: u32::from(meta.peer_port) | u32::from(of_sock.source_port) << 16,
+            owner: u64::from(of_sock.mark) | u64::from(of_sock.user) << 32,
+            rest: u64::from(self.flow)
+                | u64::from(of_sock.tclass) << 32
+                | u64::from(of_sock.preferences) << 40
+                | u64::from(is_from_message) << 48,
+        })
+    }
+
+    fn hash(key: &RouteKey) -> u32 {
+        key.hash()
+    }
+
+    fn look_up(sk: &Sock, key: &RouteKey) -> Option<Route> {
+        Route::look_up(sk, key)
+    }
+
+    fn is_valid(sk: &Sock, route: &Route) -> bool {
+        route.is_valid(sk)
+    }
+
+    fn to_peer<'a>(&'a self, sk: &Sock, data: Bytes<'a>) -> Option<datagram::Datagram<'a>> {
+        let route = self.route.as_ref().filter(|route| route.is_valid(sk))?;
+        Some(datagram::Datagram::V6(Datagram {
+            options: self,
+            route,
+            // SAFETY: Any bytes are an address.
+            to: unsafe { self.of_sock.peer.in6_u.u6_addr8 },
+            port: self.of_sock.peer_port,
+            data,
+        }))
+    }
+
+    fn by<'a>(
+        &'a self,
+        key: &RouteKey,
+        route: &'a Route,
+        data: Bytes<'a>,
+    ) -> datagram::Datagram<'a> {
+        datagram::Datagram::V6(Datagram {
+            options: self,
+            route,
+            to: key.to.to_ne_bytes(),
+            port: key.ports as u16,
+            data,
+        })
+    }
+}
