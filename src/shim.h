@@ -197,6 +197,8 @@ struct kopi_options6 {
 	int hop_limit;
 	u32 mark;
 	u32 user;
+	/* The hash of a sock that has one of its own, or 0. */
+	u32 hash;
 	__be16 source_port;
 	__be16 peer_port;
 	u8 discovery;

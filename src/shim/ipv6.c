@@ -59,6 +59,8 @@ bool kopi_options6(const struct sock *sk, struct kopi_options6 *o)
 	o->hop_limit = READ_ONCE(np->hop_limit);
 	o->mark = READ_ONCE(sk->sk_mark);
 	o->user = __kuid_val(sk_uid(sk));
+	/* skb_set_hash_from_sk() (include/net/sock.h) */
+	o->hash = READ_ONCE(sk->sk_txhash);
 	o->source_port = READ_ONCE(inet_sk(sk)->inet_sport);
 	o->peer_port = READ_ONCE(inet_sk(sk)->inet_dport);
 	o->tclass = READ_ONCE(np->tclass);

@@ -54,21 +54,26 @@ impl Datagram<'_> {
         u32::from(self.options.of_sock.discovery) < bindings::IPV6_PMTUDISC_DO
     }
 
-    /// The flow hash, if the label is made of it, or 0.
+    /// The flow hash that the label is made of, if it is the datagram's, or 0. That of a sock is set
+    /// with an skb's owner.
     pub(super) fn hash(&self) -> u32 {
         match self.label() {
-            Label::Hash(hash) | Label::Stateless(hash) => hash,
-            Label::Fixed(_) => 0,
+            Label::Hash(hash) | Label::Stateless(hash) if self.options.of_sock.hash == 0 => hash,
+            _ => 0,
         }
     }
 
     /// The flow label: ip6_make_flowlabel().
     fn label(&self) -> Label {
         let of_sock = &self.options.of_sock;
+        let hash = match of_sock.hash {
+            0 => self.route.hash,
+            hash => hash,
+        };
         match of_sock.flow_label {
             0 if !of_sock.has_labels => Label::Fixed(0),
-            0 if of_sock.has_stateless_labels => Label::Stateless(self.route.hash),
-            0 => Label::Hash(self.route.hash),
+            0 if of_sock.has_stateless_labels => Label::Stateless(hash),
+            0 => Label::Hash(hash),
             label => Label::Fixed(label),
         }
     }
