@@ -13,40 +13,44 @@ import time
 
 import kopi
 import nfqueue
-from attached import OTHERS, attach, change, counted, detached, host, kopictl, link, nobody_takes, rules
+from attached import ADDRESSES, OTHERS, attach, change, counted, detached, host, kopictl, link, nobody_takes, rules
 from control import family
 from equivalence import namespace, payload, run_nft, sh
 from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
-NEAR, FAR, OTHER = "192.0.2.1", "192.0.2.2", "192.0.2.99"
+# Of an unknown neighbour, by IP version; and the versions in the words of nft.
+OTHER = {4: "192.0.2.99", 6: "2001:db8::99"}
+TABLE = {4: "ip", 6: "ip6"}
 PORT = 7000
 FRAMES = 128
 # The port of what waits while nobody takes it: it may arrive when other parts of this file listen.
 STRAY = 1
 # Rules by which a program decides about port 7001.
-QUEUED = ("table ip kept {", "chain o {", "type filter hook output priority 0", "udp dport 7001 queue num 0", "}", "}")
-SIZES = [*range(0, 1473, 64), 1, 3, 1471, 1472]
+QUEUED = ("table inet kept {", "chain o {", "type filter hook output priority 0", "udp dport 7001 queue num 0", "}", "}")
+SIZES = [*range(0, 1453, 64), 1, 3, 1451, 1452]
 
 
 class Datagrams:
     """A flow on a channel without GSO, and sinks in the other namespace, each on a port of its own."""
 
-    def __init__(self, ports=1, flows=1):
+    def __init__(self, version, ports=1, flows=1):
+        near, self.far = ADDRESSES[version]
+        kind, proto = (socket.AF_INET, 0) if version == 4 else (socket.AF_INET6, kopi.UDP6)
         self.sinks = []
         with namespace("peer"):
             for port in range(ports):
-                sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                sink = socket.socket(kind, socket.SOCK_DGRAM)
                 sink.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
                 sink.bind(("", PORT + port))
                 sink.settimeout(10)
                 self.sinks.append(sink)
         with namespace("host"):
-            self.channel = kopi.Channel(frames=FRAMES, tx=FRAMES, completion=FRAMES)
-            self.channel.sock.bind((NEAR, 0))
+            self.channel = kopi.Channel(kopi.flow(proto), frames=FRAMES, tx=FRAMES, completion=FRAMES)
+            self.channel.sock.bind((near, 0))
             self.numbers, self.joined = [0], []
             for _ in range(flows - 1):
-                flow = kopi.flow()
-                flow.bind((NEAR, 0))
+                flow = kopi.flow(proto)
+                flow.bind((near, 0))
                 flow.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(self.channel.sock))
                 self.joined.append(flow)
                 self.numbers.append(kopi.number_of(flow))
@@ -65,14 +69,14 @@ class Datagrams:
             self.free.append((done[0] - self.channel.frames) // self.channel.frame_size)
             self.errors.append(done[4])
 
-    def send(self, datagrams, address=FAR):
+    def send(self, datagrams, address=None):
         """Sends (port, data) each, as many a doorbell as fit, by the flows in turn; gives those that were refused."""
         self.errors = []
         for number, (port, data) in enumerate(datagrams):
             if not self.free:
                 kopi.wait_until(lambda: (self.channel.bell(), self.reap(), self.free)[2])
             flow = self.numbers[number % len(self.numbers)]
-            self.channel.send(self.free.pop(), data, (address, PORT + port), flow_number=flow)
+            self.channel.send(self.free.pop(), data, (address or self.far, PORT + port), flow_number=flow)
         kopi.wait_until(lambda: (self.channel.bell(), self.reap(), len(self.free) == FRAMES)[2])
         return sum(error != 0 for error in self.errors)
 
@@ -113,10 +117,10 @@ def several(count, ports=1, sizes=(100,)):
     return [(number % ports, payload(number, sizes[number // ports % len(sizes)])) for number in range(count)]
 
 
-def all_lengths(ynl):
+def all_lengths(ynl, version):
     """All lengths, to several ports, by one flow and by several."""
     for flows in (1, 3):
-        traffic = Datagrams(ports=4, flows=flows)
+        traffic = Datagrams(version, ports=4, flows=flows)
         before = link(ynl)
         datagrams = several(4 * len(SIZES) * flows, 4, SIZES)
         traffic.send(datagrams)
@@ -134,11 +138,11 @@ def all_lengths(ynl):
         traffic.close()
 
 
-def rules_decide(ynl):
+def rules_decide(ynl, version):
     """Rules see each datagram, drop some, and change others; by the driver all the same."""
-    traffic = Datagrams(ports=2)
+    traffic = Datagrams(version, ports=2)
     with namespace("host"):
-        rules("table ip seen {", "counter out { }", "counter post { }", "chain o {",
+        rules("table inet seen {", "counter out { }", "counter post { }", "chain o {",
               "type filter hook output priority 0", "counter name out", "udp dport 7001 drop", "}",
               "chain p {", "type filter hook postrouting priority 0", "counter name post", "}", "}")
     before = link(ynl)
@@ -147,33 +151,34 @@ def rules_decide(ynl):
     kopi.check("what a rule drops is refused", refused == 100, refused)
     traffic.arrive("the others", [each for each in datagrams if each[0] == 0])
     with namespace("host"):
-        numbers = counted("ip seen", "out"), counted("ip seen", "post")
+        numbers = counted("inet seen", "out"), counted("inet seen", "post")
     kopi.check("each hook sees each datagram", numbers == (200, 100), numbers)
     kopi.check("with rules: by the driver", link(ynl)["packets"] - before["packets"] == 100, link(ynl))
     with namespace("host"):
         run_nft("flush ruleset")
-        rules("table ip nat {", "chain p {", "type nat hook postrouting priority 100",
-              "udp dport 7000 snat to 192.0.2.1:9999", "}", "}")
+        near = ADDRESSES[version][0]
+        rules(f"table {TABLE[version]} nat {{", "chain p {", "type nat hook postrouting priority 100",
+              f"udp dport 7000 snat to {near if version == 4 else f'[{near}]'}:9999", "}", "}")
     before = link(ynl)
     traffic.send(several(100))
-    sources = {traffic.sinks[0].recvfrom(2000)[1] for _ in range(100)}
-    kopi.check("NAT changes each one's source", sources == {(NEAR, 9999)}, sources)
+    sources = {traffic.sinks[0].recvfrom(2000)[1][:2] for _ in range(100)}
+    kopi.check("NAT changes each one's source", sources == {(near, 9999)}, sources)
     kopi.check("NAT: by the driver", link(ynl)["packets"] - before["packets"] == 100, link(ynl))
     with namespace("host"):
         run_nft("flush ruleset")
-        rules("table ip nat {", "chain o {", "type nat hook output priority -100",
-              f"ip daddr {OTHER} dnat to {FAR}", "}", "}")
+        rules(f"table {TABLE[version]} nat {{", "chain o {", "type nat hook output priority -100",
+              f"{TABLE[version]} daddr {OTHER[version]} dnat to {traffic.far}", "}", "}")
     datagrams = several(100, 2, SIZES)
-    traffic.send(datagrams, OTHER)
+    traffic.send(datagrams, OTHER[version])
     traffic.arrive("another destination", datagrams)
     with namespace("host"):
         run_nft("flush ruleset")
     traffic.close()
 
 
-def hooks_keep(_ynl):
+def hooks_keep(_ynl, version):
     """What a hook keeps, or copies, isn't touched by what is sent afterwards."""
-    traffic = Datagrams(ports=2)
+    traffic = Datagrams(version, ports=2)
     with namespace("host"):
         queue = nfqueue.serve(0, lambda _: True)
         rules(*QUEUED)
@@ -183,8 +188,8 @@ def hooks_keep(_ynl):
     queue.stop()
     with namespace("host"):
         run_nft("flush ruleset")
-        rules("table ip twice {", "chain p {", "type filter hook postrouting priority 0",
-              f"udp dport 7001 dup to {FAR} device eth0", "}", "}")
+        rules(f"table {TABLE[version]} twice {{", "chain p {", "type filter hook postrouting priority 0",
+              f"udp dport 7001 dup to {traffic.far} device eth0", "}", "}")
     datagrams = several(100, 2, SIZES)
     traffic.send(datagrams)
     traffic.arrive("beside copies", [each for each in datagrams if each[0] == 0])
@@ -196,9 +201,9 @@ def hooks_keep(_ynl):
     traffic.close()
 
 
-def kept_for_ever(_ynl):
+def kept_for_ever(_ynl, version):
     """What a program never lets go holds up nobody, and goes with the module."""
-    traffic = Datagrams(ports=2)
+    traffic = Datagrams(version, ports=2)
     with namespace("host"):
         queue = nfqueue.Queue(0)
         rules(*QUEUED)
@@ -219,12 +224,12 @@ def kept_for_ever(_ynl):
     attach()
 
 
-def marks_last(ynl):
+def marks_last(ynl, version):
     """The mark that a hook has set is there when the stack has to send after all."""
-    traffic = Datagrams(ports=2)
+    traffic = Datagrams(version, ports=2)
     traffic.channel.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
     with namespace("host"):
-        rules("table ip marked {", "chain o {", "type filter hook output priority 0",
+        rules("table inet marked {", "chain o {", "type filter hook output priority 0",
               "udp dport 7001 meta mark set 7", "}", "}")
 
     def seen():
@@ -233,7 +238,7 @@ def marks_last(ynl):
             # More than its ring holds.
             traffic.send([(STRAY, payload(number, 1000)) for number in range(10 * FRAMES)])
             host("tc qdisc add dev eth0 clsact")
-            host("tc filter add dev eth0 egress protocol ip pref 1 handle 7 fw action ok")
+            host("tc filter add dev eth0 egress protocol all pref 1 handle 7 fw action ok")
             kopi.wait_until(lambda: link(ynl)["path"] == "refused")
             shown = json.loads(host("tc -s -j filter show dev eth0 egress"))
             host("tc qdisc del dev eth0 clsact")
@@ -249,11 +254,11 @@ def marks_last(ynl):
     traffic.close()
 
 
-def neighbours_are_asked(ynl):
+def neighbours_are_asked(ynl, version):
     """A peer whose address isn't known gets all, in order."""
-    traffic = Datagrams()
+    traffic = Datagrams(version)
     for _ in range(10):
-        host(f"ip neigh flush dev eth0 {FAR}")
+        host(f"ip neigh flush dev eth0 {traffic.far}")
         datagrams = several(60)
         traffic.send(datagrams[:30])
         time.sleep(0.01)
@@ -269,19 +274,19 @@ def neighbours_are_asked(ynl):
     traffic.close()
 
 
-def room_is_short(ynl):
+def room_is_short(ynl, version):
     """A small send buffer, and a driver that takes nothing for a while: no datagram is lost."""
-    traffic = Datagrams()
+    traffic = Datagrams(version)
     traffic.channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     datagrams = several(500, sizes=(1000, 10))
     traffic.send(datagrams)
     traffic.arrive("a small send buffer", datagrams)
     traffic.close()
-    traffic = Datagrams(ports=2)
+    traffic = Datagrams(version, ports=2)
     before = link(ynl)
     with nobody_takes():
         for number in range(FRAMES):
-            traffic.channel.send(traffic.free.pop(), payload(number, 1400), (FAR, PORT + STRAY))
+            traffic.channel.send(traffic.free.pop(), payload(number, 1400), (traffic.far, PORT + STRAY))
         traffic.channel.bell()
         kopi.check("the driver has some",
                    kopi.wait_until(lambda: link(ynl)["packets"] > before["packets"]), link(ynl))
@@ -289,10 +294,10 @@ def room_is_short(ynl):
     traffic.close()
 
 
-def paths_change(ynl):
+def paths_change(ynl, version):
     """Things come and go under traffic: nothing is overtaken, and nothing lost that the stack doesn't drop."""
     for way, other in {**OTHERS, "detached": detached, "rules": ruled}.items():
-        traffic = Datagrams()
+        traffic = Datagrams(version)
         before = link(ynl)
         pid = os.fork()
         if pid == 0:
@@ -332,7 +337,7 @@ def paths_change(ynl):
 def ruled():
     """Hooks of netfilter's, at the host and at its device."""
     with namespace("host"):
-        rules("table ip seen {", "chain o {", "type filter hook output priority 0", "counter", "}", "}",
+        rules("table inet seen {", "chain o {", "type filter hook output priority 0", "counter", "}", "}",
               "table netdev early {", "chain e {", "type filter hook egress device eth0 priority 0", "counter", "}",
               "}")
     try:
@@ -347,7 +352,8 @@ with namespace("host"):
     YNL = family()
 for case in (all_lengths, rules_decide, hooks_keep, marks_last, neighbours_are_asked, room_is_short, paths_change,
              kept_for_ever):
-    case(YNL)
+    for ip in (4, 6):
+        case(YNL, ip)
 kopictl("detach", "eth0")
 kopi.check("detached", "xdp" not in json.loads(host("ip -j link show eth0"))[0])
 kopi.finish()

@@ -3,7 +3,6 @@
 //! What a channel remembers of the routes of its packets: so that a datagram that is nothing
 //! special (`sys/datagram.rs`) needs neither udp_sendmsg() nor a look-up.
 
-use crate::direct;
 use crate::flow::Flow;
 use crate::pure::{
     abi::{Meta, META_LOCAL},
@@ -24,8 +23,8 @@ const SETS: usize = 256;
 
 /// See the module's documentation. Belongs to a channel's sender.
 pub(crate) struct Routes {
-    v4: Known<ipv4::Options>,
-    v6: Known<ipv6::Options>,
+    v4: Known<ipv4::OptionsV4>,
+    v6: Known<ipv6::OptionsV6>,
 }
 
 /// What is known of the datagrams of one IP version.
@@ -73,9 +72,7 @@ impl Routes {
     ) -> Option<Datagram<'a>> {
         match sk.is_ipv6() {
             false => self.v4.datagram(number, flow, sk, meta, data),
-            // IPv6 has a way of its own only as frames.
-            true if direct::is_any_attached() => self.v6.datagram(number, flow, sk, meta, data),
-            true => None,
+            true => self.v6.datagram(number, flow, sk, meta, data),
         }
     }
 }

@@ -45,16 +45,16 @@ pub(crate) fn is_any_attached() -> bool {
 }
 
 /// A device that counts as attached as long as this lives.
-struct Counted;
+struct CountedDevice;
 
-impl Counted {
+impl CountedDevice {
     fn new() -> Self {
         ATTACHED.fetch_add(1, Relaxed);
         Self
     }
 }
 
-impl Drop for Counted {
+impl Drop for CountedDevice {
     fn drop(&mut self) {
         ATTACHED.fetch_sub(1, Relaxed);
     }
@@ -71,7 +71,7 @@ pub(crate) struct AttachedDevice {
     /// The target of redirected frames, if the device was attached with a port map.
     pub(super) receiving: Option<RedirectDevice<RedirectReceiver>>,
     pub(crate) counters: Arc<Counters>,
-    _counted: Counted,
+    _counted: CountedDevice,
 }
 
 impl AttachedDevice {
@@ -100,7 +100,7 @@ impl AttachedDevice {
             closing: AtomicBool::new(false),
             receiving,
             counters,
-            _counted: Counted::new(),
+            _counted: CountedDevice::new(),
         })
     }
 

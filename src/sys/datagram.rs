@@ -21,8 +21,8 @@ pub(super) const LINEAR_MAX: u32 = 8192;
 /// A datagram that is about to be sent.
 #[derive(Clone, Copy)]
 pub(crate) enum Datagram<'a> {
-    V4(ipv4::Datagram<'a>),
-    V6(ipv6::Datagram<'a>),
+    V4(ipv4::DatagramV4<'a>),
+    V6(ipv6::DatagramV6<'a>),
 }
 
 /// The options of a sock that affect each datagram of one IP version. They are read once for each

@@ -19,21 +19,21 @@ use crate::{
 };
 use core::ptr::{self};
 use kernel::{error::Error, prelude::*, sync::rcu};
-pub(crate) use options::Options;
-use route::Route;
+pub(crate) use options::OptionsV4;
+use route::RouteV4;
 use route::MTU_MIN;
 
 /// A datagram that is about to be sent. Destination and port are big-endian.
 #[derive(Clone, Copy)]
-pub(crate) struct Datagram<'a> {
+pub(crate) struct DatagramV4<'a> {
     pub(crate) data: Bytes<'a>,
-    pub(crate) options: &'a Options,
-    pub(crate) route: &'a Route,
+    pub(crate) options: &'a OptionsV4,
+    pub(crate) route: &'a RouteV4,
     pub(crate) to: u32,
     pub(crate) port: u16,
 }
 
-impl Datagram<'_> {
+impl DatagramV4<'_> {
     /// Sends it as udp_sendmsg() would, and returns the same result. `None` if udp_sendmsg() has to
     /// send it, because it is too long, for instance. Process context.
     ///

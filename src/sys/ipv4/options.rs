@@ -3,8 +3,8 @@
 //! The socket options that affect the packets of a flow.
 
 use super::{
-    route::{Route, RouteKey, To},
-    Datagram,
+    route::{RouteKeyV4, RouteV4, To},
+    DatagramV4,
 };
 use crate::{
     pure::abi::{Meta, AF_INET, META_LOCAL},
@@ -19,13 +19,13 @@ use core::ptr::{self};
 
 /// The options of a sock that affect each datagram, if they need nothing from udp_sendmsg(). They
 /// are read once for each batch.
-pub(crate) struct Options {
+pub(crate) struct OptionsV4 {
     /// Addresses and ports, big-endian.
     pub(super) source: u32,
     pub(super) source_port: u16,
     pub(super) peer: Option<(u32, u16)>,
     /// The route to the peer.
-    pub(super) route: Option<Route>,
+    pub(super) route: Option<RouteV4>,
     /// The index of the device to which the sock is bound, or that of IP_UNICAST_IF.
     pub(super) device: i32,
     pub(super) mark: u32,
@@ -47,9 +47,9 @@ fn address(bytes: &[u8; 16]) -> u32 {
     u32::from_ne_bytes([a, b, c, d])
 }
 
-impl Options {
+impl OptionsV4 {
     /// The key for a datagram to a destination, or to the peer.
-    fn key_to(&self, to: &To) -> Option<RouteKey> {
+    fn key_to(&self, to: &To) -> Option<RouteKeyV4> {
         // A cgroup's BPF program may change the destination.
         // SAFETY: The call only reads a static key.
         if unsafe { bindings::kopi_cgroup_bpf_enabled_udp4_sendmsg() } {
@@ -71,7 +71,7 @@ impl Options {
             return None;
         }
         let [owner, rest] = self.common;
-        Some(RouteKey {
+        Some(RouteKeyV4 {
             words: [
                 u64::from(address) | u64::from(port) << 32 | u64::from(self.source_port) << 48,
                 u64::from(from) | u64::from(device as u32) << 32,
@@ -82,10 +82,10 @@ impl Options {
     }
 }
 
-impl datagram::Options for Options {
+impl datagram::Options for OptionsV4 {
     const FAMILY: u16 = AF_INET;
-    type Key = RouteKey;
-    type Route = Route;
+    type Key = RouteKeyV4;
+    type Route = RouteV4;
 
     fn of(sk: &Sock, flow: u32) -> Option<Self> {
         if sk.is_ipv6() {
@@ -129,7 +129,7 @@ impl datagram::Options for Options {
                 peer: connected
                     .then(|| (bindings::kopi_sk_daddr(raw), bindings::kopi_sk_dport(raw))),
                 route: if connected {
-                    Route::of(sk, source)
+                    RouteV4::of(sk, source)
                 } else {
                     None
                 },
@@ -151,7 +151,7 @@ impl datagram::Options for Options {
         self.mark
     }
 
-    fn key(&self, meta: &Meta) -> Option<RouteKey> {
+    fn key(&self, meta: &Meta) -> Option<RouteKeyV4> {
         let from = || (address(&meta.local), meta.ifindex as i32);
         self.key_to(&To {
             address: address(&meta.peer),
@@ -160,22 +160,22 @@ impl datagram::Options for Options {
         })
     }
 
-    fn hash(key: &RouteKey) -> u32 {
+    fn hash(key: &RouteKeyV4) -> u32 {
         key.hash()
     }
 
-    fn look_up(sk: &Sock, key: &RouteKey) -> Option<Route> {
-        Route::look_up(sk, key)
+    fn look_up(sk: &Sock, key: &RouteKeyV4) -> Option<RouteV4> {
+        RouteV4::look_up(sk, key)
     }
 
-    fn is_valid(_: &Sock, route: &Route) -> bool {
+    fn is_valid(_: &Sock, route: &RouteV4) -> bool {
         route.is_valid()
     }
 
     fn to_peer<'a>(&'a self, _: &Sock, data: Bytes<'a>) -> Option<datagram::Datagram<'a>> {
         let (to, port) = self.peer?;
         let route = self.route.as_ref().filter(|route| route.is_valid())?;
-        Some(datagram::Datagram::V4(Datagram {
+        Some(datagram::Datagram::V4(DatagramV4 {
             options: self,
             route,
             to,
@@ -186,11 +186,11 @@ impl datagram::Options for Options {
 
     fn by<'a>(
         &'a self,
-        key: &RouteKey,
-        route: &'a Route,
+        key: &RouteKeyV4,
+        route: &'a RouteV4,
         data: Bytes<'a>,
     ) -> datagram::Datagram<'a> {
-        datagram::Datagram::V4(Datagram {
+        datagram::Datagram::V4(DatagramV4 {
             options: self,
             route,
             to: key.to(),

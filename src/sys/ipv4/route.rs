@@ -14,7 +14,7 @@ pub(super) const MTU_MIN: u32 = 68;
 /// # Invariants
 ///
 /// `dst` is an IPv4 route's, and this value owns a reference to it.
-pub(crate) struct Route {
+pub(crate) struct RouteV4 {
     pub(super) dst: NonNull<bindings::dst_entry>,
     /// The source address that goes with it, big-endian.
     pub(super) source: u32,
@@ -36,9 +36,9 @@ pub(crate) struct Route {
 }
 
 // SAFETY: A reference to a route is not bound to a task.
-unsafe impl Send for Route {}
+unsafe impl Send for RouteV4 {}
 
-impl Route {
+impl RouteV4 {
     /// # Safety
     ///
     /// `dst` must be null, or an IPv4 route with a reference that the caller gives away.
@@ -77,7 +77,7 @@ impl Route {
 
     /// Looks up the route of a datagram of `sk`. `None` if udp_sendmsg() has to send the datagram,
     /// or to report the error. Any context.
-    pub(super) fn look_up(sk: &Sock, key: &RouteKey) -> Option<Self> {
+    pub(super) fn look_up(sk: &Sock, key: &RouteKeyV4) -> Option<Self> {
         // SAFETY: Zeroes are valid for a flowi4, which is initialised next. The sock is borrowed,
         // and keeps its namespace. The lookup gives a reference, which is released or given to
         // `new`.
@@ -124,7 +124,7 @@ impl Route {
     }
 }
 
-impl Drop for Route {
+impl Drop for RouteV4 {
     fn drop(&mut self) {
         // SAFETY: This value owns the reference, and is not used any more.
         unsafe { bindings::dst_release(self.dst.as_ptr()) };
@@ -134,17 +134,17 @@ impl Drop for Route {
 /// The key of the route cache, packed for a comparison without branches. Addresses and ports are
 /// big-endian.
 #[derive(Clone, Copy)]
-pub(crate) struct RouteKey {
+pub(crate) struct RouteKeyV4 {
     /// Each word begins with the lowest bits:
     ///
     /// - 0: destination address, destination port, source port;
     /// - 1: source address, or 0 if the route chooses it, and the index of the device;
     /// - 2: mark, user;
-    /// - 3: flow, TOS, flags of the lookup: like word 2, from [`Options::common`].
+    /// - 3: flow, TOS, flags of the lookup: like word 2, from [`OptionsV4::common`].
     pub(super) words: [u64; 4],
 }
 
-impl PartialEq for RouteKey {
+impl PartialEq for RouteKeyV4 {
     /// Compares all words without a branch for each.
     fn eq(&self, other: &Self) -> bool {
         let ([a, b, c, d], [e, f, g, h]) = (self.words, other.words);
@@ -152,7 +152,7 @@ impl PartialEq for RouteKey {
     }
 }
 
-impl RouteKey {
+impl RouteKeyV4 {
     /// The destination, big-endian.
     pub(super) fn to(&self) -> u32 {
         self.words[0] as u32

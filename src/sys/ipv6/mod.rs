@@ -12,21 +12,21 @@ use crate::{
     pure::ip::{self, Label, HEADER_UDP, HEADER_V6},
     sys::{bindings, datagram::LINEAR_MAX, region::Bytes},
 };
-pub(crate) use options::Options;
-use route::Route;
+pub(crate) use options::OptionsV6;
+use route::RouteV6;
 use route::MTU_MIN;
 
 /// A datagram that is about to be sent. The destination is as it lies in memory, the port big-endian.
 #[derive(Clone, Copy)]
-pub(crate) struct Datagram<'a> {
+pub(crate) struct DatagramV6<'a> {
     pub(crate) data: Bytes<'a>,
-    pub(in crate::sys) options: &'a Options,
-    pub(in crate::sys) route: &'a Route,
+    pub(in crate::sys) options: &'a OptionsV6,
+    pub(in crate::sys) route: &'a RouteV6,
     to: [u8; 16],
     port: u16,
 }
 
-impl Datagram<'_> {
+impl DatagramV6<'_> {
     /// Bytes of the IP packet.
     pub(super) fn whole(&self) -> usize {
         self.data.len().saturating_add(HEADER_V6)

@@ -3,8 +3,8 @@
 //! The socket options that affect the IPv6 datagrams of a flow.
 
 use super::{
-    route::{Route, RouteKey},
-    Datagram,
+    route::{RouteKeyV6, RouteV6},
+    DatagramV6,
 };
 use crate::{
     pure::{
@@ -21,10 +21,10 @@ use crate::{
 
 /// The options of a sock that affect each datagram, if they need nothing from udpv6_sendmsg(). They
 /// are read once for each batch.
-pub(crate) struct Options {
+pub(crate) struct OptionsV6 {
     pub(super) of_sock: bindings::kopi_options6,
     /// The route to the peer.
-    route: Option<Route>,
+    route: Option<RouteV6>,
     /// The flow's number in its namespace, which stands for the properties that a socket can't
     /// change.
     flow: u32,
@@ -35,7 +35,7 @@ fn is_link_local(address: &[u8; 16]) -> bool {
     core::net::Ipv6Addr::from(*address).is_unicast_link_local()
 }
 
-impl Options {
+impl OptionsV6 {
     /// The device of a destination: its scope, or that of the sock; 0 for any.
     fn device_to(&self, meta: &Meta) -> i32 {
         match meta.ifindex as i32 {
@@ -69,10 +69,10 @@ impl Options {
     }
 }
 
-impl datagram::Options for Options {
+impl datagram::Options for OptionsV6 {
     const FAMILY: u16 = AF_INET6;
-    type Key = RouteKey;
-    type Route = Route;
+    type Key = RouteKeyV6;
+    type Route = RouteV6;
 
     fn of(sk: &Sock, flow: u32) -> Option<Self> {
         let raw = sk.as_ptr();
@@ -89,7 +89,7 @@ impl datagram::Options for Options {
             bindings::kopi_sock_rps_record_flow(raw);
         }
         let route = match of_sock.connected {
-            true => Route::of(sk, &of_sock),
+            true => RouteV6::of(sk, &of_sock),
             false => None,
         };
         Some(Self {
@@ -103,7 +103,7 @@ impl datagram::Options for Options {
         self.of_sock.mark
     }
 
-    fn key(&self, meta: &Meta) -> Option<RouteKey> {
+    fn key(&self, meta: &Meta) -> Option<RouteKeyV6> {
         // A cgroup's BPF program may change the destination. For a connected sock, udpv6_sendmsg()
         // looks at the peer's route first.
         // SAFETY: The call only reads a static key.
@@ -118,7 +118,7 @@ impl datagram::Options for Options {
         }
         let (device, from, is_from_message) = self.source(meta)?;
         let of_sock = &self.of_sock;
-        Some(RouteKey {
+        Some(RouteKeyV6 {
             to: u128::from_ne_bytes(meta.peer),
             from: u128::from_ne_bytes(from),
             device,
@@ -131,21 +131,21 @@ impl datagram::Options for Options {
         })
     }
 
-    fn hash(key: &RouteKey) -> u32 {
+    fn hash(key: &RouteKeyV6) -> u32 {
         key.hash()
     }
 
-    fn look_up(sk: &Sock, key: &RouteKey) -> Option<Route> {
-        Route::look_up(sk, key)
+    fn look_up(sk: &Sock, key: &RouteKeyV6) -> Option<RouteV6> {
+        RouteV6::look_up(sk, key)
     }
 
-    fn is_valid(sk: &Sock, route: &Route) -> bool {
+    fn is_valid(sk: &Sock, route: &RouteV6) -> bool {
         route.is_valid(sk)
     }
 
     fn to_peer<'a>(&'a self, sk: &Sock, data: Bytes<'a>) -> Option<datagram::Datagram<'a>> {
         let route = self.route.as_ref().filter(|route| route.is_valid(sk))?;
-        Some(datagram::Datagram::V6(Datagram {
+        Some(datagram::Datagram::V6(DatagramV6 {
             options: self,
             route,
             // SAFETY: Any bytes are an address.
@@ -157,11 +157,11 @@ impl datagram::Options for Options {
 
     fn by<'a>(
         &'a self,
-        key: &RouteKey,
-        route: &'a Route,
+        key: &RouteKeyV6,
+        route: &'a RouteV6,
         data: Bytes<'a>,
     ) -> datagram::Datagram<'a> {
-        datagram::Datagram::V6(Datagram {
+        datagram::Datagram::V6(DatagramV6 {
             options: self,
             route,
             to: key.to.to_ne_bytes(),

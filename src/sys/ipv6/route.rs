@@ -18,7 +18,7 @@ pub(super) const MTU_MIN: u32 = 1280;
 /// # Invariants
 ///
 /// `dst` is an IPv6 route's, and this value owns a reference to it.
-pub(crate) struct Route {
+pub(crate) struct RouteV6 {
     pub(super) dst: NonNull<bindings::dst_entry>,
     /// The source address that goes with it, as it lies in memory.
     pub(super) source: [u8; 16],
@@ -33,7 +33,7 @@ pub(crate) struct Route {
 }
 
 // SAFETY: A reference to a route is not bound to a task.
-unsafe impl Send for Route {}
+unsafe impl Send for RouteV6 {}
 
 /// An address, as the kernel has it.
 fn in6_addr(bytes: [u8; 16]) -> bindings::in6_addr {
@@ -42,7 +42,7 @@ fn in6_addr(bytes: [u8; 16]) -> bindings::in6_addr {
     address
 }
 
-impl Route {
+impl RouteV6 {
     /// # Safety
     ///
     /// `dst` must be null, or an IPv6 route with a reference that the caller gives away.
@@ -81,7 +81,7 @@ impl Route {
 
     /// Looks up the route of a datagram of `sk`. `None` if udpv6_sendmsg() has to send the datagram,
     /// or to report the error. Any context.
-    pub(super) fn look_up(sk: &Sock, key: &RouteKey) -> Option<Self> {
+    pub(super) fn look_up(sk: &Sock, key: &RouteKeyV6) -> Option<Self> {
         let flow = bindings::kopi_flow6 {
             to: in6_addr(key.to.to_ne_bytes()),
             from: in6_addr(key.from.to_ne_bytes()),
@@ -134,7 +134,7 @@ impl Route {
     }
 }
 
-impl Drop for Route {
+impl Drop for RouteV6 {
     fn drop(&mut self) {
         // SAFETY: This value owns the reference, and is not used any more.
         unsafe { bindings::dst_release(self.dst.as_ptr()) };
@@ -144,7 +144,7 @@ impl Drop for Route {
 /// The key of the route cache, packed for a comparison without branches. Addresses and ports are as
 /// they lie in memory.
 #[derive(Clone, Copy)]
-pub(crate) struct RouteKey {
+pub(crate) struct RouteKeyV6 {
     pub(super) to: u128,
     /// 0 if the route chooses it.
     pub(super) from: u128,
@@ -158,7 +158,7 @@ pub(crate) struct RouteKey {
     pub(super) rest: u64,
 }
 
-impl PartialEq for RouteKey {
+impl PartialEq for RouteKeyV6 {
     /// Compares all without a branch for each.
     fn eq(&self, other: &Self) -> bool {
         let addresses = (self.to ^ other.to) | (self.from ^ other.from);
@@ -168,7 +168,7 @@ impl PartialEq for RouteKey {
     }
 }
 
-impl RouteKey {
+impl RouteKeyV6 {
     /// A hash: the upper half of a product, to which all bits of the destination contribute.
     pub(super) fn hash(&self) -> u32 {
         let to = self.to as u64 ^ (self.to >> 64) as u64;
