@@ -143,8 +143,8 @@ def rules_decide(ynl, version):
     traffic = Datagrams(version, ports=2)
     with namespace("host"):
         rules("table inet seen {", "counter out { }", "counter post { }", "chain o {",
-              "type filter hook output priority 0", "counter name out", "udp dport 7001 drop", "}",
-              "chain p {", "type filter hook postrouting priority 0", "counter name post", "}", "}")
+              "type filter hook output priority 0", "meta l4proto udp counter name out", "udp dport 7001 drop", "}",
+              "chain p {", "type filter hook postrouting priority 0", "meta l4proto udp counter name post", "}", "}")
     before = link(ynl)
     datagrams = several(200, 2)
     refused = traffic.send(datagrams)
