@@ -9,7 +9,7 @@
 use crate::sys::{
     cred::Credentials,
     lock::SpinLockBh,
-    task::Identity, //
+    task::{Identity, Task}, //
 };
 use kernel::{
     new_spinlock,
@@ -45,6 +45,15 @@ impl Owner {
         let age = next_age();
         Ok(Self {
             identity: Arc::new(Identity::current()?, GFP_KERNEL_ACCOUNT)?,
+            age,
+        })
+    }
+
+    /// A task's process: `ENOMEM`. In an RCU read-side section.
+    pub(crate) fn of(task: &Task) -> Result<Self> {
+        let age = next_age();
+        Ok(Self {
+            identity: Arc::new(Identity::of(task)?, GFP_ATOMIC | __GFP_NOWARN)?,
             age,
         })
     }

@@ -18,6 +18,7 @@ mod local_out;
 mod monitor;
 mod netlink;
 mod netns;
+mod ordinary;
 mod probes;
 // Compiled into programs too: public there, and each side leaves some of it unused.
 #[allow(dead_code, unreachable_pub)]
@@ -57,6 +58,7 @@ struct Kopi {
     _family: Registration<Flow>,
     _netlink: Family,
     _ports: Attaching,
+    _ordinary: sys::ordinary::OrdinaryHooks<ordinary::Ordinary>,
     _engines: Engines,
     _monitors: devices::MonitorType,
     _namespaces: PerNet,
@@ -72,6 +74,7 @@ impl kernel::Module for Kopi {
         let namespaces = PerNet::register()?;
         let monitors = devices::MonitorType::new()?;
         let engines = Engines::register();
+        let ordinary = sys::ordinary::OrdinaryHooks::new()?;
         let ports = Attaching::register()?;
         let netlink = Family::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
@@ -94,6 +97,7 @@ impl kernel::Module for Kopi {
             _family: family,
             _netlink: netlink,
             _ports: ports,
+            _ordinary: ordinary,
             _engines: engines,
             _monitors: monitors,
             _namespaces: namespaces,

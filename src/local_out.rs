@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The rules' verdict on a packet at the LOCAL_OUT hook, which sees all packets that a flow sends.
+//! The rules' verdict on a packet at the LOCAL_OUT hook, which sees all packets that a socket sends.
 
 use crate::flow::{Flow, OutPacket};
+use crate::ordinary;
 use crate::rules::Outcome;
 use crate::sys::{
     errno::edquot,
@@ -41,5 +42,12 @@ impl LocalOut for Flow {
             // UDP hides ENOBUFS from its caller. The family's sendmsg turns EDQUOT into ENOBUFS.
             Outcome::TooFast => Err(edquot()),
         }
+    }
+
+    fn leaves_ordinary(sk: &Sock, packet: &mut Leaving) -> Result {
+        if packet.is_reset {
+            return Ok(());
+        }
+        ordinary::leaves(sk, packet)
     }
 }

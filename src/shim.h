@@ -11,6 +11,7 @@
 #include <linux/hrtimer.h>
 #include <linux/net.h>
 #include <linux/netfilter.h>
+#include <linux/rhashtable-types.h>
 #include <linux/skbuff.h>
 #include <linux/sockptr.h>
 #include <linux/workqueue.h>
@@ -36,6 +37,7 @@ bool kopi_sock_get(struct sock *sk);
 void kopi_sock_put(struct sock *sk);
 struct net *kopi_sock_net(const struct sock *sk);
 uid_t kopi_sk_uid(const struct sock *sk);
+gid_t kopi_sk_gid(const struct sock *sk);
 void *kopi_sk_inode_private(const struct sock *sk);
 void kopi_set_sk_inode_private(struct sock *sk, void *data);
 bool kopi_sock_writeable(const struct sock *sk);
@@ -351,6 +353,7 @@ unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev);
 
 /* shim/net.c */
 u64 kopi_net_cookie(const struct net *net);
+bool kopi_net_is_alive(const struct net *net);
 struct user_namespace *kopi_net_user_ns(struct net *net);
 void kopi_ip_inc_stats(struct sock *sk, int field);
 void kopi_udp_inc_stats(struct sock *sk, int field);
@@ -438,6 +441,11 @@ void kopi_current_comm(char *comm);
 const void *kopi_current_tgid(void);
 u64 kopi_current_exec_id(void);
 struct file *kopi_get_current_exe(void);
+struct pid *kopi_get_tgid_of(struct task_struct *task);
+uid_t kopi_euid_of(const struct task_struct *task);
+gid_t kopi_egid_of(const struct task_struct *task);
+void kopi_comm_of(struct task_struct *task, char *comm);
+struct file *kopi_get_exe_of(struct task_struct *task);
 struct task_struct *kopi_pid_task(struct pid *pid);
 bool kopi_task_exiting(const struct task_struct *task);
 u64 kopi_task_exec_id(const struct task_struct *task);
@@ -521,6 +529,35 @@ struct kopi_sent {
 int kopi_hook_local_out(struct net *net);
 void kopi_unhook_local_out(struct net *net);
 
+/* shim/ordinary.c */
+/* What is known of an ordinary sock: the head of Rust's structure. */
+struct kopi_known {
+	struct rhash_head node;
+	const struct sock *sk;
+	struct rcu_head rcu;
+};
+
+/* The system calls that are asked about. */
+enum kopi_call {
+	KOPI_CALL_BIND,
+	KOPI_CALL_CONNECT,
+	KOPI_CALL_LISTEN,
+	KOPI_CALL_ACCEPT,
+	KOPI_CALL_SEND,
+	KOPI_CALL_RECEIVE,
+};
+
+int kopi_known_init(void);
+void kopi_known_destroy(void (*free)(struct kopi_known *entry));
+int kopi_known_insert(struct kopi_known *entry);
+struct kopi_known *kopi_known_find(const struct sock *sk);
+bool kopi_known_remove(struct kopi_known *entry);
+bool kopi_known_is_empty(void);
+u64 kopi_sock_cookie(struct sock *sk);
+bool kopi_skb_sender(const struct sk_buff *skb, struct in6_addr *address, u16 *port);
+int kopi_lsm_is_there(struct net *net);
+int kopi_ordinary_register(void);
+
 /* shim/netdev.c */
 int kopi_netdev_register(void);
 void kopi_netdev_unregister(void);
@@ -552,6 +589,11 @@ bool kopi_redirect_is(const struct net_device *dev);
 int kopi_net_init(struct net *net);
 void kopi_net_exit(struct net *net);
 int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
+int kopi_ordinary_calls(struct sock *sk, enum kopi_call call, const void *address, int len);
+int kopi_ordinary_gets(struct sock *sk, struct sk_buff *skb);
+void kopi_ordinary_clones(struct sock *sk, struct sock *newsk);
+void kopi_ordinary_ends(const struct sock *sk);
+void kopi_ordinary_found(struct sock *sk, struct task_struct *task);
 void kopi_device_going(struct net_device *dev);
 void kopi_device_changed(struct net_device *dev);
 void kopi_device_down(struct net_device *dev);

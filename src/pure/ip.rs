@@ -435,7 +435,7 @@ mod tests {
             prop_assert_eq!(stateless[1], bytes[1] | 8);
             prop_assert_eq!(&stateless[2..], &bytes[2..]);
             let label = with(Label::Fixed(u32::from_ne_bytes([0xff, 0xf1, 2, 3])));
-            prop_assert_eq!(&label[1..4], [class << 4 | 1, 2, 3]);
+            prop_assert_eq!(&label[1..4], [(class << 4) | 1, 2, 3]);
         }
 
         #[test]

@@ -4,7 +4,10 @@
 //! devices.
 
 use super::{RuleSet, SharedRules};
-use crate::sys::{lock::SpinLockIrq, monitor::Devices};
+use crate::sys::{
+    lock::{SpinLockBh, SpinLockIrq},
+    monitor::Devices,
+};
 use kernel::{
     new_spinlock,
     prelude::*,
@@ -17,6 +20,25 @@ use kernel::{
     }, //
 };
 
+/// Number of network namespaces whose rules judge ordinary sockets.
+static ENFORCING: Atomic<u32> = Atomic::new(0);
+
+/// A network namespace whose rules judge ordinary sockets.
+struct Enforcing(());
+
+impl Enforcing {
+    fn new() -> Self {
+        ENFORCING.fetch_add(1, Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Enforcing {
+    fn drop(&mut self) {
+        ENFORCING.fetch_sub(1, Relaxed);
+    }
+}
+
 /// See the module's documentation.
 #[pin_data]
 pub(crate) struct NetPolicy {
@@ -27,6 +49,11 @@ pub(crate) struct NetPolicy {
     generation: Atomic<u64>,
     /// Whether the rules can refuse any packet, or mark one.
     in_force: Atomic<bool>,
+    /// Whether the rules judge ordinary sockets, too, and can refuse any packet, or mark one.
+    enforced: Atomic<bool>,
+    /// The same, whether or not they refuse anything.
+    #[pin]
+    enforcing: SpinLockBh<Option<Enforcing>>,
     /// Calls and live flows that rules stopped.
     pub(crate) denied: Atomic<u64>,
     /// The monitor devices that are up.
@@ -42,6 +69,10 @@ impl NetPolicy {
                 rules <- SpinLockIrq::new(new_spinlock!(rules, "kopi::NetPolicy::rules")),
                 generation: Atomic::new(1),
                 in_force: Atomic::new(false),
+                enforced: Atomic::new(false),
+                enforcing <- SpinLockBh::new(
+                    new_spinlock!(None, "kopi::NetPolicy::enforcing")
+                ),
                 denied: Atomic::new(0),
                 monitors: Devices::new(),
             }),
@@ -64,9 +95,20 @@ impl NetPolicy {
         self.in_force.load(Relaxed)
     }
 
+    /// Number of network namespaces whose rules judge ordinary sockets. Any context.
+    pub(crate) fn enforcing() -> u32 {
+        ENFORCING.load(Relaxed)
+    }
+
+    /// Whether ordinary sockets need be judged. Any context.
+    pub(crate) fn are_enforced(&self) -> bool {
+        self.enforced.load(Relaxed)
+    }
+
     /// Puts other rules in force; the caller holds `Net::changing`.
     pub(crate) fn set_rules(&self, new: SharedRules) {
         let in_force = !new.is_open();
+        let (enforce, enforced) = (new.enforce, in_force && new.enforce);
         let old = core::mem::replace(&mut *self.rules.lock(), new);
         if in_force {
             self.in_force.store(true, Relaxed);
@@ -75,6 +117,10 @@ impl NetPolicy {
             .store(self.generation.load(Relaxed).wrapping_add(1), Release);
         if !in_force {
             self.in_force.store(false, Relaxed);
+        }
+        self.enforced.store(enforced, Relaxed);
+        if old.enforce != enforce {
+            *self.enforcing.lock() = enforce.then(Enforcing::new);
         }
         drop(old);
     }

@@ -45,6 +45,7 @@ pub(crate) struct StreamVerdict {
 #[pin_data]
 pub(crate) struct Policy {
     net: Arc<NetPolicy>,
+    is_flow: bool,
     /// The user of the flow's channel, once it has one.
     user: SetOnce<Arc<User>>,
     /// One reader at a time, where each datagram is judged before it is read. True once the first
@@ -58,28 +59,37 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// That of a socket that the current process opens, in a network namespace with this policy.
+    /// That of a flow that the current process opens, in a network namespace with this policy.
     /// Process context.
     pub(crate) fn new(net: Arc<NetPolicy>) -> Result<Pin<KBox<Self>>> {
         let owner = Owner::current()?;
-        KBox::pin_init(
-            pin_init!(Self {
-                net,
-                user: SetOnce::new(),
-                reading <- new_mutex!(false, "kopi::Policy::reading"),
-                state <- SpinLockBh::new(new_spinlock!(PolicyState {
-                    owner,
-                    verdicts: None,
-                }, "kopi::Policy::state")),
-                applied: Atomic::new(false),
-            }),
-            GFP_KERNEL_ACCOUNT,
-        )
+        KBox::pin_init(Self::of(net, owner, true), GFP_KERNEL_ACCOUNT)
+    }
+
+    /// That of a socket with this owner. `is_flow` says that its sock gets a rule's mark and
+    /// priority; those of ordinary sockets stay as they are, and only their packets get them.
+    pub(crate) fn of(net: Arc<NetPolicy>, owner: Owner, is_flow: bool) -> impl PinInit<Self> {
+        pin_init!(Self {
+            net,
+            is_flow,
+            user: SetOnce::new(),
+            reading <- new_mutex!(false, "kopi::Policy::reading"),
+            state <- SpinLockBh::new(new_spinlock!(PolicyState {
+                owner,
+                verdicts: None,
+            }, "kopi::Policy::state")),
+            applied: Atomic::new(false),
+        })
     }
 
     /// That of the flow's network namespace.
     pub(crate) fn net(&self) -> &NetPolicy {
         &self.net
+    }
+
+    /// The same, to be kept.
+    pub(crate) fn shared_net(&self) -> Arc<NetPolicy> {
+        self.net.clone()
     }
 
     /// The lock to hold while a datagram is judged and read.
@@ -121,12 +131,17 @@ impl Policy {
         act: impl FnOnce(&mut Evaluation<'_>) -> T,
     ) -> Option<T> {
         let (result, old) = self.with_state(|state| {
-            let mut evaluation = state.evaluation(sk)?;
+            let mut evaluation = state.evaluation(sk, self.is_flow)?;
             let old = evaluation.refresh(&self.net);
             Some((act(&mut evaluation), old))
         })?;
         drop(old);
         Some(result)
+    }
+
+    /// The owner. Any context but hard interrupts.
+    pub(crate) fn owner(&self) -> Owner {
+        self.with_state(|state| state.owner.clone())
     }
 
     /// The identity of the flow's owner. Any context but hard interrupts.
@@ -136,8 +151,7 @@ impl Policy {
 
     /// The current process becomes the flow's owner. Process context.
     pub(crate) fn identify(&self) -> Result {
-        let known = self.with_state(|state| state.owner.clone());
-        let owner = known.or_current()?;
+        let owner = self.owner().or_current()?;
         let old = self.with_state(|state| state.change_owner(owner));
         drop(old);
         if let Some(user) = self.user.as_ref() {
@@ -386,11 +400,11 @@ impl PolicyState {
     }
 
     /// The verdicts, which `Evaluation::refresh` brings up to date; `None` without memory.
-    fn evaluation<'a>(&'a mut self, sk: &'a Sock) -> Option<Evaluation<'a>> {
+    fn evaluation<'a>(&'a mut self, sk: &'a Sock, is_flow: bool) -> Option<Evaluation<'a>> {
         if self.verdicts.is_none() {
             let account = GFP_KERNEL_ACCOUNT & !GFP_KERNEL;
             let flags = GFP_ATOMIC | account | __GFP_NOWARN;
-            self.verdicts = KBox::new(Verdicts::default(), flags).ok();
+            self.verdicts = KBox::new(Verdicts::new(is_flow), flags).ok();
         }
         Some(Evaluation {
             owner: &self.owner,

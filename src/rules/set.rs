@@ -136,6 +136,8 @@ impl Rule {
 pub(crate) struct RuleSet {
     pub(crate) rules: KVVec<Arc<Rule>>,
     pub(crate) deny_others: bool,
+    /// They judge ordinary sockets, too.
+    pub(crate) enforce: bool,
     /// The handle that was given last.
     pub(crate) last_handle: u32,
 }
@@ -154,6 +156,7 @@ impl RuleSet {
         Self {
             rules: KVVec::new(),
             deny_others: false,
+            enforce: false,
             last_handle: 0,
         }
     }

@@ -15,7 +15,10 @@ use crate::sys::{
     sock::{LockedStream, Sock},
     task, //
 };
-use kernel::sync::Arc;
+use kernel::sync::{
+    atomic::ordering::Relaxed,
+    Arc, //
+};
 
 /// One direction of a flow.
 #[derive(Default)]
@@ -33,6 +36,8 @@ pub(super) struct Side {
 #[derive(Default)]
 pub(super) struct Verdicts {
     pub(super) set: Option<SharedRules>,
+    /// The sock gets a rule's mark and priority: it is a flow's.
+    changes_sock: bool,
     /// The rules' generation that the flow was judged by; 0 for none.
     pub(super) generation: u64,
     port: u16,
@@ -62,6 +67,40 @@ pub(super) fn with_facts<T>(
         local_port,
         device: sk.bound_device_name(),
     })
+}
+
+/// Whether the rules deny an ordinary sock's packets of a direction, whose process isn't known: its
+/// user and group are those that made the socket, and it has no program. Counts what is denied. Any
+/// context but hard interrupts.
+pub(crate) fn denies_unknown(
+    net: &NetPolicy,
+    sk: &Sock,
+    direction: Direction,
+    peer: &Peer,
+) -> bool {
+    let set = net.rules();
+    let facts = Facts {
+        uid: sk.uid(),
+        gid: sk.gid(),
+        in_cgroup: &|cgroup| task::is_in_cgroup(sk, cgroup),
+        exe: None,
+        protocol: sk.protocol(),
+        local_port: u16::from_be(sk.local_port()),
+        device: sk.bound_device_name(),
+    };
+    let [out, into] = set.judge(&facts, Some(peer));
+    let judgement = match direction {
+        Direction::Out => out,
+        Direction::In => into,
+    };
+    if !set.denies(judgement) {
+        return false;
+    }
+    if let Some(rule) = set.rule(judgement) {
+        rule.denied.add(1);
+    }
+    net.denied.fetch_add(1, Relaxed);
+    true
 }
 
 /// The verdicts on a flow, and what they follow from.
@@ -132,6 +171,14 @@ impl Evaluation<'_> {
 }
 
 impl Verdicts {
+    /// None yet. `changes_sock` says that the sock gets a rule's mark and priority.
+    pub(super) fn new(changes_sock: bool) -> Self {
+        Self {
+            changes_sock,
+            ..Self::default()
+        }
+    }
+
     pub(super) fn side(&mut self, direction: Direction) -> &mut Side {
         match direction {
             Direction::Out => &mut self.out,
@@ -177,7 +224,7 @@ impl Verdicts {
         }
         let action = rule.as_ref().map(|rule| &rule.action);
         // A stream's sock is changed when it is locked, and its acknowledgements have no rate.
-        if direction == Direction::Out && !sk.is_stream() {
+        if self.changes_sock && direction == Direction::Out && !sk.is_stream() {
             self.apply(sk, action);
         }
         let Some((rule, limit)) = rule

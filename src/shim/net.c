@@ -81,3 +81,12 @@ bool kopi_net_is_of_initial_users(const struct net *net)
 {
 	return net->user_ns == &init_user_ns;
 }
+
+/*
+ * Whether its end hasn't begun. cleanup_net() waits for RCU between that and the exit functions: what was alive
+ * in an RCU read-side section has its state until the section ends.
+ */
+bool kopi_net_is_alive(const struct net *net)
+{
+	return check_net(net);
+}

@@ -39,6 +39,13 @@ uid_t kopi_sk_uid(const struct sock *sk)
 	return __kuid_val(sk_uid(sk));
 }
 
+gid_t kopi_sk_gid(const struct sock *sk)
+{
+	struct socket *socket = READ_ONCE(sk->sk_socket);
+
+	return socket ? from_kgid(&init_user_ns, SOCK_INODE(socket)->i_gid) : (gid_t)-1;
+}
+
 /* The inode of the sock's socket, if it still has one; freed by RCU. */
 void *kopi_sk_inode_private(const struct sock *sk)
 {

@@ -10,6 +10,7 @@
 #include <linux/path.h>
 #include <linux/pid_namespace.h>
 #include <linux/sched/signal.h>
+#include <linux/sched/task.h>
 #include <net/sock.h>
 
 #include "../shim.h"
@@ -82,6 +83,38 @@ u64 kopi_current_exec_id(void)
 struct file *kopi_get_current_exe(void)
 {
 	return current->mm ? get_file_active(&current->mm->exe_file) : NULL;
+}
+
+struct pid *kopi_get_tgid_of(struct task_struct *task)
+{
+	return get_pid(task_tgid(task));
+}
+
+uid_t kopi_euid_of(const struct task_struct *task)
+{
+	return from_kuid(&init_user_ns, task_cred_xxx(task, euid));
+}
+
+gid_t kopi_egid_of(const struct task_struct *task)
+{
+	return from_kgid(&init_user_ns, task_cred_xxx(task, egid));
+}
+
+void kopi_comm_of(struct task_struct *task, char *comm)
+{
+	strscpy_pad(comm, task->group_leader->comm, TASK_COMM_LEN);
+}
+
+/* As get_task_exe_file() (kernel/fork.c, 7.3.4), which isn't exported. */
+struct file *kopi_get_exe_of(struct task_struct *task)
+{
+	struct file *file = NULL;
+
+	task_lock(task);
+	if (task->mm && !(task->flags & PF_KTHREAD))
+		file = get_file_active(&task->mm->exe_file);
+	task_unlock(task);
+	return file;
 }
 
 struct task_struct *kopi_pid_task(struct pid *pid)

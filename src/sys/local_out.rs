@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A hook of netfilter's LOCAL_OUT that judges all packets of flows, while a namespace has rules.
+//! A hook of netfilter's LOCAL_OUT that judges all packets of flows, while a namespace has rules, and
+//! those of ordinary sockets, while the rules are enforced.
 //!
 //! The arguments of a call don't decide alone which packet is sent: options, control messages and
 //! corking change its destination and its form, and another thread may change these during the
@@ -56,27 +57,39 @@ pub(crate) struct Leaving {
     pub(crate) is_reset: bool,
 }
 
+impl Leaving {
+    /// Number of its datagrams or segments.
+    pub(crate) fn datagrams(&self) -> u64 {
+        u64::from(match self.gso_size {
+            0 => 1,
+            size => self.bytes.div_ceil(u32::from(size)).max(1),
+        })
+    }
+}
+
 /// A protocol that judges the packets of its flows.
 pub(crate) trait LocalOut: Protocol {
     /// Judges a packet of a flow, and may change its mark and priority. A listener's is a SYN-ACK.
     /// An error drops the packet, and becomes the result of UDP's sendmsg. In an RCU read-side
     /// section.
     fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result;
+
+    /// The same of a packet of an ordinary socket.
+    fn leaves_ordinary(sk: &Sock, packet: &mut Leaving) -> Result;
 }
 
 /// The body of `kopi_local_out`.
 ///
 /// # Safety
 ///
-/// Only the hook may call it, with the sock of an outgoing packet, and a description of the packet.
+/// Only the hook may call it, with the sock of an outgoing packet, which is a full one of UDP or TCP,
+/// and a description of the packet.
 pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::Sent) -> c_int {
     let _rcu = rcu::read_lock();
     // SAFETY: The packet keeps its sock, and RCU, held here, keeps the flow. `packet` is a
     // structure on the hook's stack that nothing else accesses.
     unsafe {
-        let Some((sk, flow)) = family::flow_of::<T>(sk) else {
-            return 0;
-        };
+        let flow = family::flow_of::<T>(sk);
         let packet = &mut *packet;
         let peer = |address: &bindings::in6_addr| Peer {
             address: address.in6_u.u6_addr8,
@@ -92,7 +105,11 @@ pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::S
             again: packet.again,
             is_reset: packet.is_reset,
         };
-        match flow.leaves(sk, &mut leaving) {
+        let judged = match flow {
+            Some((sk, flow)) => flow.leaves(sk, &mut leaving),
+            None => T::leaves_ordinary(Sock::from_raw(sk), &mut leaving),
+        };
+        match judged {
             Ok(()) => {
                 (packet.mark, packet.priority) = (leaving.mark, leaving.priority);
                 0

@@ -22,6 +22,7 @@ pub(crate) mod locked;
 pub(crate) mod message;
 pub(crate) mod monitor;
 pub(crate) mod netdev;
+pub(crate) mod ordinary;
 pub(crate) mod pernet;
 pub(crate) mod raw;
 pub(crate) mod reaper;

@@ -81,6 +81,14 @@ impl NetRef {
         }
     }
 
+    /// The same of a namespace that may be ending, as one of a kernel's sock may be: `None` then. In
+    /// an RCU read-side section.
+    pub(crate) fn state_if_alive<N: Namespace>(&self) -> Option<Arc<N>> {
+        // SAFETY: The namespace is borrowed. If it is alive, its slot has its state until the
+        // caller's RCU read-side section ends.
+        unsafe { bindings::kopi_net_is_alive(self.as_ptr()) }.then(|| self.state_of())
+    }
+
     /// The id of a user in the user namespace that owns this namespace. Any context.
     pub(crate) fn show_uid(&self, uid: u32) -> u32 {
         // SAFETY: The namespace is borrowed, and keeps its user namespace.

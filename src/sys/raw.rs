@@ -7,11 +7,13 @@
 
 pub(crate) use super::bindings::{
     genl_info as Info,
+    kopi_call as Call,
     kopi_sent as Sent,
     net as Net,
     net_device as Device,
     netlink_callback as Callback,
     sk_buff as Skb,
     sock as Sock,
+    task_struct as Task,
     xdp_frame as Frame, //
 };

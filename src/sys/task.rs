@@ -5,14 +5,16 @@
 //! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
 
 use super::bindings;
-use super::{context::might_sleep, pernet::NetRef, sock::Sock};
+use super::{context::might_sleep, pernet::NetRef, raw, sock::Sock};
 use crate::pure::rule::{Cgroup, FileId};
 use core::ptr::NonNull;
 use kernel::{
+    alloc::Flags,
     error::{from_err_ptr, to_result},
     prelude::*,
     str::CStr,
-    sync::rcu, //
+    sync::rcu,
+    types::Opaque, //
 };
 
 /// A reference to a process's pid. While it is held, the pid doesn't become another process's.
@@ -63,17 +65,42 @@ impl Drop for Pid {
     }
 }
 
+/// A task.
+///
+/// # Invariants
+///
+/// The task isn't freed as long as it is borrowed.
+#[repr(transparent)]
+pub(crate) struct Task(Opaque<raw::Task>);
+
+impl Task {
+    /// # Safety
+    ///
+    /// `task` must be a task that isn't freed for `'a`.
+    pub(super) unsafe fn from_raw<'a>(task: *mut raw::Task) -> &'a Self {
+        // SAFETY: `Task` is transparent. The caller passes a task that lives long enough.
+        unsafe { &*task.cast() }
+    }
+
+    fn as_ptr(&self) -> *mut raw::Task {
+        self.0.get()
+    }
+}
+
 /// The size of the longest path with its final zero, in bytes.
 const PATH_MAX: usize = bindings::KOPI_FILE_PATH_MAX as usize + 1;
 
 /// Calls `write` with a buffer of [`PATH_MAX`] bytes, and returns a copy of the part that it names
-/// by start and length.
-fn copy_path(write: impl FnOnce(&mut [u8]) -> Result<(usize, usize)>) -> Result<KVec<u8>> {
-    let mut buffer = KVec::from_elem(0u8, PATH_MAX, GFP_KERNEL)?;
+/// by start and length. The context is that of the flags.
+fn copy_path(
+    flags: Flags,
+    write: impl FnOnce(&mut [u8]) -> Result<(usize, usize)>,
+) -> Result<KVec<u8>> {
+    let mut buffer = KVec::from_elem(0u8, PATH_MAX, flags)?;
     let (start, len) = write(&mut buffer)?;
     let mut path = KVec::new();
     let range = start..start.checked_add(len).ok_or(EINVAL)?;
-    path.extend_from_slice(buffer.get(range).ok_or(EINVAL)?, GFP_KERNEL_ACCOUNT)?;
+    path.extend_from_slice(buffer.get(range).ok_or(EINVAL)?, flags)?;
     Ok(path)
 }
 
@@ -157,8 +184,33 @@ impl Identity {
             // replaces.
             gid: unsafe { bindings::kopi_current_egid() },
             command: current_command(),
-            program: current_program()?,
+            program: program(Executable::current(), GFP_KERNEL_ACCOUNT)?,
         })
+    }
+
+    /// A task's process: `ENOMEM`. In an RCU read-side section.
+    pub(crate) fn of(task: &Task) -> Result<Self> {
+        let mut command = [0u8; 16];
+        // SAFETY: The task is borrowed. RCU, held by the caller, keeps its credentials and its
+        // group's leader. `command` has room for TASK_COMM_LEN bytes. The call for the pid takes a
+        // reference, which `Pid` puts.
+        unsafe {
+            let task = task.as_ptr();
+            bindings::kopi_comm_of(task, command.as_mut_ptr().cast());
+            Ok(Self {
+                process: Process {
+                    pid: Pid(NonNull::new(bindings::kopi_get_tgid_of(task)).ok_or(ESRCH)?),
+                    programs: bindings::kopi_task_exec_id(task),
+                },
+                uid: bindings::kopi_euid_of(task),
+                gid: bindings::kopi_egid_of(task),
+                command,
+                program: program(
+                    NonNull::new(bindings::kopi_get_exe_of(task)).map(Executable),
+                    GFP_ATOMIC | __GFP_NOWARN,
+                )?,
+            })
+        }
     }
 
     /// Whether it equals the identity that the current process has now. Process context.
@@ -262,8 +314,8 @@ impl Executable {
         unsafe { file_id(bindings::kopi_file_inode(self.0.as_ptr())) }
     }
 
-    fn path(&self) -> Result<KVec<u8>> {
-        copy_path(|buffer| {
+    fn path(&self, flags: Flags) -> Result<KVec<u8>> {
+        copy_path(flags, |buffer| {
             // SAFETY: This value's reference keeps the file. The buffer has `PATH_MAX` bytes, as
             // `copy_path` makes it.
             let start = from_err_ptr(unsafe {
@@ -283,13 +335,14 @@ impl Drop for Executable {
     }
 }
 
-fn current_program() -> Result<Option<Program>> {
-    let Some(file) = Executable::current() else {
+/// What is kept of the file of a program. The context is that of the flags.
+fn program(file: Option<Executable>, flags: Flags) -> Result<Option<Program>> {
+    let Some(file) = file else {
         return Ok(None);
     };
     Ok(Some(Program {
         id: file.id(),
-        path: known(file.path())?,
+        path: known(file.path(flags))?,
     }))
 }
 
@@ -325,7 +378,7 @@ impl CgroupRef {
     /// The path of the cgroup in the current process's cgroup namespace; empty if it is too long.
     /// Process context; takes the kernel's mutex of cgroups.
     pub(crate) fn path(&self) -> Result<KVec<u8>> {
-        let path = copy_path(|buffer| {
+        let path = copy_path(GFP_KERNEL_ACCOUNT, |buffer| {
             // SAFETY: This value's reference keeps the cgroup. The buffer has room for the length
             // that is passed. The current process, which there is in process context, keeps its
             // namespaces.

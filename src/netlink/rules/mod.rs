@@ -11,8 +11,10 @@ use crate::netns::Net;
 use crate::rules::{Rule, RuleSet};
 use crate::sys::{
     context::cond_resched,
+    errno::eopnotsupp,
     family,
     genl::{Attribute, Request},
+    ordinary,
     pernet::Namespace,
     uapi, //
 };
@@ -126,6 +128,7 @@ pub(crate) fn add(request: &Request<'_>) -> Result {
     let set = RuleSet {
         rules,
         deny_others: old.deny_others,
+        enforce: old.enforce,
         last_handle: handle,
     };
     put_in_force(request, &net, set)?;
@@ -158,10 +161,33 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
     let set = RuleSet {
         rules,
         deny_others: old.deny_others,
+        enforce: old.enforce,
         last_handle: old.last_handle,
     };
     put_in_force(request, &net, set)?;
     Ok(())
+}
+
+/// Whether the new set judges ordinary sockets, too: `EPERM`, `EOPNOTSUPP`. Without a word it stays.
+///
+/// Root of a user namespace can't have it: the hooks are in the way of all sockets of the machine.
+fn enforce(request: &Request<'_>, old: &RuleSet) -> Result<bool> {
+    let Some(attr) = request.get(uapi::KOPI_A_RULESET_ENFORCE) else {
+        return Ok(old.enforce);
+    };
+    let enforce = attr.u32() != 0;
+    if enforce == old.enforce {
+        return Ok(enforce);
+    }
+    if !request.requester().is_admin() {
+        let why = c"enforcing takes CAP_NET_ADMIN in the initial user namespace";
+        return Err(request.refuse(EPERM, why, Some(&attr)));
+    }
+    if enforce && !ordinary::hooks_are_there(request.requester().net())? {
+        let why = c"the hooks of BPF's LSM aren't there: `kopictl rule enforce on` brings them";
+        return Err(request.refuse(eopnotsupp(), why, Some(&attr)));
+    }
+    Ok(enforce)
 }
 
 /// `ruleset-set`: as `rule-add`, and `EAGAIN` where the rules are not those that the requester
@@ -180,6 +206,7 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
         deny_others: request
             .get(uapi::KOPI_A_RULESET_DEFAULT)
             .is_some_and(|attr| attr.u32() == uapi::KOPI_VERDICT_DENY),
+        enforce: enforce(request, &old)?,
         last_handle: old.last_handle,
     };
     for attr in request.each(uapi::KOPI_A_RULESET_RULE) {
@@ -208,6 +235,7 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
         cond_resched();
     }
     let same = set.deny_others == old.deny_others
+        && set.enforce == old.enforce
         && set.rules.len() == old.rules.len()
         && set
             .rules

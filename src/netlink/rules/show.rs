@@ -3,7 +3,7 @@
 //! Showing rules.
 
 use crate::pure::rule::Match;
-use crate::rules::Rule;
+use crate::rules::{NetPolicy, Rule};
 use crate::sys::{
     genl::{Dump, Message, Request, Requester},
     pernet::NetRef,
@@ -19,14 +19,20 @@ use kernel::{
 pub(crate) fn show_all(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
     let generation = net.policy.generation();
-    let verdict = if net.policy.rules().deny_others {
+    let set = net.policy.rules();
+    let verdict = if set.deny_others {
         uapi::KOPI_VERDICT_DENY
     } else {
         uapi::KOPI_VERDICT_ALLOW
     };
     request.reply(uapi::KOPI_CMD_RULESET_GET, |message| {
         message.u32(uapi::KOPI_A_RULESET_DEFAULT, verdict)?;
-        message.uint(uapi::KOPI_A_RULESET_GENERATION, generation)
+        message.uint(uapi::KOPI_A_RULESET_GENERATION, generation)?;
+        message.u32(uapi::KOPI_A_RULESET_ENFORCE, set.enforce.into())?;
+        if request.requester().is_admin() {
+            message.u32(uapi::KOPI_A_RULESET_ENFORCING, NetPolicy::enforcing())?;
+        }
+        Ok(())
     })
 }
 

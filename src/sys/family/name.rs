@@ -29,6 +29,16 @@ impl Name {
         }
     }
 
+    /// The address that a system call on a sock names.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Self::from_raw`].
+    pub(in crate::sys) unsafe fn of_call(name: *const u8, len: i32, sk: &Sock) -> Self {
+        // SAFETY: Required of the caller.
+        unsafe { Self::from_raw(name, len, unspecified(sk)) }
+    }
+
     /// The address and the port of a `sockaddr_in` or `sockaddr_in6`.
     pub(super) fn parse(bytes: &[u8], unspecified: Unspecified) -> Option<Peer> {
         let (&family, rest) = bytes.split_first_chunk::<2>()?;

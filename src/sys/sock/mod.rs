@@ -73,6 +73,26 @@ impl Sock {
         unsafe { bindings::kopi_sk_uid(self.as_ptr()) == bindings::kopi_sk_uid(other.as_ptr()) }
     }
 
+    /// Whether it has a socket now: not before accept(), nor after close(). Any context.
+    pub(crate) fn has_socket(&self) -> bool {
+        // SAFETY: The sock is borrowed, and so valid; the field is read once.
+        !unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_socket) }.is_null()
+    }
+
+    /// The user that made the socket, in the initial user namespace. Any context.
+    pub(crate) fn uid(&self) -> u32 {
+        // SAFETY: The sock is borrowed, and so valid.
+        unsafe { bindings::kopi_sk_uid(self.as_ptr()) }
+    }
+
+    /// The group that made the socket, in the initial user namespace; the greatest number if the
+    /// socket is closed. Any context.
+    pub(crate) fn gid(&self) -> u32 {
+        let _rcu = kernel::sync::rcu::read_lock();
+        // SAFETY: The sock is borrowed, and so valid. RCU, held here, keeps its inode.
+        unsafe { bindings::kopi_sk_gid(self.as_ptr()) }
+    }
+
     /// Whether the current process has CAP_NET_ADMIN in the socket's network namespace.
     pub(crate) fn net_admin(&self) -> bool {
         // SAFETY: The sock is valid, and keeps its namespace, which keeps its user namespace.

@@ -11,11 +11,16 @@ use kernel::{error::to_result, prelude::*};
 pub(crate) use bindings::kopi_tcp_counts as StreamCounts;
 
 impl Sock {
-    /// IPPROTO_UDP or IPPROTO_TCP. Any context.
+    /// IPPROTO_UDP or IPPROTO_TCP, which MPTCP and SMC speak, too. Any context.
     pub(crate) fn protocol(&self) -> u8 {
-        // SAFETY: The sock is borrowed, and so valid. The field doesn't change: only MPTCP, and
-        // IPV6_ADDRFORM of other protocols, change it.
-        (unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_protocol) }) as u8
+        // SAFETY: The sock is borrowed, and so valid. The field is read once: MPTCP changes it when it
+        // falls back to TCP.
+        let protocol = unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_protocol) };
+        if u32::from(protocol) == bindings::IPPROTO_UDP {
+            bindings::IPPROTO_UDP as u8
+        } else {
+            bindings::IPPROTO_TCP as u8
+        }
     }
 
     /// Whether it is a TCP sock. Any context.

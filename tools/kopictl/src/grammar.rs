@@ -237,6 +237,8 @@ pub(crate) fn text_of(rule: &Rule, names: &Names) -> String {
 pub(crate) struct File {
     /// What becomes of flows that no rule matches; as it was, if the file doesn't say.
     pub(crate) default: Option<Verdict>,
+    /// Whether ordinary sockets are judged, too; as it was, if the file doesn't say.
+    pub(crate) enforce: Option<bool>,
     /// The rules, in their order.
     pub(crate) rules: Vec<(usize, Rule)>,
 }
@@ -252,6 +254,12 @@ impl File {
             ["default", "allow"] => self.default = Some(Verdict::Allow),
             ["default", "deny"] => self.default = Some(Verdict::Deny),
             ["default", ..] => return Err("default is allow or deny".to_owned()),
+            ["enforce", _] if self.enforce.is_some() => {
+                return Err("enforce is there twice".to_owned())
+            }
+            ["enforce", "on"] => self.enforce = Some(true),
+            ["enforce", "off"] => self.enforce = Some(false),
+            ["enforce", ..] => return Err("enforce is on or off".to_owned()),
             _ => {
                 let rule = parse(words)?;
                 if rule.before.is_some() {
@@ -265,7 +273,7 @@ impl File {
 
     /// Whether nothing is in it.
     pub(crate) fn is_empty(&self) -> bool {
-        self.default.is_none() && self.rules.is_empty()
+        self.default.is_none() && self.enforce.is_none() && self.rules.is_empty()
     }
 }
 
@@ -533,6 +541,9 @@ mod tests {
             .parse()
             .unwrap();
         assert_eq!(file.default, Some(Verdict::Deny));
+        assert_eq!(file.enforce, None);
+        let on: File = "enforce on".parse().unwrap();
+        assert_eq!((on.enforce, on.is_empty()), (Some(true), false));
         let silent: File = "user 5 allow\n".parse().unwrap();
         assert_eq!(silent.default, None);
         assert_eq!(
@@ -541,6 +552,8 @@ mod tests {
         );
         for (text, line) in [
             ("default maybe", 1),
+            ("enforce maybe", 1),
+            ("enforce on\nenforce on", 2),
             ("\ndefault\n", 2),
             ("default deny\ndefault deny", 2),
             ("allow\nallow 'x", 2),

@@ -7,6 +7,7 @@
 mod attributes;
 mod commands;
 mod grammar;
+mod hooks;
 mod http;
 mod link;
 mod message;

@@ -512,6 +512,14 @@ attributes! {
         4 check: bool,
         /// Handle of the rule that was added.
         5 handle: Option<u32>,
+        /// 1 if the rules judge ordinary sockets of UDP and TCP, too; else 0. Without it, a request
+        /// leaves that as it is. Turning it on or off takes CAP_NET_ADMIN in the initial user
+        /// namespace; on is refused with EOPNOTSUPP as long as the hooks aren't loaded, which
+        /// `kopictl rule enforce on` does.
+        6 enforce: Option<u32>,
+        /// Number of network namespaces whose rules judge ordinary sockets. Only shown to root of
+        /// the initial user namespace.
+        7 enforcing: Option<u32>,
     }
 }
 

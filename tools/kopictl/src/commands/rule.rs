@@ -5,13 +5,14 @@
 use super::Usage;
 use crate::{
     grammar::{parse, text_of, File},
+    hooks,
     message::{Command, Rule, Ruleset, Verdict},
     names::Names,
     netlink::{Connection, Error},
     output::{is_hidden, json, or_dash, Table},
 };
 use anyhow::{bail, Context};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use nix::errno::Errno;
 use serde::Serialize;
 use std::{
@@ -53,6 +54,11 @@ pub(crate) enum What {
         /// Whether their packets pass
         verdict: Verdict,
     },
+    /// Have the rules judge ordinary sockets of UDP and TCP, too, whoever uses them; or only flows
+    Enforce {
+        /// Whether they do
+        switch: Switch,
+    },
     /// Write the rules in a form that `restore` reads
     Save {
         /// The file to write; standard output by default, and for -
@@ -66,11 +72,18 @@ pub(crate) enum What {
     Restore(Restore),
 }
 
+/// On or off.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
 /// From where.
 #[derive(Args)]
 pub(crate) struct Restore {
-    /// One rule per line; `default allow|deny`, or the default stays; comments after #. The file -
-    /// is standard input
+    /// One rule per line; `default allow|deny` and `enforce on|off`, or these stay; comments after #.
+    /// The file - is standard input
     file: PathBuf,
 
     /// Only let the kernel check the rules, and change nothing
@@ -81,6 +94,7 @@ pub(crate) struct Restore {
 #[derive(Serialize)]
 struct Shown {
     default: Verdict,
+    enforce: bool,
     generation: Option<u64>,
     rules: Vec<ShownRule>,
 }
@@ -108,6 +122,7 @@ pub(crate) fn run(what: What, as_json: bool) -> anyhow::Result<()> {
         What::Del { handles } => del(&handles),
         What::Flush => change(|set| set.rule.clear()),
         What::Default { verdict } => change(|set| set.default = Some(verdict)),
+        What::Enforce { switch } => enforce(switch == Switch::On),
         What::Save { file, numeric } => save(file.as_deref(), &Names::new(numeric)),
         What::Restore(options) => restore(&options, as_json),
     }
@@ -136,6 +151,7 @@ fn list(names: &Names, as_json: bool) -> anyhow::Result<()> {
         let rules = set.rule.into_iter().map(shown).collect();
         return json(&Shown {
             default,
+            enforce: set.enforce == Some(1),
             generation: set.generation,
             rules,
         });
@@ -155,14 +171,19 @@ fn list(names: &Names, as_json: bool) -> anyhow::Result<()> {
             text_of(rule, names) + note,
         ]);
     }
-    let text = format!("default {default}");
-    table.row([
-        String::new(),
-        String::new(),
-        String::new(),
-        String::new(),
-        text,
-    ]);
+    let mut last = vec![format!("default {default}")];
+    if set.enforce == Some(1) {
+        last.push("enforce on".to_owned());
+    }
+    for text in last {
+        table.row([
+            String::new(),
+            String::new(),
+            String::new(),
+            String::new(),
+            text,
+        ]);
+    }
     Ok(table.print()?)
 }
 
@@ -211,6 +232,7 @@ fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
             );
         }
         set.rule = set.rule.iter().map(Rule::input).collect();
+        set.enforcing = None;
         match connection.request::<_, Ruleset>(Command::RulesetSet, &set) {
             Err(error) if error.is(Errno::EAGAIN) => (),
             answer => return answer.map(drop).map_err(Into::into),
@@ -219,11 +241,35 @@ fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
     Err(Error::Unsteady.into())
 }
 
+/// Turns it on or off.
+fn enforce(on: bool) -> anyhow::Result<()> {
+    let enforcing = |on: bool| change(|set| set.enforce = Some(on.into()));
+    if on {
+        hooks::load()?;
+    }
+    let changed = enforcing(on);
+    follow(on)?;
+    changed
+}
+
+/// Once the rules are enforced, what sockets there are is noted; the hooks go when no rules are.
+fn follow(on: bool) -> anyhow::Result<()> {
+    let set: Ruleset = Connection::open()?.get(Command::RulesetGet, &Ruleset::default())?;
+    if on && set.enforce == Some(1) {
+        return hooks::find_sockets();
+    }
+    if set.enforcing == Some(0) {
+        hooks::unload()?;
+    }
+    Ok(())
+}
+
 fn save(file: Option<&Path>, names: &Names) -> anyhow::Result<()> {
     let set = fetch_ruleset(&mut Connection::open()?)?;
     let mut text = format!(
-        "# For kopictl restore.\ndefault {}\n",
-        set.default.unwrap_or_default()
+        "# For kopictl restore.\ndefault {}\nenforce {}\n",
+        set.default.unwrap_or_default(),
+        if set.enforce == Some(1) { "on" } else { "off" }
     );
     for rule in &set.rule {
         let line = text_of(rule, names);
@@ -341,15 +387,24 @@ pub(crate) fn restore(options: &Restore, as_json: bool) -> anyhow::Result<()> {
 pub(crate) fn put_in_force(file: &File, name: &str, check: bool) -> anyhow::Result<Restored> {
     let mut connection = Connection::open()?;
     let before: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
+    if file.enforce == Some(true) && !check {
+        hooks::load()?;
+    }
     let set = Ruleset {
         default: file.default.or(before.default),
         rule: file.rules.iter().map(|(_, rule)| rule.clone()).collect(),
         check,
+        // A check loads no hooks.
+        enforce: file.enforce.filter(|_| !check).map(u32::from),
         ..Ruleset::default()
     };
-    let after: Ruleset = connection
+    let after: anyhow::Result<Ruleset> = connection
         .get(Command::RulesetSet, &set)
-        .map_err(|error| located(error, name, file))?;
+        .map_err(|error| located(error, name, file));
+    if let Some(enforce) = file.enforce.filter(|_| !check) {
+        follow(enforce)?;
+    }
+    let after = after?;
     Ok(Restored {
         rules: file.rules.len(),
         changed: after.generation != before.generation,

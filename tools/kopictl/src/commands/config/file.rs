@@ -63,13 +63,13 @@ impl File {
             ["engines", "off"] => self.engines = Some((line, Engines::default())),
             ["engines", ref rest @ ..] => self.engines = Some((line, engines(rest)?)),
             ["rule", _, ..] => self.rules.add(line, &words[1..])?,
-            ["default", ..] => self.rules.add(line, words)?,
+            ["default" | "enforce", ..] => self.rules.add(line, words)?,
             ["limit", ..] => return Err("limit has a name and a number".to_owned()),
             ["attach", ..] => return Err("attach has the name of one device".to_owned()),
             ["rule"] => return Err("rule has the words of kopictl rule add".to_owned()),
             [other, ..] => {
                 return Err(format!(
-                    "{other}: a line begins with limit, attach, engines, rule or default"
+                    "{other}: a line begins with limit, attach, engines, rule, default or enforce"
                 ))
             }
         }

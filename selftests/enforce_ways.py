@@ -1,0 +1,383 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Enforced rules hold for ordinary sockets: only bob's postgres has port 5432, whatever an impostor tries."""
+
+import contextlib
+import errno
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+from equivalence import namespace, sh
+from kopi import check, wait_until
+from linux import IPPROTO_MPTCP
+
+HOST, PEER, PORT = "192.0.2.1", "192.0.2.2", 5432
+HOST6 = "2001:db8::1"
+PYTHON = os.path.realpath(sys.executable)
+BOB, CHARLIE = 1002, 1003
+POSTGRES, IMPOSTOR = "/tmp/enforced/postgres", "/tmp/enforced/impostor"
+GROUP = "/sys/fs/cgroup/enforced"
+RULES = f"""default allow
+enforce on
+user bob exe {POSTGRES} local-port {PORT} allow
+local-port {PORT} deny
+"""
+
+
+def begin():
+    """The programs, which are copies of one, and the rules."""
+    os.makedirs("/tmp/enforced", exist_ok=True)
+    os.chmod("/tmp/enforced", 0o777)
+    for name in POSTGRES, IMPOSTOR:
+        shutil.copy(PYTHON, name)
+    restore(RULES)
+
+
+def kopictl(*words, given=None):
+    """Runs kopictl; gives its status and what it wrote."""
+    done = subprocess.run(["kopictl", *words], input=given, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def restore(text):
+    """Puts rules in force."""
+    status, said = kopictl("restore", "-", given=text)
+    assert status == 0, said
+
+
+def enforce(switch):
+    """Turns it on or off."""
+    status, said = kopictl("rule", "enforce", switch)
+    assert status == 0, said
+
+
+class Program:
+    """A program that a user runs, as Python code that is fed line by line; each line's result is an errno's name,
+    or what the expression gives."""
+
+    FEED = ("import errno,os,socket,struct,sys,array,time\n"
+            "for line in sys.stdin:\n"
+            "    try: out = repr(eval(line)) if not line.startswith('!') else exec(line[1:])\n"
+            "    except OSError as error: out = errno.errorcode.get(error.errno, type(error).__name__)\n"
+            "    except Exception as error: out = repr(error)\n"
+            "    print(out, flush=True)\n")
+
+    def __init__(self, program=POSTGRES, user=BOB, pass_fds=(), group=None):
+        def become():
+            if group:
+                with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
+                    procs.write(str(os.getpid()))
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+        self.process = subprocess.Popen([program, "-c", self.FEED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, preexec_fn=become, pass_fds=pass_fds,
+                                        env=os.environ | {"PYTHONHOME": sys.base_prefix})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+    def tell(self, line):
+        """Feeds a line."""
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def __call__(self, line):
+        self.tell(line)
+        return self.process.stdout.readline().strip()
+
+    def listen(self, address=HOST, port=PORT, options=""):
+        """Makes `s`, a listener; gives what the first call gave that failed, or None."""
+        family = "socket.AF_INET6" if ":" in address else "socket.AF_INET"
+        self(f"!s = socket.socket({family}, socket.SOCK_STREAM)")
+        self("s.setsockopt(1, 2, 1)")
+        for option in options.split(";"):
+            self(option or "0")
+        bound = self(f"s.bind(({address!r}, {port}))")
+        return bound if bound != "None" else self("s.listen()")
+
+
+def reaches(address=HOST, port=PORT, source=PEER):
+    """Whether the peer gets a connection within a moment, and what it reads first; the answer is of a server."""
+    with namespace("peer"), socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+        sock.settimeout(1.5)
+        try:
+            sock.connect((address, port))
+        except OSError:
+            return False
+        return source is not None
+
+
+def owner_works():
+    """Bob's postgres serves its port, by both versions of IP, TCP and UDP; other ports are everybody's."""
+    with Program() as postgres:
+        check("bob's postgres listens", postgres.listen() == "None")
+        check("and the peer reaches it", reaches())
+        check("it accepts", "socket.socket" in postgres("(c := s.accept()[0])"))
+        check("and sends", postgres("c.send(b'answer')") == "6")
+        postgres("!u = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)")
+        check("it has the port of UDP", postgres(f"u.bind(({HOST!r}, {PORT}))") == "None")
+        with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(10)
+            sock.sendto(b"question", (HOST, PORT))
+            check("datagrams come", postgres("(got := u.recvfrom(100))[0]") == "b'question'")
+            check("and go", postgres("u.sendto(b'answer', got[1])") == "6")
+            check("to the peer", sock.recv(100) == b"answer")
+    with Program() as postgres:
+        check("IPv6, too", postgres.listen("::") == "None" and reaches(HOST6))
+    with Program(IMPOSTOR, CHARLIE) as other:
+        check("other ports are everybody's", other.listen(port=5433) == "None" and reaches(port=5433))
+
+
+@contextlib.contextmanager
+def only_port():
+    """The kernel has no other port to choose."""
+    name = "/proc/sys/net/ipv4/ip_local_port_range"
+    with open(name, encoding="ascii") as file:
+        before_it = file.read()
+
+    def write(text):
+        with open(name, "w", encoding="ascii") as file:
+            file.write(text)
+    write(f"{PORT} {PORT}")
+    try:
+        yield
+    finally:
+        write(before_it)
+
+
+def ports_by_kernel(impostor):
+    """A call that has the kernel choose the port can't be refused: no packet passes."""
+    with namespace("peer"), socket.create_server((PEER, 7000)) as server:
+        server.settimeout(1.5)
+        impostor("!s = socket.socket(); s.settimeout(1)")
+        said = impostor(f"s.connect(({PEER!r}, 7000))")
+        try:
+            server.accept()
+            came = True
+        except TimeoutError:
+            came = False
+        check("8: a port that the kernel chooses when it connects",
+              not came and impostor("s.getsockname()[1]") == str(PORT), said)
+    impostor("s.close()")
+    impostor("!s = socket.socket()")
+    impostor("s.listen()")
+    check("9: or when it listens", impostor("s.getsockname()[1]") == str(PORT) and not reaches())
+    impostor("s.close()")
+    with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sink:
+        sink.bind((PEER, 7001))
+        sink.settimeout(1)
+        impostor("!s = socket.socket(2, 2)")
+        got = impostor(f"s.sendto(b'x', ({PEER!r}, 7001))")
+        check("10: or when it sends", got == "EACCES", got)
+
+
+def direct_ways():
+    """What a program can ask for by itself."""
+    with Program(IMPOSTOR, BOB) as impostor:
+        check("1: an ordinary socket", impostor.listen() == "EACCES")
+        check("2: of UDP", impostor(f"socket.socket(2, 2).bind(({HOST!r}, {PORT}))") == "EACCES")
+        check("3: IPv6", impostor.listen("::1") == "EACCES")
+        check("4: an IPv4-mapped address", impostor.listen(f"::ffff:{HOST}") == "EACCES")
+        check("5: the wildcard of both", impostor.listen("::", options="s.setsockopt(41, 26, 0)") == "EACCES")
+        with Program() as postgres:
+            check("6: SO_REUSEPORT beside the owner",
+                  postgres.listen(options="s.setsockopt(1, 15, 1)") == "None"
+                  and impostor.listen(options="s.setsockopt(1, 15, 1)") == "EACCES")
+        impostor("!s = socket.socket()")
+        check("7: connecting from the port", impostor(f"s.bind(('0.0.0.0', {PORT}))") == "EACCES")
+        with only_port():
+            ports_by_kernel(impostor)
+        check("11: MPTCP", impostor(f"socket.socket(2, 1, {IPPROTO_MPTCP}).bind(({HOST!r}, {PORT}))") == "EACCES")
+
+
+def io_uring_bind():
+    """bind() by io_uring, by its system calls."""
+    code = f"""!
+import ctypes, mmap
+def ring_bind():
+    libc = ctypes.CDLL(None, use_errno=True)
+    params = bytearray(120)
+    fd = libc.syscall(425, 4, (ctypes.c_char * 120).from_buffer(params))
+    off = struct.unpack_from("=10I", params, 40)
+    sq = mmap.mmap(fd, 4096, offset=0)
+    sqes = mmap.mmap(fd, 4096, offset=0x10000000)
+    s = socket.socket()
+    name = ctypes.create_string_buffer(struct.pack("=H2s4s8x", 2, ({PORT}).to_bytes(2, "big"), socket.inet_aton({HOST!r})))
+    sqes[:64] = struct.pack("=BBHiQQIIQ24x", 56, 0, 0, s.fileno(), 16, ctypes.addressof(name), 0, 0, 7)
+    struct.pack_into("=I", sq, off[6], 0)
+    tail = struct.unpack_from("=I", sq, off[1])[0]
+    struct.pack_into("=I", sq, off[1], tail + 1)
+    libc.syscall(426, fd, 1, 1, 1, None, 0)
+    cq_off = struct.unpack_from("=10I", params, 80)
+    cq = mmap.mmap(fd, 4096, offset=0x8000000)
+    return struct.unpack_from("=Qi", cq, cq_off[5])
+"""
+    with Program(IMPOSTOR, BOB) as impostor:
+        # One line, as the program is fed.
+        impostor("!exec(" + repr(code[1:]) + ", globals())")
+        got = impostor("ring_bind()")
+        check("12: io_uring", got == f"(7, {-errno.EACCES})", got)
+
+
+def places():
+    """Where a program runs, and as whom."""
+    os.makedirs(GROUP, exist_ok=True)
+    with Program(IMPOSTOR, BOB, group=GROUP) as impostor:
+        check("13: in another cgroup", impostor.listen() == "EACCES")
+    with Program(POSTGRES, CHARLIE) as impostor:
+        check("14: another user's postgres", impostor.listen() == "EACCES")
+    with Program(IMPOSTOR, 0) as root:
+        check("15: root", root.listen() == "EACCES")
+    with namespace("peer"):
+        impostor = Program(IMPOSTOR, BOB)
+    with impostor:
+        check("16: another network namespace has other rules", impostor.listen(PEER) == "None")
+        check("and isn't this port", not reaches())
+
+
+def programs():
+    """What a program can be."""
+    def tries(what, path, allowed=False, pass_fds=()):
+        with Program(path, BOB, pass_fds) as program:
+            got = program.listen()
+        check(what, got == ("None" if allowed else "EACCES"), got)
+
+    copy = "/tmp/enforced/copy"
+    shutil.copy(POSTGRES, copy)
+    tries("17: a copy of postgres", copy)
+    os.rename(POSTGRES, "/tmp/enforced/renamed")
+    shutil.copy(PYTHON, POSTGRES)
+    tries("18: another file in its place", POSTGRES)
+    os.rename("/tmp/enforced/renamed", POSTGRES)
+    tries("the file itself, back in its place", POSTGRES, True)
+    os.link(POSTGRES, "/tmp/enforced/linked")
+    tries("a hard link is the same file", "/tmp/enforced/linked", True)
+    sh(f"mount --bind {IMPOSTOR} {POSTGRES}")
+    tries("19: a bind mount over it", POSTGRES)
+    sh(f"umount {POSTGRES}")
+    sh("mkdir -p /tmp/layers && mount -t tmpfs none /tmp/layers && mkdir /tmp/layers/up /tmp/layers/work /tmp/layers/all")
+    sh("mount -t overlay none -o lowerdir=/tmp/enforced,upperdir=/tmp/layers/up,workdir=/tmp/layers/work /tmp/layers/all")
+    shutil.copy(IMPOSTOR, "/tmp/layers/all/postgres")
+    tries("20: overlayfs", "/tmp/layers/all/postgres")
+    sh("umount /tmp/layers/all && umount /tmp/layers")
+    memory = os.memfd_create("postgres", 0)
+    with open(PYTHON, "rb") as file:
+        os.sendfile(memory, file.fileno(), 0, os.fstat(file.fileno()).st_size)
+    os.chmod(memory, 0o755)
+    tries("21: memory that is executed", f"/proc/self/fd/{memory}", pass_fds=(memory,))
+    os.close(memory)
+    script = "/tmp/enforced/script"
+    with open(script, "w", encoding="ascii") as file:
+        file.write(f"#!{IMPOSTOR}\n{Program.FEED}")
+    os.chmod(script, 0o755)
+    restore(RULES.replace(POSTGRES, script))
+    tries("22: a script isn't the program: its interpreter is", script)
+    restore(RULES)
+    with Program() as postgres:
+        os.unlink(POSTGRES)
+        shutil.copy(PYTHON, POSTGRES)
+        check("a running program whose file was deleted stays what it is", postgres.listen() == "None" and reaches())
+        tries("23: a new file of the name", POSTGRES)
+    restore(RULES)
+
+
+def flows():
+    """Flows are judged as before: with data before accept(), and after close()."""
+    with Program() as postgres:
+        postgres("!sys.path.insert(0, '/kopi/selftests'); import kopi")
+        made = postgres(f"(s := kopi.listener(address=({HOST!r}, {PORT})))")
+        with namespace("peer"), socket.create_connection((HOST, PORT), 10) as peer:
+            peer.send(b"early")
+            peer.settimeout(30)
+            postgres("!c = s.accept()[0]")
+            check("a flow gets what came before accept()", postgres("c.recv(100)") == "b'early'", made)
+            postgres("c.send(b'late')")
+            postgres("c.close()")
+            check("and what it wrote before close() goes", peer.recv(100) == b"late" and peer.recv(100) == b"")
+
+
+def given_away():
+    """Sockets that their owner gives to others."""
+    with Program() as postgres:
+        assert postgres.listen() == "None"
+        postgres("os.set_inheritable(s.fileno(), True)")
+        number = int(postgres("s.fileno()"))
+        # The same process, as another program.
+        postgres.tell(f"!os.execv({IMPOSTOR!r}, [{IMPOSTOR!r}, '-c', {Program.FEED!r}])")
+        program = f"/proc/{postgres.process.pid}/exe"
+        # What it is fed before that, the first program may have read.
+        assert wait_until(lambda: os.readlink(program) == IMPOSTOR)
+        postgres(f"!s = socket.socket(fileno={number})")
+        check("24: exec of another program", postgres("s.accept()") == "EACCES")
+        check("which the peer can't use", not reaches())
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    os.chmod("/tmp/enforced", 0o777)
+    with ours, theirs, Program(pass_fds=(theirs.fileno(),)) as postgres, \
+            Program(IMPOSTOR, CHARLIE, pass_fds=(ours.fileno(),)) as impostor:
+        postgres(f"!u = socket.socket(fileno={theirs.fileno()})")
+        impostor(f"!u = socket.socket(fileno={ours.fileno()})")
+        assert postgres.listen() == "None"
+        with namespace("peer"), socket.create_connection((HOST, PORT), 10) as peer:
+            postgres("!c = s.accept()[0]")
+            postgres("socket.send_fds(u, [b'x'], [s.fileno(), c.fileno()])")
+            impostor("!fds = socket.recv_fds(u, 1, 2)[1]")
+            impostor("!s, c = (socket.socket(fileno=fd) for fd in fds)")
+            peer.send(b"a secret")
+            check("25: a connection by SCM_RIGHTS: it can't be read", impostor("c.recv(100)") == "EACCES")
+            check("nor written", impostor("c.send(b'x')") == "EACCES")
+            check("26: a listener by SCM_RIGHTS", impostor("s.accept()") == "EACCES")
+            check("its owner has all that came", postgres("c.recv(100)") == "b'a secret'")
+
+
+def before():
+    """Sockets that were there before the rules were enforced."""
+    enforce("off")
+    with Program(IMPOSTOR, CHARLIE) as impostor:
+        check("without enforcing, the port is anybody's", impostor.listen() == "None" and reaches())
+        enforce("on")
+        check("27: a listener from before", not reaches() and impostor("s.accept()") == "EACCES")
+    enforce("off")
+    with Program() as postgres:
+        assert postgres.listen() == "None"
+        enforce("on")
+        check("the owner's from before is known, though it sleeps", reaches())
+
+
+def others_are_as_they_were():
+    """What is shown and saved; who may; what is left."""
+    status, said = kopictl("rule", "save")
+    check("it is saved", status == 0 and "\nenforce on\n" in said, said)
+    check("and listed", "enforce on" in kopictl("rule", "list")[1])
+    check("the hooks are kept", os.path.exists("/sys/fs/bpf/kopi-enforce/kopi_bind"))
+    check("the module stays", subprocess.run(["rmmod", "kopi"], capture_output=True, check=False).returncode != 0)
+    done = subprocess.run(["unshare", "-Urn", "kopictl", "rule", "enforce", "on"], user=CHARLIE, capture_output=True,
+                          text=True, check=False)
+    check("root of a user namespace can't", done.returncode != 0 and "ermitted" in done.stderr, done.stderr)
+    restore("default allow\n")
+    check("without a word it stays", "enforce on" in kopictl("rule", "list")[1])
+    enforce("off")
+    check("off: the hooks are gone", not os.path.exists("/sys/fs/bpf/kopi-enforce"))
+
+    def unused():
+        with open("/sys/module/kopi/refcnt", encoding="ascii") as count:
+            return count.read().strip() == "0"
+    check("and nothing holds the module", wait_until(unused))
+
+
+sh("mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf")
+with namespace("host"):
+    begin()
+    for case in (owner_works, direct_ways, io_uring_bind, places, programs, flows, given_away, before,
+                 others_are_as_they_were):
+        case()
+shutil.rmtree("/tmp/enforced")
+os.rmdir(GROUP)

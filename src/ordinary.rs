@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Ordinary sockets, which the rules judge like flows while a namespace enforces its rules.
+//!
+//! The owner of one is the process that used it last, by a system call that is asked about here. One
+//! that a listener made has the listener's owner until then. Nothing is known of sockets of the
+//! kernel, and of those that nobody used since the rules are enforced: their user and group are those
+//! that made them, and no rule for a program matches.
+
+use crate::flow::Flow;
+use crate::identity::Owner;
+use crate::netns::Net;
+use crate::pure::rule::{Direction, Peer};
+use crate::rules::{self, Outcome, Packets, Policy};
+use crate::sys::{
+    errno::{edquot, enobufs},
+    local_out::Leaving,
+    ordinary::{self, JudgesOrdinary, SocketCall},
+    pernet::NetRef,
+    sock::Sock,
+    task::Task, //
+};
+use kernel::{
+    alloc::Flags,
+    prelude::*,
+    sync::{
+        atomic::ordering::Relaxed,
+        rcu,
+        Arc, //
+    }, //
+};
+
+ordinary::serve!(Ordinary);
+
+/// What is known of an ordinary socket.
+#[pin_data]
+pub(crate) struct Ordinary {
+    #[pin]
+    policy: Policy,
+}
+
+/// What the module keeps of a socket's network namespace, if that isn't ending.
+fn net_of(net: &NetRef) -> Option<Arc<Net>> {
+    let _rcu = rcu::read_lock();
+    net.state_if_alive()
+}
+
+impl Ordinary {
+    fn new(sk: &Sock, owner: Owner, flags: Flags) -> Result<Arc<Self>> {
+        let net = net_of(sk.net()).ok_or(ENODEV)?;
+        Self::of(net.policy.clone(), owner, flags)
+    }
+
+    fn of(net: Arc<rules::NetPolicy>, owner: Owner, flags: Flags) -> Result<Arc<Self>> {
+        let policy = Policy::of(net, owner, false);
+        Arc::pin_init(try_pin_init!(Self { policy <- policy }? Error), flags)
+    }
+
+    /// Whether packets to and from a peer are denied, as far as the socket needs both.
+    fn denies(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
+        let denies = |direction| self.policy.denies(sk, direction, peer);
+        if sk.is_stream() {
+            denies(Direction::Out) || denies(Direction::In)
+        } else {
+            denies(direction)
+        }
+    }
+
+    /// Judges the packets of a call, which has no peer if the socket has none.
+    fn may_exchange(&self, sk: &Sock, direction: Direction, peer: Option<Peer>) -> Result {
+        self.policy.identify_if_new()?;
+        let denied = match peer {
+            Some(peer) => self.denies(sk, direction, &peer.or_loopback()),
+            None => self.policy.show(sk).1 & direction as u32 != 0,
+        };
+        if denied {
+            self.policy.net().denied.fetch_add(1, Relaxed);
+            return Err(EACCES);
+        }
+        Ok(())
+    }
+
+    /// Judges a packet that leaves, and gives it the rule's mark and priority.
+    fn sends(&self, sk: &Sock, packet: &mut Leaving) -> Outcome {
+        let peer = packet.to;
+        if self.policy.denies(sk, Direction::Out, &packet.via)
+            || sk.is_stream() && self.policy.denies(sk, Direction::In, &peer)
+        {
+            self.policy.net().denied.fetch_add(1, Relaxed);
+            return Outcome::Denied;
+        }
+        let packets = Packets {
+            datagrams: packet.datagrams(),
+            bytes: packet.bytes.into(),
+            again: packet.again,
+        };
+        let (outcome, _) = self.policy.decide(sk, Direction::Out, &peer, packets);
+        if outcome == Outcome::Pass {
+            let (mark, priority) = self.policy.changes(sk, &peer);
+            packet.mark = mark.unwrap_or(packet.mark);
+            packet.priority = priority.unwrap_or(packet.priority);
+        }
+        outcome
+    }
+}
+
+impl JudgesOrdinary for Ordinary {
+    type Family = Flow;
+
+    fn are_judged(net: &NetRef) -> bool {
+        net_of(net).is_some_and(|net| net.policy.are_enforced())
+    }
+
+    fn of_current(sk: &Sock) -> Result<Arc<Self>> {
+        Self::new(sk, Owner::current()?, GFP_KERNEL_ACCOUNT)
+    }
+
+    fn of_task(sk: &Sock, task: &Task) -> Result<Arc<Self>> {
+        Self::new(sk, Owner::of(task)?, GFP_ATOMIC | __GFP_NOWARN)
+    }
+
+    fn of_child(&self) -> Result<Arc<Self>> {
+        let net = self.policy.shared_net();
+        Self::of(net, self.policy.owner(), GFP_ATOMIC | __GFP_NOWARN)
+    }
+
+    fn calls(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result {
+        let policy = &self.policy;
+        match call {
+            SocketCall::Bind => {
+                policy.identify()?;
+                // A port that the kernel chooses is judged with the packets.
+                let port = to.map_or(0, |to| to.port);
+                (port == 0 || policy.may_bind(sk, port).is_ok()).then_some(())
+            }
+            SocketCall::Connect => {
+                policy.identify()?;
+                to.is_none_or(|to| policy.may_connect(sk, &to.or_loopback()).is_ok())
+                    .then_some(())
+            }
+            SocketCall::Listen => {
+                policy.identify()?;
+                policy.may_listen(sk).ok()
+            }
+            SocketCall::Accept => {
+                policy.identify_if_new()?;
+                policy.may_listen(sk).ok()
+            }
+            SocketCall::Send => {
+                return self.may_exchange(sk, Direction::Out, to.or_else(|| sk.peer()))
+            }
+            SocketCall::Receive => return self.may_exchange(sk, Direction::In, sk.peer()),
+        }
+        .ok_or(EACCES)
+    }
+
+    fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, bytes: u32) -> Result {
+        let Some(Self { policy }) = known else {
+            return unknown(sk, Direction::In, from);
+        };
+        let outcome = if !sk.is_stream() {
+            let packets = Packets {
+                datagrams: 1,
+                bytes: bytes.into(),
+                again: false,
+            };
+            policy.decide(sk, Direction::In, from, packets).0
+        } else if policy.denies(sk, Direction::In, from) {
+            Outcome::Denied
+        } else {
+            Outcome::Pass
+        };
+        match outcome {
+            Outcome::Pass => Ok(()),
+            Outcome::Denied => Err(EACCES),
+            Outcome::TooFast => Err(enobufs()),
+        }
+    }
+}
+
+/// Judges a packet of a socket of which nothing is known.
+///
+/// A connection without a socket passes: a flow's, before accept() or after close(), whose handshake
+/// was judged, or one that was closed before the rules were enforced.
+fn unknown(sk: &Sock, direction: Direction, peer: &Peer) -> Result {
+    if sk.is_stream() && !sk.has_socket() {
+        return Ok(());
+    }
+    let net = net_of(sk.net()).ok_or(ENODEV)?;
+    if rules::denies_unknown(&net.policy, sk, direction, peer) {
+        return Err(EACCES);
+    }
+    Ok(())
+}
+
+/// Judges a packet that an ordinary socket sends. In an RCU read-side section.
+pub(crate) fn leaves(sk: &Sock, packet: &mut Leaving) -> Result {
+    let enforced = net_of(sk.net()).is_some_and(|net| net.policy.are_enforced());
+    if !enforced {
+        return Ok(());
+    }
+    match ordinary::known::<Ordinary>(sk) {
+        Some(known) => match known.sends(sk, packet) {
+            Outcome::Pass => Ok(()),
+            Outcome::Denied => Err(EACCES),
+            Outcome::TooFast => Err(edquot()),
+        },
+        None => {
+            unknown(sk, Direction::Out, &packet.via)?;
+            unknown(sk, Direction::Out, &packet.to)
+        }
+    }
+}

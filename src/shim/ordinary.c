@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Ordinary sockets of UDP and TCP: what KOPI keeps for each, and the functions by which programs of BPF's
+ * LSM ask KOPI (tools/kopictl/src/bpf/enforce.bpf.c). These have the names of the hooks.
+ */
+
+#include <linux/bpf.h>
+#include <linux/btf.h>
+#include <linux/btf_ids.h>
+#include <linux/fs.h>
+#include <linux/mutex.h>
+#include <linux/net.h>
+#include <linux/rhashtable.h>
+#include <linux/skbuff.h>
+#include <linux/sock_diag.h>
+#include <net/inet_sock.h>
+#include <net/ip.h>
+#include <net/ipv6.h>
+#include <net/sock.h>
+#include <net/udp.h>
+
+#include "../shim.h"
+
+static const struct rhashtable_params known_params = {
+	.head_offset = offsetof(struct kopi_known, node),
+	.key_offset = offsetof(struct kopi_known, sk),
+	.key_len = sizeof_field(struct kopi_known, sk),
+	.automatic_shrinking = true,
+};
+
+static struct rhashtable known;
+
+int kopi_known_init(void)
+{
+	return rhashtable_init(&known, &known_params);
+}
+
+static void free_one(void *entry, void *free)
+{
+	((void (*)(struct kopi_known *))free)(entry);
+}
+
+void kopi_known_destroy(void (*free)(struct kopi_known *entry))
+{
+	rhashtable_free_and_destroy(&known, free_one, free);
+}
+
+int kopi_known_insert(struct kopi_known *entry)
+{
+	return rhashtable_lookup_insert_fast(&known, &entry->node, known_params);
+}
+
+struct kopi_known *kopi_known_find(const struct sock *sk)
+{
+	return rhashtable_lookup(&known, &sk, known_params);
+}
+
+bool kopi_known_remove(struct kopi_known *entry)
+{
+	return !rhashtable_remove_fast(&known, &entry->node, known_params);
+}
+
+bool kopi_known_is_empty(void)
+{
+	return !atomic_read(&known.nelems);
+}
+
+/* No other sock of the namespace ever has it. */
+u64 kopi_sock_cookie(struct sock *sk)
+{
+	u32 halves[2];
+
+	sock_diag_save_cookie(sk, halves);
+	return (u64)halves[1] << 32 | halves[0];
+}
+
+/* UDP and TCP, and MPTCP and SMC, which speak TCP. */
+static bool is_ordinary(const struct sock *sk)
+{
+	if (sk->sk_family != AF_INET && sk->sk_family != AF_INET6)
+		return false;
+	switch (sk->sk_protocol) {
+	case IPPROTO_UDP:
+		return sk->sk_type == SOCK_DGRAM;
+	case IPPROTO_TCP:
+	case IPPROTO_MPTCP:
+	case IPPROTO_SMC:
+		return sk->sk_type == SOCK_STREAM;
+	default:
+		return false;
+	}
+}
+
+static bool is_asked(const struct sock *sk)
+{
+	return sk && sk_fullsock(sk) && is_ordinary(sk);
+}
+
+/* The socket that asks whether the programs are there, and whether one was called for it; one at a time. */
+static DEFINE_MUTEX(probing);
+static const struct sock *probed;
+static bool answered;
+
+int kopi_lsm_is_there(struct net *net)
+{
+	struct msghdr nothing = { .msg_flags = MSG_DONTWAIT };
+	struct socket *sock;
+	int result;
+
+	result = sock_create_kern(net, AF_INET, SOCK_DGRAM, IPPROTO_UDP, &sock);
+	if (result)
+		return result;
+	mutex_lock(&probing);
+	WRITE_ONCE(answered, false);
+	WRITE_ONCE(probed, sock->sk);
+	/* It has no peer, so that nothing is sent. */
+	sock_sendmsg(sock, &nothing);
+	WRITE_ONCE(probed, NULL);
+	result = READ_ONCE(answered);
+	mutex_unlock(&probing);
+	sock_release(sock);
+	return result;
+}
+
+static int ask(struct socket *sock, enum kopi_call call, const void *address, int len)
+{
+	return is_asked(sock->sk) ? kopi_ordinary_calls(sock->sk, call, address, len) : 0;
+}
+
+/* The headers of UDP and TCP begin with the ports: that of the sender is first. */
+bool kopi_skb_sender(const struct sk_buff *skb, struct in6_addr *address, u16 *port)
+{
+	__be16 place, *found;
+
+	found = skb_header_pointer(skb, skb_transport_offset(skb), sizeof(place), &place);
+	if (!found)
+		return false;
+	*port = ntohs(*found);
+	if (skb->protocol == htons(ETH_P_IP))
+		ipv6_addr_set_v4mapped(ip_hdr(skb)->saddr, address);
+	else if (skb->protocol == htons(ETH_P_IPV6))
+		*address = ipv6_hdr(skb)->saddr;
+	else
+		return false;
+	return true;
+}
+
+__bpf_kfunc_start_defs();
+
+__bpf_kfunc int kopi_lsm_socket_bind(struct socket *sock, struct sockaddr *address, int addrlen)
+{
+	return ask(sock, KOPI_CALL_BIND, address, addrlen);
+}
+
+__bpf_kfunc int kopi_lsm_socket_connect(struct socket *sock, struct sockaddr *address, int addrlen)
+{
+	return ask(sock, KOPI_CALL_CONNECT, address, addrlen);
+}
+
+__bpf_kfunc int kopi_lsm_socket_listen(struct socket *sock)
+{
+	return ask(sock, KOPI_CALL_LISTEN, NULL, 0);
+}
+
+__bpf_kfunc int kopi_lsm_socket_accept(struct socket *sock)
+{
+	return ask(sock, KOPI_CALL_ACCEPT, NULL, 0);
+}
+
+__bpf_kfunc int kopi_lsm_socket_sendmsg(struct socket *sock, struct msghdr *msg)
+{
+	if (sock->sk == READ_ONCE(probed))
+		WRITE_ONCE(answered, true);
+	return ask(sock, KOPI_CALL_SEND, msg->msg_name, msg->msg_namelen);
+}
+
+__bpf_kfunc int kopi_lsm_socket_recvmsg(struct socket *sock)
+{
+	return ask(sock, KOPI_CALL_RECEIVE, NULL, 0);
+}
+
+__bpf_kfunc int kopi_lsm_sock_rcv_skb(struct sock *sk, struct sk_buff *skb)
+{
+	return is_asked(sk) ? kopi_ordinary_gets(sk, skb) : 0;
+}
+
+__bpf_kfunc void kopi_lsm_sk_clone(const struct sock *sk, struct sock *newsk)
+{
+	if (is_asked(sk))
+		kopi_ordinary_clones((struct sock *)sk, newsk);
+}
+
+__bpf_kfunc void kopi_lsm_mptcp_add_subflow(struct sock *sk, struct sock *ssk)
+{
+	if (is_asked(sk))
+		kopi_ordinary_clones(sk, ssk);
+}
+
+/* By number, since BPF doesn't trust a sock that is being freed. */
+__bpf_kfunc void kopi_lsm_sk_free(u64 sk)
+{
+	kopi_ordinary_ends((struct sock *)(unsigned long)sk);
+}
+
+/* A process has a file open, which may be an ordinary socket; both by number, as above. */
+__bpf_kfunc void kopi_iter_task_file(u64 task, u64 file)
+{
+	struct socket *socket = sock_from_file((struct file *)(unsigned long)file);
+
+	if (socket && is_asked(socket->sk))
+		kopi_ordinary_found(socket->sk, (struct task_struct *)(unsigned long)task);
+}
+
+__bpf_kfunc_end_defs();
+
+BTF_KFUNCS_START(ids)
+BTF_ID_FLAGS(func, kopi_lsm_socket_bind, KF_SLEEPABLE)
+BTF_ID_FLAGS(func, kopi_lsm_socket_connect, KF_SLEEPABLE)
+BTF_ID_FLAGS(func, kopi_lsm_socket_listen, KF_SLEEPABLE)
+BTF_ID_FLAGS(func, kopi_lsm_socket_accept, KF_SLEEPABLE)
+BTF_ID_FLAGS(func, kopi_lsm_socket_sendmsg, KF_SLEEPABLE)
+BTF_ID_FLAGS(func, kopi_lsm_socket_recvmsg, KF_SLEEPABLE)
+BTF_ID_FLAGS(func, kopi_lsm_sock_rcv_skb)
+BTF_ID_FLAGS(func, kopi_lsm_sk_clone)
+BTF_ID_FLAGS(func, kopi_lsm_mptcp_add_subflow)
+BTF_ID_FLAGS(func, kopi_lsm_sk_free)
+BTF_ID_FLAGS(func, kopi_iter_task_file)
+BTF_KFUNCS_END(ids)
+
+/* The set is for all programs that trace, of which those at other places than these hooks are refused. */
+static int only_hooks(const struct bpf_prog *prog, u32 id)
+{
+	if (!btf_id_set8_contains(&ids, id) || prog->type == BPF_PROG_TYPE_LSM ||
+	    prog->expected_attach_type == BPF_TRACE_ITER)
+		return 0;
+	return -EACCES;
+}
+
+static const struct btf_kfunc_id_set set = {
+	.owner = THIS_MODULE,
+	.set = &ids,
+	.filter = only_hooks,
+};
+
+/* The kernel forgets the set with the module. */
+int kopi_ordinary_register(void)
+{
+	return register_btf_kfunc_id_set(BPF_PROG_TYPE_LSM, &set);
+}

@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Ordinary sockets, which are not of the family: hooks of BPF's LSM tell of their system calls and
+//! of the packets that they receive.
+//!
+//! `tools/kopictl/src/bpf/enforce.bpf.c` has the programs, which call `shim/ordinary.c`.
+//!
+//! C header: `include/linux/lsm_hook_defs.h`
+
+mod table;
+
+use super::{
+    bindings,
+    context::might_sleep,
+    family::{self, Name, Protocol},
+    pernet::NetRef,
+    raw,
+    sock::Sock,
+    task::Task, //
+};
+use crate::pure::rule::Peer;
+use kernel::{
+    error::{from_result, to_result},
+    prelude::*,
+    sync::{rcu, Arc},
+};
+use table::SockTable;
+
+/// A system call on an ordinary socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SocketCall {
+    Bind,
+    Connect,
+    Listen,
+    Accept,
+    Send,
+    Receive,
+}
+
+impl SocketCall {
+    /// The call of a number: `EINVAL`.
+    fn of(call: raw::Call) -> Result<Self> {
+        Ok(match call {
+            bindings::kopi_call_KOPI_CALL_BIND => Self::Bind,
+            bindings::kopi_call_KOPI_CALL_CONNECT => Self::Connect,
+            bindings::kopi_call_KOPI_CALL_LISTEN => Self::Listen,
+            bindings::kopi_call_KOPI_CALL_ACCEPT => Self::Accept,
+            bindings::kopi_call_KOPI_CALL_SEND => Self::Send,
+            bindings::kopi_call_KOPI_CALL_RECEIVE => Self::Receive,
+            _ => return Err(EINVAL),
+        })
+    }
+}
+
+/// What is known of an ordinary socket, and decides about it.
+pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
+    /// The sockets that aren't ordinary.
+    type Family: Protocol;
+
+    /// Whether the ordinary sockets of a network namespace are judged. In an RCU read-side section.
+    fn are_judged(net: &NetRef) -> bool;
+
+    /// A socket that the current process uses. Process context.
+    fn of_current(sk: &Sock) -> Result<Arc<Self>>;
+
+    /// A socket that another process has open. In an RCU read-side section.
+    fn of_task(sk: &Sock, task: &Task) -> Result<Arc<Self>>;
+
+    /// A socket that is made out of this one. Any context but hard interrupts.
+    fn of_child(&self) -> Result<Arc<Self>>;
+
+    /// Judges a system call of the current process: `EACCES`. `to` is the address that it names.
+    /// Process context.
+    fn calls(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result;
+
+    /// Judges a packet that comes from a peer, with so many bytes of header and payload; `known` is
+    /// `None` for a socket of which nothing is known. In an RCU read-side section.
+    fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, bytes: u32) -> Result;
+}
+
+/// The sock, if it is an ordinary socket's whose namespace judges these.
+///
+/// # Safety
+///
+/// `sk` must be a full sock of UDP or TCP that isn't freed for `'a`.
+unsafe fn judged<'a, T: JudgesOrdinary>(sk: *mut raw::Sock) -> Option<&'a Sock> {
+    let _rcu = rcu::read_lock();
+    // SAFETY: Required of the caller. RCU is held here.
+    unsafe {
+        let sock = Sock::from_raw(sk);
+        // A socket that is being made or released has no flow, and no system calls.
+        if family::flow_of::<T::Family>(sk).is_some() || !T::are_judged(sock.net()) {
+            return None;
+        }
+        Some(sock)
+    }
+}
+
+/// The value of a sock, which the current process uses. Process context.
+fn known_or_current<T: JudgesOrdinary>(sk: &Sock) -> Result<Arc<T>> {
+    if let Some(known) = SockTable::find(sk) {
+        return Ok(known);
+    }
+    let new = T::of_current(sk)?;
+    match SockTable::insert(sk, new.clone(), false, GFP_KERNEL_ACCOUNT) {
+        Err(EEXIST) => SockTable::find(sk).ok_or(EAGAIN),
+        result => result.map(|()| new),
+    }
+}
+
+/// Whether programs of BPF ask the module about system calls: `ENOMEM`. Process context.
+pub(crate) fn hooks_are_there(net: &NetRef) -> Result<bool> {
+    might_sleep();
+    // SAFETY: The namespace is borrowed, and so valid.
+    let found = unsafe { bindings::kopi_lsm_is_there(net.as_ptr()) };
+    to_result(found)?;
+    Ok(found != 0)
+}
+
+/// The value of an ordinary sock, if there is one. Any context but hard interrupts.
+pub(crate) fn known<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
+    SockTable::find(sk)
+}
+
+/// The body of `kopi_ordinary_calls`: a system call.
+///
+/// # Safety
+///
+/// `sk` must be a full sock of UDP or TCP that its caller keeps. `address` must be null, or have
+/// `len` bytes that don't change meanwhile. Process context.
+pub(crate) unsafe fn calls<T: JudgesOrdinary>(
+    sk: *mut raw::Sock,
+    call: raw::Call,
+    address: *const u8,
+    len: c_int,
+) -> c_int {
+    might_sleep();
+    // SAFETY: Required of the caller.
+    let (sk, name) = unsafe {
+        let Some(sk) = judged::<T>(sk) else {
+            return 0;
+        };
+        (sk, Name::of_call(address, len, sk))
+    };
+    from_result(|| {
+        known_or_current::<T>(sk)?.calls(sk, SocketCall::of(call)?, name.peer())?;
+        Ok(0)
+    })
+}
+
+/// The body of `kopi_ordinary_gets`: a packet that comes.
+///
+/// # Safety
+///
+/// `sk` must be a full sock of UDP or TCP, and `skb` a packet that it is to get, at UDP's or
+/// TCP's header.
+pub(crate) unsafe fn gets<T: JudgesOrdinary>(sk: *mut raw::Sock, skb: *mut raw::Skb) -> c_int {
+    let _rcu = rcu::read_lock();
+    let mut address = pin_init::zeroed();
+    let mut port = 0u16;
+    // SAFETY: Required of the caller.
+    let (sk, bytes) = unsafe {
+        let Some(sk) = judged::<T>(sk) else {
+            return 0;
+        };
+        if !bindings::kopi_skb_sender(skb, &mut address, &mut port) {
+            return EINVAL.to_errno();
+        }
+        (sk, (*skb).len)
+    };
+    let from = Peer {
+        // SAFETY: All of the union's fields are the same bytes.
+        address: unsafe { address.in6_u.u6_addr8 },
+        port,
+    };
+    let known = SockTable::<T>::find(sk);
+    from_result(|| {
+        T::gets(known.as_deref(), sk, &from, bytes)?;
+        Ok(0)
+    })
+}
+
+/// The body of `kopi_ordinary_clones`: a sock is made out of another.
+///
+/// # Safety
+///
+/// Both must be full socks of UDP or TCP; nobody else uses the second yet.
+pub(crate) unsafe fn clones<T: JudgesOrdinary>(sk: *mut raw::Sock, child: *mut raw::Sock) {
+    // SAFETY: Required of the caller.
+    let (sk, child) = unsafe { (Sock::from_raw(sk), Sock::from_raw(child)) };
+    let Some(known) = SockTable::<T>::find(sk) else {
+        return;
+    };
+    // Without memory nothing is known of it, which is judged, too.
+    if let Ok(value) = known.of_child() {
+        let _ = SockTable::insert(child, value, true, GFP_ATOMIC | __GFP_NOWARN);
+    }
+}
+
+/// The body of `kopi_ordinary_ends`: a sock ends.
+pub(crate) fn ends<T: JudgesOrdinary>(sk: *const raw::Sock) {
+    SockTable::<T>::remove(sk);
+}
+
+/// The body of `kopi_ordinary_found`: a process has a socket open.
+///
+/// # Safety
+///
+/// `sk` must be a full sock of UDP or TCP, and `task` a task; the caller keeps both. In an RCU
+/// read-side section.
+pub(crate) unsafe fn found<T: JudgesOrdinary>(sk: *mut raw::Sock, task: *mut raw::Task) {
+    // SAFETY: Required of the caller.
+    let (sk, task) = unsafe {
+        let Some(sk) = judged::<T>(sk) else {
+            return;
+        };
+        (sk, Task::from_raw(task))
+    };
+    if SockTable::<T>::find(sk).is_some() {
+        return;
+    }
+    // Without memory nothing is known of it, which is judged, too.
+    if let Ok(value) = T::of_task(sk, task) {
+        let _ = SockTable::insert(sk, value, false, GFP_ATOMIC | __GFP_NOWARN);
+    }
+}
+
+/// The table of what is known, and the functions that programs of BPF can call. These programs keep
+/// the module.
+pub(crate) struct OrdinaryHooks<T> {
+    _table: SockTable<T>,
+}
+
+impl<T: JudgesOrdinary> OrdinaryHooks<T> {
+    /// Makes the table, and registers the functions: `ENOMEM`. Only the module's init calls this,
+    /// once. Process context.
+    pub(crate) fn new() -> Result<Self> {
+        let table = SockTable::new()?;
+        // SAFETY: The module's init runs in process context. The sets are static, and the kernel
+        // forgets them with the module's BTF.
+        to_result(unsafe { bindings::kopi_ordinary_register() })?;
+        Ok(Self { _table: table })
+    }
+}
+
+/// Defines the functions that C calls, for the type that implements [`JudgesOrdinary`].
+macro_rules! serve {
+    ($ordinary:ty) => {
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        unsafe extern "C" fn kopi_ordinary_calls(
+            sk: *mut $crate::sys::raw::Sock,
+            call: $crate::sys::raw::Call,
+            address: *const c_void,
+            len: c_int,
+        ) -> c_int {
+            // SAFETY: C passes the sock of a socket in a system call, and the address of that.
+            unsafe { $crate::sys::ordinary::calls::<$ordinary>(sk, call, address.cast(), len) }
+        }
+
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        unsafe extern "C" fn kopi_ordinary_gets(
+            sk: *mut $crate::sys::raw::Sock,
+            skb: *mut $crate::sys::raw::Skb,
+        ) -> c_int {
+            // SAFETY: C passes a full sock and the packet that comes to it.
+            unsafe { $crate::sys::ordinary::gets::<$ordinary>(sk, skb) }
+        }
+
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        unsafe extern "C" fn kopi_ordinary_clones(
+            sk: *mut $crate::sys::raw::Sock,
+            child: *mut $crate::sys::raw::Sock,
+        ) {
+            // SAFETY: C passes a full sock, and one that is being made out of it.
+            unsafe { $crate::sys::ordinary::clones::<$ordinary>(sk, child) }
+        }
+
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        unsafe extern "C" fn kopi_ordinary_ends(sk: *const $crate::sys::raw::Sock) {
+            $crate::sys::ordinary::ends::<$ordinary>(sk);
+        }
+
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        unsafe extern "C" fn kopi_ordinary_found(
+            sk: *mut $crate::sys::raw::Sock,
+            task: *mut $crate::sys::raw::Task,
+        ) {
+            // SAFETY: C passes a full sock, and a task that has it open.
+            unsafe { $crate::sys::ordinary::found::<$ordinary>(sk, task) }
+        }
+    };
+}
+pub(crate) use serve;
