@@ -58,10 +58,10 @@ struct Kopi {
     _family: Registration<Flow>,
     _netlink: Family,
     _ports: Attaching,
-    _ordinary: sys::ordinary::OrdinaryHooks<ordinary::Ordinary>,
     _engines: Engines,
     _monitors: devices::MonitorType,
     _namespaces: PerNet,
+    _ordinary: sys::ordinary::OrdinaryHooks<ordinary::Ordinary>,
     _limits: Limits,
     _reaper: Reaper,
 }
@@ -71,10 +71,11 @@ impl kernel::Module for Kopi {
         let number = sys::family::family_parameter();
         let reaper = Reaper::new()?;
         let limits = Limits::register()?;
+        // Hooks of namespaces use it.
+        let ordinary = sys::ordinary::OrdinaryHooks::new()?;
         let namespaces = PerNet::register()?;
         let monitors = devices::MonitorType::new()?;
         let engines = Engines::register();
-        let ordinary = sys::ordinary::OrdinaryHooks::new()?;
         let ports = Attaching::register()?;
         let netlink = Family::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
@@ -97,10 +98,10 @@ impl kernel::Module for Kopi {
             _family: family,
             _netlink: netlink,
             _ports: ports,
-            _ordinary: ordinary,
             _engines: engines,
             _monitors: monitors,
             _namespaces: namespaces,
+            _ordinary: ordinary,
             _limits: limits,
             _reaper: reaper,
         })

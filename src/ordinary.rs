@@ -193,6 +193,13 @@ fn unknown(sk: &Sock, direction: Direction, peer: &Peer) -> Result {
     Ok(())
 }
 
+/// Forgets all sockets, if no namespace enforces its rules any more. Process context.
+pub(crate) fn forget_unless_enforcing() {
+    if rules::NetPolicy::enforcing() == 0 {
+        ordinary::forget_all::<Ordinary>();
+    }
+}
+
 /// Judges a packet that an ordinary socket sends. In an RCU read-side section.
 pub(crate) fn leaves(sk: &Sock, packet: &mut Leaving) -> Result {
     let enforced = net_of(sk.net()).is_some_and(|net| net.policy.are_enforced());

@@ -60,6 +60,24 @@ bool kopi_known_remove(struct kopi_known *entry)
 	return !rhashtable_remove_fast(&known, &entry->node, known_params);
 }
 
+void kopi_known_clear(void (*free)(struct kopi_known *entry))
+{
+	struct rhashtable_iter iter;
+	struct kopi_known *entry;
+
+	rhashtable_walk_enter(&known, &iter);
+	do {
+		rhashtable_walk_start(&iter);
+		while ((entry = rhashtable_walk_next(&iter)) && !IS_ERR(entry))
+			if (kopi_known_remove(entry))
+				free(entry);
+		rhashtable_walk_stop(&iter);
+		cond_resched();
+		/* The table was resized meanwhile. */
+	} while (entry == ERR_PTR(-EAGAIN));
+	rhashtable_walk_exit(&iter);
+}
+
 bool kopi_known_is_empty(void)
 {
 	return !atomic_read(&known.nelems);
@@ -193,7 +211,7 @@ __bpf_kfunc void kopi_lsm_sk_clone(const struct sock *sk, struct sock *newsk)
 __bpf_kfunc void kopi_lsm_mptcp_add_subflow(struct sock *sk, struct sock *ssk)
 {
 	if (is_asked(sk))
-		kopi_ordinary_clones(sk, ssk);
+		kopi_ordinary_adds(sk, ssk);
 }
 
 /* By number, since BPF doesn't trust a sock that is being freed. */

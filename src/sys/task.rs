@@ -82,6 +82,13 @@ impl Task {
         unsafe { &*task.cast() }
     }
 
+    /// The current task. Process context.
+    pub(super) fn current<'a>() -> &'a Self {
+        // SAFETY: The current task isn't freed as long as it runs, and the result can't leave it: the
+        // type isn't `Sync`.
+        unsafe { Self::from_raw(bindings::kopi_current().cast_mut().cast()) }
+    }
+
     fn as_ptr(&self) -> *mut raw::Task {
         self.0.get()
     }

@@ -8,6 +8,7 @@ mod show;
 
 use crate::flow::Flow;
 use crate::netns::Net;
+use crate::ordinary::forget_unless_enforcing;
 use crate::rules::{Rule, RuleSet};
 use crate::sys::{
     context::cond_resched,
@@ -60,6 +61,7 @@ fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
         net.set_hooked(true);
     }
     net.policy.set_rules(set);
+    forget_unless_enforcing();
     sweep(net);
     if is_open && net.is_hooked() {
         requester.net().unhook_local_out();

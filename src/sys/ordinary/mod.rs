@@ -188,12 +188,48 @@ pub(crate) unsafe fn gets<T: JudgesOrdinary>(sk: *mut raw::Sock, skb: *mut raw::
 pub(crate) unsafe fn clones<T: JudgesOrdinary>(sk: *mut raw::Sock, child: *mut raw::Sock) {
     // SAFETY: Required of the caller.
     let (sk, child) = unsafe { (Sock::from_raw(sk), Sock::from_raw(child)) };
-    let Some(known) = SockTable::<T>::find(sk) else {
-        return;
-    };
+    if let Some(known) = SockTable::<T>::find(sk) {
+        inherit(&*known, child);
+    }
+}
+
+/// Gives a new sock what is known of another. Any context but hard interrupts.
+fn inherit<T: JudgesOrdinary>(known: &T, child: &Sock) {
     // Without memory nothing is known of it, which is judged, too.
     if let Ok(value) = known.of_child() {
         let _ = SockTable::insert(child, value, true, GFP_ATOMIC | __GFP_NOWARN);
+    }
+}
+
+/// Makes what is known of a sock that a task uses, without sleeping; `None` without memory. In an RCU
+/// read-side section.
+fn known_or_of<T: JudgesOrdinary>(sk: &Sock, task: &Task) -> Option<Arc<T>> {
+    if let Some(known) = SockTable::find(sk) {
+        return Some(known);
+    }
+    let value = T::of_task(sk, task).ok()?;
+    let _ = SockTable::insert(sk, value, false, GFP_ATOMIC | __GFP_NOWARN);
+    SockTable::find(sk)
+}
+
+/// The body of `kopi_ordinary_adds`: a socket of MPTCP gets a subflow, which is a sock of TCP that the
+/// kernel makes for it.
+///
+/// # Safety
+///
+/// As of [`clones`]. Process context.
+pub(crate) unsafe fn adds<T: JudgesOrdinary>(sk: *mut raw::Sock, subflow: *mut raw::Sock) {
+    let _rcu = rcu::read_lock();
+    // SAFETY: Required of the caller.
+    let (sk, subflow) = unsafe {
+        let Some(sk) = judged::<T>(sk) else {
+            return;
+        };
+        (sk, Sock::from_raw(subflow))
+    };
+    // setsockopt() before bind() makes the first subflow.
+    if let Some(known) = known_or_of::<T>(sk, Task::current()) {
+        inherit(&*known, subflow);
     }
 }
 
@@ -216,13 +252,13 @@ pub(crate) unsafe fn found<T: JudgesOrdinary>(sk: *mut raw::Sock, task: *mut raw
         };
         (sk, Task::from_raw(task))
     };
-    if SockTable::<T>::find(sk).is_some() {
-        return;
-    }
     // Without memory nothing is known of it, which is judged, too.
-    if let Ok(value) = T::of_task(sk, task) {
-        let _ = SockTable::insert(sk, value, false, GFP_ATOMIC | __GFP_NOWARN);
-    }
+    let _ = known_or_of::<T>(sk, task);
+}
+
+/// Forgets all socks: nothing is judged any more. Process context.
+pub(crate) fn forget_all<T: JudgesOrdinary>() {
+    SockTable::<T>::clear();
 }
 
 /// The table of what is known, and the functions that programs of BPF can call. These programs keep
@@ -285,6 +321,19 @@ macro_rules! serve {
         ) {
             // SAFETY: C passes a full sock, and one that is being made out of it.
             unsafe { $crate::sys::ordinary::clones::<$ordinary>(sk, child) }
+        }
+
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        unsafe extern "C" fn kopi_ordinary_adds(
+            sk: *mut $crate::sys::raw::Sock,
+            subflow: *mut $crate::sys::raw::Sock,
+        ) {
+            // SAFETY: C passes a socket's sock, and a new one of the kernel's that it gets.
+            unsafe { $crate::sys::ordinary::adds::<$ordinary>(sk, subflow) }
         }
 
         /// # Safety

@@ -86,7 +86,13 @@ impl<T: Send + Sync + 'static> SockTable<T> {
         let raw = KBox::into_raw(known);
         // SAFETY: The entry begins with the C structure, and stays where it is until the table gives
         // it back.
-        let result = to_result(unsafe { bindings::kopi_known_insert(raw.cast()) });
+        let insert = || to_result(unsafe { bindings::kopi_known_insert(raw.cast()) });
+        let mut result = insert();
+        if result == Err(EEXIST) && Self::find(sk).is_none() {
+            // Of a sock whose end nobody saw.
+            Self::remove(sk.as_ptr());
+            result = insert();
+        }
         if result.is_err() {
             // SAFETY: The table didn't take the entry, which is still this function's own.
             drop(unsafe { KBox::from_raw(raw) });
@@ -105,13 +111,32 @@ impl<T: Send + Sync + 'static> SockTable<T> {
             let _rcu = rcu::read_lock();
             let known = bindings::kopi_known_find(sk);
             if !known.is_null() && bindings::kopi_known_remove(known) {
-                bindings::call_rcu(&raw mut (*known).rcu, Some(SockEntry::<T>::free_by_rcu));
+                SockEntry::<T>::free_later(known);
+            }
+        }
+    }
+
+    /// Forgets all socks. Process context.
+    pub(super) fn clear() {
+        might_sleep();
+        // SAFETY: As in `find`. An empty table isn't walked. The call takes each entry out of the table before it passes it on.
+        unsafe {
+            if !bindings::kopi_known_is_empty() {
+                bindings::kopi_known_clear(Some(SockEntry::<T>::free_later));
             }
         }
     }
 }
 
 impl<T> SockEntry<T> {
+    /// # Safety
+    ///
+    /// The entry must have been taken out of the table, by the caller.
+    unsafe extern "C" fn free_later(known: *mut bindings::kopi_known) {
+        // SAFETY: Nobody finds the entry any more, and RCU frees it when nobody uses it either.
+        unsafe { bindings::call_rcu(&raw mut (*known).rcu, Some(Self::free_by_rcu)) };
+    }
+
     /// # Safety
     ///
     /// Only RCU may call it, with the head of an entry that was taken out of the table.
