@@ -441,6 +441,7 @@ void kopi_current_comm(char *comm);
 const void *kopi_current_tgid(void);
 u64 kopi_current_exec_id(void);
 struct file *kopi_get_current_exe(void);
+bool kopi_task_is_kernels(const struct task_struct *task);
 struct pid *kopi_get_tgid_of(struct task_struct *task);
 uid_t kopi_euid_of(const struct task_struct *task);
 gid_t kopi_egid_of(const struct task_struct *task);

@@ -140,9 +140,10 @@ int kopi_lsm_is_there(struct net *net)
 	return result;
 }
 
+/* A thread of the kernel calls for others: it isn't the owner of a socket, whose packets are judged. */
 static int ask(struct socket *sock, enum kopi_call call, const void *address, int len)
 {
-	return is_asked(sock->sk) ? kopi_ordinary_calls(sock->sk, call, address, len) : 0;
+	return is_asked(sock->sk) && !(current->flags & PF_KTHREAD) ? kopi_ordinary_calls(sock->sk, call, address, len) : 0;
 }
 
 /* The headers of UDP and TCP begin with the ports: that of the sender is first. */

@@ -85,6 +85,11 @@ struct file *kopi_get_current_exe(void)
 	return current->mm ? get_file_active(&current->mm->exe_file) : NULL;
 }
 
+bool kopi_task_is_kernels(const struct task_struct *task)
+{
+	return task->flags & PF_KTHREAD;
+}
+
 struct pid *kopi_get_tgid_of(struct task_struct *task)
 {
 	return get_pid(task_tgid(task));

@@ -89,6 +89,12 @@ impl Task {
         unsafe { Self::from_raw(bindings::kopi_current().cast_mut().cast()) }
     }
 
+    /// Whether it is a thread of the kernel's own, which calls for others.
+    pub(super) fn is_kernels(&self) -> bool {
+        // SAFETY: The task is borrowed, and so valid.
+        unsafe { bindings::kopi_task_is_kernels(self.as_ptr()) }
+    }
+
     fn as_ptr(&self) -> *mut raw::Task {
         self.0.get()
     }

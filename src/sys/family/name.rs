@@ -29,14 +29,24 @@ impl Name {
         }
     }
 
-    /// The address that a system call on a sock names.
+    /// The address that a system call on a sock names; none if connect() is to break the connection.
     ///
     /// # Safety
     ///
     /// As of [`Self::from_raw`].
-    pub(in crate::sys) unsafe fn of_call(name: *const u8, len: i32, sk: &Sock) -> Self {
+    pub(in crate::sys) unsafe fn of_call(
+        name: *const u8,
+        len: i32,
+        sk: &Sock,
+        connects: bool,
+    ) -> Self {
+        let meaning = if connects {
+            Unspecified::Nothing
+        } else {
+            unspecified(sk)
+        };
         // SAFETY: Required of the caller.
-        unsafe { Self::from_raw(name, len, unspecified(sk)) }
+        unsafe { Self::from_raw(name, len, meaning) }
     }
 
     /// The address and the port of a `sockaddr_in` or `sockaddr_in6`.

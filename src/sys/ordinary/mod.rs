@@ -135,15 +135,19 @@ pub(crate) unsafe fn calls<T: JudgesOrdinary>(
     len: c_int,
 ) -> c_int {
     might_sleep();
-    // SAFETY: Required of the caller.
-    let (sk, name) = unsafe {
-        let Some(sk) = judged::<T>(sk) else {
-            return 0;
-        };
-        (sk, Name::of_call(address, len, sk))
-    };
     from_result(|| {
-        known_or_current::<T>(sk)?.calls(sk, SocketCall::of(call)?, name.peer())?;
+        let call = SocketCall::of(call)?;
+        // SAFETY: Required of the caller.
+        let (sk, name) = unsafe {
+            let Some(sk) = judged::<T>(sk) else {
+                return Ok(0);
+            };
+            (
+                sk,
+                Name::of_call(address, len, sk, call == SocketCall::Connect),
+            )
+        };
+        known_or_current::<T>(sk)?.calls(sk, call, name.peer())?;
         Ok(0)
     })
 }
@@ -227,8 +231,14 @@ pub(crate) unsafe fn adds<T: JudgesOrdinary>(sk: *mut raw::Sock, subflow: *mut r
         };
         (sk, Sock::from_raw(subflow))
     };
-    // setsockopt() before bind() makes the first subflow.
-    if let Some(known) = known_or_of::<T>(sk, Task::current()) {
+    let task = Task::current();
+    // setsockopt() before bind() makes the first subflow; a thread of the kernel makes later ones.
+    let known = if task.is_kernels() {
+        SockTable::<T>::find(sk)
+    } else {
+        known_or_of(sk, task)
+    };
+    if let Some(known) = known {
         inherit(&*known, subflow);
     }
 }

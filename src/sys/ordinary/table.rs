@@ -88,7 +88,7 @@ impl<T: Send + Sync + 'static> SockTable<T> {
         // it back.
         let insert = || to_result(unsafe { bindings::kopi_known_insert(raw.cast()) });
         let mut result = insert();
-        if result == Err(EEXIST) && Self::find(sk).is_none() {
+        if result == Err(EEXIST) && (is_new || Self::find(sk).is_none()) {
             // Of a sock whose end nobody saw.
             Self::remove(sk.as_ptr());
             result = insert();
@@ -119,7 +119,8 @@ impl<T: Send + Sync + 'static> SockTable<T> {
     /// Forgets all socks. Process context.
     pub(super) fn clear() {
         might_sleep();
-        // SAFETY: As in `find`. An empty table isn't walked. The call takes each entry out of the table before it passes it on.
+        // SAFETY: As in `find`. An empty table isn't walked. The call takes each entry out of the
+        // table before it passes it on.
         unsafe {
             if !bindings::kopi_known_is_empty() {
                 bindings::kopi_known_clear(Some(SockEntry::<T>::free_later));
