@@ -17,37 +17,44 @@ local_out::serve!(Flow);
 
 impl LocalOut for Flow {
     fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result {
-        if packet.is_reset {
-            // It has no payload, and tells the peer of the end of what the rules deny.
-            return Ok(());
-        }
-        let mut sent = OutPacket {
-            peer: packet.to,
-            gso_size: packet.gso_size,
-            bytes: packet.bytes,
-            mark: packet.mark,
-            priority: packet.priority,
-        };
-        // The first hop of a source route must not be denied. The packet counts for its final peer.
-        if packet.via != packet.to && self.denies_hop(sk, packet.via, &sent) {
-            return Err(EACCES);
-        }
-        let again = packet.again || family::was_checked::<Self>(sk, &packet.to);
-        match self.sends(sk, &mut sent, again) {
-            Outcome::Pass => {
-                (packet.mark, packet.priority) = (sent.mark, sent.priority);
-                Ok(())
+        let (to, via) = (packet.to, packet.via);
+        let again = packet.again;
+        judge(packet, |sent| {
+            // The first hop of a source route must not be denied. The packet counts for its final
+            // peer.
+            if via != to && self.denies_hop(sk, via, sent) {
+                return Outcome::Denied;
             }
-            Outcome::Denied => Err(EACCES),
-            // UDP hides ENOBUFS from its caller. The family's sendmsg turns EDQUOT into ENOBUFS.
-            Outcome::TooFast => Err(edquot()),
-        }
+            self.sends(sk, sent, again || family::was_checked::<Self>(sk, &to))
+        })
     }
 
     fn leaves_ordinary(sk: &Sock, packet: &mut Leaving) -> Result {
-        if packet.is_reset {
-            return Ok(());
+        let (via, again) = (packet.via, packet.again);
+        judge(packet, |sent| ordinary::sends(sk, sent, &via, again))
+    }
+}
+
+/// Judges a packet, and gives it the rule's mark and priority.
+fn judge(packet: &mut Leaving, judge: impl FnOnce(&mut OutPacket) -> Outcome) -> Result {
+    if packet.is_reset {
+        // It has no payload, and tells the peer of the end of what the rules deny.
+        return Ok(());
+    }
+    let mut sent = OutPacket {
+        peer: packet.to,
+        gso_size: packet.gso_size,
+        bytes: packet.bytes,
+        mark: packet.mark,
+        priority: packet.priority,
+    };
+    match judge(&mut sent) {
+        Outcome::Pass => {
+            (packet.mark, packet.priority) = (sent.mark, sent.priority);
+            Ok(())
         }
-        ordinary::leaves(sk, packet)
+        Outcome::Denied => Err(EACCES),
+        // UDP hides ENOBUFS from its caller. The family's sendmsg turns EDQUOT into ENOBUFS.
+        Outcome::TooFast => Err(edquot()),
     }
 }

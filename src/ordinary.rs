@@ -7,14 +7,13 @@
 //! kernel, and of those that nobody used since the rules are enforced: their user and group are those
 //! that made them, and no rule for a program matches.
 
-use crate::flow::Flow;
+use crate::flow::{Flow, OutPacket};
 use crate::identity::Owner;
 use crate::netns::Net;
 use crate::pure::rule::{Direction, Peer};
 use crate::rules::{self, Outcome, Packets, Policy};
 use crate::sys::{
-    errno::{edquot, enobufs},
-    local_out::Leaving,
+    errno::enobufs,
     ordinary::{self, JudgesOrdinary, SocketCall},
     pernet::NetRef,
     sock::Sock,
@@ -80,25 +79,23 @@ impl Ordinary {
         Ok(())
     }
 
-    /// Judges a packet that leaves, and gives it the rule's mark and priority.
-    fn sends(&self, sk: &Sock, packet: &mut Leaving) -> Outcome {
-        let peer = packet.to;
-        if self.policy.denies(sk, Direction::Out, &packet.via)
+    /// Judges a packet that leaves by `via`, and gives it the rule's mark and priority.
+    fn sends(&self, sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
+        let peer = sent.peer;
+        if *via != peer && self.policy.denies(sk, Direction::Out, via)
             || sk.is_stream() && self.policy.denies(sk, Direction::In, &peer)
         {
             self.policy.net().denied.fetch_add(1, Relaxed);
             return Outcome::Denied;
         }
         let packets = Packets {
-            datagrams: packet.datagrams(),
-            bytes: packet.bytes.into(),
-            again: packet.again,
+            datagrams: sent.packets(),
+            bytes: sent.bytes.into(),
+            again,
         };
         let (outcome, _) = self.policy.decide(sk, Direction::Out, &peer, packets);
         if outcome == Outcome::Pass {
-            let (mark, priority) = self.policy.changes(sk, &peer);
-            packet.mark = mark.unwrap_or(packet.mark);
-            packet.priority = priority.unwrap_or(packet.priority);
+            sent.change(self.policy.changes(sk, &peer));
         }
         outcome
     }
@@ -155,20 +152,18 @@ impl JudgesOrdinary for Ordinary {
     }
 
     fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, bytes: u32) -> Result {
-        let Some(Self { policy }) = known else {
-            return unknown(sk, Direction::In, from);
+        let packets = Packets {
+            datagrams: 1,
+            bytes: bytes.into(),
+            again: false,
         };
-        let outcome = if !sk.is_stream() {
-            let packets = Packets {
-                datagrams: 1,
-                bytes: bytes.into(),
-                again: false,
-            };
-            policy.decide(sk, Direction::In, from, packets).0
-        } else if policy.denies(sk, Direction::In, from) {
-            Outcome::Denied
-        } else {
-            Outcome::Pass
+        let outcome = match known {
+            None => unknown(sk, Direction::In, from),
+            Some(Self { policy }) if !sk.is_stream() => {
+                policy.decide(sk, Direction::In, from, packets).0
+            }
+            Some(Self { policy }) if policy.denies(sk, Direction::In, from) => Outcome::Denied,
+            Some(_) => Outcome::Pass,
         };
         match outcome {
             Outcome::Pass => Ok(()),
@@ -182,15 +177,14 @@ impl JudgesOrdinary for Ordinary {
 ///
 /// A connection without a socket passes: a flow's, before accept() or after close(), whose handshake
 /// was judged, or one that was closed before the rules were enforced.
-fn unknown(sk: &Sock, direction: Direction, peer: &Peer) -> Result {
+fn unknown(sk: &Sock, direction: Direction, peer: &Peer) -> Outcome {
     if sk.is_stream() && !sk.has_socket() {
-        return Ok(());
+        return Outcome::Pass;
     }
-    let net = net_of(sk.net()).ok_or(ENODEV)?;
-    if rules::denies_unknown(&net.policy, sk, direction, peer) {
-        return Err(EACCES);
+    match net_of(sk.net()) {
+        Some(net) if !rules::denies_unknown(&net.policy, sk, direction, peer) => Outcome::Pass,
+        _ => Outcome::Denied,
     }
-    Ok(())
 }
 
 /// Forgets all sockets, if no namespace enforces its rules any more. Process context.
@@ -200,21 +194,17 @@ pub(crate) fn forget_unless_enforcing() {
     }
 }
 
-/// Judges a packet that an ordinary socket sends. In an RCU read-side section.
-pub(crate) fn leaves(sk: &Sock, packet: &mut Leaving) -> Result {
-    let enforced = net_of(sk.net()).is_some_and(|net| net.policy.are_enforced());
-    if !enforced {
-        return Ok(());
+/// Judges a packet that an ordinary socket sends by `via`, and gives it the rule's mark and priority.
+/// In an RCU read-side section.
+pub(crate) fn sends(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
+    if !Ordinary::are_judged(sk.net()) {
+        return Outcome::Pass;
     }
-    match ordinary::known::<Ordinary>(sk) {
-        Some(known) => match known.sends(sk, packet) {
-            Outcome::Pass => Ok(()),
-            Outcome::Denied => Err(EACCES),
-            Outcome::TooFast => Err(edquot()),
-        },
-        None => {
-            unknown(sk, Direction::Out, &packet.via)?;
-            unknown(sk, Direction::Out, &packet.to)
-        }
+    if let Some(known) = ordinary::known::<Ordinary>(sk) {
+        return known.sends(sk, sent, via, again);
     }
+    if *via != sent.peer && unknown(sk, Direction::Out, via) == Outcome::Denied {
+        return Outcome::Denied;
+    }
+    unknown(sk, Direction::Out, &sent.peer)
 }

@@ -10,6 +10,7 @@ use super::{
     receive::RedirectReceiver, //
 };
 use crate::flow::Flow;
+use crate::held_count::HeldCount;
 use crate::sys::{
     context::BottomHalvesOff,
     direct::{
@@ -19,7 +20,7 @@ use crate::sys::{
     },
     netdev::{Device, Egress, EgressVerdict, Timer}, //
 };
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use kernel::{
     cpu::{nr_cpu_ids, CpuId},
     prelude::*,
@@ -36,28 +37,12 @@ const PROGRAM: &CStr = c"kopi_redirect";
 static NUMBER: Atomic<u32> = Atomic::new(1);
 
 /// Number of devices that are attached, or about to be or not to be.
-static ATTACHED: AtomicU32 = AtomicU32::new(0);
+static ATTACHED: Atomic<u32> = Atomic::new(0);
 
 /// Whether any device is attached. Any context.
 #[inline]
 pub(crate) fn is_any_attached() -> bool {
-    ATTACHED.load(Relaxed) != 0
-}
-
-/// A device that counts as attached as long as this lives.
-struct CountedDevice;
-
-impl CountedDevice {
-    fn new() -> Self {
-        ATTACHED.fetch_add(1, Relaxed);
-        Self
-    }
-}
-
-impl Drop for CountedDevice {
-    fn drop(&mut self) {
-        ATTACHED.fetch_sub(1, Relaxed);
-    }
+    ATTACHED.load(ordering::Relaxed) != 0
 }
 
 /// A device whose driver KOPI gives frames to.
@@ -71,7 +56,7 @@ pub(crate) struct AttachedDevice {
     /// The target of redirected frames, if the device was attached with a port map.
     pub(super) receiving: Option<RedirectDevice<RedirectReceiver>>,
     pub(crate) counters: Arc<Counters>,
-    _counted: CountedDevice,
+    _counted: HeldCount,
 }
 
 impl AttachedDevice {
@@ -100,7 +85,7 @@ impl AttachedDevice {
             closing: AtomicBool::new(false),
             receiving,
             counters,
-            _counted: CountedDevice::new(),
+            _counted: HeldCount::new(&ATTACHED),
         })
     }
 

@@ -13,7 +13,7 @@ use crate::sys::{
 };
 use kernel::prelude::*;
 
-/// A packet, or GSO packet, that a flow sends.
+/// A packet, or GSO packet, that a socket sends.
 pub(crate) struct OutPacket {
     pub(crate) peer: Peer,
     /// Bytes of each datagram of a GSO packet; else 0.
@@ -26,7 +26,7 @@ pub(crate) struct OutPacket {
 
 impl OutPacket {
     /// Number of its datagrams or segments.
-    pub(super) fn packets(&self) -> u64 {
+    pub(crate) fn packets(&self) -> u64 {
         u64::from(match self.gso_size {
             0 => 1,
             size => self.bytes.div_ceil(u32::from(size)).max(1),
@@ -34,7 +34,7 @@ impl OutPacket {
     }
 
     /// Gives it a rule's mark and priority.
-    pub(super) fn change(&mut self, (mark, priority): (Option<u32>, Option<u32>)) {
+    pub(crate) fn change(&mut self, (mark, priority): (Option<u32>, Option<u32>)) {
         self.mark = mark.unwrap_or(self.mark);
         self.priority = priority.unwrap_or(self.priority);
     }

@@ -3,7 +3,8 @@
 //! What judges and shows the packets of all flows of a network namespace: rules and monitor
 //! devices.
 
-use super::{RuleSet, SharedRules};
+use super::{Rule, RuleSet, SharedRules};
+use crate::held_count::HeldCount;
 use crate::sys::{
     lock::{SpinLockBh, SpinLockIrq},
     monitor::Devices,
@@ -23,22 +24,6 @@ use kernel::{
 /// Number of network namespaces whose rules judge ordinary sockets.
 static ENFORCING: Atomic<u32> = Atomic::new(0);
 
-/// A network namespace whose rules judge ordinary sockets.
-struct Enforcing(());
-
-impl Enforcing {
-    fn new() -> Self {
-        ENFORCING.fetch_add(1, Relaxed);
-        Self(())
-    }
-}
-
-impl Drop for Enforcing {
-    fn drop(&mut self) {
-        ENFORCING.fetch_sub(1, Relaxed);
-    }
-}
-
 /// See the module's documentation.
 #[pin_data]
 pub(crate) struct NetPolicy {
@@ -53,7 +38,7 @@ pub(crate) struct NetPolicy {
     enforced: Atomic<bool>,
     /// The same, whether or not they refuse anything.
     #[pin]
-    enforcing: SpinLockBh<Option<Enforcing>>,
+    enforcing: SpinLockBh<Option<HeldCount>>,
     /// Calls and live flows that rules stopped.
     pub(crate) denied: Atomic<u64>,
     /// The monitor devices that are up.
@@ -105,6 +90,14 @@ impl NetPolicy {
         self.enforced.load(Relaxed)
     }
 
+    /// Counts a call or a socket that a rule stopped, or the default. Any context.
+    pub(super) fn count_denied(&self, rule: Option<&Rule>) {
+        if let Some(rule) = rule {
+            rule.denied.add(1);
+        }
+        self.denied.fetch_add(1, Relaxed);
+    }
+
     /// Puts other rules in force; the caller holds `Net::changing`.
     pub(crate) fn set_rules(&self, new: SharedRules) {
         let in_force = !new.is_open();
@@ -120,7 +113,7 @@ impl NetPolicy {
         }
         self.enforced.store(enforced, Relaxed);
         if old.enforce != enforce {
-            *self.enforcing.lock() = enforce.then(Enforcing::new);
+            *self.enforcing.lock() = enforce.then(|| HeldCount::new(&ENFORCING));
         }
         drop(old);
     }

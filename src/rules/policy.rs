@@ -131,7 +131,7 @@ impl Policy {
         act: impl FnOnce(&mut Evaluation<'_>) -> T,
     ) -> Option<T> {
         let (result, old) = self.with_state(|state| {
-            let mut evaluation = state.evaluation(sk, self.is_flow)?;
+            let mut evaluation = state.evaluation(sk)?;
             let old = evaluation.refresh(&self.net);
             Some((act(&mut evaluation), old))
         })?;
@@ -182,7 +182,7 @@ impl Policy {
         packets: Packets,
     ) -> (Outcome, Option<Stopped>) {
         let decided = self.with_evaluation(sk, |evaluation| {
-            let result = evaluation.decide(direction, peer, packets);
+            let result = evaluation.decide(direction, peer, packets, self.is_flow);
             self.applied
                 .store(evaluation.verdicts.is_applied(), Relaxed);
             if result.1.is_some() {
@@ -196,7 +196,7 @@ impl Policy {
     /// Decides whether the flow may be bound to a local port. Process context.
     pub(crate) fn may_bind(&self, sk: &Sock, port: u16) -> core::result::Result<(), Stopped> {
         self.may(|owner, set| {
-            with_facts(owner, sk, port, |facts| {
+            with_facts(Some(owner), sk, port, |facts| {
                 let [out, into] = set.judge(facts, None);
                 (set.denies(out) && set.denies(into)).then_some((into, Direction::In))
             })
@@ -221,7 +221,7 @@ impl Policy {
         both: bool,
     ) -> core::result::Result<(), Stopped> {
         self.may(|owner, set| {
-            with_facts(owner, sk, u16::from_be(sk.local_port()), |facts| {
+            with_facts(Some(owner), sk, u16::from_be(sk.local_port()), |facts| {
                 let [out, into] = set.judge(facts, peer);
                 if set.denies(out) {
                     Some((out, Direction::Out))
@@ -245,10 +245,7 @@ impl Policy {
             return Ok(());
         };
         let rule = set.rule(judgement);
-        if let Some(rule) = rule {
-            rule.denied.add(1);
-        }
-        self.net.denied.fetch_add(1, Relaxed);
+        self.net.count_denied(rule.map(Arc::as_ref));
         Err(Stopped {
             rule: rule.map_or(0, |rule| rule.handle),
             direction,
@@ -400,11 +397,11 @@ impl PolicyState {
     }
 
     /// The verdicts, which `Evaluation::refresh` brings up to date; `None` without memory.
-    fn evaluation<'a>(&'a mut self, sk: &'a Sock, is_flow: bool) -> Option<Evaluation<'a>> {
+    fn evaluation<'a>(&'a mut self, sk: &'a Sock) -> Option<Evaluation<'a>> {
         if self.verdicts.is_none() {
             let account = GFP_KERNEL_ACCOUNT & !GFP_KERNEL;
             let flags = GFP_ATOMIC | account | __GFP_NOWARN;
-            self.verdicts = KBox::new(Verdicts::new(is_flow), flags).ok();
+            self.verdicts = KBox::new(Verdicts::default(), flags).ok();
         }
         Some(Evaluation {
             owner: &self.owner,

@@ -15,10 +15,7 @@ use crate::sys::{
     sock::{LockedStream, Sock},
     task, //
 };
-use kernel::sync::{
-    atomic::ordering::Relaxed,
-    Arc, //
-};
+use kernel::sync::Arc;
 
 /// One direction of a flow.
 #[derive(Default)]
@@ -36,8 +33,6 @@ pub(super) struct Side {
 #[derive(Default)]
 pub(super) struct Verdicts {
     pub(super) set: Option<SharedRules>,
-    /// The sock gets a rule's mark and priority: it is a flow's.
-    changes_sock: bool,
     /// The rules' generation that the flow was judged by; 0 for none.
     pub(super) generation: u64,
     port: u16,
@@ -50,28 +45,31 @@ pub(super) struct Verdicts {
     own_pacing: Option<u64>,
 }
 
-/// Uses the facts about a sock's flow that rules match.
+/// Uses the facts about a sock that rules match. Without an owner, the user and the group are those
+/// that made the socket, and there is no program.
 pub(super) fn with_facts<T>(
-    owner: &Owner,
+    owner: Option<&Owner>,
     sk: &Sock,
     local_port: u16,
     use_them: impl FnOnce(&Facts<'_>) -> T,
 ) -> T {
-    let identity = &owner.identity;
+    let (uid, gid, exe) = match owner {
+        Some(Owner { identity, .. }) => (identity.uid, identity.gid, identity.program_id()),
+        None => (sk.uid(), sk.gid(), None),
+    };
     use_them(&Facts {
-        uid: identity.uid,
-        gid: identity.gid,
+        uid,
+        gid,
         in_cgroup: &|cgroup| task::is_in_cgroup(sk, cgroup),
-        exe: identity.program_id(),
+        exe,
         protocol: sk.protocol(),
         local_port,
         device: sk.bound_device_name(),
     })
 }
 
-/// Whether the rules deny an ordinary sock's packets of a direction, whose process isn't known: its
-/// user and group are those that made the socket, and it has no program. Counts what is denied. Any
-/// context but hard interrupts.
+/// Whether the rules deny an ordinary sock's packets of a direction, whose process isn't known. Counts
+/// what is denied. Any context but hard interrupts.
 pub(crate) fn denies_unknown(
     net: &NetPolicy,
     sk: &Sock,
@@ -79,16 +77,8 @@ pub(crate) fn denies_unknown(
     peer: &Peer,
 ) -> bool {
     let set = net.rules();
-    let facts = Facts {
-        uid: sk.uid(),
-        gid: sk.gid(),
-        in_cgroup: &|cgroup| task::is_in_cgroup(sk, cgroup),
-        exe: None,
-        protocol: sk.protocol(),
-        local_port: u16::from_be(sk.local_port()),
-        device: sk.bound_device_name(),
-    };
-    let [out, into] = set.judge(&facts, Some(peer));
+    let port = u16::from_be(sk.local_port());
+    let [out, into] = with_facts(None, sk, port, |facts| set.judge(facts, Some(peer)));
     let judgement = match direction {
         Direction::Out => out,
         Direction::In => into,
@@ -96,10 +86,7 @@ pub(crate) fn denies_unknown(
     if !set.denies(judgement) {
         return false;
     }
-    if let Some(rule) = set.rule(judgement) {
-        rule.denied.add(1);
-    }
-    net.denied.fetch_add(1, Relaxed);
+    net.count_denied(set.rule(judgement).map(Arc::as_ref));
     true
 }
 
@@ -121,7 +108,7 @@ impl Evaluation<'_> {
             return None;
         }
         let set = net.rules();
-        let [out, into] = with_facts(self.owner, self.sk, u16::from_be(port), |facts| {
+        let [out, into] = with_facts(Some(self.owner), self.sk, u16::from_be(port), |facts| {
             set.judge(facts, None)
         });
         for (side, judgement) in [(&mut verdicts.out, out), (&mut verdicts.into, into)] {
@@ -144,7 +131,7 @@ impl Evaluation<'_> {
         let port = u16::from_be(self.verdicts.port);
         let judgement = match &self.verdicts.set {
             Some(set) => {
-                let [out, into] = with_facts(self.owner, self.sk, port, |facts| {
+                let [out, into] = with_facts(Some(self.owner), self.sk, port, |facts| {
                     set.judge(facts, Some(peer))
                 });
                 match direction {
@@ -158,27 +145,22 @@ impl Evaluation<'_> {
         judgement
     }
 
-    /// Decides about packets to or from a peer, and counts them.
+    /// Decides about packets to or from a peer, and counts them. `changes_sock` says that the sock of
+    /// a datagram gets the rule's mark and priority.
     pub(super) fn decide(
         &mut self,
         direction: Direction,
         peer: &Peer,
         packets: Packets,
+        changes_sock: bool,
     ) -> (Outcome, Option<Stopped>) {
         let judgement = self.judgement(direction, peer);
-        self.verdicts.decide(self.sk, direction, judgement, packets)
+        self.verdicts
+            .decide(self.sk, direction, judgement, packets, changes_sock)
     }
 }
 
 impl Verdicts {
-    /// None yet. `changes_sock` says that the sock gets a rule's mark and priority.
-    pub(super) fn new(changes_sock: bool) -> Self {
-        Self {
-            changes_sock,
-            ..Self::default()
-        }
-    }
-
     pub(super) fn side(&mut self, direction: Direction) -> &mut Side {
         match direction {
             Direction::Out => &mut self.out,
@@ -201,6 +183,7 @@ impl Verdicts {
         direction: Direction,
         judgement: Judgement,
         packets: Packets,
+        changes_sock: bool,
     ) -> (Outcome, Option<Stopped>) {
         let rule = self
             .set
@@ -224,7 +207,7 @@ impl Verdicts {
         }
         let action = rule.as_ref().map(|rule| &rule.action);
         // A stream's sock is changed when it is locked, and its acknowledgements have no rate.
-        if self.changes_sock && direction == Direction::Out && !sk.is_stream() {
+        if changes_sock && direction == Direction::Out && !sk.is_stream() {
             self.apply(sk, action);
         }
         let Some((rule, limit)) = rule

@@ -57,16 +57,6 @@ pub(crate) struct Leaving {
     pub(crate) is_reset: bool,
 }
 
-impl Leaving {
-    /// Number of its datagrams or segments.
-    pub(crate) fn datagrams(&self) -> u64 {
-        u64::from(match self.gso_size {
-            0 => 1,
-            size => self.bytes.div_ceil(u32::from(size)).max(1),
-        })
-    }
-}
-
 /// A protocol that judges the packets of its flows.
 pub(crate) trait LocalOut: Protocol {
     /// Judges a packet of a flow, and may change its mark and priority. A listener's is a SYN-ACK.

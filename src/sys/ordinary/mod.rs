@@ -20,6 +20,7 @@ use super::{
 };
 use crate::pure::rule::Peer;
 use kernel::{
+    alloc::Flags,
     error::{from_result, to_result},
     prelude::*,
     sync::{rcu, Arc},
@@ -96,16 +97,25 @@ unsafe fn judged<'a, T: JudgesOrdinary>(sk: *mut raw::Sock) -> Option<&'a Sock> 
     }
 }
 
-/// The value of a sock, which the current process uses. Process context.
-fn known_or_current<T: JudgesOrdinary>(sk: &Sock) -> Result<Arc<T>> {
+/// The value of a sock, which is made if there is none. The context is that of `make` and the flags.
+fn known_or<T: JudgesOrdinary>(
+    sk: &Sock,
+    flags: Flags,
+    make: impl FnOnce() -> Result<Arc<T>>,
+) -> Result<Arc<T>> {
     if let Some(known) = SockTable::find(sk) {
         return Ok(known);
     }
-    let new = T::of_current(sk)?;
-    match SockTable::insert(sk, new.clone(), false, GFP_KERNEL_ACCOUNT) {
+    let new = make()?;
+    match SockTable::insert(sk, new.clone(), false, flags) {
         Err(EEXIST) => SockTable::find(sk).ok_or(EAGAIN),
         result => result.map(|()| new),
     }
+}
+
+/// The same, without sleeping, of a sock that a task uses. In an RCU read-side section.
+fn known_or_of<T: JudgesOrdinary>(sk: &Sock, task: &Task) -> Result<Arc<T>> {
+    known_or(sk, GFP_ATOMIC | __GFP_NOWARN, || T::of_task(sk, task))
 }
 
 /// Whether programs of BPF ask the module about system calls: `ENOMEM`. Process context.
@@ -147,7 +157,8 @@ pub(crate) unsafe fn calls<T: JudgesOrdinary>(
                 Name::of_call(address, len, sk, call == SocketCall::Connect),
             )
         };
-        known_or_current::<T>(sk)?.calls(sk, call, name.peer())?;
+        let known = known_or(sk, GFP_KERNEL_ACCOUNT, || T::of_current(sk))?;
+        known.calls(sk, call, name.peer())?;
         Ok(0)
     })
 }
@@ -205,17 +216,6 @@ fn inherit<T: JudgesOrdinary>(known: &T, child: &Sock) {
     }
 }
 
-/// Makes what is known of a sock that a task uses, without sleeping; `None` without memory. In an RCU
-/// read-side section.
-fn known_or_of<T: JudgesOrdinary>(sk: &Sock, task: &Task) -> Option<Arc<T>> {
-    if let Some(known) = SockTable::find(sk) {
-        return Some(known);
-    }
-    let value = T::of_task(sk, task).ok()?;
-    let _ = SockTable::insert(sk, value, false, GFP_ATOMIC | __GFP_NOWARN);
-    SockTable::find(sk)
-}
-
 /// The body of `kopi_ordinary_adds`: a socket of MPTCP gets a subflow, which is a sock of TCP that the
 /// kernel makes for it.
 ///
@@ -236,7 +236,7 @@ pub(crate) unsafe fn adds<T: JudgesOrdinary>(sk: *mut raw::Sock, subflow: *mut r
     let known = if task.is_kernels() {
         SockTable::<T>::find(sk)
     } else {
-        known_or_of(sk, task)
+        known_or_of(sk, task).ok()
     };
     if let Some(known) = known {
         inherit(&*known, subflow);
