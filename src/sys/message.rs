@@ -232,7 +232,7 @@ impl SendMsg {
     pub(crate) fn send_copy<P: Protocol>(
         &mut self,
         socket: &Socket,
-        datagram: Datagram<'_>,
+        datagram: &Datagram<'_>,
         frames: Option<&mut FrameBatch>,
     ) -> Option<Result> {
         let piece = bindings::kvec {
@@ -259,7 +259,7 @@ impl SendMsg {
     }
 
     /// The message, without data.
-    fn message<'a>(&mut self, datagram: Option<Datagram<'a>>) -> RingMessage<'a> {
+    fn message<'a>(&mut self, datagram: Option<&'a Datagram<'a>>) -> RingMessage<'a> {
         let mut message = RingMessage {
             // SAFETY: A msghdr has pointers, integers and a union of pointers, for all of which
             // zeroes are valid.

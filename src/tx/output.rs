@@ -131,6 +131,7 @@ impl Output {
             .send::<Flow, _>(socket, pages, notification.as_ref());
         (result, notification)
     }
+
     /// Sends a datagram by a remembered route: directly, or by the stack. `None` if it is for
     /// the ordinary sendmsg.
     fn send_datagram(
@@ -153,7 +154,7 @@ impl Output {
             } else {
                 None
             };
-            let sent = self.message.send_copy::<Flow>(socket, datagram, frames);
+            let sent = self.message.send_copy::<Flow>(socket, &datagram, frames);
             if sent.is_some() || !directly {
                 return sent;
             }

@@ -22,7 +22,7 @@ pub(in crate::sys) struct RingMessage<'a> {
     /// First, since the operation recognises a message by the pointer to its header.
     pub(in crate::sys) header: bindings::msghdr,
     /// The same message as a plain datagram, if it needs no udp_sendmsg().
-    pub(in crate::sys) datagram: Option<Datagram<'a>>,
+    pub(in crate::sys) datagram: Option<&'a Datagram<'a>>,
     /// What makes a frame of the datagram, if it may leave so.
     pub(in crate::sys) frames: Option<&'a mut FrameBatch>,
     /// `frames` has left the message alone: nothing was sent.
@@ -45,7 +45,7 @@ impl RingMessage<'_> {
             return unsafe { datagram.send(sk) };
         };
         // SAFETY: Required of the caller; the batch is the datagram's.
-        match unsafe { frames.push(sk, &datagram) } {
+        match unsafe { frames.push(sk, datagram) } {
             Pushed::Done(sent) => Some(sent),
             Pushed::Left => {
                 self.left = true;
