@@ -3,11 +3,9 @@
 """Datagrams come from an attached device's frames without the stack, as a UDP socket would get them: with each
 hook and filter asked, by the kernel's routes and choice of the socket, in order, and counted."""
 
-import collections
 import contextlib
 import ctypes
 import itertools
-import json
 import random
 import socket
 import struct
@@ -17,176 +15,56 @@ import nfqueue
 from attached import attach, counted, host, kopictl, link, rules
 from control import family
 from equivalence import namespace, payload, run_nft, sh
-from linux import (ETH_P_ALL, PACKET_QDISC_BYPASS, SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF, SO_DETACH_FILTER,
-                   SO_RCVBUFFORCE, SO_RCVMARK, SO_TIMESTAMPNS, SOL_PACKET)
-
-NEAR, FAR, PORT, FROM = "192.0.2.1", "192.0.2.2", 7000, 7001
-# Senders without a route but the device's network.
-SOURCES = [f"192.0.2.{number}" for number in range(100, 116)]
-FRAMES = 256
-# Fields of /proc/net/snmp that a datagram changes.
-COUNTERS = ("Ip:InReceives", "Ip:InDelivers", "Udp:InDatagrams", "Udp:InErrors", "Udp:RcvbufErrors", "Udp:InCsumErrors")
-Datagram = collections.namedtuple("Datagram", "data peer port")
+from linux import (ETH_P_ALL, SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF, SO_DETACH_FILTER, SO_RCVBUFFORCE,
+                   SO_RCVMARK, SO_TIMESTAMPNS)
+from wire import FROM, PORT, V4, V6, Receiver, Told, Wire, counters, know_senders
 
 
-def checksum(data):
-    """RFC 1071's."""
-    data += b"\0" * (len(data) % 2)
-    total = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total > 0xffff:
-        total = (total & 0xffff) + (total >> 16)
-    return ~total & 0xffff
-
-
-class Wire:
-    """Sends frames as they are by the peer's NIC."""
-
-    def __init__(self):
-        with namespace("peer"):
-            self.sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
-            self.sock.bind(("eth1", 0))
-        # A qdisc would let packets of one sender overtake another's.
-        self.sock.setsockopt(SOL_PACKET, PACKET_QDISC_BYPASS, 1)
-        self.macs = [bytes.fromhex(json.loads(sh(f"ip -n {where} -j link show {nic}"))[0]["address"].replace(":", ""))
-                     for where, nic in (("host", "eth0"), ("peer", "eth1"))]
-
-    def send(self, data, source=SOURCES[0], to=NEAR, port=PORT, sender=FROM, tos=0, mac=None, bad="", padding=b""):
-        """Sends a datagram; `bad` names the checksum that is wrong, or "none" for no UDP checksum."""
-        addresses = socket.inet_aton(source) + socket.inet_aton(to)
-        udp = struct.pack(">HHHH", sender, port, 8 + len(data), 0)
-        right = checksum(addresses + struct.pack(">HH", 17, 8 + len(data)) + udp + data) or 0xffff
-        right = {"udp": right ^ 0x55, "none": 0}.get(bad, right)
-        udp = udp[:6] + struct.pack(">H", right)
-        ip = struct.pack(">BBHHHBBH", 0x45, tos, 28 + len(data), 0, 0x4000, 64, 17, 0) + addresses
-        ip = ip[:10] + struct.pack(">H", checksum(ip) ^ (0x55 if bad == "ip" else 0)) + ip[12:]
-        self.sock.send((mac or self.macs[0]) + self.macs[1] + b"\x08\0" + ip + udp + data + padding)
-
-
-class Receiver:
-    """A flow on a channel, or a plain socket."""
-
-    def __init__(self, address=NEAR, port=PORT, rings=True, peer=None, reuse=False, frames=FRAMES):
-        with namespace("host"):
-            self.sock = kopi.flow() if rings else socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        if reuse:
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self.sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)
-        self.sock.bind((address, port))
-        if peer:
-            self.sock.connect(peer)
-        self.sock.setblocking(False)
-        self.channel, self.metas = None, []
-        if rings:
-            self.channel = kopi.Channel(self.sock, frames=FRAMES, fill=FRAMES, rx=FRAMES)
-            for number in range(frames):
-                self.channel.fill.push(self.channel.frame(number))
-
-    def close(self):
-        """Ends it."""
-        self.sock.close()
-        if self.channel:
-            self.channel.region.close()
-
-    def _read(self):
-        """The next datagram, or None."""
-        if not self.channel:
-            with contextlib.suppress(BlockingIOError):
-                data, peer = self.sock.recvfrom(65536)
-                return Datagram(data, *peer)
-            return None
-        if (entry := self.channel.rx.pop()) is None:
-            return None
-        offset, length, *_ = entry
-        start = offset - offset % self.channel.frame_size
-        meta = struct.unpack_from(kopi.META_FORMAT, self.channel.region, start)
-        self.metas.append(meta)
-        data = bytes(self.channel.region[offset:offset + length])
-        self.channel.fill.push(start)
-        return Datagram(data, socket.inet_ntoa(meta[0][:4]), struct.unpack(">H", meta[2])[0])
-
-    def take(self, count, patience=20.0):
-        """Up to `count` datagrams, as they come."""
-        got = []
-
-        def enough():
-            while (datagram := self._read()) is not None:
-                got.append(datagram)
-            return len(got) >= count
-        kopi.wait_until(enough, patience)
-        return got
-
-
-def snmp():
-    """The namespace's counters of these names."""
-    with namespace("host"), open("/proc/net/snmp", encoding="ascii") as file:
-        lines = [line.split() for line in file]
-    fields = {names[0] + name: int(value) for names, values in zip(lines[::2], lines[1::2])
-              for name, value in zip(names[1:], values[1:])}
-    return {name: fields[name] for name in COUNTERS}
-
-
-class Told:
-    """What a piece of work changes: the device's and the namespace's counters."""
-
-    def __init__(self, ynl):
-        self.ynl = ynl
-
-    def __enter__(self):
-        self.device, self.counters = link(self.ynl), snmp()
-        return self
-
-    def __exit__(self, *_):
-        after = link(self.ynl)
-        self.directly = after["received-direct"] - self.device["received-direct"]
-        self.received = after["received"] - self.device["received"]
-        self.snmp = {name: value - self.counters[name] for name, value in snmp().items()}
-
-
-def all_are_whole(ynl, wire):
+def all_are_whole(ynl, wire, ip):
     """Data, peers, metadata and order."""
-    receiver = Receiver()
-    sizes = [*range(8, 1473, 61), 8, 9, 1471, 1472]
+    receiver = Receiver(ip)
+    sizes = [*range(8, 1501 - ip.headers, 61), 8, 9, 1499 - ip.headers, 1500 - ip.headers]
     chosen = random.Random(1)
-    wanted = [(payload(number, size), chosen.choice(SOURCES), 2000 + number) for number, size in enumerate(sizes * 4)]
-    with Told(ynl) as told:
+    wanted = [(payload(number, size), chosen.choice(ip.others), 2000 + number) for number, size in enumerate(sizes * 4)]
+    with Told(ynl, ip) as told:
         for data, source, port in wanted:
-            wire.send(data, source, sender=port, tos=0x2e)
+            wire.send(ip, data, source, sender=port, tos=0x2e)
         got = receiver.take(len(wanted))
     kopi.check("all arrive, in order of all senders", got == wanted, (len(got), len(wanted)))
-    kopi.check("without the stack", told.directly == told.received == len(wanted), vars(told))
+    kopi.check("without the stack", told.directly == told.received == len(wanted), told)
     meta = receiver.metas[0]
     kopi.check("their metadata: local end, family, TOS, TTL, device",
-               (meta[1][:4], socket.ntohs(meta[3]), meta[4], meta[8], meta[9]) ==
-               (socket.inet_aton(NEAR), PORT, socket.AF_INET, 0x2e, 64), meta)
+               (ip.pack(ip.near), socket.ntohs(meta[3]), meta[4], meta[8], meta[9]) ==
+               (meta[1][:len(ip.pack(ip.near))], PORT, ip.family, 0x2e, 64), meta)
     shown = next(each for each in ynl.dump("flow-get", {}) if each["local-port"] == PORT)
     kopi.check("the flow has counted them", shown["stats"]["rx-packets"] == len(wanted), shown)
-    wire.send(b"padded", padding=b"\xff" * 40)
+    wire.send(ip, b"padded", padding=b"\xff" * 40)
     kopi.check("padding isn't data", [each.data for each in receiver.take(1)] == [b"padded"])
     receiver.sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-    wire.send(b"stamped")
+    wire.send(ip, b"stamped")
     receiver.take(1)
     kopi.check("a time stamp", receiver.metas[-1][12] > 1 << 60, receiver.metas[-1])
     receiver.close()
 
 
-def counts_are_a_sockets(ynl, wire):
+def counts_are_a_sockets(ynl, wire, ip):
     """The namespace's counters are those of a UDP socket; what is wrong is dropped in the same way."""
     counts, got = [], []
     for rings in (False, True):
-        receiver = Receiver(rings=rings)
-        with Told(ynl) as told:
+        receiver = Receiver(ip, rings=rings)
+        with Told(ynl, ip) as told:
             for number in range(32):
-                wire.send(payload(number, 100), tos=number % 4)
+                wire.send(ip, payload(number, 100), tos=number % 4)
             # From here that isn't done without the stack.
-            wire.send(b"wrong", bad="udp")
-            wire.send(b"wrong", bad="ip")
-            wire.send(b"unsummed", bad="none")
-            wire.send(b"", SOURCES[1])
-            wire.send(b"other's", mac=bytes.fromhex("020000000077"))
-            for source in ("127.0.0.1", "224.0.0.1", NEAR, "0.0.0.0", "255.255.255.255"):
-                wire.send(b"martian", source)
-            wire.send(b"nobody's", to="192.0.2.77")
-            wire.send(b"last")
+            wire.send(ip, b"wrong", bad="udp")
+            wire.send(ip, b"wrong", bad="ip")
+            wire.send(ip, b"unsummed", bad="none")
+            wire.send(ip, b"", ip.others[1])
+            wire.send(ip, b"other's", mac=bytes.fromhex("020000000077"))
+            for source in ip.martians:
+                wire.send(ip, b"martian", source)
+            wire.send(ip, b"nobody's", to=ip.others[9])
+            wire.send(ip, b"last")
             got.append(receiver.take(35))
         counts.append(told.snmp)
         receiver.close()
@@ -194,37 +72,39 @@ def counts_are_a_sockets(ynl, wire):
     kopi.check("the namespace counts the same", counts[0] == counts[1], counts)
 
 
-def hooks_are_asked(ynl, wire):
+def hooks_are_asked(ynl, wire, ip):
     """What netfilter's input says holds."""
-    receiver, other = Receiver(), Receiver(port=PORT + 1)
+    receiver, other = Receiver(ip), Receiver(ip, port=PORT + 1)
     receiver.sock.setsockopt(socket.SOL_SOCKET, SO_RCVMARK, 1)
     with namespace("host"):
-        rules("table ip t {", "counter seen { }", "chain pre {", "type filter hook prerouting priority -300",
-              "ip saddr 192.0.2.101 meta mark set 77", "ip saddr 192.0.2.102 udp dport set 7001 accept", "}",
+        rules(f"table {ip.table} t {{", "counter seen { }", "chain pre {", "type filter hook prerouting priority -300",
+              f"{ip.table} saddr {ip.others[1]} meta mark set 77",
+              f"{ip.table} saddr {ip.others[2]} udp dport set 7001 accept", "}",
               "chain in {", "type filter hook input priority 0", "udp dport 7000-7001 counter name seen",
-              "ip saddr 192.0.2.103 drop", "ip saddr 192.0.2.104 reject", "ct state invalid drop", "}", "}")
-    with Told(ynl) as told:
-        for number, source in enumerate(SOURCES * 4):
-            wire.send(payload(number, 64), source)
-        got = receiver.take(len(SOURCES) * 4 - 12)
+              f"{ip.table} saddr {ip.others[3]} drop", f"{ip.table} saddr {ip.others[4]} reject", "ct state invalid drop",
+              "}", "}")
+    with Told(ynl, ip) as told:
+        for number, source in enumerate(ip.others * 4):
+            wire.send(ip, payload(number, 64), source)
+        got = receiver.take(len(ip.others) * 4 - 12)
         moved = other.take(4)
-    expected = [(payload(number, 64), source) for number, source in enumerate(SOURCES * 4)]
+    expected = [(payload(number, 64), source) for number, source in enumerate(ip.others * 4)]
     kopi.check("dropped, rejected and redirected ones don't come, all others do",
-               [each[:2] for each in got] == [each for each in expected if each[1] not in SOURCES[2:5]], len(got))
+               [each[:2] for each in got] == [each for each in expected if each[1] not in ip.others[2:5]], len(got))
     kopi.check("redirected ones come where they are sent",
-               [each[:2] for each in moved] == [each for each in expected if each[1] == SOURCES[2]], moved)
-    marks = {(socket.inet_ntoa(meta[0][:4]), meta[11]) for meta in receiver.metas}
-    kopi.check("marks are seen", {source for source, mark in marks if mark == 77} == {SOURCES[1]}, marks)
+               [each[:2] for each in moved] == [each for each in expected if each[1] == ip.others[2]], moved)
+    marks = {(receiver.peer_of(meta), meta[11]) for meta in receiver.metas}
+    kopi.check("marks are seen", {source for source, mark in marks if mark == 77} == {ip.others[1]}, marks)
     with namespace("host"):
-        seen = counted("ip t", "seen")
-    kopi.check("the hook has seen each", seen == len(SOURCES) * 4, seen)
-    kopi.check("without the rest of the stack", told.directly == len(got) + len(moved), vars(told))
+        seen = counted(f"{ip.table} t", "seen")
+    kopi.check("the hook has seen each", seen == len(ip.others) * 4, seen)
+    kopi.check("without the rest of the stack", told.directly == len(got) + len(moved), told)
     with namespace("host"):
         run_nft("flush ruleset\n")
-        rules("table ip t {", "chain in {", "type filter hook input priority 0", "udp dport 7000 queue num 3", "}", "}")
+        rules(f"table {ip.table} t {{", "chain in {", "type filter hook input priority 0", "udp dport 7000 queue num 3", "}", "}")
         server = nfqueue.serve(3, lambda count: count % 2 == 0)
     for number in range(32):
-        wire.send(payload(number, 64), SOURCES[number % 16])
+        wire.send(ip, payload(number, 64), ip.others[number % 16])
     got = receiver.take(16)
     kopi.check("a program that decides: what it lets pass comes, in order",
                [each.data for each in got] == [payload(number, 64) for number in range(0, 32, 2)], len(got))
@@ -232,58 +112,58 @@ def hooks_are_asked(ynl, wire):
         nfqueue.settle()
         run_nft("flush ruleset\n")
     server.stop()
-    wire.send(b"afterwards")
+    wire.send(ip, b"afterwards")
     kopi.check("no hook any more", [each.data for each in receiver.take(1)] == [b"afterwards"])
     receiver.close()
     other.close()
 
 
-def queued_ones_have_owners(_ynl, wire):
+def queued_ones_have_owners(_ynl, wire, ip):
     """Behind a program that has decided in prerouting, input knows whose a connected flow's datagrams are."""
-    connected = Receiver(port=PORT + 2, peer=(SOURCES[0], FROM))
+    connected = Receiver(ip, port=PORT + 2, peer=(ip.others[0], FROM))
     with namespace("host"):
-        rules("table ip t {", "counter whose { }", "chain pre {", "type filter hook prerouting priority 0",
+        rules(f"table {ip.table} t {{", "counter whose { }", "chain pre {", "type filter hook prerouting priority 0",
               "udp dport 7002 queue num 3", "}", "chain in {", "type filter hook input priority 0",
               "udp dport 7002 meta skuid 0 counter name whose", "}", "}")
         server = nfqueue.serve(3, lambda count: True)
     for number in range(8):
-        wire.send(payload(number, 64), port=PORT + 2)
+        wire.send(ip, payload(number, 64), port=PORT + 2)
     got = connected.take(8)
     with namespace("host"):
-        seen = counted("ip t", "whose")
+        seen = counted(f"{ip.table} t", "whose")
         run_nft("flush ruleset\n")
     server.stop()
     connected.close()
     kopi.check("all come, and the hook has known each", len(got) == seen == 8, (len(got), seen))
 
 
-def filters_are_asked(ynl, wire):
+def filters_are_asked(ynl, wire, ip):
     """A socket's own filter drops and truncates; what it drops is counted."""
-    receiver = Receiver()
+    receiver = Receiver(ip)
     # To the length of the word at the payload's start; which is 0 for every other one.
     code = struct.pack("HBBI" * 2, 0x20, 0, 0, 8, 0x16, 0, 0, 0)
     buffer = ctypes.create_string_buffer(code)
-    with Told(ynl) as told:
+    with Told(ynl, ip) as told:
         receiver.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER,
                                  struct.pack("HxxxxxxP", 2, ctypes.addressof(buffer)))
         for number in range(32):
-            wire.send(struct.pack(">I", number % 2 * 20) + b"x" * 60, SOURCES[number % 16])
+            wire.send(ip, struct.pack(">I", number % 2 * 20) + b"x" * 60, ip.others[number % 16])
         got = receiver.take(16)
         receiver.sock.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
-        wire.send(b"whole again")
+        wire.send(ip, b"whole again")
         last = receiver.take(1)
     kopi.check("a filter truncates, and drops", {len(each.data) for each in got} == {12} and len(got) == 16, got)
     kopi.check("taken away, it doesn't any more", [each.data for each in last] == [b"whole again"], last)
     kopi.check("dropped ones are counted as a socket's are", told.snmp["Udp:InErrors"] == 16, told.snmp)
-    kopi.check("without the stack", told.directly == 33, vars(told))
+    kopi.check("without the stack", told.directly == 33, told)
     receiver.close()
 
 
-def frames_stay_the_programs(_ynl, wire):
+def frames_stay_the_programs(_ynl, wire, ip):
     """What a filter drops takes no frame that the program has."""
     with namespace("host"):
-        flow = kopi.flow()
-    flow.bind((NEAR, PORT))
+        flow = kopi.flow(ip.protocol)
+    flow.bind((ip.near, PORT))
     channel = kopi.Channel(flow, frames=32, fill=32, rx=32, frame_size=512)
     for number in range(32):
         channel.fill.push(channel.frame(number))
@@ -291,17 +171,17 @@ def frames_stay_the_programs(_ynl, wire):
 
     def takes(count):
         kopi.wait_until(lambda: (taken.extend(iter(channel.rx.pop, None)), len(taken) >= count)[1], 20)
-    wire.send(b"long" * 300)
+    wire.send(ip, b"long" * 300)
     takes(3)
     code = ctypes.create_string_buffer(struct.pack("HBBI", 0x6, 0, 0, 0))
     flow.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HxxxxxxP", 1, ctypes.addressof(code)))
-    before = snmp()["Udp:InErrors"]
+    before = counters(ip)["Udp:InErrors"]
     for _ in range(4):
-        wire.send(b"dropped")
-    kopi.wait_until(lambda: snmp()["Udp:InErrors"] >= before + 4, 20)
+        wire.send(ip, b"dropped")
+    kopi.wait_until(lambda: counters(ip)["Udp:InErrors"] >= before + 4, 20)
     flow.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
     for number in range(8):
-        wire.send(payload(number, 100))
+        wire.send(ip, payload(number, 100))
     takes(11)
     starts = [entry[0] // 512 for entry in taken]
     kopi.check("each datagram has frames of its own", len(set(starts)) == len(starts) == 11, starts)
@@ -311,7 +191,7 @@ def frames_stay_the_programs(_ynl, wire):
     channel.region.close()
 
 
-def observers_see_all(ynl, wire):
+def observers_see_all(ynl, wire, ip):
     """Whatever else looks at packets has the stack send them, and sees them all."""
     def packet_socket(protocol):
         with namespace("host"):
@@ -321,17 +201,17 @@ def observers_see_all(ynl, wire):
 
     def raw_socket():
         with namespace("host"):
-            return socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP)
+            return socket.socket(ip.family, socket.SOCK_RAW, socket.IPPROTO_UDP)
 
     @contextlib.contextmanager
     def said(begin, end):
         sh(f"ip netns exec host {begin}")
         yield None
         sh(f"ip netns exec host {end}")
-    receiver = Receiver()
+    receiver = Receiver(ip)
     clsact = "tc qdisc %s dev eth0 clsact"
     queue = "/sys/class/net/eth0/queues/rx-0/rps_cpus"
-    cases = {"a tap": ("tap", lambda: packet_socket(ETH_P_ALL)), "a tap for IP": ("tap", lambda: packet_socket(0x800)),
+    cases = {"a tap": ("tap", lambda: packet_socket(ETH_P_ALL)), "a tap for IP": ("tap", lambda: packet_socket(0x800 if ip is V4 else 0x86dd)),
              "a raw socket": ("raw", raw_socket),
              "tc": ("tc", lambda: said(f"sh -c '{clsact % 'add'} && tc filter add dev eth0 ingress matchall action ok'",
                                        clsact % "del")),
@@ -345,10 +225,10 @@ def observers_see_all(ynl, wire):
     if "rps_cpus" not in sh("ip netns exec host ls /sys/class/net/eth0/queues/rx-0"):
         del cases["RPS"]
     for what, (reason, begin) in cases.items():
-        with Told(ynl) as told, begin() as observer:
+        with Told(ynl, ip) as told, begin() as observer:
             kopi.check(f"{what}: it is said why", link(ynl)["receive-path"] == reason, link(ynl))
             for number in range(16):
-                wire.send(payload(number, 80), SOURCES[number])
+                wire.send(ip, payload(number, 80), ip.others[number])
             got = receiver.take(16)
             kopi.check(f"{what}: all come, in order", [each.data for each in got] ==
                        [payload(number, 80) for number in range(16)], len(got))
@@ -360,88 +240,164 @@ def observers_see_all(ynl, wire):
                         data = observer.recv(2000)
                         seen += any(payload(number, 80) in data for number in range(16))
                 kopi.check(f"{what} sees all", seen == 16, seen)
-        kopi.check(f"{what}: by the stack", told.directly == 0, vars(told))
-        with Told(ynl) as told:
-            wire.send(b"again")
+        kopi.check(f"{what}: by the stack", told.directly == 0, told)
+        with Told(ynl, ip) as told:
+            wire.send(ip, b"again")
             got = receiver.take(1)
-        kopi.check(f"{what} ends: without the stack", len(got) == 1 and told.directly == 1, (got, vars(told)))
+        kopi.check(f"{what} ends: without the stack", len(got) == 1 and told.directly == 1, (got, told))
     receiver.close()
 
 
-def routes_are_kept(ynl, wire):
-    """What the kernel's routes say of a source holds at once, though it is remembered."""
-    receiver = Receiver()
-    away = "198.18.0.1"
-
-    def comes(what, expected, source=away):
-        wire.send(what.encode(), source)
-        wire.send(b"mark")
+def comes(wire, receiver, source):
+    """A function that checks whether what a source sends comes to a receiver."""
+    def check(what, expected):
+        wire.send(receiver.ip, what.encode(), source)
+        wire.send(receiver.ip, b"mark")
         got = [each.data for each in receiver.take(1 + expected)]
         kopi.check(what, got == [what.encode()] * expected + [b"mark"], got)
+    return check
+
+
+def addresses_end(wire, ip, other):
+    """What is sent to an address comes as long as the host has it."""
+    host(f"{ip.command()} addr add {other} dev eth0 {'nodad' if ip is V6 else ''}")
+    address = other.partition("/")[0]
+    moving = Receiver(ip, address=ip.any, port=PORT + 5)
+    for _ in range(2):
+        wire.send(ip, b"there", to=address, port=PORT + 5)
+        kopi.check("another address", [each.data for each in moving.take(1)] == [b"there"])
+    host(f"{ip.command()} addr del {other} dev eth0")
+    wire.send(ip, b"gone", to=address, port=PORT + 5)
+    wire.send(ip, b"mark", port=PORT + 5)
+    got = [each.data for each in moving.take(1)]
+    kopi.check("that is gone", got == [b"mark"], got)
+    moving.close()
+
+
+def routes_of_ipv4_are_kept(_ynl, wire, ip=V4):
+    """What the kernel's routes say of a source holds at once, though it is remembered."""
+    receiver = Receiver(ip)
+    comes_now = comes(wire, receiver, "198.18.0.1")
     host("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0")
-    comes("any source, without rp_filter", True)
-    comes("and once more", True)
+    comes_now("any source, without rp_filter", True)
+    comes_now("and once more", True)
     host("sysctl -qw net.ipv4.conf.eth0.rp_filter=1")
-    comes("rp_filter: none without a route back", False)
+    comes_now("rp_filter: none without a route back", False)
     host("ip route add 198.18.0.0/15 dev eth0")
-    comes("with a route back", True)
-    comes("with a route back, remembered", True)
+    comes_now("with a route back", True)
+    comes_now("with a route back, remembered", True)
     host("ip route change blackhole 198.18.0.0/15")
-    comes("the route is a black hole", False)
+    comes_now("the route is a black hole", False)
     host("ip route del blackhole 198.18.0.0/15")
     host("sysctl -qw net.ipv4.conf.eth0.rp_filter=0")
-    comes("no rp_filter any more", True)
+    comes_now("no rp_filter any more", True)
     # Before the table of local addresses, which is the first one otherwise.
     host("ip rule add lookup local pref 100")
     host("ip rule del pref 0")
     host("ip rule add from 198.18.0.0/15 blackhole pref 1")
-    comes("a rule of routing", False)
+    comes_now("a rule of routing", False)
     host("ip rule del pref 1")
     host("ip rule add ipproto udp sport 7001 blackhole pref 1")
-    wire.send(b"lost", sender=FROM)
-    wire.send(b"mark", sender=FROM + 1)
+    wire.send(ip, b"lost", sender=FROM)
+    wire.send(ip, b"mark", sender=FROM + 1)
     got = [each.data for each in receiver.take(1)]
     kopi.check("a rule by port", got == [b"mark"], got)
     host("ip rule del pref 1")
     host("ip rule add lookup local pref 0")
     host("ip rule del pref 100")
-    comes("no rule any more", True)
-    host("ip addr add 192.0.2.60/24 dev eth0")
-    moving = Receiver(address="0.0.0.0", port=PORT + 5)
-    wire.send(b"there", to="192.0.2.60", port=PORT + 5)
-    kopi.check("another address", [each.data for each in moving.take(1)] == [b"there"])
-    host("ip addr del 192.0.2.60/24 dev eth0")
-    wire.send(b"gone", to="192.0.2.60", port=PORT + 5)
-    wire.send(b"mark", port=PORT + 5)
-    got = [each.data for each in moving.take(1)]
-    kopi.check("that is gone", got == [b"mark"], got)
+    comes_now("no rule any more", True)
+    addresses_end(wire, ip, "192.0.2.60/24")
     host("ip addr add 198.18.0.1/32 dev lo")
-    comes("a source that has become this host's", False)
+    comes_now("a source that has become this host's", False)
     host("ip addr del 198.18.0.1/32 dev lo")
-    comes("and isn't any more", True)
+    comes_now("and isn't any more", True)
     receiver.close()
-    moving.close()
 
 
-def sockets_are_chosen(_ynl, wire):
+def routes_of_ipv6_are_kept(ynl, wire, ip=V6):
+    """What the kernel's routes say holds at once, though the route to an address is remembered."""
+    receiver = Receiver(ip)
+    comes_now = comes(wire, receiver, "2001:db8:77::1")
+    comes_now("any source", True)
+    addresses_end(wire, ip, "2001:db8::60/64")
+    with Told(ynl, ip) as told:
+        host("ip -6 route add 2001:db8:5::/64 from 2001:db8:77::/48 dev lo")
+        comes_now("routes by source", True)
+        host("ip -6 route del 2001:db8:5::/64 from 2001:db8:77::/48 dev lo")
+        comes_now("none any more", True)
+    kopi.check("without the stack", told.directly == 4, told)
+    # Before the table of local addresses, which is the first one otherwise.
+    host("ip -6 rule add lookup local pref 100")
+    host("ip -6 rule del pref 0")
+    host("ip -6 rule add from 2001:db8:77::/48 blackhole pref 1")
+    comes_now("a rule of routing", False)
+    host("ip -6 rule del pref 1")
+    host("ip -6 rule add ipproto udp sport 7001 blackhole pref 1")
+    wire.send(ip, b"lost", sender=FROM)
+    wire.send(ip, b"mark", sender=FROM + 1)
+    got = [each.data for each in receiver.take(1)]
+    kopi.check("a rule by port", got == [b"mark"], got)
+    host("ip -6 rule del pref 1")
+    host("ip -6 rule add lookup local pref 0")
+    host("ip -6 rule del pref 100")
+    comes_now("no rule any more", True)
+    addresses_end(wire, ip, "2001:db8::61/64")
+    receiver.close()
+
+
+def both_versions_come(ynl, wire):
+    """A flow of IPv6 that has IPv4's addresses, too, gets both in turn, as a UDP socket does."""
+    got = []
+    for rings in (False, True):
+        receiver = Receiver(V6, address="::", rings=rings)
+        with Told(ynl, V6) as told:
+            for number in range(64):
+                ip = (V4, V6, V6)[number % 3]
+                wire.send(ip, payload(number, 90), ip.others[number % 16], sender=2000 + number % 5)
+            got.append(receiver.take(64))
+        receiver.close()
+    kopi.check("the same datagrams, in order, with the same peers", got[0] == got[1] and len(got[1]) == 64,
+               [len(each) for each in got])
+    kopi.check("of both versions without the stack", told.directly == 64, told)
+
+
+def link_local_ones_come(ynl, wire):
+    """Datagrams between addresses of the link have their device."""
+    host("ip addr replace fe80::70/64 dev eth0 nodad")
+    own = "fe80::70"
+    receiver = Receiver(V6, address="::")
+    with Told(ynl, V6) as told:
+        for number in range(8):
+            wire.send(V6, payload(number, 90), source="fe80::77", to=own)
+        got = receiver.take(8)
+    kopi.check("they come without the stack", [each.data for each in got] == [payload(number, 90) for number in range(8)]
+               and told.directly == 8, (got, told))
+    with namespace("host"):
+        index = socket.if_nametoindex("eth0")
+    kopi.check("and say by which device", {meta[6] for meta in receiver.metas} == {index}, receiver.metas[:1])
+    host("ip addr del fe80::70/64 dev eth0")
+    receiver.close()
+
+
+def sockets_are_chosen(_ynl, wire, ip):
     """The socket that gets a datagram is the one that UDP chooses."""
-    receiver = Receiver(address="0.0.0.0", reuse=True)
-    wire.send(b"first")
+    receiver = Receiver(ip, address=ip.any, reuse=True)
+    wire.send(ip, b"first")
     receiver.take(1)
-    connected = Receiver(reuse=True, peer=(SOURCES[3], FROM))
-    plain = Receiver(reuse=True, rings=False, peer=(SOURCES[4], FROM))
+    connected = Receiver(ip, reuse=True, peer=(ip.others[3], FROM))
+    plain = Receiver(ip, reuse=True, rings=False, peer=(ip.others[4], FROM))
     for number in range(64):
-        wire.send(payload(number, 50), SOURCES[number % 16])
-    kopi.check("a connected flow has its peer's", {each.peer for each in connected.take(4)} == {SOURCES[3]})
-    kopi.check("a connected socket has its peer's", {each.peer for each in plain.take(4)} == {SOURCES[4]})
+        wire.send(ip, payload(number, 50), ip.others[number % 16])
+    kopi.check("a connected flow has its peer's", {each.peer for each in connected.take(4)} == {ip.others[3]})
+    kopi.check("a connected socket has its peer's", {each.peer for each in plain.take(4)} == {ip.others[4]})
     got = receiver.take(56)
     kopi.check("the other flow has all others, in order", [each.data for each in got] ==
                [payload(number, 50) for number in range(64) if number % 16 not in (3, 4)], len(got))
-    second = Receiver(address="0.0.0.0", reuse=True)
+    second = Receiver(ip, address=ip.any, reuse=True)
     connected.close()
     plain.close()
     for number in range(64):
-        wire.send(payload(number, 50), SOURCES[number % 16], sender=3000 + number)
+        wire.send(ip, payload(number, 50), ip.others[number % 16], sender=3000 + number)
     both = [*itertools.chain(*(each.take(64, 2) for each in (receiver, second)))]
     kopi.check("a group shares them", len(both) == 64 and len({each.port for each in both}) == 64, len(both))
     # By the first byte of the payload, which is behind UDP's header for the program.
@@ -450,14 +406,14 @@ def sockets_are_chosen(_ynl, wire):
     receiver.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF,
                              struct.pack("HxxxxxxP", 2, ctypes.addressof(buffer)))
     for number in range(64):
-        wire.send(bytes([number % 2]) + payload(number, 50))
+        wire.send(ip, bytes([number % 2]) + payload(number, 50))
     both = [[each.data[0] for each in flow.take(32)] for flow in (receiver, second)]
     kopi.check("a group's program chooses for each", sorted(both) == [[0] * 32, [1] * 32], both)
     second.close()
     receiver.close()
-    flows = [Receiver(port=PORT + 10 + number) for number in range(16)]
+    flows = [Receiver(ip, port=PORT + 10 + number) for number in range(16)]
     for number in range(256):
-        wire.send(payload(number, 50), SOURCES[number % 7], port=PORT + 10 + number % 16)
+        wire.send(ip, payload(number, 50), ip.others[number % 7], port=PORT + 10 + number % 16)
     wrong = [number for number, flow in enumerate(flows)
              if [each.data for each in flow.take(16)] != [payload(at, 50) for at in range(number, 256, 16)]]
     kopi.check("many flows: each has its own, in order", not wrong, wrong)
@@ -465,12 +421,12 @@ def sockets_are_chosen(_ynl, wire):
         flow.close()
 
 
-def rings_are_full(ynl, wire):
+def rings_are_full(ynl, wire, ip):
     """What finds no frame is dropped and counted, as by the stack; rules of KOPI's hold."""
-    receiver = Receiver(frames=16)
-    with Told(ynl) as told:
+    receiver = Receiver(ip, frames=16)
+    with Told(ynl, ip) as told:
         for number in range(32):
-            wire.send(payload(number, 64), SOURCES[number % 16])
+            wire.send(ip, payload(number, 64), ip.others[number % 16])
         kopi.wait_until(lambda: receiver.channel.stats()["rx_drop_no_frame"] >= 16)
     stats = receiver.channel.stats()
     kopi.check("no frames: the rest is dropped", stats["rx_packets"] == stats["rx_drop_no_frame"] == 16, stats)
@@ -485,10 +441,13 @@ attach()
 with namespace("host"):
     YNL = family()
 WIRE = Wire()
-for SOURCE in SOURCES:
-    host(f"ip neigh replace {SOURCE} lladdr 02:00:00:00:00:09 dev eth0 nud permanent")
+know_senders()
 for case in (all_are_whole, counts_are_a_sockets, hooks_are_asked, queued_ones_have_owners, filters_are_asked,
-             frames_stay_the_programs, observers_see_all, routes_are_kept, sockets_are_chosen, rings_are_full):
+             frames_stay_the_programs, observers_see_all, sockets_are_chosen, rings_are_full):
+    for version in V4, V6:
+        print(f"# {case.__doc__} IPv{version.version}.")
+        case(YNL, WIRE, version)
+for case in both_versions_come, link_local_ones_come, routes_of_ipv4_are_kept, routes_of_ipv6_are_kept:
     case(YNL, WIRE)
 kopictl("detach", "eth0")
 kopi.finish()

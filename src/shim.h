@@ -283,7 +283,7 @@ int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned i
 			 u32 priority, u32 hash, bool skip);
 void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets);
 
-/* shim/receive.c */
+/* shim/rx_observer.c */
 enum kopi_rx_path {
 	KOPI_RX_PLAIN,
 	KOPI_RX_TAP,
@@ -296,6 +296,8 @@ enum kopi_rx_path {
 	KOPI_RX_IPSEC,
 };
 enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev);
+
+/* shim/receive.c */
 bool kopi_has_input_hooks(const struct net_device *dev);
 struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_frame *frame,
 				struct net_device *dev, unsigned int len, u32 napi_id);
@@ -322,6 +324,21 @@ enum kopi_receives kopi_sock_receives(const struct sock *sk);
 bool kopi_sock_receives_plainly(const struct sock *sk, const void *data_ready);
 void kopi_enter_udp(struct sk_buff *skb);
 int kopi_filter_datagram(struct sock *sk, struct sk_buff *skb);
+
+/* shim/receive6.c: as those without the 6 */
+bool kopi_has_input_hooks6(const struct net_device *dev);
+u32 kopi_route_conf6(const struct net_device *dev);
+u32 kopi_route_cookie6(const struct dst_entry *dst);
+void kopi_use_route6(struct sk_buff *skb, struct dst_entry *dst);
+bool kopi_is_input6(const struct net_device *dev, const struct ipv6hdr *ip6h);
+void kopi_count_input6(const struct sk_buff *skb);
+bool kopi_route_here6(struct sk_buff *skb);
+bool kopi_ask_input_hooks6(struct sk_buff *skb, struct dst_entry *known);
+void kopi_input_by_stack6(struct sk_buff *skb);
+bool kopi_is_datagram6(const struct sk_buff *skb);
+struct sock *kopi_find_receiver6(struct sk_buff *skb);
+void kopi_enter_udp6(struct sk_buff *skb);
+int kopi_filter_datagram6(struct sock *sk, struct sk_buff *skb);
 
 /* shim/dev.c */
 int kopi_net_xmit_errno(int code);

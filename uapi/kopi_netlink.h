@@ -105,8 +105,8 @@ enum kopi_path {
  * enum kopi_receive_path - The RX path of flows' packets from a device, with
  *   the reason. The value not-redirected only applies to flows.
  * @KOPI_RECEIVE_PATH_DIRECT: Directly: the XDP program redirects them.
- *   Datagrams of IPv4 go to their flows without the stack. Those of a flow
- *   that asked for GRO packets are coalesced, and GRO packets go to the stack.
+ *   Datagrams go to their flows without the stack. Those of a flow that asked
+ *   for GRO packets are coalesced, and GRO packets go to the stack.
  * @KOPI_RECEIVE_PATH_NO_PROGRAM: Through the stack, because the device has no
  *   XDP program that redirects them.
  * @KOPI_RECEIVE_PATH_DOWN: Through the stack, because the redirect device is

@@ -13,8 +13,9 @@ use super::receive_datagrams::{DatagramReceiver, Kept};
 use super::redirected_ports::{ProgramRoom, RedirectedPorts};
 use crate::pure::{
     gro::{
-        are_alike, are_of_one_flow, ends, is_ipv4, FirstFrame, UdpFrame, GRO_BYTES_MAX, GRO_MAX,
-    }, //
+        are_alike, are_of_one_flow, ends, ip_version, FirstFrame, UdpFrame, GRO_BYTES_MAX, GRO_MAX,
+    },
+    ip::IpVersion, //
 };
 use crate::sys::{
     context::SoftirqsOff,
@@ -282,34 +283,31 @@ impl RedirectReceiver {
         let mut left = packet.payload();
         let mut dropped = 0;
         for frame in packet.frames.drain_all() {
-            let len = match start {
-                0 => None,
-                start => Some(start.saturating_add(segment.min(left))),
-            };
+            let len = start.saturating_add(segment.min(left));
             left = left.saturating_sub(segment);
-            dropped += self.deliver_datagram(frame, len, is_ipv4(headers), direct);
+            let datagram = ip_version(headers).map(|version| (version, len));
+            dropped += self.deliver_datagram(frame, datagram, direct);
         }
         dropped
     }
 
-    /// Gives a frame to its flow, or to the stack; returns the number of dropped datagrams. `len` are
-    /// the bytes of headers and payload if it is a datagram whose checksums are right.
+    /// Gives a frame to its flow, or to the stack; returns the number of dropped datagrams. `datagram` has
+    /// the bytes of headers and payload if it is one whose checksums are right.
     #[inline]
     fn deliver_datagram(
         &self,
         mut frame: XdpFrame,
-        len: Option<usize>,
-        is_ipv4: bool,
+        datagram: Option<(IpVersion, usize)>,
         direct: &mut DatagramReceiver<'_>,
     ) -> u64 {
-        if let (Some(len), true) = (len, is_ipv4) {
-            match direct.take(frame, len) {
+        if let Some(datagram) = datagram {
+            match direct.take(frame, datagram) {
                 Ok(()) => return 0,
                 Err(back) => frame = back,
             }
         }
         direct.pause();
-        u64::from(frame.deliver(&self.device, len.is_some()).is_err())
+        u64::from(frame.deliver(&self.device, datagram.is_some()).is_err())
     }
 
     /// Gives a frame to its flow, or to the stack, if no flow of its port asked for GRO packets.
@@ -326,11 +324,10 @@ impl RedirectReceiver {
             Err(frame) => frame,
         };
         if !self.port_map.has_gro(frame.destination_port()) {
-            let (len, is_ipv4) = match frame.datagram() {
-                Some(datagram) => (Some(datagram.whole()), is_ipv4(datagram.headers())),
-                None => (None, false),
-            };
-            return self.deliver_datagram(frame, len, is_ipv4, direct);
+            let datagram = frame
+                .datagram()
+                .and_then(|datagram| Some((ip_version(datagram.headers())?, datagram.whole())));
+            return self.deliver_datagram(frame, datagram, direct);
         }
         let mut dropped = 0;
         if let Err(frame) = table.place(frame) {

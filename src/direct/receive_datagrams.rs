@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Redirected datagrams of IPv4 that go from the driver's frames to their flows, without the stack.
+//! Redirected datagrams that go from the driver's frames to their flows, without the stack.
 //!
 //! Whatever looks at a packet before UDP does is asked, or the stack has the packet: hooks of
 //! netfilter see an skb around the frame, and so do the sock's filters; for all else, the device
@@ -9,11 +9,13 @@
 
 use crate::channel::Channel;
 use crate::flow::Flow;
+use crate::pure::ip::IpVersion;
 use crate::rx::Delivery;
 use crate::sys::{
     context::SoftirqsOff,
     direct::{
-        incoming::{DatagramEnds, Incoming, Receives, SpareSkb},
+        datagram_ends::{DatagramEnds, Receives},
+        incoming::{Incoming, SpareSkb},
         input_routes::InputRoutes,
         redirected::XdpFrame, //
     },
@@ -57,6 +59,22 @@ enum Method {
     Plain,
 }
 
+/// How those of each version of IP are; `None` before the first one.
+#[derive(Default)]
+struct Methods {
+    v4: Option<Method>,
+    v6: Option<Method>,
+}
+
+impl Methods {
+    fn of(&mut self, version: IpVersion) -> &mut Option<Method> {
+        match version {
+            IpVersion::V4 => &mut self.v4,
+            IpVersion::V6 => &mut self.v6,
+        }
+    }
+}
+
 /// Receives the datagrams of a bulk of frames.
 pub(super) struct DatagramReceiver<'a> {
     device: &'a Device,
@@ -65,8 +83,7 @@ pub(super) struct DatagramReceiver<'a> {
     napi_id: Option<u32>,
     rcu: &'a rcu::Guard,
     softirqs: &'a SoftirqsOff,
-    /// How datagrams are received; `None` before the first one.
-    method: Option<Method>,
+    methods: Methods,
     /// Who received the datagram before, its ends, and which others that one receives.
     last: Option<(Target<'a>, DatagramEnds, Receives)>,
     /// What that one has got.
@@ -89,50 +106,51 @@ impl<'a> DatagramReceiver<'a> {
             napi_id: None,
             rcu,
             softirqs,
-            method: None,
+            methods: Methods::default(),
             last: None,
             open: None,
             received: 0,
         }
     }
 
-    /// How datagrams are received now.
-    fn choose_method(&mut self) -> Method {
-        self.kept.routes.check(self.device, self.rcu);
+    /// How datagrams of a version of IP are received now.
+    fn choose_method(&mut self, version: IpVersion) -> Method {
+        self.kept.routes.check(version, self.device, self.rcu);
         let method = if self.device.rx_observer().is_some() {
             Method::Stack
-        } else if self.device.has_input_hooks() {
+        } else if self.device.has_input_hooks(version) {
             Method::Hooks
         } else {
             Method::Plain
         };
-        *self.method.insert(method)
+        *self.methods.of(version).insert(method)
     }
 
-    /// Delivers a datagram of IPv4 with `len` bytes of right headers and payload, or gives it back if
-    /// the stack is to have it.
+    /// Delivers a datagram of a version of IP, with that many bytes of right headers and payload, or gives
+    /// it back if the stack is to have it.
     #[inline]
     pub(super) fn take(
         &mut self,
         frame: XdpFrame,
-        len: usize,
+        datagram: (IpVersion, usize),
     ) -> core::result::Result<(), XdpFrame> {
-        let method = match self.method {
+        let (version, _) = datagram;
+        let method = match *self.methods.of(version) {
             Some(method) => method,
-            None => self.choose_method(),
+            None => self.choose_method(version),
         };
         if matches!(method, Method::Stack) {
             return Err(frame);
         }
         let napi_id = *self.napi_id.get_or_insert_with(|| frame.napi_id());
-        let datagram = Incoming::wrap(&mut self.kept.spare, frame, self.device, len, napi_id)?;
+        let datagram = Incoming::wrap(&mut self.kept.spare, frame, self.device, datagram, napi_id)?;
         if matches!(method, Method::Hooks) {
             self.ask_hooks(datagram);
             return Ok(());
         }
         let ends = datagram.ends();
         let left = match datagram.is_for_here(&ends, &mut self.kept.routes, self.rcu) {
-            true => self.deliver(datagram, ends),
+            true => self.deliver(datagram, &ends),
             false => Some(datagram),
         };
         match left {
@@ -148,7 +166,7 @@ impl<'a> DatagramReceiver<'a> {
         let passed = datagram.ask_hooks(&mut self.kept.routes, self.rcu);
         let left = passed.and_then(|datagram| {
             let ends = datagram.ends();
-            self.deliver(datagram, ends)
+            self.deliver(datagram, &ends)
         });
         if let Some(datagram) = left {
             self.pause();
@@ -158,10 +176,10 @@ impl<'a> DatagramReceiver<'a> {
 
     /// Delivers a datagram for this host, or gives it back if it isn't for a flow that can take it
     /// now.
-    fn deliver(&mut self, datagram: Incoming, ends: DatagramEnds) -> Option<Incoming> {
+    fn deliver(&mut self, datagram: Incoming, ends: &DatagramEnds) -> Option<Incoming> {
         let target = match self.last {
             _ if !datagram.is_whole() => None,
-            Some((target, last, receives)) if last.include(&ends, receives) => Some(target),
+            Some((target, last, receives)) if last.include(ends, receives) => Some(target),
             _ => self.find(&datagram, ends),
         };
         let Some(target) = target else {
@@ -181,14 +199,14 @@ impl<'a> DatagramReceiver<'a> {
 
     /// The flow that receives a datagram, if it is on a channel and no cgroup's program looks at
     /// what it reads.
-    fn find(&mut self, datagram: &Incoming, ends: DatagramEnds) -> Option<Target<'a>> {
+    fn find(&mut self, datagram: &Incoming, ends: &DatagramEnds) -> Option<Target<'a>> {
         let (sk, flow, receives) = datagram.receiver::<Flow>(self.rcu)?;
         let channel = flow.ring_receiver()?;
         if sk.has_receive_hook() {
             return None;
         }
         let target = Target { sk, flow, channel };
-        self.last = Some((target, ends, receives));
+        self.last = Some((target, *ends, receives));
         Some(target)
     }
 

@@ -9,14 +9,10 @@ use kernel::sync::atomic::ordering::Relaxed;
 
 impl Flow {
     /// Has XDP programs redirect the datagrams for the flow's port, which may have changed, if it is
-    /// on a channel. Of IPv6 only GRO packets have a use for that. Process context.
+    /// on a channel. Process context.
     pub(crate) fn follow_port(&self, sk: &Sock) {
         let port = u16::from_be(sk.local_port());
-        if u32::from(port) != self.redirected.load(Relaxed)
-            && self
-                .ring_receiver()
-                .is_some_and(|channel| channel.has_gro() || !sk.is_ipv6())
-        {
+        if u32::from(port) != self.redirected.load(Relaxed) && self.ring_receiver().is_some() {
             self.redirect(sk, port);
         }
     }

@@ -24,6 +24,15 @@ pub const HEADER_V6: usize = HEADER_IP_V6 + HEADER_UDP;
 /// Bytes of the longest header: IPv6's and UDP's.
 pub const HEADER_MAX: usize = HEADER_V6;
 
+/// A version of IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IpVersion {
+    /// IPv4.
+    V4,
+    /// IPv6.
+    V6,
+}
+
 /// Both ends of a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FourTuple {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Datagrams of IPv4 that are received as frames. Each function here mirrors a part of the way from
+ * Datagrams that are received as frames, and what of it is IPv4's; receive6.c has the same of IPv6. Each function here mirrors a part of the way from
  * the driver to UDP's queue; its comment names the functions, of 7.3.4 (net/ipv4/ip_input.c,
  * unless said). selftests/equivalence.py holds the two together.
  */
@@ -16,9 +16,7 @@
 #include <net/inet_hashtables.h>
 #include <net/ip.h>
 #include <net/l3mdev.h>
-#include <net/netdev_rx_queue.h>
 #include <net/protocol.h>
-#include <net/raw.h>
 #include <net/route.h>
 #include <net/sock.h>
 #include <net/udp.h>
@@ -26,79 +24,6 @@
 #include <net/xfrm.h>
 
 #include "../shim.h"
-
-/* Entries of a list of packet sockets, or raw ones, that are looked at: more count as one that sees all. */
-#define SOCKETS_MAX 16
-
-/* Whether a list of packet sockets has one that sees packets of IPv4. RCU is held. */
-static bool has_tap(const struct list_head *list)
-{
-	const struct packet_type *tap;
-	int left = SOCKETS_MAX;
-
-	list_for_each_entry_rcu(tap, list, list)
-		if (tap->type == htons(ETH_P_IP) || tap->type == htons(ETH_P_ALL) || !left--)
-			return true;
-	return false;
-}
-
-/* Whether packets of one of its queues are processed on other CPUs: get_rps_cpu() (net/core/dev.c). */
-static bool has_rps(const struct net_device *dev)
-{
-#ifdef CONFIG_RPS
-	unsigned int i;
-
-	for (i = 0; i < READ_ONCE(dev->real_num_rx_queues); i++)
-		if (rcu_access_pointer(dev->_rx[i].rps_map) || READ_ONCE(dev->_rx[i].rps_flow_table))
-			return true;
-#endif
-	return false;
-}
-
-/*
- * Whether a raw socket sees packets of UDP: raw_local_deliver() (net/ipv4/raw.c). Those of other
- * namespaces may be in the list, which their users can make long. RCU is held.
- */
-static bool has_raw(const struct net *net)
-{
-	const struct sock *sk;
-	int left = SOCKETS_MAX;
-
-	sk_for_each_rcu(sk, &raw_v4_hashinfo.ht[raw_hashfunc(net, IPPROTO_UDP)])
-		if ((net_eq(sock_net(sk), net) && inet_sk(sk)->inet_num == IPPROTO_UDP) || !left--)
-			return true;
-	return false;
-}
-
-/*
- * What looks at a packet before IP does: netif_receive_skb_internal(), __netif_receive_skb_core()
- * (net/core/dev.c), ip_rcv_finish(); what else gets it, ip_protocol_deliver_rcu(); and the policies
- * of IPsec, which UDP asks. RCU is held.
- */
-enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev)
-{
-	const struct net *net = dev_net_rcu(dev);
-
-	if (has_tap(&net->ptype_all) || has_tap(&dev->ptype_all) ||
-	    has_tap(&net->ptype_specific) || has_tap(&dev->ptype_specific))
-		return KOPI_RX_TAP;
-	if (rcu_access_pointer(dev->tcx_ingress))
-		return KOPI_RX_TC;
-	if (rcu_access_pointer(dev->nf_hooks_ingress))
-		return KOPI_RX_HOOK;
-	if (rcu_access_pointer(dev->xdp_prog))
-		return KOPI_RX_XDP;
-	if (has_raw(net))
-		return KOPI_RX_RAW;
-	if (rcu_access_pointer(dev->rx_handler) || netif_is_l3_slave(dev))
-		return KOPI_RX_UPPER;
-	if (has_rps(dev))
-		return KOPI_RX_RPS;
-	if (READ_ONCE(net->xfrm.policy_count[XFRM_POLICY_IN]) ||
-	    READ_ONCE(net->xfrm.policy_default[XFRM_POLICY_IN]) != XFRM_USERPOLICY_ACCEPT)
-		return KOPI_RX_IPSEC;
-	return KOPI_RX_PLAIN;
-}
 
 /* Whether there are hooks that look at what is received by IPv4. RCU is held. */
 bool kopi_has_input_hooks(const struct net_device *dev)
@@ -137,20 +62,25 @@ static void rewrap_frame(struct sk_buff *skb, void *head, unsigned int size)
 
 /*
  * Makes an skb around a frame with `len` bytes, of which the first are an Ethernet header, an IPv4
- * header without options and a UDP header, all with right checksums: as
- * __xdp_build_skb_from_frame() (net/core/xdp.c), netif_receive_skb_core() (net/core/dev.c) and
- * ip_rcv_core() have it. Uses the memory of `skb`, if there is one; a plain one was made by this
- * function, and hooks haven't seen it. NULL if the packet isn't for this host, or memory is short.
+ * header without options or an IPv6 header, and a UDP header, all with right checksums: as
+ * __xdp_build_skb_from_frame() (net/core/xdp.c), netif_receive_skb_core() (net/core/dev.c),
+ * ip_rcv_core() and ip6_rcv_core() (net/ipv6/ip6_input.c) have it. Uses the memory of `skb`, if there is
+ * one; a plain one was made by this function, and hooks haven't seen it. NULL if the packet isn't for
+ * this host, or memory is short.
  */
 struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_frame *frame,
 				struct net_device *dev, unsigned int len, u32 napi_id)
 {
 	unsigned int headroom = sizeof(*frame) + frame->headroom;
+	const struct ethhdr *eth = frame->data;
+	const bool v6 = eth->h_proto == htons(ETH_P_IPV6);
 	void *head = frame->data - headroom;
 
-	if (!ether_addr_equal_64bits(((struct ethhdr *)frame->data)->h_dest, dev->dev_addr))
+	if (!ether_addr_equal_64bits(eth->h_dest, dev->dev_addr))
 		return NULL;
-	is_plain = is_plain && skb;
+	if (v6 && !kopi_is_input6(dev, (const void *)(eth + 1)))
+		return NULL;
+	is_plain = is_plain && skb && skb->protocol == eth->h_proto;
 	if (is_plain) {
 		rewrap_frame(skb, head, frame->frame_sz);
 	} else {
@@ -165,16 +95,20 @@ struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_f
 	skb_reset_mac_header(skb);
 	__skb_pull(skb, ETH_HLEN);
 	skb_reset_network_header(skb);
-	skb_set_transport_header(skb, sizeof(struct iphdr));
+	skb_set_transport_header(skb, v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr));
 	if (!is_plain) {
 		skb->dev = dev;
 		skb->skb_iif = dev->ifindex;
-		skb->protocol = htons(ETH_P_IP);
+		skb->protocol = v6 ? htons(ETH_P_IPV6) : htons(ETH_P_IP);
+		if (v6)
+			IP6CB(skb)->nhoff = offsetof(struct ipv6hdr, nexthdr);
 		skb->pkt_type = PACKET_HOST;
 		skb->ip_summed = CHECKSUM_UNNECESSARY;
 		skb_reset_mac_len(skb);
 	}
 	kopi_skb_set_napi_id(skb, napi_id);
+	/* IP6CB(skb)->iif is at the same place. */
+	BUILD_BUG_ON(offsetof(struct inet_skb_parm, iif) != offsetof(struct inet6_skb_parm, iif));
 	IPCB(skb)->iif = skb->skb_iif;
 	/* net_timestamp_check() (net/core/dev.c) */
 	if (static_branch_unlikely(&netstamp_needed_key))

@@ -8,7 +8,7 @@
 mod first;
 
 use super::gso::{fold, put, sum, CHECKSUM_V4, FRAGMENT, HEADER_ETHERNET, IPV4, IPV6};
-use super::ip::{FourTuple, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
+use super::ip::{FourTuple, IpVersion, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
 use super::rule::{mapped, Peer};
 use core::ops::Range;
 
@@ -166,9 +166,13 @@ pub fn destination_port(frame: &[u8]) -> u16 {
     number(frame, udp.saturating_add(2))
 }
 
-/// Whether headers of a datagram are of IPv4.
-pub fn is_ipv4(headers: &[u8]) -> bool {
-    headers.len() == ALL_V4
+/// The version of IP of a datagram's headers; `None` if there are none.
+pub fn ip_version(headers: &[u8]) -> Option<IpVersion> {
+    match headers.len() {
+        ALL_V4 => Some(IpVersion::V4),
+        ALL_V6 => Some(IpVersion::V6),
+        _ => None,
+    }
 }
 
 /// Where in the headers of a datagram, or a GRO packet, UDP's begins.

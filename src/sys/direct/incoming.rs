@@ -4,7 +4,12 @@
 //!
 //! An skb's memory is used again for the next frame, unless somebody has kept the skb.
 
-use super::{input_routes::InputRoutes, redirected::XdpFrame};
+use super::{
+    datagram_ends::{Addresses, AddressesV4, AddressesV6, DatagramEnds, Receives},
+    input_routes::InputRoutes,
+    redirected::XdpFrame, //
+};
+use crate::pure::ip::{IpVersion, HEADER_V4, HEADER_V6};
 use crate::sys::{
     bindings,
     family::{self, Protocol},
@@ -17,9 +22,6 @@ use core::{
     ptr::{self, NonNull},
 };
 use kernel::sync::rcu;
-
-/// Bytes of the headers of IPv4 and UDP.
-const HEADERS: u32 = 20 + 8;
 
 /// An skb without data for the next frame of a device, or none.
 pub(crate) struct SpareSkb {
@@ -48,7 +50,7 @@ impl Drop for SpareSkb {
     }
 }
 
-/// A datagram of IPv4 that was received as a frame, and not given to the stack.
+/// A datagram that was received as a frame, and not given to the stack.
 ///
 /// # Invariants
 ///
@@ -58,72 +60,27 @@ pub(crate) struct Incoming {
     skb: NonNull<bindings::sk_buff>,
     /// The frame, whose memory the skb owns as long as it has it.
     frame: ManuallyDrop<XdpFrame>,
+    version: IpVersion,
     /// IP has counted it.
     counted: bool,
     /// Hooks have seen it.
     hooked: bool,
 }
 
-/// The addresses, ports and TOS of a datagram, in network byte order.
-#[derive(Clone, Copy)]
-pub(crate) struct DatagramEnds {
-    pub(super) source: u32,
-    pub(super) local: u32,
-    source_port: u16,
-    local_port: u16,
-    pub(super) tos: u8,
-}
-
-/// The datagrams that a sock receives after one.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Receives {
-    /// UDP has to be asked about each.
-    This,
-    /// Those with the same ends.
-    SameEnds,
-    /// Those of all senders to the same local end.
-    All,
-}
-
-impl Receives {
-    fn of(receives: bindings::kopi_receives) -> Self {
-        match receives {
-            bindings::kopi_receives_KOPI_RECEIVES_ALL => Self::All,
-            bindings::kopi_receives_KOPI_RECEIVES_SAME_ENDS => Self::SameEnds,
-            _ => Self::This,
-        }
-    }
-}
-
-impl DatagramEnds {
-    /// Whether a sock that has received a datagram with these ends receives another one.
-    #[inline]
-    pub(crate) fn include(&self, other: &Self, receives: Receives) -> bool {
-        self.local == other.local
-            && self.local_port == other.local_port
-            && match receives {
-                Receives::This => false,
-                Receives::SameEnds => {
-                    self.source == other.source && self.source_port == other.source_port
-                }
-                Receives::All => true,
-            }
-    }
-}
-
 /// Why a sock's filters drop a datagram.
 pub(crate) struct Filtered(bindings::skb_drop_reason);
 
 impl Incoming {
-    /// Makes an skb of the first `len` bytes of a frame: headers of Ethernet, IPv4 without options,
-    /// and UDP, with right checksums, and payload. Gives the frame back if it isn't for the device's
-    /// address, or memory is short. `napi_id` is [`XdpFrame::napi_id`]. Softirqs are off.
+    /// Makes an skb of the first `len` bytes of a frame: headers of Ethernet, of that version of IP
+    /// without options or extension headers, and of UDP, with right checksums, and payload. Gives the
+    /// frame back if IP wouldn't take it, or memory is short. `napi_id` is [`XdpFrame::napi_id`]. In an
+    /// RCU read-side section, with softirqs off.
     #[inline]
     pub(crate) fn wrap(
         spare: &mut SpareSkb,
         frame: XdpFrame,
         device: &Device,
-        len: usize,
+        (version, len): (IpVersion, usize),
         napi_id: u32,
     ) -> core::result::Result<Self, XdpFrame> {
         if !frame.has(len) {
@@ -149,6 +106,7 @@ impl Incoming {
         Ok(Self {
             skb,
             frame: ManuallyDrop::new(frame),
+            version,
             counted: false,
             hooked: false,
         })
@@ -172,30 +130,68 @@ impl Incoming {
     fn count(&mut self) {
         self.counted = true;
         // SAFETY: This value owns the skb, whose device outlives the NAPI poll.
-        unsafe { bindings::kopi_count_input(self.as_ptr()) };
-    }
-
-    /// The addresses, ports and TOS of the headers.
-    #[inline]
-    pub(crate) fn ends(&self) -> DatagramEnds {
-        // SAFETY: This value owns the skb, whose headers are in its linear part. They needn't be
-        // aligned. Both addresses are plain numbers.
         unsafe {
-            let ip = bindings::kopi_ip_hdr(self.as_ptr());
-            let addresses = (&raw const (*ip).__bindgen_anon_1.addrs).read_unaligned();
-            let udp = bindings::kopi_udp_hdr(self.as_ptr());
-            DatagramEnds {
-                source: addresses.saddr,
-                local: addresses.daddr,
-                source_port: (&raw const (*udp).source).read_unaligned(),
-                local_port: (&raw const (*udp).dest).read_unaligned(),
-                tos: (&raw const (*ip).tos).read_unaligned(),
+            match self.version {
+                IpVersion::V4 => bindings::kopi_count_input(self.as_ptr()),
+                IpVersion::V6 => bindings::kopi_count_input6(self.as_ptr()),
             }
         }
     }
 
-    /// Whether its route ends at this host, which is remembered. To be asked before hooks are. In an
-    /// RCU read-side section.
+    /// The addresses and ports of the headers.
+    #[inline]
+    pub(crate) fn ends(&self) -> DatagramEnds {
+        // SAFETY: This value owns the skb, whose headers are in its linear part. They needn't be
+        // aligned.
+        unsafe {
+            let udp = bindings::kopi_udp_hdr(self.as_ptr());
+            DatagramEnds {
+                addresses: match self.version {
+                    IpVersion::V4 => self.addresses_v4(),
+                    IpVersion::V6 => self.addresses_v6(),
+                },
+                source_port: (&raw const (*udp).source).read_unaligned(),
+                local_port: (&raw const (*udp).dest).read_unaligned(),
+            }
+        }
+    }
+
+    /// # Safety
+    ///
+    /// It must be of IPv4.
+    #[inline]
+    unsafe fn addresses_v4(&self) -> Addresses {
+        // SAFETY: As above. Both addresses are plain numbers.
+        unsafe {
+            let ip = bindings::kopi_ip_hdr(self.as_ptr());
+            let addresses = (&raw const (*ip).__bindgen_anon_1.addrs).read_unaligned();
+            Addresses::V4(AddressesV4 {
+                source: addresses.saddr,
+                local: addresses.daddr,
+                tos: (&raw const (*ip).tos).read_unaligned(),
+            })
+        }
+    }
+
+    /// # Safety
+    ///
+    /// It must be of IPv6.
+    #[inline]
+    unsafe fn addresses_v6(&self) -> Addresses {
+        // SAFETY: As above. Any bytes are an address.
+        unsafe {
+            let ip = bindings::kopi_ipv6_hdr(self.as_ptr());
+            let addresses = (&raw const (*ip).__bindgen_anon_1.addrs).read_unaligned();
+            Addresses::V6(AddressesV6 {
+                source: u128::from_ne_bytes(addresses.saddr.in6_u.u6_addr8),
+                local: u128::from_ne_bytes(addresses.daddr.in6_u.u6_addr8),
+            })
+        }
+    }
+
+    /// Whether its route ends at this host, which is remembered. A datagram of IPv6 has the route
+    /// afterwards, whose device it is counted for. To be asked before hooks are. In an RCU read-side
+    /// section.
     #[inline]
     pub(crate) fn is_for_here(
         &self,
@@ -203,13 +199,20 @@ impl Incoming {
         routes: &mut InputRoutes,
         _rcu: &rcu::Guard,
     ) -> bool {
-        if !routes.find(ends).is_null() {
-            return true;
-        }
+        let known = routes.find(ends);
         // SAFETY: This value owns the skb, whose data begin with the IP header. RCU, held here,
         // keeps the route.
         unsafe {
-            let is_for_here = bindings::kopi_route_here(self.as_ptr());
+            if !known.is_null() {
+                if self.version == IpVersion::V6 {
+                    bindings::kopi_use_route6(self.as_ptr(), known);
+                }
+                return true;
+            }
+            let is_for_here = match self.version {
+                IpVersion::V4 => bindings::kopi_route_here(self.as_ptr()),
+                IpVersion::V6 => bindings::kopi_route_here6(self.as_ptr()),
+            };
             if is_for_here {
                 routes.learn(ends, self.as_ptr());
             }
@@ -230,14 +233,26 @@ impl Incoming {
         // SAFETY: This value owns the skb, whose data begin with the IP header, and RCU, held here,
         // keeps the route. If the call gives false, the skb has another owner, and with it the
         // frame's memory.
-        unsafe { bindings::kopi_ask_input_hooks(self.as_ptr(), known) }.then_some(self)
+        let passes = unsafe {
+            match self.version {
+                IpVersion::V4 => bindings::kopi_ask_input_hooks(self.as_ptr(), known),
+                IpVersion::V6 => bindings::kopi_ask_input_hooks6(self.as_ptr(), known),
+            }
+        };
+        passes.then_some(self)
     }
 
     /// Whether it is still one whole datagram with a right checksum, and no hook has chosen its
     /// receiver.
     pub(crate) fn is_whole(&self) -> bool {
         // SAFETY: This value owns the skb, whose data begin with the IP header.
-        !self.hooked || unsafe { bindings::kopi_is_datagram(self.as_ptr()) }
+        let is_datagram = || unsafe {
+            match self.version {
+                IpVersion::V4 => bindings::kopi_is_datagram(self.as_ptr()),
+                IpVersion::V6 => bindings::kopi_is_datagram6(self.as_ptr()),
+            }
+        };
+        !self.hooked || is_datagram()
     }
 
     /// The flow that receives it, if UDP would queue what the flow's sock gets as it is; and which
@@ -249,7 +264,10 @@ impl Incoming {
         // SAFETY: This value owns the skb, whose data begin with the IP header. RCU, held for `'b`,
         // keeps the sock, and a flow's state.
         unsafe {
-            let sk = bindings::kopi_find_receiver(self.as_ptr());
+            let sk = match self.version {
+                IpVersion::V4 => bindings::kopi_find_receiver(self.as_ptr()),
+                IpVersion::V6 => bindings::kopi_find_receiver6(self.as_ptr()),
+            };
             let (sock, flow) = family::flow_of::<T>(sk)?;
             bindings::kopi_sock_receives_plainly(sk, family::data_ready_of::<T>())
                 .then(|| (sock, flow, Receives::of(bindings::kopi_sock_receives(sk))))
@@ -261,13 +279,22 @@ impl Incoming {
     pub(crate) fn go_on(self, _rcu: &rcu::Guard) {
         // SAFETY: This value owned the skb, whose data begin with the IP header. The stack owns it
         // from here, and with it the frame's memory.
-        unsafe { bindings::kopi_input_by_stack(self.as_ptr()) };
+        unsafe {
+            match self.version {
+                IpVersion::V4 => bindings::kopi_input_by_stack(self.as_ptr()),
+                IpVersion::V6 => bindings::kopi_input_by_stack6(self.as_ptr()),
+            }
+        }
     }
 
     /// Bytes of payload. To be asked before [`Incoming::filter`].
     pub(crate) fn payload_len(&self) -> u32 {
-        // SAFETY: This value owns the skb, whose data begin with the headers of IPv4 and UDP.
-        unsafe { (*self.as_ptr()).len }.saturating_sub(HEADERS)
+        let headers = match self.version {
+            IpVersion::V4 => HEADER_V4,
+            IpVersion::V6 => HEADER_V6,
+        };
+        // SAFETY: This value owns the skb, whose data begin with the headers of IP and UDP.
+        unsafe { (*self.as_ptr()).len }.saturating_sub(headers as u32)
     }
 
     /// Asks the filters of the sock that receives it. Softirqs are off. To be called once.
@@ -275,11 +302,19 @@ impl Incoming {
         if !self.counted {
             self.count();
         }
-        // SAFETY: This value owns the skb, whose data begin with the IP header. The sock is borrowed,
-        // and a UDP sock.
+        // SAFETY: This value owns the skb, whose data begin with the IP header; one of IPv6 has a
+        // route. The sock is borrowed, and a UDP sock; of IPv6, if the datagram is.
         let reason = unsafe {
-            bindings::kopi_enter_udp(self.as_ptr());
-            bindings::kopi_filter_datagram(sk.as_ptr(), self.as_ptr())
+            match self.version {
+                IpVersion::V4 => {
+                    bindings::kopi_enter_udp(self.as_ptr());
+                    bindings::kopi_filter_datagram(sk.as_ptr(), self.as_ptr())
+                }
+                IpVersion::V6 => {
+                    bindings::kopi_enter_udp6(self.as_ptr());
+                    bindings::kopi_filter_datagram6(sk.as_ptr(), self.as_ptr())
+                }
+            }
         };
         match reason {
             0 => Ok(()),
@@ -301,7 +336,7 @@ impl Incoming {
         unsafe { SkBuff::from_raw(self.skb) }
     }
 
-    /// DatagramEnds it, which was received.
+    /// Ends it, which was received.
     #[inline]
     pub(crate) fn finish(self, spare: &mut SpareSkb) {
         let head = self.frame.memory();

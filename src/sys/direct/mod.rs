@@ -2,6 +2,7 @@
 
 //! The kernel's interfaces of the direct path: packets at the egress hook, XDP frames, redirection.
 
+pub(crate) mod datagram_ends;
 pub(crate) mod egress;
 pub(crate) mod frame_batch;
 mod frames;

@@ -2,6 +2,7 @@
 
 //! What sees the packets that a device receives, before UDP does.
 
+use crate::pure::ip::IpVersion;
 use crate::sys::{bindings, netdev::Device};
 
 /// What looks at received packets before UDP does.
@@ -44,9 +45,14 @@ impl Device {
         }
     }
 
-    /// Whether netfilter has hooks for what is received by IPv4. In an RCU read-side section.
-    pub(crate) fn has_input_hooks(&self) -> bool {
+    /// Whether netfilter has hooks for what is received by a version of IP. In an RCU read-side section.
+    pub(crate) fn has_input_hooks(&self, version: IpVersion) -> bool {
         // SAFETY: As above.
-        unsafe { bindings::kopi_has_input_hooks(self.as_ptr()) }
+        unsafe {
+            match version {
+                IpVersion::V4 => bindings::kopi_has_input_hooks(self.as_ptr()),
+                IpVersion::V6 => bindings::kopi_has_input_hooks6(self.as_ptr()),
+            }
+        }
     }
 }

@@ -663,9 +663,8 @@ impl Value for TcpState {
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub(crate) enum ReceivePath {
-    /// Directly: the XDP program redirects them. Datagrams of IPv4 go to their flows without the
-    /// stack. Those of a flow that asked for GRO packets are coalesced, and GRO packets go to the
-    /// stack.
+    /// Directly: the XDP program redirects them. Datagrams go to their flows without the stack.
+    /// Those of a flow that asked for GRO packets are coalesced, and GRO packets go to the stack.
     Direct,
     /// Through the stack, because the device has no XDP program that redirects them.
     NoProgram,

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Datagrams of IPv6 that are received as frames, as receive.c has those of IPv4. Each function here mirrors a
+ * part of the way from the driver to UDP's queue; its comment names the functions, of 7.3.4
+ * (net/ipv6/ip6_input.c, unless said). selftests/direct_receives_datagrams.py holds the two together.
+ */
+
+#include <linux/filter.h>
+#include <linux/ipv6.h>
+#include <linux/netfilter.h>
+#include <linux/skbuff.h>
+#include <linux/udp.h>
+#include <net/addrconf.h>
+#include <net/busy_poll.h>
+#include <net/dst_metadata.h>
+#include <net/inet6_hashtables.h>
+#include <net/inet_hashtables.h>
+#include <net/inet_ecn.h>
+#include <net/ip6_fib.h>
+#include <net/ip6_route.h>
+#include <net/ipv6.h>
+#include <net/protocol.h>
+#include <net/sock.h>
+#include <net/udp.h>
+
+#include "../shim.h"
+
+/* Whether there are hooks that look at what is received by IPv6. RCU is held. */
+bool kopi_has_input_hooks6(const struct net_device *dev)
+{
+	const struct net *net = dev_net_rcu(dev);
+
+	return rcu_access_pointer(net->nf.hooks_ipv6[NF_INET_PRE_ROUTING]) ||
+	       rcu_access_pointer(net->nf.hooks_ipv6[NF_INET_LOCAL_IN]);
+}
+
+/*
+ * What decides about the route of a packet to this host besides its destination and the tables of routes,
+ * whose changes make routes invalid: fib6_rule_lookup() (net/ipv6/fib6_rules.c), which asks the local
+ * table first. ~0 if rules of routing, or sources, do, too; otherwise the same each time. RCU is held.
+ */
+u32 kopi_route_conf6(const struct net_device *dev)
+{
+	const struct net *net = dev_net_rcu(dev);
+
+	return fib6_has_custom_rules(net) || fib6_routes_require_src(net) ? ~0U : 0;
+}
+
+/* What a route of IPv6 is valid by. RCU is held. */
+u32 kopi_route_cookie6(const struct dst_entry *dst)
+{
+	return rt6_get_cookie(dst_rt6_info(dst));
+}
+
+/* Gives a packet a route that RCU keeps. */
+void kopi_use_route6(struct sk_buff *skb, struct dst_entry *dst)
+{
+	skb_dst_drop(skb);
+	skb_dst_set_noref(skb, dst);
+}
+
+/* Whether IPv6 takes a packet with such a header from its device: ip6_rcv_core(). RCU is held. */
+bool kopi_is_input6(const struct net_device *dev, const struct ipv6hdr *ip6h)
+{
+	const struct inet6_dev *idev = __in6_dev_get(dev);
+
+	return idev && !READ_ONCE(idev->cnf.disable_ipv6) && !ipv6_addr_loopback(&ip6h->saddr) &&
+	       !ipv6_addr_loopback(&ip6h->daddr) && !ipv6_addr_is_multicast(&ip6h->saddr) &&
+	       !ipv6_addr_is_multicast(&ip6h->daddr);
+}
+
+/* Counts a packet that has come: ip6_rcv_core(). RCU is held. */
+void kopi_count_input6(const struct sk_buff *skb)
+{
+	struct inet6_dev *idev = __in6_dev_get(skb->dev);
+	struct net *net = dev_net_rcu(skb->dev);
+
+	__IP6_UPD_PO_STATS(net, idev, IPSTATS_MIB_IN, skb->len);
+	__IP6_INC_STATS(net, idev,
+			IPSTATS_MIB_NOECTPKTS + (ipv6_get_dsfield(ipv6_hdr(skb)) & INET_ECN_MASK));
+}
+
+/* Finds the route of a packet, unless it has one, which may be an error: ip6_rcv_finish_core(). */
+static void route6(struct sk_buff *skb)
+{
+	if (!skb_valid_dst(skb))
+		ip6_route_input(skb);
+}
+
+/* Whether a packet with a route is for one host, which is this one. */
+static bool is_for_here6(const struct sk_buff *skb)
+{
+	return skb_dst(skb)->input == ip6_input;
+}
+
+/* Whether a packet is for this host, before anything else was done with it. RCU is held. */
+bool kopi_route_here6(struct sk_buff *skb)
+{
+	route6(skb);
+	return is_for_here6(skb);
+}
+
+/*
+ * Finds a connected sock that gets a packet, and the route that it remembers, so that hooks of LOCAL_IN can
+ * ask whose it is: ip6_rcv_finish_core(), udp_v6_early_demux(), __udp6_lib_demux_lookup()
+ * (net/ipv6/udp.c).
+ */
+static struct sock *early_demux6(struct net *net, struct sk_buff *skb)
+{
+	const struct ipv6hdr *ip6h = ipv6_hdr(skb);
+	const struct udphdr *udp = udp_hdr(skb);
+	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
+	unsigned int hash = ipv6_portaddr_hash(net, &ip6h->daddr, ntohs(udp->dest));
+	struct dst_entry *dst;
+	struct sock *sk;
+
+	if (!READ_ONCE(net->ipv4.sysctl_ip_early_demux) ||
+	    !READ_ONCE(net->ipv4.sysctl_udp_early_demux) || skb_dst(skb) || skb->sk ||
+	    ip6h->nexthdr != IPPROTO_UDP || skb_headlen(skb) < sizeof(*ip6h) + sizeof(*udp))
+		return NULL;
+	udp_portaddr_for_each_entry_rcu(sk, &udp_hashslot2(net->ipv4.udp_table, hash)->head) {
+		if (READ_ONCE(sk->sk_state) != TCP_ESTABLISHED ||
+		    !inet6_match(net, sk, &ip6h->saddr, &ip6h->daddr, ports, inet6_iif(skb),
+				 inet6_sdif(skb)))
+			break;
+		skb->sk = sk;
+		skb->destructor = sock_pfree;
+		dst = rcu_dereference(sk->sk_rx_dst);
+		if (dst)
+			dst = dst_check(dst, READ_ONCE(sk->sk_rx_dst_cookie));
+		if (dst)
+			skb_dst_set_noref(skb, dst);
+		return sk;
+	}
+	return NULL;
+}
+
+/* What follows PRE_ROUTING for a packet that a hook has kept: ip6_rcv_finish(). */
+static int after_pre_routing6(struct net *net, struct sock *sk, struct sk_buff *skb)
+{
+	early_demux6(net, skb);
+	route6(skb);
+	return dst_input(skb);
+}
+
+/*
+ * The packet's data begin with UDP's header from here: ip6_protocol_deliver_rcu(), which counts it when UDP has
+ * it.
+ */
+void kopi_enter_udp6(struct sk_buff *skb)
+{
+	__IP6_INC_STATS(dev_net_rcu(skb->dev), ip6_dst_idev(skb_dst(skb)), IPSTATS_MIB_INDELIVERS);
+	__skb_pull(skb, skb_network_header_len(skb));
+}
+
+/*
+ * What follows LOCAL_IN: ip6_input_finish() and ip6_protocol_deliver_rcu(), for UDP, of which there were no
+ * raw sockets.
+ */
+static int after_local_in6(struct net *net, struct sock *sk, struct sk_buff *skb)
+{
+	struct inet6_dev *idev = ip6_dst_idev(skb_dst(skb));
+	int protocol = ipv6_hdr(skb)->nexthdr;
+
+	if (protocol != IPPROTO_UDP) {
+		__IP6_INC_STATS(net, idev, IPSTATS_MIB_INDISCARDS);
+		kfree_skb_reason(skb, SKB_DROP_REASON_IP_NOPROTO);
+		return NET_RX_DROP;
+	}
+	rcu_read_lock();
+	__skb_pull(skb, skb_network_header_len(skb));
+	while (protocol > 0) {
+		const struct inet6_protocol *handler = rcu_dereference(inet6_protos[protocol]);
+
+		if (!handler || !(handler->flags & INET6_PROTO_FINAL)) {
+			__IP6_INC_STATS(net, idev, IPSTATS_MIB_INDISCARDS);
+			kfree_skb_reason(skb, SKB_DROP_REASON_IP_NOPROTO);
+			break;
+		}
+		/* A tunnel may give it to another protocol. */
+		protocol = handler->handler(skb);
+		if (!protocol)
+			__IP6_INC_STATS(net, idev, IPSTATS_MIB_INDELIVERS);
+	}
+	rcu_read_unlock();
+	return NET_RX_SUCCESS;
+}
+
+/*
+ * Has the hooks decide about a packet: ipv6_rcv(), ip6_input(). `known` is the route of a packet with its
+ * destination, or NULL. False if it has gone: dropped, queued, taken, or given to the stack. RCU is held.
+ */
+bool kopi_ask_input_hooks6(struct sk_buff *skb, struct dst_entry *known)
+{
+	const struct in6_addr daddr = ipv6_hdr(skb)->daddr;
+	struct net_device *dev = skb->dev;
+	struct net *net = dev_net_rcu(dev);
+	struct sock *sk;
+
+	skb_dst_drop(skb);
+	if (nf_hook(NFPROTO_IPV6, NF_INET_PRE_ROUTING, net, NULL, skb, dev, NULL,
+		    after_pre_routing6) != 1)
+		return false;
+	sk = early_demux6(net, skb);
+	if (known && ipv6_addr_equal(&ipv6_hdr(skb)->daddr, &daddr) && !skb_dst(skb))
+		skb_dst_set_noref(skb, known);
+	route6(skb);
+	if (!is_for_here6(skb)) {
+		dst_input(skb);
+		return false;
+	}
+	if (nf_hook(NFPROTO_IPV6, NF_INET_LOCAL_IN, net, NULL, skb, dev, NULL,
+		    after_local_in6) != 1)
+		return false;
+	/* UDP finds it again, or another one that has come since. */
+	if (sk && skb->sk == sk && skb->destructor == sock_pfree) {
+		skb->sk = NULL;
+		skb->destructor = NULL;
+	}
+	return true;
+}
+
+/* Gives UDP a packet that the hooks have let pass. RCU is held. */
+void kopi_input_by_stack6(struct sk_buff *skb)
+{
+	after_local_in6(dev_net_rcu(skb->dev), NULL, skb);
+}
+
+/*
+ * Whether a packet that hooks have seen is still one whole datagram, with a right checksum, whose
+ * sock they haven't chosen.
+ */
+bool kopi_is_datagram6(const struct sk_buff *skb)
+{
+	const struct ipv6hdr *ip6h = ipv6_hdr(skb);
+	const unsigned int headers = sizeof(*ip6h) + sizeof(struct udphdr);
+
+	return !skb->sk && !skb_is_nonlinear(skb) && skb->ip_summed == CHECKSUM_UNNECESSARY &&
+	       skb->len >= headers && ip6h->version == 6 && ip6h->nexthdr == IPPROTO_UDP &&
+	       skb->len == sizeof(*ip6h) + ntohs(udp_hdr(skb)->len);
+}
+
+/* The UDP sock to which a datagram goes: udpv6_rcv() (net/ipv6/udp.c). RCU keeps the sock. */
+struct sock *kopi_find_receiver6(struct sk_buff *skb)
+{
+	const struct ipv6hdr *ip6h = ipv6_hdr(skb);
+	const struct udphdr *udp = udp_hdr(skb);
+	struct sock *sk;
+
+	/* Programs that choose among the socks of a group expect the data to begin with UDP's header. */
+	__skb_pull(skb, sizeof(*ip6h));
+	sk = __udp6_lib_lookup(dev_net_rcu(skb->dev), &ip6h->saddr, udp->source, &ip6h->daddr,
+			       udp->dest, inet6_iif(skb), inet6_sdif(skb), skb);
+	__skb_push(skb, sizeof(*ip6h));
+	return sk;
+}
+
+/*
+ * Asks the filters of a sock about a packet whose data begin with UDP's header:
+ * udpv6_queue_rcv_one_skb(), __udpv6_queue_rcv_skb() (net/ipv6/udp.c). If it passes, they begin with the
+ * payload afterwards. The reason if it is to be dropped, which is counted; or 0.
+ */
+int kopi_filter_datagram6(struct sock *sk, struct sk_buff *skb)
+{
+	int reason;
+
+	nf_reset_ct(skb);
+	reason = sk_filter_trim_cap(sk, skb, sizeof(struct udphdr));
+	if (reason) {
+		__UDP6_INC_STATS(sock_net(sk), UDP_MIB_INERRORS);
+		udp_drops_inc(sk);
+		return reason;
+	}
+	__skb_pull(skb, sizeof(struct udphdr));
+	skb_dst_drop(skb);
+	if (ipv6_addr_any(&sk->sk_v6_daddr)) {
+		sk_mark_napi_id_once(sk, skb);
+	} else {
+		sk_mark_napi_id(sk, skb);
+		sk_incoming_cpu_update(sk);
+	}
+	return 0;
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The route to one address of IPv6 of this host.
+//!
+//! `ip6_route_input()` asks the local table first, which has this host's addresses, and that table asks for
+//! the destination alone. So it does not matter who sends, unless rules of routing or routes by source
+//! are there: then nothing is remembered.
+
+use super::HeldRoute;
+use crate::sys::{bindings, direct::datagram_ends::AddressesV6, netdev::Device};
+use core::ptr;
+use kernel::sync::rcu;
+
+/// What [`bindings::kopi_route_conf6`] gives if routes depend on more than destinations.
+const BY_MORE: u32 = u32::MAX;
+
+/// The route of one device's packets to one address, on one CPU.
+pub(super) struct LocalRoute {
+    dst: HeldRoute,
+    /// What the route is valid by.
+    cookie: u32,
+    /// The address of this host for which it is the route.
+    local: u128,
+    /// What routes depend on besides.
+    conf: u32,
+}
+
+impl LocalRoute {
+    /// None.
+    pub(super) const NONE: Self = Self {
+        dst: HeldRoute::NONE,
+        cookie: 0,
+        local: 0,
+        conf: BY_MORE,
+    };
+
+    /// Forgets it if it isn't valid any more. In an RCU read-side section.
+    pub(super) fn check(&mut self, device: &Device, _rcu: &rcu::Guard) {
+        // SAFETY: The device is referenced, and RCU held.
+        let conf = unsafe { bindings::kopi_route_conf6(device.as_ptr()) };
+        if conf != self.conf || self.dst.has_ended(self.cookie) {
+            self.dst = HeldRoute::NONE;
+            self.conf = conf;
+        }
+    }
+
+    /// The route of a packet, or null.
+    #[inline]
+    pub(super) fn find(&self, addresses: &AddressesV6) -> *mut bindings::dst_entry {
+        if self.local == addresses.local {
+            self.dst.dst
+        } else {
+            ptr::null_mut()
+        }
+    }
+
+    /// Remembers the route of a packet that ends at this host.
+    ///
+    /// # Safety
+    ///
+    /// `skb` must be valid, with the route of IPv6 that the kernel has found for these addresses, in an
+    /// RCU read-side section.
+    pub(super) unsafe fn learn(&mut self, addresses: &AddressesV6, skb: *const bindings::sk_buff) {
+        if self.conf == BY_MORE {
+            return;
+        }
+        // SAFETY: Required of the caller. The cookie is read of a route of IPv6.
+        unsafe {
+            self.cookie = bindings::kopi_route_cookie6(bindings::kopi_skb_dst(skb));
+            self.dst = HeldRoute::of(skb);
+        }
+        self.local = addresses.local;
+    }
+}
