@@ -204,3 +204,20 @@ no_cgroup_bpf() {
 	bpftool cgroup detach /sys/fs/cgroup/bench egress pinned /sys/fs/bpf/bench/egress_count
 	rm -r /sys/fs/bpf/bench
 }
+
+# Rules that are enforced, so that ordinary sockets are judged, too: a user's program has a port, which is none of
+# the rows': enforced NAMESPACE
+enforced() {
+	nsenter --net="/run/netns/$1" kopictl restore - >&2 <<-EOF
+		default allow
+		enforce on
+		user bob exe /usr/bin/psql local-port 5432 allow
+		local-port 5432 deny
+	EOF
+	nsenter --net="/run/netns/$1" timeout 5 socat -u UDP-RECV:5432 - 2>/dev/null
+	[ $? = 1 ] || { echo "not ok: the port isn't refused in $1" >&2 && return 1; }
+}
+not_enforced() { printf 'default allow\nenforce off\n' | nsenter --net="/run/netns/$1" kopictl restore - >&2; }
+
+# TCP on a namespace's loopback device: streams NAMESPACE OPTION...
+streams() { nsenter --net="/run/netns/$1" kopi-bench streams "${@:2}"; }

@@ -81,6 +81,15 @@ cgroup_bpf
 rows cgroup_bpf --counts handed --count "$bpf_count" --payloads 64
 no_cgroup_bpf
 
+# TCP, and what it costs ordinary sockets and flows that rules are enforced.
+ip -n near link set lo up
+streams near || failed=1
+for namespace in void near; do enforced $namespace || failed=1; done
+streams near --policy enforced || failed=1
+rows enforced --payloads 64 --modes sendmmsg,udp_segment,kopi_doorbell
+received enforced --payloads 64 --modes recvmmsg,kopi
+for namespace in void near; do not_enforced $namespace || failed=1; done
+
 # By the driver.
 in_void kopictl attach void0 || failed=1
 rows none --modes kopi_direct,kopi_direct_gso,kopi_direct_datagrams

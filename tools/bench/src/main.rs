@@ -16,6 +16,7 @@ mod row;
 mod rtt;
 mod scale;
 mod send;
+mod streams;
 mod table;
 mod tpacket;
 mod traffic;
@@ -45,6 +46,8 @@ enum Command {
     Scale(scale::Options),
     /// Send a datagram and wait for the answer, by each mode, and write a JSON object for each row
     Rtt(rtt::Options),
+    /// Count what TCP costs by ordinary sockets and by flows, and write a JSON object for each row
+    Streams(streams::Options),
     /// Send by each mode, and write packets per second: a JSON object for each row
     Wall(wall::Options),
     /// Check that all modes put the same bytes on the wire
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Recv(options) => receive::run(&options),
         Command::Scale(options) => scale::run(&options),
         Command::Rtt(options) => rtt::run(&options),
+        Command::Streams(options) => streams::run(&options),
         Command::Wall(options) => wall::run(&options),
         Command::Wire(options) => wire::run(&options),
         Command::Compare(options) => compare::run(&options),

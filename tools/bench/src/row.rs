@@ -13,7 +13,7 @@ const TOLERANCE: f64 = 0.03;
 pub(crate) struct Row {
     /// Name of the mode.
     pub(crate) mode: String,
-    /// send, recv, serve or rtt.
+    /// send, recv, serve or rtt, or what of TCP.
     pub(crate) direction: String,
     /// Whether the NIC does checksums and segmentation.
     pub(crate) offloads: bool,

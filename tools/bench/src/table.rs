@@ -144,6 +144,16 @@ fn kind(row: &Row) -> (&str, usize, bool, Option<u32>) {
     (&row.direction, row.peers, row.offloads, row.queues)
 }
 
+/// What is counted once.
+fn unit(direction: &str) -> &'static str {
+    match direction {
+        "TCP round trips" => "round trip",
+        "TCP in bulk" => "write",
+        "TCP connections" => "connection",
+        _ => "packet",
+    }
+}
+
 /// Tables in Markdown, one for each kind: modes down, policies and
 /// payloads across.
 fn tables(rows: &[Row]) -> String {
@@ -166,7 +176,11 @@ fn tables(rows: &[Row]) -> String {
         if let Some(queues) = queues {
             let _ = write!(nic, " and {queues} queues");
         }
-        let _ = writeln!(text, "{direction}, {whom}{nic}: instructions per packet\n");
+        let _ = writeln!(
+            text,
+            "{direction}, {whom}{nic}: instructions per {}\n",
+            unit(direction)
+        );
         let heads = columns
             .iter()
             .map(|(policy, payload)| format!(" {policy} {payload} |"));
