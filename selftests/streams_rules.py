@@ -288,6 +288,22 @@ def is_shown(ynl):
             check("datagrams have no state", len(shown) == 1 and "tcp-state" not in shown[0], shown)
 
 
+def tries(seconds):
+    """How often the work of streams runs in that time."""
+    tracing = "/sys/kernel/tracing"
+    event = f"{tracing}/events/workqueue/workqueue_execute_start/enable"
+
+    def put(path, value):
+        with open(path, "w", encoding="ascii") as file:
+            file.write(value)
+    put(f"{tracing}/trace", "")
+    put(event, "1")
+    time.sleep(seconds)
+    put(event, "0")
+    with open(f"{tracing}/trace", encoding="ascii") as trace:
+        return sum("6stream4work" in line for line in trace)
+
+
 def held_locks_hold_nobody_up(ynl):
     """A process that makes its socket's lock last delays no change of rules, and ends when it goes on."""
     from slow import SlowPage
@@ -306,6 +322,8 @@ def held_locks_hold_nobody_up(ynl):
         shown = mine(ynl)
         took = time.monotonic() - begun
         check("rules and listings don't wait", took < 5 and shown, took)
+        tried = tries(3)
+        check("the lock is tried more and more seldom", 1 <= tried <= 12, tried)
         page.resolve()
         sender.join()
         check("it is ended then", wait_until(lambda: near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 7, 10))

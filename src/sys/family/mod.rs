@@ -37,7 +37,7 @@ use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit, ptr, sync::a
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
-    sync::Mutex,
+    sync::{atomic::Atomic, Mutex},
 };
 pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
@@ -291,6 +291,7 @@ impl<T: Protocol> Registration<T> {
             // SAFETY: A delayed_work has integers, pointers and a function pointer that may be
             // null, for all of which zeroes are valid. `install` initialises it.
             work: UnsafeCell::new(unsafe { MaybeUninit::zeroed().assume_init() }),
+            waited: Atomic::new(0),
             sk: ptr::null_mut(),
             message: AtomicPtr::new(ptr::null_mut()),
             sender: AtomicPtr::new(ptr::null_mut()),

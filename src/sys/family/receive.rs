@@ -4,7 +4,7 @@
 //! which the callback can't do it.
 
 use super::{
-    state::{state, state_of_work, LOCKED_RETRY},
+    state::{state, state_of_work},
     Protocol,
 };
 use crate::sys::{
@@ -77,6 +77,7 @@ pub(super) unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::w
     unsafe {
         let state = state_of_work::<T>(work);
         if bindings::kopi_bh_lock_sock_unowned(state.sk) {
+            state.has_lock();
             let sk = Sock::from_raw(state.sk);
             let locked = Some(LockedSock::from_locked(sk));
             let more = state.protocol.data_ready(sk, locked, SoftirqsOff::assume());
@@ -85,7 +86,7 @@ pub(super) unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::w
                 reaper::queue_delayed(state.work.get(), 0);
             }
         } else {
-            reaper::queue_delayed(state.work.get(), LOCKED_RETRY);
+            state.retry_later();
         }
     }
 }

@@ -4,13 +4,17 @@
 
 use super::{ring_message::RingMessage, tables::is_of_family, Protocol};
 use crate::sys::{
-    bindings,
+    bindings, reaper,
     slab::{Cached, Slot},
     sock::Sock,
     socket::Socket,
 };
 use core::{cell::UnsafeCell, ptr, sync::atomic::AtomicPtr};
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::atomic::{ordering::Relaxed, Atomic},
+    time::msecs_to_jiffies, //
+};
 
 /// The state of a socket. The field `i_private` of the socket's inode points to it; sockets don't
 /// use that field otherwise.
@@ -26,6 +30,9 @@ pub(super) struct State<T> {
     /// Work in process context: a UDP sock's receives queued packets, a TCP sock's follows rules. It
     /// is disabled before the sock is released.
     pub(super) work: UnsafeCell<bindings::delayed_work>,
+    /// The jiffies that `work` waited last for a sock that a process had locked; 0 if it had the sock
+    /// since. Only `work` accesses it.
+    pub(super) waited: Atomic<c_ulong>,
     /// The sock, which outlives `work`.
     pub(super) sk: *mut bindings::sock,
     /// The message that [`send_ring_message`] is sending.
@@ -65,11 +72,35 @@ pub(super) unsafe fn state<'a, T: Protocol>(sk: *mut bindings::sock) -> Option<&
     }
 }
 
-/// Number of jiffies after which the work of a socket retries a sock that a process had locked.
-///
-/// The work never waits for the lock, which a process can hold for long: a waiting worker would be
-/// lost to other flows.
-pub(super) const LOCKED_RETRY: c_ulong = 2;
+/// Jiffies after which the work of a socket first retries a sock that a process had locked.
+const LOCKED_RETRY: c_ulong = 2;
+/// Milliseconds after which it retries at the latest.
+const LOCKED_RETRY_MAX: c_uint = 1000;
+
+impl<T> State<T> {
+    /// Has `work` retry a sock that a process had locked: each time after twice as long as before,
+    /// since a user can keep many socks locked for ever.
+    ///
+    /// The work never waits for the lock: a waiting worker would be lost to other flows.
+    ///
+    /// # Safety
+    ///
+    /// Only `work` may call it.
+    pub(super) unsafe fn retry_later(&self) {
+        let last = self.waited.load(Relaxed);
+        let doubled = last.saturating_mul(2).max(LOCKED_RETRY);
+        let wait = doubled.min(msecs_to_jiffies(LOCKED_RETRY_MAX));
+        self.waited.store(wait, Relaxed);
+        // SAFETY: The work runs, so it is initialised, and `release` disables it before the state is
+        // freed.
+        unsafe { reaper::queue_delayed(self.work.get(), wait) };
+    }
+
+    /// `work` has the sock.
+    pub(super) fn has_lock(&self) {
+        self.waited.store(0, Relaxed);
+    }
+}
 
 /// The state whose work it is.
 ///

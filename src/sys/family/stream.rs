@@ -5,7 +5,7 @@
 use super::{
     messages::sent_to,
     name::{Name, Unspecified},
-    state::{state, state_of_work, State, LOCKED_RETRY},
+    state::{state, state_of_work, State},
     Operations, Protocol, Registration,
 };
 use crate::sys::{
@@ -307,9 +307,10 @@ pub(super) unsafe extern "C" fn work<T: Protocol>(work: *mut bindings::work_stru
         if bindings::kopi_try_lock_sock(state.sk) {
             let locked = LockedStream::from_locked(Sock::from_raw(state.sk));
             state.protocol.follow_locked(&locked);
+            state.has_lock();
             bindings::release_sock(state.sk);
         } else {
-            reaper::queue_delayed(state.work.get(), LOCKED_RETRY);
+            state.retry_later();
         }
     }
 }
