@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 
 import kopi
 from equivalence import namespace
@@ -207,6 +208,92 @@ def namespaces_end():
     check("all is given back", wait_until(lambda: module_users() == 0), module_users())
 
 
+class Acceptor:
+    """A process that has a listener, in a cgroup of its own, and whom no lack of memory kills."""
+
+    GROUP = "/sys/fs/cgroup/accepting"
+
+    def __enter__(self):
+        with open("/sys/fs/cgroup/cgroup.subtree_control", "w", encoding="ascii") as control:
+            control.write("+memory")
+        os.makedirs(self.GROUP, exist_ok=True)
+        self.listener = listener(backlog=16)
+        self.listener.setblocking(False)
+        (asks, self.ask), (self.answer, answers) = os.pipe(), os.pipe()
+        self.pid = in_child(lambda: self._run(asks, answers))
+        os.close(asks)
+        os.close(answers)
+        os.read(self.answer, 1)
+        return self
+
+    def _run(self, asks, answers):
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
+            score.write("-1000")
+        with open(f"{self.GROUP}/cgroup.procs", "w", encoding="ascii") as procs:
+            procs.write("0")
+        os.close(self.ask)
+        os.write(answers, b"!")
+        fd = self.listener.fileno()
+        while os.read(asks, 1):
+            got = kopi.libc.accept(fd, None, None)
+            os.write(answers, b"+" if got >= 0 else b"-")
+            if got >= 0:
+                os.close(got)
+
+    def limit(self, value):
+        """Sets the cgroup's limit."""
+        with open(f"{self.GROUP}/memory.max", "w", encoding="ascii") as limit:
+            limit.write(str(value))
+
+    def used(self):
+        """Bytes that it has; more than it uses are given back first."""
+        self.limit(0)
+        last = None
+        with open(f"{self.GROUP}/memory.current", encoding="ascii") as current:
+            while last != (last := current.read()):
+                time.sleep(0.1)
+                current.seek(0)
+        return int(last)
+
+    def accepts(self, room):
+        """Whether accept() gives a connection, with so many bytes of memory left."""
+        self.limit(self.used() + room)
+        os.write(self.ask, b"!")
+        # It may need memory for itself.
+        select.select([self.answer], [], [], 5)
+        self.limit("max")
+        return os.read(self.answer, 1) == b"+"
+
+    def __exit__(self, *_):
+        os.close(self.ask)
+        os.waitpid(self.pid, 0)
+        os.close(self.answer)
+        self.listener.close()
+        os.rmdir(self.GROUP)
+
+
+def accepted_in_vain():
+    """A connection that accept() has taken, and can't make a flow of without memory, is reset."""
+    seen = []
+    with Acceptor() as acceptor:
+        for pages in [*range(8)] * 2:
+            with plain() as client:
+                client.settimeout(20)
+                client.connect(acceptor.listener.getsockname())
+                if acceptor.accepts(pages * 4096):
+                    continue
+                if select.select([acceptor.listener], [], [], 0)[0]:
+                    # It stayed.
+                    acceptor.accepts(1 << 30)
+                    continue
+                try:
+                    seen.append(client.recv(1))
+                except ConnectionResetError:
+                    seen.append("reset")
+    check("a connection that was accepted in vain is reset", seen and set(seen) == {"reset"}, seen)
+    check("all is given back", wait_until(lambda: module_users() == 0), module_users())
+
+
 def many_come_and_go():
     """Thousands of connections leave no memory behind."""
     with listener(backlog=128) as waits:
@@ -229,6 +316,7 @@ def many_come_and_go():
 
 
 MODULE = f"/kopi/build/{os.uname().release}/kopi.ko"
-for case in (module_is_held, queued_ones_hold_nothing, processes_pass_and_die, namespaces_end, many_come_and_go):
+for case in (module_is_held, queued_ones_hold_nothing, processes_pass_and_die, namespaces_end, accepted_in_vain,
+             many_come_and_go):
     attempt(case)
 kopi.finish()

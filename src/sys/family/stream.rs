@@ -154,14 +154,16 @@ impl<T: Protocol> Registration<T> {
             let _ = this.sk().occupy();
             let accepted = if bindings::kopi_tcp_has_ulp((*new).sk) {
                 // A subflow of MPTCP, say, which SO_REUSEPORT has moved here.
-                Err(EINVAL)
+                Err(econnaborted())
             } else {
-                state.protocol.opened(this)?;
-                state.protocol.connected(this)
+                state.protocol.opened(this).and_then(|()| {
+                    let connected = state.protocol.connected(this);
+                    connected.map_err(|_| econnaborted())
+                })
             };
-            accepted.map_err(|_| {
+            // The peer isn't to take it for a connection that was served, and has ended.
+            accepted.inspect_err(|_| {
                 bindings::kopi_tcp_abort((*new).sk, econnaborted().to_errno().wrapping_neg());
-                econnaborted()
             })
         }
     }
@@ -305,9 +307,9 @@ pub(super) unsafe extern "C" fn work<T: Protocol>(work: *mut bindings::work_stru
     unsafe {
         let state = state_of_work::<T>(work);
         if bindings::kopi_try_lock_sock(state.sk) {
+            state.has_lock();
             let locked = LockedStream::from_locked(Sock::from_raw(state.sk));
             state.protocol.follow_locked(&locked);
-            state.has_lock();
             bindings::release_sock(state.sk);
         } else {
             state.retry_later();
