@@ -129,17 +129,17 @@ impl Evaluation<'_> {
             _ => {}
         }
         let port = u16::from_be(self.verdicts.port);
-        let judgement = match &self.verdicts.set {
-            Some(set) => {
-                let [out, into] = with_facts(Some(self.owner), self.sk, port, |facts| {
-                    set.judge(facts, Some(peer))
-                });
-                match direction {
-                    Direction::Out => out,
-                    Direction::In => into,
-                }
-            }
-            None => Judgement::Default,
+        let [out, into] = match &self.verdicts.set {
+            Some(set) => with_facts(Some(self.owner), self.sk, port, |facts| {
+                set.judge(facts, Some(peer))
+            }),
+            None => [Judgement::Default; 2],
+        };
+        // One walk for both: a connection needs both, and a SYN costs its listener no second one. The
+        // directions of a datagram's socket have peers of their own.
+        let (judgement, other) = match direction {
+            Direction::Out => (out, (Direction::In, into)),
+            Direction::In => (into, (Direction::Out, out)),
         };
         self.verdicts.side(direction).last = Some((*peer, judgement));
         judgement
@@ -147,6 +147,9 @@ impl Evaluation<'_> {
 
     /// Decides about packets to or from a peer, and counts them. `changes_sock` says that the sock of
     /// a datagram gets the rule's mark and priority.
+        if self.sk.is_stream() {
+            self.verdicts.side(other.0).last = Some((*peer, other.1));
+        }
     pub(super) fn decide(
         &mut self,
         direction: Direction,
