@@ -7,9 +7,12 @@
 #include <linux/bpf.h>
 #include <linux/btf.h>
 #include <linux/btf_ids.h>
+#include <linux/file.h>
 #include <linux/fs.h>
 #include <linux/mutex.h>
 #include <linux/net.h>
+#include <linux/pid.h>
+#include <linux/pid_namespace.h>
 #include <linux/rhashtable.h>
 #include <linux/skbuff.h>
 #include <linux/sock_diag.h>
@@ -215,19 +218,36 @@ __bpf_kfunc void kopi_lsm_mptcp_add_subflow(struct sock *sk, struct sock *ssk)
 		kopi_ordinary_adds(sk, ssk);
 }
 
-/* By number, since BPF doesn't trust a sock that is being freed. */
+/*
+ * By number, since BPF doesn't trust a sock that is being freed. It is compared with what the table has,
+ * and nothing else, so that any number does.
+ */
 __bpf_kfunc void kopi_lsm_sk_free(u64 sk)
 {
 	kopi_ordinary_ends((struct sock *)(unsigned long)sk);
 }
 
-/* A process has a file open, which may be an ordinary socket; both by number, as above. */
-__bpf_kfunc void kopi_iter_task_file(u64 task, u64 file)
+/*
+ * A task has a file open, which may be an ordinary socket. BPF doesn't trust what the iterator shows, so
+ * both are looked up here by their numbers, of which any will do. In an RCU read-side section.
+ */
+__bpf_kfunc void kopi_iter_task_file(int tid, unsigned int fd)
 {
-	struct socket *socket = sock_from_file((struct file *)(unsigned long)file);
+	struct task_struct *task = pid_task(find_pid_ns(tid, &init_pid_ns), PIDTYPE_PID);
+	unsigned int found = fd;
+	struct socket *socket;
+	struct file *file;
 
+	if (!task)
+		return;
+	/* It gives the next one, if this one was closed meanwhile. */
+	file = fget_task_next(task, &found);
+	if (!file)
+		return;
+	socket = found == fd ? sock_from_file(file) : NULL;
 	if (socket && is_asked(socket->sk))
-		kopi_ordinary_found(socket->sk, (struct task_struct *)(unsigned long)task);
+		kopi_ordinary_found(socket->sk, task);
+	fput(file);
 }
 
 __bpf_kfunc_end_defs();

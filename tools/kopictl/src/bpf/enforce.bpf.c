@@ -17,11 +17,17 @@ struct sock {};
 struct sockaddr {};
 struct socket {};
 
-/* Each field is 8 bytes long, as __bpf_md_ptr makes it. */
+/* Of which only this is read, wherever this kernel has it. */
+struct task_struct {
+	int pid;
+} __attribute__((preserve_access_index));
+
+/* Each field has 8 bytes, as __bpf_md_ptr makes it. */
 struct bpf_iter__task_file {
 	__u64 meta;
-	__u64 task;
-	__u64 fd;
+	struct task_struct *task;
+	__u32 fd;
+	__u32 padding;
 	__u64 file;
 };
 
@@ -36,7 +42,7 @@ int kopi_lsm_sock_rcv_skb(struct sock *sk, struct sk_buff *skb) __ksym;
 void kopi_lsm_sk_clone(const struct sock *sk, struct sock *newsk) __ksym;
 void kopi_lsm_mptcp_add_subflow(struct sock *sk, struct sock *ssk) __ksym;
 void kopi_lsm_sk_free(__u64 sk) __ksym;
-void kopi_iter_task_file(__u64 task, __u64 file) __ksym;
+void kopi_iter_task_file(int tid, unsigned int fd) __ksym;
 
 /* The kernel has to know that a result is an errno of one of these. */
 static __always_inline int refusal(int result)
@@ -117,12 +123,9 @@ int kopi_sk_free(__u64 *ctx)
 SEC("iter/task_file")
 int kopi_found(struct bpf_iter__task_file *ctx)
 {
-	__u64 task, file;
-
-	/* The iterator has references to both, which the verifier doesn't trust. */
-	if (!bpf_probe_read_kernel(&task, sizeof(task), &ctx->task) && task &&
-	    !bpf_probe_read_kernel(&file, sizeof(file), &ctx->file) && file)
-		kopi_iter_task_file(task, file);
+	/* None after the last one. */
+	if (ctx->task)
+		kopi_iter_task_file(ctx->task->pid, ctx->fd);
 	return 0;
 }
 
