@@ -63,22 +63,42 @@ bool kopi_known_remove(struct kopi_known *entry)
 	return !rhashtable_remove_fast(&known, &entry->node, known_params);
 }
 
-void kopi_known_clear(void (*free)(struct kopi_known *entry))
+/* Entries that are taken out in one RCU read-side section. */
+#define CLEARED_AT_ONCE 256
+
+/*
+ * Takes out what a walk of the table finds; says whether it may have passed over others: where it pauses at
+ * an entry that is gone by then. Process context.
+ */
+static bool clear_found(void (*free)(struct kopi_known *entry))
 {
 	struct rhashtable_iter iter;
 	struct kopi_known *entry;
+	unsigned long found = 0;
 
 	rhashtable_walk_enter(&known, &iter);
-	do {
-		rhashtable_walk_start(&iter);
-		while ((entry = rhashtable_walk_next(&iter)) && !IS_ERR(entry))
-			if (kopi_known_remove(entry))
-				free(entry);
+	rhashtable_walk_start(&iter);
+	while ((entry = rhashtable_walk_next(&iter))) {
+		/* The table was resized, and the walk begins anew. */
+		if (IS_ERR(entry))
+			continue;
+		if (kopi_known_remove(entry))
+			free(entry);
+		if (++found % CLEARED_AT_ONCE)
+			continue;
 		rhashtable_walk_stop(&iter);
 		cond_resched();
-		/* The table was resized meanwhile. */
-	} while (entry == ERR_PTR(-EAGAIN));
+		rhashtable_walk_start(&iter);
+	}
+	rhashtable_walk_stop(&iter);
 	rhashtable_walk_exit(&iter);
+	return found >= CLEARED_AT_ONCE;
+}
+
+void kopi_known_clear(void (*free)(struct kopi_known *entry))
+{
+	while (clear_found(free))
+		cond_resched();
 }
 
 bool kopi_known_is_empty(void)
