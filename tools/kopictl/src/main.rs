@@ -9,6 +9,7 @@ mod commands;
 mod grammar;
 mod hooks;
 mod http;
+mod kernel;
 mod link;
 mod message;
 mod names;

@@ -4,6 +4,7 @@
 
 use crate::{
     attributes::{attributes, Attribute, Set},
+    kernel::release,
     message::{Command, Event, Kopi, Rule, Ruleset, EVENTS, FAMILY, VERSION},
 };
 use netlink_packet_core::{
@@ -24,7 +25,6 @@ use nix::{
     poll::{poll, PollFd, PollFlags, PollTimeout},
     sys::socket::setsockopt,
     sys::socket::sockopt::SndBufForce,
-    sys::utsname::uname,
 };
 use std::{
     fmt,
@@ -117,12 +117,10 @@ impl fmt::Display for Error {
         match self {
             Self::NoKopi => {
                 write!(out, "no KOPI in this kernel: as root, `modprobe kopi`")?;
-                match uname() {
-                    Ok(names) => write!(
-                        out,
-                        "; the module is in the package kopi-modules-{}",
-                        names.release().to_string_lossy()
-                    ),
+                match release() {
+                    Ok(release) => {
+                        write!(out, "; the module is in the package kopi-modules-{release}")
+                    }
                     Err(_) => Ok(()),
                 }
             }

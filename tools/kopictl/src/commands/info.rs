@@ -4,11 +4,12 @@
 
 use super::direct::attached;
 use crate::{
+    kernel::release,
     message::{Command, Device, Info},
     netlink::Connection,
     output::{clean, json, or_dash},
 };
-use nix::{net::if_::if_indextoname, sys::utsname::uname};
+use nix::net::if_::if_indextoname;
 use serde::Serialize;
 use std::io::Write;
 
@@ -46,7 +47,7 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     let info: Info = connection.get(Command::InfoGet, &Info::default())?;
     let devices = attached(&mut connection)?;
     let devices: Vec<_> = devices.into_iter().map(Attached::from).collect();
-    let kernel = uname()?.release().to_string_lossy().into_owned();
+    let kernel = release()?;
     if as_json {
         return json(&Shown {
             info,

@@ -6,16 +6,14 @@ mod nics;
 mod units;
 
 use crate::{
+    kernel::release,
     message::{Command, Info},
     netlink::{Connection, Error},
     output::{clean, json, BAD, FAINT},
 };
 use nix::{
     errno::Errno,
-    sys::{
-        resource::{getrlimit, Resource, RLIM_INFINITY},
-        utsname::uname,
-    },
+    sys::resource::{getrlimit, Resource, RLIM_INFINITY},
 };
 use serde::Serialize;
 use socket2::{Domain, Socket, Type};
@@ -131,10 +129,7 @@ fn print(findings: &[Finding]) -> io::Result<()> {
 
 /// Why it isn't loaded.
 fn missing_module() -> Finding {
-    let release = uname().map_or_else(
-        |_| "?".to_owned(),
-        |names| names.release().to_string_lossy().into_owned(),
-    );
+    let release = release().unwrap_or_else(|_| "?".to_owned());
     let folder = Path::new("/lib/modules").join(&release);
     if has_module(&folder) {
         Finding::wrong(

@@ -102,6 +102,19 @@ mod tests {
     use crate::commands::doctor::State;
 
     #[test]
+    fn what_the_module_refuses_is_not_offered() {
+        let module = include_str!("../../../../../src/direct/attach.rs");
+        let (_, list) = module.split_once("const UNSOUND: ").unwrap();
+        let (_, list) = list.split_once(" = [").unwrap();
+        let (list, _) = list.split_once("];").unwrap();
+        let names: Vec<_> = list.split('"').skip(1).step_by(2).collect();
+        assert!(names.contains(&"atlantic"), "{names:?}");
+        for name in names {
+            assert!(!SENDING.contains(&name), "{name}");
+        }
+    }
+
+    #[test]
     fn nics_are_told_apart() {
         let text = |driver: &str, program| finding("eth0", driver, None, program);
         let free = text("virtio_net", XdpAttached::None);
