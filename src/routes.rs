@@ -38,13 +38,21 @@ struct Known<O: Options> {
 }
 
 impl Routes {
-    /// Remembers nothing yet. `at_once` makes the places for routes, which are then charged to the
-    /// current process: `ENOMEM`. Process context.
-    pub(crate) fn new(at_once: bool) -> Result<Self> {
-        Ok(Self {
-            v4: Known::new(at_once)?,
-            v6: Known::new(at_once)?,
-        })
+    /// Remembers nothing yet.
+    pub(crate) fn new() -> Self {
+        Self {
+            v4: Known::new(),
+            v6: Known::new(),
+        }
+    }
+
+    /// Makes the places for routes of an IP version now, which are then charged to the current
+    /// process: `ENOMEM`. Process context.
+    pub(crate) fn prepare(&mut self, is_ipv6: bool) -> Result {
+        match is_ipv6 {
+            false => self.v4.prepare(),
+            true => self.v6.prepare(),
+        }
     }
 
     /// Another batch: options may have changed.
@@ -78,12 +86,20 @@ impl Routes {
 }
 
 impl<O: Options> Known<O> {
-    fn new(at_once: bool) -> Result<Self> {
-        Ok(Self {
+    fn new() -> Self {
+        Self {
             options: None,
-            sets: if at_once { empty_sets()? } else { KVVec::new() },
+            sets: KVVec::new(),
             victim: 0,
-        })
+        }
+    }
+
+    /// Makes the places for routes, if there are none: `ENOMEM`. Process context.
+    fn prepare(&mut self) -> Result {
+        if self.sets.is_empty() {
+            self.sets = empty_sets()?;
+        }
+        Ok(())
     }
 
     /// See [`Routes::datagram`].
@@ -138,9 +154,7 @@ impl<O: Options> Known<O> {
             }
         }
         let route = O::look_up(sk, key)?;
-        if self.sets.is_empty() {
-            self.sets = empty_sets().ok()?;
-        }
+        self.prepare().ok()?;
         self.victim = self.victim.wrapping_add(1);
         let set = self.sets.get_mut(at)?;
         let place = set.room(self.victim);

@@ -135,7 +135,6 @@ impl Channel {
             SharedRegion::consumer(&region, &layout.tx)?,
             layout.completion.size,
             sent.clone(),
-            layout.flags & abi::CHANNEL_ENGINE != 0,
         )?;
         let tx = SharedRegion::consumer(&region, &layout.tx)?;
         let receiver = Receiver::new(
@@ -244,6 +243,10 @@ impl Channel {
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
         loop {
             let mut sender = self.sender.lock();
+            if self.wants_engine() {
+                // What an engine allocates would be charged to nobody.
+                sender.output.routes.prepare(socket.sk().is_ipv6())?;
+            }
             // SAFETY: The caller calls `remove_flow`, which removes the socket, before its release.
             if let Some(number) = unsafe { sender.sockets.insert(socket) }? {
                 self.flows.store(sender.sockets.len(), Relaxed);

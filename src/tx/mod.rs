@@ -117,13 +117,12 @@ impl Channel {
 }
 
 impl Sender {
-    /// Takes nothing yet. `completions` is the size of the COMPLETION ring; `by_engine` says whether
-    /// an engine may send. `ENOMEM`; process context.
+    /// Takes nothing yet. `completions` is the size of the COMPLETION ring. `ENOMEM`; process
+    /// context.
     pub(crate) fn new(
         ring: RegionRing<Consumer<Desc>>,
         completions: u32,
         counters: Arc<SenderCounters>,
-        by_engine: bool,
     ) -> Result<Self> {
         // The ring is read when the doorbell rings, and only then; but for engines.
         ring.want_wakeup(true);
@@ -132,7 +131,7 @@ impl Sender {
             ring,
             sockets: SocketTable::new(),
             batch: Batch::new()?,
-            output: Output::new(by_engine)?,
+            output: Output::new()?,
             done: CompletionBatch::new()?,
             room: 0,
             skipping: false,

@@ -70,12 +70,11 @@ impl Segmentation {
 }
 
 impl Output {
-    pub(super) fn new(by_engine: bool) -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         Ok(Self {
             pages: PageVec::new(PIECES_MAX)?,
             message: SendMsg::new(NOBODY),
-            // An engine's memory would be charged to nobody.
-            routes: Routes::new(by_engine)?,
+            routes: Routes::new(),
             direct: DatagramSender::new(),
             copies_all: false,
         })
