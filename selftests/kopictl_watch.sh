@@ -8,7 +8,7 @@
 kopictl() { in_host kopictl "$@"; }
 has() { jq -e "$@" >/tmp/jq.out || { sed 's/^/# /' /tmp/jq.out; false; }; }
 watchers=()
-trap 'kill "${watchers[@]}" 2>/dev/null; in_host kopictl rule flush' EXIT
+trap 'kill "${watchers[@]}" 2>/dev/null; in_host kopictl rule enforce off; in_host kopictl rule flush' EXIT
 # Starts one, and waits until it hears a flow of root's.
 watches() {
 	local file=$1
@@ -52,6 +52,18 @@ check "--event leaves others out, and the rule is named" eval \
 	'[ "$(wc -l </tmp/denied)" = 2 ] && [ "$(grep -c "flow-denied .* by rule $handle" /tmp/denied)" = 2 ]'
 denied() { jq -r 'select(.event == "flow-denied") | .rule' /tmp/events | grep -qx "$handle"; }
 check "JSON names it, too" wait_for denied
+
+mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf
+kopictl rule enforce on >/dev/null
+ordinary=$(kopictl rule add user bob local-port 5003 deny)
+bob python3 -c 'import socket; socket.create_server(("192.0.2.1", 5003))' 2>/tmp/ordinary.err
+check "an ordinary socket is refused" grep -q 'Permission denied' /tmp/ordinary.err
+ordinary() { jq -se --arg rule "$ordinary" 'map(select(.event == "socket-denied" and .user == "bob" and
+	.rule == ($rule | tonumber) and .operation == "bind" and .local_port == 5003))[0]' /tmp/events; }
+check "which is heard of" wait_for ordinary
+line() { grep -qE "^[0-9:.]+ +socket-denied +- +[0-9]+ +python3[^ ]* +bob +192.0.2.1:5003 -> - .* by rule $ordinary  in  bind$" /tmp/lines; }
+check "in lines, too" wait_for line
+kopictl rule enforce off >/dev/null
 
 # A channel without a frame to receive in.
 nsenter --net=/run/netns/host setpriv --reuid bob --regid bob --clear-groups python3 -c 'import sys; sys.path.insert(0, sys.argv[1]); import kopi

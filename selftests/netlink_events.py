@@ -5,11 +5,12 @@
 import errno
 import os
 import socket
+import subprocess
 import time
 
 import kopi
 from control import add, ask, family, ruled
-from equivalence import namespace
+from equivalence import namespace, sh
 from kopi import check, fails
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
@@ -33,6 +34,67 @@ def set_limit(value):
     limit.seek(0)
     limit.write(value)
     limit.flush()
+
+
+def enforce(switch):
+    """Has the rules judge ordinary sockets, or not."""
+    subprocess.run(["kopictl", "rule", "enforce", switch], check=True, stdout=subprocess.DEVNULL)
+
+
+def refused(call):
+    """A call that rules must refuse."""
+    try:
+        call()
+    except PermissionError:
+        return
+    raise kopi.Wrong("a call that is denied")
+
+
+def seldom(ynl, act):
+    """What is told, at the most once a second, of something that is done a hundred times and then until there is
+    another event; and whether it was told not more often."""
+    begun = time.monotonic()
+    for _ in range(100):
+        act()
+    got = events(ynl, 1)
+    while len(got) < 2 and time.monotonic() < begun + 60:
+        act()
+        got += events(ynl, 1, 0.1)
+    told, took = len(got), time.monotonic() - begun
+    return got, 2 <= told <= took + 1
+
+
+def ordinary_sockets(ynl, ruler):
+    """What enforced rules refuse ordinary sockets."""
+    enforce("on")
+    bind = add(ruler, local_port_min=6410, verdict="deny")
+    connect = add(ruler, remote_port_min=6411, verdict="deny")
+    into = add(ruler, local_port_min=6412, direction={"in"}, verdict="deny")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fails("an ordinary bind()", errno.EACCES, lambda: sock.bind((HOST, 6410)))
+        got = events(ynl, 1)
+        event = got[0][1]
+        check("is told of", [name for name, _ in got] == ["socket-denied-ntf"] and "id" not in event
+              and (event["operation"], event["rule"], event["local-port"]) == ("bind", bind, 6410), got)
+        check("with who did it", (event["pid"], event["uid"], event["exe"]) ==
+              (os.getpid(), 0, os.path.realpath("/proc/self/exe")), event)
+    with socket.socket() as sock:
+        fails("an ordinary connect()", errno.EACCES, lambda: sock.connect((PEER, 6411)))
+        got = events(ynl, 1)
+        event = got[0][1]
+        check("is told of, with the peer", (event["operation"], event["rule"], event["remote-address"],
+              event["remote-port"]) == ("connect", connect, PEER, 6411), got)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        got, rare = seldom(ynl, lambda: refused(lambda: sock.sendto(b"x", (PEER, 6411))))
+        check("sends are told of once a second", rare and {event["operation"] for _, event in got} == {"send"}, got)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind((HOST, 6412))
+        with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.bind((PEER, 6413))
+            got, rare = seldom(ynl, lambda: sender.sendto(b"x", (HOST, 6412)))
+        check("packets, too", rare and [(event["operation"], event["rule"], event["direction"], event["remote-port"])
+              for _, event in got] == [("packet", into, {"in"}, 6413)] * len(got), got)
+    enforce("off")
 
 
 # The initial namespace's, which alone has them.
@@ -80,6 +142,10 @@ with namespace("host"):
         other.close()
         got = events(ynl, 1)
         check("closed", [name for name, _ in got] == ["flow-closed-ntf"], got)
+
+    sh("mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf")
+    with ruled() as ruler:
+        ordinary_sockets(ynl, ruler)
 
     before = limit.read()
     set_limit("1")

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Telling listeners what happens to flows.
+//! Telling listeners what happens to flows, and what ordinary sockets are refused.
 //!
 //! An event that finds no memory is lost, as netlink's are.
 
 use crate::describe::{put_ends, put_stats};
 use crate::pure::rule::Peer;
-use crate::rules::Stopped;
+use crate::rules::{Policy, Stopped};
 use crate::subject::Subject;
 use crate::sys::{
     context,
-    genl,
+    genl::{self, Message},
+    ordinary::SocketCall,
     pernet::NetRef,
-    sock::Sock,
+    sock::{Ends, Sock},
     task,
     uapi, //
 };
@@ -70,7 +71,6 @@ pub(crate) fn notify(flow: &impl Subject, sk: &Sock, event: Event) {
 
 fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
     let policy = flow.policy().ok_or(ENOENT)?;
-    let identity = policy.identity();
     let ends = match &event {
         Event::BindDenied(_, end) => sk.ends().with_local(end),
         Event::ConnectDenied(_, end) => sk.ends().with_remote(end),
@@ -78,13 +78,7 @@ fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
     };
     genl::send_event(sk.net(), event.command(), event.may_sleep(), |message| {
         message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
-        put_ends(message, &ends, &identity, task::cgroup_of(sk))?;
-        message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
-        message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
-        message.u32(
-            uapi::KOPI_A_FLOW_PID,
-            identity.process.pid().shown_in(sk.net()),
-        )?;
+        put_owned(message, policy, sk, &ends)?;
         if let Some((channel, number)) = flow.place() {
             message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel)?;
             message.u32(uapi::KOPI_A_FLOW_NUMBER, number)?;
@@ -96,13 +90,87 @@ fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
             Event::Denied(stopped)
             | Event::BindDenied(stopped, _)
             | Event::ConnectDenied(stopped, _) => {
-                message.u32(uapi::KOPI_A_FLOW_RULE, stopped.rule)?;
-                message.u32(uapi::KOPI_A_FLOW_DIRECTION, stopped.direction as u32)?;
+                put_stopped(message, stopped)?;
             }
             _ => {}
         }
         Ok(())
     })
+}
+
+/// Puts the ends of a sock, and its owner.
+fn put_owned(message: &mut Message, policy: &Policy, sk: &Sock, ends: &Ends) -> Result {
+    let identity = policy.identity();
+    put_ends(message, ends, &identity, task::cgroup_of(sk))?;
+    message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
+    message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
+    message.u32(
+        uapi::KOPI_A_FLOW_PID,
+        identity.process.pid().shown_in(sk.net()),
+    )
+}
+
+fn put_stopped(message: &mut Message, stopped: Stopped) -> Result {
+    message.u32(uapi::KOPI_A_FLOW_RULE, stopped.rule)?;
+    message.u32(uapi::KOPI_A_FLOW_DIRECTION, stopped.direction as u32)
+}
+
+/// What an ordinary socket was refused.
+#[derive(Clone, Copy)]
+pub(crate) enum Refused {
+    /// A call, with the address that it names. Process context.
+    Call(SocketCall, Option<Peer>),
+    /// A packet to or from a peer. Any context but hard interrupts.
+    Packet(Peer),
+}
+
+impl Refused {
+    fn operation(self) -> u32 {
+        match self {
+            Self::Call(SocketCall::Bind, _) => uapi::KOPI_OPERATION_BIND,
+            Self::Call(SocketCall::Connect, _) => uapi::KOPI_OPERATION_CONNECT,
+            Self::Call(SocketCall::Listen, _) => uapi::KOPI_OPERATION_LISTEN,
+            Self::Call(SocketCall::Accept, _) => uapi::KOPI_OPERATION_ACCEPT,
+            Self::Call(SocketCall::Send, _) => uapi::KOPI_OPERATION_SEND,
+            Self::Call(SocketCall::Receive, _) => uapi::KOPI_OPERATION_RECEIVE,
+            Self::Packet(_) => uapi::KOPI_OPERATION_PACKET,
+        }
+    }
+
+    /// The ends of the sock, with those of the call or the packet.
+    fn ends(self, sk: &Sock) -> Ends {
+        match self {
+            Self::Call(SocketCall::Bind, Some(end)) => sk.ends().with_local(&end),
+            Self::Call(_, Some(end)) | Self::Packet(end) => sk.ends().with_remote(&end),
+            Self::Call(_, None) => sk.ends(),
+        }
+    }
+}
+
+/// Tells listeners what an ordinary socket was refused, if `stopped` gives something to tell, which is
+/// asked if there are listeners.
+pub(crate) fn notify_refused(
+    policy: &Policy,
+    sk: &Sock,
+    refused: Refused,
+    stopped: impl FnOnce() -> Option<Stopped>,
+) {
+    if !genl::has_listeners(sk.net()) {
+        return;
+    }
+    let Some(stopped) = stopped() else {
+        return;
+    };
+    let may_sleep = matches!(refused, Refused::Call(..));
+    let command = uapi::KOPI_CMD_SOCKET_DENIED_NTF;
+    let notified = genl::send_event(sk.net(), command, may_sleep, |message| {
+        put_owned(message, policy, sk, &refused.ends(sk))?;
+        put_stopped(message, stopped)?;
+        message.u32(uapi::KOPI_A_FLOW_OPERATION, refused.operation())
+    });
+    if let Err(error) = notified {
+        pr_debug!("an event is lost: {}\n", error.to_errno());
+    }
 }
 
 /// Tells listeners that a limit refused the current process something. Process context.

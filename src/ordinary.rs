@@ -7,6 +7,7 @@
 //! kernel, and of those that nobody used since the rules are enforced: their user and group are those
 //! that made them, and no rule for a program matches.
 
+use crate::events::{notify_refused, Refused};
 use crate::flow::{Flow, OutPacket};
 use crate::identity::Owner;
 use crate::netns::Net;
@@ -66,26 +67,43 @@ impl Ordinary {
     }
 
     /// Judges the packets of a call, which has no peer if the socket has none.
-    fn may_exchange(&self, sk: &Sock, direction: Direction, peer: Option<Peer>) -> Result {
+    fn may_exchange(&self, sk: &Sock, call: SocketCall, peer: Option<Peer>) -> Result {
+        let direction = match call {
+            SocketCall::Send => Direction::Out,
+            _ => Direction::In,
+        };
         self.policy.identify_if_new()?;
-        let denied = match peer {
-            Some(peer) => self.denies(sk, direction, &peer.or_loopback()),
+        let judged = peer.map(Peer::or_loopback);
+        let denied = match &judged {
+            Some(peer) => self.denies(sk, direction, peer),
             None => self.policy.show(sk).1 & direction as u32 != 0,
         };
         if denied {
             self.policy.net().denied.fetch_add(1, Relaxed);
+            let refused = Refused::Call(call, peer);
+            notify_refused(&self.policy, sk, refused, || {
+                self.policy.to_tell(sk, direction, judged.as_ref())
+            });
             return Err(EACCES);
         }
         Ok(())
     }
 
+    /// Tells listeners of a packet that is refused.
+    fn tell_of_packet(&self, sk: &Sock, direction: Direction, peer: &Peer) {
+        notify_refused(&self.policy, sk, Refused::Packet(*peer), || {
+            self.policy.to_tell(sk, direction, Some(peer))
+        });
+    }
+
     /// Judges a packet that leaves by `via`, and gives it the rule's mark and priority.
     fn sends(&self, sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
         let peer = sent.peer;
-        if *via != peer && self.policy.denies(sk, Direction::Out, via)
-            || sk.is_stream() && self.policy.denies(sk, Direction::In, &peer)
-        {
+        let denied_hop =
+            (*via != peer && self.policy.denies(sk, Direction::Out, via)).then_some(via);
+        if denied_hop.is_some() || sk.is_stream() && self.policy.denies(sk, Direction::In, &peer) {
             self.policy.net().denied.fetch_add(1, Relaxed);
+            self.tell_of_packet(sk, Direction::Out, denied_hop.unwrap_or(&peer));
             return Outcome::Denied;
         }
         let packets = Packets {
@@ -94,8 +112,10 @@ impl Ordinary {
             again,
         };
         let (outcome, _) = self.policy.decide(sk, Direction::Out, &peer, packets);
-        if outcome == Outcome::Pass {
-            sent.change(self.policy.changes(sk, &peer));
+        match outcome {
+            Outcome::Pass => sent.change(self.policy.changes(sk, &peer)),
+            Outcome::Denied => self.tell_of_packet(sk, Direction::Out, &peer),
+            Outcome::TooFast => {}
         }
         outcome
     }
@@ -123,32 +143,34 @@ impl JudgesOrdinary for Ordinary {
 
     fn calls(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result {
         let policy = &self.policy;
-        match call {
+        let judged = match call {
             SocketCall::Bind => {
                 policy.identify()?;
                 // A port that the kernel chooses is judged with the packets.
-                let port = to.map_or(0, |to| to.port);
-                (port == 0 || policy.may_bind(sk, port).is_ok()).then_some(())
+                match to.map_or(0, |to| to.port) {
+                    0 => Ok(()),
+                    port => policy.may_bind(sk, port),
+                }
             }
             SocketCall::Connect => {
                 policy.identify()?;
-                to.is_none_or(|to| policy.may_connect(sk, &to.or_loopback()).is_ok())
-                    .then_some(())
+                to.map_or(Ok(()), |to| policy.may_connect(sk, &to.or_loopback()))
             }
             SocketCall::Listen => {
                 policy.identify()?;
-                policy.may_listen(sk).ok()
+                policy.may_listen(sk)
             }
             SocketCall::Accept => {
                 policy.identify_if_new()?;
-                policy.may_listen(sk).ok()
+                policy.may_listen(sk)
             }
-            SocketCall::Send => {
-                return self.may_exchange(sk, Direction::Out, to.or_else(|| sk.peer()))
-            }
-            SocketCall::Receive => return self.may_exchange(sk, Direction::In, sk.peer()),
-        }
-        .ok_or(EACCES)
+            SocketCall::Send => return self.may_exchange(sk, call, to.or_else(|| sk.peer())),
+            SocketCall::Receive => return self.may_exchange(sk, call, sk.peer()),
+        };
+        judged.map_err(|stopped| {
+            notify_refused(policy, sk, Refused::Call(call, to), || Some(stopped));
+            EACCES
+        })
     }
 
     fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, bytes: u32) -> Result {
@@ -165,6 +187,9 @@ impl JudgesOrdinary for Ordinary {
             Some(Self { policy }) if policy.denies(sk, Direction::In, from) => Outcome::Denied,
             Some(_) => Outcome::Pass,
         };
+        if let Some(known) = known.filter(|_| outcome == Outcome::Denied) {
+            known.tell_of_packet(sk, Direction::In, from);
+        }
         match outcome {
             Outcome::Pass => Ok(()),
             Outcome::Denied => Err(EACCES),

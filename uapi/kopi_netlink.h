@@ -55,6 +55,26 @@ enum kopi_verdict {
 };
 
 /**
+ * enum kopi_operation - What the enforced rules refused an ordinary socket.
+ * @KOPI_OPERATION_BIND: A call of bind().
+ * @KOPI_OPERATION_CONNECT: A call of connect().
+ * @KOPI_OPERATION_LISTEN: A call of listen().
+ * @KOPI_OPERATION_ACCEPT: A call of accept().
+ * @KOPI_OPERATION_SEND: A call that sends.
+ * @KOPI_OPERATION_RECEIVE: A call that receives.
+ * @KOPI_OPERATION_PACKET: A packet that it would have sent or received.
+ */
+enum kopi_operation {
+	KOPI_OPERATION_BIND,
+	KOPI_OPERATION_CONNECT,
+	KOPI_OPERATION_LISTEN,
+	KOPI_OPERATION_ACCEPT,
+	KOPI_OPERATION_SEND,
+	KOPI_OPERATION_RECEIVE,
+	KOPI_OPERATION_PACKET,
+};
+
+/**
  * enum kopi_path - The TX path of flows' packets through a device, with the
  *   reason. The values from datagram on only apply to flows.
  * @KOPI_PATH_DIRECT: Directly: passed to the driver, and segmented before if
@@ -247,6 +267,7 @@ enum {
 	KOPI_A_FLOW_RECEIVE_PATH,
 	KOPI_A_FLOW_PROTOCOL,
 	KOPI_A_FLOW_TCP_STATE,
+	KOPI_A_FLOW_OPERATION,
 
 	__KOPI_A_FLOW_MAX,
 	KOPI_A_FLOW_MAX = (__KOPI_A_FLOW_MAX - 1)
@@ -375,6 +396,7 @@ enum {
 	KOPI_CMD_DEVICE_GET,
 	KOPI_CMD_DEVICE_ATTACH,
 	KOPI_CMD_DEVICE_DETACH,
+	KOPI_CMD_SOCKET_DENIED_NTF,
 
 	__KOPI_CMD_MAX,
 	KOPI_CMD_MAX = (__KOPI_CMD_MAX - 1)

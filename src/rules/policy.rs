@@ -296,6 +296,33 @@ impl Policy {
         judged.unwrap_or_default()
     }
 
+    /// What to tell listeners of an ordinary socket's refused packets of a direction, to or from a
+    /// peer, if it has one: `None` within a second after it was told last, whoever the peer was. Any
+    /// context but hard interrupts.
+    pub(crate) fn to_tell(
+        &self,
+        sk: &Sock,
+        direction: Direction,
+        peer: Option<&Peer>,
+    ) -> Option<Stopped> {
+        // A connection of TCP needs both.
+        let other = match direction {
+            Direction::Out => Direction::In,
+            Direction::In => Direction::Out,
+        };
+        let directions = [Some(direction), sk.is_stream().then_some(other)];
+        let told = self.with_evaluation(sk, |evaluation| {
+            directions.into_iter().flatten().find_map(|direction| {
+                let judgement = match peer {
+                    Some(peer) => evaluation.judgement(direction, peer),
+                    None => evaluation.verdicts.side(direction).judgement,
+                };
+                evaluation.verdicts.to_tell(direction, judgement)
+            })
+        });
+        told.flatten()
+    }
+
     /// Whether a peer's packets are denied in a direction. Any context but hard interrupts.
     pub(crate) fn denies(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
         let denied = self.with_evaluation(sk, |evaluation| {

@@ -17,6 +17,9 @@ use crate::sys::{
 };
 use kernel::sync::Arc;
 
+/// Nanoseconds between two events of an ordinary socket's refused packets in a direction.
+const TELL_INTERVAL: u64 = 1_000_000_000;
+
 /// One direction of a flow.
 #[derive(Default)]
 pub(super) struct Side {
@@ -27,6 +30,8 @@ pub(super) struct Side {
     buckets: Buckets,
     /// The process was notified that nothing passes.
     notified: bool,
+    /// When listeners were last told of an ordinary socket's refused packets.
+    told: Option<u64>,
 }
 
 /// The verdicts of the rules on a flow.
@@ -142,14 +147,14 @@ impl Evaluation<'_> {
             Direction::In => (into, (Direction::Out, out)),
         };
         self.verdicts.side(direction).last = Some((*peer, judgement));
+        if self.sk.is_stream() {
+            self.verdicts.side(other.0).last = Some((*peer, other.1));
+        }
         judgement
     }
 
     /// Decides about packets to or from a peer, and counts them. `changes_sock` says that the sock of
     /// a datagram gets the rule's mark and priority.
-        if self.sk.is_stream() {
-            self.verdicts.side(other.0).last = Some((*peer, other.1));
-        }
     pub(super) fn decide(
         &mut self,
         direction: Direction,
@@ -253,6 +258,30 @@ impl Verdicts {
             rule: rule.map_or(0, |rule| rule.handle),
             direction,
         })
+    }
+
+    /// What to tell listeners of an ordinary socket's refused packets: not more often than once in
+    /// [`TELL_INTERVAL`], since anybody can send them.
+    pub(super) fn to_tell(
+        &mut self,
+        direction: Direction,
+        judgement: Judgement,
+    ) -> Option<Stopped> {
+        let set = self.set.as_ref()?;
+        if !set.denies(judgement) {
+            return None;
+        }
+        let rule = set.rule(judgement).map_or(0, |rule| rule.handle);
+        let now = context::now();
+        let side = self.side(direction);
+        if side
+            .told
+            .is_some_and(|told| now.saturating_sub(told) < TELL_INTERVAL)
+        {
+            return None;
+        }
+        side.told = Some(now);
+        Some(Stopped { rule, direction })
     }
 
     /// Whether the sock has a rule's mark, priority or rate.

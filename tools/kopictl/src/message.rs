@@ -77,6 +77,8 @@ pub(crate) enum Event {
     Limit,
     /// A flow's RX ring or FILL ring ran out.
     Overrun,
+    /// A rule that is enforced refused an ordinary socket a call or packets.
+    SocketDenied = 22,
 }
 
 impl Event {
@@ -405,6 +407,8 @@ attributes! {
         28 protocol: Option<u8>,
         /// State of the connection of a TCP socket.
         29 tcp_state: Option<TcpState>,
+        /// In an event of an ordinary socket, what the rules refused it.
+        30 operation: Option<Operation>,
     }
 }
 
@@ -716,16 +720,44 @@ impl fmt::Display for ReceivePath {
     }
 }
 
-/// Ways are their numbers on the wire.
-macro_rules! way {
-    ($type:ty) => {
+/// What the enforced rules refused an ordinary socket.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u32)]
+pub(crate) enum Operation {
+    /// A call of bind().
+    Bind,
+    /// A call of connect().
+    Connect,
+    /// A call of listen().
+    Listen,
+    /// A call of accept().
+    Accept,
+    /// A call that sends.
+    Send,
+    /// A call that receives.
+    Receive,
+    /// A packet that it would have sent or received.
+    Packet,
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.to_possible_value();
+        out.write_str(value.as_ref().map_or("?", |value| value.get_name()))
+    }
+}
+
+/// These are their numbers on the wire.
+macro_rules! numbered {
+    ($type:ty, $what:literal) => {
         impl Value for $type {
             fn read(bytes: &[u8]) -> Result<Self, DecodeError> {
                 let number = parse_u32(bytes)?;
                 let mut known = Self::value_variants().iter().copied();
-                known
-                    .find(|&way| way as u32 == number)
-                    .ok_or_else(|| format!("{number} is no path that this program knows").into())
+                known.find(|&each| each as u32 == number).ok_or_else(|| {
+                    format!("{number} is no {} that this program knows", $what).into()
+                })
             }
             fn write(&self) -> Vec<u8> {
                 (*self as u32).write()
@@ -736,8 +768,9 @@ macro_rules! way {
         }
     };
 }
-way!(Path);
-way!(ReceivePath);
+numbered!(Path, "path");
+numbered!(ReceivePath, "path");
+numbered!(Operation, "operation");
 
 attributes! {
     /// An attached network device, whose driver gets the datagrams of GSO packets.
@@ -929,6 +962,7 @@ mod tests {
                         "verdict" => "deny",
                         "path" => "by the stack: no XDP program",
                         "receive-path" => "by the stack: no XDP program that redirects",
+                        "operation" => "connect",
                         _ => "1",
                     };
                     (vec![1_u32.to_ne_bytes().to_vec()], shown)
@@ -1034,6 +1068,13 @@ mod tests {
         assert_eq!(
             names(&of("receive-path").unwrap()["entries"]),
             ReceivePath::value_variants()
+                .iter()
+                .map(named)
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(
+            names(&of("operation").unwrap()["entries"]),
+            Operation::value_variants()
                 .iter()
                 .map(named)
                 .collect::<Vec<_>>()

@@ -104,6 +104,9 @@ fn describe(time: &str, event: Event, named: &Named<'_>) -> String {
     if let Some(direction) = flow.direction {
         rest += &format!("  {direction}");
     }
+    if let Some(operation) = flow.operation {
+        rest += &format!("  {operation}");
+    }
     let (program, user) = (or_dash(named.program), or_dash(named.user.as_deref()));
     let (id, pid) = (or_dash(flow.id), or_dash(flow.pid.filter(|&pid| pid != 0)));
     line(
@@ -117,7 +120,10 @@ fn describe(time: &str, event: Event, named: &Named<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{attributes::Port, message::Directions};
+    use crate::{
+        attributes::Port,
+        message::{Directions, Operation},
+    };
 
     #[test]
     fn an_event_is_a_line() {
@@ -138,5 +144,16 @@ mod tests {
             words,
             "12:00 flow-denied 5 - evil\\n 1002 0.0.0.0:5432 -> - by the default out+in"
         );
+        let refused = Flow {
+            id: None,
+            rule: Some(3),
+            direction: Some(Directions::IN),
+            operation: Some(Operation::Bind),
+            ..flow
+        };
+        let named = Named::new(&refused, &Names::new(true), None);
+        let line = describe("12:00", Event::SocketDenied, &named);
+        assert!(line.contains("  socket-denied        -  "), "{line}");
+        assert!(line.ends_with("  by rule 3  in  bind"), "{line}");
     }
 }
