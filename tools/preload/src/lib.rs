@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What `kopi run` preloads: a program's UDP sockets are KOPI flows, and send by rings.
+//! What `kopi run` preloads: a program's UDP sockets are KOPI flows, and send by rings. With `--tcp`,
+//! its TCP sockets are flows, too, which have no rings.
 //!
-//! A flow is a UDP socket of the kernel's. So whatever this library doesn't have, or doesn't know,
-//! is a system call on the same descriptor, and gives what it gives for any UDP socket. It does
+//! A flow is a UDP or TCP socket of the kernel's. So whatever this library doesn't have, or doesn't know,
+//! is a system call on the same descriptor, and gives what it gives for any such socket. It does
 //! three things:
 //!
-//! - `socket()` makes flows of UDP sockets (`sockets.rs`).
-//! - A flow that has sent some datagrams joins a channel whose rings only send (`rings.rs`). What
+//! - `socket()` makes flows (`sockets.rs`). accept(2) does by itself, where the listener is one.
+//! - A flow of UDP that has sent some datagrams joins a channel whose rings only send (`rings.rs`). What
 //!   flows receive stays in the kernel's queue, for whoever asks.
 //! - What is sent by a flow on a channel, and has nothing that rings can't have, goes by the ring
 //!   (`send.rs`, `datagram.rs`). The doorbell sends it at once, by whatever flow the descriptor is at

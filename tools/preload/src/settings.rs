@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU8, Ordering::Re
 static FAMILY: AtomicI32 = AtomicI32::new(0);
 /// Datagrams that a socket sends before it gets to a channel.
 static MIN_DATAGRAMS: AtomicU32 = AtomicU32::new(0);
+/// Whether TCP sockets become flows, too.
+static TCP: AtomicBool = AtomicBool::new(false);
 /// 1: `--verbose`, 2: `--explain`.
 static TALK: AtomicU8 = AtomicU8::new(0);
 /// No further socket becomes a flow, and none sends by a ring.
@@ -35,6 +37,7 @@ fn read() {
     };
     real::find_all();
     MIN_DATAGRAMS.store(number("KOPI_RUN_MIN_DATAGRAMS").unwrap_or(0), Relaxed);
+    TCP.store(number("KOPI_RUN_TCP") == Some(1), Relaxed);
     TALK.store(number("KOPI_RUN_TALK").unwrap_or(0) as u8, Relaxed);
     FAMILY.store(family, Relaxed);
 }
@@ -43,6 +46,11 @@ fn read() {
 pub(crate) fn family() -> Option<i32> {
     let family = FAMILY.load(Relaxed);
     (family != 0 && !is_stopped()).then_some(family)
+}
+
+/// Whether TCP sockets are to become flows, too.
+pub(crate) fn tcp() -> bool {
+    TCP.load(Relaxed)
 }
 
 /// Datagrams that a socket sends before it gets to a channel.

@@ -7,37 +7,78 @@ use crate::{
     settings,
     table::{self, Slot},
 };
-use kopi::pure::abi::{PROTO_UDP, PROTO_UDP6};
+use kopi::pure::abi::{PROTO_TCP, PROTO_TCP6, PROTO_UDP, PROTO_UDP6};
 use libc::{c_int, c_uint, c_ulong};
 
 /// What of a socket's type is not a flag.
 const TYPE_MASK: c_int = 0xf;
 
-/// Whether it is a UDP socket; of IPv6 if so.
-fn is_udp(domain: c_int, kind: c_int, protocol: c_int) -> Option<bool> {
-    let is_ip = matches!(domain, libc::AF_INET | libc::AF_INET6);
-    (is_ip && kind & TYPE_MASK == libc::SOCK_DGRAM && matches!(protocol, 0 | libc::IPPROTO_UDP))
-        .then_some(domain == libc::AF_INET6)
+/// A socket that can be a flow.
+#[derive(Clone, Copy)]
+struct Wanted {
+    tcp: bool,
+    ipv6: bool,
 }
 
-/// Makes a flow, or says that it can't be.
-fn flow(kind: c_int, ipv6: bool) -> Option<c_int> {
-    let family = settings::family()?;
-    // Once, a socket of the family is asked whether it is KOPI's.
-    let known = std::panic::catch_unwind(kopi::family).unwrap_or(Ok(0));
-    if !known.is_ok_and(|known| known == family) {
-        settings::stop("this process gets no KOPI sockets: they are UDP sockets");
-        return None;
+impl Wanted {
+    fn of(domain: c_int, kind: c_int, protocol: c_int) -> Option<Self> {
+        let ipv6 = match domain {
+            libc::AF_INET => false,
+            libc::AF_INET6 => true,
+            _ => return None,
+        };
+        let tcp = match (kind & TYPE_MASK, protocol) {
+            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => false,
+            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) if settings::tcp() => true,
+            _ => return None,
+        };
+        Some(Self { tcp, ipv6 })
     }
-    let protocol = if ipv6 { PROTO_UDP6 } else { PROTO_UDP };
-    // SAFETY: A new socket.
-    let fd = unsafe { real::socket(family, kind, protocol) };
-    if fd < 0 {
-        settings::explain(format_args!("a socket is a UDP socket: errno {}", errno()));
-        return None;
+
+    /// The protocol, as AF_KOPI calls it.
+    fn protocol(self) -> c_int {
+        match (self.tcp, self.ipv6) {
+            (false, false) => PROTO_UDP,
+            (false, true) => PROTO_UDP6,
+            (true, false) => PROTO_TCP,
+            (true, true) => PROTO_TCP6,
+        }
     }
-    table::set(fd, Slot::Flow { ipv6, sent: 0 });
-    Some(fd)
+
+    fn name(self) -> &'static str {
+        if self.tcp {
+            "TCP"
+        } else {
+            "UDP"
+        }
+    }
+
+    /// Makes a flow, or says that it can't be.
+    fn flow(self, kind: c_int) -> Option<c_int> {
+        let family = settings::family()?;
+        // Once, a socket of the family is asked whether it is KOPI's.
+        let known = std::panic::catch_unwind(kopi::family).unwrap_or(Ok(0));
+        if !known.is_ok_and(|known| known == family) {
+            settings::stop("this process gets no KOPI sockets, but ordinary ones");
+            return None;
+        }
+        // SAFETY: A new socket.
+        let fd = unsafe { real::socket(family, kind, self.protocol()) };
+        let name = self.name();
+        if fd < 0 {
+            let error = errno();
+            settings::explain(format_args!("an ordinary {name} socket: errno {error}"));
+            return None;
+        }
+        if self.tcp {
+            settings::explain(format_args!("socket {fd}: a TCP flow"));
+            table::set(fd, Slot::Other);
+        } else {
+            let ipv6 = self.ipv6;
+            table::set(fd, Slot::Flow { ipv6, sent: 0 });
+        }
+        Some(fd)
+    }
 }
 
 /// socket(2).
@@ -51,8 +92,8 @@ pub(crate) unsafe extern "C-unwind" fn socket(
     kind: c_int,
     protocol: c_int,
 ) -> c_int {
-    if let Some(ipv6) = is_udp(domain, kind, protocol) {
-        if let Some(fd) = keeping_errno(|| flow(kind, ipv6)) {
+    if let Some(wanted) = Wanted::of(domain, kind, protocol) {
+        if let Some(fd) = keeping_errno(|| wanted.flow(kind)) {
             return fd;
         }
     }

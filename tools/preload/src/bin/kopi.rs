@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! `kopi run`: starts a program whose UDP sockets are KOPI flows.
+//! `kopi run`: starts a program whose UDP sockets, and TCP sockets if asked, are KOPI flows.
 
 use clap::{Args, Parser, Subcommand};
 use object::{
@@ -32,24 +32,29 @@ enum Action {
 
 /// Start a program whose UDP sockets are KOPI flows, and send by rings.
 ///
-/// Where that can't be, the program runs with UDP sockets. It is this process: exit status, standard
+/// Where that can't be, the program runs with ordinary sockets. It is this process: exit status, standard
 /// streams, process group and signals are the program's.
 #[derive(Args)]
 #[command(after_help = "Examples:
   kopi run nsd -d
   kopi run --explain iperf3 -c 192.0.2.2 -u
+  kopi run --tcp nginx
 
 Exit status: the program's; 126 if it can't be executed, 127 if it isn't found.")]
 struct Run {
-    /// Say on standard error, once, why sockets of a process are UDP sockets
+    /// Have TCP sockets be flows, too; they have no rings
+    #[arg(long)]
+    tcp: bool,
+
+    /// Say on standard error, once, why a process gets ordinary sockets
     #[arg(long, short)]
     verbose: bool,
 
-    /// Say it of each socket, and what it sends by
+    /// Say it of each socket, and what UDP sockets send by
     #[arg(long)]
     explain: bool,
 
-    /// A socket sends this many datagrams before it gets to a ring
+    /// A UDP socket sends this many datagrams before it gets to a ring
     #[arg(long, value_name = "N", default_value_t = 32)]
     min_datagrams: u32,
 
@@ -75,6 +80,7 @@ fn start(run: &Run) -> ExitCode {
             command
                 .env("LD_PRELOAD", library)
                 .env("KOPI_FAMILY", family.to_string())
+                .env("KOPI_RUN_TCP", u8::from(run.tcp).to_string())
                 .env("KOPI_RUN_MIN_DATAGRAMS", run.min_datagrams.to_string())
                 .env(
                     "KOPI_RUN_TALK",
@@ -85,7 +91,7 @@ fn start(run: &Run) -> ExitCode {
         }
         // Not only with --verbose: it was asked for, and isn't so.
         Err(why) => eprintln!(
-            "kopi run: {}: UDP sockets: {why}",
+            "kopi run: {}: ordinary sockets: {why}",
             Path::new(program).display()
         ),
     }
