@@ -1,16 +1,14 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# Unmodified programs whose TCP sockets are KOPI flows work: iperf3 both ways with many connections, socat,
-# Python's web server and asyncio; rules see which program has which port.
+# Unmodified programs work by `kopi run --tcp`: iperf3 both ways with many connections, socat, Python's web
+# server and asyncio; rules see which program has which port.
 
 . "$(dirname "$0")/lib.sh"
 
-check "the library that changes the family" gcc -shared -fPIC -O2 -I"$here/../uapi" -o /tmp/tcp_by_kopi.so \
-	"$here/rigs/tcp_by_kopi.c"
-by_kopi() { in_host env LD_PRELOAD=/tmp/tcp_by_kopi.so "$@"; }
+by_kopi() { in_host kopi run --tcp "$@"; }
 # Starts it in the background, without a shell around it.
-start() { nsenter --net=/run/netns/host env LD_PRELOAD=/tmp/tcp_by_kopi.so "$@" & }
+start() { nsenter --net=/run/netns/host kopi run --tcp "$@" & }
 # Whether a flow listens on a port.
 listens() { in_host kopictl ps --json | jq -e ".[] | select(.tcp_state == \"listen\" and .local_port == $1)"; }
 trap 'kill $(jobs -p) 2>/dev/null; kopictl_flush' EXIT
