@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The kernel's own selftests give the same verdicts when every UDP socket in them
-# is a KOPI flow whose packets go through rings: programs lists them,
-# udp_by_rings.c makes the flows: run.sh [--with-udp | NAME]
+# is a KOPI flow whose packets go through rings, and those about TCP when their sockets are flows: programs
+# lists them, udp_by_rings.c and `kopi run --tcp` make the flows: run.sh [--with-udp | NAME]
 #
 # With --with-udp those that have no UDP traffic of their own are left out. With a name only those
 # that match it are run, and those, too, that otherwise aren't for the time that they take.
@@ -26,7 +26,7 @@ verdicts() {
 		sed -E 's/-[A-Za-z0-9]{6,8}\b//g; s/\b[0-9]+(\.[0-9]+)? ?([mu]?s|bytes|packets)\b/N/g; s/0x[0-9a-f]+/N/g' | sort
 }
 
-# run_rig RIG udp|rings: leaves output, status and the flows that carried something.
+# run_rig RIG udp|rings|streams: leaves output, status and the flows that carried something, or are of TCP.
 run_rig() {
 	local dir base log=$work/$2.log rig
 	dir=$(dirname "$1") base=$(basename "$1")
@@ -40,9 +40,12 @@ run_rig() {
 		if [ "$2" = rings ]; then
 			export LD_PRELOAD=$work/udp_by_rings.so KOPI_RIGS_LOG="$work/flows"
 		fi
+		# It keeps the environment.
+		[ "$2" != streams ] || rig=(kopi run --tcp --explain "${rig[@]}")
 		timeout -k 5 500 "${rig[@]}" </dev/null >"$log" 2>&1
 		echo $? >"$work/$2.status"
 	)
+	[ "$2" != streams ] || grep -a 'a TCP flow' "$log" >"$work/flows"
 	verdicts "$log" >"$work/$2.verdicts"
 }
 
@@ -58,8 +61,8 @@ look() {
 # A rig that fails both times proves nothing, nor does one in which no flow carries anything,
 # unless the list says why it is there.
 same() {
-	[ "$code" = 0 ] && [ "$(<"$work/rings.status")" = 0 ] &&
-		cmp -s "$work/udp.verdicts" "$work/rings.verdicts" && { [ -n "$reason" ] || [ "$flows" -gt 0 ]; }
+	[ "$code" = 0 ] && [ "$(<"$work/$with.status")" = 0 ] &&
+		cmp -s "$work/udp.verdicts" "$work/$with.verdicts" && { [ -n "$reason" ] || [ "$flows" -gt 0 ]; }
 }
 
 # What it is about can't happen with rings (XFAIL), and its traffic passes.
@@ -78,7 +81,7 @@ with_udp=
 summary=()
 while read -r rig reason; do
 	[[ $rig == "#"* || -z $rig ]] && continue
-	[[ $rig =~ ^([!~=]*)(.*) ]] && marks=${BASH_REMATCH[1]} rig=${BASH_REMATCH[2]}
+	[[ $rig =~ ^([!~=+]*)(.*) ]] && marks=${BASH_REMATCH[1]} rig=${BASH_REMATCH[2]}
 	if [ $# != 0 ]; then
 		[[ $rig =~ $1 ]] || continue
 	elif [[ $marks == *!* ]]; then
@@ -90,6 +93,8 @@ while read -r rig reason; do
 	[[ $marks == *"~"* ]] && expected=untriggered
 	start=$SECONDS again=1
 	: >"$work/flows"
+	with=rings
+	[[ $marks != *+* ]] || with=streams
 	if [ -n "$reason" ] && [ -z "$marks" ]; then
 		run_rig "$rig" rings
 		if passes; then
@@ -100,7 +105,7 @@ while read -r rig reason; do
 	elif [[ $marks != *=* ]]; then
 		# Both at once: mostly, they wait.
 		run_rig "$rig" udp &
-		run_rig "$rig" rings
+		run_rig "$rig" $with
 		wait
 		look
 		$expected && again=
@@ -109,15 +114,15 @@ while read -r rig reason; do
 		# Some don't stand it that another one runs: one after the other, then.
 		: >"$work/flows"
 		run_rig "$rig" udp
-		run_rig "$rig" rings
+		run_rig "$rig" $with
 		look
 	fi
 	summary+=("$rig: $word, $(wc -l <"$work/udp.verdicts") verdicts, $flows flows carried packets${reason:+ ($reason)}")
 	check "$rig: $expected verdicts ($word, $flows flows, $((SECONDS - start)) s)" $expected
 	if ! $expected; then
-		echo "# status $code with UDP, $(<"$work/rings.status") with rings"
-		diff "$work/udp.verdicts" "$work/rings.verdicts" | sed 's/^/# /' | head -20
-		tail -5 "$work/rings.log" | sed 's/^/#   /'
+		echo "# status $code without KOPI, $(<"$work/$with.status") with $with"
+		diff "$work/udp.verdicts" "$work/$with.verdicts" | sed 's/^/# /' | head -20
+		tail -5 "$work/$with.log" | sed 's/^/#   /'
 	fi
 done <"$here/rigs/programs"
 printf '# %s\n' "${summary[@]}"
