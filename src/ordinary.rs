@@ -82,7 +82,7 @@ impl Ordinary {
             self.policy.net().denied.fetch_add(1, Relaxed);
             let refused = Refused::Call(call, peer);
             notify_refused(&self.policy, sk, refused, || {
-                self.policy.to_tell(sk, direction, judged.as_ref())
+                self.policy.what_to_tell(sk, direction, judged.as_ref())
             });
             return Err(EACCES);
         }
@@ -92,7 +92,7 @@ impl Ordinary {
     /// Tells listeners of a packet that is refused.
     fn tell_of_packet(&self, sk: &Sock, direction: Direction, peer: &Peer) {
         notify_refused(&self.policy, sk, Refused::Packet(*peer), || {
-            self.policy.to_tell(sk, direction, Some(peer))
+            self.policy.what_to_tell(sk, direction, Some(peer))
         });
     }
 

@@ -299,7 +299,7 @@ impl Policy {
     /// What to tell listeners of an ordinary socket's refused packets of a direction, to or from a
     /// peer, if it has one: `None` within a second after it was told last, whoever the peer was. Any
     /// context but hard interrupts.
-    pub(crate) fn to_tell(
+    pub(crate) fn what_to_tell(
         &self,
         sk: &Sock,
         direction: Direction,
@@ -317,7 +317,7 @@ impl Policy {
                     Some(peer) => evaluation.judgement(direction, peer),
                     None => evaluation.verdicts.side(direction).judgement,
                 };
-                evaluation.verdicts.to_tell(direction, judgement)
+                evaluation.verdicts.what_to_tell(direction, judgement)
             })
         });
         told.flatten()

@@ -262,7 +262,7 @@ impl Verdicts {
 
     /// What to tell listeners of an ordinary socket's refused packets: not more often than once in
     /// [`TELL_INTERVAL`], since anybody can send them.
-    pub(super) fn to_tell(
+    pub(super) fn what_to_tell(
         &mut self,
         direction: Direction,
         judgement: Judgement,
