@@ -4,6 +4,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import shutil
 import socket
@@ -296,9 +297,15 @@ def programs():
     restore(RULES)
 
 
+def refusals():
+    """How often the rules have refused something."""
+    return sum(rule["denied"] for rule in json.loads(kopictl("rule", "list", "--json")[1])["rules"])
+
+
 def flows():
     """Flows are judged as before: with data before accept(), and after close()."""
     with Program() as postgres:
+        refused = refusals()
         postgres("!sys.path.insert(0, '/kopi/selftests'); import kopi")
         made = postgres(f"(s := kopi.listener(address=({HOST!r}, {PORT})))")
         with namespace("peer"), socket.create_connection((HOST, PORT), 10) as peer:
@@ -309,6 +316,7 @@ def flows():
             postgres("c.send(b'late')")
             postgres("c.close()")
             check("and what it wrote before close() goes", peer.recv(100) == b"late" and peer.recv(100) == b"")
+        check("at once: nothing is refused, to be sent again", refusals() == refused, refusals() - refused)
 
 
 def given_away():

@@ -15,6 +15,7 @@ use crate::pure::rule::{Direction, Peer};
 use crate::rules::{self, Outcome, Packets, Policy};
 use crate::sys::{
     errno::enobufs,
+    family,
     ordinary::{self, JudgesOrdinary, SocketCall},
     pernet::NetRef,
     sock::Sock,
@@ -201,9 +202,11 @@ impl JudgesOrdinary for Ordinary {
 /// Judges a packet of a socket of which nothing is known.
 ///
 /// A connection without a socket passes: a flow's, before accept() or after close(), whose handshake
-/// was judged, or one that was closed before the rules were enforced.
+/// was judged, or one that was closed before the rules were enforced. So does one of a flow that is
+/// being accepted or closed: close() sends before it takes the socket away.
 fn unknown(sk: &Sock, direction: Direction, peer: &Peer) -> Outcome {
-    if sk.is_stream() && !sk.has_socket() {
+    // In this order, as close() takes the socket away.
+    if sk.is_stream() && (family::has_our_socket(sk) || !sk.has_socket()) {
         return Outcome::Pass;
     }
     match net_of(sk.net()) {

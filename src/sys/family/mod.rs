@@ -47,7 +47,7 @@ pub(crate) use receive::{drain, install_callbacks, next_packet};
 pub(crate) use ring_message::was_checked;
 pub(super) use ring_message::{send_ring_message, RingMessage};
 pub(super) use state::flow_of;
-pub(crate) use state::protocol;
+pub(crate) use state::{has_our_socket, protocol};
 use state::{state, State, STATES};
 pub(crate) use stream::follow_later;
 use tables::{is_of_family, Kind, Operations, KINDS};

@@ -12,7 +12,10 @@ use crate::sys::{
 use core::{cell::UnsafeCell, ptr, sync::atomic::AtomicPtr};
 use kernel::{
     prelude::*,
-    sync::atomic::{ordering::Relaxed, Atomic},
+    sync::{
+        atomic::{ordering::Relaxed, Atomic},
+        rcu, //
+    },
     time::msecs_to_jiffies, //
 };
 
@@ -128,20 +131,40 @@ pub(super) unsafe fn state_of_work<'a, T>(work: *mut bindings::work_struct) -> &
 pub(in crate::sys) unsafe fn flow_of<'a, T: Protocol>(
     sk: *mut bindings::sock,
 ) -> Option<(&'a Sock, &'a T)> {
-    // SAFETY: The caller keeps the sock. A full sock has the field `sk_socket`. The socket is a
-    // part of its inode, which RCU frees, so it is valid here. Only sockets of the family have the
-    // family's operations. Fields that other tasks may change are read once.
+    // SAFETY: The caller keeps the sock, and is in an RCU read-side section.
     unsafe {
-        if sk.is_null() || !bindings::kopi_sk_fullsock(sk) {
-            return None;
-        }
-        let socket = ptr::read_volatile(&raw const (*sk).sk_socket);
-        if socket.is_null() || !is_of_family(ptr::read_volatile(&raw const (*socket).ops)) {
+        if !socket_is_ours(sk) {
             return None;
         }
         let state = state::<T>(sk)?;
         Some((Sock::from_raw(sk), &state.protocol))
     }
+}
+
+/// Whether the sock belongs to a socket of the family, which may be incomplete, or be closing.
+///
+/// # Safety
+///
+/// As of [`flow_of`].
+unsafe fn socket_is_ours(sk: *mut bindings::sock) -> bool {
+    // SAFETY: The caller keeps the sock. A full sock has the field `sk_socket`. The socket is a
+    // part of its inode, which RCU frees, so it is valid here. Only sockets of the family have the
+    // family's operations. Fields that other tasks may change are read once.
+    unsafe {
+        if sk.is_null() || !bindings::kopi_sk_fullsock(sk) {
+            return false;
+        }
+        let socket = ptr::read_volatile(&raw const (*sk).sk_socket);
+        !socket.is_null() && is_of_family(ptr::read_volatile(&raw const (*socket).ops))
+    }
+}
+
+/// Whether the sock belongs to a socket of the family, which may be incomplete, or be closing. Any
+/// context.
+pub(crate) fn has_our_socket(sk: &Sock) -> bool {
+    let _rcu = rcu::read_lock();
+    // SAFETY: The sock is borrowed, and so valid. RCU is held here.
+    unsafe { socket_is_ours(sk.as_ptr()) }
 }
 
 /// The protocol's state of a socket of the family; `None` if the socket isn't complete yet.
