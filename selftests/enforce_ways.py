@@ -302,6 +302,30 @@ def refusals():
     return sum(rule["denied"] for rule in json.loads(kopictl("rule", "list", "--json")[1])["rules"])
 
 
+def overlaid():
+    """An overlay gives its files the numbers of those in its layers: two can have the same."""
+    lower, layers = "/tmp/lower", "/tmp/layers"
+    names = (f"{layers}/all/{number}" for number in range(100, 10000))
+    sh(f"mkdir -p {lower} {layers} && mount -t tmpfs none {lower} && mount -t tmpfs none {layers}")
+    sh(f"cd {layers} && mkdir up work all && touch {lower}/{{1..50}} && cp {PYTHON} {lower}/postgres && chmod 755 {lower}")
+    sh(f"mount -t overlay none -o lowerdir={lower},upperdir={layers}/up,workdir={layers}/work {layers}/all")
+    postgres = f"{layers}/all/postgres"
+    restore(RULES.replace(POSTGRES, postgres))
+    number = os.stat(f"{lower}/postgres").st_ino
+    for name in names:
+        os.close(os.open(name, os.O_CREAT, 0o755))
+        if os.stat(name.replace("/all/", "/up/")).st_ino == number:
+            break
+    shutil.copy(PYTHON, name)
+    for what, path, wanted in (("its program has the port", postgres, "None"),
+                               ("28: another layer's file with its inode number", name, "EACCES")):
+        with Program(path, BOB) as program:
+            got = program.listen()
+        check(f"in an overlay: {what}", got == wanted, got)
+    sh(f"umount {layers}/all {layers} {lower} && rmdir {layers} {lower}")
+    restore(RULES)
+
+
 def flows():
     """Flows are judged as before: with data before accept(), and after close()."""
     with Program() as postgres:
@@ -390,7 +414,7 @@ def others_are_as_they_were():
 sh("mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf")
 with namespace("host"):
     begin()
-    for case in (owner_works, direct_ways, io_uring_bind, places, programs, flows, given_away, before,
+    for case in (owner_works, direct_ways, io_uring_bind, places, programs, overlaid, flows, given_away, before,
                  others_are_as_they_were):
         case()
 shutil.rmtree("/tmp/enforced")

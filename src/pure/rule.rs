@@ -6,13 +6,18 @@ use core::net::{Ipv4Addr, Ipv6Addr};
 
 /// A file, by properties that renaming doesn't change. The generation tells it from one that got
 /// its inode later.
+///
+/// A file of an overlay has the inode number that it has in its layer, which a file of another layer
+/// may have, too, so the layer counts. It is another file once it has been copied to the upper layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileId {
     /// Number of the device.
     pub device: u32,
     /// Number of the inode.
     pub inode: u64,
-    /// Generation of the inode.
+    /// Device and inode in the overlay's layer; otherwise the same as above.
+    pub layer: (u32, u64),
+    /// Generation of that inode.
     pub generation: u32,
 }
 
@@ -230,6 +235,7 @@ mod tests {
     const POSTGRES: FileId = FileId {
         device: 8,
         inode: 77,
+        layer: (8, 77),
         generation: 5,
     };
     const BOB: u32 = 1002;
@@ -291,6 +297,11 @@ mod tests {
             ..POSTGRES
         };
         assert_eq!(theirs(&|it| it.exe = Some(copy)), Judgement::Rule(1));
+        let other_layer = FileId {
+            layer: (9, 77),
+            ..POSTGRES
+        };
+        assert_eq!(theirs(&|it| it.exe = Some(other_layer)), Judgement::Rule(1));
         let replaced = FileId {
             generation: 6,
             ..POSTGRES

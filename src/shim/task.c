@@ -177,14 +177,20 @@ u32 kopi_inode_generation(const struct inode *inode)
 	return inode->i_generation;
 }
 
-struct inode *kopi_file_inode(const struct file *file)
+const struct path *kopi_file_path(const struct file *file)
 {
-	return file_inode(file);
+	return &file->f_path;
 }
 
 struct inode *kopi_path_inode(const struct path *path)
 {
 	return d_backing_inode(path->dentry);
+}
+
+/* The inode that an overlay's file has in its layer; that of the file itself on other file systems. */
+struct inode *kopi_path_layer_inode(const struct path *path)
+{
+	return d_backing_inode(d_real(path->dentry, D_REAL_METADATA));
 }
 
 struct cgroup *kopi_sk_cgroup(struct sock *sk)

@@ -127,7 +127,7 @@ fn known(path: Result<KVec<u8>>) -> Result<KVec<u8>> {
 
 /// The file of a program.
 pub(crate) struct Program {
-    /// Device, inode and generation.
+    /// Which file it is, whatever its path.
     pub(crate) id: FileId,
     /// Its path when the identity was taken; may end in " (deleted)". Empty if it is too long.
     pub(crate) path: KVec<u8>,
@@ -135,14 +135,21 @@ pub(crate) struct Program {
 
 /// # Safety
 ///
-/// The inode must be valid.
-unsafe fn file_id(inode: *const bindings::inode) -> FileId {
-    // SAFETY: The caller passes a valid inode. Its superblock, number and generation don't change.
+/// The path must be valid, and that of a file.
+unsafe fn file_id(path: *const bindings::path) -> FileId {
+    // SAFETY: The caller passes a valid path, which keeps its inode and that of an overlay's layer.
+    // Their superblocks, numbers and generations don't change.
     unsafe {
+        let inode = bindings::kopi_path_inode(path);
+        let layer = bindings::kopi_path_layer_inode(path);
         FileId {
             device: bindings::kopi_inode_device(inode),
             inode: bindings::kopi_inode_number(inode),
-            generation: bindings::kopi_inode_generation(inode),
+            layer: (
+                bindings::kopi_inode_device(layer),
+                bindings::kopi_inode_number(layer),
+            ),
+            generation: bindings::kopi_inode_generation(layer),
         }
     }
 }
@@ -167,7 +174,7 @@ pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
             bindings::KOPI_CONST_LOOKUP_FOLLOW | cached,
             &mut found,
         ))?;
-        let id = file_id(bindings::kopi_path_inode(&found));
+        let id = file_id(&found);
         bindings::path_put(&found);
         Ok(id)
     }
@@ -323,8 +330,8 @@ impl Executable {
     }
 
     fn id(&self) -> FileId {
-        // SAFETY: This value's reference keeps the file, and with it the inode.
-        unsafe { file_id(bindings::kopi_file_inode(self.0.as_ptr())) }
+        // SAFETY: This value's reference keeps the file, and with it the path.
+        unsafe { file_id(bindings::kopi_file_path(self.0.as_ptr())) }
     }
 
     fn path(&self, flags: Flags) -> Result<KVec<u8>> {
