@@ -317,11 +317,17 @@ def overlaid():
         if os.stat(name.replace("/all/", "/up/")).st_ino == number:
             break
     shutil.copy(PYTHON, name)
-    for what, path, wanted in (("its program has the port", postgres, "None"),
-                               ("28: another layer's file with its inode number", name, "EACCES")):
+
+    def tries(what, path, wanted):
         with Program(path, BOB) as program:
             got = program.listen()
         check(f"in an overlay: {what}", got == wanted, got)
+    tries("its program has the port", postgres, "None")
+    tries("28: another layer's file with its inode number", name, "EACCES")
+    os.chmod(postgres, 0o711)
+    tries("the program's copy in the upper layer", postgres, "EACCES")
+    restore(RULES.replace(POSTGRES, postgres))
+    tries("which has the port when the rules are restored", postgres, "None")
     sh(f"umount {layers}/all {layers} {lower} && rmdir {layers} {lower}")
     restore(RULES)
 

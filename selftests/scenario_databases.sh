@@ -82,8 +82,9 @@ denial() { grep -i -m 1 'permission denied' "$1" | sed 's/^.* LOG: *//; s/^.*\[E
 # It doesn't get the port, and its own log says why: refused WHAT USER PORT COMMAND...
 refused() {
 	start "$2" "$home/refused" "${@:4}"
-	wait_for eval "ended || is_open $3"
-	check "$1 doesn't get port $3" eval "! is_open $3"
+	local opened=
+	wait_for eval 'ended || { is_open $3 && opened=1; }'
+	check "$1 doesn't get port $3" [ -z "$opened" ]
 	kill "$started" 2>/dev/null
 	wait "$started" 2>/dev/null
 	check "its log says that it isn't permitted" grep -qi 'permission denied' "$home/refused"
