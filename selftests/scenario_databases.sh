@@ -13,8 +13,7 @@ home=/tmp/databases
 short=${NARRATE:-}
 PATH+=:${postgres%/*}
 # What makes a server's TCP sockets KOPI flows.
-by_kopi=(env LD_PRELOAD=/tmp/tcp_by_kopi.so)
-gcc -shared -fPIC -O2 -I"$here/../uapi" -o /tmp/tcp_by_kopi.so "$here/rigs/tcp_by_kopi.c"
+by_kopi=(kopi run --tcp)
 
 cleanup() {
 	for user in alice bob charlie; do pkill -KILL -u "$user" 'postgres|mariadbd|socat'; done
