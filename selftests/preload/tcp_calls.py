@@ -158,6 +158,9 @@ class Calls:
 
     def connect(self, listener):
         """Connects in one of the ways; gives the socket, and what was sent by that already."""
+        # One host for all of it: a socket that has tried one of IPv4 keeps its own address of IPv4, and then
+        # reaches none of IPv6.
+        address = self.reach(listener)
         sock, first = self.open(), b""
         if self.chance(0.3):
             self.attempt("send early", lambda: sock.send(b"x", socket.MSG_NOSIGNAL))
@@ -167,13 +170,12 @@ class Calls:
             self.attempt("bind", lambda: sock.bind(("::" if self.family == socket.AF_INET6 else "0.0.0.0", 0)))
         if self.chance(0.2):
             with socket.socket(self.family, socket.SOCK_STREAM) as unused:
-                unused.bind((self.reach(listener)[0], 0))
+                unused.bind((address[0], 0))
                 self.attempt("refused", lambda: sock.connect(unused.getsockname()[:2]))
                 waited(sock, select.POLLOUT)
                 self.attempt("why", lambda: sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
         if self.chance(0.2):
             self.attempt("another family", lambda: self.call(LIBC.connect, sock, struct.pack("=H14x", 9), 16))
-        address = self.reach(listener)
         way = self.random.randrange(4)
         if way == 0:
             first = b"first"
@@ -299,6 +301,10 @@ class Calls:
         self.attempt("mark", lambda: number(other, SIOCATMARK))
         self.attempt("get it", lambda: other.recv(1, socket.MSG_OOB))
         self.attempt("once", lambda: other.recv(1, socket.MSG_OOB))
+        # FIONREAD and splice() stop at the mark until a read has passed it.
+        self.attempt("pass it", lambda: sock.send(b"z"))
+        self.attempt("poll", lambda: waited(other, select.POLLIN))
+        self.attempt("passed", lambda: other.recv(9))
 
     def ready(self, *sockets):
         with select.epoll() as waiting:
