@@ -50,7 +50,7 @@ build: kernel tools
 
 run: build
 	@for name in $$(qemu/kernel $(KERNEL)); do \
-		echo "demonstration on $$name:"; qemu/vm --kernel $$name --timeout 300 -- qemu/demo || exit 1; done
+		echo "demonstration on $$name:"; qemu/vm --kernel $$name --timeout 900 -- qemu/demo || exit 1; done
 
 python: sysroot
 	@mkdir -p build/python && qemu/enter python3 /kopi/tools/python/wheel.py /kopi/build/python
