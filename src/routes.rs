@@ -6,7 +6,8 @@
 use crate::flow::Flow;
 use crate::pure::{
     abi::{Meta, META_LOCAL},
-    cache::Set, //
+    cache::Set,
+    ip::IpVersion, //
 };
 use crate::sys::{
     datagram::{Datagram, Options},
@@ -21,6 +22,9 @@ use kernel::prelude::*;
 /// power of two.
 const SETS: usize = 256;
 
+/// The places for routes of one IP version.
+type Sets<O> = KVVec<Set<<O as Options>::Key, <O as Options>::Route>>;
+
 /// See the module's documentation. Belongs to a channel's sender.
 pub(crate) struct Routes {
     v4: Known<ipv4::OptionsV4>,
@@ -32,7 +36,7 @@ struct Known<O: Options> {
     /// Of the flow of this number on the channel, as of this batch; `None` if they are special.
     options: Option<(u32, Option<O>)>,
     /// Made when they are needed.
-    sets: KVVec<Set<O::Key, O::Route>>,
+    sets: Sets<O>,
     /// Counts up, to say which goes for another.
     victim: usize,
 }
@@ -46,12 +50,20 @@ impl Routes {
         }
     }
 
-    /// Makes the places for routes of an IP version now, which are then charged to the current
-    /// process: `ENOMEM`. Process context.
-    pub(crate) fn prepare(&mut self, is_ipv6: bool) -> Result {
-        match is_ipv6 {
-            false => self.v4.prepare(),
-            true => self.v6.prepare(),
+    /// Whether there are places for routes of an IP version.
+    pub(crate) fn has_places(&self, version: IpVersion) -> bool {
+        match version {
+            IpVersion::V4 => !self.v4.sets.is_empty(),
+            IpVersion::V6 => !self.v6.sets.is_empty(),
+        }
+    }
+
+    /// Takes places for routes, if there are none of that IP version.
+    pub(crate) fn put_places(&mut self, places: RoutePlaces) {
+        match places {
+            RoutePlaces::V4(sets) if self.v4.sets.is_empty() => self.v4.sets = sets,
+            RoutePlaces::V6(sets) if self.v6.sets.is_empty() => self.v6.sets = sets,
+            _ => {}
         }
     }
 
@@ -92,14 +104,6 @@ impl<O: Options> Known<O> {
             sets: KVVec::new(),
             victim: 0,
         }
-    }
-
-    /// Makes the places for routes, if there are none: `ENOMEM`. Process context.
-    fn prepare(&mut self) -> Result {
-        if self.sets.is_empty() {
-            self.sets = empty_sets()?;
-        }
-        Ok(())
     }
 
     /// See [`Routes::datagram`].
@@ -154,12 +158,32 @@ impl<O: Options> Known<O> {
             }
         }
         let route = O::look_up(sk, key)?;
-        self.prepare().ok()?;
+        if self.sets.is_empty() {
+            self.sets = empty_sets().ok()?;
+        }
         self.victim = self.victim.wrapping_add(1);
         let set = self.sets.get_mut(at)?;
         let place = set.room(self.victim);
         set.put(place, Some((*key, route)));
         Some((at, place))
+    }
+}
+
+/// Empty places for routes of one IP version.
+pub(crate) enum RoutePlaces {
+    /// Of IPv4.
+    V4(Sets<ipv4::OptionsV4>),
+    /// Of IPv6.
+    V6(Sets<ipv6::OptionsV6>),
+}
+
+impl RoutePlaces {
+    /// Makes them, and has them charged to the current process: `ENOMEM`. Process context.
+    pub(crate) fn new(version: IpVersion) -> Result<Self> {
+        Ok(match version {
+            IpVersion::V4 => Self::V4(empty_sets()?),
+            IpVersion::V6 => Self::V6(empty_sets()?),
+        })
     }
 }
 

@@ -23,9 +23,11 @@ use crate::limits::Charge;
 use crate::pure::{
     abi::{self, Desc, Layout},
     geometry::Geometry,
+    ip::IpVersion,
     quota::Holding,
     ring::Consumer, //
 };
+use crate::routes::RoutePlaces;
 use crate::rx::Receiver;
 use crate::sys::{
     lock::{SpinLockBh, SpinLockIrq},
@@ -241,12 +243,14 @@ impl Channel {
     /// [`Channel::remove_flow`] must be called before the socket is released.
     #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
+        if self.wants_engine() {
+            self.make_route_places(match socket.sk().is_ipv6() {
+                false => IpVersion::V4,
+                true => IpVersion::V6,
+            })?;
+        }
         loop {
             let mut sender = self.sender.lock();
-            if self.wants_engine() {
-                // What an engine allocates would be charged to nobody.
-                sender.output.routes.prepare(socket.sk().is_ipv6())?;
-            }
             // SAFETY: The caller calls `remove_flow`, which removes the socket, before its release.
             if let Some(number) = unsafe { sender.sockets.insert(socket) }? {
                 self.flows.store(sender.sockets.len(), Relaxed);
@@ -257,6 +261,16 @@ impl Channel {
             let room = TableRoom::new(size)?;
             self.sender.lock().sockets.grow(room);
         }
+    }
+
+    /// Makes the places for an IP version's routes, which would be charged to nobody if an engine made them;
+    /// without the sender's lock, for which others wait: `ENOMEM`.
+    fn make_route_places(&self, version: IpVersion) -> Result {
+        if !self.sender.lock().output.routes.has_places(version) {
+            let places = RoutePlaces::new(version)?;
+            self.sender.lock().output.routes.put_places(places);
+        }
+        Ok(())
     }
 
     /// Takes a flow's number back, and says how many are left. No packet of it is being sent when
