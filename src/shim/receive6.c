@@ -162,13 +162,13 @@ static int after_local_in6(struct net *net, struct sock *sk, struct sk_buff *skb
 	struct inet6_dev *idev = ip6_dst_idev(skb_dst(skb));
 	int protocol = ipv6_hdr(skb)->nexthdr;
 
-	if (protocol != IPPROTO_UDP) {
+	/* A hook may have changed the skb, and cut it off. */
+	if (protocol != IPPROTO_UDP || !pskb_pull(skb, skb_transport_offset(skb))) {
 		__IP6_INC_STATS(net, idev, IPSTATS_MIB_INDISCARDS);
 		kfree_skb_reason(skb, SKB_DROP_REASON_IP_NOPROTO);
 		return NET_RX_DROP;
 	}
 	rcu_read_lock();
-	__skb_pull(skb, skb_network_header_len(skb));
 	while (protocol > 0) {
 		const struct inet6_protocol *handler = rcu_dereference(inet6_protos[protocol]);
 
