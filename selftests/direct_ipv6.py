@@ -13,7 +13,7 @@ import time
 import kopi
 from attached import attach, host, kopictl, link, peer
 from control import family
-from equivalence import namespace, payload, sh
+from equivalence import checksum, namespace, payload, sh
 from linux import (ETH_P_IPV6, IPV6_ADDR_PREFERENCES, IPV6_AUTOFLOWLABEL, IPV6_DONTFRAG, IPV6_FLOWINFO_SEND,
                    IPV6_FLOWLABEL_MGR, IPV6_HOPOPTS, IPV6_MTU_DISCOVER, IPV6_PKTINFO, IPV6_TCLASS, IPV6_UNICAST_HOPS,
                    IPV6_UNICAST_IF, PACKET_ADD_MEMBERSHIP, PACKET_MR_PROMISC, SOL_PACKET, UDP_NO_CHECK6_TX)
@@ -27,18 +27,10 @@ COUNTERS = ("Ip6OutRequests", "Ip6OutDiscards", "Ip6OutNoRoutes", "Ip6OutOctets"
 LABEL = 0x12345
 
 
-def checksum(data):
-    """RFC 1071's sum."""
-    total = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total > 0xffff:
-        total = (total & 0xffff) + (total >> 16)
-    return total
-
-
 def zero_payload():
     """Two bytes with which the checksum would be 0, which means none."""
     ends = socket.inet_pton(socket.AF_INET6, NEAR) + socket.inet_pton(socket.AF_INET6, FAR)
-    return struct.pack(">H", 0xffff - checksum(ends + struct.pack(">HHHHHH", 10, 17, FROM, PORT, 10, 0)))
+    return struct.pack(">H", checksum(ends + struct.pack(">HHHHHH", 10, 17, FROM, PORT, 10, 0)))
 
 
 class Connected(kopi.Flow):

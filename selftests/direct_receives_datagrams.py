@@ -274,6 +274,25 @@ def addresses_end(wire, ip, other):
     moving.close()
 
 
+def rules_of_routing_hold(wire, receiver, comes_now, network):
+    """Rules that are asked before the table of local addresses, which is the first one otherwise."""
+    rule = f"{receiver.ip.command()} rule"
+    host(f"{rule} add lookup local pref 100")
+    host(f"{rule} del pref 0")
+    host(f"{rule} add from {network} blackhole pref 1")
+    comes_now("a rule of routing", False)
+    host(f"{rule} del pref 1")
+    host(f"{rule} add ipproto udp sport 7001 blackhole pref 1")
+    wire.send(receiver.ip, b"lost", sender=FROM)
+    wire.send(receiver.ip, b"mark", sender=FROM + 1)
+    got = [each.data for each in receiver.take(1)]
+    kopi.check("a rule by port", got == [b"mark"], got)
+    host(f"{rule} del pref 1")
+    host(f"{rule} add lookup local pref 0")
+    host(f"{rule} del pref 100")
+    comes_now("no rule any more", True)
+
+
 def routes_of_ipv4_are_kept(_ynl, wire, ip=V4):
     """What the kernel's routes say of a source holds at once, though it is remembered."""
     receiver = Receiver(ip)
@@ -291,21 +310,7 @@ def routes_of_ipv4_are_kept(_ynl, wire, ip=V4):
     host("ip route del blackhole 198.18.0.0/15")
     host("sysctl -qw net.ipv4.conf.eth0.rp_filter=0")
     comes_now("no rp_filter any more", True)
-    # Before the table of local addresses, which is the first one otherwise.
-    host("ip rule add lookup local pref 100")
-    host("ip rule del pref 0")
-    host("ip rule add from 198.18.0.0/15 blackhole pref 1")
-    comes_now("a rule of routing", False)
-    host("ip rule del pref 1")
-    host("ip rule add ipproto udp sport 7001 blackhole pref 1")
-    wire.send(ip, b"lost", sender=FROM)
-    wire.send(ip, b"mark", sender=FROM + 1)
-    got = [each.data for each in receiver.take(1)]
-    kopi.check("a rule by port", got == [b"mark"], got)
-    host("ip rule del pref 1")
-    host("ip rule add lookup local pref 0")
-    host("ip rule del pref 100")
-    comes_now("no rule any more", True)
+    rules_of_routing_hold(wire, receiver, comes_now, "198.18.0.0/15")
     addresses_end(wire, ip, "192.0.2.60/24")
     host("ip addr add 198.18.0.1/32 dev lo")
     comes_now("a source that has become this host's", False)
@@ -326,21 +331,7 @@ def routes_of_ipv6_are_kept(ynl, wire, ip=V6):
         host("ip -6 route del 2001:db8:5::/64 from 2001:db8:77::/48 dev lo")
         comes_now("none any more", True)
     kopi.check("without the stack", told.directly == 4, told)
-    # Before the table of local addresses, which is the first one otherwise.
-    host("ip -6 rule add lookup local pref 100")
-    host("ip -6 rule del pref 0")
-    host("ip -6 rule add from 2001:db8:77::/48 blackhole pref 1")
-    comes_now("a rule of routing", False)
-    host("ip -6 rule del pref 1")
-    host("ip -6 rule add ipproto udp sport 7001 blackhole pref 1")
-    wire.send(ip, b"lost", sender=FROM)
-    wire.send(ip, b"mark", sender=FROM + 1)
-    got = [each.data for each in receiver.take(1)]
-    kopi.check("a rule by port", got == [b"mark"], got)
-    host("ip -6 rule del pref 1")
-    host("ip -6 rule add lookup local pref 0")
-    host("ip -6 rule del pref 100")
-    comes_now("no rule any more", True)
+    rules_of_routing_hold(wire, receiver, comes_now, "2001:db8:77::/48")
     addresses_end(wire, ip, "2001:db8::61/64")
     receiver.close()
 

@@ -9,7 +9,7 @@ import struct
 
 import kopi
 from attached import ADDRESSES, host, link
-from equivalence import namespace, sh
+from equivalence import checksum, namespace, sh
 from linux import PACKET_QDISC_BYPASS, SO_RCVBUFFORCE, SOL_PACKET
 
 PORT, FROM = 7000, 7001
@@ -34,15 +34,6 @@ V4 = Ip(4, socket.AF_INET, 0, ADDRESSES[4][0], [f"192.0.2.{number}" for number i
         "ip", ("127.0.0.1", "224.0.0.1", ADDRESSES[4][0], "0.0.0.0", "255.255.255.255"), 28)
 V6 = Ip(6, socket.AF_INET6, kopi.UDP6, ADDRESSES[6][0], [f"2001:db8::{number:x}" for number in range(100, 116)], "::",
         "ip6", ("::1", "ff02::1", "::ffff:192.0.2.9"), 48)
-
-
-def checksum(data):
-    """RFC 1071's."""
-    data += b"\0" * (len(data) % 2)
-    total = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total > 0xffff:
-        total = (total & 0xffff) + (total >> 16)
-    return ~total & 0xffff
 
 
 class Wire:
