@@ -327,7 +327,7 @@ int kopi_filter_datagram(struct sock *sk, struct sk_buff *skb);
 
 /* shim/receive6.c: as those without the 6 */
 bool kopi_has_input_hooks6(const struct net_device *dev);
-u32 kopi_route_conf6(const struct net_device *dev);
+bool kopi_routes_by_destination6(const struct net_device *dev);
 u32 kopi_route_cookie6(const struct dst_entry *dst);
 void kopi_use_route6(struct sk_buff *skb, struct dst_entry *dst);
 bool kopi_is_input6(const struct net_device *dev, const struct ipv6hdr *ip6h);

@@ -35,15 +35,15 @@ bool kopi_has_input_hooks6(const struct net_device *dev)
 }
 
 /*
- * What decides about the route of a packet to this host besides its destination and the tables of routes,
- * whose changes make routes invalid: fib6_rule_lookup() (net/ipv6/fib6_rules.c), which asks the local
- * table first. ~0 if rules of routing, or sources, do, too; otherwise the same each time. RCU is held.
+ * Whether nothing but its destination, and the tables of routes, whose changes make routes invalid, decides
+ * about the route of a packet to this host: fib6_rule_lookup() (net/ipv6/fib6_rules.c), which asks the local
+ * table first. Otherwise rules of routing, or sources, do, too. RCU is held.
  */
-u32 kopi_route_conf6(const struct net_device *dev)
+bool kopi_routes_by_destination6(const struct net_device *dev)
 {
 	const struct net *net = dev_net_rcu(dev);
 
-	return fib6_has_custom_rules(net) || fib6_routes_require_src(net) ? ~0U : 0;
+	return !fib6_has_custom_rules(net) && !fib6_routes_require_src(net);
 }
 
 /* What a route of IPv6 is valid by. RCU is held. */

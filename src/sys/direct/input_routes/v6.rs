@@ -11,9 +11,6 @@ use crate::sys::{bindings, direct::datagram_ends::AddressesV6, netdev::Device};
 use core::ptr;
 use kernel::sync::rcu;
 
-/// What [`bindings::kopi_route_conf6`] gives if routes depend on more than destinations.
-const BY_MORE: u32 = u32::MAX;
-
 /// The route of one device's packets to one address, on one CPU.
 pub(super) struct LocalRoute {
     dst: HeldRoute,
@@ -21,8 +18,8 @@ pub(super) struct LocalRoute {
     cookie: u32,
     /// The address of this host for which it is the route.
     local: u128,
-    /// What routes depend on besides.
-    conf: u32,
+    /// No rule of routing, and no source, decides besides.
+    by_destination: bool,
 }
 
 impl LocalRoute {
@@ -31,16 +28,15 @@ impl LocalRoute {
         dst: HeldRoute::NONE,
         cookie: 0,
         local: 0,
-        conf: BY_MORE,
+        by_destination: false,
     };
 
     /// Forgets it if it isn't valid any more. In an RCU read-side section.
     pub(super) fn check(&mut self, device: &Device, _rcu: &rcu::Guard) {
         // SAFETY: The device is referenced, and RCU held.
-        let conf = unsafe { bindings::kopi_route_conf6(device.as_ptr()) };
-        if conf != self.conf || self.dst.has_ended(self.cookie) {
+        self.by_destination = unsafe { bindings::kopi_routes_by_destination6(device.as_ptr()) };
+        if !self.by_destination || self.dst.has_ended(self.cookie) {
             self.dst = HeldRoute::NONE;
-            self.conf = conf;
         }
     }
 
@@ -61,7 +57,7 @@ impl LocalRoute {
     /// `skb` must be valid, with the route of IPv6 that the kernel has found for these addresses, in an
     /// RCU read-side section.
     pub(super) unsafe fn learn(&mut self, addresses: &AddressesV6, skb: *const bindings::sk_buff) {
-        if self.conf == BY_MORE {
+        if !self.by_destination {
             return;
         }
         // SAFETY: Required of the caller. The cookie is read of a route of IPv6.
