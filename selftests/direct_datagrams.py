@@ -12,6 +12,7 @@ import struct
 import time
 
 import kopi
+import memory
 import nfqueue
 from attached import ADDRESSES, OTHERS, attach, change, counted, detached, host, kopictl, link, nobody_takes, rules
 from control import family
@@ -213,14 +214,13 @@ def kept_for_ever(_ynl, version):
     kopi.check("a program keeps some", None not in waiting, waiting)
     traffic.close()
     kopictl("detach", "eth0")
-    kopi.check("the module can go meanwhile", kopi.wait_until(lambda: not os.path.exists("/sys/module/kopi")
-                                                             or sh("rmmod kopi 2>&1 || true") == ""))
+    kopi.check("the module can go meanwhile", memory.unload())
     for packet in waiting:
         queue.verdict(packet, True)
     queue.sock.close()
     with namespace("host"):
         run_nft("flush ruleset")
-    sh(f"insmod /kopi/build/{os.uname().release}/kopi.ko")
+    memory.load()
     attach()
 
 

@@ -5,7 +5,6 @@
 import contextlib
 import errno
 import json
-import os
 import shutil
 import socket
 import struct
@@ -13,6 +12,7 @@ import subprocess
 import threading
 
 import kopi
+import memory
 from attached import attach, change_by, detached, host, kopictl, link, redirection
 from control import ask, family, refused
 from equivalence import devices, namespace, payload, sh, snmp
@@ -188,7 +188,7 @@ def namespace_goes(ynl):
 
 def module_goes():
     """Its program stays, and passes all; it gives way when the module comes anew."""
-    sh("rmmod kopi")
+    kopi.check("the module can go", memory.unload())
     with namespace("host"):
         sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     sink.bind(("192.0.2.1", PORT))
@@ -201,7 +201,7 @@ def module_goes():
     source.close()
     shown = host("ip link")
     kopi.check("and the program is there, but no device", "prog/xdp" in shown and "kopirx" not in shown, shown)
-    sh(f"insmod /kopi/build/{os.uname().release}/kopi.ko")
+    memory.load()
     kopictl("attach", "eth0")
     traffic = Traffic()
     traffic.passes("with a new module: all arrive, in order", BATCH, 90)

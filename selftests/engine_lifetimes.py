@@ -9,6 +9,7 @@ import struct
 import time
 
 import kopi
+import memory
 from control import ask, family
 from equivalence import namespace, sh
 from kopi import ENGINE, Channel, check, finish, wait_until
@@ -190,10 +191,9 @@ channel = polled_channel()
 check("the module can't be taken away from a channel", sh("rmmod kopi 2>&1 || echo busy").endswith("busy\n"))
 channel.region.close()
 channel.sock.close()
-wait_until(lambda: references() == 0)
-sh("rmmod kopi")
+memory.unload()
 check("without sockets it can, with its engines", threads() == [], threads())
-sh("insmod /kopi/build/$(uname -r)/kopi.ko")
+memory.load()
 # By a program of its own: the family's number is another one now.
 check("and comes back without any", sh("/kopi/build/cargo/release/kopictl --json engine") == "[]\n")
 finish()

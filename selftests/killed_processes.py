@@ -8,7 +8,6 @@ KILL_SEED repeats a run, KILL_CYCLES changes its length.
 import os
 import random
 import signal
-import subprocess
 import time
 
 import kopi
@@ -75,7 +74,6 @@ kopi.check("no reference to the module is left", memory.wait_until_unused(), mem
 grown, after = memory.grown(before, SLACK_OBJECTS, SLACK_KB)
 kopi.check(f"{len(before)} slab and memory counts are where they were", not grown, grown)
 print("#", {name: (count, after[name]) for name, count in before.items()})
-kopi.check("the module can go", subprocess.run(["rmmod", "kopi"], check=False).returncode == 0)
-module = f"{os.path.dirname(os.path.abspath(__file__))}/../build/{os.uname().release}/kopi.ko"
-kopi.check("and come back", subprocess.run(["insmod", module], check=False).returncode == 0)
+kopi.check("the module can go", memory.unload())
+kopi.check("and come back", memory.load())
 kopi.finish()

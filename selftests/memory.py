@@ -3,6 +3,7 @@
 
 import os
 import re
+import subprocess
 import time
 
 import kopi
@@ -67,3 +68,14 @@ def is_unused():
 def wait_until_unused():
     """Waits until nothing holds the module."""
     return kopi.wait_until(is_unused)
+
+
+def unload():
+    """Removes the module; gives whether it went. A closed socket holds it for a grace period of RCU."""
+    return wait_until_unused() and subprocess.run(["rmmod", "kopi"], check=False).returncode == 0
+
+
+def load():
+    """Loads the module again; gives whether it came."""
+    module = f"/kopi/build/{os.uname().release}/kopi.ko"
+    return subprocess.run(["insmod", module], check=False).returncode == 0

@@ -16,6 +16,7 @@ import sys
 import threading
 
 import kopi
+import memory
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SOL_KOPI, OPT_INFO, OPT_STATS = 0x4b4f, 1, 4
@@ -408,13 +409,11 @@ def limited():
                    done.stdout == "done 2\n" and "sends by system calls" in done.stderr, str(done))
     with open("/proc/sys/net/kopi/user_max_channels", "w", encoding="ascii") as file:
         file.write(before)
-    kopi.check("nothing of that is left", kopi.wait_until(lambda: subprocess.run(
-        ["sh", "-c", "[ $(grep ^kopi /proc/modules | cut -d' ' -f3) = 0 ]"], check=False).returncode == 0))
-    subprocess.run(["rmmod", "kopi"], check=True)
+    kopi.check("nothing of that is left", memory.unload())
     done = subprocess.run([*RUN, sys.executable, "-c", code], capture_output=True, text=True, check=False)
     kopi.check("without the module the program runs with UDP sockets, and kopi run says why",
                done.stdout == "done 2\n" and "the kopi module is not loaded" in done.stderr, str(done))
-    subprocess.run(["insmod", f"/kopi/build/{os.uname().release}/kopi.ko"], check=True)
+    memory.load()
 
 
 CASES = {name[5:]: work for name, work in globals().items() if name.startswith("case_")}

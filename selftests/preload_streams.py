@@ -12,6 +12,7 @@ import subprocess
 import sys
 
 import kopi
+import memory
 from kopi import INFO, SOL_KOPI
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -219,11 +220,9 @@ def without():
     kopi.check("bob's server: flows", done.stdout == "sent True True\n" and not done.stderr, str(done))
     done = server(*RUN[:2])
     kopi.check("not without --tcp", done.stdout == "sent False False\n" and not done.stderr, str(done))
-    kopi.wait_until(lambda: subprocess.run(
-        ["sh", "-c", "[ $(grep ^kopi /proc/modules | cut -d' ' -f3) = 0 ]"], check=False).returncode == 0)
-    subprocess.run(["rmmod", "kopi"], check=True)
+    kopi.expect(memory.unload(), "nothing holds the module")
     done = server(*RUN)
-    subprocess.run(["insmod", f"/kopi/build/{os.uname().release}/kopi.ko"], check=True)
+    memory.load()
     kopi.check("nor without the module, as kopi run says",
                done.stdout == "sent False False\n" and "the kopi module is not loaded" in done.stderr, str(done))
 
