@@ -116,6 +116,29 @@ def polling(channel):
     early.close()
 
 
+def sleeps_in_epoll(pid):
+    """Whether a process waits in epoll_wait()."""
+    with open(f"/proc/{pid}/wchan", encoding="ascii") as wchan:
+        return "ep_poll" in wchan.read()
+
+
+def woken_in_turn(channel):
+    """Of two programs of which one is woken at a time, the second one is, though the first reads nothing."""
+    def wait():
+        with select.epoll() as epoll:
+            epoll.register(channel.sock.fileno(), select.EPOLLIN | select.EPOLLEXCLUSIVE)
+            assert epoll.poll(60)
+
+    pids = [in_child(wait) for _ in range(2)]
+    wait_until(lambda: all(map(sleeps_in_epoll, pids)))
+    for number in range(2):
+        send_to(channel, b"exclusive")
+        ended, status = os.wait()
+        check(f"EPOLLEXCLUSIVE: program {number + 1} of two is woken", ended in pids and status == 0, status)
+    receive(channel)
+    receive(channel)
+
+
 def time_limits(channel):
     """The doorbell waits as long as SO_RCVTIMEO says."""
     channel.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=qq", 0, 50000))
@@ -294,6 +317,6 @@ def passing(channel):
 
 
 shared = receiver(frames=64, fill=64, rx=64)
-for case in (arrivals, polling, time_limits, room_to_send, wake_ups, errors_come, drops, sharing, passing):
+for case in (arrivals, polling, woken_in_turn, time_limits, room_to_send, wake_ups, errors_come, drops, sharing, passing):
     attempt(case, shared)
 kopi.finish()

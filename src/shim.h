@@ -33,7 +33,6 @@ void kopi_module_put(void);
 
 /* shim/sock.c */
 void kopi_sock_graft(struct sock *sk, struct socket *parent);
-bool kopi_sock_get(struct sock *sk);
 void kopi_sock_put(struct sock *sk);
 struct net *kopi_sock_net(const struct sock *sk);
 uid_t kopi_sk_uid(const struct sock *sk);
@@ -498,6 +497,8 @@ void kopi_cond_resched_tasks_rcu_qs(void);
 void kopi_smp_mb(void);
 bool kopi_cpu_online(unsigned int cpu);
 u64 kopi_ktime_get_ns(void);
+u64 kopi_rx_softirq_run(void);
+unsigned long kopi_jiffies(void);
 void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table);
 bool kopi_wq_has_sleeper(wait_queue_head_t *queue);
 void kopi_init_waitqueue_head(wait_queue_head_t *queue);

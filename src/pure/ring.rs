@@ -218,7 +218,13 @@ impl<E: Entry> Producer<E> {
 
     /// Whether the consumer has entries to read, or says nonsense.
     pub fn is_unread(&self) -> bool {
-        self.memory.consumer().load(Ordering::Acquire) != self.submitted
+        self.unread_from().is_some()
+    }
+
+    /// The consumer's index, if it has entries to read, or says nonsense.
+    pub fn unread_from(&self) -> Option<u32> {
+        let consumer = self.memory.consumer().load(Ordering::Acquire);
+        (consumer != self.submitted).then_some(consumer)
     }
 
     /// Says for the consumer, before it has the ring, that it wants to be woken.

@@ -77,7 +77,7 @@ pub(super) fn give_up(channel: &Channel, sk: &Sock, skb: SkBuff, loss: &Loss) {
     } else {
         // Monitors have seen it, and must not see it again as a packet that the stack drops.
         channel.refuse(skb.address());
-        drop(skb);
+        skb.drop_for(sk);
         channel.refuse(0);
     }
 }

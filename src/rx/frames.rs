@@ -82,6 +82,25 @@ impl Receiver {
         Ok(())
     }
 
+    /// Finds room and the frame for a packet of `len` bytes that one frame holds, unless it was set
+    /// aside.
+    #[inline]
+    pub(super) fn take_frame(
+        &mut self,
+        len: u32,
+        geometry: &Geometry,
+    ) -> core::result::Result<Frame, DropReason> {
+        if let Some(frame) = self.ready.take() {
+            return Ok(frame);
+        }
+        // As make_room(), for one frame.
+        if self.spare.is_empty() && self.ring.room(1).is_ok_and(|room| room > 0) {
+            return self.next_frame(geometry);
+        }
+        self.make_room(len, geometry)?;
+        self.frames.pop().ok_or(DropReason::NoFrame)
+    }
+
     /// Sets a frame aside for a packet of `len` bytes that one frame holds; says whether there is room
     /// for the packet.
     #[inline]

@@ -122,8 +122,11 @@ impl<'a> Delivery<'a> {
     pub(crate) fn end(mut self) {
         let (channel, flow, sk) = (self.channel, self.flow, self.sk);
         let wake = match &mut self.receiver {
-            Some(receiver) => receiver.publish(),
-            None => channel.receiver.lock_with(self.softirqs).publish(),
+            Some(receiver) => receiver.publish(self.softirqs),
+            None => channel
+                .receiver
+                .lock_with(self.softirqs)
+                .publish(self.softirqs),
         };
         self.receiver = None;
         channel.tell(flow, sk, self.overrun, wake);

@@ -26,7 +26,7 @@ use crate::pure::{
 };
 use crate::rules::{Outcome, Packets};
 use crate::sys::{
-    context::SoftirqsOff,
+    context::{RxRun, SoftirqsOff},
     family,
     monitor::Packet,
     region::{KernelVecBuffer, RegionRing},
@@ -43,6 +43,16 @@ use pieces::{Piece, Pieces, Size};
 /// receiver's lock.
 const RECEIVED_MAX: u32 = 64;
 
+/// Those who are woken for what was received.
+#[derive(Clone, Copy)]
+enum Wake {
+    Nobody,
+    /// Those who wait for the flow that has received it.
+    OfFlow,
+    /// Those who wait for the channel, too.
+    All,
+}
+
 /// The receiving half of a channel, under its lock.
 pub(crate) struct Receiver {
     fill: RegionRing<Consumer<u64>>,
@@ -56,6 +66,9 @@ pub(crate) struct Receiver {
     pieces: KernelVecBuffer,
     /// Packets are being dropped, as there is no room or no frame.
     overrun: bool,
+    /// Where the program had read up to when those who wait for the channel were woken last, and in
+    /// which run of the softirq that was.
+    woken: Option<(u32, RxRun)>,
     /// Entries of the FILL ring that are no frame and may still be passed over for a packet.
     left_invalid: u32,
     /// FILL entries that are no frame.
@@ -80,6 +93,7 @@ impl Receiver {
             frames: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pieces: KernelVecBuffer::new(CHAIN_MAX as usize)?,
             overrun: false,
+            woken: None,
             left_invalid: 0,
             invalid: 0,
             broken: 0,
@@ -150,10 +164,24 @@ impl Receiver {
         }
     }
 
-    /// Shows the program the entries that were written; says whether it is to be woken.
-    fn publish(&mut self) -> bool {
+    /// Shows the program the entries that were written; says whom to wake.
+    ///
+    /// A program that was woken in this run of the softirq, and has read nothing since, needn't be woken
+    /// again: it doesn't sleep while there are entries.
+    fn publish(&mut self, softirqs: &SoftirqsOff) -> Wake {
         self.ring.submit();
-        self.ring.needs_wakeup() && self.has_unread()
+        if !self.ring.needs_wakeup() {
+            return Wake::Nobody;
+        }
+        let Some(unread_from) = self.ring.unread_from() else {
+            return Wake::Nobody;
+        };
+        let wake = (unread_from, RxRun::current(softirqs));
+        if self.woken == Some(wake) {
+            return Wake::OfFlow;
+        }
+        self.woken = Some(wake);
+        Wake::All
     }
 
     /// Delivers all of a packet, or of a GRO packet; otherwise gives the place where that ended,
@@ -243,13 +271,7 @@ impl Receiver {
             first: true,
             more: false,
         };
-        let frame = match self.ready.take() {
-            Some(frame) => frame,
-            None => {
-                self.make_room(piece.len, channel.geometry())?;
-                self.frames.pop().ok_or(DropReason::NoFrame)?
-            }
-        };
+        let frame = self.take_frame(piece.len, channel.geometry())?;
         let mut pieces = self.pieces.of(channel.region());
         pieces
             .push(frame.payload(), piece.len)
@@ -352,16 +374,16 @@ impl Channel {
         let mut receiver = self.receiver.lock_with(softirqs);
         let was_overrun = receiver.overrun;
         let mut left = RECEIVED_MAX;
-        while left > 0 && !sk.is_queue_empty() {
-            let Some(skb) = family::next_packet(sk, &mut left) else {
-                break;
-            };
+        while let Some(skb) = family::next_packet(sk, &mut left) {
             match receiver.deliver(self, flow, sk, &skb, locked) {
                 None => skb.consume(sk),
                 Some(loss) => give_up(self, sk, skb, &loss),
             }
+            if sk.is_queue_empty() {
+                break;
+            }
         }
-        let wake = receiver.publish();
+        let wake = receiver.publish(softirqs);
         let overrun = receiver.overrun && !was_overrun;
         drop(receiver);
         self.tell(flow, sk, overrun, wake);
@@ -371,16 +393,18 @@ impl Channel {
 
     /// Tells listeners that a flow's packets are being dropped, and wakes those that wait for what it
     /// receives, each if that is due. Softirqs are off.
-    fn tell(&self, flow: &Flow, sk: &Sock, overrun: bool, wake: bool) {
+    fn tell(&self, flow: &Flow, sk: &Sock, overrun: bool, wake: Wake) {
         if overrun {
             notify(flow, sk, Event::Overrun);
         }
-        if wake {
-            self.wake_readers();
-            if flow.was_polled_early() {
-                sk.wake_readers();
-            }
-            sk.signal_io();
+        match wake {
+            Wake::Nobody => return,
+            Wake::OfFlow => (),
+            Wake::All => self.wake_readers(),
         }
+        if flow.was_polled_early() {
+            sk.wake_readers();
+        }
+        sk.signal_io();
     }
 }

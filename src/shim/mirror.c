@@ -30,10 +30,11 @@ void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long),
 }
 
 /*
- * As __skb_recv_udp() (net/ipv4/udp.c, 7.3.4) with MSG_DONTWAIT, with two differences. It never
- * busy polls: NAPI, run under the caller's lock, would deliver to the caller again. And it
- * leaves a pending error of the sock pending. Memory is returned as by udp_rmem_release(), which
- * calls functions that aren't exported; sk_mem_uncharge() does the same.
+ * As __skb_recv_udp() (net/ipv4/udp.c, 7.3.4) with MSG_DONTWAIT, with three differences. It never
+ * busy polls: NAPI, run under the caller's lock, would deliver to the caller again. It leaves a
+ * pending error of the sock pending. And an empty reader queue is passed over. Memory is returned
+ * as by udp_rmem_release(), which isn't exported: up to a page stays with the sock, so that the
+ * next packet needn't ask the protocol for it.
  */
 static struct sk_buff *udp_dequeue(struct sock *sk)
 {
@@ -43,13 +44,16 @@ static struct sk_buff *udp_dequeue(struct sock *sk)
 
 	spin_lock_bh(&queue->lock);
 	spin_lock(&sk_queue->lock);
-	skb_queue_splice_tail_init(sk_queue, queue);
-	skb = __skb_dequeue(queue);
+	skb = __skb_dequeue(skb_queue_empty(queue) ? sk_queue : queue);
 	if (skb) {
 		int size = skb->truesize + udp_sk(sk)->forward_deficit;
+		int unused;
 
 		udp_sk(sk)->forward_deficit = 0;
-		sk_mem_uncharge(sk, size);
+		sk_forward_alloc_add(sk, size);
+		unused = (sk->sk_forward_alloc - 1) & PAGE_MASK;
+		if (unused)
+			__sk_mem_reclaim(sk, unused);
 		atomic_sub(size, &sk->sk_rmem_alloc);
 	}
 	spin_unlock(&sk_queue->lock);
@@ -59,7 +63,8 @@ static struct sk_buff *udp_dequeue(struct sock *sk)
 
 /*
  * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), which polls the NIC after it has dropped bad
- * checksums. Takes at most *left packets off the queue, and subtracts their number from *left.
+ * checksums, and makes the sock the packet's owner. Takes at most *left packets off the queue, and
+ * subtracts their number from *left. RCU, or the caller, keeps the sock.
  */
 struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 {
@@ -76,11 +81,9 @@ struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 		kfree_skb_reason(skb, SKB_DROP_REASON_UDP_CSUM);
 		skb = NULL;
 	}
-	if (skb) {
-		WARN_ON_ONCE(!skb_set_owner_sk_safe(skb, sk));
-		/* The field held UDP's dev_scratch. */
+	/* The field held UDP's dev_scratch. */
+	if (skb)
 		skb->dev = NULL;
-	}
 	return skb;
 }
 

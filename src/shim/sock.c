@@ -19,11 +19,6 @@ void kopi_sock_graft(struct sock *sk, struct socket *parent)
 	sock_graft(sk, parent);
 }
 
-bool kopi_sock_get(struct sock *sk)
-{
-	return refcount_inc_not_zero(&sk->sk_refcnt);
-}
-
 void kopi_sock_put(struct sock *sk)
 {
 	sock_put(sk);

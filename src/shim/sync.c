@@ -4,6 +4,7 @@
 #include <linux/bottom_half.h>
 #include <linux/cpumask.h>
 #include <linux/hrtimer.h>
+#include <linux/kernel_stat.h>
 #include <linux/poll.h>
 #include <linux/rcupdate.h>
 #include <linux/sched.h>
@@ -59,6 +60,19 @@ bool kopi_cpu_online(unsigned int cpu)
 u64 kopi_ktime_get_ns(void)
 {
 	return ktime_get_ns();
+}
+
+/* The CPU, and the number of times that it has run the softirq of received packets. */
+u64 kopi_rx_softirq_run(void)
+{
+	unsigned int cpu = raw_smp_processor_id();
+
+	return (u64)cpu << 32 | kstat_softirqs_cpu(NET_RX_SOFTIRQ, cpu);
+}
+
+unsigned long kopi_jiffies(void)
+{
+	return jiffies;
 }
 
 void kopi_poll_wait(struct file *file, wait_queue_head_t *queue, poll_table *table)

@@ -116,6 +116,26 @@ pub(crate) fn now() -> u64 {
     unsafe { bindings::kopi_ktime_get_ns() }
 }
 
+/// One run of the softirq of received packets, or a timer tick of it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RxRun {
+    cpu_and_count: u64,
+    ticks: usize,
+}
+
+impl RxRun {
+    /// The run that goes on now, or that ended last on this CPU. Softirqs are off.
+    pub(crate) fn current(_softirqs: &SoftirqsOff) -> Self {
+        // SAFETY: The calls only read counters. The task doesn't leave its CPU.
+        unsafe {
+            Self {
+                cpu_and_count: bindings::kopi_rx_softirq_run(),
+                ticks: bindings::kopi_jiffies(),
+            }
+        }
+    }
+}
+
 /// A full barrier of the kernel's memory model, which pairs with the kernel's own. Any context.
 pub(crate) fn smp_mb() {
     // SAFETY: A barrier orders memory accesses, and has no other effect.

@@ -23,6 +23,9 @@ use kernel::{
     types::Opaque, //
 };
 
+const UNSPECIFIED: bindings::skb_drop_reason =
+    bindings::skb_drop_reason_SKB_DROP_REASON_NOT_SPECIFIED;
+
 /// A packet that was taken off a UDP sock's queue. Its data begin with the payload.
 ///
 /// # Invariants
@@ -216,6 +219,19 @@ impl SkBuff {
         unsafe { bindings::napi_consume_skb(skb.as_ptr(), 1) };
     }
 
+    /// Frees the packet as one that the sock has no room for.
+    pub(crate) fn drop_for(self, sk: &Sock) {
+        let skb = ManuallyDrop::new(self);
+        // SAFETY: The skb was this value's, and isn't used any more. The sock is borrowed.
+        unsafe {
+            bindings::sk_skb_reason_drop(
+                sk.as_ptr(),
+                skb.as_ptr(),
+                bindings::skb_drop_reason_SKB_DROP_REASON_SOCKET_RCVBUFF,
+            );
+        }
+    }
+
     /// Counts `datagrams` of the packet as dropped for lack of room, as for a full receive buffer.
     pub(crate) fn count_dropped(&self, sk: &Sock, datagrams: u32) {
         let datagrams = i32::try_from(datagrams).unwrap_or(i32::MAX);
@@ -227,15 +243,8 @@ impl SkBuff {
 
 impl Drop for SkBuff {
     fn drop(&mut self) {
-        // SAFETY: This value owns the skb, which isn't used any more. The sock is null, or one that
-        // the skb keeps.
-        unsafe {
-            bindings::sk_skb_reason_drop(
-                (*self.as_ptr()).sk,
-                self.as_ptr(),
-                bindings::skb_drop_reason_SKB_DROP_REASON_SOCKET_RCVBUFF,
-            );
-        }
+        // SAFETY: This value owns the skb, which isn't used any more.
+        unsafe { bindings::sk_skb_reason_drop(ptr::null_mut(), self.as_ptr(), UNSPECIFIED) };
     }
 }
 

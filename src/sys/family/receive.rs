@@ -12,7 +12,7 @@ use crate::sys::{
     context::{BottomHalvesOff, SoftirqsOff},
     reaper,
     skb::SkBuff,
-    sock::{LockedSock, Sock, SockRef},
+    sock::{LockedSock, Sock},
     socket::Socket,
 };
 use core::ptr::{self, NonNull};
@@ -41,14 +41,10 @@ pub(crate) fn install_callbacks<T: Protocol>(socket: &Socket) {
 /// Only the kernel may call it, as `sk_data_ready` of a flow's sock, and [`drain`].
 pub(super) unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     let _rcu = kernel::sync::rcu::read_lock();
-    // SAFETY: The caller uses the sock, and RCU, held here, keeps the flow's state. UDP calls this
-    // with softirqs off, and so does `drain`.
+    // SAFETY: The caller uses the sock, and RCU, held here, keeps it and the flow's state: close()
+    // may release the last reference meanwhile. UDP calls this with softirqs off, and so does
+    // `drain`.
     unsafe {
-        // Softirqs find socks without a reference, but `read_skb` needs one: close() may release
-        // the last one meanwhile. In that case the queued packets are freed with the sock.
-        let Some(_kept) = SockRef::get(Sock::from_raw(sk)) else {
-            return;
-        };
         if let Some(state) = state::<T>(sk) {
             let sk = Sock::from_raw(sk);
             // The work delivers the rest of a long queue, so that softirqs aren't off for long.
@@ -100,11 +96,11 @@ pub(crate) fn drain<T: Protocol>(socket: &Socket) {
 
 /// Takes the next packet off the sock's queue, with a verified checksum. Packets with a wrong
 /// checksum are dropped. It takes at most `left` packets off the queue, and subtracts their number
-/// from `left`. Softirq, or softirqs off; the caller holds a reference to the sock.
+/// from `left`. Softirq, or softirqs off; the caller keeps the sock.
 ///
 /// It never polls a NIC, so a spinlock may be held.
 pub(crate) fn next_packet(sk: &Sock, left: &mut u32) -> Option<SkBuff> {
-    // SAFETY: The caller holds a reference to the sock, a UDP sock.
+    // SAFETY: The sock is borrowed, and is a UDP sock.
     let skb = unsafe { bindings::kopi_udp_read_skb(sk.as_ptr(), left) };
     let skb = NonNull::new(skb)?;
     // SAFETY: The packet was taken off a UDP sock's queue, and has no other owner. UDP has made its

@@ -77,16 +77,6 @@ impl<'a> LockedSock<'a> {
 /// A reference to a sock.
 pub(crate) struct SockRef<'a>(pub(super) &'a Sock);
 
-impl<'a> SockRef<'a> {
-    /// Takes a reference; `None` if the last one was released and only RCU keeps the sock. Any
-    /// context.
-    pub(in crate::sys) fn get(sk: &'a Sock) -> Option<Self> {
-        // SAFETY: The borrow keeps the sock's memory valid.
-        unsafe { bindings::kopi_sock_get(sk.as_ptr()) }.then_some(())?;
-        Some(Self(sk))
-    }
-}
-
 impl SockRef<'_> {
     /// The flow of the sock.
     pub(crate) fn flow<'b, T: Protocol>(
@@ -136,7 +126,7 @@ impl<'a> SockRef<'a> {
 
 impl Drop for SockRef<'_> {
     fn drop(&mut self) {
-        // SAFETY: `get` or `find` took the reference. A UDP sock is freed by RCU, so the last
+        // SAFETY: `find` took the reference. A UDP sock is freed by RCU, so the last
         // reference may be released in any context.
         unsafe { bindings::kopi_sock_put(self.0.as_ptr()) };
     }

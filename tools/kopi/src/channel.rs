@@ -628,11 +628,9 @@ impl Channel {
 
     /// The next packet, and its number of entries, which are not released yet.
     fn next(&self, rx: &mut Rx) -> io::Result<Option<(Packet<'_>, u32)>> {
-        let count = self.next_entries(rx)?;
-        if count == 0 {
+        let Some((first, count)) = self.next_entries(rx)? else {
             return Ok(None);
-        }
-        let first = rx.ring.peek(0);
+        };
         let mut payload = Payload::from(self.received(first)?);
         for ahead in 1..count {
             match self.received(rx.ring.peek(ahead)) {
@@ -647,21 +645,26 @@ impl Channel {
         Ok(Some((Packet::new(FlowId(first.flow), payload), count)))
     }
 
-    /// Number of entries of the next packet, 0 while there is none.
-    fn next_entries(&self, rx: &mut Rx) -> io::Result<u32> {
+    /// The first entry of the next packet, and its number of entries; `None` while the last one isn't
+    /// there.
+    #[inline]
+    fn next_entries(&self, rx: &mut Rx) -> io::Result<Option<(Desc, u32)>> {
         if rx.ring.available(1)? == 0 {
             self.refill(rx)?;
-            return Ok(0);
+            return Ok(None);
         }
+        let first = rx.ring.peek(0);
         let mut count = 1;
-        while rx.ring.peek(count - 1).flags & DESC_MORE != 0 {
+        let mut last = first;
+        while last.flags & DESC_MORE != 0 {
             if rx.ring.available(count + 1)? <= count {
                 // The rest isn't there yet.
-                return Ok(0);
+                return Ok(None);
             }
+            last = rx.ring.peek(count);
             count += 1;
         }
-        Ok(count)
+        Ok(Some((first, count)))
     }
 
     /// The frame of an RX entry.

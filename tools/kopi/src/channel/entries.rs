@@ -47,8 +47,10 @@ impl Channel {
     #[inline]
     pub fn recv_entries(&self, room: u32, mut take: impl FnMut(Desc)) -> io::Result<u32> {
         let rx = &mut *self.rx.borrow_mut();
-        let count = self.next_entries(rx)?;
-        if count == 0 || count > room {
+        let Some((_, count)) = self.next_entries(rx)? else {
+            return Ok(0);
+        };
+        if count > room {
             return Ok(count);
         }
         for ahead in 0..count {
