@@ -189,7 +189,7 @@ received nft10_conntrack --counts handed --count "$nft_count" --modes kopi_direc
 in_near nft delete table inet more
 no_nft near
 in_far kopictl attach far0 || failed=1
-there_and_back --modes kopi_direct_both
+there_and_back --modes kopi_direct_both,kopi_direct_socket
 in_far kopictl detach far0
 in_near kopictl detach near0
 # These leave nothing to the stack, which would answer; tc's ingress is behind AF_PACKET.

@@ -25,7 +25,8 @@ use kernel::{
 };
 
 /// Interval of polling a queue with packets in flight, in nanoseconds. It doubles, up to the
-/// maximum, each time that polling changes nothing.
+/// maximum, each time that polling changes nothing. It is the maximum from the start if nobody waits
+/// for these packets.
 const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
 /// How long a user's packets wait for flows that enter, until the stack has sent their earlier
@@ -61,6 +62,12 @@ struct Lists {
     awake: bool,
     /// The interval until then, in nanoseconds.
     tick: u64,
+    /// The time at which the timer expires, in nanoseconds; 0 if it isn't running.
+    expires: u64,
+    /// Somebody waits for packets with the driver: a sender for room, or a program for frames.
+    hurry: bool,
+    /// Nobody waited for any packet when the interval was chosen.
+    lazy: bool,
     /// `None` while a caller of `poll` on this CPU has it, to use it without the lock.
     done: Option<Done>,
 }
@@ -107,8 +114,15 @@ enum Turn {
 }
 
 impl Polled for Queue {
-    fn reap(&self) {
-        self.device.reap();
+    fn expired(&self) {
+        let is_empty = {
+            let mut lists = self.lists.lock();
+            lists.expires = 0;
+            lists.is_empty()
+        };
+        if !is_empty {
+            self.device.reap();
+        }
     }
 
     /// Sends the packets that can be sent, and completes the packets that the driver has freed. On
@@ -121,18 +135,14 @@ impl Polled for Queue {
             let mut done = lists.done.take()?;
             lists.awake = true;
             let moved = self.complete(&mut lists, &mut done) | self.send(&mut lists, &mut done);
-            lists.tick = if moved {
-                TICK
-            } else {
-                TICK_MAX.min(lists.tick.saturating_mul(2))
-            };
+            lists.set_tick(moved);
             done
         };
         let done = self.finish(done);
         let mut lists = self.lists.lock();
         lists.done = Some(done);
         lists.awake = !lists.is_empty();
-        lists.awake.then_some(lists.tick)
+        lists.time_to_start()
     }
 }
 
@@ -147,6 +157,9 @@ impl Queue {
             with_driver: List::new()?,
             awake: false,
             tick: TICK,
+            expires: 0,
+            hurry: false,
+            lazy: true,
             done: Some(Done::new()?),
         };
         Ok(try_pin_init!(Self {
@@ -270,6 +283,7 @@ impl Queue {
             match step {
                 Some(Step::Given) => {
                     packet.set_xmit_time(now());
+                    lists.hurry |= is_waited_for(&packet);
                     lists.with_driver.push(packet);
                 }
                 Some(Step::ToStack) => {
@@ -406,8 +420,48 @@ impl Queue {
     }
 }
 
+/// Whether somebody waits until a packet is complete: its flow's send buffer is half full, or the
+/// packet refers to frames of a program. A batch is a copy.
+fn is_waited_for(packet: &TakenSkb) -> bool {
+    let has_room = |sk: &Sock, _: &Flow| sk.is_writeable();
+    !packet.is_batch() || packet.with_flow(has_room) == Some(false)
+}
+
 impl Lists {
     fn is_empty(&mut self) -> bool {
-        self.waiting.is_empty() && self.with_driver.first(|_| ()).is_none()
+        self.waiting.is_empty() && self.has_none_with_driver()
+    }
+
+    fn has_none_with_driver(&mut self) -> bool {
+        self.with_driver.first(|_| ()).is_none()
+    }
+
+    /// Chooses the interval until the queue is polled again.
+    fn set_tick(&mut self, moved: bool) {
+        self.hurry &= !self.has_none_with_driver();
+        let was_lazy = self.lazy;
+        self.lazy = !self.hurry && self.waiting.is_empty();
+        self.tick = if self.lazy {
+            TICK_MAX
+        } else if moved || was_lazy {
+            TICK
+        } else {
+            TICK_MAX.min(self.tick.saturating_mul(2))
+        };
+    }
+
+    /// In how many nanoseconds the timer has to expire, unless it will expire before, or the queue is
+    /// empty.
+    fn time_to_start(&mut self) -> Option<u64> {
+        if !self.awake {
+            return None;
+        }
+        let now = now();
+        let end = now.saturating_add(self.tick);
+        if (now..=end).contains(&self.expires) {
+            return None;
+        }
+        self.expires = end;
+        Some(self.tick)
     }
 }

@@ -332,16 +332,16 @@ unsafe extern "C" fn egress<T: Egress>(
 
 /// A queue that a [`Timer`] polls.
 pub(crate) trait Polled: Send + Sync + 'static {
-    /// Makes the driver free the frames that were sent. Called when the timer expires. Softirqs are
-    /// off.
-    fn reap(&self);
+    /// Makes the driver free the frames that were sent. Called when the timer has expired, before
+    /// [`Self::poll`]. Softirqs are off.
+    fn expired(&self);
 
-    /// Processes the queue. Returns in how many nanoseconds it has to be polled again, if it isn't
-    /// empty. Softirqs are off.
+    /// Processes the queue. Returns in how many nanoseconds the timer is to expire, if it has to be
+    /// started anew. Softirqs are off.
     fn poll(&self) -> Option<u64>;
 }
 
-/// A queue, with a timer that polls it until it is empty.
+/// A queue, with a timer that polls it.
 #[pin_data(PinnedDrop)]
 pub(crate) struct Timer<Q: Polled> {
     #[pin]
@@ -367,8 +367,7 @@ impl<Q: Polled> Timer<Q> {
         })
     }
 
-    /// Polls the queue, and starts the timer if the queue isn't empty. On the queue's CPU, with
-    /// softirqs off.
+    /// Polls the queue, and starts the timer if need be. On the queue's CPU, with softirqs off.
     pub(crate) fn poll(&self) {
         if let Some(time) = self.queue.poll() {
             // SAFETY: `new` initialised the timer, which is pinned. `drop` cancels it before the
@@ -395,7 +394,7 @@ unsafe extern "C" fn expired<Q: Polled>(timer: *mut c_void) {
     let timer = timer.cast::<Opaque<bindings::kopi_timer>>();
     // SAFETY: The timer is a field of a `Timer<Q>`, which cancels it before it is freed.
     let expired = unsafe { &*kernel::container_of!(timer, Timer<Q>, timer) };
-    expired.queue.reap();
+    expired.queue.expired();
     expired.poll();
 }
 

@@ -252,9 +252,14 @@ impl TakenSkb {
         unsafe { bindings::kopi_skb_truesize(self.as_ptr()) }
     }
 
+    /// Whether it is a batch of frames, which are copies.
+    pub(crate) fn is_batch(&self) -> bool {
+        self.cb().is_batch
+    }
+
     /// Whether it is a GSO packet, and not a batch of frames.
     pub(crate) fn is_gso(&self) -> bool {
-        !self.cb().is_batch && self.cb().datagrams > 1
+        !self.is_batch() && self.cb().datagrams > 1
     }
 
     /// Number of its datagrams that the driver has taken.

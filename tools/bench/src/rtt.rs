@@ -10,6 +10,7 @@ use crate::{
     nic::{within, Count, Nic},
     option,
     row::{agreed, Row},
+    send::VIRTIO_HEADER,
     traffic::{FROM_PORT, HEADERS, TO_PORT},
 };
 use clap::{Args, ValueEnum};
@@ -19,7 +20,7 @@ use std::{
     io,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
     os::fd::AsRawFd,
-    path::{Path, PathBuf},
+    path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
@@ -30,8 +31,6 @@ const RUNS_MAX: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Where both ends are this thread's, the port of the one that answers.
 const BOTH_PORT: u16 = TO_PORT + 1;
-/// More non-GSO datagrams than a flow sends directly.
-const DATAGRAMS: usize = 32;
 /// Within how long who polls begins to look, which is more than one look takes.
 const PHASE_NS: u64 = 16_384;
 /// How long the stack may poll for an answer.
@@ -59,8 +58,10 @@ enum Mode {
     UdpSpinBoth,
     /// As `kopi_spin`, at both ends
     KopiSpinBoth,
-    /// As that, by devices that are attached, of flows that had GSO packets
+    /// As that, by devices that are attached
     KopiDirectBoth,
+    /// As `kopi_socket`, by devices that are attached
+    KopiDirectSocket,
 }
 
 #[derive(Args)]
@@ -114,12 +115,13 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
         kernel: kernel()?,
     };
     let modes = match &options.modes[..] {
-        [] => &Mode::value_variants()[..Mode::value_variants().len() - 1],
+        [] => Mode::value_variants(),
         modes => modes,
     };
     let mut all_right = true;
     for &payload in &options.payloads {
-        for &mode in modes {
+        let by_default = |mode: Mode| !mode.is_direct() || !options.modes.is_empty();
+        for mode in modes.iter().copied().filter(|&mode| by_default(mode)) {
             match bench.row(mode, payload) {
                 Ok(row) => println!("{}", serde_json::to_string(&row)?),
                 Err(error) => {
@@ -243,9 +245,8 @@ impl Rings {
     fn open(own: SocketAddrV4, other: SocketAddrV4, mode: Mode) -> io::Result<Self> {
         let flow = Flow::bind(own.into())?;
         flow.connect(other.into())?;
-        let gso = mode == Mode::KopiDirectBoth;
         Ok(Self {
-            channel: Channel::builder().gso(gso).gro(gso).open(&flow)?,
+            channel: Channel::builder().open(&flow)?,
             flow,
             spins: mode != Mode::Kopi,
         })
@@ -256,16 +257,6 @@ impl Rings {
         let frame = self.channel.payload(payload);
         let frame = frame.ok_or_else(|| io::Error::other("no free frame"))?;
         Ok(self.channel.send(flow, &Message::connected(), frame)?)
-    }
-
-    /// Sends a GSO packet of two to the other one.
-    fn send_gso(&mut self, other: &mut Self, payload: &[u8]) -> io::Result<()> {
-        self.queue(payload)?;
-        self.send(payload)?;
-        for _ in 0..2 {
-            patiently(|| other.receive(payload))?;
-        }
-        Ok(())
     }
 }
 
@@ -366,6 +357,19 @@ impl Mode {
         )
     }
 
+    /// Whether it sleeps until the answer is there.
+    fn sleeps(self) -> bool {
+        matches!(
+            self,
+            Self::Udp | Self::Kopi | Self::KopiSocket | Self::KopiDirectSocket
+        )
+    }
+
+    /// Whether its devices are attached.
+    fn is_direct(self) -> bool {
+        matches!(self, Self::KopiDirectBoth | Self::KopiDirectSocket)
+    }
+
     fn end(
         self,
         own: SocketAddrV4,
@@ -376,7 +380,9 @@ impl Mode {
             Self::Kopi | Self::KopiSpin | Self::KopiSpinBoth | Self::KopiDirectBoth => {
                 Box::new(Rings::open(own, other, self)?)
             }
-            Self::KopiSocket => Box::new(Library::open(own, other, payload)?),
+            Self::KopiSocket | Self::KopiDirectSocket => {
+                Box::new(Library::open(own, other, payload)?)
+            }
             Self::Udp
             | Self::UdpBusyPoll
             | Self::UdpSpin
@@ -392,44 +398,12 @@ impl Mode {
         };
         let near = SocketAddrV4::new(options.local, FROM_PORT);
         let far = SocketAddrV4::new(options.far, port);
-        if self == Self::KopiDirectBoth {
-            return self.open_direct(near, far, &options.far_netns, payload);
-        }
         let answering = || within(&options.far_netns, || self.end(far, near, payload));
         Ok(Ends {
             near: self.end(near, far, payload)?,
             far: self.is_both().then(answering).transpose()?,
-            phase: (![Self::Udp, Self::Kopi, Self::KopiSocket].contains(&self)).then_some(Phase(0)),
+            phase: (!self.sleeps()).then_some(Phase(0)),
         })
-    }
-
-    /// Has GSO packets go there and back, with which flows come to the direct path, and so many single datagrams that
-    /// they leave it.
-    fn open_direct(
-        self,
-        near: SocketAddrV4,
-        far: SocketAddrV4,
-        netns: &Path,
-        payload: usize,
-    ) -> io::Result<Ends> {
-        let mut ends = (
-            Rings::open(near, far, self)?,
-            within(netns, || Rings::open(far, near, self))?,
-        );
-        let data = vec![0; payload];
-        for _ in 0..2 {
-            ends.0.send_gso(&mut ends.1, &data)?;
-            ends.1.send_gso(&mut ends.0, &data)?;
-        }
-        let mut ends = Ends {
-            near: Box::new(ends.0),
-            far: Some(Box::new(ends.1)),
-            phase: Some(Phase(0)),
-        };
-        for _ in 0..DATAGRAMS {
-            ends.trip(&data)?;
-        }
-        Ok(ends)
     }
 }
 
@@ -474,9 +448,10 @@ impl Bench<'_> {
         let sent = (runs.len() * trips) as u64;
         let all = sent + warm_up as u64;
         let left = self.nic.sent()?.since(before);
+        let miscounted = if mode.is_direct() { VIRTIO_HEADER } else { 0 };
         let expected = Count {
             packets: all,
-            bytes: all * (HEADERS + payload) as u64,
+            bytes: all * (HEADERS + payload + miscounted) as u64,
         };
         if left != expected {
             return Err(io::Error::other(format!(

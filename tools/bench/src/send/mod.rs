@@ -66,7 +66,7 @@ pub(crate) enum Mode {
 }
 
 /// Bytes that virtio-net counts with a frame of XDP, for its own header.
-const VIRTIO_HEADER: usize = 12;
+pub(crate) const VIRTIO_HEADER: usize = 12;
 
 impl Mode {
     /// Whether any NIC can do it, as it is.
