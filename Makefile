@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test programs test-direct test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
+.PHONY: build run test programs test-direct test-nics test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
 	@echo 'make programs    programs of Debian by `kopi run`, and with UDP sockets'
 	@echo 'make test-direct   those that send by NICs, with these attached'
+	@echo 'make test-nics   what goes by NICs, on other models of them: igb, vmxnet3, e1000e'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on; FILES=NAMES for some'
 	@echo 'make smoke-debug   six of them on it, in minutes'
 	@echo 'make test-kcsan  those with many threads, on a kernel that looks for data races (KCSAN)'
@@ -81,6 +82,13 @@ DIRECT := $(addsuffix .py,policy_nftables policy_tc policy_routing policy_option
 	direct_receives_datagrams direct_receives_changing direct_reasons direct_datagrams)
 test-direct: build bpf ynl
 	@qemu/vm --timeout 3600 -- env DIRECT=1 selftests/run $(DIRECT)
+
+# The same on other models of NIC; e1000e takes no frames from KOPI.
+NICS := nic_offloads.py integrity_traffic.sh held_frames.py
+test-nics: build bpf ynl
+	@for model in igb vmxnet3; do echo "$$model:"; qemu/vm --model $$model --timeout 3600 -- selftests/run $(NICS) \
+		direct_receives_datagrams.py direct_receives.py direct_sends.py || exit 1; done
+	@echo e1000e:; qemu/vm --model e1000e --timeout 1200 -- selftests/run $(NICS)
 
 test: build bpf ynl
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)

@@ -292,6 +292,11 @@ impl<'a> Round<'a> {
         name
     }
 
+    /// Whether an option would have others wait for RTNL, as long as memory comes late.
+    fn would_hold_rtnl(&self, level: i32, name: i32) -> bool {
+        self.slow.is_some() && options::holds_rtnl(level, name)
+    }
+
     /// Where the bytes are, or, now and then, where pages come late.
     fn or_slow(&self, bytes: *mut u8, random: &mut SmallRng) -> *mut libc::c_void {
         match self.slow {
@@ -790,7 +795,7 @@ fn option(round: &Round, random: &mut SmallRng) {
         _ => random.random_range(0..110),
     };
     // Options that would have calls wait.
-    if level == libc::SOL_SOCKET && name == libc::SO_LINGER {
+    if level == libc::SOL_SOCKET && name == libc::SO_LINGER || round.would_hold_rtnl(level, name) {
         return;
     }
     let mut value = vec![0u8; random.random_range(0..80)];
@@ -812,6 +817,9 @@ fn option(round: &Round, random: &mut SmallRng) {
 /// An option with a value that it takes, or nearly; given in memory whose pages come late, now and then.
 fn known_option(round: &Round, random: &mut SmallRng) {
     let (level, name, mut value) = options::option(random);
+    if round.would_hold_rtnl(level, name) {
+        return;
+    }
     let fd = round.fd(random);
     let mut len = value.len() as u32;
     let at = round.or_slow(value.as_mut_ptr(), random);

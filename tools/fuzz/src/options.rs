@@ -172,6 +172,13 @@ fn fill(value: &mut [u8], random: &mut SmallRng) {
     }
 }
 
+/// Whether it is an option of multicast, with which the kernel holds RTNL while it reads the value and waits for
+/// the sock's lock; of any socket, so that it is no fault of KOPI's that others wait.
+pub(crate) fn holds_rtnl(level: i32, name: i32) -> bool {
+    const MCAST_MSFILTER: i32 = 48;
+    level == SOL_IP && (libc::IP_ADD_MEMBERSHIP..=MCAST_MSFILTER).contains(&name)
+}
+
 /// An option's level, name, and value.
 pub(crate) fn option(random: &mut SmallRng) -> (i32, i32, Vec<u8>) {
     if random.random_ratio(3, 4) {

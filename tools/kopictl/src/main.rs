@@ -14,6 +14,7 @@ mod link;
 mod message;
 mod names;
 mod netlink;
+mod offloads;
 mod output;
 mod rates;
 mod runtime;
@@ -90,7 +91,11 @@ enum Command {
     ///
     /// A device without an XDP program gets one, which redirects UDP datagrams for ports of flows
     /// that asked for GRO packets. If the device has another XDP program, only sending changes.
-    Attach(direct::Which),
+    ///
+    /// Offloads that strip VLAN tags are turned off, because the program has to see the tags; LRO
+    /// and hardware GRO only if the driver takes no program otherwise. Detaching turns on again
+    /// what attaching has turned off.
+    Attach(direct::Attach),
     /// Detach a device, so that all packets take the stack again, and remove the XDP program if it
     /// is kopictl's
     Detach(direct::Which),
@@ -158,7 +163,7 @@ fn run(options: Options) -> anyhow::Result<()> {
         Command::Config(what) => config::run(&what, json),
         Command::Doctor => doctor::run(json),
         Command::Limit(options) => limit::run(&options, json),
-        Command::Attach(which) => direct::attach(&which),
+        Command::Attach(options) => direct::attach(&options),
         Command::Detach(which) => direct::detach(&which),
         Command::Engine { what } => engine::run(what.as_ref(), json),
         Command::Metrics(options) => metrics::run(&options),

@@ -324,6 +324,11 @@ impl Connection {
         Self::over(open(NETLINK_GENERIC)?)
     }
 
+    /// Opens one to another family.
+    pub(crate) fn to(family: &str) -> Result<Self> {
+        Self::over_to(open(NETLINK_GENERIC)?, family)
+    }
+
     /// From now on events come, too.
     pub(crate) fn subscribe(&mut self) -> Result<()> {
         let group = self.groups.iter().find(|(name, _)| name == EVENTS);
@@ -365,8 +370,19 @@ impl AsFd for Connection {
 }
 
 impl<T: Transport> Connection<T> {
-    /// Asks for the family over `transport`.
+    /// Asks for KOPI's family over `transport`.
     pub(crate) fn over(transport: T) -> Result<Self> {
+        Self::over_to(transport, FAMILY).map_err(|error| {
+            if error.is(Errno::ENOENT) {
+                Error::NoKopi
+            } else {
+                error
+            }
+        })
+    }
+
+    /// Asks for a family over `transport`.
+    fn over_to(transport: T, family: &str) -> Result<Self> {
         let mut connection = Self {
             transport,
             family: 0,
@@ -375,16 +391,9 @@ impl<T: Transport> Connection<T> {
         };
         let question = GenlCtrl {
             cmd: GenlCtrlCmd::GetFamily,
-            nlas: vec![GenlCtrlAttrs::FamilyName(FAMILY.to_owned())],
+            nlas: vec![GenlCtrlAttrs::FamilyName(family.to_owned())],
         };
-        let answers = connection.exchange(GenlMessage::from_payload(question), 0, &[]);
-        let answers = answers.map_err(|error| {
-            if error.is(Errno::ENOENT) {
-                Error::NoKopi
-            } else {
-                error
-            }
-        })?;
+        let answers = connection.exchange(GenlMessage::from_payload(question), 0, &[])?;
         for attribute in answers.into_iter().flat_map(|answer| answer.nlas) {
             match attribute {
                 GenlCtrlAttrs::FamilyId(id) => connection.family = id,
@@ -407,14 +416,14 @@ impl<T: Transport> Connection<T> {
         question: &Q,
     ) -> Result<Vec<A>> {
         for _ in 0..BUSY {
-            match self.ask(command, question, 0) {
+            match self.ask(command as u8, question, 0) {
                 Err(error) if error.is(Errno::EBUSY) && command.changes_rules() => {
                     thread::sleep(PAUSE);
                 }
                 answer => return answer,
             }
         }
-        self.ask(command, question, 0)
+        self.ask(command as u8, question, 0)
     }
 
     /// Reads one thing.
@@ -426,7 +435,7 @@ impl<T: Transport> Connection<T> {
     /// Reads all there are; begins anew if they change meanwhile.
     pub(crate) fn dump<A: Set>(&mut self, command: Command) -> Result<Vec<A>> {
         for _ in 0..DUMPS {
-            match self.ask(command, &A::default(), NLM_F_DUMP) {
+            match self.ask(command as u8, &A::default(), NLM_F_DUMP) {
                 Err(Error::Unsteady) => (),
                 answer => return answer,
             }
@@ -457,18 +466,19 @@ impl<T: Transport> Connection<T> {
         Ok(events)
     }
 
-    fn ask<Q: Set, A: Set>(
+    /// Sends a request by its number in the family, and reads all that is answered.
+    pub(crate) fn ask<Q: Set, A: Set>(
         &mut self,
-        command: Command,
+        command: u8,
         question: &Q,
         flags: u16,
     ) -> Result<Vec<A>> {
         let payload = Kopi {
-            command: command as u8,
+            command,
             attributes: question.to_bytes(),
         };
         let header = GenlHeader {
-            cmd: command as u8,
+            cmd: command,
             version: VERSION,
         };
         let message = GenlMessage::new(header, payload, self.family);

@@ -20,11 +20,14 @@
 /* More fragments, or an offset. */
 #define IPV4_FRAGMENT 0x3fff
 
-/* One entry, which the module writes to. */
+/*
+ * The module writes to the first entry. The second one has kopictl's note of the offloads
+ * that it has turned off, as long as the program is there.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, struct kopi_port_map);
 } port_map SEC(".maps");

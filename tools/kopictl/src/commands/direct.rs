@@ -6,12 +6,14 @@ use crate::{
     link::{connect, find, program_of, set_program},
     message::{Command, Device},
     netlink::{Connection, Error},
+    offloads::Offloads,
+    output::remark,
 };
 use anyhow::{bail, Context};
 use aya::{
     include_bytes_aligned,
-    maps::Map,
-    programs::{loaded_programs, ProgramFd, Xdp},
+    maps::{Array, Map, MapData},
+    programs::{loaded_programs, ProgramFd, ProgramInfo, Xdp},
     Ebpf,
 };
 use clap::Args;
@@ -34,30 +36,41 @@ pub(crate) struct Which {
     device: String,
 }
 
+/// A device to attach.
+#[derive(Args)]
+pub(crate) struct Attach {
+    #[command(flatten)]
+    which: Which,
+
+    /// Leave the device's offloads as they are
+    #[arg(long)]
+    keep_offloads: bool,
+}
+
 /// Attaches a device, with a program of XDP if it has none but an old one of kopictl's.
-pub(crate) fn attach(which: &Which) -> anyhow::Result<()> {
-    attach_found(Found::find(&which.device)?)
+pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
+    attach_found(Found::find(&options.which.device)?, options.keep_offloads)
 }
 
 /// Attaches the device of that name, if it is there and isn't attached; says whether it is there.
-pub(crate) fn attach_if_there(name: &str) -> anyhow::Result<bool> {
+pub(crate) fn attach_if_there(name: &str, keep_offloads: bool) -> anyhow::Result<bool> {
     let Some(mut device) = Found::find_if_there(name)? else {
         return Ok(false);
     };
     let index = Some(device.link.header.index);
     let devices = attached(&mut device.connection)?;
     if !devices.iter().any(|device| device.ifindex == index) {
-        attach_found(device)?;
+        attach_found(device, keep_offloads)?;
     }
     Ok(true)
 }
 
-fn attach_found(mut device: Found<'_>) -> anyhow::Result<()> {
+fn attach_found(mut device: Found<'_>, keep_offloads: bool) -> anyhow::Result<()> {
     let name = device.name;
     let old = match program_of(&device.link) {
-        (XdpAttached::None, _) => false,
+        (XdpAttached::None, _) => None,
         // It redirects to a module that is gone. Who may not look at it leaves it, as he does others.
-        (XdpAttached::Driver, Some(number)) if is_own(number).unwrap_or(false) => true,
+        (XdpAttached::Driver, Some(number)) if is_own(number).unwrap_or(false) => Some(number),
         (XdpAttached::Driver | XdpAttached::Multiple, _) => {
             return device.request(Command::DeviceAttach, None)
         }
@@ -67,13 +80,19 @@ fn attach_found(mut device: Found<'_>) -> anyhow::Result<()> {
         ),
     };
     let no_program = || format!("{name}: no XDP program");
-    let (program, port_map) = load().with_context(no_program)?;
+    let mut program = Program::load().with_context(no_program)?;
     // First, since that is refused where the device is attached already, with a program in use.
-    device.request(Command::DeviceAttach, Some(port_map.as_ptr() as u64))?;
-    if let Err(error) = device.redirect(old, &program) {
+    device.request(
+        Command::DeviceAttach,
+        Some(program.port_map.as_ptr() as u64),
+    )?;
+    let mut off = TurnedOff::before(&device, old)?;
+    if let Err(error) = device.start(old.is_some(), &mut program, &mut off, keep_offloads) {
+        off.restore()?;
         device.request(Command::DeviceDetach, None)?;
         return Err(error).with_context(no_program);
     }
+    off.remark("turned off until it is detached");
     Ok(())
 }
 
@@ -83,7 +102,10 @@ pub(crate) fn detach(which: &Which) -> anyhow::Result<()> {
     device.request(Command::DeviceDetach, None)?;
     if let (XdpAttached::Driver, Some(number)) = program_of(&device.link) {
         if is_own(number)? {
+            let mut off = TurnedOff::before(&device, Some(number))?;
             set_program(&device.socket, device.link.header.index, None)?;
+            off.restore()?;
+            off.remark("turned on again");
         }
     }
     Ok(())
@@ -129,38 +151,162 @@ impl<'a> Found<'a> {
         answers.map(drop).with_context(|| self.name.to_owned())
     }
 
-    /// Has the driver run the program, in place of an old one.
-    fn redirect(&self, old: bool, program: &ProgramFd) -> anyhow::Result<()> {
+    /// Has the driver run the program, in place of an old one, with the offloads that it and the program
+    /// need.
+    fn start(
+        &self,
+        old: bool,
+        program: &mut Program,
+        off: &mut TurnedOff,
+        keep_offloads: bool,
+    ) -> anyhow::Result<()> {
         let index = self.link.header.index;
         if old {
             set_program(&self.socket, index, None)?;
         }
-        match set_program(&self.socket, index, Some(program.as_fd())) {
+        if !keep_offloads {
+            off.turn_off(STRIP, program)?;
+        }
+        program.note(off)?;
+        let run = |program: &Program| {
+            let set = set_program(&self.socket, index, Some(program.fd()?.as_fd()));
+            anyhow::Ok(set)
+        };
+        match run(program)? {
+            Ok(()) => Ok(()),
             Err(error) if error.is(Errno::EOPNOTSUPP) => {
                 Err(error).context("the driver runs no programs of XDP, so it can't send frames")
             }
-            set => Ok(set?),
+            Err(error) if keep_offloads || !off.turn_off(COALESCE, program)? => Err(error.into()),
+            Err(_) => Ok(run(program)??),
         }
     }
 }
 
-/// Loads the program, and maps what the module tells it. The mapping is for the module, which keeps
-/// the memory when kopictl has ended.
-fn load() -> anyhow::Result<(ProgramFd, MmapRaw)> {
-    let object = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/redirect.bpf.o"));
-    let mut loaded = Ebpf::load(object)?;
-    let Some(Map::Array(port_map)) = loaded.map(PORT_MAP) else {
-        bail!("no map in the object");
-    };
-    let len = usize::try_from(port_map.info()?.value_size())?;
-    let port_map = MmapOptions::new()
-        .len(len)
-        .map_raw(&port_map.fd().as_fd())
-        .context("its map")?;
-    let program = loaded.program_mut(PROGRAM).context("not in the object")?;
-    let program: &mut Xdp = program.try_into()?;
-    program.load()?;
-    Ok((program.fd()?.try_clone()?, port_map))
+/// Offloads that strip VLAN tags, which the program has to see: their names in the kernel.
+const STRIP: &[&str] = &["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"];
+/// Offloads that coalesce what the NIC receives: with them, some drivers take no program.
+const COALESCE: &[&str] = &["rx-lro", "rx-gro-hw"];
+
+/// The name of an offload in `ethtool -k`.
+fn shown(offload: &str) -> &str {
+    match offload {
+        "rx-vlan-hw-parse" => "rx-vlan-offload",
+        "rx-lro" => "large-receive-offload",
+        other => other,
+    }
+}
+
+/// Offloads of an attached device that were turned off.
+struct TurnedOff {
+    device: String,
+    offloads: Offloads,
+    names: Vec<&'static str>,
+}
+
+impl TurnedOff {
+    /// Those that the note of a program has.
+    fn before(device: &Found<'_>, program: Option<u32>) -> anyhow::Result<Self> {
+        let note = program.and_then(|number| note_of(number).ok());
+        let bits = note.unwrap_or_default();
+        let known = STRIP.iter().chain(COALESCE).copied().enumerate();
+        Ok(Self {
+            device: device.name.to_owned(),
+            offloads: Offloads::of(device.link.header.index)?,
+            names: known
+                .filter(|(bit, _)| (bits >> bit) & 1 != 0)
+                .map(|(_, name)| name)
+                .collect(),
+        })
+    }
+
+    /// As bits, for a program's note.
+    fn bits(&self) -> u64 {
+        let known = STRIP.iter().chain(COALESCE).enumerate();
+        known
+            .filter(|(_, name)| self.names.contains(name))
+            .fold(0, |bits, (bit, _)| bits | (1 << bit))
+    }
+
+    /// Turns off those that are on, and notes that; says whether there were any.
+    fn turn_off(&mut self, names: &[&'static str], program: &mut Program) -> anyhow::Result<bool> {
+        let on = self.offloads.changeable(names.iter().copied(), true)?;
+        let turned = self.offloads.turn(&on, false)?;
+        let is_new = |name: &&&str| !self.names.contains(*name);
+        let new: Vec<_> = turned.iter().filter(is_new).copied().collect();
+        self.names.extend(new);
+        program.note(self)?;
+        Ok(!turned.is_empty())
+    }
+
+    /// Turns them on again.
+    fn restore(&mut self) -> anyhow::Result<()> {
+        let off = self
+            .offloads
+            .changeable(self.names.iter().copied(), false)?;
+        self.names = self.offloads.turn(&off, true)?;
+        Ok(())
+    }
+
+    fn remark(&self, what: &str) {
+        let names: Vec<_> = self.names.iter().map(|name| shown(name)).collect();
+        if !names.is_empty() {
+            remark(format!("{}: {} {what}", self.device, names.join(", ")));
+        }
+    }
+}
+
+/// An entry of the program's map, which is a `struct kopi_port_map`, or kopictl's note.
+type Entry = [u64; 1025];
+/// The place of the note.
+const NOTE: u32 = 1;
+
+/// The program that redirects, and its map.
+struct Program {
+    loaded: Ebpf,
+    /// For the module, which keeps the memory when kopictl has ended.
+    port_map: MmapRaw,
+}
+
+impl Program {
+    fn load() -> anyhow::Result<Self> {
+        let object = include_bytes_aligned!(concat!(env!("OUT_DIR"), "/redirect.bpf.o"));
+        let mut loaded = Ebpf::load(object)?;
+        let Some(Map::Array(port_map)) = loaded.map(PORT_MAP) else {
+            bail!("no map in the object");
+        };
+        let port_map = MmapOptions::new()
+            .len(size_of::<Entry>())
+            .map_raw(&port_map.fd().as_fd())
+            .context("its map")?;
+        let program = loaded.program_mut(PROGRAM).context("not in the object")?;
+        let program: &mut Xdp = program.try_into()?;
+        program.load()?;
+        Ok(Self { loaded, port_map })
+    }
+
+    fn fd(&self) -> anyhow::Result<&ProgramFd> {
+        let program = self.loaded.program(PROGRAM).context("not in the object")?;
+        let program: &Xdp = program.try_into()?;
+        Ok(program.fd()?)
+    }
+
+    /// Notes which offloads are turned off.
+    fn note(&mut self, off: &TurnedOff) -> anyhow::Result<()> {
+        let map = self.loaded.map_mut(PORT_MAP).context("no map")?;
+        let mut entry: Entry = [0; 1025];
+        entry[0] = off.bits();
+        Ok(Array::<_, Entry>::try_from(map)?.set(NOTE, entry, 0)?)
+    }
+}
+
+/// The note of a program of kopictl's; an error if it is an older one, which has none.
+fn note_of(program: u32) -> anyhow::Result<u64> {
+    let is_it = |info: &ProgramInfo| info.id() == program;
+    let info = loaded_programs().filter_map(Result::ok).find(is_it);
+    let maps = info.context("no program")?.map_ids()?.unwrap_or_default();
+    let map = Map::Array(MapData::from_id(*maps.first().context("no map")?)?);
+    Ok(Array::<_, Entry>::try_from(map)?.get(&NOTE, 0)?[0])
 }
 
 /// Whether a program is kopictl's.

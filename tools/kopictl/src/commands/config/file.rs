@@ -17,7 +17,8 @@ const DEVICE_MAX: usize = 15;
 pub(super) struct File {
     /// Each with its line.
     pub(super) limits: Vec<(usize, String, u64)>,
-    pub(super) devices: Vec<(usize, String)>,
+    /// Each with its line, and whether its offloads are left as they are.
+    pub(super) devices: Vec<(usize, String, bool)>,
     /// The engines and their line; none are to be there where the list of CPUs is empty.
     pub(super) engines: Option<(usize, Engines)>,
     pub(super) rules: grammar::File,
@@ -47,15 +48,16 @@ impl File {
                 }
                 self.limits.push((line, name.to_owned(), value));
             }
-            ["attach", device] => {
+            ["attach", device] | ["attach", device, "keep-offloads"] => {
                 let wrong = |letter: char| letter == '/' || letter.is_whitespace();
                 if device.is_empty() || device.len() > DEVICE_MAX || device.contains(wrong) {
                     return Err(format!("attach: {device:?} is no name of a device"));
                 }
-                if self.devices.iter().any(|(_, known)| known == device) {
+                if self.devices.iter().any(|(_, known, _)| known == device) {
                     return Err(format!("attach {device} is there twice"));
                 }
-                self.devices.push((line, device.to_owned()));
+                let keep_offloads = words.len() > 2;
+                self.devices.push((line, device.to_owned(), keep_offloads));
             }
             ["engines", ..] if self.engines.is_some() => {
                 return Err("engines is there twice".to_owned())
@@ -65,7 +67,9 @@ impl File {
             ["rule", _, ..] => self.rules.add(line, &words[1..])?,
             ["default" | "enforce", ..] => self.rules.add(line, words)?,
             ["limit", ..] => return Err("limit has a name and a number".to_owned()),
-            ["attach", ..] => return Err("attach has the name of one device".to_owned()),
+            ["attach", ..] => {
+                return Err("attach has the name of one device, and maybe keep-offloads".to_owned())
+            }
             ["rule"] => return Err("rule has the words of kopictl rule add".to_owned()),
             [other, ..] => {
                 return Err(format!(
@@ -120,7 +124,7 @@ mod tests {
 # a comment
 limit user_max_flows 10   # another
 attach eth0
-attach wan-1
+attach wan-1 keep-offloads
 engines cpus 1,3-4 idle 500
 rule user 0 local-port 53 allow
 rule local-port 53 deny comment 'of root only'
@@ -131,7 +135,7 @@ default allow
         assert_eq!(file.limits, [(2, "user_max_flows".to_owned(), 10)]);
         assert_eq!(
             file.devices,
-            [(3, "eth0".to_owned()), (4, "wan-1".to_owned())]
+            [(3, "eth0".to_owned(), false), (4, "wan-1".to_owned(), true)]
         );
         let (line, engines) = file.engines.unwrap();
         assert_eq!(

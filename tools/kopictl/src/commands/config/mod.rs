@@ -105,8 +105,9 @@ fn check(which: &Which) -> anyhow::Result<()> {
 /// For when a device has come.
 fn attach_one(which: &Which, device: &str) -> anyhow::Result<()> {
     let file = which.read()?;
-    if file.devices.iter().any(|(_, named)| named == device) {
-        attach_if_there(device)?;
+    let named = file.devices.iter().find(|(_, named, _)| named == device);
+    if let Some((_, _, keep_offloads)) = named {
+        attach_if_there(device, *keep_offloads)?;
     }
     Ok(())
 }
@@ -154,8 +155,8 @@ impl Applied {
                 self.engines = engines.cpu.len();
             }
         }
-        for (line, device) in &file.devices {
-            let there = attach_if_there(device);
+        for (line, device, keep_offloads) in &file.devices {
+            let there = attach_if_there(device, *keep_offloads);
             match self.is_done(name, *line, there) {
                 Some(true) => self.attached.push(device.clone()),
                 Some(false) => {

@@ -1,0 +1,119 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Attaching turns off the offloads that are in its way, on any model of NIC (qemu/vm --model), and detaching turns
+them on again; a NIC whose driver takes no frames is refused with a word."""
+
+import json
+import socket
+import subprocess
+
+import kopi
+import memory
+from attached import host, peer
+from equivalence import devices, namespace
+from redirected import BATCH, Traffic
+
+STRIPS = "rx-vlan-offload"
+ON, OFF = f"eth0: {STRIPS} turned on again", f"eth0: {STRIPS} turned off until it is detached"
+
+
+def run(*words):
+    """Runs kopictl in the host's namespace; gives its status, and what it says of how things are."""
+    done = subprocess.run(["nsenter", "--net=/run/netns/host", "kopictl", *words],
+                          capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr.strip()
+
+
+def offload(name=STRIPS):
+    """Whether an offload is on, and whether it can be changed."""
+    found = json.loads(host("ethtool --json -k eth0"))[0][name]
+    return found["active"], not found["fixed"]
+
+
+def carrier():
+    """Waits until the NIC has its carrier again: some drivers reset it."""
+    ping = "ip netns exec peer ping -c1 -W1 192.0.2.1"
+    kopi.expect(kopi.wait_until(lambda: subprocess.run(ping.split(), check=False, capture_output=True).returncode == 0),
+                "the carrier comes back")
+
+
+def vlan_works(what):
+    """A VLAN device on the attached one gets what is tagged, and nobody else does."""
+    for side, nic, number in (("host", "eth0", 1), ("peer", "eth1", 2)):
+        for command in (f"link add tagged0 link {nic} type vlan id 7", f"addr add 198.51.100.{number}/24 dev tagged0",
+                        "link set tagged0 up"):
+            kopi.expect(subprocess.run(["ip", "-n", side, *command.split()], check=False).returncode == 0, command)
+    traffic = Traffic()
+    with namespace("host"):
+        tagged = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    tagged.bind(("198.51.100.1", traffic.source.getpeername()[1]))
+    tagged.settimeout(20)
+    with namespace("peer"):
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender.sendto(b"tagged", tagged.getsockname())
+    kopi.check(f"{what}: what is tagged comes by the VLAN's device", tagged.recv(100) == b"tagged")
+    traffic.passes(f"{what}: what isn't tagged comes to the flow, in order", BATCH, 200)
+    for sock in (tagged, sender):
+        sock.close()
+    traffic.close()
+    host("ip link del tagged0")
+    peer("ip link del tagged0")
+
+
+def attaches(stripped):
+    """With the offload as it is by itself."""
+    status, said = run("attach", "eth0")
+    kopi.check("attached", status == 0, said)
+    kopi.check("it is said what was turned off", said == (OFF if stripped else ""), said)
+    kopi.check("VLAN tags stay in the packets", not offload()[0], offload())
+    carrier()
+    [device] = devices("host")
+    kopi.check("packets come directly", device["receive_path"] == "direct", device)
+    vlan_works("attached")
+    [device] = devices("host")
+    kopi.check("what came was redirected", device["received"] >= BATCH, device)
+    # The note is with the program, which stays.
+    kopi.expect(memory.unload(), "nothing holds the module")
+    memory.load()
+    status, said = run("attach", "eth0")
+    kopi.check("attached by a new module: it is still known what was turned off",
+               status == 0 and said == (OFF if stripped else ""), said)
+    carrier()
+    status, said = run("detach", "eth0")
+    kopi.check("detached: it is on again", status == 0 and said == (ON if stripped else "")
+               and offload()[0] == stripped, said)
+    carrier()
+    status, said = run("attach", "--keep-offloads", "eth0")
+    kopi.check("--keep-offloads: nothing is turned off", (status, said, offload()[0]) == (0, "", stripped), said)
+    carrier()
+    [device] = devices("host")
+    kopi.check("and it is said how packets come", device["receive_path"] == ("vlan" if stripped else "direct"), device)
+    vlan_works("--keep-offloads")
+    status, said = run("detach", "eth0")
+    kopi.check("detached: nothing is turned on", (status, said, offload()[0]) == (0, "", stripped), said)
+    carrier()
+    host(f"ethtool -K eth0 {STRIPS} off" if stripped else "true")
+    status, said = run("attach", "eth0")
+    kopi.check("attached where it is off already: nothing is said", (status, said) == (0, ""), said)
+    carrier()
+    status, said = run("detach", "eth0")
+    kopi.check("detached: it stays off", (status, said, offload()[0]) == (0, "", False), said)
+    host(f"ethtool -K eth0 {STRIPS} on" if stripped else "true")
+    carrier()
+
+
+def is_refused(stripped):
+    """Its driver takes no frames, and so it stays as it is."""
+    status, said = run("attach", "eth0")
+    kopi.check("the driver takes no frames: refused with a word", status == 1 and "can't send frames" in said, said)
+    kopi.check("and its offload is as it was", offload()[0] == stripped, offload())
+    traffic = Traffic()
+    traffic.passes("all comes by the stack, in order", BATCH, 200)
+    traffic.close()
+
+
+driver = host("ethtool -i eth0").split()[1]
+on, _ = offload()
+print(f"# {driver}: {STRIPS} is {'on' if on else 'off'}", flush=True)
+(is_refused if driver == "e1000e" else attaches)(on)
+kopi.finish()

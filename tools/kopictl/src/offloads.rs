@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Offloads of a network device, over ethtool's netlink family
+//! (Documentation/networking/ethtool-netlink.rst of the kernel).
+
+use crate::{
+    attributes::attributes,
+    netlink::{Connection, Error},
+};
+
+/// The family, and what it can be asked.
+const FAMILY: &str = "ethtool";
+const FEATURES_GET: u8 = 11;
+const FEATURES_SET: u8 = 12;
+/// ETHTOOL_FLAG_OMIT_REPLY: what has changed needn't be answered.
+const OMIT_REPLY: u32 = 2;
+
+attributes! {
+    /// Which device a request is about.
+    Header {
+        /// Index of the device.
+        1 ifindex: Option<u32>,
+        /// How to answer.
+        3 flags: Option<u32>,
+    }
+}
+
+attributes! {
+    /// An offload.
+    Bit {
+        /// Its name.
+        2 name: Option<String>,
+        /// Whether it is to be on.
+        3 value: bool,
+    }
+}
+
+attributes! {
+    /// A list of offloads.
+    Bits {
+        /// One of them.
+        1 bit: Vec<Bit>,
+    }
+}
+
+attributes! {
+    /// Offloads that are on, or those to be changed.
+    Bitset {
+        /// The list.
+        3 bits: Option<Bits>,
+    }
+}
+
+attributes! {
+    /// The offloads of a device.
+    Features {
+        /// The device.
+        1 header: Option<Header>,
+        /// Those that can be changed.
+        2 changeable: Option<Bitset>,
+        /// Those to be changed.
+        3 wanted: Option<Bitset>,
+        /// Those that are on.
+        4 active: Option<Bitset>,
+    }
+}
+
+impl Bitset {
+    fn has(set: Option<&Self>, name: &str) -> bool {
+        let bits = set.and_then(|set| set.bits.as_ref());
+        let mut names = bits.into_iter().flat_map(|bits| &bits.bit);
+        names.any(|bit| bit.name.as_deref() == Some(name))
+    }
+}
+
+/// The offloads of a device.
+pub(crate) struct Offloads {
+    connection: Connection,
+    ifindex: u32,
+}
+
+impl Offloads {
+    pub(crate) fn of(ifindex: u32) -> Result<Self, Error> {
+        Ok(Self {
+            connection: Connection::to(FAMILY)?,
+            ifindex,
+        })
+    }
+
+    /// Those of `names` that are on, or off, and can be changed.
+    pub(crate) fn changeable<'n>(
+        &mut self,
+        names: impl IntoIterator<Item = &'n str>,
+        on: bool,
+    ) -> Result<Vec<&'n str>, Error> {
+        let question = self.question(0);
+        let answer: Vec<Features> = self.connection.ask(FEATURES_GET, &question, 0)?;
+        let Some(features) = answer.first() else {
+            return Ok(Vec::new());
+        };
+        let can = |name: &&str| {
+            Bitset::has(features.changeable.as_ref(), name)
+                && Bitset::has(features.active.as_ref(), name) == on
+        };
+        Ok(names.into_iter().filter(can).collect())
+    }
+
+    /// Turns them on or off, and gives those for which the driver did so.
+    pub(crate) fn turn<'n>(&mut self, names: &[&'n str], on: bool) -> Result<Vec<&'n str>, Error> {
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bit = names.iter().map(|&name| Bit {
+            name: Some(name.to_owned()),
+            value: on,
+        });
+        let wanted = Bitset {
+            bits: Some(Bits { bit: bit.collect() }),
+        };
+        let question = Features {
+            wanted: Some(wanted),
+            ..self.question(OMIT_REPLY)
+        };
+        let _: Vec<Features> = self.connection.ask(FEATURES_SET, &question, 0)?;
+        self.changeable(names.iter().copied(), on)
+    }
+
+    fn question(&self, flags: u32) -> Features {
+        let header = Header {
+            ifindex: Some(self.ifindex),
+            flags: Some(flags),
+        };
+        Features {
+            header: Some(header),
+            ..Features::default()
+        }
+    }
+}
