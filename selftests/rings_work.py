@@ -18,6 +18,7 @@ from kopi import (BELL_WAIT_COMPLETION, BELL_WAIT_RX, Channel, JOIN, META_FORMAT
                   fails, flow, in_child, wait_until)
 from linux import SO_TIMESTAMPNS
 
+SYS_EPOLL_WAIT = "232"
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 plain.settimeout(10)
 plain.bind(("127.0.0.1", 0))
@@ -117,9 +118,9 @@ def polling(channel):
 
 
 def sleeps_in_epoll(pid):
-    """Whether a process waits in epoll_wait()."""
-    with open(f"/proc/{pid}/wchan", encoding="ascii") as wchan:
-        return "ep_poll" in wchan.read()
+    """Whether a process sleeps in epoll_wait()."""
+    with open(f"/proc/{pid}/syscall", encoding="ascii") as call:
+        return call.read().split()[0] == SYS_EPOLL_WAIT
 
 
 def woken_in_turn(channel):
