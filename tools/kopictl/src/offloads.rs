@@ -7,6 +7,7 @@ use crate::{
     attributes::attributes,
     netlink::{Connection, Error},
 };
+use nix::errno::Errno;
 
 /// The family, and what it can be asked.
 const FAMILY: &str = "ethtool";
@@ -75,14 +76,19 @@ impl Bitset {
 
 /// The offloads of a device.
 pub(crate) struct Offloads {
-    connection: Connection,
+    /// None in a kernel without the family, where none can be changed.
+    connection: Option<Connection>,
     ifindex: u32,
 }
 
 impl Offloads {
     pub(crate) fn of(ifindex: u32) -> Result<Self, Error> {
+        let connection = match Connection::to(FAMILY) {
+            Err(error) if error.is(Errno::ENOENT) => None,
+            connection => Some(connection?),
+        };
         Ok(Self {
-            connection: Connection::to(FAMILY)?,
+            connection,
             ifindex,
         })
     }
@@ -94,7 +100,10 @@ impl Offloads {
         on: bool,
     ) -> Result<Vec<&'n str>, Error> {
         let question = self.question(0);
-        let answer: Vec<Features> = self.connection.ask(FEATURES_GET, &question, 0)?;
+        let Some(connection) = &mut self.connection else {
+            return Ok(Vec::new());
+        };
+        let answer: Vec<Features> = connection.ask(FEATURES_GET, &question, 0)?;
         let Some(features) = answer.first() else {
             return Ok(Vec::new());
         };
@@ -107,9 +116,6 @@ impl Offloads {
 
     /// Turns them on or off, and gives those for which the driver did so.
     pub(crate) fn turn<'n>(&mut self, names: &[&'n str], on: bool) -> Result<Vec<&'n str>, Error> {
-        if names.is_empty() {
-            return Ok(Vec::new());
-        }
         let bit = names.iter().map(|&name| Bit {
             name: Some(name.to_owned()),
             value: on,
@@ -121,7 +127,12 @@ impl Offloads {
             wanted: Some(wanted),
             ..self.question(OMIT_REPLY)
         };
-        let _: Vec<Features> = self.connection.ask(FEATURES_SET, &question, 0)?;
+        match &mut self.connection {
+            Some(connection) if !names.is_empty() => {
+                let _: Vec<Features> = connection.ask(FEATURES_SET, &question, 0)?;
+            }
+            _ => return Ok(Vec::new()),
+        }
         self.changeable(names.iter().copied(), on)
     }
 

@@ -81,15 +81,16 @@ fn attach_found(mut device: Found<'_>, keep_offloads: bool) -> anyhow::Result<()
     };
     let no_program = || format!("{name}: no XDP program");
     let mut program = Program::load().with_context(no_program)?;
-    // First, since that is refused where the device is attached already, with a program in use.
+    let mut off = TurnedOff::before(&device, old)?;
+    // Before anything is changed, since that is refused where the device is attached already, with a
+    // program in use.
     device.request(
         Command::DeviceAttach,
         Some(program.port_map.as_ptr() as u64),
     )?;
-    let mut off = TurnedOff::before(&device, old)?;
     if let Err(error) = device.start(old.is_some(), &mut program, &mut off, keep_offloads) {
-        off.restore()?;
         device.request(Command::DeviceDetach, None)?;
+        off.restore()?;
         return Err(error).with_context(no_program);
     }
     off.remark("turned off until it is detached");
