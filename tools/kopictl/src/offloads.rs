@@ -93,29 +93,33 @@ impl Offloads {
         })
     }
 
-    /// Those of `names` that are on, or off, and can be changed.
-    pub(crate) fn changeable<'n>(
+    /// Turns on, or off, those of `names` that aren't and can be changed; gives those for which the driver
+    /// did so.
+    pub(crate) fn turn<'n>(
         &mut self,
         names: impl IntoIterator<Item = &'n str>,
         on: bool,
     ) -> Result<Vec<&'n str>, Error> {
-        let question = self.question(0);
         let Some(connection) = &mut self.connection else {
             return Ok(Vec::new());
         };
-        let answer: Vec<Features> = connection.ask(FEATURES_GET, &question, 0)?;
-        let Some(features) = answer.first() else {
-            return Ok(Vec::new());
+        let question = |flags, wanted| Features {
+            header: Some(Header {
+                ifindex: Some(self.ifindex),
+                flags: Some(flags),
+            }),
+            wanted,
+            ..Features::default()
         };
+        let before: Features = one(connection.ask(FEATURES_GET, &question(0, None), 0)?);
         let can = |name: &&str| {
-            Bitset::has(features.changeable.as_ref(), name)
-                && Bitset::has(features.active.as_ref(), name) == on
+            Bitset::has(before.changeable.as_ref(), name)
+                && Bitset::has(before.active.as_ref(), name) != on
         };
-        Ok(names.into_iter().filter(can).collect())
-    }
-
-    /// Turns them on or off, and gives those for which the driver did so.
-    pub(crate) fn turn<'n>(&mut self, names: &[&'n str], on: bool) -> Result<Vec<&'n str>, Error> {
+        let names: Vec<_> = names.into_iter().filter(can).collect();
+        if names.is_empty() {
+            return Ok(names);
+        }
         let bit = names.iter().map(|&name| Bit {
             name: Some(name.to_owned()),
             value: on,
@@ -123,27 +127,15 @@ impl Offloads {
         let wanted = Bitset {
             bits: Some(Bits { bit: bit.collect() }),
         };
-        let question = Features {
-            wanted: Some(wanted),
-            ..self.question(OMIT_REPLY)
-        };
-        match &mut self.connection {
-            Some(connection) if !names.is_empty() => {
-                let _: Vec<Features> = connection.ask(FEATURES_SET, &question, 0)?;
-            }
-            _ => return Ok(Vec::new()),
-        }
-        self.changeable(names.iter().copied(), on)
+        let changed = question(OMIT_REPLY, Some(wanted));
+        let _: Vec<Features> = connection.ask(FEATURES_SET, &changed, 0)?;
+        let after: Features = one(connection.ask(FEATURES_GET, &question(0, None), 0)?);
+        let is_done = |name: &&str| Bitset::has(after.active.as_ref(), name) == on;
+        Ok(names.into_iter().filter(is_done).collect())
     }
+}
 
-    fn question(&self, flags: u32) -> Features {
-        let header = Header {
-            ifindex: Some(self.ifindex),
-            flags: Some(flags),
-        };
-        Features {
-            header: Some(header),
-            ..Features::default()
-        }
-    }
+/// The only answer; a device of which nothing is said has no offloads.
+fn one(answers: Vec<Features>) -> Features {
+    answers.into_iter().next().unwrap_or_default()
 }

@@ -21,7 +21,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use netlink_packet_route::link::{LinkMessage, XdpAttached};
 use netlink_sys::Socket;
 use nix::errno::Errno;
-use std::os::fd::AsFd;
+use std::{collections::BTreeSet, os::fd::AsFd};
 
 /// What is attached where there is no program, and taken away again.
 const PROGRAM: &str = "kopi_redirect";
@@ -165,21 +165,21 @@ impl<'a> Found<'a> {
         if old {
             set_program(&self.socket, index, None)?;
         }
+        let run = |program: &Program| set_program(&self.socket, index, Some(program.fd.as_fd()));
         if !keep_offloads {
-            off.turn_off(STRIP, program)?;
+            off.turn_off(STRIP)?;
         }
         program.note(off)?;
-        let run = |program: &Program| {
-            let set = set_program(&self.socket, index, Some(program.fd()?.as_fd()));
-            anyhow::Ok(set)
-        };
-        match run(program)? {
+        match run(program) {
             Ok(()) => Ok(()),
             Err(error) if error.is(Errno::EOPNOTSUPP) => {
                 Err(error).context("the driver runs no programs of XDP, so it can't send frames")
             }
-            Err(error) if keep_offloads || !off.turn_off(COALESCE, program)? => Err(error.into()),
-            Err(_) => Ok(run(program)??),
+            Err(error) if keep_offloads || !off.turn_off(COALESCE)? => Err(error.into()),
+            Err(_) => {
+                program.note(off)?;
+                Ok(run(program)?)
+            }
         }
     }
 }
@@ -202,7 +202,7 @@ fn shown(offload: &str) -> &str {
 struct TurnedOff {
     device: String,
     offloads: Offloads,
-    names: Vec<&'static str>,
+    names: BTreeSet<&'static str>,
 }
 
 impl TurnedOff {
@@ -225,27 +225,21 @@ impl TurnedOff {
     fn bits(&self) -> u64 {
         let known = STRIP.iter().chain(COALESCE).enumerate();
         known
-            .filter(|(_, name)| self.names.contains(name))
+            .filter(|(_, name)| self.names.contains(*name))
             .fold(0, |bits, (bit, _)| bits | (1 << bit))
     }
 
-    /// Turns off those that are on, and notes that; says whether there were any.
-    fn turn_off(&mut self, names: &[&'static str], program: &mut Program) -> anyhow::Result<bool> {
-        let on = self.offloads.changeable(names.iter().copied(), true)?;
-        let turned = self.offloads.turn(&on, false)?;
-        let is_new = |name: &&&str| !self.names.contains(*name);
-        let new: Vec<_> = turned.iter().filter(is_new).copied().collect();
-        self.names.extend(new);
-        program.note(self)?;
+    /// Turns off those that are on; says whether there were any.
+    fn turn_off(&mut self, names: &[&'static str]) -> anyhow::Result<bool> {
+        let turned = self.offloads.turn(names.iter().copied(), false)?;
+        self.names.extend(&turned);
         Ok(!turned.is_empty())
     }
 
     /// Turns them on again.
     fn restore(&mut self) -> anyhow::Result<()> {
-        let off = self
-            .offloads
-            .changeable(self.names.iter().copied(), false)?;
-        self.names = self.offloads.turn(&off, true)?;
+        let turned = self.offloads.turn(self.names.iter().copied(), true)?;
+        self.names = BTreeSet::from_iter(turned);
         Ok(())
     }
 
@@ -258,13 +252,15 @@ impl TurnedOff {
 }
 
 /// An entry of the program's map, which is a `struct kopi_port_map`, or kopictl's note.
-type Entry = [u64; 1025];
+type Entry = [u64; ENTRY];
+const ENTRY: usize = 1025;
 /// The place of the note.
 const NOTE: u32 = 1;
 
 /// The program that redirects, and its map.
 struct Program {
     loaded: Ebpf,
+    fd: ProgramFd,
     /// For the module, which keeps the memory when kopictl has ended.
     port_map: MmapRaw,
 }
@@ -283,19 +279,18 @@ impl Program {
         let program = loaded.program_mut(PROGRAM).context("not in the object")?;
         let program: &mut Xdp = program.try_into()?;
         program.load()?;
-        Ok(Self { loaded, port_map })
-    }
-
-    fn fd(&self) -> anyhow::Result<&ProgramFd> {
-        let program = self.loaded.program(PROGRAM).context("not in the object")?;
-        let program: &Xdp = program.try_into()?;
-        Ok(program.fd()?)
+        let fd = program.fd()?.try_clone()?;
+        Ok(Self {
+            loaded,
+            fd,
+            port_map,
+        })
     }
 
     /// Notes which offloads are turned off.
     fn note(&mut self, off: &TurnedOff) -> anyhow::Result<()> {
         let map = self.loaded.map_mut(PORT_MAP).context("no map")?;
-        let mut entry: Entry = [0; 1025];
+        let mut entry = [0; ENTRY];
         entry[0] = off.bits();
         Ok(Array::<_, Entry>::try_from(map)?.set(NOTE, entry, 0)?)
     }
