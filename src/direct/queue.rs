@@ -60,14 +60,12 @@ struct Lists {
     with_driver: List,
     /// The queue will be polled again.
     awake: bool,
-    /// The interval until then, in nanoseconds.
-    tick: u64,
+    /// The interval until then, in nanoseconds; `None` for [`TICK_MAX`], as nobody waits for a packet.
+    tick: Option<u64>,
     /// The time at which the timer expires, in nanoseconds; 0 if it isn't running.
     expires: u64,
     /// Somebody waits for packets with the driver: a sender for room, or a program for frames.
     hurry: bool,
-    /// Nobody waited for any packet when the interval was chosen.
-    lazy: bool,
     /// `None` while a caller of `poll` on this CPU has it, to use it without the lock.
     done: Option<Done>,
 }
@@ -156,10 +154,9 @@ impl Queue {
             waiting: Waiting::new()?,
             with_driver: List::new()?,
             awake: false,
-            tick: TICK,
+            tick: None,
             expires: 0,
             hurry: false,
-            lazy: true,
             done: Some(Done::new()?),
         };
         Ok(try_pin_init!(Self {
@@ -439,14 +436,10 @@ impl Lists {
     /// Chooses the interval until the queue is polled again.
     fn set_tick(&mut self, moved: bool) {
         self.hurry &= !self.has_none_with_driver();
-        let was_lazy = self.lazy;
-        self.lazy = !self.hurry && self.waiting.is_empty();
-        self.tick = if self.lazy {
-            TICK_MAX
-        } else if moved || was_lazy {
-            TICK
-        } else {
-            TICK_MAX.min(self.tick.saturating_mul(2))
+        self.tick = match self.tick {
+            _ if !self.hurry && self.waiting.is_empty() => None,
+            Some(tick) if !moved => Some(TICK_MAX.min(tick.saturating_mul(2))),
+            _ => Some(TICK),
         };
     }
 
@@ -456,12 +449,13 @@ impl Lists {
         if !self.awake {
             return None;
         }
+        let tick = self.tick.unwrap_or(TICK_MAX);
         let now = now();
-        let end = now.saturating_add(self.tick);
+        let end = now.saturating_add(tick);
         if (now..=end).contains(&self.expires) {
             return None;
         }
         self.expires = end;
-        Some(self.tick)
+        Some(tick)
     }
 }

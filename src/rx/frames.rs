@@ -82,6 +82,16 @@ impl Receiver {
         Ok(())
     }
 
+    /// As [`Self::make_room`] for one frame, while there is no spare one; `None` if the ring has no room.
+    #[inline(always)]
+    fn one_frame(
+        &mut self,
+        geometry: &Geometry,
+    ) -> Option<core::result::Result<Frame, DropReason>> {
+        let has_room = self.ring.room(1).is_ok_and(|room| room > 0);
+        has_room.then(|| self.next_frame(geometry))
+    }
+
     /// Finds room and the frame for a packet of `len` bytes that one frame holds, unless it was set
     /// aside.
     #[inline]
@@ -93,9 +103,10 @@ impl Receiver {
         if let Some(frame) = self.ready.take() {
             return Ok(frame);
         }
-        // As make_room(), for one frame.
-        if self.spare.is_empty() && self.ring.room(1).is_ok_and(|room| room > 0) {
-            return self.next_frame(geometry);
+        if self.spare.is_empty() {
+            if let Some(frame) = self.one_frame(geometry) {
+                return frame;
+            }
         }
         self.make_room(len, geometry)?;
         self.frames.pop().ok_or(DropReason::NoFrame)
@@ -111,11 +122,7 @@ impl Receiver {
             self.keep_frames();
             return has_room;
         }
-        // As make_room(), for one frame.
-        if !self.ring.room(1).is_ok_and(|room| room > 0) {
-            return false;
-        }
-        self.ready = self.next_frame(geometry).ok();
+        self.ready = self.one_frame(geometry).and_then(|frame| frame.ok());
         self.ready.is_some()
     }
 
