@@ -114,14 +114,16 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
         clock: Clock::new()?,
         kernel: kernel()?,
     };
-    let modes = match &options.modes[..] {
-        [] => Mode::value_variants(),
-        modes => modes,
+    let modes: Vec<Mode> = match &options.modes[..] {
+        [] => {
+            let all = Mode::value_variants().iter().copied();
+            all.filter(|mode| !mode.is_direct()).collect()
+        }
+        modes => modes.to_vec(),
     };
     let mut all_right = true;
     for &payload in &options.payloads {
-        let by_default = |mode: Mode| !mode.is_direct() || !options.modes.is_empty();
-        for mode in modes.iter().copied().filter(|&mode| by_default(mode)) {
+        for &mode in &modes {
             match bench.row(mode, payload) {
                 Ok(row) => println!("{}", serde_json::to_string(&row)?),
                 Err(error) => {
