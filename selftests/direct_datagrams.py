@@ -16,7 +16,7 @@ import memory
 import nfqueue
 from attached import ADDRESSES, OTHERS, attach, change, counted, detached, host, kopictl, link, nobody_takes, rules
 from control import family
-from equivalence import namespace, payload, run_nft, sh
+from equivalence import namespace, payload, run_nft
 from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
 # Of an unknown neighbour, by IP version; and the versions in the words of nft.
@@ -220,7 +220,7 @@ def kept_for_ever(_ynl, version):
     queue.sock.close()
     with namespace("host"):
         run_nft("flush ruleset")
-    memory.load()
+    kopi.expect(memory.load(), "the module comes again")
     attach()
 
 

@@ -201,7 +201,7 @@ def module_goes():
     source.close()
     shown = host("ip link")
     kopi.check("and the program is there, but no device", "prog/xdp" in shown and "kopirx" not in shown, shown)
-    memory.load()
+    kopi.expect(memory.load(), "the module comes again")
     kopictl("attach", "eth0")
     traffic = Traffic()
     traffic.passes("with a new module: all arrive, in order", BATCH, 90)

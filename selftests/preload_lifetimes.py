@@ -413,7 +413,7 @@ def limited():
     done = subprocess.run([*RUN, sys.executable, "-c", code], capture_output=True, text=True, check=False)
     kopi.check("without the module the program runs with UDP sockets, and kopi run says why",
                done.stdout == "done 2\n" and "the kopi module is not loaded" in done.stderr, str(done))
-    memory.load()
+    kopi.expect(memory.load(), "the module comes again")
 
 
 CASES = {name[5:]: work for name, work in globals().items() if name.startswith("case_")}

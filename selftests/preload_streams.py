@@ -222,7 +222,7 @@ def without():
     kopi.check("not without --tcp", done.stdout == "sent False False\n" and not done.stderr, str(done))
     kopi.expect(memory.unload(), "nothing holds the module")
     done = server(*RUN)
-    memory.load()
+    kopi.expect(memory.load(), "the module comes again")
     kopi.check("nor without the module, as kopi run says",
                done.stdout == "sent False False\n" and "the kopi module is not loaded" in done.stderr, str(done))
 
