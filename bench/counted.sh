@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # One mode's row for bench/profile, in its machine: the row, and the kernel's symbols.
-# counted.sh none|nft10|conntrack MODE NIC|'NIC NIC'|'NIC NIC NIC' OPTION...
+# counted.sh none|nft10|conntrack|bpf_netfilter MODE NIC|'NIC NIC'|'NIC NIC NIC' OPTION...
 
 . "$(dirname "$0")/lib.sh"
 set -o pipefail
@@ -16,7 +16,7 @@ set_up >/dev/null
 attached=("$nic")
 [ ${#nics[@]} != 2 ] || attached+=(far)
 for each in "${attached[@]}"; do
-	[[ $mode != kopi_direct* ]] || nsenter --net="/run/netns/$each" kopictl attach "${each}0" || exit 1
+	[[ $mode != *kopi_direct* ]] || nsenter --net="/run/netns/$each" kopictl attach "${each}0" || exit 1
 done
 # Sending from one, there and back between two, receiving by the first of three.
 row() {

@@ -65,6 +65,7 @@ set_up() {
 	nics=("${nics[@]:3}")
 	if [ ${#nics[@]} -ge 3 ] && ! has_offloads "${nics[0]}"; then
 		joined znear "${nics[0]}" zfar "${nics[1]}"
+		tc -n zfar qdisc replace dev zfar0 root pfifo
 		sending zvoid "${nics[2]}"
 		nics=("${nics[@]:3}")
 	fi
@@ -136,18 +137,40 @@ nft10() {
 # The same ten for what is sent, besides those for what is received; with the same counter: nft10_both NAMESPACE
 nft10_both() {
 	nft10 "$1" input
+	nft_answers "$1" "$(ten_rules oifname sport)"
+}
+
+# Rules for what is sent, besides those for what is received: nft_answers NAMESPACE RULES
+nft_answers() {
 	nsenter --net="/run/netns/$1" nft -f - <<-EOF
 		table inet bench {
 			chain answers {
 				type filter hook output priority 0
-				$(ten_rules oifname sport)
+				$2
 			}
 		}
 	EOF
 }
 
+# The ten rules as one BPF program, both ways: bpf_netfilter NAMESPACE
+bpf_netfilter() {
+	bpftool prog loadall /kopi/build/bpf/ten_rules.bpf.o /sys/fs/bpf/bench pinmaps /sys/fs/bpf/bench/maps
+	for port in 53 123 443 4789 7001 51820; do
+		bpftool map update pinned /sys/fs/bpf/bench/maps/ports \
+			key hex "$(printf %02x $((port >> 8)))" "$(printf %02x $((port & 255)))" value 1
+	done
+	nsenter --net="/run/netns/$1" "$(dirname "${BASH_SOURCE[0]}")/attach_netfilter.py" /sys/fs/bpf/bench/ten_rules
+}
+bpf_netfilter_count='bpftool -j map dump pinned /sys/fs/bpf/bench/maps/seen | jq "[.[0].formatted.values[].value] | add"'
+no_bpf_netfilter() { rm -r /sys/fs/bpf/bench; }
+
 # As above.
-conntrack() { nft_rules "$1" "$2" 'ct state new,established counter name seen accept'; }
+conntrack_rule='ct state new,established counter name seen accept'
+conntrack() { nft_rules "$1" "$2" "$conntrack_rule"; }
+conntrack_both() {
+	conntrack "$1" input
+	nft_answers "$1" "$conntrack_rule"
+}
 
 # Besides those there are: also_conntrack NAMESPACE output|input
 also_conntrack() {

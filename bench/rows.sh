@@ -141,14 +141,21 @@ else
 fi
 
 received none
-received none --peers many --payloads 64 --modes recvmmsg,kopi,serve_mmsg,serve_kopi
+served=serve_mmsg,serve_kopi
+received none --peers many --payloads 64 --modes "recvmmsg,kopi,$served"
 nft10 near input
 received nft10 --counts handed --count "$nft_count"
 received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes recvmmsg,kopi
 no_nft near
 nft10_both near
-received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes serve_mmsg,serve_kopi
+received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes "$served"
 no_nft near
+conntrack_both near
+received conntrack --counts handed --count "$nft_count" --peers many --payloads 64 --modes "$served"
+no_nft near
+bpf_netfilter near
+received bpf_netfilter --counts handed --count "$bpf_netfilter_count" --peers many --payloads 64 --modes "$served"
+no_bpf_netfilter
 conntrack near input
 received conntrack --counts handed --count "$nft_count" --payloads 64
 no_nft near
@@ -156,6 +163,17 @@ there_and_back
 
 # One at a time, since the port is free again some time after.
 for payload in 64 512 1400; do received none --modes io_uring --payloads $payload; done
+served_by_io_uring() { received "$@" --peers many --payloads 64 --modes serve_io_uring; }
+served_by_io_uring none
+nft10_both near
+served_by_io_uring nft10 --counts handed --count "$nft_count"
+no_nft near
+conntrack_both near
+served_by_io_uring conntrack --counts handed --count "$nft_count"
+no_nft near
+bpf_netfilter near
+served_by_io_uring bpf_netfilter --counts handed --count "$bpf_netfilter_count"
+no_bpf_netfilter
 nft10 near input
 received nft10 --modes io_uring --counts handed --count "$nft_count" --payloads 64
 no_nft near
@@ -172,6 +190,7 @@ nft10 zvoid output
 zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
 received_zero_copy() { receive znear zfar twin --modes af_xdp_zero_copy --policy "$@" || failed=1; }
 received_zero_copy none
+receive znear zfar twin --policy none --peers many --payloads 64 --modes serve_af_xdp_zero_copy || failed=1
 nft10 znear input
 received_zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
 # Merged before they are skbs, or without any.
@@ -181,6 +200,13 @@ received none --peers many --payloads 64 --modes kopi_direct_datagrams,serve_kop
 nft10_both near
 received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes serve_kopi_direct
 no_nft near
+conntrack_both near
+received conntrack --counts handed --count "$nft_count" --peers many --payloads 64 --modes serve_kopi_direct
+no_nft near
+bpf_netfilter near
+received bpf_netfilter --counts handed --count "$bpf_netfilter_count" --peers many --payloads 64 \
+	--modes serve_kopi_direct
+no_bpf_netfilter
 nft10 near input
 received nft10 --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_merged,kopi_direct_datagrams
 received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes kopi_direct_datagrams
@@ -202,6 +228,6 @@ in_near tc qdisc del dev near0 clsact
 received nft10 --modes af_xdp_copy --counts handed --count "$nft_count" --payloads 64
 no_nft near
 received none --modes af_xdp_copy,xdp_drop
-received none --peers many --payloads 64 --modes af_xdp_copy,xdp_drop
+received none --peers many --payloads 64 --modes af_xdp_copy,serve_af_xdp_copy,xdp_drop
 many
 exit $failed

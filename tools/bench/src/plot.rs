@@ -120,9 +120,26 @@ fn all_bars(rows: &[Row]) -> Vec<Bars> {
             && row.peers == 1
             && row.kernel_bytes.is_none()
     };
+    let served = |row: &Row, policy: &str| {
+        row.direction == "serve" && row.policy == policy && row.policy_holds != Some(false)
+    };
     let cost = |row: &Row| row.insn_per_packet;
     let instructions = "instructions per packet";
     vec![
+        bars(
+            "serve.svg",
+            "Answering requests of random clients, 64 bytes",
+            "instructions per request",
+            rows,
+            cost,
+            &[
+                ("no policy", &|row| served(row, "none")),
+                ("ten rules as one BPF program, each way", &|row| {
+                    served(row, "bpf_netfilter")
+                }),
+                ("ten nft rules each way", &|row| served(row, "nft10")),
+            ],
+        ),
         bars(
             "send.svg",
             "Sending 64 bytes to one peer",
@@ -327,7 +344,7 @@ mod tests {
             row("send", "nft10", 1, 7000.0),
             blind,
         ];
-        let bars = &all_bars(&rows)[0];
+        let bars = &all_bars(&rows)[1];
         assert_eq!(bars.names, ["send", "af_packet"]);
         assert_eq!(bars.series[0].1, [Some(5000.0), Some(4000.0)]);
         assert_eq!(bars.series[1].1, [Some(7000.0), None]);
@@ -343,7 +360,7 @@ mod tests {
         }
         let into = std::env::temp_dir().join(format!("kopi-bench-plots-{}", std::process::id()));
         fs::create_dir_all(&into).unwrap();
-        all_bars(&rows)[0].draw(&into).unwrap();
+        all_bars(&rows)[1].draw(&into).unwrap();
         let curves = scale(&rows);
         assert_eq!(curves.curves.len(), 1);
         curves.draw(&into).unwrap();

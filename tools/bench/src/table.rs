@@ -72,6 +72,7 @@ const GOALS: &[(&str, &str, Case, Case, f64)] = &[
     ("from random peers", "recv", to_many("kopi_direct_datagrams", "nft10"), to_many("recvmmsg", "nft10"), 0.6),
     ("of random clients", "serve", to_many("serve_kopi_direct", "none"), to_many("serve_mmsg", "none"), 0.42),
     ("of random clients", "serve", to_many("serve_kopi_direct", "nft10"), to_many("serve_mmsg", "nft10"), 0.6),
+    ("of random clients", "serve", to_many("serve_kopi_direct", "bpf_netfilter"), to_many("serve_mmsg", "bpf_netfilter"), 0.48),
 ];
 
 /// What a packet of the most flows on one channel may cost, of what one of a single flow does.

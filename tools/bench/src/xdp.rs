@@ -18,9 +18,12 @@ pub(crate) const FRAME: usize = 2048;
 /// Frames, and entries of each ring.
 pub(crate) const FRAMES: u32 = 2048;
 const FILL_PAGE: libc::off_t = libc::XDP_UMEM_PGOFF_FILL_RING as libc::off_t;
+const COMPLETION_PAGE: libc::off_t = libc::XDP_UMEM_PGOFF_COMPLETION_RING as libc::off_t;
 /// How long the device may be another socket's.
 const PATIENCE: Duration = Duration::from_secs(2);
 const NAP: Duration = Duration::from_millis(1);
+/// There is nothing to wait for but time while the device is full.
+const FULL: Duration = Duration::from_micros(50);
 const REGION: usize = FRAME * FRAMES as usize;
 
 /// A socket with its frames, not bound yet.
@@ -31,7 +34,7 @@ pub(crate) struct Xsk {
 
 impl Xsk {
     /// With these rings besides FILL and COMPLETION, without which no socket can be bound.
-    pub(crate) fn new(ring: libc::c_int) -> io::Result<Self> {
+    pub(crate) fn new(rings: &[libc::c_int]) -> io::Result<Self> {
         let xsk = Self {
             socket: Socket::new(Domain::from(libc::AF_XDP), Type::RAW, None)?,
             frames: map(REGION, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)?,
@@ -42,11 +45,8 @@ impl Xsk {
         region.len = REGION as u64;
         region.chunk_size = FRAME as u32;
         option::set(&xsk.socket, libc::SOL_XDP, libc::XDP_UMEM_REG, region)?;
-        for ring in [
-            libc::XDP_UMEM_FILL_RING,
-            libc::XDP_UMEM_COMPLETION_RING,
-            ring,
-        ] {
+        let always = [libc::XDP_UMEM_FILL_RING, libc::XDP_UMEM_COMPLETION_RING];
+        for &ring in always.iter().chain(rings) {
             option::set(&xsk.socket, libc::SOL_XDP, ring, FRAMES)?;
         }
         Ok(xsk)
@@ -101,6 +101,27 @@ impl Xsk {
         }
     }
 
+    /// Has the kernel look at the TX ring.
+    fn call(&self) -> io::Result<()> {
+        let (fd, flags) = (self.socket.as_raw_fd(), libc::MSG_DONTWAIT);
+        // SAFETY: Nothing to read.
+        match unsafe { libc::sendto(fd, ptr::null(), 0, flags, ptr::null(), 0) } {
+            0.. => Ok(()),
+            _ => match io::Error::last_os_error() {
+                // Also when it took as many as one call may.
+                error
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS)
+                    ) =>
+                {
+                    Ok(())
+                }
+                error => Err(error),
+            },
+        }
+    }
+
     /// The place of the byte at an offset that a descriptor has.
     pub(crate) fn at(&self, offset: u64) -> *mut u8 {
         assert!(offset < REGION as u64);
@@ -118,6 +139,67 @@ impl Drop for Xsk {
     fn drop(&mut self) {
         // SAFETY: The mapping is this one's, and the kernel has the pages for itself.
         unsafe { libc::munmap(self.frames.as_ptr().cast(), REGION) };
+    }
+}
+
+/// The rings for sending: TX, and COMPLETION.
+pub(crate) struct Outgoing {
+    tx: Ring,
+    completion: Ring,
+}
+
+impl Outgoing {
+    /// Of a socket that isn't bound yet.
+    pub(crate) fn new(xsk: &Xsk) -> io::Result<Self> {
+        let at = offsets(&xsk.socket)?;
+        let entry = size_of::<libc::xdp_desc>();
+        Ok(Self {
+            tx: Ring::new(&xsk.socket, libc::XDP_PGOFF_TX_RING, at.tx, entry)?,
+            completion: Ring::new(&xsk.socket, COMPLETION_PAGE, at.cr, 8)?,
+        })
+    }
+
+    /// Has the driver, or the kernel, send frames that are the program's: by one system call, or as many as the
+    /// kernel needs.
+    pub(crate) fn send(
+        &self,
+        xsk: &Xsk,
+        frames: impl Iterator<Item = libc::xdp_desc>,
+    ) -> io::Result<()> {
+        let mut end = self.tx.producer().load(Ordering::Relaxed);
+        for frame in frames {
+            // SAFETY: The entry is the program's: the ring has room for as many as there are frames.
+            unsafe { self.tx.entry::<libc::xdp_desc>(end).write(frame) };
+            end = end.wrapping_add(1);
+        }
+        self.tx.producer().store(end, Ordering::Release);
+        let mut taken = self.tx.consumer().load(Ordering::Acquire);
+        while taken != end {
+            xsk.call()?;
+            let before = std::mem::replace(&mut taken, self.tx.consumer().load(Ordering::Acquire));
+            if taken == before {
+                thread::sleep(FULL);
+            }
+        }
+        Ok(())
+    }
+
+    /// Calls `back` with each frame that has been sent.
+    pub(crate) fn reap(&self, mut back: impl FnMut(u64)) {
+        let end = self.completion.producer().load(Ordering::Acquire);
+        let mut at = self.completion.consumer().load(Ordering::Relaxed);
+        while at != end {
+            // SAFETY: The entry is this side's, as the kernel's index says.
+            back(unsafe { self.completion.entry::<u64>(at).read() });
+            at = at.wrapping_add(1);
+        }
+        self.completion.consumer().store(at, Ordering::Release);
+    }
+
+    /// As that, and sleeps a little after.
+    pub(crate) fn reap_later(&self, back: impl FnMut(u64)) {
+        thread::sleep(FULL);
+        self.reap(back);
     }
 }
 

@@ -7,6 +7,8 @@ mod dropping;
 mod packet_ring;
 mod rings;
 mod serving;
+mod serving_uring;
+mod serving_xdp;
 mod sockets;
 mod uring;
 mod xdp;
@@ -80,6 +82,12 @@ enum Mode {
     KopiDirectDatagrams,
     /// recvmmsg(2) of 64, and sendmmsg(2) of the answers
     ServeMmsg,
+    /// io_uring: a request that receives again and again, and one for each answer
+    ServeIoUring,
+    /// AF_XDP, copied both ways
+    ServeAfXdpCopy,
+    /// AF_XDP, received and sent by the device itself, if that can
+    ServeAfXdpZeroCopy,
     /// KOPI's rings, both ways
     ServeKopi,
     /// As that, from and by a device that is attached
@@ -116,7 +124,12 @@ impl Mode {
     fn serves(self) -> bool {
         matches!(
             self,
-            Self::ServeMmsg | Self::ServeKopi | Self::ServeKopiDirect
+            Self::ServeMmsg
+                | Self::ServeIoUring
+                | Self::ServeAfXdpCopy
+                | Self::ServeAfXdpZeroCopy
+                | Self::ServeKopi
+                | Self::ServeKopiDirect
         )
     }
 
@@ -124,7 +137,12 @@ impl Mode {
     fn meets_hooks(self) -> bool {
         !matches!(
             self,
-            Self::AfPacket | Self::AfXdpCopy | Self::AfXdpZeroCopy | Self::XdpDrop
+            Self::AfPacket
+                | Self::AfXdpCopy
+                | Self::AfXdpZeroCopy
+                | Self::ServeAfXdpCopy
+                | Self::ServeAfXdpZeroCopy
+                | Self::XdpDrop
         )
     }
 
@@ -159,6 +177,9 @@ impl Mode {
             }),
             Self::Recvmmsg => Box::new(sockets::Many::new(socket()?, payload)),
             Self::ServeMmsg => Box::new(serving::Messages::new(socket()?, payload)),
+            Self::ServeIoUring => Box::new(serving_uring::Server::new(socket()?, payload)?),
+            Self::ServeAfXdpCopy => Box::new(serving_xdp::Server::new(device, false)?),
+            Self::ServeAfXdpZeroCopy => Box::new(serving_xdp::Server::new(device, true)?),
             Self::ServeKopi | Self::ServeKopiDirect => Box::new(serving::Answers::new(flow()?)?),
             Self::UdpGro => Box::new(sockets::Merged::new(socket()?)?),
             Self::IoUring => Box::new(uring::Multishot::new(socket()?, payload)?),
@@ -183,6 +204,11 @@ impl Mode {
 trait Receiver {
     /// Receives what there is; sleeps until there is something.
     fn receive(&mut self, tally: &mut Tally) -> io::Result<()>;
+
+    /// Waits until what it has received and answered is done with.
+    fn finish(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Sleeps until there is something to read.
@@ -494,7 +520,14 @@ impl Bench<'_> {
             )));
         }
         let answers = if mode.serves() { expected.packets } else { 0 };
-        self.have_left(sent_before, answers)?;
+        receiver.finish()?;
+        // Virtio-net doesn't count what it sends without a copy.
+        let counted_answers = if mode == Mode::ServeAfXdpZeroCopy {
+            0
+        } else {
+            answers
+        };
+        self.have_left(sent_before, counted_answers)?;
         let policy_packets = match (seen, self.options.policy.count()?) {
             (Some(before), Some(after)) => Some(after - before),
             _ => None,

@@ -13,12 +13,12 @@ use std::{
 };
 
 /// Buffers, of which the ring is of a page's size.
-const BUFFERS: u16 = 256;
+pub(super) const BUFFERS: u16 = 256;
 const RING: usize = BUFFERS as usize * size_of::<types::BufRingEntry>();
-const GROUP: u16 = 1;
+pub(super) const GROUP: u16 = 1;
 
 /// Memory for what comes, and the ring by which the kernel gets it.
-struct Buffers {
+pub(super) struct Buffers {
     entries: NonNull<types::BufRingEntry>,
     tail: u16,
     memory: Vec<u8>,
@@ -26,7 +26,7 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn new(each: usize) -> io::Result<Self> {
+    pub(super) fn new(each: usize) -> io::Result<Self> {
         // SAFETY: A new mapping.
         let entries = unsafe {
             libc::mmap(
@@ -49,12 +49,27 @@ impl Buffers {
         })
     }
 
-    fn get(&self, number: u16) -> &[u8] {
+    /// Registers the ring, with all buffers. Neither may go before `uring` does.
+    pub(super) fn register(&mut self, uring: &IoUring) -> io::Result<()> {
+        let address = self.entries.as_ptr() as u64;
+        // SAFETY: The memory is there until the ring is gone, and has room for that number of entries.
+        unsafe {
+            let submitter = uring.submitter();
+            submitter.register_buf_ring_with_flags(address, BUFFERS, GROUP, 0)?;
+        }
+        for number in 0..BUFFERS {
+            self.give(number);
+        }
+        self.publish();
+        Ok(())
+    }
+
+    pub(super) fn get(&self, number: u16) -> &[u8] {
         &self.memory[usize::from(number) * self.each..][..self.each]
     }
 
     /// Gives a buffer to the kernel, without saying so.
-    fn give(&mut self, number: u16) {
+    pub(super) fn give(&mut self, number: u16) {
         let address = self.get(number).as_ptr() as u64;
         // SAFETY: An entry of the ring that is this side's: there are as many as buffers.
         let entry = unsafe { &mut *self.entries.as_ptr().add((self.tail % BUFFERS).into()) };
@@ -65,7 +80,7 @@ impl Buffers {
     }
 
     /// Shows the kernel which were given.
-    fn publish(&self) {
+    pub(super) fn publish(&self) {
         // SAFETY: The place of the tail, in the ring's first entry, aligned and written by this side
         // only.
         let tail = unsafe {
@@ -104,16 +119,7 @@ impl Multishot {
             _socket: socket,
             buffers: Buffers::new(each)?,
         };
-        // SAFETY: The memory is there until the ring is gone, and has room for that number of entries.
-        unsafe {
-            let address = this.buffers.entries.as_ptr() as u64;
-            let submitter = this.ring.submitter();
-            submitter.register_buf_ring_with_flags(address, BUFFERS, GROUP, 0)?;
-        }
-        for number in 0..BUFFERS {
-            this.buffers.give(number);
-        }
-        this.buffers.publish();
+        this.buffers.register(&this.ring)?;
         this.request()?;
         Ok(this)
     }
