@@ -9,10 +9,11 @@ import subprocess
 
 from kopi import JOIN, SOL_KOPI, Channel, check, finish, flow, join_request, wait_until
 from linux import (IP_MTU_DISCOVER, IP_OPTIONS, IP_PKTINFO, IP_RECVOPTS, IP_RECVTOS, IP_RECVTTL, IP_TOS,
-                   IP_TTL, IP_XFRM_POLICY)
+                   IP_TTL, IP_XFRM_POLICY, SO_RCVBUFFORCE)
 
 PEERS = 1500
 BATCH = 64
+ROUNDS = 4
 
 
 def ip(command, allowed=True):
@@ -115,6 +116,25 @@ channel.sock.setsockopt(socket.IPPROTO_IP, IP_OPTIONS, b"")
 plain.setsockopt(socket.IPPROTO_IP, IP_RECVOPTS, 0)
 data = {kind: value for _, kind, value in plain.recvmsg(2000, 200)[1]} if sent((b"none", here)) else {}
 check("and when they are gone", data and 6 not in data, data)
+
+# IP IDs, which a channel reserves for a destination, some at a time; a UDP socket takes others in between.
+with (socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP) as seen,
+      socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp):
+    seen.settimeout(10)
+    seen.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 20)
+    udp.bind(("127.0.0.1", 0))
+    ports = (channel.sock.getsockname()[1], udp.getsockname()[1])
+    for _ in range(ROUNDS):
+        sent(*[(b"id", here)] * BATCH)
+        udp.sendto(b"id", here)
+    ids = {each: [] for each in ports}
+    while sum(map(len, ids.values())) < ROUNDS * (BATCH + 1):
+        packet = seen.recv(2000)
+        source, number = struct.unpack_from("!H", packet, 20)[0], struct.unpack_from("!H", packet, 4)[0]
+        ids[source].append(number)
+    received(ROUNDS * (BATCH + 1))
+together = ids[ports[0]] + ids[ports[1]]
+check("no datagram has an IP ID that another one has", len(set(together)) == len(together), ids)
 
 # A device of its own, with neighbours that need no asking.
 ip("link add d9 type dummy")

@@ -126,7 +126,15 @@ const struct udphdr *kopi_udp_hdr(const struct sk_buff *skb);
 unsigned int kopi_skb_gso_size(const struct sk_buff *skb);
 u8 kopi_ipv6_get_dsfield(const struct ipv6hdr *ip6h);
 u64 kopi_skb_timestamp_ns(struct sk_buff *skb);
-void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk);
+/* IP IDs that are reserved for a destination: how many were, the next one, and when, in jiffies. */
+struct kopi_ip_ids {
+	u16 reserved;
+	u16 left;
+	u16 next;
+	u32 since;
+};
+void kopi_ip_select_ident(struct iphdr *iph, struct sock *sk, bool ignore_df,
+			  struct kopi_ip_ids *ids);
 void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int len,
 		     int transport, u32 mark);
 u32 kopi_skb_flow_hash(struct sk_buff *skb, u32 known);
@@ -260,7 +268,8 @@ struct net_device *kopi_dst_dev(const struct dst_entry *dst);
 bool kopi_sock_can_send(const struct sock *sk);
 void kopi_skb_settle_dev(struct sk_buff *skb);
 struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, unsigned int bytes);
-void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df);
+void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df,
+			   struct kopi_ip_ids *ids);
 bool kopi_has_output_hooks(const struct sock *sk, const struct dst_entry *dst);
 /* For shim/receive.c, too. */
 struct sk_buff *kopi_build_skb(struct sk_buff *skb, void *head, unsigned int size);

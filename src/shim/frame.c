@@ -93,16 +93,12 @@ struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, un
 	return skb;
 }
 
-/* Fills in the IP ID and the checksum: ip_select_ident_segs() and ip_send_check(). */
-void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df)
+/* Fills in the length, the IP ID and the checksum, which is ip_send_check(). */
+void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df,
+			   struct kopi_ip_ids *ids)
 {
 	iph_set_totlen(iph, len);
-	if (inet_sk(sk)->inet_daddr)
-		iph->id = htons(atomic_add_return(1, &inet_sk(sk)->inet_id));
-	else if (iph->frag_off & htons(IP_DF) && !ignore_df)
-		iph->id = 0;
-	else
-		__ip_select_ident(sock_net(sk), iph, 1);
+	kopi_ip_select_ident(iph, sk, ignore_df, ids);
 	ip_send_check(iph);
 }
 

@@ -79,9 +79,42 @@ u64 kopi_skb_timestamp_ns(struct sk_buff *skb)
 	return ktime_to_ns(skb->tstamp ? skb->tstamp : ktime_get_real());
 }
 
-void kopi_ip_select_ident(struct sk_buff *skb, struct sock *sk)
+/* How long IP IDs that were reserved are taken, and how many are reserved at most. */
+#define IDS_AGE HZ
+#define IDS_MAX 16
+
+/*
+ * An IP ID to a destination to which no sock is connected: __ip_select_ident(), whose hash and random number are
+ * expensive. As for a GSO packet, it reserves several that follow each other, the more of them the more often
+ * there are packets: so they are unique as the stack's are. Those that are old are given up, as the stack leaves
+ * some out with time.
+ */
+static void reserved_ip_id(struct net *net, struct iphdr *iph, struct kopi_ip_ids *ids)
 {
-	ip_select_ident(sock_net(sk), skb, sk);
+	u32 now = (u32)jiffies;
+	bool fresh = ids->reserved && now - ids->since < IDS_AGE;
+
+	if (!fresh || !ids->left) {
+		ids->reserved = fresh ? min(2 * ids->reserved, IDS_MAX) : 1;
+		ids->left = ids->reserved;
+		ids->since = now;
+		__ip_select_ident(net, iph, ids->reserved);
+		ids->next = ntohs(iph->id);
+	}
+	iph->id = htons(ids->next++);
+	ids->left--;
+}
+
+/* Chooses the IP ID of one packet: ip_select_ident_segs(). The caller has `ids` to itself. */
+void kopi_ip_select_ident(struct iphdr *iph, struct sock *sk, bool ignore_df,
+			  struct kopi_ip_ids *ids)
+{
+	if (inet_sk(sk)->inet_daddr)
+		iph->id = htons(atomic_add_return(1, &inet_sk(sk)->inet_id));
+	else if (iph->frag_off & htons(IP_DF) && !ignore_df)
+		iph->id = 0;
+	else
+		reserved_ip_id(sock_net(sk), iph, ids);
 }
 
 /* Opens len bytes behind the headroom; they begin with the network header. */

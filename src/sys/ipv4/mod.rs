@@ -97,15 +97,17 @@ impl DatagramV4<'_> {
     /// `sk` must be the valid sock of the options. `at` must have room for [`Self::whole`] bytes.
     pub(super) unsafe fn write(&self, sk: *mut bindings::sock, at: *mut u8) {
         let (len, whole) = (self.data.len() as u16, self.whole() as u32);
+        let ids = self.route.ids.as_ptr();
         // SAFETY: The caller passes a valid sock and enough room, whose first bytes become the
-        // header that the last call completes.
+        // header that the last call completes. The IDs are of a `Cell`, so that no
+        // other task uses them.
         unsafe {
             let to = at.add(HEADER_V4).cast();
             let from = self.data.as_ptr().cast();
             let sum = bindings::kopi_csum_partial_copy_nocheck(from, to, i32::from(len));
             let header = self.header(len, Some(sum));
             at.cast::<[u32; HEADER_V4 / 4]>().write_unaligned(header);
-            bindings::kopi_ip_finish_header(at.cast(), sk, whole, self.ignores_df());
+            bindings::kopi_ip_finish_header(at.cast(), sk, whole, self.ignores_df(), ids);
         }
     }
 
@@ -123,7 +125,8 @@ impl DatagramV4<'_> {
         let (options, route) = (self.options, self.route);
         // SAFETY: The caller passes a valid sock. The skb has room for the headroom, 15 bytes for
         // the device, and `whole` bytes, which skb_put() opens. The headers and `len` bytes of
-        // payload are together `whole` bytes.
+        // payload are together `whole` bytes. The IDs are of a `Cell`, so that no
+        // other task uses them.
         unsafe {
             let room = u64::from(whole) + u64::from(route.headroom) + 15;
             let skb = allocate(sk, room as usize)?;
@@ -159,7 +162,8 @@ impl DatagramV4<'_> {
             if route.has_checksums {
                 bindings::udp4_hwcsum(skb, route.source, self.to);
             }
-            bindings::kopi_ip_select_ident(skb, sk);
+            let ids = route.ids.as_ptr();
+            bindings::kopi_ip_select_ident(start.cast(), sk, self.ignores_df(), ids);
             // A connected sock remembers its transmit queue, and needs no hash.
             if route.has_queues && options.peer.is_none() {
                 let hash = bindings::kopi_skb_flow_hash(skb, route.hash.get());

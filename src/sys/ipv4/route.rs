@@ -33,6 +33,8 @@ pub(crate) struct RouteV4 {
     /// The flow hash of the route's datagrams, which is expensive to compute; 0 if it isn't known
     /// yet.
     pub(super) hash: Cell<u32>,
+    /// IP IDs that are reserved for its datagrams: all have the same addresses.
+    pub(super) ids: Cell<bindings::kopi_ip_ids>,
 }
 
 // SAFETY: A reference to a route is not bound to a task.
@@ -55,6 +57,12 @@ impl RouteV4 {
             device: 0,
             has_queues: false,
             hash: Cell::new(0),
+            ids: Cell::new(bindings::kopi_ip_ids {
+                reserved: 0,
+                left: 0,
+                next: 0,
+                since: 0,
+            }),
         };
         let cast = bindings::RTCF_BROADCAST | bindings::RTCF_MULTICAST;
         let _rcu = rcu::read_lock();
