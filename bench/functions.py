@@ -78,7 +78,7 @@ def row(mode, program, packets):
     names = Names(kernel, program)
     prefix = f"{BUILD}/profile.{mode}"
     counts = counted(f"{prefix}.row", names)
-    if found["direction"] == "recv":
+    if found["direction"] in ("recv", "serve"):
         packets = RECEIVED
         costs = sorted(glob.glob(f"{prefix}.cost.*"), key=lambda path: int(path.rsplit(".", 1)[1]))
         # A nap comes first, a burst with a nap last.

@@ -71,6 +71,17 @@ impl Answers {
             _flow: flow,
         })
     }
+
+    /// Has all answers leave, also those for which the send buffer has no room at first.
+    fn flush(&self) -> io::Result<()> {
+        while !self.channel.flush()? {
+            let ready = self.channel.wait(Interest::WRITABLE, Some(PATIENCE))?;
+            if !ready.writable {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    }
 }
 
 impl Receiver for Answers {
@@ -86,8 +97,7 @@ impl Receiver for Answers {
             }
         }
         if any {
-            self.channel.flush()?;
-            return Ok(());
+            return self.flush();
         }
         match self.channel.wait(Interest::READABLE, Some(PATIENCE))? {
             ready if ready.readable => Ok(()),
