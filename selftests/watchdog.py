@@ -12,10 +12,12 @@ them, but locks and softirqs do.
 """
 
 import contextlib
+import glob
 import json
 import mmap
 import os
 import pwd
+import re
 import select
 import signal
 import socket
@@ -37,6 +39,8 @@ EVERY, LOOK = 0.5, 0.1
 MOST = 0.5
 NETLINK_GENERIC, GENL_ID_CTRL, CTRL_CMD_GETFAMILY, CTRL_ATTR_FAMILY_ID, CTRL_ATTR_FAMILY_NAME = 16, 16, 3, 1, 2
 FLOW_GET = 2
+# What changes devices, addresses or namespaces, with RTNL.
+NETWORK = re.compile("rtnetlink_rcv_msg|cleanup_net|rtnl|dev_ioctl|devinet_ioctl|setsockopt|netdev|net_ns|kopi")
 
 
 def talk(sock, kind, flags, body):
@@ -95,6 +99,27 @@ def sends():
             channel.send(0, b"served")
             rings = channel.tx.get(channel.tx.flags) & 1
             channel.bell((kopi.BELL_TX if rings else 0) | kopi.BELL_WAIT_COMPLETION)
+
+
+def stack_of(task):
+    """The functions of the kernel in which a task stands, the innermost first; none if it runs."""
+    with open(f"/proc/{task}/stack", encoding="ascii") as stack:
+        return [line.split()[1].split("+")[0] for line in stack]
+
+
+def holders(but):
+    """Who may hold what somebody waits for: all tasks but some that stand in the network's code, or run."""
+    found = []
+    for path in glob.glob("/proc/[0-9]*/task/[0-9]*"):
+        task = path.removeprefix("/proc/")
+        with contextlib.suppress(OSError, IndexError):
+            with open(f"{path}/stat", encoding="utf-8", errors="replace") as stat:
+                name, state = stat.read().split("(", 1)[1].rsplit(") ", 1)
+            functions = stack_of(task)
+            runs = state[0] == "R" and name != "watchdog.py"
+            if int(task.split("/")[0]) not in but and (runs or NETWORK.search(" ".join(functions))):
+                found.append(f"{name}, {state[0]}: {' '.join(functions)}")
+    return found
 
 
 class Others:
@@ -179,13 +204,14 @@ class Others:
     def _complain(self, number):
         """Says it at once, on the console, too: the machine may be about to hang."""
         try:
-            with open(f"/proc/{self.pids[number]}/stack", encoding="ascii") as stack:
-                where = " ".join(line.split()[1].split("+")[0] for line in stack)
+            where = " ".join(stack_of(self.pids[number]))
         except OSError as error:
             where = str(error)
         complaint = f"{self.kinds[number][0]} takes more than {BOUND} s, and stands in {where or 'nothing'}"
         self.complaints.append(complaint)
         print(f"# watchdog: {complaint}", file=sys.stderr, flush=True)
+        for who in holders(self.pids):
+            print(f"# watchdog: meanwhile {who}", file=sys.stderr, flush=True)
         with contextlib.suppress(OSError), open("/dev/kmsg", "w", encoding="ascii") as log:
             log.write(f"watchdog: {complaint}\n")
 
