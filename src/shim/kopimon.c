@@ -69,9 +69,15 @@ void kopi_mon_unregister(void)
 
 static DECLARE_DELAYED_WORK(mon_unprobe, kopi_mon_unprobe);
 
+/*
+ * In a minute: to install the probes again patches the kernel's text on all CPUs under RTNL, and a user may take
+ * a monitor up and down as fast as he likes.
+ */
+#define UNPROBE_DELAY (60 * HZ)
+
 void kopi_mon_unprobe_later(void)
 {
-	mod_delayed_work(system_dfl_wq, &mon_unprobe, HZ);
+	mod_delayed_work(system_dfl_wq, &mon_unprobe, UNPROBE_DELAY);
 }
 
 void kopi_mon_cancel_unprobe(void)
