@@ -25,7 +25,7 @@ ATTACH = {name: number for number, name in enumerate(
     "sk_skb_verdict sk_reuseport_select sk_reuseport_select_or_migrate perf_event "
     "trace_kprobe_multi lsm_cgroup struct_ops netfilter tcx_ingress tcx_egress".split())}
 PINS = "/sys/fs/bpf/kopi-test"
-OBJECT = f"{os.path.dirname(os.path.abspath(__file__))}/../build/bpf/policy.bpf.o"
+OBJECTS = f"{os.path.dirname(os.path.abspath(__file__))}/../build/bpf"
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -38,13 +38,13 @@ def call(command, attributes):
     return result
 
 
-def load():
-    """Loads and pins all programs and maps."""
+def load(name="policy"):
+    """Loads and pins all programs and maps of an object."""
     # The suite's namespaces see another mount of /sys than the one that the machine booted with.
     if not os.path.ismount("/sys/fs/bpf"):
         subprocess.run(["mount", "-t", "bpf", "bpf", "/sys/fs/bpf"], check=True)
     unload()
-    subprocess.run(["bpftool", "prog", "loadall", OBJECT, PINS, "pinmaps", f"{PINS}/maps"],
+    subprocess.run(["bpftool", "prog", "loadall", f"{OBJECTS}/{name}.bpf.o", PINS, "pinmaps", f"{PINS}/maps"],
                    check=True)
 
 
