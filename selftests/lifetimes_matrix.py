@@ -13,12 +13,8 @@ refers to the module, and namespace and device are gone.
     lifetimes_matrix.py [PATTERN...]    cases that match, as 'close/*', '*/idle', '*/attached' or '*/hostile'
 """
 
-import fnmatch
 import os
-import re
 import socket
-import sys
-import time
 import traceback
 
 import kopi
@@ -27,13 +23,12 @@ import memory
 from kopi import Wrong
 from lifetimes.case import HELD, Case, be_quiet, sh
 from lifetimes.endings import ENDINGS
-from lifetimes.program import DEBUG, FAR
+from lifetimes.matrix import check_memory, chosen
+from lifetimes.program import FAR
 from links import inside
 from qmp import Nic
 from watchdog import Watchdog
 
-# What a CPU keeps for what NAPI receives (NAPI_SKB_CACHE_SIZE).
-NAPI_CACHE = 128
 STATES = ("idle", "sending", "receiving", "poll", *HELD)
 # Those in which an attached device's driver has packets.
 BY_DRIVER = ("sending", "receiving")
@@ -66,32 +61,11 @@ def try_case(ending, state, place):
     return "; at the end: ".join(problems)
 
 
-def allowed(name):
-    """How many objects more a slab may have."""
-    # Of what flows are made fewer than if the cases of one ending left one each; of what packets are
-    # made, and others use all the time, fewer than if the cases of one state left each packet.
-    if not re.match("kmalloc|skbuff", name):
-        return 6
-    return 60 + (NAPI_CACHE * os.cpu_count() if name == "skbuff_head_cache" else 0)
-
-
-def grown(before):
-    """The slabs that have more objects than before, and by how many."""
-    # What a NIC has sent it frees when it sends again.
+def sweep():
+    """What a NIC has sent it frees when it sends again."""
     for space, to in (("peer", "192.0.2.1"), ("host", "192.0.2.2")):
-        with inside(f"/run/netns/{space}"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sweep:
-            sweep.sendto(b"", (to, 9))
-    after = memory.counts()
-    # Not where the debug kernel keeps dead reference trackers, up to 128 for each namespace and device.
-    return {name: after[name] - count for name, count in before.items()
-            if not name.endswith(":") and not (DEBUG and name == "kmalloc-32")
-            and after[name] - count > allowed(name)}
-
-
-def chosen():
-    """The cases that the command line's patterns match."""
-    patterns = sys.argv[1:] or ["*"]
-    return {name: case for name, case in all_cases() if any(fnmatch.fnmatch(name, each) for each in patterns)}
+        with inside(f"/run/netns/{space}"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"", (to, 9))
 
 
 def check_cases(cases, remark=""):
@@ -99,18 +73,6 @@ def check_cases(cases, remark=""):
     for name, case in cases.items():
         wrong = try_case(*case)
         kopi.check(name + remark, not wrong, wrong)
-
-
-def check_memory(counts):
-    """The slabs have the objects that they had."""
-    left = grown(counts)
-    for _ in range(5):
-        if not left:
-            break
-        # What RCU and work queues have yet to free.
-        time.sleep(1)
-        left = grown(counts)
-    kopi.check(f"{len(counts)} slabs have the objects that they had", not left, left)
 
 
 def main():
@@ -127,9 +89,9 @@ def main():
                                                 "close/tap", "close/sending/hostile")}, ", for the first time")
     counts = memory.counts()
     with Watchdog() as watchdog:
-        check_cases(chosen())
+        check_cases({name: every[name] for name in chosen(every)})
     watchdog.check()
-    check_memory(counts)
+    check_memory(counts, sweep)
     links.drop_namespace("away")
     sh("kopictl engine off")
     sh(f"ip -n peer addr del {FAR}/24 dev eth1")

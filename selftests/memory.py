@@ -8,7 +8,7 @@ import time
 
 import kopi
 
-SLABS = re.compile(r"kopi_|UDP|sock_inode_cache|skbuff_|filp|vm_area_struct|kmalloc-|net_namespace")
+SLABS = re.compile(r"kopi_|UDP|(tw_sock_|request_sock_)?TCP|sock_inode_cache|skbuff_|filp|vm_area_struct|kmalloc-|net_namespace")
 
 
 def slabs():

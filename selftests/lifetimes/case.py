@@ -9,7 +9,6 @@ import mmap
 import os
 import pwd
 import select
-import signal
 import socket
 import struct
 import subprocess
@@ -23,27 +22,13 @@ from linux import PACKET_STATISTICS, SO_RCVBUFFORCE, SOL_PACKET, SYS_DELETE_MODU
 from memory import module_users
 from nfqueue import Queue
 
-from .program import COUNT, FAR, NEAR, PATIENCE, PORT, SIZE, payload, serve, wait
+from .driven import Driven, fork, kill
+from .program import COUNT, FAR, NEAR, PATIENCE, PORT, SIZE, Program, payload, wait
 
 HELD = ("netem", "nfqueue", "tap")
 
 
-def fork(space, work):
-    """Runs the work in a child in a namespace; gives its process identifier."""
-    def there():
-        with inside(space):
-            work()
-
-    return kopi.in_child(there)
-
-
-def kill(pid):
-    """Kills a child and waits for its end; gives its status."""
-    os.kill(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
-
-
-class Case:
+class Case(Driven):
     """One ending in one state, and what belongs to it."""
 
     # Where NICs are plugged in: a Nic.
@@ -54,7 +39,7 @@ class Case:
         self.hostile = place == "hostile"
         self.nic = ending.nic or self.attached
         self.space = "/run/netns/doomed"
-        self.pid = self.orders = self.adopted = self.feeder = self.queue = self.tap = None
+        self.adopted = self.feeder = self.queue = self.tap = None
         self.fed = mmap.mmap(-1, 4096)
         # What is as it was before the ending.
         self.alive = self.mapped = self.open = True
@@ -118,13 +103,7 @@ class Case:
         """Has the program, or the test that adopted its flow, do something."""
         if self.adopted:
             return getattr(self.adopted, name)(*arguments)
-        self.orders.send(json.dumps([name, *arguments]).encode())
-        try:
-            answer = json.loads(self.orders.recv(1 << 16) or '{"error": "it ended"}')
-        except TimeoutError:
-            raise Wrong(f"hangs in {name}") from None
-        expect("error" not in answer, name, answer.get("error"))
-        return answer["result"]
+        return super().ask(name, *arguments)
 
     def pending(self):
         """Frames that the stack holds."""
@@ -134,15 +113,7 @@ class Case:
 
     def enter(self):
         """Starts the program, and waits until it is in the state."""
-        self.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.orders.settimeout(PATIENCE + 20)
-
-        def work():
-            self.orders.close()
-            serve(theirs)
-
-        self.pid = fork(self.space, work)
-        theirs.close()
+        self.begin(self.space, Program)
         getattr(self, f"prepare_{self.state}", lambda: None)()
         self.ask("start", self.state, kopi.OFFLOADS if self.attached else kopi.ENGINE if self.hostile else 0)
         if self.state in HELD:

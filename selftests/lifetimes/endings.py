@@ -5,7 +5,6 @@ import contextlib
 import ctypes
 import dataclasses
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,8 @@ from kopi import expect
 from links import inside
 from linux import SYS_PIDFD_GETFD
 
-from .case import delete_module, has_device, kill, sh
+from .case import delete_module, has_device, sh
+from .driven import kill
 from .program import EXECUTED, NEAR, PORT, Program, wait
 
 
@@ -44,7 +44,7 @@ def kill_program(case):
 def execute(case):
     """The program becomes another, which inherits the descriptor."""
     number = case.ask("descriptor")
-    case.orders.send(json.dumps(["execute"]).encode())
+    case.tell("execute")
     expect(case.orders.recv(4096) == b"", "nothing is answered any more")
     wait("exec", lambda: os.readlink(f"/proc/{case.pid}/exe") == EXECUTED)
     # The test itself takes the flow over, as any program could to which it is passed.

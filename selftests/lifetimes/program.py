@@ -3,7 +3,6 @@
 
 import contextlib
 import errno
-import json
 import os
 import select
 import socket
@@ -11,7 +10,6 @@ import struct
 import sys
 import threading
 import time
-import traceback
 
 import kopi
 from kopi import expect
@@ -254,15 +252,3 @@ class Program:
         """Gives up an adopted flow."""
         self.channel.region.close()
         self.channel.sock.close()
-
-
-def serve(orders):
-    """The program: does what it is asked to, until the other end of the socket is closed."""
-    program = Program()
-    while order := orders.recv(1 << 16):
-        name, *arguments = json.loads(order)
-        try:
-            answer = {"result": getattr(program, name)(*arguments)}
-        except Exception:  # pylint: disable=broad-exception-caught
-            answer = {"error": traceback.format_exc(limit=-2)}
-        orders.send(json.dumps(answer).encode())
