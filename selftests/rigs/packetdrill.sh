@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: GPL-2.0
 #
-# The kernel's packetdrill scripts give the same verdicts with plain TCP sockets and by `kopi run --tcp`, by IPv4
-# and by IPv4's addresses on sockets of IPv6: packetdrill.sh [PATTERN]
+# The kernel's packetdrill scripts give the same verdicts with plain TCP sockets and by `kopi run --tcp`, by IPv4,
+# by IPv6, and by IPv4's addresses on sockets of IPv6 (or by $VERSIONS of these): packetdrill.sh [PATTERN]
 #
 # By hand, since Debian has no packetdrill: $PACKETDRILL is one that was built from its source. Timing counts, so
 # the machine is one whose clock counts instructions:
@@ -16,6 +16,9 @@ scripts=$here/../build/rigs/net/packetdrill
 # Scripts call others beside them, and packetdrill itself.
 rm -rf /tmp/packetdrill && cp -r "$scripts" /tmp/packetdrill && cd /tmp/packetdrill || exit
 install -D "$PACKETDRILL" /tmp/packetdrill/bin/packetdrill
+# By which packetdrill sets an MTU, with the same words as ip(8).
+printf '#!/bin/sh\nexec ip link set "$@"\n' >/tmp/packetdrill/bin/ifconfig
+chmod +x /tmp/packetdrill/bin/ifconfig
 PATH=/tmp/packetdrill/bin:$PATH
 modprobe tun
 # The options of each version: `ip_args`.
@@ -35,8 +38,7 @@ both() {
 passed=0
 for script in *${1:-}*.pkt; do
 	versions=$(sed -n 's/^--ip_version=//p' "$script")
-	for version in ${versions:-ipv4 ipv4-mapped-ipv6}; do
-		[ "$version" != ipv6 ] || continue
+	for version in ${versions:-${VERSIONS:-${!ip_args[*]}}}; do
 		both "$script" "$version"
 		# Once more, if the clock was against one.
 		[ "$plain" = "$flows" ] || both "$script" "$version"
