@@ -394,6 +394,43 @@ def before():
         assert postgres.listen() == "None"
         enforce("on")
         check("the owner's from before is known, though it sleeps", reaches())
+    mptcp_before()
+
+
+def mptcp_before():
+    """The same of MPTCP, whose sockets have socks of TCP that are the kernel's, with a connection."""
+    def listens(program):
+        program(f"!s = socket.socket(2, 1, {IPPROTO_MPTCP}); s.setsockopt(1, 2, 1)")
+        return program(f"s.bind(({HOST!r}, {PORT}))"), program("s.listen()")
+
+    enforce("off")
+    with Program(IMPOSTOR, CHARLIE) as impostor, contextlib.ExitStack() as peers:
+        assert listens(impostor) == ("None", "None")
+        kept = connected(peers, impostor)
+        enforce("on")
+        check("29: MPTCP's listener from before", not reaches())
+        kept.send(b"question")
+        check("30: and its connection", impostor("c.recv(100)") == "EACCES" and impostor("c.send(b'x')") == "EACCES")
+    enforce("off")
+    with Program() as postgres, contextlib.ExitStack() as peers:
+        assert listens(postgres) == ("None", "None")
+        kept = [connected(peers, postgres, "c"), connected(peers, postgres, "d", IPPROTO_MPTCP)]
+        enforce("on")
+        check("the owner's MPTCP from before is known", reaches())
+        for peer, name in zip(kept, "cd"):
+            peer.send(b"question")
+            check("and its connection gets", postgres(f"{name}.recv(100)") == "b'question'")
+            check("and sends", postgres(f"{name}.send(b'answer')") == "6" and peer.recv(100) == b"answer")
+
+
+def connected(peers, program, name="c", protocol=0):
+    """A connection of the peer's to the program, which calls its end that."""
+    with namespace("peer"):
+        peer = peers.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol))
+    peer.settimeout(10)
+    peer.connect((HOST, PORT))
+    program(f"!{name} = s.accept()[0]")
+    return peer
 
 
 def others_are_as_they_were():

@@ -584,6 +584,7 @@ bool kopi_known_remove(struct kopi_known *entry);
 void kopi_known_clear(void (*free)(struct kopi_known *entry));
 bool kopi_known_is_empty(void);
 u64 kopi_sock_cookie(struct sock *sk);
+struct sock *kopi_subflow_owner(struct sock *sk);
 bool kopi_skb_sender(const struct sk_buff *skb, struct in6_addr *address, u16 *port);
 int kopi_lsm_is_there(struct net *net);
 int kopi_ordinary_register(void);

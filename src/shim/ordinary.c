@@ -115,6 +115,24 @@ u64 kopi_sock_cookie(struct sock *sk)
 	return (u64)halves[1] << 32 | halves[0];
 }
 
+/*
+ * The sock of MPTCP that has a sock of TCP as a subflow, with a reference: both have the same socket. In an RCU
+ * read-side section, which keeps the socket, and the memory of MPTCP's socks.
+ */
+struct sock *kopi_subflow_owner(struct sock *sk)
+{
+	struct socket *socket = READ_ONCE(sk->sk_socket);
+	struct sock *owner = socket ? READ_ONCE(socket->sk) : NULL;
+
+	if (!owner || owner == sk || !refcount_inc_not_zero(&owner->sk_refcnt))
+		return NULL;
+	/* The memory may be another's by now. */
+	if (READ_ONCE(socket->sk) == owner && READ_ONCE(owner->sk_protocol) == IPPROTO_MPTCP)
+		return owner;
+	sock_put(owner);
+	return NULL;
+}
+
 /* UDP and TCP, and MPTCP and SMC, which speak TCP. */
 static bool is_ordinary(const struct sock *sk)
 {

@@ -127,9 +127,29 @@ pub(crate) fn hooks_are_there(net: &NetRef) -> Result<bool> {
     Ok(found != 0)
 }
 
-/// The value of an ordinary sock, if there is one. Any context but hard interrupts.
+/// The value of an ordinary sock, if there is one. A subflow of MPTCP that has none, since it was there
+/// before, gets what is known of the socket that it belongs to. Any context but hard interrupts.
 pub(crate) fn known<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
-    SockTable::find(sk)
+    SockTable::find(sk).or_else(|| {
+        inherit(&*known_of_owner::<T>(sk)?, sk);
+        SockTable::find(sk)
+    })
+}
+
+/// The value of the sock of MPTCP that has this one as a subflow.
+fn known_of_owner<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
+    let _rcu = rcu::read_lock();
+    // SAFETY: The sock is borrowed, and so valid, and RCU is held. The call gives a reference to the
+    // owner, which is a full sock, and which RCU lets be released in any context.
+    unsafe {
+        let owner = bindings::kopi_subflow_owner(sk.as_ptr());
+        if owner.is_null() {
+            return None;
+        }
+        let known = SockTable::find(Sock::from_raw(owner));
+        bindings::kopi_sock_put(owner);
+        known
+    }
 }
 
 /// The body of `kopi_ordinary_calls`: a system call.
@@ -188,7 +208,7 @@ pub(crate) unsafe fn gets<T: JudgesOrdinary>(sk: *mut raw::Sock, skb: *mut raw::
         address: unsafe { address.in6_u.u6_addr8 },
         port,
     };
-    let known = SockTable::<T>::find(sk);
+    let known = known::<T>(sk);
     from_result(|| {
         T::gets(known.as_deref(), sk, &from, bytes)?;
         Ok(0)
