@@ -21,6 +21,42 @@ const FIND: &str = "kopi_found";
 /// The security modules of the kernel.
 const LSMS: &str = "/sys/kernel/security/lsm";
 
+/// What is wrong where they can't be.
+pub(crate) const OFF: &str = "the kernel's security module bpf is off";
+
+/// Whether the kernel lets programs of BPF be hooks.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Switch {
+    On,
+    /// With what turns it on.
+    Off(String),
+}
+
+impl Switch {
+    /// This kernel's, if securityfs says it.
+    pub(crate) fn of_kernel() -> Option<Self> {
+        fs::read_to_string(LSMS).ok().map(|names| Self::of(&names))
+    }
+
+    /// That of a kernel with these security modules.
+    fn of(names: &str) -> Self {
+        let names: Vec<_> = names.trim().split(',').collect();
+        if names.contains(&"bpf") {
+            return Self::On;
+        }
+        // The parameter takes the place of the kernel's list. The first module is always there.
+        let mut kept: Vec<_> = names
+            .into_iter()
+            .filter(|name| !["", "capability"].contains(name))
+            .collect();
+        kept.push("bpf");
+        Self::Off(format!(
+            "boot with lsm={} on the kernel's command line (GRUB_CMDLINE_LINUX in /etc/default/grub, then update-grub)",
+            kept.join(",")
+        ))
+    }
+}
+
 /// The object with the programs, aligned as ELF needs it.
 #[repr(C, align(8))]
 struct Aligned<T: ?Sized>(T);
@@ -34,8 +70,8 @@ pub(crate) fn load() -> anyhow::Result<()> {
         return Ok(());
     }
     // Without securityfs the kernel says what it lacks.
-    if fs::read_to_string(LSMS).is_ok_and(|names| !names.split(',').any(|name| name == "bpf")) {
-        bail!("the kernel's security module bpf is off: add it to `lsm=` on the kernel's command line");
+    if let Some(Switch::Off(mend)) = Switch::of_kernel() {
+        bail!("{OFF}: {mend}");
     }
     remove(PINS)?;
     fs::create_dir(PINS).with_context(|| {
@@ -86,4 +122,25 @@ fn remove(folder: &str) -> io::Result<()> {
         fs::remove_file(pin?.path())?;
     }
     fs::remove_dir(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bpf_is_looked_for() {
+        assert_eq!(Switch::of("capability,landlock,apparmor,bpf\n"), Switch::On);
+        let Switch::Off(mend) = Switch::of("capability,landlock,bpfilter\n") else {
+            panic!("on");
+        };
+        assert!(
+            mend.starts_with("boot with lsm=landlock,bpfilter,bpf on "),
+            "{mend}"
+        );
+        let Switch::Off(mend) = Switch::of("\n") else {
+            panic!("on");
+        };
+        assert!(mend.starts_with("boot with lsm=bpf on "), "{mend}");
+    }
 }

@@ -6,6 +6,7 @@ mod nics;
 mod units;
 
 use crate::{
+    hooks::{self, Switch},
     kernel::release,
     message::{Command, Info},
     netlink::{Connection, Error},
@@ -96,6 +97,7 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         findings.push(socket_opens(i32::try_from(family)?));
     }
     findings.push(locked_memory());
+    findings.extend(Switch::of_kernel().map(enforcing));
     findings.extend(units::restricted(Path::new("/")));
     findings.extend(nics::all(connection.ok().as_mut())?);
     if as_json {
@@ -197,9 +199,33 @@ fn locked_memory() -> Finding {
     }
 }
 
+/// Whether the rules can be enforced for ordinary sockets.
+fn enforcing(switch: Switch) -> Finding {
+    let what = "enforce";
+    match switch {
+        Switch::On => Finding::ok(what, "rules can judge ordinary sockets, too"),
+        Switch::Off(mend) => Finding::note(
+            what,
+            format!("rules can't judge ordinary sockets: {}", hooks::OFF),
+            Some(mend),
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn enforcing_needs_bpf() {
+        assert_eq!(enforcing(Switch::On).state, State::Ok);
+        let off = enforcing(Switch::Off("boot".to_owned()));
+        assert_eq!(
+            (off.state, off.mend.as_deref()),
+            (State::Note, Some("boot"))
+        );
+        assert!(off.text.ends_with("bpf is off"), "{}", off.text);
+    }
 
     #[test]
     fn modules_are_found() {
