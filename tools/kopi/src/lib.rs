@@ -38,7 +38,6 @@
 //! }
 //! ```
 
-#[path = "../../../src/pure/mod.rs"]
 pub mod pure;
 
 // Under the model checker there is nothing but the rings.
@@ -89,5 +88,5 @@ pub fn family() -> std::io::Result<i32> {
 
 /// The code of the document is compiled.
 #[cfg(all(doctest, feature = "tokio", not(loom)))]
-#[doc = include_str!("../../../docs/programming.md")]
+#[doc = include_str!("../programming.md")]
 mod programming {}
