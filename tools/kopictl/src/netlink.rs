@@ -119,7 +119,14 @@ impl fmt::Display for Error {
                 write!(out, "no KOPI in this kernel: as root, `modprobe kopi`")?;
                 match release() {
                     Ok(release) => {
-                        write!(out, "; the module is in the package kopi-modules-{release}")
+                        write!(
+                            out,
+                            "; the module is in the package kopi-modules-{release}, "
+                        )?;
+                        write!(
+                            out,
+                            "and kopi-build-module makes it for a kernel without one"
+                        )
                     }
                     Err(_) => Ok(()),
                 }

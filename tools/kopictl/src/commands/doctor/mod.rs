@@ -143,7 +143,7 @@ fn missing_module() -> Finding {
         Finding::wrong(
             "module",
             format!("there is none for the kernel {release}"),
-            format!("apt install kopi-modules-{release}; kernels without such a package: docs/development.md"),
+            format!("apt install kopi-modules-{release}; for a kernel without one: kopi-build-module, of the package kopi-source"),
         )
     }
 }
