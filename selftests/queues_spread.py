@@ -1,0 +1,88 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""On a NIC with four queues, attached, programs on both CPUs receive and send at once: many flows of two of them each
+way are spread over the queues and lose nothing, and those with one flow have it in order. On a NIC with fewer queues
+all but the spreading."""
+
+import json
+import re
+import subprocess
+import time
+
+import kopi
+from attached import attach, host, kopictl, peer
+from equivalence import devices
+
+QUEUES, FLOWS, COUNT = 4, 32, 2000
+
+
+def start(space, cpu, flows, *words):
+    """Starts kopi-gen in a namespace, on a CPU."""
+    return subprocess.Popen(["nsenter", f"--net=/run/netns/{space}", "taskset", "-c", str(cpu), "kopi-gen", *words,
+                             "--json", "--count", str(COUNT), "--flows", str(flows)],
+                            stdout=subprocess.PIPE, text=True)
+
+
+class Transfer:
+    """One who receives on as many ports as there are flows, and one who sends."""
+
+    def __init__(self, near, far, address, cpu, flows):
+        self.what = f"from {far} to {near}, by CPU {cpu}, {flows} flows"
+        port = 7000 + 100 * cpu + flows
+        self.receiver = start(near, cpu, flows, "recv", "--bind", f"{address}:{port}", "--timeout", "60")
+        line = self.receiver.stdout.readline()
+        kopi.expect(line.startswith("listening"), line)
+        self.words = (far, cpu, flows, "send", f"{address}:{port}", "--ports", str(flows), "--size", "200")
+        self.sender = None
+        # The order is that of all flows together.
+        self.wrong = ("missing", "corrupt", "duplicate", "wrong_flow") + (("reordered",) if flows == 1 else ())
+
+    def begin(self):
+        """Begins to send."""
+        self.sender = start(*self.words)
+
+    def end(self):
+        """Checks what has been received."""
+        sent, got = self.sender.communicate()[0], self.receiver.communicate()[0]
+        report = json.loads(got.splitlines()[-1])
+        kopi.check(f"{self.what}: nothing is lost" + (", or overtaken" if "reordered" in self.wrong else ""),
+                   report["received"] == COUNT and not any(report[key] for key in self.wrong), (report, sent))
+
+
+def by_queue():
+    """Packets that each queue has received, where the driver says it."""
+    found = re.findall(r"rx_?(?:queue_)?(\d+)_packets: (\d+)", host("ethtool -S eth0"))
+    return {int(queue): int(packets) for queue, packets in found}
+
+
+driver = host("ethtool -i eth0").split()[1]
+if driver == "igb":
+    for run, nic in (host, "eth0"), (peer, "eth1"):
+        run(f"ethtool -L {nic} combined {QUEUES}")
+        # Ports count in the choice of a queue, which they don't by default.
+        run(f"ethtool -N {nic} rx-flow-hash udp4 sdfn")
+attach()
+deadline = time.monotonic() + 30
+while subprocess.run("ip netns exec peer ping -c1 -W1 192.0.2.1".split(), check=False, capture_output=True).returncode:
+    kopi.expect(time.monotonic() < deadline, "the carrier comes back")
+before = by_queue()
+transfers = [Transfer(*place, cpu, flows)
+             for place in (("host", "peer", "192.0.2.1"), ("peer", "host", "192.0.2.2"))
+             for cpu in (0, 1) for flows in (FLOWS, 1)]
+for each in transfers:
+    each.begin()
+for each in transfers:
+    each.end()
+spread = {queue: packets - before.get(queue, 0) for queue, packets in by_queue().items()}
+print(f"# {driver}: packets by queue: {spread}", flush=True)
+if driver == "igb":
+    kopi.check("each queue has received its share", len(spread) == QUEUES and min(spread.values()) > COUNT // 20, spread)
+[device] = devices("host")
+print(f"# {device}", flush=True)
+kopi.check("directly, both ways", device["received_direct"] + device["received"] >= 2 * COUNT and device["packets"] >= COUNT,
+           device)
+kopictl("detach", "eth0")
+if driver == "igb":
+    for run, nic in (host, "eth0"), (peer, "eth1"):
+        run(f"ethtool -L {nic} combined 1")
+kopi.finish()
