@@ -9,19 +9,22 @@ device in the kernel, which the driver sees in the same way.
 import glob
 import json
 import os
+import re
 import select
 
 MAC = "52:54:00:00:00:33"
 
 
 class Nic:
-    """A virtio NIC on a wire of QEMU's; the first one is that between `host` and `peer`."""
+    """A NIC of the machine's model (qemu/vm --model) on a wire of QEMU's; the first one is that between `host` and
+    `peer`."""
 
     def __init__(self, wire=1):
         name = next(path for path in glob.glob("/sys/class/virtio-ports/*/name")
                     if self._read(path) == "qmp")
         self.port = os.open(f"/dev/{name.split('/')[4]}", os.O_RDWR)
         self.received = b""
+        self.model = re.search(r"kopi\.model=(\S+)", self._read("/proc/cmdline"))[1]
         self.hotplug = bool(glob.glob("/sys/bus/pci/slots/*"))
         # Others may have used the monitor before: then it has left this mode.
         os.write(self.port, b'{"execute": "qmp_capabilities"}\n')
@@ -68,7 +71,8 @@ class Nic:
     def plug_in(self, patiently):
         """Puts it in; gives its network device's name. `patiently` waits until a function is true."""
         if not self.plugged:
-            self._do("device_add", driver="virtio-net-pci", id="spare-nic", netdev="spare-wire",
+            driver = "virtio-net-pci" if self.model == "virtio" else self.model
+            self._do("device_add", driver=driver, id="spare-nic", netdev="spare-wire",
                      bus="spare", mac=MAC)
             self.plugged = True
         if not self.hotplug:

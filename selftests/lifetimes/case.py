@@ -210,7 +210,9 @@ class Case(Driven):
     def await_netem(self):
         """All are held, and so are their frames unless they were copied."""
         expect(self.queued() == COUNT, "all are held", self.queued())
-        expect(self.pending() == (0 if self.nic else COUNT), "their frames are held", self.pending())
+        # virtio_net has no scatter-gather here: what it sends is copied.
+        copied = self.nic and self.slot.model == "virtio"
+        expect(self.pending() == (0 if copied else COUNT), "their frames are held", self.pending())
 
     await_nfqueue = await_netem
 
