@@ -1,0 +1,109 @@
+#!/bin/bash
+# SPDX-License-Identifier: GPL-2.0
+#
+# Programs in containers of podman's and systemd-nspawn's have KOPI sockets with what these give by default,
+# and under the policies of the machine: an unprivileged user's server in each answers from outside.
+
+. "$(dirname "$0")/lib.sh"
+
+work=/tmp/containers
+image=$work/image
+server=(kopi-echo --bind 0.0.0.0:7777)
+
+cleanup() {
+	podman rm --all --force --time 0 >/dev/null 2>&1
+	in_host nft delete table inet netavark 2>/dev/null
+	in_host ip link del podman0 2>/dev/null
+	in_host sysctl -qw net.ipv4.ip_forward="$forwards" net.ipv4.conf.default.arp_notify=0
+	rm -rf "$work"
+}
+forwards=$(in_host sysctl -n net.ipv4.ip_forward)
+trap cleanup EXIT
+mkdir -p "$image"/{proc,sys,dev,tmp,run,etc,usr,root,kopi,libkopi}
+ln -s usr/{bin,sbin,lib,lib64} "$image"/
+cp /etc/{passwd,group} "$image/etc/"
+# In memory, since the machine's own files are on an overlay already; and by no systemd.
+podman() {
+	in_host env XDG_RUNTIME_DIR=/run podman --root "$work/root" --runroot "$work/run" --cgroup-manager cgroupfs \
+		--events-backend none "$@"
+}
+# Runs a command in a container with KOPI's programs: run [OPTION...] -- COMMAND...
+run() {
+	local options=()
+	while [ "$1" != -- ]; do options+=("$1") && shift; done
+	shift
+	podman run "${options[@]}" -v /usr:/usr:ro -v /kopi/build/cargo/release:/kopi:ro -v /kopi/build/libkopi:/libkopi:ro \
+		-e PATH=/kopi:/libkopi/bin:/usr/sbin:/usr/bin --rootfs "$image" "$@"
+}
+# Starts one with a user's server and waits until it answers: serve NAME [OPTION...] [-- COMMAND...]
+serve() {
+	local name=$1 options=()
+	shift
+	while [ $# -gt 0 ] && [ "$1" != -- ]; do options+=("$1") && shift; done
+	shift
+	[ $# -gt 0 ] || set -- "${server[@]}"
+	run --name "$name" --detach --user 1002 "${options[@]}" -- "$@" >"$work/said" 2>&1 &&
+		TENTHS=30 wait_for echoes 7777 hello 1 || { sed 's/^/# /' "$work/said"; podman logs "$name" | sed 's/^/# /'; return 1; }
+}
+end() { podman rm --force --time 0 "$1" >/dev/null; }
+# Whether what a command says has a text: says TEXT COMMAND...
+says() {
+	"${@:2}" >"$work/said" 2>&1
+	grep -qF -- "$1" "$work/said" || { sed 's/^/# /' "$work/said" && return 1; }
+}
+refused() { ! "$@"; }
+process() { podman inspect --format '{{.State.Pid}}' "$1"; }
+# Runs in the network namespace of a container, as the machine's administrator.
+beside() { nsenter --net="/proc/$(process "$1")/ns/net" "${@:2}"; }
+
+check "a container with a network of its own, its port published: a user's server answers" \
+	serve own --publish 7777:7777/udp
+check "it is under podman's seccomp profile" grep -q "Seccomp:.2" "/proc/$(process own)/status"
+check "and has a ring" says '"channel"' beside own kopictl ps --json
+check "its administrator sees whose it is, and in which container" \
+	says "libpod-$(podman inspect --format '{{.Id}}' own)" beside own kopictl ps
+check "inside, too, it is seen" says kopi-echo podman exec own kopictl ps
+check "inside, rules can't be changed" says CAP_NET_ADMIN refused podman exec --user 0 own kopictl rule add user bob deny
+check "a container in the same pod reaches it" \
+	says hello run --rm --network container:own -- bash -c 'exec 3<>/dev/udp/127.0.0.1/7777; echo hello >&3; head -n 1 <&3'
+beside own kopictl rule add exe /usr/bin/nobody deny >/dev/null 2>&1
+check "the machine's administrator stops it by a rule there" eval \
+	"beside own kopictl rule add user bob deny >/dev/null && refused echoes 7777 hello 1"
+beside own kopictl rule flush >/dev/null
+check "and by nft outside" eval "in_host nft 'add table inet stop { chain f {
+	type filter hook forward priority 0; udp dport 7777 drop; }; }' && refused echoes 7777 hello 1"
+in_host nft delete table inet stop
+check "then it goes on" wait_for echoes 7777 hello 1
+end own
+
+check "a container with the machine's network" serve host --network host
+end host
+# For its first process, which is not the machine's root.
+chown 100000:100000 "$image" "$image"/{etc,run,dev}
+check "a container in a user namespace" serve mapped --publish 7777:7777/udp --uidmap 0:100000:65536
+check "whose user is the one that the machine knows" says 101002 beside mapped kopictl ps --json
+end mapped
+check "an ordinary program by kopi run" \
+	serve program --publish 7777:7777/udp -- kopi run socat UDP-RECVFROM:7777,fork EXEC:cat
+check "which has a KOPI socket" says socat beside program kopictl ps
+end program
+
+check "where locked memory is short, that is said" says "raise it (ulimit -l)" \
+	refused run --rm --timeout 20 --ulimit memlock=65536:65536 --user 1002 -- "${server[@]}"
+# As some have it for other families.
+jq '.syscalls |= map(.names -= ["socket"]) + [{names: ["socket"], action: "SCMP_ACT_ALLOW",
+	args: [{index: 0, value: 19, op: "SCMP_CMP_NE"}]}]' \
+	/usr/share/containers/seccomp.json >"$work/profile"
+check "a seccomp profile can keep KOPI sockets out" says "kopi-echo:" \
+	refused run --rm --timeout 20 --user 1002 --security-opt "seccomp=$work/profile" -- "${server[@]}"
+sed 's/^/# /' "$work/said"
+
+systemd-machine-id-setup >/dev/null 2>&1
+in_host systemd-nspawn --quiet --register=no --keep-unit --directory="$image" --bind-ro=/usr --bind-ro=/kopi --user bob \
+	/kopi/build/cargo/release/kopi-echo --bind 0.0.0.0:7777 >"$work/nspawn" 2>&1 </dev/null &
+check "systemd-nspawn: a user's server answers" wait_for echoes 7777 hello 1
+check "under its seccomp filter" grep -q "Seccomp:.2" "/proc/$(pgrep -u bob kopi-echo | head -1)/status"
+sed 's/^/# /' "$work/nspawn"
+pkill -u bob kopi-echo
+wait
+finish
