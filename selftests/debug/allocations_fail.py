@@ -10,7 +10,6 @@ import collections
 import contextlib
 import errno
 import gc
-import itertools
 import mmap
 import os
 import re
@@ -24,11 +23,10 @@ from calls import (attach, bind, call_on_region, close_idle, close_in_flight, co
                    signals, sleep, touch, unmap_last)
 from control import family
 from equivalence import namespace, sh
-from injection import RunsOut, in_turn, nth, once, runs_out
-from kopi import OFFLOADS, Wrong, wait_until
+from injection import attempt, nth, once
+from kopi import OFFLOADS, Wrong
 from sending import KINDS, LARGE, SMALL, by_reference, doorbell, lost, new_socket, send
 
-DOCUMENTED = {errno.ENOMEM, errno.ENOBUFS}
 # What the kernel makes of it: register_netdevice() ignores that there is no memory for a device's name in sysfs,
 # and device_add() then finds none.
 KERNELS = {"attach a device, receiving": {errno.EINVAL}}
@@ -112,12 +110,6 @@ def entries(paths):
     yield "attach a device, receiving", lambda: attach(ynl, expected), None
 
 
-def names(numbers):
-    """Errnos in words."""
-    return " ".join(errno.errorcode[number] + (f":{count}" if count else "")
-                    for number, count in sorted(numbers.items())) or "none"
-
-
 def around(name):
     """What is to be there while an entry point is tried."""
     if "in flight" in name:
@@ -129,36 +121,6 @@ def around(name):
 # that on to the child.
 DRY = re.compile("socket|connect|channel|join|mmap|munmap|doorbell, (copied|by reference|GSO packet), lo|O_ASYNC|"
                  "epoll|pass|close|attach")
-
-
-def attempt(name, steps, ordinary, kernel_memory):
-    """Tries an entry point: the faults, the refusals, and what was wrong."""
-    kilobytes = kernel_memory()
-    # A process has many mappings that are none of KOPI's.
-    step = 7 if name.startswith("fork") else 1
-    number, errors, wrong = in_turn(steps, nth, itertools.count(1, step))
-    allowed, of_ordinary = dict.fromkeys(DOCUMENTED | KERNELS.get(name, set()), 0), ""
-    if ordinary:
-        count, usual, bad = in_turn(ordinary, nth, itertools.count(1))
-        allowed |= dict.fromkeys(usual, 0)
-        wrong += [f"of an ordinary socket: {one}" for one in bad]
-        of_ordinary = f", of an ordinary socket's {count}"
-    points = 0
-    if DRY.search(name):
-        points, more, bad = in_turn(steps, runs_out, RunsOut.spaces())
-        errors += more
-        wrong += [f"memory runs out: {one}" for one in bad]
-        if ordinary:
-            allowed |= dict.fromkeys(in_turn(ordinary, runs_out, RunsOut.spaces())[1], 0)
-    if set(errors) - set(allowed):
-        wrong.append(f"documented are {names(allowed)}")
-    if not wait_until(memory.is_unused):
-        wrong.append(f"{memory.module_users()} references to the module are left")
-    if not wait_until(lambda: kernel_memory() - kilobytes < faults.SLACK_KB, 10):
-        wrong.append(f"{kernel_memory() - kilobytes} KB of kernel memory are left")
-    kopi.check(f"{name}: {number} allocations fail in turn{of_ordinary}; memory runs out at {points} "
-               f"points; errnos: {names(errors)}", not wrong, "; ".join(wrong))
-    return collections.Counter(faults=number, points=points, refused=sum(errors.values()))
 
 
 def main():
@@ -188,7 +150,7 @@ def main():
             if known:
                 known[0][0] = faults.losses("host", "away" if "veth" in name else "peer")
             with around(name):
-                total += attempt(name, steps, ordinary, kernel_memory)
+                total += attempt((name, steps, ordinary), kernel_memory, KERNELS.get(name, set()), DRY.search(name))
             print(f"#   {time.monotonic() - start:.1f} s", flush=True)
         gc.enable()
         for name in ("by reference, veth", "chain, veth", "GSO packet by reference, veth"):
@@ -202,11 +164,7 @@ def main():
 
 faults.add_veth()
 try:
-    with faults.settings({"failslab/ignore-gfp-wait": "N", "failslab/verbose": 0,
-                          "failslab/task-filter": "Y", "failslab/probability": 100,
-                          "failslab/times": 0, "failslab/space": 0,
-                          "fail_page_alloc/ignore-gfp-wait": "N", "fail_page_alloc/min-order": 0,
-                          "fail_page_alloc/verbose": 0}):
+    with faults.settings(faults.OF_TASKS):
         main()
 finally:
     faults.remove_veth()

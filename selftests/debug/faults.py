@@ -32,6 +32,11 @@ KMEMLEAK = f"{DEBUG}/kmemleak"
 SLACK_KB = 512
 # Objects of a slab, or of all that have a name's beginning.
 SLACK_OBJECTS = 400
+# With which allocations fail of tasks that ask for it.
+OF_TASKS = {"failslab/ignore-gfp-wait": "N", "failslab/verbose": 0, "failslab/task-filter": "Y",
+            "failslab/probability": 100, "failslab/times": 0, "failslab/space": 0,
+            "fail_page_alloc/ignore-gfp-wait": "N", "fail_page_alloc/min-order": 0,
+            "fail_page_alloc/verbose": 0}
 _serial = itertools.count()
 # The runner's timeout; the settings must not stay.
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

@@ -2,10 +2,16 @@
 """Fault injection into the allocations of one thread: the n-th one fails, or memory runs out."""
 
 import collections
+import errno
+import itertools
 import os
 
 import faults
-from kopi import Wrong
+import kopi
+import memory
+from kopi import Wrong, wait_until
+
+DOCUMENTED = {errno.ENOMEM, errno.ENOBUFS}
 
 
 class Nth:
@@ -88,3 +94,42 @@ def in_turn(steps, injector, numbers):
                 wrong.append(f"{seen} without a fault")
             return count, errors, wrong
     return 0, errors, ["no end"]
+
+
+def names(numbers):
+    """Errnos in words."""
+    return " ".join(errno.errorcode[number] + (f":{count}" if count else "")
+                    for number, count in sorted(numbers.items())) or "none"
+
+
+def attempt(entry, kernel_memory, also, dry):
+    """Tries an entry point, that is its name, its steps and those of an ordinary socket. Errnos may be those
+    that the ordinary socket gives, and others; with `dry`, memory runs out in it, too. Gives how many there were
+    of faults, points and refusals."""
+    name, steps, ordinary = entry
+    kilobytes = kernel_memory()
+    # A process has many mappings that are none of KOPI's.
+    step = 7 if name.startswith("fork") else 1
+    number, errors, wrong = in_turn(steps, nth, itertools.count(1, step))
+    allowed, of_ordinary = dict.fromkeys(DOCUMENTED | also, 0), ""
+    if ordinary:
+        count, usual, bad = in_turn(ordinary, nth, itertools.count(1))
+        allowed |= dict.fromkeys(usual, 0)
+        wrong += [f"of an ordinary socket: {one}" for one in bad]
+        of_ordinary = f", of an ordinary socket's {count}"
+    points = 0
+    if dry:
+        points, more, bad = in_turn(steps, runs_out, RunsOut.spaces())
+        errors += more
+        wrong += [f"memory runs out: {one}" for one in bad]
+        if ordinary:
+            allowed |= dict.fromkeys(in_turn(ordinary, runs_out, RunsOut.spaces())[1], 0)
+    if set(errors) - set(allowed):
+        wrong.append(f"documented are {names(allowed)}")
+    if not wait_until(memory.is_unused):
+        wrong.append(f"{memory.module_users()} references to the module are left")
+    if not wait_until(lambda: kernel_memory() - kilobytes < faults.SLACK_KB, 10):
+        wrong.append(f"{kernel_memory() - kilobytes} KB of kernel memory are left")
+    kopi.check(f"{name}: {number} allocations fail in turn{of_ordinary}; memory runs out at {points} "
+               f"points; errnos: {names(errors)}", not wrong, "; ".join(wrong))
+    return collections.Counter(faults=number, points=points, refused=sum(errors.values()))
