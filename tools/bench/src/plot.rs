@@ -216,7 +216,7 @@ impl Bars {
             .caption(self.title, ("sans-serif", 18))
             .margin(10)
             .x_label_area_size(42)
-            .y_label_area_size(130)
+            .y_label_area_size(170)
             .build_cartesian_2d(0.0..most, f64::from(names)..0.0)?;
         chart
             .configure_mesh()
