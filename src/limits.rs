@@ -163,19 +163,35 @@ fn holders(user: u32, net: u64) -> [Holder; 2] {
 
 /// Enters it for both holders, or for none.
 fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), (Holder, Over)>> {
-    // Made and freed out of the lock.
+    // Made and freed out of the lock; most holders have some already.
     let mut spare = [None, None];
-    for (node, holder) in spare.iter_mut().zip(holders) {
-        *node = Some(RBTreeNode::new(holder, holding, GFP_KERNEL)?);
+    loop {
+        if let Some(result) = enter(holders, holding, &mut spare) {
+            return Ok(result);
+        }
+        for (node, holder) in spare.iter_mut().zip(holders) {
+            *node = Some(RBTreeNode::new(holder, holding, GFP_KERNEL)?);
+        }
     }
+}
+
+/// The same; `None` if a holder is new, and has no node in `spare`.
+fn enter(
+    holders: [Holder; 2],
+    holding: Holding,
+    spare: &mut [Option<RBTreeNode<Holder, Holding>>; 2],
+) -> Option<core::result::Result<(), (Holder, Over)>> {
     let mut guard = LEDGER.lock_irq();
     let ledger = guard.get_or_insert_with(RBTree::new);
     let mut sums = [Holding::default(); 2];
-    for (sum, holder) in sums.iter_mut().zip(holders) {
-        let held = ledger.get(&holder).copied().unwrap_or_default();
-        *sum = match held.plus(holding, holder.limit()) {
+    for ((sum, holder), node) in sums.iter_mut().zip(holders).zip(&*spare) {
+        let held = ledger.get(&holder).copied();
+        if held.is_none() && node.is_none() {
+            return None;
+        }
+        *sum = match held.unwrap_or_default().plus(holding, holder.limit()) {
             Ok(sum) => sum,
-            Err(over) => return Ok(Err((holder, over))),
+            Err(over) => return Some(Err((holder, over))),
         };
     }
     for ((node, holder), sum) in spare.iter_mut().zip(holders).zip(sums) {
@@ -185,7 +201,7 @@ fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), (Holder, Ov
             ledger.insert(node);
         }
     }
-    Ok(Ok(()))
+    Some(Ok(()))
 }
 
 impl Drop for Charge {

@@ -8,6 +8,7 @@
 
 use crate::channel::Channel;
 use crate::direct::RedirectedPorts;
+use crate::identity::Owner;
 use crate::pure::abi::Stats;
 use crate::rules::NetPolicy;
 use crate::sys::{
@@ -33,6 +34,9 @@ const SUMMED_AT_ONCE: usize = 256;
 /// The flows, and what there was of those that are closed.
 pub(crate) struct Flows {
     pub(crate) open: SocketMap,
+    /// The owner of the flow that was opened last, as long as any is open: most are opened by the
+    /// process that opened the one before, and share its identity.
+    opener: Option<Owner>,
     /// The number that was given last.
     last: u32,
     pub(crate) opened: u64,
@@ -93,6 +97,7 @@ unsafe impl Namespace for Net {
             pin_init!(Self {
                 flows <- new_mutex!(Flows {
                     open: SocketMap::new(),
+                    opener: None,
                     last: 0,
                     opened: 0,
                     closed: Stats::default(),
@@ -127,14 +132,25 @@ impl NetRef {
 }
 
 impl Net {
-    /// Enters a flow's socket, and gives it a number. Process context.
+    /// The current process, as the owner of a flow that it opens. Process context.
+    pub(crate) fn opener(&self) -> Result<Owner> {
+        let last = self.flows.lock().opener.clone();
+        match last {
+            Some(last) => last.or_current(),
+            None => Owner::current(),
+        }
+    }
+
+    /// Enters a flow's socket, which this owner has opened, and gives it a number. Process context.
     ///
     /// # Safety
     ///
     /// [`Net::close`] must be called before the socket is released.
     #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
-    pub(crate) unsafe fn open(&self, socket: &Socket) -> Result<u32> {
+    pub(crate) unsafe fn open(&self, socket: &Socket, owner: Owner) -> Result<u32> {
         let room = SocketRoom::new()?;
+        // Dropped out of the lock.
+        let _before;
         let mut flows = self.flows.lock();
         let mut number = flows.last;
         loop {
@@ -147,13 +163,20 @@ impl Net {
         unsafe { flows.open.insert(number, socket, room) }?;
         flows.last = number;
         flows.opened = flows.opened.wrapping_add(1);
+        _before = flows.opener.replace(owner);
         Ok(number)
     }
 
     /// Takes a flow out, whose counters were these at last. Process context.
     pub(crate) fn close(&self, number: u32, stats: &Stats) {
+        // Dropped out of the lock.
+        let _opener;
         let mut flows = self.flows.lock();
         flows.open.remove(number);
+        _opener = match flows.open.len() {
+            0 => flows.opener.take(),
+            _ => None,
+        };
         flows.closed.add(stats);
         if let Some(summing) = flows
             .summing

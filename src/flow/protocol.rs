@@ -63,10 +63,11 @@ unsafe impl Protocol for Flow {
 
     fn opened(&self, socket: &Socket) -> Result {
         let net = socket.sk().net().state();
-        let policy = Policy::new(net.policy.clone())?;
+        let owner = net.opener()?;
+        let policy = Policy::new(net.policy.clone(), owner.clone())?;
         // SAFETY: `release` calls `close`, and the family calls `release` before it releases the
         // socket.
-        let id = unsafe { net.open(socket) }?;
+        let id = unsafe { net.open(socket, owner) }?;
         self.id.store(id, Relaxed);
         self.policy.populate(policy);
         notify(self, socket.sk(), Event::Opened);

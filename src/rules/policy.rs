@@ -59,10 +59,9 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// That of a flow that the current process opens, in a network namespace with this policy.
+    /// That of a flow that this owner opens, in a network namespace with this policy: `ENOMEM`.
     /// Process context.
-    pub(crate) fn new(net: Arc<NetPolicy>) -> Result<Pin<KBox<Self>>> {
-        let owner = Owner::current()?;
+    pub(crate) fn new(net: Arc<NetPolicy>, owner: Owner) -> Result<Pin<KBox<Self>>> {
         KBox::pin_init(Self::of(net, owner, true), GFP_KERNEL_ACCOUNT)
     }
 
