@@ -164,6 +164,10 @@ def large():
     else:
         # Then the NIC drops larger packets than before, for everybody: docs/admin.md.
         kopi.check("a large MTU while attached: the driver takes it", status == 0, said)
+        # With the sysfs of that namespace.
+        found = subprocess.run("ip netns exec host kopictl doctor".split(), capture_output=True, text=True, check=False)
+        kopi.check("and kopictl doctor says what is lost then", found.returncode == 1
+                   and "loses received packets above" in found.stdout, found.stdout)
     reaches()
     both_ways("ordinary packets then, attached", "direct")
     kopictl("detach", "eth0")

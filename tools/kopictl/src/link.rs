@@ -39,6 +39,18 @@ pub(crate) fn find(socket: &Socket, name: &str) -> Result<Option<LinkMessage>, E
     }))
 }
 
+/// A device's MTU, in bytes.
+pub(crate) fn mtu_of(link: &LinkMessage) -> u32 {
+    let mtu = link
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::Mtu(mtu) => Some(*mtu),
+            _ => None,
+        });
+    mtu.unwrap_or_default()
+}
+
 /// How a device has a program of XDP, and the number of that.
 pub(crate) fn program_of(link: &LinkMessage) -> (XdpAttached, Option<u32>) {
     let xdp = link

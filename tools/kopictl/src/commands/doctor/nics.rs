@@ -5,7 +5,7 @@
 use super::Finding;
 use crate::{
     commands::direct::attached,
-    link::{connect, find, program_of},
+    link::{connect, find, mtu_of, program_of},
     message::Device,
     netlink::Connection,
 };
@@ -21,6 +21,9 @@ const SENDING: &[&str] = &[
     "igc", "intel-eth-pci", "ixgbe", "mana", "mlx5_core", "mlx5_core.sf", "mtk_soc_eth", "mvneta", "mvpp2",
     "netsec", "sfc", "sfc_siena", "tsnep", "vif", "virtio_net", "vmxnet3",
 ];
+
+/// The drivers that take a larger MTU than this while they run a program of XDP, and lose the packets that need it.
+const LOSING: &[(&str, u32)] = &[("virtio_net", 3506), ("vmxnet3", 3494)];
 
 /// A finding for each NIC of this network namespace.
 pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Finding>> {
@@ -47,7 +50,11 @@ pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Fin
         };
         let index = Some(link.header.index);
         let device = devices.iter().find(|device| device.ifindex == index);
-        findings.push(finding(&name, &driver(&name), device, program_of(&link).0));
+        let driver = driver(&name);
+        findings.push(
+            losing(&name, &driver, mtu_of(&link), program_of(&link).0)
+                .unwrap_or_else(|| finding(&name, &driver, device, program_of(&link).0)),
+        );
     }
     Ok(findings)
 }
@@ -58,6 +65,21 @@ fn driver(name: &str) -> String {
     let path = fs::read_link(link).unwrap_or_default();
     let name = path.file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
+}
+
+/// What is wrong if the driver loses packets, by a program of XDP, whosever it is.
+fn losing(name: &str, driver: &str, mtu: u32, program: XdpAttached) -> Option<Finding> {
+    let (_, most) = LOSING.iter().find(|(losing, _)| *losing == driver)?;
+    let runs = matches!(program, XdpAttached::Driver | XdpAttached::Multiple);
+    (runs && mtu > *most).then(|| {
+        Finding::wrong(
+            name,
+            format!(
+                "its MTU is {mtu}, and it has an XDP program: {driver} loses received packets above {most}"
+            ),
+            format!("ip link set dev {name} mtu {most}, or kopictl detach {name}"),
+        )
+    })
 }
 
 fn finding(name: &str, driver: &str, device: Option<&Device>, program: XdpAttached) -> Finding {
@@ -112,6 +134,17 @@ mod tests {
         for name in names {
             assert!(!SENDING.contains(&name), "{name}");
         }
+    }
+
+    #[test]
+    fn an_mtu_at_which_packets_are_lost_is_wrong() {
+        let at = |driver, mtu, program| losing("eth0", driver, mtu, program);
+        let wrong = at("virtio_net", 9000, XdpAttached::Driver).unwrap();
+        assert_eq!(wrong.state, State::Wrong);
+        assert!(wrong.mend.unwrap().contains("mtu 3506"));
+        assert!(at("virtio_net", 3506, XdpAttached::Driver).is_none());
+        assert!(at("virtio_net", 9000, XdpAttached::None).is_none());
+        assert!(at("igb", 9000, XdpAttached::Driver).is_none());
     }
 
     #[test]
