@@ -152,7 +152,8 @@ fn calibrated(seen: [f64; 2]) -> io::Result<f64> {
     Ok(per_loop)
 }
 
-/// Counts loops whenever nothing else has something to do.
+/// Counts loops whenever nothing else has something to do. bench/functions.py knows it by its name.
+#[inline(never)]
 fn idle() {
     // SAFETY: Zeroes are a valid `sched_param`, the only one for this class.
     let status = unsafe {
