@@ -81,7 +81,7 @@ def above(kind):
     """A device above the NIC has its addresses."""
     for command in UPPERS[kind]:
         host(f"ip {command}")
-    host("ip addr flush dev eth0")
+    host("ip addr flush dev eth0 scope global")
     for address in ADDRESS:
         host(f"ip addr add {address} dev up0")
     host("ip link set up0 up")
@@ -96,6 +96,9 @@ def above(kind):
         for address in ADDRESS:
             host(f"ip addr replace {address} dev eth0")
         reaches()
+        # What enslaving has taken from it.
+        kopi.expect(kopi.wait_until(lambda: "fe80:" in host("ip -6 addr show dev eth0 scope link -tentative")),
+                    "it has its link-local address again")
 
 
 def below(kind):
