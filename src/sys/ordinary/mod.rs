@@ -131,7 +131,7 @@ pub(crate) fn hooks_are_there(net: &NetRef) -> Result<bool> {
 /// before, gets what is known of the socket that it belongs to. Any context but hard interrupts.
 pub(crate) fn known<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
     SockTable::find(sk).or_else(|| {
-        inherit(&*known_of_owner::<T>(sk)?, sk);
+        inherit(&*known_of_owner::<T>(sk)?, sk, false);
         SockTable::find(sk)
     })
 }
@@ -224,15 +224,16 @@ pub(crate) unsafe fn clones<T: JudgesOrdinary>(sk: *mut raw::Sock, child: *mut r
     // SAFETY: Required of the caller.
     let (sk, child) = unsafe { (Sock::from_raw(sk), Sock::from_raw(child)) };
     if let Some(known) = SockTable::<T>::find(sk) {
-        inherit(&*known, child);
+        inherit(&*known, child, true);
     }
 }
 
-/// Gives a new sock what is known of another. Any context but hard interrupts.
-fn inherit<T: JudgesOrdinary>(known: &T, child: &Sock) {
+/// Gives a sock what is known of another. `is_new` says that it is being made; otherwise it keeps what
+/// another CPU has given it meanwhile. Any context but hard interrupts.
+fn inherit<T: JudgesOrdinary>(known: &T, child: &Sock, is_new: bool) {
     // Without memory nothing is known of it, which is judged, too.
     if let Ok(value) = known.of_child() {
-        let _ = SockTable::insert(child, value, true, GFP_ATOMIC | __GFP_NOWARN);
+        let _ = SockTable::insert(child, value, is_new, GFP_ATOMIC | __GFP_NOWARN);
     }
 }
 
@@ -259,7 +260,7 @@ pub(crate) unsafe fn adds<T: JudgesOrdinary>(sk: *mut raw::Sock, subflow: *mut r
         known_or_of(sk, task).ok()
     };
     if let Some(known) = known {
-        inherit(&*known, subflow);
+        inherit(&*known, subflow, true);
     }
 }
 
