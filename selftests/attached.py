@@ -74,6 +74,19 @@ def kopictl(*words):
     return host(" ".join(("kopictl", *words)))
 
 
+def said_of(*words):
+    """Runs a command in the host's namespace; gives its status, and what it says of how things are."""
+    done = subprocess.run(["nsenter", "--net=/run/netns/host", *words], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr.strip()
+
+
+def carrier():
+    """Waits until the peer reaches the host's NIC: some drivers reset it."""
+    ping = "ip netns exec peer ping -c1 -W1 192.0.2.1"
+    kopi.expect(kopi.wait_until(lambda: subprocess.run(ping.split(), check=False, capture_output=True).returncode == 0),
+                "the carrier comes back")
+
+
 def attach():
     """Attaches it, and as new if it is already."""
     if devices("host"):

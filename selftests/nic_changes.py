@@ -14,7 +14,7 @@ import struct
 import subprocess
 
 import kopi
-from attached import host, kopictl, peer
+from attached import carrier, host, kopictl, peer, said_of
 from equivalence import devices, namespace, payload
 from redirected import BATCH, Traffic
 
@@ -27,19 +27,6 @@ UPPERS = {"bond": ("link add up0 type bond mode active-backup", "link set eth0 d
           "team": ("link add up0 type team", "link set eth0 down", "link set eth0 master up0", "link set eth0 up"),
           "bridge": ("link add up0 type bridge", "link set eth0 master up0"),
           "macvlan": ("link add up0 link eth0 type macvlan mode bridge",)}
-
-
-def said_of(*words):
-    """Runs a command in the host's namespace; gives its status, and what it says of how things are."""
-    done = subprocess.run(["nsenter", "--net=/run/netns/host", *words], capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr.strip()
-
-
-def reaches():
-    """Waits until the peer reaches the host: some drivers reset the NIC."""
-    ping = "ip netns exec peer ping -c1 -W1 192.0.2.1"
-    kopi.expect(kopi.wait_until(lambda: subprocess.run(ping.split(), check=False, capture_output=True).returncode == 0),
-                "the carrier comes back")
 
 
 def sends(what):
@@ -95,7 +82,7 @@ def above(kind):
         host("ip link set eth0 up allmulticast on")
         for address in ADDRESS:
             host(f"ip addr replace {address} dev eth0")
-        reaches()
+        carrier()
         # What enslaving has taken from it.
         kopi.expect(kopi.wait_until(lambda: "fe80:" in host("ip -6 addr show dev eth0 scope link -tentative")),
                     "it has its link-local address again")
@@ -137,7 +124,7 @@ def beside_af_xdp():
     both_ways("a socket of AF_XDP is bound to the queue", "direct")
     kopictl("detach", "eth0")
     kopictl("attach", "eth0")
-    reaches()
+    carrier()
     both_ways("attached beside a socket of AF_XDP", "direct")
     sock.close()
     both_ways("without that socket", "direct")
@@ -151,7 +138,7 @@ def channels():
     traffic = Traffic()
     for number in 2, 1:
         host(f"ethtool -L eth0 combined {number}")
-        reaches()
+        carrier()
         traffic.passes(f"combined {number} by ethtool: all come, in order", BATCH, 200)
         sends(f"combined {number} by ethtool: all leave, in order")
         comes(f"combined {number} by ethtool", "direct")
@@ -171,28 +158,28 @@ def large():
         found = subprocess.run("ip netns exec host kopictl doctor".split(), capture_output=True, text=True, check=False)
         kopi.check("and kopictl doctor says what is lost then", found.returncode == 1
                    and "loses received packets above" in found.stdout, found.stdout)
-    reaches()
+    carrier()
     both_ways("ordinary packets then, attached", "direct")
     kopictl("detach", "eth0")
     host("ip link set eth0 mtu 9000")
-    reaches()
+    carrier()
     status, said = said_of("kopictl", "attach", "eth0")
     print(f"# attach at mtu 9000: {status}: {said}", flush=True)
     kopi.check("attaching with a large MTU: refused, and the driver's word is passed on",
                status == 1 and ("MTU" in said or "too small for the frame size" in said), said)
     kopi.check("and it isn't attached", not devices("host"))
-    reaches()
+    carrier()
     both_ways("then, by the stack")
     host("ip link set eth0 mtu 1500")
-    reaches()
+    carrier()
     kopictl("attach", "eth0")
-    reaches()
+    carrier()
     both_ways("attached with an ordinary MTU", "direct")
 
 
 driver = host("ethtool -i eth0").split()[1]
 kopictl("attach", "eth0")
-reaches()
+carrier()
 both_ways("attached", "direct")
 for each in UPPERS:
     below(each)
@@ -200,5 +187,5 @@ beside_af_xdp()
 channels()
 large()
 kopictl("detach", "eth0")
-reaches()
+carrier()
 kopi.finish()

@@ -9,7 +9,7 @@ import subprocess
 
 import kopi
 import memory
-from attached import host, peer
+from attached import carrier, host, peer, said_of
 from equivalence import devices, namespace
 from redirected import BATCH, Traffic
 
@@ -17,23 +17,9 @@ STRIPS = "rx-vlan-offload"
 ON, OFF = f"eth0: {STRIPS} turned on again", f"eth0: {STRIPS} turned off until it is detached"
 
 
-def run(*words):
-    """Runs kopictl in the host's namespace; gives its status, and what it says of how things are."""
-    done = subprocess.run(["nsenter", "--net=/run/netns/host", "kopictl", *words],
-                          capture_output=True, text=True, check=False)
-    return done.returncode, done.stderr.strip()
-
-
 def strips():
     """Whether the offload is on."""
     return json.loads(host("ethtool --json -k eth0"))[0][STRIPS]["active"]
-
-
-def carrier():
-    """Waits until the NIC has its carrier again: some drivers reset it."""
-    ping = "ip netns exec peer ping -c1 -W1 192.0.2.1"
-    kopi.expect(kopi.wait_until(lambda: subprocess.run(ping.split(), check=False, capture_output=True).returncode == 0),
-                "the carrier comes back")
 
 
 def vlan_works(what):
@@ -61,7 +47,7 @@ def vlan_works(what):
 
 def attaches(stripped):
     """With the offload as it is by itself."""
-    status, said = run("attach", "eth0")
+    status, said = said_of("kopictl", "attach", "eth0")
     kopi.check("attached", status == 0, said)
     kopi.check("it is said what was turned off", said == (OFF if stripped else ""), said)
     kopi.check("VLAN tags stay in the packets", not strips())
@@ -74,29 +60,29 @@ def attaches(stripped):
     # The note is with the program, which stays.
     kopi.expect(memory.unload(), "nothing holds the module")
     kopi.expect(memory.load(), "the module comes again")
-    status, said = run("attach", "eth0")
+    status, said = said_of("kopictl", "attach", "eth0")
     kopi.check("attached by a new module: it is still known what was turned off",
                status == 0 and said == (OFF if stripped else ""), said)
     carrier()
-    status, said = run("detach", "eth0")
+    status, said = said_of("kopictl", "detach", "eth0")
     kopi.check("detached: it is on again", status == 0 and said == (ON if stripped else "")
                and strips() == stripped, said)
     carrier()
-    status, said = run("attach", "--keep-offloads", "eth0")
+    status, said = said_of("kopictl", "attach", "--keep-offloads", "eth0")
     kopi.check("--keep-offloads: nothing is turned off", (status, said, strips()) == (0, "", stripped), said)
     carrier()
     [device] = devices("host")
     kopi.check("and it is said how packets come", device["receive_path"] == ("vlan" if stripped else "direct"), device)
     vlan_works("--keep-offloads")
-    status, said = run("detach", "eth0")
+    status, said = said_of("kopictl", "detach", "eth0")
     kopi.check("detached: nothing is turned on", (status, said, strips()) == (0, "", stripped), said)
     carrier()
     if stripped:
         host(f"ethtool -K eth0 {STRIPS} off")
-    status, said = run("attach", "eth0")
+    status, said = said_of("kopictl", "attach", "eth0")
     kopi.check("attached where it is off already: nothing is said", (status, said) == (0, ""), said)
     carrier()
-    status, said = run("detach", "eth0")
+    status, said = said_of("kopictl", "detach", "eth0")
     kopi.check("detached: it stays off", (status, said, strips()) == (0, "", False), said)
     if stripped:
         host(f"ethtool -K eth0 {STRIPS} on")
@@ -105,7 +91,7 @@ def attaches(stripped):
 
 def is_refused(stripped):
     """Its driver takes no frames, and so it stays as it is."""
-    status, said = run("attach", "eth0")
+    status, said = said_of("kopictl", "attach", "eth0")
     kopi.check("the driver takes no frames: refused with a word", status == 1 and "can't send frames" in said, said)
     kopi.check("and its offload is as it was", strips() == stripped)
     traffic = Traffic()

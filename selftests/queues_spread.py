@@ -7,10 +7,9 @@ all but the spreading."""
 import json
 import re
 import subprocess
-import time
 
 import kopi
-from attached import attach, host, kopictl, peer
+from attached import attach, carrier, host, kopictl, peer
 from equivalence import devices
 
 QUEUES, FLOWS, COUNT = 4, 32, 2000
@@ -62,9 +61,7 @@ if driver == "igb":
         # Ports count in the choice of a queue, which they don't by default.
         run(f"ethtool -N {nic} rx-flow-hash udp4 sdfn")
 attach()
-deadline = time.monotonic() + 30
-while subprocess.run("ip netns exec peer ping -c1 -W1 192.0.2.1".split(), check=False, capture_output=True).returncode:
-    kopi.expect(time.monotonic() < deadline, "the carrier comes back")
+carrier()
 before = by_queue()
 transfers = [Transfer(*place, cpu, flows)
              for place in (("host", "peer", "192.0.2.1"), ("peer", "host", "192.0.2.2"))

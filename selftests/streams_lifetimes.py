@@ -11,9 +11,7 @@ streams that are open. When all is closed nothing refers to it, and the namespac
 """
 
 import contextlib
-import ctypes
 import dataclasses
-import errno
 import json
 import os
 import signal
@@ -27,13 +25,13 @@ import links
 import memory
 from equivalence import run_nft
 from kopi import Wrong, expect, wait_until
-from lifetimes.case import be_quiet, delete_module, has_device, sh
+from lifetimes.case import be_quiet, has_device, sh
 from lifetimes.driven import kill
+from lifetimes.endings import unload_module
 from lifetimes.matrix import check_memory, chosen
-from lifetimes.program import EXECUTED, FAR, NEAR, PATIENCE, wait
+from lifetimes.program import FAR, NEAR, PATIENCE, wait
 from lifetimes.stream_program import StreamProgram, plain
 from lifetimes.stream_states import NOWHERE, OPEN, SLOW, STATES, UNANSWERED, UNREAD, Member, drain_all, state_of
-from linux import SYS_PIDFD_GETFD
 from links import inside
 from memory import module_users
 from watchdog import Watchdog
@@ -72,21 +70,14 @@ def kill_program(member):
 
 def execute(member):
     """The program becomes another, which inherits the descriptor; the test looks at it there."""
-    number = member.ask("descriptor")
-    member.tell("execute")
-    expect(member.orders.recv(4096) == b"", "nothing is answered any more")
-    wait("exec", lambda: os.readlink(f"/proc/{member.pid}/exe") == EXECUTED)
+    descriptor = member.replace_program()
     member.sleeper = None
     member.adopted = StreamProgram()
-    if number < 0:
+    if descriptor is None:
         member.open = member.alive = False
         member.adopted.sock = plain()
         member.adopted.close()
         return
-    process = os.pidfd_open(member.pid)
-    descriptor = kopi.libc.syscall(SYS_PIDFD_GETFD, process, number, 0)
-    expect(descriptor >= 0, "the descriptor outlives exec", os.strerror(ctypes.get_errno()))
-    os.close(process)
     member.adopted.sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=descriptor)
 
 
@@ -135,13 +126,6 @@ def kill_sockets(case):
     """As an administrator ends connections."""
     with inside(case.space):
         sh("ss -Kta")
-
-
-def unload_module(_case):
-    """The module is to go, and can't."""
-    for _ in range(20):
-        got = delete_module()
-        expect(got == errno.EWOULDBLOCK, "it is in use", got)
 
 
 @dataclasses.dataclass

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """A program in a process of its own, which does what it is asked to."""
 
+import ctypes
 import json
 import os
 import signal
@@ -10,8 +11,9 @@ import traceback
 import kopi
 from kopi import Wrong, expect
 from links import inside
+from linux import SYS_PIDFD_GETFD
 
-from .program import PATIENCE
+from .program import EXECUTED, PATIENCE, wait
 
 
 def fork(space, work):
@@ -70,3 +72,18 @@ class Driven:
             raise Wrong(f"hangs in {name}") from None
         expect("error" not in answer, name, answer.get("error"))
         return answer["result"]
+
+    def replace_program(self):
+        """The program becomes another, which inherits the descriptor; gives a copy of that, as any program could have
+        to which it is passed, or None if it is closed."""
+        number = self.ask("descriptor")
+        self.tell("execute")
+        expect(self.orders.recv(4096) == b"", "nothing is answered any more")
+        wait("exec", lambda: os.readlink(f"/proc/{self.pid}/exe") == EXECUTED)
+        if number < 0:
+            return None
+        process = os.pidfd_open(self.pid)
+        descriptor = kopi.libc.syscall(SYS_PIDFD_GETFD, process, number, 0)
+        expect(descriptor >= 0, "the descriptor outlives exec", os.strerror(ctypes.get_errno()))
+        os.close(process)
+        return descriptor

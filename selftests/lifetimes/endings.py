@@ -2,24 +2,19 @@
 """Endings: what can end a flow, or what is below it."""
 
 import contextlib
-import ctypes
 import dataclasses
 import errno
-import os
 import signal
 import subprocess
 from typing import Callable
 
-import kopi
 import links
 from kopi import expect
 from links import inside
-from linux import SYS_PIDFD_GETFD
 
 from .case import delete_module, has_device, sh
 from .driven import kill
-from .program import EXECUTED, NEAR, PORT, Program, wait
-
+from .program import NEAR, PORT, Program, wait
 
 
 def close(case):
@@ -43,15 +38,7 @@ def kill_program(case):
 
 def execute(case):
     """The program becomes another, which inherits the descriptor."""
-    number = case.ask("descriptor")
-    case.tell("execute")
-    expect(case.orders.recv(4096) == b"", "nothing is answered any more")
-    wait("exec", lambda: os.readlink(f"/proc/{case.pid}/exe") == EXECUTED)
-    # The test itself takes the flow over, as any program could to which it is passed.
-    process = os.pidfd_open(case.pid)
-    descriptor = kopi.libc.syscall(SYS_PIDFD_GETFD, process, number, 0)
-    expect(descriptor >= 0, "the descriptor outlives exec", os.strerror(ctypes.get_errno()))
-    os.close(process)
+    descriptor = case.replace_program()
     case.adopted = Program()
     case.adopted.adopt(descriptor)
     case.mapped = False
