@@ -97,11 +97,14 @@ receive() {
 		--void-netns "/run/netns/$3" --void-nic "${3}0" "${@:4}"
 }
 
+# Those that one of the ten rules looks for.
+ports='53, 123, 443, 4789, 7001, 51820'
+
 # Rules in a namespace, at a hook: nft_rules NAMESPACE output|input RULES
 nft_rules() {
 	nsenter --net="/run/netns/$1" nft -f - <<-EOF
 		table inet bench {
-			set ports { type inet_service; elements = { 53, 123, 443, 4789, 7001, 51820 } }
+			set ports { type inet_service; elements = { $ports } }
 			counter seen { }
 			chain rules {
 				type filter hook $2 priority 0
@@ -155,7 +158,8 @@ nft_answers() {
 # The ten rules as one BPF program, both ways: bpf_netfilter NAMESPACE
 bpf_netfilter() {
 	bpftool prog loadall /kopi/build/bpf/ten_rules.bpf.o /sys/fs/bpf/bench pinmaps /sys/fs/bpf/bench/maps
-	for port in 53 123 443 4789 7001 51820; do
+	local port
+	for port in ${ports//,/}; do
 		bpftool map update pinned /sys/fs/bpf/bench/maps/ports \
 			key hex "$(printf %02x $((port >> 8)))" "$(printf %02x $((port & 255)))" value 1
 	done

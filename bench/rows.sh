@@ -22,6 +22,21 @@ received() {
 	receive near far twin --policy "$@" || failed=1
 }
 
+# Servers of random clients, without a policy and with each both ways: served MODES
+served() {
+	local options=(--peers many --payloads 64 --modes "$1")
+	received none "${options[@]}"
+	nft10_both near
+	received nft10 --counts handed --count "$nft_count" "${options[@]}"
+	no_nft near
+	conntrack_both near
+	received conntrack --counts handed --count "$nft_count" "${options[@]}"
+	no_nft near
+	bpf_netfilter near
+	received bpf_netfilter --counts handed --count "$bpf_netfilter_count" "${options[@]}"
+	no_bpf_netfilter
+}
+
 # A packet socket that counts what it sees, which is behind the segmentation that this NIC can't do
 # itself; it and the rows must agree in the end.
 tcpdump_rows() {
@@ -141,21 +156,12 @@ else
 fi
 
 received none
-served=serve_mmsg,serve_kopi
-received none --peers many --payloads 64 --modes "recvmmsg,kopi,$served"
+received none --peers many --payloads 64 --modes recvmmsg,kopi
 nft10 near input
 received nft10 --counts handed --count "$nft_count"
 received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes recvmmsg,kopi
 no_nft near
-nft10_both near
-received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes "$served"
-no_nft near
-conntrack_both near
-received conntrack --counts handed --count "$nft_count" --peers many --payloads 64 --modes "$served"
-no_nft near
-bpf_netfilter near
-received bpf_netfilter --counts handed --count "$bpf_netfilter_count" --peers many --payloads 64 --modes "$served"
-no_bpf_netfilter
+served serve_mmsg,serve_kopi
 conntrack near input
 received conntrack --counts handed --count "$nft_count" --payloads 64
 no_nft near
@@ -163,17 +169,7 @@ there_and_back
 
 # One at a time, since the port is free again some time after.
 for payload in 64 512 1400; do received none --modes io_uring --payloads $payload; done
-served_by_io_uring() { received "$@" --peers many --payloads 64 --modes serve_io_uring; }
-served_by_io_uring none
-nft10_both near
-served_by_io_uring nft10 --counts handed --count "$nft_count"
-no_nft near
-conntrack_both near
-served_by_io_uring conntrack --counts handed --count "$nft_count"
-no_nft near
-bpf_netfilter near
-served_by_io_uring bpf_netfilter --counts handed --count "$bpf_netfilter_count"
-no_bpf_netfilter
+served serve_io_uring
 nft10 near input
 received nft10 --modes io_uring --counts handed --count "$nft_count" --payloads 64
 no_nft near
@@ -196,17 +192,8 @@ received_zero_copy nft10 --counts handed --count "$nft_count" --payloads 64
 # Merged before they are skbs, or without any.
 in_near kopictl attach near0 || failed=1
 received none --modes kopi_direct,kopi_direct_merged,kopi_direct_datagrams
-received none --peers many --payloads 64 --modes kopi_direct_datagrams,serve_kopi_direct
-nft10_both near
-received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes serve_kopi_direct
-no_nft near
-conntrack_both near
-received conntrack --counts handed --count "$nft_count" --peers many --payloads 64 --modes serve_kopi_direct
-no_nft near
-bpf_netfilter near
-received bpf_netfilter --counts handed --count "$bpf_netfilter_count" --peers many --payloads 64 \
-	--modes serve_kopi_direct
-no_bpf_netfilter
+received none --peers many --payloads 64 --modes kopi_direct_datagrams
+served serve_kopi_direct
 nft10 near input
 received nft10 --counts handed --count "$nft_count" --modes kopi_direct,kopi_direct_merged,kopi_direct_datagrams
 received nft10 --counts handed --count "$nft_count" --peers many --payloads 64 --modes kopi_direct_datagrams

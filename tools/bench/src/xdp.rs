@@ -6,6 +6,7 @@ use crate::option;
 use socket2::{Domain, Socket, Type};
 use std::{
     io,
+    marker::PhantomData,
     os::fd::AsRawFd,
     ptr::{self, NonNull},
     sync::atomic::{AtomicU32, Ordering},
@@ -23,7 +24,7 @@ const COMPLETION_PAGE: libc::off_t = libc::XDP_UMEM_PGOFF_COMPLETION_RING as lib
 const PATIENCE: Duration = Duration::from_secs(2);
 const NAP: Duration = Duration::from_millis(1);
 /// There is nothing to wait for but time while the device is full.
-const FULL: Duration = Duration::from_micros(50);
+pub(crate) const FULL: Duration = Duration::from_micros(50);
 const REGION: usize = FRAME * FRAMES as usize;
 
 /// A socket with its frames, not bound yet.
@@ -53,15 +54,9 @@ impl Xsk {
     }
 
     /// Its FILL ring, with these frames.
-    pub(crate) fn fill(&self, frames: impl Iterator<Item = u64>) -> io::Result<Ring> {
-        let fill = Ring::new(&self.socket, FILL_PAGE, offsets(&self.socket)?.fr, 8)?;
-        let mut end = fill.producer().load(Ordering::Relaxed);
-        for frame in frames {
-            // SAFETY: The ring has room for all frames.
-            unsafe { fill.entry::<u64>(end).write(frame) };
-            end = end.wrapping_add(1);
-        }
-        fill.producer().store(end, Ordering::Release);
+    pub(crate) fn fill(&self, frames: impl Iterator<Item = u64>) -> io::Result<Ring<u64>> {
+        let fill = Ring::new(&self.socket, FILL_PAGE, offsets(&self.socket)?.fr)?;
+        fill.put(frames);
         Ok(fill)
     }
 
@@ -105,20 +100,15 @@ impl Xsk {
     fn call(&self) -> io::Result<()> {
         let (fd, flags) = (self.socket.as_raw_fd(), libc::MSG_DONTWAIT);
         // SAFETY: Nothing to read.
-        match unsafe { libc::sendto(fd, ptr::null(), 0, flags, ptr::null(), 0) } {
-            0.. => Ok(()),
-            _ => match io::Error::last_os_error() {
-                // Also when it took as many as one call may.
-                error
-                    if matches!(
-                        error.raw_os_error(),
-                        Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS)
-                    ) =>
-                {
-                    Ok(())
-                }
-                error => Err(error),
-            },
+        let sent = unsafe { libc::sendto(fd, ptr::null(), 0, flags, ptr::null(), 0) };
+        if sent >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // Also when it took as many as one call may.
+            Some(libc::EAGAIN | libc::EBUSY | libc::ENOBUFS) => Ok(()),
+            _ => Err(error),
         }
     }
 
@@ -144,18 +134,17 @@ impl Drop for Xsk {
 
 /// The rings for sending: TX, and COMPLETION.
 pub(crate) struct Outgoing {
-    tx: Ring,
-    completion: Ring,
+    tx: Ring<libc::xdp_desc>,
+    completion: Ring<u64>,
 }
 
 impl Outgoing {
     /// Of a socket that isn't bound yet.
     pub(crate) fn new(xsk: &Xsk) -> io::Result<Self> {
         let at = offsets(&xsk.socket)?;
-        let entry = size_of::<libc::xdp_desc>();
         Ok(Self {
-            tx: Ring::new(&xsk.socket, libc::XDP_PGOFF_TX_RING, at.tx, entry)?,
-            completion: Ring::new(&xsk.socket, COMPLETION_PAGE, at.cr, 8)?,
+            tx: Ring::new(&xsk.socket, libc::XDP_PGOFF_TX_RING, at.tx)?,
+            completion: Ring::new(&xsk.socket, COMPLETION_PAGE, at.cr)?,
         })
     }
 
@@ -166,13 +155,7 @@ impl Outgoing {
         xsk: &Xsk,
         frames: impl Iterator<Item = libc::xdp_desc>,
     ) -> io::Result<()> {
-        let mut end = self.tx.producer().load(Ordering::Relaxed);
-        for frame in frames {
-            // SAFETY: The entry is the program's: the ring has room for as many as there are frames.
-            unsafe { self.tx.entry::<libc::xdp_desc>(end).write(frame) };
-            end = end.wrapping_add(1);
-        }
-        self.tx.producer().store(end, Ordering::Release);
+        let end = self.tx.put(frames);
         let mut taken = self.tx.consumer().load(Ordering::Acquire);
         while taken != end {
             xsk.call()?;
@@ -184,40 +167,28 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Calls `back` with each frame that has been sent.
-    pub(crate) fn reap(&self, mut back: impl FnMut(u64)) {
-        let end = self.completion.producer().load(Ordering::Acquire);
-        let mut at = self.completion.consumer().load(Ordering::Relaxed);
-        while at != end {
-            // SAFETY: The entry is this side's, as the kernel's index says.
-            back(unsafe { self.completion.entry::<u64>(at).read() });
-            at = at.wrapping_add(1);
-        }
-        self.completion.consumer().store(at, Ordering::Release);
-    }
-
-    /// As that, and sleeps a little after.
-    pub(crate) fn reap_later(&self, back: impl FnMut(u64)) {
-        thread::sleep(FULL);
-        self.reap(back);
+    /// The frames that have been sent, and are the program's again.
+    pub(crate) fn reap(&self) -> Taken<'_, u64> {
+        self.completion.take()
     }
 }
 
-/// A ring that both sides have mapped.
-pub(crate) struct Ring {
+/// A ring that both sides have mapped, whose entries are an address or a descriptor.
+pub(crate) struct Ring<T> {
     map: NonNull<u8>,
     len: usize,
     at: libc::xdp_ring_offset,
+    entries: PhantomData<T>,
 }
 
-impl Ring {
+impl<T> Ring<T> {
+    /// `T` is what the kernel has in the ring at that page.
     pub(crate) fn new(
         socket: &Socket,
         page: libc::off_t,
         at: libc::xdp_ring_offset,
-        entry: usize,
     ) -> io::Result<Self> {
-        let len = at.desc as usize + FRAMES as usize * entry;
+        let len = at.desc as usize + FRAMES as usize * size_of::<T>();
         Ok(Self {
             map: map(
                 len,
@@ -227,6 +198,7 @@ impl Ring {
             )?,
             len,
             at,
+            entries: PhantomData,
         })
     }
 
@@ -236,23 +208,81 @@ impl Ring {
         unsafe { AtomicU32::from_ptr(self.map.as_ptr().add(offset as usize).cast()) }
     }
 
-    pub(crate) fn producer(&self) -> &AtomicU32 {
+    fn producer(&self) -> &AtomicU32 {
         self.index(self.at.producer)
     }
 
-    pub(crate) fn consumer(&self) -> &AtomicU32 {
+    fn consumer(&self) -> &AtomicU32 {
         self.index(self.at.consumer)
     }
 
     /// The place of an entry.
-    pub(crate) fn entry<T>(&self, number: u32) -> *mut T {
+    fn entry(&self, number: u32) -> *mut T {
         let offset = self.at.desc as usize + (number % FRAMES) as usize * size_of::<T>();
         // SAFETY: In the mapping, which has that number of entries.
         unsafe { self.map.as_ptr().add(offset).cast() }
     }
+
+    /// Gives the kernel entries, each of another frame of the program's; gives the index behind them.
+    #[inline]
+    pub(crate) fn put(&self, entries: impl Iterator<Item = T>) -> u32 {
+        let mut end = self.producer().load(Ordering::Relaxed);
+        for entry in entries {
+            // SAFETY: The entry is this side's: the ring has room for as many as there are frames.
+            unsafe { self.entry(end).write(entry) };
+            end = end.wrapping_add(1);
+        }
+        self.producer().store(end, Ordering::Release);
+        end
+    }
+
+    /// What the kernel has given.
+    #[inline]
+    pub(crate) fn take(&self) -> Taken<'_, T> {
+        Taken {
+            ring: self,
+            at: self.consumer().load(Ordering::Relaxed),
+            end: self.producer().load(Ordering::Acquire),
+        }
+    }
 }
 
-impl Drop for Ring {
+/// Entries that the kernel has given. When it is dropped, the kernel may use those anew that were read.
+pub(crate) struct Taken<'r, T> {
+    ring: &'r Ring<T>,
+    at: u32,
+    end: u32,
+}
+
+impl<T> Iterator for Taken<'_, T> {
+    type Item = T;
+
+    #[inline]
+    fn next(&mut self) -> Option<T> {
+        if self.at == self.end {
+            return None;
+        }
+        // SAFETY: The entry is this side's, as the kernel's index says, and a plain number or descriptor.
+        let entry = unsafe { self.ring.entry(self.at).read() };
+        self.at = self.at.wrapping_add(1);
+        Some(entry)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let len = self.end.wrapping_sub(self.at) as usize;
+        (len, Some(len))
+    }
+}
+
+impl<T> ExactSizeIterator for Taken<'_, T> {}
+
+impl<T> Drop for Taken<'_, T> {
+    fn drop(&mut self) {
+        self.ring.consumer().store(self.at, Ordering::Release);
+    }
+}
+
+impl<T> Drop for Ring<T> {
     fn drop(&mut self) {
         // SAFETY: The mapping is this one's, and nothing refers to it any more.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.len) };

@@ -4,12 +4,12 @@
 //! a burst are requested by one system call.
 
 use super::{
-    uring::{Buffers, BUFFERS, GROUP},
-    Receiver, Tally, PATIENCE,
+    uring::{received, ring, wait, Buffers, BUFFERS, GROUP},
+    Receiver, Tally,
 };
-use io_uring::{cqueue, opcode, types, IoUring};
+use io_uring::{cqueue, opcode, squeue, types, IoUring};
 use socket2::Socket;
-use std::{io, mem, os::fd::AsRawFd};
+use std::{io, mem};
 
 /// Bytes before the payload in a buffer: what the kernel says, and the sender's address.
 const NAME: usize = size_of::<libc::sockaddr_in>();
@@ -29,19 +29,13 @@ pub(super) struct Server {
 impl Server {
     /// Requests have `each` bytes.
     pub(super) fn new(socket: Socket, each: usize) -> io::Result<Self> {
-        let ring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_cqsize(4 * u32::from(BUFFERS))
-            .build(u32::from(BUFFERS))?;
-        ring.submitter().register_files(&[socket.as_raw_fd()])?;
         // SAFETY: Zeroes are a valid header, of nothing.
         let mut header: Box<libc::msghdr> = Box::new(unsafe { mem::zeroed() });
         header.msg_namelen = NAME as u32;
         let mut this = Self {
-            buffers: Buffers::new(BEFORE + each)?,
-            ring,
+            ring: ring(&socket, BUFFERS.into())?,
             _socket: socket,
+            buffers: Buffers::new(BEFORE + each)?,
             header,
         };
         this.buffers.register(&this.ring)?;
@@ -55,52 +49,50 @@ impl Server {
         unsafe { self.ring.submission().push(&request.user_data(RECEIVING)) }
             .map_err(io::Error::other)
     }
+}
 
-    /// What the ring has completed.
-    fn completed(&mut self) -> Vec<cqueue::Entry> {
-        self.ring.completion().collect()
-    }
-
-    /// Requests that a buffer's payload goes back to its sender.
-    fn answer(&mut self, number: u16, tally: &mut Tally) -> io::Result<()> {
-        let buffer = self.buffers.get(number);
-        let message = types::RecvMsgOut::parse(buffer, &self.header)
-            .map_err(|()| io::Error::other("a message is too short"))?;
-        let payload = message.payload_data();
-        tally.add(payload.len(), payload);
-        let answer = opcode::Send::new(types::Fixed(0), payload.as_ptr(), payload.len() as u32)
+/// The request that what is in a buffer, behind what the header asks for, goes back to its sender. The kernel has
+/// the buffer until that has completed.
+fn answer(
+    buffer: &[u8],
+    header: &libc::msghdr,
+    number: u16,
+    tally: &mut Tally,
+) -> io::Result<squeue::Entry> {
+    let message = types::RecvMsgOut::parse(buffer, header)
+        .map_err(|()| io::Error::other("a message is too short"))?;
+    let payload = message.payload_data();
+    tally.add(payload.len(), payload);
+    Ok(
+        opcode::Send::new(types::Fixed(0), payload.as_ptr(), payload.len() as u32)
             .dest_addr(message.name_data().as_ptr().cast())
             .dest_addr_len(NAME as libc::socklen_t)
             .build()
-            .user_data(number.into());
-        // SAFETY: The buffer isn't given to the kernel before the answer has left.
-        unsafe { self.ring.submission().push(&answer) }.map_err(io::Error::other)
-    }
+            .user_data(number.into()),
+    )
 }
 
 impl Receiver for Server {
     fn receive(&mut self, tally: &mut Tally) -> io::Result<()> {
-        let patience = types::Timespec::from(PATIENCE);
-        let patience = types::SubmitArgs::new().timespec(&patience);
-        self.ring.submitter().submit_with_args(1, &patience)?;
+        wait(&self.ring)?;
         let mut ended = false;
-        for completion in self.completed() {
-            let result = completion.result();
+        let (_, mut requests, completions) = self.ring.split();
+        for completion in completions {
             if completion.user_data() != RECEIVING {
-                if result < 0 {
-                    return Err(io::Error::from_raw_os_error(-result));
+                if completion.result() < 0 {
+                    return Err(io::Error::from_raw_os_error(-completion.result()));
                 }
                 self.buffers.give(completion.user_data() as u16);
                 continue;
             }
             ended |= !cqueue::more(completion.flags());
-            match cqueue::buffer_select(completion.flags()) {
-                Some(number) if result >= 0 => self.answer(number, tally)?,
-                // Buffers were short.
-                _ if result == -libc::ENOBUFS => {}
-                _ => return Err(io::Error::from_raw_os_error(-result)),
+            if let Some((number, _)) = received(&completion)? {
+                let answer = answer(self.buffers.get(number), &self.header, number, tally)?;
+                // SAFETY: The buffer isn't given to the kernel before the answer has left.
+                unsafe { requests.push(&answer) }.map_err(io::Error::other)?;
             }
         }
+        drop(requests);
         self.buffers.publish();
         if ended {
             self.request()?;

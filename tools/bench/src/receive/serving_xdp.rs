@@ -51,11 +51,9 @@ impl Server {
 
     /// Gives the frames of answers that have left back for receiving.
     fn reap(&mut self) {
-        let (incoming, left) = (&self.incoming, &mut self.on_their_way);
-        self.outgoing.reap(|frame| {
-            incoming.give(std::iter::once(frame));
-            *left -= 1;
-        });
+        let frames = self.outgoing.reap();
+        self.on_their_way -= frames.len();
+        self.incoming.give(frames);
     }
 }
 

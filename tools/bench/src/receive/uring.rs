@@ -15,6 +15,7 @@ use std::{
 /// Buffers, of which the ring is of a page's size.
 pub(super) const BUFFERS: u16 = 256;
 const RING: usize = BUFFERS as usize * size_of::<types::BufRingEntry>();
+/// What the kernel calls them.
 pub(super) const GROUP: u16 = 1;
 
 /// Memory for what comes, and the ring by which the kernel gets it.
@@ -98,6 +99,35 @@ impl Drop for Buffers {
     }
 }
 
+/// A ring of one thread, with the socket as its first file.
+pub(super) fn ring(socket: &Socket, requests: u32) -> io::Result<IoUring> {
+    let ring = IoUring::builder()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_cqsize(4 * u32::from(BUFFERS))
+        .build(requests)?;
+    ring.submitter().register_files(&[socket.as_raw_fd()])?;
+    Ok(ring)
+}
+
+/// Shows the kernel all requests, and sleeps until one has completed.
+pub(super) fn wait(ring: &IoUring) -> io::Result<()> {
+    let patience = types::Timespec::from(PATIENCE);
+    let patience = types::SubmitArgs::new().timespec(&patience);
+    ring.submitter().submit_with_args(1, &patience).map(drop)
+}
+
+/// The buffer, and the length, of what a request that receives again and again has got; `None` if buffers were
+/// short.
+pub(super) fn received(completion: &cqueue::Entry) -> io::Result<Option<(u16, usize)>> {
+    let len = completion.result();
+    match cqueue::buffer_select(completion.flags()) {
+        Some(number) if len >= 0 => Ok(Some((number, len as usize))),
+        _ if len == -libc::ENOBUFS => Ok(None),
+        _ => Err(io::Error::from_raw_os_error(-len)),
+    }
+}
+
 /// What has completed, by each system call.
 pub(super) struct Multishot {
     /// Before what it points to. Goes some time after it was dropped, and keeps the port as long.
@@ -108,14 +138,8 @@ pub(super) struct Multishot {
 
 impl Multishot {
     pub(super) fn new(socket: Socket, each: usize) -> io::Result<Self> {
-        let ring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_cqsize(2 * u32::from(BUFFERS))
-            .build(8)?;
-        ring.submitter().register_files(&[socket.as_raw_fd()])?;
         let mut this = Self {
-            ring,
+            ring: ring(&socket, 8)?,
             _socket: socket,
             buffers: Buffers::new(each)?,
         };
@@ -133,21 +157,13 @@ impl Multishot {
 
 impl Receiver for Multishot {
     fn receive(&mut self, tally: &mut Tally) -> io::Result<()> {
-        let patience = types::Timespec::from(PATIENCE);
-        let patience = types::SubmitArgs::new().timespec(&patience);
-        self.ring.submitter().submit_with_args(1, &patience)?;
+        wait(&self.ring)?;
         let mut ended = false;
         for completion in self.ring.completion() {
-            let len = completion.result();
             ended |= !cqueue::more(completion.flags());
-            match cqueue::buffer_select(completion.flags()) {
-                Some(number) if len >= 0 => {
-                    tally.add(len as usize, self.buffers.get(number));
-                    self.buffers.give(number);
-                }
-                // Buffers were short.
-                _ if len == -libc::ENOBUFS => {}
-                _ => return Err(io::Error::from_raw_os_error(-len)),
+            if let Some((number, len)) = received(&completion)? {
+                tally.add(len, self.buffers.get(number));
+                self.buffers.give(number);
             }
         }
         self.buffers.publish();

@@ -6,9 +6,9 @@
 use super::Sender;
 use crate::{
     traffic::{Traffic, HEADERS},
-    xdp::{Outgoing, Ring, Xsk, FRAMES},
+    xdp::{Outgoing, Ring, Xsk, FRAMES, FULL},
 };
-use std::io;
+use std::{io, thread};
 
 /// Frames that are for sending; the others are for the FILL ring.
 const TO_SEND: usize = FRAMES as usize / 2;
@@ -19,7 +19,7 @@ pub(super) struct Xdp {
     xsk: Xsk,
     /// Of which the driver makes its receive buffers, if it copies nothing; it never stops asking
     /// for them while there are none.
-    _fill: Ring,
+    _fill: Ring<u64>,
     free: Vec<u64>,
     batch: usize,
     zero_copy: bool,
@@ -43,9 +43,10 @@ impl Xdp {
 
     /// Waits until that number of frames are the program's.
     fn wait_for(&mut self, frames: usize) {
-        self.outgoing.reap(|frame| self.free.push(frame));
+        self.free.extend(self.outgoing.reap());
         while self.free.len() < frames {
-            self.outgoing.reap_later(|frame| self.free.push(frame));
+            thread::sleep(FULL);
+            self.free.extend(self.outgoing.reap());
         }
     }
 }
