@@ -50,10 +50,10 @@ pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Fin
         };
         let index = Some(link.header.index);
         let device = devices.iter().find(|device| device.ifindex == index);
-        let driver = driver(&name);
+        let (driver, program) = (driver(&name), program_of(&link).0);
         findings.push(
-            losing(&name, &driver, mtu_of(&link), program_of(&link).0)
-                .unwrap_or_else(|| finding(&name, &driver, device, program_of(&link).0)),
+            losing(&name, &driver, mtu_of(&link), program)
+                .unwrap_or_else(|| finding(&name, &driver, device, program)),
         );
     }
     Ok(findings)
