@@ -257,6 +257,8 @@ class Acceptor:
 
     def accepts(self, room):
         """Whether accept() gives a connection, with so many bytes of memory left."""
+        # Else the identity of the acceptor's last flow serves the next one, and little memory is needed.
+        stream().close()
         self.limit(self.used() + room)
         os.write(self.ask, b"!")
         # It may need memory for itself.
