@@ -63,20 +63,23 @@ static struct sk_buff *udp_dequeue(struct sock *sk)
 
 /*
  * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), which polls the NIC after it has dropped bad
- * checksums, and makes the sock the packet's owner. Takes at most *left packets off the queue, and
+ * checksums, makes the sock the packet's owner, and counts for the sock's version of IP, not the
+ * packet's, as udpv6_recvmsg() (net/ipv6/udp.c) does. Takes at most *left packets off the queue, and
  * subtracts their number from *left. RCU, or the caller, keeps the sock.
  */
 struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 {
 	struct sk_buff *skb = NULL;
+	struct udp_mib __percpu *mib;
 
 	while (*left) {
 		--*left;
 		skb = udp_dequeue(sk);
 		if (!skb || !udp_lib_checksum_complete(skb))
 			break;
-		__UDPX_INC_STATS(sk, UDP_MIB_CSUMERRORS);
-		__UDPX_INC_STATS(sk, UDP_MIB_INERRORS);
+		mib = __UDPX_MIB(sk, skb->protocol == htons(ETH_P_IP));
+		__SNMP_INC_STATS(mib, UDP_MIB_CSUMERRORS);
+		__SNMP_INC_STATS(mib, UDP_MIB_INERRORS);
 		udp_drops_inc(sk);
 		kfree_skb_reason(skb, SKB_DROP_REASON_UDP_CSUM);
 		skb = NULL;

@@ -170,12 +170,12 @@ bool kopi_is_frame_alone(const struct sk_buff *skb, const void *head)
 	       !skb->sk && !skb->destructor;
 }
 
-/* Counts a packet that has come: ip_rcv_core(). */
-void kopi_count_input(const struct sk_buff *skb)
+/* Counts a packet that has come in a frame, with the frame's padding: ip_rcv_core(). */
+void kopi_count_input(const struct sk_buff *skb, const struct xdp_frame *frame)
 {
 	struct net *net = dev_net_rcu(skb->dev);
 
-	__IP_UPD_PO_STATS(net, IPSTATS_MIB_IN, skb->len);
+	__IP_UPD_PO_STATS(net, IPSTATS_MIB_IN, frame->len - ETH_HLEN);
 	__IP_INC_STATS(net, IPSTATS_MIB_NOECTPKTS + (ip_hdr(skb)->tos & INET_ECN_MASK));
 }
 

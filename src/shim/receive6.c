@@ -69,13 +69,13 @@ bool kopi_is_input6(const struct net_device *dev, const struct ipv6hdr *ip6h)
 	       !ipv6_addr_is_multicast(&ip6h->daddr);
 }
 
-/* Counts a packet that has come: ip6_rcv_core(). RCU is held. */
-void kopi_count_input6(const struct sk_buff *skb)
+/* Counts a packet that has come in a frame, with the frame's padding: ip6_rcv_core(). RCU is held. */
+void kopi_count_input6(const struct sk_buff *skb, const struct xdp_frame *frame)
 {
 	struct inet6_dev *idev = __in6_dev_get(skb->dev);
 	struct net *net = dev_net_rcu(skb->dev);
 
-	__IP6_UPD_PO_STATS(net, idev, IPSTATS_MIB_IN, skb->len);
+	__IP6_UPD_PO_STATS(net, idev, IPSTATS_MIB_IN, frame->len - ETH_HLEN);
 	__IP6_INC_STATS(net, idev,
 			IPSTATS_MIB_NOECTPKTS + (ipv6_get_dsfield(ipv6_hdr(skb)) & INET_ECN_MASK));
 }

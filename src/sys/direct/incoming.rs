@@ -126,14 +126,16 @@ impl Incoming {
         ManuallyDrop::into_inner(self.frame)
     }
 
-    /// Counts it as received by IP. Softirqs are off.
+    /// Counts it as received by IP, before anybody else has seen it. Softirqs are off.
     fn count(&mut self) {
         self.counted = true;
-        // SAFETY: This value owns the skb, whose device outlives the NAPI poll.
+        let frame = self.frame.as_ptr();
+        // SAFETY: This value owns the skb, whose device outlives the NAPI poll, and the frame, whose
+        // struct is in front of the data.
         unsafe {
             match self.version {
-                IpVersion::V4 => bindings::kopi_count_input(self.as_ptr()),
-                IpVersion::V6 => bindings::kopi_count_input6(self.as_ptr()),
+                IpVersion::V4 => bindings::kopi_count_input(self.as_ptr(), frame),
+                IpVersion::V6 => bindings::kopi_count_input6(self.as_ptr(), frame),
             }
         }
     }
