@@ -123,7 +123,7 @@ test-kcsan: tools bpf ynl
 SECONDS ?= 600
 fuzz: build-debug
 	@qemu/vm --kernel debug --mem 4096 --timeout infinity -- env FUZZ_SECONDS=$(SECONDS) bash -c \
-		'selftests/fuzz_rings.sh && selftests/fuzz_calls.sh'
+		'for each in rings.sh calls.sh netlink.py frames.py; do selftests/fuzz_$$each || exit; done'
 
 soak: build bpf
 	@qemu/vm --timeout infinity -- env SOAK_SECONDS=$(SECONDS) selftests/soak.py

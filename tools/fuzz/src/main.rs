@@ -22,6 +22,7 @@ mod raw;
 mod rings;
 mod shared;
 mod sys;
+mod wire;
 
 /// Of flows that another process, or a host, is to find.
 const PORTS: Range<u16> = 9200..9208;
@@ -74,6 +75,14 @@ enum Command {
 
         #[command(flatten)]
         ends: Ends,
+    },
+    /// Send frames of all kinds to a flow and to a socket of UDP, and compare what they are told
+    Frames {
+        #[command(flatten)]
+        run: Run,
+
+        #[command(flatten)]
+        wire: wire::Wire,
     },
 }
 
@@ -164,6 +173,7 @@ fn main() -> ExitCode {
         Command::Rings { run, ends } => rings::run(&run, &ends),
         Command::Calls { run, at, slow } => calls::run(&run, &at, slow.as_deref()),
         Command::Host { run, ends } => host::run(&run, &ends),
+        Command::Frames { run, wire } => wire::run(&run, &wire),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

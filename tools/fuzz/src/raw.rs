@@ -43,7 +43,7 @@ impl Raw {
         udp.extend([0; 2]);
         udp.resize(8 + size, random.random());
         let sum = match random.random_range(0..4) {
-            0 => checksum(from.ip(), to.ip(), &udp),
+            0 => checksum(from.ip(), to.ip(), 17, &udp),
             1 => 0,
             _ => random.random(),
         };
@@ -96,8 +96,8 @@ impl Drop for Raw {
     }
 }
 
-/// UDP's checksum, with the pseudo-header's.
-fn checksum(from: IpAddr, to: IpAddr, udp: &[u8]) -> u16 {
+/// A checksum of UDP or ICMPv6, with the pseudo-header's.
+pub(crate) fn checksum(from: IpAddr, to: IpAddr, protocol: u8, message: &[u8]) -> u16 {
     let mut bytes = Vec::new();
     for address in [from, to] {
         match address {
@@ -105,22 +105,32 @@ fn checksum(from: IpAddr, to: IpAddr, udp: &[u8]) -> u16 {
             IpAddr::V6(address) => bytes.extend(address.octets()),
         }
     }
-    bytes.extend((udp.len() as u32).to_be_bytes());
-    bytes.extend([0, 0, 0, 17]);
-    bytes.extend(udp);
-    if bytes.len() % 2 == 1 {
-        bytes.push(0);
+    bytes.extend((message.len() as u32).to_be_bytes());
+    bytes.extend([0, 0, 0, protocol]);
+    bytes.extend(message);
+    match folded(&bytes) {
+        0 => 0xffff,
+        sum => sum,
     }
+}
+
+/// The internet checksum of bytes (RFC 1071).
+pub(crate) fn folded(bytes: &[u8]) -> u16 {
     let mut sum: u32 = bytes
         .chunks(2)
-        .map(|pair| (u32::from(pair[0]) << 8) | u32::from(pair[1]))
+        .map(|pair| (u32::from(pair[0]) << 8) | pair.get(1).copied().map_or(0, u32::from))
         .sum();
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }
-    match !(sum as u16) {
+    !(sum as u16)
+}
+
+/// Another checksum than this one, and not that of none.
+pub(crate) fn wrong(sum: u16, random: &mut SmallRng) -> u16 {
+    match (u32::from(sum) + random.random_range(1..0xffff)) % 0xffff {
         0 => 0xffff,
-        sum => sum,
+        sum => sum as u16,
     }
 }
 
@@ -129,11 +139,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_wrong_checksum_is_never_right_or_none() {
+        let random = &mut rand::SeedableRng::seed_from_u64(1);
+        for sum in [0, 1, 2, 0x7fff, 0xfffe, 0xffff] {
+            for _ in 0..100_000 {
+                let other = wrong(sum, random);
+                assert_ne!(other, 0);
+                assert_ne!(other % 0xffff, sum % 0xffff);
+            }
+        }
+    }
+
+    #[test]
     fn checksum_is_udps() {
         // From RFC 768's rules, reckoned by hand: 127.0.0.1 to itself, ports 1 and 2, nothing in it.
         let local: IpAddr = "127.0.0.1".parse().unwrap();
         let sum = 2 * (0x7f00 + 0x0001) + 8 + 17 + 1 + 2 + 8u32;
         let expected = !(((sum & 0xffff) + (sum >> 16)) as u16);
-        assert_eq!(checksum(local, local, &[0, 1, 0, 2, 0, 8, 0, 0]), expected);
+        assert_eq!(
+            checksum(local, local, 17, &[0, 1, 0, 2, 0, 8, 0, 0]),
+            expected
+        );
     }
 }

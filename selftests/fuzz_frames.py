@@ -1,0 +1,65 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Whatever frames a host sends, a flow is told what a UDP socket beside it is told, and the kernel counts the same:
+directly, with netfilter's hooks asked, and by the stack.
+
+FUZZ_SECONDS and FUZZ_SEED choose how long, and what; each case gets its part of the time."""
+
+import contextlib
+import os
+import subprocess
+import time
+
+import kopi
+from attached import ADDRESSES, OTHERS, attach, host, kopictl, link, rules
+from control import family
+from equivalence import namespace, run_nft
+from wire import know_senders
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "24"))
+SEED = int(os.environ.get("FUZZ_SEED", time.time()))
+
+
+@contextlib.contextmanager
+def hooked():
+    """Netfilter is asked about each packet, and follows connections."""
+    with namespace("host"):
+        rules("table inet t {", "chain pre {", "type filter hook prerouting priority -300", "counter", "}",
+              "chain in {", "type filter hook input priority 0", "ct state new counter", "}", "}")
+    try:
+        yield
+    finally:
+        with namespace("host"):
+            run_nft("flush ruleset\n")
+
+
+def told_the_same(ynl, name, way):
+    """Both sockets are told the same."""
+    before = link(ynl)
+    with way():
+        command = ["nsenter", "--net=/run/netns/host", "kopi-fuzz", "frames", "--from", "/run/netns/peer",
+                   "--by", "eth1", "--to", "eth0", "--ipv4", ADDRESSES[4][0],
+                   "--ipv6", ADDRESSES[6][0], "--seed", str(SEED), "--seconds", str(max(1, int(SECONDS / len(WAYS))))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    after = link(ynl)
+    directly, received = (after[field] - before[field] for field in ("received-direct", "received"))
+    print(f"# {name}: {done.stdout.splitlines()[-1:]}, {directly} of {received} redirected ones directly")
+    kopi.check(f"{name}, seed {SEED}: a flow is told what a socket is told", done.returncode == 0,
+               done.stderr + "\n".join(done.stdout.splitlines()[-3:]))
+    kopi.check(f"{name}: {'' if name != 'by the stack' else 'not '}directly", bool(directly) == (name != "by the stack"))
+
+
+WAYS = {"directly": contextlib.nullcontext, "with hooks": hooked, "by the stack": OTHERS["tc"]}
+attach()
+# Of fragments that never come none is given up for want of memory.
+for limit in ("net.ipv4.ipfrag_high_thresh", "net.ipv6.ip6frag_high_thresh"):
+    host(f"sysctl -qw {limit}={256 << 20}")
+for seconds in ("net.ipv4.ipfrag_time", "net.ipv6.ip6frag_time"):
+    host(f"sysctl -qw {seconds}=2")
+with namespace("host"):
+    YNL = family()
+know_senders()
+for NAME, WAY in WAYS.items():
+    kopi.attempt(told_the_same, YNL, NAME, WAY)
+kopictl("detach", "eth0")
+kopi.finish()
