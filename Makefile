@@ -87,7 +87,7 @@ test-direct: build bpf ynl
 NICS := nic_offloads.py integrity_traffic.sh held_frames.py
 test-nics: build bpf ynl
 	@for model in igb vmxnet3; do echo "$$model:"; qemu/vm --model $$model --timeout 3600 -- selftests/run $(NICS) \
-		direct_receives_datagrams.py nic_changes.py queues_spread.py && \
+		direct_receives_datagrams.py fuzz_frames.py nic_changes.py queues_spread.py && \
 		qemu/vm --model $$model --timeout 1800 -- selftests/lifetimes_matrix.py 'unplug/*' || exit 1; done
 	@echo e1000e:; qemu/vm --model e1000e --timeout 1200 -- selftests/run $(NICS)
 

@@ -42,7 +42,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LATE: Duration = Duration::from_millis(50);
 /// Frames that an error shows.
 const SHOWN: usize = 8;
-/// Of a batch, if only counters differ.
+/// Of a batch, if only counters differ, or frames are lost.
 const TRIES: usize = 4;
 
 /// Where frames come from and go to.
@@ -89,7 +89,7 @@ struct Outcome {
     /// Peers and numbers of those that can't be overtaken.
     order: Vec<(SocketAddr, u64)>,
     counted: Vec<(String, u64)>,
-    /// The NIC has not received all: a busy machine may lose frames between them.
+    /// The NIC has not counted all: a busy machine may lose frames between them.
     lost: bool,
 }
 
@@ -267,9 +267,6 @@ impl<'w> Round<'w> {
                 rings.add(&self.ends[0])?;
                 socket.add(&self.ends[1])?;
             }
-            if rings.lost || socket.lost {
-                continue;
-            }
             let same = rings.told == socket.told && rings.order == socket.order;
             if same && rings.counted == socket.counted {
                 return Ok(None);
@@ -281,16 +278,11 @@ impl<'w> Round<'w> {
                 differences("counted", &rings.counted, &socket.counted)
             ));
             // Other packets count, too, now and then.
-            if !same {
+            if !same && !rings.lost && !socket.lost {
                 break;
             }
         }
-        match wrong {
-            None => Err(io::Error::other(
-                "frames are lost on the way, again and again",
-            )),
-            wrong => Ok(wrong),
-        }
+        Ok(wrong)
     }
 
     fn target(&self, port: u16) -> Target {
