@@ -46,7 +46,8 @@ def told_the_same(ynl, name, way):
     print(f"# {name}: {done.stdout.splitlines()[-1:]}, {directly} of {received} redirected ones directly")
     kopi.check(f"{name}, seed {SEED}: a flow is told what a socket is told", done.returncode == 0,
                done.stderr + "\n".join(done.stdout.splitlines()[-3:]))
-    kopi.check(f"{name}: {'' if name != 'by the stack' else 'not '}directly", bool(directly) == (name != "by the stack"))
+    wanted = name != "by the stack"
+    kopi.check(f"{name}: {'some' if wanted else 'none'} came without the stack", bool(directly) == wanted, after)
 
 
 WAYS = {"directly": contextlib.nullcontext, "with hooks": hooked, "by the stack": OTHERS["tc"]}
