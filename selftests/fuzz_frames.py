@@ -51,16 +51,22 @@ def told_the_same(ynl, name, way):
 
 
 WAYS = {"directly": contextlib.nullcontext, "with hooks": hooked, "by the stack": OTHERS["tc"]}
+# Of fragments that never come none is given up for want of memory, and none is kept for long.
+SYSCTLS = {"net.ipv4.ipfrag_high_thresh": 256 << 20, "net.ipv6.ip6frag_high_thresh": 256 << 20,
+           "net.ipv4.ipfrag_time": 2, "net.ipv6.ip6frag_time": 2}
 attach()
-# Of fragments that never come none is given up for want of memory.
-for limit in ("net.ipv4.ipfrag_high_thresh", "net.ipv6.ip6frag_high_thresh"):
-    host(f"sysctl -qw {limit}={256 << 20}")
-for seconds in ("net.ipv4.ipfrag_time", "net.ipv6.ip6frag_time"):
-    host(f"sysctl -qw {seconds}=2")
+BEFORE = {name: host(f"sysctl -n {name}").strip() for name in SYSCTLS}
+for SYSCTL, VALUE in SYSCTLS.items():
+    host(f"sysctl -qw {SYSCTL}={VALUE}")
 with namespace("host"):
     YNL = family()
 know_senders()
 for NAME, WAY in WAYS.items():
     kopi.attempt(told_the_same, YNL, NAME, WAY)
+for SYSCTL, VALUE in BEFORE.items():
+    host(f"sysctl -qw {SYSCTL}={VALUE}")
+# What ICMP said of the way to the senders.
+host("ip route flush cache")
+host("ip -6 route flush cache")
 kopictl("detach", "eth0")
 kopi.finish()
