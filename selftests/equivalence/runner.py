@@ -15,7 +15,7 @@ import kopi
 
 from .observers import snmp
 from .policy import differences, problems, summary
-from .setups import PATIENCE, as_root, fix_neighbours, namespace, set_aside, undo_all
+from .setups import PATIENCE, as_root, devices, fix_neighbours, namespace, set_aside, undo_all
 from .subjects import FAMILIES, SENTINEL_PORTS, SUBJECTS, UdpSubject, datagrams_of, errno_name
 
 # The IP version of the exchange, for setups that are costly.
@@ -215,12 +215,25 @@ def write_row(row):
             table.write(json.dumps(row) + "\n")
 
 
+def directly():
+    """How many packets have gone by the direct path, out and in, of the host's attached devices: where
+    DIRECT says that there are some."""
+    found = devices("host") if os.environ.get("DIRECT") else []
+    return {way: sum(each[name] for each in found) for way, name in (("out", "packets"), ("in", "received_direct"))}
+
+
 def compare(policy, family, gso, row):
     """Carries out the exchange with both kinds of subject; notes the outcomes in the row, and gives
     what is wrong."""
     where = f"IPv{family}{', GSO packets' if gso else ''}"
     try:
-        seen = [Exchange(kind, policy, family, gso).run() for kind in SUBJECTS]
+        udp, flow = SUBJECTS
+        seen = [Exchange(udp, policy, family, gso).run()]
+        before = directly()
+        seen.append(Exchange(flow, policy, family, gso).run())
+        if not gso:
+            row["directly"] = sorted({*row.get("directly", ()), *(way for way, count in directly().items()
+                                                                  if count > before.get(way, 0))})
     except Exception:  # pylint: disable=broad-except
         return [f"{where}: {traceback.format_exc(limit=-1)}"]
     wrong = []
