@@ -62,10 +62,10 @@ static struct sk_buff *udp_dequeue(struct sock *sk)
 }
 
 /*
- * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), which polls the NIC after it has dropped bad
- * checksums, makes the sock the packet's owner, and counts for the sock's version of IP, not the
- * packet's, as udpv6_recvmsg() (net/ipv6/udp.c) does. Takes at most *left packets off the queue, and
- * subtracts their number from *left. RCU, or the caller, keeps the sock.
+ * As udp_read_skb() (net/ipv4/udp.c, 7.3.4), but never polls the NIC, and doesn't make the sock the
+ * packet's owner. A bad checksum counts for the packet's version of IP, as in udpv6_recvmsg()
+ * (net/ipv6/udp.c). Takes at most *left packets off the queue, and subtracts their number from *left.
+ * RCU, or the caller, keeps the sock.
  */
 struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 {
