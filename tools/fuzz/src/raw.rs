@@ -96,14 +96,19 @@ impl Drop for Raw {
     }
 }
 
+/// An address's bytes.
+pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
 /// A checksum of UDP or ICMPv6, with the pseudo-header's.
 pub(crate) fn checksum(from: IpAddr, to: IpAddr, protocol: u8, message: &[u8]) -> u16 {
     let mut bytes = Vec::new();
     for address in [from, to] {
-        match address {
-            IpAddr::V4(address) => bytes.extend(address.octets()),
-            IpAddr::V6(address) => bytes.extend(address.octets()),
-        }
+        bytes.extend(octets(address));
     }
     bytes.extend((message.len() as u32).to_be_bytes());
     bytes.extend([0, 0, 0, protocol]);

@@ -17,7 +17,6 @@ use std::{
 };
 
 /// Whose datagrams they are to be.
-#[derive(Clone)]
 pub(crate) struct Target {
     /// Of the NIC.
     pub(crate) mac: [u8; 6],

@@ -3,7 +3,10 @@
 //! The layers of a frame: IP of both versions, fragments, ICMP errors, Ethernet.
 
 use super::frame::{datagram, header, Odd, Target, Way};
-use crate::{pick, raw};
+use crate::{
+    pick,
+    raw::{self, octets},
+};
 use rand::{rngs::SmallRng, seq::SliceRandom, Rng};
 use std::net::IpAddr;
 
@@ -54,14 +57,6 @@ pub(crate) struct Packet {
     pub(crate) bytes: Vec<u8>,
     /// Where the payload begins.
     pub(crate) payload: usize,
-}
-
-/// An address's bytes.
-pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
 }
 
 /// UDP's checksum, which is left out of the sum.
