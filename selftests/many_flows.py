@@ -35,10 +35,12 @@ def without_limits():
             before[name] = limit.read()
             limit.seek(0)
             limit.write(str(1 << 20))
-    yield
-    for name, value in before.items():
-        with open(f"/proc/sys/net/kopi/{name}", "w", encoding="ascii") as limit:
-            limit.write(value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            with open(f"/proc/sys/net/kopi/{name}", "w", encoding="ascii") as limit:
+                limit.write(value)
 
 
 @contextlib.contextmanager
