@@ -15,8 +15,9 @@ from attached import attach, host, kopictl, link, peer
 from control import family
 from equivalence import checksum, namespace, payload, sh
 from linux import (ETH_P_IPV6, IPV6_ADDR_PREFERENCES, IPV6_AUTOFLOWLABEL, IPV6_DONTFRAG, IPV6_FLOWINFO_SEND,
-                   IPV6_FLOWLABEL_MGR, IPV6_HOPOPTS, IPV6_MTU_DISCOVER, IPV6_PKTINFO, IPV6_TCLASS, IPV6_UNICAST_HOPS,
-                   IPV6_UNICAST_IF, PACKET_ADD_MEMBERSHIP, PACKET_MR_PROMISC, SOL_PACKET, UDP_NO_CHECK6_TX)
+                   IPV6_FLOWLABEL_MGR, IPV6_HOPOPTS, IPV6_MTU, IPV6_MTU_DISCOVER, IPV6_PKTINFO, IPV6_TCLASS,
+                   IPV6_UNICAST_HOPS, IPV6_UNICAST_IF, PACKET_ADD_MEMBERSHIP, PACKET_MR_PROMISC, SOL_PACKET,
+                   UDP_NO_CHECK6_TX)
 
 NEAR, FAR, FOREIGN = "2001:db8::1", "2001:db8::2", "2001:db8:9::1"
 PORT, FROM, FRAMES = 7000, 7001, 16
@@ -227,7 +228,9 @@ def options(wire):
         "DONTFRAG": (option(IP6, IPV6_DONTFRAG, 1), True),
         "IPV6_PMTUDISC_DO": (option(IP6, IPV6_MTU_DISCOVER, 2), True),
         "IPV6_PMTUDISC_DONT": (option(IP6, IPV6_MTU_DISCOVER, 0), True),
-        "IPV6_PMTUDISC_PROBE": (option(IP6, IPV6_MTU_DISCOVER, 3), False),
+        "IPV6_PMTUDISC_PROBE": (option(IP6, IPV6_MTU_DISCOVER, 3), True),
+        "IPV6_PMTUDISC_OMIT": (option(IP6, IPV6_MTU_DISCOVER, 5), True),
+        "IPV6_MTU": (option(IP6, IPV6_MTU, 1450), True),
         "IPV6_UNICAST_IF": (option(IP6, IPV6_UNICAST_IF, socket.htonl(index)), True),
         "SO_BINDTODEVICE": (option(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0\0"), True),
         "IPV6_PKTINFO": (option(IP6, IPV6_PKTINFO, struct.pack("=16xI", index)), True),
@@ -293,9 +296,9 @@ def labels_stay(wire):
     """A connected flow has one label, by each way."""
     sender = Sender(True, connect=(FAR, PORT))
     labels = []
-    for discovery in (1, 3, 1):
-        # Only the stack implements IPV6_PMTUDISC_PROBE.
-        sender.sock.setsockopt(IP6, IPV6_MTU_DISCOVER, discovery)
+    for unchecked in (0, 1, 0):
+        # Only the stack sends without a checksum.
+        sender.sock.setsockopt(UDP, UDP_NO_CHECK6_TX, unchecked)
         sender.send([b"a"] * 4)
         labels += [packet[15:18].hex() for packet in wire.take(4)]
     kopi.check("a connected flow's label", len(labels) == 12 and len(set(labels)) == 1 and labels[0][1:] != "00000",

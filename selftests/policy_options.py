@@ -11,9 +11,9 @@ from equivalence import (ADDRESSES, COUNT, FAMILIES, NONE, PEER_PORT, SECOND, SU
                          second_address, sh, undo)
 from linux import (IPV6_AUTOFLOWLABEL, IPV6_FREEBIND, IPV6_HOPOPTS, IPV6_JOIN_GROUP, IPV6_MULTICAST_ALL,
                    IPV6_MULTICAST_HOPS, IPV6_MULTICAST_IF, IPV6_MULTICAST_LOOP, IPV6_TCLASS, IPV6_TRANSPARENT,
-                   IPV6_UNICAST_HOPS, IP_ADD_MEMBERSHIP, IP_FREEBIND, IP_MTU_DISCOVER, IP_MULTICAST_ALL,
-                   IP_MULTICAST_IF, IP_MULTICAST_LOOP, IP_MULTICAST_TTL, IP_OPTIONS, IP_RECVTOS, IP_RECVTTL,
-                   IP_TOS, IP_TRANSPARENT, IP_TTL, MCAST_JOIN_SOURCE_GROUP, SO_RCVMARK)
+                   IPV6_MTU_DISCOVER, IPV6_UNICAST_HOPS, IP_ADD_MEMBERSHIP, IP_FREEBIND, IP_MTU_DISCOVER,
+                   IP_MULTICAST_ALL, IP_MULTICAST_IF, IP_MULTICAST_LOOP, IP_MULTICAST_TTL, IP_OPTIONS, IP_RECVTOS,
+                   IP_RECVTTL, IP_TOS, IP_TRANSPARENT, IP_TTL, MCAST_JOIN_SOURCE_GROUP, SO_RCVMARK)
 
 IP_LOCAL_PORT_RANGE = 51
 GROUPS = {4: "239.1.2.3", 6: "ff05::123"}
@@ -258,6 +258,8 @@ POLICIES = [
     Policy("SO_NO_CHECK", **option(socket.SOL_SOCKET, 11, 1), **V4, **NON_GSO),
     Policy("IP_MTU_DISCOVER: do", **option(socket.IPPROTO_IP, IP_MTU_DISCOVER, 2), **V4),
     Policy("IP_MTU_DISCOVER: dont", **option(socket.IPPROTO_IP, IP_MTU_DISCOVER, 0), **V4),
+    Policy("IP_MTU_DISCOVER: omit", **option(socket.IPPROTO_IP, IP_MTU_DISCOVER, 5), **V4),
+    Policy("IPV6_MTU_DISCOVER: omit", **option(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, 5), **V6),
     Policy("per packet: TOS", metas=in_turn({"tos": 0x10}, {"tos": 0x20}), **NON_GSO),
     Policy("per packet: TOS, unconnected", metas=in_turn({"tos": 0x10}, {"tos": 0x20}),
            connected=False, **NON_GSO),

@@ -180,7 +180,7 @@ void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 f
 			     __be32 daddr, __be32 saddr, __be16 dport, __be16 sport,
 			     const struct sock *sk);
 bool kopi_dst_check(struct dst_entry *dst, u32 cookie);
-u32 kopi_dst4_mtu(const struct dst_entry *dst);
+u32 kopi_dst4_mtu(const struct dst_entry *dst, u8 discovery);
 bool kopi_dst_is_transformed(const struct dst_entry *dst);
 unsigned int kopi_ll_reserved_space(const struct dst_entry *dst);
 bool kopi_dst_has_checksums(const struct dst_entry *dst);
@@ -206,10 +206,13 @@ struct kopi_options6 {
 	int hop_limit;
 	u32 mark;
 	u32 user;
+	/* IPV6_MTU, or 0. */
+	u32 fragment;
 	/* The hash of a sock that has one of its own, or 0. */
 	u32 hash;
 	__be16 source_port;
 	__be16 peer_port;
+	/* IPV6_MTU_DISCOVER */
 	u8 discovery;
 	u8 tclass;
 	/* Of IPV6_ADDR_PREFERENCES. */
@@ -247,7 +250,7 @@ struct dst_entry *kopi_look_up_route6(struct sock *sk, const struct kopi_flow6 *
 				      struct in6_addr *source, struct kopi_generation6 *generation);
 bool kopi_generation6_is_current(const struct sock *sk, const struct kopi_generation6 *generation);
 bool kopi_route6_is_plain(const struct dst_entry *dst);
-u32 kopi_dst6_mtu(const struct dst_entry *dst);
+u32 kopi_dst6_mtu(const struct dst_entry *dst, const struct kopi_options6 *options);
 u32 kopi_flow6_hash(const struct in6_addr *from, const struct in6_addr *to, __be16 source_port,
 		    __be16 port);
 bool kopi_cgroup_bpf_enabled_udp6_sendmsg(void);
@@ -438,6 +441,7 @@ unsigned long kopi_rlimit_memlock(void);
 void kopi_vm_flags_set_clear(struct vm_area_struct *vma, unsigned long set,
 			     unsigned long clear);
 int kopi_copy_struct_from_sockptr(void *to, size_t ksize, sockptr_t from, size_t usize);
+bool kopi_copy_from_iter_nofault(void *to, size_t len, struct iov_iter *from);
 unsigned long kopi_copy_to_user(void __user *to, const void *from, unsigned long size);
 unsigned long kopi_copy_from_user(void *to, const void __user *from, unsigned long size);
 struct kmem_cache *kopi_slab_create(const char *name, unsigned int size,

@@ -23,9 +23,13 @@ bool kopi_dst_check(struct dst_entry *dst, u32 cookie)
 	return dst_check(dst, cookie);
 }
 
-u32 kopi_dst4_mtu(const struct dst_entry *dst)
+/*
+ * The longest packet that a sock with this IP_MTU_DISCOVER sends whole: ip_setup_cork()
+ * (net/ipv4/ip_output.c), ip_sk_use_pmtu() (include/net/ip.h).
+ */
+u32 kopi_dst4_mtu(const struct dst_entry *dst, u8 discovery)
 {
-	return dst4_mtu(dst);
+	return discovery < IP_PMTUDISC_PROBE ? dst4_mtu(dst) : READ_ONCE(dst_dev(dst)->mtu);
 }
 
 bool kopi_dst_is_transformed(const struct dst_entry *dst)

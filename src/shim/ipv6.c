@@ -45,8 +45,8 @@ bool kopi_options6(const struct sock *sk, struct kopi_options6 *o)
 	const struct net *net = sock_net(sk);
 
 	o->discovery = READ_ONCE(np->pmtudisc);
-	if (udp_get_no_check6_tx(sk) || rcu_access_pointer(np->opt) || READ_ONCE(np->frag_size) ||
-	    o->discovery > IPV6_PMTUDISC_DO)
+	o->fragment = READ_ONCE(np->frag_size);
+	if (udp_get_no_check6_tx(sk) || rcu_access_pointer(np->opt))
 		return false;
 	o->connected = READ_ONCE(sk->sk_state) == TCP_ESTABLISHED;
 	o->peer = sk->sk_v6_daddr;
@@ -224,10 +224,14 @@ bool kopi_route6_is_plain(const struct dst_entry *dst)
 	return !kopi_dst_is_transformed(dst) && !dst_rt6_info(dst)->rt6i_nfheader_len;
 }
 
-/* ip6_setup_cork() (net/ipv6/ip6_output.c) */
-u32 kopi_dst6_mtu(const struct dst_entry *dst)
+/* The longest packet that a sock sends whole: ip6_setup_cork() (net/ipv6/ip6_output.c). */
+u32 kopi_dst6_mtu(const struct dst_entry *dst, const struct kopi_options6 *o)
 {
-	return min_t(u32, dst6_mtu(dst), IP6_MAX_MTU);
+	u32 mtu = o->discovery < IPV6_PMTUDISC_PROBE ? dst6_mtu(dst) : READ_ONCE(dst_dev(dst)->mtu);
+
+	if (o->fragment && o->fragment < mtu)
+		mtu = o->fragment;
+	return min_t(u32, mtu, IP6_MAX_MTU);
 }
 
 /* The flow hash of datagrams without a flow label: skb_get_hash_flowi6() (include/linux/skbuff.h). */

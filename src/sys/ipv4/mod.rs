@@ -81,13 +81,22 @@ impl DatagramV4<'_> {
     /// Whether the stack would send it as one packet with linear memory.
     pub(super) fn fits_route(&self) -> bool {
         // SAFETY: The route owns a reference to the dst, an IPv4 one.
-        let mtu = unsafe { bindings::kopi_dst4_mtu(self.dst()) };
+        let mtu = unsafe { bindings::kopi_dst4_mtu(self.dst(), self.options.discovery) };
         mtu >= MTU_MIN && self.whole() <= mtu.min(LINEAR_MAX) as usize
     }
 
-    /// Whether it may be fragmented although the header forbids it.
+    /// Whether it may be fragmented although the header forbids it: ip_sk_ignore_df().
     pub(super) fn ignores_df(&self) -> bool {
-        self.options.discovery < bindings::IP_PMTUDISC_DO
+        let discovery = u32::from(self.options.discovery);
+        discovery < bindings::IP_PMTUDISC_DO || discovery == bindings::IP_PMTUDISC_OMIT
+    }
+
+    /// Whether the header forbids fragments: __ip_make_skb().
+    fn has_df(&self) -> bool {
+        match u32::from(self.options.discovery) {
+            bindings::IP_PMTUDISC_DO | bindings::IP_PMTUDISC_PROBE => true,
+            discovery => discovery == bindings::IP_PMTUDISC_WANT && self.route.may_grow,
+        }
     }
 
     /// Writes the IP packet, complete with checksums.
@@ -184,8 +193,7 @@ impl DatagramV4<'_> {
                 0 => options.default_ttl,
                 ttl => ttl,
             }),
-            options.discovery == bindings::IP_PMTUDISC_DO
-                || options.discovery == bindings::IP_PMTUDISC_WANT && route.may_grow,
+            self.has_df(),
             [route.source, self.to],
             [options.source_port, self.port],
             len.wrapping_add(HEADER_UDP as u16),

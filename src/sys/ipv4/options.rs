@@ -38,7 +38,7 @@ pub(crate) struct OptionsV4 {
     /// The namespace's TTL, for when neither the socket nor the route has one.
     pub(super) default_ttl: u8,
     /// IP_MTU_DISCOVER.
-    pub(super) discovery: u32,
+    pub(super) discovery: u8,
 }
 
 /// An IPv4 address out of metadata.
@@ -102,16 +102,6 @@ impl datagram::Options for OptionsV4 {
                 return None;
             }
             bindings::kopi_sock_rps_record_flow(raw);
-            let discovery = u32::from(ptr::read_volatile(&raw const (*inet).pmtudisc));
-            if ![
-                bindings::IP_PMTUDISC_DONT,
-                bindings::IP_PMTUDISC_WANT,
-                bindings::IP_PMTUDISC_DO,
-            ]
-            .contains(&discovery)
-            {
-                return None;
-            }
             let state = ptr::read_volatile(&raw const (*raw).__sk_common.skc_state);
             let connected = u32::from(state) == bindings::TCP_ESTABLISHED;
             let source = ptr::read_volatile(&raw const (*inet).inet_saddr);
@@ -142,7 +132,7 @@ impl datagram::Options for OptionsV4 {
                 ],
                 ttl: u8::try_from(ptr::read_volatile(&raw const (*inet).uc_ttl)).ok(),
                 default_ttl: bindings::kopi_sk_default_ttl(raw),
-                discovery,
+                discovery: ptr::read_volatile(&raw const (*inet).pmtudisc),
             })
         }
     }

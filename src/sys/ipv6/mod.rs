@@ -45,13 +45,14 @@ impl DatagramV6<'_> {
     /// Whether the stack would send it as one packet with linear memory.
     pub(super) fn fits_route(&self) -> bool {
         // SAFETY: The route owns a reference to the dst, an IPv6 one.
-        let mtu = unsafe { bindings::kopi_dst6_mtu(self.dst()) };
+        let mtu = unsafe { bindings::kopi_dst6_mtu(self.dst(), &self.options.of_sock) };
         mtu >= MTU_MIN && self.whole() <= mtu.min(LINEAR_MAX) as usize
     }
 
     /// Whether it may be fragmented: ip6_sk_ignore_df().
     pub(super) fn ignores_df(&self) -> bool {
-        u32::from(self.options.of_sock.discovery) < bindings::IPV6_PMTUDISC_DO
+        let discovery = u32::from(self.options.of_sock.discovery);
+        discovery < bindings::IPV6_PMTUDISC_DO || discovery == bindings::IPV6_PMTUDISC_OMIT
     }
 
     /// The flow hash that the label is made of, if it is the datagram's, or 0. That of a sock is set
