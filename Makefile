@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test programs test-direct test-nics test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
+.PHONY: build run test programs test-direct test-sendmsg test-nics test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
 	@echo 'make programs    programs of Debian by `kopi run`, and with UDP sockets'
 	@echo 'make test-direct   those that send by NICs, with these attached'
+	@echo 'make test-sendmsg   the policies, for flows that send by sendmsg()'
 	@echo 'make test-nics   what goes by NICs, on other models of them: igb, vmxnet3, e1000e'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on; FILES=NAMES for some'
 	@echo 'make smoke-debug   six of them on it, in minutes'
@@ -27,6 +28,7 @@ help:
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
 	@echo 'make bench       what packets cost by rings and by their rivals: build/bench.json, and tables'
 	@echo 'make bench-wall  how many packets there are in a second, of one sender and of two'
+	@echo 'make bench-programs   what questions cost servers of Debian, with sockets and by `kopi run`'
 	@echo 'make bench-check fails if a few of those rows got 5 % worse than bench/table.json has them'
 	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
 	@echo 'make python      build/python/kopi-*.whl: the Python package, which needs libkopi.so.1'
@@ -91,6 +93,12 @@ test-nics: build bpf ynl
 		qemu/vm --model $$model --timeout 1800 -- selftests/lifetimes_matrix.py 'unplug/*' || exit 1; done
 	@echo e1000e:; qemu/vm --model e1000e --timeout 1200 -- selftests/run $(NICS)
 
+# The policies, for flows that send by sendmsg() and the routes that a channel remembers. Those of privileges are
+# about doorbells.
+POLICIES := $(filter-out policy_privilege.py,$(notdir $(wildcard selftests/policy_*.py)))
+test-sendmsg: build bpf
+	@qemu/vm --timeout 3600 -- env SENDMSG=1 selftests/run $(POLICIES)
+
 test: build bpf ynl
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
 	@$(step) deb packaging/deb $$(qemu/kernel $(KERNEL) | tail -1)
@@ -136,6 +144,9 @@ bench: build bpf
 
 bench-wall: build
 	@bench/run --wall $(KERNEL)
+
+bench-programs: build
+	@bench/run --programs $(KERNEL)
 
 bench-check: build
 	@bench/check $(firstword $(KERNEL))

@@ -67,6 +67,14 @@ impl Routes {
         }
     }
 
+    /// Whether a flow's datagrams may be sent by remembered routes as of this batch. Process context.
+    pub(crate) fn are_for(&mut self, number: u32, flow: &Flow, sk: &Sock) -> bool {
+        match sk.is_ipv6() {
+            false => self.v4.know(number, flow, sk).is_some(),
+            true => self.v6.know(number, flow, sk).is_some(),
+        }
+    }
+
     /// Another batch: options may have changed.
     pub(crate) fn begin(&mut self) {
         self.v4.options = None;
@@ -115,16 +123,7 @@ impl<O: Options> Known<O> {
         meta: &Meta,
         data: Bytes<'a>,
     ) -> Option<Datagram<'a>> {
-        let known = match &self.options {
-            Some((of, options)) if *of == number => options
-                .as_ref()
-                // A rule has set another one for this peer.
-                .is_none_or(|options| options.mark() == sk.mark()),
-            _ => false,
-        };
-        if !known {
-            self.options = Some((number, O::of(sk, flow.id())));
-        }
+        self.know(number, flow, sk);
         if meta.flags & !META_LOCAL != 0 || ![0, O::FAMILY].contains(&meta.family) {
             return None;
         }
@@ -139,6 +138,21 @@ impl<O: Options> Known<O> {
         };
         let route = self.sets.get(set)?.get(place)?;
         Some(self.current()?.by(&key, route, data))
+    }
+
+    /// The options of a flow.
+    fn know(&mut self, number: u32, flow: &Flow, sk: &Sock) -> Option<&O> {
+        let known = match &self.options {
+            Some((of, options)) if *of == number => options
+                .as_ref()
+                // A rule has set another one for this peer.
+                .is_none_or(|options| options.mark() == sk.mark()),
+            _ => false,
+        };
+        if !known {
+            self.options = Some((number, O::of(sk, flow.id())));
+        }
+        self.current()
     }
 
     fn current(&self) -> Option<&O> {

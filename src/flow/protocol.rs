@@ -21,6 +21,7 @@ use crate::sys::{
     errno::{enobufs, enoprotoopt, enotconn, eopnotsupp},
     family::{Name, Protocol},
     pernet::NetRef,
+    plain_message::PlainMessage,
     region::Vma,
     sock::{LockedSock, LockedStream, Sock},
     socket::Socket,
@@ -239,6 +240,13 @@ unsafe impl Protocol for Flow {
         let len = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.show_refused(socket.sk(), outcome, peer, len, 0);
         Err(refusal)
+    }
+
+    fn send_plain(&self, socket: &Socket, message: &mut PlainMessage) -> Option<i32> {
+        let channel = self.channel().filter(|channel| channel.is_tx_only())?;
+        // Another thread sends by the channel: UDP doesn't wait for it.
+        let mut sender = channel.sender.try_lock()?;
+        sender.send_message((socket, self), message)
     }
 
     fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32 {

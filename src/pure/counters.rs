@@ -52,7 +52,8 @@ macro_rules! with_counters {
             channel tx_pending;
             /// Flows on the channel.
             channel flows;
-            /// Datagrams taken from the TX ring: `tx_packets` and all `tx_drop_*`.
+            /// Datagrams taken from the TX ring, and those of sendmsg() that went by the channel's routes:
+            /// `tx_packets` and all `tx_drop_*`.
             sent tx_taken = KOPI_A_STATS_TX_TAKEN;
             /// Datagrams that reached the flow: `rx_packets` and all `rx_drop_*`.
             received rx_taken = KOPI_A_STATS_RX_TAKEN;

@@ -8,12 +8,27 @@
 #include <linux/slab.h>
 #include <linux/sockptr.h>
 #include <linux/uaccess.h>
+#include <linux/uio.h>
 
 #include "../shim.h"
 
 void kopi_memcpy(void *to, const void *from, size_t len)
 {
 	memcpy(to, from, len);
+}
+
+/*
+ * Copies data that a process sends, if their pages are there: a process can have it take for ever until a page
+ * is. False, and nothing is taken, if one isn't.
+ */
+bool kopi_copy_from_iter_nofault(void *to, size_t len, struct iov_iter *from)
+{
+	bool copied;
+
+	pagefault_disable();
+	copied = copy_from_iter_full(to, len, from);
+	pagefault_enable();
+	return copied;
 }
 
 struct page *kopi_alloc_page(void)

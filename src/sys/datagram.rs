@@ -8,7 +8,8 @@ use super::{
     ipv4,
     ipv6,
     region::Bytes,
-    sock::Sock, //
+    sock::Sock,
+    socket::Socket, //
 };
 use crate::pure::abi::Meta;
 use core::ptr;
@@ -156,6 +157,13 @@ impl<'a> Datagram<'a> {
             Self::V4(datagram) => unsafe { datagram.send(sk) },
             Self::V6(_) => None,
         }
+    }
+
+    /// Sends it by the socket that it was made for, as sendmsg without waiting: returns the same result.
+    /// `None` if that has to send it. Process context.
+    pub(crate) fn send_by(&self, socket: &Socket) -> Option<c_int> {
+        // SAFETY: The socket is in use, and so is its sock.
+        unsafe { self.send(socket.sk().as_ptr()) }
     }
 
     /// Makes an skb around the IP packet that is at `start` of `size` bytes of pages, by the memory

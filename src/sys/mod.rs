@@ -24,6 +24,7 @@ pub(crate) mod monitor;
 pub(crate) mod netdev;
 pub(crate) mod ordinary;
 pub(crate) mod pernet;
+pub(crate) mod plain_message;
 pub(crate) mod raw;
 pub(crate) mod reaper;
 pub(crate) mod region;

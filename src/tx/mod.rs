@@ -11,12 +11,14 @@
 //!    counted and queued as one from a UDP socket.
 //! 4. `completion.rs` gives the frames back to the program, or leaves the descriptors in the ring.
 //!
-//! `call.rs` has what is different if the doorbell sends as sendmmsg() would.
+//! `call.rs` has what is different if the doorbell sends as sendmmsg() would. `message.rs` sends what comes
+//! by sendmsg() in the same way, past the ring.
 
 mod batch;
 mod call;
 mod completion;
 mod judge;
+mod message;
 mod output;
 
 use crate::channel::Channel;
@@ -42,6 +44,7 @@ use kernel::{
     prelude::*,
     sync::Arc, //
 };
+use message::MessageBuffer;
 use output::{Output, Segmentation};
 
 pub(crate) use output::copybreak;
@@ -65,6 +68,8 @@ pub(crate) struct Sender {
     passed: Passed,
     /// A doorbell with BELL_SEND is being carried out.
     call: Call,
+    /// For what comes by sendmsg().
+    message: MessageBuffer,
     /// What an engine knows of the channel.
     pub(crate) schedule: Schedule,
     counters: Arc<SenderCounters>,
@@ -138,6 +143,7 @@ impl Sender {
             retry: Retry::default(),
             passed: Passed::NOTHING,
             call: Call::default(),
+            message: MessageBuffer::NONE,
             schedule: Schedule::default(),
             counters,
         })

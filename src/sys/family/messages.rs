@@ -12,6 +12,7 @@ use super::{
 use crate::sys::{
     bindings,
     errno::{edquot, enobufs, eopnotsupp},
+    plain_message::PlainMessage,
     sock::Sock,
     socket::Socket,
 };
@@ -49,6 +50,11 @@ impl<T: Protocol> Registration<T> {
                         let sent = Self::send_inner(socket, message, len);
                         state.protocol.has_corked();
                         return sent;
+                    }
+                    if let Some(mut plain) = PlainMessage::of(message, len) {
+                        if let Some(sent) = state.protocol.send_plain(this, &mut plain) {
+                            return Ok(without_edquot(sent));
+                        }
                     }
                 }
                 Self::send_inner(socket, message, len)

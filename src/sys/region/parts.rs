@@ -72,11 +72,11 @@ impl KernelVec<'_> {
     }
 }
 
-/// Bytes of a region that C is to copy. The process may write them meanwhile.
+/// Bytes that C is to copy: of a region, whose process may write them meanwhile, or the kernel's own.
 ///
 /// # Invariants
 ///
-/// The bytes lie within the region, which lives for `'a`.
+/// The bytes are valid for `'a`.
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes<'a> {
     pub(super) at: NonNull<u8>,
@@ -84,7 +84,17 @@ pub(crate) struct Bytes<'a> {
     pub(super) _region: PhantomData<&'a Region>,
 }
 
-impl Bytes<'_> {
+impl<'a> Bytes<'a> {
+    /// The kernel's own.
+    pub(crate) fn of(bytes: &'a [u8]) -> Self {
+        // INVARIANT: They are borrowed for `'a`.
+        Self {
+            at: NonNull::from(bytes).cast(),
+            len: bytes.len(),
+            _region: PhantomData,
+        }
+    }
+
     /// The kernel's address of the first byte.
     pub(in crate::sys) fn as_ptr(&self) -> *const u8 {
         self.at.as_ptr()

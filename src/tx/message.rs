@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! sendmsg() of a flow on a channel that only sends: by the routes that the channel remembers, as what
+//! comes by the ring.
+
+use super::{count_sent, Sender};
+use crate::flow::Flow;
+use crate::sys::{plain_message::PlainMessage, region::Bytes, socket::Socket};
+use kernel::prelude::*;
+
+/// Bytes of the longest datagram that is sent so.
+const LONGEST: usize = 2048;
+
+/// Memory for the data of one message, made when it is needed.
+pub(super) struct MessageBuffer(KVec<u8>);
+
+impl MessageBuffer {
+    pub(super) const NONE: Self = Self(KVec::new());
+
+    /// The memory: `ENOMEM`. Process context.
+    fn get(&mut self) -> Result<&mut [u8]> {
+        if self.0.is_empty() {
+            self.0 = KVec::from_elem(0, LONGEST, GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(&mut self.0)
+    }
+}
+
+impl Sender {
+    /// Sends a message of sendmsg() by a remembered route: gives the result, or `None` if UDP has to
+    /// send it. Never waits. Process context.
+    pub(crate) fn send_message(
+        &mut self,
+        (socket, flow): (&Socket, &Flow),
+        message: &mut PlainMessage,
+    ) -> Option<i32> {
+        let sk = socket.sk();
+        let (routes, number) = (&mut self.output.routes, flow.number());
+        routes.begin();
+        if sk.is_ipv6() || !flow.sends_by_ring() || !routes.are_for(number, flow, sk) {
+            return None;
+        }
+        let data = message.copy(self.message.get().ok()?)?;
+        let sent = routes
+            .datagram(number, flow, sk, &message.meta, Bytes::of(data))
+            .and_then(|datagram| datagram.send_by(socket))
+            // There is no room, for which UDP may have to wait.
+            .filter(|&sent| sent != EAGAIN.to_errno());
+        let Some(sent) = sent else {
+            message.give_back();
+            return None;
+        };
+        let result = kernel::error::to_result(sent.min(0));
+        count_sent(flow, result, (1, message.len() as u32), false);
+        Some(sent)
+    }
+}
