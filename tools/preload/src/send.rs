@@ -11,16 +11,16 @@ use crate::{
 };
 use kopi::{SendRing, Sent};
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, ssize_t};
-use std::{
-    panic::{catch_unwind, AssertUnwindSafe},
-    ptr,
-};
+use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// Bytes of payload of each message of a batch.
 type Lengths = [u16; SendRing::BATCH_MAX as usize];
 
 /// Messages that sendmmsg(2) takes of a longer list.
 const MESSAGES_MAX: c_uint = 1024;
+
+/// Messages of a call from which on a ring is less work than the call itself: docs/programs.md.
+const FEW: c_uint = 4;
 
 /// What became of messages that were to go by a ring.
 enum Outcome {
@@ -54,13 +54,13 @@ fn count(fd: c_int, slot: Slot, messages: u32) -> Option<(Place, bool)> {
     let joined = keeping_errno(|| catch_unwind(|| rings::join(fd)).unwrap_or(None));
     match joined? {
         Ok(place) => {
-            settings::explain(format_args!("socket {fd}: sends by a ring"));
+            settings::explain(format_args!("socket {fd}: sends by a channel"));
             // Others may have counted meanwhile.
             table::set(fd, Slot::OnRing { place, ipv6 });
             Some((place, ipv6))
         }
         Err(error) => {
-            settings::explain(format_args!("socket {fd}: sends by system calls: {error}"));
+            settings::explain(format_args!("socket {fd}: sends without a channel: {error}"));
             table::change(fd, slot, Slot::Other);
             None
         }
@@ -131,61 +131,18 @@ unsafe fn by_ring(
 #[cold]
 fn leave_ring(fd: c_int, place: Place, ipv6: bool) {
     settings::explain(format_args!(
-        "socket {fd}: sends by system calls from now on"
+        "socket {fd}: sends without a channel from now on"
     ));
     table::change(fd, Slot::OnRing { place, ipv6 }, Slot::Other);
 }
 
-/// Sends one message by a ring; `None` if the function that the program called is to do it.
-///
-/// # Safety
-///
-/// The message must be as sendmsg(2) takes it.
-unsafe fn one(fd: c_int, message: *const msghdr, flags: c_int) -> Option<ssize_t> {
-    if !flags_go(flags) {
-        return None;
+/// Counts messages that the function sends which the program called. The kernel sends them by what the
+/// channel of a ring remembers of routes.
+#[inline]
+fn count_plain(fd: c_int, messages: u32) {
+    if let Slot::Flow { .. } = table::get(fd) {
+        place_of(fd, messages);
     }
-    let place = place_of(fd, 1)?;
-    // SAFETY: As the caller says.
-    let (outcome, [len, ..]) = unsafe { by_ring(fd, place, 1, |_| message) };
-    match outcome {
-        Outcome::Some(1) => Some(len as ssize_t),
-        Outcome::Failed(_, error) => {
-            set_errno(error);
-            Some(-1)
-        }
-        Outcome::Plain | Outcome::Some(_) => None,
-    }
-}
-
-/// The same for a buffer.
-///
-/// # Safety
-///
-/// As for sendto(2).
-unsafe fn buffer(
-    fd: c_int,
-    data: *const c_void,
-    len: size_t,
-    flags: c_int,
-    name: *const libc::sockaddr,
-    name_len: libc::socklen_t,
-) -> Option<ssize_t> {
-    if table::get(fd) == Slot::Other {
-        return None;
-    }
-    let mut piece = iovec {
-        iov_base: data.cast_mut(),
-        iov_len: len,
-    };
-    // SAFETY: Zeroes are a valid message without anything.
-    let mut message: msghdr = unsafe { std::mem::zeroed() };
-    message.msg_name = name.cast_mut().cast();
-    message.msg_namelen = name_len;
-    message.msg_iov = &mut piece;
-    message.msg_iovlen = 1;
-    // SAFETY: What the message refers to is the caller's.
-    unsafe { one(fd, &message, flags) }
 }
 
 /// send(2).
@@ -200,11 +157,9 @@ pub(crate) unsafe extern "C-unwind" fn send(
     len: size_t,
     flags: c_int,
 ) -> ssize_t {
+    count_plain(fd, 1);
     // SAFETY: The caller's arguments.
-    unsafe {
-        buffer(fd, data, len, flags, ptr::null(), 0)
-            .unwrap_or_else(|| real::send(fd, data, len, flags))
-    }
+    unsafe { real::send(fd, data, len, flags) }
 }
 
 /// sendto(2).
@@ -221,11 +176,9 @@ pub(crate) unsafe extern "C-unwind" fn sendto(
     name: *const libc::sockaddr,
     name_len: libc::socklen_t,
 ) -> ssize_t {
+    count_plain(fd, 1);
     // SAFETY: The caller's arguments.
-    unsafe {
-        buffer(fd, data, len, flags, name, name_len)
-            .unwrap_or_else(|| real::sendto(fd, data, len, flags, name, name_len))
-    }
+    unsafe { real::sendto(fd, data, len, flags, name, name_len) }
 }
 
 /// write(2).
@@ -239,14 +192,9 @@ pub(crate) unsafe extern "C-unwind" fn write(
     data: *const c_void,
     len: size_t,
 ) -> ssize_t {
+    count_plain(fd, 1);
     // SAFETY: The caller's arguments.
-    unsafe {
-        // What writing nothing means is the kernel's matter.
-        (len > 0)
-            .then(|| buffer(fd, data, len, 0, ptr::null(), 0))
-            .flatten()
-            .unwrap_or_else(|| real::write(fd, data, len))
-    }
+    unsafe { real::write(fd, data, len) }
 }
 
 /// writev(2).
@@ -260,20 +208,9 @@ pub(crate) unsafe extern "C-unwind" fn writev(
     pieces: *const iovec,
     count: c_int,
 ) -> ssize_t {
-    // SAFETY: The caller's arguments; zeroes are a valid message without anything.
-    unsafe {
-        if let (true, 1..) = (table::get(fd) != Slot::Other, count) {
-            let mut message: msghdr = std::mem::zeroed();
-            message.msg_iov = pieces.cast_mut();
-            message.msg_iovlen = count as usize;
-            if Datagram::of(&message, false).is_some_and(|datagram| datagram.len > 0) {
-                if let Some(sent) = one(fd, &message, 0) {
-                    return sent;
-                }
-            }
-        }
-        real::writev(fd, pieces, count)
-    }
+    count_plain(fd, 1);
+    // SAFETY: The caller's arguments.
+    unsafe { real::writev(fd, pieces, count) }
 }
 
 /// sendmsg(2).
@@ -287,8 +224,9 @@ pub(crate) unsafe extern "C-unwind" fn sendmsg(
     message: *const msghdr,
     flags: c_int,
 ) -> ssize_t {
+    count_plain(fd, 1);
     // SAFETY: The caller's arguments.
-    unsafe { one(fd, message, flags).unwrap_or_else(|| real::sendmsg(fd, message, flags)) }
+    unsafe { real::sendmsg(fd, message, flags) }
 }
 
 /// sendmmsg(2).
@@ -305,6 +243,11 @@ pub(crate) unsafe extern "C-unwind" fn sendmmsg(
 ) -> c_int {
     let count = count.min(MESSAGES_MAX);
     let mut done = 0;
+    if count < FEW {
+        count_plain(fd, count);
+        // SAFETY: The caller's arguments.
+        return unsafe { real::sendmmsg(fd, messages, count, flags) };
+    }
     while done < count && flags_go(flags) {
         let Some(place) = place_of(fd, count - done) else {
             break;

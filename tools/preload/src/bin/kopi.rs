@@ -30,7 +30,7 @@ enum Action {
     Run(Run),
 }
 
-/// Start a program whose UDP sockets are KOPI flows, and send by rings.
+/// Start a program whose UDP sockets are KOPI flows, and send by channels.
 ///
 /// Where that can't be, the program runs with ordinary sockets. It is this process: exit status, standard
 /// streams, process group and signals are the program's.
@@ -42,7 +42,7 @@ enum Action {
 
 Exit status: the program's; 126 if it can't be executed, 127 if it isn't found.")]
 struct Run {
-    /// Have TCP sockets be flows, too; they have no rings
+    /// Have TCP sockets be flows, too; they have no channels
     #[arg(long)]
     tcp: bool,
 
@@ -54,7 +54,7 @@ struct Run {
     #[arg(long)]
     explain: bool,
 
-    /// A UDP socket sends this many datagrams before it gets to a ring
+    /// A UDP socket sends this many datagrams before it gets to a channel
     #[arg(long, value_name = "N", default_value_t = 32)]
     min_datagrams: u32,
 
