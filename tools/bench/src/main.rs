@@ -2,7 +2,9 @@
 
 //! Counts what a packet costs by KOPI's rings and by their rivals.
 
+mod ask;
 mod bpf;
+mod bursts;
 mod clock;
 mod compare;
 mod measure;
@@ -42,6 +44,8 @@ enum Command {
     Send(measure::Options),
     /// Receive by each mode, and write a JSON object for each row
     Recv(receive::Options),
+    /// Have a server answer, and write a JSON object for the row
+    Ask(ask::Options),
     /// Send by up to this number of sockets or flows at random, and write a JSON object for each row
     Scale(scale::Options),
     /// Send a datagram and wait for the answer, by each mode, and write a JSON object for each row
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
     let result = match Options::parse().command {
         Command::Send(options) => measure::run(&options),
         Command::Recv(options) => receive::run(&options),
+        Command::Ask(options) => ask::run(&options),
         Command::Scale(options) => scale::run(&options),
         Command::Rtt(options) => rtt::run(&options),
         Command::Streams(options) => streams::run(&options),

@@ -13,8 +13,11 @@ const TOLERANCE: f64 = 0.03;
 pub(crate) struct Row {
     /// Name of the mode.
     pub(crate) mode: String,
-    /// send, recv, serve or rtt, or what of TCP.
+    /// send, recv, serve, ask or rtt, or what of TCP.
     pub(crate) direction: String,
+    /// The server that was asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) program: Option<String>,
     /// Whether the NIC does checksums and segmentation.
     pub(crate) offloads: bool,
     /// Transmit queues of the NIC, if they are several.

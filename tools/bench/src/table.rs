@@ -2,7 +2,7 @@
 
 //! Tables of rows, and what was to be reached.
 
-use crate::{row::Row, wall::median};
+use crate::{ask, row::Row, wall::median};
 use clap::Args;
 use std::{
     collections::BTreeMap,
@@ -88,8 +88,9 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
     let rows = read_rows(io::stdin().lock())?;
     fs::write(&options.json, array(&rows)?)?;
     print!(
-        "{}{}{}{}",
+        "{}{}{}{}{}",
         tables(&rows),
+        ask::table(&rows),
         scale(&rows),
         round_trips(&rows),
         all_rates(&rows)
@@ -125,7 +126,7 @@ pub(crate) fn array(rows: &[Row]) -> io::Result<String> {
 }
 
 /// Each thing once, in the order in which they come.
-fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
+pub(crate) fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
     let mut seen = Vec::new();
     for each in all {
         if !seen.contains(&each) {
@@ -137,7 +138,10 @@ fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
 
 /// Whether it compares modes, policies and payloads.
 fn is_plain(row: &Row) -> bool {
-    row.kernel_bytes.is_none() && row.median_ns.is_none() && row.packets_per_second.is_none()
+    row.program.is_none()
+        && row.kernel_bytes.is_none()
+        && row.median_ns.is_none()
+        && row.packets_per_second.is_none()
 }
 
 /// Which rows make a table.

@@ -52,8 +52,11 @@ pub(crate) struct Traffic {
     pub(crate) peers: Vec<Peer>,
     /// Where packets come from, chosen at random, instead of the local address.
     sources: Vec<Ipv4Addr>,
+    /// The port that they go to.
+    port: u16,
     template: Vec<u8>,
-    number: u64,
+    /// The number of the next packet, which its payload begins with; `None` if all are the same.
+    number: Option<u64>,
     random: Random,
 }
 
@@ -66,8 +69,9 @@ impl Traffic {
             mac,
             peers,
             sources: Vec::new(),
+            port: TO_PORT,
             template: (0..payload).map(|at| at as u8).collect(),
-            number: 0,
+            number: Some(0),
             random: Random::new(),
         }
     }
@@ -75,6 +79,16 @@ impl Traffic {
     /// The same from many senders.
     pub(crate) fn with_sources(self, sources: Vec<Ipv4Addr>) -> Self {
         Self { sources, ..self }
+    }
+
+    /// All of this payload, and to this port.
+    pub(crate) fn with_payload(self, payload: Vec<u8>, port: u16) -> Self {
+        Self {
+            port,
+            template: payload,
+            number: None,
+            ..self
+        }
     }
 
     /// The address that the next packet comes from.
@@ -100,8 +114,10 @@ impl Traffic {
     #[inline]
     pub(crate) fn fill(&mut self, to: &mut [u8]) {
         to.copy_from_slice(&self.template);
-        to[..8].copy_from_slice(&self.number.to_be_bytes());
-        self.number += 1;
+        if let Some(number) = &mut self.number {
+            to[..8].copy_from_slice(&number.to_be_bytes());
+            *number += 1;
+        }
     }
 
     /// Writes the payloads of a GSO packet. Not inlined, so that it costs all who send GSO packets the same.
@@ -141,7 +157,7 @@ impl Traffic {
         let checksum = !folded(sum(ip));
         ip[10..12].copy_from_slice(&checksum.to_be_bytes());
         udp[..2].copy_from_slice(&FROM_PORT.to_be_bytes());
-        udp[2..4].copy_from_slice(&TO_PORT.to_be_bytes());
+        udp[2..4].copy_from_slice(&self.port.to_be_bytes());
         udp[4..6].copy_from_slice(&(len - 20).to_be_bytes());
         udp[6..].fill(0);
         // With the pseudo header: addresses, protocol, length.

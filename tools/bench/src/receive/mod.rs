@@ -14,39 +14,20 @@ mod uring;
 mod xdp;
 
 use crate::{
+    bursts::{Bursts, Costs, Ends, BURST, BURSTS, NAP, RUNS_MAX, WARM_UP},
     clock::Clock,
     measure::{name, Peers},
     meter::{kernel, sleeps},
-    nic::{within, Count, Nic},
+    nic::Count,
     policy::{Packets, Policy},
     row::{agreed, Row},
-    send::{gso, gso_packets_of, PacketRing, Sender},
-    traffic::{Peer, Traffic, FROM_PORT, HEADERS, TO_PORT},
+    send::gso_packets_of,
+    traffic::{FROM_PORT, HEADERS, TO_PORT},
 };
 use clap::{Args, ValueEnum};
 use socket2::{Domain, Protocol, Socket, Type};
-use std::{
-    io,
-    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
-    os::fd::AsRawFd,
-    path::{Path, PathBuf},
-    thread,
-    time::Duration,
-};
+use std::{io, net::SocketAddrV4, os::fd::AsRawFd, thread, time::Duration};
 
-/// Packets that come at once, and are then received.
-const BURST: usize = 64;
-/// Bursts of a run, and of the warm-up.
-const BURSTS: usize = 128;
-const WARM_UP: usize = 32;
-/// How often a row is run until two runs after each other agree.
-const RUNS_MAX: usize = 4;
-/// The same of bursts that nobody receives, without which there are no rows.
-const BURST_RUNS_MAX: usize = 8;
-/// How long a burst takes to leave.
-const NAP: Duration = Duration::from_millis(1);
-/// The first of many senders.
-const FIRST_SOURCE: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 1);
 /// How long a receiver waits.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -260,33 +241,8 @@ impl Tally {
 
 #[derive(Args)]
 pub(crate) struct Options {
-    /// The device to receive by
-    #[arg(long)]
-    nic: String,
-
-    /// Its address
-    #[arg(long)]
-    local: Ipv4Addr,
-
-    /// The network namespace of the device at the other end, as a file
-    #[arg(long)]
-    far_netns: PathBuf,
-
-    /// The device at the other end
-    #[arg(long)]
-    far_nic: String,
-
-    /// Its address
-    #[arg(long)]
-    far: Ipv4Addr,
-
-    /// The network namespace of a NIC that takes all, and else is as that at the other end
-    #[arg(long)]
-    void_netns: PathBuf,
-
-    /// That NIC
-    #[arg(long)]
-    void_nic: String,
+    #[command(flatten)]
+    ends: Ends,
 
     /// The NICs do checksums and segmentation: what comes from the other end are GRO packets, which arrive whole
     #[arg(long)]
@@ -300,62 +256,21 @@ pub(crate) struct Options {
     #[arg(long, value_delimiter = ',', default_value = "64,512,1400")]
     payloads: Vec<usize>,
 
-    /// Whom the packets come from: one, or at random 255, whose addresses are 198.18.1.1 and the next
-    /// ones
-    #[arg(long, value_enum, default_value = "one")]
-    peers: Peers,
-
     #[command(flatten)]
     policy: Policy,
-}
-
-/// What is taken out of the measurements, in instructions.
-struct Costs {
-    /// A burst until it has left.
-    burst: f64,
-    /// A nap.
-    nap: f64,
 }
 
 /// What is common to all rows.
 struct Bench<'o> {
     options: &'o Options,
-    nic: Nic,
-    mac: [u8; 6],
-    far_index: u32,
-    far_mac: [u8; 6],
-    void_index: u32,
+    bursts: Bursts<'o>,
     clock: Clock,
     kernel: String,
 }
 
-/// The addresses of many senders.
-fn sources() -> Vec<Ipv4Addr> {
-    let first = u32::from(FIRST_SOURCE);
-    (0..u32::from(Peers::Many.count()))
-        .map(|number| Ipv4Addr::from(first + number))
-        .collect()
-}
-
-fn mac_of(nic: &Nic) -> io::Result<[u8; 6]> {
-    nic.mac(&UdpSocket::bind("0.0.0.0:0")?)
-}
-
 pub(crate) fn run(options: &Options) -> io::Result<bool> {
-    let nic = Nic::open(&options.nic)?;
-    let (far_index, far_mac) = within(&options.far_netns, || {
-        let far = Nic::open(&options.far_nic)?;
-        Ok((far.index(), mac_of(&far)?))
-    })?;
-    let void_index = within(&options.void_netns, || {
-        Ok(Nic::open(&options.void_nic)?.index())
-    })?;
     let bench = Bench {
-        mac: mac_of(&nic)?,
-        nic,
-        far_index,
-        far_mac,
-        void_index,
+        bursts: Bursts::new(&options.ends, options.offloads)?,
         clock: Clock::new()?,
         kernel: kernel()?,
         options,
@@ -372,9 +287,9 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
     };
     let mut all_right = true;
     for &payload in &options.payloads {
-        let costs = bench.costs(payload)?;
-        let burst = costs.burst;
-        eprintln!("# a burst of {BURST} packets of {payload} bytes is {burst:.0} instructions");
+        let costs = bench
+            .bursts
+            .costs(&bench.clock, bench.bursts.traffic(payload))?;
         for &mode in &modes {
             match bench.row(mode, payload, &costs) {
                 Ok(row) => println!("{}", serde_json::to_string(&row)?),
@@ -390,60 +305,11 @@ pub(crate) fn run(options: &Options) -> io::Result<bool> {
 }
 
 impl Bench<'_> {
-    /// What comes from the other end.
-    fn traffic(&self, payload: usize) -> Traffic {
-        let near = Peer {
-            address: self.options.local,
-            mac: self.mac,
-        };
-        let traffic = Traffic::new(self.options.far, self.far_mac, vec![near], payload);
-        match self.options.peers {
-            Peers::One => traffic,
-            Peers::Many => traffic.with_sources(sources()),
-        }
-    }
-
-    /// What sends it, by a device in a namespace.
-    fn sender(&self, netns: &Path, device: u32, traffic: &Traffic) -> io::Result<Box<dyn Sender>> {
-        within(netns, || match self.options.offloads {
-            true => gso(BURST, traffic),
-            false => Ok(Box::new(PacketRing::new(device, 0, BURST)?)),
-        })
-    }
-
-    /// What a burst costs until it has left, and a nap.
-    fn costs(&self, payload: usize) -> io::Result<Costs> {
-        let nap = self.clock.each(BURSTS as u32, || {
-            thread::sleep(NAP);
-            Ok(())
-        })?;
-        let mut traffic = self.traffic(payload);
-        let mut ring = self.sender(&self.options.void_netns, self.void_index, &traffic)?;
-        let mut runs = Vec::new();
-        for _ in 0..BURST_RUNS_MAX {
-            let each = self.clock.each(BURSTS as u32, || {
-                ring.send(&mut traffic, BURST)?;
-                thread::sleep(NAP);
-                Ok(())
-            })?;
-            runs.push(each - nap);
-            // Not the first one, which warms up.
-            if runs.len() > 2 {
-                if let Some(burst) = agreed(&runs[runs.len() - 2..]) {
-                    return Ok(Costs { burst, nap });
-                }
-            }
-        }
-        Err(io::Error::other(format!(
-            "the bursts' costs don't agree: {runs:?}"
-        )))
-    }
-
     /// Waits until so many answers have left by the NIC, which counts them some time after.
     fn have_left(&self, before: Count, answers: u64) -> io::Result<()> {
         let mut left = 0;
         for _ in 0..100 {
-            left = self.nic.sent()?.since(before).packets;
+            left = self.bursts.nic.sent()?.since(before).packets;
             if left == answers {
                 return Ok(());
             }
@@ -460,16 +326,16 @@ impl Bench<'_> {
             Mode::XdpDrop => costs.burst + costs.nap,
             _ => costs.burst,
         };
-        let near = SocketAddrV4::new(self.options.local, TO_PORT);
-        let far = (self.options.peers == Peers::One)
-            .then(|| SocketAddrV4::new(self.options.far, FROM_PORT));
+        let near = SocketAddrV4::new(self.options.ends.local, TO_PORT);
+        let far = (self.options.ends.peers == Peers::One)
+            .then(|| SocketAddrV4::new(self.options.ends.far, FROM_PORT));
         let seen = self.options.policy.count()?;
-        let (before, sent_before) = (self.nic.received()?, self.nic.sent()?);
-        let mut receiver = mode.open(self.nic.index(), near, far, payload)?;
-        let mut traffic = self.traffic(payload);
-        let mut ring = self.sender(&self.options.far_netns, self.far_index, &traffic)?;
+        let (before, sent_before) = (self.bursts.nic.received()?, self.bursts.nic.sent()?);
+        let mut receiver = mode.open(self.bursts.nic.index(), near, far, payload)?;
+        let mut traffic = self.bursts.traffic(payload);
+        let mut ring = self.bursts.sender(&traffic)?;
         let mut tally = Tally::new(payload);
-        let mut bursts = |count: usize| {
+        let mut receive = |count: usize| {
             for _ in 0..count {
                 ring.send(&mut traffic, BURST)?;
                 let expected = tally.packets + BURST as u64;
@@ -479,14 +345,14 @@ impl Bench<'_> {
             }
             io::Result::Ok(())
         };
-        bursts(WARM_UP)?;
+        receive(WARM_UP)?;
         let mut runs = Vec::new();
         let slept = sleeps();
         // Now and then the kernel has something else to do in between; all runs are shown.
         while runs.len() < 2 || (agreed(&runs[runs.len() - 2..]).is_none() && runs.len() < RUNS_MAX)
         {
             let start = self.clock.start();
-            bursts(BURSTS)?;
+            receive(BURSTS)?;
             let each = self.clock.since(start) / BURSTS as f64;
             runs.push((each - own) / BURST as f64);
         }
@@ -498,7 +364,7 @@ impl Bench<'_> {
         })?;
         let warm_up = (WARM_UP * BURST) as u64;
         let sent = (runs.len() * BURSTS * BURST) as u64;
-        let counted = self.nic.received()?.since(before);
+        let counted = self.bursts.nic.received()?.since(before);
         let expected = Count {
             packets: warm_up + sent,
             bytes: (warm_up + sent) * (HEADERS + payload) as u64,
@@ -547,7 +413,7 @@ impl Bench<'_> {
             policy: self.options.policy.name.clone(),
             policy_holds: self.options.policy.holds(policy_packets, &packets)?,
             flows: 1,
-            peers: self.options.peers.count().into(),
+            peers: self.options.ends.peers.count().into(),
             batch: BURST,
             insn_per_packet: Some(mean),
             runs,
