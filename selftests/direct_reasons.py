@@ -90,8 +90,10 @@ def leaving(ynl):
         flow.flow.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, TX_SOFTWARE)
         flow.comes_to("a time stamp of what leaves is wanted", "extras")
     with Shown(ynl) as plain:
-        plain.send(1)
-        plain.is_shown("a non-GSO datagram: directly, too", "direct")
+        plain.send(2)
+        plain.is_shown("fewer than three non-GSO datagrams: by the stack", "datagram")
+        plain.send(3)
+        plain.is_shown("three: directly", "direct")
         plain.flow.setsockopt(socket.IPPROTO_IP, IP_OPTIONS, b"\x94\4\0\0")
         plain.send(1)
         plain.is_shown("a non-GSO datagram with options", "datagram")

@@ -123,7 +123,8 @@ def data_is_whole(ynl):
             # Until the driver has let go of it.
             time.sleep(0.005)
         direct = link(ynl)["packets"] - before["packets"]
-        kopi.check(f"IPv{version}: those in turn", direct == 40, direct)
+        # Each is a batch of one, for which the stack is cheaper; after 16 that are skbs, the flow leaves.
+        kopi.check(f"IPv{version}: those in turn", direct == 16, direct)
         traffic.send(BATCH, 100)
         wrong = traffic.receive(100)
         kopi.check(f"IPv{version}: with a GSO packet, in order", not wrong and

@@ -90,6 +90,7 @@ impl Routes {
 
     /// The datagram that goes where `meta` says, of the flow of that number on the channel: `None`
     /// if it is for udp_sendmsg() or udpv6_sendmsg(). Process context.
+    #[inline(always)]
     pub(crate) fn datagram<'a>(
         &'a mut self,
         number: u32,
@@ -115,6 +116,7 @@ impl<O: Options> Known<O> {
     }
 
     /// See [`Routes::datagram`].
+    #[inline(always)]
     fn datagram<'a>(
         &'a mut self,
         number: u32,
@@ -141,6 +143,7 @@ impl<O: Options> Known<O> {
     }
 
     /// The options of a flow.
+    #[inline(always)]
     fn know(&mut self, number: u32, flow: &Flow, sk: &Sock) -> Option<&O> {
         let known = match &self.options {
             Some((of, options)) if *of == number => options
@@ -161,6 +164,7 @@ impl<O: Options> Known<O> {
 
     /// Finds a good route of a key, by a look-up if it isn't remembered; gives its set and the
     /// place there.
+    #[inline(always)]
     fn find_route(&mut self, sk: &Sock, key: &O::Key) -> Option<(usize, usize)> {
         let at = O::hash(key) as usize & (SETS - 1);
         if let Some(set) = self.sets.get_mut(at) {

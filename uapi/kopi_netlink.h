@@ -96,7 +96,8 @@ enum kopi_operation {
  * @KOPI_PATH_REFUSED: Through the stack, because the driver accepted no frames
  *   for a second; it is tried again after a minute.
  * @KOPI_PATH_DATAGRAM: Through the stack, because the last packet was a
- *   datagram that something looks at, or that is of IPv6.
+ *   datagram that something looks at, or one of fewer than three that were
+ *   sent at once.
  * @KOPI_PATH_TRANSFORMED: Through the stack, because IPsec or a tunnel had
  *   transformed the packet.
  * @KOPI_PATH_EXTRAS: Through the stack, because the packet had IP options, a

@@ -98,6 +98,7 @@ fn slot_for(datagram: &Datagram<'_>) -> Option<usize> {
 /// # Safety
 ///
 /// `sk` must be valid.
+#[inline(always)]
 unsafe fn can_push(sk: *mut bindings::sock, datagram: &Datagram<'_>) -> bool {
     let dst = datagram.dst();
     // SAFETY: The caller passes a valid sock, and the route owns a reference to the dst.

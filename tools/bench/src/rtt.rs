@@ -10,7 +10,6 @@ use crate::{
     nic::{within, Count, Nic},
     option,
     row::{agreed, Row},
-    send::VIRTIO_HEADER,
     traffic::{FROM_PORT, HEADERS, TO_PORT},
 };
 use clap::{Args, ValueEnum};
@@ -450,10 +449,9 @@ impl Bench<'_> {
         let sent = (runs.len() * trips) as u64;
         let all = sent + warm_up as u64;
         let left = self.nic.sent()?.since(before);
-        let miscounted = if mode.is_direct() { VIRTIO_HEADER } else { 0 };
         let expected = Count {
             packets: all,
-            bytes: all * (HEADERS + payload + miscounted) as u64,
+            bytes: all * (HEADERS + payload) as u64,
         };
         if left != expected {
             return Err(io::Error::other(format!(

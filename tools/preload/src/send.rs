@@ -60,7 +60,9 @@ fn count(fd: c_int, slot: Slot, messages: u32) -> Option<(Place, bool)> {
             Some((place, ipv6))
         }
         Err(error) => {
-            settings::explain(format_args!("socket {fd}: sends without a channel: {error}"));
+            settings::explain(format_args!(
+                "socket {fd}: sends without a channel: {error}"
+            ));
             table::change(fd, slot, Slot::Other);
             None
         }
