@@ -28,7 +28,7 @@ impl MessageBuffer {
 
 impl Sender {
     /// Sends a message of sendmsg() by a remembered route: gives the result, or `None` if UDP has to
-    /// send it. Never waits. Process context.
+    /// send it. Doesn't wait for room. Process context.
     pub(crate) fn send_message(
         &mut self,
         (socket, flow): (&Socket, &Flow),
@@ -37,7 +37,7 @@ impl Sender {
         let sk = socket.sk();
         let (routes, number) = (&mut self.output.routes, flow.number());
         routes.begin();
-        if sk.is_ipv6() || !flow.sends_by_ring() || !routes.are_for(number, flow, sk) {
+        if !flow.sends_by_ring() || !routes.are_for(number, flow, sk) {
             return None;
         }
         let data = message.copy(self.message.get().ok()?)?;

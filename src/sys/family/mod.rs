@@ -112,7 +112,7 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;
 
     /// Sends a plain message of sendmsg, if that is less work than UDP's sendmsg: gives the result, or
-    /// `None` if UDP has to send it. [`Self::may_send`] was asked. Never waits. Process context.
+    /// `None` if UDP has to send it. [`Self::may_send`] was asked. Doesn't wait for room. Process context.
     fn send_plain(&self, socket: &Socket, message: &mut PlainMessage) -> Option<i32>;
 
     /// Whether datagrams may be read by recvmsg. If [`Self::may_take`] has to be called for each
