@@ -215,6 +215,40 @@ def corked():
     pair.close()
 
 
+def full():
+    """A full send buffer: the results and the counters of a UDP socket."""
+    sh("nsenter --net=/run/netns/host bash -c 'ip link add hold type dummy; ip addr add 198.18.0.1/24 dev hold; "
+       "ip link set hold up; tc qdisc add dev hold root tbf rate 1kbit burst 1700 limit 1000000; "
+       "ip neigh add 198.18.0.2 lladdr 2:2:2:2:2:2 dev hold'")
+    seen = []
+    name = kopi.pack_address("198.18.0.2", 9)
+    for plain in (True, False):
+        pair = Pair(plain=plain)
+        LIBC.setsockopt(pair.sock.fileno(), socket.SOL_SOCKET, socket.SO_SNDBUF, struct.pack("=i", 4608), 4)
+        before = counted()
+        said = [sendmsg(pair.sock, bytes(500), name, flags=socket.MSG_DONTWAIT) for _ in range(40)]
+        sent, refused_ones = said.count((500, 0)), said.count((-1, errno.EAGAIN))
+        told = [after - was for was, after in zip(before, counted())]
+        # How many there is room for depends on what the qdisc has let go.
+        seen.append((sent + refused_ones == 40 and refused_ones > 10, told == [sent, refused_ones, refused_ones], told))
+        by_routes = plain or pair.by_routes()
+        pair.close()
+    sh("nsenter --net=/run/netns/host ip link del hold")
+    kopi.check("a full send buffer: EAGAIN, each counted once, as of a UDP socket",
+               all(each[:2] == (True, True) for each in seen) and by_routes > 3, (seen, by_routes))
+
+
+def counted():
+    """UDP's datagrams, and those for which there was no room; packets that IP discarded."""
+    with namespace("host"), open("/proc/net/snmp", encoding="ascii") as file:
+        lines = file.read().splitlines()
+    values = {}
+    for names, numbers in zip(lines[::2], lines[1::2]):
+        kind, *names = names.split()
+        values |= {kind + name: int(number) for name, number in zip(names, numbers.split()[1:])}
+    return [values[name] for name in ("Udp:OutDatagrams", "Udp:SndbufErrors", "Ip:OutDiscards")]
+
+
 def threads_at_once():
     """Threads that send by sendmsg() and by the ring: each one's datagrams arrive once, in order."""
     pair = Pair()
@@ -270,7 +304,7 @@ def closes_meanwhile():
 
 
 sh(f"ip netns exec host ping -q -c1 -w20 {FAR}")
-for case in (plain_ones, wrong_ones, memory_of_all_kinds, a_page_that_waits, refused, corked, threads_at_once,
-             closes_meanwhile):
+for case in (plain_ones, wrong_ones, memory_of_all_kinds, a_page_that_waits, refused, corked, full,
+             threads_at_once, closes_meanwhile):
     case()
 kopi.finish()

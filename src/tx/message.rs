@@ -37,14 +37,15 @@ impl Sender {
         let sk = socket.sk();
         let (routes, number) = (&mut self.output.routes, flow.number());
         routes.begin();
-        if !flow.sends_by_ring() || !routes.are_for(number, flow, sk) {
+        // UDP waits for room, or counts that there was none.
+        if !sk.can_send() || !flow.sends_by_ring() || !routes.are_for(number, flow, sk) {
             return None;
         }
         let data = message.copy(self.message.get().ok()?)?;
         let sent = routes
             .datagram(number, flow, sk, &message.meta, Bytes::of(data))
             .and_then(|datagram| datagram.send_by(socket))
-            // There is no room, for which UDP may have to wait.
+            // Another process was faster.
             .filter(|&sent| sent != EAGAIN.to_errno());
         let Some(sent) = sent else {
             message.give_back();

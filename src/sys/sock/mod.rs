@@ -163,6 +163,12 @@ impl Sock {
         unsafe { bindings::kopi_sk_wmem_alloc(self.as_ptr()) }.saturating_sub(1)
     }
 
+    /// Whether sending may begin: there is room in the send buffer, no pending error, and no shutdown.
+    pub(crate) fn can_send(&self) -> bool {
+        // SAFETY: The sock is borrowed, and so valid.
+        unsafe { bindings::kopi_sock_can_send(self.as_ptr()) }
+    }
+
     /// Whether poll would report it as writable.
     pub(crate) fn is_writeable(&self) -> bool {
         // SAFETY: The sock is borrowed, and so valid.
