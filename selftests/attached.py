@@ -69,6 +69,17 @@ def host(command):
     return sh(f"nsenter --net=/run/netns/host {command}")
 
 
+@contextlib.contextmanager
+def sysctl(name, value):
+    """Another value in the host's namespace."""
+    before = host(f"sysctl -n {name}").strip()
+    host(f"sysctl -qw {name}={value}")
+    try:
+        yield
+    finally:
+        host(f"sysctl -qw {name}={before}")
+
+
 def kopictl(*words):
     """Runs kopictl in the host's namespace."""
     return host(" ".join(("kopictl", *words)))

@@ -11,7 +11,7 @@ import struct
 import time
 
 import kopi
-from attached import attach, host, kopictl, link, peer
+from attached import attach, host, kopictl, link, peer, sysctl
 from control import family
 from equivalence import checksum, namespace, payload, sh
 from linux import (ETH_P_IPV6, IPV6_ADDR_PREFERENCES, IPV6_AUTOFLOWLABEL, IPV6_DONTFRAG, IPV6_FLOWINFO_SEND,
@@ -203,17 +203,6 @@ def leased(sock):
     sock.setsockopt(IP6, IPV6_FLOWINFO_SEND, 1)
 
 
-@contextlib.contextmanager
-def sysctl(name, value):
-    """Another value in the host's namespace."""
-    before = host(f"sysctl -n {name}").strip()
-    host(f"sysctl -qw {name}={value}")
-    try:
-        yield
-    finally:
-        host(f"sysctl -qw {name}={before}")
-
-
 def options(wire):
     """Each option, connected and not."""
     with namespace("host"):
@@ -246,7 +235,7 @@ def options(wire):
                  setup=setup, **how)
     same(wire, "all lengths", [payload(number, number) for number in range(0, 1453, 33)], **to)
     same(wire, "unbound", bind=("::", FROM), **to)
-    same(wire, "a checksum of 0", [zero_payload()] * 2, **to)
+    same(wire, "a checksum of 0", [zero_payload()] * 3, **to)
     for value in (0, 1, 2, 3):
         with sysctl("net.ipv6.auto_flowlabels", value):
             for way, how in ways.items():

@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import kopi
-from attached import ADDRESSES, OTHERS, attach, host, kopictl, link, rules
+from attached import ADDRESSES, OTHERS, attach, host, kopictl, link, rules, sysctl
 from control import family
 from equivalence import namespace, run_nft
 from wire import know_senders
@@ -55,16 +55,14 @@ WAYS = {"directly": contextlib.nullcontext, "with hooks": hooked, "by the stack"
 SYSCTLS = {"net.ipv4.ipfrag_high_thresh": 256 << 20, "net.ipv6.ip6frag_high_thresh": 256 << 20,
            "net.ipv4.ipfrag_time": 2, "net.ipv6.ip6frag_time": 2}
 attach()
-BEFORE = {name: host(f"sysctl -n {name}").strip() for name in SYSCTLS}
-for SYSCTL, VALUE in SYSCTLS.items():
-    host(f"sysctl -qw {SYSCTL}={VALUE}")
 with namespace("host"):
     YNL = family()
-know_senders()
-for NAME, WAY in WAYS.items():
-    kopi.attempt(told_the_same, YNL, NAME, WAY)
-for SYSCTL, VALUE in BEFORE.items():
-    host(f"sysctl -qw {SYSCTL}={VALUE}")
+with contextlib.ExitStack() as STACK:
+    for SYSCTL, VALUE in SYSCTLS.items():
+        STACK.enter_context(sysctl(SYSCTL, VALUE))
+    know_senders()
+    for NAME, WAY in WAYS.items():
+        kopi.attempt(told_the_same, YNL, NAME, WAY)
 # What ICMP said of the way to the senders.
 host("ip route flush cache")
 host("ip -6 route flush cache")
