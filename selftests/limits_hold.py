@@ -14,36 +14,12 @@ import subprocess
 import kopi
 from equivalence import namespace, user
 from kopi import CHANNEL, SOL_KOPI, check, fails, flow, request
+from limits import get, limited, put
 
-ROOT = "/proc/sys/net/kopi"
 DEFAULTS = {"user_max_flows": 1 << 16, "user_max_channels": 1 << 10, "user_max_frames": 1 << 22,
             "netns_max_flows": 1 << 18, "netns_max_channels": 1 << 12,
             "netns_max_frames": 1 << 24}
 FRAMES = 64
-
-
-def get(name):
-    """A limit."""
-    with open(f"{ROOT}/{name}", encoding="ascii") as file:
-        return int(file.read())
-
-
-def put(name, value):
-    """Sets a limit."""
-    with open(f"{ROOT}/{name}", "w", encoding="ascii") as file:
-        file.write(str(value))
-
-
-@contextlib.contextmanager
-def limited(**limits):
-    """Lower limits while the block runs."""
-    for name, value in limits.items():
-        put(name, value)
-    try:
-        yield
-    finally:
-        for name in limits:
-            put(name, DEFAULTS[name])
 
 
 def channel(frames=FRAMES):

@@ -17,30 +17,15 @@ import time
 import kopi
 import memory
 from kopi import Channel, check, fails, flow, in_child
+from limits import limited
 from watchdog import Watchdog
 
 FLOWS = int(os.environ.get("FLOWS", "20000"))
 PROCESSES = int(os.environ.get("PROCESSES", "200"))
 # Of one process; each has an address.
 EACH = 5000
-LIMITS = ("user_max_flows", "netns_max_flows", "user_max_channels", "netns_max_channels")
-
-
-@contextlib.contextmanager
-def without_limits():
-    """Root may have as many as there is memory for."""
-    before = {}
-    for name in LIMITS:
-        with open(f"/proc/sys/net/kopi/{name}", "r+", encoding="ascii") as limit:
-            before[name] = limit.read()
-            limit.seek(0)
-            limit.write(str(1 << 20))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            with open(f"/proc/sys/net/kopi/{name}", "w", encoding="ascii") as limit:
-                limit.write(value)
+# As many as there is memory for.
+LIMITS = dict.fromkeys(("user_max_flows", "netns_max_flows", "user_max_channels", "netns_max_channels"), 1 << 20)
 
 
 @contextlib.contextmanager
@@ -124,7 +109,7 @@ def many_processes():
     check("nothing of them is left, either", memory.wait_until_unused())
 
 
-with without_limits():
+with limited(**LIMITS):
     for case in (many_flows, many_processes):
         kopi.attempt(case)
 kopi.finish()

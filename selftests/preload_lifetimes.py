@@ -16,6 +16,7 @@ import sys
 import threading
 
 import kopi
+import limits
 import memory
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -427,18 +428,12 @@ def limited():
                                     "prlimit", "--memlock=4096"],
         "a user's limit of channels": ["setpriv", "--reuid", "bob", "--regid", "bob", "--clear-groups"],
     }
-    with open("/proc/sys/net/kopi/user_max_channels", encoding="ascii") as file:
-        before = file.read()
     for name, by in cases.items():
-        if name.startswith("a user"):
-            with open("/proc/sys/net/kopi/user_max_channels", "w", encoding="ascii") as file:
-                file.write("0")
-        done = subprocess.run([*by, *RUN[:2], "--explain", *RUN[2:], sys.executable, "-c", code],
-                              capture_output=True, text=True, check=False)
+        with limits.limited(**({"user_max_channels": 0} if name.startswith("a user") else {})):
+            done = subprocess.run([*by, *RUN[:2], "--explain", *RUN[2:], sys.executable, "-c", code],
+                                  capture_output=True, text=True, check=False)
         kopi.check(f"{name}: the program sends all the same, and --explain says so",
                    done.stdout == "done 2\n" and "sends without a channel" in done.stderr, str(done))
-    with open("/proc/sys/net/kopi/user_max_channels", "w", encoding="ascii") as file:
-        file.write(before)
     kopi.check("nothing of that is left", memory.unload())
     done = subprocess.run([*RUN, sys.executable, "-c", code], capture_output=True, text=True, check=False)
     kopi.check("without the module the program runs with UDP sockets, and kopi run says why",
