@@ -242,11 +242,16 @@ unsafe impl Protocol for Flow {
         Err(refusal)
     }
 
-    fn send_plain(&self, socket: &Socket, message: &mut PlainMessage) -> Option<i32> {
+    fn send_plain(
+        &self,
+        socket: &Socket,
+        message: impl FnOnce() -> Option<PlainMessage>,
+    ) -> Option<i32> {
         let channel = self.channel().filter(|channel| channel.is_tx_only())?;
+        let mut message = message()?;
         // Another thread sends by the channel: UDP doesn't wait for it.
         let mut sender = channel.sender.try_lock()?;
-        sender.send_message((socket, self), message)
+        sender.send_message((socket, self), &mut message)
     }
 
     fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32 {

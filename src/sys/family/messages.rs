@@ -51,10 +51,9 @@ impl<T: Protocol> Registration<T> {
                         state.protocol.has_corked();
                         return sent;
                     }
-                    if let Some(mut plain) = PlainMessage::of(message, len) {
-                        if let Some(sent) = state.protocol.send_plain(this, &mut plain) {
-                            return Ok(without_edquot(sent));
-                        }
+                    let plain = || PlainMessage::of(message, len);
+                    if let Some(sent) = state.protocol.send_plain(this, plain) {
+                        return Ok(without_edquot(sent));
                     }
                 }
                 Self::send_inner(socket, message, len)

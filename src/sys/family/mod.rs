@@ -111,9 +111,14 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Whether a datagram may be sent by sendmsg, to an address or the peer. Process context.
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;
 
-    /// Sends a plain message of sendmsg, if that is less work than UDP's sendmsg: gives the result, or
-    /// `None` if UDP has to send it. [`Self::may_send`] was asked. Doesn't wait for room. Process context.
-    fn send_plain(&self, socket: &Socket, message: &mut PlainMessage) -> Option<i32>;
+    /// Sends a message of sendmsg, if that is plain and less work than UDP's sendmsg: gives the result, or
+    /// `None` if UDP has to send it. `message` is called at most once. [`Self::may_send`] was asked.
+    /// Doesn't wait for room. Process context.
+    fn send_plain(
+        &self,
+        socket: &Socket,
+        message: impl FnOnce() -> Option<PlainMessage>,
+    ) -> Option<i32>;
 
     /// Whether datagrams may be read by recvmsg. If [`Self::may_take`] has to be called for each
     /// datagram, returns the lock under which it is called. Process context.
