@@ -5,12 +5,14 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import time
 
 import kopi
 from equivalence import devices, namespace, run_nft, sh, user
-from linux import ETH_P_ALL, SO_RCVBUFFORCE, SO_SNDBUFFORCE
+from linux import (ETH_P_ALL, PACKET_ADD_MEMBERSHIP, PACKET_MR_PROMISC, SOL_PACKET, SO_RCVBUFFORCE,
+                   SO_SNDBUFFORCE)
 
 ADDRESSES = {4: ("192.0.2.1", "192.0.2.2"), 6: ("2001:db8::1", "2001:db8::2")}
 # Changes of the way, of each kind.
@@ -67,6 +69,16 @@ def link(ynl, name="eth0"):
 def host(command):
     """Runs a command in the host's namespace."""
     return sh(f"nsenter --net=/run/netns/host {command}")
+
+
+def overheard(protocol):
+    """A packet socket for all that arrives at the peer's NIC of a protocol of Ethernet, whomever it is for."""
+    with namespace("peer"):
+        sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(protocol))
+        sock.bind(("eth1", protocol))
+        index = socket.if_nametoindex("eth1")
+        sock.setsockopt(SOL_PACKET, PACKET_ADD_MEMBERSHIP, struct.pack("=iHH8x", index, PACKET_MR_PROMISC, 0))
+    return sock
 
 
 @contextlib.contextmanager

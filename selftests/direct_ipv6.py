@@ -11,13 +11,12 @@ import struct
 import time
 
 import kopi
-from attached import attach, host, kopictl, link, peer, sysctl
+from attached import attach, host, kopictl, link, overheard, peer, sysctl
 from control import family
 from equivalence import checksum, namespace, payload, sh
 from linux import (ETH_P_IPV6, IPV6_ADDR_PREFERENCES, IPV6_AUTOFLOWLABEL, IPV6_DONTFRAG, IPV6_FLOWINFO_SEND,
                    IPV6_FLOWLABEL_MGR, IPV6_HOPOPTS, IPV6_MTU, IPV6_MTU_DISCOVER, IPV6_PKTINFO, IPV6_TCLASS,
-                   IPV6_UNICAST_HOPS, IPV6_UNICAST_IF, PACKET_ADD_MEMBERSHIP, PACKET_MR_PROMISC, SOL_PACKET,
-                   UDP_NO_CHECK6_TX)
+                   IPV6_UNICAST_HOPS, IPV6_UNICAST_IF, UDP_NO_CHECK6_TX)
 
 NEAR, FAR, FOREIGN = "2001:db8::1", "2001:db8::2", "2001:db8:9::1"
 PORT, FROM, FRAMES = 7000, 7001, 16
@@ -84,7 +83,7 @@ class Sender:
             meta |= {"local": local} if local else {}
             self.channel.send(number % FRAMES, data, address, meta=meta or None)
             if number % FRAMES == FRAMES - 1 or number == len(datagrams) - 1:
-                errors += self.bell(number % FRAMES + 1)
+                errors += self.channel.complete(number % FRAMES + 1)
         return errors
 
     def send_one(self, data, address, local, ifindex):
@@ -101,28 +100,12 @@ class Sender:
             return error.errno
         return 0
 
-    def bell(self, count):
-        """Rings until that number is complete; gives their errnos, in order."""
-        done = []
-
-        def all_are():
-            self.channel.bell()
-            while (entry := self.channel.completion.pop()):
-                done.append((entry[0], entry[4]))
-            return len(done) >= count
-        kopi.wait_until(all_are)
-        return [error for _, error in sorted(done)]
-
 
 class Wire:
     """What arrives at the peer's NIC: IPv6 packets to a port, with their Ethernet headers."""
 
     def __init__(self):
-        with namespace("peer"):
-            self.sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_IPV6))
-            self.sock.bind(("eth1", ETH_P_IPV6))
-            index = socket.if_nametoindex("eth1")
-            self.sock.setsockopt(SOL_PACKET, PACKET_ADD_MEMBERSHIP, struct.pack("=iHH8x", index, PACKET_MR_PROMISC, 0))
+        self.sock = overheard(ETH_P_IPV6)
 
     def take(self, count=0, patience=0.3):
         """As many as are expected, or as have come."""

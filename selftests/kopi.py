@@ -102,6 +102,12 @@ def flow(proto=0):
     return Flow(AF_KOPI, socket.SOCK_DGRAM, proto)
 
 
+def ip_flow(proto=0):
+    """Makes a KOPI socket that Python takes for one of IP, whose addresses it knows."""
+    family = socket.AF_INET6 if proto == UDP6 else socket.AF_INET
+    return socket.socket(family, socket.SOCK_DGRAM, fileno=flow(proto).detach())
+
+
 def stream(proto=0):
     """Makes a KOPI stream, which Python takes for a socket of IP: so accept() gives others."""
     made = socket.socket(AF_KOPI, socket.SOCK_STREAM, proto)
@@ -233,6 +239,18 @@ class Channel:
     def bell(self, flags=BELL_TX):
         """Rings the doorbell."""
         return fcntl.ioctl(self.sock.fileno(), DOORBELL, flags)
+
+    def complete(self, count):
+        """Rings until that number is complete; gives their errnos, in the order of their frames."""
+        done = []
+
+        def all_are():
+            self.bell()
+            while (entry := self.completion.pop()):
+                done.append((entry[0], entry[4]))
+            return len(done) >= count
+        wait_until(all_are)
+        return [error for _, error in sorted(done)]
 
     def stats(self):
         """The counters, by name."""

@@ -8,11 +8,10 @@ import itertools
 import socket
 
 import kopi
-from attached import ADDRESSES, attach, host, kopictl, link
+from attached import ADDRESSES, attach, host, kopictl, link, overheard
 from control import family
 from equivalence import namespace, payload, sh
-from linux import (ETH_P_ALL, IPV6_MTU, IPV6_MTU_DISCOVER, IP_MTU_DISCOVER, PACKET_ADD_MEMBERSHIP,
-                   PACKET_MR_PROMISC, SOL_PACKET)
+from linux import ETH_P_ALL, IPV6_MTU, IPV6_MTU_DISCOVER, IP_MTU_DISCOVER
 
 PORT, FROM, FRAMES = 7000, 7001, 16
 WANT, DO, INTERFACE, OMIT = 1, 2, 4, 5
@@ -27,12 +26,8 @@ class Wire:
     """What arrives at the peer's NIC."""
 
     def __init__(self):
+        self.sock = overheard(ETH_P_ALL)
         with namespace("peer"):
-            self.sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-            self.sock.bind(("eth1", ETH_P_ALL))
-            index = socket.if_nametoindex("eth1")
-            self.sock.setsockopt(SOL_PACKET, PACKET_ADD_MEMBERSHIP,
-                                 index.to_bytes(4, "little") + PACKET_MR_PROMISC.to_bytes(2, "little") + bytes(10))
             self.end = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
             self.end.bind(("::", PORT))
 
@@ -70,10 +65,10 @@ class Way:
         near, far = ADDRESSES[version]
         self.kind, self.to = kind, None if connect else (far, PORT)
         with namespace("host"):
-            kopis = kopi.flow(kopi.UDP6 if version == 6 else 0)
-            # Python takes it for a socket of IP, whose addresses it knows.
-            self.sock = socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET, socket.SOCK_DGRAM,
-                                      fileno=None if kind == "udp" else kopis.detach())
+            if kind == "udp":
+                self.sock = socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET, socket.SOCK_DGRAM)
+            else:
+                self.sock = kopi.ip_flow(kopi.UDP6 if version == 6 else 0)
             for each in options:
                 self.sock.setsockopt(*each)
             self.sock.bind((near, FROM))
@@ -89,15 +84,7 @@ class Way:
             return [self._send(data) for data in datagrams]
         for number, data in enumerate(datagrams):
             self.channel.send(number, data, self.to)
-        done = []
-
-        def all_are():
-            self.channel.bell()
-            while (entry := self.channel.completion.pop()):
-                done.append((entry[0], entry[4]))
-            return len(done) == len(datagrams)
-        kopi.wait_until(all_are)
-        return [error for _, error in sorted(done)]
+        return self.channel.complete(len(datagrams))
 
     def _send(self, data):
         try:

@@ -55,8 +55,7 @@ class Pair:
             self.sink.settimeout(20)
         self.name = kopi.pack_address(*self.sink.getsockname())
         with namespace("host"):
-            made = None if plain else kopi.flow().detach()
-            self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, fileno=made)
+            self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM) if plain else kopi.ip_flow()
             self.sock.bind((NEAR, 0))
             if connect:
                 self.sock.connect(self.sink.getsockname())

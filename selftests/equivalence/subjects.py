@@ -294,9 +294,7 @@ class MessageSubject(UdpSubject):
     def __init__(self, family, gso=False):
         # pylint: disable=super-init-not-called
         self.family, self.gso = family, gso
-        flow = kopi.flow(0 if family == 4 else kopi.UDP6)
-        # Python takes it for a socket of IP, whose addresses it knows.
-        self.sock = socket.socket(FAMILIES[family], socket.SOCK_DGRAM, fileno=flow.detach())
+        self.sock = kopi.ip_flow(0 if family == 4 else kopi.UDP6)
         self.prepare()
         self.channel = kopi.Channel(self.sock, flags=kopi.TX_ONLY)
         if gso:
