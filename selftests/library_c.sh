@@ -30,7 +30,8 @@ check "it answers a long question" eval '[ "$(head -c 9000 /dev/zero | tr "\0" x
 check "and by IPv6" [ "$(in_peer timeout 30 socat -t 5 - 'UDP6:[2001:db8::1]:7777' <<<six)" = six ]
 kill $echo $echo6
 
-# Counts the datagrams that are as they must be.
+# How many of the datagrams come. QEMU hands one over before those that wait because the peer's NIC had no
+# buffer (net/queue.c, qemu_net_queue_send()), so their order is looked at where they leave.
 receiver='import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 # SO_RCVBUFFORCE
@@ -38,20 +39,29 @@ s.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)
 s.bind(("192.0.2.2", 7778))
 s.settimeout(60)
 print("ready", flush=True)
-good = 0
+missing = {b"%08d\n" % i for i in range(5000)}
 try:
-	while good < 5000 and s.recv(2048) == b"%08d\n" % good:
-		good += 1
+	while missing:
+		missing.remove(s.recv(2048))
 finally:
-	print("good", good, flush=True)'
+	print(len(missing), "missing", flush=True)'
 nsenter --net=/run/netns/peer python3 -c "$receiver" >/tmp/receiver.out 2>&1 &
-wait_for grep -q ready /tmp/receiver.out
 # fq_codel drops what has waited for 5 ms, when the device is slow for a while, as on a busy machine.
 in_host tc qdisc replace dev eth0 root pfifo
-check "libkopi-send sends 5000 datagrams" eval \
-	'in_host libkopi-send 192.0.2.2 7778 5000 >/tmp/send.out && grep -q "sent 5000 datagrams, 45000 bytes, 0 errors" /tmp/send.out'
-check "and all of them arrive, in order" wait_for grep -q 'good 5000' /tmp/receiver.out
+nsenter --net=/run/netns/host tcpdump -i eth0 -Q out -B 16384 -U -w /tmp/sent.pcap udp dst port 7778 \
+	2>/tmp/tcpdump.err &
+capture=$!
+wait_for grep -q ready /tmp/receiver.out
+wait_for grep -q listening /tmp/tcpdump.err
+in_host libkopi-send 192.0.2.2 7778 5000 >/tmp/send.out 2>&1
+check "libkopi-send sends 5000 datagrams: $(tail -n 1 /tmp/send.out)" \
+	grep -q '^sent 5000 datagrams, 45000 bytes, 0 errors$' /tmp/send.out
+check "all of them arrive" wait_for grep -q '^0 missing' /tmp/receiver.out
 sed 's/^/# /' /tmp/receiver.out
+numbers() { tcpdump -r /tmp/sent.pcap -A 2>/dev/null | grep -aoE '[0-9]{8}$'; }
+in_order() { diff <(seq -f %08g 0 4999) <(numbers); }
+check "and left in order" wait_for in_order
+kill $capture
 in_host tc qdisc del dev eth0 root
 check "libkopi-send says what is wrong" eval \
 	'! in_host libkopi-send 203.0.113.1 9 1 2>/tmp/send.err && grep -q "connect: Network is unreachable" /tmp/send.err'
