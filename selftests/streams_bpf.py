@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """BPF programs see a stream's connections as those of TCP sockets, and choose among streams that share a port."""
 
+import errno
 import os
 import select
 import socket
@@ -11,7 +12,7 @@ import time
 import bpf
 import kopi
 import memory
-from kopi import TCP6, attempt, check, listener, stream, wait_until
+from kopi import TCP6, attempt, check, fails, listener, stream, wait_until
 from linux import SO_ATTACH_REUSEPORT_EBPF, SO_COOKIE
 
 GROUP = "/sys/fs/cgroup/streams-bpf"
@@ -148,9 +149,24 @@ def programs_choose():
             sock.close()
 
 
+def listens_after_a_refused_connection():
+    """A map of listeners takes a stream that first tried to connect, in vain: it has given sk_user_data up."""
+    for proto in (0, TCP6):
+        sock, closed = stream(proto), plain(proto)
+        closed.bind(("::1" if proto else "127.0.0.1", 0))
+        fails("a port that nobody listens at", errno.ECONNREFUSED,
+              lambda sock=sock, closed=closed: sock.connect(closed.getsockname()[:2]))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.listen(16)
+        bpf.update("listeners", 0, struct.pack("=Q", sock.fileno()))
+        check(f"a stream listens after a refused connection, and a map takes it, IPv{6 if proto else 4}", True)
+        sock.close()
+        closed.close()
+
+
 bpf.load("streams")
 try:
-    for case in (sockops_see_them, programs_choose):
+    for case in (sockops_see_them, programs_choose, listens_after_a_refused_connection):
         attempt(case)
 finally:
     bpf.unload()

@@ -14,11 +14,13 @@ import os
 import re
 import select
 import socket
+import struct
 import time
 
 import faults
 import kopi
 import memory
+from control import NlError, add, ask, family, rules
 from equivalence import namespace
 from injection import attempt, nth, once
 from kopi import Wrong, expect
@@ -26,6 +28,8 @@ from links import inside
 from linux import MSG_ZEROCOPY, SO_ZEROCOPY, TCP_FASTOPEN
 
 MSG_FASTOPEN = 0x20000000
+# Of netlink: include/uapi/linux/netlink.h.
+NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 1, 0x300, 2, 3
 
 
 class Server:
@@ -257,7 +261,119 @@ def close(server, ordinary=False):
     end(other)
 
 
-def entries(servers):
+def allowed(steps, ynl):
+    """The same steps, where rules by program, by user and by port permit them."""
+    def run(server):
+        for rule in ({"exe": "/usr/bin/true"}, {"uid_min": 65534}, {"local_port_min": 1}):
+            add(ynl, protocol=6, verdict="deny", **rule)
+        add(ynl, protocol=6, uid_min=0, verdict="allow")
+        try:
+            return (yield from steps(server))
+        finally:
+            ask(ynl, "ruleset-set")
+    return run
+
+
+def denied(server, ynl, name):
+    """bind(), connect() or listen() that a rule denies: no fault lets it pass."""
+    sock = server.make()
+    add(ynl, protocol=6, uid_min=0, verdict="deny")
+    call = {"bind": lambda: sock.bind((server.host, 0)), "connect": lambda: sock.connect(server.address),
+            "listen": lambda: sock.listen(4)}[name]
+
+    def refused():
+        try:
+            return call()
+        except OSError as refusal:
+            if refusal.errno == errno.EACCES:
+                return "denied"
+            raise
+    try:
+        got, error = yield refused
+        expect(error or got == "denied", f"{name} passes")
+    finally:
+        ask(ynl, "ruleset-set")
+    works(server, sock)
+
+
+def ended(server, ynl):
+    """A rule that denies a live stream: if it is there then, the stream has ended, and goes on otherwise."""
+    sock, other = server.pair()
+
+    def call():
+        try:
+            add(ynl, protocol=6, remote_port_min=server.address[1], verdict="deny")
+        except NlError as refusal:
+            raise OSError(refusal.error, "rule-add") from refusal
+    try:
+        yield call
+        if rules(ynl):
+            try:
+                raise Wrong(f"a denied stream reads {sock.recv(1)}")
+            except PermissionError:
+                pass
+        else:
+            talk(sock, other)
+    finally:
+        ask(ynl, "ruleset-set")
+    end(sock, other)
+
+
+def dump(sock, family_id, command):
+    """A dump as bytes of its messages."""
+    messages = []
+    body = struct.pack("=BBH", command, 1, 0)
+    sock.send(struct.pack("=IHHII", 16 + len(body), family_id, NLM_F_REQUEST | NLM_F_DUMP, 1, 0) + body)
+    while True:
+        answer = sock.recv(65536)
+        while answer:
+            length, kind = struct.unpack_from("=IH", answer)
+            if kind in (NLMSG_ERROR, NLMSG_DONE):
+                number = -struct.unpack_from("=i", answer, 16)[0]
+                if number:
+                    raise OSError(number, "dump")
+                return messages
+            messages.append(answer[16:length])
+            answer = answer[(length + 3) & ~3:]
+
+
+def dumped(server, ynl, name):
+    """A dump of flows or rules, where there are some: all of them, or an error."""
+    number = ynl.ops[name].req_value
+    pairs = [server.pair() for _ in range(8)]
+    for port in range(8):
+        add(ynl, protocol=6, local_port_min=port + 1, exe="/usr/bin/true", verdict="deny")
+
+    def asked():
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
+            sock.settimeout(20)
+            return (yield lambda: dump(sock, ynl.nlproto.family_id, number))
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
+            right = len(dump(sock, ynl.nlproto.family_id, number))
+        got, error = yield from asked()
+        expect(right >= 8 and (error or len(got) == right), f"{len(got or ())} of {right}")
+    finally:
+        ask(ynl, "ruleset-set")
+        for pair in pairs:
+            talk(*pair)
+            end(*pair)
+
+
+def entries_of_rules(server, ynl):
+    """Those of rules and of netlink, which a plain socket has none of."""
+    for name, steps in (("bind", bind), ("connect", connect), ("listen", listen), ("accept", accept)):
+        permitted = allowed(steps, ynl)
+        yield (f"{name} that rules permit, {server.name}", lambda run=permitted: run(server),
+               lambda steps=steps: steps(server, True))
+    for name in ("bind", "connect", "listen"):
+        yield f"{name} that a rule denies, {server.name}", lambda name=name: denied(server, ynl, name), None
+    yield f"a rule that ends a live stream, {server.name}", lambda: ended(server, ynl), None
+    for name in ("flow-get", "rule-get"):
+        yield f"{name}, {server.name}", lambda name=name: dumped(server, ynl, name), None
+
+
+def entries(servers, ynl):
     """Name, steps, and the same of a plain socket, if it has such a call."""
     for server in servers:
         for name, steps in (("socket", new), ("bind", bind), ("connect", connect), ("fast open", fast_open),
@@ -267,13 +383,14 @@ def entries(servers):
                    lambda steps=steps, server=server: steps(server, True))
         yield (f"send by reference, {server.name}", lambda server=server: send(server, False, MSG_ZEROCOPY, 20_000),
                lambda server=server: send(server, True, MSG_ZEROCOPY, 20_000))
+        yield from entries_of_rules(server, ynl)
     server = servers[0]
     yield "options", lambda: options(server), None
     yield "socket over the limit", lambda: over_limit(server), None
 
 
 # Where memory runs out, too.
-DRY = re.compile("socket|bind|connect|listen|accept")
+DRY = re.compile("socket|bind|connect|listen|accept|live|get")
 # For a socket's inode.
 KERNELS = {"socket over the limit": {errno.ENFILE}}
 
@@ -283,8 +400,8 @@ def main():
     expected = re.compile(os.environ.get("FAULTS", ""))
     total = collections.Counter()
     with faults.own_cgroup() as kernel_memory, namespace("host"):
-        chosen = [entry for entry in entries([Server("IPv4", "127.0.0.1"), Server("IPv6", "::1")])
-                  if expected.search(entry[0])]
+        servers = [Server("IPv4", "127.0.0.1"), Server("IPv6", "::1")]
+        chosen = [entry for entry in entries(servers, family()) if expected.search(entry[0])]
         # What is made once only.
         for _, *both in chosen:
             for steps in filter(None, both):
