@@ -43,12 +43,13 @@ use kernel::{
 #[expect(unsafe_code, reason = "the type of the sockets' state")]
 // SAFETY: `Flow` is the module's only type that implements `Protocol`.
 unsafe impl Protocol for Flow {
-    fn new(net: &NetRef) -> Result<Self> {
+    fn new(net: &NetRef) -> impl Init<Self, Error> {
         let one = Holding {
             flows: 1,
             ..Holding::default()
         };
-        Ok(Self {
+        init!(Self {
+            charge: Charge::new(net, one)?,
             policy: SetOnce::new(),
             id: Atomic::new(0),
             attachment: SetOnce::new(),
@@ -58,8 +59,7 @@ unsafe impl Protocol for Flow {
             corking: Atomic::new(0),
             polled_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
-            charge: Charge::new(net, one)?,
-        })
+        }? Error)
     }
 
     fn opened(&self, socket: &Socket) -> Result {

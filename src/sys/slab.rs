@@ -85,20 +85,24 @@ pub(crate) trait Cached: Sized {
 pub(crate) struct CacheBox<T: Cached>(NonNull<T>);
 
 impl<T: Cached> CacheBox<T> {
-    /// Moves a value to a new object: `ENOMEM`. Process context.
+    /// Makes a value in a new object: `ENOMEM`, or the initializer's error. Process context.
     ///
     /// # Safety
     ///
     /// The slot of the type must hold a cache, which was made for this type.
-    pub(crate) unsafe fn new(value: T) -> Result<Self> {
+    pub(crate) unsafe fn init(value: impl Init<T, Error>) -> Result<Self> {
         let cache = T::slot().0.load(Acquire);
         // SAFETY: The caller says that the slot holds a cache, and is in process context.
         let place = NonNull::new(unsafe { bindings::kopi_slab_alloc(cache) }.cast::<T>());
         let place = place.ok_or(ENOMEM)?;
         // SAFETY: The object was just allocated, has the type's size and alignment, and no other
-        // user.
-        unsafe { place.write(value) };
-        // INVARIANT: Just allocated and written.
+        // user. After an error it has no value, and is freed as it is.
+        unsafe {
+            value.__init(place.as_ptr()).inspect_err(|_| {
+                bindings::kmem_cache_free(cache, place.as_ptr().cast());
+            })?;
+        }
+        // INVARIANT: Just allocated and initialised.
         Ok(Self(place))
     }
 

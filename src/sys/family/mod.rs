@@ -61,7 +61,7 @@ use tables::{is_of_family, Kind, Operations, KINDS};
 /// taken for a state of that type.
 pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// The state of a new socket of a network namespace. Process context.
-    fn new(net: &NetRef) -> Result<Self>;
+    fn new(net: &NetRef) -> impl Init<Self, Error>;
 
     /// The socket is complete, and has no other user yet. An error closes it. Process context.
     fn opened(&self, socket: &Socket) -> Result;
@@ -295,7 +295,7 @@ impl<T: Protocol> Registration<T> {
 
     /// The state of a new socket, not complete yet. Process context.
     fn new_state(net: &NetRef) -> Result<CacheBox<State<T>>> {
-        let state = State {
+        let state = init!(State {
             rcu: UnsafeCell::new(pin_init::zeroed()),
             data_ready: UnsafeCell::new(None),
             // SAFETY: A delayed_work has integers, pointers and a function pointer that may be
@@ -305,10 +305,10 @@ impl<T: Protocol> Registration<T> {
             sk: ptr::null_mut(),
             message: AtomicPtr::new(ptr::null_mut()),
             sender: AtomicPtr::new(ptr::null_mut()),
-            protocol: T::new(net)?,
-        };
+            protocol <- T::new(net),
+        }? Error);
         // SAFETY: The cache is there as long as the family is registered.
-        unsafe { CacheBox::new(state) }
+        unsafe { CacheBox::init(state) }
     }
 
     /// Completes a state, and gives it to the socket of a sock.
