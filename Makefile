@@ -10,12 +10,13 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test programs test-direct test-sendmsg test-nics test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
+.PHONY: build run test test-all programs test-direct test-sendmsg test-nics test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
 	@echo 'make run         from nothing to a demonstration in a virtual machine'
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
+	@echo 'make test-all    that and all of the following that tests, in many hours, with the time of each part'
 	@echo 'make programs    programs of Debian by `kopi run`, and with UDP sockets'
 	@echo 'make test-direct   those that send by NICs, with these attached'
 	@echo 'make test-sendmsg   the policies, for flows that send by sendmsg()'
@@ -104,6 +105,9 @@ test: build bpf ynl
 	@$(step) deb packaging/deb $$(qemu/kernel $(KERNEL) | tail -1)
 	@$(step) rootfs packaging/rootfs
 	@qemu/test $(KERNEL) $(if $(DEBUG_UNTIL),$(DEBUG_UNTIL) $(SMOKE))
+
+test-all:
+	@qemu/test-all
 
 build-debug: tools bpf ynl
 	@$(step) kernel-debug qemu/kernel debug

@@ -38,12 +38,12 @@ check "socat got the same" wait_for same /tmp/web/copy
 start python3 -m http.server -b :: -d /tmp/web 8000 >/tmp/http.log 2>&1
 server=$!
 check "the web server's listener is a flow" wait_for listens 8000
-fetch() { in_peer python3 -c "import sys, urllib.request as r; sys.stdout.buffer.write(r.urlopen(sys.argv[1], timeout=20).read())" \
-	"http://$1:8000/file" >/tmp/web/fetched 2>/tmp/fetch.err && same /tmp/web/fetched; }
+fetch() { in_peer python3 -c "import sys, urllib.request as r; sys.stdout.buffer.write(r.urlopen(sys.argv[1], timeout=int(sys.argv[2])).read())" \
+	"http://$1:8000/file" "${2:-20}" >/tmp/web/fetched 2>/tmp/fetch.err && same /tmp/web/fetched; }
 check "a file, IPv4" fetch 192.0.2.1
 check "a file, IPv6" fetch '[2001:db8::1]'
 in_host kopictl rule add exe "$(readlink -f /usr/bin/python3)" local-port 8000 remote 192.0.2.2 deny >/dev/null
-check "not for a denied peer" eval '! fetch 192.0.2.1'
+check "not for a denied peer" eval '! fetch 192.0.2.1 2 && grep -q "timed out" /tmp/fetch.err'
 check "but for others" fetch '[2001:db8::1]'
 in_host kopictl rule flush
 check "and again without the rule" fetch 192.0.2.1
