@@ -107,10 +107,10 @@ class Wire:
     def __init__(self):
         self.sock = overheard(ETH_P_IPV6)
 
-    def take(self, count=0, patience=None):
+    def take(self, count=0, patience=0.3):
         """As many as are expected, or as have come."""
         got = []
-        self.sock.settimeout(patience or (0.3 if count else 0.1))
+        self.sock.settimeout(patience)
         end = time.monotonic() + 10
         with contextlib.suppress(TimeoutError):
             while time.monotonic() < end and (not count or len(got) < count):

@@ -46,7 +46,7 @@ def connect(make, proto=0):
     """A connection from the host to the peer: both ends, or the errno."""
     with far_listener(proto) as waits:
         near = make(proto)
-        near.settimeout(1)
+        near.settimeout(1.5)
         try:
             near.connect(waits.getsockname()[:2])
         except TimeoutError:
@@ -56,7 +56,7 @@ def connect(make, proto=0):
             near.close()
             return error.errno
         # What ends the handshake may be what is dropped.
-        waits.settimeout(1)
+        waits.settimeout(1.5)
         try:
             far, _ = waits.accept()
         except TimeoutError:
@@ -74,7 +74,7 @@ def exchange(make, proto):
     with near, far:
         near.sendall(b"ask" * 1000)
         got = 0
-        far.settimeout(1)
+        far.settimeout(1.5)
         try:
             while got < 3000:
                 got += len(far.recv(5000))

@@ -365,7 +365,7 @@ def dumped(server, ynl, name):
 
 
 def entries_of_rules(server, ynl):
-    """Those of rules and of netlink, which a plain socket has none of."""
+    """Those of rules, compared with a plain socket without, and of netlink."""
     for name, steps in (("bind", bind), ("connect", connect), ("listen", listen), ("accept", accept)):
         permitted = allowed(steps, ynl)
         yield (f"{name} that rules permit, {server.name}", lambda run=permitted: run(server),
