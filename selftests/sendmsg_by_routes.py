@@ -14,16 +14,42 @@ import struct
 import subprocess
 import threading
 import time
+import warnings
 
 import kopi
 from equivalence import namespace, run_nft, sh
-from linux import IP_MTU_DISCOVER, IP_PKTINFO, IP_TOS
+from linux import IP_MTU_DISCOVER, IP_PKTINFO, IP_TOS, IPV6_MTU_DISCOVER, IPV6_PKTINFO, IPV6_TCLASS, SO_SNDBUFFORCE
 from slow import SlowPage
 
-NEAR, FAR, PORT = "192.0.2.1", "192.0.2.2", 7000
+FAR = "192.0.2.2"
 MSG_MORE, MSG_CONFIRM, MSG_ZEROCOPY = 0x8000, 0x800, 0x4000000
 LIBC = ctypes.CDLL(None, use_errno=True)
 MESSAGES = 3000
+
+
+class Version:
+    """What messages of an IP version have."""
+
+    def __init__(self, name, family, ends, **options):
+        self.name, self.family, (self.near, self.far) = name, family, ends
+        self.protocol, self.level, self.source, self.tos, self.discover = options["of"]
+        self.longest = 1500 - options["headers"]
+
+    def info(self, source, device=0):
+        """A source and a device, as a control message has them."""
+        if self.family == socket.AF_INET6:
+            return socket.inet_pton(self.family, source) + struct.pack("=i", device)
+        return struct.pack("=i4s4x", device, socket.inet_aton(source))
+
+    def control(self, kind, data):
+        """A control message of its level."""
+        return struct.pack("=Qii", 16 + len(data), self.level, kind) + data + bytes(-len(data) % 8)
+
+
+V4 = Version("IPv4", socket.AF_INET, ("192.0.2.1", FAR), headers=28,
+             of=(0, socket.IPPROTO_IP, IP_PKTINFO, IP_TOS, IP_MTU_DISCOVER))
+V6 = Version("IPv6", socket.AF_INET6, ("2001:db8::1", "2001:db8::2"), headers=48,
+             of=(kopi.UDP6, socket.IPPROTO_IPV6, IPV6_PKTINFO, IPV6_TCLASS, IPV6_MTU_DISCOVER))
 
 
 class Header(ctypes.Structure):
@@ -48,15 +74,15 @@ def sendmsg(sock, data, name=b"", control=b"", flags=0):
 class Pair:
     """A sender in the host's namespace, and where it sends to."""
 
-    def __init__(self, plain=False, connect=False):
+    def __init__(self, version=V4, plain=False, connect=False):
         with namespace("peer"):
-            self.sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-            self.sink.bind((FAR, 0))
+            self.sink = socket.socket(version.family, socket.SOCK_DGRAM)
+            self.sink.bind((version.far, 0))
             self.sink.settimeout(20)
         self.name = kopi.pack_address(*self.sink.getsockname())
         with namespace("host"):
-            self.sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM) if plain else kopi.ip_flow()
-            self.sock.bind((NEAR, 0))
+            self.sock = socket.socket(version.family, socket.SOCK_DGRAM) if plain else kopi.ip_flow(version.protocol)
+            self.sock.bind((version.near, 0))
             if connect:
                 self.sock.connect(self.sink.getsockname())
             self.channel = None if plain else kopi.Channel(self.sock, flags=kopi.TX_ONLY)
@@ -73,54 +99,78 @@ class Pair:
             self.channel.region.close()
 
 
-def plain_ones():
+def plain_ones(version):
     for connect in (False, True):
-        pair = Pair(connect=connect)
+        pair = Pair(version, connect=connect)
         name = b"" if connect else pair.name
-        for size in (0, 1, 100, 1472):
+        for size in (0, 1, 100, version.longest):
             data = random.randbytes(size)
             kopi.expect(sendmsg(pair.sock, data, name) == (size, 0) and pair.sink.recv(2000) == data, f"{size} bytes")
-        what = "connected" if connect else "by address"
+        what = f"{version.name}, {'connected' if connect else 'by address'}"
         kopi.check(f"{what}: the channel's routes send them", pair.by_routes() == 4 and not pair.channel.unaccounted(),
                    pair.channel.stats())
-        source = struct.pack("=QiiI4s4x", 28, socket.IPPROTO_IP, IP_PKTINFO, 0, socket.inet_aton(NEAR))
-        kopi.check(f"{what}, with a source", sendmsg(pair.sock, b"s", name, source) == (1, 0)
-                   and pair.sink.recv(9) == b"s" and pair.by_routes() == 5)
-        pair.sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, 0)
-        left = {"longer than a packet": (b"x" * 1500, b"", 0), "MSG_CONFIRM": (b"x", b"", MSG_CONFIRM),
-                "TOS": (b"x", struct.pack("=QiiI4x", 20, socket.IPPROTO_IP, IP_TOS, 8), 0)}
+        source = version.control(version.source, version.info(version.near))
+        got = sendmsg(pair.sock, b"s", name, source)
+        # What udpv6_sendmsg() asks of a connected sock then isn't asked here.
+        by_routes = 4 if connect and version is V6 else 5
+        kopi.check(f"{what}, with a source", got == (1, 0) and pair.sink.recv(9) == b"s" and pair.by_routes() == by_routes, got)
+        pair.sock.setsockopt(version.level, version.discover, 0)
+        left = {"longer than a packet": (b"x" * (version.longest + 28), b"", 0), "MSG_CONFIRM": (b"x", b"", MSG_CONFIRM),
+                "TOS": (b"x", version.control(version.tos, struct.pack("=i", 8)), 0)}
         for kind, (data, control, flags) in left.items():
             got = sendmsg(pair.sock, data, name, control, flags)
             kopi.check(f"{what}, {kind}: UDP sends it", got == (len(data), 0) and pair.sink.recv(2000) == data
-                       and pair.by_routes() == 5, got)
+                       and pair.by_routes() == by_routes, got)
         pair.close()
 
 
-def wrong_ones():
+def names_of(version, name):
+    """Addresses of all kinds, of which `name` is one that answers."""
+    if version is V4:
+        return [b"", name, name[:8], name + bytes(12), kopi.pack_address("::1", 9), kopi.pack_address("0.0.0.0", 9),
+                kopi.pack_address(FAR, 0), kopi.pack_address("255.255.255.255", 9), kopi.pack_address("224.0.0.7", 9),
+                kopi.pack_address("203.0.113.9", 9), bytes(2) + name[2:], b"\xff\xff" + name[2:]]
+    with namespace("host"):
+        device = socket.if_nametoindex("eth0")
+    near = [kopi.pack_address("fe80::9", 9, 0, scope) for scope in (0, device, 99)]
+    scoped = [name[:24] + struct.pack("=I", scope) for scope in (device, 99)]
+    return near + scoped + [
+        b"", name, name[:8], name[:24], name[:27], name + bytes(8), name[:4] + b"\0\1\2\3" + name[8:],
+        kopi.pack_address(FAR, 9), kopi.pack_address("::ffff:" + FAR, 9), kopi.pack_address("::", 9),
+        kopi.pack_address(version.far, 0), kopi.pack_address("ff02::7", 9, 0, device), kopi.pack_address("ff02::7", 9),
+        kopi.pack_address("3fff::9", 9), bytes(2) + name[2:], b"\xff\xff" + name[2:]]
+
+
+def wrong_ones(version):
     """Random names, control messages and flags have the result of a UDP socket."""
-    pairs = [Pair(plain=True), Pair()]
+    pairs = [Pair(version, plain=True), Pair(version)]
+    for pair in pairs:
+        # Room for all that the device hasn't sent yet, which is a matter of time.
+        pair.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 1 << 28)
     chance = random.Random(5)
-    names = [b"", pairs[0].name, pairs[0].name[:8], pairs[0].name + bytes(12), kopi.pack_address("::1", 9),
-             kopi.pack_address("0.0.0.0", 9), kopi.pack_address(FAR, 0), kopi.pack_address("255.255.255.255", 9),
-             kopi.pack_address("224.0.0.7", 9), kopi.pack_address("203.0.113.9", 9), bytes(2) + pairs[0].name[2:],
-             b"\xff\xff" + pairs[0].name[2:]]
-    heads = [struct.pack("=Qii", length, level, kind) for length in (0, 16, 24, 27, 28, 29, 1 << 40)
-             for level in (0, 1, 41) for kind in (IP_PKTINFO, IP_TOS)]
-    infos = [struct.pack("=i4s4s", device, socket.inet_aton(source), bytes(4)) for device in (0, 1, -1, 99)
-             for source in ("0.0.0.0", NEAR, FAR, "127.0.0.1")]
+    names = names_of(version, pairs[0].name)
+    with namespace("host"):
+        device = socket.if_nametoindex("eth0")
+    whole = 16 + len(version.info(version.near))
+    heads = [struct.pack("=Qii", length, level, kind) for length in (0, 16, 24, whole - 1, whole, whole + 1, 1 << 40)
+             for level in (0, 1, 41) for kind in (version.source, version.tos)]
+    # As they should be, more often than by chance.
+    heads += [struct.pack("=Qii", whole, version.level, version.source)] * 10
+    sources = ("0.0.0.0", V4.near, FAR, "127.0.0.1") if version is V4 else ("::", V6.near, V6.far, "::1", "fe80::1")
+    infos = [version.info(source, index) for index in (0, device, -1, 99) for source in sources]
     differ = []
     for number in range(MESSAGES):
-        name = chance.choice(names)
+        name = chance.choice((pairs[0].name, *names))
         control = b""
         if chance.random() < 0.7:
             control = chance.choice(heads) + chance.choice(infos) + bytes(chance.choice((0, 0, 4, 4, 8, 100)))
-            control = control[:chance.choice((len(control), len(control), 27, 28, 30, 12))]
+            control = control[:chance.choice((len(control), len(control), whole - 1, whole, whole + 2, 12))]
         flags = chance.choice((0, 0, socket.MSG_DONTWAIT, 0x4000, MSG_CONFIRM, socket.MSG_OOB, 1 << 18, 1 << 30))
-        size = chance.choice((0, 1, 64, 1472, 1473, 2048, 2049, 65507, 65508, 70000))
+        size = chance.choice((0, 1, 64, version.longest, version.longest + 1, 2048, 2049, 65507, 65508, 70000))
         said = [sendmsg(pair.sock, bytes(size), name, control, flags) for pair in pairs]
         if said[0] != said[1]:
             differ.append((number, name.hex(), control.hex(), flags, size, said))
-    kopi.check(f"{MESSAGES} messages of all kinds have the result of a UDP socket", not differ, differ[:3])
+    kopi.check(f"{MESSAGES} messages of all kinds have the result of a UDP socket, {version.name}", not differ, differ[:3])
     kopi.check("some of them went by routes", MESSAGES // 150 < pairs[1].by_routes() < MESSAGES, pairs[1].by_routes())
     for pair in pairs:
         pair.close()
@@ -214,38 +264,48 @@ def corked():
     pair.close()
 
 
-def full():
+def full(version, far):
     """A full send buffer: the results and the counters of a UDP socket."""
     sh("nsenter --net=/run/netns/host bash -c 'ip link add hold type dummy; ip addr add 198.18.0.1/24 dev hold; "
+       "ip addr add 2001:db8:5::1/64 dev hold nodad; "
        "ip link set hold up; tc qdisc add dev hold root tbf rate 1kbit burst 1700 limit 1000000; "
-       "ip neigh add 198.18.0.2 lladdr 2:2:2:2:2:2 dev hold'")
+       f"ip neigh add {far} lladdr 2:2:2:2:2:2 dev hold'")
     seen = []
-    name = kopi.pack_address("198.18.0.2", 9)
+    name = kopi.pack_address(far, 9)
     for plain in (True, False):
-        pair = Pair(plain=plain)
+        pair = Pair(version, plain=plain)
         LIBC.setsockopt(pair.sock.fileno(), socket.SOL_SOCKET, socket.SO_SNDBUF, struct.pack("=i", 4608), 4)
-        before = counted()
+        before = counted(version)
         said = [sendmsg(pair.sock, bytes(500), name, flags=socket.MSG_DONTWAIT) for _ in range(40)]
         sent, refused_ones = said.count((500, 0)), said.count((-1, errno.EAGAIN))
-        told = [after - was for was, after in zip(before, counted())]
+        told = [after - was for was, after in zip(before, counted(version))]
         # How many there is room for depends on what the qdisc has let go.
-        seen.append((sent + refused_ones == 40 and refused_ones > 10, told == [sent, refused_ones, refused_ones], told))
+        seen.append((sent + refused_ones == 40 and refused_ones > 10, told == [sent, refused_ones, refused_ones, 0], told))
         by_routes = plain or pair.by_routes()
         pair.close()
     sh("nsenter --net=/run/netns/host ip link del hold")
-    kopi.check("a full send buffer: EAGAIN, each counted once, as of a UDP socket",
+    kopi.check(f"a full send buffer: EAGAIN, each counted once, as of a UDP socket, {version.name}",
                all(each[:2] == (True, True) for each in seen) and by_routes > 3, (seen, by_routes))
 
 
-def counted():
-    """UDP's datagrams, and those for which there was no room; packets that IP discarded."""
-    with namespace("host"), open("/proc/net/snmp", encoding="ascii") as file:
-        lines = file.read().splitlines()
+def counted(version):
+    """UDP's datagrams, and those for which there was no room; packets that IP discarded; and how many more datagrams
+    than packets there were."""
     values = {}
-    for names, numbers in zip(lines[::2], lines[1::2]):
-        kind, *names = names.split()
-        values |= {kind + name: int(number) for name, number in zip(names, numbers.split()[1:])}
-    return [values[name] for name in ("Udp:OutDatagrams", "Udp:SndbufErrors", "Ip:OutDiscards")]
+    with namespace("host"):
+        if version is V6:
+            with open("/proc/net/snmp6", encoding="ascii") as file:
+                values = {name: int(number) for name, number in (line.split() for line in file)}
+            names = ("Udp6OutDatagrams", "Udp6SndbufErrors", "Ip6OutDiscards")
+        else:
+            with open("/proc/net/snmp", encoding="ascii") as file:
+                lines = file.read().splitlines()
+            for names, numbers in zip(lines[::2], lines[1::2]):
+                kind, *names = names.split()
+                values |= {kind + name: int(number) for name, number in zip(names, numbers.split()[1:])}
+            names = ("Udp:OutDatagrams", "Udp:SndbufErrors", "Ip:OutDiscards")
+    requests = values["Ip6OutRequests" if version is V6 else "Ip:OutRequests"]
+    return [*(values[name] for name in names), values[names[0]] - requests]
 
 
 def threads_at_once():
@@ -288,7 +348,9 @@ def closes_meanwhile():
 
         thread = threading.Thread(target=send)
         thread.start()
-        child = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
         if not child:
             for _ in range(50):
                 sendmsg(pair.sock, b"y", pair.name)
@@ -302,8 +364,11 @@ def closes_meanwhile():
     kopi.check("flows that end while others send", True)
 
 
-sh(f"ip netns exec host ping -q -c1 -w20 {FAR}")
-for case in (plain_ones, wrong_ones, memory_of_all_kinds, a_page_that_waits, refused, corked, full,
-             threads_at_once, closes_meanwhile):
+for ip_version in (V4, V6):
+    sh(f"ip netns exec host ping -q -c1 -w20 {ip_version.far}")
+    plain_ones(ip_version)
+    wrong_ones(ip_version)
+for case in (memory_of_all_kinds, a_page_that_waits, refused, corked,
+             lambda: full(V4, "198.18.0.2"), lambda: full(V6, "2001:db8:5::2"), threads_at_once, closes_meanwhile):
     case()
 kopi.finish()

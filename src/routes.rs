@@ -67,10 +67,12 @@ impl Routes {
         }
     }
 
-    /// Whether a flow's datagrams may be sent by remembered routes as of this batch, and not only as frames.
-    /// Process context.
+    /// Whether a flow's datagrams may be sent by remembered routes as of this batch. Process context.
     pub(crate) fn are_for(&mut self, number: u32, flow: &Flow, sk: &Sock) -> bool {
-        !sk.is_ipv6() && self.v4.know(number, flow, sk).is_some()
+        match sk.is_ipv6() {
+            false => self.v4.know(number, flow, sk).is_some(),
+            true => self.v6.know(number, flow, sk).is_some(),
+        }
     }
 
     /// Another batch: options may have changed.

@@ -253,6 +253,7 @@ bool kopi_route6_is_plain(const struct dst_entry *dst);
 u32 kopi_dst6_mtu(const struct dst_entry *dst, const struct kopi_options6 *options);
 u32 kopi_flow6_hash(const struct in6_addr *from, const struct in6_addr *to, __be16 source_port,
 		    __be16 port);
+void kopi_udp6_hwcsum(struct sk_buff *skb);
 bool kopi_cgroup_bpf_enabled_udp6_sendmsg(void);
 
 /* shim/frame.c */

@@ -10,7 +10,6 @@ use super::{
     receive::RedirectReceiver, //
 };
 use crate::flow::Flow;
-use crate::held_count::HeldCount;
 use crate::sys::{
     context::BottomHalvesOff,
     direct::{
@@ -36,15 +35,6 @@ const PROGRAM: &CStr = c"kopi_redirect";
 /// The number of the next attached device.
 static NUMBER: Atomic<u32> = Atomic::new(1);
 
-/// Number of devices that are attached, or about to be or not to be.
-static ATTACHED: Atomic<u32> = Atomic::new(0);
-
-/// Whether any device is attached. Any context.
-#[inline]
-pub(crate) fn is_any_attached() -> bool {
-    ATTACHED.load(ordering::Relaxed) != 0
-}
-
 /// A device whose driver KOPI gives frames to.
 pub(crate) struct AttachedDevice {
     /// Unique among all attached devices, including earlier ones.
@@ -56,7 +46,6 @@ pub(crate) struct AttachedDevice {
     /// The target of redirected frames, if the device was attached with a port map.
     pub(super) receiving: Option<RedirectDevice<RedirectReceiver>>,
     pub(crate) counters: Arc<Counters>,
-    _counted: HeldCount,
 }
 
 impl AttachedDevice {
@@ -85,7 +74,6 @@ impl AttachedDevice {
             closing: AtomicBool::new(false),
             receiving,
             counters,
-            _counted: HeldCount::new(&ATTACHED),
         })
     }
 

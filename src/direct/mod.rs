@@ -23,7 +23,7 @@ mod sender;
 mod waiting;
 
 pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching};
-pub(crate) use device::{is_any_attached, AttachedDevice};
+pub(crate) use device::AttachedDevice;
 pub(crate) use flow::Direct;
 pub(crate) use path::TxPath;
 pub(crate) use redirected_ports::{PortRoom, RedirectedPorts};

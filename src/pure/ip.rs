@@ -178,7 +178,7 @@ impl Label {
 
 /// The headers of a datagram of IPv6, complete, as they lie in memory. `udp_len` counts the header of
 /// UDP. Addresses and ports, the source first, are big-endian. `payload` is the payload's sum as of
-/// RFC 1071.
+/// RFC 1071; without it the checksum stays 0.
 pub fn header_v6(
     traffic_class: u8,
     label: Label,
@@ -186,7 +186,7 @@ pub fn header_v6(
     addresses: [&[u8; 16]; 2],
     ports: [u16; 2],
     udp_len: u16,
-    payload: u32,
+    payload: Option<u32>,
 ) -> [u32; HEADER_V6 / 4] {
     let [[a, b, c, d], [e, f, g, h]] = addresses.map(words_of);
     let [from, to] = ports.map(u16::to_ne_bytes);
@@ -195,9 +195,12 @@ pub fn header_v6(
     let length = u32::from_ne_bytes([high, low, 0, 0]);
     // The pseudo-header has UDP's length and protocol number, too.
     let protocol = u32::from_ne_bytes([0, UDP, 0, 0]);
-    let [first, second] = checksum([
-        a, b, c, d, e, f, g, h, length, protocol, ports, length, payload,
-    ]);
+    let [first, second] = match payload {
+        Some(payload) => checksum([
+            a, b, c, d, e, f, g, h, length, protocol, ports, length, payload,
+        ]),
+        None => [0, 0],
+    };
     let class = u32::from(traffic_class) << 20;
     [
         (0x6000_0000 | class).to_be() | label.bits(),

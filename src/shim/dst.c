@@ -42,9 +42,13 @@ unsigned int kopi_ll_reserved_space(const struct dst_entry *dst)
 	return LL_RESERVED_SPACE(dst_dev(dst));
 }
 
+/* As __ip_append_data() and __ip6_append_data() ask. */
 bool kopi_dst_has_checksums(const struct dst_entry *dst)
 {
-	return dst_dev(dst)->features & (NETIF_F_HW_CSUM | NETIF_F_IP_CSUM);
+	const netdev_features_t of_version =
+		dst->ops->family == AF_INET6 ? NETIF_F_IPV6_CSUM : NETIF_F_IP_CSUM;
+
+	return dst_dev(dst)->features & (NETIF_F_HW_CSUM | of_version);
 }
 
 u32 kopi_rt_flags(const struct dst_entry *dst)

@@ -11,6 +11,7 @@
 #include <net/addrconf.h>
 #include <net/flow.h>
 #include <net/flow_dissector.h>
+#include <net/ip6_checksum.h>
 #include <net/ip6_fib.h>
 #include <net/ip6_route.h>
 #include <net/ipv6.h>
@@ -248,6 +249,18 @@ u32 kopi_flow6_hash(const struct in6_addr *from, const struct in6_addr *to, __be
 	struct flow_keys keys;
 
 	return __get_hash_from_flowi6(&fl6, &keys);
+}
+
+/* Leaves the checksum of a whole datagram to the device: udp6_hwcsum_outgoing(). */
+void kopi_udp6_hwcsum(struct sk_buff *skb)
+{
+	const struct ipv6hdr *ip6h = ipv6_hdr(skb);
+	struct udphdr *uh = udp_hdr(skb);
+
+	skb->csum_start = skb_transport_header(skb) - skb->head;
+	skb->csum_offset = offsetof(struct udphdr, check);
+	uh->check = ~csum_ipv6_magic(&ip6h->saddr, &ip6h->daddr,
+				     skb->len - skb_transport_offset(skb), IPPROTO_UDP, 0);
 }
 
 bool kopi_cgroup_bpf_enabled_udp6_sendmsg(void)

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::pure::abi::Meta;
 use core::ptr;
-use kernel::prelude::*;
+use kernel::{error::Error, prelude::*, sync::rcu};
 
 /// Maximum size in bytes of a datagram with linear memory. For longer ones udp_sendmsg() uses
 /// pages, which are available even if memory is fragmented.
@@ -152,11 +152,36 @@ impl<'a> Datagram<'a> {
     ///
     /// `sk` must be the valid sock of the options, with its socket.
     pub(super) unsafe fn send(&self, sk: *mut bindings::sock) -> Option<c_int> {
-        match self {
-            // SAFETY: Required of the caller.
-            Self::V4(datagram) => unsafe { datagram.send(sk) },
-            Self::V6(_) => None,
+        if !self.fits_route() {
+            return None;
         }
+        // SAFETY: Required of the caller.
+        let skb = unsafe {
+            match self {
+                Self::V4(datagram) => datagram.make(sk),
+                Self::V6(datagram) => datagram.make(sk),
+            }
+        };
+        let (len, dst) = (self.data().len(), self.dst());
+        // SAFETY: The caller passes a valid sock with its socket. The skb is owned here until IP gets
+        // it. The route's reference keeps the dst during the call.
+        Some(unsafe {
+            match skb {
+                Ok(skb) => {
+                    // Under RCU the skb needs no reference to the dst. Code that keeps it longer
+                    // takes one.
+                    let _rcu = rcu::read_lock();
+                    bindings::kopi_skb_dst_set_noref(skb, dst);
+                    let net = bindings::kopi_sock_net(sk);
+                    let result = match self {
+                        Self::V4(_) => bindings::ip_local_out(net, sk, skb),
+                        Self::V6(_) => bindings::ip6_local_out(net, sk, skb),
+                    };
+                    sent(sk, dst, len, result)
+                }
+                Err(error) => report(sk, len, error.to_errno()),
+            }
+        })
     }
 
     /// Sends it by the socket that it was made for, as sendmsg without waiting: returns the same result.
@@ -196,6 +221,43 @@ impl<'a> Datagram<'a> {
             }
             skb
         }
+    }
+}
+
+/// Allocates an skb with `room` bytes for a datagram of a route, charged to the sock's send buffer.
+/// Fails with the sock's error, or with `EAGAIN` if the send buffer is full. Process context; doesn't
+/// wait.
+///
+/// # Safety
+///
+/// `sk` must be valid, with its socket. `dst` must be the valid one of the route.
+pub(super) unsafe fn allocate(
+    sk: *mut bindings::sock,
+    dst: *mut bindings::dst_entry,
+    room: usize,
+) -> Result<*mut bindings::sk_buff> {
+    // SAFETY: The caller passes a valid sock. Fields that other tasks write meanwhile are read
+    // once.
+    unsafe {
+        let is_well = ptr::read_volatile(&raw const (*sk).sk_err) == 0
+            && u32::from(ptr::read_volatile(&raw const (*sk).sk_shutdown))
+                & bindings::SEND_SHUTDOWN
+                == 0;
+        if is_well {
+            let skb = bindings::sock_wmalloc(sk, room, 0, (*sk).sk_allocation);
+            if !skb.is_null() {
+                return Ok(skb);
+            }
+        }
+        // This call finds the error, and marks the socket so that waiting tasks are told of room.
+        let dont_wait = 1;
+        let mut error = 0;
+        let skb = bindings::sock_alloc_send_pskb(sk, room, 0, dont_wait, &mut error, 0);
+        if skb.is_null() {
+            bindings::kopi_output_inc_stats(sk, dst, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
+            return Err(Error::from_errno(error));
+        }
+        Ok(skb)
     }
 }
 

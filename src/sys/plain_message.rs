@@ -6,13 +6,13 @@
 //! C headers: `include/linux/socket.h`, `include/linux/uio.h`
 
 use super::bindings;
-use crate::pure::abi::{Meta, AF_INET, META_LOCAL};
+use crate::pure::abi::{Meta, AF_INET, AF_INET6, META_LOCAL};
 use core::ptr::NonNull;
 
 /// Flags that a plain message may have.
 const FLAGS: u32 = bindings::MSG_DONTWAIT | bindings::MSG_NOSIGNAL | bindings::MSG_BATCH;
 
-/// A plain message of sendmsg for a sock of IPv4.
+/// A plain message of sendmsg.
 ///
 /// # Invariants
 ///
@@ -24,81 +24,167 @@ pub(crate) struct PlainMessage {
     pub(crate) meta: Meta,
 }
 
-/// A control message of IP_PKTINFO, without padding behind it.
-#[repr(C, packed)]
-struct SourceMessage {
-    header: bindings::cmsghdr,
-    info: bindings::in_pktinfo,
+/// What a socket of IPv4, or of IPv6, has for an address, and for a control message with a source.
+///
+/// # Safety
+///
+/// Any bytes must be a `Name` and an `Info`.
+unsafe trait Version {
+    const LEVEL: u32;
+    const KIND: u32;
+    type Name;
+    type Info: Copy;
+
+    /// Has metadata say where to: `false` if that isn't plain.
+    fn to(name: Self::Name, meta: &mut Meta) -> bool;
+
+    /// Has metadata say from where: `false` if that isn't plain.
+    fn from(info: Self::Info, meta: &mut Meta) -> bool;
 }
 
-/// Reads the source out of the control messages: `false` unless IP_PKTINFO is all that there is, and has one.
+struct V4;
+
+// SAFETY: Both types consist of integers.
+unsafe impl Version for V4 {
+    const LEVEL: u32 = bindings::SOL_IP;
+    const KIND: u32 = bindings::IP_PKTINFO;
+    type Name = bindings::sockaddr_in;
+    type Info = bindings::in_pktinfo;
+
+    fn to(name: Self::Name, meta: &mut Meta) -> bool {
+        let [a, b, c, d] = name.sin_addr.s_addr.to_ne_bytes();
+        meta.family = AF_INET;
+        [meta.peer[0], meta.peer[1], meta.peer[2], meta.peer[3]] = [a, b, c, d];
+        meta.peer_port = name.sin_port;
+        u32::from(name.sin_family) == bindings::AF_INET
+    }
+
+    fn from(info: Self::Info, meta: &mut Meta) -> bool {
+        let Ok(device) = u32::try_from(info.ipi_ifindex) else {
+            return false;
+        };
+        let [a, b, c, d] = info.ipi_spec_dst.s_addr.to_ne_bytes();
+        [meta.local[0], meta.local[1], meta.local[2], meta.local[3]] = [a, b, c, d];
+        meta.ifindex = device;
+        meta.family = AF_INET;
+        info.ipi_spec_dst.s_addr != 0
+    }
+}
+
+struct V6;
+
+// SAFETY: Both types consist of integers.
+unsafe impl Version for V6 {
+    const LEVEL: u32 = bindings::SOL_IPV6;
+    const KIND: u32 = bindings::IPV6_PKTINFO;
+    type Name = bindings::sockaddr_in6;
+    type Info = bindings::in6_pktinfo;
+
+    fn to(name: Self::Name, meta: &mut Meta) -> bool {
+        let scope = name.sin6_scope_id;
+        if meta.flags & META_LOCAL == 0 {
+            meta.ifindex = scope;
+        } else if scope != 0 && scope != meta.ifindex {
+            // Metadata have one device.
+            return false;
+        }
+        meta.family = AF_INET6;
+        // SAFETY: Any bytes are an address.
+        meta.peer = unsafe { name.sin6_addr.in6_u.u6_addr8 };
+        meta.peer_port = name.sin6_port;
+        u32::from(name.sin6_family) == bindings::AF_INET6 && name.sin6_flowinfo == 0
+    }
+
+    fn from(info: Self::Info, meta: &mut Meta) -> bool {
+        // SAFETY: Any bytes are an address.
+        meta.local = unsafe { info.ipi6_addr.in6_u.u6_addr8 };
+        meta.ifindex = info.ipi6_ifindex as u32;
+        meta.family = AF_INET6;
+        info.ipi6_ifindex >= 0
+    }
+}
+
+/// A control message, without padding behind it.
+#[repr(C, packed)]
+struct SourceMessage<I> {
+    header: bindings::cmsghdr,
+    info: I,
+}
+
+/// Reads the source out of the control messages: `false` unless one is all that there is.
 ///
 /// # Safety
 ///
 /// `header` must be the argument of a sendmsg operation.
-unsafe fn read_source(header: &bindings::msghdr, meta: &mut Meta) -> bool {
+unsafe fn read_source<V: Version>(header: &bindings::msghdr, meta: &mut Meta) -> bool {
     let len = header.msg_controllen;
-    let message_len = size_of::<SourceMessage>();
+    let message_len = size_of::<SourceMessage<V::Info>>();
     // io_uring may leave them where they are.
     if header.msg_control_is_user()
         || !(message_len..=message_len.next_multiple_of(8)).contains(&len)
     {
         return false;
     }
-    // SAFETY: The control messages were copied to memory of the kernel, which has `len` bytes.
+    // SAFETY: The control messages were copied to memory of the kernel, which has `len` bytes. Any
+    // bytes are a message.
     let message = unsafe {
         let control = header.__bindgen_anon_1.msg_control;
-        control.cast::<SourceMessage>().read_unaligned()
+        control.cast::<SourceMessage<V::Info>>().read_unaligned()
     };
     let (kind, info) = (message.header, message.info);
-    let is_source = kind.cmsg_level == bindings::SOL_IP as i32
-        && kind.cmsg_type == bindings::IP_PKTINFO as i32
-        && kind.cmsg_len == message_len
-        && info.ipi_spec_dst.s_addr != 0;
-    let Ok(device) = u32::try_from(info.ipi_ifindex) else {
-        return false;
-    };
-    let [a, b, c, d] = info.ipi_spec_dst.s_addr.to_ne_bytes();
-    [meta.local[0], meta.local[1], meta.local[2], meta.local[3]] = [a, b, c, d];
-    meta.ifindex = device;
-    meta.family = AF_INET;
     meta.flags = META_LOCAL;
-    is_source
+    kind.cmsg_level == V::LEVEL as i32
+        && kind.cmsg_type == V::KIND as i32
+        && kind.cmsg_len == message_len
+        && V::from(info, meta)
+}
+
+/// Where a message goes, and from where: `None` if that isn't plain.
+///
+/// # Safety
+///
+/// `header` must be the argument of a sendmsg operation.
+unsafe fn read_meta<V: Version>(header: &bindings::msghdr) -> Option<Meta> {
+    let mut meta = Meta::default();
+    // SAFETY: As the caller says. The name was copied to memory of the kernel, which has room for any
+    // address. Any bytes are an address.
+    unsafe {
+        if header.msg_controllen != 0 && !read_source::<V>(header, &mut meta) {
+            return None;
+        }
+        if !header.msg_name.is_null() {
+            let is_whole = header.msg_namelen as usize >= size_of::<V::Name>();
+            let name = header.msg_name.cast::<V::Name>().read_unaligned();
+            if !is_whole || !V::to(name, &mut meta) || meta.peer_port == 0 {
+                return None;
+            }
+        }
+    }
+    Some(meta)
 }
 
 impl PlainMessage {
-    /// The message, if it is plain.
+    /// The message, if it is plain, for a sock that is of IPv6 if `ipv6` is set.
     ///
     /// # Safety
     ///
     /// `message` must be an argument of a sendmsg operation that outlasts the result, and have `len`
     /// bytes of data.
-    pub(super) unsafe fn of(message: *mut bindings::msghdr, len: usize) -> Option<Self> {
-        // SAFETY: The caller passes a valid message. Its name was copied to memory of the kernel,
-        // which has room for any address.
+    pub(super) unsafe fn of(
+        message: *mut bindings::msghdr,
+        len: usize,
+        ipv6: bool,
+    ) -> Option<Self> {
+        // SAFETY: The caller passes a valid message.
         unsafe {
             let header = &mut *message;
             if header.msg_flags & !FLAGS != 0 || !header.msg_ubuf.is_null() {
                 return None;
             }
-            let mut meta = Meta::default();
-            if header.msg_controllen != 0 && !read_source(header, &mut meta) {
-                return None;
-            }
-            if !header.msg_name.is_null() {
-                let name = header.msg_name.cast::<bindings::sockaddr_in>();
-                if (header.msg_namelen as usize) < size_of::<bindings::sockaddr_in>() {
-                    return None;
-                }
-                let name = name.read_unaligned();
-                if u32::from(name.sin_family) != bindings::AF_INET || name.sin_port == 0 {
-                    return None;
-                }
-                let [a, b, c, d] = name.sin_addr.s_addr.to_ne_bytes();
-                meta.family = AF_INET;
-                [meta.peer[0], meta.peer[1], meta.peer[2], meta.peer[3]] = [a, b, c, d];
-                meta.peer_port = name.sin_port;
-            }
+            let meta = match ipv6 {
+                false => read_meta::<V4>(header)?,
+                true => read_meta::<V6>(header)?,
+            };
             // INVARIANT: Required of the caller.
             Some(Self {
                 iter: NonNull::from(&mut header.msg_iter),

@@ -7,7 +7,7 @@ use super::batch::Batch;
 use super::completion::{in_flight, InFlight, REFERENCES_MAX};
 use super::judge::NOBODY;
 use crate::channel::Channel;
-use crate::direct::{self, DatagramSender};
+use crate::direct::DatagramSender;
 use crate::flow::Flow;
 use crate::pure::abi::{Meta, CHAIN_MAX};
 use crate::routes::Routes;
@@ -141,10 +141,6 @@ impl Output {
         data: Bytes<'_>,
     ) -> Option<Result> {
         let sk = socket.sk();
-        // Those of IPv6 go by a remembered route only as frames.
-        if sk.is_ipv6() && !direct::is_any_attached() {
-            return None;
-        }
         let datagram = self.routes.datagram(number, flow, sk, meta, data)?;
         let mut directly = self.direct.take(sk, flow, &datagram);
         loop {

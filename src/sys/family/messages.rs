@@ -51,7 +51,8 @@ impl<T: Protocol> Registration<T> {
                         state.protocol.has_corked();
                         return sent;
                     }
-                    let plain = || PlainMessage::of(message, len);
+                    let ipv6 = this.sk().is_ipv6();
+                    let plain = || PlainMessage::of(message, len, ipv6);
                     if let Some(sent) = state.protocol.send_plain(this, plain) {
                         return Ok(without_edquot(sent));
                     }

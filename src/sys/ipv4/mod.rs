@@ -13,12 +13,12 @@ use crate::{
     pure::ip::{self, HEADER_IP_V4, HEADER_UDP, HEADER_V4},
     sys::{
         bindings,
-        datagram::{count, report, LINEAR_MAX},
+        datagram::{allocate, LINEAR_MAX},
         region::Bytes, //
     },
 };
-use core::ptr::{self};
-use kernel::{error::Error, prelude::*, sync::rcu};
+use core::ptr;
+use kernel::prelude::*;
 pub(crate) use options::OptionsV4;
 use route::RouteV4;
 use route::MTU_MIN;
@@ -34,35 +34,6 @@ pub(crate) struct DatagramV4<'a> {
 }
 
 impl DatagramV4<'_> {
-    /// Sends it as udp_sendmsg() would, and returns the same result. `None` if udp_sendmsg() has to
-    /// send it, because it is too long, for instance. Process context.
-    ///
-    /// # Safety
-    ///
-    /// `sk` must be the valid sock of the options, with its socket.
-    pub(super) unsafe fn send(&self, sk: *mut bindings::sock) -> Option<c_int> {
-        if !self.fits_route() {
-            return None;
-        }
-        let (len, whole, dst) = (self.data.len(), self.whole() as u32, self.dst());
-        // SAFETY: The caller passes a valid sock. The skb is owned here until ip_local_out() gets
-        // it. The route's reference keeps the dst during the call.
-        let error = unsafe {
-            match self.make(sk, len as u16, whole) {
-                Ok(skb) => {
-                    // Under RCU the skb needs no reference to the dst. Code that keeps it longer
-                    // takes one.
-                    let _rcu = rcu::read_lock();
-                    bindings::kopi_skb_dst_set_noref(skb, dst);
-                    send_skb(sk, dst, skb)
-                }
-                Err(error) => error.to_errno(),
-            }
-        };
-        // SAFETY: The caller passes a valid sock with its socket.
-        Some(unsafe { report(sk, len, error) })
-    }
-
     /// Bytes of the IP packet.
     pub(super) fn whole(&self) -> usize {
         self.data.len().saturating_add(HEADER_V4)
@@ -120,25 +91,22 @@ impl DatagramV4<'_> {
         }
     }
 
-    /// Makes an skb of `whole` bytes, including headers, as ip_make_skb() and udp_send_skb() do.
+    /// Makes an skb of it, as ip_make_skb() and udp_send_skb() do: errors as of [`allocate`]. Process
+    /// context; doesn't wait.
     ///
     /// # Safety
     ///
     /// `sk` must be the valid sock of the options, with its socket.
-    unsafe fn make(
-        &self,
-        sk: *mut bindings::sock,
-        len: u16,
-        whole: u32,
-    ) -> Result<*mut bindings::sk_buff> {
+    pub(super) unsafe fn make(&self, sk: *mut bindings::sock) -> Result<*mut bindings::sk_buff> {
         let (options, route) = (self.options, self.route);
+        let (len, whole) = (self.data.len() as u16, self.whole() as u32);
         // SAFETY: The caller passes a valid sock. The skb has room for the headroom, 15 bytes for
         // the device, and `whole` bytes, which skb_put() opens. The headers and `len` bytes of
         // payload are together `whole` bytes. The IDs are of a `Cell`, so that no
         // other task uses them.
         unsafe {
             let room = u64::from(whole) + u64::from(route.headroom) + 15;
-            let skb = allocate(sk, room as usize)?;
+            let skb = allocate(sk, self.dst(), room as usize)?;
             let fields = (*skb).__bindgen_anon_4.headers.as_mut();
             if route.has_checksums {
                 fields.set_ip_summed(bindings::CHECKSUM_PARTIAL as u8);
@@ -199,57 +167,5 @@ impl DatagramV4<'_> {
             len.wrapping_add(HEADER_UDP as u16),
             sum,
         )
-    }
-}
-
-/// Allocates an skb with `room` bytes, charged to the sock's send buffer. Fails with the sock's
-/// error, or with `EAGAIN` if the send buffer is full. Process context; doesn't wait.
-///
-/// # Safety
-///
-/// `sk` must be valid, with its socket.
-unsafe fn allocate(sk: *mut bindings::sock, room: usize) -> Result<*mut bindings::sk_buff> {
-    // SAFETY: The caller passes a valid sock. Fields that other tasks write meanwhile are read
-    // once.
-    unsafe {
-        let is_well = ptr::read_volatile(&raw const (*sk).sk_err) == 0
-            && u32::from(ptr::read_volatile(&raw const (*sk).sk_shutdown))
-                & bindings::SEND_SHUTDOWN
-                == 0;
-        if is_well {
-            let skb = bindings::sock_wmalloc(sk, room, 0, (*sk).sk_allocation);
-            if !skb.is_null() {
-                return Ok(skb);
-            }
-        }
-        // This call finds the error, and marks the socket so that waiting tasks are told of room.
-        let dont_wait = 1;
-        let mut error = 0;
-        let skb = bindings::sock_alloc_send_pskb(sk, room, 0, dont_wait, &mut error, 0);
-        if skb.is_null() {
-            bindings::kopi_ip_inc_stats(sk, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
-            return Err(Error::from_errno(error));
-        }
-        Ok(skb)
-    }
-}
-
-/// Gives a datagram to IP, and counts it, as the end of udp_send_skb() does. Returns 0 or an errno.
-///
-/// # Safety
-///
-/// `sk` must be valid. `skb` must be a datagram of it, which the stack owns from here. The caller
-/// must be in an RCU read-side section, which keeps the skb's dst: that is `dst`, which the caller
-/// keeps, too.
-unsafe fn send_skb(
-    sk: *mut bindings::sock,
-    dst: *mut bindings::dst_entry,
-    skb: *mut bindings::sk_buff,
-) -> c_int {
-    // SAFETY: The caller passes a valid sock and dst, and gives away the skb, within an RCU read-side
-    // section.
-    unsafe {
-        let error = bindings::ip_local_out(bindings::kopi_sock_net(sk), sk, skb);
-        count(sk, dst, error)
     }
 }

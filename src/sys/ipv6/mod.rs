@@ -1,17 +1,24 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Plain IPv6 datagrams that become frames for a driver, by a remembered route.
+//! Plain IPv6 datagrams: skbs are made here as udpv6_sendmsg() makes them, by a remembered route,
+//! without extension headers.
 //!
-//! Headers are made as udpv6_sendmsg() makes them, without extension headers. What can't be a frame is
-//! left to udpv6_sendmsg(). C sources: `net/ipv6/udp.c`, `net/ipv6/ip6_output.c`
+//! What the module of IPv4 leaves out is left out here, too. C sources: `net/ipv6/udp.c`,
+//! `net/ipv6/ip6_output.c`
 
 mod options;
 mod route;
 
 use crate::{
-    pure::ip::{self, Label, HEADER_UDP, HEADER_V6},
-    sys::{bindings, datagram::LINEAR_MAX, region::Bytes},
+    pure::ip::{self, Label, HEADER_IP_V6, HEADER_UDP, HEADER_V6},
+    sys::{
+        bindings,
+        datagram::{allocate, LINEAR_MAX},
+        region::Bytes, //
+    },
 };
+use core::ptr;
+use kernel::prelude::*;
 pub(crate) use options::OptionsV6;
 use route::RouteV6;
 use route::MTU_MIN;
@@ -95,22 +102,67 @@ impl DatagramV6<'_> {
     /// `at` must have room for [`Self::whole`] bytes.
     pub(super) unsafe fn write(&self, at: *mut u8) {
         let len = self.data.len() as u16;
-        let of_sock = &self.options.of_sock;
         // SAFETY: The caller passes enough room: for the headers, and the payload behind them.
         unsafe {
             let to = at.add(HEADER_V6).cast();
             let from = self.data.as_ptr().cast();
             let sum = bindings::kopi_csum_partial_copy_nocheck(from, to, i32::from(len));
-            let header = ip::header_v6(
-                of_sock.tclass,
-                self.label(),
-                self.hop_limit(),
-                [&self.route.source, &self.to],
-                [of_sock.source_port, self.port],
-                len.wrapping_add(HEADER_UDP as u16),
-                sum,
-            );
+            let header = self.header(len, Some(sum));
             at.cast::<[u32; HEADER_V6 / 4]>().write_unaligned(header);
         }
+    }
+
+    /// Makes an skb of it, as ip6_make_skb() and udp_v6_send_skb() do: errors as of [`allocate`].
+    /// Process context; doesn't wait.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the options, with its socket.
+    pub(super) unsafe fn make(&self, sk: *mut bindings::sock) -> Result<*mut bindings::sk_buff> {
+        let (len, whole, route) = (self.data.len() as u16, self.whole() as u32, self.route);
+        // SAFETY: The caller passes a valid sock. The skb has room for the headroom and `whole` bytes,
+        // which skb_put() opens. The headers and `len` bytes of payload are together `whole` bytes.
+        unsafe {
+            let room = u64::from(whole) + u64::from(route.headroom);
+            let skb = allocate(sk, self.dst(), room as usize)?;
+            let fields = (*skb).__bindgen_anon_4.headers.as_mut();
+            if route.has_checksums {
+                fields.set_ip_summed(bindings::CHECKSUM_PARTIAL as u8);
+            }
+            fields.set_ignore_df(u8::from(self.ignores_df()));
+            fields.priority = ptr::read_volatile(&raw const (*sk).sk_priority);
+            let (headroom, mark) = (route.headroom, self.options.of_sock.mark);
+            let start = bindings::kopi_skb_begin(skb, headroom, whole, HEADER_IP_V6 as i32, mark)
+                .cast::<u8>();
+            bindings::kopi_skb_set_flow_hash(skb, self.hash());
+            if route.has_checksums {
+                let from = self.data.as_ptr().cast();
+                bindings::kopi_memcpy(start.add(HEADER_V6).cast(), from, self.data.len());
+                let header = self.header(len, None);
+                start.cast::<[u32; HEADER_V6 / 4]>().write_unaligned(header);
+                bindings::kopi_udp6_hwcsum(skb);
+            } else {
+                self.write(start);
+            }
+            let requests = bindings::IPSTATS_MIB_OUTREQUESTS as i32;
+            bindings::kopi_output_inc_stats(sk, self.dst(), requests);
+            Ok(skb)
+        }
+    }
+
+    /// The headers of IP and UDP before `len` bytes of payload, whose sum is `sum`; `None` leaves
+    /// the checksum to the device.
+    #[inline]
+    fn header(&self, len: u16, sum: Option<u32>) -> [u32; HEADER_V6 / 4] {
+        let of_sock = &self.options.of_sock;
+        ip::header_v6(
+            of_sock.tclass,
+            self.label(),
+            self.hop_limit(),
+            [&self.route.source, &self.to],
+            [of_sock.source_port, self.port],
+            len.wrapping_add(HEADER_UDP as u16),
+            sum,
+        )
     }
 }

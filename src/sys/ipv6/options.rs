@@ -62,10 +62,11 @@ impl OptionsV6 {
             return None;
         }
         let device = if asked != 0 { asked } else { device };
-        Some(match meta.local == [0; 16] {
-            true => (device, own, false),
-            false => (device, meta.local, true),
-        })
+        match meta.local == [0; 16] {
+            false => Some((device, meta.local, true)),
+            // Nothing below would find that there is no such device.
+            true => (device == 0).then_some((device, own, false)),
+        }
     }
 }
 

@@ -26,6 +26,11 @@ pub(crate) struct RouteV6 {
     cookie: u32,
     /// What a look-up depended on; `None` if the sock remembers the route.
     generation: Option<bindings::kopi_generation6>,
+    /// Bytes to leave in front of the IP header: for the device, and a fragment header, as
+    /// __ip6_append_data() does.
+    pub(super) headroom: u32,
+    /// The device computes checksums, or is likely to: if it doesn't any more, the stack does.
+    pub(super) has_checksums: bool,
     /// The address of its device, which is only compared.
     pub(super) device: usize,
     /// The flow hash of the route's datagrams.
@@ -65,6 +70,8 @@ impl RouteV6 {
             source: bytes,
             cookie,
             generation,
+            headroom: 0,
+            has_checksums: false,
             device: 0,
             hash,
         };
@@ -74,6 +81,10 @@ impl RouteV6 {
             if !bindings::kopi_route6_is_plain(dst.as_ptr()) {
                 return None;
             }
+            let fragment_header = size_of::<bindings::frag_hdr>() as u32;
+            route.headroom =
+                bindings::kopi_ll_reserved_space(dst.as_ptr()).wrapping_add(fragment_header);
+            route.has_checksums = bindings::kopi_dst_has_checksums(dst.as_ptr());
             route.device = bindings::kopi_dst_dev(dst.as_ptr()).addr();
         }
         Some(route)
