@@ -17,7 +17,7 @@ help:
 	@echo 'make run         from nothing to a demonstration in a virtual machine'
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
 	@echo 'make test-all    that and all of the following that tests, in many hours, with the time of each part'
-	@echo 'make programs    programs of Debian by `kopi run`, and with UDP sockets'
+	@echo 'make programs    23 programs of Debian by `kopi run`, and with UDP sockets; make test has eight of them'
 	@echo 'make test-direct   those that send by NICs, with these attached'
 	@echo 'make test-sendmsg   the policies, for flows that send by sendmsg()'
 	@echo 'make test-nics   what goes by NICs, on other models of them: igb, vmxnet3, e1000e'
@@ -77,7 +77,7 @@ rigs: build
 	@qemu/vm --timeout 3600 -- selftests/rigs/run.sh
 
 programs: build
-	@qemu/vm --timeout 1800 -- selftests/preload_programs.sh
+	@qemu/vm --timeout 3600 -- env ALL=1 selftests/preload_programs.sh
 
 # What of the selftests sends by the machine's NICs, with these attached.
 DIRECT := $(addsuffix .py,policy_nftables policy_tc policy_routing policy_options policy_ports policy_bpf policy_devices policy_iptables \

@@ -2,13 +2,17 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Programs of Debian's answer by `kopi run` what they answer with UDP sockets, end in the same way, and send by
-# channels, which nft, ss and tcpdump see as ever: preload_programs.sh [NAME...]
+# channels, which nft, ss and tcpdump see as ever: preload_programs.sh [NAME...], or ALL=1 for all of them.
 
 # shellcheck disable=SC2086 # Names without spaces.
 # shellcheck source=selftests/lib.sh
 . "$(dirname "$0")/lib.sh"
 # shellcheck source=selftests/servers.sh
 . "$here/servers.sh"
+# shellcheck source=selftests/questions.sh
+. "$here/questions.sh"
+# shellcheck source=selftests/services.sh
+. "$here/services.sh"
 
 work=/tmp/programs workers=2
 mkdir -p $work/tftp
@@ -21,97 +25,44 @@ printf '%s TXT\n' long.example.test longer.example.test >>$work/questions
 echo 'nothing.example.test A' >>$work/questions
 head -c 100000 /dev/urandom >$work/tftp/file
 
-# What the peer gets of a DNS server.
-ask_dns() {
-	in_peer dig +nocmd +nostats +noquestion +noadditional +noauthority +norecurse +ignore +bufsize=4096 \
-		+time=20 +tries=2 @192.0.2.1 -f $work/questions 2>&1 | sed 's/, id: [0-9]*//' |
-		grep -vE '^$|^; (EDNS|COOKIE)|^;; OPT|udp: ' | sort
-}
-up_dns() { in_peer dig +short +time=1 +tries=1 @192.0.2.1 ns.example.test A | grep -q 192.0.2.1; }
-
-# A file, by TFTP.
-ask_tftp() {
-	for _ in 1 2; do
-		rm -f $work/got
-		in_peer tftp -m binary 192.0.2.1 -c get file $work/got 2>&1
-		cksum <$work/got
-	done
-}
-up_tftp() { in_peer tftp -m binary 192.0.2.1 -c get file $work/up >/dev/null 2>&1 && [ -s $work/up ]; }
-
-ask_snmpd() {
-	for _ in 1 2 3; do in_peer snmpbulkwalk -On -t 20 -v 2c -c public 192.0.2.1 1.3.6.1.2.1.1.9.1.3 2>&1; done
-}
-up_snmpd() { in_peer snmpget -t 1 -r 0 -v 2c -c public 192.0.2.1 1.3.6.1.2.1.1.5.0; }
-
-ask_memcached() {
-	in_peer python3 - 2>&1 <<-'END'
-		import socket, struct
-		s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-		s.settimeout(20)
-		s.connect(("192.0.2.1", 11211))
-		# Each value, and the end, is an answer of its own.
-		def ask(number, text):
-		    s.send(struct.pack(">HHHH", number, 0, 1, 0) + text)
-		    parts = []
-		    while not parts or text[:3] == b"get" and parts[-1][-5:] != b"END\r\n":
-		        data = s.recv(65536)
-		        got, at, total, _ = struct.unpack(">HHHH", data[:8])
-		        assert (got, at, total) == (number, 0, 1), (number, got, at, total)
-		        parts.append(data[8:])
-		    return b"".join(parts)
-		for n in range(20):
-		    print(ask(n, b"set key%d 0 0 %d\r\n%s\r\n" % (n, 50 * n, b"v" * (50 * n))))
-		print(ask(100, b"get " + b" ".join(b"key%d" % n for n in range(20)) + b"\r\n"))
-		for n in range(20):
-		    print(ask(200 + n, b"get key%d\r\n" % n))
-	END
-}
-up_memcached() {
-	in_peer python3 -c 'import socket
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.settimeout(1); s.connect(("192.0.2.1", 11211))
-s.send(b"\0\1\0\0\0\1\0\0version\r\n"); s.recv(100)'
-}
-
-run_socat() { exec "$@" socat UDP-RECVFROM:7001,bind=192.0.2.1,fork EXEC:'tr a-z A-Z'; }
-ask_socat() { for number in 1 2 3 4 5; do ask 7001 "some line $number"; done; }
-# With patience: its children mix up datagrams that come while one of them begins.
-up_socat() { ask 7001 up 20 | grep -q UP; }
-
-# The client is what kopi run starts.
-run_iperf3() {
-	nsenter --net=/run/netns/peer iperf3 -s -1 -D --pidfile "$work/iperf3.pid"
-	wait_for eval '[ -n "$(in_peer ss -Htln sport = 5201)" ]'
-	exec "$@" iperf3 -J -u -c 192.0.2.2 -k 300 -l 1000 -b 3M >iperf3.json
-}
-ask_iperf3() { wait_for grep -q '"cpu_utilization_percent"' iperf3.json && jq '.end.sum_sent.packets >= 300' iperf3.json; }
-up_iperf3() { true; }
-
 # Datagrams that channels have sent: from their rings, or by the routes that they remember.
 sent() { in_host kopictl --json stats | jq .stats.tx_packets; }
 
-# Runs a program, has it asked, and ends it: run NAME HOW WORDS...
+# How it is asked, if not in a way of its own; what ends by itself; Go's, which have ordinary sockets.
+declare -A kind=([nsd]=dns [unbound]=dns [knot]=dns [named]=dns [dnsmasq]=dns [dnsdist]=dns [tftpd]=tftp)
+declare -A ends=([iperf3]=1 [curl]=1 [mosh]=1) go=([wireguard]=1 [syncthing]=1)
+# Whose datagrams channels can't have: with control messages for time stamps, or from no address.
+declare -A special=([chrony]=1 [dhcp]=1)
+
+# Does what a program has for a moment, if it has something: aspect MOMENT NAME
+aspect() { [ "$(type -t "$1_$2")" != function ] || "$1_$2"; }
+
+# Runs a program, has it asked, and ends it: serve NAME HOW WORDS...
 serve() {
-	local name=$1 how=$2 status server
-	shift 2
+	local name=$1 status server
+	# Where it says things.
+	said=$name.$2.log
+	local got=$name.$2.answers
 	: >iperf3.json
+	aspect before $name
 	# Not in_host, whose process would be another one.
-	nsenter --net=/run/netns/host bash -c "$(declare -f "run_$name" zone wait_for in_peer); work=$work workers=$workers; run_$name $*" >"$name.$how.log" 2>&1 &
+	nsenter --net=/run/netns/host bash -c "$(declare -f); here=$here work=$work workers=$workers; run_$name ${*:3}" >"$said" 2>&1 &
 	server=$!
-	TENTHS=${patience:-600} wait_for "up_${kind[$name]}"
-	in_host ss -Hunap >"$name.$how.ss"
-	"ask_${kind[$name]}" >"$name.$how.answers" 2>&1
-	[ "$name" = iperf3 ] || kill "$server"
+	TENTHS=${patience:-600} wait_for "up_${kind[$name]:-$name}"
+	in_host ss -Hunap >"$name.$2.ss"
+	"ask_${kind[$name]:-$name}" >"$got" 2>&1
+	[ "${ends[$name]:-}" ] || kill "$server"
 	wait "$server"
 	status=$?
-	echo "ended with $status" >>"$name.$how.answers"
+	echo "ended with $status" >>"$got"
+	aspect after $name
 }
 
-declare -A kind=([nsd]=dns [unbound]=dns [knot]=dns [named]=dns [dnsmasq]=dns [tftpd]=tftp [snmpd]=snmpd
-	[memcached]=memcached [socat]=socat [iperf3]=iperf3)
-
 programs=("$@")
-[ $# != 0 ] || programs=(nsd unbound knot named dnsmasq tftpd snmpd memcached socat iperf3)
+# In `make test`: with recvmmsg() and sendmmsg(), threads, processes that share a socket, a tunnel, QUIC.
+[ $# != 0 ] || programs=(nsd knot named memcached socat iperf3 openvpn http3)
+[ -z "${ALL:-}" ] || programs+=(unbound dnsmasq tftpd snmpd dnsdist chrony coturn mosh gstreamer sockperf aioquic curl
+	dhcp wireguard syncthing)
 in_host nft -f - <<'END'
 table inet watch {
 	counter answers { }
@@ -151,7 +102,11 @@ for name in "${programs[@]}"; do
 		cmp -s "$name.plain.answers" "$name.run.answers"
 	check "$name: there are answers" [ "$(wc -l <"$name.plain.answers")" -gt 1 ]
 	check "$name: no client has failed" eval "! grep -q '^Traceback' '$name.plain.answers'"
-	check "$name: channels sent them" [ $channels -gt 0 ]
+	if [ "${go[$name]:-}" ]; then
+		check "$name: has ordinary sockets, as kopi run says" grep -q '^kopi run: .*: ordinary sockets: ' "$name.run.log"
+	elif [ -z "${special[$name]:-}" ]; then
+		check "$name: channels sent them" [ $channels -gt 0 ]
+	fi
 	diff "$name.plain.answers" "$name.run.answers" | head -10 | cut -c -150 | sed 's/^/# /'
 	if [ $failures -gt 0 ]; then
 		tail -n 5 "$name.plain.log" "$name.run.log" | cut -c -200 | sed 's/^/#  /'

@@ -18,7 +18,7 @@ zone() {
 run_nsd() {
 	cat >nsd.conf <<-END
 		server:
-		  ip-address: 192.0.2.1
+		  ip-address: ${address:-192.0.2.1}
 		  server-count: $workers
 		  username: ""
 		  rrl-ratelimit: 0
