@@ -102,8 +102,6 @@ test-sendmsg: build bpf
 
 test: build bpf ynl
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
-	@$(step) deb packaging/deb $$(qemu/kernel $(KERNEL) | tail -1)
-	@$(step) rootfs packaging/rootfs
 	@qemu/test $(KERNEL) $(if $(DEBUG_UNTIL),$(DEBUG_UNTIL) $(SMOKE))
 
 test-all:

@@ -6,7 +6,6 @@ Begin with `ways()`; WAY is the flow's from then on."""
 
 import contextlib
 import errno
-import json
 import socket
 import struct
 import time
@@ -173,9 +172,10 @@ def counters():
                 for name, value in (line.split() for line in file):
                     if name in COUNTERS:
                         values[f"{path} {name}"] = int(value)
-    sent = json.loads(host("ip -s -j link show eth0"))[0]["stats64"]["tx"]
+        with open("/proc/net/dev", encoding="ascii") as file:
+            words = next(line for line in file if "eth0:" in line).split()
     # Of bytes virtio_net counts its own header, too, where it is given frames.
-    return values | {name: sent[name] for name in ("packets", "dropped")}
+    return values | {"packets": int(words[10]), "dropped": int(words[12])}
 
 
 def observe(wire, rings, datagrams, setup=None, bind=(NEAR, FROM), connect=None, **way):

@@ -34,7 +34,9 @@ run_dnsdist() {
 		setLocal("192.0.2.1:53")
 		addACL("0.0.0.0/0")
 		setSecurityPollSuffix("")
-		newServer({address="192.0.2.2:5300", checkName="ns.example.test."})
+		-- A machine may be slow.
+		setUDPTimeout(20)
+		newServer({address="192.0.2.2:5300", checkName="ns.example.test.", checkTimeout=10000, maxCheckFailures=9})
 	END
 	exec "$@" dnsdist --supervised --disable-syslog -C "$work/dnsdist.conf"
 }

@@ -38,7 +38,7 @@ static bool has_labels(const struct sock *sk)
 
 /*
  * The options of a sock of IPv6; false if one is set that only udpv6_sendmsg() implements, or if the
- * peer is one of IPv4.
+ * peer is one of IPv4, or a group.
  */
 bool kopi_options6(const struct sock *sk, struct kopi_options6 *o)
 {
@@ -51,7 +51,8 @@ bool kopi_options6(const struct sock *sk, struct kopi_options6 *o)
 		return false;
 	o->connected = READ_ONCE(sk->sk_state) == TCP_ESTABLISHED;
 	o->peer = sk->sk_v6_daddr;
-	if (o->connected && ipv6_addr_v4mapped(&o->peer))
+	/* Groups have a device and a hop limit of their own: ip6_sk_dst_hoplimit(). */
+	if (o->connected && (ipv6_addr_v4mapped(&o->peer) || ipv6_addr_is_multicast(&o->peer)))
 		return false;
 	o->source = np->saddr;
 	o->flow_label = o->connected ? READ_ONCE(np->flow_label) & IPV6_FLOWLABEL_MASK : 0;

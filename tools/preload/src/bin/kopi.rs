@@ -5,7 +5,10 @@
 use clap::{Args, Parser, Subcommand};
 use object::{
     elf::{FileHeader64, ELFCLASS64, EM_X86_64, PT_INTERP},
-    read::elf::{FileHeader, ProgramHeader},
+    read::{
+        elf::{FileHeader, ProgramHeader},
+        ReadCache, ReadRef,
+    },
     Endianness,
 };
 use std::{
@@ -16,6 +19,9 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
+
+/// Bytes of a script's first line that are looked at, as by the kernel (BINPRM_BUF_SIZE).
+const LINE_MAX: u64 = 256;
 
 /// Mapped packet rings with the kernel on the path, for programs as they are.
 #[derive(Parser)]
@@ -132,14 +138,19 @@ fn find(program: &OsStr) -> Option<PathBuf> {
 
 /// Whether a library can be preloaded into a program; a script is as its interpreter.
 fn check(file: &Path, depth: u32) -> Result<(), String> {
-    let Ok(data) = fs::read(file) else {
+    let Ok(opened) = fs::File::open(file) else {
         // What is wrong, exec() says.
         return Ok(());
     };
+    // Of a large program, no more than is looked at.
+    let cache = ReadCache::new(opened);
+    let data = &cache;
+    let length = data.len().unwrap_or(0).min(LINE_MAX);
+    let beginning = data.read_bytes_at(0, length).unwrap_or(&[]);
     if fs::metadata(file).is_ok_and(|it| it.permissions().mode() & 0o6000 != 0) {
         return Err("set-user-ID programs load no libraries of their callers".into());
     }
-    if let Some(line) = data.strip_prefix(b"#!") {
+    if let Some(line) = beginning.strip_prefix(b"#!") {
         let line = line.split(|&byte| byte == b'\n').next().unwrap_or(&[]);
         let mut words = line
             .split(|byte| byte.is_ascii_whitespace())
@@ -150,14 +161,14 @@ fn check(file: &Path, depth: u32) -> Result<(), String> {
             _ => check(Path::new(OsStr::from_bytes(interpreter)), depth - 1),
         };
     }
-    check_elf(&data)
-}
-
-fn check_elf(data: &[u8]) -> Result<(), String> {
-    if !data.starts_with(b"\x7fELF") {
+    if !beginning.starts_with(b"\x7fELF") {
         return Ok(());
     }
-    if data.get(4) != Some(&ELFCLASS64) {
+    check_elf(data)
+}
+
+fn check_elf<'data>(data: impl ReadRef<'data>) -> Result<(), String> {
+    if data.read_bytes_at(4, 1) != Ok(&[ELFCLASS64]) {
         return Err("it is a 32-bit program, and the library is of 64 bits".into());
     }
     let unreadable = |_| "its ELF headers make no sense".to_string();
@@ -183,7 +194,11 @@ fn check_elf(data: &[u8]) -> Result<(), String> {
     }
 }
 
-fn is_go(header: &FileHeader64<Endianness>, endian: Endianness, data: &[u8]) -> bool {
+fn is_go<'data>(
+    header: &FileHeader64<Endianness>,
+    endian: Endianness,
+    data: impl ReadRef<'data>,
+) -> bool {
     header
         .sections(endian, data)
         .is_ok_and(|sections| sections.section_by_name(endian, b".go.buildinfo").is_some())
