@@ -425,12 +425,16 @@ mod tests {
             class: u8, hash: u32, hop_limit: u8, source: [u8; 16], destination: [u8; 16],
             ports: [u16; 2], udp_len: u16, payload: u32
         ) {
-            let with = |label| {
+            let of = |label, sum| {
                 let addresses = [&source, &destination];
-                let made = header_v6(class, label, hop_limit, addresses, ports, udp_len, payload);
+                let made = header_v6(class, label, hop_limit, addresses, ports, udp_len, sum);
                 made.map(u32::to_ne_bytes).concat()
             };
+            let with = |label| of(label, Some(payload));
             let bytes = with(Label::Hash(hash));
+            // The checksum is left to the device.
+            let open = of(Label::Hash(hash), None);
+            prop_assert_eq!((&open[..46], &open[46..]), (&bytes[..46], &[0, 0][..]));
             prop_assert_ne!(&bytes[46..], [0, 0]);
             let [a, b] = udp_len.to_be_bytes();
             let covered = [&bytes[8..], &[0, UDP, a, b], &payload.to_ne_bytes()].concat();
