@@ -55,6 +55,8 @@ mod message;
 mod mio;
 #[cfg(not(loom))]
 mod packet;
+#[cfg(all(feature = "quinn", not(loom)))]
+pub mod quinn;
 #[cfg(not(loom))]
 mod region;
 #[cfg(not(loom))]
@@ -87,6 +89,6 @@ pub fn family() -> std::io::Result<i32> {
 }
 
 /// The code of the document is compiled.
-#[cfg(all(doctest, feature = "tokio", not(loom)))]
+#[cfg(all(doctest, feature = "quinn", not(loom)))]
 #[doc = include_str!("../programming.md")]
 mod programming {}

@@ -76,6 +76,22 @@ fn doorbell(fd: RawFd, flags: u32) -> io::Result<u32> {
     check(result).map(|taken| taken.unsigned_abs())
 }
 
+/// Sets a socket option that is an `int`.
+#[cfg(feature = "quinn")]
+pub(crate) fn set_int(fd: RawFd, level: i32, name: i32, value: i32) -> io::Result<()> {
+    // SAFETY: `value` is of that size.
+    let result = unsafe {
+        libc::setsockopt(
+            fd,
+            level,
+            name,
+            std::ptr::from_ref(&value).cast(),
+            size_of::<i32>() as libc::socklen_t,
+        )
+    };
+    check(result).map(drop)
+}
+
 /// Has the kernel take what is in the TX ring.
 pub(crate) fn ring_tx(fd: RawFd) -> io::Result<u32> {
     doorbell(fd, BELL_TX)

@@ -3,7 +3,7 @@
 //! A UDP socket on rings, in the shape of the standard library's.
 
 use crate::{
-    channel::Channel,
+    channel::{Builder, Channel},
     flow::{Flow, FlowId},
     message::Message,
     sys,
@@ -158,8 +158,13 @@ impl UdpSocket {
             .frames(512)
             .rx_frames(384)
             .tx_entries(128)
-            .rx_entries(512)
-            .open(&flow)?;
+            .rx_entries(512);
+        Self::on_channel(flow, channel)
+    }
+
+    /// The same on a channel of this kind, which has no more frames to send than COMPLETION has entries.
+    pub(crate) fn on_channel(flow: Flow, channel: Builder) -> io::Result<Self> {
+        let channel = channel.open(&flow)?;
         let id = flow.learn_number()?;
         Ok(Self::assemble(flow, id, channel))
     }
