@@ -146,18 +146,19 @@ unsafe fn read_source<V: Version>(header: &bindings::msghdr, meta: &mut Meta) ->
 /// `header` must be the argument of a sendmsg operation.
 unsafe fn read_meta<V: Version>(header: &bindings::msghdr) -> Option<Meta> {
     let mut meta = Meta::default();
-    // SAFETY: As the caller says. The name was copied to memory of the kernel, which has room for any
-    // address. Any bytes are an address.
-    unsafe {
-        if header.msg_controllen != 0 && !read_source::<V>(header, &mut meta) {
+    // SAFETY: As the caller says.
+    if header.msg_controllen != 0 && !unsafe { read_source::<V>(header, &mut meta) } {
+        return None;
+    }
+    if !header.msg_name.is_null() {
+        if (header.msg_namelen as usize) < size_of::<V::Name>() {
             return None;
         }
-        if !header.msg_name.is_null() {
-            let is_whole = header.msg_namelen as usize >= size_of::<V::Name>();
-            let name = header.msg_name.cast::<V::Name>().read_unaligned();
-            if !is_whole || !V::to(name, &mut meta) || meta.peer_port == 0 {
-                return None;
-            }
+        // SAFETY: The name was copied to memory of the kernel, and is at least as long. Any bytes are an
+        // address.
+        let name = unsafe { header.msg_name.cast::<V::Name>().read_unaligned() };
+        if !V::to(name, &mut meta) || meta.peer_port == 0 {
+            return None;
         }
     }
     Some(meta)
