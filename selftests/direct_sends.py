@@ -346,7 +346,8 @@ def device_goes_down(ynl):
         kopi.wait_until(lambda: traffic.sink.recv(1, socket.MSG_PEEK) is not None)
     kopi.wait_until(lambda: link(ynl)["path"] == "direct")
     before = link(ynl)
-    traffic.send(2 * BATCH, 1000)
+    # Not before the stack has sent what waited for the neighbour's address.
+    kopi.wait_until(lambda: (traffic.send(2 * BATCH, 1000), link(ynl)["packets"] > before["packets"])[1])
     kopi.check("down and up: by the driver again", link(ynl)["packets"] > before["packets"],
                link(ynl))
     traffic.close()

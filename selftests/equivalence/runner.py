@@ -16,7 +16,8 @@ import kopi
 from .observers import snmp
 from .policy import differences, problems, summary
 from .setups import PATIENCE, as_root, devices, fix_neighbours, namespace, set_aside, undo_all
-from .subjects import FAMILIES, SENTINEL_PORTS, SUBJECTS, UdpSubject, datagrams_of, errno_name
+from .subjects import (FAMILIES, PEERS, SENTINEL_PORTS, SUBJECTS, Peers, UdpSubject, datagrams_of, errno_name, in_turns,
+                       peers_at)
 
 # The IP version of the exchange, for setups that are costly.
 current = {"family": 4}
@@ -56,9 +57,9 @@ def collect(receiver, expected, after):
         left = deadline - time.monotonic()
         if len(found) >= expected or left <= 0:
             break
-        select.select([receiver.sock], [], [], min(left, 0.05))
+        select.select(receiver.socks, [], [], min(left, 0.05))
     after()
-    return found + receiver.receive()
+    return in_turns(found + receiver.receive())
 
 
 def move_to(cgroup):
@@ -94,6 +95,7 @@ class Exchange:
         self.seen = {}
         self.subject = self.peer = self.sentinel = None
         self.data = datagrams_of(family)
+        self.connected = policy.traffic.connected and PEERS == 1
         current["family"] = family
 
     def run(self):
@@ -125,10 +127,12 @@ class Exchange:
     def _open_peer(self, stack):
         places = self.policy.places
         with namespace(places.peer_namespace):
-            self.peer = UdpSubject(self.family)
+            ends = [UdpSubject(self.family) for _ in range(PEERS)]
+            self.peer = ends[0] if PEERS == 1 else Peers(ends)
             stack.callback(self.peer.close)
-            self.policy.hooks.prepare_peer(self.peer)
-            self.peer.bind(places.peer_binds(self.family))
+            for end, address in zip(ends, peers_at(places.peer_binds(self.family))):
+                self.policy.hooks.prepare_peer(end)
+                end.bind(address)
 
     def _open_subject(self, stack):
         policy = self.policy
@@ -140,7 +144,7 @@ class Exchange:
         self.subject.bind(policy.places.subject_at(self.family))
         self.target = policy.places.subject_sends_to(self.family)
         self.subject.after_bind()
-        if policy.traffic.connected:
+        if self.connected:
             self.subject.connect(self.target)
 
     def _round(self, when, out, into):
@@ -162,7 +166,7 @@ class Exchange:
 
     def _send_out(self):
         traffic = self.policy.traffic
-        to = None if traffic.connected else self.target
+        to = None if self.connected else self.target
         if not traffic.paced:
             metas = traffic.metas and traffic.metas(self.family)
             return self.subject.send(self.data, to, metas=metas)
@@ -254,7 +258,8 @@ def try_policy(area, policy):
         except RuntimeError as error:
             wrong.append(str(error))
     take_down = set_aside()
-    for gso in policy.traffic.gso:
+    # Several peers get and send single datagrams.
+    for gso in policy.traffic.gso if PEERS == 1 else (False,):
         for family in policy.traffic.families:
             wrong += compare(policy, family, gso, row)
     with namespace("host"):

@@ -25,6 +25,8 @@ FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 MTU = {4: 1472, 6: 1452}
 PHASES = {4: ((64, 8), (MTU[4], 8), (1000, 24)), 6: ((64, 8), (MTU[6], 8), (1000, 24))}
 COUNT = 40
+# The subject has so many peers, which take turns, at ports of one address.
+PEERS = int(os.environ.get("PEERS", "1"))
 RAMP = bytes(range(256)) * 2
 
 
@@ -42,6 +44,16 @@ def checksum(data):
     while total > 0xFFFF:
         total = (total & 0xFFFF) + (total >> 16)
     return total ^ 0xFFFF
+
+
+def peers_at(address):
+    """The addresses of the peers, of which the first has this one."""
+    return [(address[0], address[1] + 37 * number, *address[2:]) for number in range(PEERS)]
+
+
+def in_turns(found):
+    """What arrived, by the peers whose turn it was, each one's in its order."""
+    return sorted(found, key=lambda each: each.number % PEERS)
 
 
 def errno_name(number):
@@ -162,8 +174,17 @@ class UdpSubject:
                            (level, IPV6_PKTINFO, address + ifindex))
         return control
 
+    @property
+    def socks(self):
+        """What select() waits for."""
+        return [self.sock]
+
     def send(self, data, address=None, gso=None, metas=None):
-        """Sends datagrams; gives the errno of each."""
+        """Sends datagrams, to the peers in turn if there are several; gives the errno of each."""
+        if address and PEERS > 1:
+            to = peers_at(address)
+            return [self._send_one(each, to[number % PEERS], 0, metas and metas[number])
+                    for number, each in enumerate(data)]
         if metas:
             return [self._send_one(each, address, 0, meta) for each, meta in zip(data, metas)]
         errors = []
@@ -243,8 +264,9 @@ class KopiSubject(UdpSubject):
         self.sock.close()
 
     def send(self, data, address=None, gso=None, metas=None):
+        to = peers_at(address) if address else [None]
         for number, each in enumerate(data):
-            self.channel.send(128 + number, each, address,
+            self.channel.send(128 + number, each, to[number % len(to)],
                               kopi.number_of(self.sock),
                               metas and metas[number])
         self.sent += len(data)
@@ -305,6 +327,32 @@ class MessageSubject(UdpSubject):
     def close(self):
         self.channel.region.close()
         self.sock.close()
+
+
+class Peers:
+    """Several sockets that get datagrams, and send them in turn."""
+
+    def __init__(self, ends):
+        self.ends = ends
+
+    @property
+    def socks(self):
+        """What select() waits for."""
+        return [end.sock for end in self.ends]
+
+    def close(self):
+        """Closes all."""
+        for end in self.ends:
+            end.close()
+
+    def send(self, data, address, _gso=None):
+        """Sends datagrams to the subject; gives the errno of each."""
+        # pylint: disable=protected-access
+        return [self.ends[number % PEERS]._send_one(each, address) for number, each in enumerate(data)]
+
+    def receive(self):
+        """All that has arrived."""
+        return [each for end in self.ends for each in end.receive()]
 
 
 def datagrams_of(family):
