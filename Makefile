@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all programs test-direct test-sendmsg test-nics test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
+.PHONY: build run test test-all programs test-direct test-sendmsg test-peers test-nics test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -20,6 +20,7 @@ help:
 	@echo 'make programs    23 programs of Debian by `kopi run`, and with UDP sockets; make test has eight of them'
 	@echo 'make test-direct   those that send by NICs, with these attached'
 	@echo 'make test-sendmsg   the policies, for flows that send by sendmsg()'
+	@echo 'make test-peers  the policies, with sixteen peers in turn'
 	@echo 'make test-nics   what goes by NICs, on other models of them: igb, vmxnet3, e1000e'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on; FILES=NAMES for some'
 	@echo 'make smoke-debug   six of them on it, in minutes'
@@ -99,6 +100,11 @@ test-nics: build bpf ynl
 POLICIES := $(filter-out policy_privilege.py,$(notdir $(wildcard selftests/policy_*.py)))
 test-sendmsg: build bpf
 	@qemu/vm --timeout 3600 -- env SENDMSG=1 selftests/run $(POLICIES)
+
+# The policies, with single datagrams to and from sixteen peers in turn: by the stack, and by NICs that are attached.
+test-peers: build bpf
+	@for attached in '' 1; do \
+		qemu/vm --timeout 3600 -- env PEERS=16 DIRECT=$$attached selftests/run $(POLICIES) || exit 1; done
 
 test: build bpf ynl
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
