@@ -151,37 +151,21 @@ impl<'a> Datagram<'a> {
     /// # Safety
     ///
     /// `sk` must be the valid sock of the options, with its socket.
+    #[inline(always)]
     pub(super) unsafe fn send(&self, sk: *mut bindings::sock) -> Option<c_int> {
-        if !self.fits_route() {
-            return None;
-        }
-        // SAFETY: Required of the caller.
-        let skb = unsafe {
+        // SAFETY: Required of the caller. Both functions are IP's for skbs with a route.
+        unsafe {
             match self {
-                Self::V4(datagram) => datagram.make(sk),
-                Self::V6(datagram) => datagram.make(sk),
+                Self::V4(datagram) => datagram.fits_route().then(|| {
+                    let (dst, len) = (datagram.dst(), datagram.data.len());
+                    give(sk, dst, len, datagram.make(sk), bindings::ip_local_out)
+                }),
+                Self::V6(datagram) => datagram.fits_route().then(|| {
+                    let (dst, len) = (datagram.dst(), datagram.data.len());
+                    give(sk, dst, len, datagram.make(sk), bindings::ip6_local_out)
+                }),
             }
-        };
-        let (len, dst) = (self.data().len(), self.dst());
-        // SAFETY: The caller passes a valid sock with its socket. The skb is owned here until IP gets
-        // it. The route's reference keeps the dst during the call.
-        Some(unsafe {
-            match skb {
-                Ok(skb) => {
-                    // Under RCU the skb needs no reference to the dst. Code that keeps it longer
-                    // takes one.
-                    let _rcu = rcu::read_lock();
-                    bindings::kopi_skb_dst_set_noref(skb, dst);
-                    let net = bindings::kopi_sock_net(sk);
-                    let result = match self {
-                        Self::V4(_) => bindings::ip_local_out(net, sk, skb),
-                        Self::V6(_) => bindings::ip6_local_out(net, sk, skb),
-                    };
-                    sent(sk, dst, len, result)
-                }
-                Err(error) => report(sk, len, error.to_errno()),
-            }
-        })
+        }
     }
 
     /// Sends it by the socket that it was made for, as sendmsg without waiting: returns the same result.
@@ -224,6 +208,44 @@ impl<'a> Datagram<'a> {
     }
 }
 
+/// IP's function that sends an skb of a sock by its route.
+type LocalOut =
+    unsafe extern "C" fn(*mut bindings::net, *mut bindings::sock, *mut bindings::sk_buff) -> c_int;
+
+/// Gives IP the skb of a datagram of `len` bytes, and returns what sendmsg returns; or what it returns
+/// since there is no skb.
+///
+/// # Safety
+///
+/// `sk` must be valid, with its socket. `dst` must be the valid one of the route, which the caller keeps.
+/// `skb` must be owned, and is not used by the caller any more. `local_out` must be that of its IP version.
+#[inline(always)]
+unsafe fn give(
+    sk: *mut bindings::sock,
+    dst: *mut bindings::dst_entry,
+    len: usize,
+    skb: Result<*mut bindings::sk_buff>,
+    local_out: LocalOut,
+) -> c_int {
+    // SAFETY: As the caller says.
+    unsafe {
+        match skb {
+            Ok(skb) => {
+                // Under RCU the skb needs no reference to the dst. Code that keeps it longer takes one.
+                let _rcu = rcu::read_lock();
+                bindings::kopi_skb_dst_set_noref(skb, dst);
+                sent(
+                    sk,
+                    dst,
+                    len,
+                    local_out(bindings::kopi_sock_net(sk), sk, skb),
+                )
+            }
+            Err(error) => report(sk, len, error.to_errno()),
+        }
+    }
+}
+
 /// Allocates an skb with `room` bytes for a datagram of a route, charged to the sock's send buffer.
 /// Fails with the sock's error, or with `EAGAIN` if the send buffer is full. Process context; doesn't
 /// wait.
@@ -231,6 +253,7 @@ impl<'a> Datagram<'a> {
 /// # Safety
 ///
 /// `sk` must be valid, with its socket. `dst` must be the valid one of the route.
+#[inline(always)]
 pub(super) unsafe fn allocate(
     sk: *mut bindings::sock,
     dst: *mut bindings::dst_entry,
@@ -314,6 +337,7 @@ pub(super) unsafe fn count(
 /// # Safety
 ///
 /// `sk` must be valid, with its socket.
+#[inline]
 pub(super) unsafe fn report(sk: *mut bindings::sock, len: usize, error: c_int) -> c_int {
     if error == 0 {
         return len as c_int;
@@ -333,6 +357,7 @@ pub(super) unsafe fn report(sk: *mut bindings::sock, len: usize, error: c_int) -
 /// # Safety
 ///
 /// `sk` must be valid, with its socket. `dst` must be the valid one of the datagram's route.
+#[inline]
 pub(super) unsafe fn sent(
     sk: *mut bindings::sock,
     dst: *mut bindings::dst_entry,

@@ -97,6 +97,7 @@ impl DatagramV4<'_> {
     /// # Safety
     ///
     /// `sk` must be the valid sock of the options, with its socket.
+    #[inline(always)]
     pub(super) unsafe fn make(&self, sk: *mut bindings::sock) -> Result<*mut bindings::sk_buff> {
         let (options, route) = (self.options, self.route);
         let (len, whole) = (self.data.len() as u16, self.whole() as u32);

@@ -118,6 +118,8 @@ impl DatagramV6<'_> {
     /// # Safety
     ///
     /// `sk` must be the valid sock of the options, with its socket.
+    // Apart from IPv4's, which would need more registers.
+    #[inline(never)]
     pub(super) unsafe fn make(&self, sk: *mut bindings::sock) -> Result<*mut bindings::sk_buff> {
         let (len, whole, route) = (self.data.len() as u16, self.whole() as u32, self.route);
         // SAFETY: The caller passes a valid sock. The skb has room for the headroom and `whole` bytes,
