@@ -6,7 +6,7 @@ import socket
 import struct
 
 import kopi
-from equivalence import (ADDRESSES, COUNT, FAMILIES, NONE, PEER_PORT, SECOND, SUBJECT_PORT, Policy,
+from equivalence import (ADDRESSES, COUNT, FAMILIES, NONE, PEER_PORT, PEERS, SECOND, SUBJECT_PORT, Policy,
                          UdpSubject, arrived, await_address, chain, namespace, nft_counters, nft_table, run,
                          second_address, sh, undo)
 from linux import (IPV6_AUTOFLOWLABEL, IPV6_FREEBIND, IPV6_HOPOPTS, IPV6_JOIN_GROUP, IPV6_MULTICAST_ALL,
@@ -182,8 +182,9 @@ def reconnect(subject):
 
 
 def shut_down(subject):
-    """Sends no more."""
-    subject.sock.shutdown(socket.SHUT_WR)
+    """Sends no more; an unconnected one can't be told so."""
+    if PEERS == 1:
+        subject.sock.shutdown(socket.SHUT_WR)
 
 
 FOREIGN = {4: "198.51.100.7", 6: "2001:db8:7::7"}

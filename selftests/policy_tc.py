@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from equivalence import (ADDRESSES, ANY, COUNT, FAMILIES, NONE, Policy, UdpSubject, chain, nft_table, run, sh,
+from equivalence import (ADDRESSES, ANY, COUNT, FAMILIES, NONE, PEERS, Policy, UdpSubject, chain, nft_table, run, sh,
                          together, undo)
 from linux import IP_RECVERR, SO_MAX_PACING_RATE, SO_TXTIME
 from tc import class_of_subject, htb, on_other, other, remove_other, run_tc, tc
@@ -92,8 +92,10 @@ def missed():
 
 
 def by_sendmsg(subject):
-    """The subject's datagrams go by sendmsg, beside the rings of a flow."""
-    subject.send = lambda *given, **named: UdpSubject.send(subject, *given, **named)
+    """The subject's datagrams go by sendmsg, beside the rings of a flow. For several peers Python would have to know
+    the family's addresses."""
+    if PEERS == 1:
+        subject.send = lambda *given, **named: UdpSubject.send(subject, *given, **named)
 
 
 def filters():
