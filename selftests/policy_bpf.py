@@ -9,7 +9,7 @@ import struct
 
 import bpf
 import kopi
-from equivalence import (ADDRESSES, NONE, PEER_PORT, PEERS, SUBJECT_PORT, Policy, UdpSubject, as_root,
+from equivalence import (ADDRESSES, NONE, PEER_PORT, SUBJECT_PORT, Policy, UdpSubject, as_root,
                          chain, nft_counters, nft_table, run, together, undo)
 from linux import (SO_ATTACH_BPF, SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF, SO_ATTACH_REUSEPORT_EBPF,
                    SO_COOKIE)
@@ -202,15 +202,14 @@ def assign(subject):
 
 
 def names():
-    """Ports that the subject says are its own, and its peer's, if it is connected to one."""
+    """Ports that the subject says are its own, and its peer's."""
     found = []
-    functions = (kopi.libc.getsockname, kopi.libc.getpeername) if PEERS == 1 else (kopi.libc.getsockname,)
-    for function in functions:
+    for function in (kopi.libc.getsockname, kopi.libc.getpeername):
         name, size = ctypes.create_string_buffer(28), ctypes.c_int(28)
         if function(_subject["is"].sock.fileno(), name, ctypes.byref(size)):
             raise OSError(ctypes.get_errno(), "no name")
         found.append(kopi.unpack_address(name.raw)[1])
-    if found != [SUBJECT_PORT + 1, PEER_PORT + 1][:len(functions)]:
+    if found != [SUBJECT_PORT + 1, PEER_PORT + 1]:
         raise RuntimeError(f"the ports are {found}")
     return found
 
