@@ -64,6 +64,16 @@ def collect(receiver, expected, after):
     return in_turns(found + receiver.receive())
 
 
+def said_by(function, *of):
+    """What a function says of the subject; with several peers, it may have to be connected for that."""
+    try:
+        return function(*of)
+    except OSError as error:
+        if PEERS == 1 or error.errno != errno.ENOTCONN:
+            raise
+        return "not connected"
+
+
 def move_to(cgroup):
     """Moves this process to a cgroup, by its path below the root."""
     with open(f"/sys/fs/cgroup/{cgroup}/cgroup.procs", "w", encoding="ascii") as procs:
@@ -200,18 +210,9 @@ class Exchange:
             return
         with as_root():
             for function in self.policy.looks.observe:
-                self.seen[f"{function.__name__} after {after}"] = function()
+                self.seen[f"{function.__name__} after {after}"] = said_by(function)
             for function in self.policy.looks.ask:
-                self.seen[f"{function.__name__}, asked after {after}"] = self._ask(function)
-
-    def _ask(self, function):
-        """What a function says of the subject; with several peers, it may have to be connected for that."""
-        try:
-            return function(self.subject)
-        except OSError as error:
-            if PEERS == 1 or error.errno != errno.ENOTCONN:
-                raise
-            return "not connected"
+                self.seen[f"{function.__name__}, asked after {after}"] = said_by(function, self.subject)
 
 
 def same(area, what, udp, flow, expected, reason=""):
