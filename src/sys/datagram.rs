@@ -284,6 +284,29 @@ pub(super) unsafe fn allocate(
     }
 }
 
+/// Sets what a new skb of a datagram has of either IP version: __ip_make_skb(), __ip6_make_skb().
+///
+/// # Safety
+///
+/// `sk` must be valid, and the caller must own `skb`.
+#[inline(always)]
+pub(super) unsafe fn set_fields(
+    sk: *mut bindings::sock,
+    skb: *mut bindings::sk_buff,
+    has_checksums: bool,
+    ignores_df: bool,
+) {
+    // SAFETY: The caller passes a valid sock, whose priority is read once, and an skb of its own.
+    unsafe {
+        let fields = (*skb).__bindgen_anon_4.headers.as_mut();
+        if has_checksums {
+            fields.set_ip_summed(bindings::CHECKSUM_PARTIAL as u8);
+        }
+        fields.set_ignore_df(u8::from(ignores_df));
+        fields.priority = ptr::read_volatile(&raw const (*sk).sk_priority);
+    }
+}
+
 /// Whether an option is set that only the ordinary sendmsg implements, whatever the IP version.
 pub(super) fn is_special(sk: &Sock) -> bool {
     let raw = sk.as_ptr();

@@ -13,11 +13,10 @@ use crate::{
     pure::ip::{self, HEADER_IP_V4, HEADER_UDP, HEADER_V4},
     sys::{
         bindings,
-        datagram::{allocate, LINEAR_MAX},
+        datagram::{allocate, set_fields, LINEAR_MAX},
         region::Bytes, //
     },
 };
-use core::ptr;
 use kernel::prelude::*;
 pub(crate) use options::OptionsV4;
 use route::RouteV4;
@@ -108,12 +107,7 @@ impl DatagramV4<'_> {
         unsafe {
             let room = u64::from(whole) + u64::from(route.headroom) + 15;
             let skb = allocate(sk, self.dst(), room as usize)?;
-            let fields = (*skb).__bindgen_anon_4.headers.as_mut();
-            if route.has_checksums {
-                fields.set_ip_summed(bindings::CHECKSUM_PARTIAL as u8);
-            }
-            fields.set_ignore_df(u8::from(self.ignores_df()));
-            fields.priority = ptr::read_volatile(&raw const (*sk).sk_priority);
+            set_fields(sk, skb, route.has_checksums, self.ignores_df());
             let start = bindings::kopi_skb_begin(
                 skb,
                 route.headroom,

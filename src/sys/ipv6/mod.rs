@@ -13,11 +13,10 @@ use crate::{
     pure::ip::{self, Label, HEADER_IP_V6, HEADER_UDP, HEADER_V6},
     sys::{
         bindings,
-        datagram::{allocate, LINEAR_MAX},
+        datagram::{allocate, set_fields, LINEAR_MAX},
         region::Bytes, //
     },
 };
-use core::ptr;
 use kernel::prelude::*;
 pub(crate) use options::OptionsV6;
 use route::RouteV6;
@@ -127,12 +126,7 @@ impl DatagramV6<'_> {
         unsafe {
             let room = u64::from(whole) + u64::from(route.headroom);
             let skb = allocate(sk, self.dst(), room as usize)?;
-            let fields = (*skb).__bindgen_anon_4.headers.as_mut();
-            if route.has_checksums {
-                fields.set_ip_summed(bindings::CHECKSUM_PARTIAL as u8);
-            }
-            fields.set_ignore_df(u8::from(self.ignores_df()));
-            fields.priority = ptr::read_volatile(&raw const (*sk).sk_priority);
+            set_fields(sk, skb, route.has_checksums, self.ignores_df());
             let (headroom, mark) = (route.headroom, self.options.of_sock.mark);
             let start = bindings::kopi_skb_begin(skb, headroom, whole, HEADER_IP_V6 as i32, mark)
                 .cast::<u8>();
