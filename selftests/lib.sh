@@ -72,6 +72,13 @@ wait_for() {
 	return 1
 }
 
+# Makes key.pem and cert.pem, of example.test, in the current directory, if they aren't there.
+certificate() {
+	[ -s cert.pem ] || openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 \
+		-subj /CN=example.test -addext subjectAltName=DNS:example.test \
+		-addext basicConstraints=critical,CA:FALSE -keyout key.pem -out cert.pem 2>openssl.err
+}
+
 # The machine's memory that is free, in kilobytes, with what the kernel keeps in lists of each CPU: tens
 # of megabytes.
 available() {

@@ -8,9 +8,7 @@
 
 example=$here/../build/cargo/debug/examples/quic_file
 mkdir -p /tmp/quic && cd /tmp/quic || exit
-openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 -subj /CN=example.test \
-	-addext subjectAltName=DNS:example.test -addext basicConstraints=critical,CA:FALSE \
-	-keyout key.pem -out cert.pem 2>openssl.err
+certificate
 head -c 600000 /dev/urandom >file
 
 # What the rings of the host's namespace have carried.

@@ -18,12 +18,6 @@ aside_ends() {
 	asides=()
 }
 
-# A key and its certificate, for both ends of what wants some.
-certificate() {
-	[ -s cert.pem ] || openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 30 \
-		-subj /CN=example.test -keyout key.pem -out cert.pem 2>openssl.err
-}
-
 # dnsdist, between the peer and a server that is the peer's, too: its sockets of both sides are flows.
 before_dnsdist() {
 	aside bash -c "$(declare -f run_nsd); work=$work workers=1 address=192.0.2.2@5300; run_nsd"
