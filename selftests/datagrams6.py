@@ -10,6 +10,7 @@ import socket
 import struct
 import time
 
+import kernel_counters
 import kopi
 from attached import host, link, overheard, peer, sysctl
 from control import family
@@ -21,8 +22,9 @@ from linux import (ETH_P_IPV6, IPV6_ADDR_PREFERENCES, IPV6_AUTOFLOWLABEL, IPV6_D
 NEAR, FAR, FOREIGN = "2001:db8::1", "2001:db8::2", "2001:db8:9::1"
 PORT, FROM, FRAMES = 7000, 7001, 16
 IP6, UDP = socket.IPPROTO_IPV6, socket.IPPROTO_UDP
-# Fields of /proc/net/snmp6 and of the device's that datagrams change.
-COUNTERS = ("Ip6OutRequests", "Ip6OutDiscards", "Ip6OutNoRoutes", "Ip6OutOctets", "Ip6OutTransmits", "Ip6FragCreates",
+# Fields of /proc/net/snmp, of snmp6 and of the device's that datagrams change.
+COUNTERS = ("Ip:OutRequests", "Ip:OutDiscards", "Ip:OutTransmits", "Ip:FragCreates", "Udp:OutDatagrams", "Udp:SndbufErrors",
+            "Ip6OutRequests", "Ip6OutDiscards", "Ip6OutNoRoutes", "Ip6OutOctets", "Ip6OutTransmits", "Ip6FragCreates",
             "Udp6OutDatagrams", "Udp6SndbufErrors", "Udp6InErrors")
 LABEL = 0x12345
 # How flows send; their control; what gets the datagrams.
@@ -144,10 +146,11 @@ class Sender:
 
 
 class Wire:
-    """What arrives at the peer's NIC: IPv6 packets to a port, with their Ethernet headers."""
+    """What arrives at the peer's NIC, with its Ethernet headers: what UDP sends by IPv6, or by IPv4."""
 
-    def __init__(self):
-        self.sock = overheard(ETH_P_IPV6)
+    def __init__(self, protocol=ETH_P_IPV6):
+        self.sock = overheard(protocol)
+        self.is_ipv6 = protocol == ETH_P_IPV6
 
     def take(self, count=0, patience=0.3):
         """As many as are expected, or as have come."""
@@ -158,7 +161,8 @@ class Wire:
             while time.monotonic() < end and (not count or len(got) < count):
                 packet = self.sock.recv(65536)
                 # Not what multicast groups are reported by.
-                if packet[20] in (17, 44, 50) or packet[20] == 0 and packet[54] == 17:
+                if self.is_ipv6 and (packet[20] in (17, 44, 50) or packet[20] == 0 and packet[54] == 17) or \
+                        not self.is_ipv6 and packet[23] == 17:
                     got.append(packet)
         return got
 
@@ -167,11 +171,9 @@ def counters():
     """The namespace's, the device's, and those of the device's interface."""
     values = {}
     with namespace("host"):
-        for path in ("snmp6", "dev_snmp6/eth0"):
-            with open(f"/proc/net/{path}", encoding="ascii") as file:
-                for name, value in (line.split() for line in file):
-                    if name in COUNTERS:
-                        values[f"{path} {name}"] = int(value)
+        for path in ("snmp", "snmp6", "dev_snmp6/eth0"):
+            read = kernel_counters.table if path == "snmp" else kernel_counters.of_ipv6
+            values |= {f"{path} {name}": value for name, value in read(f"/proc/net/{path}").items() if name in COUNTERS}
         with open("/proc/net/dev", encoding="ascii") as file:
             words = next(line for line in file if "eth0:" in line).split()
     # Of bytes virtio_net counts its own header, too, where it is given frames.
@@ -186,7 +188,7 @@ def observe(wire, rings, datagrams, setup=None, bind=(NEAR, FROM), connect=None,
     before = counters()
     errors = sender.send(datagrams, **way)
     packets = wire.take(sum(error == 0 for error in errors))
-    if connect and len({packet[15:18] for packet in packets}) == 1:
+    if wire.is_ipv6 and connect and len({packet[15:18] for packet in packets}) == 1:
         # Its label is made of a random number of the sock's; see labels_stay().
         packets = [packet[:15] + bytes([packet[15] & 0xf0]) + packet[18:] for packet in packets]
     # virtio_net counts frames when it frees them.
@@ -415,7 +417,8 @@ def ways(way):
     with namespace("host"):
         YNL = family()
     sh(f"ip netns exec host ping -q -c1 -w20 {FAR}")
-    with namespace("peer"):
-        SINKS.append(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
-    SINKS[0].bind(("::", PORT))
+    if not SINKS:
+        with namespace("peer"):
+            SINKS.append(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+        SINKS[0].bind(("::", PORT))
     return Wire()

@@ -12,6 +12,7 @@ import subprocess
 import time
 
 import droptrace
+import kernel_counters
 import kopi
 from equivalence import (COUNT, NONE, PATIENCE, Policy, chain, devices, nft_table, run, sh, together, undo)
 
@@ -153,14 +154,7 @@ def sockets():
 def counters():
     """All of the stack's counters, and the NIC's of what came."""
     found = {}
-    for path in ("/proc/net/snmp", "/proc/net/netstat"):
-        with open(path, encoding="ascii") as file:
-            rows = [line.split() for line in file]
-        for names, values in zip(rows[::2], rows[1::2]):
-            found.update((names[0] + name, int(value))
-                         for name, value in zip(names[1:], values[1:]))
-    with open("/proc/net/snmp6", encoding="ascii") as file:
-        found.update((name, int(value)) for name, value in (line.split() for line in file))
+    found |= kernel_counters.table() | kernel_counters.table("/proc/net/netstat") | kernel_counters.of_ipv6()
     for space, link in (("host", "eth0"), ("peer", "eth1")):
         stats = json.loads(sh(f"ip -n {space} -s -j link show {link}"))[0]["stats64"]["rx"]
         found.update((f"{link} {name}", stats[name]) for name in ("packets", "bytes", "dropped"))

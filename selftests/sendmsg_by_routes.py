@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 
+import kernel_counters
 import kopi
 from equivalence import namespace, run_nft, sh
 from linux import IP_MTU_DISCOVER, IP_PKTINFO, IP_TOS, IPV6_MTU_DISCOVER, IPV6_PKTINFO, IPV6_TCLASS, SO_SNDBUFFORCE
@@ -50,6 +51,11 @@ V4 = Version("IPv4", socket.AF_INET, ("192.0.2.1", FAR), headers=28,
              of=(0, socket.IPPROTO_IP, IP_PKTINFO, IP_TOS, IP_MTU_DISCOVER))
 V6 = Version("IPv6", socket.AF_INET6, ("2001:db8::1", "2001:db8::2"), headers=48,
              of=(kopi.UDP6, socket.IPPROTO_IPV6, IPV6_PKTINFO, IPV6_TCLASS, IPV6_MTU_DISCOVER))
+
+
+# A socket of IPv6, and peers of IPv4.
+MAPPED = Version("IPv4 by a socket of IPv6", socket.AF_INET6, ("::", f"::ffff:{FAR}"), headers=28,
+                 of=(kopi.UDP6, socket.IPPROTO_IPV6, IPV6_PKTINFO, IPV6_TCLASS, IPV6_MTU_DISCOVER))
 
 
 class Header(ctypes.Structure):
@@ -126,6 +132,9 @@ def plain_ones(version):
 
 def names_of(version, name):
     """Addresses of all kinds, of which `name` is one that answers."""
+    if version is MAPPED:
+        return [b"", name, *names_of(V6, name), *(kopi.pack_address(f"::ffff:{address}", 9) for address in (
+            "0.0.0.0", "255.255.255.255", "224.0.0.7", "203.0.113.9", "127.0.0.1")), kopi.pack_address(f"::ffff:{FAR}", 0)]
     if version is V4:
         return [b"", name, name[:8], name + bytes(12), kopi.pack_address("::1", 9), kopi.pack_address("0.0.0.0", 9),
                 kopi.pack_address(FAR, 0), kopi.pack_address("255.255.255.255", 9), kopi.pack_address("224.0.0.7", 9),
@@ -151,12 +160,15 @@ def wrong_ones(version):
     names = names_of(version, pairs[0].name)
     with namespace("host"):
         device = socket.if_nametoindex("eth0")
-    whole = 16 + len(version.info(version.near))
+    whole = 16 + len(version.info(version.far))
     heads = [struct.pack("=Qii", length, level, kind) for length in (0, 16, 24, whole - 1, whole, whole + 1, 1 << 40)
              for level in (0, 1, 41) for kind in (version.source, version.tos)]
     # As they should be, more often than by chance.
     heads += [struct.pack("=Qii", whole, version.level, version.source)] * 10
-    sources = ("0.0.0.0", V4.near, FAR, "127.0.0.1") if version is V4 else ("::", V6.near, V6.far, "::1", "fe80::1")
+    sources_of_ipv4 = ("0.0.0.0", V4.near, FAR, "127.0.0.1")
+    sources = sources_of_ipv4 if version is V4 else ("::", V6.near, V6.far, "::1", "fe80::1")
+    if version is MAPPED:
+        sources = ("::", V6.near, *(f"::ffff:{source}" for source in sources_of_ipv4))
     infos = [version.info(source, index) for index in (0, device, -1, 99) for source in sources]
     differ = []
     for number in range(MESSAGES):
@@ -291,18 +303,12 @@ def full(version, far):
 def counted(version):
     """UDP's datagrams, and those for which there was no room; packets that IP discarded; and how many more datagrams
     than packets there were."""
-    values = {}
     with namespace("host"):
         if version is V6:
-            with open("/proc/net/snmp6", encoding="ascii") as file:
-                values = {name: int(number) for name, number in (line.split() for line in file)}
+            values = kernel_counters.of_ipv6()
             names = ("Udp6OutDatagrams", "Udp6SndbufErrors", "Ip6OutDiscards")
         else:
-            with open("/proc/net/snmp", encoding="ascii") as file:
-                lines = file.read().splitlines()
-            for names, numbers in zip(lines[::2], lines[1::2]):
-                kind, *names = names.split()
-                values |= {kind + name: int(number) for name, number in zip(names, numbers.split()[1:])}
+            values = kernel_counters.table()
             names = ("Udp:OutDatagrams", "Udp:SndbufErrors", "Ip:OutDiscards")
     requests = values["Ip6OutRequests" if version is V6 else "Ip:OutRequests"]
     return [*(values[name] for name in names), values[names[0]] - requests]
@@ -368,6 +374,7 @@ for ip_version in (V4, V6):
     sh(f"ip netns exec host ping -q -c1 -w20 {ip_version.far}")
     plain_ones(ip_version)
     wrong_ones(ip_version)
+wrong_ones(MAPPED)
 for case in (memory_of_all_kinds, a_page_that_waits, refused, corked,
              lambda: full(V4, "198.18.0.2"), lambda: full(V6, "2001:db8:5::2"), threads_at_once, closes_meanwhile):
     case()

@@ -7,6 +7,7 @@ import json
 import socket
 import struct
 
+import kernel_counters
 import kopi
 from attached import ADDRESSES, host, link
 from equivalence import checksum, namespace, sh
@@ -138,16 +139,12 @@ def counters(ip):
     device's."""
     with namespace("host"):
         if ip is V4:
-            with open("/proc/net/snmp", encoding="ascii") as file:
-                lines = [line.split() for line in file]
-            fields = {names[0] + name: int(value) for names, values in zip(lines[::2], lines[1::2])
-                      for name, value in zip(names[1:], values[1:])}
+            fields = kernel_counters.table()
             return {name: fields.get(name, 0) for name in (*(f"Ip:{each}" for each in COUNTED),
                                                            *(f"Udp:{each}" for each in COUNTED_OF_UDP))}
         found = {}
         for where in "snmp6", "dev_snmp6/eth0":
-            with open(f"/proc/net/{where}", encoding="ascii") as file:
-                fields = {name: int(value) for name, value in map(str.split, file)}
+            fields = kernel_counters.of_ipv6(f"/proc/net/{where}")
             for each in COUNTED:
                 icmp = fields["Icmp6InMsgs"] if each in ("InReceives", "InDelivers") else 0
                 found[f"{where} Ip:{each}"] = fields[f"Ip6{each}"] - icmp

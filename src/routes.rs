@@ -5,9 +5,10 @@
 
 use crate::flow::Flow;
 use crate::pure::{
-    abi::{Meta, META_LOCAL},
+    abi::{Meta, AF_INET, AF_INET6, META_LOCAL},
     cache::Set,
-    ip::IpVersion, //
+    ip::IpVersion,
+    rule::unmapped, //
 };
 use crate::sys::{
     datagram::{Datagram, Options},
@@ -67,9 +68,10 @@ impl Routes {
         }
     }
 
-    /// Whether a flow's datagrams may be sent by remembered routes as of this batch. Process context.
-    pub(crate) fn are_for(&mut self, number: u32, flow: &Flow, sk: &Sock) -> bool {
-        match sk.is_ipv6() {
+    /// Whether a flow's datagram that goes where `meta` says may be sent by a remembered route as of this batch.
+    /// Process context.
+    pub(crate) fn are_for(&mut self, number: u32, flow: &Flow, sk: &Sock, meta: &Meta) -> bool {
+        match sk.is_ipv6() && !is_mapped(meta) {
             false => self.v4.know(number, flow, sk).is_some(),
             true => self.v6.know(number, flow, sk).is_some(),
         }
@@ -101,9 +103,45 @@ impl Routes {
     ) -> Option<Datagram<'a>> {
         match sk.is_ipv6() {
             false => self.v4.datagram(number, flow, sk, meta, data),
+            true if is_mapped(meta) => self.mapped(number, flow, sk, meta, data),
             true => self.v6.datagram(number, flow, sk, meta, data),
         }
     }
+
+    /// The datagram that a sock of IPv6 sends to a peer of IPv4, as udpv6_sendmsg() has udp_sendmsg() send
+    /// it.
+    #[inline(never)]
+    fn mapped<'a>(
+        &'a mut self,
+        number: u32,
+        flow: &Flow,
+        sk: &Sock,
+        meta: &Meta,
+        data: Bytes<'a>,
+    ) -> Option<Datagram<'a>> {
+        self.v4.datagram(number, flow, sk, &of_ipv4(meta)?, data)
+    }
+}
+
+/// Whether the peer is one of IPv4, at a sock of IPv6.
+fn is_mapped(meta: &Meta) -> bool {
+    meta.family == AF_INET6 && unmapped(&meta.peer).is_some()
+}
+
+/// Metadata of a sock of IPv6 that sends to a peer of IPv4, as those of one of IPv4: `None` if the source is
+/// none of IPv4, which udp_sendmsg() refuses.
+fn of_ipv4(meta: &Meta) -> Option<Meta> {
+    let bytes = |address| {
+        let [a, b, c, d] = unmapped(address)?;
+        Some([a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    };
+    let mut of_ipv4 = *meta;
+    of_ipv4.family = AF_INET;
+    of_ipv4.peer = bytes(&meta.peer)?;
+    if meta.flags & META_LOCAL != 0 {
+        of_ipv4.local = bytes(&meta.local).filter(|source| *source != [0; 16])?;
+    }
+    Some(of_ipv4)
 }
 
 impl<O: Options> Known<O> {

@@ -22,11 +22,15 @@ if not os.path.exists(NTH) or not os.path.exists(f"{DEBUG}/failslab"):
           "CONFIG_FAIL_PAGE_ALLOC")
     sys.exit(4)
 
-import kopi  # noqa: E402, after the way to it is known
+import kernel_counters  # noqa: E402, after the way to it is known
+import kopi  # noqa: E402
 import memory  # noqa: E402
 from equivalence import devices, namespace, sh  # noqa: E402
 from kopi import Wrong, expect, wait_until  # noqa: E402
 
+# The names of counters of losses, and of what kinds they are.
+LOSSES = ((("Ip:", "Ip6"), ("InDiscards", "OutDiscards", "FragFails", "ReasmFails")),
+          (("Udp:", "Udp6"), ("InErrors", "SndbufErrors", "MemErrors")))
 KMEMLEAK = f"{DEBUG}/kmemleak"
 # Kilobytes of kernel memory that a process can have more or less for other reasons.
 SLACK_KB = 512
@@ -177,19 +181,8 @@ def losses(*namespaces):
     total = 0
     for name in namespaces:
         with namespace(name):
-            with open("/proc/thread-self/net/snmp", encoding="ascii") as file:
-                lines = file.read().splitlines()
-            for names, values in zip(lines[::2], lines[1::2]):
-                for key, value in zip(names.split(), values.split()):
-                    if key in ("InErrors", "SndbufErrors", "MemErrors", "InDiscards", "OutDiscards",
-                               "FragFails", "ReasmFails") and names.startswith(("Ip:", "Udp:")):
-                        total += int(value)
-            with open("/proc/thread-self/net/snmp6", encoding="ascii") as file:
-                for line in file:
-                    key, value = line.split()
-                    if key in ("Udp6InErrors", "Udp6SndbufErrors", "Udp6MemErrors", "Ip6InDiscards",
-                               "Ip6OutDiscards", "Ip6FragFails", "Ip6ReasmFails"):
-                        total += int(value)
+            counted = kernel_counters.table("/proc/thread-self/net/snmp") | kernel_counters.of_ipv6("/proc/thread-self/net/snmp6")
+            total += sum(counted.get(kind + name, 0) for kinds, names in LOSSES for kind in kinds for name in names)
             with open("/proc/thread-self/net/dev", encoding="ascii") as file:
                 for line in file.read().splitlines()[2:]:
                     # Received: bytes packets errs drop fifo …; sent: as many again.

@@ -3,6 +3,8 @@
 
 import json
 
+import kernel_counters
+
 from .setups import run_nft, sh
 from .subjects import SENTINEL_PORTS
 
@@ -45,16 +47,6 @@ def conntrack():
 
 def snmp():
     """The namespace's UDP counters, of IPv4 and IPv6."""
-    counters = {}
-    with open("/proc/net/snmp", encoding="ascii") as file:
-        lines = [line.split() for line in file]
-    for names, values in zip(lines[::2], lines[1::2]):
-        if names[0] == "Udp:":
-            counters.update(("Udp" + name, int(value))
-                            for name, value in zip(names[1:], values[1:]) if name in SNMP)
-    with open("/proc/net/snmp6", encoding="ascii") as file:
-        for line in file:
-            name, value = line.split()
-            if name[:4] == "Udp6" and name[4:] in SNMP:
-                counters[name] = int(value)
-    return counters
+    of_ipv4, of_ipv6 = kernel_counters.table(), kernel_counters.of_ipv6()
+    return {"Udp" + name: of_ipv4["Udp:" + name] for name in SNMP if "Udp:" + name in of_ipv4} | {
+        "Udp6" + name: of_ipv6["Udp6" + name] for name in SNMP if "Udp6" + name in of_ipv6}

@@ -244,10 +244,11 @@ impl Channel {
     #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
     pub(crate) unsafe fn add_flow(&self, socket: &Socket) -> Result<u32> {
         if self.wants_engine() {
-            self.make_route_places(match socket.sk().is_ipv6() {
-                false => IpVersion::V4,
-                true => IpVersion::V6,
-            })?;
+            // Flows of IPv6 may have peers of IPv4.
+            self.make_route_places(IpVersion::V4)?;
+            if socket.sk().is_ipv6() {
+                self.make_route_places(IpVersion::V6)?;
+            }
         }
         loop {
             let mut sender = self.sender.lock();

@@ -26,9 +26,10 @@ void kopi_ip_inc_stats(struct sock *sk, int field)
 	IP_INC_STATS(sock_net(sk), field);
 }
 
-void kopi_udp_inc_stats(struct sock *sk, int field)
+/* Counts for UDP of the IP version of a route. */
+void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field)
 {
-	SNMP_INC_STATS(__UDPX_MIB(sk, sk->sk_family == AF_INET), field);
+	SNMP_INC_STATS(__UDPX_MIB(sk, dst->ops->family == AF_INET), field);
 }
 
 bool kopi_ns_capable_net_admin(struct user_namespace *ns)

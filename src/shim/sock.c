@@ -157,10 +157,11 @@ bool kopi_sock_is_nospace(const struct sock *sk)
 	return test_bit(SOCK_NOSPACE, &sk->sk_socket->flags);
 }
 
-/* Whether errors of packets that were sent are reported, by the sock's own IP version. */
-bool kopi_inet_recverr(const struct sock *sk)
+/* Whether errors of packets that were sent are reported, by the IP version of a route. */
+bool kopi_inet_recverr(const struct sock *sk, const struct dst_entry *dst)
 {
-	return sk->sk_family == AF_INET6 ? inet6_test_bit(RECVERR6, sk) : inet_test_bit(RECVERR, sk);
+	return dst->ops->family == AF_INET6 ? inet6_test_bit(RECVERR6, sk) :
+					      inet_test_bit(RECVERR, sk);
 }
 
 /* Turns softirqs off and locks the sock, unless a process has locked it. */

@@ -98,6 +98,11 @@ impl<'a> Datagram<'a> {
         }
     }
 
+    /// Whether it is of IPv6.
+    pub(super) fn is_ipv6(&self) -> bool {
+        matches!(self, Self::V6(_))
+    }
+
     /// The mark of the skb.
     pub(super) fn mark(&self) -> u32 {
         match self {
@@ -241,7 +246,7 @@ unsafe fn give(
                     local_out(bindings::kopi_sock_net(sk), sk, skb),
                 )
             }
-            Err(error) => report(sk, len, error.to_errno()),
+            Err(error) => report(sk, dst, len, error.to_errno()),
         }
     }
 }
@@ -342,12 +347,12 @@ pub(super) unsafe fn count(
             error => error,
         };
         if error == 0 {
-            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_OUTDATAGRAMS as i32);
+            bindings::kopi_udp_inc_stats(sk, dst, bindings::UDP_MIB_OUTDATAGRAMS as i32);
             return 0;
         }
         bindings::kopi_output_inc_stats(sk, dst, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
-        if error == enobufs().to_errno() && !bindings::kopi_inet_recverr(sk) {
-            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_SNDBUFERRORS as i32);
+        if error == enobufs().to_errno() && !bindings::kopi_inet_recverr(sk, dst) {
+            bindings::kopi_udp_inc_stats(sk, dst, bindings::UDP_MIB_SNDBUFERRORS as i32);
             return 0;
         }
         error
@@ -359,16 +364,21 @@ pub(super) unsafe fn count(
 ///
 /// # Safety
 ///
-/// `sk` must be valid, with its socket.
+/// `sk` must be valid, with its socket. `dst` must be the valid one of the datagram's route.
 #[inline]
-pub(super) unsafe fn report(sk: *mut bindings::sock, len: usize, error: c_int) -> c_int {
+pub(super) unsafe fn report(
+    sk: *mut bindings::sock,
+    dst: *mut bindings::dst_entry,
+    len: usize,
+    error: c_int,
+) -> c_int {
     if error == 0 {
         return len as c_int;
     }
-    // SAFETY: The caller passes a valid sock with its socket.
+    // SAFETY: The caller passes a valid sock with its socket, and a valid dst.
     unsafe {
         if error == enobufs().to_errno() || bindings::kopi_sock_is_nospace(sk) {
-            bindings::kopi_udp_inc_stats(sk, bindings::UDP_MIB_SNDBUFERRORS as i32);
+            bindings::kopi_udp_inc_stats(sk, dst, bindings::UDP_MIB_SNDBUFERRORS as i32);
         }
     }
     error
@@ -388,5 +398,5 @@ pub(super) unsafe fn sent(
     result: c_int,
 ) -> c_int {
     // SAFETY: The caller passes a valid sock with its socket, and a valid dst.
-    unsafe { report(sk, len, count(sk, dst, result)) }
+    unsafe { report(sk, dst, len, count(sk, dst, result)) }
 }

@@ -38,7 +38,10 @@ impl Sender {
         let (routes, number) = (&mut self.output.routes, flow.number());
         routes.begin();
         // UDP waits for room, or counts that there was none.
-        if !sk.can_send() || !flow.sends_by_ring() || !routes.are_for(number, flow, sk) {
+        if !sk.can_send()
+            || !flow.sends_by_ring()
+            || !routes.are_for(number, flow, sk, &message.meta)
+        {
             return None;
         }
         let data = message.copy(self.message.get().ok()?)?;

@@ -65,6 +65,8 @@ struct Open {
     skb: NonNull<bindings::sk_buff>,
     /// The address of the device, which is only compared.
     device: usize,
+    /// Whether the frames are of IPv6, as the skb's route is.
+    is_ipv6: bool,
     pages: FramePages,
     start: *mut u8,
     room: usize,
@@ -151,6 +153,7 @@ impl FrameBatch {
         let sender = unsafe { bindings::kopi_skb_sk(open.skb.as_ptr()) };
         sender == sk.as_ptr()
             && open.device == datagram.device()
+            && open.is_ipv6 == datagram.is_ipv6()
             && open.count < BULK
             && slot <= open.room.saturating_sub(open.at)
     }
@@ -176,6 +179,7 @@ impl FrameBatch {
             Some(Open {
                 skb: NonNull::new(skb)?,
                 device: datagram.device(),
+                is_ipv6: datagram.is_ipv6(),
                 start: pages.start(),
                 pages,
                 room,

@@ -88,13 +88,13 @@ impl datagram::Options for OptionsV4 {
     type Route = RouteV4;
 
     fn of(sk: &Sock, flow: u32) -> Option<Self> {
-        if sk.is_ipv6() {
+        let is_ipv6 = sk.is_ipv6();
+        if is_ipv6 && sk.is_ipv6_only() {
             return None;
         }
         let raw = sk.as_ptr();
         let inet = raw.cast::<bindings::inet_sock>();
-        // SAFETY: The sock is borrowed, and of IPv4, as checked. A UDP sock begins with an
-        // inet_sock. Fields that system calls change meanwhile are read once.
+        // SAFETY: The sock is borrowed. A UDP sock of either IP version begins with an inet_sock. Fields that system calls change meanwhile are read once.
         unsafe {
             let source_port = sk.local_port();
             // udp_sendmsg() binds a sock without a port.
@@ -103,7 +103,8 @@ impl datagram::Options for OptionsV4 {
             }
             bindings::kopi_sock_rps_record_flow(raw);
             let state = ptr::read_volatile(&raw const (*raw).__sk_common.skc_state);
-            let connected = u32::from(state) == bindings::TCP_ESTABLISHED;
+            // udpv6_sendmsg() gives udp_sendmsg() an address, if it is connected to one of IPv4.
+            let connected = !is_ipv6 && u32::from(state) == bindings::TCP_ESTABLISHED;
             let source = ptr::read_volatile(&raw const (*inet).inet_saddr);
             let device = match sk.bound_device() {
                 0 => ptr::read_volatile(&raw const (*inet).uc_index),

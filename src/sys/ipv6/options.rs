@@ -7,10 +7,7 @@ use super::{
     DatagramV6,
 };
 use crate::{
-    pure::{
-        abi::{Meta, AF_INET6, META_LOCAL},
-        rule::unmapped,
-    },
+    pure::abi::{Meta, AF_INET6, META_LOCAL},
     sys::{
         bindings,
         datagram::{self, is_special},
@@ -112,9 +109,8 @@ impl datagram::Options for OptionsV6 {
         if may_change || self.of_sock.connected || meta.family != AF_INET6 || meta.peer_port == 0 {
             return None;
         }
-        // udpv6_sendmsg() handles the any-address, IPv4's, and multicast, which has sources and
-        // devices of its own.
-        if meta.peer == [0; 16] || meta.peer[0] == 0xff || unmapped(&meta.peer).is_some() {
+        // udpv6_sendmsg() handles the any-address, and multicast, which has sources and devices of its own.
+        if meta.peer == [0; 16] || meta.peer[0] == 0xff {
             return None;
         }
         let (device, from, is_from_message) = self.source(meta)?;

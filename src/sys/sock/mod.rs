@@ -61,6 +61,12 @@ impl Sock {
         u32::from(family) == bindings::AF_INET6
     }
 
+    /// Whether it has no peers of IPv4, although it is of IPv6: IPV6_V6ONLY.
+    pub(in crate::sys) fn is_ipv6_only(&self) -> bool {
+        // SAFETY: The sock is borrowed, and so valid.
+        unsafe { bindings::kopi_sk_ipv6only(self.as_ptr()) }
+    }
+
     /// Whether both belong to one network namespace.
     pub(crate) fn same_net(&self, other: &Sock) -> bool {
         // SAFETY: Both socks are borrowed, and so valid. Their namespaces don't change.
@@ -305,8 +311,7 @@ impl Sock {
     pub(super) fn before_bind(&self) -> BeforeBind {
         BeforeBind {
             device: self.bound_device(),
-            // SAFETY: The sock is borrowed, and so valid.
-            ipv6only: unsafe { bindings::kopi_sk_ipv6only(self.as_ptr()) },
+            ipv6only: self.is_ipv6_only(),
         }
     }
 
