@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all programs test-direct test-sendmsg test-peers test-nics test-debug smoke-debug test-kcsan fuzz soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
+.PHONY: build run test test-all programs test-direct test-sendmsg test-peers test-nics test-debug smoke-debug test-kcsan fuzz fuzz-stock soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -26,6 +26,7 @@ help:
 	@echo 'make smoke-debug   six of them on it, in minutes'
 	@echo 'make test-kcsan  those with many threads, on a kernel that looks for data races (KCSAN)'
 	@echo 'make fuzz SECONDS=N   the fuzzers on that kernel'
+	@echo 'make fuzz-stock SECONDS=N   the same on the stock kernel; FUZZERS="rings.sh frames.py": those only'
 	@echo 'make soak SECONDS=N   mixed traffic, churn and changes of rules for ten minutes, or so long'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
 	@echo 'make bench       what packets cost by rings and by their rivals: build/bench.json, and tables'
@@ -119,7 +120,7 @@ build-debug: tools bpf ynl
 
 # Many times slower there: hours. FILES='rings_work.py …': those only.
 test-debug: build-debug
-	@qemu/vm --kernel debug --mem 4096 --timeout infinity -- env FUZZ_SECONDS=60 COUNT=250 KILL_CYCLES=200 \
+	@qemu/recorded --kernel debug --mem 4096 --timeout infinity -- env FUZZ_SECONDS=60 COUNT=250 KILL_CYCLES=200 \
 		selftests/run $(FILES)
 
 # Of them, a few that meet most of the code, in eight minutes.
@@ -137,12 +138,16 @@ test-kcsan: tools bpf ynl
 
 # How long: each fuzzer, or all that goes on at once.
 SECONDS ?= 600
+FUZZERS ?= rings.sh calls.sh netlink.py frames.py
+fuzz_them = env FUZZ_SECONDS=$(SECONDS) bash -c 'for each in $(FUZZERS); do selftests/fuzz_$$each || exit; done'
 fuzz: build-debug
-	@qemu/vm --kernel debug --mem 4096 --timeout infinity -- env FUZZ_SECONDS=$(SECONDS) bash -c \
-		'for each in rings.sh calls.sh netlink.py frames.py; do selftests/fuzz_$$each || exit; done'
+	@qemu/recorded --kernel debug --mem 4096 --timeout infinity -- $(fuzz_them)
+
+fuzz-stock: build bpf ynl
+	@qemu/recorded --kernel $(firstword $(KERNEL)) --timeout infinity -- $(fuzz_them)
 
 soak: build bpf
-	@qemu/vm --timeout infinity -- env SOAK_SECONDS=$(SECONDS) selftests/soak.py
+	@qemu/recorded --timeout infinity -- env SOAK_SECONDS=$(SECONDS) selftests/soak.py
 
 policy: build bpf
 	@qemu/policy $(firstword $(KERNEL))

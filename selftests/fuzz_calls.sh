@@ -21,7 +21,7 @@ fuzz() {
 	echo "# ${*:2}"
 	"${@:2}" >/tmp/calls.out 2>&1
 	status=$?
-	sed 's/^/# /' /tmp/calls.out
+	sed "s/^run: {/&\"what\": \"calls, $1\", /; s/^/# /" /tmp/calls.out
 	check "$1, seed $seed: the process ends by itself" [ $status = 0 ]
 	[ "$1" = alone ] || check "$1: others were served in time" [ $status != 3 ]
 	check "$1: nothing holds the module" wait_for unused

@@ -6,6 +6,7 @@ directly, with netfilter's hooks asked, and by the stack.
 FUZZ_SECONDS and FUZZ_SEED choose how long, and what; each case gets its part of the time."""
 
 import contextlib
+import json
 import os
 import subprocess
 import time
@@ -43,7 +44,12 @@ def told_the_same(ynl, name, way):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     after = link(ynl)
     directly, received = (after[field] - before[field] for field in ("received-direct", "received"))
-    print(f"# {name}: {done.stdout.splitlines()[-1:]}, {directly} of {received} redirected ones directly")
+    for line in done.stdout.splitlines():
+        if line.startswith("run: "):
+            ran = json.loads(line.removeprefix("run: "))
+            ran["counts"]["received directly"] = directly
+            print("# run: " + json.dumps({"what": f"frames, {name}"} | ran))
+    print(f"# {name}: {directly} of {received} redirected ones directly")
     kopi.check(f"{name}, seed {SEED}: a flow is told what a socket is told", done.returncode == 0,
                done.stderr + "\n".join(done.stdout.splitlines()[-3:]))
     wanted = name != "by the stack"

@@ -6,6 +6,7 @@ is root of a user namespace, and others are served meanwhile.
 FUZZ_SECONDS and FUZZ_SEED choose how long, and what; a run with the same seed sends the same.
 """
 
+import ast
 import contextlib
 import os
 import random
@@ -95,7 +96,7 @@ def rng_of(worker):
 
 def send_all_kinds(worker, number, end):
     """Sends messages; some dumps are read in part, or not at all."""
-    rng, sock, answered = rng_of(worker), open_socket(), {}
+    rng, sock, answered = rng_of(worker), open_socket(), {"sent": 0}
     while time.monotonic() < end:
         command, body = message(rng)
         dumped = rng.random() < (0.7 if command in DUMPED else 0.03)
@@ -103,6 +104,7 @@ def send_all_kinds(worker, number, end):
         length = 16 + len(body)
         with contextlib.suppress(OSError):
             sock.send(struct.pack("=IHHII", length, number, flags, 1, 0) + body)
+            answered["sent"] += 1
         for _ in range(rng.choice((0, 1, 3, 50))):
             try:
                 answer = sock.recv(rng.choice((100, 65536)))
@@ -166,6 +168,8 @@ def fuzz():
     said = run_workers(family().nlproto.family_id)
     for status, what in said:
         print(f"# {status}: {what}", flush=True)
+    messages = sum(ast.literal_eval(what or "{}").get("sent", 0) for _, what in said)
+    kopi.ran(f"netlink, {'with root of a namespace' if WITHIN else 'alone'}", SECONDS, SEED, messages=messages)
     return said
 
 

@@ -87,7 +87,7 @@ fuzz() {
 	for pid in "${pids[@]}"; do
 		wait "$pid" || bad=$?
 	done
-	sed 's/^/# /' $log/fuzz.*
+	sed "s/^run: {/&\"what\": \"rings, $where\", /; s/^/# /" $log/fuzz.*
 	check "$where, seed $seed: hostile processes end by themselves" [ $bad = 0 ]
 	rm $log/running
 	wait $neighbour

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import fcntl
 import functools
+import json
 import mmap
 import os
 import re
@@ -278,6 +279,12 @@ def check(what, passed, detail=""):
     if not passed:
         _failed += 1
     print(f"{'ok' if passed else 'not ok'} {_count} - {what}{'' if passed else f' ({detail})'}", flush=True)
+
+
+def ran(what, seconds, seed=None, **counts):
+    """Says what a run came to, for qemu/runs."""
+    told = {"what": what, "seconds": int(seconds), "counts": {name.replace("_", " "): n for name, n in counts.items()}}
+    print("# run: " + json.dumps(told if seed is None else told | {"seed": seed}), flush=True)
 
 
 def fails(what, number, call):

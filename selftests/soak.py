@@ -83,6 +83,7 @@ with Watchdog() as watchdog:
     done, broken, taken = all_of_it(SECONDS)
 watchdog.check()
 print(f"# in {SECONDS} s: {done}")
+kopi.ran("soak", SECONDS, **{name: count for name, count in done.items() if isinstance(count, int)})
 print(f"# kilobytes taken: {taken}")
 check("all datagrams arrived intact, and all packets are accounted for", not broken, "; ".join(broken))
 check("each kind of work was done", set(done) == {

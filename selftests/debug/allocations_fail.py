@@ -125,6 +125,7 @@ DRY = re.compile("socket|connect|channel|join|mmap|munmap|doorbell, (copied|by r
 
 def main():
     """Tries all."""
+    began = time.monotonic()
     kopi.send_by_reference()
     paths = {"lo4": faults.Path("lo4", "127.0.0.1", "127.0.0.1", "host"),
              "lo6": faults.Path("lo6", "::1", "::1", "host"),
@@ -158,6 +159,8 @@ def main():
                 kopi.check(f"{name}: the stack did have the frames", by_reference[name] > 0)
         print(f"# {len(chosen)} entry points: {total['faults']} allocations failed in turn, memory ran out at "
               f"{total['points']} points, {total['refused']} errors")
+        kopi.ran("allocations, each in turn", time.monotonic() - began, entry_points=len(chosen),
+                 failed_in_turn=total["faults"], points_without_memory=total["points"])
         print(f"# lost after the stack took them, and counted by it: {dict(lost)}")
     faults.check_all_is_back(before)
 

@@ -226,6 +226,7 @@ def by_drivers(nics):
 
 def main(make):
     """Both kinds, over some paths."""
+    began = time.monotonic()
     # All of it once without faults.
     for flow in make():
         for _ in range(5):
@@ -236,11 +237,12 @@ def main(make):
         flow.close()
     faults.forget_leaks()
     before = memory.slabs()
-    in_all = 0
+    in_all, failures = 0, 0
     for kind in ONE_IN:
         flows = make()
         failed, in_softirqs, counted, reasons = spell(kind, flows)
         in_all += in_softirqs
+        failures += failed
         kopi.check(f"{kind}: allocations failed, in softirqs, too", failed > 100 and in_softirqs > 20,
                    f"{failed}, {in_softirqs}")
         lost = 0
@@ -264,7 +266,8 @@ def main(make):
                        sum(flow.sent) == sent + 32 and flow.lost() == lost, f"{flow.lost() - lost} lost")
             flow.close()
         kopi.check(f"{kind}: nothing holds the module", wait_until(memory.is_unused), memory.module_users())
-    print(f"# {in_all} allocations failed in softirqs")
+    kopi.ran(f"allocations in softirqs, {make.__name__}", time.monotonic() - began, failed=failures,
+             in_softirqs=in_all)
     faults.check_all_is_back(before)
 
 

@@ -402,6 +402,7 @@ KERNELS = {"socket over the limit": {errno.ENFILE}}
 
 def main():
     """Tries all."""
+    began = time.monotonic()
     expected = re.compile(os.environ.get("FAULTS", ""))
     total = collections.Counter()
     with faults.own_cgroup() as kernel_memory, namespace("host"):
@@ -423,6 +424,8 @@ def main():
         gc.enable()
     print(f"# {len(chosen)} entry points: {total['faults']} allocations failed in turn, memory ran out at "
           f"{total['points']} points, {total['refused']} errors")
+    kopi.ran("allocations of streams, each in turn", time.monotonic() - began, entry_points=len(chosen),
+             failed_in_turn=total["faults"], points_without_memory=total["points"])
     faults.check_all_is_back(before)
 
 

@@ -17,7 +17,7 @@ use std::{
     path::Path,
     ptr,
     sync::{
-        atomic::{AtomicI32, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicI32, AtomicU64, AtomicUsize, Ordering::Relaxed},
         RwLock,
     },
     thread,
@@ -101,29 +101,23 @@ pub(crate) fn run(run: &Run, at: &[IpAddr], slow: Option<&Path>) -> io::Result<(
     places.extend(at);
     let slow = slow.map(map_slow).transpose()?;
     let mut coverage = Coverage::new(run.coverage.as_deref())?;
-    let rounds = run.repeat(|seed, deadline| {
+    let calls = AtomicU64::new(0);
+    let done = run.repeat(|seed, deadline| {
         let patience = pick(&mut random(seed, 0), &PATIENCE);
         let round = Round::new(family, &places, slow, patience)?;
         thread::scope(|scope| {
             let workers: Vec<_> = (0..run.threads)
                 .map(|number| {
-                    let (round, trace) = (&round, coverage.tracer());
+                    let (round, trace, calls) = (&round, coverage.tracer(), &calls);
+                    let record = move || {
+                        let random = random(seed, number + 1);
+                        calls
+                            .fetch_add(work(round, random, run.operations / 10, deadline), Relaxed);
+                    };
                     scope.spawn(move || match trace {
-                        Some(trace) => trace.record(|| {
-                            work(
-                                round,
-                                random(seed, number + 1),
-                                run.operations / 10,
-                                deadline,
-                            )
-                        }),
+                        Some(trace) => trace.record(record),
                         None => {
-                            work(
-                                round,
-                                random(seed, number + 1),
-                                run.operations / 10,
-                                deadline,
-                            );
+                            record();
                             Ok(Vec::new())
                         }
                     })
@@ -138,11 +132,7 @@ pub(crate) fn run(run: &Run, at: &[IpAddr], slow: Option<&Path>) -> io::Result<(
             Ok(())
         })
     })?;
-    println!(
-        "{rounds} rounds of {} threads, {} calls",
-        run.threads,
-        rounds * run.threads * (run.operations / 10)
-    );
+    done.tell(&[("calls", calls.into_inner())]);
     coverage.save()
 }
 
@@ -166,21 +156,23 @@ fn map_slow(path: &Path) -> io::Result<usize> {
     Ok(address as usize)
 }
 
+/// Gives the number of calls that were made.
 fn work(
     round: &Round,
     mut random: SmallRng,
     operations: u64,
     deadline: Option<std::time::Instant>,
-) {
+) -> u64 {
     let Ok(_interrupted) = sys::Interrupted::every(round.patience) else {
-        return;
+        return 0;
     };
-    for _ in 0..operations {
+    for done in 0..operations {
         if is_over(deadline) {
-            return;
+            return done;
         }
         pick(&mut random, &OPERATIONS)(round, &mut random);
     }
+    operations
 }
 
 impl<'a> Round<'a> {

@@ -18,7 +18,7 @@ const BURST: u32 = 20;
 /// Rounds until the time is over.
 pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     let raw = Raw::open();
-    let rounds = run.repeat(|seed, _| {
+    let done = run.repeat(|seed, _| {
         let random = &mut random(seed, 0);
         // A valid one, which can be coalesced to GSO packets.
         let plain = sys::socket(
@@ -50,7 +50,7 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
         sys::close(plain);
         Ok(())
     })?;
-    println!("{rounds} rounds");
+    println!("{} rounds", done.rounds);
     Ok(())
 }
 

@@ -132,14 +132,15 @@ impl Run {
     fn repeat(
         &self,
         mut round: impl FnMut(u64, Option<Instant>) -> std::io::Result<()>,
-    ) -> std::io::Result<u64> {
+    ) -> std::io::Result<Done> {
         let first = self.seed.unwrap_or_else(|| {
             std::time::UNIX_EPOCH
                 .elapsed()
                 .map_or(1, |since| since.as_secs())
         });
         println!("seed {first}");
-        let end = Instant::now() + Duration::from_secs(self.seconds);
+        let start = Instant::now();
+        let end = start + Duration::from_secs(self.seconds);
         // A round that was asked for is done to its end, as it was the first time.
         let deadline = self.rounds.is_none().then_some(end);
         let mut done = 0;
@@ -149,7 +150,37 @@ impl Run {
             })?;
             done += 1;
         }
-        Ok(done)
+        Ok(Done {
+            seed: first,
+            rounds: done,
+            seconds: start.elapsed().as_secs(),
+        })
+    }
+}
+
+/// What was run.
+struct Done {
+    seed: u64,
+    rounds: u64,
+    seconds: u64,
+}
+
+impl Done {
+    /// Says it in a line of JSON, which `qemu/runs` keeps, with what it came to.
+    fn tell(&self, counts: &[(&str, u64)]) {
+        let Self {
+            seed,
+            rounds,
+            seconds,
+        } = self;
+        let counts: Vec<_> = counts
+            .iter()
+            .map(|(what, count)| format!("\"{what}\": {count}"))
+            .collect();
+        println!(
+            "run: {{\"seed\": {seed}, \"rounds\": {rounds}, \"seconds\": {seconds}, \"counts\": {{{}}}}}",
+            counts.join(", ")
+        );
     }
 }
 

@@ -13,6 +13,7 @@ use rand::{rngs::SmallRng, Rng};
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -40,23 +41,24 @@ const OPERATIONS: [fn(&Round, &mut SmallRng); 15] = [
 pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     let mut coverage = Coverage::new(run.coverage.as_deref())?;
     let (mut sent, mut received) = (0, 0);
-    let rounds = run.repeat(|seed, deadline| {
+    let operations = AtomicU64::new(0);
+    let done = run.repeat(|seed, deadline| {
         let round = Round::open(seed, ends)?;
         thread::scope(|scope| {
             let workers: Vec<_> = (0..run.threads)
                 .map(|number| {
-                    let (round, trace) = (&round, coverage.tracer());
-                    scope.spawn(move || {
-                        trace
-                            .map(|trace| {
-                                trace.record(|| {
-                                    work(round, random(seed, number + 1), run.operations, deadline)
-                                })
-                            })
-                            .unwrap_or_else(|| {
-                                work(round, random(seed, number + 1), run.operations, deadline);
-                                Ok(Vec::new())
-                            })
+                    let (round, trace, operations) = (&round, coverage.tracer(), &operations);
+                    let record = move || {
+                        let random = random(seed, number + 1);
+                        operations
+                            .fetch_add(work(round, random, run.operations, deadline), Relaxed);
+                    };
+                    scope.spawn(move || match trace {
+                        Some(trace) => trace.record(record),
+                        None => {
+                            record();
+                            Ok(Vec::new())
+                        }
                     })
                 })
                 .collect();
@@ -75,19 +77,20 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
         }
         Ok(())
     })?;
-    println!(
-        "{rounds} rounds of {} threads, up to {} operations; {sent} datagrams sent, {received} received",
-        run.threads,
-        rounds * run.threads * run.operations
-    );
+    done.tell(&[
+        ("operations", operations.into_inner()),
+        ("datagrams sent", sent),
+        ("datagrams received", received),
+    ]);
     coverage.save()
 }
 
-fn work(round: &Round, mut random: SmallRng, operations: u64, deadline: Option<Instant>) {
+/// Gives the number of operations that were done.
+fn work(round: &Round, mut random: SmallRng, operations: u64, deadline: Option<Instant>) -> u64 {
     let total = round.weights.iter().sum();
-    for _ in 0..operations {
+    for done in 0..operations {
         if is_over(deadline) {
-            return;
+            return done;
         }
         let mut at = random.random_range(0..total);
         for (operation, &weight) in OPERATIONS.iter().zip(&round.weights) {
@@ -98,6 +101,7 @@ fn work(round: &Round, mut random: SmallRng, operations: u64, deadline: Option<I
             at -= weight;
         }
     }
+    operations
 }
 
 impl Round {

@@ -107,7 +107,7 @@ pub(crate) fn run(run: &Run, wire: &Wire) -> io::Result<()> {
     let sender = wire.open()?;
     // Not those of a run before.
     let (mut frames, mut identification) = (0, std::process::id() << 16);
-    let rounds = run.repeat(|seed, deadline| {
+    let done = run.repeat(|seed, deadline| {
         let random = &mut random(seed, 0);
         let mut round = Round::open(random, wire, &sender, identification)?;
         let mut done = 0;
@@ -121,7 +121,7 @@ pub(crate) fn run(run: &Run, wire: &Wire) -> io::Result<()> {
         identification = round.identification;
         Ok(())
     })?;
-    println!("{rounds} rounds, {frames} frames to each of the two");
+    done.tell(&[("frames to each", frames)]);
     Ok(())
 }
 
