@@ -33,7 +33,7 @@ help:
 	@echo 'make bench-wall  how many packets there are in a second, of one sender and of two'
 	@echo 'make bench-programs   what questions cost servers of Debian, with sockets and by `kopi run`'
 	@echo 'make bench-check fails if a few of those rows got 5 % worse than bench/table.json has them'
-	@echo "make rigs        the kernel's own selftests, with rings in place of UDP sockets"
+	@echo "make rigs        the kernel's own selftests, by kopi run"
 	@echo 'make python      build/python/kopi-*.whl: the Python package, which needs libkopi.so.1'
 	@echo 'make deb         build/deb/*.deb: Debian packages of the tools, the libraries and the module (KERNEL=all)'
 	@echo 'make netlink     src/netlink/family.[ch] and uapi/kopi_netlink.h anew, from uapi/kopi.yaml'
