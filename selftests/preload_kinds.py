@@ -1,0 +1,121 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""By `kopi run`, a program does what it does alone, however it was built and whatever it inherits: with
+AddressSanitizer, fortified, static; with another preloaded library; with a filter of system calls."""
+
+import ctypes
+import errno
+import os
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+
+import kopi
+from kopi import check
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RUN = ["kopi", "run", "--min-datagrams", "1"]
+BESIDE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <sys/socket.h>
+ssize_t sendto(int fd, const void *data, size_t size, int flags, const struct sockaddr *name, socklen_t len)
+{
+	fprintf(stderr, "beside\n");
+	return ((__typeof__(&sendto))dlsym(RTLD_NEXT, "sendto"))(fd, data, size, flags, name, len);
+}
+"""
+TCP = ("import socket; a = socket.create_server(('127.0.0.1', 0)); b = socket.create_connection(a.getsockname()); "
+       "c = a.accept()[0]; b.send(b'hello'); print(c.recv(9))")
+
+
+def build(name, *options, source=f"{HERE}/preload/sends.c"):
+    """Compiles it."""
+    subprocess.run(["gcc", "-O2", "-g", "-w", *options, source, "-o", name], check=True)
+    return os.path.abspath(name)
+
+
+def outcome(*command, **options):
+    """Runs it: its status, what it said without what a channel has to do with, and all of it."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **options)
+    return done.returncode, [line for line in done.stdout.splitlines() if not line.startswith("channel")], done
+
+
+def is_same(what, program, channel="channel: 1", **options):
+    """The same by `kopi run`, on a channel."""
+    alone, run = outcome(program, **options), outcome(*RUN, program, **options)
+    check(f"{what}: the same as alone", alone[:2] == run[:2] and alone[0] == 0 and len(alone[1]) == 21,
+          f"{alone} {run}".replace("\n", "\n# "))
+    check(f"{what}: {channel}", channel in run[2].stdout, run[2].stderr)
+    return run[2]
+
+
+def sanitized():
+    """AddressSanitizer, whose library wants to be the first one, or is part of the program."""
+    for what, options in (("AddressSanitizer", ()), ("AddressSanitizer in the program", ("-static-libasan",))):
+        program = build("sanitized", "-fsanitize=address", *options)
+        is_same(what, program)
+        is_same(f"{what}, with options of one's own", program,
+                env=os.environ | {"ASAN_OPTIONS": "detect_stack_use_after_return=1"})
+        for by in ([], RUN):
+            status, _, done = outcome(*by, program, "x")
+            check(f"{what}: finds what is wrong {'by kopi run' if by else 'alone'}",
+                  status == 1 and "heap-buffer-overflow" in done.stderr, f"{status} {done.stderr[-500:]}")
+
+
+def built():
+    """Fortified, and static."""
+    is_same("fortified", build("fortified", "-D_FORTIFY_SOURCE=3"))
+    said = is_same("static", build("static", "-static"), "channel: no flow").stderr
+    check("static: kopi run says that it has ordinary sockets", "statically linked" in said, said)
+
+
+def beside():
+    """A library that the user preloads keeps its place before the C library."""
+    with open("beside.c", "w", encoding="ascii") as source:
+        source.write(BESIDE)
+    library = build("beside.so", "-shared", "-fPIC", source="beside.c")
+    done = is_same("another preloaded library", build("plain"), env=os.environ | {"LD_PRELOAD": library})
+    check("another preloaded library: is called", done.stderr.count("beside") >= 1, done.stderr)
+
+
+def filtered(action):
+    """Has the calling process restrict its system calls: socket() of KOPI's family gets `action`."""
+    ins = struct.pack
+    program = b"".join([
+        ins("=HBBI", 0x20, 0, 0, 0),                     # the number
+        ins("=HBBI", 0x15, 0, 3, 41),                    # socket:
+        ins("=HBBI", 0x20, 0, 0, 16),                    # its domain
+        ins("=HBBI", 0x15, 0, 1, kopi.AF_KOPI),
+        ins("=HBBI", 0x06, 0, 0, action),
+        ins("=HBBI", 0x06, 0, 0, 0x7fff0000)])           # else allow
+    memory = ctypes.create_string_buffer(program)
+    descriptor = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", 6, ctypes.addressof(memory)))
+    assert kopi.libc.prctl(38, 1, 0, 0, 0) == 0 and kopi.libc.prctl(22, 2, descriptor, 0, 0) == 0
+
+
+def restricted():
+    """A filter that the program inherits."""
+    for number in (errno.EPERM, errno.EAFNOSUPPORT):
+        def refuse(number=number):
+            filtered(0x00050000 | number)
+        name = errno.errorcode[number]
+        is_same(f"a filter that gives {name}", os.path.abspath("plain"), "channel: no flow", preexec_fn=refuse)
+        status, said, done = outcome("kopi", "run", "--tcp", "--verbose", sys.executable, "-c", TCP, preexec_fn=refuse)
+        check(f"a filter that gives {name}: TCP, too, and kopi run says so",
+              (status, said) == (0, ["b'hello'"]) and "ordinary sockets" in done.stderr, str(done))
+    status, _, done = outcome(*RUN, os.path.abspath("plain"), preexec_fn=lambda: filtered(0x80000000))
+    check("a filter that kills for an unknown family kills", status == -signal.SIGSYS, str(done))
+
+
+with tempfile.TemporaryDirectory() as folder:
+    os.chdir(folder)
+    sanitized()
+    built()
+    beside()
+    restricted()
+    os.chdir("/")
+kopi.finish()
