@@ -168,6 +168,30 @@ enum kopi_receive_path {
 	KOPI_RECEIVE_PATH_IPSEC,
 };
 
+/**
+ * enum kopi_channel_use - What a flow does by a channel, or why it does
+ *   nothing by one.
+ * @KOPI_CHANNEL_USE_BOTH_WAYS: It is on a channel, and sends and receives by
+ *   its rings.
+ * @KOPI_CHANNEL_USE_SEND_ONLY: It is on a channel that only sends, as programs
+ *   of kopi run are. It receives by system calls.
+ * @KOPI_CHANNEL_USE_CORKED: It sends by system calls only, because it has been
+ *   corked (UDP_CORK, MSG_MORE).
+ * @KOPI_CHANNEL_USE_REFUSED: It has no channel, because the last request for
+ *   one was refused; channel-error says why.
+ * @KOPI_CHANNEL_USE_NOT_REQUESTED: It has no channel, because its program has
+ *   requested none; kopi run does when the flow has sent some datagrams.
+ * @KOPI_CHANNEL_USE_STREAM: It is of TCP, which has no channels.
+ */
+enum kopi_channel_use {
+	KOPI_CHANNEL_USE_BOTH_WAYS,
+	KOPI_CHANNEL_USE_SEND_ONLY,
+	KOPI_CHANNEL_USE_CORKED,
+	KOPI_CHANNEL_USE_REFUSED,
+	KOPI_CHANNEL_USE_NOT_REQUESTED,
+	KOPI_CHANNEL_USE_STREAM,
+};
+
 enum {
 	KOPI_A_INFO_ABI_VERSION = 1,
 	KOPI_A_INFO_ADDRESS_FAMILY,
@@ -269,6 +293,8 @@ enum {
 	KOPI_A_FLOW_PROTOCOL,
 	KOPI_A_FLOW_TCP_STATE,
 	KOPI_A_FLOW_OPERATION,
+	KOPI_A_FLOW_CHANNEL_USE,
+	KOPI_A_FLOW_CHANNEL_ERROR,
 
 	__KOPI_A_FLOW_MAX,
 	KOPI_A_FLOW_MAX = (__KOPI_A_FLOW_MAX - 1)

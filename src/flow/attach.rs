@@ -9,7 +9,9 @@ use crate::sys::{
     context::smp_mb,
     errno::{enotconn, eopnotsupp},
     family,
-    socket::{Socket, SocketFile}, //
+    sock::Sock,
+    socket::{Socket, SocketFile},
+    uapi, //
 };
 use kernel::{
     prelude::*,
@@ -70,6 +72,30 @@ impl Flow {
         // A channel's user reads what all of its flows receive.
         other.may_receive()?;
         self.attach(socket, channel.clone())
+    }
+
+    /// Keeps why a request for a channel was refused, for those who ask by netlink.
+    pub(super) fn note_refused(&self, result: Result) -> Result {
+        let errno = result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0);
+        self.refused.store(errno, Relaxed);
+        result
+    }
+
+    /// What it does by a channel, or why nothing, and the errno of a refused request. Stands in
+    /// `uapi/kopi.yaml`.
+    pub(crate) fn channel_use(&self, sk: &Sock) -> (u32, Option<u32>) {
+        let refused = self.refused.load(Relaxed);
+        let is_corked = self.corking.load(Relaxed) & CORKED != 0;
+        let is_used = match self.channel() {
+            _ if sk.is_stream() => uapi::KOPI_CHANNEL_USE_STREAM,
+            _ if is_corked => uapi::KOPI_CHANNEL_USE_CORKED,
+            Some(channel) if channel.is_tx_only() => uapi::KOPI_CHANNEL_USE_SEND_ONLY,
+            Some(_) => uapi::KOPI_CHANNEL_USE_BOTH_WAYS,
+            None if refused != 0 => uapi::KOPI_CHANNEL_USE_REFUSED,
+            None => uapi::KOPI_CHANNEL_USE_NOT_REQUESTED,
+        };
+        let refused = (is_used == uapi::KOPI_CHANNEL_USE_REFUSED).then_some(refused);
+        (is_used, refused)
     }
 
     /// Puts the flow on a channel: `EBUSY` if it is corked, or has another.

@@ -54,6 +54,8 @@ pub(crate) struct Flow {
     /// Messages being sent that may cork the socket, with [`attach::CORKED`] and
     /// [`attach::ON_CHANNEL`].
     corking: Atomic<u32>,
+    /// Errno of the last request for a channel, if it was refused; 0 otherwise.
+    refused: Atomic<u32>,
     /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once
     /// and for all.
     polled_early: Atomic<bool>,

@@ -57,6 +57,7 @@ unsafe impl Protocol for Flow {
             direct: Direct::default(),
             redirected: Atomic::new(0),
             corking: Atomic::new(0),
+            refused: Atomic::new(0),
             polled_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
         }? Error)
@@ -285,11 +286,11 @@ unsafe impl Protocol for Flow {
         match name {
             abi::OPT_CHANNEL => {
                 refuse_stream(socket)?;
-                self.open_channel(socket, &value.read()?)
+                self.note_refused(self.open_channel(socket, &value.read()?))
             }
             abi::OPT_JOIN => {
                 refuse_stream(socket)?;
-                self.join_channel(socket, &value.read()?)
+                self.note_refused(self.join_channel(socket, &value.read()?))
             }
             _ => Err(enoprotoopt()),
         }

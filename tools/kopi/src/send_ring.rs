@@ -52,9 +52,11 @@ impl SendRing {
     /// Bytes of payload that one datagram can have.
     pub const PAYLOAD_MAX: usize = (FRAME_SIZE - FRAME_HEADROOM) as usize;
 
-    /// Makes a channel with no flow on it yet but the one whose descriptor this gives. The first
-    /// flow has to [join](SendRing::join) while that one is open.
-    pub fn open() -> io::Result<(Self, OwnedFd)> {
+    /// Makes a channel with no flow on it yet but the one whose descriptor this gives. The flow of
+    /// `first` has to [join](SendRing::join) while that one is open.
+    ///
+    /// If the channel is refused, `kopictl` shows why as a fact about that flow.
+    pub fn open(first: RawFd) -> io::Result<(Self, OwnedFd)> {
         let socket = sys::socket(false)?;
         let request = ChannelReq {
             flags: CHANNEL_TX_ONLY,
@@ -67,7 +69,12 @@ impl SendRing {
             reserved: [0; 9],
         };
         let fd = socket.as_raw_fd();
-        sys::set_option(fd, OPT_CHANNEL, &request)?;
+        if let Err(error) = sys::set_option(fd, OPT_CHANNEL, &request) {
+            // The kernel keeps it for that flow. Should it grant the channel now, the flow sends by the
+            // routes that this remembers.
+            let _ = sys::set_option(first, OPT_CHANNEL, &request);
+            return Err(error);
+        }
         let layout: Layout = sys::get_option(fd, OPT_CHANNEL)?;
         let region = Region::map(fd, layout)?;
         if region.capacity() as usize != Self::PAYLOAD_MAX || layout.frame_count < Self::BATCH_MAX {

@@ -410,6 +410,10 @@ attributes! {
         29 tcp_state: Option<TcpState>,
         /// In an event of an ordinary socket, what the rules refused it.
         30 operation: Option<Operation>,
+        /// What the flow does by a channel, or why it does nothing by one.
+        31 channel_use: Option<ChannelUse>,
+        /// Errno of the flow's last request for a channel; absent unless it was refused.
+        32 channel_error: Option<u32>,
     }
 }
 
@@ -749,6 +753,39 @@ impl fmt::Display for Operation {
     }
 }
 
+/// What a flow does by a channel, or why it does nothing by one.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+#[repr(u32)]
+pub(crate) enum ChannelUse {
+    /// It is on a channel, and sends and receives by its rings.
+    BothWays,
+    /// It is on a channel that only sends, as programs of kopi run are. It receives by system calls.
+    SendOnly,
+    /// It sends by system calls only, because it has been corked (UDP_CORK, MSG_MORE).
+    Corked,
+    /// It has no channel, because the last request for one was refused; channel-error says why.
+    Refused,
+    /// It has no channel, because its program has requested none; kopi run does when the flow has
+    /// sent some datagrams.
+    NotRequested,
+    /// It is of TCP, which has no channels.
+    Stream,
+}
+
+impl fmt::Display for ChannelUse {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(match self {
+            Self::BothWays => "sends and receives by rings",
+            Self::SendOnly => "sends by a channel, receives by system calls",
+            Self::Corked => "by system calls: it has been corked",
+            Self::Refused => "by system calls: a channel was refused",
+            Self::NotRequested => "by system calls: no channel was requested",
+            Self::Stream => "by system calls: TCP has no channels",
+        })
+    }
+}
+
 /// These are their numbers on the wire.
 macro_rules! numbered {
     ($type:ty, $what:literal) => {
@@ -772,6 +809,7 @@ macro_rules! numbered {
 numbered!(Path, "path");
 numbered!(ReceivePath, "path");
 numbered!(Operation, "operation");
+numbered!(ChannelUse, "use of a channel");
 
 attributes! {
     /// An attached network device, whose driver gets the datagrams of GSO packets.
@@ -1076,6 +1114,13 @@ mod tests {
         assert_eq!(
             names(&of("operation").unwrap()["entries"]),
             Operation::value_variants()
+                .iter()
+                .map(named)
+                .collect::<Vec<_>>()
+        );
+        assert_eq!(
+            names(&of("channel-use").unwrap()["entries"]),
+            ChannelUse::value_variants()
                 .iter()
                 .map(named)
                 .collect::<Vec<_>>()

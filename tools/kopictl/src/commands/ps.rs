@@ -4,13 +4,14 @@
 
 use super::{seconds, user};
 use crate::{
-    message::{Command, Flow},
+    message::{ChannelUse, Command, Flow},
     names::Names,
     netlink::Connection,
     output::{json, or_dash, short, Table},
     rates::{Counts, Last},
 };
 use clap::{Args, ValueEnum};
+use nix::errno::Errno;
 use serde::Serialize;
 use std::{
     thread::sleep,
@@ -32,7 +33,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "PATH|NAME")]
     exe: Option<String>,
 
-    /// Show full paths of programs, and the TX and RX paths of packets if devices are attached
+    /// Show full paths of programs, what flows use channels for or why not, and the TX and RX paths
+    /// of packets if devices are attached
     #[arg(long, short)]
     wide: bool,
 
@@ -88,6 +90,22 @@ fn word(way: &impl ValueEnum) -> String {
         .map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
+/// What a flow uses a channel for, or why none, in a word or two.
+fn by_channel(it: ChannelUse, error: Option<u32>) -> String {
+    match error {
+        Some(errno) => format!("{}: {}", word(&it), errno_name(errno)),
+        None => word(&it),
+    }
+}
+
+/// An errno's name, such as ENOMEM.
+pub(crate) fn errno_name(errno: u32) -> String {
+    match i32::try_from(errno).map_or(Errno::UnknownErrno, Errno::from_raw) {
+        Errno::UnknownErrno => format!("errno {errno}"),
+        known => format!("{known:?}"),
+    }
+}
+
 impl Options {
     fn wants(&self, flow: &Flow) -> bool {
         let exe = |exe: &String| flow.exe.as_ref() == Some(exe) || flow.program() == Some(exe);
@@ -102,7 +120,7 @@ impl Options {
             "DEVICE", ">CHANNEL",
         ];
         if self.wide {
-            head.extend(["OUT BY", "IN BY"]);
+            head.extend(["BY CHANNEL", "OUT BY", "IN BY"]);
         }
         if self.interval.is_some() {
             head.extend([">PACKETS/S", ">BYTES/S", ">DROPS/S"]);
@@ -140,6 +158,10 @@ impl Options {
                     format!("{device}: {}", word(&path))
                 });
                 [
+                    or_dash(
+                        flow.channel_use
+                            .map(|it| by_channel(it, flow.channel_error)),
+                    ),
                     or_dash(out),
                     or_dash(flow.receive_path.map(|path| word(&path))),
                 ]
@@ -247,10 +269,13 @@ mod tests {
             path: Some(Path::Tap),
             path_ifindex: Some(2),
             receive_path: Some(ReceivePath::NotRedirected),
+            channel_use: Some(ChannelUse::Refused),
+            channel_error: Some(12),
             ..flow.clone()
         };
         let lines = wide.table(&[Named::new(&by_eth0, &names, None)]).lines();
         assert!(lines[0].ends_with("OUT BY  IN BY") && lines[1].contains("2: tap  not-redirected"));
+        assert!(lines[1].contains("refused: ENOMEM"));
         let json = serde_json::to_value(Named::new(&flow, &names, None)).unwrap();
         assert_eq!(
             (&json["program"], &json["local_port"]),

@@ -2,7 +2,7 @@
 
 //! `kopictl show`
 
-use super::ps::Named;
+use super::ps::{errno_name, Named};
 use crate::{
     attributes::{Row, Set},
     message::{Channel, Command, Flow},
@@ -54,6 +54,7 @@ pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
                 "gid" => flow.gid.map(|gid| names.group(gid)),
                 "ifindex" => named.device.clone(),
                 "path_ifindex" => named.path_device.clone(),
+                "channel_error" => flow.channel_error.map(errno_name),
                 _ => None,
             };
             rows(flow.rows(), extra)?;
