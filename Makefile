@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all programs test-direct test-sendmsg test-peers test-nics test-debug smoke-debug test-kcsan fuzz fuzz-stock soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
+.PHONY: build run test test-all programs test-direct test-sendmsg test-peers test-nics test-debug smoke-debug test-kcsan fuzz fuzz-stock coverage soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -27,6 +27,7 @@ help:
 	@echo 'make test-kcsan  those with many threads, on a kernel that looks for data races (KCSAN)'
 	@echo 'make fuzz SECONDS=N   the fuzzers on that kernel'
 	@echo 'make fuzz-stock SECONDS=N   the same on the stock kernel; FUZZERS="rings.sh frames.py": those only'
+	@echo 'make coverage SECONDS=N   which lines of the module the fuzzers run, and which the selftests (FILES) besides'
 	@echo 'make soak SECONDS=N   mixed traffic, churn and changes of rules for ten minutes, or so long'
 	@echo 'make policy      docs/policy.md: its table, written anew by the policy tests'
 	@echo 'make bench       what packets cost by rings and by their rivals: build/bench.json, and tables'
@@ -145,6 +146,14 @@ fuzz: build-debug
 
 fuzz-stock: build bpf ynl
 	@qemu/recorded --kernel $(firstword $(KERNEL)) --timeout infinity -- $(fuzz_them)
+
+# Which lines of the module the fuzzers run, and which the selftests run besides.
+coverage: build bpf ynl
+	@mkdir -p build/coverage
+	@qemu/vm --reached build/coverage/fuzzers --timeout infinity -- $(fuzz_them)
+	@qemu/vm --reached build/coverage/tests --timeout infinity -- selftests/run $(FILES)
+	@qemu/enter /kopi/qemu/coverage /kopi/build/$$(qemu/kernel newest)/kopi.ko /kopi/build/coverage/fuzzers \
+		/kopi/build/coverage/tests
 
 soak: build bpf
 	@qemu/recorded --timeout infinity -- env SOAK_SECONDS=$(SECONDS) selftests/soak.py
