@@ -96,7 +96,7 @@ impl AttachedDevice {
             TxPath::NoProgram
         } else if !self.device.is_ready() {
             TxPath::Down
-        } else if self.counters.is_refused() {
+        } else if self.device.lacks_queues() || self.counters.is_refused() {
             TxPath::Refused
         } else if self.device.has_tc_egress() {
             TxPath::Tc

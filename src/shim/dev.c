@@ -147,15 +147,29 @@ bool kopi_dev_can_xdp_xmit(const struct net_device *dev)
 	       (READ_ONCE(driver->prog) || READ_ONCE(driver->link));
 }
 
-/* Whether a NIC's driver has this name. Under RTNL. */
+/* Whether a NIC's driver has this name. Under RTNL, or as kopi_dev_lacks_queues(). */
 bool kopi_dev_has_driver(const struct net_device *dev, const char *name)
 {
 	return dev->dev.parent && !strcmp(dev_driver_string(dev->dev.parent), name);
 }
 
+/*
+ * Whether virtio_net would put frames in a queue that it hasn't: with more channels than CPUs, and without
+ * a queue more for each CPU, virtnet_xdp_get_sq() (drivers/net/virtio_net.c, 7.3.4) goes past the last one.
+ * With such queues, more of them receive than send. Of a device that is ready, in an RCU read-side section
+ * or with softirqs off.
+ */
+bool kopi_dev_lacks_queues(const struct net_device *dev)
+{
+	unsigned int queues = READ_ONCE(dev->real_num_tx_queues);
+
+	return queues > nr_cpu_ids && queues == READ_ONCE(dev->real_num_rx_queues) &&
+	       kopi_dev_has_driver(dev, "virtio_net");
+}
+
 int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags)
 {
-	if (!kopi_dev_is_ready(dev))
+	if (!kopi_dev_is_ready(dev) || kopi_dev_lacks_queues(dev))
 		return -ENETDOWN;
 	return dev->netdev_ops->ndo_xdp_xmit(dev, n, frames, flags);
 }

@@ -102,6 +102,14 @@ impl Device {
         unsafe { bindings::kopi_dev_can_xdp_xmit(self.as_ptr()) }
     }
 
+    /// Whether its driver has no queue for frames of some CPU, and would take one all the same. Of a
+    /// device that is ready, in an RCU read-side section.
+    pub(crate) fn lacks_queues(&self) -> bool {
+        // SAFETY: The reference keeps the device's memory. A device that is ready is registered, so
+        // RCU, which the caller holds, keeps its parent and driver.
+        unsafe { bindings::kopi_dev_lacks_queues(self.as_ptr()) }
+    }
+
     /// Whether it strips VLAN tags from received frames, and reports them out of band.
     pub(crate) fn strips_vlans(&self) -> bool {
         // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
