@@ -505,8 +505,8 @@ const void *kopi_current(void);
 /* shim/sync.c */
 void kopi_local_bh_disable(void);
 void kopi_local_bh_enable(void);
-unsigned long kopi_local_irq_save(void);
-void kopi_local_irq_restore(unsigned long flags);
+unsigned long kopi_lock_irq_save(void);
+void kopi_lock_irq_restore(unsigned long flags);
 void kopi_cond_resched(void);
 void kopi_cond_resched_tasks_rcu_qs(void);
 void kopi_smp_mb(void);

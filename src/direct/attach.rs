@@ -63,6 +63,9 @@ pub(crate) enum AttachError {
     NoFrames,
     /// Its driver is one of [`UNSOUND`].
     UnsoundDriver,
+    /// The kernel has PREEMPT_RT: a task with softirqs off isn't alone with its CPU, so it may meet
+    /// another one in a driver's queue for frames, or here in what is of a CPU.
+    Realtime,
     /// The maximum number of devices is attached.
     TooMany,
     /// Memory is short, or the kernel's own refusal.
@@ -89,6 +92,9 @@ pub(crate) fn attach(
     }
     if !device.has_driver() {
         return Err(AttachError::NoFrames);
+    }
+    if cfg!(CONFIG_PREEMPT_RT) {
+        return Err(AttachError::Realtime);
     }
     if UNSOUND.iter().any(|name| device.is_driven_by(name, &rtnl)) {
         return Err(AttachError::UnsoundDriver);

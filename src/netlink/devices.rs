@@ -31,8 +31,8 @@ fn may(request: &Request<'_>) -> Result {
 }
 
 /// `device-attach`: `EPERM`, `ENODEV`, `EEXIST` if it is, `EOPNOTSUPP` if it is no NIC, or its
-/// driver takes no frames, `ENOSPC` if there are too many; `EINVAL`, `EFAULT` if there is no such
-/// memory as it says.
+/// driver or this kernel takes no frames, `ENOSPC` if there are too many; `EINVAL`, `EFAULT` if there is
+/// no such memory as it says.
 pub(crate) fn attach(request: &Request<'_>) -> Result {
     may(request)?;
     let attr = named(request)?;
@@ -59,6 +59,10 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
             AttachError::UnsoundDriver => (
                 eopnotsupp(),
                 c"the device's driver loses or frees frames of XDP wrongly after an error",
+            ),
+            AttachError::Realtime => (
+                eopnotsupp(),
+                c"this kernel has PREEMPT_RT, with which all packets take the path of the stack",
             ),
             AttachError::TooMany => (ENOSPC, c"64 devices are attached, and no more can be"),
             AttachError::Other(error) => (error, c"not enough memory"),

@@ -23,17 +23,23 @@ void kopi_local_bh_enable(void)
 	local_bh_enable();
 }
 
-unsigned long kopi_local_irq_save(void)
+/*
+ * For spinlocks, as spin_lock_irqsave() does it: with PREEMPT_RT they sleep, no interrupt handler takes
+ * one, and interrupts stay on.
+ */
+unsigned long kopi_lock_irq_save(void)
 {
-	unsigned long flags;
+	unsigned long flags = 0;
 
-	local_irq_save(flags);
+	if (!IS_ENABLED(CONFIG_PREEMPT_RT))
+		local_irq_save(flags);
 	return flags;
 }
 
-void kopi_local_irq_restore(unsigned long flags)
+void kopi_lock_irq_restore(unsigned long flags)
 {
-	local_irq_restore(flags);
+	if (!IS_ENABLED(CONFIG_PREEMPT_RT))
+		local_irq_restore(flags);
 }
 
 void kopi_cond_resched(void)

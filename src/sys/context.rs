@@ -43,22 +43,23 @@ impl SoftirqsOff {
     }
 }
 
-/// Keeps interrupts off this CPU while it lives, in any context.
+/// Keeps interrupts off this CPU while it lives, in any context, for a spinlock that is taken next. With
+/// PREEMPT_RT they stay on, since no interrupt handler takes such a lock then.
 pub(crate) struct InterruptsOff(usize, NotThreadSafe);
 
 impl InterruptsOff {
     /// Turns interrupts off.
     pub(crate) fn new() -> Self {
         // SAFETY: The call saves and changes the interrupt flag of this CPU. `drop` restores it.
-        Self(unsafe { bindings::kopi_local_irq_save() }, NotThreadSafe)
+        Self(unsafe { bindings::kopi_lock_irq_save() }, NotThreadSafe)
     }
 }
 
 impl Drop for InterruptsOff {
     fn drop(&mut self) {
         // SAFETY: The flags are those that `new` saved on this CPU: a task doesn't leave its CPU
-        // while interrupts are off.
-        unsafe { bindings::kopi_local_irq_restore(self.0) };
+        // while interrupts are off. With PREEMPT_RT the call does nothing.
+        unsafe { bindings::kopi_lock_irq_restore(self.0) };
     }
 }
 
