@@ -21,7 +21,7 @@ help:
 	@echo 'make test-direct   those that send by NICs, with these attached'
 	@echo 'make test-sendmsg   the policies, for flows that send by sendmsg()'
 	@echo 'make test-peers  the policies, with sixteen peers in turn'
-	@echo 'make test-nics   what goes by NICs, on other models of them: igb, vmxnet3, e1000e'
+	@echo 'make test-nics   what goes by NICs, on other models of them: igb, vmxnet3, e1000e, virtio with four queues'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on; FILES=NAMES for some'
 	@echo 'make smoke-debug   six of them on it, in minutes'
 	@echo 'make test-kcsan  those with many threads, on a kernel that looks for data races (KCSAN)'
@@ -96,6 +96,7 @@ test-nics: build bpf ynl
 		direct_receives_datagrams.py fuzz_frames.py nic_changes.py queues_spread.py && \
 		qemu/vm --model $$model --timeout 1800 -- selftests/lifetimes_matrix.py 'unplug/*' || exit 1; done
 	@echo e1000e:; qemu/vm --model e1000e --timeout 1200 -- selftests/run $(NICS)
+	@echo virtio with four queues:; qemu/vm --model virtio-taps --timeout 1200 -- selftests/run queues_spread.py nic_changes.py
 
 # The policies, for flows that send by sendmsg() and the routes that a channel remembers. Those of privileges are
 # about doorbells.

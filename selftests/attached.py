@@ -103,6 +103,13 @@ def said_of(*words):
     return done.returncode, done.stderr.strip()
 
 
+def model():
+    """What the machine's NICs are: of qemu/vm --model."""
+    with open("/proc/cmdline", encoding="ascii") as cmdline:
+        words = dict(word.partition("=")[::2] for word in cmdline.read().split())
+    return words.get("kopi.model")
+
+
 def carrier():
     """Waits until the peer reaches the host's NIC: some drivers reset it."""
     ping = "ip netns exec peer ping -c1 -W1 192.0.2.1"
@@ -225,13 +232,13 @@ def commanded(tool, begin, end):
 
 
 @contextlib.contextmanager
-def tapped():
+def tapped(name="eth0"):
     """A packet socket sees all."""
     with namespace("host"):
         tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
     with tap:
         tap.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-        tap.bind(("eth0", ETH_P_ALL))
+        tap.bind((name, ETH_P_ALL))
         yield tap
 
 
