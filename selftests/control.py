@@ -14,9 +14,9 @@ sys.path.insert(0, f"{YNL}/pyynl")
 from lib import NlError, YnlFamily  # noqa: E402, after the way to it is known
 
 
-def family():
-    """The family, asked from this network namespace and by this user."""
-    return YnlFamily(f"{YNL}/uapi/kopi.yaml", schema=False)
+def family(name="kopi"):
+    """The family, or one of the kernel's own, asked from this network namespace and by this user."""
+    return YnlFamily(f"{YNL}/uapi/{name}.yaml", schema=False)
 
 
 def ask(ynl, name, request=None):

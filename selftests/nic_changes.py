@@ -4,9 +4,7 @@
 channels or another MTU, on any model of NIC (qemu/vm --model): all arrives both ways, in order, or a word says
 what can't be."""
 
-import contextlib
 import ctypes
-import json
 import mmap
 import os
 import socket
@@ -14,19 +12,14 @@ import struct
 import subprocess
 
 import kopi
-from attached import carrier, host, kopictl, peer, said_of
+from attached import carrier, host, kopictl, model, said_of
 from equivalence import devices, namespace, payload
 from redirected import BATCH, Traffic
+from uppers import KINDS, TEAMS, above
 
 AF_XDP, SOL_XDP = 44, 283
 XDP_RX_RING, XDP_UMEM_REG, XDP_UMEM_FILL_RING, XDP_UMEM_COMPLETION_RING, XDP_COPY = 2, 4, 5, 6, 2
 LIBC = ctypes.CDLL(None, use_errno=True)
-ADDRESS = ("192.0.2.1/24", "2001:db8::1/64 nodad")
-# What is made above the NIC. A team that has no teamd passes nothing.
-UPPERS = {"bond": ("link add up0 type bond mode active-backup", "link set eth0 down", "link set eth0 master up0"),
-          "team": ("link add up0 type team", "link set eth0 down", "link set eth0 master up0", "link set eth0 up"),
-          "bridge": ("link add up0 type bridge", "link set eth0 master up0"),
-          "macvlan": ("link add up0 link eth0 type macvlan mode bridge",)}
 
 
 def sends(what):
@@ -63,43 +56,13 @@ def both_ways(what, way=None):
         comes(what, way)
 
 
-@contextlib.contextmanager
-def above(kind):
-    """A device above the NIC has its addresses."""
-    for command in UPPERS[kind]:
-        host(f"ip {command}")
-    host("ip addr flush dev eth0 scope global")
-    for address in ADDRESS:
-        host(f"ip addr add {address} dev up0")
-    host("ip link set up0 up")
-    mac = json.loads(host("ip -j link show up0"))[0]["address"]
-    peer(f"ip neigh replace 192.0.2.1 lladdr {mac} dev eth1 nud permanent")
-    try:
-        yield
-    finally:
-        peer("ip neigh del 192.0.2.1 dev eth1")
-        host("ip link del up0")
-        host("ip link set eth0 up allmulticast on")
-        for address in ADDRESS:
-            host(f"ip addr replace {address} dev eth0")
-        carrier()
-        # What enslaving has taken from it.
-        kopi.expect(kopi.wait_until(lambda: "fe80:" in host("ip -6 addr show dev eth0 scope link -tentative")),
-                    "it has its link-local address again")
-
-
 def below(kind):
     """It is below such a device, before it is attached and after."""
     with above(kind):
         status, said = said_of("kopictl", "attach", "up0")
         kopi.check(f"{kind}: isn't attached itself, and it is said what can be",
                    status == 1 and "attach the NICs below it" in said, said)
-        if kind != "team":
-            traffic = Traffic()
-            traffic.passes(f"below a {kind}: all come, in order", BATCH, 200)
-            traffic.close()
-            sends(f"below a {kind}: all leave, in order")
-        comes(f"below a {kind}", "upper")
+        both_ways(f"below a {kind}", "direct" if kind == "VLAN" else "upper")
     both_ways(f"not below a {kind} any more", "direct")
 
 
@@ -130,10 +93,25 @@ def beside_af_xdp():
     both_ways("without that socket", "direct")
 
 
+def channels_detached():
+    """With more channels than CPUs, and no queue more for each CPU, virtio_net would send frames by queues that it
+    hasn't."""
+    for number, way in (2, "direct"), (5, "refused"), (1, "direct"):
+        kopictl("detach", "eth0")
+        host(f"ethtool -L eth0 combined {number}")
+        kopictl("attach", "eth0")
+        carrier()
+        both_ways(f"combined {number} by ethtool, then attached", "direct")
+        [device] = devices("host")
+        kopi.check(f"and packets leave in this way: {way}", device["path"] == way, device)
+
+
 def channels():
     """Other numbers of queues, by ethtool."""
+    if model() == "virtio-taps":
+        channels_detached()
     if driver != "igb":
-        print(f"# {driver} has one queue here", flush=True)
+        print(f"# {driver} has one queue here, or other numbers only while no program is attached", flush=True)
         return
     traffic = Traffic()
     for number in 2, 1:
@@ -181,7 +159,7 @@ driver = host("ethtool -i eth0").split()[1]
 kopictl("attach", "eth0")
 carrier()
 both_ways("attached", "direct")
-for each in UPPERS:
+for each in (*KINDS, TEAMS[0]):
     below(each)
 beside_af_xdp()
 channels()
