@@ -96,6 +96,7 @@ test-nics: build bpf ynl
 		direct_receives_datagrams.py fuzz_frames.py nic_changes.py queues_spread.py && \
 		qemu/vm --model $$model --timeout 1800 -- selftests/lifetimes_matrix.py 'unplug/*' || exit 1; done
 	@echo e1000e:; qemu/vm --model e1000e --timeout 1200 -- selftests/run $(NICS)
+	@echo virtio:; qemu/vm --timeout 1200 -- env ALL=1 selftests/run uppers_hooked.py
 	@echo virtio with four queues:; qemu/vm --model virtio-taps --timeout 1200 -- selftests/run queues_spread.py nic_changes.py
 
 # The policies, for flows that send by sendmsg() and the routes that a channel remembers. Those of privileges are
