@@ -1002,6 +1002,7 @@ mod tests {
                         "path" => "by the stack: no XDP program",
                         "receive-path" => "by the stack: no XDP program that redirects",
                         "operation" => "connect",
+                        "channel-use" => "sends by a channel, receives by system calls",
                         _ => "1",
                     };
                     (vec![1_u32.to_ne_bytes().to_vec()], shown)
