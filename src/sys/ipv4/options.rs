@@ -94,7 +94,8 @@ impl datagram::Options for OptionsV4 {
         }
         let raw = sk.as_ptr();
         let inet = raw.cast::<bindings::inet_sock>();
-        // SAFETY: The sock is borrowed. A UDP sock of either IP version begins with an inet_sock. Fields that system calls change meanwhile are read once.
+        // SAFETY: The sock is borrowed. A UDP sock of either IP version begins with an inet_sock.
+        // Fields that system calls change meanwhile are read once.
         unsafe {
             let source_port = sk.local_port();
             // udp_sendmsg() binds a sock without a port.
