@@ -101,25 +101,17 @@ impl Routes {
         meta: &Meta,
         data: Bytes<'a>,
     ) -> Option<Datagram<'a>> {
-        match sk.is_ipv6() {
-            false => self.v4.datagram(number, flow, sk, meta, data),
-            true if is_mapped(meta) => self.mapped(number, flow, sk, meta, data),
-            true => self.v6.datagram(number, flow, sk, meta, data),
-        }
-    }
-
-    /// The datagram that a sock of IPv6 sends to a peer of IPv4, as udpv6_sendmsg() has udp_sendmsg() send
-    /// it.
-    #[inline(never)]
-    fn mapped<'a>(
-        &'a mut self,
-        number: u32,
-        flow: &Flow,
-        sk: &Sock,
-        meta: &Meta,
-        data: Bytes<'a>,
-    ) -> Option<Datagram<'a>> {
-        self.v4.datagram(number, flow, sk, &of_ipv4(meta)?, data)
+        let translated;
+        let meta = match sk.is_ipv6() {
+            false => meta,
+            // As udpv6_sendmsg() has udp_sendmsg() send it.
+            true if is_mapped(meta) => {
+                translated = of_ipv4(meta)?;
+                &translated
+            }
+            true => return self.v6.datagram(number, flow, sk, meta, data),
+        };
+        self.v4.datagram(number, flow, sk, meta, data)
     }
 }
 
