@@ -18,6 +18,7 @@ die() {
 # Keyed by what makes it: a change there makes a new one.
 sysroot=$cache/sysroot-$(cat "$top/qemu/packages" "$top/qemu/sysroot" | sha256sum | cut -c1-12)
 kernels=$sysroot-kernels
+disk=$kernels/sysroot.ext4
 
 # Runs the rest of this script by one process at a time: lock NAME.
 lock() {
@@ -26,9 +27,9 @@ lock() {
 	flock 9
 }
 
-# Installs mmdebstrap, by which Debians are made here.
-need_mmdebstrap() {
-	command -v mmdebstrap >/dev/null && return
+# Installs a Debian package that has a program, if that isn't here: need PROGRAM PACKAGE
+need() {
+	PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null && return
 	apt-get update -q >&2
-	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends mmdebstrap >&2
+	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$2" >&2
 }
