@@ -27,7 +27,7 @@ from kopi import CHANNEL, SOL_KOPI, Channel, check, flow, request
 GROUP = "/sys/fs/cgroup/greedy"
 CPUS = sorted(os.sched_getaffinity(0))
 ROUND = 1.0
-ROUNDS = 5
+ROUNDS, MOST_ROUNDS = 5, 40
 # Seconds in which a process has taken all, or is gone: of thousands of flows, on a debug kernel, too.
 PATIENCE = 120
 
@@ -242,9 +242,8 @@ STORMS = {"descriptors of 16 bytes": ((storm, 16, False), spins),
           "flows with channels": ((opens,), opens_udp)}
 
 
-def share(name):
-    """What part of her fair share alice keeps, the two measured by turns."""
-    besides, fair = [], []
+def measure(name, besides, fair):
+    """Alice's rates beside what bob does, and beside what makes the fair share, by turns."""
     work, other = STORMS[name]
     for _ in range(ROUNDS):
         fair.append(rate(other))
@@ -254,11 +253,11 @@ def share(name):
 
 
 for name in STORMS:
-    # Up to three times, as what else the host does disturbs the measurement, too.
-    shares = []
-    while len(shares) < 3 and max(shares, default=0) < 0.9:
-        shares.append(share(name))
-    check(f"beside {name} on each CPU, alice keeps 90 % of her share", shares[-1] >= 0.9, shares)
+    # More of them where it is close, as what else the host does disturbs each.
+    besides, fair, kept = [], [], 0.0
+    while len(fair) < MOST_ROUNDS and kept < 0.9:
+        kept = measure(name, besides, fair)
+    check(f"beside {name} on each CPU, alice keeps 90 % of her share", kept >= 0.9, kept)
 with contextlib.ExitStack() as stack:
     for each in CPUS * 2:
         stack.enter_context(process("bob", storm, 1984, False, cpu=each))
