@@ -5,7 +5,7 @@
 # has these send by channels from the first datagram on, and makes flows of TCP sockets for those that are
 # about TCP: programs lists them: run.sh [--with-udp | NAME]
 #
-# With --with-udp those that have no UDP traffic of their own are left out. With a name only those
+# With --with-udp those that have no UDP traffic of their own are left out, and those that take minutes. With a name only those
 # that match it are run, and those, too, that otherwise aren't for the time that they take.
 
 # shellcheck source=selftests/lib.sh
@@ -98,7 +98,7 @@ with_udp=
 summary=()
 while read -r rig reason; do
 	[[ $rig == "#"* || -z $rig ]] && continue
-	[[ $rig =~ ^([!~=+]*)(.*) ]] && marks=${BASH_REMATCH[1]} rig=${BASH_REMATCH[2]}
+	[[ $rig =~ ^([!~=+-]*)(.*) ]] && marks=${BASH_REMATCH[1]} rig=${BASH_REMATCH[2]}
 	if [ $# != 0 ]; then
 		[[ $rig =~ $1 ]] || continue
 	elif [[ $marks == *!* ]]; then
@@ -106,6 +106,7 @@ while read -r rig reason; do
 		continue
 	fi
 	[ -n "$with_udp" ] && [ -n "$reason" ] && [ -z "$marks" ] && continue
+	[ -n "$with_udp" ] && [[ $marks == *-* ]] && continue
 	expected=same
 	[[ $marks == *"~"* ]] && expected=untriggered
 	start=$SECONDS again=1
