@@ -5,8 +5,8 @@
 # has these send by channels from the first datagram on, and makes flows of TCP sockets for those that are
 # about TCP: programs lists them: run.sh [--with-udp | NAME]
 #
-# With --with-udp those that have no UDP traffic of their own are left out, and those that take minutes. With a name only those
-# that match it are run, and those, too, that otherwise aren't for the time that they take.
+# With --with-udp those that have no UDP traffic of their own are left out, and those that take minutes. With
+# a name only those that match it are run, and those, too, that otherwise aren't for the time that they take.
 
 # shellcheck source=selftests/lib.sh
 . "$(dirname "$0")/../lib.sh"
