@@ -7,7 +7,7 @@
 
 . "$(dirname "$0")/lib.sh"
 
-seconds=${FUZZ_SECONDS:-10}
+seconds=${FUZZ_SECONDS:-5}
 seed=${FUZZ_SEED:-$(date +%s)}
 
 memory_is_back() { [ $((before - $(available))) -lt 16384 ]; }

@@ -17,7 +17,7 @@ from control import family
 from equivalence import namespace, run_nft
 from wire import know_senders
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "24"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "12"))
 SEED = int(os.environ.get("FUZZ_SEED", time.time()))
 
 

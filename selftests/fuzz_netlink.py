@@ -26,7 +26,7 @@ from linux import NETLINK_EXT_ACK, NETLINK_GET_STRICT_CHK, SOL_NETLINK
 from linux import NLMSG_ERROR, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST
 from watchdog import Watchdog
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "8"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "5"))
 # As root of a user namespace, in a hostile place.
 WITHIN = sys.argv[1:] == ["--within"]
 SEED = int(os.environ.get("FUZZ_SEED", str(random.SystemRandom().randrange(1 << 32))))

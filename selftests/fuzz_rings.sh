@@ -8,7 +8,7 @@
 
 . "$(dirname "$0")/lib.sh"
 
-seconds=${FUZZ_SECONDS:-10}
+seconds=${FUZZ_SECONDS:-5}
 # An even one: of such a seed the first round has an engine, and a slow machine may do but one.
 seed=${FUZZ_SEED:-$(($(date +%s) / 2 * 2))}
 log=/tmp/fuzz

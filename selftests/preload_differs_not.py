@@ -9,7 +9,7 @@ import sys
 
 import kopi
 
-SEEDS = int(os.environ.get("RUN_SEEDS", "12"))
+SEEDS = int(os.environ.get("RUN_SEEDS", "6"))
 CALLS = int(os.environ.get("RUN_CALLS", "600"))
 CONNECTIONS = CALLS // 15
 HERE = os.path.dirname(os.path.abspath(__file__))
