@@ -4,6 +4,9 @@
 
 set -euo pipefail
 
+# Where root's programs are, which not every root has in its path.
+PATH=$PATH:/usr/sbin:/sbin
+
 top=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kopi
 
@@ -29,7 +32,7 @@ lock() {
 
 # Installs a Debian package that has a program, if that isn't here: need PROGRAM PACKAGE
 need() {
-	PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null && return
+	command -v "$1" >/dev/null && return
 	apt-get update -q >&2
 	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$2" >&2
 }

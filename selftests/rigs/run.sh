@@ -105,8 +105,10 @@ while read -r rig reason; do
 		summary+=("$rig: not run: $reason")
 		continue
 	fi
-	[ -n "$with_udp" ] && [ -n "$reason" ] && [ -z "$marks" ] && continue
-	[ -n "$with_udp" ] && [[ $marks == *-* ]] && continue
+	if [ -n "$with_udp" ]; then
+		[ -n "$reason" ] && [ -z "$marks" ] && continue
+		[[ $marks == *-* ]] && continue
+	fi
 	expected=same
 	[[ $marks == *"~"* ]] && expected=untriggered
 	start=$SECONDS again=1
