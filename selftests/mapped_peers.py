@@ -60,7 +60,9 @@ def options(wire):
     same(wire, "bound to an address of IPv4", [b"a"] * 3, bind=(NEAR, FROM), **TO)
     same(wire, "bound to one of IPv6", [b"a"] * 3, bind=("2001:db8::1", FROM), **TO)
     same(wire, "connected to a peer of IPv6", [b"a"] * 3, bind=("::", FROM), connect=("2001:db8::2", PORT), **TO)
-    same(wire, "connected to a peer of IPv4", [b"a"] * 3, False, bind=("::", FROM), connect=(FAR, PORT))
+    for what in ("no option", "IP_TOS", "SO_BINDTODEVICE", "traffic class", "IP_MTU_DISCOVER 2"):
+        same(wire, f"connected to a peer of IPv4, {what}", [payload(number, size) for number, size in enumerate((0, 1, 511, 1472))],
+             setup=settings[what][0], bind=("::", FROM), connect=(FAR, PORT))
     with sysctl("net.ipv4.ip_default_ttl", 33):
         same(wire, "the namespace's TTL", [b"a"] * 3, bind=("::", FROM), **TO)
 
@@ -81,11 +83,15 @@ def sources(wire):
                 ("any source", False, {"local": "::"}),
                 ("any source of IPv4", False, {"local": "::ffff:0.0.0.0"}),
                 ("the source of a device that isn't there", True, {"local": NEAR, "ifindex": 4242})):
-            same(wire, f"{what}, bound to {bind}", [b"a"] * 3, directly, bind=(bind, FROM), **how, **TO)
+            for peer, to in (("", TO), (", connected", {"connect": (FAR, PORT)})):
+                same(wire, f"{what}, bound to {bind}{peer}", [b"a"] * 3, directly, bind=(bind, FROM), **how, **to)
     host("ip addr del 192.0.2.11/24 dev eth0")
     for what, address in (("a broadcast", "::ffff:255.255.255.255"), ("a group", "::ffff:224.0.0.7"),
                           ("the any-address", "::ffff:0.0.0.0")):
         same(wire, what, [b"a"] * 3, False, bind=("::", FROM), address=(address, PORT))
+    for what, address, directly in (("another port of it", (FAR, PORT + 1), True), ("IPv6", ("2001:db8::2", PORT), False)):
+        same(wire, f"connected to a peer of IPv4, and to {what}", [b"a"] * 3, directly, bind=("::", FROM),
+             connect=(FAR, PORT), address=address)
 
 
 def of_both_versions(wire):

@@ -115,7 +115,7 @@ def plain_ones(version):
         what = f"{version.name}, {'connected' if connect else 'by address'}"
         kopi.check(f"{what}: the channel's routes send them", pair.by_routes() == 4 and not pair.channel.unaccounted(),
                    pair.channel.stats())
-        source = version.control(version.source, version.info(version.near))
+        source = version.control(version.source, version.info(f"::ffff:{V4.near}" if version is MAPPED else version.near))
         got = sendmsg(pair.sock, b"s", name, source)
         # What udpv6_sendmsg() asks of a connected sock then isn't asked here.
         by_routes = 4 if connect and version is V6 else 5
@@ -374,6 +374,7 @@ for ip_version in (V4, V6):
     sh(f"ip netns exec host ping -q -c1 -w20 {ip_version.far}")
     plain_ones(ip_version)
     wrong_ones(ip_version)
+plain_ones(MAPPED)
 wrong_ones(MAPPED)
 for case in (memory_of_all_kinds, a_page_that_waits, refused, corked,
              lambda: full(V4, "198.18.0.2"), lambda: full(V6, "2001:db8:5::2"), threads_at_once, closes_meanwhile):

@@ -71,7 +71,7 @@ impl Routes {
     /// Whether a flow's datagram that goes where `meta` says may be sent by a remembered route as of this batch.
     /// Process context.
     pub(crate) fn are_for(&mut self, number: u32, flow: &Flow, sk: &Sock, meta: &Meta) -> bool {
-        match sk.is_ipv6() && !is_mapped(meta) {
+        match sk.is_ipv6() && peer_of_ipv4(sk, meta).is_none() {
             false => self.v4.know(number, flow, sk).is_some(),
             true => self.v6.know(number, flow, sk).is_some(),
         }
@@ -101,37 +101,43 @@ impl Routes {
         meta: &Meta,
         data: Bytes<'a>,
     ) -> Option<Datagram<'a>> {
-        let translated;
-        let meta = match sk.is_ipv6() {
-            false => meta,
+        if !sk.is_ipv6() {
+            return self.v4.datagram(number, flow, sk, meta, data);
+        }
+        match peer_of_ipv4(sk, meta) {
+            None => self.v6.datagram(number, flow, sk, meta, data),
             // As udpv6_sendmsg() has udp_sendmsg() send it.
-            true if is_mapped(meta) => {
-                translated = of_ipv4(meta)?;
-                &translated
-            }
-            true => return self.v6.datagram(number, flow, sk, meta, data),
-        };
-        self.v4.datagram(number, flow, sk, meta, data)
+            Some(peer) => self
+                .v4
+                .datagram(number, flow, sk, &of_ipv4(meta, peer)?, data),
+        }
     }
 }
 
-/// Whether the peer is one of IPv4, at a sock of IPv6.
-fn is_mapped(meta: &Meta) -> bool {
-    meta.family == AF_INET6 && unmapped(&meta.peer).is_some()
+/// The address and port of the peer, if it is one of IPv4, at a sock of IPv6. It is the one that the sock is
+/// connected to, if the metadata name none.
+#[inline]
+fn peer_of_ipv4(sk: &Sock, meta: &Meta) -> Option<([u8; 4], u16)> {
+    match meta.peer_port {
+        0 => {
+            let (peer, port) = sk.remote_ipv6();
+            (port != 0).then_some((unmapped(&peer)?, port))
+        }
+        port if meta.family == AF_INET6 => Some((unmapped(&meta.peer)?, port)),
+        _ => None,
+    }
 }
 
 /// Metadata of a sock of IPv6 that sends to a peer of IPv4, as those of one of IPv4: `None` if the source is
 /// none of IPv4, which udp_sendmsg() refuses.
-fn of_ipv4(meta: &Meta) -> Option<Meta> {
-    let bytes = |address| {
-        let [a, b, c, d] = unmapped(address)?;
-        Some([a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0])
-    };
+fn of_ipv4(meta: &Meta, (peer, port): ([u8; 4], u16)) -> Option<Meta> {
+    let bytes = |[a, b, c, d]: [u8; 4]| [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let mut of_ipv4 = *meta;
     of_ipv4.family = AF_INET;
-    of_ipv4.peer = bytes(&meta.peer)?;
+    of_ipv4.peer = bytes(peer);
+    of_ipv4.peer_port = port;
     if meta.flags & META_LOCAL != 0 {
-        of_ipv4.local = bytes(&meta.local).filter(|source| *source != [0; 16])?;
+        of_ipv4.local = bytes(unmapped(&meta.local).filter(|source| *source != [0; 4])?);
     }
     Some(of_ipv4)
 }

@@ -356,7 +356,7 @@ impl Sock {
                 ends.local = ptr::read_volatile(
                     bindings::kopi_sk_v6_rcv_saddr(self.as_ptr()).cast::<[u8; 16]>(),
                 );
-                ends.remote = ptr::read_volatile(bindings::kopi_sk_v6_daddr(self.as_ptr()).cast());
+                ends.remote = self.remote_ipv6().0;
             } else {
                 let address = |of: u32| {
                     let [a, b, c, d] = of.to_ne_bytes();
@@ -373,6 +373,17 @@ impl Sock {
     pub(crate) fn peer(&self) -> Option<Peer> {
         let ends = self.ends();
         (ends.remote_port != 0).then(|| ends.as_peer(ends.remote, ends.remote_port))
+    }
+
+    /// The address and port that one of IPv6 is connected to; port 0 if it isn't. Any context.
+    #[inline]
+    pub(crate) fn remote_ipv6(&self) -> ([u8; 16], u16) {
+        // SAFETY: The sock is a valid one of IP; the address is in its common part in either version. What
+        // connect() changes meanwhile is read by volatile accesses.
+        unsafe {
+            let address = ptr::read_volatile(bindings::kopi_sk_v6_daddr(self.as_ptr()).cast());
+            (address, bindings::kopi_sk_dport(self.as_ptr()))
+        }
     }
 
     /// The local address and port, as far as it is bound. Any context.
