@@ -6,6 +6,7 @@ fragmented, which are, and which are refused; by rings, by frames, and by sendms
 import contextlib
 import itertools
 import socket
+import struct
 
 import kopi
 from attached import ADDRESSES, attach, host, kopictl, link, overheard
@@ -148,6 +149,25 @@ def compare(wire, path, version, discovery, connect, fragment=0):
             kopi.check(f"{what}: sendmsg() sent it by a route", remembered == whole + 1, (remembered, whole))
 
 
+def lock_by_error():
+    """The peer's router says that packets of more than 400 bytes don't fit: less than the kernel believes
+    (net.ipv4.route.min_pmtu), which so takes 552 and lets routers fragment."""
+    near, far = ADDRESSES[4]
+    quoted = struct.pack(">BBHHHBBH4s4s4H", 0x45, 0, 600, 0, 0x4000, 64, socket.IPPROTO_UDP, 0, socket.inet_aton(near),
+                         socket.inet_aton(far), FROM, PORT, 580, 0)
+    error = struct.pack(">BBHHH", 3, 4, 0, 0, 400) + quoted
+    total = sum(struct.unpack(f">{len(error) // 2}H", error))
+    total = (total & 0xffff) + (total >> 16)
+    error = error[:2] + struct.pack(">H", ~(total + (total >> 16)) & 0xffff) + error[4:]
+    with namespace("host"):
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock.bind((near, FROM))
+    with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as raw:
+        raw.sendto(error, (near, 0))
+    kopi.expect(kopi.wait_until(lambda: "mtu lock 552" in host(f"ip route get {far}")), "the path's MTU is locked")
+    sock.close()
+
+
 def main():
     wire = Wire()
     sh(f"ip netns exec host ping -q -c1 -w20 {ADDRESSES[6][1]}; ip netns exec host ping -q -c1 -w20 {ADDRESSES[4][1]}")
@@ -164,6 +184,10 @@ def main():
             # No path's MTU can be smaller: IP_PMTUDISC_WANT lets routers fragment.
             host(f"ip route change {far} dev eth0 mtu lock {path}")
             compare(wire, path, version, WANT, False)
+            host(f"ip route change {far} dev eth0")
+            lock_by_error()
+            for connect in (False, True):
+                compare(wire, 552, version, WANT, connect)
         if path != 1500:
             host(f"ip route del {far}")
 

@@ -188,6 +188,25 @@ def wrong_ones(version):
         pair.close()
 
 
+def policies_end(version):
+    """A policy of IPsec that lets datagrams pass as they are ends, and one that blocks them is left: no route that was
+    remembered goes on."""
+    pairs = [Pair(version, plain=True), Pair(version)]
+    to = f"dir out dst {version.far.removeprefix('::ffff:')}"
+    with namespace("host"):
+        sh(f"ip xfrm policy add {to} action block priority 10")
+        sh(f"ip xfrm policy add {to} proto udp action allow priority 1")
+        before = [[sendmsg(pair.sock, b"x", pair.name) for _ in range(3)] for pair in pairs]
+        sh(f"ip xfrm policy del {to} proto udp")
+        after = [[sendmsg(pair.sock, b"x", pair.name) for _ in range(3)] for pair in pairs]
+        sh(f"ip xfrm policy del {to}")
+    kopi.check(f"{version.name}: a policy that let datagrams pass ends, for a flow as for a UDP socket",
+               before == [[(1, 0)] * 3] * 2 and after[0] == after[1] and (1, 0) not in after[1]
+               and pairs[1].by_routes() > 0, (before, after))
+    for pair in pairs:
+        pair.close()
+
+
 def memory_of_all_kinds():
     """Data in memory that isn't there, or only later."""
     pair = Pair()
@@ -374,8 +393,10 @@ for ip_version in (V4, V6):
     sh(f"ip netns exec host ping -q -c1 -w20 {ip_version.far}")
     plain_ones(ip_version)
     wrong_ones(ip_version)
+    policies_end(ip_version)
 plain_ones(MAPPED)
 wrong_ones(MAPPED)
+policies_end(MAPPED)
 for case in (memory_of_all_kinds, a_page_that_waits, refused, corked,
              lambda: full(V4, "198.18.0.2"), lambda: full(V6, "2001:db8:5::2"), threads_at_once, closes_meanwhile):
     case()

@@ -182,13 +182,15 @@ void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 f
 bool kopi_dst_check(struct dst_entry *dst, u32 cookie);
 u32 kopi_dst4_mtu(const struct dst_entry *dst, u8 discovery);
 bool kopi_dst_is_transformed(const struct dst_entry *dst);
+bool kopi_look_up_lasts(const struct sock *sk, unsigned long until);
+unsigned long kopi_look_up4_ends(void);
 unsigned int kopi_ll_reserved_space(const struct dst_entry *dst);
 bool kopi_dst_has_checksums(const struct dst_entry *dst);
 u32 kopi_rt_flags(const struct dst_entry *dst);
 u32 kopi_dst_hoplimit(const struct dst_entry *dst);
 bool kopi_dst_has_queues(const struct dst_entry *dst);
 u8 kopi_sk_default_ttl(const struct sock *sk);
-bool kopi_dst_mtu_locked(const struct dst_entry *dst);
+bool kopi_ip_mtu_locked(const struct dst_entry *dst);
 
 /* shim/ipv6.c */
 /* The options of a sock of IPv6 that affect each datagram. */

@@ -32,9 +32,32 @@ u32 kopi_dst4_mtu(const struct dst_entry *dst, u8 discovery)
 	return discovery < IP_PMTUDISC_PROBE ? dst4_mtu(dst) : READ_ONCE(dst_dev(dst)->mtu);
 }
 
+/* By IPsec, which may have to find out how first, or by a tunnel. */
 bool kopi_dst_is_transformed(const struct dst_entry *dst)
 {
-	return dst_xfrm(dst) || dst->header_len || dst->trailer_len || dst->lwtstate;
+	return dst_xfrm(dst) || dst->flags & DST_XFRM_QUEUE || dst->header_len || dst->trailer_len || dst->lwtstate;
+}
+
+/*
+ * Whether a look-up finds the same route as before, as far as the route itself says. Policies of IPsec end
+ * without a word to routes (xfrm_policy_delete(), 7.3.4): where there are any, each datagram asks.
+ */
+bool kopi_look_up_lasts(const struct sock *sk, unsigned long until)
+{
+#ifdef CONFIG_XFRM
+	if (READ_ONCE(sock_net(sk)->xfrm.policy_count[XFRM_POLICY_OUT]))
+		return false;
+#endif
+	return time_before(jiffies, until);
+}
+
+/*
+ * How long it may: redirects that expire, and gateways that don't answer any more (fib_select_default(),
+ * fib_select_multipath()), have no generation.
+ */
+unsigned long kopi_look_up4_ends(void)
+{
+	return jiffies + HZ;
 }
 
 unsigned int kopi_ll_reserved_space(const struct dst_entry *dst)
@@ -71,7 +94,7 @@ u8 kopi_sk_default_ttl(const struct sock *sk)
 	return READ_ONCE(sock_net(sk)->ipv4.sysctl_ip_default_ttl);
 }
 
-bool kopi_dst_mtu_locked(const struct dst_entry *dst)
+bool kopi_ip_mtu_locked(const struct dst_entry *dst)
 {
-	return dst_metric_locked(dst, RTAX_MTU);
+	return ip_mtu_locked(dst);
 }

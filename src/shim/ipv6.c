@@ -217,7 +217,7 @@ bool kopi_generation6_is_current(const struct sock *sk, const struct kopi_genera
 
 	read_generation(sock_net(sk), &now);
 	return now.routes == generation->routes && now.addresses == generation->addresses &&
-	       now.labels == generation->labels && time_before(jiffies, generation->until);
+	       now.labels == generation->labels && kopi_look_up_lasts(sk, generation->until);
 }
 
 /* Whether nothing is put between the headers of IPv6 and UDP, or around them. */

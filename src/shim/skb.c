@@ -128,9 +128,14 @@ void *kopi_skb_begin(struct sk_buff *skb, unsigned int headroom, unsigned int le
 	return __skb_put(skb, len);
 }
 
-/* Sets the flow hash of an IPv4 datagram, and computes it if it isn't known. */
+/*
+ * Sets the flow hash of an IPv4 datagram, and computes it if it isn't known. One that the sock had stays
+ * (skb_set_hash_from_sk()).
+ */
 u32 kopi_skb_flow_hash(struct sk_buff *skb, u32 known)
 {
+	if (skb->l4_hash)
+		return known;
 	skb->protocol = htons(ETH_P_IP);
 	if (known)
 		__skb_set_sw_hash(skb, known, true);

@@ -61,11 +61,17 @@ impl DatagramV4<'_> {
         discovery < bindings::IP_PMTUDISC_DO || discovery == bindings::IP_PMTUDISC_OMIT
     }
 
-    /// Whether the header forbids fragments: __ip_make_skb().
+    /// Whether the header forbids fragments: __ip_make_skb(), ip_dont_fragment().
     fn has_df(&self) -> bool {
         match u32::from(self.options.discovery) {
             bindings::IP_PMTUDISC_DO | bindings::IP_PMTUDISC_PROBE => true,
-            discovery => discovery == bindings::IP_PMTUDISC_WANT && self.route.may_grow,
+            discovery => {
+                discovery == bindings::IP_PMTUDISC_WANT && {
+                    // SAFETY: The route owns a reference to the dst, an IPv4 one. An ICMP error may have locked
+                    // its MTU since.
+                    !unsafe { bindings::kopi_ip_mtu_locked(self.dst()) }
+                }
+            }
         }
     }
 

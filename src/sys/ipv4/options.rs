@@ -160,8 +160,8 @@ impl datagram::Options for OptionsV4 {
         RouteV4::look_up(sk, key)
     }
 
-    fn is_valid(_: &Sock, route: &RouteV4) -> bool {
-        route.is_valid()
+    fn is_valid(sk: &Sock, route: &RouteV4) -> bool {
+        route.is_current(sk)
     }
 
     fn to_peer<'a>(&'a self, _: &Sock, data: Bytes<'a>) -> Option<datagram::Datagram<'a>> {

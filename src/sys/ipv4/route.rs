@@ -4,7 +4,7 @@
 
 use crate::sys::{bindings, sock::Sock};
 use core::{cell::Cell, ptr::NonNull};
-use kernel::{error::from_err_ptr, sync::rcu};
+use kernel::{error::from_err_ptr, ffi::c_ulong, sync::rcu};
 
 /// The minimum MTU of IPv4 (RFC 791).
 pub(super) const MTU_MIN: u32 = 68;
@@ -18,12 +18,12 @@ pub(crate) struct RouteV4 {
     pub(super) dst: NonNull<bindings::dst_entry>,
     /// The source address that goes with it, big-endian.
     pub(super) source: u32,
+    /// Until when a look-up is taken to find it again, in jiffies; of no use if a sock remembers it.
+    until: c_ulong,
     /// Bytes to leave in front of the IP header.
     pub(super) headroom: u32,
     /// The device computes checksums, or is likely to: if it doesn't any more, the stack does.
     pub(super) has_checksums: bool,
-    /// Its MTU isn't locked, so path MTU discovery may change it.
-    pub(super) may_grow: bool,
     /// The TTL that the route sets, or 0.
     pub(super) ttl: u8,
     /// The address of its device, which is only compared.
@@ -50,9 +50,10 @@ impl RouteV4 {
         let mut route = Self {
             dst,
             source,
+            // SAFETY: The call only reads the time.
+            until: unsafe { bindings::kopi_look_up4_ends() },
             headroom: 0,
             has_checksums: false,
-            may_grow: false,
             ttl: 0,
             device: 0,
             has_queues: false,
@@ -75,7 +76,6 @@ impl RouteV4 {
             }
             route.headroom = bindings::kopi_ll_reserved_space(dst.as_ptr());
             route.has_checksums = bindings::kopi_dst_has_checksums(dst.as_ptr());
-            route.may_grow = !bindings::kopi_dst_mtu_locked(dst.as_ptr());
             route.ttl = bindings::kopi_dst_hoplimit(dst.as_ptr()) as u8;
             route.device = bindings::kopi_dst_dev(dst.as_ptr()).addr();
             route.has_queues = bindings::kopi_dst_has_queues(dst.as_ptr());
@@ -121,6 +121,12 @@ impl RouteV4 {
     pub(in crate::sys) fn of(sk: &Sock, source: u32) -> Option<Self> {
         // SAFETY: The sock is borrowed, and of IPv4. The call gives null or a reference.
         unsafe { Self::new(bindings::sk_dst_check(sk.as_ptr(), 0), source) }
+    }
+
+    /// Whether a look-up would find it again for the sock, as far as that can be told. Any context.
+    pub(super) fn is_current(&self, sk: &Sock) -> bool {
+        // SAFETY: The sock is borrowed, and keeps its namespace.
+        unsafe { bindings::kopi_look_up_lasts(sk.as_ptr(), self.until) && self.is_valid() }
     }
 
     /// Whether it is still valid: rules, addresses, devices and other routes may have changed. Any
