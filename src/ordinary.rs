@@ -129,6 +129,10 @@ impl JudgesOrdinary for Ordinary {
         net_of(net).is_some_and(|net| net.policy.are_enforced())
     }
 
+    fn is_judged(&self) -> bool {
+        self.policy.net().are_enforced()
+    }
+
     fn of_current(sk: &Sock) -> Result<Arc<Self>> {
         Self::new(sk, Owner::current()?, GFP_KERNEL_ACCOUNT)
     }
@@ -215,10 +219,11 @@ fn unknown(sk: &Sock, direction: Direction, peer: &Peer) -> Outcome {
     }
 }
 
-/// Forgets all sockets, if no namespace enforces its rules any more. Process context.
+/// Forgets the sockets, if no namespace enforces its rules any more; those of one that begins to meanwhile
+/// stay. Process context.
 pub(crate) fn forget_unless_enforcing() {
     if rules::NetPolicy::enforcing() == 0 {
-        ordinary::forget_all::<Ordinary>();
+        ordinary::forget_unjudged::<Ordinary>();
     }
 }
 

@@ -589,7 +589,7 @@ void kopi_known_destroy(void (*free)(struct kopi_known *entry));
 int kopi_known_insert(struct kopi_known *entry);
 struct kopi_known *kopi_known_find(const struct sock *sk);
 bool kopi_known_remove(struct kopi_known *entry);
-void kopi_known_clear(void (*free)(struct kopi_known *entry));
+void kopi_known_clear(bool (*is_wanted)(const struct kopi_known *entry), void (*free)(struct kopi_known *entry));
 bool kopi_known_is_empty(void);
 u64 kopi_sock_cookie(struct sock *sk);
 struct sock *kopi_subflow_owner(struct sock *sk);
@@ -626,6 +626,7 @@ bool kopi_redirect_is(const struct net_device *dev);
 
 /* Rust functions that the C above calls. */
 int kopi_net_init(struct net *net);
+void kopi_net_pre_exit(struct net *net);
 void kopi_net_exit(struct net *net);
 int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
 int kopi_ordinary_calls(struct sock *sk, enum kopi_call call, const void *address, int len);

@@ -41,6 +41,7 @@ static unsigned int net_id;
 
 static struct pernet_operations net_ops = {
 	.init = kopi_net_init,
+	.pre_exit = kopi_net_pre_exit,
 	.exit = kopi_net_exit,
 	.id = &net_id,
 	.size = sizeof(void *),
@@ -54,8 +55,6 @@ int kopi_register_pernet(void)
 void kopi_unregister_pernet(void)
 {
 	unregister_pernet_subsys(&net_ops);
-	/* An unregistered hook may still be running. */
-	synchronize_rcu();
 }
 
 void **kopi_net_slot(const struct net *net)

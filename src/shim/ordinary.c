@@ -67,10 +67,10 @@ bool kopi_known_remove(struct kopi_known *entry)
 #define CLEARED_AT_ONCE 256
 
 /*
- * Takes out what a walk of the table finds; says whether it may have passed over others: where it pauses at
- * an entry that is gone by then. Process context.
+ * Takes out what a walk of the table finds and isn't wanted; says whether it may have passed over others: where it
+ * pauses at an entry that is gone by then. Process context.
  */
-static bool clear_found(void (*free)(struct kopi_known *entry))
+static bool clear_found(bool (*is_wanted)(const struct kopi_known *entry), void (*free)(struct kopi_known *entry))
 {
 	struct rhashtable_iter iter;
 	struct kopi_known *entry;
@@ -81,6 +81,8 @@ static bool clear_found(void (*free)(struct kopi_known *entry))
 	while ((entry = rhashtable_walk_next(&iter))) {
 		/* The table was resized, and the walk begins anew. */
 		if (IS_ERR(entry))
+			continue;
+		if (is_wanted(entry))
 			continue;
 		if (kopi_known_remove(entry))
 			free(entry);
@@ -95,9 +97,9 @@ static bool clear_found(void (*free)(struct kopi_known *entry))
 	return found >= CLEARED_AT_ONCE;
 }
 
-void kopi_known_clear(void (*free)(struct kopi_known *entry))
+void kopi_known_clear(bool (*is_wanted)(const struct kopi_known *entry), void (*free)(struct kopi_known *entry))
 {
-	while (clear_found(free))
+	while (clear_found(is_wanted, free))
 		cond_resched();
 }
 

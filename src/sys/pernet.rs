@@ -72,8 +72,9 @@ impl NetRef {
     pub(crate) fn state_of<N: Namespace>(&self) -> Arc<N> {
         // SAFETY: `init` has put a pointer into the slot, made by `Arc::into_raw`, before the
         // namespace had users. `exit` takes it out when the namespace has none left, which the
-        // borrow excludes. The pointer is to an `N`, the one type that implements `Namespace`.
-        // `ManuallyDrop` leaves the slot's reference to the slot.
+        // borrow excludes, or the module is unloaded: then flows, netlink and BPF programs, which
+        // hold the module, are gone, and so is the hook (`pre_exit`). The pointer is to an `N`, the
+        // one type that implements `Namespace`. `ManuallyDrop` leaves the slot's reference to it.
         unsafe {
             let raw = (*bindings::kopi_net_slot(self.as_ptr())).cast::<N>();
             let kept = core::mem::ManuallyDrop::new(Arc::from_raw(raw));
@@ -159,21 +160,33 @@ pub(crate) unsafe fn init<N: Namespace>(net: *mut raw::Net) -> c_int {
     })
 }
 
+/// The body of `kopi_net_pre_exit`. Between it and [`exit`] the kernel waits for RCU: a CPU that is in
+/// the hook still has the state.
+///
+/// # Safety
+///
+/// Only the kernel may call it, for a namespace for which [`init`] succeeded, before [`exit`]. Process
+/// context.
+pub(crate) unsafe fn pre_exit<N: Namespace>(net: *mut raw::Net) {
+    // SAFETY: The caller passes a namespace whose slot `init` has filled, and which lives during the call.
+    let net = unsafe { NetRef::from_raw(net) };
+    if net.state_of::<N>().is_hooked() {
+        net.unhook_local_out();
+    }
+}
+
 /// The body of `kopi_net_exit`.
 ///
 /// # Safety
 ///
 /// Only the kernel may call it, for a namespace for which [`init`] succeeded, when the namespace
-/// has no users any more. Process context.
+/// has no users any more, or the module none there. Process context.
 pub(crate) unsafe fn exit<N: Namespace>(net: *mut raw::Net) {
     // SAFETY: Without users nothing else accesses the slot. It holds the pointer that `init` made
     // by `Arc::into_raw`, whose reference this call takes over.
     unsafe {
         let slot = bindings::kopi_net_slot(net);
         let state = Arc::from_raw((*slot).cast::<N>());
-        if state.is_hooked() {
-            NetRef::from_raw(net).unhook_local_out();
-        }
         // No flow is left, so no datagram is queued anew. A CPU that goes on with one is in an RCU
         // read-side section, for which the end of the registration waits.
         bindings::kopi_drop_queued(net);
@@ -193,6 +206,16 @@ macro_rules! serve {
         unsafe extern "C" fn kopi_net_init(net: *mut $crate::sys::raw::Net) -> c_int {
             // SAFETY: The kernel calls this as `init` of the module's pernet operations.
             unsafe { $crate::sys::pernet::init::<$namespace>(net) }
+        }
+
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "C calls it, as the operation of namespaces")]
+        unsafe extern "C" fn kopi_net_pre_exit(net: *mut $crate::sys::raw::Net) {
+            // SAFETY: The kernel calls this as `pre_exit` of the module's pernet operations.
+            unsafe { $crate::sys::pernet::pre_exit::<$namespace>(net) }
         }
 
         /// # Safety

@@ -61,6 +61,9 @@ pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
     /// Whether the ordinary sockets of a network namespace are judged. In an RCU read-side section.
     fn are_judged(net: &NetRef) -> bool;
 
+    /// Whether the socket is judged still. Any context.
+    fn is_judged(&self) -> bool;
+
     /// A socket that the current process uses. Process context.
     fn of_current(sk: &Sock) -> Result<Arc<Self>>;
 
@@ -287,8 +290,8 @@ pub(crate) unsafe fn found<T: JudgesOrdinary>(sk: *mut raw::Sock, task: *mut raw
     let _ = known_or_of::<T>(sk, task);
 }
 
-/// Forgets all socks: nothing is judged any more. Process context.
-pub(crate) fn forget_all<T: JudgesOrdinary>() {
+/// Forgets the socks that aren't judged any more. Process context.
+pub(crate) fn forget_unjudged<T: JudgesOrdinary>() {
     SockTable::<T>::clear();
 }
 

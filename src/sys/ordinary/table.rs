@@ -4,6 +4,7 @@
 //!
 //! C header: `include/linux/rhashtable.h`
 
+use super::JudgesOrdinary;
 use crate::sys::{bindings, context::might_sleep, sock::Sock};
 use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit};
 use kernel::{
@@ -31,7 +32,7 @@ struct SockEntry<T> {
 /// The table, of which there can be one. When it is dropped, nothing may use it any more.
 pub(super) struct SockTable<T>(PhantomData<T>);
 
-impl<T: Send + Sync + 'static> SockTable<T> {
+impl<T: JudgesOrdinary> SockTable<T> {
     /// Makes the table: `ENOMEM`. Only the module's init calls this, once, with the type that all
     /// other calls have. Process context.
     pub(super) fn new() -> Result<Self> {
@@ -116,16 +117,29 @@ impl<T: Send + Sync + 'static> SockTable<T> {
         }
     }
 
-    /// Forgets all socks. Process context.
+    /// Forgets the socks that aren't judged any more. Process context.
     pub(super) fn clear() {
         might_sleep();
         // SAFETY: As in `find`. An empty table isn't walked. The call takes each entry out of the
         // table before it passes it on.
         unsafe {
             if !bindings::kopi_known_is_empty() {
-                bindings::kopi_known_clear(Some(SockEntry::<T>::free_later));
+                bindings::kopi_known_clear(
+                    Some(SockEntry::<T>::is_judged),
+                    Some(SockEntry::<T>::free_later),
+                );
             }
         }
+    }
+}
+
+impl<T: JudgesOrdinary> SockEntry<T> {
+    /// # Safety
+    ///
+    /// The entry must be one that `insert` made. In an RCU read-side section, or a walk of the table.
+    unsafe extern "C" fn is_judged(known: *const bindings::kopi_known) -> bool {
+        // SAFETY: `insert` made the entry, and the caller keeps it.
+        unsafe { (*known.cast::<Self>()).value.is_judged() }
     }
 }
 

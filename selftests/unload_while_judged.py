@@ -1,0 +1,60 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""The module goes while its rules judge what ordinary sockets send: a CPU that is in its hook still has what it reads.
+
+A program of BPF makes each packet stay there for a while, where the state of the namespace is about to be read.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+
+import kopi
+import memory
+from equivalence import namespace, sh
+
+TURNS = 2
+# Where a packet is before the module's state of its namespace is read.
+SLOW = "BEGIN { printf(\"begun\\n\"); } kprobe:kopi_net_is_alive { $i = 0; while ($i < 20000) { $i++; } @packets = count(); }"
+FAR = ("192.0.2.2", 9)
+
+
+def send_for_ever(cpu):
+    """A process that sends by an ordinary socket, in vain where a rule or a neighbour is against it."""
+    child = os.fork()
+    if child:
+        return child
+    os.sched_setaffinity(0, {cpu})
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        while True:
+            try:
+                sock.sendto(b"x", FAR)
+            except OSError:
+                pass
+
+
+def slowed():
+    """The program of BPF, once it runs."""
+    program = subprocess.Popen(["bpftrace", "-q", "-e", SLOW], stdout=subprocess.PIPE, text=True)
+    kopi.expect("begun" in program.stdout.readline(), "bpftrace runs")
+    return program
+
+
+with namespace("host"):
+    # The peer's answers to a closed port aren't of interest.
+    senders = [send_for_ever(cpu) for cpu in os.sched_getaffinity(0) for _ in range(2)]
+    for turn in range(TURNS):
+        sh("kopictl rule add remote-port 7 deny")
+        with slowed() as slow:
+            # Some packets have passed the hook by then, and others are in it.
+            kopi.expect(memory.unload(), "the module goes")
+            slow.send_signal(signal.SIGINT)
+            said = slow.stdout.read()
+        kopi.expect(memory.load(), "the module comes again")
+        packets = int(said.split("@packets:")[1])
+        kopi.check(f"the module goes while packets are in its hook ({turn + 1} of {TURNS})", packets > 10, said)
+    for sender in senders:
+        os.kill(sender, signal.SIGKILL)
+        os.waitpid(sender, 0)
+kopi.finish()
