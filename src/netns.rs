@@ -50,6 +50,8 @@ pub(crate) struct Flows {
 struct Summing {
     /// The flows with smaller numbers are counted.
     next: u64,
+    /// Those with greater numbers were opened later.
+    end: u32,
     stats: Stats,
 }
 
@@ -202,6 +204,7 @@ impl Net {
             let mut flows = self.flows.lock();
             flows.summing = Some(Summing {
                 next: 0,
+                end: flows.open.end(),
                 stats: flows.closed,
             });
         }
@@ -229,7 +232,7 @@ impl Net {
             return false;
         };
         let mut summed = 0;
-        for (number, socket) in open.from(start).take(SUMMED_AT_ONCE) {
+        for (number, socket) in open.within(start..=summing.end).take(SUMMED_AT_ONCE) {
             if let Some(stats) = stats_of(socket) {
                 summing.stats.add(&stats);
             }

@@ -137,9 +137,10 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
     let requester = dump.requester();
     let attached = Attached::now(requester.net())?;
     let net = requester.net().state();
+    let end = dump.end(|| net.flows.lock().open.end());
     while let Ok(start) = u32::try_from(dump.position()) {
         let (mut next, mut found) = (None, None);
-        for (number, socket) in net.flows.lock().open.from(start).take(FLOWS_MAX) {
+        for (number, socket) in net.flows.lock().open.within(start..=end).take(FLOWS_MAX) {
             next = Some(u64::from(number).saturating_add(1));
             if owner(socket).is_some_and(|uid| may_see(&requester, uid)) {
                 found = Some(number);
@@ -239,10 +240,14 @@ pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
     let requester = dump.requester();
     let net = requester.net().state();
     let channels = net.channels.lock();
+    let end = dump.end(|| channels.cursor_back().map_or(0, |last| *last.current().0));
     let start = u32::try_from(dump.position()).unwrap_or(u32::MAX);
     let mut next = Some(start);
     while let Some(cursor) = next.and_then(|next| channels.cursor_lower_bound(&next)) {
         let (&number, channel) = cursor.current();
+        if number > end {
+            break;
+        }
         if may_see(&requester, channel.owner())
             && !dump.add(uapi::KOPI_CMD_CHANNEL_GET, |message| {
                 put_channel(message, &requester, channel)

@@ -12,6 +12,7 @@ use super::{
 };
 use core::{
     mem::{size_of, MaybeUninit},
+    ops::RangeInclusive,
     ptr::{self, NonNull}, //
 };
 use kernel::{
@@ -373,17 +374,32 @@ impl SocketMap {
         Some(unsafe { Socket::from_raw(entry.0.as_ptr()) })
     }
 
-    /// All sockets whose numbers are `number` or greater, in order.
-    pub(crate) fn from(&self, number: u32) -> impl Iterator<Item = (u32, &Socket)> {
-        let mut next = Some(number);
+    /// A number that is no smaller than any in the map. Walks that let others change the map meanwhile end
+    /// there: flows that are opened faster than a walk goes on would make it endless.
+    pub(crate) fn end(&self) -> u32 {
+        let (_, last_place) = place(u32::MAX);
+        self.groups.cursor_back().map_or(0, |cursor| {
+            (cursor.current().0 << GROUP_BITS) | last_place as u32
+        })
+    }
+
+    /// All sockets of these numbers, in order.
+    pub(crate) fn within(
+        &self,
+        numbers: RangeInclusive<u32>,
+    ) -> impl Iterator<Item = (u32, &Socket)> {
+        let mut next = Some(*numbers.start());
         core::iter::from_fn(move || loop {
-            let number = next?;
+            let number = next.filter(|number| numbers.contains(number))?;
             let (group, _) = place(number);
             let cursor = self.groups.cursor_lower_bound(&group)?;
             let (&found, _) = cursor.current();
             // If this group has ended, go on with the first number of the next one.
             let number = number.max(found << GROUP_BITS);
             next = number.checked_add(1);
+            if number > *numbers.end() {
+                return None;
+            }
             if let Some(socket) = self.get(number) {
                 return Some((number, socket));
             }

@@ -29,11 +29,13 @@ pub(crate) use show::{dump, show_all};
 
 /// Has live flows follow the rules, and tells their processes.
 fn sweep(net: &Net) {
+    // Those that are opened later follow them already.
+    let end = net.flows.lock().open.end();
     let mut next = 0u32;
     loop {
         let flows = net.flows.lock();
         let mut swept = 0;
-        for (number, socket) in flows.open.from(next) {
+        for (number, socket) in flows.open.within(next..=end) {
             next = number.wrapping_add(1);
             swept += 1;
             if let Some(flow) = family::protocol::<Flow>(socket) {

@@ -11,10 +11,7 @@ mod message;
 mod request;
 
 use crate::sys::{bindings, context::might_sleep, raw};
-use core::{
-    marker::PhantomData,
-    ptr::{self, NonNull},
-};
+use core::{marker::PhantomData, ptr::NonNull};
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
@@ -59,23 +56,33 @@ impl<'a> Dump<'a> {
         self.requester
     }
 
+    /// The dump's own memory: its position, and one more than its end, or 0 as long as that isn't set.
+    fn context(&mut self) -> &mut [u64; 2] {
+        // SAFETY: Netlink keeps the callback during the dump. Its context has 48 bytes for the dump, aligned
+        // for a u64 and zeroes at first, and only the result of this function accesses them.
+        unsafe { &mut *(&raw mut (*self.callback.as_ptr()).__bindgen_anon_1).cast() }
+    }
+
     /// The position that [`Dump::go_on_at`] set last, or 0.
-    pub(crate) fn position(&self) -> u64 {
-        // SAFETY: Netlink keeps the callback during the dump. Its context has 48 bytes for the
-        // dump, which are zeroes at first, and only this function and `go_on_at` access them.
-        unsafe { ptr::read((&raw const (*self.callback.as_ptr()).__bindgen_anon_1).cast::<u64>()) }
+    pub(crate) fn position(&mut self) -> u64 {
+        let [position, _] = *self.context();
+        position
     }
 
     /// Sets the position at which the next call goes on.
     pub(crate) fn go_on_at(&mut self, position: u64) {
-        // SAFETY: Netlink keeps the callback during the dump. Its context has 48 bytes for the
-        // dump, and only this function and `position` access them.
-        unsafe {
-            ptr::write(
-                (&raw mut (*self.callback.as_ptr()).__bindgen_anon_1).cast::<u64>(),
-                position,
-            );
+        let [now, _] = self.context();
+        *now = position;
+    }
+
+    /// The last number that the dump shows, which is `last` when it begins: what is made faster than it is
+    /// shown would make the dump endless.
+    pub(crate) fn end(&mut self, last: impl FnOnce() -> u32) -> u32 {
+        let [_, end] = self.context();
+        if *end == 0 {
+            *end = u64::from(last()).saturating_add(1);
         }
+        end.saturating_sub(1) as u32
     }
 
     /// Sets the generation of the state that is shown. If it changes before the dump ends, the
