@@ -58,6 +58,8 @@ struct Lists {
     waiting: Waiting,
     /// Packets with the driver, in order.
     with_driver: List,
+    /// The same of those whose memory a hook has kept: they would make the others wait.
+    kept: List,
     /// The queue will be polled again.
     awake: bool,
     /// The interval until then, in nanoseconds; `None` for [`TICK_MAX`], as nobody waits for a packet.
@@ -153,6 +155,7 @@ impl Queue {
         let lists = Lists {
             waiting: Waiting::new()?,
             with_driver: List::new()?,
+            kept: List::new()?,
             awake: false,
             tick: None,
             expires: 0,
@@ -238,13 +241,15 @@ impl Queue {
         let now = now();
         let is_sent =
             |packet: &mut TakenSkb| packet.has_returned() || packet.since_xmit(now) > DRIVER_MAX;
-        while lists.with_driver.first(is_sent) == Some(true) {
-            let Some(packet) = lists.with_driver.pop() else {
-                break;
-            };
-            packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
-            done.sent.push(packet);
-            any = true;
+        for list in [&mut lists.with_driver, &mut lists.kept] {
+            while list.first(is_sent) == Some(true) {
+                let Some(packet) = list.pop() else {
+                    break;
+                };
+                packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
+                done.sent.push(packet);
+                any = true;
+            }
         }
         any
     }
@@ -281,7 +286,7 @@ impl Queue {
                 Some(Step::Given) => {
                     packet.set_xmit_time(now());
                     lists.hurry |= is_waited_for(&packet);
-                    lists.with_driver.push(packet);
+                    lists.given(packet);
                 }
                 Some(Step::ToStack) => {
                     packet.with_flow(|_, flow: &Flow| flow.direct.leave_charge(&packet));
@@ -402,7 +407,10 @@ impl Queue {
 
     /// Drops the packets that wait, and completes the packets with the driver. Softirqs are off.
     pub(super) fn empty(&self) {
-        let with_driver = || self.lists.lock().with_driver.pop();
+        let with_driver = || {
+            let lists = &mut self.lists.lock();
+            lists.with_driver.pop().or_else(|| lists.kept.pop())
+        };
         while let Some(packet) = with_driver() {
             packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
             packet.finish();
@@ -430,7 +438,15 @@ impl Lists {
     }
 
     fn has_none_with_driver(&mut self) -> bool {
-        self.with_driver.first(|_| ()).is_none()
+        self.with_driver.first(|_| ()).is_none() && self.kept.first(|_| ()).is_none()
+    }
+
+    /// Appends a packet that the driver was given.
+    fn given(&mut self, packet: TakenSkb) {
+        match packet.is_kept() {
+            true => self.kept.push(packet),
+            false => self.with_driver.push(packet),
+        }
     }
 
     /// Chooses the interval until the queue is polled again.

@@ -44,10 +44,13 @@ pub(super) struct SkbCb {
     to_stack: bool,
     /// It stands for a batch of frames, and has no data.
     is_batch: bool,
+    /// A hook has kept a datagram that lies in the same pages as the batch's frames.
+    is_kept: bool,
 }
 
 impl SkbCb {
-    /// Of an skb that stands for `count` frames, and takes over the reference to their pages.
+    /// Of an skb that stands for `count` frames, none of which a driver has been given, and takes over the
+    /// reference to their pages.
     pub(super) fn of_frames(page: *mut bindings::page, count: u16) -> Self {
         Self {
             page,
@@ -57,6 +60,8 @@ impl SkbCb {
             datagrams: count,
             to_stack: false,
             is_batch: true,
+            // SAFETY: The caller passes a reference to the pages.
+            is_kept: unsafe { bindings::kopi_page_ref_count(page) } > 1,
         }
     }
 }
@@ -154,6 +159,7 @@ impl<'a> EgressSkb<'a> {
                 datagrams: bindings::kopi_skb_gso_segs(self.as_ptr()).max(1),
                 to_stack,
                 is_batch: false,
+                is_kept: false,
             };
             TakenSkb::new(self.skb, cb)
         }
@@ -422,6 +428,11 @@ impl TakenSkb {
         let page = self.cb().page;
         // SAFETY: The `SkbCb` owns a reference to the pages, by its invariants.
         page.is_null() || unsafe { bindings::kopi_page_ref_count(page) } == 1
+    }
+
+    /// Whether its pages return only when a hook lets go of a datagram that isn't the driver's.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.cb().is_kept
     }
 
     /// Gives it to the stack, which continues behind the egress hooks. Returns the number of
