@@ -217,6 +217,21 @@ def case_exec_self():
     assert [receiver.recv(100) for _ in range(2)] == [b"before", b"from another program"]
 
 
+def case_vfork():
+    """A child that vfork() made closes its descriptors: those of its parent stay flows."""
+    receiver, sender = pair()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as fresh:
+        # Without anything that has to be done before exec(), Python uses vfork().
+        assert subprocess._USE_VFORK and subprocess.run(["true"], close_fds=True, check=True)
+        fresh.connect(receiver.getsockname())
+        fresh.send(b"one")
+        fresh.send(b"two")
+        assert [receiver.recv(100) for _ in range(2)] == [b"one", b"two"] and on_channel(fresh)
+    before = by_rings(sender)
+    assert together(sender.fileno(), *FOUR) == 4 and [receiver.recv(100) for _ in FOUR] == FOUR
+    assert by_rings(sender) == before + 4
+
+
 def case_passed():
     """A program without the library that gets a descriptor by SCM_RIGHTS reads each datagram, and sends."""
     receiver, sender = pair()

@@ -24,6 +24,7 @@ compile_error!("variadic functions are called as on x86-64, and symbols are the 
 
 mod datagram;
 mod filters;
+mod process;
 mod real;
 mod rings;
 mod send;

@@ -3,7 +3,7 @@
 //! The process's rings for sending: a few, which threads share, and of this process only.
 
 use crate::{
-    settings,
+    process, settings,
     table::{self, Place},
 };
 use kopi::SendRing;
@@ -11,9 +11,8 @@ use std::{
     cell::Cell,
     io,
     os::fd::AsRawFd,
-    ptr,
     sync::{
-        atomic::{AtomicPtr, AtomicU32, AtomicU8, Ordering::Relaxed},
+        atomic::{AtomicU8, Ordering::Relaxed},
         Mutex, MutexGuard,
     },
 };
@@ -28,57 +27,9 @@ type Rings = [Mutex<Option<SendRing>>; RINGS];
 /// Those of a process stay locked in its children if they were at fork(), so each has others.
 static ALL: [Rings; GENERATIONS] = [const { [const { Mutex::new(None) }; RINGS] }; GENERATIONS];
 
-/// How many processes have copied this memory, from parent to child, since it was made.
-static GENERATION: AtomicU8 = AtomicU8::new(0);
-/// A word that is 1 in the process that wrote it. The kernel clears it in a child, however that is
-/// made.
-static WRITTEN_HERE: AtomicPtr<AtomicU32> = AtomicPtr::new(ptr::null_mut());
-
-/// Makes that word: `false` if there is no memory.
-fn make_word() -> bool {
-    if !WRITTEN_HERE.load(Relaxed).is_null() {
-        return true;
-    }
-    // SAFETY: A new mapping, of which only the first word is used. If another thread has made one
-    // meanwhile, this one stays unused.
-    unsafe {
-        let page = libc::mmap(
-            ptr::null_mut(),
-            4096,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-            -1,
-            0,
-        );
-        if page == libc::MAP_FAILED || libc::madvise(page, 4096, libc::MADV_WIPEONFORK) != 0 {
-            return false;
-        }
-        (*page.cast::<AtomicU32>()).store(1, Relaxed);
-        let _ = WRITTEN_HERE.compare_exchange(ptr::null_mut(), page.cast(), Relaxed, Relaxed);
-    }
-    true
-}
-
-/// The number of this process among those that have copied the memory; `None` before it has rings.
-fn generation() -> Option<u8> {
-    let word = WRITTEN_HERE.load(Relaxed);
-    if word.is_null() {
-        return None;
-    }
-    // SAFETY: Such a mapping is never taken back.
-    let word = unsafe { &*word };
-    if word.load(Relaxed) == 0 {
-        // A new process, which has one thread.
-        let next = GENERATION.load(Relaxed).saturating_add(1);
-        GENERATION.store(next, Relaxed);
-        word.store(1, Relaxed);
-    }
-    Some(GENERATION.load(Relaxed))
-}
-
 /// The ring of a place, if it is of this process and nobody uses it now.
 pub(crate) fn at(place: Place) -> Option<MutexGuard<'static, Option<SendRing>>> {
-    if generation() != Some(place.generation) {
+    if process::generation() != Some(place.generation) {
         return None;
     }
     let rings = ALL.get(usize::from(place.generation))?;
@@ -92,10 +43,10 @@ pub(crate) fn join(fd: i32) -> Option<io::Result<Place>> {
         static MINE: Cell<u8> = const { Cell::new(u8::MAX) };
     }
     static NEXT: AtomicU8 = AtomicU8::new(0);
-    if !make_word() {
+    if !process::begin() {
         return Some(Err(io::Error::from_raw_os_error(libc::ENOMEM)));
     }
-    let generation = generation()?;
+    let generation = process::generation()?;
     // A thread that ends can't be asked any more.
     let number = MINE
         .try_with(|mine| {

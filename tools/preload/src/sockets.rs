@@ -3,6 +3,7 @@
 //! The functions that make, copy and close descriptors.
 
 use crate::{
+    process,
     real::{self, errno, keeping_errno},
     settings,
     table::{self, Slot},
@@ -72,12 +73,20 @@ impl Wanted {
         }
         if self.tcp {
             settings::explain(format_args!("socket {fd}: a TCP flow"));
-            table::set(fd, Slot::Other);
+            note(fd, Slot::Other);
         } else {
+            process::begin();
             let ipv6 = self.ipv6;
-            table::set(fd, Slot::Flow { ipv6, sent: 0 });
+            note(fd, Slot::Flow { ipv6, sent: 0 });
         }
         Some(fd)
+    }
+}
+
+/// Notes what a descriptor of this process is from now on.
+fn note(fd: c_int, what: Slot) {
+    if table::get(fd) != what && process::is_own() {
+        table::set(fd, what);
     }
 }
 
@@ -99,7 +108,7 @@ pub(crate) unsafe extern "C-unwind" fn socket(
     }
     // SAFETY: The caller's arguments.
     let fd = unsafe { real::socket(domain, kind, protocol) };
-    table::set(fd, Slot::Other);
+    note(fd, Slot::Other);
     fd
 }
 
@@ -111,7 +120,7 @@ pub(crate) unsafe extern "C-unwind" fn socket(
 #[no_mangle]
 pub(crate) unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
     // Before the number is another file's.
-    table::set(fd, Slot::Other);
+    note(fd, Slot::Other);
     // SAFETY: The caller's arguments.
     unsafe { real::close(fd) }
 }
@@ -127,7 +136,7 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
     last: c_uint,
     flags: c_int,
 ) -> c_int {
-    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 {
+    if flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0 && process::is_own() {
         table::forget(first, last);
     }
     // SAFETY: The caller's arguments.
@@ -137,7 +146,7 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
 /// A copy of a descriptor is what that is.
 fn copied(from: c_int, to: c_int) -> c_int {
     if to >= 0 && to != from {
-        table::set(to, table::get(from));
+        note(to, table::get(from));
     }
     to
 }
