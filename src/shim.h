@@ -79,6 +79,7 @@ unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
 
 /* shim/udp.c */
 bool kopi_udp_queues_empty(struct sock *sk);
+bool kopi_udp_is_queueing(struct sock *sk);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
 bool kopi_udp4_recvmsg_hooked(struct sock *sk);

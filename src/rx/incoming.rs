@@ -38,7 +38,7 @@ impl Receiver {
     ) -> Fate {
         let len = datagram.payload_len();
         self.left_invalid = INVALID_MAX;
-        if !sk.is_queue_empty() || !self.set_aside(len, channel.geometry()) {
+        if !sk.is_queue_at_rest() || !self.set_aside(len, channel.geometry()) {
             return Fate::Queue;
         }
         if let Err(why) = datagram.filter(sk) {

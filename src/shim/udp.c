@@ -8,18 +8,24 @@
 
 #include "../shim.h"
 
-/* Nor is another CPU about to queue some: __udp_enqueue_schedule_skb() (net/ipv4/udp.c, 7.3.4). */
 bool kopi_udp_queues_empty(struct sock *sk)
 {
-	const struct udp_sock *up = udp_sk(sk);
+	return skb_queue_empty_lockless(&sk->sk_receive_queue) &&
+	       skb_queue_empty_lockless(&udp_sk(sk)->reader_queue);
+}
 
+/*
+ * Whether a CPU is about to queue a packet, which is counted here until it is in the queue:
+ * __udp_enqueue_schedule_skb() (net/ipv4/udp.c, 7.3.4). To be asked before the queues.
+ */
+bool kopi_udp_is_queueing(struct sock *sk)
+{
 	for (unsigned int node = 0; node < nr_node_ids; node++) {
-		if (atomic_read(&up->udp_prod_queue[node].rmem_alloc))
-			return false;
+		if (atomic_read(&udp_sk(sk)->udp_prod_queue[node].rmem_alloc))
+			return true;
 	}
-	/* They are counted above until they are here. */
 	smp_rmb();
-	return skb_queue_empty_lockless(&sk->sk_receive_queue) && skb_queue_empty_lockless(&up->reader_queue);
+	return false;
 }
 
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb)

@@ -187,6 +187,12 @@ impl Sock {
         unsafe { bindings::kopi_udp_queues_empty(self.as_ptr()) }
     }
 
+    /// Whether no packet is queued, nor about to be queued by another CPU. UDP socks only.
+    pub(crate) fn is_queue_at_rest(&self) -> bool {
+        // SAFETY: The sock is borrowed, and a UDP sock, as said above.
+        !unsafe { bindings::kopi_udp_is_queueing(self.as_ptr()) } && self.is_queue_empty()
+    }
+
     /// How long a read may sleep: SO_RCVTIMEO in jiffies, or 0 if it may not sleep.
     pub(crate) fn receive_timeout(&self, nonblocking: bool) -> isize {
         // SAFETY: The sock is borrowed, and so valid.
