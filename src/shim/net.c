@@ -55,6 +55,8 @@ int kopi_register_pernet(void)
 void kopi_unregister_pernet(void)
 {
 	unregister_pernet_subsys(&net_ops);
+	/* A packet that was queued behind a hook may still be on its way. */
+	synchronize_rcu();
 }
 
 void **kopi_net_slot(const struct net *net)
