@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all programs test-direct test-sendmsg test-peers test-nics test-debug smoke-debug test-kcsan fuzz fuzz-stock coverage soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
+.PHONY: build run test test-all programs suites test-direct test-sendmsg test-peers test-nics test-debug smoke-debug test-kcsan fuzz fuzz-stock coverage soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -18,6 +18,7 @@ help:
 	@echo 'make test        all checks and tests; KERNEL=all on each supported kernel'
 	@echo 'make test-all    that and all of the following that tests, in many hours, with the time of each part'
 	@echo 'make programs    23 programs of Debian by `kopi run`, and with UDP sockets; make test has eight of them'
+	@echo "make suites      CPython's and socat's tests of sockets by kopi run; LTP=DIRECTORY: of a checkout of LTP, too"
 	@echo 'make test-direct   those that send by NICs, with these attached'
 	@echo 'make test-sendmsg   the policies, for flows that send by sendmsg()'
 	@echo 'make test-peers  the policies, with sixteen peers in turn'
@@ -81,6 +82,11 @@ rigs: build
 
 programs: build
 	@qemu/vm --timeout 3600 -- env ALL=1 selftests/preload_programs.sh
+
+# LTP=DIRECTORY: a checkout of the Linux Test Project.
+suites: build
+	@$(step) suites qemu/suites $(LTP)
+	@qemu/vm --mem 1536 --timeout 10800 -- selftests/suites.py
 
 # What of the selftests sends by the machine's NICs, with these attached.
 DIRECT := $(addsuffix .py,policy_nftables policy_tc policy_routing policy_options policy_ports policy_bpf policy_devices policy_iptables \

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: GPL-2.0
+"""Others' tests of sockets give by `kopi run --tcp` what they give with ordinary sockets: suites.py [NAME...]
+
+CPython's and socat's, and the Linux Test Project's, if `make suites LTP=DIRECTORY` has built them. Each runs in a
+network namespace of its own, with ordinary sockets and with flows. What differs is run twice more by itself in both
+ways: some tests depend on how busy the machine is.
+"""
+
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+
+import kopi
+
+WORK = "/tmp/suites"
+BUILT = "/kopi/build/suites"
+SOCKETS, FLOWS = [], ["kopi", "run", "--tcp", "--min-datagrams", "1"]
+# What of CPython's has sockets in it.
+MODULES = ("test_socket", "test_asyncio.test_events", "test_asyncio.test_sock_lowlevel", "test_asyncio.test_streams",
+           "test_asyncio.test_base_events", "test_asyncio.test_sendfile", "test_asyncio.test_server",
+           "test_selectors", "test_socketserver", "test_epoll", "test_ssl", "test_httpservers", "test_xmlrpc",
+           "test_logging", "test_smtplib", "test_ftplib")
+# The kernel has no UDP-Lite any more, and socket() says so.
+LEFT_OUT = ("*UDPLITE*", "*Udplite*")
+CONFIG = f"/kernels/{os.uname().release}/build/.config"
+SOCAT = "/usr/share/doc/socat/examples/test.sh"
+
+
+def alone(way, words, limit):
+    """Runs it where there is a loopback device; what it prints, its status, and how many packets flows sent."""
+    script = ('ip link set lo up; ip route add 224.0.0.0/4 dev lo; "$@"; status=$?; kopictl --json stats >stats.json; '
+              'exit $status')
+    with open("output", "wb") as output:
+        # A namespace of processes, too, so that nothing stays.
+        status = subprocess.run(["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "timeout",
+                                 "-k", "5", str(limit), "bash", "-c", script, "suite", *way, *words],
+                                stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=False).returncode
+    with open("output", encoding="utf-8", errors="replace") as output:
+        text = output.read()
+    try:
+        with open("stats.json", encoding="utf-8") as stats:
+            sent = json.load(stats)["stats"]["tx_packets"]
+    except (OSError, ValueError):
+        sent = 0
+    return text, status, sent
+
+
+def cpython(way, module, only=None):
+    """What became of each test of a module."""
+    if os.path.exists("junit.xml"):
+        os.unlink("junit.xml")
+    words = ["python3", "-m", "test", "-u", "network", "--junit-xml", "junit.xml", module]
+    for pattern in LEFT_OUT:
+        words += ["-i", pattern]
+    for name in only or ():
+        words += ["-m", name.rsplit(".", 1)[-1]]
+    text, status, sent = alone(way, words, 900)
+    results = {}
+    try:
+        for case in xml.parse("junit.xml").iter("testcase"):
+            outcome = "skipped" if case.get("status") == "notrun" else "passed"
+            for child in case:
+                if child.tag in ("failure", "error", "skipped"):
+                    outcome = child.tag
+            results[case.get("name")] = outcome
+    except (OSError, xml.ParseError):
+        print(f"# {module} ended with {status}: {text[-600:]}")
+    return results, sent
+
+
+def socat(way, _name, only=None):
+    """What became of each of socat's tests with UDP."""
+    text, _, sent = alone(way, ["bash", SOCAT, "-t", "1", *(only or ["udp"])], 1800)
+    return dict(re.findall(r"^test +\d+ (\w+): .*\.\.\. *([A-Z]\w+)", text, re.M)), sent
+
+
+def ltp(way, _name, only=None):
+    """The results of each program of LTP's, line by line of their sources."""
+    results, total = {}, 0
+    for path in sorted(glob.glob(f"{BUILT}/ltp/testcases/kernel/syscalls/*/*[0-9]")):
+        name = os.path.basename(path)
+        if only and name not in only:
+            continue
+        shutil.rmtree("ltp", ignore_errors=True)
+        os.mkdir("ltp")
+        # Some look for races as long as they may.
+        settings = [f"TMPDIR={WORK}/ltp", f"KCONFIG_PATH={CONFIG}", "LTP_TIMEOUT_MUL=5", "LTP_RUNTIME_MUL=0.1"]
+        text, status, sent = alone(way, ["env", *settings, path], 300)
+        lines = re.findall(r"^(\S+\.[ch]:\d+): (T[A-Z]+)", text, re.M)
+        results[name] = f"{status}: " + " ".join(sorted(f"{line} {kind}" for line, kind in lines if kind != "TINFO"))
+        total += sent
+    return results, total
+
+
+def differences(one, other):
+    return {name: (one.get(name), other.get(name)) for name in one.keys() | other.keys()
+            if one.get(name) != other.get(name)}
+
+
+def kinds(suite, results):
+    """How many of each result."""
+    if suite is ltp:
+        words = " ".join(results.values()).split()
+        results = dict(enumerate(word for word in words if re.fullmatch("T[A-Z]+", word)))
+    return ", ".join(f"{list(results.values()).count(each)} {each}" for each in sorted(set(results.values())))
+
+
+def compare(suite, name):
+    """Runs one in both ways."""
+    plain, _ = suite(SOCKETS, name)
+    results, sent = suite(FLOWS, name)
+    left = differences(plain, results)
+    for _ in range(2):
+        if not left:
+            break
+        print(f"# once more: {left}")
+        left = differences(suite(SOCKETS, name, left)[0], suite(FLOWS, name, left)[0])
+    kopi.check(f"{name}, as with sockets: {kinds(suite, results)}; {sent} packets sent by flows", bool(plain) and not left,
+               left or "no result")
+
+
+def main():
+    os.makedirs(WORK, exist_ok=True)
+    os.chdir(WORK)
+    # Debian has a part of the package in another one.
+    shutil.copytree(f"{BUILT}/python/test", "/usr/lib/python3.13/test", dirs_exist_ok=True)
+    with_ltp = os.path.exists(f"{BUILT}/ltp/config.status")
+    for name in sys.argv[1:] or [*MODULES, "socat", *(["ltp"] if with_ltp else [])]:
+        compare({"socat": socat, "ltp": ltp}.get(name, cpython), name)
+    kopi.finish()
+
+
+main()
