@@ -24,6 +24,7 @@ bool kopi_udp_is_queueing(struct sock *sk)
 		if (atomic_read(&udp_sk(sk)->udp_prod_queue[node].rmem_alloc))
 			return true;
 	}
+	/* What isn't counted any more is in the queue, which is read next. */
 	smp_rmb();
 	return false;
 }
