@@ -90,8 +90,8 @@ def ltp(way, _name, only=None):
         shutil.rmtree("ltp", ignore_errors=True)
         os.mkdir("ltp")
         # Some look for races as long as they may.
-        settings = [f"TMPDIR={WORK}/ltp", f"KCONFIG_PATH={CONFIG}", "LTP_TIMEOUT_MUL=5", "LTP_RUNTIME_MUL=0.1"]
-        text, status, sent = alone(way, ["env", *settings, path], 300)
+        settings = [f"TMPDIR={WORK}/ltp", f"KCONFIG_PATH={CONFIG}", "LTP_RUNTIME_MUL=0.1"]
+        text, status, sent = alone(way, ["env", *settings, path], 60)
         lines = re.findall(r"^(\S+\.[ch]:\d+): (T[A-Z]+)", text, re.M)
         results[name] = f"{status}: " + " ".join(sorted(f"{line} {kind}" for line, kind in lines if kind != "TINFO"))
         total += sent
