@@ -37,13 +37,6 @@ declare -A special=([chrony]=1 [dhcp]=1)
 # Does what a program has for a moment, if it has something: aspect MOMENT NAME
 aspect() { [ "$(type -t "$1_$2")" != function ] || "$1_$2"; }
 
-# Whether ss shows a program's sockets, in a file. It reads what processes have before it reads what sockets there
-# are, and may so miss one that has just begun.
-ss_shows() {
-	in_host ss -Hunap >"$2"
-	grep -q "users:.*\"$1" "$2"
-}
-
 # Runs a program, has it asked, and ends it: serve NAME HOW WORDS...
 serve() {
 	local name=$1 status server
@@ -56,7 +49,7 @@ serve() {
 	nsenter --net=/run/netns/host bash -c "$(declare -f); here=$here work=$work workers=$workers; run_$name ${*:3}" >"$said" 2>&1 &
 	server=$!
 	TENTHS=${patience:-600} wait_for "up_${kind[$name]:-$name}"
-	[ $name != nsd ] || wait_for ss_shows nsd nsd.$2.ss
+	in_host ss -Hunap >"$name.$2.ss"
 	"ask_${kind[$name]:-$name}" >"$got" 2>&1
 	[ "${ends[$name]:-}" ] || kill "$server"
 	wait "$server"

@@ -10,7 +10,7 @@ ask_dns() {
 		+time=20 +tries=2 @192.0.2.1 -f $work/questions 2>&1 | sed 's/, id: [0-9]*//' |
 		grep -vE '^$|^; (EDNS|COOKIE)|^;; OPT|udp: ' | sort
 }
-up_dns() { in_peer dig +short +time=1 +tries=1 @192.0.2.1 ns.example.test A | grep -q 192.0.2.1; }
+up_dns() { in_peer dig +short +time=1 +tries=1 @192.0.2.1 ns.example.test A | grep -qx 192.0.2.1; }
 
 # A file, by TFTP.
 ask_tftp() {
