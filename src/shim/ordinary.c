@@ -75,6 +75,7 @@ static bool clear_found(bool (*is_wanted)(const struct kopi_known *entry), void 
 	struct rhashtable_iter iter;
 	struct kopi_known *entry;
 	unsigned long found = 0;
+	bool passed_over = false, wanted;
 
 	rhashtable_walk_enter(&known, &iter);
 	rhashtable_walk_start(&iter);
@@ -82,19 +83,20 @@ static bool clear_found(bool (*is_wanted)(const struct kopi_known *entry), void 
 		/* The table was resized, and the walk begins anew. */
 		if (IS_ERR(entry))
 			continue;
-		if (is_wanted(entry))
-			continue;
-		if (kopi_known_remove(entry))
+		wanted = is_wanted(entry);
+		if (!wanted && kopi_known_remove(entry))
 			free(entry);
+		/* Those that stay take time, too. */
 		if (++found % CLEARED_AT_ONCE)
 			continue;
+		passed_over |= !wanted;
 		rhashtable_walk_stop(&iter);
 		cond_resched();
 		rhashtable_walk_start(&iter);
 	}
 	rhashtable_walk_stop(&iter);
 	rhashtable_walk_exit(&iter);
-	return found >= CLEARED_AT_ONCE;
+	return passed_over;
 }
 
 void kopi_known_clear(bool (*is_wanted)(const struct kopi_known *entry), void (*free)(struct kopi_known *entry))

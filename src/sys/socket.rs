@@ -390,7 +390,7 @@ impl SocketMap {
     ) -> impl Iterator<Item = (u32, &Socket)> {
         let mut next = Some(*numbers.start());
         core::iter::from_fn(move || loop {
-            let number = next.filter(|number| numbers.contains(number))?;
+            let number = next?;
             let (group, _) = place(number);
             let cursor = self.groups.cursor_lower_bound(&group)?;
             let (&found, _) = cursor.current();

@@ -65,13 +65,10 @@ impl DatagramV4<'_> {
     fn has_df(&self) -> bool {
         match u32::from(self.options.discovery) {
             bindings::IP_PMTUDISC_DO | bindings::IP_PMTUDISC_PROBE => true,
-            discovery => {
-                discovery == bindings::IP_PMTUDISC_WANT && {
-                    // SAFETY: The route owns a reference to the dst, an IPv4 one. An ICMP error may have locked
-                    // its MTU since.
-                    !unsafe { bindings::kopi_ip_mtu_locked(self.dst()) }
-                }
-            }
+            // An ICMP error may have locked the MTU since the look-up.
+            // SAFETY: The route owns a reference to the dst, an IPv4 one.
+            bindings::IP_PMTUDISC_WANT => !unsafe { bindings::kopi_ip_mtu_locked(self.dst()) },
+            _ => false,
         }
     }
 
