@@ -196,7 +196,7 @@ impl Bench<'_> {
             return Ok(None);
         }
         let payload = traffic.payload();
-        let (packets, bytes) = match self.options.offloads {
+        let (packets, bytes) = match self.options.offloads && !mode.by_frames() {
             false => {
                 let (packets, bytes) = on_wire(payload);
                 (

@@ -5,7 +5,7 @@
 use crate::{
     clock::Clock,
     nic::{Count, Nic},
-    row::agreed,
+    row::{agreed, mean_of_last},
 };
 use std::{
     fs, io, thread,
@@ -91,13 +91,8 @@ impl Meter {
                 left.bytes += expected.bytes;
             }
         }
-        let mean = agreed(&each[each.len() - 2..]).ok_or_else(|| {
-            io::Error::other(format!(
-                "its runs don't agree: {each:?} instructions a packet"
-            ))
-        })?;
         Ok(Runs {
-            mean,
+            mean: mean_of_last(&each, "a packet")?,
             each,
             sleeps,
             left,

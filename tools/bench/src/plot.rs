@@ -5,6 +5,7 @@
 use crate::row::Row;
 use clap::Args;
 use plotters::{
+    coord::CoordTranslate,
     prelude::*,
     style::text_anchor::{HPos, Pos, VPos},
 };
@@ -110,21 +111,6 @@ fn bars(
 }
 
 fn all_bars(rows: &[Row]) -> Vec<Bars> {
-    let plain = |row: &Row, direction: &str, policy: &str, offloads: bool| {
-        row.direction == direction
-            && row.policy == policy
-            && row.policy_holds != Some(false)
-            && row.offloads == offloads
-            && row.queues.is_none()
-            && row.payload == 64
-            && row.peers == 1
-            && row.kernel_bytes.is_none()
-    };
-    let served = |row: &Row, policy: &str| {
-        row.direction == "serve" && row.policy == policy && row.policy_holds != Some(false)
-    };
-    let cost = |row: &Row| row.insn_per_packet;
-    let instructions = "instructions per packet";
     vec![
         bars(
             "serve.svg",
@@ -133,55 +119,79 @@ fn all_bars(rows: &[Row]) -> Vec<Bars> {
             rows,
             cost,
             &[
-                ("no policy", &|row| served(row, "none")),
+                ("no policy", &|row| is_served(row, "none")),
                 ("ten rules as one BPF program, each way", &|row| {
-                    served(row, "bpf_netfilter")
+                    is_served(row, "bpf_netfilter")
                 }),
-                ("ten nft rules each way", &|row| served(row, "nft10")),
+                ("ten nft rules each way", &|row| is_served(row, "nft10")),
             ],
         ),
-        bars(
+        one_way(
             "send.svg",
             "Sending 64 bytes to one peer",
-            instructions,
             rows,
-            cost,
-            &[
-                ("no policy", &|row| plain(row, "send", "none", false)),
-                ("ten nft rules", &|row| plain(row, "send", "nft10", false)),
-            ],
+            "send",
+            false,
         ),
-        bars(
+        one_way(
             "send_offloads.svg",
             "Sending 64 bytes to one peer, NIC with offloads",
-            instructions,
             rows,
-            cost,
-            &[
-                ("no policy", &|row| plain(row, "send", "none", true)),
-                ("ten nft rules", &|row| plain(row, "send", "nft10", true)),
-            ],
+            "send",
+            true,
         ),
-        bars(
-            "recv.svg",
-            "Receiving 64 bytes",
-            instructions,
-            rows,
-            cost,
-            &[
-                ("no policy", &|row| plain(row, "recv", "none", false)),
-                ("ten nft rules", &|row| plain(row, "recv", "nft10", false)),
-            ],
-        ),
+        one_way("recv.svg", "Receiving 64 bytes", rows, "recv", false),
         bars(
             "rtt.svg",
             "Round trips of 64 bytes: median time",
             "nanoseconds of the machine's clock, which are instructions",
             rows,
             |row| Some(row.median_ns? as f64),
-            &[("", &|row| plain(row, "rtt", "none", false))],
+            &[("", &|row| is_plain(row, "rtt", "none", false))],
         ),
     ]
+}
+
+/// What packets of one direction cost, without a policy and with rules.
+fn one_way(
+    file: &'static str,
+    title: &'static str,
+    rows: &[Row],
+    direction: &str,
+    offloads: bool,
+) -> Bars {
+    let plain = |row: &Row, policy: &str| is_plain(row, direction, policy, offloads);
+    bars(
+        file,
+        title,
+        "instructions per packet",
+        rows,
+        cost,
+        &[
+            ("no policy", &|row| plain(row, "none")),
+            ("ten nft rules", &|row| plain(row, "nft10")),
+        ],
+    )
+}
+
+fn cost(row: &Row) -> Option<f64> {
+    row.insn_per_packet
+}
+
+/// Whether it is of one peer, 64 bytes and one queue.
+fn is_plain(row: &Row, direction: &str, policy: &str, offloads: bool) -> bool {
+    row.direction == direction
+        && row.policy == policy
+        && row.policy_holds != Some(false)
+        && row.offloads == offloads
+        && row.queues.is_none()
+        && row.payload == 64
+        && row.peers == 1
+        && row.kernel_bytes.is_none()
+}
+
+fn is_served(row: &Row, policy: &str) -> bool {
+    row.direction == "serve" && row.policy == policy && row.policy_holds != Some(false)
 }
 
 fn scale(rows: &[Row]) -> Curves {
@@ -257,12 +267,7 @@ impl Bars {
             }))?;
         }
         if self.series.iter().any(|(label, _)| !label.is_empty()) {
-            chart
-                .configure_series_labels()
-                .position(SeriesLabelPosition::LowerRight)
-                .background_style(WHITE)
-                .label_font(("sans-serif", 13))
-                .draw()?;
+            explain_series(&mut chart)?;
         }
         Ok(root.present()?)
     }
@@ -307,14 +312,22 @@ impl Curves {
             let dots = points.iter().map(|&at| Circle::new(at, 4, colour.filled()));
             chart.draw_series(dots)?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::LowerRight)
-            .background_style(WHITE)
-            .label_font(("sans-serif", 13))
-            .draw()?;
+        explain_series(&mut chart)?;
         Ok(root.present()?)
     }
+}
+
+/// Says which colour is of what.
+fn explain_series<'c, 'b: 'c, C: CoordTranslate>(
+    chart: &mut ChartContext<'c, SVGBackend<'b>, C>,
+) -> Result<(), Box<dyn Error>> {
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::LowerRight)
+        .background_style(WHITE)
+        .label_font(("sans-serif", 13))
+        .draw()?;
+    Ok(())
 }
 
 #[cfg(test)]

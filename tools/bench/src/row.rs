@@ -3,6 +3,7 @@
 //! A row of the benchmark.
 
 use serde::{Deserialize, Serialize};
+use std::io;
 
 /// How much two runs of a row may differ.
 const TOLERANCE: f64 = 0.03;
@@ -97,6 +98,15 @@ pub(crate) fn agreed(runs: &[f64]) -> Option<f64> {
     let low = runs.iter().copied().fold(f64::INFINITY, f64::min);
     let high = runs.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     (mean.is_finite() && low > 0.0 && high <= low * (1.0 + TOLERANCE)).then_some(mean)
+}
+
+/// The mean of the last two runs, which must agree; they are in instructions for each of `what`.
+pub(crate) fn mean_of_last(runs: &[f64], what: &str) -> io::Result<f64> {
+    agreed(&runs[runs.len() - 2..]).ok_or_else(|| {
+        io::Error::other(format!(
+            "its runs don't agree: {runs:?} instructions {what}"
+        ))
+    })
 }
 
 #[cfg(test)]

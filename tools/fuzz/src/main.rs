@@ -60,13 +60,8 @@ enum Command {
         #[command(flatten)]
         run: Run,
 
-        /// Have sockets at these addresses, and send to them, as to loopback's
-        #[arg(long, value_name = "ADDRESS")]
-        at: Vec<IpAddr>,
-
-        /// A file whose pages come slowly: calls are given memory of it
-        #[arg(long, value_name = "FILE")]
-        slow: Option<PathBuf>,
+        #[command(flatten)]
+        calls: calls::Calls,
     },
     /// Send to flows, by raw sockets, what no host should
     Host {
@@ -202,7 +197,7 @@ fn pick<T: Copy>(random: &mut SmallRng, from: &[T]) -> T {
 fn main() -> ExitCode {
     let result = match Options::parse().command {
         Command::Rings { run, ends } => rings::run(&run, &ends),
-        Command::Calls { run, at, slow } => calls::run(&run, &at, slow.as_deref()),
+        Command::Calls { run, calls } => calls::run(&run, &calls),
         Command::Host { run, ends } => host::run(&run, &ends),
         Command::Frames { run, wire } => wire::run(&run, &wire),
     };

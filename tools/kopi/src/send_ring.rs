@@ -6,7 +6,7 @@ use crate::{
     pure::{
         abi::{
             ChannelReq, Desc, Join, Layout, Meta, CHANNEL_TX_ONLY, DESC_META, FRAME_HEADROOM,
-            OPT_CHANNEL, OPT_INFO, OPT_JOIN,
+            OPT_CHANNEL, OPT_INFO, OPT_JOIN, PROTO_UDP,
         },
         ring::{Broken, Consumer, Producer},
     },
@@ -53,11 +53,12 @@ impl SendRing {
     pub const PAYLOAD_MAX: usize = (FRAME_SIZE - FRAME_HEADROOM) as usize;
 
     /// Makes a channel with no flow on it yet but the one whose descriptor this gives. The flow of
-    /// `first` has to [join](SendRing::join) while that one is open.
+    /// `first` has to [join](SendRing::join) while that one is open. `family` is the number of AF_KOPI:
+    /// to find it out takes memory and files, which a signal handler can't have.
     ///
     /// If the channel is refused, `kopictl` shows why as a fact about that flow.
-    pub fn open(first: RawFd) -> io::Result<(Self, OwnedFd)> {
-        let socket = sys::socket(false)?;
+    pub fn open(family: i32, first: RawFd) -> io::Result<(Self, OwnedFd)> {
+        let socket = sys::open(family, PROTO_UDP)?;
         let request = ChannelReq {
             flags: CHANNEL_TX_ONLY,
             frame_size: FRAME_SIZE,

@@ -145,7 +145,8 @@ pub(crate) fn socket(ipv6: bool) -> io::Result<Socket> {
     open(family()?, protocol)
 }
 
-fn open(family: i32, protocol: i32) -> io::Result<Socket> {
+/// Makes a KOPI socket where the number of the family is known.
+pub(crate) fn open(family: i32, protocol: i32) -> io::Result<Socket> {
     Socket::new(
         Domain::from(family),
         Type::DGRAM,

@@ -27,6 +27,8 @@ mod options;
 
 /// What ends a wait to receive: an ICMP message's error, too.
 const READABLE: Interest = Interest::READABLE.add(Interest::ERROR);
+/// The same, one by one.
+const RECEIVED: [Interest; 2] = [Interest::READABLE, Interest::ERROR];
 
 /// A UDP socket whose packets go through mapped rings, with the methods of
 /// [`tokio::net::UdpSocket`](::tokio::net::UdpSocket).
@@ -152,18 +154,22 @@ impl Shared {
         Poll::Ready(done)
     }
 
-    /// Does something if it can be done now.
+    /// Does something if it can be done now; the next wait for any of the events isn't to end at once
+    /// if it would block.
     fn try_now<T>(
         &self,
-        interest: Interest,
+        events: &[Interest],
         mut act: impl FnMut() -> io::Result<T>,
     ) -> io::Result<T> {
-        // If it would block, the next wait isn't to end at once.
-        match self.fd.try_io(interest, |_| act()) {
-            // Or there was no event yet.
-            Err(error) if error.kind() == ErrorKind::WouldBlock => act(),
-            done => done,
+        // try_io() forgets an event of one kind only.
+        for event in events {
+            let done = self.fd.try_io(*event, |_| act());
+            if !would_block(&done) {
+                return done;
+            }
         }
+        // There may be no event yet.
+        act()
     }
 }
 
@@ -288,7 +294,7 @@ impl UdpSocket {
     /// As [`UdpSocket::send_message`], or [`WouldBlock`](ErrorKind::WouldBlock).
     pub fn try_send_message(&self, data: &[u8], message: &Message) -> io::Result<usize> {
         let send = || self.shared.try_send(data, message);
-        self.shared.try_now(Interest::WRITABLE, send)
+        self.shared.try_now(&[Interest::WRITABLE], send)
     }
 
     /// Sends a datagram to the connected peer.
@@ -351,7 +357,7 @@ impl UdpSocket {
     /// As [`UdpSocket::send_batch`], or [`WouldBlock`](ErrorKind::WouldBlock).
     pub fn try_send_batch(&self, datagrams: &[(&[u8], Message)]) -> io::Result<usize> {
         let send = || self.shared.try_send_batch(datagrams);
-        self.shared.try_now(Interest::WRITABLE, send)
+        self.shared.try_now(&[Interest::WRITABLE], send)
     }
 
     /// Receives a datagram; what doesn't fit into `buffer` is lost.
@@ -374,7 +380,7 @@ impl UdpSocket {
     /// As [`UdpSocket::recv_from`], or [`WouldBlock`](ErrorKind::WouldBlock).
     pub fn try_recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let receive = || self.socket().recv_from(buffer);
-        self.shared.try_now(Interest::READABLE, receive)
+        self.shared.try_now(&RECEIVED, receive)
     }
 
     /// Receives a datagram; what doesn't fit into `buffer` is lost.
@@ -416,7 +422,7 @@ impl UdpSocket {
     /// As [`UdpSocket::peek_from`], or [`WouldBlock`](ErrorKind::WouldBlock).
     pub fn try_peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let peek = || self.socket().peek_from(buffer);
-        self.shared.try_now(Interest::READABLE, peek)
+        self.shared.try_now(&RECEIVED, peek)
     }
 
     /// Receives a datagram, and leaves it where it is.
@@ -456,7 +462,7 @@ impl UdpSocket {
         mut show: impl FnMut(&Packet<'_>),
     ) -> io::Result<usize> {
         let receive = || self.socket().recv_batch(limit, &mut show);
-        self.shared.try_now(Interest::READABLE, receive)
+        self.shared.try_now(&RECEIVED, receive)
     }
 }
 

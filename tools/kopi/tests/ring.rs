@@ -102,6 +102,12 @@ fn desc(number: u64) -> Desc {
     }
 }
 
+/// Less than there is may be known only where enough is.
+fn check_known(known: u32, there: u32, want: u32) {
+    assert!(known <= there);
+    assert!(known == there || known >= want);
+}
+
 /// Runs steps on a ring and on a model of it.
 fn run<E: Entry + PartialEq + std::fmt::Debug>(
     size: u32,
@@ -120,10 +126,7 @@ fn run<E: Entry + PartialEq + std::fmt::Debug>(
         let used = (written.len() + submitted.len()) as u32 + read;
         match *step {
             Step::Room(want) => {
-                let room = producer.room(want).unwrap();
-                assert!(room <= size - used);
-                // Less is known only where enough is known.
-                assert!(room == size - used || room >= want);
+                check_known(producer.room(want).unwrap(), size - used, want);
             }
             Step::Write(count) => {
                 let room = producer.room(count).unwrap();
@@ -140,9 +143,7 @@ fn run<E: Entry + PartialEq + std::fmt::Debug>(
             }
             Step::Available(want) => {
                 let available = consumer.available(want).unwrap();
-                let there = submitted.len() as u32;
-                assert!(available <= there);
-                assert!(available == there || available >= want);
+                check_known(available, submitted.len() as u32, want);
             }
             Step::Peek => {
                 for ahead in 0..consumer.available(u32::MAX).unwrap() {

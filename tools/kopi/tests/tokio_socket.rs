@@ -6,9 +6,12 @@
 #![cfg(not(loom))]
 
 mod common;
+#[path = "common/numbered.rs"]
+mod numbered;
 
 use common::has_module;
 use kopi::{tokio::UdpSocket, Message, Packet};
+use numbered::{datagram, echo_plain, number_of, plain, LOCAL, PATIENCE};
 use socket2::SockRef;
 use std::{
     env,
@@ -25,9 +28,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-const LOCAL: &str = "127.0.0.1:0";
-/// A hang, and not a busy host.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Fewer than a receive buffer holds.
 const WINDOW: u32 = 64;
 
@@ -65,6 +65,7 @@ both!(
     a_shutdown_ends_a_wait,
     an_aborted_task_leaves_the_port,
     refusals_end_a_wait,
+    a_refusal_is_told_once_to_who_tries,
     connected_sockets_hear_their_peer,
     six_works_as_four,
     errors_are_the_kernels,
@@ -74,40 +75,6 @@ async fn socket() -> (UdpSocket, SocketAddr) {
     let socket = UdpSocket::bind(LOCAL).await.unwrap();
     let address = socket.local_addr().unwrap();
     (socket, address)
-}
-
-fn plain() -> (std::net::UdpSocket, SocketAddr) {
-    let socket = std::net::UdpSocket::bind(LOCAL).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    let address = socket.local_addr().unwrap();
-    (socket, address)
-}
-
-/// A datagram that has its number in it, of a length that no neighbour has.
-fn datagram(number: u32) -> Vec<u8> {
-    // Some take two frames; a window of them fits into a plain socket's buffer.
-    let most = if number % 16 == 0 { 3000 } else { 1400 };
-    let len = 4 + number as usize * 37 % most;
-    let mut data: Vec<u8> = (0..len as u32).map(|at| (at ^ number) as u8).collect();
-    data[..4].copy_from_slice(&number.to_ne_bytes());
-    data
-}
-
-fn number_of(data: &[u8]) -> u32 {
-    u32::from_ne_bytes(data[..4].try_into().unwrap())
-}
-
-/// Answers as many datagrams with themselves, as an ordinary program does.
-fn echo_plain(count: u32) -> (thread::JoinHandle<()>, SocketAddr) {
-    let (socket, address) = plain();
-    let thread = thread::spawn(move || {
-        let mut buffer = [0; 4000];
-        for _ in 0..count {
-            let (len, from) = socket.recv_from(&mut buffer).unwrap();
-            socket.send_to(&buffer[..len], from).unwrap();
-        }
-    });
-    (thread, address)
 }
 
 async fn thousands_come_back_from_a_plain_socket() {
@@ -399,6 +366,38 @@ async fn refusals_end_a_wait() {
         refused(socket.send(b"hello?").await);
     }
     assert!(socket.take_error().unwrap().is_none());
+}
+
+async fn a_refusal_is_told_once_to_who_tries() {
+    let (nobody, peer) = plain();
+    let (socket, _) = socket().await;
+    socket.connect(peer).await.unwrap();
+    drop(nobody);
+    let mut buffer = [0; 10];
+    type Attempt = fn(&UdpSocket, &mut [u8]) -> io::Result<usize>;
+    let tries: [Attempt; 3] = [
+        |socket, buffer| socket.try_recv(buffer),
+        |socket, buffer| socket.try_peek_from(buffer).map(|(len, _)| len),
+        |socket, _| socket.try_recv_batch(8, |_| {}),
+    ];
+    for attempt in tries {
+        socket.send(b"anybody?").await.unwrap();
+        let refused = loop {
+            socket.readable().await.unwrap();
+            match attempt(&socket, &mut buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                told => break told,
+            }
+        };
+        assert_eq!(
+            refused.unwrap_err().raw_os_error(),
+            Some(libc::ECONNREFUSED)
+        );
+        let nothing = attempt(&socket, &mut buffer).unwrap_err();
+        assert_eq!(nothing.kind(), ErrorKind::WouldBlock);
+        let soon = timeout(Duration::from_millis(200), socket.readable()).await;
+        assert!(soon.is_err(), "there is nothing to wake up for");
+    }
 }
 
 async fn connected_sockets_hear_their_peer() {

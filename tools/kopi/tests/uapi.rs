@@ -82,6 +82,17 @@ macro_rules! constants {
 
 fn pairs() -> Pairs {
     let mut pairs = Pairs::default();
+    add_options(&mut pairs);
+    add_stats(&mut pairs);
+    add_rings(&mut pairs);
+    add_watching(&mut pairs);
+    add_constants_of_sockets(&mut pairs);
+    add_constants_of_packets(&mut pairs);
+    pairs
+}
+
+/// What getsockopt() and setsockopt() take and give.
+fn add_options(pairs: &mut Pairs) {
     compare!(
         pairs,
         Info = "kopi_info",
@@ -137,6 +148,19 @@ fn pairs() -> Pairs {
         fill,
         rx
     );
+}
+
+fn add_stats(pairs: &mut Pairs) {
+    pairs.add("sizeof(struct kopi_stats)", size_of::<Stats>() as u64);
+    // The words behind the last counter are reserved: none of the header's is missing in the table.
+    let names = COUNTERS.iter().map(|counter| counter.name);
+    for (place, name) in (0_u64..).zip(names.chain(["reserved"])) {
+        pairs.add(format!("offsetof(struct kopi_stats, {name})"), 8 * place);
+    }
+}
+
+/// What is in the rings, and in frames.
+fn add_rings(pairs: &mut Pairs) {
     compare!(pairs, Desc = "kopi_desc", offset, len, flow, flags, error);
     compare!(
         pairs,
@@ -155,12 +179,10 @@ fn pairs() -> Pairs {
         mark,
         timestamp
     );
-    pairs.add("sizeof(struct kopi_stats)", size_of::<Stats>() as u64);
-    // The words behind the last counter are reserved: none of the header's is missing in the table.
-    let names = COUNTERS.iter().map(|counter| counter.name);
-    for (place, name) in (0_u64..).zip(names.chain(["reserved"])) {
-        pairs.add(format!("offsetof(struct kopi_stats, {name})"), 8 * place);
-    }
+}
+
+/// What those are given who look at others' packets and ports.
+fn add_watching(pairs: &mut Pairs) {
     compare!(pairs, PortMap = "kopi_port_map", ports, ifindex, reserved);
     compare!(
         pairs,
@@ -183,6 +205,9 @@ fn pairs() -> Pairs {
         command,
         reserved
     );
+}
+
+fn add_constants_of_sockets(pairs: &mut Pairs) {
     constants!(
         pairs,
         "KOPI_ABI_VERSION" = ABI_VERSION,
@@ -209,6 +234,18 @@ fn pairs() -> Pairs {
         "KOPI_CHANNEL_GRO_MERGED" = CHANNEL_GRO_MERGED,
         "KOPI_CHANNEL_ENGINE" = CHANNEL_ENGINE,
         "KOPI_CHANNEL_TX_ONLY" = CHANNEL_TX_ONLY,
+        "KOPI_IOC_DOORBELL" = IOC_DOORBELL,
+        "KOPI_BELL_TX" = BELL_TX,
+        "KOPI_BELL_WAIT_RX" = BELL_WAIT_RX,
+        "KOPI_BELL_WAIT_COMPLETION" = BELL_WAIT_COMPLETION,
+        "KOPI_BELL_SEND" = BELL_SEND,
+        "KOPI_POLL_COMPLETION" = libc::POLLWRBAND.unsigned_abs(),
+    );
+}
+
+fn add_constants_of_packets(pairs: &mut Pairs) {
+    constants!(
+        pairs,
         "KOPI_RING_NEED_WAKEUP" = RING_NEED_WAKEUP,
         "KOPI_DESC_MORE" = DESC_MORE,
         "KOPI_DESC_META" = DESC_META,
@@ -218,12 +255,6 @@ fn pairs() -> Pairs {
         "KOPI_META_MARK" = META_MARK,
         "KOPI_META_TIMESTAMP" = META_TIMESTAMP,
         "KOPI_META_TXTIME" = META_TXTIME,
-        "KOPI_IOC_DOORBELL" = IOC_DOORBELL,
-        "KOPI_BELL_TX" = BELL_TX,
-        "KOPI_BELL_WAIT_RX" = BELL_WAIT_RX,
-        "KOPI_BELL_WAIT_COMPLETION" = BELL_WAIT_COMPLETION,
-        "KOPI_BELL_SEND" = BELL_SEND,
-        "KOPI_POLL_COMPLETION" = libc::POLLWRBAND.unsigned_abs(),
         "KOPI_MON_VERSION" = MON_VERSION,
         "KOPI_MON_OUT" = MON_OUT,
         "KOPI_MON_IN" = MON_IN,
@@ -238,7 +269,6 @@ fn pairs() -> Pairs {
         "AF_INET" = abi::AF_INET,
         "AF_INET6" = abi::AF_INET6,
     );
-    pairs
 }
 
 #[test]

@@ -179,6 +179,28 @@ impl<S: Set> Value for S {
     }
 }
 
+/// Makes an enum something that an attribute can hold, and says what it is: its values are their numbers
+/// on the wire.
+macro_rules! numbered {
+    ($type:ty, $what:literal) => {
+        impl crate::attributes::Value for $type {
+            fn read(bytes: &[u8]) -> Result<Self, netlink_packet_core::DecodeError> {
+                let number = netlink_packet_core::parse_u32(bytes)?;
+                let mut known = <Self as clap::ValueEnum>::value_variants().iter().copied();
+                known.find(|&each| each as u32 == number).ok_or_else(|| {
+                    format!("{number} is no {} that this program knows", $what).into()
+                })
+            }
+            fn write(&self) -> Vec<u8> {
+                crate::attributes::Value::write(&(*self as u32))
+            }
+            fn text(&self) -> Option<String> {
+                Some(self.to_string())
+            }
+        }
+    };
+}
+
 /// How often an attribute can be there: an Option (once), a bool (a flag), a Vec (many times).
 pub(crate) trait Field {
     /// What is nested in it.
@@ -309,4 +331,4 @@ macro_rules! attributes {
         }
     };
 }
-pub(crate) use attributes;
+pub(crate) use {attributes, numbered};

@@ -3,11 +3,14 @@
 //! The hooks by which the module judges ordinary sockets: programs of BPF's LSM, which stay when
 //! kopictl has ended, since they are pinned.
 
+use crate::runtime;
 use anyhow::{bail, Context};
-use libbpf_rs::{Iter, Link, Object, ObjectBuilder};
+use libbpf_rs::{Iter, Link, ObjectBuilder, OpenObject};
+use nix::fcntl::{Flock, FlockArg};
 use std::{
-    fs,
+    fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Read},
+    os::unix::fs::OpenOptionsExt,
     path::Path,
 };
 
@@ -15,9 +18,11 @@ use std::{
 const BPFFS: &str = "/sys/fs/bpf";
 /// Where the hooks are pinned.
 const PINS: &str = "/sys/fs/bpf/kopi-enforce";
-/// The program that looks at open files, and isn't a hook. It is pinned last: without it, the others
-/// are of a kopictl that didn't get so far.
+/// The program that looks at open files, and isn't a hook.
 const FIND: &str = "kopi_found";
+/// The lock of those who load and unload, below the folder of what there is as long as the machine
+/// runs.
+const TURN: &str = "enforce.lock";
 /// The security modules of the kernel.
 const LSMS: &str = "/sys/kernel/security/lsm";
 
@@ -63,35 +68,70 @@ struct Aligned<T: ?Sized>(T);
 static OBJECT: &Aligned<[u8]> =
     &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/enforce.bpf.o")));
 
-/// Loads the hooks, if they aren't there. They ask the module from then on, which refuses nothing
+/// Waits until no other kopictl loads or unloads hooks, in whatever network namespace; none begins
+/// as long as this is there.
+pub(crate) fn take_turn() -> anyhow::Result<Flock<File>> {
+    let folder = runtime::folder().context("enforcing is turned on and off by root")?;
+    turn_at(&folder.join(TURN))
+}
+
+fn turn_at(path: &Path) -> anyhow::Result<Flock<File>> {
+    let mut options = OpenOptions::new();
+    // Nobody else can open it, and keep it.
+    options.create(true).truncate(false).write(true).mode(0o600);
+    let file = options
+        .open(path)
+        .with_context(|| format!("{}: enforcing is turned on and off by root", path.display()))?;
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| io::Error::from(errno))
+        .with_context(|| path.display().to_string())
+}
+
+/// Loads those of the hooks that aren't there. They ask the module from then on, which refuses nothing
 /// before rules are enforced.
 pub(crate) fn load() -> anyhow::Result<()> {
-    if Path::new(PINS).join(FIND).exists() {
+    // The reason of an error is in the error.
+    libbpf_rs::set_print(None);
+    let object = ObjectBuilder::default().open_memory(&OBJECT.0)?;
+    let names = object
+        .progs()
+        .map(|program| program.name().to_string_lossy().into_owned());
+    let missing = missing(Path::new(PINS), names);
+    if missing.is_empty() {
         return Ok(());
     }
     // Without securityfs the kernel says what it lacks.
     if let Some(Switch::Off(mend)) = Switch::of_kernel() {
         bail!("{OFF}: {mend}");
     }
-    remove(PINS)?;
-    fs::create_dir(PINS).with_context(|| {
-        format!("{BPFFS} has to be BPF's file system: `mount -t bpf none {BPFFS}`")
-    })?;
-    let pinned = pin_all();
+    match fs::create_dir(PINS) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+    .with_context(|| format!("{BPFFS} has to be BPF's file system: `mount -t bpf none {BPFFS}`"))?;
+    let pinned = pin(object, &missing);
     if pinned.is_err() {
-        remove(PINS)?;
+        for name in &missing {
+            let _ = fs::remove_file(Path::new(PINS).join(name));
+        }
+        // Unless others are in it, which somebody may need.
+        let _ = fs::remove_dir(PINS);
     }
     pinned.context("the hooks for ordinary sockets")
 }
 
-fn pin_all() -> anyhow::Result<()> {
-    // The reason is in the error.
-    libbpf_rs::set_print(None);
-    let object: Object = ObjectBuilder::default().open_memory(&OBJECT.0)?.load()?;
-    let mut programs: Vec<_> = object.progs_mut().collect();
-    programs.sort_by_key(|program| program.name() == FIND);
-    for program in programs {
+/// Those of the names that no pin in the folder has.
+fn missing(folder: &Path, names: impl Iterator<Item = String>) -> Vec<String> {
+    names.filter(|name| !folder.join(name).exists()).collect()
+}
+
+fn pin(object: OpenObject, names: &[String]) -> anyhow::Result<()> {
+    let object = object.load()?;
+    for program in object.progs_mut() {
         let name = program.name().to_string_lossy().into_owned();
+        if !names.contains(&name) {
+            continue;
+        }
         let mut link = program.attach().with_context(|| name.clone())?;
         link.pin(Path::new(PINS).join(&name)).context(name)?;
         // The pin keeps it.
@@ -142,5 +182,27 @@ mod tests {
             panic!("on");
         };
         assert!(mend.starts_with("boot with lsm=bpf on "), "{mend}");
+    }
+
+    #[test]
+    fn what_is_missing_is_found() {
+        let folder = std::env::temp_dir().join(format!("kopictl-hooks-{}", std::process::id()));
+        let names = || [FIND, "kopi_bind"].map(str::to_owned).into_iter();
+        assert_eq!(missing(&folder, names()), [FIND, "kopi_bind"]);
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join(FIND), "").unwrap();
+        assert_eq!(missing(&folder, names()), ["kopi_bind"]);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn one_at_a_time_has_its_turn() {
+        let path = std::env::temp_dir().join(format!("kopictl-turn-{}", std::process::id()));
+        let first = turn_at(&path).unwrap();
+        let other = || Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusiveNonblock);
+        assert!(other().is_err());
+        drop(first);
+        assert!(other().is_ok());
+        fs::remove_file(&path).unwrap();
     }
 }

@@ -17,6 +17,7 @@ mod netlink;
 mod offloads;
 mod output;
 mod rates;
+mod replace;
 mod runtime;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -38,8 +39,13 @@ use std::{
     after_help = "\
 Examples:
   kopictl ps --user bob
-  kopictl rule add user bob exe /usr/bin/postgres local-port 5432 allow
+  kopictl rule add user bob exe /usr/sbin/nsd local-port 53 allow
   kopictl watch --event flow-denied --json
+
+A flow is a KOPI socket, of UDP or TCP. A channel is memory that a program shares
+with the kernel, so that packets of its flows need no system call each. The rules
+decide about flows and, where they are enforced (kopictl rule enforce on), about
+ordinary sockets.
 
 kopictl acts on its own network namespace. Without CAP_NET_ADMIN there, it shows
 the flows and channels of its user only, and can change nothing.
@@ -69,7 +75,8 @@ enum Command {
     Stats,
     /// Show processes live, by the packets that they send and receive
     Top(top::Options),
-    /// Print events: flows opened, bound, connected, closed, denied; limits; overruns
+    /// Print events: flows opened, bound, connected, closed, denied; ordinary sockets refused;
+    /// limits; overruns
     Watch(watch::Options),
     /// Capture packets, each with its process and its fate
     Capture(capture::Options),
@@ -86,11 +93,11 @@ enum Command {
     Doctor,
     /// Show limits, which are the sysctls below net.kopi, or set one
     Limit(limit::Options),
-    /// Attach a device to the direct path: its driver gets GSO packets directly while nothing in
-    /// between would see them, and received datagrams are coalesced to GRO packets
+    /// Attach a device to the direct path: packets of flows go straight to and from its driver while
+    /// nothing in between would see them
     ///
-    /// A device without an XDP program gets one, which redirects UDP datagrams for ports of flows
-    /// that asked for GRO packets. If the device has another XDP program, only sending changes.
+    /// A device without an XDP program gets one, which redirects UDP datagrams for the ports of flows
+    /// on channels. If the device has another XDP program, only sending changes.
     ///
     /// Offloads that strip VLAN tags are turned off, because the program has to see the tags; LRO
     /// and hardware GRO only if the driver takes no program otherwise. Detaching turns on again

@@ -2,7 +2,7 @@
 
 //! What flows and processes did between two dumps.
 
-use crate::message::{Flow, Stats};
+use crate::message::{flow::Flow, stats::Stats};
 use serde::Serialize;
 use std::{
     collections::HashMap,

@@ -46,9 +46,15 @@ fn files_with_errors_are_1_and_the_line_is_named() {
 
 #[test]
 fn help_has_the_grammar_and_the_statuses() {
-    let help = |arguments| String::from_utf8(kopictl(arguments).stdout).unwrap();
+    let help = |arguments: &[&str]| String::from_utf8(kopictl(arguments).stdout).unwrap();
     assert!(help(&["--help"]).contains("4 not permitted"));
-    assert!(help(&["rule", "--help"]).contains("remote ADDR[/LEN]"));
+    for words in [
+        &["rule", "--help"][..],
+        &["rule", "add", "--help"],
+        &["rule", "restore", "--help"],
+    ] {
+        assert!(help(words).contains("remote ADDR[/LEN]"), "{words:?}");
+    }
     assert!(help(&["man"]).contains(".SH"));
     assert!(help(&["completions", "bash"]).contains("complete"));
 }

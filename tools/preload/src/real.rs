@@ -3,8 +3,8 @@
 //! The functions that this library stands in front of: the C library's, or those of another
 //! preloaded library.
 //!
-//! They may end their thread (pthread_cancel()), so that no value with a destructor may be alive
-//! around them.
+//! They may end their thread (pthread_cancel()), so that no value with a destructor, and no
+//! catch_unwind(), may be around them.
 
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, c_void, iovec, mmsghdr, msghdr, size_t, ssize_t,
@@ -29,6 +29,35 @@ pub(crate) fn keeping_errno<R>(run: impl FnOnce() -> R) -> R {
     let result = run();
     set_errno(before);
     result
+}
+
+mod cancellation {
+    use libc::c_int;
+
+    pub(super) const DISABLE: c_int = 1;
+
+    extern "C-unwind" {
+        pub(super) fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+        pub(super) fn pthread_testcancel();
+    }
+}
+
+/// Runs something during which the thread isn't cancelled. What closes a descriptor of the library's, or
+/// catches panics, would else be where that happens: it can't pass through catch_unwind().
+pub(crate) fn without_cancellation<R>(run: impl FnOnce() -> R) -> R {
+    let mut before = 0;
+    // SAFETY: A place for the state.
+    unsafe { cancellation::pthread_setcancelstate(cancellation::DISABLE, &mut before) };
+    let result = run();
+    // SAFETY: The state that was there. The place may be null.
+    unsafe { cancellation::pthread_setcancelstate(before, std::ptr::null_mut()) };
+    result
+}
+
+/// Ends the thread here if it is to be cancelled: no value with a destructor may be alive.
+pub(crate) fn test_cancellation() {
+    // SAFETY: Callable wherever a thread may end.
+    unsafe { cancellation::pthread_testcancel() };
 }
 
 fn find(at: &AtomicPtr<c_void>, name: *const c_char) -> *mut c_void {

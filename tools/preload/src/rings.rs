@@ -80,7 +80,8 @@ fn join_ring(ring: &mut Option<SendRing>, fd: i32, generation: u8, number: u8) -
             }
         }
     }
-    let (new, first) = SendRing::open(fd)?;
+    let family = settings::family().unwrap_or(0);
+    let (new, first) = SendRing::open(family, fd)?;
     let flow = SendRing::join(fd, first.as_raw_fd())?;
     settings::explain(format_args!("made ring {number} for sending"));
     *ring = Some(new);

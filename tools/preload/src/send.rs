@@ -51,7 +51,9 @@ fn count(fd: c_int, slot: Slot, messages: u32) -> Option<(Place, bool)> {
         table::change(fd, slot, Slot::Flow { ipv6, sent });
         return None;
     }
-    let joined = keeping_errno(|| catch_unwind(|| rings::join(fd)).unwrap_or(None));
+    let joined = keeping_errno(|| {
+        real::without_cancellation(|| catch_unwind(|| rings::join(fd)).unwrap_or(None))
+    });
     match joined? {
         Ok(place) => {
             settings::explain(format_args!("socket {fd}: sends by a channel"));
@@ -60,8 +62,10 @@ fn count(fd: c_int, slot: Slot, messages: u32) -> Option<(Place, bool)> {
             Some((place, ipv6))
         }
         Err(error) => {
+            let error = error.raw_os_error().unwrap_or(libc::EPROTO);
             settings::explain(format_args!(
-                "socket {fd}: sends without a channel: {error}"
+                "socket {fd}: sends without a channel: {}",
+                settings::Reason(error)
             ));
             table::change(fd, slot, Slot::Other);
             None
@@ -250,6 +254,8 @@ pub(crate) unsafe extern "C-unwind" fn sendmmsg(
         // SAFETY: The caller's arguments.
         return unsafe { real::sendmmsg(fd, messages, count, flags) };
     }
+    // As the C library's function, also if a ring has all of it.
+    real::test_cancellation();
     while done < count && flags_go(flags) {
         let Some(place) = place_of(fd, count - done) else {
             break;

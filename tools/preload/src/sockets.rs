@@ -8,8 +8,14 @@ use crate::{
     settings,
     table::{self, Slot},
 };
-use kopi::pure::abi::{PROTO_TCP, PROTO_TCP6, PROTO_UDP, PROTO_UDP6};
+use kopi::pure::abi::{
+    Info, ABI_VERSION, OPT_INFO, PROTO_TCP, PROTO_TCP6, PROTO_UDP, PROTO_UDP6, SOL_KOPI,
+};
 use libc::{c_int, c_uint, c_ulong};
+use std::{
+    mem::size_of,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 /// What of a socket's type is not a flag.
 const TYPE_MASK: c_int = 0xf;
@@ -57,10 +63,7 @@ impl Wanted {
     /// Makes a flow, or says that it can't be.
     fn flow(self, kind: c_int) -> Option<c_int> {
         let family = settings::family()?;
-        // Once, a socket of the family is asked whether it is KOPI's.
-        let known = std::panic::catch_unwind(kopi::family).unwrap_or(Ok(0));
-        if !known.is_ok_and(|known| known == family) {
-            settings::stop("this process gets no KOPI sockets, but ordinary ones");
+        if !is_kopi(family) {
             return None;
         }
         // SAFETY: A new socket.
@@ -68,7 +71,8 @@ impl Wanted {
         let name = self.name();
         if fd < 0 {
             let error = errno();
-            settings::explain(format_args!("an ordinary {name} socket: errno {error}"));
+            let reason = settings::Reason(error);
+            settings::explain(format_args!("an ordinary {name} socket: {reason}"));
             return None;
         }
         if self.tcp {
@@ -81,6 +85,68 @@ impl Wanted {
         }
         Some(fd)
     }
+}
+
+/// Whether sockets of the family are KOPI's: of the first one, one is asked.
+fn is_kopi(family: c_int) -> bool {
+    static KNOWN: AtomicBool = AtomicBool::new(false);
+    if KNOWN.load(Relaxed) {
+        return true;
+    }
+    match ask(family) {
+        Ok(version) if version == ABI_VERSION => {
+            KNOWN.store(true, Relaxed);
+            return true;
+        }
+        // There is no such family, or it isn't KOPI's, or a filter of system calls is in the way.
+        Ok(_)
+        | Err(
+            libc::EAFNOSUPPORT
+            | libc::EPROTONOSUPPORT
+            | libc::ESOCKTNOSUPPORT
+            | libc::ENOPROTOOPT
+            | libc::EOPNOTSUPP
+            | libc::EINVAL
+            | libc::ENOSYS
+            | libc::EPERM,
+        ) => settings::stop("this process gets no KOPI sockets, but ordinary ones"),
+        // There is no memory or no descriptor just now. The next socket may be a flow.
+        Err(error) => settings::explain(format_args!(
+            "an ordinary socket: {}",
+            settings::Reason(error)
+        )),
+    }
+    false
+}
+
+/// The version of the interface that the family's sockets speak, or an errno. By functions that a signal
+/// handler may call, and at which no thread is cancelled.
+fn ask(family: c_int) -> Result<u32, c_int> {
+    // SAFETY: A new socket.
+    let fd = unsafe { real::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, PROTO_UDP) };
+    if fd < 0 {
+        return Err(errno());
+    }
+    let mut info = Info::default();
+    let mut len = size_of::<Info>() as libc::socklen_t;
+    // SAFETY: `info` has room for `len` bytes, and any bytes make one.
+    let got = unsafe {
+        libc::getsockopt(
+            fd,
+            SOL_KOPI,
+            OPT_INFO,
+            std::ptr::from_mut(&mut info).cast(),
+            &mut len,
+        )
+    };
+    let asked = if got < 0 {
+        Err(errno())
+    } else {
+        Ok(info.abi_version)
+    };
+    // SAFETY: The socket is this function's.
+    unsafe { real::syscall(libc::SYS_close, fd.into(), 0, 0, 0, 0, 0) };
+    asked
 }
 
 /// Notes what a descriptor of this process is from now on.

@@ -21,6 +21,13 @@ LONGEST = 65535
 BATCH_MAX = 1024
 
 
+def _not_negative(call, size):
+    """The size of a buffer. A negative one would be a huge one for the library, which then writes beyond the end."""
+    if size < 0:
+        raise ValueError(f"negative buffersize in {call}")
+    return size
+
+
 class Channel:
     """A flow on a channel of its own."""
 
@@ -156,33 +163,33 @@ class Socket:
 
     def recv(self, size):
         """A datagram's first `size` bytes; the rest is lost."""
-        return self._bytes(size, None)
+        return self._bytes("recv", size, None)
 
     def recvfrom(self, size):
         """The same, and the address that it came from."""
         meta = _library.Meta()
-        data = self._bytes(size, byref(meta))
+        data = self._bytes("recvfrom", size, byref(meta))
         return data, _library.address_of(meta, meta.peer, meta.peer_port)
 
     def recv_into(self, buffer, size=0):
         """A datagram into a writable buffer; gives its length, at most the buffer's."""
-        return self._into(buffer, size, None)
+        return self._into("recv_into", buffer, size, None)
 
     def recvfrom_into(self, buffer, size=0):
         """The same, and the address that it came from."""
         meta = _library.Meta()
-        count = self._into(buffer, size, byref(meta))
+        count = self._into("recvfrom_into", buffer, size, byref(meta))
         return count, _library.address_of(meta, meta.peer, meta.peer_port)
 
-    def _bytes(self, size, meta):
-        size = min(size, LONGEST)
+    def _bytes(self, call, size, meta):
+        size = min(_not_negative(call, size), LONGEST)
         # One for each call: other threads may receive before this one has looked at it.
         buffer = ctypes.create_string_buffer(size)
         return ctypes.string_at(buffer, self._receive(buffer, size, meta))
 
-    def _into(self, buffer, size, meta):
+    def _into(self, call, buffer, size, meta):
         view = memoryview(buffer).cast("B")
-        size = min(size or len(view), len(view))
+        size = min(_not_negative(call, size) or len(view), len(view))
         return self._receive((ctypes.c_uint8 * len(view)).from_buffer(view), size, meta)
 
     def send(self, data):

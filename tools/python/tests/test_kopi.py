@@ -97,6 +97,17 @@ class AsUdp(unittest.TestCase):
             self.assertEqual(buffer, b"uvcdef\0\0")
             self.assertRaises((TypeError, BufferError), sock.recv_into, b"constant")
 
+    def test_negative_sizes_are_refused(self):
+        for sock, peer in self.both():
+            # There is something that would be written.
+            peer.sendto(b"x" * 5000, sock.getsockname())
+            for call, *buffer in (("recv",), ("recvfrom",), ("recv_into", bytearray(16)),
+                                  ("recvfrom_into", bytearray(16))):
+                for size in (-1, -(1 << 40)):
+                    with self.assertRaisesRegex(ValueError, f"^negative buffersize in {call}$"):
+                        getattr(sock, call)(*buffer, size)
+            self.assertEqual(sock.recv(6000), b"x" * 5000)
+
     def test_times_are_kept(self):
         for sock, _ in self.both():
             sock.settimeout(0.05)

@@ -20,7 +20,7 @@ use crate::{
     meter::{kernel, sleeps},
     nic::Count,
     policy::{Packets, Policy},
-    row::{agreed, Row},
+    row::{agreed, mean_of_last, Row},
     send::gso_packets_of,
     traffic::{FROM_PORT, HEADERS, TO_PORT},
 };
@@ -125,6 +125,15 @@ impl Mode {
                 | Self::ServeAfXdpZeroCopy
                 | Self::XdpDrop
         )
+    }
+
+    /// What a burst costs besides receiving it.
+    fn besides(self, costs: &Costs) -> f64 {
+        match self {
+            // Nobody is woken by what is dropped: that receiver naps.
+            Self::XdpDrop => costs.burst + costs.nap,
+            _ => costs.burst,
+        }
     }
 
     /// `far` is the sender, if there is one only.
@@ -237,6 +246,17 @@ impl Tally {
         self.wrong += u64::from(!right);
         self.packets += 1;
     }
+
+    /// Checks that all that was sent has come, and that the NIC has counted what it has to.
+    fn check(&self, sent: u64, counted: Count, at_nic: Count) -> io::Result<()> {
+        if counted != at_nic || self.packets != sent || self.wrong > 0 {
+            return Err(io::Error::other(format!(
+                "of {at_nic:?} {counted:?} came, and {} were received, {} of them wrong",
+                self.packets, self.wrong
+            )));
+        }
+        Ok(())
+    }
 }
 
 #[derive(Args)]
@@ -266,6 +286,18 @@ struct Bench<'o> {
     bursts: Bursts<'o>,
     clock: Clock,
     kernel: String,
+}
+
+/// What the runs of a row have shown.
+struct Runs {
+    /// Instructions per packet, the mean of the last two, which agree.
+    mean: f64,
+    /// Instructions per packet, of each.
+    each: Vec<f64>,
+    /// How often the receiver slept.
+    sleeps: u64,
+    /// What has come, with the packets before the runs.
+    tally: Tally,
 }
 
 pub(crate) fn run(options: &Options) -> io::Result<bool> {
@@ -321,17 +353,65 @@ impl Bench<'_> {
     }
 
     fn row(&self, mode: Mode, payload: usize, costs: &Costs) -> io::Result<Row> {
-        // Nobody is woken by what is dropped: that receiver naps.
-        let own = match mode {
-            Mode::XdpDrop => costs.burst + costs.nap,
-            _ => costs.burst,
-        };
         let near = SocketAddrV4::new(self.options.ends.local, TO_PORT);
         let far = (self.options.ends.peers == Peers::One)
             .then(|| SocketAddrV4::new(self.options.ends.far, FROM_PORT));
         let seen = self.options.policy.count()?;
         let (before, sent_before) = (self.bursts.nic.received()?, self.bursts.nic.sent()?);
         let mut receiver = mode.open(self.bursts.nic.index(), near, far, payload)?;
+        let runs = self.runs(&mut *receiver, payload, mode.besides(costs))?;
+        let warm_up = (WARM_UP * BURST) as u64;
+        let sent = (runs.each.len() * BURSTS * BURST) as u64;
+        let datagrams = warm_up + sent;
+        let counted = self.bursts.nic.received()?.since(before);
+        let at_nic = self.at_nic(datagrams, payload);
+        runs.tally.check(datagrams, counted, at_nic)?;
+        let answers = if mode.serves() { datagrams } else { 0 };
+        receiver.finish()?;
+        // Virtio-net doesn't count what it sends without a copy.
+        let counted_answers = match mode {
+            Mode::ServeAfXdpZeroCopy => 0,
+            _ => answers,
+        };
+        self.have_left(sent_before, counted_answers)?;
+        let policy_packets = match (seen, self.options.policy.count()?) {
+            (Some(before), Some(after)) => Some(after - before),
+            _ => None,
+        };
+        let packets = Packets {
+            meet_hooks: mode.meets_hooks(),
+            meet_device: mode.meets_hooks(),
+            // GRO packets that arrive whole are handed over as they are.
+            handed: (self.options.offloads || !mode.has_gro()).then_some(at_nic.packets + answers),
+            datagrams: datagrams + answers,
+        };
+        Ok(Row {
+            mode: name(mode),
+            direction: if mode.serves() { "serve" } else { "recv" }.to_owned(),
+            offloads: self.options.offloads,
+            payload,
+            policy: self.options.policy.name.clone(),
+            policy_holds: self.options.policy.holds(policy_packets, &packets)?,
+            flows: 1,
+            peers: self.options.ends.peers.count().into(),
+            batch: BURST,
+            insn_per_packet: Some(runs.mean),
+            runs: runs.each,
+            wakeups_per_packet: runs.sleeps as f64 / sent as f64,
+            warm_up,
+            sent,
+            delivered: Some(sent),
+            nic_packets: counted.packets * sent / datagrams,
+            nic_bytes: counted.bytes * sent / datagrams,
+            policy_packets,
+            handed: packets.handed,
+            kernel: self.kernel.clone(),
+            ..Row::default()
+        })
+    }
+
+    /// Has bursts received, in runs until two agree; `besides` is what each burst costs besides that.
+    fn runs(&self, receiver: &mut dyn Receiver, payload: usize, besides: f64) -> io::Result<Runs> {
         let mut traffic = self.bursts.traffic(payload);
         let mut ring = self.bursts.sender(&traffic)?;
         let mut tally = Tally::new(payload);
@@ -346,88 +426,35 @@ impl Bench<'_> {
             io::Result::Ok(())
         };
         receive(WARM_UP)?;
-        let mut runs = Vec::new();
+        let mut each = Vec::new();
         let slept = sleeps();
         // Now and then the kernel has something else to do in between; all runs are shown.
-        while runs.len() < 2 || (agreed(&runs[runs.len() - 2..]).is_none() && runs.len() < RUNS_MAX)
+        while each.len() < 2 || (agreed(&each[each.len() - 2..]).is_none() && each.len() < RUNS_MAX)
         {
             let start = self.clock.start();
             receive(BURSTS)?;
-            let each = self.clock.since(start) / BURSTS as f64;
-            runs.push((each - own) / BURST as f64);
+            let burst = self.clock.since(start) / BURSTS as f64;
+            each.push((burst - besides) / BURST as f64);
         }
         let sleeps = sleeps() - slept;
-        let mean = agreed(&runs[runs.len() - 2..]).ok_or_else(|| {
-            io::Error::other(format!(
-                "its runs don't agree: {runs:?} instructions a packet"
-            ))
-        })?;
-        let warm_up = (WARM_UP * BURST) as u64;
-        let sent = (runs.len() * BURSTS * BURST) as u64;
-        let counted = self.bursts.nic.received()?.since(before);
-        let expected = Count {
-            packets: warm_up + sent,
-            bytes: (warm_up + sent) * (HEADERS + payload) as u64,
-        };
-        let at_nic = match self.options.offloads {
-            false => expected,
-            true => {
-                let gro = expected.packets / BURST as u64 * gso_packets_of(BURST, payload) as u64;
-                Count {
-                    packets: gro,
-                    bytes: gro * HEADERS as u64 + expected.packets * payload as u64,
-                }
-            }
-        };
-        if counted != at_nic || tally.packets != expected.packets || tally.wrong > 0 {
-            return Err(io::Error::other(format!(
-                "of {at_nic:?} {counted:?} came, and {} were received, {} of them wrong",
-                tally.packets, tally.wrong
-            )));
-        }
-        let answers = if mode.serves() { expected.packets } else { 0 };
-        receiver.finish()?;
-        // Virtio-net doesn't count what it sends without a copy.
-        let counted_answers = if mode == Mode::ServeAfXdpZeroCopy {
-            0
-        } else {
-            answers
-        };
-        self.have_left(sent_before, counted_answers)?;
-        let policy_packets = match (seen, self.options.policy.count()?) {
-            (Some(before), Some(after)) => Some(after - before),
-            _ => None,
-        };
-        let packets = Packets {
-            meet_hooks: mode.meets_hooks(),
-            meet_device: mode.meets_hooks(),
-            // GRO packets that arrive whole are handed over as they are.
-            handed: (self.options.offloads || !mode.has_gro()).then_some(at_nic.packets + answers),
-            datagrams: expected.packets + answers,
-        };
-        Ok(Row {
-            mode: name(mode),
-            direction: if mode.serves() { "serve" } else { "recv" }.to_owned(),
-            offloads: self.options.offloads,
-            payload,
-            policy: self.options.policy.name.clone(),
-            policy_holds: self.options.policy.holds(policy_packets, &packets)?,
-            flows: 1,
-            peers: self.options.ends.peers.count().into(),
-            batch: BURST,
-            insn_per_packet: Some(mean),
-            runs,
-            wakeups_per_packet: sleeps as f64 / sent as f64,
-            warm_up,
-            sent,
-            delivered: Some(sent),
-            nic_packets: counted.packets * sent / expected.packets,
-            nic_bytes: counted.bytes * sent / expected.packets,
-            policy_packets,
-            handed: packets.handed,
-            kernel: self.kernel.clone(),
-            ..Row::default()
+        Ok(Runs {
+            mean: mean_of_last(&each, "a packet")?,
+            each,
+            sleeps,
+            tally,
         })
+    }
+
+    /// What the NIC counts of so many datagrams.
+    fn at_nic(&self, datagrams: u64, payload: usize) -> Count {
+        let packets = match self.options.offloads {
+            false => datagrams,
+            true => datagrams / BURST as u64 * gso_packets_of(BURST, payload) as u64,
+        };
+        Count {
+            packets,
+            bytes: packets * HEADERS as u64 + datagrams * payload as u64,
+        }
     }
 }
 

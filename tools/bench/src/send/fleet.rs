@@ -2,7 +2,7 @@
 
 //! Sending by one of many sockets or flows, another one for each packet.
 
-use super::{all_of, rings::Port, BATCH};
+use super::{all_of, rings::Port, BATCH, VIRTIO_HEADER};
 use crate::traffic::Traffic;
 use clap::ValueEnum;
 use kopi::{Channel, Flow, FlowId, Message};
@@ -17,9 +17,25 @@ pub(crate) enum FleetMode {
     Send,
     /// KOPI's TX ring, 64 packets by a doorbell, all flows on one channel
     KopiDoorbell,
+    /// As `kopi_doorbell`, by a device that is attached
+    KopiDirectDatagrams,
 }
 
 impl FleetMode {
+    /// Whether it is by a device that is attached.
+    pub(crate) fn is_direct(self) -> bool {
+        self == Self::KopiDirectDatagrams
+    }
+
+    /// Bytes of a packet on the wire that the NIC counts too many.
+    pub(crate) fn miscounted(self) -> usize {
+        if self.is_direct() {
+            VIRTIO_HEADER
+        } else {
+            0
+        }
+    }
+
     /// Opens the first socket.
     pub(crate) fn open(
         self,
@@ -32,7 +48,9 @@ impl FleetMode {
                 sockets: Vec::new(),
                 buffer: vec![0; payload],
             }),
-            Self::KopiDoorbell => return Ok(Box::new(Rings::new(flow(local, peer)?)?)),
+            Self::KopiDoorbell | Self::KopiDirectDatagrams => {
+                return Ok(Box::new(Rings::new(flow(local, peer)?)?))
+            }
         };
         fleet.add(local, peer)?;
         Ok(fleet)

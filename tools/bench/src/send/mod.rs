@@ -92,10 +92,19 @@ impl Mode {
 
     /// Bytes of a packet on the wire that the NIC counts too many.
     pub(crate) fn miscounted(self) -> usize {
-        match self {
-            Self::KopiDirect | Self::KopiDirectGso | Self::KopiDirectDatagrams => VIRTIO_HEADER,
-            _ => 0,
+        if self.by_frames() {
+            VIRTIO_HEADER
+        } else {
+            0
         }
+    }
+
+    /// Whether each datagram is a frame of the driver's, on any NIC.
+    pub(crate) fn by_frames(self) -> bool {
+        matches!(
+            self,
+            Self::KopiDirect | Self::KopiDirectGso | Self::KopiDirectDatagrams
+        )
     }
 
     /// Whether it can send datagrams that travel in fragments.

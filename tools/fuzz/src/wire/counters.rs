@@ -58,12 +58,11 @@ fn add<'a>(counters: &mut Counters, fields: impl Iterator<Item = (String, &'a st
     }
 }
 
-/// What has changed since.
-pub(crate) fn since(before: &Counters) -> io::Result<Counters> {
-    let mut changed = read()?;
-    for (name, value) in &mut changed {
-        *value = value.wrapping_sub(before.get(name).copied().unwrap_or(0));
-    }
-    changed.retain(|_, value| *value != 0);
-    Ok(changed)
+/// What has changed.
+pub(crate) fn between(before: &Counters, now: &Counters) -> Counters {
+    let changes = now.iter().map(|(name, value)| {
+        let before = before.get(name).copied().unwrap_or(0);
+        (name.clone(), value.wrapping_sub(before))
+    });
+    changes.filter(|&(_, change)| change != 0).collect()
 }

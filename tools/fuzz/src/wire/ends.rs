@@ -136,7 +136,8 @@ impl End {
 
     /// Adds what it has been told.
     pub(crate) fn take(&self, told: &mut Vec<Told>) -> io::Result<()> {
-        while let Some(error) = receive(self.fd(), MsgFlags::MSG_ERRQUEUE)? {
+        let room = &mut vec![0; LARGEST];
+        while let Some(error) = receive(self.fd(), MsgFlags::MSG_ERRQUEUE, room)? {
             told.push(error);
         }
         // The queue says more, and when the last one became pending doesn't matter.
@@ -150,7 +151,7 @@ impl End {
                 channel.flush()?;
             }
             Self::Socket(_) => {
-                while let Some(datagram) = receive(self.fd(), MsgFlags::empty())? {
+                while let Some(datagram) = receive(self.fd(), MsgFlags::empty(), room)? {
                     told.push(datagram);
                 }
             }
@@ -212,10 +213,9 @@ fn plain(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
-/// What recvmsg(2) gives, if anything.
-fn receive(fd: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Told>> {
-    let mut data = vec![0; LARGEST];
-    let mut parts = [IoSliceMut::new(&mut data)];
+/// What recvmsg(2) gives, if anything; with room for its data.
+fn receive(fd: BorrowedFd<'_>, flags: MsgFlags, room: &mut [u8]) -> io::Result<Option<Told>> {
+    let mut parts = [IoSliceMut::new(room)];
     let mut space = cmsg_space!([u8; 512]);
     let flags = flags | MsgFlags::MSG_DONTWAIT;
     let message = loop {
@@ -230,7 +230,7 @@ fn receive(fd: BorrowedFd<'_>, flags: MsgFlags) -> io::Result<Option<Told>> {
     let mut told = told_by(&message)?;
     match &mut told {
         Told::Datagram { data: bytes, .. } | Told::Error(_, _, bytes) => {
-            *bytes = data[..len].to_vec();
+            *bytes = room[..len].to_vec();
         }
     }
     Ok(Some(told))

@@ -6,7 +6,7 @@
 //! frames are the program's: those from [`Channel::take_frame`] and [`Channel::recv_entries`], until
 //! they are given away. One that is forgotten is lost to the channel, and harms nobody.
 
-use super::{Channel, Shown};
+use super::{flush::Shown, Channel};
 use crate::pure::{abi::Desc, ring::Broken};
 use std::{io, ptr::NonNull};
 

@@ -2,7 +2,11 @@
 
 //! Many datagrams by one call.
 
-use super::{Patience, Sent, UdpSocket, PAYLOAD_MAX, WRITABLE};
+use super::{
+    patience::Patience,
+    send::{PAYLOAD_MAX, WRITABLE},
+    Sent, UdpSocket,
+};
 use crate::{channel::Channel, message::Message, packet::Packet};
 use std::io;
 

@@ -4,7 +4,7 @@
 
 use crate::{
     link::{connect, find, program_of, set_program},
-    message::{Command, Device},
+    message::{device::Device, Command},
     netlink::{Connection, Error},
     offloads::Offloads,
     output::remark,

@@ -3,7 +3,10 @@
 //! `kopictl engine`
 
 use crate::{
-    message::{Command, Engine, Engines},
+    message::{
+        engine::{Engine, Engines},
+        Command,
+    },
     netlink::Connection,
     output::{json, or_dash, Table},
 };
@@ -18,7 +21,7 @@ pub(crate) enum What {
     Show,
     /// Set the engines; all others end
     Set(Set),
-    /// End all engines, so that programs need the doorbell
+    /// End all engines, so that programs send by system calls
     Off,
 }
 

@@ -5,7 +5,7 @@
 use super::direct::attached;
 use crate::{
     kernel::release,
-    message::{Command, Device, Info},
+    message::{device::Device, info::Info, Command},
     netlink::Connection,
     output::{clean, json, or_dash},
 };
@@ -75,7 +75,7 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         let (packets, gso) = (or_dash(device.packets), or_dash(device.gso_packets));
         let (passed, dropped) = (or_dash(device.passed), or_dash(device.dropped));
         writeln!(out, "{what:<20}{path}")?;
-        writeln!(out, "{:<20}{packets} packets in {gso} GSO packets; {passed} GSO packets by the stack, {dropped} packets dropped", "")?;
+        writeln!(out, "{:<20}{packets} datagrams, also of {gso} GSO packets; {passed} GSO packets by the stack, {dropped} datagrams dropped", "")?;
         let path = or_dash(device.receive_path);
         let (received, gro) = (or_dash(device.received), or_dash(device.gro_packets));
         let directly = or_dash(device.received_direct);

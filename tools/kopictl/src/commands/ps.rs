@@ -4,7 +4,10 @@
 
 use super::{seconds, user};
 use crate::{
-    message::{ChannelUse, Command, Flow},
+    message::{
+        flow::{ChannelUse, Flow},
+        Command,
+    },
     names::Names,
     netlink::Connection,
     output::{json, or_dash, short, Table},
@@ -82,6 +85,42 @@ impl<'a> Named<'a> {
             rates,
         }
     }
+
+    /// What each table shows of it; a wide one has the full path of its program.
+    fn cells(&self, wide: bool) -> [String; 11] {
+        let flow = self.flow;
+        let program = self
+            .program
+            .filter(|_| !wide || flow.exe.is_none())
+            .or(flow.exe.as_deref());
+        [
+            or_dash(flow.id),
+            or_dash(flow.pid.filter(|&pid| pid != 0)),
+            or_dash(program),
+            or_dash(self.user.as_deref()),
+            or_dash(flow.cgroup_path.as_deref()),
+            or_dash(flow.kind()),
+            or_dash(flow.tcp_state),
+            or_dash(flow.local()),
+            or_dash(flow.remote()),
+            or_dash(self.device.as_deref()),
+            or_dash(flow.channel),
+        ]
+    }
+
+    /// What it uses a channel for, and the paths of its packets.
+    fn paths(&self) -> [String; 3] {
+        let flow = self.flow;
+        let channel = flow
+            .channel_use
+            .map(|it| by_channel(it, flow.channel_error));
+        let out = flow.path.map(|path| {
+            let device = self.path_device.as_deref().unwrap_or("?");
+            format!("{device}: {}", word(&path))
+        });
+        let back = flow.receive_path.map(|path| word(&path));
+        [or_dash(channel), or_dash(out), or_dash(back)]
+    }
 }
 
 /// A way's name, as JSON has it.
@@ -126,46 +165,10 @@ impl Options {
             head.extend([">PACKETS/S", ">BYTES/S", ">DROPS/S"]);
         }
         let mut table = Table::new(head);
-        for Named {
-            flow,
-            program,
-            user,
-            device,
-            path_device,
-            rates,
-            ..
-        } in flows
-        {
-            let program = program
-                .filter(|_| !self.wide || flow.exe.is_none())
-                .or(flow.exe.as_deref());
-            let cells = [
-                or_dash(flow.id),
-                or_dash(flow.pid.filter(|&pid| pid != 0)),
-                or_dash(program),
-                or_dash(user.as_deref()),
-                or_dash(flow.cgroup_path.as_deref()),
-                or_dash(flow.kind()),
-                or_dash(flow.tcp_state),
-                or_dash(flow.local()),
-                or_dash(flow.remote()),
-                or_dash(device.as_deref()),
-                or_dash(flow.channel),
-            ];
-            let paths = self.wide.then(|| {
-                let out = flow.path.map(|path| {
-                    let device = path_device.as_deref().unwrap_or("?");
-                    format!("{device}: {}", word(&path))
-                });
-                [
-                    or_dash(
-                        flow.channel_use
-                            .map(|it| by_channel(it, flow.channel_error)),
-                    ),
-                    or_dash(out),
-                    or_dash(flow.receive_path.map(|path| word(&path))),
-                ]
-            });
+        for named in flows {
+            let cells = named.cells(self.wide);
+            let paths = self.wide.then(|| named.paths());
+            let rates = named.rates;
             let rates = rates.map(|rates| [rates.packets(), rates.bytes(), rates.drops].map(short));
             table.row(
                 cells
@@ -211,7 +214,10 @@ mod tests {
     use super::*;
     use crate::{
         attributes::Port,
-        message::{Path, ReceivePath, TcpState},
+        message::{
+            flow::TcpState,
+            path::{Path, ReceivePath},
+        },
     };
 
     fn flow() -> Flow {

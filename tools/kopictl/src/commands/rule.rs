@@ -4,22 +4,24 @@
 
 use super::Usage;
 use crate::{
-    grammar::{parse, text_of, File},
+    grammar::{parse, text_of, File, HELP},
     hooks,
-    message::{Command, Rule, Ruleset, Verdict},
+    message::{
+        rule::{Rule, Ruleset, Verdict},
+        Command,
+    },
     names::Names,
     netlink::{Connection, Error},
     output::{is_hidden, json, or_dash, Table},
+    replace,
 };
 use anyhow::{bail, Context};
 use clap::{Args, Subcommand, ValueEnum};
 use nix::errno::Errno;
 use serde::Serialize;
 use std::{
-    ffi::{OsStr, OsString},
-    fs::{self, OpenOptions},
-    io::{self, ErrorKind, IsTerminal, Read, Write},
-    os::unix::fs::{fchown, MetadataExt},
+    fs,
+    io::{self, IsTerminal, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -29,7 +31,8 @@ const TRIES: usize = 10;
 /// What to do with rules.
 #[derive(Subcommand)]
 pub(crate) enum What {
-    /// Add a rule, and print its handle
+    /// Add a rule, and print its handle, a number by which the other commands know it
+    #[command(after_help = HELP)]
     Add {
         /// The words of the rule, as described below
         #[arg(required = true)]
@@ -69,6 +72,7 @@ pub(crate) enum What {
     },
     /// Put the rules of a file in force, all at once or none; no change if they are in force
     /// already
+    #[command(after_help = HELP)]
     Restore(Restore),
 }
 
@@ -222,8 +226,12 @@ fn fetch_ruleset(connection: &mut Connection) -> anyhow::Result<Ruleset> {
 fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     for _ in 0..TRIES {
-        let mut set = fetch_ruleset(&mut connection)?;
+        let before = fetch_ruleset(&mut connection)?;
+        let mut set = before.clone();
         how(&mut set);
+        if set == before {
+            return Ok(());
+        }
         // Its path leads to another file, which would get the rule.
         if let Some(stale) = set.rule.iter().find(|rule| rule.exe_stale) {
             bail!(
@@ -241,13 +249,35 @@ fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
     Err(Error::Unsteady.into())
 }
 
+/// Changes what a file says beside rules; those in force stay.
+pub(crate) fn adjust(file: &File) -> anyhow::Result<()> {
+    let adjusted = || {
+        change(|set| {
+            set.default = file.default.or(set.default);
+            set.enforce = file.enforce.map(u32::from).or(set.enforce);
+        })
+    };
+    file.enforce
+        .map_or_else(adjusted, |on| with_hooks(on, adjusted))
+}
+
 /// Turns it on or off.
 fn enforce(on: bool) -> anyhow::Result<()> {
-    let enforcing = |on: bool| change(|set| set.enforce = Some(on.into()));
+    with_hooks(on, || change(|set| set.enforce = Some(on.into())))
+}
+
+/// Makes a change that has the rules enforced, or no more, with the hooks that it takes.
+fn with_hooks<T>(on: bool, change: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let before: Ruleset = Connection::open()?.get(Command::RulesetGet, &Ruleset::default())?;
+    // Others than root of the machine see no number, and the kernel says what they lack.
+    if before.enforcing.is_none() {
+        return change();
+    }
+    let _turn = hooks::take_turn()?;
     if on {
         hooks::load()?;
     }
-    let changed = enforcing(on);
+    let changed = change();
     follow(on)?;
     changed
 }
@@ -286,7 +316,7 @@ fn save(file: Option<&Path>, names: &Names) -> anyhow::Result<()> {
         text.push('\n');
     }
     match file.filter(|file| *file != Path::new("-")) {
-        Some(file) => write(file, &text).with_context(|| file.display().to_string()),
+        Some(file) => replace::write(file, &text).with_context(|| file.display().to_string()),
         None if io::stdout().is_terminal() && text.contains(is_hidden_in_lines) => {
             bail!("a rule has letters that a terminal doesn't show: save to a file")
         }
@@ -296,67 +326,6 @@ fn save(file: Option<&Path>, names: &Names) -> anyhow::Result<()> {
 
 fn is_hidden_in_lines(letter: char) -> bool {
     letter != '\n' && is_hidden(letter)
-}
-
-/// Writes a file: all of it or nothing, and it lasts. Where there is a link, the file that it leads to
-/// is meant; mode and owner stay.
-fn write(file: &Path, text: &str) -> io::Result<()> {
-    let before = match fs::metadata(file) {
-        Ok(before) if before.is_file() => Some(before),
-        // A pipe, say.
-        Ok(_) => {
-            return OpenOptions::new()
-                .write(true)
-                .open(file)?
-                .write_all(text.as_bytes())
-        }
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        Err(error) => return Err(error),
-    };
-    let file = match fs::symlink_metadata(file) {
-        Ok(link) if link.is_symlink() => fs::canonicalize(file)?,
-        _ => file.to_owned(),
-    };
-    let name = file.file_name().ok_or(ErrorKind::InvalidInput)?;
-    let folder = match file.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    let (new, mut out) = create(folder, name)?;
-    let written = out
-        .write_all(text.as_bytes())
-        .and_then(|()| match &before {
-            Some(before) => {
-                fchown(&out, Some(before.uid()), Some(before.gid()))?;
-                out.set_permissions(before.permissions())
-            }
-            None => Ok(()),
-        })
-        .and_then(|()| out.sync_all())
-        .and_then(|()| fs::rename(&new, &file));
-    if written.is_err() {
-        let _ = fs::remove_file(&new);
-    }
-    written?;
-    // And the name of it.
-    fs::File::open(folder)?.sync_all()
-}
-
-/// Makes a file that wasn't there, which nobody can have put there to be written to.
-fn create(folder: &Path, name: &OsStr) -> io::Result<(PathBuf, fs::File)> {
-    let mut last = ErrorKind::AlreadyExists.into();
-    for number in 0..TRIES {
-        let mut new = OsString::from(".");
-        new.push(name);
-        new.push(format!(".{}.{number}", std::process::id()));
-        let new = folder.join(new);
-        match OpenOptions::new().write(true).create_new(true).open(&new) {
-            Ok(file) => return Ok((new, file)),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => last = error,
-            Err(error) => return Err(error),
-        }
-    }
-    Err(last)
 }
 
 /// Puts a file's rules in force.
@@ -387,24 +356,23 @@ pub(crate) fn restore(options: &Restore, as_json: bool) -> anyhow::Result<()> {
 pub(crate) fn put_in_force(file: &File, name: &str, check: bool) -> anyhow::Result<Restored> {
     let mut connection = Connection::open()?;
     let before: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
-    if file.enforce == Some(true) && !check {
-        hooks::load()?;
-    }
+    // A check loads no hooks.
+    let enforce = file.enforce.filter(|_| !check);
     let set = Ruleset {
         default: file.default.or(before.default),
         rule: file.rules.iter().map(|(_, rule)| rule.clone()).collect(),
         check,
-        // A check loads no hooks.
-        enforce: file.enforce.filter(|_| !check).map(u32::from),
+        enforce: enforce.map(u32::from),
         ..Ruleset::default()
     };
-    let after: anyhow::Result<Ruleset> = connection
-        .get(Command::RulesetSet, &set)
-        .map_err(|error| located(error, name, file));
-    if let Some(enforce) = file.enforce.filter(|_| !check) {
-        follow(enforce)?;
-    }
-    let after = after?;
+    let mut put = || -> anyhow::Result<Ruleset> {
+        let after = connection.get(Command::RulesetSet, &set);
+        after.map_err(|error| located(error, name, file))
+    };
+    let after = match enforce {
+        Some(on) => with_hooks(on, put),
+        None => put(),
+    }?;
     Ok(Restored {
         rules: file.rules.len(),
         changed: after.generation != before.generation,
@@ -421,48 +389,5 @@ fn located(error: Error, name: &str, file: &File) -> anyhow::Error {
     match rule.and_then(|rule| file.rules.get(rule)) {
         Some((line, _)) => anyhow::Error::new(error).context(format!("{name}:{line}")),
         None => anyhow::Error::new(error).context(name.to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::{symlink, PermissionsExt};
-
-    #[test]
-    fn files_are_replaced_as_a_whole() {
-        let folder = std::env::temp_dir().join(format!("kopictl-save-{}", std::process::id()));
-        fs::create_dir(&folder).unwrap();
-        let (real, link, planted) = (
-            folder.join("real"),
-            folder.join("link"),
-            folder.join("real.new"),
-        );
-        fs::write(&real, "old").unwrap();
-        fs::set_permissions(&real, fs::Permissions::from_mode(0o640)).unwrap();
-        symlink("real", &link).unwrap();
-        symlink("/dev/null", &planted).unwrap();
-        // One of the names that are tried.
-        let first = format!(".real.{}.0", std::process::id());
-        symlink("victim", folder.join(&first)).unwrap();
-
-        write(&link, "new").unwrap();
-        assert_eq!(fs::read_to_string(&real).unwrap(), "new");
-        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
-        assert_eq!(fs::metadata(&real).unwrap().mode() & 0o777, 0o640);
-        assert!(fs::symlink_metadata(&planted).unwrap().is_symlink());
-        assert!(!folder.join("victim").exists());
-        write(&folder.join("another"), "x").unwrap();
-        let error = write(Path::new("/dev/full"), "x").unwrap_err();
-        assert_eq!(error.raw_os_error(), Some(28));
-        assert!(write(&folder.join("nowhere/file"), "x").is_err());
-        // Nothing is left besides.
-        let mut names: Vec<_> = fs::read_dir(&folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        assert_eq!(names, [&*first, "another", "link", "real", "real.new"]);
-        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -5,7 +5,7 @@
 use super::ps::{errno_name, Named};
 use crate::{
     attributes::{Row, Set},
-    message::{Channel, Command, Flow},
+    message::{channel::Channel, flow::Flow, Command},
     names::Names,
     netlink::Connection,
     output::{clean, json, FAINT, HEAD},

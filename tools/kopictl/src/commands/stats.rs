@@ -4,7 +4,7 @@
 
 use crate::{
     attributes::{Row, Set},
-    message::{Command, Totals},
+    message::{stats::Totals, Command},
     netlink::Connection,
     output::{json, Table},
 };

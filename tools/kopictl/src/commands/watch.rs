@@ -4,7 +4,7 @@
 
 use super::ps::Named;
 use crate::{
-    message::{Event, Flow},
+    message::{flow::Flow, Event},
     names::Names,
     netlink::{Connection, Error},
     output::{clean, complain, json, or_dash, HEAD},
@@ -122,7 +122,7 @@ mod tests {
     use super::*;
     use crate::{
         attributes::Port,
-        message::{Directions, Operation},
+        message::{flow::Operation, rule::Directions},
     };
 
     #[test]

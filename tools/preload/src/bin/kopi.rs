@@ -13,11 +13,12 @@ use object::{
 };
 use std::{
     env,
-    ffi::{OsStr, OsString},
+    ffi::{CString, OsStr, OsString},
     fs, io,
     os::unix::{ffi::OsStrExt, fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
+    ptr,
 };
 
 /// Bytes of a script's first line that are looked at, as by the kernel (BINPRM_BUF_SIZE).
@@ -176,7 +177,32 @@ fn check(file: &Path, depth: u32) -> Result<(), String> {
     if !beginning.starts_with(b"\x7fELF") {
         return Ok(());
     }
+    if !is_superuser() && has_capabilities(file) {
+        return Err("programs with capabilities load no libraries of their callers".into());
+    }
     check_elf(data)
+}
+
+/// Whether capabilities of a file's add nothing to what the caller has.
+fn is_superuser() -> bool {
+    // SAFETY: It only gives a number.
+    unsafe { libc::getuid() == 0 }
+}
+
+/// Whether a file has capabilities: setcap(8).
+fn has_capabilities(file: &Path) -> bool {
+    let Ok(name) = CString::new(file.as_os_str().as_bytes()) else {
+        return false;
+    };
+    // SAFETY: Strings that end with a zero, and no place for the value, whose length is asked.
+    unsafe {
+        libc::getxattr(
+            name.as_ptr(),
+            c"security.capability".as_ptr(),
+            ptr::null_mut(),
+            0,
+        ) > 0
+    }
 }
 
 fn check_elf<'data>(data: impl ReadRef<'data>) -> Result<(), String> {

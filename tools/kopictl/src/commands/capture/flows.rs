@@ -4,7 +4,7 @@
 //! that live for a moment only, and questions of the others.
 
 use crate::{
-    message::{Command, Flow},
+    message::{flow::Flow, Command},
     netlink::{Connection, Error},
 };
 use kopi::pure::abi::MonHdr;

@@ -231,8 +231,8 @@ mod tests {
         assert_eq!(packets, expected);
     }
 
-    #[test]
-    fn packets_have_whom_they_are_of() {
+    /// Of three packets, the second one inbound.
+    fn captured() -> Vec<Block<'static>> {
         let (mut bytes, words) = (vec![], words());
         let mut file = File::new(&mut bytes, "kopimon0", 64, true).unwrap();
         let inbound = MonHdr {
@@ -246,8 +246,12 @@ mod tests {
             });
         }
         file.finish(Duration::new(1, 2), 3, 4).unwrap();
+        blocks(&bytes)
+    }
 
-        let blocks = blocks(&bytes);
+    #[test]
+    fn interfaces_come_with_their_first_packets() {
+        let blocks = captured();
         let kinds = blocks.iter().map(|block| match block {
             Block::InterfaceDescription(interface) => (0, interface.snaplen),
             Block::EnhancedPacket(packet) => (1, packet.interface_id),
@@ -258,6 +262,18 @@ mod tests {
         let expected = [(0, 64), (0, 64), (1, 1), (1, 0), (1, 1), (2, 0)];
         assert_eq!(kinds.collect::<Vec<_>>(), expected);
 
+        let Some(Block::InterfaceStatistics(statistics)) = blocks.last() else {
+            panic!("{blocks:?}");
+        };
+        assert_eq!(statistics.timestamp, 1_000_000_002);
+        assert!(statistics
+            .options
+            .contains(&InterfaceStatisticsOption::IsbIfDrop(4)));
+    }
+
+    #[test]
+    fn packets_have_whom_they_are_of() {
+        let blocks = captured();
         let [Block::EnhancedPacket(outbound), Block::EnhancedPacket(inbound)] = &blocks[2..4]
         else {
             panic!("{blocks:?}");
@@ -288,13 +304,5 @@ mod tests {
             (&custom["flow"], &custom["direction"]),
             (&5.into(), &"out".into())
         );
-
-        let Some(Block::InterfaceStatistics(statistics)) = blocks.last() else {
-            panic!("{blocks:?}");
-        };
-        assert_eq!(statistics.timestamp, 1_000_000_002);
-        assert!(statistics
-            .options
-            .contains(&InterfaceStatisticsOption::IsbIfDrop(4)));
     }
 }

@@ -5,12 +5,9 @@
 use crate::{
     commands::engine::{cpus, BUDGETS, IDLE_MAX},
     grammar::{self, each_line},
-    message::Engines,
+    message::{engine::Engines, rule::DEVICE_MAX},
 };
 use std::str::FromStr;
-
-/// Bytes that the name of a device can have.
-const DEVICE_MAX: usize = 15;
 
 /// What a file says; what it says nothing about stays as it is.
 #[derive(Debug, Default)]

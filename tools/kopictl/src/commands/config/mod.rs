@@ -4,9 +4,17 @@
 
 mod file;
 
-use super::{direct::attach_if_there, limit, rule::put_in_force};
+use super::{
+    direct::attach_if_there,
+    limit,
+    rule::{adjust, put_in_force},
+};
 use crate::{
-    message::{Command, Engine, Engines},
+    grammar,
+    message::{
+        engine::{Engine, Engines},
+        Command,
+    },
     netlink::{Connection, Error},
     output::{complain, json, remark},
 };
@@ -14,14 +22,14 @@ use anyhow::{anyhow, bail, Context};
 use clap::{Args, Subcommand};
 use file::File;
 use serde::Serialize;
-use std::{fs, path::PathBuf};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 /// What to do with the configuration.
 #[derive(Subcommand)]
 pub(crate) enum What {
     /// Check a configuration file, and change nothing
     Check(Which),
-    /// Put a configuration file in force; what is in force already stays as it is
+    /// Put a configuration file in force; what it doesn't speak of stays as it is
     Apply {
         #[command(flatten)]
         which: Which,
@@ -90,13 +98,18 @@ fn check(which: &Which) -> anyhow::Result<()> {
         }
         connection => drop(connection?),
     }
-    let known = limit::all()?;
+    // Only the first network namespace has them.
+    let known = match file.limits.is_empty() {
+        true => BTreeMap::new(),
+        false => limit::all()?,
+    };
     for (line, limit, _) in &file.limits {
         if !known.contains_key(limit) {
             bail!("{name}:{line}: there is no limit {limit}");
         }
     }
-    if !file.rules.is_empty() {
+    // Without a rule, there is nothing that the kernel could refuse.
+    if !file.rules.rules.is_empty() {
         put_in_force(&file.rules, &name, true)?;
     }
     Ok(())
@@ -142,12 +155,10 @@ impl Applied {
             };
             self.limits += usize::from(self.is_done(name, *line, result).is_some());
         }
-        if !file.rules.is_empty() {
-            match put_in_force(&file.rules, name, false) {
-                Ok(restored) => self.rules = restored.rules,
-                // It has the line.
-                Err(error) => self.fail(&error),
-            }
+        match rules_in_force(&file.rules, name) {
+            Ok(rules) => self.rules = rules,
+            // It has the line.
+            Err(error) => self.fail(&error),
         }
         if let Some((line, engines)) = &file.engines {
             let set = set_engines(engines);
@@ -185,6 +196,18 @@ impl Applied {
         self.failed += 1;
         complain(format!("{error:#}"));
     }
+}
+
+/// The number of rules that are the file's. Without one, those in force stay, whatever else it says.
+fn rules_in_force(file: &grammar::File, name: &str) -> anyhow::Result<usize> {
+    if file.is_empty() {
+        return Ok(0);
+    }
+    if file.rules.is_empty() {
+        adjust(file).with_context(|| name.to_owned())?;
+        return Ok(0);
+    }
+    Ok(put_in_force(file, name, false)?.rules)
 }
 
 /// Sets the engines, unless they are as they should be.

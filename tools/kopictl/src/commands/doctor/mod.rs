@@ -8,7 +8,7 @@ mod units;
 use crate::{
     hooks::{self, Switch},
     kernel::release,
-    message::{Command, Info},
+    message::{info::Info, Command},
     netlink::{Connection, Error},
     output::{clean, json, BAD, FAINT},
 };
@@ -27,6 +27,11 @@ use std::{
 
 /// Bytes of a channel as the library makes it unless it is told otherwise, rounded up.
 const CHANNEL: u64 = 2200 << 10;
+
+/// Where packages put the guide for administrators.
+const GUIDE: &str = "/usr/share/doc/kopi-tools/admin.md";
+/// What the kernel's lockdown keeps even root from.
+const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 
 /// How something is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -86,6 +91,9 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         }
         Err(Error::NoKopi) => {
             findings.push(missing_module());
+            // Who can't read it gets no word of it.
+            let lockdown = fs::read_to_string(LOCKDOWN);
+            findings.extend(lockdown.ok().as_deref().and_then(locked_down));
             None
         }
         Err(error) => {
@@ -146,6 +154,29 @@ fn missing_module() -> Finding {
             format!("apt install kopi-modules-{release}; for a kernel without one: kopi-build-module, of the package kopi-source"),
         )
     }
+}
+
+/// Whether the kernel, by what it says of its lockdown, takes no module but signed ones.
+fn locked_down(modes: &str) -> Option<Finding> {
+    let (_, mode) = modes.split_once('[')?;
+    let (mode, _) = mode.split_once(']')?;
+    (mode != "none").then(|| {
+        Finding::note(
+            "lockdown",
+            format!("{mode}, as with Secure Boot: the kernel loads only signed modules; that of KOPI's packages isn't"),
+            Some(format!(
+                "sign it with a key that mokutil has enrolled, or turn Secure Boot off: {}",
+                guide()
+            )),
+        )
+    })
+}
+
+/// The guide for administrators, where it is.
+fn guide() -> String {
+    let places = [GUIDE.to_owned(), format!("{GUIDE}.gz")];
+    let found = places.into_iter().find(|place| Path::new(place).exists());
+    found.unwrap_or_else(|| "docs/admin.md".to_owned())
 }
 
 /// Whether depmod knows of it, or where packages put it.
@@ -225,6 +256,15 @@ mod tests {
             (State::Note, Some("boot"))
         );
         assert!(off.text.ends_with("bpf is off"), "{}", off.text);
+    }
+
+    #[test]
+    fn a_locked_kernel_is_told() {
+        assert_eq!(locked_down("[none] integrity confidentiality\n"), None);
+        let found = locked_down("none [integrity] confidentiality\n").unwrap();
+        assert!(found.text.starts_with("integrity, "), "{}", found.text);
+        assert!(found.mend.unwrap().contains("mokutil"));
+        assert_eq!(locked_down(""), None);
     }
 
     #[test]

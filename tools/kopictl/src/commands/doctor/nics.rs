@@ -2,11 +2,11 @@
 
 //! What NICs can do for the direct path.
 
-use super::Finding;
+use super::{guide, Finding};
 use crate::{
     commands::direct::attached,
     link::{connect, find, mtu_of, program_of},
-    message::Device,
+    message::device::Device,
     netlink::Connection,
 };
 use netlink_packet_route::link::XdpAttached;
@@ -17,9 +17,9 @@ use std::{fs, path::Path};
 #[rustfmt::skip]
 const SENDING: &[&str] = &[
     "am65-cpsw-nuss", "bnxt_en", "cpsw", "cpsw-switch", "dwmac-motorcomm", "ena", "fec", "fsl_dpaa2_eth",
-    "fsl_dpaa_mac", "fsl_enetc", "funeth", "gve", "hv_netvsc", "i40e", "ice", "icssg-prueth", "idpf", "igb",
-    "igc", "intel-eth-pci", "ixgbe", "mana", "mlx5_core", "mlx5_core.sf", "mtk_soc_eth", "mvneta", "mvpp2",
-    "netsec", "sfc", "sfc_siena", "tsnep", "vif", "virtio_net", "vmxnet3",
+    "fsl_dpaa_mac", "fsl_enetc", "gve", "i40e", "icssg-prueth", "igb", "igc", "intel-eth-pci", "ixgbe",
+    "mlx5_core", "mlx5_core.sf", "mtk_soc_eth", "mvneta", "mvpp2", "netsec", "sfc", "sfc_siena", "tsnep",
+    "virtio_net", "vmxnet3",
 ];
 
 /// The drivers that take a larger MTU than this while they run a program of XDP, and lose the packets that need it.
@@ -100,7 +100,8 @@ fn finding(name: &str, driver: &str, device: Option<&Device>, program: XdpAttach
             name,
             format!("its driver {driver} can send and receive directly"),
             Some(format!(
-                "kopictl attach {name}; what that does to traffic: docs/admin.md"
+                "kopictl attach {name}; what that does to traffic: {}",
+                guide()
             )),
         ),
         XdpAttached::Driver | XdpAttached::Multiple => Finding::note(

@@ -4,7 +4,7 @@
 
 use crate::{
     datagram::Ack,
-    endpoint::{self, errors_to_json, Place},
+    endpoint::{self, errors_to_json, Errors, Place},
     tally::Tally,
     SocketOptions,
 };
@@ -81,6 +81,19 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
 
     let seconds = first.map_or(0.0, |first| (last - first).as_secs_f64());
     let missing = tally.missing(options.count);
+    report(options, &tally, missing, endpoint.errors(), seconds)?;
+    let faults = missing + tally.corrupt + tally.duplicate + tally.wrong_flow;
+    Ok(ExitCode::from(u8::from(faults > 0)))
+}
+
+/// Prints what was received.
+fn report(
+    options: &Options,
+    tally: &Tally,
+    missing: u32,
+    errors: &Errors,
+    seconds: f64,
+) -> io::Result<()> {
     if options.json {
         writeln!(
             io::stdout(),
@@ -93,8 +106,8 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
             tally.reordered,
             tally.wrong_flow,
             tally.bytes,
-            errors_to_json(endpoint.errors()),
-        )?;
+            errors_to_json(errors),
+        )
     } else {
         writeln!(
             io::stdout(),
@@ -106,9 +119,7 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
             tally.duplicate,
             tally.reordered,
             tally.wrong_flow,
-            errors_to_json(endpoint.errors()),
-        )?;
+            errors_to_json(errors),
+        )
     }
-    let faults = missing + tally.corrupt + tally.duplicate + tally.wrong_flow;
-    Ok(ExitCode::from(u8::from(faults > 0)))
 }

@@ -4,7 +4,7 @@
 
 use crate::{
     datagram::{self, Ack, Header},
-    endpoint::{self, errors_to_json, Place},
+    endpoint::{self, errors_to_json, Endpoint, Errors, Place},
     Sizes, SocketOptions,
 };
 use kopi_programs::next_port;
@@ -64,49 +64,35 @@ pub(crate) struct Options {
     socket: SocketOptions,
 }
 
-pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
-    if options.gso > 1 {
-        let size = u32::from(options.size.max);
-        if options.size.min != options.size.max || size == 0 {
+impl Options {
+    /// Refuses what doesn't go together.
+    fn check(&self) -> io::Result<()> {
+        if self.gso <= 1 {
+            return Ok(());
+        }
+        let size = u32::from(self.size.max);
+        if self.size.min != self.size.max || size == 0 {
             return Err(invalid("--gso needs one --size, and not 0"));
         }
-        if options.gso * size > datagram::LEN_MAX {
+        if self.gso * size > datagram::LEN_MAX {
             return Err(invalid("--gso times --size is more than 65507 bytes"));
         }
-        if !options.socket.plain && !options.socket.offloads {
+        if !self.socket.plain && !self.socket.offloads {
             return Err(invalid("--gso needs --offloads"));
         }
+        Ok(())
     }
+}
+
+pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
+    options.check()?;
     let place = Place::Connected(options.address, options.ports);
     let mut endpoint = endpoint::open(&options.socket, place)?;
     let start = Instant::now();
     let mut state = State::default();
-    let (mut data, mut gso) = (vec![], vec![]);
     let mut progress = Instant::now();
     while state.sent < options.count || state.done() < options.count {
-        while state.sent < options.count && state.may_send(options) {
-            let flow = state.batches % options.socket.flows;
-            let port = next_port(options.address, (flow % options.ports) as usize)?.port();
-            gso.clear();
-            for _ in 0..options.gso.min(options.count - state.sent) {
-                let header = Header {
-                    seed: options.seed,
-                    sequence: state.sent,
-                    total: options.count,
-                    sizes: options.size,
-                    flow,
-                    port,
-                };
-                datagram::make(&header, &mut data);
-                gso.extend_from_slice(&data);
-                state.add(data.len());
-            }
-            let segment = (options.gso > 1).then_some(options.size.max);
-            endpoint.send(flow as usize, None, &gso, segment)?;
-            state.batches = state.batches.wrapping_add(1);
-        }
-        endpoint.flush()?;
-
+        state.send_window(options, &mut *endpoint)?;
         let before = state.acked;
         endpoint.receive(
             Duration::from_millis(50),
@@ -129,35 +115,8 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
     }
 
     let seconds = start.elapsed().as_secs_f64();
-    let missing = options.count.saturating_sub(state.acked);
-    let errors: u64 = endpoint.errors().values().sum();
-    if options.json {
-        writeln!(
-            io::stdout(),
-            "{{\"sent\": {}, \"acknowledged\": {}, \"missing\": {missing}, \"wrong_flow\": {}, \
-             \"strange\": {}, \"bytes\": {}, \"seconds\": {seconds:.3}, \"errors\": {}}}",
-            state.sent,
-            state.acked,
-            state.wrong_flow,
-            state.strange,
-            state.bytes,
-            errors_to_json(endpoint.errors()),
-        )?;
-    } else {
-        writeln!(
-            io::stdout(),
-            "sent {} datagrams, {} bytes in {seconds:.1} s: {} acknowledged, {missing} missing, \
-             {} acknowledgements at the wrong flow, {} strange datagrams, errors {}",
-            state.sent,
-            state.bytes,
-            state.acked,
-            state.wrong_flow,
-            state.strange,
-            errors_to_json(endpoint.errors()),
-        )?;
-    }
-    let good = missing == 0 && state.wrong_flow == 0 && state.strange == 0 && errors == 0;
-    Ok(ExitCode::from(u8::from(!good)))
+    let is_good = state.report(options, endpoint.errors(), seconds)?;
+    Ok(ExitCode::from(u8::from(!is_good)))
 }
 
 fn invalid(what: &str) -> io::Error {
@@ -180,6 +139,33 @@ struct State {
 }
 
 impl State {
+    /// Sends as much as may be on its way.
+    fn send_window(&mut self, options: &Options, endpoint: &mut dyn Endpoint) -> io::Result<()> {
+        let (mut data, mut gso) = (vec![], vec![]);
+        while self.sent < options.count && self.may_send(options) {
+            let flow = self.batches % options.socket.flows;
+            let port = next_port(options.address, (flow % options.ports) as usize)?.port();
+            gso.clear();
+            for _ in 0..options.gso.min(options.count - self.sent) {
+                let header = Header {
+                    seed: options.seed,
+                    sequence: self.sent,
+                    total: options.count,
+                    sizes: options.size,
+                    flow,
+                    port,
+                };
+                datagram::make(&header, &mut data);
+                gso.extend_from_slice(&data);
+                self.add(data.len());
+            }
+            let segment = (options.gso > 1).then_some(options.size.max);
+            endpoint.send(flow as usize, None, &gso, segment)?;
+            self.batches = self.batches.wrapping_add(1);
+        }
+        endpoint.flush()
+    }
+
     fn done(&self) -> u32 {
         self.acked.saturating_add(self.lost)
     }
@@ -218,5 +204,37 @@ impl State {
         self.lost += self.flying.len() as u32;
         self.flying.clear();
         self.flying_bytes = 0;
+    }
+
+    /// Prints what became of all, and says whether that is how it should be.
+    fn report(&self, options: &Options, errors: &Errors, seconds: f64) -> io::Result<bool> {
+        let missing = options.count.saturating_sub(self.acked);
+        let all_errors: u64 = errors.values().sum();
+        if options.json {
+            writeln!(
+                io::stdout(),
+                "{{\"sent\": {}, \"acknowledged\": {}, \"missing\": {missing}, \"wrong_flow\": {}, \
+                 \"strange\": {}, \"bytes\": {}, \"seconds\": {seconds:.3}, \"errors\": {}}}",
+                self.sent,
+                self.acked,
+                self.wrong_flow,
+                self.strange,
+                self.bytes,
+                errors_to_json(errors),
+            )?;
+        } else {
+            writeln!(
+                io::stdout(),
+                "sent {} datagrams, {} bytes in {seconds:.1} s: {} acknowledged, {missing} missing, \
+                 {} acknowledgements at the wrong flow, {} strange datagrams, errors {}",
+                self.sent,
+                self.bytes,
+                self.acked,
+                self.wrong_flow,
+                self.strange,
+                errors_to_json(errors),
+            )?;
+        }
+        Ok(missing == 0 && self.wrong_flow == 0 && self.strange == 0 && all_errors == 0)
     }
 }

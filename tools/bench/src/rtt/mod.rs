@@ -3,22 +3,21 @@
 //! Measures round trips: of one datagram at a time, to a thread in another namespace that sends back
 //! what comes, by an ordinary UDP socket; or to the same thread, which polls both ends in turn, of one kind.
 
+mod ends;
+
+use self::ends::{End, Library, Rings, Udp};
 use crate::{
     clock::Clock,
     measure::name,
     meter::{kernel, sleeps},
     nic::{within, Count, Nic},
-    option,
-    row::{agreed, Row},
+    row::{agreed, mean_of_last, Row},
     traffic::{FROM_PORT, HEADERS, TO_PORT},
 };
 use clap::{Args, ValueEnum};
-use kopi::{Channel, Flow, Interest, Message};
-use socket2::{Domain, Protocol, Socket, Type};
 use std::{
     io,
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
-    os::fd::AsRawFd,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -32,8 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const BOTH_PORT: u16 = TO_PORT + 1;
 /// Within how long who polls begins to look, which is more than one look takes.
 const PHASE_NS: u64 = 16_384;
-/// How long the stack may poll for an answer.
-const BUSY_POLL_US: libc::c_int = 100_000;
 
 /// A way to send a datagram and get the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -155,24 +152,6 @@ fn answer(socket: &UdpSocket) {
     }
 }
 
-/// An end of the trips.
-trait End {
-    fn send(&mut self, payload: &[u8]) -> io::Result<()>;
-
-    /// Whether something has come, which must be `payload`.
-    fn receive(&mut self, payload: &[u8]) -> io::Result<bool>;
-}
-
-fn check(sent: &[u8], received: &[u8]) -> io::Result<bool> {
-    if sent == received {
-        return Ok(true);
-    }
-    Err(io::Error::other(format!(
-        "an answer of {} bytes isn't what was sent",
-        received.len()
-    )))
-}
-
 /// Tries until it is done.
 fn patiently(mut is_done: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
     let deadline = Instant::now() + PATIENCE;
@@ -182,103 +161,6 @@ fn patiently(mut is_done: impl FnMut() -> io::Result<bool>) -> io::Result<()> {
         }
     }
     Ok(())
-}
-
-/// An ordinary socket.
-struct Udp {
-    socket: Socket,
-    buffer: Vec<u8>,
-    flags: libc::c_int,
-}
-
-impl Udp {
-    fn open(
-        own: SocketAddrV4,
-        other: SocketAddrV4,
-        mode: Mode,
-        payload: usize,
-    ) -> io::Result<Self> {
-        let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
-        socket.bind(&own.into())?;
-        socket.connect(&other.into())?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        if matches!(mode, Mode::UdpBusyPoll | Mode::UdpBusyPollBoth) {
-            option::set(&socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, BUSY_POLL_US)?;
-        }
-        Ok(Self {
-            socket,
-            buffer: vec![0; payload],
-            flags: match mode {
-                Mode::Udp | Mode::UdpBusyPoll => 0,
-                _ => libc::MSG_DONTWAIT,
-            },
-        })
-    }
-}
-
-impl End for Udp {
-    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
-        self.socket.send(payload).map(drop)
-    }
-
-    fn receive(&mut self, payload: &[u8]) -> io::Result<bool> {
-        let (buffer, room) = (self.buffer.as_mut_ptr(), self.buffer.len());
-        // SAFETY: The buffer is as long as is said.
-        let len = unsafe { libc::recv(self.socket.as_raw_fd(), buffer.cast(), room, self.flags) };
-        if len >= 0 {
-            return check(payload, &self.buffer[..len as usize]);
-        }
-        match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
-            error => Err(error),
-        }
-    }
-}
-
-/// A flow and its channel.
-struct Rings {
-    channel: Channel,
-    flow: Flow,
-    spins: bool,
-}
-
-impl Rings {
-    fn open(own: SocketAddrV4, other: SocketAddrV4, mode: Mode) -> io::Result<Self> {
-        let flow = Flow::bind(own.into())?;
-        flow.connect(other.into())?;
-        Ok(Self {
-            channel: Channel::builder().open(&flow)?,
-            flow,
-            spins: mode != Mode::Kopi,
-        })
-    }
-
-    fn queue(&self, payload: &[u8]) -> io::Result<()> {
-        let flow = self.flow.id().expect("a flow on its channel");
-        let frame = self.channel.payload(payload);
-        let frame = frame.ok_or_else(|| io::Error::other("no free frame"))?;
-        Ok(self.channel.send(flow, &Message::connected(), frame)?)
-    }
-}
-
-impl End for Rings {
-    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
-        self.queue(payload)?;
-        match self.channel.flush()? {
-            true => Ok(()),
-            false => Err(io::Error::other("no room for a single datagram")),
-        }
-    }
-
-    fn receive(&mut self, payload: &[u8]) -> io::Result<bool> {
-        if let Some(packet) = self.channel.recv()? {
-            return check(payload, packet.chunks().next().unwrap_or_default());
-        }
-        if !self.spins {
-            self.channel.wait(Interest::READABLE, Some(PATIENCE))?;
-        }
-        Ok(false)
-    }
 }
 
 /// Has who polls begin to look another time after each packet: with one clock for all, packets would
@@ -293,35 +175,6 @@ impl Phase {
         self.0 = self.0.wrapping_add(0x9e37_79b9);
         let time = (u64::from(self.0) * PHASE_NS) >> 32;
         while start.elapsed() < Duration::from_nanos(time) {}
-    }
-}
-
-/// A socket of the kopi crate's.
-struct Library {
-    socket: kopi::UdpSocket,
-    buffer: Vec<u8>,
-}
-
-impl Library {
-    fn open(own: SocketAddrV4, other: SocketAddrV4, payload: usize) -> io::Result<Self> {
-        let socket = kopi::UdpSocket::bind(own)?;
-        socket.connect(other)?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        Ok(Self {
-            socket,
-            buffer: vec![0; payload],
-        })
-    }
-}
-
-impl End for Library {
-    fn send(&mut self, payload: &[u8]) -> io::Result<()> {
-        self.socket.send(payload).map(drop)
-    }
-
-    fn receive(&mut self, payload: &[u8]) -> io::Result<bool> {
-        let len = self.socket.recv(&mut self.buffer)?;
-        check(payload, &self.buffer[..len])
     }
 }
 
@@ -441,23 +294,9 @@ impl Bench<'_> {
             runs.push(self.clock.since(start) / trips as f64);
         }
         let sleeps = sleeps() - slept;
-        let mean = agreed(&runs[runs.len() - 2..]).ok_or_else(|| {
-            io::Error::other(format!(
-                "its runs don't agree: {runs:?} instructions a round trip"
-            ))
-        })?;
+        let mean = mean_of_last(&runs, "a round trip")?;
         let sent = (runs.len() * trips) as u64;
-        let all = sent + warm_up as u64;
-        let left = self.nic.sent()?.since(before);
-        let expected = Count {
-            packets: all,
-            bytes: all * (HEADERS + payload) as u64,
-        };
-        if left != expected {
-            return Err(io::Error::other(format!(
-                "of {expected:?} the NIC sent {left:?}"
-            )));
-        }
+        self.have_left(before, sent + warm_up as u64, payload)?;
         Ok(Row {
             mode: name(mode),
             direction: "rtt".to_owned(),
@@ -480,6 +319,21 @@ impl Bench<'_> {
             ..Row::default()
         })
     }
+
+    /// Checks that the NIC has sent so many packets since `before`, and nothing else.
+    fn have_left(&self, before: Count, packets: u64, payload: usize) -> io::Result<()> {
+        let left = self.nic.sent()?.since(before);
+        let expected = Count {
+            packets,
+            bytes: packets * (HEADERS + payload) as u64,
+        };
+        if left != expected {
+            return Err(io::Error::other(format!(
+                "of {expected:?} the NIC sent {left:?}"
+            )));
+        }
+        Ok(())
+    }
 }
 
 /// A percentile of sorted times.
@@ -500,11 +354,5 @@ mod tests {
         assert_eq!(percentile(&[7], 50), 7);
         assert_eq!(percentile(&[7], 99), 7);
         assert_eq!(percentile(&[], 99), 0);
-    }
-
-    #[test]
-    fn answers_are_what_was_sent() {
-        assert!(check(b"one", b"one").is_ok());
-        assert!(check(b"one", b"two").is_err());
     }
 }

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Sleep until there is something to do, in the channel or in a poll of the program's own.
+
+use super::{Bell, Channel};
+use crate::{pure::abi::CHAIN_MAX, sys};
+use std::{io, ops::BitOr, os::fd::AsRawFd, time::Duration};
+
+/// What [`Channel::wait`] waits for; sets of it are made with `|`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest(u8);
+
+impl Interest {
+    /// A packet to receive.
+    pub const READABLE: Self = Self(1);
+    /// Room to send.
+    pub const WRITABLE: Self = Self(2);
+    /// A completion.
+    pub const COMPLETION: Self = Self(4);
+
+    fn has(self, other: Self) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+impl BitOr for Interest {
+    type Output = Self;
+
+    fn bitor(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+}
+
+/// What [`Channel::wait`] found; nothing of it after a timeout.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    /// There are packets.
+    pub readable: bool,
+    /// There is room to send.
+    pub writable: bool,
+    /// There are completions.
+    pub completion: bool,
+    /// The channel's first flow has an error to [take](crate::Flow::take_error).
+    pub error: bool,
+}
+
+impl Ready {
+    /// Whether there is anything.
+    pub fn any(self) -> bool {
+        self != Self::default()
+    }
+}
+
+impl Channel {
+    /// Asks the kernel to wake this side for packets and completions, or not to take the trouble.
+    ///
+    /// So it is from the start; after [`Channel::wait`] it is so no more. A program that sleeps in a
+    /// poll of its own (epoll, an executor) calls this with `true` before each sleep, and sleeps
+    /// only if it gives `false`: there is nothing to receive, and what was sent needs no
+    /// [flush](Channel::flush) to go on. It asks for POLLWRBAND, too: what an engine has not sent yet
+    /// may need the room of completions.
+    pub fn arm(&self, want: bool) -> io::Result<bool> {
+        let received = self.want_wakeups(want)?;
+        if !want || received {
+            return Ok(received);
+        }
+        // An engine may have let go of the channel since it was flushed.
+        self.show()?;
+        let tx = &mut *self.tx.borrow_mut();
+        Ok(tx.ring.is_unread() && tx.completion.available(1)? > 0)
+    }
+
+    /// Asks to be woken or not; says whether there is something to receive.
+    fn want_wakeups(&self, want: bool) -> io::Result<bool> {
+        self.tx.borrow().completion.want_wakeup(want);
+        let mut rx = self.rx.borrow_mut();
+        rx.ring.want_wakeup(want);
+        Ok(rx.ring.available(1)? > 0)
+    }
+
+    /// Shows the kernel what was sent, and sleeps until there is something of `interest` or the time
+    /// is over.
+    ///
+    /// Completions are left for the next [flush](Channel::flush). They end other waits, too, when
+    /// they are what is needed to go on (frames for what comes, room for what goes): so flush
+    /// before each wait.
+    ///
+    /// The first flow's pending error ends the sleep, too. A signal ends it with
+    /// [`io::ErrorKind::Interrupted`].
+    pub fn wait(&self, interest: Interest, timeout: Option<Duration>) -> io::Result<Ready> {
+        self.show()?;
+        let mut events = 0;
+        if interest.has(Interest::READABLE) {
+            let mut rx = self.rx.borrow_mut();
+            self.refill(&mut rx)?;
+            events |= libc::POLLIN;
+            // Packets need frames, which completions give back: half of them, or what one packet may
+            // need.
+            if rx.posted < (rx.target / 2).max(CHAIN_MAX).min(rx.target) {
+                events |= libc::POLLWRBAND;
+            }
+        }
+        if interest.has(Interest::WRITABLE) {
+            events |= libc::POLLOUT;
+        }
+        if interest.has(Interest::COMPLETION) || interest.has(Interest::WRITABLE) {
+            events |= libc::POLLWRBAND;
+        }
+        if self.tx.borrow().ring.is_unread() {
+            // The kernel may stop there until completions are taken.
+            events |= libc::POLLWRBAND;
+        }
+        let received = self.want_wakeups(true)?;
+        if received && interest.has(Interest::READABLE) {
+            return Ok(Ready {
+                readable: true,
+                ..Ready::default()
+            });
+        }
+        let polled = self.poll(events, timeout);
+        self.want_wakeups(false)?;
+        let polled = polled?;
+        Ok(Ready {
+            readable: polled & libc::POLLIN != 0,
+            writable: polled & libc::POLLOUT != 0,
+            completion: polled & libc::POLLWRBAND != 0,
+            error: polled & libc::POLLERR != 0,
+        })
+    }
+
+    fn poll(&self, events: i16, timeout: Option<Duration>) -> io::Result<i16> {
+        match &self.bell {
+            Bell::Socket(socket) => sys::poll(socket.as_raw_fd(), events, timeout),
+            #[cfg(test)]
+            Bell::Fake(kernel) => Ok(events & kernel.borrow().ready()),
+        }
+    }
+}
