@@ -6,7 +6,7 @@ use crate::flow::{Flow, OutPacket};
 use crate::ordinary;
 use crate::rules::Outcome;
 use crate::sys::{
-    errno::edquot,
+    errno::{edquot, enobufs},
     family,
     local_out::{self, Leaving, LocalOut},
     sock::Sock, //
@@ -19,7 +19,8 @@ impl LocalOut for Flow {
     fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result {
         let (to, via) = (packet.to, packet.via);
         let again = packet.again;
-        judge(packet, |sent| {
+        // UDP hides ENOBUFS from its caller. The family's sendmsg turns EDQUOT into ENOBUFS.
+        judge(packet, edquot, |sent| {
             // The first hop of a source route must not be denied. The packet counts for its final
             // peer.
             if via != to && self.denies_hop(sk, via, sent) {
@@ -31,12 +32,19 @@ impl LocalOut for Flow {
 
     fn leaves_ordinary(sk: &Sock, packet: &mut Leaving) -> Result {
         let (via, again) = (packet.via, packet.again);
-        judge(packet, |sent| ordinary::sends(sk, sent, &via, again))
+        // As a full queue.
+        judge(packet, enobufs, |sent| {
+            ordinary::sends(sk, sent, &via, again)
+        })
     }
 }
 
-/// Judges a packet, and gives it the rule's mark and priority.
-fn judge(packet: &mut Leaving, judge: impl FnOnce(&mut OutPacket) -> Outcome) -> Result {
+/// Judges a packet, and gives it the rule's mark and priority. `too_fast` is the error over a rate.
+fn judge(
+    packet: &mut Leaving,
+    too_fast: fn() -> Error,
+    judge: impl FnOnce(&mut OutPacket) -> Outcome,
+) -> Result {
     if packet.is_reset {
         // It has no payload, and tells the peer of the end of what the rules deny.
         return Ok(());
@@ -54,7 +62,6 @@ fn judge(packet: &mut Leaving, judge: impl FnOnce(&mut OutPacket) -> Outcome) ->
             Ok(())
         }
         Outcome::Denied => Err(EACCES),
-        // UDP hides ENOBUFS from its caller. The family's sendmsg turns EDQUOT into ENOBUFS.
-        Outcome::TooFast => Err(edquot()),
+        Outcome::TooFast => Err(too_fast()),
     }
 }

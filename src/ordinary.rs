@@ -11,7 +11,7 @@ use crate::events::{notify_refused, Refused};
 use crate::flow::{Flow, OutPacket};
 use crate::identity::Owner;
 use crate::netns::Net;
-use crate::pure::rule::{Direction, Peer};
+use crate::pure::rule::{Direction, Peer, Received};
 use crate::rules::{self, Outcome, Packets, Policy};
 use crate::sys::{
     errno::enobufs,
@@ -25,7 +25,7 @@ use kernel::{
     alloc::Flags,
     prelude::*,
     sync::{
-        atomic::ordering::Relaxed,
+        atomic::{ordering::Relaxed, Atomic},
         rcu,
         Arc, //
     }, //
@@ -38,6 +38,10 @@ ordinary::serve!(Ordinary);
 pub(crate) struct Ordinary {
     #[pin]
     policy: Policy,
+    /// Since when the rules were enforced as it was noted: who uses it while they aren't, isn't known.
+    noted_in: u64,
+    /// A system call on it was judged, or on the listener that it was made by.
+    used: Atomic<bool>,
 }
 
 /// What the module keeps of a socket's network namespace, if that isn't ending.
@@ -49,12 +53,16 @@ fn net_of(net: &NetRef) -> Option<Arc<Net>> {
 impl Ordinary {
     fn new(sk: &Sock, owner: Owner, flags: Flags) -> Result<Arc<Self>> {
         let net = net_of(sk.net()).ok_or(ENODEV)?;
-        Self::of(net.policy.clone(), owner, flags)
+        Self::of(net.policy.clone(), owner, false, flags)
     }
 
-    fn of(net: Arc<rules::NetPolicy>, owner: Owner, flags: Flags) -> Result<Arc<Self>> {
+    fn of(net: Arc<rules::NetPolicy>, owner: Owner, used: bool, flags: Flags) -> Result<Arc<Self>> {
+        let noted_in = net.enforced_since();
         let policy = Policy::of(net, owner, false);
-        Arc::pin_init(try_pin_init!(Self { policy <- policy }? Error), flags)
+        Arc::pin_init(
+            try_pin_init!(Self { policy <- policy, noted_in, used: Atomic::new(used) }? Error),
+            flags,
+        )
     }
 
     /// Whether packets to and from a peer are denied, as far as the socket needs both.
@@ -74,6 +82,9 @@ impl Ordinary {
             _ => Direction::In,
         };
         self.policy.identify_if_new()?;
+        if !self.policy.net().are_enforced() {
+            return Ok(());
+        }
         let judged = peer.map(Peer::or_loopback);
         let denied = match &judged {
             Some(peer) => self.denies(sk, direction, peer),
@@ -129,8 +140,20 @@ impl JudgesOrdinary for Ordinary {
         net_of(net).is_some_and(|net| net.policy.are_enforced())
     }
 
-    fn is_judged(&self) -> bool {
-        self.policy.net().are_enforced()
+    fn are_noted(net: &NetRef) -> bool {
+        net_of(net).is_some_and(|net| net.policy.enforced_since() != 0)
+    }
+
+    fn is_noted(&self) -> bool {
+        self.noted_in != 0 && self.policy.net().enforced_since() == self.noted_in
+    }
+
+    fn was_used(&self) -> bool {
+        self.used.load(Relaxed)
+    }
+
+    fn follow(&self, owner: &Self) {
+        self.policy.follow(&owner.policy);
     }
 
     fn of_current(sk: &Sock) -> Result<Arc<Self>> {
@@ -143,11 +166,17 @@ impl JudgesOrdinary for Ordinary {
 
     fn of_child(&self) -> Result<Arc<Self>> {
         let net = self.policy.shared_net();
-        Self::of(net, self.policy.owner(), GFP_ATOMIC | __GFP_NOWARN)
+        Self::of(
+            net,
+            self.policy.owner(),
+            self.was_used(),
+            GFP_ATOMIC | __GFP_NOWARN,
+        )
     }
 
     fn calls(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result {
         let policy = &self.policy;
+        self.used.store(true, Relaxed);
         let judged = match call {
             SocketCall::Bind => {
                 policy.identify()?;
@@ -169,7 +198,13 @@ impl JudgesOrdinary for Ordinary {
                 policy.identify_if_new()?;
                 policy.may_listen(sk)
             }
-            SocketCall::Send => return self.may_exchange(sk, call, to.or_else(|| sk.peer())),
+            SocketCall::Send => {
+                // TCP sends to its peer, whatever the call names.
+                if let Some(peer) = sk.peer().filter(|_| sk.is_stream()) {
+                    self.may_exchange(sk, call, Some(peer))?;
+                }
+                return self.may_exchange(sk, call, to.or_else(|| sk.peer()));
+            }
             SocketCall::Receive => return self.may_exchange(sk, call, sk.peer()),
         };
         judged.map_err(|stopped| {
@@ -178,18 +213,18 @@ impl JudgesOrdinary for Ordinary {
         })
     }
 
-    fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, bytes: u32) -> Result {
+    fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result {
         let packets = Packets {
-            datagrams: 1,
-            bytes: bytes.into(),
+            datagrams: size.datagrams,
+            bytes: size.bytes,
             again: false,
         };
         let outcome = match known {
             None => unknown(sk, Direction::In, from),
-            Some(Self { policy }) if !sk.is_stream() => {
+            Some(Self { policy, .. }) if !sk.is_stream() => {
                 policy.decide(sk, Direction::In, from, packets).0
             }
-            Some(Self { policy }) if policy.denies(sk, Direction::In, from) => Outcome::Denied,
+            Some(Self { policy, .. }) if policy.denies(sk, Direction::In, from) => Outcome::Denied,
             Some(_) => Outcome::Pass,
         };
         if let Some(known) = known.filter(|_| outcome == Outcome::Denied) {
@@ -219,12 +254,9 @@ fn unknown(sk: &Sock, direction: Direction, peer: &Peer) -> Outcome {
     }
 }
 
-/// Forgets the sockets, if no namespace enforces its rules any more; those of one that begins to meanwhile
-/// stay. Process context.
-pub(crate) fn forget_unless_enforcing() {
-    if rules::NetPolicy::enforcing() == 0 {
-        ordinary::forget_unjudged::<Ordinary>();
-    }
+/// Forgets the sockets of namespaces that don't enforce their rules any more. Process context.
+pub(crate) fn forget_unnoted() {
+    ordinary::forget_unnoted::<Ordinary>();
 }
 
 /// Judges a packet that an ordinary socket sends by `via`, and gives it the rule's mark and priority.

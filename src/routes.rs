@@ -38,6 +38,8 @@ struct Known<O: Options> {
     options: Option<(u32, Option<O>)>,
     /// Made when they are needed.
     sets: Sets<O>,
+    /// Of the routes that are remembered.
+    generation: i32,
     /// Counts up, to say which goes for another.
     victim: usize,
 }
@@ -147,6 +149,7 @@ impl<O: Options> Known<O> {
         Self {
             options: None,
             sets: KVVec::new(),
+            generation: 0,
             victim: 0,
         }
     }
@@ -211,6 +214,7 @@ impl<O: Options> Known<O> {
                 set.put(place, None);
             }
         }
+        self.forget_old(sk);
         let route = O::look_up(sk, key)?;
         if self.sets.is_empty() {
             self.sets = empty_sets().ok()?;
@@ -220,6 +224,14 @@ impl<O: Options> Known<O> {
         let place = set.room(self.victim);
         set.put(place, Some((*key, route)));
         Some((at, place))
+    }
+
+    /// Forgets all routes if none is valid any more: each keeps memory that nobody is charged for.
+    fn forget_old(&mut self, sk: &Sock) {
+        let generation = O::generation(sk);
+        if core::mem::replace(&mut self.generation, generation) != generation {
+            self.sets.iter_mut().for_each(|set| *set = Set::new());
+        }
     }
 }
 

@@ -70,6 +70,7 @@ __be16 kopi_sk_dport(const struct sock *sk);
 int kopi_sk_bound_dev_if(const struct sock *sk);
 void kopi_sk_set_mark(struct sock *sk, u32 mark);
 void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only);
+void kopi_forget_classic_filter(struct sock *sk);
 bool kopi_sk_ipv6only(const struct sock *sk);
 void kopi_sk_disconnect(struct sock *sk, int device);
 u32 kopi_sk_priority(const struct sock *sk);
@@ -79,6 +80,7 @@ unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
 
 /* shim/udp.c */
 bool kopi_udp_queues_empty(struct sock *sk);
+unsigned int kopi_udp_first_gso_size(struct sock *sk);
 bool kopi_udp_is_queueing(struct sock *sk);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
@@ -180,6 +182,7 @@ struct sk_buff *kopi_skb_peek(const struct sk_buff_head *list);
 void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 flags,
 			     __be32 daddr, __be32 saddr, __be16 dport, __be16 sport,
 			     const struct sock *sk);
+int kopi_rt_genid(const struct sock *sk);
 bool kopi_dst_check(struct dst_entry *dst, u32 cookie);
 u32 kopi_dst4_mtu(const struct dst_entry *dst, u8 discovery);
 bool kopi_dst_is_transformed(const struct dst_entry *dst);
@@ -187,6 +190,7 @@ bool kopi_look_up_lasts(const struct sock *sk, unsigned long until);
 unsigned long kopi_look_up4_ends(void);
 unsigned int kopi_ll_reserved_space(const struct dst_entry *dst);
 bool kopi_dst_has_checksums(const struct dst_entry *dst);
+bool kopi_dst_is_uncached(const struct dst_entry *dst);
 u32 kopi_rt_flags(const struct dst_entry *dst);
 u32 kopi_dst_hoplimit(const struct dst_entry *dst);
 bool kopi_dst_has_queues(const struct dst_entry *dst);
@@ -383,12 +387,12 @@ int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, 
 bool kopi_dev_has_tcx_egress(const struct net_device *dev);
 bool kopi_dev_nit_active(const struct net_device *dev);
 unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev);
+bool kopi_dev_has_classes(const struct net_device *dev);
 
 /* shim/net.c */
 u64 kopi_net_cookie(const struct net *net);
 bool kopi_net_is_alive(const struct net *net);
 struct user_namespace *kopi_net_user_ns(struct net *net);
-void kopi_ip_inc_stats(struct sock *sk, int field);
 void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
 bool kopi_ns_capable_net_admin(struct user_namespace *ns);
 int kopi_register_pernet(void);
@@ -467,6 +471,7 @@ struct user_namespace *kopi_user_ns_parent(const struct user_namespace *ns);
 uid_t kopi_user_ns_owner(const struct user_namespace *ns);
 uid_t kopi_user_ns_root(struct user_namespace *ns);
 bool kopi_signal_pending(void);
+bool kopi_fatal_signal_pending(void);
 struct pid *kopi_get_current_tgid(void);
 pid_t kopi_pid_nr_here(struct pid *pid);
 uid_t kopi_current_euid(void);
@@ -630,6 +635,7 @@ int kopi_net_init(struct net *net);
 void kopi_net_pre_exit(struct net *net);
 void kopi_net_exit(struct net *net);
 int kopi_local_out(struct sock *sk, struct kopi_sent *sent);
+bool kopi_ordinary_are_judged(struct net *net);
 int kopi_ordinary_calls(struct sock *sk, enum kopi_call call, const void *address, int len);
 int kopi_ordinary_gets(struct sock *sk, struct sk_buff *skb);
 void kopi_ordinary_clones(struct sock *sk, struct sock *newsk);

@@ -135,7 +135,7 @@ enum kopi_path {
  * @KOPI_RECEIVE_PATH_VLAN: Through the stack, because the device strips VLAN
  *   tags, so that its XDP program can't see them.
  * @KOPI_RECEIVE_PATH_NOT_REDIRECTED: Through the stack, because the flow has
- *   no port, or is of IPv6 and didn't ask for GRO packets.
+ *   no port, or is on no channel that receives.
  * @KOPI_RECEIVE_PATH_TAP: Through the stack, because a packet socket sees
  *   incoming packets.
  * @KOPI_RECEIVE_PATH_TC: Through the stack, because tc has an ingress hook.

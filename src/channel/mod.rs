@@ -53,7 +53,8 @@ use kernel::{
     sync::{
         atomic::{ordering::Relaxed, Atomic},
         Arc,
-        Mutex, //
+        Mutex,
+        MutexGuard, //
     }, //
 };
 use stall::STALL_NONE;
@@ -72,6 +73,8 @@ pub(crate) struct Channel {
     region: Arc<SharedRegion>,
     #[pin]
     pub(crate) sender: Mutex<Sender>,
+    /// Calls that wait for the sender, and that its holder lets go first.
+    wanted: Atomic<u32>,
     /// The sender's counters and the position of its ring, for readers that don't wait for it.
     sent: Arc<SenderCounters>,
     tx: RegionRing<Consumer<Desc>>,
@@ -154,6 +157,7 @@ impl Channel {
                 geometry,
                 region,
                 sender <- new_mutex!(sender, "kopi::Channel::sender"),
+                wanted: Atomic::new(0),
                 sent,
                 tx,
                 flows: Atomic::new(0),
@@ -274,10 +278,28 @@ impl Channel {
         Ok(())
     }
 
+    /// The sender, for a call that isn't to wait for all that a doorbell or an engine has to send:
+    /// whoever has it lets go after the packet that is being sent. Process context.
+    ///
+    /// The last to close a flow may be anybody: a process that was passed it, or the kernel's worker
+    /// that closes what is left in queues of messages.
+    pub(crate) fn interrupt_sender(&self) -> MutexGuard<'_, Sender> {
+        self.wanted.fetch_add(1, Relaxed);
+        let sender = self.sender.lock();
+        self.wanted.fetch_sub(1, Relaxed);
+        sender
+    }
+
+    /// Whether somebody waits in [`Channel::interrupt_sender`].
+    #[inline]
+    pub(crate) fn is_sender_wanted(&self) -> bool {
+        self.wanted.load(Relaxed) != 0
+    }
+
     /// Takes a flow's number back, and says how many are left. No packet of it is being sent when
     /// this returns.
     pub(crate) fn remove_flow(this: &Arc<Self>, number: u32) -> u32 {
-        let mut sender = this.sender.lock();
+        let mut sender = this.interrupt_sender();
         sender.sockets.remove(number);
         // It may wait for this flow's room. Also if the room has come: another CPU may be noting
         // that.

@@ -64,6 +64,18 @@ impl Channel {
         true
     }
 
+    /// The sender, which calls this, stops while `is_busy` is true, until
+    /// [`wait::RoomWaiter::on_write_space`] is called; says whether it does.
+    pub(crate) fn stall_while(&self, is_busy: impl FnOnce() -> bool) -> bool {
+        // Full order: either this sees that it is over, or whoever ends it sees the stall.
+        self.stall.xchg(STALL_BUFFER, Full);
+        if !is_busy() {
+            self.unstall();
+            return false;
+        }
+        true
+    }
+
     /// The sender, which calls this, goes on.
     pub(crate) fn unstall(&self) {
         self.room.leave();

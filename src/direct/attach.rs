@@ -33,12 +33,25 @@ pub(super) const ATTACHED_MAX: usize = 64;
 /// - ionic: after an error of DMA, it returns one frame fewer than it has.
 /// - lan966x-switch: forgets a frame with too little headroom.
 /// - qede: divides by the number of queues for frames, which is 0 before its first XDP program.
-const UNSOUND: [&CStr; 5] = [
+/// - vif (xen-netfront): writes past its ring when that is full, and never frees a frame.
+/// - hv_netvsc, mana: make an skb of each frame, and free those for which the ring has no room, but count
+///   them as sent. A bulk can fill the ring, so looking at their queues before doesn't help.
+/// - ice, idpf, funeth: free what was sent only when more is sent and the ring is nearly full (idpf after a
+///   second, too), so a full send buffer would stay full. Called without frames (`Device::reap`), ice also
+///   writes to a descriptor that the NIC may be reporting as done; without that report, its ring is full
+///   for ever.
+const UNSOUND: [&CStr; 11] = [
     c"atlantic",
     c"rvu_nicpf",
     c"ionic",
     c"lan966x-switch",
     c"qede",
+    c"vif",
+    c"hv_netvsc",
+    c"mana",
+    c"ice",
+    c"idpf",
+    c"funeth",
 ];
 
 global_lock! {

@@ -4,7 +4,7 @@
 
 use super::path::TxPath;
 use crate::sys::{
-    context::now,
+    context::{now, smp_mb},
     direct::egress::TakenSkb,
     netdev::Device,
     sock::Sock, //
@@ -113,6 +113,11 @@ impl Direct {
         self.attached_device.store(0, Relaxed);
     }
 
+    /// Whether packets are in flight at any attached device.
+    pub(super) fn has_in_flight(&self) -> bool {
+        self.in_flight.load(Relaxed) as u32 != 0
+    }
+
     /// Packets in flight at this attached device; `None` if there are some at another one.
     pub(super) fn in_flight_at(&self, attached: u32) -> Option<u32> {
         at_device(self.in_flight.load(Relaxed), attached)
@@ -158,7 +163,12 @@ impl Direct {
     /// Whether neither the stack, nor a driver to which the stack gave them, holds packets of the
     /// flow: the sock is charged for nothing but packets in flight here.
     pub(super) fn is_alone(&self, sk: &Sock) -> bool {
-        sk.sending() <= self.charge.load(Relaxed)
+        // The sock is charged first and last, so that what begins or ends meanwhile is in one of both.
+        let before = self.charge.load(Relaxed);
+        smp_mb();
+        let sending = sk.sending();
+        smp_mb();
+        sending <= before.min(self.charge.load(Relaxed))
     }
 }
 

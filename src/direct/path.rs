@@ -54,7 +54,7 @@ pub(crate) enum RxPath {
     Down = uapi::KOPI_RECEIVE_PATH_DOWN,
     /// Through the stack: the program can't see VLAN tags.
     Vlan = uapi::KOPI_RECEIVE_PATH_VLAN,
-    /// Through the stack: the flow has no port yet, or is of IPv6 and doesn't ask for GRO packets.
+    /// Through the stack: the flow has no port yet, or is on no channel that receives.
     NotRedirected = uapi::KOPI_RECEIVE_PATH_NOT_REDIRECTED,
     /// Through the stack: a packet socket sees incoming packets.
     Tap = uapi::KOPI_RECEIVE_PATH_TAP,

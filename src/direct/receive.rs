@@ -5,8 +5,9 @@
 //!
 //! The frames of one NAPI poll come in bulk. The datagrams of a flow that asked for GRO packets go
 //! to the stack as one GRO packet, as generic receive offload would have made it. All others go to
-//! the stack one by one. The stack takes them as if the device's driver had made them, so taps, tc,
-//! netfilter and all later hooks see them.
+//! `DatagramReceiver`, which takes them to their flows without the stack, or hands them to it. The
+//! stack takes packets as if the device's driver had made them, so taps, tc, netfilter and all later
+//! hooks see them.
 
 use super::counters::Counters;
 use super::receive_datagrams::{DatagramReceiver, Kept};

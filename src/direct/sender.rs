@@ -14,9 +14,9 @@ use crate::sys::{
 use core::sync::atomic::Ordering::Relaxed;
 use kernel::{prelude::*, sync::rcu};
 
-/// Datagrams from which on a batch leaves directly, if nothing of the flow is in flight: the stack is
-/// cheaper for fewer.
-const BATCH_MIN: u32 = 3;
+/// So many of a flow's datagrams must follow one in the ring that is to leave directly, if nothing of the flow
+/// is in flight: the stack is cheaper for fewer.
+const OTHERS_MIN: u32 = 2;
 
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {
@@ -24,7 +24,11 @@ pub(crate) struct DatagramSender {
     /// The device by which no datagram of this batch of the ring leaves directly, known by an
     /// address; 0 for none.
     refused: usize,
-    /// Datagrams that may follow in the ring.
+    /// The number of the flow that sent last.
+    flow: u32,
+    /// Enough of its datagrams follow in the ring for the first one to leave directly.
+    is_worth_it: bool,
+    /// Datagrams that may follow in the ring, of whichever flow.
     pub(crate) ahead: u32,
 }
 
@@ -34,6 +38,8 @@ impl DatagramSender {
         Self {
             batch: FrameBatch::new(),
             refused: 0,
+            flow: 0,
+            is_worth_it: false,
             ahead: 0,
         }
     }
@@ -57,12 +63,16 @@ impl DatagramSender {
     /// Begins a batch with a datagram, if it may leave directly.
     fn begin_batch(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
         self.flush();
-        let together = self.ahead.saturating_add(1);
-        match ask(sk, flow, datagram, together) {
+        if !self.is_worth_it && !flow.direct.has_in_flight() {
+            return false;
+        }
+        match ask(sk, flow, datagram, self.is_worth_it) {
             Answer::Yes => {}
             Answer::NotNow => return false,
             Answer::NotHere => {
                 self.refused = datagram.device();
+                // By another device some may leave directly: from now on they aren't counted.
+                self.is_worth_it = true;
                 return false;
             }
         }
@@ -72,6 +82,17 @@ impl DatagramSender {
         // The stack doesn't hold these: the flow may be alone all the same.
         flow.direct.charge.fetch_add(charge, Relaxed);
         true
+    }
+
+    /// Finds out whether enough datagrams of a flow are in the ring for it to begin to leave directly: the first
+    /// `count` descriptors are being sent, and `flow_at` says whose those behind them are.
+    #[inline]
+    pub(crate) fn look_ahead(&mut self, flow: u32, count: u32, flow_at: impl Fn(u32) -> u32) {
+        let is_other = core::mem::replace(&mut self.flow, flow) != flow;
+        if self.refused == 0 && (is_other || !self.batch.is_open()) {
+            self.is_worth_it = self.ahead >= OTHERS_MIN
+                && (count..=OTHERS_MIN).all(|ahead| flow_at(ahead) == flow);
+        }
     }
 
     /// Forgets what was found out of devices: they may have been attached since. Process context.
@@ -110,15 +131,16 @@ enum Answer {
     NotHere,
 }
 
-/// Asks whether a flow's datagram may leave directly now.
-fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, together: u32) -> Answer {
+/// Asks whether a flow's datagram may leave directly now: as the first one of several, or behind what is in
+/// flight.
+fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> Answer {
     let _softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     match FrameBatch::only_hook::<AttachedDevice>(datagram, &rcu) {
         Some(attached) if attached.is_direct() => {
             // The flow enters the direct path only with what can leave so.
-            let is_worth_it = together >= BATCH_MIN || attached.has_in_flight(flow);
-            if is_worth_it && FrameBatch::accepts(sk, datagram) && attached.may_leave(flow) {
+            let may_begin = is_worth_it || attached.has_in_flight(flow);
+            if may_begin && FrameBatch::accepts(sk, datagram) && attached.may_leave(flow) {
                 Answer::Yes
             } else {
                 Answer::NotNow

@@ -5,8 +5,9 @@
 use super::Flow;
 use crate::channel::Channel;
 use crate::pure::{abi, geometry::Geometry};
+use crate::rules::Policy;
 use crate::sys::{
-    context::smp_mb,
+    context::{current_uid, smp_mb},
     errno::{enotconn, eopnotsupp},
     family,
     sock::Sock,
@@ -26,6 +27,9 @@ use kernel::{
 pub(super) struct Attachment {
     pub(super) channel: Arc<Channel>,
     pub(super) number: u32,
+    /// The flow is another user's than the channel. The channel's user has put it there, and nobody
+    /// else uses the rings by its descriptor.
+    is_guest: bool,
 }
 
 /// UDP_CORK was set once; the option may be on, or be set and taken back while a message is under
@@ -45,10 +49,23 @@ impl Flow {
         }
         let owner = self.policy().ok_or(EINVAL)?.identity().uid;
         let channel = Channel::new(geometry, socket.sk().net(), self.id(), owner)?;
-        self.attach(socket, channel)
+        self.attach(socket, channel, false)
     }
 
-    /// Puts the flow on the channel of another one.
+    /// The channel, for who uses its rings by this flow's descriptor: `ENOTCONN` without one, and
+    /// `EPERM` for other users if the flow is a guest there. Process context.
+    pub(super) fn usable_channel(&self) -> Result<&Arc<Channel>> {
+        let attachment = self.attachment.as_ref().ok_or_else(enotconn)?;
+        if attachment.is_guest && attachment.channel.owner() != current_uid() {
+            return Err(EPERM);
+        }
+        Ok(&attachment.channel)
+    }
+
+    /// Puts the flow on the channel of another one: `EPERM` if they are of two users, but for an
+    /// administrator, and for a process that puts a flow on its own user's channel that only sends.
+    /// That is what servers do which open their sockets as root, and give up root then. They hold the
+    /// flow, so they may send by it, and nothing that it receives comes to the channel.
     pub(super) fn join_channel(&self, socket: &Socket, request: &abi::Join) -> Result {
         if request.reserved.iter().any(|&word| word != 0) {
             return Err(EINVAL);
@@ -62,16 +79,22 @@ impl Flow {
             return Err(EBUSY);
         }
         let flow = family::protocol::<Flow>(other).ok_or_else(enotconn)?;
-        let channel = flow.channel().ok_or_else(enotconn)?;
+        let channel = flow.usable_channel()?;
         if !socket.sk().same_net(other.sk()) {
             return Err(EXDEV);
         }
-        if !socket.sk().same_user(other.sk()) && !socket.sk().net_admin() {
+        let same_user = socket.sk().same_user(other.sk()) || socket.sk().net_admin();
+        let is_guest = !same_user || flow.is_guest();
+        if is_guest && !(channel.is_tx_only() && channel.owner() == current_uid()) {
             return Err(EPERM);
         }
         // A channel's user reads what all of its flows receive.
         other.may_receive()?;
-        self.attach(socket, channel.clone())
+        self.attach(socket, channel.clone(), is_guest)
+    }
+
+    fn is_guest(&self) -> bool {
+        self.attachment.as_ref().is_some_and(|at| at.is_guest)
     }
 
     /// Keeps why a request for a channel was refused, for those who ask by netlink.
@@ -99,7 +122,7 @@ impl Flow {
     }
 
     /// Puts the flow on a channel: `EBUSY` if it is corked, or has another.
-    fn attach(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
+    fn attach(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
         let state = if channel.is_tx_only() {
             ON_CHANNEL | TX_ONLY
         } else {
@@ -109,7 +132,7 @@ impl Flow {
         let attached = if socket.sk().is_corked() {
             Err(EBUSY)
         } else {
-            self.attach_uncorked(socket, channel)
+            self.attach_uncorked(socket, channel, is_guest)
         };
         if attached.is_err() {
             // Messages that cork may be under way, if the channel only sends.
@@ -121,7 +144,7 @@ impl Flow {
     /// Waits for what a ring sends for the flow, which has just been corked: later packets find that.
     pub(super) fn leave_ring(&self) {
         if let Some(channel) = self.channel().filter(|channel| channel.is_tx_only()) {
-            drop(channel.sender.lock());
+            drop(channel.interrupt_sender());
         }
     }
 
@@ -138,30 +161,45 @@ impl Flow {
         self.corking.load(Relaxed) & CORKED == 0
     }
 
-    #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
-    fn attach_uncorked(&self, socket: &Socket, channel: Arc<Channel>) -> Result {
+    fn attach_uncorked(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
         socket.may_receive()?;
         let policy = self.policy().ok_or(EINVAL)?;
         // Before other processes can send by it.
         policy.identify_if_new()?;
+        // A ring sends nothing for the flow before begin_busy() can find the channel.
+        self.busy.fetch_add(1, Full);
+        let attached = self.attach_busy(socket, &channel, is_guest);
+        self.end_busy();
+        attached?;
+        self.join(policy, socket, &channel)
+    }
+
+    #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
+    fn attach_busy(&self, socket: &Socket, channel: &Arc<Channel>, is_guest: bool) -> Result {
         // SAFETY: Removed below, or by `release`, which comes before the socket's.
         let number = unsafe { channel.add_flow(socket) }?;
         // Last of what may fail: it stays with a socket that is refused.
         if channel.has_gro() {
             if let Err(error) = socket.enable_gro() {
-                Channel::remove_flow(&channel, number);
+                Channel::remove_flow(channel, number);
                 return Err(error);
             }
         }
         let attached = self.attachment.populate(Attachment {
             channel: channel.clone(),
             number,
+            is_guest,
         });
         if !attached {
             // Another thread was faster.
-            Channel::remove_flow(&channel, number);
+            Channel::remove_flow(channel, number);
             return Err(EBUSY);
         }
+        Ok(())
+    }
+
+    /// Does what a flow has to that came to the channel.
+    fn join(&self, policy: &Policy, socket: &Socket, channel: &Arc<Channel>) -> Result {
         policy.join(channel.user());
         if channel.id() == self.id() {
             // Allocated before the lock is taken.

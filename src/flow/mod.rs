@@ -7,6 +7,7 @@
 //! redirect to it, `counters.rs` its counters.
 
 mod attach;
+mod busy;
 mod counters;
 mod judge;
 mod port;
@@ -54,6 +55,8 @@ pub(crate) struct Flow {
     /// Messages being sent that may cork the socket, with [`attach::CORKED`] and
     /// [`attach::ON_CHANNEL`].
     corking: Atomic<u32>,
+    /// Calls under way during which no ring sends for the flow: see [`Flow::is_busy`].
+    busy: Atomic<u32>,
     /// Errno of the last request for a channel, if it was refused; 0 otherwise.
     refused: Atomic<u32>,
     /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once

@@ -12,13 +12,13 @@ use crate::monitor;
 use crate::pure::{
     abi,
     quota::Holding,
-    rule::{Direction, Peer}, //
+    rule::{Direction, Peer, Received}, //
 };
 use crate::rules::{Outcome, Packets, Policy};
 use crate::sys::{
     context::SoftirqsOff,
     cred::AllowedCreds,
-    errno::{enobufs, enoprotoopt, enotconn, eopnotsupp},
+    errno::{enobufs, enoprotoopt, eopnotsupp},
     family::{Name, Protocol},
     pernet::NetRef,
     plain_message::PlainMessage,
@@ -57,6 +57,7 @@ unsafe impl Protocol for Flow {
             direct: Direct::default(),
             redirected: Atomic::new(0),
             corking: Atomic::new(0),
+            busy: Atomic::new(0),
             refused: Atomic::new(0),
             polled_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
@@ -206,6 +207,14 @@ unsafe impl Protocol for Flow {
         self.corking.fetch_sub(1, Release);
     }
 
+    fn begin_option(&self) {
+        self.begin_busy();
+    }
+
+    fn end_option(&self) {
+        self.end_busy();
+    }
+
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result {
         let Some(policy) = self.policy_in_force() else {
             return Ok(());
@@ -276,7 +285,7 @@ unsafe impl Protocol for Flow {
         }
         Some((|| {
             refuse_stream(socket)?;
-            let channel = self.channel().ok_or_else(enotconn)?;
+            let channel = self.usable_channel()?;
             let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
             Channel::doorbell(channel, socket, self.number(), flags)
         })())
@@ -300,7 +309,7 @@ unsafe impl Protocol for Flow {
         match name {
             abi::OPT_INFO => value.write(&self.info()),
             abi::OPT_CHANNEL => {
-                let layout = self.channel().ok_or_else(enotconn)?.layout();
+                let layout = self.usable_channel()?.layout();
                 // A process that maps the rings reads packets without another check, and `map`
                 // can't check.
                 socket.may_receive()?;
@@ -338,13 +347,13 @@ unsafe impl Protocol for Flow {
         &self,
         socket: &Socket,
         peer: Peer,
-        bytes: usize,
+        size: Received,
         again: bool,
         peeks: bool,
     ) -> bool {
         let packets = Packets {
-            datagrams: 1,
-            bytes: bytes as u64,
+            datagrams: size.datagrams,
+            bytes: size.bytes,
             again,
         };
         let outcome = self.decide(socket.sk(), Direction::In, || peer, packets);
@@ -356,8 +365,8 @@ unsafe impl Protocol for Flow {
             Outcome::Denied => &self.counters.rx_drop_rule,
             Outcome::TooFast => &self.counters.rx_drop_rate,
         };
-        self.counters.rx_taken.add(1);
-        counter.add(1);
+        self.counters.rx_taken.add(size.datagrams);
+        counter.add(size.datagrams);
         false
     }
 

@@ -65,7 +65,8 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
                 c"this kernel has PREEMPT_RT, with which all packets take the path of the stack",
             ),
             AttachError::TooMany => (ENOSPC, c"64 devices are attached, and no more can be"),
-            AttachError::Other(error) => (error, c"not enough memory"),
+            AttachError::Other(error) if error == ENOMEM => (error, c"not enough memory"),
+            AttachError::Other(error) => (error, c"the kernel refused the device"),
         };
         request.refuse(error, why, Some(&attr))
     })

@@ -3,7 +3,7 @@
 //! The types and numbers of `uapi/kopi.h`, in Rust.
 //!
 //! The header is the truth: the module compares every size and offset here with it at compile
-//! time (`src/bindings/mod.rs`), and so does a host test.
+//! time (`src/sys/bindings/mod.rs`), and so does a host test.
 
 use super::counters::{with_counters, COUNTERS};
 use super::rule::{mapped, Peer};

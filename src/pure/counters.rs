@@ -13,7 +13,7 @@
 //! - `docs/abi.md`: its table has all counters; a host test compares names.
 //! - With an attribute: `uapi/kopi.yaml` (then `make netlink`), which a host test compares, the
 //!   names in `src/sys/uapi.rs`, which the module's build lacks, and
-//!   `tools/kopictl/src/message.rs`, which its own test compares with the specification.
+//!   `tools/kopictl/src/message/stats.rs`, which a test of kopictl compares with the specification.
 //!
 //! A channel's counter is read in `src/channel/stats.rs`, too.
 

@@ -170,7 +170,7 @@ impl<E: Entry> Producer<E> {
         self.memory.size
     }
 
-    /// The indices as both sides show them now, the producer's first; for showing only.
+    /// The indices as both sides show them now, the producer's first; nothing for this side to rely on.
     pub fn positions(&self) -> (u32, u32) {
         (
             self.memory.producer().load(Ordering::Relaxed),
@@ -288,7 +288,7 @@ impl<E: Entry> Consumer<E> {
         self.memory.size
     }
 
-    /// The indices as both sides show them now, the producer's first; for showing only.
+    /// The indices as both sides show them now, the producer's first; nothing for this side to rely on.
     pub fn positions(&self) -> (u32, u32) {
         (
             self.memory.producer().load(Ordering::Relaxed),

@@ -138,6 +138,29 @@ pub struct Facts<'a> {
     pub device: Option<DeviceName>,
 }
 
+/// What comes at once: a datagram, or a GRO packet of several.
+#[derive(Clone, Copy)]
+pub struct Received {
+    /// Number of datagrams.
+    pub datagrams: u64,
+    /// Bytes of payload, of all together.
+    pub bytes: u64,
+}
+
+impl Received {
+    /// With so many bytes of payload, and of each datagram of a GRO packet, or 0.
+    pub fn new(bytes: u32, gso_size: u32) -> Self {
+        let datagrams = match gso_size {
+            0 => 1,
+            size => bytes.div_ceil(size).max(1),
+        };
+        Self {
+            datagrams: datagrams.into(),
+            bytes: bytes.into(),
+        }
+    }
+}
+
 /// The remote end of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {

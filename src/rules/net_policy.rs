@@ -36,7 +36,9 @@ pub(crate) struct NetPolicy {
     in_force: Atomic<bool>,
     /// Whether the rules judge ordinary sockets, too, and can refuse any packet, or mark one.
     enforced: Atomic<bool>,
-    /// The same, whether or not they refuse anything.
+    /// Since which generation they do, whether or not they refuse anything; 0 while they don't.
+    enforced_since: Atomic<u64>,
+    /// The same, among the namespaces.
     #[pin]
     enforcing: SpinLockBh<Option<HeldCount>>,
     /// Calls and live flows that rules stopped.
@@ -55,6 +57,7 @@ impl NetPolicy {
                 generation: Atomic::new(1),
                 in_force: Atomic::new(false),
                 enforced: Atomic::new(false),
+                enforced_since: Atomic::new(0),
                 enforcing <- SpinLockBh::new(
                     new_spinlock!(None, "kopi::NetPolicy::enforcing")
                 ),
@@ -90,6 +93,12 @@ impl NetPolicy {
         self.enforced.load(Relaxed)
     }
 
+    /// Since which generation the owners of ordinary sockets are noted: 0 if they aren't. They are as
+    /// long as the rules are to be enforced, even if there are none yet. Any context.
+    pub(crate) fn enforced_since(&self) -> u64 {
+        self.enforced_since.load(Relaxed)
+    }
+
     /// Counts a call or a socket that a rule stopped, or the default. Any context.
     pub(super) fn count_denied(&self, rule: Option<&Rule>) {
         if let Some(rule) = rule {
@@ -98,23 +107,26 @@ impl NetPolicy {
         self.denied.fetch_add(1, Relaxed);
     }
 
-    /// Puts other rules in force; the caller holds `Net::changing`.
-    pub(crate) fn set_rules(&self, new: SharedRules) {
+    /// Puts other rules in force; the caller holds `Net::changing`. Says whether they aren't enforced
+    /// any more.
+    pub(crate) fn set_rules(&self, new: SharedRules) -> bool {
         let in_force = !new.is_open();
         let (enforce, enforced) = (new.enforce, in_force && new.enforce);
         let old = core::mem::replace(&mut *self.rules.lock(), new);
         if in_force {
             self.in_force.store(true, Relaxed);
         }
-        self.generation
-            .store(self.generation.load(Relaxed).wrapping_add(1), Release);
+        let generation = self.generation.load(Relaxed).wrapping_add(1);
+        self.generation.store(generation, Release);
         if !in_force {
             self.in_force.store(false, Relaxed);
         }
         self.enforced.store(enforced, Relaxed);
         if old.enforce != enforce {
+            let since = if enforce { generation } else { 0 };
+            self.enforced_since.store(since, Relaxed);
             *self.enforcing.lock() = enforce.then(|| HeldCount::new(&ENFORCING));
         }
-        drop(old);
+        old.enforce && !enforce
     }
 }

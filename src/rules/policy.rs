@@ -167,6 +167,19 @@ impl Policy {
         self.identify()
     }
 
+    /// The owner of another one becomes this one's. Any context but hard interrupts.
+    pub(crate) fn follow(&self, other: &Self) {
+        let owner = other.owner();
+        let unused = self.with_state(|state| {
+            if Arc::ptr_eq(&state.owner.identity, &owner.identity) {
+                owner
+            } else {
+                state.change_owner(owner)
+            }
+        });
+        drop(unused);
+    }
+
     /// Whether packets must be judged. Any context.
     pub(crate) fn is_in_force(&self) -> bool {
         self.net.has_rules() || self.applied.load(Relaxed)

@@ -5,6 +5,7 @@
 #include <linux/if_arp.h>
 #include <linux/netdevice.h>
 #include <linux/rtnetlink.h>
+#include <net/dsa.h>
 #include <net/pkt_sched.h>
 #include <net/sock.h>
 #include <net/xdp.h>
@@ -114,14 +115,15 @@ bool kopi_dev_is_ethernet(const struct net_device *dev)
 
 /*
  * Whether it has hardware and a driver of its own. A device that consists of other
- * devices, or of software, has hooks of others behind it. Under RTNL.
+ * devices, or of software, has hooks of others behind it. A conduit of DSA is a part of
+ * a switch: its packets belong to the devices of the ports. Under RTNL.
  */
 bool kopi_dev_is_nic(const struct net_device *dev)
 {
 	const struct device *parent = dev->dev.parent;
 
 	return parent && parent->bus && parent->driver && !dev->rtnl_link_ops &&
-	       list_empty(&dev->adj_list.lower);
+	       list_empty(&dev->adj_list.lower) && !netdev_uses_dsa(dev);
 }
 
 /* The stack's conditions for giving packets to a driver. */
@@ -167,10 +169,57 @@ bool kopi_dev_lacks_queues(const struct net_device *dev)
 	       kopi_dev_has_driver(dev, "virtio_net");
 }
 
+/*
+ * Whether virtio_net has stopped the queue that virtnet_xdp_get_sq() would choose: because it is full, or
+ * because `ethtool -G` makes it anew. virtnet_xdp_xmit() doesn't look, and would use a ring that is being
+ * freed. virtnet_tx_pause() (7.3.4) doesn't wait for those who have looked before, so this makes that
+ * rare, but can't exclude it: docs/admin.md. As kopi_dev_lacks_queues(), of a device that doesn't.
+ */
+static bool is_virtio_stopped(const struct net_device *dev)
+{
+	unsigned int queues = READ_ONCE(dev->real_num_rx_queues), index = smp_processor_id();
+
+	if (!kopi_dev_has_driver(dev, "virtio_net"))
+		return false;
+	if (queues > nr_cpu_ids)
+		index += READ_ONCE(dev->real_num_tx_queues);
+	else
+		index %= queues;
+	return index >= dev->num_tx_queues || netif_xmit_stopped(netdev_get_tx_queue(dev, index));
+}
+
+/* The shortest frame that bnxt gives its NIC (BNXT_MIN_PKT_SIZE, 7.3.4): it pads skbs, but no frames. */
+#define BNXT_FRAME_MIN 52
+
+static void pad_for_driver(const struct net_device *dev, int n, struct xdp_frame **frames)
+{
+	int i;
+
+	if (!kopi_dev_has_driver(dev, "bnxt_en"))
+		return;
+	for (i = 0; i < n; i++) {
+		struct xdp_frame *frame = frames[i];
+
+		/* There is memory for whole lines (src/sys/direct/frames.rs). */
+		if (frame->len < BNXT_FRAME_MIN) {
+			memset(frame->data + frame->len, 0, BNXT_FRAME_MIN - frame->len);
+			frame->len = BNXT_FRAME_MIN;
+		}
+	}
+}
+
+/*
+ * ndo_xdp_xmit, under the conditions of __xdp_enqueue() (kernel/bpf/devmap.c, 7.3.4). Drivers rely on the
+ * flag of their features, which they clear with their queues for frames. 0 also for a queue that is stopped:
+ * as of a full ring. Softirqs are off.
+ */
 int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags)
 {
-	if (!kopi_dev_is_ready(dev) || kopi_dev_lacks_queues(dev))
+	if (!kopi_dev_can_xdp_xmit(dev) || !kopi_dev_is_ready(dev) || kopi_dev_lacks_queues(dev))
 		return -ENETDOWN;
+	if (is_virtio_stopped(dev))
+		return 0;
+	pad_for_driver(dev, n, frames);
 	return dev->netdev_ops->ndo_xdp_xmit(dev, n, frames, flags);
 }
 
@@ -187,4 +236,15 @@ bool kopi_dev_nit_active(const struct net_device *dev)
 unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev)
 {
 	return READ_ONCE(dev->real_num_tx_queues);
+}
+
+/*
+ * Whether it has traffic classes (mqprio, taprio, DCB, htb with offload): netdev_pick_tx() or the driver
+ * chooses the queue by skb->priority then, drivers that of a frame by the CPU. Softirqs are off.
+ */
+bool kopi_dev_has_classes(const struct net_device *dev)
+{
+	const struct Qdisc *root = rcu_dereference_bh(dev->qdisc);
+
+	return READ_ONCE(dev->num_tc) || (root->flags & TCQ_F_MQROOT && strcmp(root->ops->id, "mq"));
 }

@@ -18,6 +18,12 @@ void kopi_flowi4_init_output(struct flowi4 *fl4, int oif, u32 mark, u8 tos, u8 f
 			   IPPROTO_UDP, flags, daddr, saddr, dport, sport, sk_uid(sk));
 }
 
+/* rt_is_expired() (net/ipv4/route.c, 7.3.4) compares it. */
+int kopi_rt_genid(const struct sock *sk)
+{
+	return rt_genid_ipv4(sock_net(sk));
+}
+
 bool kopi_dst_check(struct dst_entry *dst, u32 cookie)
 {
 	return dst_check(dst, cookie);
@@ -72,6 +78,12 @@ bool kopi_dst_has_checksums(const struct dst_entry *dst)
 		dst->ops->family == AF_INET6 ? NETIF_F_IPV6_CSUM : NETIF_F_IP_CSUM;
 
 	return dst_dev(dst)->features & (NETIF_F_HW_CSUM | of_version);
+}
+
+/* Whether it is one of its own for who looked it up. */
+bool kopi_dst_is_uncached(const struct dst_entry *dst)
+{
+	return !list_empty(&dst->rt_uncached);
 }
 
 u32 kopi_rt_flags(const struct dst_entry *dst)

@@ -65,18 +65,33 @@ static bool seen_by_vrf(const struct sk_buff *skb, const struct nf_hook_state *s
 	return !rt6_need_strict(&ipv6_hdr(skb)->daddr);
 }
 
+static bool is_judged(const struct sock *sk)
+{
+	return sk_is_udp(sk) || sk_is_tcp(sk);
+}
+
 /*
- * The sock that a packet is judged by: its own, or the listener of a SYN-ACK, whose own is a request.
- * None for a packet that a tunnel has wrapped: its inner packet was judged before.
+ * The sock that a tunnel sends by, if that is a process's: L2TP takes any process's UDP socket, and sends by it
+ * what was written to sockets of its own, which nobody has judged. None for a tunnel's own sock, which is the
+ * kernel's: its inner packet was judged before.
  */
+static struct sock *tunnel_sock(struct sock *sk)
+{
+	return sk && sk_fullsock(sk) && is_judged(sk) && !sk->sk_kern_sock ? sk : NULL;
+}
+
+/* The sock that a packet is judged by: its own, or the listener of a SYN-ACK, whose own is a request. */
 static struct sock *judging_sock(const struct sk_buff *skb, const struct nf_hook_state *state)
 {
 	struct sock *sk = skb->sk, *listener;
 
 	if (!sk)
-		return NULL;
-	if (sk_fullsock(sk))
-		return sk == state->sk && (sk_is_udp(sk) || sk_is_tcp(sk)) ? sk : NULL;
+		return tunnel_sock(state->sk);
+	if (sk_fullsock(sk)) {
+		if (sk != state->sk)
+			return tunnel_sock(state->sk);
+		return is_judged(sk) ? sk : NULL;
+	}
 	if (sk->sk_state != TCP_NEW_SYN_RECV)
 		return NULL;
 	/* The request, which the packet holds, holds its listener. ip6_xmit() gives that. */

@@ -158,13 +158,15 @@ bool kopi_dev_fits_mtu(const struct net_device *dev, unsigned int len)
 
 /*
  * The check of __dev_xmit_skb() (net/core/dev.c, 7.3.4), but without qdisc_run_begin(), so the
- * result may be outdated when it is used.
+ * result may be outdated when it is used. A rate that the NIC keeps for the queue isn't kept for frames.
  */
 bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index)
 {
 	struct netdev_queue *txq = netdev_get_tx_queue(dev, index);
 	struct Qdisc *q = rcu_dereference_bh(txq->qdisc);
 
+	if (READ_ONCE(txq->tx_maxrate))
+		return false;
 	return !q->enqueue || (q->flags & TCQ_F_CAN_BYPASS && qdisc_is_empty(q) &&
 			       !test_bit(__QDISC_STATE_DEACTIVATED, &q->state));
 }

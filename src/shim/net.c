@@ -4,6 +4,7 @@
 #include <linux/capability.h>
 #include <linux/cred.h>
 #include <linux/pid_namespace.h>
+#include <linux/rtnetlink.h>
 #include <net/ip.h>
 #include <net/netns/generic.h>
 #include <net/sock.h>
@@ -19,11 +20,6 @@ u64 kopi_net_cookie(const struct net *net)
 struct user_namespace *kopi_net_user_ns(struct net *net)
 {
 	return net->user_ns;
-}
-
-void kopi_ip_inc_stats(struct sock *sk, int field)
-{
-	IP_INC_STATS(sock_net(sk), field);
 }
 
 /* Counts for UDP of the IP version of a route. */
@@ -54,8 +50,16 @@ int kopi_register_pernet(void)
 
 void kopi_unregister_pernet(void)
 {
+	struct net *net;
+
 	unregister_pernet_subsys(&net_ops);
 	/* A packet that was queued behind a hook may still be on its way. */
+	synchronize_rcu();
+	/* That way may have ended in a queue again: its answer was looked at when the queues were emptied. */
+	down_read(&net_rwsem);
+	for_each_net(net)
+		kopi_drop_queued(net);
+	up_read(&net_rwsem);
 	synchronize_rcu();
 }
 

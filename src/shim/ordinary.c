@@ -9,6 +9,7 @@
 #include <linux/btf_ids.h>
 #include <linux/file.h>
 #include <linux/fs.h>
+#include <linux/if_pppox.h>
 #include <linux/mutex.h>
 #include <linux/net.h>
 #include <linux/pid.h>
@@ -159,6 +160,15 @@ static bool is_asked(const struct sock *sk)
 	return sk && sk_fullsock(sk) && is_ordinary(sk);
 }
 
+/*
+ * A socket of PPP over L2TP. It has any UDP socket carry what it sends, and takes what comes to that before the
+ * hook for packets is asked. So it is refused all, as long as rules are enforced.
+ */
+static bool is_l2tp(const struct sock *sk)
+{
+	return sk && sk->sk_family == PF_PPPOX && sk->sk_protocol == PX_PROTO_OL2TP;
+}
+
 /* The socket that asks whether the programs are there, and whether one was called for it; one at a time. */
 static DEFINE_MUTEX(probing);
 static const struct sock *probed;
@@ -185,10 +195,29 @@ int kopi_lsm_is_there(struct net *net)
 	return result;
 }
 
-/* A thread of the kernel calls for others: it isn't the owner of a socket, whose packets are judged. */
+/*
+ * Whether the kernel calls for others, who are not the owners of a socket, whose packets are judged. It may do
+ * so in the midst of a user's own call: NFS and SMB send by their sockets (net/sunrpc/sched.c, 7.3.4), and nbd
+ * by one that a user has made (__sock_xmit()), when a file is read. But a file that isn't its own was lent to a
+ * socket of the kernel's by a user's of SMC, which falls back to TCP (smc_switch_to_fallback()).
+ */
+static bool is_kernels(struct socket *sock)
+{
+	if (current->flags & (PF_KTHREAD | PF_MEMALLOC))
+		return true;
+	return sock->sk && sock->sk->sk_kern_sock &&
+	       !(sock->file && file_inode(sock->file) != SOCK_INODE(sock));
+}
+
 static int ask(struct socket *sock, enum kopi_call call, const void *address, int len)
 {
-	return is_asked(sock->sk) && !(current->flags & PF_KTHREAD) ? kopi_ordinary_calls(sock->sk, call, address, len) : 0;
+	struct sock *sk = sock->sk;
+
+	if (is_kernels(sock))
+		return 0;
+	if (is_asked(sk))
+		return kopi_ordinary_calls(sk, call, address, len);
+	return is_l2tp(sk) && kopi_ordinary_are_judged(sock_net(sk)) ? -EACCES : 0;
 }
 
 /* The headers of UDP and TCP begin with the ports: that of the sender is first. */

@@ -231,6 +231,7 @@ static struct sock *early_demux(struct net *net, struct sk_buff *skb)
 	const struct udphdr *udp = udp_hdr(skb);
 	unsigned int hash = ipv4_portaddr_hash(net, iph->daddr, ntohs(udp->dest));
 	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
+	struct dst_entry *dst;
 	struct sock *sk;
 
 	if (!READ_ONCE(net->ipv4.sysctl_ip_early_demux) ||
@@ -243,6 +244,11 @@ static struct sock *early_demux(struct net *net, struct sk_buff *skb)
 			break;
 		skb->sk = sk;
 		skb->destructor = sock_pfree;
+		dst = rcu_dereference(sk->sk_rx_dst);
+		if (dst)
+			dst = dst_check(dst, 0);
+		if (dst)
+			skb_dst_set_noref(skb, dst);
 		return sk;
 	}
 	return NULL;

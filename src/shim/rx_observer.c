@@ -7,6 +7,7 @@
 
 #include <linux/netdevice.h>
 #include <linux/skbuff.h>
+#include <net/dsa.h>
 #include <net/inet_sock.h>
 #include <net/l3mdev.h>
 #include <net/netdev_rx_queue.h>
@@ -82,7 +83,7 @@ enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev)
 		return KOPI_RX_XDP;
 	if (has_raw(net, &raw_v4_hashinfo) || has_raw(net, &raw_v6_hashinfo))
 		return KOPI_RX_RAW;
-	if (rcu_access_pointer(dev->rx_handler) || netif_is_l3_slave(dev))
+	if (rcu_access_pointer(dev->rx_handler) || netif_is_l3_slave(dev) || netdev_uses_dsa(dev))
 		return KOPI_RX_UPPER;
 	if (has_rps(dev))
 		return KOPI_RX_RPS;

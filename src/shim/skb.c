@@ -9,6 +9,7 @@
 #include <linux/udp.h>
 #include <net/checksum.h>
 #include <net/dsfield.h>
+#include <net/dst_metadata.h>
 #include <net/ip.h>
 #include <net/ipv6.h>
 #include <net/page_pool/helpers.h>
@@ -286,10 +287,14 @@ bool kopi_skb_is_udp_gso(const struct sk_buff *skb)
 	return skb_is_gso(skb) && skb_shinfo(skb)->gso_type & SKB_GSO_UDP_L4;
 }
 
-/* Whether it needs nothing from a driver or a device but segmentation and checksums. */
+/*
+ * Whether it needs nothing from a driver or a device but segmentation and checksums. A dst of metadata tells
+ * a driver for which port of a switch it is, or what to do with it.
+ */
 bool kopi_skb_is_plain(const struct sk_buff *skb)
 {
 	return !skb->encapsulation && !skb_vlan_tag_present(skb) && !skb_sec_path(skb) &&
+	       !skb_metadata_dst(skb) &&
 	       !(skb_shinfo(skb)->tx_flags & SKBTX_ANY_TSTAMP) && !skb->tstamp &&
 	       (!skb_is_gso(skb) || kopi_skb_is_udp_gso(skb));
 }

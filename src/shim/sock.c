@@ -233,6 +233,25 @@ void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only)
 	release_sock(sk);
 }
 
+/*
+ * Forgets a classic filter as it was given, as a filter of eBPF has none. SO_GET_FILTER, which the family isn't asked
+ * about, would copy it to the program with the sock's lock held.
+ */
+void kopi_forget_classic_filter(struct sock *sk)
+{
+	struct sock_fprog_kern *given = NULL;
+	struct sk_filter *filter;
+
+	lock_sock(sk);
+	filter = rcu_dereference_protected(sk->sk_filter, lockdep_sock_is_held(sk));
+	if (filter && filter->prog->type != BPF_PROG_TYPE_SOCKET_FILTER)
+		swap(given, filter->prog->orig_prog);
+	release_sock(sk);
+	if (given)
+		kfree(given->filter);
+	kfree(given);
+}
+
 bool kopi_sk_ipv6only(const struct sock *sk)
 {
 	return sk->sk_ipv6only;

@@ -45,6 +45,11 @@ bool kopi_signal_pending(void)
 	return signal_pending(current);
 }
 
+bool kopi_fatal_signal_pending(void)
+{
+	return fatal_signal_pending(current);
+}
+
 struct pid *kopi_get_current_tgid(void)
 {
 	return get_pid(task_tgid(current));

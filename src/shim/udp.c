@@ -14,6 +14,21 @@ bool kopi_udp_queues_empty(struct sock *sk)
 	       skb_queue_empty_lockless(&udp_sk(sk)->reader_queue);
 }
 
+/* Of the datagram that recvmsg() has peeked at, which is where readers find it: 0 unless it is a GRO packet. */
+unsigned int kopi_udp_first_gso_size(struct sock *sk)
+{
+	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
+	unsigned int gso_size = 0;
+	const struct sk_buff *skb;
+
+	spin_lock_bh(&queue->lock);
+	skb = skb_peek(queue);
+	if (skb)
+		gso_size = skb_shinfo(skb)->gso_size;
+	spin_unlock_bh(&queue->lock);
+	return gso_size;
+}
+
 /*
  * Whether a CPU is about to queue a packet, which is counted here until it is in the queue:
  * __udp_enqueue_schedule_skb() (net/ipv4/udp.c, 7.3.4). To be asked before the queues.

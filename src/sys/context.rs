@@ -104,6 +104,12 @@ pub(crate) fn signal_pending() -> bool {
     unsafe { bindings::kopi_signal_pending() }
 }
 
+/// Whether the current task has a signal that kills it. Process context.
+pub(crate) fn fatal_signal_pending() -> bool {
+    // SAFETY: As in `signal_pending`.
+    unsafe { bindings::kopi_fatal_signal_pending() }
+}
+
 /// Yields the CPU if another task should run. Process context.
 pub(crate) fn cond_resched() {
     // SAFETY: The call accesses no memory of the caller. A call in a context that mustn't sleep is

@@ -54,6 +54,9 @@ pub(crate) trait Options: Sized {
     /// datagram, or to report the error. Any context.
     fn look_up(sk: &Sock, key: &Self::Key) -> Option<Self::Route>;
 
+    /// Changes whenever all routes that were looked up before stop being valid. Any context.
+    fn generation(sk: &Sock) -> i32;
+
     /// Whether a route is still valid: rules, addresses, devices and other routes may have changed.
     /// Any context.
     fn is_valid(sk: &Sock, route: &Self::Route) -> bool;

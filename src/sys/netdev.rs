@@ -156,14 +156,18 @@ impl Device {
         unsafe { bindings::kopi_dev_real_num_tx_queues(self.as_ptr()) }
     }
 
-    /// Whether the stack would let a packet bypass the qdisc of each transmit queue. Softirqs are
-    /// off.
+    /// Whether the stack would let a packet bypass the qdisc of each transmit queue, and its priority
+    /// doesn't choose the queue. Softirqs are off.
     pub(crate) fn queues_can_be_bypassed(&self) -> bool {
-        (0..self.queues()).all(|index| {
-            // SAFETY: `index` is below the number of queues in use. Softirqs, which are off, count
-            // as an RCU read-side section, which keeps the qdisc.
-            unsafe { bindings::kopi_txq_can_bypass(self.as_ptr(), index) }
-        })
+        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
+        let has_classes = unsafe { bindings::kopi_dev_has_classes(self.as_ptr()) };
+        let mut queues = 0..self.queues();
+        !has_classes
+            && queues.all(|index| {
+                // SAFETY: `index` is below the number of queues in use. Softirqs, which are off, count
+                // as an RCU read-side section, which keeps the qdisc.
+                unsafe { bindings::kopi_txq_can_bypass(self.as_ptr(), index) }
+            })
     }
 
     /// Makes the driver tell the device to send the frames that the driver was given. Softirqs are
@@ -180,7 +184,7 @@ impl Device {
     /// Calls the driver's `ndo_xdp_xmit` without frames.
     fn call(&self, flags: u32) {
         // SAFETY: There are no frames, so the array isn't read. Softirqs are off. C checks that the
-        // device is ready and that its driver takes frames.
+        // device is ready, and that its driver takes frames now.
         unsafe {
             bindings::kopi_dev_xdp_xmit(self.as_ptr(), 0, core::ptr::null_mut(), flags);
         }

@@ -7,7 +7,7 @@
 
 use super::bindings;
 use crate::pure::abi::{Meta, AF_INET, AF_INET6, META_LOCAL};
-use core::ptr::NonNull;
+use core::{net::Ipv6Addr, ptr::NonNull};
 
 /// Flags that a plain message may have.
 const FLAGS: u32 = bindings::MSG_DONTWAIT | bindings::MSG_NOSIGNAL | bindings::MSG_BATCH;
@@ -82,15 +82,19 @@ unsafe impl Version for V6 {
 
     fn to(name: Self::Name, meta: &mut Meta) -> bool {
         let scope = name.sin6_scope_id;
+        // SAFETY: Any bytes are an address.
+        let peer = unsafe { name.sin6_addr.in6_u.u6_addr8 };
         if meta.flags & META_LOCAL == 0 {
             meta.ifindex = scope;
-        } else if scope != 0 && scope != meta.ifindex {
-            // Metadata have one device.
+        } else if scope != meta.ifindex
+            && (scope != 0 || Ipv6Addr::from(peer).is_unicast_link_local())
+        {
+            // Metadata have one device. udpv6_sendmsg() compares that of the source with the sock's, if an
+            // address of the link has none.
             return false;
         }
         meta.family = AF_INET6;
-        // SAFETY: Any bytes are an address.
-        meta.peer = unsafe { name.sin6_addr.in6_u.u6_addr8 };
+        meta.peer = peer;
         meta.peer_port = name.sin6_port;
         u32::from(name.sin6_family) == bindings::AF_INET6 && name.sin6_flowinfo == 0
     }

@@ -13,6 +13,14 @@ use kernel::prelude::*;
 #[derive(Default)]
 pub(super) struct Call(Option<Sending>);
 
+/// Why a packet isn't sent now.
+pub(super) enum Held {
+    /// Calls about the flow's options are under way.
+    Busy,
+    /// It is completed with this error.
+    Refused(Error),
+}
+
 struct Sending {
     /// The flow whose descriptor rang.
     flow: u32,
@@ -21,21 +29,29 @@ struct Sending {
 }
 
 impl Call {
-    /// One of the flow of that number.
-    pub(super) fn of(flow: u32) -> Self {
-        Self(Some(Sending {
+    /// One of the flow of that number, if one is given.
+    pub(super) fn of(flow: Option<u32>) -> Self {
+        Self(flow.map(|flow| Sending {
             flow,
             failed: false,
         }))
     }
 
-    /// Why a packet of the flow isn't sent: by this call, or by a channel that only sends.
+    /// Whether it is one.
+    pub(super) fn is_one(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Why a packet of the flow isn't sent now, by this call, or by a channel that only sends.
     #[inline]
-    pub(super) fn withholds(&self, channel: &Channel, flow: &Flow) -> Option<Error> {
+    pub(super) fn withholds(&self, channel: &Channel, flow: &Flow) -> Option<Held> {
+        if flow.is_busy() {
+            return Some(Held::Busy);
+        }
         if self.0.is_none() && !channel.is_tx_only() {
             return None;
         }
-        self.reason(channel, flow)
+        self.reason(channel, flow).map(Held::Refused)
     }
 
     // Apart from what all packets go through, as settle_call().

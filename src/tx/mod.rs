@@ -30,14 +30,14 @@ use crate::pure::{
     ring::Consumer, //
 };
 use crate::sys::{
-    context::{cond_resched, signal_pending},
+    context::{cond_resched, fatal_signal_pending, signal_pending},
     errno::{eproto, SendErrorKind},
     family,
     region::RegionRing,
     socket::{Socket, SocketTable}, //
 };
 use batch::{Batch, Found};
-use call::Call;
+use call::{Call, Held};
 use completion::{errno, CompletionBatch, Retry, Verdict};
 use judge::Passed;
 use kernel::{
@@ -100,21 +100,26 @@ impl Channel {
     /// With the number of a flow, sends as BELL_SEND says.
     pub(crate) fn transmit(this: &Arc<Self>, only: Option<u32>) -> Result<u32> {
         this.user().record_current()?;
-        let mut sender = this.sender.lock();
-        if let Some(number) = only {
-            return sender.send_only(this, number);
-        }
+        let mut call = Call::of(only);
+        let mut left = only.map_or(u32::MAX, |_| BELL_SEND_MAX);
         let mut taken = 0u32;
         loop {
-            this.start_ringing();
-            let result = sender
-                .waiting()
-                .map(|(available, _)| sender.take(this, available, |_, _| !signal_pending()));
-            this.stop_ringing();
-            // What was written before the program could see that is this doorbell's to send.
-            let again = this.unpoll_if_asked(&mut sender);
-            taken = taken.saturating_add(result?);
-            if !again {
+            let mut sender = this.sender.lock();
+            let (waiting, count) = if call.is_one() {
+                sender.send_only(this, &mut call, left)?
+            } else {
+                sender.ring(this, left)?
+            };
+            taken = taken.saturating_add(count);
+            left = waiting.min(left).saturating_sub(count);
+            // The mutex goes to those who have waited for it, in their order. A call leaves nothing in the
+            // ring unless it is killed: what the program sends in its place would be sent twice.
+            let is_over = if call.is_one() {
+                fatal_signal_pending()
+            } else {
+                signal_pending()
+            };
+            if left == 0 || is_over || !this.is_sender_wanted() {
                 return Ok(taken);
             }
         }
@@ -189,7 +194,7 @@ impl Sender {
         self.output.routes.begin();
         self.output.direct.begin();
         let mut taken = 0u32;
-        while taken < available {
+        while taken < available && !channel.is_sender_wanted() {
             let left = available.wrapping_sub(taken);
             self.output.direct.ahead = left.wrapping_sub(1);
             let more = match self.step(channel, left) {
@@ -210,16 +215,43 @@ impl Sender {
         taken
     }
 
-    /// Takes what is in the ring as sendmmsg() of the flow of that number would, without waiting.
-    fn send_only(&mut self, channel: &Arc<Channel>, flow: u32) -> Result<u32> {
-        let (available, _) = self.waiting()?;
-        self.call = Call::of(flow);
+    /// Takes `most` descriptors that are in the ring, for a doorbell. Gives how many there were, and
+    /// how many were taken.
+    fn ring(&mut self, channel: &Arc<Channel>, most: u32) -> Result<(u32, u32)> {
+        let (mut waited, mut taken) = (0u32, 0u32);
+        loop {
+            channel.start_ringing();
+            let result = self.waiting().map(|(waiting, _)| {
+                waited = taken.saturating_add(waiting);
+                let most = waiting.min(most.saturating_sub(taken));
+                self.take(channel, most, |_, _| !signal_pending())
+            });
+            channel.stop_ringing();
+            // What was written before the program could see that is this doorbell's to send.
+            let again = channel.unpoll_if_asked(self);
+            taken = taken.saturating_add(result?);
+            if !again {
+                return Ok((waited, taken));
+            }
+        }
+    }
+
+    /// Takes `most` descriptors that are in the ring as sendmmsg() would, without waiting. Gives how
+    /// many there were, and how many were taken.
+    fn send_only(
+        &mut self,
+        channel: &Arc<Channel>,
+        call: &mut Call,
+        most: u32,
+    ) -> Result<(u32, u32)> {
+        let (waiting, _) = self.waiting()?;
+        core::mem::swap(&mut self.call, call);
         self.output.copies_all = true;
         // As sendmmsg(), this ends early only for an error.
-        let taken = self.take(channel, available.min(BELL_SEND_MAX), |_, _| true);
+        let taken = self.take(channel, waiting.min(most), |_, _| true);
         self.output.copies_all = false;
-        self.call = Call::default();
-        Ok(taken)
+        core::mem::swap(&mut self.call, call);
+        Ok((waiting, taken))
     }
 
     /// Takes the first of `available` descriptors, and all that go together with it.
@@ -256,8 +288,8 @@ impl Sender {
         let Some((socket, flow)) = self.sockets.get(number).and_then(with_flow) else {
             return self.refuse(channel, Bad::Flow);
         };
-        if let Some(error) = self.call.withholds(channel, flow) {
-            return self.finish(channel, error);
+        if let Some(held) = self.call.withholds(channel, flow) {
+            return self.hold_back(channel, held);
         }
         let (count, bytes) = (self.batch.count(), self.batch.bytes());
         let segmentation = Segmentation::of(socket, segment);
@@ -280,6 +312,8 @@ impl Sender {
             return self.finish(channel, error);
         }
         self.output.message.checked_peer = self.passed.peer();
+        let direct = &mut self.output.direct;
+        direct.look_ahead(number, count, |ahead| self.ring.peek(ahead).flow);
 
         let to = (socket, flow);
         let (result, notification) =
@@ -308,6 +342,27 @@ impl Sender {
             flow.follow_port(sk);
         }
         self.release()
+    }
+
+    /// Doesn't send the batch, for a reason of [`Call::withholds`].
+    #[cold]
+    #[inline(never)]
+    fn hold_back(&mut self, channel: &Arc<Channel>, held: Held) -> Progress {
+        match held {
+            Held::Refused(error) => self.finish(channel, error),
+            // As if the send buffer were full.
+            Held::Busy if self.call.is_one() => self.finish(channel, EAGAIN),
+            Held::Busy => {
+                let to = self
+                    .sockets
+                    .get(self.batch.first().flow)
+                    .and_then(with_flow);
+                match channel.stall_while(|| to.is_some_and(|(_, flow)| flow.is_busy())) {
+                    true => Progress::Stop,
+                    false => Progress::Took(0),
+                }
+            }
+        }
     }
 
     /// Completes the batch, which is a packet or the start of one, with an error.

@@ -8,8 +8,8 @@ mod show;
 
 use crate::flow::Flow;
 use crate::netns::Net;
-use crate::ordinary::forget_unless_enforcing;
-use crate::rules::{Rule, RuleSet};
+use crate::ordinary::forget_unnoted;
+use crate::rules::{NetPolicy, Rule, RuleSet};
 use crate::sys::{
     context::cond_resched,
     errno::eopnotsupp,
@@ -62,8 +62,10 @@ fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
         requester.net().hook_local_out()?;
         net.set_hooked(true);
     }
-    net.policy.set_rules(set);
-    forget_unless_enforcing();
+    // What came into the table while the last namespace's left it goes with the next change.
+    if net.policy.set_rules(set) || NetPolicy::enforcing() == 0 {
+        forget_unnoted();
+    }
     sweep(net);
     if is_open && net.is_hooked() {
         requester.net().unhook_local_out();

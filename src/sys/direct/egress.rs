@@ -350,7 +350,10 @@ impl TakenSkb {
             };
             let ready = frames.len() as u32;
             let last = left.saturating_add(ready.saturating_mul(segment)) >= payload;
-            let Ok(sent) = frames.xmit(device, last) else {
+            // What was refused may have left frames with the driver of which it hasn't told the
+            // device, if it ignores a flush without frames, as sfc does.
+            let flush = last || self.cb().refused != 0;
+            let Ok(sent) = frames.xmit(device, flush) else {
                 return XmitResult::Failed;
             };
             self.took(sent as u16);

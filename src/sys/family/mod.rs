@@ -19,7 +19,7 @@ mod stream;
 mod tables;
 
 use crate::{
-    pure::rule::Peer,
+    pure::rule::{Peer, Received},
     sys::{
         bindings,
         context::SoftirqsOff,
@@ -108,6 +108,13 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// A message for which [`Protocol::may_cork`] was called has been sent. Process context.
     fn has_corked(&self);
 
+    /// Begins a call about the socket's options, which may hold the sock's lock for as long as the
+    /// process likes. Process context.
+    fn begin_option(&self);
+
+    /// Ends it. Process context.
+    fn end_option(&self);
+
     /// Whether a datagram may be sent by sendmsg, to an address or the peer. Process context.
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;
 
@@ -127,8 +134,14 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Whether the first datagram in the queue, which came from `peer`, may be read; otherwise it
     /// is dropped. `again` means that this was called for the datagram before, `peeks` that the
     /// datagram stays in the queue. Process context.
-    fn may_take(&self, socket: &Socket, peer: Peer, bytes: usize, again: bool, peeks: bool)
-        -> bool;
+    fn may_take(
+        &self,
+        socket: &Socket,
+        peer: Peer,
+        size: Received,
+        again: bool,
+        peeks: bool,
+    ) -> bool;
 
     /// The lock under which datagrams are read one by one. Its value says whether
     /// [`Self::may_take`] was called for the first datagram before, by a peek. Any context.

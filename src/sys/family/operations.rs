@@ -4,7 +4,7 @@
 
 use super::{
     name::{unspecified, Name, Unspecified},
-    state::state,
+    state::{state, State},
     stream, Operations, Protocol, Registration,
 };
 use crate::{
@@ -138,7 +138,16 @@ impl<T: Protocol> Registration<T> {
                         .set_option(Socket::from_raw(socket), name, &value)?;
                     Ok(0)
                 }),
-                (_, Some(inner)) => inner(socket, level, name, value, len),
+                (state, Some(inner)) => option_call(state, || {
+                    let result = inner(socket, level, name, value, len);
+                    let attaches = level == bindings::SOL_SOCKET as i32
+                        && name == bindings::SO_ATTACH_FILTER as i32;
+                    // What accept() gives shares the filter of a stream, which no ring sends by.
+                    if attaches && result == 0 && !Socket::from_raw(socket).sk().is_stream() {
+                        bindings::kopi_forget_classic_filter((*socket).sk);
+                    }
+                    result
+                }),
                 (_, None) => eopnotsupp().to_errno(),
             }
         }
@@ -174,7 +183,9 @@ impl<T: Protocol> Registration<T> {
                         .get_option(Socket::from_raw(socket), name, &value)?;
                     Ok(0)
                 }),
-                (_, Some(inner)) => inner(socket, level, name, value, len),
+                (state, Some(inner)) => {
+                    option_call(state, || inner(socket, level, name, value, len))
+                }
                 (_, None) => eopnotsupp().to_errno(),
             }
         }
@@ -267,4 +278,15 @@ fn changes_operations(level: i32, name: i32) -> bool {
     let (level, name) = (level as u32, name as u32);
     (level, name) == (bindings::SOL_IPV6, bindings::IPV6_ADDRFORM)
         || (level, name) == (bindings::SOL_TCP, bindings::TCP_ULP)
+}
+
+/// Makes a call about a socket's options, of which a ring that sends has to know.
+fn option_call<T: Protocol>(state: Option<&State<T>>, call: impl FnOnce() -> c_int) -> c_int {
+    let Some(state) = state else {
+        return call();
+    };
+    state.protocol.begin_option();
+    let result = call();
+    state.protocol.end_option();
+    result
 }

@@ -7,7 +7,7 @@ use super::{
     Protocol,
 };
 use crate::{
-    pure::rule::Peer,
+    pure::rule::{Peer, Received},
     sys::{
         bindings,
         context::{cond_resched, signal_pending},
@@ -52,13 +52,13 @@ impl<T: Protocol> Reader<'_, T> {
             {
                 // Under the lock, the datagram that is judged stays the first one until it is read.
                 let mut counted = self.turn.lock();
-                let Some((peer, bytes)) = self.peek()? else {
+                let Some((peer, size)) = self.peek()? else {
                     return Ok(EAGAIN.to_errno());
                 };
                 // SAFETY: By the invariants, the socket is in use, so it isn't released meanwhile.
                 let socket = unsafe { Socket::from_raw(self.socket) };
                 let peeks = flags & bindings::MSG_PEEK as i32 != 0;
-                let passes = self.protocol.may_take(socket, peer, bytes, *counted, peeks);
+                let passes = self.protocol.may_take(socket, peer, size, *counted, peeks);
                 // A peeked datagram was counted, and isn't counted again when it is read.
                 *counted = passes && peeks;
                 if passes {
@@ -78,8 +78,8 @@ impl<T: Protocol> Reader<'_, T> {
         }
     }
 
-    /// The source of the first datagram and its length; `None` if there is none.
-    fn peek(&self) -> Result<Option<(Peer, usize)>> {
+    /// The source of the first datagram and its length, or those of a GRO packet; `None` if there is none.
+    fn peek(&self) -> Result<Option<(Peer, Received)>> {
         let mut name = [0u8; size_of::<bindings::sockaddr_in6>()];
         // SAFETY: Zeroes are a valid msghdr without memory for a name, data or control messages.
         let mut header: bindings::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -95,10 +95,14 @@ impl<T: Protocol> Reader<'_, T> {
             }
             (self.inner)(self.socket, &mut header, 0, flags)
         };
-        match usize::try_from(got) {
+        match u32::try_from(got) {
             Ok(bytes) => {
                 let peer = Name::parse(&name, Unspecified::Nothing).ok_or(EINVAL)?;
-                Ok(Some((peer, bytes)))
+                // SAFETY: The socket is in use, by the invariants, and one of UDP.
+                let gso_size = unsafe {
+                    bindings::kopi_udp_first_gso_size(Socket::from_raw(self.socket).sk().as_ptr())
+                };
+                Ok(Some((peer, Received::new(bytes, gso_size))))
             }
             Err(_) if got == EAGAIN.to_errno() => Ok(None),
             Err(_) => Err(Error::from_errno(got)),

@@ -160,6 +160,11 @@ impl datagram::Options for OptionsV4 {
         RouteV4::look_up(sk, key)
     }
 
+    fn generation(sk: &Sock) -> i32 {
+        // SAFETY: The sock is borrowed, and keeps its namespace.
+        unsafe { bindings::kopi_rt_genid(sk.as_ptr()) }
+    }
+
     fn is_valid(sk: &Sock, route: &RouteV4) -> bool {
         route.is_current(sk)
     }

@@ -108,8 +108,10 @@ impl RouteV4 {
             let net = bindings::kopi_sock_net(sk.as_ptr());
             let route =
                 from_err_ptr(bindings::ip_route_output_flow(net, &mut flow, sk.as_ptr())).ok()?;
-            if flow.daddr != key.to() {
-                // The destination was the any-address, or the lookup translated it.
+            // The destination was the any-address, or the lookup translated it. Or each lookup makes
+            // another route, as of an address of this host's that isn't on the loopback device: to
+            // remember these would keep memory that nobody is charged for.
+            if flow.daddr != key.to() || bindings::kopi_dst_is_uncached(&raw const (*route).dst) {
                 bindings::dst_release(&raw mut (*route).dst);
                 return None;
             }
@@ -177,10 +179,10 @@ impl RouteKeyV4 {
         (self.words[0] >> 32) as u16
     }
 
-    /// A hash: the upper half of a product, to which all bits contribute.
+    /// A hash: the highest bits of a product, to which all ports and addresses contribute.
     pub(super) fn hash(&self) -> u32 {
         let all = self.words[0] ^ self.words[3].rotate_right(24);
-        (all.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
+        (all.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u32
     }
 }
 

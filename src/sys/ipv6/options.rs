@@ -136,6 +136,11 @@ impl datagram::Options for OptionsV6 {
         RouteV6::look_up(sk, key)
     }
 
+    /// Each tree of routes has one of its own, and what is looked up is charged to the process.
+    fn generation(_: &Sock) -> i32 {
+        0
+    }
+
     fn is_valid(sk: &Sock, route: &RouteV6) -> bool {
         route.is_valid(sk)
     }

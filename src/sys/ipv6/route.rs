@@ -180,12 +180,12 @@ impl PartialEq for RouteKeyV6 {
 }
 
 impl RouteKeyV6 {
-    /// A hash: the upper half of a product, to which all bits of the destination contribute.
+    /// A hash: the highest bits of a product, to which all bits of the destination contribute.
     pub(super) fn hash(&self) -> u32 {
         let to = self.to as u64 ^ (self.to >> 64) as u64;
         // Addresses differ most in their last bytes, which are the highest here.
         let to = to ^ (to >> 32);
         let all = to ^ self.rest.rotate_right(24) ^ u64::from(self.ports) << 8;
-        (all.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as u32
+        (all.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48) as u32
     }
 }

@@ -18,7 +18,7 @@ use super::{
     sock::Sock,
     task::Task, //
 };
-use crate::pure::rule::Peer;
+use crate::pure::rule::{Peer, Received};
 use kernel::{
     alloc::Flags,
     error::{from_result, to_result},
@@ -61,8 +61,19 @@ pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
     /// Whether the ordinary sockets of a network namespace are judged. In an RCU read-side section.
     fn are_judged(net: &NetRef) -> bool;
 
-    /// Whether the socket is judged still. Any context.
-    fn is_judged(&self) -> bool;
+    /// Whether it is noted who uses the ordinary sockets of a network namespace: also while its rules
+    /// can refuse nothing, since others may come. In an RCU read-side section.
+    fn are_noted(net: &NetRef) -> bool;
+
+    /// Whether that was so ever since this was noted. Any context.
+    fn is_noted(&self) -> bool;
+
+    /// Whether a process that used it was noted, by itself or by the socket that it was made out of. Any
+    /// context.
+    fn was_used(&self) -> bool;
+
+    /// The socket's owner is that of another one from now on. Any context but hard interrupts.
+    fn follow(&self, owner: &Self);
 
     /// A socket that the current process uses. Process context.
     fn of_current(sk: &Sock) -> Result<Arc<Self>>;
@@ -77,23 +88,26 @@ pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
     /// Process context.
     fn calls(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result;
 
-    /// Judges a packet that comes from a peer, with so many bytes of header and payload; `known` is
-    /// `None` for a socket of which nothing is known. In an RCU read-side section.
-    fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, bytes: u32) -> Result;
+    /// Judges what comes from a peer; `known` is `None` for a socket of which nothing is known. In an
+    /// RCU read-side section.
+    fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result;
 }
 
-/// The sock, if it is an ordinary socket's whose namespace judges these.
+/// The sock, if it is an ordinary socket's whose namespace is such a one.
 ///
 /// # Safety
 ///
 /// `sk` must be a full sock of UDP or TCP that isn't freed for `'a`.
-unsafe fn judged<'a, T: JudgesOrdinary>(sk: *mut raw::Sock) -> Option<&'a Sock> {
+unsafe fn ordinary<'a, T: JudgesOrdinary>(
+    sk: *mut raw::Sock,
+    is_such: fn(&NetRef) -> bool,
+) -> Option<&'a Sock> {
     let _rcu = rcu::read_lock();
     // SAFETY: Required of the caller. RCU is held here.
     unsafe {
         let sock = Sock::from_raw(sk);
         // A socket that is being made or released has no flow, and no system calls.
-        if family::flow_of::<T::Family>(sk).is_some() || !T::are_judged(sock.net()) {
+        if family::flow_of::<T::Family>(sk).is_some() || !is_such(sock.net()) {
             return None;
         }
         Some(sock)
@@ -130,13 +144,19 @@ pub(crate) fn hooks_are_there(net: &NetRef) -> Result<bool> {
     Ok(found != 0)
 }
 
-/// The value of an ordinary sock, if there is one. A subflow of MPTCP that has none, since it was there
-/// before, gets what is known of the socket that it belongs to. Any context but hard interrupts.
+/// The value of an ordinary sock, if there is one. A subflow of MPTCP has the owner of the socket that it
+/// belongs to, whose calls name that one only. Any context but hard interrupts.
 pub(crate) fn known<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
-    SockTable::find(sk).or_else(|| {
-        inherit(&*known_of_owner::<T>(sk)?, sk, false);
-        SockTable::find(sk)
-    })
+    let (known, owner) = (SockTable::<T>::find(sk), known_of_owner::<T>(sk));
+    match (&known, owner) {
+        (Some(known), Some(owner)) => known.follow(&owner),
+        (None, Some(owner)) => {
+            inherit(&*owner, sk, false);
+            return SockTable::find(sk);
+        }
+        _ => {}
+    }
+    known
 }
 
 /// The value of the sock of MPTCP that has this one as a subflow.
@@ -153,6 +173,17 @@ fn known_of_owner<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
         bindings::kopi_sock_put(owner);
         known
     }
+}
+
+/// The body of `kopi_ordinary_are_judged`: whether a namespace's ordinary sockets are.
+///
+/// # Safety
+///
+/// `net` must be a namespace that its caller keeps.
+pub(crate) unsafe fn are_judged<T: JudgesOrdinary>(net: *mut raw::Net) -> bool {
+    let _rcu = rcu::read_lock();
+    // SAFETY: Required of the caller.
+    T::are_judged(unsafe { NetRef::from_raw(net) })
 }
 
 /// The body of `kopi_ordinary_calls`: a system call.
@@ -172,7 +203,7 @@ pub(crate) unsafe fn calls<T: JudgesOrdinary>(
         let call = SocketCall::of(call)?;
         // SAFETY: Required of the caller.
         let (sk, name) = unsafe {
-            let Some(sk) = judged::<T>(sk) else {
+            let Some(sk) = ordinary::<T>(sk, T::are_noted) else {
                 return Ok(0);
             };
             (
@@ -197,14 +228,17 @@ pub(crate) unsafe fn gets<T: JudgesOrdinary>(sk: *mut raw::Sock, skb: *mut raw::
     let mut address = pin_init::zeroed();
     let mut port = 0u16;
     // SAFETY: Required of the caller.
-    let (sk, bytes) = unsafe {
-        let Some(sk) = judged::<T>(sk) else {
+    let (sk, size) = unsafe {
+        let Some(sk) = ordinary::<T>(sk, T::are_judged) else {
             return 0;
         };
         if !bindings::kopi_skb_sender(skb, &mut address, &mut port) {
             return EINVAL.to_errno();
         }
-        (sk, (*skb).len)
+        // Before UDP takes its header away.
+        let header = if sk.is_stream() { 0 } else { 8 };
+        let size = (*skb).len.saturating_sub(header);
+        (sk, Received::new(size, bindings::kopi_skb_gso_size(skb)))
     };
     let from = Peer {
         // SAFETY: All of the union's fields are the same bytes.
@@ -213,7 +247,7 @@ pub(crate) unsafe fn gets<T: JudgesOrdinary>(sk: *mut raw::Sock, skb: *mut raw::
     };
     let known = known::<T>(sk);
     from_result(|| {
-        T::gets(known.as_deref(), sk, &from, bytes)?;
+        T::gets(known.as_deref(), sk, &from, size)?;
         Ok(0)
     })
 }
@@ -250,7 +284,7 @@ pub(crate) unsafe fn adds<T: JudgesOrdinary>(sk: *mut raw::Sock, subflow: *mut r
     let _rcu = rcu::read_lock();
     // SAFETY: Required of the caller.
     let (sk, subflow) = unsafe {
-        let Some(sk) = judged::<T>(sk) else {
+        let Some(sk) = ordinary::<T>(sk, T::are_noted) else {
             return;
         };
         (sk, Sock::from_raw(subflow))
@@ -281,17 +315,27 @@ pub(crate) fn ends<T: JudgesOrdinary>(sk: *const raw::Sock) {
 pub(crate) unsafe fn found<T: JudgesOrdinary>(sk: *mut raw::Sock, task: *mut raw::Task) {
     // SAFETY: Required of the caller.
     let (sk, task) = unsafe {
-        let Some(sk) = judged::<T>(sk) else {
+        let Some(sk) = ordinary::<T>(sk, T::are_noted) else {
             return;
         };
         (sk, Task::from_raw(task))
     };
-    // Without memory nothing is known of it, which is judged, too.
-    let _ = known_or_of::<T>(sk, task);
+    // Without memory nothing is known of it, which is judged, too. If nobody has used it, its owner is who
+    // has it open and came last: systemd keeps what it has opened for a service.
+    match SockTable::<T>::find(sk) {
+        Some(known) if !known.was_used() => {
+            if let Ok(last) = T::of_task(sk, task) {
+                known.follow(&last);
+            }
+        }
+        _ => {
+            let _ = known_or_of::<T>(sk, task);
+        }
+    }
 }
 
-/// Forgets the socks that aren't judged any more. Process context.
-pub(crate) fn forget_unjudged<T: JudgesOrdinary>() {
+/// Forgets the socks of namespaces where nothing is noted any more. Process context.
+pub(crate) fn forget_unnoted<T: JudgesOrdinary>() {
     SockTable::<T>::clear();
 }
 
@@ -316,6 +360,16 @@ impl<T: JudgesOrdinary> OrdinaryHooks<T> {
 /// Defines the functions that C calls, for the type that implements [`JudgesOrdinary`].
 macro_rules! serve {
     ($ordinary:ty) => {
+        /// # Safety
+        ///
+        /// Only C may call it, as its declaration in shim.h says.
+        #[no_mangle]
+        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        unsafe extern "C" fn kopi_ordinary_are_judged(net: *mut $crate::sys::raw::Net) -> bool {
+            // SAFETY: C passes the namespace of a socket in a system call.
+            unsafe { $crate::sys::ordinary::are_judged::<$ordinary>(net) }
+        }
+
         /// # Safety
         ///
         /// Only C may call it, as its declaration in shim.h says.

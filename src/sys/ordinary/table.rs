@@ -42,7 +42,7 @@ impl<T: JudgesOrdinary> SockTable<T> {
         Ok(Self(PhantomData))
     }
 
-    /// The value of a sock. Any context but hard interrupts.
+    /// The value of a sock, if it is of any use still. Any context but hard interrupts.
     pub(super) fn find(sk: &Sock) -> Option<Arc<T>> {
         let _rcu = rcu::read_lock();
         // SAFETY: The table exists as long as programs of BPF or hooks can call. RCU, held here,
@@ -58,6 +58,7 @@ impl<T: JudgesOrdinary> SockTable<T> {
             .cookie
             .cmpxchg(0, cookie, Relaxed)
             .is_err_and(|old| old != cookie)
+            || !known.value.is_noted()
         {
             return None;
         }
@@ -90,7 +91,7 @@ impl<T: JudgesOrdinary> SockTable<T> {
         let insert = || to_result(unsafe { bindings::kopi_known_insert(raw.cast()) });
         let mut result = insert();
         if result == Err(EEXIST) && (is_new || Self::find(sk).is_none()) {
-            // Of a sock whose end nobody saw.
+            // Of a sock whose end nobody saw, or from when the rules were enforced before.
             Self::remove(sk.as_ptr());
             result = insert();
         }
@@ -117,7 +118,7 @@ impl<T: JudgesOrdinary> SockTable<T> {
         }
     }
 
-    /// Forgets the socks that aren't judged any more. Process context.
+    /// Forgets the socks whose value is of no use any more. Process context.
     pub(super) fn clear() {
         might_sleep();
         // SAFETY: As in `find`. An empty table isn't walked. The call takes each entry out of the
@@ -125,7 +126,7 @@ impl<T: JudgesOrdinary> SockTable<T> {
         unsafe {
             if !bindings::kopi_known_is_empty() {
                 bindings::kopi_known_clear(
-                    Some(SockEntry::<T>::is_judged),
+                    Some(SockEntry::<T>::is_noted),
                     Some(SockEntry::<T>::free_later),
                 );
             }
@@ -137,9 +138,9 @@ impl<T: JudgesOrdinary> SockEntry<T> {
     /// # Safety
     ///
     /// The entry must be one that `insert` made. In an RCU read-side section, or a walk of the table.
-    unsafe extern "C" fn is_judged(known: *const bindings::kopi_known) -> bool {
+    unsafe extern "C" fn is_noted(known: *const bindings::kopi_known) -> bool {
         // SAFETY: `insert` made the entry, and the caller keeps it.
-        unsafe { (*known.cast::<Self>()).value.is_judged() }
+        unsafe { (*known.cast::<Self>()).value.is_noted() }
     }
 }
 

@@ -10,7 +10,7 @@ mod parts;
 use crate::{
     pure::{
         abi::{Meta, RingLayout, META_WORDS},
-        geometry::Frame,
+        geometry::{self, Frame},
         ring::{Consumer, Entry, Producer},
     },
     sys::{
@@ -32,6 +32,8 @@ pub(crate) use mapping::Vma;
 pub(crate) use parts::{Bytes, KernelVec, KernelVecBuffer, PageVec};
 
 const PAGE_SIZE: usize = bindings::KOPI_CONST_PAGE_SIZE as usize;
+// What geometries are reckoned by.
+const _: () = assert!(PAGE_SIZE as u64 == geometry::PAGE_SIZE);
 
 /// Pages, zeroed at first, which are mapped in the kernel in one piece.
 ///
