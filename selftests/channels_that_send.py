@@ -15,6 +15,7 @@ import kopi
 from kopi import BELL_SEND, BELL_TX, BELL_WAIT_RX, ENGINE, GRO, SOL_KOPI, TX_ONLY
 
 MSG_MORE, UDP_CORK = 0x8000, 1
+ALICE, BOB = 1001, 1002
 
 
 def sender(*peer, proto=0, **sizes):
@@ -214,8 +215,72 @@ def rules_and_owner():
         subprocess.run(["kopictl", "rule", "del", added.stdout.strip()], check=True)
 
 
+def become(uid):
+    """Gives up all that another user hasn't."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def is_refused(call):
+    """Whether it fails with EPERM."""
+    try:
+        call()
+    except PermissionError as error:
+        return error.errno == errno.EPERM
+    return False
+
+
+def guests():
+    """A server opens its socket as root, gives up root, and puts the socket on a channel of its own."""
+    roots, others = kopi.flow(), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    others.bind(("127.0.0.1", 0))
+    others.settimeout(20)
+    roots.bind(("127.0.0.1", 0))
+    roots.connect(others.getsockname())
+    ours, theirs = socket.socketpair()
+
+    def server():
+        become(BOB)
+        channel, both = kopi.Channel(flags=TX_ONLY), kopi.Channel()
+        kopi.expect(is_refused(lambda: roots.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(both.sock))),
+                    "not on one that receives, too")
+        roots.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(channel.sock))
+        channel.send(0, b"as bob", flow_number=kopi.number_of(roots))
+        taken = kopi.fcntl.ioctl(roots.fileno(), kopi.DOORBELL, BELL_TX | BELL_SEND)
+        kopi.expect(taken == 1 and errors(channel) == [0], "it is sent")
+        # By another of root's, which is on the channel as well.
+        second = socket.socket(fileno=os.dup(spare.fileno()))
+        second.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(roots))
+        socket.send_fds(theirs, [b"x"], [channel.sock.fileno()])
+        theirs.recv(1)
+
+    spare = kopi.flow()
+    child = kopi.in_child(server)
+    kopi.check("a server that has given up root sends by a ring", others.recv(9) == b"as bob")
+    _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+    of_bob = socket.socket(fileno=descriptors[0])
+
+    def other():
+        become(ALICE)
+        mine = kopi.flow()
+        for what, call in (
+                ("the layout", lambda: roots.getsockopt(SOL_KOPI, kopi.CHANNEL, 256)),
+                ("a doorbell", lambda: kopi.fcntl.ioctl(roots.fileno(), kopi.DOORBELL, BELL_TX)),
+                ("a socket of its own there", lambda: mine.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(roots))),
+                ("by the owner's", lambda: mine.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(of_bob)))):
+            kopi.expect(is_refused(call), f"{what} is refused")
+        roots.send(b"by alice")
+
+    kopi.check("who else has the socket has nothing of the channel", os.waitpid(kopi.in_child(other), 0)[1] == 0)
+    kopi.check("but sends by it", others.recv(9) == b"by alice")
+    kopi.fails("nor has root", errno.EPERM, lambda: roots.getsockopt(SOL_KOPI, kopi.CHANNEL, 256))
+    ours.send(b"x")
+    kopi.check("the server ends", os.waitpid(child, 0)[1] == 0)
+
+
 def main():
-    for part in (receives, waits, sends, full, corks, corks_while_sending, rules_and_owner):
+    for part in (receives, waits, sends, full, corks, corks_while_sending, rules_and_owner, guests):
         kopi.attempt(part)
     kopi.finish()
 

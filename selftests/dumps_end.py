@@ -84,12 +84,14 @@ with namespace("host"):
     grows_meanwhile("channels", CHANNEL_GET, Channel, CHANNELS)
     churning = [churn() for _ in range(2)]
     ynl = family()
+    opened = [ynl.do("totals-get", {})["flows-opened"]]
     for _ in range(3):
         list(parts(ynl.nlproto.family_id, FLOW_GET))
         handle = add(ynl, remote_port_min=5)
-        ynl.do("totals-get", {})
+        opened.append(ynl.do("totals-get", {})["flows-opened"])
         ynl.do("rule-del", {"rule": {"handle": handle}})
-    kopi.check("lists, sums and rules beside processes that open flows all the time", True)
+    kopi.check("lists, sums and rules end beside processes that open flows all the time",
+               all(after - before > 2 for before, after in zip(opened, opened[1:])), opened)
     for process in churning:
         os.kill(process, signal.SIGKILL)
         os.waitpid(process, 0)

@@ -9,112 +9,14 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 
+from enforced import (BOB, CHARLIE, HOST, HOST6, IMPOSTOR, PEER, PORT, POSTGRES, PYTHON, RULES, Program, begin, connected, end,
+                      enforce, kopictl, reaches, restore)
 from equivalence import namespace, sh
-from kopi import check, wait_until
+from kopi import check, finish, wait_until
 from linux import IPPROTO_MPTCP
 
-HOST, PEER, PORT = "192.0.2.1", "192.0.2.2", 5432
-HOST6 = "2001:db8::1"
-PYTHON = os.path.realpath(sys.executable)
-BOB, CHARLIE = 1002, 1003
-POSTGRES, IMPOSTOR = "/tmp/enforced/postgres", "/tmp/enforced/impostor"
 GROUP = "/sys/fs/cgroup/enforced"
-RULES = f"""default allow
-enforce on
-user bob exe {POSTGRES} local-port {PORT} allow
-local-port {PORT} deny
-"""
-
-
-def begin():
-    """The programs, which are copies of one, and the rules."""
-    os.makedirs("/tmp/enforced", exist_ok=True)
-    os.chmod("/tmp/enforced", 0o777)
-    for name in POSTGRES, IMPOSTOR:
-        shutil.copy(PYTHON, name)
-    restore(RULES)
-
-
-def kopictl(*words, given=None):
-    """Runs kopictl; gives its status and what it wrote."""
-    done = subprocess.run(["kopictl", *words], input=given, capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
-def restore(text):
-    """Puts rules in force."""
-    status, said = kopictl("restore", "-", given=text)
-    assert status == 0, said
-
-
-def enforce(switch):
-    """Turns it on or off."""
-    status, said = kopictl("rule", "enforce", switch)
-    assert status == 0, said
-
-
-class Program:
-    """A program that a user runs, as Python code that is fed line by line; each line's result is an errno's name,
-    or what the expression gives."""
-
-    FEED = ("import errno,os,socket,struct,sys,array,time\n"
-            "for line in sys.stdin:\n"
-            "    try: out = repr(eval(line)) if not line.startswith('!') else exec(line[1:])\n"
-            "    except OSError as error: out = errno.errorcode.get(error.errno, type(error).__name__)\n"
-            "    except Exception as error: out = repr(error)\n"
-            "    print(out, flush=True)\n")
-
-    def __init__(self, program=POSTGRES, user=BOB, pass_fds=(), group=None):
-        def become():
-            if group:
-                with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
-                    procs.write(str(os.getpid()))
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
-        self.process = subprocess.Popen([program, "-c", self.FEED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, preexec_fn=become, pass_fds=pass_fds,
-                                        env=os.environ | {"PYTHONHOME": sys.base_prefix})
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-        self.process.stdout.close()
-
-    def tell(self, line):
-        """Feeds a line."""
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def __call__(self, line):
-        self.tell(line)
-        return self.process.stdout.readline().strip()
-
-    def listen(self, address=HOST, port=PORT, options=""):
-        """Makes `s`, a listener; gives what the first call gave that failed, or None."""
-        family = "socket.AF_INET6" if ":" in address else "socket.AF_INET"
-        self(f"!s = socket.socket({family}, socket.SOCK_STREAM)")
-        self("s.setsockopt(1, 2, 1)")
-        for option in options.split(";"):
-            self(option or "0")
-        bound = self(f"s.bind(({address!r}, {port}))")
-        return bound if bound != "None" else self("s.listen()")
-
-
-def reaches(address=HOST, port=PORT, source=PEER):
-    """Whether the peer gets a connection within a moment, and what it reads first; the answer is of a server."""
-    with namespace("peer"), socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
-        sock.settimeout(1.5)
-        try:
-            sock.connect((address, port))
-        except OSError:
-            return False
-        return source is not None
 
 
 def owner_works():
@@ -177,7 +79,7 @@ def ports_by_kernel(impostor):
     impostor("s.close()")
     impostor("!s = socket.socket()")
     impostor("s.listen()")
-    check("9: or when it listens", impostor("s.getsockname()[1]") == str(PORT) and not reaches())
+    check("9: or when it listens", impostor("s.getsockname()[1]") == str(PORT) and not reaches(within=1.5))
     impostor("s.close()")
     with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sink:
         sink.bind((PEER, 7001))
@@ -248,7 +150,7 @@ def places():
         impostor = Program(IMPOSTOR, BOB)
     with impostor:
         check("16: another network namespace has other rules", impostor.listen(PEER) == "None")
-        check("and isn't this port", not reaches())
+        check("and isn't this port", not reaches(within=1.5))
 
 
 def programs():
@@ -316,6 +218,8 @@ def overlaid():
         os.close(os.open(name, os.O_CREAT, 0o755))
         if os.stat(name.replace("/all/", "/up/")).st_ino == number:
             break
+    else:
+        raise AssertionError("no file of the upper layer has the number")
     shutil.copy(PYTHON, name)
 
     def tries(what, path, wanted):
@@ -330,6 +234,73 @@ def overlaid():
     tries("which has the port when the rules are restored", postgres, "None")
     sh(f"umount {layers}/all {layers} {lower} && rmdir {layers} {lower}")
     restore(RULES)
+
+
+L2TP = """!
+import ctypes, struct
+libc = ctypes.CDLL(None, use_errno=True)
+def l2tp(fd, session):
+    "A socket of PPP by L2TP, by a tunnel through the UDP socket, which session 0 makes."
+    made = socket.socket(24, socket.SOCK_DGRAM, 1)
+    name = struct.pack("=HIii16s4H", 24, 1, 0, fd, bytes(16), TUNNEL, session, TUNNEL, session)
+    if libc.connect(made.fileno(), name, len(name)):
+        raise OSError(ctypes.get_errno(), "connect")
+    return made
+"""
+FAR = 7002
+
+
+def l2tp_of(tunnel):
+    """The code that makes a tunnel of that number, for a program that is fed line by line."""
+    return "!exec(" + repr(L2TP[1:].replace("TUNNEL", str(tunnel))) + ", globals())"
+
+
+def tunnels():
+    """L2TP takes a process's UDP socket, sends by it, and gets what comes to it."""
+    if os.uname().release.endswith("-debug"):
+        # It has no L2TP.
+        return
+    sh("modprobe l2tp_ppp")
+    connects = f"!u = socket.socket(2, 2); u.connect(({PEER!r}, {FAR}))"
+    with Program(IMPOSTOR, CHARLIE) as impostor:
+        impostor(l2tp_of(1))
+        impostor(connects)
+        got = impostor("(a := l2tp(u.fileno(), 0))")
+        check("31: a tunnel of L2TP through its UDP socket", got == "EACCES", got)
+        enforce("off")
+        made = impostor("(a := l2tp(u.fileno(), 0))"), impostor("(b := l2tp(u.fileno(), 1))")
+        check("without enforcing, it is anybody's", impostor("b.send(b'x')") == "1", made)
+        enforce("on")
+        check("32: a tunnel from before", impostor("b.send(b'x')") == "EACCES" and impostor("b.recv(9)") == "EACCES")
+    tunnel_of_flow()
+    restore(RULES)
+
+
+def tunnel_of_flow():
+    """The same through a flow, whose packets are judged with any rules."""
+    restore("default allow\nenforce off\n")
+    with namespace("peer"):
+        sink = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with sink, Program(IMPOSTOR, CHARLIE) as impostor:
+        sink.bind((PEER, FAR))
+        sink.settimeout(1.5)
+        impostor("!sys.path.insert(0, '/kopi/selftests'); import kopi")
+        impostor(l2tp_of(2))
+        impostor(f"!u = kopi.flow(); u.bind(({HOST!r}, 0)); u.connect(({PEER!r}, {FAR}))")
+        made = impostor("(a := l2tp(u.fileno(), 0))"), impostor("(b := l2tp(u.fileno(), 1))")
+        impostor("b.send(b'before')")
+        check("L2TP sends by a flow", sink.recv(100).endswith(b"before"), made)
+        restore(f"default allow\nexe {IMPOSTOR} remote-port {FAR} deny\n")
+        impostor("b.send(b'after')")
+        try:
+            came = sink.recv(100)
+        except TimeoutError:
+            came = None
+        judged = json.loads(kopictl("rule", "list", "--json")[1])["rules"][0]["packets"]
+        check("33: what it sends by a flow that a rule denies", came is None and judged == 1, (came, judged))
+        restore("default allow\n")
+        impostor("b.send(b'again')")
+        check("and without the rule it comes again", sink.recv(100).endswith(b"again"))
 
 
 def flows():
@@ -362,7 +333,7 @@ def given_away():
         assert wait_until(lambda: os.readlink(program) == IMPOSTOR)
         postgres(f"!s = socket.socket(fileno={number})")
         check("24: exec of another program", postgres("s.accept()") == "EACCES")
-        check("which the peer can't use", not reaches())
+        check("which the peer can't use", not reaches(within=1.5))
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     os.chmod("/tmp/enforced", 0o777)
     with ours, theirs, Program(pass_fds=(theirs.fileno(),)) as postgres, \
@@ -388,7 +359,7 @@ def before():
     with Program(IMPOSTOR, CHARLIE) as impostor:
         check("without enforcing, the port is anybody's", impostor.listen() == "None" and reaches())
         enforce("on")
-        check("27: a listener from before", not reaches() and impostor("s.accept()") == "EACCES")
+        check("27: a listener from before", not reaches(within=1.5) and impostor("s.accept()") == "EACCES")
     enforce("off")
     with Program() as postgres:
         assert postgres.listen() == "None"
@@ -408,7 +379,7 @@ def mptcp_before():
         assert listens(impostor) == ("None", "None")
         kept = connected(peers, impostor)
         enforce("on")
-        check("29: MPTCP's listener from before", not reaches())
+        check("29: MPTCP's listener from before", not reaches(within=1.5))
         kept.send(b"question")
         check("30: and its connection", impostor("c.recv(100)") == "EACCES" and impostor("c.send(b'x')") == "EACCES")
     enforce("off")
@@ -421,16 +392,6 @@ def mptcp_before():
             peer.send(b"question")
             check("and its connection gets", postgres(f"{name}.recv(100)") == "b'question'")
             check("and sends", postgres(f"{name}.send(b'answer')") == "6" and peer.recv(100) == b"answer")
-
-
-def connected(peers, program, name="c", protocol=0):
-    """A connection of the peer's to the program, which calls its end that."""
-    with namespace("peer"):
-        peer = peers.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol))
-    peer.settimeout(10)
-    peer.connect((HOST, PORT))
-    program(f"!{name} = s.accept()[0]")
-    return peer
 
 
 def others_are_as_they_were():
@@ -454,11 +415,11 @@ def others_are_as_they_were():
     check("and nothing holds the module", wait_until(unused))
 
 
-sh("mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf")
 with namespace("host"):
     begin()
     for case in (owner_works, direct_ways, io_uring_bind, places, programs, overlaid, flows, given_away, before,
-                 others_are_as_they_were):
+                 tunnels, others_are_as_they_were):
         case()
-shutil.rmtree("/tmp/enforced")
+end()
 os.rmdir(GROUP)
+finish()

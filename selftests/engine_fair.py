@@ -58,7 +58,15 @@ def sent(channels, sizes):
     """Whose each datagram was, in their order."""
     order = []
     for _ in range(ENTRIES * len(channels)):
-        data = plain.recv(4096)
+        try:
+            data = plain.recv(4096)
+        except TimeoutError:
+            for channel in channels:
+                entries = iter(channel.completion.pop, None)
+                print(f"# in the ring: {channel.tx.get(channel.tx.producer) - consumed(channel)}, flags "
+                      f"{channel.tx.get(channel.tx.flags)}, errors {[entry[4] for entry in entries if entry[4]]}")
+            print("#", subprocess.run(("kopictl", "engine"), capture_output=True, text=True, check=False).stdout)
+            raise
         order.append(data[0])
         if len(data) != sizes[data[0]]:
             check("a datagram's length", False, (data[0], len(data)))

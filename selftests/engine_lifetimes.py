@@ -10,7 +10,7 @@ import time
 
 import kopi
 import memory
-from control import ask, family
+from control import ask, engine_threads, family
 from equivalence import namespace, sh
 from kopi import ENGINE, Channel, check, finish, wait_until
 
@@ -19,7 +19,7 @@ CPUS = sorted(os.sched_getaffinity(0))
 # Descriptors of a ring, of which some dozens of rings are more than an engine sends in a minute.
 FLOODED = 32768
 # Seconds: the one for which engines send, and the time until they are told on a busy machine.
-ENDED = 20 if os.path.exists("/sys/kernel/debug/kcov") else 3
+ENDED = 20
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 plain.settimeout(20)
 plain.bind(("127.0.0.1", 0))
@@ -41,13 +41,6 @@ def polled():
 def references():
     with open("/sys/module/kopi/refcnt", encoding="ascii") as count:
         return int(count.read())
-
-
-def threads():
-    """The engines' threads."""
-    return sorted(name for pid in os.listdir("/proc") if pid.isdigit()
-                  for name in [open(f"/proc/{pid}/comm", encoding="ascii").read().strip()]
-                  if name.startswith("kopi-engine"))
 
 
 def polled_channel(address="127.0.0.1", peer=None):
@@ -145,8 +138,8 @@ pids = [program() for _ in range(2)]
 for turn in range(9):
     set_engines(*CPUS[:turn % (len(CPUS) + 1)], idle=turn % 3 * 1000)
 check("engines that change under two programs",
-      wait_until(lambda: threads() == [f"kopi-engine/{cpu}" for cpu in CPUS[:8 % (len(CPUS) + 1)]]),
-      threads())
+      wait_until(lambda: engine_threads() == [f"kopi-engine/{cpu}" for cpu in CPUS[:8 % (len(CPUS) + 1)]]),
+      engine_threads())
 for pid in pids:
     kill(pid)
 check("all of that is freed", wait_until(lambda: references() == idle), references())
@@ -157,7 +150,7 @@ pids = [flood() for _ in range(4)]
 start = time.monotonic()
 set_engines()
 took = time.monotonic() - start
-check("engines end soon, however full the rings are", took < ENDED and not threads(), took)
+check("engines end soon, however full the rings are", took < ENDED and not engine_threads(), took)
 for pid in pids:
     kill(pid)
 check("what they left is freed", wait_until(lambda: references() == idle), references())
@@ -192,7 +185,7 @@ check("the module can't be taken away from a channel", sh("rmmod kopi 2>&1 || ec
 channel.region.close()
 channel.sock.close()
 kopi.expect(memory.unload(), "nothing holds the module")
-check("without sockets it can, with its engines", threads() == [], threads())
+check("without sockets it can, with its engines", engine_threads() == [], engine_threads())
 kopi.expect(memory.load(), "it comes again")
 # By a program of its own: the family's number is another one now.
 check("and comes back without any", sh("/kopi/build/cargo/release/kopictl --json engine") == "[]\n")

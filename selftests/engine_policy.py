@@ -10,7 +10,6 @@ import errno
 import os
 import socket
 import struct
-import traceback
 
 import kopi
 from apparmor import confine, profiles
@@ -65,27 +64,9 @@ def become(uid):
     os.setresuid(uid, uid, uid)
 
 
-def in_child(steps, *arguments):
-    """What the steps give in a child process, in words."""
-    ours, theirs = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            result = steps(*arguments)
-        except BaseException:  # pylint: disable=broad-except
-            result = traceback.format_exc()
-        os.write(theirs, str(result).encode())
-        os._exit(0)
-    os.close(theirs)
-    with os.fdopen(ours) as pipe:
-        result = pipe.read()
-    os.waitpid(pid, 0)
-    return result
-
-
 def test(what, expected, steps, *arguments):
     """What the steps give must be this, and nothing is received that isn't sent."""
-    got = in_child(steps, *arguments)
+    got = kopi.told_by_child(lambda: steps(*arguments))
     received = 0
     plain.setblocking(False)
     try:

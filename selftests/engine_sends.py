@@ -8,7 +8,7 @@ import select
 import socket
 
 import kopi
-from control import ask, family, refused
+from control import ask, engine_threads, family, refused
 from kopi import BELL_TX, BELL_WAIT_RX, ENGINE, Channel, check, finish, wait_until
 
 ynl = family()
@@ -84,10 +84,7 @@ set_engines(CPUS[-1], idle=3_600_000_000, budget=4096)
 shown = engines()
 check("an engine", len(shown) == 1 and shown[0]["cpu"] == CPUS[-1] and shown[0]["budget"] == 4096
       and shown[0]["idle"] == 3_600_000_000 and shown[0]["channels"] == 0, shown)
-threads = [name for pid in os.listdir("/proc") if pid.isdigit()
-           for name in [open(f"/proc/{pid}/comm", encoding="ascii").read().strip()]
-           if name.startswith("kopi-engine")]
-check("its thread", threads == [f"kopi-engine/{CPUS[-1]}"], threads)
+check("its thread", engine_threads() == [f"kopi-engine/{CPUS[-1]}"], engine_threads())
 check("a channel that is silent isn't polled", needs_bell(channel))
 ring(channel)
 check("one that rings is", is_polled(channel))

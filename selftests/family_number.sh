@@ -26,7 +26,7 @@ check "insmod family=21" insmod "$module" family=21
 check "sockets of family 21" opens 21
 check "none of 19" eval '! opens 19'
 check "the number is in sysfs" [ "$(cat /sys/module/kopi/parameters/family)" = 21 ]
-rmmod kopi
+wait_for rmmod kopi
 
 # The family says EEXIST, which the kernel keeps for a module that is loaded already:
 # finit_module() makes it EBUSY.

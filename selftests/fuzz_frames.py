@@ -28,10 +28,20 @@ def hooked():
         rules("table inet t {", "chain pre {", "type filter hook prerouting priority -300", "counter", "}",
               "chain in {", "type filter hook input priority 0", "ct state new counter", "}", "}")
     try:
-        yield
+        with limits(TRACKED):
+            yield
     finally:
         with namespace("host"):
             run_nft("flush ruleset\n")
+
+
+@contextlib.contextmanager
+def limits(sysctls):
+    """With these, for a while."""
+    with contextlib.ExitStack() as stack:
+        for each, value in sysctls.items():
+            stack.enter_context(sysctl(each, value))
+        yield
 
 
 def told_the_same(ynl, name, way):
@@ -60,12 +70,12 @@ WAYS = {"directly": contextlib.nullcontext, "with hooks": hooked, "by the stack"
 # Of fragments that never come none is given up for want of memory, and none is kept for long.
 SYSCTLS = {"net.ipv4.ipfrag_high_thresh": 256 << 20, "net.ipv6.ip6frag_high_thresh": 256 << 20,
            "net.ipv4.ipfrag_time": 2, "net.ipv6.ip6frag_time": 2}
+# Those of IPv6 that connection tracking has are others.
+TRACKED = {"net.netfilter.nf_conntrack_frag6_high_thresh": 256 << 20, "net.netfilter.nf_conntrack_frag6_timeout": 2}
 attach()
 with namespace("host"):
     YNL = family()
-with contextlib.ExitStack() as STACK:
-    for SYSCTL, VALUE in SYSCTLS.items():
-        STACK.enter_context(sysctl(SYSCTL, VALUE))
+with limits(SYSCTLS):
     know_senders()
     for NAME, WAY in WAYS.items():
         kopi.attempt(told_the_same, YNL, NAME, WAY)

@@ -10,6 +10,7 @@ import struct
 import kopi
 import memory
 from equivalence import namespace, sh
+from links import is_running
 from nfqueue import Queue
 
 COUNT, SIZE = 16, 1900
@@ -69,7 +70,7 @@ sh("tc qdisc del dev lo root")
 kopi.check("netem: all is given back", memory.wait_until_unused(), memory.module_users())
 
 # With a delay that ends by itself.
-sh("tc qdisc add dev lo root netem delay 2s")
+sh("tc qdisc add dev lo root netem delay 5s")
 child, pending = send_and_wait()
 kopi.check("delay: the frames are held", pending == COUNT, pending)
 kill(child)
@@ -82,9 +83,11 @@ sh("tc qdisc del dev lo root")
 sh("ip netns add away; ip link add near mtu 4000 type veth peer name far mtu 4000 netns away; "
    "ip addr add 198.51.100.1/24 dev near; ip link set near up; "
    "ip -n away addr add 198.51.100.2/24 dev far; ip -n away link set far up; "
-   "tc qdisc add dev near root netem delay 5s; "
    # No packet but those that are sent here is to wait for an address.
    "ip neigh add 198.51.100.2 dev near lladdr $(ip netns exec away cat /sys/class/net/far/address)")
+# Its queue drops all until the kernel has seen that there is a link.
+kopi.wait_until(lambda: is_running("near"))
+sh("tc qdisc add dev near root netem delay 5s")
 local = receiver
 with namespace("away"):
     receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

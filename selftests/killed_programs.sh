@@ -10,6 +10,9 @@ cycles=${CYCLES:-40}
 # Kilobytes of vmalloc and of all free memory.
 vmalloc() { sed -n 's/^VmallocUsed: *\([0-9]*\).*/\1/p' /proc/meminfo; }
 
+# All have made their flows.
+all_run() { [ "$(kopictl info --json | jq .flows)" -ge 10 ]; }
+
 once() {
 	local pids=() pid
 	for port in $(seq 7001 7005); do
@@ -18,7 +21,7 @@ once() {
 		timeout 5 kopi-gen flood "127.0.0.1:$port" --seconds 5 --size 900 >/dev/null 2>&1 &
 		pids+=($!)
 	done
-	sleep 0.2
+	wait_for all_run
 	for pid in "${pids[@]}"; do kill -9 "$pid"; done
 	wait "${pids[@]}" 2>/dev/null
 }

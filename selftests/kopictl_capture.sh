@@ -7,9 +7,7 @@
 . "$(dirname "$0")/lib.sh"
 
 kopictl() { in_host kopictl "$@"; }
-has() { jq -e "$@" >/tmp/jq.out || { sed 's/^/# /' /tmp/jq.out; false; }; }
 says() { grep -qE -- "$1" "$2" || { sed 's/^/# /' "$2"; false; }; }
-ends_with() { local status=$1; shift; "$@" >/tmp/out 2>&1; [ $? = "$status" ] || { sed 's/^/# /' /tmp/out; false; }; }
 devices() { ip -n host -o link show type kopimon | wc -l; }
 
 declare -A running
@@ -40,6 +38,8 @@ captures() {
 # Ends captures; the last one's status is that of all.
 stop() {
 	local name status=0
+	# A packet is shown after a tenth of a second at the latest.
+	sleep 0.5
 	for name in "$@"; do kill "${running[$name]}"; done
 	for name in "$@"; do wait "${running[$name]}" || status=$?; unset "running[$name]"; done
 	return $status

@@ -7,8 +7,6 @@
 
 kopictl() { in_host kopictl "$@"; }
 rule() { in_host kopictl rule "$@"; }
-has() { jq -e "$@" >/tmp/jq.out || { sed 's/^/# /' /tmp/jq.out; false; }; }
-ends_with() { local status=$1; shift; "$@" >/tmp/out 2>&1; [ $? = "$status" ] || { sed 's/^/# /' /tmp/out; false; }; }
 says() { grep -qF -- "$1" /tmp/out || { sed 's/^/# /' /tmp/out; false; }; }
 clean() { rule flush; rule default allow; }
 trap clean EXIT
@@ -85,6 +83,19 @@ rule save >/tmp/right
 check "save follows a link, and no planted name" eval 'rule save /tmp/saves/link && [ -L /tmp/saves/link ] &&
 	cmp /tmp/saves/real /tmp/right && [ ! -e /tmp/saves/victim ] && [ "$(find /tmp/saves -mindepth 1 | wc -l)" = 3 ]'
 check "- is standard output" eval '(cd /tmp/saves && rule save - | cmp - /tmp/right && [ ! -e ./- ])'
+
+kopictl restore /tmp/saved
+echo 'default deny' >/tmp/only
+check "a configuration with only a default is right" kopictl config check /tmp/only
+check "and leaves the rules" eval 'kopictl config apply /tmp/only && rule list --json | has \
+	".default == \"deny\" and (.rules | length) == 2"'
+now=$(generation)
+check "again, it changes nothing" eval 'kopictl config apply /tmp/only && [ "$(generation)" = "$now" ]'
+echo 'enforce off' >/tmp/only
+check "nor does one with only enforce" eval 'kopictl config apply /tmp/only && [ "$(generation)" = "$now" ]'
+echo 'rule user root allow' >/tmp/only
+check "one with rules replaces them" eval 'kopictl config apply /tmp/only && rule list --json | has \
+	".default == \"deny\" and (.rules | length) == 1"'
 
 # Every kind of word, as the kernel has it.
 mkdir -p /sys/fs/cgroup/ruled

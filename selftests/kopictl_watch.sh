@@ -6,7 +6,6 @@
 . "$(dirname "$0")/lib.sh"
 
 kopictl() { in_host kopictl "$@"; }
-has() { jq -e "$@" >/tmp/jq.out || { sed 's/^/# /' /tmp/jq.out; false; }; }
 watchers=()
 trap 'kill "${watchers[@]}" 2>/dev/null; in_host kopictl rule enforce off; in_host kopictl rule flush' EXIT
 # Starts one, and waits until it hears a flow of root's.

@@ -35,6 +35,15 @@ shown() { sed 's/^[ \t]*/    /' | while read -r line; do tell "  $line"; done; }
 # Not `ip netns exec`, under which /sys has no cgroups.
 in_host() { nsenter --net=/run/netns/host "$@"; }
 in_peer() { nsenter --net=/run/netns/peer "$@"; }
+# Whether JSON on standard input is as a filter says.
+has() { jq -e "$@" >/tmp/jq.out || { sed 's/^/# /' /tmp/jq.out; false; }; }
+# Whether a command ends with a status; what it printed is in /tmp/out: ends_with STATUS COMMAND...
+ends_with() {
+	local status=$1
+	shift
+	"$@" >/tmp/out 2>&1
+	[ $? = "$status" ] || { sed 's/^/# /' /tmp/out; false; }
+}
 # What a port of the host answers to a line from the peer: ask PORT LINE [SECONDS]. Half a minute is
 # for a busy machine; where no answer is expected, one will do.
 ask() {

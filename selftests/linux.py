@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0
-"""Numbers of the kernel's ABI that Python's modules have no names for.
+"""Numbers and structures of the kernel's ABI that Python's modules have no names for.
 
-Source: asm-generic/socket.h, linux/in.h, linux/in6.h, linux/tcp.h, linux/tls.h, linux/udp.h, linux/if_ether.h, linux/if_tun.h, linux/netlink.h
+Source: linux/socket.h, linux/uio.h, asm-generic/socket.h, linux/in.h, linux/in6.h, linux/tcp.h, linux/tls.h, linux/udp.h, linux/if_ether.h, linux/if_tun.h, linux/netlink.h
 """
+
+import ctypes
 
 SO_NO_CHECK, SO_ATTACH_FILTER, SO_DETACH_FILTER, SO_TIMESTAMP, SO_SNDBUFFORCE, SO_RCVBUFFORCE, SO_TIMESTAMPNS = 11, 26, 27, 29, 32, 33, 35
 SO_TIMESTAMPING, SO_PEEK_OFF, SO_BUSY_POLL, SO_MAX_PACING_RATE, SO_ATTACH_BPF = 37, 42, 46, 47, 50
@@ -38,3 +40,20 @@ PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 1, 
 SYS_DELETE_MODULE, SYS_BPF, SYS_PIDFD_GETFD = 176, 321, 438
 SYS_LANDLOCK_CREATE, SYS_LANDLOCK_ADD, SYS_LANDLOCK_RESTRICT = 444, 445, 446
 LANDLOCK_BIND_UDP, LANDLOCK_SEND_UDP = 4, 8
+
+
+class Iovec(ctypes.Structure):
+    """struct iovec."""
+    _fields_ = [("base", ctypes.c_void_p), ("len", ctypes.c_size_t)]
+
+
+class Msghdr(ctypes.Structure):
+    """struct msghdr."""
+    _fields_ = [("name", ctypes.c_void_p), ("namelen", ctypes.c_uint32), ("iov", ctypes.POINTER(Iovec)),
+                ("iovlen", ctypes.c_size_t), ("control", ctypes.c_void_p), ("controllen", ctypes.c_size_t),
+                ("flags", ctypes.c_int)]
+
+
+class Mmsghdr(ctypes.Structure):
+    """struct mmsghdr."""
+    _fields_ = [("hdr", Msghdr), ("len", ctypes.c_uint)]

@@ -99,8 +99,8 @@ def many_flows():
         kopictl("rule", "flush")
         numbers = [line.split() for line in kopictl("metrics").splitlines()]
         counted = [int(words[1]) for words in numbers if words[0] == "kopi_flows"]
-        # And the watchdog's, if it has one now.
-        check("metrics counts them", counted in ([FLOWS], [FLOWS + 1]), counted)
+        # And the watchdog's, of which there may be some now.
+        check("metrics counts them", counted and FLOWS <= counted[0] <= FLOWS + 4, counted)
         top = [each for each in json.loads(kopictl("top", "--json")) if each["pid"] in pids]
         check("top has their processes", {each["pid"]: each["flows"] for each in top} == dict.fromkeys(pids, EACH), top)
     watchdog.check()

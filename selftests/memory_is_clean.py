@@ -21,7 +21,7 @@ import subprocess
 import sys
 
 import kopi
-from equivalence import namespace, user
+from equivalence import namespace, sh, user
 from kopi import CHANNEL, INFO, SOL_KOPI, STATS, Channel, check, flow
 from linux import SO_ATTACH_FILTER, SO_DETACH_FILTER
 from monitors import DROPPED, OUT, PASSED, Monitor
@@ -260,10 +260,6 @@ def look_at_dropped():
         check("and what isn't dropped can be", channel.region.find(PATTERN) > 0)
         channel.region.close()
         channel.sock.close()
-
-
-def sh(command):
-    subprocess.run(command, shell=True, check=True)
 
 
 def faulting(address, flags=0):

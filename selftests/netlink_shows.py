@@ -19,24 +19,6 @@ from linux import NETLINK_GET_STRICT_CHK, SOL_NETLINK
 KINDS = {"local": "192.0.2.1", "peer": "192.0.2.2"}
 
 
-def in_child(work):
-    """Runs it in a child; gives what it printed as a result."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reader)
-        try:
-            os.write(writer, repr(work()).encode())
-        except BaseException as error:  # pylint: disable=broad-except
-            os.write(writer, repr(error).encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as file:
-        said = file.read()
-    os.waitpid(pid, 0)
-    return said
-
-
 def move(group):
     """Moves this process to a cgroup."""
     with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
@@ -133,7 +115,7 @@ with namespace("host"):
         return mine_only, channels, errors, "abi-version" in ask(other, "info-get")
 
     check("another user sees his own flows only, and may change nothing",
-          in_child(as_bob) == repr(({1002}, set(), [errno.EPERM] * 8, True)), in_child(as_bob))
+          kopi.told_by_child(as_bob) == repr(({1002}, set(), [errno.EPERM] * 8, True)), kopi.told_by_child(as_bob))
     theirs.close()
 
     # Strictness.

@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
 """An attached NIC below a bond, team, bridge, macvlan or VLAN, with a socket of AF_XDP on its queue, with other
-channels or another MTU, on any model of NIC (qemu/vm --model): all arrives both ways, in order, or a word says
-what can't be."""
+channels, traffic classes or another MTU, on any model of NIC (qemu/vm --model): all arrives both ways, in order, or
+a word says what can't be."""
 
 import ctypes
 import mmap
@@ -93,6 +93,17 @@ def beside_af_xdp():
     both_ways("without that socket", "direct")
 
 
+def classes():
+    """Traffic classes, by which the priority of a packet chooses its queue, and not its CPU."""
+    host("tc qdisc replace dev eth0 root mqprio num_tc 2 map 0 1 queues 1@0 1@1 hw 0")
+    for way in "qdisc", "direct":
+        both_ways(f"traffic classes by mqprio, {way}", "direct")
+        [device] = devices("host")
+        kopi.check(f"and packets leave in this way: {way}", device["path"] == way, device)
+        if way == "qdisc":
+            host("tc qdisc del dev eth0 root")
+
+
 def channels_detached():
     """With more channels than CPUs, and no queue more for each CPU, virtio_net would send frames by queues that it
     hasn't."""
@@ -104,6 +115,8 @@ def channels_detached():
         both_ways(f"combined {number} by ethtool, then attached", "direct")
         [device] = devices("host")
         kopi.check(f"and packets leave in this way: {way}", device["path"] == way, device)
+        if number == 2:
+            classes()
 
 
 def channels():

@@ -36,7 +36,7 @@ def address(here, there):
     ip -n peer addr add 2001:db8:d::2/64 dev {there} nodad"""
 
 
-REACH = "ping -q -c1 -w5 203.0.113.2 && ping -q -c1 -w5 2001:db8:d::2"
+REACH = "ping -q -c1 -w30 203.0.113.2 && ping -q -c1 -w30 2001:db8:d::2"
 
 
 def device(name, commands, here="d0", there="p0", clean=":", reach=REACH, comes_by=None,
@@ -173,7 +173,7 @@ def vrf_device(subject):
 LARGE = "ip link set d0 mtu 1700; ip -n peer link set p0 mtu 1700; "
 VRF = ("ip link add vrf0 type vrf table 50; ip link set vrf0 up; ip link set d0 master vrf0")
 UNVRF = "ip link del vrf0"
-VRF_REACH = "ping -I vrf0 -q -c1 -w5 203.0.113.2 && ping -I vrf0 -q -c1 -w5 2001:db8:d::2"
+VRF_REACH = "ping -I vrf0 -q -c1 -w30 203.0.113.2 && ping -I vrf0 -q -c1 -w30 2001:db8:d::2"
 PAIR = {"subject_at": at(HERE, SUBJECT_PORT), "peer_at": at(THERE, PEER_PORT)}
 SINGLE = {"gso": (False,)}
 OWN = {"snmp": "the tunnel's own packets count as UDP, and their number changes from run to run"}
@@ -209,7 +209,7 @@ run("devices", [
     device("IPIP", LARGE + "ip addr add 10.9.0.1/24 dev d0; ip -n peer addr add 10.9.0.2/24 dev p0; "
            "ip link add tl9 type ipip local 10.9.0.1 remote 10.9.0.2; "
            "ip -n peer link add tl9 type ipip local 10.9.0.2 remote 10.9.0.1", "tl9", "tl9",
-           reach="ping -q -c1 -w5 203.0.113.2", families=(4,)),
+           reach="ping -q -c1 -w30 203.0.113.2", families=(4,)),
     device("bond, whose active device fails in mid-flow",
            "ip link add d1 type veth peer name p1 netns peer; "
            "ip link add bond0 type bond mode active-backup miimon 10; ip link set d0 down; "

@@ -63,7 +63,7 @@ def ways_round():
     ip -6 route add 2001:db8:e::/64 via 2001:db8:d::fe
     ip -n peer route add 203.0.113.0/24 via 198.51.100.254
     ip -n peer -6 route add 2001:db8:d::/64 via 2001:db8:e::fe
-    ping -q -c1 -w5 198.51.100.2; ping -q -c1 -w5 2001:db8:e::2
+    ping -q -c1 -w30 198.51.100.2; ping -q -c1 -w30 2001:db8:e::2
     """)
     undo(sh, "ip link del d0; ip -n peer link del p0; ip netns del router", False)
 
@@ -260,7 +260,7 @@ def impatient():
     """Neighbours are asked for once, and for a short time."""
     links()
     for version in (4, 6):
-        for name, value in (("mcast_solicit", "1"), ("retrans_time_ms", "100")):
+        for name, value in (("mcast_solicit", "1"), ("retrans_time_ms", "1000")):
             set_sysctl(f"net/ipv{version}/neigh/d0/{name}", value)
 
 

@@ -262,7 +262,7 @@ run("seeing", [
     Policy("nstat, ip -s", remember_counters, observe=(changed_counters,), **SINGLE),
     Policy("conntrack -E", **watch(
         ["conntrack", "-E", "-e", "NEW,UPDATES", "-p", "udp", "--orig-port-src", "7000"],
-        "udp", r" \d+ (?=src)", before=no_conntrack), **SINGLE),
+        "udp", r" \d+ (?=src)| \[ASSURED\]", before=no_conntrack), **SINGLE),
     Policy("nft monitor trace", **watch(["nft", "monitor", "trace"], "trace id", r"id [0-9a-f]+|"
                                         r"(ip id|flowlabel) \d+", 3 * COUNT, before=NFTRACE),
            **SINGLE),

@@ -50,7 +50,7 @@ def give_up():
 
 def backwards(family):
     """Times for the datagrams, of which the last is first."""
-    start = time.monotonic_ns() + 100_000_000
+    start = time.monotonic_ns() + 1_000_000_000
     return [{"txtime": start + (COUNT - number) * 1_000_000} for number in range(COUNT)]
 
 
@@ -177,10 +177,10 @@ run("tc", [
            options=((socket.IPPROTO_IP, socket.IP_TOS, 0x10),), families=(4,), **seen),
     Policy("tbf", tc("qdisc add @ root tbf rate 8mbit burst 10kb limit 200kb"), settle=drained,
            **seen),
-    Policy("tbf, a full queue", tc("qdisc add @ root tbf rate 8kbit burst 1600 limit 9000"),
+    Policy("tbf, a full queue", tc("qdisc add @ root tbf rate 200bit burst 1600 limit 9000"),
            settle=give_up, out=ANY, **non_gso),
     Policy("tbf, a full queue, IP_RECVERR",
-           tc("qdisc add @ root tbf rate 8kbit burst 1600 limit 9000"), settle=give_up, out=ANY,
+           tc("qdisc add @ root tbf rate 200bit burst 1600 limit 9000"), settle=give_up, out=ANY,
            errors=("ENOBUFS",), options=((socket.IPPROTO_IP, IP_RECVERR, 1),),
            families=(4,), **non_gso),
     Policy("fq", tc("qdisc add @ root fq"), **seen),
@@ -222,10 +222,10 @@ run("tc", [
     Policy("clsact ingress, flower: drop", clsact(*flower("ingress", 7000, "drop")), into=NONE,
            **non_gso, **counted),
     Policy("clsact egress: police",
-           clsact(*flower("egress", 7001, "police rate 1kbit burst 19800 conform-exceed drop/pass")),
+           clsact(*flower("egress", 7001, "police rate 1kbit burst 19550 conform-exceed drop/pass")),
            out=22, **non_gso, **counted),
     Policy("clsact ingress: police",
-           clsact(*flower("ingress", 7000, "police rate 1kbit burst 19800 conform-exceed drop/pass")),
+           clsact(*flower("ingress", 7000, "police rate 1kbit burst 19250 conform-exceed drop/pass")),
            into=22, **non_gso, **counted),
     Policy("clsact egress: mirred",
            together(other, clsact(*flower("egress", 7001, "mirred egress mirror dev other"))),

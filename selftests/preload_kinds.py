@@ -44,10 +44,10 @@ def outcome(*command, **options):
     return done.returncode, [line for line in done.stdout.splitlines() if not line.startswith("channel")], done
 
 
-def is_same(what, program, channel="channel: 1", **options):
+def is_same(what, program, channel="channel: 1", lines=21, **options):
     """The same by `kopi run`, on a channel."""
     alone, run = outcome(program, **options), outcome(*RUN, program, **options)
-    check(f"{what}: the same as alone", alone[:2] == run[:2] and alone[0] == 0 and len(alone[1]) == 21,
+    check(f"{what}: the same as alone", alone[:2] == run[:2] and alone[0] == 0 and len(alone[1]) == lines,
           f"{alone} {run}".replace("\n", "\n# "))
     check(f"{what}: {channel}", channel in run[2].stdout, run[2].stderr)
     return run[2]
@@ -80,6 +80,68 @@ def beside():
     library = build("beside.so", "-shared", "-fPIC", source="beside.c")
     done = is_same("another preloaded library", build("plain"), env=os.environ | {"LD_PRELOAD": library})
     check("another preloaded library: is called", done.stderr.count("beside") >= 1, done.stderr)
+
+
+def cancelled():
+    """Threads that are cancelled end where they would alone, and the process goes on."""
+    is_same("threads that are cancelled", build("cancelled", "-pthread", source=f"{HERE}/preload/cancelled.c"), lines=83)
+
+
+def capable():
+    """The loader loads no libraries of its caller's into a program whose file has capabilities, but for root."""
+    plain = build("capable")
+    # CAP_NET_RAW, permitted and effective: VFS_CAP_REVISION_2.
+    os.setxattr(plain, "security.capability", struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0))
+    os.chmod(".", 0o755)
+    is_same("a file with capabilities, for root", plain)
+    bob = ["setpriv", "--reuid", "bob", "--regid", "bob", "--clear-groups"]
+    for by, word in ((bob, "programs with capabilities"), ([], None)):
+        status, _, done = outcome(*by, *RUN, plain)
+        check(f"a file with capabilities: {'kopi run says so to bob' if by else 'nothing is said to root'}",
+              status == 0 and (word in done.stderr if word else not done.stderr)
+              and ("no flow" in done.stdout) == bool(by), str(done))
+
+
+UNTIL_THEN = """
+import os, resource, socket, sys
+def make():
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            try:
+                return len(sock.getsockopt(0x4b4f, 1, 16))
+            except OSError:
+                return "no flow"
+    except OSError as error:
+        return error.errno
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, 4096))
+first = make()
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
+print(first, make())
+"""
+REUSED = """
+import os, socket
+os.close(2)
+assert os.open("said", os.O_RDWR | os.O_CREAT, 0o600) == 2
+for _ in range(2):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect(("127.0.0.1", 9))
+        sock.send(b"x")
+print(os.path.getsize("said"))
+"""
+
+
+def transient():
+    """A first socket() that fails for now doesn't turn flows off."""
+    _, said, done = outcome(*RUN, sys.executable, "-c", UNTIL_THEN)
+    check("no descriptor for the first socket: the next one is a flow", said == [f"{errno.EMFILE} 16"], str(done))
+
+
+def silent():
+    """What is said doesn't come into another file that is descriptor 2 by now."""
+    said, told = (outcome(*RUN[:2], "--explain", *RUN[2:], sys.executable, "-c", code)
+                  for code in (REUSED, REUSED.replace("os.close(2)", "os.close(os.dup(2))").replace("== 2", "> 2")))
+    check("descriptor 2 is another file: nothing is said in it", said[1] == ["0"] and not said[2].stderr, str(said[2]))
+    check("while it is standard error, it is said there", "sends by a channel" in told[2].stderr, str(told[2]))
 
 
 def filtered(action):
@@ -116,6 +178,10 @@ with tempfile.TemporaryDirectory() as folder:
     sanitized()
     built()
     beside()
+    cancelled()
+    capable()
+    transient()
+    silent()
     restricted()
     os.chdir("/")
 kopi.finish()

@@ -18,6 +18,7 @@ import threading
 import kopi
 import limits
 import memory
+from linux import Iovec, Mmsghdr
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SOL_KOPI, OPT_INFO, OPT_STATS = 0x4b4f, 1, 4
@@ -28,7 +29,7 @@ RUN = ["kopi", "run", "--min-datagrams", "1"]
 
 def outcome(case, *by, **options):
     """Has a process of its own make one of the cases below."""
-    return subprocess.run([*by, sys.executable, SELF, case], capture_output=True, text=True, timeout=120, **options)
+    return subprocess.run([*by, sys.executable, SELF, case], capture_output=True, text=True, timeout=600, **options)
 
 
 def by_rings(sock):
@@ -36,24 +37,12 @@ def by_rings(sock):
     return struct.unpack("=Q", sock.getsockopt(SOL_KOPI, OPT_STATS, 8))[0]
 
 
-class Message(ctypes.Structure):
-    """struct mmsghdr, of one piece."""
-    _fields_ = [("name", ctypes.c_void_p), ("name_len", ctypes.c_size_t), ("pieces", ctypes.c_void_p),
-                ("count", ctypes.c_size_t), ("control", ctypes.c_size_t * 2), ("flags", ctypes.c_size_t),
-                ("len", ctypes.c_uint)]
-
-
-class Piece(ctypes.Structure):
-    """struct iovec."""
-    _fields_ = [("data", ctypes.c_char_p), ("len", ctypes.c_size_t)]
-
-
 def together(fd, *datagrams):
     """Sends by one call of sendmmsg(): how many were sent, or -1. From four on a ring has them."""
-    pieces = [Piece(data, len(data)) for data in datagrams]
-    messages = (Message * len(datagrams))()
+    pieces = [Iovec(ctypes.cast(data, ctypes.c_void_p), len(data)) for data in datagrams]
+    messages = (Mmsghdr * len(datagrams))()
     for message, piece in zip(messages, pieces):
-        message.pieces, message.count = ctypes.addressof(piece), 1
+        message.hdr.iov, message.hdr.iovlen = ctypes.pointer(piece), 1
     return LIBC.sendmmsg(fd, messages, len(datagrams), 0)
 
 

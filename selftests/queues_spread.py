@@ -4,48 +4,21 @@
 way are spread over the queues and lose nothing, and those with one flow have it in order. On a NIC with fewer queues
 all but the spreading (qemu/vm --model igb and virtio-taps have them)."""
 
-import json
 import re
-import subprocess
 
 import kopi
 from attached import attach, carrier, host, kopictl, model, peer
 from equivalence import devices
+from transfers import Transfer
 
 QUEUES, FLOWS, COUNT = 4, 32, 2000
 
 
-def start(space, cpu, flows, *words):
-    """Starts kopi-gen in a namespace, on a CPU."""
-    return subprocess.Popen(["nsenter", f"--net=/run/netns/{space}", "taskset", "-c", str(cpu), "kopi-gen", *words,
-                             "--json", "--count", str(COUNT), "--flows", str(flows)],
-                            stdout=subprocess.PIPE, text=True)
-
-
-class Transfer:
-    """One who receives on as many ports as there are flows, and one who sends."""
-
-    def __init__(self, near, far, address, cpu, flows):
-        self.what = f"from {far} to {near}, by CPU {cpu}, {flows} flows"
-        port = 7000 + 100 * cpu + flows
-        self.receiver = start(near, cpu, flows, "recv", "--bind", f"{address}:{port}", "--timeout", "60")
-        line = self.receiver.stdout.readline()
-        kopi.expect(line.startswith("listening"), line)
-        self.words = (far, cpu, flows, "send", f"{address}:{port}", "--ports", str(flows), "--size", "200")
-        self.sender = None
-        # The order is that of all flows together.
-        self.wrong = ("missing", "corrupt", "duplicate", "wrong_flow") + (("reordered",) if flows == 1 else ())
-
-    def begin(self):
-        """Begins to send."""
-        self.sender = start(*self.words)
-
-    def end(self):
-        """Checks what has been received."""
-        sent, got = self.sender.communicate()[0], self.receiver.communicate()[0]
-        report = json.loads(got.splitlines()[-1])
-        kopi.check(f"{self.what}: nothing is lost" + (", or overtaken" if "reordered" in self.wrong else ""),
-                   report["received"] == COUNT and not any(report[key] for key in self.wrong), (report, sent))
+def transfer(near, far, address, cpu, flows):
+    """On a CPU, to as many ports as there are flows; the order is that of all flows together."""
+    both = ("--flows", str(flows))
+    return Transfer(f"from {far} to {near}, by CPU {cpu}, {flows} flows", near, far, f"{address}:{7000 + 100 * cpu + flows}",
+                    COUNT, ("--ports", str(flows), "--size", "200", *both), both, ("taskset", "-c", str(cpu)), flows == 1)
 
 
 def by_queue():
@@ -65,7 +38,7 @@ if several:
 attach()
 carrier()
 before = by_queue()
-transfers = [Transfer(*place, cpu, flows)
+transfers = [transfer(*place, cpu, flows)
              for place in (("host", "peer", "192.0.2.1"), ("peer", "host", "192.0.2.2"))
              for cpu in (0, 1) for flows in (FLOWS, 1)]
 for each in transfers:

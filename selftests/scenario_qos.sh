@@ -55,10 +55,10 @@ measure() {
 	game_kbit=$((game * 8000 / elapsed)) rest_kbit=$((rest * 8000 / elapsed))
 }
 near() { [ "$1" -ge $(($2 * 9 / 10)) ] && [ "$1" -le $(($2 * 11 / 10)) ]; }
-# Measures until the rates are those expected, three times at most: a busy machine may not send at
+# Measures until the rates are those expected, ten times at most: a busy machine may not send at
 # the full rate for a moment.
 expect() {
-	for _ in 1 2 3; do
+	for _ in {1..10}; do
 		measure
 		near $rest_kbit "$2" && { [ "$1" = 0 ] || near $game_kbit "$1"; } && return
 	done

@@ -19,7 +19,8 @@ import warnings
 import kernel_counters
 import kopi
 from equivalence import namespace, run_nft, sh
-from linux import IP_MTU_DISCOVER, IP_PKTINFO, IP_TOS, IPV6_MTU_DISCOVER, IPV6_PKTINFO, IPV6_TCLASS, SO_SNDBUFFORCE
+from linux import (Iovec, Msghdr, IP_MTU_DISCOVER, IP_PKTINFO, IP_TOS, IPV6_MTU_DISCOVER, IPV6_PKTINFO, IPV6_TCLASS,
+                   SO_SNDBUFFORCE)
 from slow import SlowPage
 
 FAR = "192.0.2.2"
@@ -58,19 +59,12 @@ MAPPED = Version("IPv4 by a socket of IPv6", socket.AF_INET6, ("::", f"::ffff:{F
                  of=(kopi.UDP6, socket.IPPROTO_IPV6, IPV6_PKTINFO, IPV6_TCLASS, IPV6_MTU_DISCOVER))
 
 
-class Header(ctypes.Structure):
-    """struct msghdr."""
-    _fields_ = [("name", ctypes.c_void_p), ("name_len", ctypes.c_size_t), ("pieces", ctypes.c_void_p),
-                ("count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("control_len", ctypes.c_size_t),
-                ("flags", ctypes.c_size_t)]
-
-
 def sendmsg(sock, data, name=b"", control=b"", flags=0):
     """The result of the system call, and its errno. `data` is bytes, or an address and a length."""
-    at, size = data if isinstance(data, tuple) else (ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value, len(data))
-    piece = (ctypes.c_size_t * 2)(at, size)
+    at, size = data if isinstance(data, tuple) else (ctypes.cast(data, ctypes.c_void_p), len(data))
+    piece = Iovec(at, size)
     names, controls = ctypes.create_string_buffer(name, len(name) + 1), ctypes.create_string_buffer(control, len(control) + 1)
-    header = Header(ctypes.addressof(names) if name else None, len(name), ctypes.addressof(piece), 1,
+    header = Msghdr(ctypes.addressof(names) if name else None, len(name), ctypes.pointer(piece), 1,
                     ctypes.addressof(controls) if control else None, len(control), 0)
     ctypes.set_errno(0)
     sent = LIBC.sendmsg(sock.fileno(), ctypes.byref(header), flags)

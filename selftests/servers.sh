@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0
 # Sourced by what runs Debian's servers: each with a configuration in $work, the current directory, and $workers
-# threads or processes. They answer at 192.0.2.1.
+# threads or processes. They answer at 192.0.2.1. As on a machine of Debian's, those that have a user of their own
+# make their sockets as root and then become that user, who can write to $work.
 # shellcheck shell=bash
 # shellcheck disable=SC2016,SC2086,SC2154 # Zones begin with a $; names without spaces; the caller's variables.
 
@@ -20,7 +21,7 @@ run_nsd() {
 		server:
 		  ip-address: ${address:-192.0.2.1}
 		  server-count: $workers
-		  username: ""
+		  username: nsd
 		  rrl-ratelimit: 0
 		  zonesdir: "$work"
 		  pidfile: ""
@@ -38,7 +39,7 @@ run_nsd() {
 
 run_unbound() {
 	{
-		printf 'server:\n interface: 192.0.2.1\n access-control: 0.0.0.0/0 allow\n chroot: ""\n username: ""\n'
+		printf 'server:\n interface: 192.0.2.1\n access-control: 0.0.0.0/0 allow\n chroot: ""\n username: unbound\n'
 		printf ' directory: "%s"\n pidfile: ""\n use-syslog: no\n do-daemonize: no\n num-threads: %d\n' $work $workers
 		printf ' max-udp-size: 4096\n local-zone: "example.test." static\n'
 		zone | sed -n "s/^\([a-z]*[0-9]*\) 60 IN \(A\|AAAA\|TXT\) \(.*\)/ local-data: '\1.example.test. 60 IN \2 \3'/p"
@@ -47,14 +48,14 @@ run_unbound() {
 }
 
 run_knot() {
-	mkdir -p knot
+	install -d -o knot -g knot knot
 	cat >knot.conf <<-END
 		server:
 		    listen: 192.0.2.1@53
 		    rundir: $work/knot
 		    udp-workers: $workers
 		    udp-max-payload: 4096
-		    user: root:root
+		    user: knot:knot
 		database:
 		    storage: $work/knot
 		zone:
@@ -73,7 +74,7 @@ run_named() {
 		controls { };
 		zone "example.test" { type primary; file "$work/example.zone"; };
 	END
-	exec "$@" named -g -n $workers -c $work/named.conf
+	exec "$@" named -g -u bind -n $workers -c $work/named.conf
 }
 
 run_dnsmasq() {
@@ -82,7 +83,7 @@ run_dnsmasq() {
 		records+=("--host-record=host$number.example.test,198.51.100.$number,2001:db8:1::$number")
 	done
 	for number in {1..12}; do records+=("--txt-record=long.example.test,$(printf '%s%0180d' "$number" 0)"); done
-	exec "$@" dnsmasq -k -C /dev/null --no-resolv --no-hosts --user=root --pid-file= --listen-address=192.0.2.1 \
+	exec "$@" dnsmasq -k -C /dev/null --no-resolv --no-hosts --user=dnsmasq --pid-file= --listen-address=192.0.2.1 \
 		--bind-interfaces --host-record=ns.example.test,192.0.2.1 --local=/example.test/ --edns-packet-max=4096 \
 		--enable-tftp --tftp-root=$work/tftp --log-facility=- "${records[@]}"
 }
@@ -94,4 +95,4 @@ run_snmpd() {
 	exec "$@" snmpd -f -Lo -C -c $work/snmpd.conf -I -smux,mteTrigger,mteTriggerConf
 }
 
-run_memcached() { exec "$@" memcached -u root -U 11211 -p 11211 -l 192.0.2.1 -t $workers; }
+run_memcached() { exec "$@" memcached -u memcache -U 11211 -p 11211 -l 192.0.2.1 -t $workers; }

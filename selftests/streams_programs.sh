@@ -16,13 +16,13 @@ kopictl_flush() { in_host kopictl rule flush; }
 
 start iperf3 -s -p 5201 >/tmp/iperf3.server 2>&1
 check "iperf3's listener is a flow" wait_for listens 5201
-bulk() { in_peer timeout 60 iperf3 -c "$1" -p 5201 -n 3M -P 2 "${@:2}" >/tmp/iperf3.out 2>&1 || { tail -5 /tmp/iperf3.out; false; }; }
+bulk() { in_peer timeout 300 iperf3 -c "$1" -p 5201 -n 3M -P 2 "${@:2}" >/tmp/iperf3.out 2>&1 || { tail -5 /tmp/iperf3.out; false; }; }
 for address in 192.0.2.1 2001:db8::1; do
 	check "to iperf3, two connections, $address" bulk "$address"
 	check "from iperf3, $address" bulk "$address" -R
 	check "both ways, $address" bulk "$address" --bidir
 done
-client() { by_kopi timeout 60 iperf3 -c 127.0.0.1 -p 5201 -n 3M -P 2 --zerocopy >/tmp/iperf3.out 2>&1; }
+client() { by_kopi timeout 300 iperf3 -c 127.0.0.1 -p 5201 -n 3M -P 2 --zerocopy >/tmp/iperf3.out 2>&1; }
 check "a client by KOPI, too" client
 kill %1
 
@@ -48,7 +48,7 @@ check "but for others" fetch '[2001:db8::1]'
 in_host kopictl rule flush
 check "and again without the rule" fetch 192.0.2.1
 kill $server
-check "clients by asyncio" by_kopi timeout 60 python3 -c '
+check "clients by asyncio" by_kopi timeout 300 python3 -c '
 import asyncio
 async def answer(reader, writer):
     writer.write(await reader.readexactly(1000))

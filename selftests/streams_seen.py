@@ -12,7 +12,7 @@ import threading
 import time
 
 import kopi
-from equivalence import namespace, run_nft
+from equivalence import namespace, run_nft, sh
 from kopi import TCP6, attempt, check, fails, stream
 from monitors import DROPPED, IN, OUT, PASSED, Monitor
 
@@ -25,11 +25,6 @@ GROUP = "/sys/fs/cgroup/streams"
 def plain(proto=0):
     """A socket that isn't KOPI's."""
     return socket.socket(socket.AF_INET6 if proto == TCP6 else socket.AF_INET, socket.SOCK_STREAM)
-
-
-def sh(command):
-    """What it prints."""
-    return subprocess.run(command, shell=True, check=True, capture_output=True, text=True).stdout
 
 
 def far_listener(proto=0):

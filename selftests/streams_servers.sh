@@ -54,7 +54,7 @@ stop() { kill $server && wait $server; }
 trap 'kill $(jobs -p) 2>/dev/null; in_host kopictl rule flush' EXIT
 
 # Whether the peer gets the whole file.
-gets() { [ "$(in_peer timeout 60 busybox wget -q --no-check-certificate -O - "$1" 2>$work/get.err | sha256sum)" = "$sum" ]; }
+gets() { [ "$(in_peer timeout 300 busybox wget -q --no-check-certificate -O - "$1" 2>$work/get.err | sha256sum)" = "$sum" ]; }
 up() { in_peer timeout 3 bash -c ': >"/dev/tcp/192.0.2.1/$1"' up "$1" 2>/dev/null; }
 
 # Flows of bob's program on a local port, in a state: flows PROGRAM STATE
@@ -65,15 +65,15 @@ listeners() { in_host ss -Htln | wc -l; }
 # How many flows there have been.
 opened() { in_host kopictl stats --json | jq .flows_opened; }
 
-# Requests for some seconds, of which none fails: wrk_goes FILE CONNECTIONS
+# Requests for some seconds, of which none fails: wrk_goes FILE CONNECTIONS [DURATION]
 wrk_goes() {
-	in_peer timeout 60 wrk -t 1 -c "$2" -d 2s --timeout 30s "http://192.0.2.1:8080/$1" >$work/wrk.out 2>&1
+	in_peer timeout 300 wrk -t 1 -c "$2" -d "${3:-2s}" --timeout 30s "http://192.0.2.1:8080/$1" >$work/wrk.out 2>&1
 	sed -n 's/^ *\([0-9]* requests in\)/# \1/p' $work/wrk.out
 	grep -q '^ *[1-9][0-9]* requests in' $work/wrk.out && ! grep -E 'Socket errors|Non-2xx|unable' $work/wrk.out
 }
 # Some kinds of requests, of which none fails: benchmark_goes ADDRESS PIPELINED
 benchmark_goes() {
-	in_peer timeout 60 redis-benchmark -h "$1" -n 500 -c 20 -P "$2" -q -t set,get,incr,lpush,lrange_100 \
+	in_peer timeout 300 redis-benchmark -h "$1" -n 500 -c 20 -P "$2" -q -t set,get,incr,lpush,lrange_100 \
 		>$work/benchmark.out 2>&1 && [ "$(grep -o 'requests per second, p50' $work/benchmark.out | wc -l)" = 6 ] &&
 		! grep -i error $work/benchmark.out
 }
@@ -90,7 +90,8 @@ for how in plain flows; do
 	for url in http://192.0.2.1:8080 'http://[2001:db8::1]:8080' https://192.0.2.1:8443; do
 		check "$how: a file of 4 MB from $url" gets "$url/file"
 	done
-	wrk_goes small 16 &
+	# Long enough to be seen.
+	wrk_goes small 16 "$([ $how = plain ] || echo 8s)" &
 	asks=$!
 	[ $how = plain ] || check "$how: kopictl ps has its connections" wait_for eval '[ "$(flows nginx established)" -ge 16 ]'
 	check "$how: wrk" wait $asks

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 """Others' tests of sockets give by `kopi run --tcp` what they give with ordinary sockets: suites.py [NAME...]
 
-CPython's and socat's, and the Linux Test Project's, if `make suites LTP=DIRECTORY` has built them. Each runs in a
-network namespace of its own, with ordinary sockets and with flows. What differs is run twice more by itself in both
+CPython's and socat's, Debian's own of its servers, and the Linux Test Project's, if `make suites LTP=DIRECTORY` has
+built them. Each runs in a network namespace of its own, with ordinary sockets and with flows. What differs is run twice more by itself in both
 ways: some tests depend on how busy the machine is.
 """
 
@@ -29,6 +29,9 @@ MODULES = ("test_socket", "test_asyncio.test_events", "test_asyncio.test_sock_lo
 # The kernel has no UDP-Lite any more, and socket() says so.
 LEFT_OUT = ("*UDPLITE*", "*Udplite*")
 CONFIG = f"/kernels/{os.uname().release}/build/.config"
+# Those of Debian's that want neither systemd nor the Internet, in the order of their packages' debian/tests/control.
+DEBIAN = {"nsd": ("simpletest",), "knot": ("authoritative-server",), "memcached": ("daemon", "client.pl"),
+          "coturn": ("setup", "udp", "tcp")}
 SOCAT = "/usr/share/doc/socat/examples/test.sh"
 
 
@@ -78,6 +81,31 @@ def socat(way, _name, only=None):
     """What became of each of socat's tests with UDP."""
     text, _, sent = alone(way, ["bash", SOCAT, "-t", "1", *(only or ["udp"])], 1800)
     return dict(re.findall(r"^test +\d+ (\w+): .*\.\.\. *([A-Z]\w+)", text, re.M)), sent
+
+
+def make_service():
+    """What starts and stops servers where there is no systemd: the packages' own scripts, with the environment."""
+    os.makedirs("bin", exist_ok=True)
+    for name, words in ("service", '"/etc/init.d/$1" "$2"'), ("systemctl", '"/etc/init.d/${2%.service}" "$1"'):
+        with open(f"bin/{name}", "w", encoding="ascii") as script:
+            os.chmod(script.fileno(), 0o755)
+            script.write(f"#!/bin/sh\nexec {words}\n")
+
+
+def debian(way, name, only=None):
+    """What became of each test of a package's, all of which see the servers that the first of them has started."""
+    make_service()
+    shutil.rmtree("debian", ignore_errors=True)
+    shutil.copytree(f"{BUILT}/debian/{name}", "debian")
+    os.symlink(f"/usr/share/doc/{name}/examples", "debian/examples")
+    script = ('export PATH="$PWD/bin:$PATH" AUTOPKGTEST_TMP=$PWD; cd debian; for test in "$@"; do '
+              '"debian/tests/$test"; echo "test $test: $?"; done')
+    text, _, sent = alone(way, ["bash", "-c", script, "debian", *DEBIAN[name]], 600)
+    results = dict(re.findall(r"^test (\S+): (\d+)$", text, re.M))
+    for test, status in results.items():
+        if status != "0" and not only:
+            print(f"# {name}, {test}: {text[-600:]}")
+    return results, sent
 
 
 def ltp(way, _name, only=None):
@@ -131,8 +159,9 @@ def main():
     # Debian has a part of the package in another one.
     shutil.copytree(f"{BUILT}/python/test", "/usr/lib/python3.13/test", dirs_exist_ok=True)
     with_ltp = os.path.exists(f"{BUILT}/ltp/config.status")
-    for name in sys.argv[1:] or [*MODULES, "socat", *(["ltp"] if with_ltp else [])]:
-        compare({"socat": socat, "ltp": ltp}.get(name, cpython), name)
+    suites = {"socat": socat, "ltp": ltp, **dict.fromkeys(DEBIAN, debian)}
+    for name in sys.argv[1:] or [*MODULES, *DEBIAN, "socat", *(["ltp"] if with_ltp else [])]:
+        compare(suites.get(name, cpython), name)
     kopi.finish()
 
 

@@ -22,7 +22,7 @@ COUNT, SIZE = 16, 1400
 FILLED, OWN, SINGLE = range(32), range(32, 64), 64
 # Seconds after which a condition that isn't true never will be.
 DEBUG = os.path.exists("/sys/kernel/debug/kcov")
-PATIENCE = 300 if DEBUG else 20
+PATIENCE = 300 if DEBUG else 60
 EXECUTED = "/usr/bin/sleep"
 
 

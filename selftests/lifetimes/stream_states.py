@@ -205,6 +205,11 @@ class Member(Driven):
         """Whether its flow is listed."""
         return bool(self.holds()) and self.state != "lingering"
 
+    def wait_for_refusals(self):
+        """If nobody listens any more, whoever asks for a connection is told so at its next SYN, a second later."""
+        if not self.open or self.ask("state")[0] == 7:
+            wait("refusals", lambda: all(state_of(far) == 7 for far in self.far))
+
     def look(self):
         """What calls on the socket give."""
         seen = self.ask("look")

@@ -13,27 +13,16 @@ import struct
 import subprocess
 import sys
 
+sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from linux import (Iovec, Mmsghdr, IP_MTU_DISCOVER, IP_PKTINFO, IP_RECVERR, IP_RECVTOS, IP_RECVTTL,
+                   IPV6_PKTINFO, IPV6_RECVERR, IPV6_RECVHOPLIMIT, IPV6_RECVPKTINFO, IPV6_RECVTCLASS, SO_TIMESTAMPNS,
+                   UDP_CORK, UDP_GRO, UDP_SEGMENT)
+
 LIBC = ctypes.CDLL(None, use_errno=True)
 SOL_KOPI, OPT_STATS = 0x4b4f, 4
 MSG_MORE, MSG_WAITFORONE, MSG_ERRQUEUE, MSG_CONFIRM = 0x8000, 0x10000, 0x2000, 0x800
-UDP_CORK, UDP_SEGMENT, UDP_GRO = 1, 103, 104
-IP_RECVTOS, IP_RECVTTL, IP_PKTINFO, IP_RECVERR, IP_RECVORIGDSTADDR, IP_MTU_DISCOVER = 13, 12, 8, 11, 20, 10
-IPV6_RECVPKTINFO, IPV6_PKTINFO, IPV6_RECVHOPLIMIT, IPV6_RECVTCLASS, IPV6_RECVERR = 49, 50, 51, 66, 25
-SO_TIMESTAMPNS, SO_RXQ_OVFL = 35, 40
-
-
-class Iovec(ctypes.Structure):
-    _fields_ = [("base", ctypes.c_void_p), ("len", ctypes.c_size_t)]
-
-
-class Msghdr(ctypes.Structure):
-    _fields_ = [("name", ctypes.c_void_p), ("namelen", ctypes.c_uint32), ("iov", ctypes.POINTER(Iovec)),
-                ("iovlen", ctypes.c_size_t), ("control", ctypes.c_void_p), ("controllen", ctypes.c_size_t),
-                ("flags", ctypes.c_int)]
-
-
-class Mmsghdr(ctypes.Structure):
-    _fields_ = [("hdr", Msghdr), ("len", ctypes.c_uint)]
+IP_RECVORIGDSTADDR, SO_RXQ_OVFL = 20, 40
 
 
 def named(error):
