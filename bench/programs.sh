@@ -11,6 +11,7 @@
 
 work=/tmp/programs workers=1
 mkdir -p $work/tftp
+chmod 777 $work
 cd $work || exit
 zone >$work/example.zone
 failed=0

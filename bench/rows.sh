@@ -60,7 +60,7 @@ tcpdump_rows() {
 many() {
 	echo "# many flows, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
 	sysctl -qw net.kopi.user_max_flows=131072
-	in_void kopi-bench scale --nic void0 --local 198.18.0.0 || failed=1
+	in_void kopi-bench scale --nic void0 --local 198.18.0.0 "$@" || failed=1
 }
 there_and_back() {
 	echo "# round trips, at $(cut -d ' ' -f 1 /proc/uptime) s" >&2
@@ -128,6 +128,11 @@ offloaded() {
 	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads \
 		--modes udp_segment,kopi_gso_descs,kopi_gso --packets 65536 --policy "$@" || failed=1
 }
+# By the driver, which takes the payload from the pages that the program wrote.
+offloaded_frames() {
+	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads \
+		--modes "$1" --policy "${@:2}" || failed=1
+}
 offloaded_to_many() {
 	nsenter --net=/run/netns/tap kopi-bench send --nic tap0 --local 198.18.0.0 --offloads --peers many \
 		--payloads 64 --modes sendmmsg,io_uring,kopi_doorbell --policy "$@" || failed=1
@@ -147,6 +152,15 @@ if ip -n tap link show tap0 >/dev/null 2>&1; then
 	offloaded none --queues 2 --payloads 64
 	offloaded_to_many none --queues 2
 	nsenter --net=/run/netns/tap ethtool -L tap0 combined 1 >&2
+	nsenter --net=/run/netns/tap kopictl attach tap0 || failed=1
+	offloaded_frames kopi_direct,kopi_direct_gso,kopi_direct_datagrams none
+	nft10 tap output
+	offloaded_frames kopi_direct,kopi_direct_gso,kopi_direct_datagrams nft10 --counts handed --count "$nft_count"
+	also_conntrack tap output
+	offloaded_frames kopi_direct,kopi_direct_gso nft10_conntrack --counts handed --count "$nft_count"
+	nsenter --net=/run/netns/tap nft delete table inet more
+	no_nft tap
+	nsenter --net=/run/netns/tap kopictl detach tap0
 	received_offloaded none
 	nft10 onear input
 	received_offloaded nft10 --counts handed --count "$nft_count"
@@ -217,4 +231,7 @@ no_nft near
 received none --modes af_xdp_copy,xdp_drop
 received none --peers many --payloads 64 --modes af_xdp_copy,serve_af_xdp_copy,xdp_drop
 many
+in_void kopictl attach void0 || failed=1
+many --modes kopi_direct_datagrams
+in_void kopictl detach void0
 exit $failed
