@@ -43,7 +43,7 @@ serve() {
 	shift
 	[ $# -gt 0 ] || set -- "${server[@]}"
 	run --name "$name" --detach --user 1002 "${options[@]}" -- "$@" >"$work/said" 2>&1 &&
-		TENTHS=30 wait_for echoes 7777 hello 1 || { sed 's/^/# /' "$work/said"; podman logs "$name" | sed 's/^/# /'; return 1; }
+		TENTHS=300 wait_for echoes 7777 hello 1 || { sed 's/^/# /' "$work/said"; podman logs "$name" | sed 's/^/# /'; return 1; }
 }
 end() { podman rm --force --time 0 "$1" >/dev/null; }
 # Whether what a command says has a text: says TEXT COMMAND...

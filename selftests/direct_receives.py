@@ -119,7 +119,7 @@ def numbers_stay(ynl):
     flow.bind(("0.0.0.0", PORT))
     channel = kopi.Channel(flow, flags=kopi.OFFLOADS)
     tap.bind(("out0", ETH_P_ALL))
-    tap.settimeout(5)
+    tap.settimeout(20)
     with namespace("peer"):
         raw = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     raw.bind(("eth1", 0))

@@ -298,7 +298,7 @@ for gso in (False, True):
         tap[0].setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 1 << 24)
         tap[0].bind(("eth0", 3))
         tap[0].setblocking(False)
-    arrived = {number for number, _ in later(end, count, listen)}
+    arrived = {number for number, _ in later(end, count, listen, 1)}
     tapped = set()
     try:
         while True:

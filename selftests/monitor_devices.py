@@ -244,7 +244,7 @@ def goes_away():
 with namespace("peer"):
     FAR = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     FAR.bind((PEER, FAR_PORT))
-    FAR.settimeout(5)
+    FAR.settimeout(30)
 kopi.send_by_reference()
 with ruled() as FAMILY, watching() as MONITOR:
     CHANNEL = kopi.Channel()

@@ -23,7 +23,7 @@ SINGLE = {"gso": (False,)}
 class Watcher:
     """A tool that prints what it sees until it is stopped."""
 
-    def __init__(self, command, started=None, settle=0.3):
+    def __init__(self, command, started=None, settle=1):
         self.settle = settle
         self.path = "/tmp/watcher.out"
         with open(self.path, "wb") as out:

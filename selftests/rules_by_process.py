@@ -203,7 +203,7 @@ def reading_by_peers(ynl):
         good.bind((PEER, 7006))
     plain = kopi.flow()
     plain.bind((HOST, 6400))
-    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=QQ", 5, 0))
+    plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("=QQ", 20, 0))
     add(ynl, remote_address=PEER, remote_prefix=32, remote_port_min=7005, verdict="deny")
 
     def both(*datagrams):

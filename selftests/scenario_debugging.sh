@@ -32,14 +32,14 @@ check "and the one that beats slowly" grep -qE '^[0-9]+ +kopi-nc +bob ' /tmp/sum
 tell "And with ordinary tools: whose packets are they, and from which port?"
 in_host nft -f - <<'EOF'
 table inet debug {
-	set who { typeof meta skuid . udp sport; flags dynamic; counter; size 1000; timeout 1m; }
+	set who { typeof meta skuid . udp sport; flags dynamic; counter; size 1000; timeout 1h; }
 	chain out {
 		type filter hook output priority 0
 		meta l4proto udp add @who { meta skuid . udp sport }
 	}
 }
 EOF
-typed "nft 'table inet debug { set who { typeof meta skuid . udp sport; flags dynamic; counter; timeout 1m; }"
+typed "nft 'table inet debug { set who { typeof meta skuid . udp sport; flags dynamic; counter; timeout 1h; }"
 typed "     chain out { type filter hook output priority 0; add @who { meta skuid . udp sport }; }; }'"
 ask 6001 ping >/dev/null
 # Most packets first: packets, user, port.

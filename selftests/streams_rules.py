@@ -326,7 +326,7 @@ def held_locks_hold_nobody_up(ynl):
         check("the lock is tried more and more seldom", 1 <= tried <= 12, tried)
         page.resolve()
         sender.join()
-        check("it is ended then", wait_until(lambda: near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 7, 10))
+        check("it is ended then", wait_until(lambda: near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 7, 60))
         clear(ynl)
 
 

@@ -37,11 +37,11 @@ def far_listener(proto=0):
     return waits
 
 
-def connect(make, proto=0):
-    """A connection from the host to the peer: both ends, or the errno."""
+def connect(make, proto=0, patience=20):
+    """A connection from the host to the peer: both ends, or the errno; seconds until it is given up."""
     with far_listener(proto) as waits:
         near = make(proto)
-        near.settimeout(1.5)
+        near.settimeout(patience)
         try:
             near.connect(waits.getsockname()[:2])
         except TimeoutError:
@@ -51,7 +51,7 @@ def connect(make, proto=0):
             near.close()
             return error.errno
         # What ends the handshake may be what is dropped.
-        waits.settimeout(1.5)
+        waits.settimeout(patience)
         try:
             far, _ = waits.accept()
         except TimeoutError:
@@ -60,16 +60,16 @@ def connect(make, proto=0):
         return near, far
 
 
-def exchange(make, proto):
+def exchange(make, proto, patience):
     """What a connection comes to: an errno, or what arrived."""
-    made = connect(make, proto)
+    made = connect(make, proto, patience)
     if isinstance(made, int):
         return errno.errorcode[made]
     near, far = made
     with near, far:
         near.sendall(b"ask" * 1000)
         got = 0
-        far.settimeout(1.5)
+        far.settimeout(patience)
         try:
             while got < 3000:
                 got += len(far.recv(5000))
@@ -137,7 +137,7 @@ def verdicts_are_equal():
                 if hook:
                     run_nft(table.format(hook=hook, rule=rule))
                 try:
-                    outcome = exchange(make, proto)
+                    outcome = exchange(make, proto, 20 if expected == "answer" else 1.5)
                     seen = json.loads(sh("nft -j list counters"))["nftables"] if hook else []
                     seen = [entry["counter"]["packets"] > 0 for entry in seen if "counter" in entry]
                     outcomes.append((outcome, seen))

@@ -233,7 +233,7 @@ def nobodys_file_system():
 def rules_wait_for_nobodys_file_system():
     """A request would hold generic netlink's lock meanwhile."""
     pid, ended = kopi.in_child(nobodys_file_system), []
-    kopi.wait_until(lambda: ended or ended.extend(each for each in [os.waitpid(pid, os.WNOHANG)] if each[0]), 20)
+    kopi.wait_until(lambda: ended or ended.extend(each for each in [os.waitpid(pid, os.WNOHANG)] if each[0]), 60)
     check("a rule about a file by FUSE is refused, and waits for nobody",
           ended and os.waitstatus_to_exitcode(ended[0][1]) == errno.EAGAIN, ended)
     if not ended:
