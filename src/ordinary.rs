@@ -176,7 +176,10 @@ impl JudgesOrdinary for Ordinary {
 
     fn calls(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result {
         let policy = &self.policy;
-        self.used.store(true, Relaxed);
+        // Seldom written: threads that use a socket at once share its cache line.
+        if !self.was_used() {
+            self.used.store(true, Relaxed);
+        }
         let judged = match call {
             SocketCall::Bind => {
                 policy.identify()?;
