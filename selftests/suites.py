@@ -3,8 +3,8 @@
 """Others' tests of sockets give by `kopi run --tcp` what they give with ordinary sockets: suites.py [NAME...]
 
 CPython's and socat's, Debian's own of its servers, and the Linux Test Project's, if `make suites LTP=DIRECTORY` has
-built them. Each runs in a network namespace of its own, with ordinary sockets and with flows. What differs is run twice more by itself in both
-ways: some tests depend on how busy the machine is.
+built them. Each runs in a network namespace of its own, with ordinary sockets and with flows. What differs is run
+twice more by itself in both ways: some tests depend on how busy the machine is.
 """
 
 import glob
@@ -33,6 +33,7 @@ CONFIG = f"/kernels/{os.uname().release}/build/.config"
 DEBIAN = {"nsd": ("simpletest",), "knot": ("authoritative-server",), "memcached": ("daemon", "client.pl"),
           "coturn": ("setup", "udp", "tcp")}
 SOCAT = "/usr/share/doc/socat/examples/test.sh"
+PROGRAMS = tuple(f"{name.upper()}=/usr/bin/{name}" for name in ("socat", "filan", "procan"))
 
 
 def alone(way, words, limit):
@@ -79,8 +80,11 @@ def cpython(way, module, only=None):
 
 def socat(way, _name, only=None):
     """What became of each of socat's tests with UDP."""
-    text, _, sent = alone(way, ["bash", SOCAT, "-t", "1", *(only or ["udp"])], 1800)
-    return dict(re.findall(r"^test +\d+ (\w+): .*\.\.\. *([A-Z]\w+)", text, re.M)), sent
+    text, _, sent = alone(way, ["env", *PROGRAMS, "bash", SOCAT, "-t", "1", *(only or ["udp"])], 1800)
+    results = dict(re.findall(r"^test +\d+ (\w+): .*\.\.\. *([A-Z]\w+)", text, re.M))
+    if not results:
+        print(f"# socat: {text[-600:]}")
+    return results, sent
 
 
 def make_service():
@@ -89,7 +93,8 @@ def make_service():
     for name, words in ("service", '"/etc/init.d/$1" "$2"'), ("systemctl", '"/etc/init.d/${2%.service}" "$1"'):
         with open(f"bin/{name}", "w", encoding="ascii") as script:
             os.chmod(script.fileno(), 0o755)
-            script.write(f"#!/bin/sh\nexec {words}\n")
+            # systemd would wait until the server says that it is ready.
+            script.write(f"#!/bin/sh\n{words} && sleep 5\n")
 
 
 def debian(way, name, only=None):
@@ -97,10 +102,15 @@ def debian(way, name, only=None):
     make_service()
     shutil.rmtree("debian", ignore_errors=True)
     shutil.copytree(f"{BUILT}/debian/{name}", "debian")
-    os.symlink(f"/usr/share/doc/{name}/examples", "debian/examples")
-    script = ('export PATH="$PWD/bin:$PATH" AUTOPKGTEST_TMP=$PWD; cd debian; for test in "$@"; do '
+    if not os.path.exists("debian/examples"):
+        os.symlink(f"/usr/share/doc/{name}/examples", "debian/examples")
+    for test in DEBIAN[name]:
+        # The sources' packer has left that out.
+        os.chmod(f"debian/debian/tests/{test}", 0o755)
+    script = ('export PATH="$PWD/bin:$PATH:$BUILT/usr/bin:$BUILT/usr/sbin" AUTOPKGTEST_TMP=$PWD; cd debian; for test in "$@"; do '
               '"debian/tests/$test"; echo "test $test: $?"; done')
-    text, _, sent = alone(way, ["bash", "-c", script, "debian", *DEBIAN[name]], 600)
+    command = ["env", f"BUILT={BUILT}/debian/programs", "bash", "-c", script, "debian", *DEBIAN[name]]
+    text, _, sent = alone(way, command, 600)
     results = dict(re.findall(r"^test (\S+): (\d+)$", text, re.M))
     for test, status in results.items():
         if status != "0" and not only:
@@ -149,8 +159,8 @@ def compare(suite, name):
             break
         print(f"# once more: {left}")
         left = differences(suite(SOCKETS, name, left)[0], suite(FLOWS, name, left)[0])
-    kopi.check(f"{name}, as with sockets: {kinds(suite, results)}; {sent} packets sent by flows", bool(plain) and not left,
-               left or "no result")
+    kopi.check(f"{name}, as with sockets: {kinds(suite, results)}; {sent} packets sent by flows", bool(plain) and not left
+               and not {"126", "127"} & set(plain.values()), left or plain or "no result")
 
 
 def main():
