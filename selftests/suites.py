@@ -81,6 +81,8 @@ def cpython(way, module, only=None):
 def socat(way, _name, only=None):
     """What became of each of socat's tests with UDP."""
     text, _, sent = alone(way, ["env", *PROGRAMS, "bash", SOCAT, "-t", "1", *(only or ["udp"])], 1800)
+    # It is coloured.
+    text = re.sub(r"\x1b\[\d+m", "", text)
     results = dict(re.findall(r"^test +\d+ (\w+): .*\.\.\. *([A-Z]\w+)", text, re.M))
     if not results:
         print(f"# socat: {text[-600:]}")
