@@ -109,9 +109,9 @@ def debian(way, name, only=None):
     for test in DEBIAN[name]:
         # The sources' packer has left that out.
         os.chmod(f"debian/debian/tests/{test}", 0o755)
-    script = ('export PATH="$PWD/bin:$PATH:$BUILT/usr/bin:$BUILT/usr/sbin" AUTOPKGTEST_TMP=$PWD; cd debian; for test in "$@"; do '
+    script = ('export PATH="$PWD/bin:$PATH:$PROGRAMS/usr/bin" AUTOPKGTEST_TMP=$PWD; cd debian; for test in "$@"; do '
               '"debian/tests/$test"; echo "test $test: $?"; done')
-    command = ["env", f"BUILT={BUILT}/debian/programs", "bash", "-c", script, "debian", *DEBIAN[name]]
+    command = ["env", f"PROGRAMS={BUILT}/debian/programs", "bash", "-c", script, "debian", *DEBIAN[name]]
     text, _, sent = alone(way, command, 600)
     results = dict(re.findall(r"^test (\S+): (\d+)$", text, re.M))
     for test, status in results.items():
