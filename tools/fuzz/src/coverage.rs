@@ -12,6 +12,7 @@ use std::{
     os::fd::AsRawFd,
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
+    thread,
 };
 
 const KCOV_INIT_TRACE: u64 = 0x8008_6301;
@@ -28,7 +29,7 @@ pub(crate) struct Coverage {
 }
 
 /// Has one thread's instructions noted.
-pub(crate) struct Tracer {
+struct Tracer {
     module: Range<u64>,
 }
 
@@ -53,16 +54,37 @@ impl Coverage {
         })
     }
 
-    /// For a thread that starts, if anything is to be noted.
-    pub(crate) fn tracer(&self) -> Option<Tracer> {
-        self.file.as_ref().map(|_| Tracer {
-            module: self.module.clone(),
+    /// Does the work of threads `0..count`, and notes what they reach.
+    pub(crate) fn threads(&mut self, count: u64, work: impl Fn(u64) + Sync) -> io::Result<()> {
+        let work = &work;
+        thread::scope(|scope| {
+            let workers: Vec<_> = (0..count)
+                .map(|number| {
+                    let trace = self.tracer();
+                    scope.spawn(move || match trace {
+                        Some(trace) => trace.record(|| work(number)),
+                        None => {
+                            work(number);
+                            Ok(Vec::new())
+                        }
+                    })
+                })
+                .collect();
+            for worker in workers {
+                let reached = worker
+                    .join()
+                    .map_err(|_| io::Error::other("a thread panicked"))??;
+                self.reached.extend(reached);
+            }
+            Ok(())
         })
     }
 
-    /// Adds what a thread reached.
-    pub(crate) fn add(&mut self, reached: Vec<u64>) {
-        self.reached.extend(reached);
+    /// For a thread that starts, if anything is to be noted.
+    fn tracer(&self) -> Option<Tracer> {
+        self.file.as_ref().map(|_| Tracer {
+            module: self.module.clone(),
+        })
     }
 
     /// Writes it, an offset from the start of .text a line.
@@ -81,7 +103,7 @@ impl Coverage {
 
 impl Tracer {
     /// Does the work, and gives the module's instructions that this thread reached by it.
-    pub(crate) fn record(&self, work: impl FnOnce()) -> io::Result<Vec<u64>> {
+    fn record(&self, work: impl FnOnce()) -> io::Result<Vec<u64>> {
         let file = File::options()
             .read(true)
             .write(true)

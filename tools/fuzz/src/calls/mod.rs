@@ -22,7 +22,6 @@ use std::{
     path::{Path, PathBuf},
     ptr,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    thread,
     time::Duration,
 };
 
@@ -95,31 +94,9 @@ pub(crate) fn run(run: &Run, calls: &Calls) -> io::Result<()> {
     let done = run.repeat(|seed, deadline| {
         let patience = pick(&mut random(seed, 0), &PATIENCE);
         let round = Round::new(family, ordinary, &places, slow, patience)?;
-        thread::scope(|scope| {
-            let workers: Vec<_> = (0..run.threads)
-                .map(|number| {
-                    let (round, trace, calls) = (&round, coverage.tracer(), &calls);
-                    let record = move || {
-                        let random = random(seed, number + 1);
-                        calls
-                            .fetch_add(work(round, random, run.operations / 10, deadline), Relaxed);
-                    };
-                    scope.spawn(move || match trace {
-                        Some(trace) => trace.record(record),
-                        None => {
-                            record();
-                            Ok(Vec::new())
-                        }
-                    })
-                })
-                .collect();
-            for worker in workers {
-                let reached = worker
-                    .join()
-                    .map_err(|_| io::Error::other("a thread panicked"))??;
-                coverage.add(reached);
-            }
-            Ok(())
+        coverage.threads(run.threads, |number| {
+            let random = random(seed, number + 1);
+            calls.fetch_add(work(&round, random, run.operations / 10, deadline), Relaxed);
         })
     })?;
     done.tell(&[("calls", calls.into_inner())]);

@@ -11,7 +11,6 @@ use rand::{rngs::SmallRng, Rng};
 use std::{
     io,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -31,31 +30,9 @@ pub(crate) fn run(run: &Run, ends: &Ends) -> io::Result<()> {
     let operations = AtomicU64::new(0);
     let done = run.repeat(|seed, deadline| {
         let round = Round::open(seed, ends)?;
-        thread::scope(|scope| {
-            let workers: Vec<_> = (0..run.threads)
-                .map(|number| {
-                    let (round, trace, operations) = (&round, coverage.tracer(), &operations);
-                    let record = move || {
-                        let random = random(seed, number + 1);
-                        operations
-                            .fetch_add(work(round, random, run.operations, deadline), Relaxed);
-                    };
-                    scope.spawn(move || match trace {
-                        Some(trace) => trace.record(record),
-                        None => {
-                            record();
-                            Ok(Vec::new())
-                        }
-                    })
-                })
-                .collect();
-            for worker in workers {
-                let reached = worker
-                    .join()
-                    .map_err(|_| io::Error::other("a thread panicked"))??;
-                coverage.add(reached);
-            }
-            io::Result::Ok(())
+        coverage.threads(run.threads, |number| {
+            let random = random(seed, number + 1);
+            operations.fetch_add(work(&round, random, run.operations, deadline), Relaxed);
         })?;
         for &fd in &round.fds {
             let stats = sys::stats(fd)?;
