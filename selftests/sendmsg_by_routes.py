@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""sendmsg() of a flow on a channel that only sends: the channel's routes send what is plain, with the results of a
-UDP socket, whatever the message, its memory, the rules and other threads do meanwhile."""
+"""sendmsg() of a flow on a channel: the channel's routes send what is plain, with the results of a UDP socket,
+whatever the message, its memory, the rules and other threads do meanwhile."""
 
 import ctypes
 import errno
+import itertools
 import json
 import mmap
 import os
@@ -27,6 +28,7 @@ FAR = "192.0.2.2"
 MSG_MORE, MSG_CONFIRM, MSG_ZEROCOPY = 0x8000, 0x800, 0x4000000
 LIBC = ctypes.CDLL(None, use_errno=True)
 MESSAGES = 3000
+KINDS = {"a channel that only sends": kopi.TX_ONLY, "one that receives, too": 0}
 
 
 class Version:
@@ -74,7 +76,7 @@ def sendmsg(sock, data, name=b"", control=b"", flags=0):
 class Pair:
     """A sender in the host's namespace, and where it sends to."""
 
-    def __init__(self, version=V4, plain=False, connect=False):
+    def __init__(self, version=V4, plain=False, connect=False, kind=kopi.TX_ONLY):
         with namespace("peer"):
             self.sink = socket.socket(version.family, socket.SOCK_DGRAM)
             self.sink.bind((version.far, 0))
@@ -85,7 +87,7 @@ class Pair:
             self.sock.bind((version.near, 0))
             if connect:
                 self.sock.connect(self.sink.getsockname())
-            self.channel = None if plain else kopi.Channel(self.sock, flags=kopi.TX_ONLY)
+            self.channel = None if plain else kopi.Channel(self.sock, flags=kind)
 
     def by_routes(self):
         """Datagrams that the channel has sent."""
@@ -100,13 +102,13 @@ class Pair:
 
 
 def plain_ones(version):
-    for connect in (False, True):
-        pair = Pair(version, connect=connect)
+    for connect, (kind_name, kind) in itertools.product((False, True), KINDS.items()):
+        pair = Pair(version, connect=connect, kind=kind)
         name = b"" if connect else pair.name
         for size in (0, 1, 100, version.longest):
             data = random.randbytes(size)
             kopi.expect(sendmsg(pair.sock, data, name) == (size, 0) and pair.sink.recv(2000) == data, f"{size} bytes")
-        what = f"{version.name}, {'connected' if connect else 'by address'}"
+        what = f"{version.name}, {'connected' if connect else 'by address'}, {kind_name}"
         kopi.check(f"{what}: the channel's routes send them", pair.by_routes() == 4 and not pair.channel.unaccounted(),
                    pair.channel.stats())
         source = version.control(version.source, version.info(f"::ffff:{V4.near}" if version is MAPPED else version.near))
@@ -233,9 +235,9 @@ def no_more(sock):
         sock.settimeout(20)
 
 
-def a_page_that_waits():
+def a_page_that_waits(kind):
     """The attack: a message whose page comes when the attacker likes holds nothing that others need."""
-    pair = Pair()
+    pair = Pair(kind=kind)
     with SlowPage() as page:
         got = []
         thread = threading.Thread(target=lambda: got.append(sendmsg(pair.sock, (page.address.value, 100), pair.name)))
@@ -327,9 +329,9 @@ def counted(version):
     return [*(values[name] for name in names), values[names[0]] - requests]
 
 
-def threads_at_once():
+def threads_at_once(kind):
     """Threads that send by sendmsg() and by the ring: each one's datagrams arrive once, in order."""
-    pair = Pair()
+    pair = Pair(kind=kind)
     pair.sink.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)
     count, senders = 400, 4
 
@@ -391,7 +393,10 @@ for ip_version in (V4, V6):
 plain_ones(MAPPED)
 wrong_ones(MAPPED)
 policies_end(MAPPED)
-for case in (memory_of_all_kinds, a_page_that_waits, refused, corked,
-             lambda: full(V4, "198.18.0.2"), lambda: full(V6, "2001:db8:5::2"), threads_at_once, closes_meanwhile):
+for each_kind in KINDS.values():
+    a_page_that_waits(each_kind)
+    threads_at_once(each_kind)
+for case in (memory_of_all_kinds, refused, corked, lambda: full(V4, "198.18.0.2"), lambda: full(V6, "2001:db8:5::2"),
+             closes_meanwhile):
     case()
 kopi.finish()

@@ -257,7 +257,7 @@ unsafe impl Protocol for Flow {
         socket: &Socket,
         message: impl FnOnce() -> Option<PlainMessage>,
     ) -> Option<i32> {
-        let channel = self.channel().filter(|channel| channel.is_tx_only())?;
+        let channel = self.channel()?;
         let mut message = message()?;
         // Another thread sends by the channel: UDP doesn't wait for it.
         let mut sender = channel.sender.try_lock()?;

@@ -137,6 +137,10 @@ impl WaitQueue {
             }
             // SAFETY: The caller is in process context, as this function requires.
             left = unsafe { bindings::schedule_timeout(left) };
+            // Before the entries are queued again, which usually isn't needed.
+            if condition() {
+                return Ok(());
+            }
         }
     }
 }

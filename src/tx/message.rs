@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! sendmsg() of a flow on a channel that only sends: by the routes that the channel remembers, as what
-//! comes by the ring.
+//! sendmsg() of a flow on a channel: by the routes that the channel remembers, as what comes by the ring.
 
 use super::{count_sent, Sender};
 use crate::flow::Flow;

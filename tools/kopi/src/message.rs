@@ -119,6 +119,29 @@ impl Message {
         self
     }
 
+    /// The peer, `None` for the connected one, if that is all that there is to say.
+    pub(crate) fn only_peer(&self) -> Option<Option<SocketAddr>> {
+        let Meta {
+            flags: 0,
+            gso_size: 0,
+            peer,
+            peer_port,
+            family,
+            ifindex,
+            ..
+        } = self.meta
+        else {
+            return None;
+        };
+        match (peer_port, family) {
+            (0, 0) => Some(None),
+            (0, _) => None,
+            // The device of an address that needs none.
+            (_, AF_INET6) if ifindex != 0 && !has_scope(Ipv6Addr::from(peer)) => None,
+            _ => Some(Some(address(&self.meta, &peer, peer_port))),
+        }
+    }
+
     /// The metadata to write, if there is anything to say.
     #[inline]
     pub(crate) fn meta(&self) -> Option<Meta> {
@@ -175,6 +198,25 @@ mod tests {
     fn connected_needs_no_metadata() {
         assert_eq!(Message::connected().meta(), None);
         assert!(Message::connected().ttl(1).meta().is_some());
+    }
+
+    #[test]
+    fn only_peers_are_for_sendmsg() {
+        assert_eq!(Message::connected().only_peer(), Some(None));
+        for text in ["192.0.2.1:7", "[2001:db8::1]:53", "[fe80::1%4]:9"] {
+            let peer: SocketAddr = text.parse().unwrap();
+            let to = Message::to(peer);
+            assert_eq!(to.only_peer(), Some(Some(peer)));
+            assert_eq!(to.ttl(1).only_peer(), None);
+            assert_eq!(to.segment_size(9).only_peer(), None);
+        }
+        let global = Message::to("[2001:db8::1]:53".parse().unwrap());
+        assert_eq!(global.device(3).only_peer(), None);
+        // Port 0 is an error that the ring reports.
+        assert_eq!(
+            Message::to("192.0.2.1:0".parse().unwrap()).only_peer(),
+            None
+        );
     }
 
     #[test]

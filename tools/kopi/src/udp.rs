@@ -41,6 +41,9 @@ pub(crate) use self::send::Sent;
 /// - The error of a large datagram, which goes by reference, may come with the next call, as ICMP
 ///   errors do.
 ///
+/// A datagram that a call sends by itself goes by sendmsg(2), past the ring, if there is room for it: that
+/// costs less than a doorbell. Batches go by the ring.
+///
 /// Datagrams aren't put together to GSO packets: every one meets rules and limits by itself, as those of
 /// a UDP socket.
 ///

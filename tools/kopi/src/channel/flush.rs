@@ -94,7 +94,6 @@ impl Channel {
     }
 
     /// Whether the kernel has yet to take something of the TX ring.
-    #[cfg(feature = "tokio")]
     pub(crate) fn has_unsent(&self) -> bool {
         self.tx.borrow().ring.is_unread()
     }

@@ -53,8 +53,7 @@ impl UdpSocket {
             if has_slept && self.is_shut_down()? {
                 return take(&self.lock().channel);
             }
-            // What an earlier call had to leave in the ring.
-            self.flush(&mut self.lock())?;
+            self.flush_rest()?;
             if has_slept {
                 // This would begin with the timeout anew.
                 if let Some(error) = patience.sleep(libc::POLLIN)? {
@@ -66,6 +65,15 @@ impl UdpSocket {
                 has_slept = true;
             }
         }
+    }
+
+    /// Shows the kernel what an earlier call had to leave in the ring.
+    fn flush_rest(&self) -> io::Result<()> {
+        let shared = &mut *self.lock();
+        if shared.channel.has_unsent() {
+            self.flush(shared)?;
+        }
+        Ok(())
     }
 
     fn wait_rx(&self) -> io::Result<()> {
