@@ -229,7 +229,7 @@ struct kopi_stats {
 	 * of the flow: tx_taken is tx_packets and all tx_drop_*, rx_taken is
 	 * rx_packets and all rx_drop_*: no datagram is unaccounted for
 	 */
-	__u64	tx_taken;		/* from the TX ring, or by sendmsg() (KOPI_CHANNEL_TX_ONLY) */
+	__u64	tx_taken;		/* from the TX ring, or by sendmsg() and the channel's routes */
 	__u64	rx_taken;		/* datagrams that reached the flow */
 	__u64	tx_drop_denied;		/* EPERM, EACCES: filter, cgroup, LSM */
 	__u64	tx_drop_unreachable;	/* ENETUNREACH, ECONNREFUSED and the like */

@@ -151,6 +151,13 @@ unsafe impl Protocol for Flow {
         Ok(())
     }
 
+    fn has_other_ends(&self) {
+        // A doorbell or an engine reads the options once for all that it sends.
+        if let Some(channel) = self.channel() {
+            drop(channel.interrupt_sender());
+        }
+    }
+
     fn may_listen(&self, socket: &Socket) -> Result {
         let policy = self.policy().ok_or(EINVAL)?;
         policy.identify()?;
@@ -258,6 +265,10 @@ unsafe impl Protocol for Flow {
         message: impl FnOnce() -> Option<PlainMessage>,
     ) -> Option<i32> {
         let channel = self.channel()?;
+        // An engine that ends waits for who has the sender.
+        if channel.wants_engine() || channel.is_sender_wanted() {
+            return None;
+        }
         let mut message = message()?;
         // Another thread sends by the channel: UDP doesn't wait for it.
         let mut sender = channel.sender.try_lock()?;

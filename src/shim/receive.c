@@ -111,6 +111,9 @@ struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_f
 	/* IP6CB(skb)->iif is at the same place. */
 	BUILD_BUG_ON(offsetof(struct inet_skb_parm, iif) != offsetof(struct inet6_skb_parm, iif));
 	IPCB(skb)->iif = skb->skb_iif;
+	/* The route of the frame before may have left some. */
+	if (!v6)
+		IPCB(skb)->flags = 0;
 	/* net_timestamp_check() (net/core/dev.c) */
 	if (static_branch_unlikely(&netstamp_needed_key))
 		skb->tstamp = ktime_get_real();
@@ -314,6 +317,8 @@ bool kopi_ask_input_hooks(struct sk_buff *skb, struct dst_entry *known)
 	int reason;
 
 	skb_dst_drop(skb);
+	/* The route may have noted that the sender should know of a shorter way. */
+	IPCB(skb)->flags = 0;
 	if (nf_hook(NFPROTO_IPV4, NF_INET_PRE_ROUTING, net, NULL, skb, dev, NULL,
 		    after_pre_routing) != 1)
 		return false;

@@ -99,6 +99,10 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// ends the connection. Process context.
     fn connected(&self, socket: &Socket) -> Result;
 
+    /// A connect() has changed its ends, or tried to: no packet is sent by earlier ones when this returns.
+    /// Process context.
+    fn has_other_ends(&self);
+
     /// Whether the socket may be corked, for good or by one message: `EOPNOTSUPP`. Process context.
     ///
     /// A ring's packets are sent under locks of the module. On a corked socket they would have to

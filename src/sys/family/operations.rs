@@ -240,11 +240,16 @@ impl<T: Protocol> Registration<T> {
                 let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
                 state.protocol.may_connect(this, &given)?;
                 let device = this.sk().bound_device();
-                to_result(inner(socket, name, len, flags))?;
+                let connected = to_result(inner(socket, name, len, flags));
+                state.protocol.has_other_ends();
+                connected?;
                 state
                     .protocol
                     .connected(this)
-                    .inspect_err(|_| this.sk().disconnect(device))?;
+                    .inspect_err(|_| {
+                        this.sk().disconnect(device);
+                        state.protocol.has_other_ends();
+                    })?;
             }
             Ok(0)
         })

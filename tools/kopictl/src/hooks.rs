@@ -9,7 +9,7 @@ use libbpf_rs::{Iter, Link, ObjectBuilder, OpenObject};
 use nix::fcntl::{Flock, FlockArg};
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, ErrorKind, Read},
+    io::{self, Read},
     os::unix::fs::OpenOptionsExt,
     path::Path,
 };
@@ -96,6 +96,10 @@ pub(crate) fn load() -> anyhow::Result<()> {
     let names = object
         .progs()
         .map(|program| program.name().to_string_lossy().into_owned());
+    // Whoever owns the folder could take the hooks away, or have others in their place.
+    if is_there(PINS) {
+        pins()?;
+    }
     let missing = missing(Path::new(PINS), names);
     if missing.is_empty() {
         return Ok(());
@@ -104,11 +108,7 @@ pub(crate) fn load() -> anyhow::Result<()> {
     if let Some(Switch::Off(mend)) = Switch::of_kernel() {
         bail!("{OFF}: {mend}");
     }
-    match fs::create_dir(PINS) {
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
-        made => made,
-    }
-    .with_context(|| format!("{BPFFS} has to be BPF's file system: `mount -t bpf none {BPFFS}`"))?;
+    pins()?;
     let pinned = pin(object, &missing);
     if pinned.is_err() {
         for name in &missing {
@@ -118,6 +118,18 @@ pub(crate) fn load() -> anyhow::Result<()> {
         let _ = fs::remove_dir(PINS);
     }
     pinned.context("the hooks for ordinary sockets")
+}
+
+/// Sees to it that the folder of pins is there, and root's alone.
+fn pins() -> anyhow::Result<()> {
+    runtime::at(Path::new(PINS), 0).map(drop).with_context(|| {
+        format!("{BPFFS} has to be BPF's file system, of root's: `mount -t bpf -o mode=700 none {BPFFS}`")
+    })
+}
+
+/// Whether there is something of that name, be it a link to nowhere.
+fn is_there(path: &str) -> bool {
+    fs::symlink_metadata(path).is_ok()
 }
 
 /// Those of the names that no pin in the folder has.
@@ -150,15 +162,16 @@ pub(crate) fn find_sockets() -> anyhow::Result<()> {
 
 /// Takes the hooks away.
 pub(crate) fn unload() -> io::Result<()> {
-    remove(PINS)
+    remove(PINS, 0)
 }
 
-fn remove(folder: &str) -> io::Result<()> {
-    let pins = match fs::read_dir(folder) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        pins => pins?,
-    };
-    for pin in pins {
+/// Removes a folder of pins that is that user's.
+fn remove(folder: &str, owner: u32) -> io::Result<()> {
+    if !is_there(folder) {
+        return Ok(());
+    }
+    // What a link names is somebody else's.
+    for pin in fs::read_dir(runtime::at(Path::new(folder), owner)?)? {
         fs::remove_file(pin?.path())?;
     }
     fs::remove_dir(folder)
@@ -167,6 +180,7 @@ fn remove(folder: &str) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn bpf_is_looked_for() {
@@ -193,6 +207,22 @@ mod tests {
         fs::write(folder.join(FIND), "").unwrap();
         assert_eq!(missing(&folder, names()), ["kopi_bind"]);
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn only_an_owners_pins_are_removed() {
+        let base = std::env::temp_dir().join(format!("kopictl-pins-{}", std::process::id()));
+        let (folder, link) = (base.join("folder"), base.join("link"));
+        fs::create_dir_all(&folder).unwrap();
+        let owner = fs::metadata(&base).unwrap().uid();
+        fs::write(folder.join("pin"), "").unwrap();
+        std::os::unix::fs::symlink(&folder, &link).unwrap();
+        let [folder, link] = [folder, link].map(|path| path.to_str().unwrap().to_owned());
+        assert!(remove(&link, owner).is_err() && remove(&folder, owner + 1).is_err());
+        assert!(is_there(&format!("{folder}/pin")));
+        assert!(remove(&folder, owner).is_ok() && !is_there(&folder) && is_there(&link));
+        assert!(remove(&folder, owner).is_ok());
+        fs::remove_dir_all(&base).unwrap();
     }
 
     #[test]

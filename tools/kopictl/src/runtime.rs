@@ -18,7 +18,9 @@ pub(crate) fn folder() -> io::Result<PathBuf> {
     at(Path::new(FOLDER), 0)
 }
 
-fn at(path: &Path, owner: u32) -> io::Result<PathBuf> {
+/// A folder of that user's alone, which is made if need be: `PermissionDenied` if it is somebody else's, or a
+/// link.
+pub(crate) fn at(path: &Path, owner: u32) -> io::Result<PathBuf> {
     match DirBuilder::new().mode(0o755).create(path) {
         // Whatever the umask is.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o755))?,

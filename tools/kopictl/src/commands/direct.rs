@@ -70,7 +70,7 @@ fn attach_found(mut device: Found<'_>, keep_offloads: bool) -> anyhow::Result<()
     let old = match program_of(&device.link) {
         (XdpAttached::None, _) => None,
         // It redirects to a module that is gone. Who may not look at it leaves it, as he does others.
-        (XdpAttached::Driver, Some(number)) if is_own(number).unwrap_or(false) => Some(number),
+        (XdpAttached::Driver, Some(number)) if is_own(number) => Some(number),
         (XdpAttached::Driver | XdpAttached::Multiple, _) => {
             return device.request(Command::DeviceAttach, None)
         }
@@ -102,7 +102,7 @@ pub(crate) fn detach(which: &Which) -> anyhow::Result<()> {
     let mut device = Found::find(&which.device)?;
     device.request(Command::DeviceDetach, None)?;
     if let (XdpAttached::Driver, Some(number)) = program_of(&device.link) {
-        if is_own(number)? {
+        if is_own(number) {
             let mut off = TurnedOff::before(&device, Some(number))?;
             set_program(&device.socket, device.link.header.index, None)?;
             off.restore()?;
@@ -305,15 +305,11 @@ fn note_of(program: u32) -> anyhow::Result<u64> {
     Ok(Array::<_, Entry>::try_from(map)?.get(&NOTE, 0)?[0])
 }
 
-/// Whether a program is kopictl's.
-fn is_own(number: u32) -> anyhow::Result<bool> {
-    for program in loaded_programs() {
-        let program = program?;
-        if program.id() == number {
-            return Ok(program.name_as_str() == Some(PROGRAM));
-        }
-    }
-    Ok(false)
+/// Whether a program is kopictl's. Others that end meanwhile can't be looked at, and aren't asked about.
+fn is_own(number: u32) -> bool {
+    loaded_programs()
+        .filter_map(Result::ok)
+        .any(|program| program.id() == number && program.name_as_str() == Some(PROGRAM))
 }
 
 /// The devices that are attached; none if one may not see them, or if the module knows of none.

@@ -1,0 +1,67 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""A flow is disconnected, or connected to somebody else, while a doorbell sends much: nothing more leaves from the port
+that it had, or to the peer."""
+
+import ctypes
+import errno
+import socket
+import struct
+import threading
+
+import kopi
+from linux import SO_RCVBUFFORCE
+
+LIBC = ctypes.CDLL(None, use_errno=True)
+COUNT = 4096
+
+
+def sink():
+    """A socket that has room for all."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, COUNT * 4096)
+    sock.bind(("127.0.0.1", 0))
+    sock.setblocking(False)
+    return sock
+
+
+def senders_of(sock):
+    """The addresses from which datagrams have come."""
+    senders = []
+    try:
+        while True:
+            senders.append(sock.recvfrom(9)[1])
+    except BlockingIOError:
+        return senders
+
+
+def change(name, what):
+    """Rings for a full ring, and calls connect() with an address when some of it was sent."""
+    peer = sink()
+    channel = kopi.Channel(tx=COUNT, completion=COUNT)
+    channel.sock.connect(peer.getsockname())
+    own = channel.sock.getsockname()
+    for _ in range(COUNT):
+        channel.send(0, b"datagram")
+    ringing = threading.Thread(target=channel.bell)
+    ringing.start()
+    kopi.wait_until(lambda: channel.stats()["tx_packets"] > 50)
+    kopi.expect(LIBC.connect(channel.sock.fileno(), name, len(name)) == 0, "connect()")
+    before = channel.stats()["tx_packets"]
+    ringing.join()
+    kopi.check(f"{what}: the doorbell was at work", 50 < before < COUNT, before)
+    errors = channel.complete(COUNT)
+    arrived = senders_of(peer)
+    kopi.check(f"{what}: nothing left from the old port, or to the old peer, afterwards",
+               len(arrived) <= before and set(arrived) == {own}, (len(arrived), before, own))
+    kopi.check(f"{what}: all is accounted for", len(errors) == COUNT and not channel.unaccounted(), channel.stats())
+    return errors
+
+
+kopi.check("what is left to a disconnected flow has no destination",
+           set(change(struct.pack("=H14x", 0), "disconnected")) == {0, errno.EDESTADDRREQ})
+other = sink()
+kopi.check("what is left to a connected one goes to its peer of now",
+           set(change(kopi.pack_address(*other.getsockname()), "connected to another peer")) == {0}
+           and 0 < len(senders_of(other)) < COUNT)
+kopi.finish()
