@@ -243,13 +243,10 @@ impl<T: Protocol> Registration<T> {
                 let connected = to_result(inner(socket, name, len, flags));
                 state.protocol.has_other_ends();
                 connected?;
-                state
-                    .protocol
-                    .connected(this)
-                    .inspect_err(|_| {
-                        this.sk().disconnect(device);
-                        state.protocol.has_other_ends();
-                    })?;
+                state.protocol.connected(this).inspect_err(|_| {
+                    this.sk().disconnect(device);
+                    state.protocol.has_other_ends();
+                })?;
             }
             Ok(0)
         })
