@@ -13,13 +13,13 @@ import kopi
 from linux import SO_RCVBUFFORCE
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-COUNT = 4096
+COUNT = 32768
 
 
 def sink():
     """A socket that has room for all."""
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, COUNT * 4096)
+    sock.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, COUNT * 2048)
     sock.bind(("127.0.0.1", 0))
     sock.setblocking(False)
     return sock

@@ -82,7 +82,8 @@ def by_engine():
         with Stuck(mine.sock):
             mine.send(1, b"stuck", plain.getsockname())
             os.write(tell, b"x")
-            kopi.expect(result(mine, 1) is None, "it waits")
+            got = result(mine, 1)
+            kopi.expect(got is None, "it waits", got)
             os.read(go, 1)
         mine.bell()
         kopi.expect(result(mine) == 0, "it is sent when the call is over")

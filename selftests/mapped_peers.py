@@ -13,7 +13,7 @@ from attached import attach, host, kopictl, sysctl
 from datagrams6 import FROM, IP6, PORT, Sender, option, same
 from equivalence import namespace, payload, run_nft
 from linux import (ETH_P_IP, IP_MTU_DISCOVER, IP_TOS, IP_TTL, IP_UNICAST_IF, IPV6_HOPOPTS, IPV6_MTU_DISCOVER, IPV6_TCLASS,
-                   IPV6_UNICAST_HOPS, SO_NO_CHECK, SO_RCVBUFFORCE, UDP_NO_CHECK6_TX)
+                   IPV6_UNICAST_HOPS, SO_NO_CHECK, SO_RCVBUFFORCE, SO_SNDBUFFORCE, UDP_NO_CHECK6_TX)
 
 NEAR, FAR, SECOND, FOREIGN = (f"::ffff:{address}" for address in ("192.0.2.1", "192.0.2.2", "192.0.2.11", "203.0.113.9"))
 IP, UDP = socket.IPPROTO_IP, socket.IPPROTO_UDP
@@ -96,7 +96,8 @@ def sources(wire):
 
 def of_both_versions(wire):
     """One flow sends to peers of both IP versions in turn: each gets its own, in order."""
-    sender = Sender(True, None, ("::", FROM))
+    # Room for all that a slow device hasn't sent yet: else UDP's sendmsg() is what waits.
+    sender = Sender(True, lambda sock: sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20), ("::", FROM))
     with namespace("peer"):
         sinks = [socket.socket(family, socket.SOCK_DGRAM) for family in (socket.AF_INET, socket.AF_INET6)]
     ends = []

@@ -151,7 +151,9 @@ def moved_and_back():
 
 def bond_fails():
     """The active device goes down, and the other takes over."""
-    undo(sh, "ip link set d0 up; ip link set bond0 type bond active_slave d0")
+    # The bond takes it once it has seen its link.
+    undo(sh, """ip link set d0 up
+    for turn in $(seq 200); do ip link set bond0 type bond active_slave d0 2>/dev/null && break; sleep 0.1; done""")
     sh("ip link set d0 down")
     deadline = time.monotonic() + PATIENCE
     while '"active_slave":"d1"' not in sh("ip -d -j link show bond0"):

@@ -20,7 +20,8 @@ class SlowPage:
     """Memory of one page; reading it waits for resolve()."""
 
     def __enter__(self):
-        self.fd = libc.syscall(SYS_USERFAULTFD, os.O_CLOEXEC)
+        # Of a descriptor that blocks, select() says that it is ready, always.
+        self.fd = libc.syscall(SYS_USERFAULTFD, os.O_CLOEXEC | os.O_NONBLOCK)
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "userfaultfd")
         fcntl.ioctl(self.fd, UFFDIO_API, bytearray(struct.pack("=QQQ", UFFD_API, 0, 0)))
