@@ -3,7 +3,6 @@
 """A flow is disconnected, or connected to somebody else, while a doorbell sends much: nothing more leaves from the port
 that it had, or to the peer."""
 
-import ctypes
 import errno
 import socket
 import struct
@@ -12,7 +11,6 @@ import threading
 import kopi
 from linux import SO_RCVBUFFORCE
 
-LIBC = ctypes.CDLL(None, use_errno=True)
 COUNT = 32768
 
 
@@ -46,7 +44,7 @@ def change(name, what):
     ringing = threading.Thread(target=channel.bell)
     ringing.start()
     kopi.wait_until(lambda: channel.stats()["tx_packets"] > 50)
-    kopi.expect(LIBC.connect(channel.sock.fileno(), name, len(name)) == 0, "connect()")
+    kopi.expect(kopi.libc.connect(channel.sock.fileno(), name, len(name)) == 0, "connect()")
     before = channel.stats()["tx_packets"]
     ringing.join()
     kopi.check(f"{what}: the doorbell was at work", 50 < before < COUNT, before)

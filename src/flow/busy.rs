@@ -23,6 +23,12 @@ impl Flow {
     pub(super) fn begin_busy(&self) {
         // Full order: either this finds the channel, or the flow comes to it later than this.
         self.busy.fetch_add(1, Full);
+        self.interrupt_ring();
+    }
+
+    /// Ends what a doorbell or an engine is sending by the options that it has read once for all of it. Process
+    /// context.
+    pub(super) fn interrupt_ring(&self) {
         if let Some(channel) = self.channel() {
             drop(channel.interrupt_sender());
         }

@@ -152,10 +152,7 @@ unsafe impl Protocol for Flow {
     }
 
     fn has_other_ends(&self) {
-        // A doorbell or an engine reads the options once for all that it sends.
-        if let Some(channel) = self.channel() {
-            drop(channel.interrupt_sender());
-        }
+        self.interrupt_ring();
     }
 
     fn may_listen(&self, socket: &Socket) -> Result {
@@ -265,7 +262,7 @@ unsafe impl Protocol for Flow {
         message: impl FnOnce() -> Option<PlainMessage>,
     ) -> Option<i32> {
         let channel = self.channel()?;
-        // An engine that ends waits for who has the sender.
+        // An engine that ends waits for who has the sender, and others wait in line.
         if channel.wants_engine() || channel.is_sender_wanted() {
             return None;
         }
