@@ -322,6 +322,25 @@ def routes_of_ipv4_are_kept(_ynl, wire, ip=V4):
     receiver.close()
 
 
+def the_local_table_is_first(ynl, wire, ip):
+    """A route of the main table gives way to one that the local table gets."""
+    receiver = Receiver(ip, address=ip.any, port=PORT + 6)
+    host("ip -6 route add local 2001:db8:66::/64 dev lo table main")
+    with Told(ynl, ip) as told:
+        for _ in range(2):
+            wire.send(ip, b"there", to="2001:db8:66::1", port=PORT + 6)
+            kopi.check("a local route in the main table", [each.data for each in receiver.take(1)] == [b"there"])
+    kopi.check("without the stack", told.directly == 2, told)
+    host("ip -6 route add blackhole 2001:db8:66::/64 table local")
+    wire.send(ip, b"gone", to="2001:db8:66::1", port=PORT + 6)
+    wire.send(ip, b"mark", port=PORT + 6)
+    got = [each.data for each in receiver.take(1)]
+    kopi.check("a black hole in the local table comes first", got == [b"mark"], got)
+    host("ip -6 route del blackhole 2001:db8:66::/64 table local")
+    host("ip -6 route del local 2001:db8:66::/64 dev lo table main")
+    receiver.close()
+
+
 def routes_of_ipv6_are_kept(ynl, wire, ip=V6):
     """What the kernel's routes say holds at once, though the route to an address is remembered."""
     receiver = Receiver(ip)
@@ -334,6 +353,8 @@ def routes_of_ipv6_are_kept(ynl, wire, ip=V6):
         host("ip -6 route del 2001:db8:5::/64 from 2001:db8:77::/48 dev lo")
         comes_now("none any more", True)
     kopi.check("without the stack", told.directly == 4, told)
+    # The kernel never forgets that there were rules of routing: this comes before them.
+    the_local_table_is_first(ynl, wire, ip)
     rules_of_routing_hold(wire, receiver, comes_now, "2001:db8:77::/48")
     addresses_end(wire, ip, "2001:db8::61/64")
     receiver.close()

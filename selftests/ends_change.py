@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""A flow is disconnected, or connected to somebody else, while a doorbell sends much: nothing more leaves from the port
-that it had, or to the peer."""
+"""A flow is disconnected, by its program or by an administrator's `ss -K`, or connected to somebody else, while a
+doorbell sends much: nothing more leaves from the port that it had, or to the peer."""
 
 import errno
 import socket
@@ -9,6 +9,7 @@ import struct
 import threading
 
 import kopi
+from equivalence import run_nft, sh
 from linux import SO_RCVBUFFORCE
 
 COUNT = 32768
@@ -33,8 +34,18 @@ def senders_of(sock):
         return senders
 
 
-def change(name, what):
-    """Rings for a full ring, and calls connect() with an address when some of it was sent."""
+def connect(name):
+    """Has a flow call connect() with an address."""
+    return lambda flow: kopi.expect(kopi.libc.connect(flow.fileno(), name, len(name)) == 0, "connect()")
+
+
+def abort(flow):
+    """What an administrator does who has enough of it."""
+    sh("ss -K -u src {}:{}".format(*flow.getsockname()))
+
+
+def change(what, how):
+    """Rings for a full ring, and does something to the flow when some of it was sent."""
     peer = sink()
     channel = kopi.Channel(tx=COUNT, completion=COUNT)
     channel.sock.connect(peer.getsockname())
@@ -44,7 +55,7 @@ def change(name, what):
     ringing = threading.Thread(target=channel.bell)
     ringing.start()
     kopi.wait_until(lambda: channel.stats()["tx_packets"] > 50)
-    kopi.expect(kopi.libc.connect(channel.sock.fileno(), name, len(name)) == 0, "connect()")
+    how(channel.sock)
     before = channel.stats()["tx_packets"]
     ringing.join()
     kopi.check(f"{what}: the doorbell was at work", 50 < before < COUNT, before)
@@ -57,9 +68,14 @@ def change(name, what):
 
 
 kopi.check("what is left to a disconnected flow has no destination",
-           set(change(struct.pack("=H14x", 0), "disconnected")) == {0, errno.EDESTADDRREQ})
+           set(change("disconnected", connect(struct.pack("=H14x", 0)))) == {0, errno.EDESTADDRREQ})
 other = sink()
 kopi.check("what is left to a connected one goes to its peer of now",
-           set(change(kopi.pack_address(*other.getsockname()), "connected to another peer")) == {0}
+           set(change("connected to another peer", connect(kopi.pack_address(*other.getsockname())))) == {0}
            and 0 < len(senders_of(other)) < COUNT)
+# Until ss has begun, others would have left.
+run_nft("table inet slow {\nchain o {\ntype filter hook output priority 0\n" + "meta mark 99 drop\n" * 60 + "}\n}")
+kopi.check("what is left to a flow that ss -K has ended has no destination",
+           set(change("ended by ss -K", abort)) - {errno.ECONNABORTED} == {0, errno.EDESTADDRREQ})
+run_nft("delete table inet slow")
 kopi.finish()

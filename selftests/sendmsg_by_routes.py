@@ -281,6 +281,25 @@ def refused():
     pair.close()
 
 
+def a_hook_says_again():
+    """A mark of nft's leads to a policy of IPsec whose keys are not there yet: EAGAIN, after each hook was asked once."""
+    seen = []
+    with namespace("host"):
+        sh("sysctl -qw net.core.xfrm_larval_drop=0")
+        sh(f"ip xfrm policy add dir out dst {FAR} mark 7 tmpl src {V4.near} dst {FAR} proto esp mode transport")
+        for plain in (True, False):
+            run_nft("table ip again {\ncounter asked { }\nchain o {\ntype route hook output priority 0\n"
+                    f"ip daddr {FAR} udp dport 9 counter name asked meta mark set 7\n}}\n}}")
+            pair = Pair(plain=plain)
+            got = sendmsg(pair.sock, b"x", kopi.pack_address(FAR, 9), flags=socket.MSG_DONTWAIT)
+            seen.append((got, json.loads(sh("nft -j list counter ip again asked"))["nftables"][1]["counter"]["packets"]))
+            pair.close()
+            sh("nft delete table ip again")
+        sh("ip xfrm policy flush; sysctl -qw net.core.xfrm_larval_drop=1")
+    kopi.check("IPsec without keys, by a mark of nft's: EAGAIN, and hooks are asked once, as by a UDP socket",
+               seen == [((-1, errno.EAGAIN), 1)] * 2, seen)
+
+
 def corked():
     """MSG_MORE takes the flow off the routes, and what was begun stays whole."""
     pair = Pair(connect=True)
@@ -396,7 +415,7 @@ policies_end(MAPPED)
 for each_kind in KINDS.values():
     a_page_that_waits(each_kind)
     threads_at_once(each_kind)
-for case in (memory_of_all_kinds, refused, corked, lambda: full(V4, "198.18.0.2"), lambda: full(V6, "2001:db8:5::2"),
+for case in (memory_of_all_kinds, refused, a_hook_says_again, corked, lambda: full(V4, "198.18.0.2"), lambda: full(V6, "2001:db8:5::2"),
              closes_meanwhile):
     case()
 kopi.finish()

@@ -187,8 +187,7 @@ impl<O: Options> Known<O> {
         let known = match &self.options {
             Some((of, options)) if *of == number => options
                 .as_ref()
-                // A rule has set another one for this peer.
-                .is_none_or(|options| options.mark() == sk.mark()),
+                .is_none_or(|options| options.are_current(sk)),
             _ => false,
         };
         if !known {

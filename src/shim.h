@@ -67,6 +67,7 @@ __be32 kopi_sk_daddr(const struct sock *sk);
 const struct in6_addr *kopi_sk_v6_rcv_saddr(const struct sock *sk);
 const struct in6_addr *kopi_sk_v6_daddr(const struct sock *sk);
 __be16 kopi_sk_dport(const struct sock *sk);
+u32 kopi_sk_ports(const struct sock *sk);
 int kopi_sk_bound_dev_if(const struct sock *sk);
 void kopi_sk_set_mark(struct sock *sk, u32 mark);
 void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only);
@@ -347,6 +348,7 @@ int kopi_filter_datagram(struct sock *sk, struct sk_buff *skb);
 /* shim/receive6.c: as those without the 6 */
 bool kopi_has_input_hooks6(const struct net_device *dev);
 bool kopi_routes_by_destination6(const struct net_device *dev);
+int kopi_routes_generation6(const struct net_device *dev);
 u32 kopi_route_cookie6(const struct dst_entry *dst);
 void kopi_use_route6(struct sk_buff *skb, struct dst_entry *dst);
 bool kopi_is_input6(const struct net_device *dev, const struct ipv6hdr *ip6h);

@@ -46,6 +46,12 @@ bool kopi_routes_by_destination6(const struct net_device *dev)
 	return !fib6_has_custom_rules(net) && !fib6_routes_require_src(net);
 }
 
+/* Changes whenever a route of IPv6 does. RCU is held. */
+int kopi_routes_generation6(const struct net_device *dev)
+{
+	return rt_genid_ipv6(dev_net_rcu(dev));
+}
+
 /* What a route of IPv6 is valid by. RCU is held. */
 u32 kopi_route_cookie6(const struct dst_entry *dst)
 {

@@ -40,8 +40,9 @@ pub(crate) trait Options: Sized {
     /// has to send its datagrams. Process context.
     fn of(sk: &Sock, flow: u32) -> Option<Self>;
 
-    /// The mark at the time when the options were read. A rule may have set another one since.
-    fn mark(&self) -> u32;
+    /// Whether the sock has the mark and the ports with which they were read. A rule may have set another mark
+    /// since, connect() other ports, and `ss -K` may have taken both. Any context.
+    fn are_current(&self, sk: &Sock) -> bool;
 
     /// The route cache's key for a datagram that goes where metadata say. `None` if the ordinary
     /// sendmsg has to send it. Any context.
@@ -109,8 +110,8 @@ impl<'a> Datagram<'a> {
     /// The mark of the skb.
     pub(super) fn mark(&self) -> u32 {
         match self {
-            Self::V4(datagram) => datagram.options.mark(),
-            Self::V6(datagram) => datagram.options.mark(),
+            Self::V4(datagram) => datagram.options.mark,
+            Self::V6(datagram) => datagram.options.of_sock.mark,
         }
     }
 
@@ -153,34 +154,36 @@ impl<'a> Datagram<'a> {
         }
     }
 
-    /// Sends it as the ordinary sendmsg would, and returns the same result. `None` if that has to
-    /// send it, because it is too long, for instance. Process context.
+    /// Sends it as the ordinary sendmsg without waiting would, and returns the same result. `None` if that has
+    /// to send it: because it is too long, for instance, or, if it `WAITS` for room, because there is none.
+    /// Process context.
     ///
     /// # Safety
     ///
     /// `sk` must be the valid sock of the options, with its socket.
     #[inline(always)]
-    pub(super) unsafe fn send(&self, sk: *mut bindings::sock) -> Option<c_int> {
+    pub(super) unsafe fn send<const WAITS: bool>(&self, sk: *mut bindings::sock) -> Option<c_int> {
         // SAFETY: Required of the caller. Both functions are IP's for skbs with a route.
         unsafe {
             match self {
-                Self::V4(datagram) => datagram.fits_route().then(|| {
+                Self::V4(datagram) if datagram.fits_route() => {
                     let (dst, len) = (datagram.dst(), datagram.data.len());
-                    give(sk, dst, len, datagram.make(sk), bindings::ip_local_out)
-                }),
-                Self::V6(datagram) => datagram.fits_route().then(|| {
+                    give::<WAITS>(sk, dst, len, datagram.make(sk), bindings::ip_local_out)
+                }
+                Self::V6(datagram) if datagram.fits_route() => {
                     let (dst, len) = (datagram.dst(), datagram.data.len());
-                    give(sk, dst, len, datagram.make(sk), bindings::ip6_local_out)
-                }),
+                    give::<WAITS>(sk, dst, len, datagram.make(sk), bindings::ip6_local_out)
+                }
+                _ => None,
             }
         }
     }
 
-    /// Sends it by the socket that it was made for, as sendmsg without waiting: returns the same result.
-    /// `None` if that has to send it. Process context.
+    /// Sends it by the socket that it was made for, and returns sendmsg's result. `None` if sendmsg has to send
+    /// it, or to wait for room: hooks haven't seen it then. Process context.
     pub(crate) fn send_by(&self, socket: &Socket) -> Option<c_int> {
         // SAFETY: The socket is in use, and so is its sock.
-        unsafe { self.send(socket.sk().as_ptr()) }
+        unsafe { self.send::<true>(socket.sk().as_ptr()) }
     }
 
     /// Makes an skb around the IP packet that is at `start` of `size` bytes of pages, by the memory
@@ -221,23 +224,23 @@ type LocalOut =
     unsafe extern "C" fn(*mut bindings::net, *mut bindings::sock, *mut bindings::sk_buff) -> c_int;
 
 /// Gives IP the skb of a datagram of `len` bytes, and returns what sendmsg returns; or what it returns
-/// since there is no skb.
+/// since there is no skb: `None` if it `WAITS` for room.
 ///
 /// # Safety
 ///
 /// `sk` must be valid, with its socket. `dst` must be the valid one of the route, which the caller keeps.
 /// `skb` must be owned, and is not used by the caller any more. `local_out` must be that of its IP version.
 #[inline(always)]
-unsafe fn give(
+unsafe fn give<const WAITS: bool>(
     sk: *mut bindings::sock,
     dst: *mut bindings::dst_entry,
     len: usize,
     skb: Result<*mut bindings::sk_buff>,
     local_out: LocalOut,
-) -> c_int {
+) -> Option<c_int> {
     // SAFETY: As the caller says.
     unsafe {
-        match skb {
+        Some(match skb {
             Ok(skb) => {
                 // Under RCU the skb needs no reference to the dst. Code that keeps it longer takes one.
                 let _rcu = rcu::read_lock();
@@ -249,8 +252,12 @@ unsafe fn give(
                     local_out(bindings::kopi_sock_net(sk), sk, skb),
                 )
             }
-            Err(error) => report(sk, dst, len, error.to_errno()),
-        }
+            Err(error) if WAITS && error == EAGAIN => return None,
+            Err(error) => {
+                bindings::kopi_output_inc_stats(sk, dst, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
+                report(sk, dst, len, error.to_errno())
+            }
+        })
     }
 }
 
@@ -260,11 +267,10 @@ unsafe fn give(
 ///
 /// # Safety
 ///
-/// `sk` must be valid, with its socket. `dst` must be the valid one of the route.
+/// `sk` must be valid, with its socket.
 #[inline(always)]
 pub(super) unsafe fn allocate(
     sk: *mut bindings::sock,
-    dst: *mut bindings::dst_entry,
     room: usize,
 ) -> Result<*mut bindings::sk_buff> {
     // SAFETY: The caller passes a valid sock. Fields that other tasks write meanwhile are read
@@ -285,7 +291,6 @@ pub(super) unsafe fn allocate(
         let mut error = 0;
         let skb = bindings::sock_alloc_send_pskb(sk, room, 0, dont_wait, &mut error, 0);
         if skb.is_null() {
-            bindings::kopi_output_inc_stats(sk, dst, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
             return Err(Error::from_errno(error));
         }
         Ok(skb)

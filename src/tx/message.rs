@@ -46,9 +46,7 @@ impl Sender {
         let data = message.copy(self.message.get().ok()?)?;
         let sent = routes
             .datagram(number, flow, sk, &message.meta, Bytes::of(data))
-            .and_then(|datagram| datagram.send_by(socket))
-            // Another process was faster.
-            .filter(|&sent| sent != EAGAIN.to_errno());
+            .and_then(|datagram| datagram.send_by(socket));
         let Some(sent) = sent else {
             message.give_back();
             return None;

@@ -42,7 +42,7 @@ impl RingMessage<'_> {
         let datagram = self.datagram?;
         let Some(frames) = self.frames.as_mut() else {
             // SAFETY: Required of the caller.
-            return unsafe { datagram.send(sk) };
+            return unsafe { datagram.send::<false>(sk) };
         };
         // SAFETY: Required of the caller; the batch is the datagram's.
         match unsafe { frames.push(sk, datagram) } {

@@ -109,7 +109,7 @@ impl DatagramV4<'_> {
         // other task uses them.
         unsafe {
             let room = u64::from(whole) + u64::from(route.headroom) + 15;
-            let skb = allocate(sk, self.dst(), room as usize)?;
+            let skb = allocate(sk, room as usize)?;
             set_fields(sk, skb, route.has_checksums, self.ignores_df());
             let start = bindings::kopi_skb_begin(
                 skb,

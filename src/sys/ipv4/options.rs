@@ -28,7 +28,9 @@ pub(crate) struct OptionsV4 {
     pub(super) route: Option<RouteV4>,
     /// The index of the device to which the sock is bound, or that of IP_UNICAST_IF.
     pub(super) device: i32,
-    pub(super) mark: u32,
+    pub(in crate::sys) mark: u32,
+    /// Those of the sock, to be compared.
+    ports: u32,
     pub(super) tos: u8,
     /// The last two words of each [`Way`]: mark and user; flow, TOS and flags of the lookup. The
     /// flow's number in its namespace stands for the properties that a socket can't change.
@@ -97,6 +99,7 @@ impl datagram::Options for OptionsV4 {
         // SAFETY: The sock is borrowed. A UDP sock of either IP version begins with an inet_sock.
         // Fields that system calls change meanwhile are read once.
         unsafe {
+            let ports = sk.ports();
             let source_port = sk.local_port();
             // udp_sendmsg() binds a sock without a port.
             if is_special(sk) || source_port == 0 {
@@ -127,6 +130,7 @@ impl datagram::Options for OptionsV4 {
                 },
                 device,
                 mark,
+                ports,
                 tos,
                 common: [
                     u64::from(mark) | u64::from(user) << 32,
@@ -139,8 +143,9 @@ impl datagram::Options for OptionsV4 {
         }
     }
 
-    fn mark(&self) -> u32 {
-        self.mark
+    #[inline]
+    fn are_current(&self, sk: &Sock) -> bool {
+        self.mark == sk.mark() && self.ports == sk.ports()
     }
 
     fn key(&self, meta: &Meta) -> Option<RouteKeyV4> {

@@ -125,7 +125,7 @@ impl DatagramV6<'_> {
         // which skb_put() opens. The headers and `len` bytes of payload are together `whole` bytes.
         unsafe {
             let room = u64::from(whole) + u64::from(route.headroom);
-            let skb = allocate(sk, self.dst(), room as usize)?;
+            let skb = allocate(sk, room as usize)?;
             set_fields(sk, skb, route.has_checksums, self.ignores_df());
             let (headroom, mark) = (route.headroom, self.options.of_sock.mark);
             let start = bindings::kopi_skb_begin(skb, headroom, whole, HEADER_IP_V6 as i32, mark)

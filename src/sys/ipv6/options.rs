@@ -19,9 +19,11 @@ use crate::{
 /// The options of a sock that affect each datagram, if they need nothing from udpv6_sendmsg(). They
 /// are read once for each batch.
 pub(crate) struct OptionsV6 {
-    pub(super) of_sock: bindings::kopi_options6,
+    pub(in crate::sys) of_sock: bindings::kopi_options6,
     /// The route to the peer.
     route: Option<RouteV6>,
+    /// The ports of the sock, to be compared.
+    ports: u32,
     /// The flow's number in its namespace, which stands for the properties that a socket can't
     /// change.
     flow: u32,
@@ -77,6 +79,7 @@ impl datagram::Options for OptionsV6 {
         if !sk.is_ipv6() || is_special(sk) {
             return None;
         }
+        let ports = sk.ports();
         let mut of_sock = pin_init::zeroed::<bindings::kopi_options6>();
         // SAFETY: The sock is borrowed, and a UDP one of IPv6, as checked.
         unsafe {
@@ -93,12 +96,14 @@ impl datagram::Options for OptionsV6 {
         Some(Self {
             of_sock,
             route,
+            ports,
             flow,
         })
     }
 
-    fn mark(&self) -> u32 {
-        self.of_sock.mark
+    #[inline]
+    fn are_current(&self, sk: &Sock) -> bool {
+        self.of_sock.mark == sk.mark() && self.ports == sk.ports()
     }
 
     fn key(&self, meta: &Meta) -> Option<RouteKeyV6> {

@@ -262,6 +262,12 @@ impl Sock {
         unsafe { ptr::read_volatile(&raw const (*inet).inet_sport) }
     }
 
+    /// The local port and the peer's, to be compared. Any context.
+    pub(crate) fn ports(&self) -> u32 {
+        // SAFETY: The sock is borrowed, and so valid.
+        unsafe { bindings::kopi_sk_ports(self.as_ptr()) }
+    }
+
     /// Whether a cgroup's BPF program has to see the source of each received packet. UDP
     /// socks only.
     pub(crate) fn has_receive_hook(&self) -> bool {

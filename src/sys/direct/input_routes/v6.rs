@@ -8,7 +8,7 @@
 
 use super::HeldRoute;
 use crate::sys::{bindings, direct::datagram_ends::AddressesV6, netdev::Device};
-use core::ptr;
+use core::{mem::replace, ptr};
 use kernel::sync::rcu;
 
 /// The route of one device's packets to one address, on one CPU.
@@ -16,6 +16,9 @@ pub(super) struct LocalRoute {
     dst: HeldRoute,
     /// What the route is valid by.
     cookie: u32,
+    /// Of the namespace's routes: the local table, which is asked first, may have got one, although the route is
+    /// another table's.
+    generation: i32,
     /// The address of this host for which it is the route.
     local: u128,
     /// No rule of routing, and no source, decides besides.
@@ -27,6 +30,7 @@ impl LocalRoute {
     pub(super) const NONE: Self = Self {
         dst: HeldRoute::NONE,
         cookie: 0,
+        generation: 0,
         local: 0,
         by_destination: false,
     };
@@ -34,8 +38,16 @@ impl LocalRoute {
     /// Forgets it if it isn't valid any more. In an RCU read-side section.
     pub(super) fn check(&mut self, device: &Device, _rcu: &rcu::Guard) {
         // SAFETY: The device is referenced, and RCU held.
-        self.by_destination = unsafe { bindings::kopi_routes_by_destination6(device.as_ptr()) };
-        if !self.by_destination || self.dst.has_ended(self.cookie) {
+        let (by_destination, generation) = unsafe {
+            let device = device.as_ptr();
+            (
+                bindings::kopi_routes_by_destination6(device),
+                bindings::kopi_routes_generation6(device),
+            )
+        };
+        self.by_destination = by_destination;
+        let other = replace(&mut self.generation, generation) != generation;
+        if other || !by_destination || self.dst.has_ended(self.cookie) {
             self.dst = HeldRoute::NONE;
         }
     }
