@@ -207,12 +207,6 @@ __be16 kopi_sk_dport(const struct sock *sk)
 	return READ_ONCE(sk->sk_dport);
 }
 
-/* The peer's port and the own one: both are 0 as soon as others may have the latter. */
-u32 kopi_sk_ports(const struct sock *sk)
-{
-	return READ_ONCE(sk->sk_portpair);
-}
-
 int kopi_sk_bound_dev_if(const struct sock *sk)
 {
 	return READ_ONCE(sk->sk_bound_dev_if);

@@ -262,10 +262,13 @@ impl Sock {
         unsafe { ptr::read_volatile(&raw const (*inet).inet_sport) }
     }
 
-    /// The local port and the peer's, to be compared. Any context.
+    /// The local port and the peer's, to be compared: 0 as soon as others may have the former. Any context.
+    #[inline]
     pub(crate) fn ports(&self) -> u32 {
-        // SAFETY: The sock is borrowed, and so valid.
-        unsafe { bindings::kopi_sk_ports(self.as_ptr()) }
+        let common = self.as_ptr().cast::<bindings::sock_common>();
+        // SAFETY: The sock is valid, and begins with its sock_common. The kernel may set the field meanwhile, and it is
+        // read once.
+        unsafe { ptr::read_volatile(&raw const (*common).__bindgen_anon_3.skc_portpair) }
     }
 
     /// Whether a cgroup's BPF program has to see the source of each received packet. UDP
