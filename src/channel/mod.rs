@@ -39,6 +39,7 @@ use crate::sys::{
 };
 use crate::tx::{Sender, SenderCounters};
 use completions::Completions;
+use core::sync::atomic::{AtomicU32, Ordering};
 use kernel::{
     list::{
         impl_list_arc_safe,
@@ -74,7 +75,7 @@ pub(crate) struct Channel {
     #[pin]
     pub(crate) sender: Mutex<Sender>,
     /// Calls that wait for the sender, and that its holder lets go first.
-    wanted: Atomic<u32>,
+    wanted: AtomicU32,
     /// The sender's counters and the position of its ring, for readers that don't wait for it.
     sent: Arc<SenderCounters>,
     tx: RegionRing<Consumer<Desc>>,
@@ -157,7 +158,7 @@ impl Channel {
                 geometry,
                 region,
                 sender <- new_mutex!(sender, "kopi::Channel::sender"),
-                wanted: Atomic::new(0),
+                wanted: AtomicU32::new(0),
                 sent,
                 tx,
                 flows: Atomic::new(0),
@@ -284,16 +285,16 @@ impl Channel {
     /// The last to close a flow may be anybody: a process that was passed it, or the kernel's worker
     /// that closes what is left in queues of messages.
     pub(crate) fn interrupt_sender(&self) -> MutexGuard<'_, Sender> {
-        self.wanted.fetch_add(1, Relaxed);
+        self.wanted.fetch_add(1, Ordering::Relaxed);
         let sender = self.sender.lock();
-        self.wanted.fetch_sub(1, Relaxed);
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
         sender
     }
 
     /// Whether somebody waits in [`Channel::interrupt_sender`].
     #[inline]
     pub(crate) fn is_sender_wanted(&self) -> bool {
-        self.wanted.load(Relaxed) != 0
+        self.wanted.load(Ordering::Relaxed) != 0
     }
 
     /// Takes a flow's number back, and says how many are left. No packet of it is being sent when

@@ -9,6 +9,7 @@ use crate::sys::{
     lock::{SpinLockBh, SpinLockIrq},
     monitor::Devices,
 };
+use core::sync::atomic::{AtomicBool, Ordering};
 use kernel::{
     new_spinlock,
     prelude::*,
@@ -33,7 +34,7 @@ pub(crate) struct NetPolicy {
     /// That of `rules`. Flows compare it with the generation of their cached verdicts.
     generation: Atomic<u64>,
     /// Whether the rules can refuse any packet, or mark one.
-    in_force: Atomic<bool>,
+    in_force: AtomicBool,
     /// Whether the rules judge ordinary sockets, too, and can refuse any packet, or mark one.
     enforced: Atomic<bool>,
     /// Since which generation they do, whether or not they refuse anything; 0 while they don't.
@@ -55,7 +56,7 @@ impl NetPolicy {
             pin_init!(Self {
                 rules <- SpinLockIrq::new(new_spinlock!(rules, "kopi::NetPolicy::rules")),
                 generation: Atomic::new(1),
-                in_force: Atomic::new(false),
+                in_force: AtomicBool::new(false),
                 enforced: Atomic::new(false),
                 enforced_since: Atomic::new(0),
                 enforcing <- SpinLockBh::new(
@@ -80,7 +81,7 @@ impl NetPolicy {
 
     /// Whether flows need be judged. Any context.
     pub(crate) fn has_rules(&self) -> bool {
-        self.in_force.load(Relaxed)
+        self.in_force.load(Ordering::Relaxed)
     }
 
     /// Number of network namespaces whose rules judge ordinary sockets. Any context.
@@ -114,12 +115,12 @@ impl NetPolicy {
         let (enforce, enforced) = (new.enforce, in_force && new.enforce);
         let old = core::mem::replace(&mut *self.rules.lock(), new);
         if in_force {
-            self.in_force.store(true, Relaxed);
+            self.in_force.store(true, Ordering::Relaxed);
         }
         let generation = self.generation.load(Relaxed).wrapping_add(1);
         self.generation.store(generation, Release);
         if !in_force {
-            self.in_force.store(false, Relaxed);
+            self.in_force.store(false, Ordering::Relaxed);
         }
         self.enforced.store(enforced, Relaxed);
         if old.enforce != enforce {

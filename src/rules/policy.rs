@@ -13,12 +13,13 @@ use crate::sys::{
     sock::{LockedStream, Sock},
     task::Identity, //
 };
+use core::sync::atomic::{AtomicBool, Ordering};
 use kernel::{
     new_mutex,
     new_spinlock,
     prelude::*,
     sync::{
-        atomic::{ordering::Relaxed, Atomic},
+        atomic::ordering::Relaxed,
         Arc,
         Mutex,
         SetOnce, //
@@ -55,7 +56,7 @@ pub(crate) struct Policy {
     #[pin]
     state: SpinLockBh<PolicyState>,
     /// The sock has a rule's mark, priority or rate, which may have to be undone.
-    applied: Atomic<bool>,
+    applied: AtomicBool,
 }
 
 impl Policy {
@@ -77,7 +78,7 @@ impl Policy {
                 owner,
                 verdicts: None,
             }, "kopi::Policy::state")),
-            applied: Atomic::new(false),
+            applied: AtomicBool::new(false),
         })
     }
 
@@ -182,7 +183,7 @@ impl Policy {
 
     /// Whether packets must be judged. Any context.
     pub(crate) fn is_in_force(&self) -> bool {
-        self.net.has_rules() || self.applied.load(Relaxed)
+        self.net.has_rules() || self.applied.load(Ordering::Relaxed)
     }
 
     /// Decides about datagrams to or from a peer, and counts them. Any context but hard interrupts.
@@ -196,7 +197,7 @@ impl Policy {
         let decided = self.with_evaluation(sk, |evaluation| {
             let result = evaluation.decide(direction, peer, packets, self.is_flow);
             self.applied
-                .store(evaluation.verdicts.is_applied(), Relaxed);
+                .store(evaluation.verdicts.is_applied(), Ordering::Relaxed);
             if result.1.is_some() {
                 self.net.denied.fetch_add(1, Relaxed);
             }
@@ -274,7 +275,7 @@ impl Policy {
             });
             let rule = verdicts.rule_for(Direction::Out).cloned();
             verdicts.apply(sk, rule.as_deref().map(|rule| &rule.action));
-            self.applied.store(verdicts.is_applied(), Relaxed);
+            self.applied.store(verdicts.is_applied(), Ordering::Relaxed);
             for _ in stopped.iter().flatten() {
                 self.net.denied.fetch_add(1, Relaxed);
             }
@@ -355,7 +356,7 @@ impl Policy {
             let action = rule.as_deref().map(|rule| &rule.action);
             evaluation.verdicts.apply_locked(locked, action);
             self.applied
-                .store(evaluation.verdicts.is_applied(), Relaxed);
+                .store(evaluation.verdicts.is_applied(), Ordering::Relaxed);
         });
     }
 

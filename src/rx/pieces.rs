@@ -37,6 +37,9 @@ impl Size {
     /// Number of datagrams behind the first `end` bytes; one at least.
     #[inline(always)]
     pub(super) fn datagrams_from(&self, end: u32) -> u32 {
+        if self.gso_size == 0 {
+            return 1;
+        }
         let left = self.total.saturating_sub(end);
         left.div_ceil(self.unit.max(1)).max(1)
     }

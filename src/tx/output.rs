@@ -93,7 +93,11 @@ impl Output {
         self.message.address(meta, socket.sk().is_ipv6());
         // The size of a descriptor decides: each costs a reference, whatever the packet is
         // segmented into.
-        let each = batch.bytes().checked_div(batch.count()).unwrap_or(0);
+        let each = match batch.count() {
+            // Nearly always, and a division is slow.
+            1 => batch.bytes(),
+            count => batch.bytes().checked_div(count).unwrap_or(0),
+        };
         let copied = self.copies_all || each <= copybreak();
         let region = channel.region();
         // As it was counted, and judged, whatever becomes of the socket's option meanwhile. The

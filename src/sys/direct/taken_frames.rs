@@ -31,21 +31,26 @@ impl TakenSkb {
         unsafe { Self::new(skb, SkbCb::of_frames(pages.into_raw(), count)) }
     }
 
-    /// The memory of a frame, and what the table has of it.
-    fn frame(&self, pages: &FramePages, index: usize) -> Option<(*mut u8, FrameEntry)> {
-        if index >= BULK {
-            return None;
-        }
-        // SAFETY: The pages begin with a table of BULK entries, whose first ones `push` has written.
-        let entry = unsafe { pages.start().cast::<FrameEntry>().add(index).read() };
-        let memory = pages.start().wrapping_add(usize::from(entry.at) * LINE);
-        Some((memory, entry))
+    /// The memory of the frames from `first` on, and what the table has of each.
+    fn entries<'a>(
+        &self,
+        pages: &'a FramePages,
+        first: usize,
+    ) -> impl Iterator<Item = (*mut u8, FrameEntry)> + 'a {
+        let start = pages.start();
+        let count = (self.datagrams() as usize).min(BULK);
+        (first..count).map(move |index| {
+            // SAFETY: The pages, which are borrowed, begin with a table of BULK entries, whose first ones `push`
+            // has written.
+            let entry = unsafe { start.cast::<FrameEntry>().add(index).read() };
+            let memory = start.wrapping_add(usize::from(entry.at) * LINE);
+            (memory, entry)
+        })
     }
 
     /// Bytes of all frames.
     fn frame_bytes(&self, pages: &FramePages) -> u32 {
-        let count = self.datagrams() as usize;
-        let frames = (0..count).filter_map(|index| self.frame(pages, index));
+        let frames = self.entries(pages, 0);
         frames.fold(0, |sum, (_, entry)| sum.wrapping_add(entry.len.into()))
     }
 
@@ -65,19 +70,14 @@ impl TakenSkb {
 
     /// Gives the frames to the driver that it hasn't taken yet. Softirqs are off.
     pub(super) fn send_frames(&mut self, device: &Device) -> XmitResult {
-        let (first, count) = (self.datagrams_taken(), self.datagrams() as usize);
-        let longest = |pages: &FramePages| {
-            let frames = (first..count).filter_map(|index| self.frame(pages, index));
-            frames.map(|(_, entry)| entry.len).max().unwrap_or(0)
+        let first = self.datagrams_taken();
+        let frames = self.with_pages(|pages| self.frames_from(pages, first));
+        let Some((mut frames, longest)) = frames else {
+            return XmitResult::Failed;
         };
-        let longest = self.with_pages(longest).map_or(u32::MAX, u32::from);
         if !device.is_ready() || !device.fits_mtu(longest) {
             return XmitResult::Failed;
         }
-        let frames = self.with_pages(|pages| self.frames_from(pages, first, count));
-        let Some(mut frames) = frames else {
-            return XmitResult::Failed;
-        };
         let ready = frames.len() as u32;
         let Ok(sent) = frames.xmit(device, true) else {
             return XmitResult::Failed;
@@ -90,21 +90,19 @@ impl TakenSkb {
         }
     }
 
-    /// Makes the driver's structures of the frames from `first` to `count`. They are written anew
-    /// for each attempt, because drivers change those that they refuse.
-    fn frames_from(&self, pages: &FramePages, first: usize, count: usize) -> Frames {
-        let mut frames = Frames::new();
-        for index in first..count {
-            let Some((memory, entry)) = self.frame(pages, index) else {
-                break;
-            };
+    /// Makes the driver's structures of the frames from `first` on; gives the longest one's bytes, too. They are
+    /// written anew for each attempt, because drivers change those that they refuse.
+    fn frames_from(&self, pages: &FramePages, first: usize) -> (Frames, u32) {
+        let (mut frames, mut longest) = (Frames::new(), 0);
+        for (memory, entry) in self.entries(pages, first) {
+            longest = longest.max(entry.len);
             let slot = slot_of(entry.len.into()).unwrap_or(0);
             // SAFETY: The memory is a slot of the pages. The driver hasn't taken the frame, so nothing
             // else uses it; the reference follows below.
             unsafe { frames.push(memory, entry.len.into(), slot) };
         }
         pages.share(frames.len());
-        frames
+        (frames, longest.into())
     }
 
     /// Gives the frames to the stack before the egress hooks, as packets that are about to leave.
@@ -137,10 +135,9 @@ impl TakenSkb {
     /// if `skip` is set. Returns the number of those that were lost because memory was short.
     /// Softirqs are off.
     pub(super) fn pass_frames(&self, skip: bool) -> u32 {
-        let (first, count) = (self.datagrams_taken(), self.datagrams() as usize);
+        let first = self.datagrams_taken();
         self.with_pages(|pages| {
-            let frames = (first..count).filter_map(|index| self.frame(pages, index));
-            let lost = frames.filter(|(memory, entry)| {
+            let lost = self.entries(pages, first).filter(|(memory, entry)| {
                 // SAFETY: This value owns the skb, whose device lives as long as it is queued for
                 // it, or RCU is held. The frame's bytes are behind its start.
                 let error = unsafe {
