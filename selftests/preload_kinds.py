@@ -80,6 +80,16 @@ def beside():
     library = build("beside.so", "-shared", "-fPIC", source="beside.c")
     done = is_same("another preloaded library", build("plain"), env=os.environ | {"LD_PRELOAD": library})
     check("another preloaded library: is called", done.stderr.count("beside") >= 1, done.stderr)
+    with open("other.c", "w", encoding="ascii") as source:
+        source.write(BESIDE.replace("ssize_t sendto(int fd, const void *data, size_t size, int flags, const struct sockaddr *name, "
+                                    "socklen_t len)", "int socket(int fd, int data, int size)")
+                     .replace("&sendto", "&socket").replace('"sendto"', '"socket"')
+                     .replace("(fd, data, size, flags, name, len)", "(fd, data, size)"))
+    library = build("other.so", "-shared", "-fPIC", source="other.c")
+    status, said, done = outcome("kopi", "run", "--verbose", os.path.abspath("plain"), env=os.environ | {"LD_PRELOAD": library})
+    check("one that has a socket() of its own: has it for each socket, and the program gets no flows",
+          status == 0 and len(said) == 21 and "beside" in done.stderr and "channel: no flow" in done.stdout
+          and "a socket() of its own" in done.stderr, str(done))
 
 
 def cancelled():
@@ -141,6 +151,12 @@ def silent():
     said, told = (outcome(*RUN[:2], "--explain", *RUN[2:], sys.executable, "-c", code)
                   for code in (REUSED, REUSED.replace("os.close(2)", "os.close(os.dup(2))").replace("== 2", "> 2")))
     check("descriptor 2 is another file: nothing is said in it", said[1] == ["0"] and not said[2].stderr, str(said[2]))
+    nobody, into = os.pipe()
+    os.close(nobody)
+    done = subprocess.run([*RUN[:2], "--explain", *RUN[2:], os.path.abspath("plain")], stdout=subprocess.PIPE, stderr=into,
+                          text=True, timeout=300, check=False)
+    os.close(into)
+    check("a pipe that nobody reads: the program isn't ended", done.returncode == 0 and "channel: 1" in done.stdout, str(done))
     check("while it is standard error, it is said there", "sends by a channel" in told[2].stderr, str(told[2]))
 
 
@@ -161,7 +177,7 @@ def filtered(action):
 
 def restricted():
     """A filter that the program inherits."""
-    for number in (errno.EPERM, errno.EAFNOSUPPORT):
+    for number in (errno.EPERM, errno.EACCES, errno.EAFNOSUPPORT):
         def refuse(number=number):
             filtered(0x00050000 | number)
         name = errno.errorcode[number]

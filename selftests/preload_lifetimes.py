@@ -59,8 +59,12 @@ def pair():
     receiver.bind(("127.0.0.1", 0))
     receiver.settimeout(20)
     sender.connect(receiver.getsockname())
-    sender.send(b"first")
-    assert receiver.recv(100) == b"first"
+    # More than one where many sockets had channels before.
+    for _ in range(1000):
+        sender.send(b"first")
+        assert receiver.recv(100) == b"first"
+        if on_channel(sender):
+            break
     assert on_channel(sender)
     assert together(sender.fileno(), *FOUR) == 4 and [receiver.recv(100) for _ in FOUR] == FOUR
     return receiver, sender
@@ -360,8 +364,8 @@ def case_full():
         subprocess.run("ip link del hold", shell=True, check=True)
 
 
-def case_restricted():
-    """A program that restricts its system calls makes only its own from then on."""
+def restrict(by):
+    """Has the process restrict its system calls, by the function that calls prctl()."""
     receiver, sender = pair()
     # A filter that kills for ioctl() and for sockets of other families: BPF of seccomp.
     ins = struct.pack
@@ -376,12 +380,22 @@ def case_restricted():
     memory = ctypes.create_string_buffer(program)
     descriptor = struct.pack("=HxxxxxxQ", 7, ctypes.addressof(memory))
     assert LIBC.prctl(38, 1, 0, 0, 0) == 0
-    assert LIBC.prctl(22, 2, ctypes.c_char_p(descriptor), 0, 0) == 0
+    assert by(22, 2, ctypes.c_char_p(descriptor), 0, 0) == 0
     for _ in range(5):
         assert sender.send(b"quietly") == 7
         assert receiver.recv(100) == b"quietly"
         assert together(sender.fileno(), *FOUR) == 4 and [receiver.recv(100) for _ in FOUR] == FOUR
     socket.socket(socket.AF_INET, socket.SOCK_DGRAM).close()
+
+
+def case_restricted():
+    """A program that restricts its system calls makes only its own from then on."""
+    restrict(LIBC.prctl)
+
+
+def case_restricted_by_syscall():
+    """One that does so by syscall(), as well."""
+    restrict(lambda *arguments: LIBC.syscall(157, *arguments))
 
 
 def case_sleeps():
@@ -413,6 +427,11 @@ def compared():
     kopi.check("exit status, standard streams and process group are the program's",
                both[0].returncode == both[1].returncode == 42 and both[0].stdout == both[1].stdout
                and both[0].stderr == both[1].stderr, str(both))
+    for what, script in (("a signal that is ignored", "trap '' PIPE; exec %s grep SigIgn /proc/self/status"),
+                         ("a standard descriptor that is closed", "exec %s sh -c 'test -e /proc/self/fd/0; echo $?' <&-")):
+        said = [subprocess.run(["sh", "-c", script % " ".join(by)], capture_output=True, text=True, check=False).stdout
+                for by in ([], RUN)]
+        kopi.check(f"{what} stays so", said[0] == said[1] != "", said)
     kopi.check("a signal that ends the program is what its parent sees",
                outcome("dies", *RUN).returncode == -signal.SIGUSR1)
     missing = subprocess.run([*RUN, "/nowhere"], capture_output=True, text=True, check=False)
@@ -445,6 +464,15 @@ def limited():
     kopi.expect(memory.load(), "the module comes again")
 
 
+def short_lived():
+    """Sockets that live for a few datagrams get no channel each."""
+    code = ("import socket\nfor _ in range(200):\n s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+            " s.connect(('127.0.0.1', 9))\n for i in range(8):\n  s.send(b'x') if i % 2 == 0 else s.getsockopt(1, 4)\n s.close()")
+    done = subprocess.run([*RUN[:2], "--explain", *RUN[2:], sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    made = done.stderr.count("made ring")
+    kopi.check("200 short-lived sockets: some channels are made, and not one for each", done.returncode == 0 and 16 < made < 25, made)
+
+
 CASES = {name[5:]: work for name, work in globals().items() if name.startswith("case_")}
 
 
@@ -456,6 +484,7 @@ def main():
         kopi.check(f"{case}: {work.__doc__.splitlines()[0]}", done.returncode == 0,
                    f"{done.returncode} {done.stderr[-1500:]}".replace("\n", "\n# "))
     compared()
+    short_lived()
     limited()
     kopi.finish()
 

@@ -7,7 +7,7 @@ use kopi::{
     SendRing,
 };
 use libc::{c_int, iovec, msghdr};
-use std::{mem::size_of, ptr};
+use std::{mem::size_of, net::Ipv6Addr, ptr};
 
 /// Flags of messages with which a ring's datagram is the same.
 const FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -186,8 +186,11 @@ unsafe fn read_source(message: &msghdr, ipv6: bool, meta: &mut Meta) -> bool {
         let data = control.cast::<u8>().add(header);
         if ipv6 {
             let info: libc::in6_pktinfo = ptr::read_unaligned(data.cast());
-            // The scope of a peer and the device are one field in a ring.
-            if meta.ifindex != 0 && meta.ifindex != info.ipi6_ifindex {
+            // The scope of a peer and the device are one field in a ring. The kernel compares the device with the
+            // sock's, if such an address has no scope.
+            let peer = Ipv6Addr::from(meta.peer);
+            let is_scoped = peer.is_unicast_link_local() || peer.is_multicast();
+            if meta.ifindex != info.ipi6_ifindex && (meta.ifindex != 0 || is_scoped) {
                 return false;
             }
             meta.family = AF_INET6;

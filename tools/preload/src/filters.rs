@@ -41,7 +41,8 @@ pub(crate) unsafe extern "C-unwind" fn syscall(
     e: c_long,
     f: c_long,
 ) -> c_long {
-    if number == libc::SYS_seccomp && (a == 0 || a == 1) {
+    let by_seccomp = number == libc::SYS_seccomp && (a == 0 || a == 1);
+    if by_seccomp || number == libc::SYS_prctl && a == libc::PR_SET_SECCOMP.into() {
         settings::stop("the program restricts its system calls");
     }
     // SAFETY: The caller's arguments.

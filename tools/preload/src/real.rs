@@ -71,6 +71,17 @@ fn find(at: &AtomicPtr<c_void>, name: *const c_char) -> *mut c_void {
     found
 }
 
+/// Whether socket() is the C library's. Another preloaded library that has one decides about sockets of IP, or does
+/// something to them, as torsocks does: it would not know what a flow is.
+pub(crate) fn is_socket_the_c_librarys() -> bool {
+    // SAFETY: Strings that end with a zero. The C library stays loaded.
+    unsafe {
+        let library = libc::dlopen(c"libc.so.6".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
+        library.is_null()
+            || libc::dlsym(library, c"socket".as_ptr()) == find(&at::socket, c"socket".as_ptr())
+    }
+}
+
 macro_rules! real {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
         /// Where they are.

@@ -27,9 +27,14 @@ type Rings = [Mutex<Option<SendRing>>; RINGS];
 /// Those of a process stay locked in its children if they were at fork(), so each has others.
 static ALL: [Rings; GENERATIONS] = [const { [const { Mutex::new(None) }; RINGS] }; GENERATIONS];
 
+/// Whether a place is of this process. A handler of signals may have called fork() meanwhile.
+pub(crate) fn is_own(place: Place) -> bool {
+    process::generation() == Some(place.generation)
+}
+
 /// The ring of a place, if it is of this process and nobody uses it now.
 pub(crate) fn at(place: Place) -> Option<MutexGuard<'static, Option<SendRing>>> {
-    if process::generation() != Some(place.generation) {
+    if !is_own(place) {
         return None;
     }
     let rings = ALL.get(usize::from(place.generation))?;
@@ -79,6 +84,9 @@ fn join_ring(ring: &mut Option<SendRing>, fd: i32, generation: u8, number: u8) -
                 Err(_) => {}
             }
         }
+    }
+    if ring.is_some() {
+        settings::count_anew();
     }
     let family = settings::family().unwrap_or(0);
     let (new, first) = SendRing::open(family, fd)?;

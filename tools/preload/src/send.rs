@@ -94,13 +94,17 @@ unsafe fn by_ring(
                 let Some(datagram) = Datagram::of(message(at), ipv6) else {
                     break;
                 };
+                if !rings::is_own(place) {
+                    return None;
+                }
                 if !datagram.write(ring, place.flow) {
                     break;
                 }
                 *length = datagram.len as u16;
             }
         }
-        (ring.written() > 0).then(|| ring.send(fd))
+        // Else the parent sends its own.
+        (ring.written() > 0 && rings::is_own(place)).then(|| ring.send(fd))
     });
     let before = real::errno();
     // A panic must not leave the library. There may be messages in the ring that the kernel doesn't

@@ -11,6 +11,10 @@ use std::{
     sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicU8, Ordering::Relaxed},
 };
 
+/// Times that channels are made anew before sockets have to send more for one.
+const ANEW_OFTEN: u32 = 16;
+/// The most that they have to send then.
+const DATAGRAMS_MAX: u32 = 1 << 14;
 /// Bytes of a line that is said.
 const LINE_MAX: usize = 256;
 
@@ -54,6 +58,9 @@ fn read() {
     FILE.1.store(file, Relaxed);
     TALK.store(number("KOPI_RUN_TALK").unwrap_or(0) as u8, Relaxed);
     FAMILY.store(family, Relaxed);
+    if !real::is_socket_the_c_librarys() {
+        stop("another preloaded library has a socket() of its own");
+    }
 }
 
 /// The number of AF_KOPI, if sockets are to become flows.
@@ -70,6 +77,16 @@ pub(crate) fn tcp() -> bool {
 /// Datagrams that a socket sends before it gets to a channel.
 pub(crate) fn min_datagrams() -> u32 {
     MIN_DATAGRAMS.load(Relaxed)
+}
+
+/// A channel is made anew, since no socket is open any more that was on the last one. Where that happens often, sockets
+/// are short-lived, and channels would cost more than they save: each time sockets have to send twice as many for it.
+pub(crate) fn count_anew() {
+    static TIMES: AtomicU32 = AtomicU32::new(0);
+    if TIMES.fetch_add(1, Relaxed) >= ANEW_OFTEN {
+        let more = |now: u32| Some(now.max(1).saturating_mul(2).min(DATAGRAMS_MAX.max(now)));
+        let _ = MIN_DATAGRAMS.fetch_update(Relaxed, Relaxed, more);
+    }
 }
 
 /// Whether all that follows is the program's own.
@@ -161,20 +178,43 @@ fn line(what: fmt::Arguments<'_>) {
         };
         let _ = write!(line, "kopi run: {}: {what}", std::process::id());
         line.text[line.len] = b'\n';
-        // Not by write(), at which a thread may be cancelled. An error has nowhere to go.
-        // SAFETY: The line's bytes.
-        unsafe {
-            real::syscall(
-                libc::SYS_write,
-                libc::STDERR_FILENO.into(),
-                line.text.as_ptr() as c_long,
-                line.len as c_long + 1,
-                0,
-                0,
-                0,
-            )
-        };
+        if has_reader() {
+            write_line(&line);
+        }
     });
+}
+
+/// Whether somebody reads standard error, and has room: a line must not block the program, nor end it by SIGPIPE.
+fn has_reader() -> bool {
+    let mut asked = libc::pollfd {
+        fd: libc::STDERR_FILENO,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    // Not by poll(), at which a thread may be cancelled.
+    // SAFETY: A place for the answer.
+    let count = unsafe {
+        let at = std::ptr::from_mut(&mut asked) as c_long;
+        real::syscall(libc::SYS_poll, at, 1, 0, 0, 0, 0)
+    };
+    count == 1 && asked.revents == libc::POLLOUT
+}
+
+/// An error has nowhere to go.
+fn write_line(line: &Line) {
+    // Not by write(), at which a thread may be cancelled.
+    // SAFETY: The line's bytes.
+    unsafe {
+        real::syscall(
+            libc::SYS_write,
+            libc::STDERR_FILENO.into(),
+            line.text.as_ptr() as c_long,
+            line.len as c_long + 1,
+            0,
+            0,
+            0,
+        )
+    };
 }
 
 #[cfg(test)]

@@ -98,7 +98,8 @@ fn is_kopi(family: c_int) -> bool {
             KNOWN.store(true, Relaxed);
             return true;
         }
-        // There is no such family, or it isn't KOPI's, or a filter of system calls is in the way.
+        // There is no such family, or it isn't KOPI's, or a filter of system calls or a
+        // security module is in the way, for good.
         Ok(_)
         | Err(
             libc::EAFNOSUPPORT
@@ -108,7 +109,8 @@ fn is_kopi(family: c_int) -> bool {
             | libc::EOPNOTSUPP
             | libc::EINVAL
             | libc::ENOSYS
-            | libc::EPERM,
+            | libc::EPERM
+            | libc::EACCES,
         ) => settings::stop("this process gets no KOPI sockets, but ordinary ones"),
         // There is no memory or no descriptor just now. The next socket may be a flow.
         Err(error) => settings::explain(format_args!(

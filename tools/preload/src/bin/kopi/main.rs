@@ -2,6 +2,8 @@
 
 //! `kopi run`: starts a program whose UDP sockets, and TCP sockets if asked, are KOPI flows.
 
+mod inherited;
+
 use clap::{Args, Parser, Subcommand};
 use object::{
     elf::{FileHeader64, ELFCLASS64, EM_X86_64, PT_INTERP},
@@ -15,7 +17,7 @@ use std::{
     env,
     ffi::{CString, OsStr, OsString},
     fs, io,
-    os::unix::{ffi::OsStrExt, fs::PermissionsExt, process::CommandExt},
+    os::unix::{ffi::OsStrExt, fs::PermissionsExt},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
     ptr,
@@ -103,7 +105,7 @@ fn start(run: &Run) -> ExitCode {
             Path::new(program).display()
         ),
     }
-    let error = command.exec();
+    let error = inherited::exec(&mut command);
     eprintln!("kopi run: {}: {error}", Path::new(program).display());
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
         127
