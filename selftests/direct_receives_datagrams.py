@@ -426,8 +426,27 @@ def sockets_are_chosen(_ynl, wire, ip):
         wire.send(ip, bytes([number % 2]) + payload(number, 50))
     both = [[each.data[0] for each in flow.take(32)] for flow in (receiver, second)]
     kopi.check("a group's program chooses for each", sorted(both) == [[0] * 32, [1] * 32], both)
+    # At random: the third word from the end of what there is besides packets is a random number.
+    code = struct.pack("HBBI" * 3, 0x20, 0, 0, 0xfffff038, 0x54, 0, 0, 1, 0x16, 0, 0, 0)
+    buffer = ctypes.create_string_buffer(code)
     second.close()
+    plain = Receiver(ip, address=ip.any, reuse=True, rings=False)
+    receiver.sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_REUSEPORT_CBPF,
+                             struct.pack("HxxxxxxP", 3, ctypes.addressof(buffer)))
+    for number in range(400):
+        wire.send(ip, payload(number, 50))
+    got = [len(each.take(400, 2)) for each in (receiver, plain)]
+    kopi.check("one that chooses at random a flow or a socket is asked once: half for each",
+               sum(got) == 400 and 150 < got[0] < 250, got)
+    plain.close()
     receiver.close()
+    connected = Receiver(ip, peer=(ip.others[3], 0))
+    for number in range(64):
+        wire.send(ip, payload(number, 50), ip.others[3 + number % 2])
+    got = connected.take(33, 2)
+    kopi.check("a flow that is connected to port 0 of a host has what that one sends, and nothing else",
+               [each.data for each in got] == [payload(number, 50) for number in range(0, 64, 2)], len(got))
+    connected.close()
     flows = [Receiver(ip, port=PORT + 10 + number) for number in range(16)]
     for number in range(256):
         wire.send(ip, payload(number, 50), ip.others[number % 7], port=PORT + 10 + number % 16)

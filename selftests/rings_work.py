@@ -16,7 +16,7 @@ import time
 import kopi
 from kopi import (BELL_WAIT_COMPLETION, BELL_WAIT_RX, Channel, JOIN, META_FORMAT, SOL_KOPI, attempt, check,
                   fails, flow, in_child, wait_until)
-from linux import SO_TIMESTAMPNS
+from linux import SO_TIMESTAMPING, SO_TIMESTAMPNS, SOF_TIMESTAMPING_RX_SOFTWARE, SOF_TIMESTAMPING_SOFTWARE
 
 SYS_EPOLL_WAIT = "232"
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -78,6 +78,11 @@ def arrivals(channel):
     _, meta = receive(channel)
     check("a timestamp when asked", abs(meta[12] / 1e9 - time.time()) < 60, meta)
     check("TOS and ECN", meta[8] == 0x2A, meta)
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 0)
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE)
+    send_to(channel, b"when")
+    check("and when asked by SO_TIMESTAMPING", receive(channel)[1][12] > 1 << 60)
+    channel.sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, 0)
 
 
 def polling(channel):

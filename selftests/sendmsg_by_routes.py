@@ -287,17 +287,22 @@ def a_hook_says_again():
     with namespace("host"):
         sh("sysctl -qw net.core.xfrm_larval_drop=0")
         sh(f"ip xfrm policy add dir out dst {FAR} mark 7 tmpl src {V4.near} dst {FAR} proto esp mode transport")
-        for plain in (True, False):
+        for how in ("a UDP socket", "sendmsg()", "a ring"):
             run_nft("table ip again {\ncounter asked { }\nchain o {\ntype route hook output priority 0\n"
                     f"ip daddr {FAR} udp dport 9 counter name asked meta mark set 7\n}}\n}}")
-            pair = Pair(plain=plain)
-            got = sendmsg(pair.sock, b"x", kopi.pack_address(FAR, 9), flags=socket.MSG_DONTWAIT)
+            pair = Pair(plain=how == "a UDP socket")
+            if how == "a ring":
+                pair.channel.send(0, b"x", (FAR, 9))
+                pair.channel.bell()
+                got = (-1, pair.channel.completion.pop()[4])
+            else:
+                got = sendmsg(pair.sock, b"x", kopi.pack_address(FAR, 9), flags=socket.MSG_DONTWAIT)
             seen.append((got, json.loads(sh("nft -j list counter ip again asked"))["nftables"][1]["counter"]["packets"]))
             pair.close()
             sh("nft delete table ip again")
         sh("ip xfrm policy flush; sysctl -qw net.core.xfrm_larval_drop=1")
     kopi.check("IPsec without keys, by a mark of nft's: EAGAIN, and hooks are asked once, as by a UDP socket",
-               seen == [((-1, errno.EAGAIN), 1)] * 2, seen)
+               seen == [((-1, errno.EAGAIN), 1)] * 3, seen)
 
 
 def corked():

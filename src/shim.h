@@ -41,7 +41,7 @@ void *kopi_sk_inode_private(const struct sock *sk);
 void kopi_set_sk_inode_private(struct sock *sk, void *data);
 bool kopi_sock_writeable(const struct sock *sk);
 int kopi_sock_error(struct sock *sk);
-bool kopi_sock_flag_rcvtstamp(const struct sock *sk);
+bool kopi_sock_wants_timestamp(const struct sock *sk);
 bool kopi_sock_flag_rcvmark(const struct sock *sk);
 long kopi_sock_rcvtimeo(const struct sock *sk, bool noblock);
 int kopi_sock_intr_errno(long timeo);
@@ -330,6 +330,7 @@ bool kopi_route_here(struct sk_buff *skb);
 bool kopi_ask_input_hooks(struct sk_buff *skb, struct dst_entry *known);
 void kopi_input_by_stack(struct sk_buff *skb);
 bool kopi_is_datagram(const struct sk_buff *skb);
+struct sock *kopi_unless_chosen(struct sock *sk);
 struct sock *kopi_find_receiver(struct sk_buff *skb);
 enum kopi_receives {
 	/* The datagram that it was found for. */

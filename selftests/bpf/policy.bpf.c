@@ -680,4 +680,11 @@ int others_pass(struct xdp_md *packet)
 	return XDP_PASS;
 }
 
+/* What a sockmap has of sockets. */
+SEC("sk_skb/verdict")
+int drop_all(struct __sk_buff *skb)
+{
+	return SK_DROP;
+}
+
 char _license[] SEC("license") = "GPL";

@@ -121,7 +121,8 @@ impl Flow {
         (is_used, refused)
     }
 
-    /// Puts the flow on a channel: `EBUSY` if it is corked, or has another.
+    /// Puts the flow on a channel: `EBUSY` if it is corked, has another, or if a program of BPF in a sockmap has what
+    /// it receives.
     fn attach(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
         let state = if channel.is_tx_only() {
             ON_CHANNEL | TX_ONLY
@@ -163,6 +164,9 @@ impl Flow {
 
     fn attach_uncorked(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
         socket.may_receive()?;
+        if !channel.is_tx_only() && !family::has_own_callback(socket) {
+            return Err(EBUSY);
+        }
         let policy = self.policy().ok_or(EINVAL)?;
         // Before other processes can send by it.
         policy.identify_if_new()?;

@@ -19,7 +19,7 @@ use crate::sys::{
     context::SoftirqsOff,
     cred::AllowedCreds,
     errno::{enobufs, enoprotoopt, eopnotsupp},
-    family::{Name, Protocol},
+    family::{self, Name, Protocol},
     pernet::NetRef,
     plain_message::PlainMessage,
     region::Vma,
@@ -282,7 +282,10 @@ unsafe impl Protocol for Flow {
             self.polled_early.xchg(true, Full);
         }
         match self.channel() {
-            Some(channel) => channel.poll(socket.sk(), table, inner),
+            Some(channel) => {
+                bring_in(socket);
+                channel.poll(socket.sk(), table, inner)
+            }
             None => inner,
         }
     }
@@ -295,6 +298,9 @@ unsafe impl Protocol for Flow {
             refuse_stream(socket)?;
             let channel = self.usable_channel()?;
             let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
+            if flags & abi::BELL_WAIT_RX != 0 {
+                bring_in(socket);
+            }
             Channel::doorbell(channel, socket, self.number(), flags)
         })())
     }
@@ -398,6 +404,13 @@ unsafe impl Protocol for Flow {
     ) -> bool {
         self.channel()
             .is_some_and(|channel| channel.receive(self, sk, locked, softirqs))
+    }
+}
+
+/// Moves to the ring what has come before there were frames for it. Process context.
+fn bring_in(socket: &Socket) {
+    if !socket.sk().is_queue_empty() {
+        family::drain::<Flow>(socket);
     }
 }
 

@@ -33,6 +33,15 @@ impl<K: PartialEq, V> Set<K, V> {
         Some(value)
     }
 
+    /// Forgets those entries that are not to be kept.
+    pub fn retain(&mut self, keep: impl Fn(&V) -> bool) {
+        for slot in &mut self.0 {
+            if slot.as_ref().is_some_and(|(_, value)| !keep(value)) {
+                *slot = None;
+            }
+        }
+    }
+
     /// Puts an entry at that place, or none.
     pub fn put(&mut self, place: usize, entry: Option<(K, V)>) {
         if let Some(slot) = self.0.get_mut(place) {
@@ -51,6 +60,17 @@ impl<K: PartialEq, V> Default for Set<K, V> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn retains_what_is_to_be_kept() {
+        let mut set = Set::new();
+        for key in 0..WAYS {
+            set.put(key, Some((key, key * 10)));
+        }
+        set.retain(|value| value % 20 == 0);
+        let found = [0, 1, 2, 3].map(|key| set.find(&key).is_some());
+        assert_eq!(found, [true, false, true, false]);
+    }
 
     proptest! {
         /// What is found is what was put there last under its key.

@@ -64,6 +64,8 @@ pub(crate) struct Receiver {
     /// Frames of the packets that are being copied.
     frames: KVec<Frame>,
     pieces: KernelVecBuffer,
+    /// The FILL ring has had an entry.
+    begun: bool,
     /// Packets are being dropped, as there is no room or no frame.
     overrun: bool,
     /// Where the program had read up to when those who wait for the channel were woken last, and in
@@ -92,12 +94,20 @@ impl Receiver {
             ready: None,
             frames: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pieces: KernelVecBuffer::new(CHAIN_MAX as usize)?,
+            begun: false,
             overrun: false,
             woken: None,
             left_invalid: 0,
             invalid: 0,
             broken: 0,
         })
+    }
+
+    /// Whether the FILL ring has had an entry. What comes before stays in the queue of its sock, within that one's
+    /// limits: the program could give no frame, since it has the rings only with the channel.
+    fn has_begun(&mut self) -> bool {
+        self.begun = self.begun || self.fill.positions() != (0, 0);
+        self.begun
     }
 
     /// Where the FILL and the RX ring are: the producers' indices and the consumers'.
@@ -363,7 +373,7 @@ fn count(flow: &Flow, meta: &Meta, packets: u64, bytes: u32) {
 
 impl Channel {
     /// Moves packets that are queued on the flow's sock to the RX ring, at most [`RECEIVED_MAX`];
-    /// says whether some may be left.
+    /// says whether some may be left. Before the program has given a frame for the first time, they stay queued.
     pub(crate) fn receive(
         &self,
         flow: &Flow,
@@ -372,6 +382,9 @@ impl Channel {
         softirqs: &SoftirqsOff,
     ) -> bool {
         let mut receiver = self.receiver.lock_with(softirqs);
+        if !receiver.has_begun() {
+            return false;
+        }
         let was_overrun = receiver.overrun;
         let mut left = RECEIVED_MAX;
         while let Some(skb) = family::next_packet(sk, &mut left) {

@@ -96,9 +96,15 @@ u32 kopi_dst_hoplimit(const struct dst_entry *dst)
 	return dst_metric_raw(dst, RTAX_HOPLIMIT);
 }
 
+/*
+ * Whether the stack chooses a queue of the device by the flow hash. The packets of a bond or a team have none before
+ * these look for their port.
+ */
 bool kopi_dst_has_queues(const struct dst_entry *dst)
 {
-	return READ_ONCE(dst_dev(dst)->real_num_tx_queues) > 1;
+	const struct net_device *dev = dst_dev(dst);
+
+	return READ_ONCE(dev->real_num_tx_queues) > 1 && !netif_is_lag_master(dev);
 }
 
 u8 kopi_sk_default_ttl(const struct sock *sk)

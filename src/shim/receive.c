@@ -20,6 +20,7 @@
 #include <net/protocol.h>
 #include <net/route.h>
 #include <net/sock.h>
+#include <net/sock_reuseport.h>
 #include <net/udp.h>
 #include <net/xdp.h>
 #include <net/xfrm.h>
@@ -365,24 +366,36 @@ bool kopi_is_datagram(const struct sk_buff *skb)
 	       skb->len == sizeof(*iph) + ntohs(udp_hdr(skb)->len);
 }
 
-/* The UDP sock to which a datagram goes: __udp4_lib_rcv() (net/ipv4/udp.c). RCU keeps the sock. */
+/*
+ * A sock that was looked up without the packet, so that no program of a group was run; NULL if there is one,
+ * which is to choose: once, and so by the stack. RCU keeps the sock.
+ */
+struct sock *kopi_unless_chosen(struct sock *sk)
+{
+	const struct sock_reuseport *group = sk ? rcu_dereference(sk->sk_reuseport_cb) : NULL;
+
+	return group && rcu_access_pointer(group->prog) ? NULL : sk;
+}
+
+/*
+ * The UDP sock to which a datagram goes: __udp4_lib_rcv() (net/ipv4/udp.c). NULL if there is none, or if
+ * programs of BPF are to choose it. RCU keeps the sock.
+ */
 struct sock *kopi_find_receiver(struct sk_buff *skb)
 {
 	const struct iphdr *iph = ip_hdr(skb);
 	const struct udphdr *udp = udp_hdr(skb);
-	struct sock *sk;
 
-	/* Programs that choose among the socks of a group expect the data to begin with UDP's header. */
-	__skb_pull(skb, sizeof(*iph));
-	sk = __udp4_lib_lookup(dev_net_rcu(skb->dev), iph->saddr, udp->source, iph->daddr,
-			       udp->dest, inet_iif(skb), inet_sdif(skb), skb);
-	__skb_push(skb, sizeof(*iph));
-	return sk;
+	if (static_branch_unlikely(&bpf_sk_lookup_enabled))
+		return NULL;
+	return kopi_unless_chosen(__udp4_lib_lookup(dev_net_rcu(skb->dev), iph->saddr, udp->source,
+						    iph->daddr, udp->dest, inet_iif(skb),
+						    inet_sdif(skb), NULL));
 }
 
 /*
  * Which datagrams a sock gets that has got one: __udp4_lib_lookup(), udp_lib_get_port()
- * (net/ipv4/udp.c). Programs of BPF may choose anew for each. Otherwise those with the same ends, or
+ * (net/ipv4/udp.c). Of a group, sources are shared out. Otherwise those with the same ends, or
  * those of all senders to the same address and port if no other sock can have that port, since this
  * one is alone in its slot.
  */
@@ -390,9 +403,10 @@ enum kopi_receives kopi_sock_receives(const struct sock *sk)
 {
 	const struct net *net = sock_net(sk);
 
-	if (static_branch_unlikely(&bpf_sk_lookup_enabled) || rcu_access_pointer(sk->sk_reuseport_cb))
+	if (rcu_access_pointer(sk->sk_reuseport_cb))
 		return KOPI_RECEIVES_THIS;
-	if (!READ_ONCE(inet_sk(sk)->inet_dport) &&
+	/* One may be connected to port 0, and gets what its peer sends from any port. */
+	if (READ_ONCE(sk->sk_state) != TCP_ESTABLISHED &&
 	    READ_ONCE(udp_hashslot(net->ipv4.udp_table, net, inet_sk(sk)->inet_num)->count) == 1)
 		return KOPI_RECEIVES_ALL;
 	return KOPI_RECEIVES_SAME_ENDS;

@@ -246,19 +246,20 @@ bool kopi_is_datagram6(const struct sk_buff *skb)
 	       skb->len == sizeof(*ip6h) + ntohs(udp_hdr(skb)->len);
 }
 
-/* The UDP sock to which a datagram goes: udpv6_rcv() (net/ipv6/udp.c). RCU keeps the sock. */
+/*
+ * The UDP sock to which a datagram goes: udpv6_rcv() (net/ipv6/udp.c). NULL if there is none, or if programs
+ * of BPF are to choose it. RCU keeps the sock.
+ */
 struct sock *kopi_find_receiver6(struct sk_buff *skb)
 {
 	const struct ipv6hdr *ip6h = ipv6_hdr(skb);
 	const struct udphdr *udp = udp_hdr(skb);
-	struct sock *sk;
 
-	/* Programs that choose among the socks of a group expect the data to begin with UDP's header. */
-	__skb_pull(skb, sizeof(*ip6h));
-	sk = __udp6_lib_lookup(dev_net_rcu(skb->dev), &ip6h->saddr, udp->source, &ip6h->daddr,
-			       udp->dest, inet6_iif(skb), inet6_sdif(skb), skb);
-	__skb_push(skb, sizeof(*ip6h));
-	return sk;
+	if (static_branch_unlikely(&bpf_sk_lookup_enabled))
+		return NULL;
+	return kopi_unless_chosen(__udp6_lib_lookup(dev_net_rcu(skb->dev), &ip6h->saddr, udp->source,
+						    &ip6h->daddr, udp->dest, inet6_iif(skb),
+						    inet6_sdif(skb), NULL));
 }
 
 /*

@@ -66,9 +66,14 @@ int kopi_sock_error(struct sock *sk)
 	return sock_error(sk);
 }
 
-bool kopi_sock_flag_rcvtstamp(const struct sock *sk)
+/* Whether a reader is told when a packet came, by software: sock_recv_timestamp(), __sock_recv_timestamp() (net/socket.c). */
+bool kopi_sock_wants_timestamp(const struct sock *sk)
 {
-	return sock_flag(sk, SOCK_RCVTSTAMP);
+	const u32 flags = READ_ONCE(sk->sk_tsflags);
+
+	return sock_flag(sk, SOCK_RCVTSTAMP) ||
+	       (flags & SOF_TIMESTAMPING_SOFTWARE &&
+		(flags & SOF_TIMESTAMPING_RX_SOFTWARE || !(flags & SOF_TIMESTAMPING_OPT_RX_FILTER)));
 }
 
 bool kopi_sock_flag_rcvmark(const struct sock *sk)

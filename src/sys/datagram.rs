@@ -103,7 +103,7 @@ impl<'a> Datagram<'a> {
     }
 
     /// Whether it is of IPv6.
-    pub(super) fn is_ipv6(&self) -> bool {
+    pub(crate) fn is_ipv6(&self) -> bool {
         matches!(self, Self::V6(_))
     }
 
@@ -124,7 +124,7 @@ impl<'a> Datagram<'a> {
     }
 
     /// Whether the stack would send it as one packet with linear memory.
-    pub(super) fn fits_route(&self) -> bool {
+    pub(crate) fn fits_route(&self) -> bool {
         match self {
             Self::V4(datagram) => datagram.fits_route(),
             Self::V6(datagram) => datagram.fits_route(),
@@ -154,25 +154,24 @@ impl<'a> Datagram<'a> {
         }
     }
 
-    /// Sends it as the ordinary sendmsg without waiting would, and returns the same result. `None` if that has
-    /// to send it: because it is too long, for instance, or, if it `WAITS` for room, because there is none.
-    /// Process context.
+    /// Sends it as the ordinary sendmsg would, and returns the same result. `None` if that has to send it, since it
+    /// is too long, for instance, or since the send buffer is full: no hook has seen it then. Process context.
     ///
     /// # Safety
     ///
     /// `sk` must be the valid sock of the options, with its socket.
     #[inline(always)]
-    pub(super) unsafe fn send<const WAITS: bool>(&self, sk: *mut bindings::sock) -> Option<c_int> {
+    pub(super) unsafe fn send(&self, sk: *mut bindings::sock) -> Option<c_int> {
         // SAFETY: Required of the caller. Both functions are IP's for skbs with a route.
         unsafe {
             match self {
                 Self::V4(datagram) if datagram.fits_route() => {
                     let (dst, len) = (datagram.dst(), datagram.data.len());
-                    give::<WAITS>(sk, dst, len, datagram.make(sk), bindings::ip_local_out)
+                    give(sk, dst, len, datagram.make(sk), bindings::ip_local_out)
                 }
                 Self::V6(datagram) if datagram.fits_route() => {
                     let (dst, len) = (datagram.dst(), datagram.data.len());
-                    give::<WAITS>(sk, dst, len, datagram.make(sk), bindings::ip6_local_out)
+                    give(sk, dst, len, datagram.make(sk), bindings::ip6_local_out)
                 }
                 _ => None,
             }
@@ -183,7 +182,7 @@ impl<'a> Datagram<'a> {
     /// it, or to wait for room: hooks haven't seen it then. Process context.
     pub(crate) fn send_by(&self, socket: &Socket) -> Option<c_int> {
         // SAFETY: The socket is in use, and so is its sock.
-        unsafe { self.send::<true>(socket.sk().as_ptr()) }
+        unsafe { self.send(socket.sk().as_ptr()) }
     }
 
     /// Makes an skb around the IP packet that is at `start` of `size` bytes of pages, by the memory
@@ -224,14 +223,14 @@ type LocalOut =
     unsafe extern "C" fn(*mut bindings::net, *mut bindings::sock, *mut bindings::sk_buff) -> c_int;
 
 /// Gives IP the skb of a datagram of `len` bytes, and returns what sendmsg returns; or what it returns
-/// since there is no skb: `None` if it `WAITS` for room.
+/// since there is no skb: `None` if the send buffer is full.
 ///
 /// # Safety
 ///
 /// `sk` must be valid, with its socket. `dst` must be the valid one of the route, which the caller keeps.
 /// `skb` must be owned, and is not used by the caller any more. `local_out` must be that of its IP version.
 #[inline(always)]
-unsafe fn give<const WAITS: bool>(
+unsafe fn give(
     sk: *mut bindings::sock,
     dst: *mut bindings::dst_entry,
     len: usize,
@@ -252,7 +251,8 @@ unsafe fn give<const WAITS: bool>(
                     local_out(bindings::kopi_sock_net(sk), sk, skb),
                 )
             }
-            Err(error) if WAITS && error == EAGAIN => return None,
+            // Full: UDP waits for room, or counts that there is none.
+            Err(error) if error == EAGAIN => return None,
             Err(error) => {
                 bindings::kopi_output_inc_stats(sk, dst, bindings::IPSTATS_MIB_OUTDISCARDS as i32);
                 report(sk, dst, len, error.to_errno())

@@ -45,6 +45,8 @@ pub(crate) struct SendMsg {
     control_len: usize,
     /// The peer for which the rules judged the message.
     pub(crate) checked_peer: Peer,
+    /// The last message wasn't sent since the send buffer was full.
+    pub(crate) was_full: bool,
 }
 
 impl SendMsg {
@@ -56,6 +58,7 @@ impl SendMsg {
             name_len: 0,
             control: [0; CONTROL_WORDS],
             control_len: 0,
+            was_full: false,
         }
     }
 
@@ -223,6 +226,7 @@ impl SendMsg {
             );
             family::send_ring_message::<P>(socket, &mut message)
         };
+        self.was_full = message.full;
         to_result(sent.min(0))
     }
 
@@ -255,6 +259,7 @@ impl SendMsg {
             );
             family::send_ring_message::<P>(socket, &mut message)
         };
+        self.was_full = message.full;
         (!message.left).then(|| to_result(sent.min(0)))
     }
 
@@ -267,6 +272,7 @@ impl SendMsg {
             datagram,
             frames: None,
             left: false,
+            full: false,
             checked_peer: self.checked_peer,
         };
         let header = &mut message.header;

@@ -23,7 +23,7 @@ use kernel::{
 pub(super) const REFERENCES_MAX: usize = 16;
 
 /// How often a full send buffer that has room again is tried at once.
-const FULL_MAX: u32 = 64;
+const FULL_MAX: u32 = 4;
 
 /// What becomes of descriptors that the stack was given.
 #[derive(Clone, Copy)]
@@ -51,28 +51,28 @@ impl Retry {
         alone
     }
 
-    /// Decides about `count` descriptors by what the stack said. `is_batch`: KOPI made a GSO packet
-    /// of several packets.
+    /// Decides about `count` descriptors by what the stack said. `was_full`: UDP has said `EAGAIN`, and no hook or
+    /// security module.
     pub(super) fn decide(
         &mut self,
         channel: &Arc<Channel>,
         socket: &Socket,
-        result: Result,
-        (count, is_batch): (u32, bool),
+        (result, was_full): (Result, bool),
+        (count, batched): (u32, Batched),
     ) -> Verdict {
         let Err(error) = result else {
             self.full = 0;
             return Verdict::Complete(0);
         };
-        if error == EAGAIN && Channel::stall_buffer(channel, socket) {
+        if was_full && Channel::stall_buffer(channel, socket) {
             return Verdict::Stay(Progress::Stop);
         }
-        // The buffer drained meanwhile; but a hook, too, may say EAGAIN, and for ever.
-        if error == EAGAIN && self.full < FULL_MAX {
+        // The buffer drained meanwhile; but what UDP asks, as a cgroup's programs, may say EAGAIN, too, and for ever.
+        if was_full && self.full < FULL_MAX {
             self.full = self.full.wrapping_add(1);
             return Verdict::Stay(Progress::Took(0));
         }
-        if is_batch && is_of_gso(error) {
+        if batched.can_split(error) {
             self.alone = count;
             return Verdict::Stay(Progress::Took(0));
         }
@@ -81,9 +81,26 @@ impl Retry {
     }
 }
 
-/// Whether an error may be one of the GSO packet, not of the packets in it.
-fn is_of_gso(error: Error) -> bool {
-    [EMSGSIZE, EINVAL, EIO, eopnotsupp()].contains(&error)
+/// Whether KOPI made a GSO packet of several packets.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Batched {
+    No,
+    Yes,
+    /// Each of which fits the route that UDP sees, in IPv6.
+    Fitting,
+}
+
+impl Batched {
+    /// Whether an error may be one of the GSO packet, not of the packets in it: then they go one by one.
+    fn can_split(self, error: Error) -> bool {
+        match self {
+            Self::No => false,
+            Self::Yes => [EMSGSIZE, EINVAL, EIO, eopnotsupp()].contains(&error),
+            // A hook has had it take another route, and ip6_finish_output_gso_slowpath_drop() finds those too long
+            // for that one: but a shorter one at the end has left.
+            Self::Fitting => error != EMSGSIZE && Self::Yes.can_split(error),
+        }
+    }
 }
 
 /// The errno of a completion.

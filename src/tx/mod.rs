@@ -316,16 +316,14 @@ impl Sender {
         direct.look_ahead(number, count, |ahead| self.ring.peek(ahead).flow);
 
         let to = (socket, flow);
-        let (result, notification) =
-            self.output
-                .hand_over(channel, to, &self.batch, meta, segmentation);
+        let output = &mut self.output;
+        let batched = output.batched(channel, to, &self.batch, meta, segment);
+        let (result, notification) = output.hand_over(channel, to, &self.batch, meta, segmentation);
         // Even if nothing completes: what was reserved by reference may come back later.
         self.room = self.room.saturating_sub(count);
 
-        let is_batch = segment != 0 && meta.gso_size == 0;
-        let verdict = self
-            .retry
-            .decide(channel, socket, result, (count, is_batch));
+        let said = (result, result == Err(EAGAIN) && output.message.was_full);
+        let verdict = self.retry.decide(channel, socket, said, (count, batched));
         let verdict = self.call.settle(channel, verdict);
         let descs = self.batch.descs();
         let by_reference = self.done.settle(channel, descs, verdict, notification);

@@ -4,7 +4,7 @@
 //! payload copied, or by reference to the channel's pages.
 
 use super::batch::Batch;
-use super::completion::{in_flight, InFlight, REFERENCES_MAX};
+use super::completion::{in_flight, Batched, InFlight, REFERENCES_MAX};
 use super::judge::NOBODY;
 use crate::channel::Channel;
 use crate::direct::DatagramSender;
@@ -133,6 +133,31 @@ impl Output {
             .message
             .send::<Flow, _>(socket, pages, notification.as_ref());
         (result, notification)
+    }
+
+    /// Whether KOPI makes a GSO packet of the batch, whose datagrams have `segment` bytes.
+    #[inline]
+    pub(super) fn batched(
+        &mut self,
+        channel: &Channel,
+        (socket, flow): (&Socket, &Flow),
+        batch: &Batch,
+        meta: &Meta,
+        segment: u32,
+    ) -> Batched {
+        if segment == 0 || meta.gso_size != 0 {
+            return Batched::No;
+        }
+        let (sk, first) = (socket.sk(), batch.first());
+        if !sk.is_ipv6() {
+            return Batched::Yes;
+        }
+        let data = channel.region().bytes(first.offset, first.len).ok();
+        let by_route = data.and_then(|data| self.routes.datagram(first.flow, flow, sk, meta, data));
+        match by_route.is_some_and(|datagram| datagram.is_ipv6() && datagram.fits_route()) {
+            true => Batched::Fitting,
+            false => Batched::Yes,
+        }
     }
 
     /// Sends a datagram by a remembered route: directly, or by the stack. `None` if it is for

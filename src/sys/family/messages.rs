@@ -39,7 +39,9 @@ impl<T: Protocol> Registration<T> {
                         // other way.
                         let sent = (*ring_message).send_datagram((*socket).sk);
                         return Ok(without_edquot(sent.unwrap_or_else(|| {
-                            bindings::kopi_udp_sendmsg((*socket).sk, message, len)
+                            let sent = bindings::kopi_udp_sendmsg((*socket).sk, message, len);
+                            (*ring_message).full = sent == EAGAIN.to_errno();
+                            sent
                         })));
                     }
                     let this = Socket::from_raw(socket);

@@ -44,7 +44,7 @@ pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
 pub(super) use receive::data_ready_of;
 use receive::receive_work;
-pub(crate) use receive::{drain, install_callbacks, next_packet};
+pub(crate) use receive::{drain, has_own_callback, install_callbacks, next_packet};
 pub(crate) use ring_message::was_checked;
 pub(super) use ring_message::{send_ring_message, RingMessage};
 pub(super) use state::flow_of;
@@ -173,7 +173,7 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// take a lock under which other code accesses a program's memory.
     fn map(&self, vma: &Vma) -> Result;
 
-    /// Packets were queued, after [`install_callbacks`]. If the sock has a receive hook, it comes
+    /// Packets were queued, after [`has_own_callback, install_callbacks`]. If the sock has a receive hook, it comes
     /// locked. The number of packets that one call then delivers is bounded, because senders don't
     /// wait. Returns whether packets are left.
     fn data_ready(&self, sk: &Sock, locked: Option<LockedSock<'_>>, softirqs: &SoftirqsOff)
@@ -296,6 +296,7 @@ impl<T: Protocol> Registration<T> {
             let inner = kind.inner_socket(net, false)?;
             let sk = (*inner).sk;
             (*inner).sk = ptr::null_mut();
+            receive::note_callback(sk);
             (*socket).ops = kind.table.ops();
             (*socket).flags |= (*inner).flags;
             bindings::kopi_sock_graft(sk, socket);

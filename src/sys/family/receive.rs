@@ -4,7 +4,7 @@
 //! which the callback can't do it.
 
 use super::{
-    state::{state, state_of_work},
+    state::{state, state_of_work, Callback},
     Protocol,
 };
 use crate::sys::{
@@ -15,10 +15,44 @@ use crate::sys::{
     sock::{LockedSock, Sock},
     socket::Socket,
 };
-use core::ptr::{self, NonNull};
+use core::{
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicPtr, Ordering},
+};
 use kernel::prelude::*;
 
-/// Sets the sock's callback, so that the protocol's `data_ready` is called. Process context.
+/// The callback that sock_init_data() sets, which isn't exported.
+static FIRST_CALLBACK: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// The address of a sock's callback.
+///
+/// # Safety
+///
+/// `sk` must be valid.
+unsafe fn callback_of(sk: *mut bindings::sock) -> *mut c_void {
+    // SAFETY: The caller passes a valid sock. Other tasks may set the field meanwhile, and it is read once.
+    let callback: Callback = unsafe { ptr::read_volatile(&raw const (*sk).sk_data_ready) };
+    callback.map_or(ptr::null_mut(), |callback| callback as *mut c_void)
+}
+
+/// Notes the callback of a sock that was just made.
+///
+/// # Safety
+///
+/// `sk` must be valid, and nobody may have had it so far.
+pub(super) unsafe fn note_callback(sk: *mut bindings::sock) {
+    // SAFETY: Required of the caller.
+    FIRST_CALLBACK.store(unsafe { callback_of(sk) }, Ordering::Relaxed);
+}
+
+/// Whether the sock's callback is UDP's: else a sockmap's program has what comes, and must keep it. Any context.
+pub(crate) fn has_own_callback(socket: &Socket) -> bool {
+    // SAFETY: The caller uses the socket, and so its sock.
+    unsafe { callback_of(socket.sk().as_ptr()) == FIRST_CALLBACK.load(Ordering::Relaxed) }
+}
+
+/// Sets the sock's callback, so that the protocol's `data_ready` is called, unless a sockmap has it. Process
+/// context.
 ///
 /// To be called once for a socket. Packets that were queued before stay queued.
 pub(crate) fn install_callbacks<T: Protocol>(socket: &Socket) {
@@ -30,8 +64,10 @@ pub(crate) fn install_callbacks<T: Protocol>(socket: &Socket) {
             return;
         };
         bindings::kopi_write_lock_bh_callback(sk);
-        state.data_ready.get().write((*sk).sk_data_ready);
-        ptr::write_volatile(&raw mut (*sk).sk_data_ready, Some(data_ready::<T>));
+        if has_own_callback(socket) {
+            state.data_ready.get().write((*sk).sk_data_ready);
+            ptr::write_volatile(&raw mut (*sk).sk_data_ready, Some(data_ready::<T>));
+        }
         bindings::kopi_write_unlock_bh_callback(sk);
     }
 }

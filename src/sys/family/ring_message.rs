@@ -27,6 +27,9 @@ pub(in crate::sys) struct RingMessage<'a> {
     pub(in crate::sys) frames: Option<&'a mut FrameBatch>,
     /// `frames` has left the message alone: nothing was sent.
     pub(in crate::sys) left: bool,
+    /// UDP has said `EAGAIN`, which says that the send buffer was full; a hook or a security module that says so
+    /// means something else.
+    pub(in crate::sys) full: bool,
     /// The peer for which the rules judged the message.
     pub(in crate::sys) checked_peer: Peer,
 }
@@ -42,7 +45,7 @@ impl RingMessage<'_> {
         let datagram = self.datagram?;
         let Some(frames) = self.frames.as_mut() else {
             // SAFETY: Required of the caller.
-            return unsafe { datagram.send::<false>(sk) };
+            return unsafe { datagram.send(sk) };
         };
         // SAFETY: Required of the caller; the batch is the datagram's.
         match unsafe { frames.push(sk, datagram) } {

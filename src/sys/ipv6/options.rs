@@ -24,6 +24,8 @@ pub(crate) struct OptionsV6 {
     route: Option<RouteV6>,
     /// The ports of the sock, to be compared.
     ports: u32,
+    /// Whether the sock is bound to a device, which then isn't only preferred: ip6_route_output_flags_noref().
+    is_bound: bool,
     /// The flow's number in its namespace, which stands for the properties that a socket can't
     /// change.
     flow: u32,
@@ -97,6 +99,7 @@ impl datagram::Options for OptionsV6 {
             of_sock,
             route,
             ports,
+            is_bound: sk.bound_device() != 0,
             flow,
         })
     }
@@ -129,7 +132,8 @@ impl datagram::Options for OptionsV6 {
             rest: u64::from(self.flow)
                 | u64::from(of_sock.tclass) << 32
                 | u64::from(of_sock.preferences) << 40
-                | u64::from(is_from_message) << 48,
+                | u64::from(is_from_message) << 48
+                | u64::from(self.is_bound) << 49,
         })
     }
 

@@ -246,7 +246,7 @@ impl Sock {
     /// Whether received packets are reported with their time stamp.
     pub(crate) fn wants_timestamp(&self) -> bool {
         // SAFETY: The sock is borrowed, and so valid.
-        unsafe { bindings::kopi_sock_flag_rcvtstamp(self.as_ptr()) }
+        unsafe { bindings::kopi_sock_wants_timestamp(self.as_ptr()) }
     }
 
     /// Whether received packets are reported with their mark.
