@@ -28,6 +28,16 @@ check "it answers the peer" echoes 7777 hello
 check "it answers a long question" eval '[ "$(head -c 9000 /dev/zero | tr "\0" x |
 	in_peer socat -b 65536 -t 10 -T 10 - UDP:192.0.2.1:7777,end-close 2>/dev/null | head -c 9000 | wc -c)" = 9000 ]'
 check "and by IPv6" [ "$(in_peer timeout 30 socat -t 5 - 'UDP6:[2001:db8::1]:7777' <<<six)" = six ]
+
+# The CPU time of a process, in hundredths of a second.
+cpu_time() { awk '{ print $14 + $15 }' "/proc/$1/stat"; }
+handle=$(in_host kopictl rule add local-port 7777 deny)
+check "libkopi-echo says that a rule stops it" wait_for grep -q 'Permission denied' /tmp/echo.out
+before=$(cpu_time $echo)
+sleep 2
+check "and sleeps on" [ $(($(cpu_time $echo) - before)) -lt 50 ]
+in_host kopictl rule del "$handle"
+check "without the rule it answers again" echoes 7777 again
 kill $echo $echo6
 
 # How many of the datagrams come. QEMU hands one over before those that wait because the peer's NIC had no

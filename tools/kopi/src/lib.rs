@@ -33,7 +33,12 @@
 //!             let _ = channel.send(flow, &back, packet);
 //!         }
 //!         channel.flush()?;
-//!         channel.wait(Interest::READABLE, None)?;
+//!         if channel.wait(Interest::READABLE, None)?.error {
+//!             // As long as it isn't taken, no wait sleeps.
+//!             if let Some(error) = flow.take_error()? {
+//!                 eprintln!("{error}");
+//!             }
+//!         }
 //!     }
 //! }
 //! ```

@@ -40,7 +40,8 @@ pub struct Ready {
     pub writable: bool,
     /// There are completions.
     pub completion: bool,
-    /// The channel's first flow has an error to [take](crate::Flow::take_error).
+    /// The channel's first flow has an error to [take](crate::Flow::take_error): an ICMP message came,
+    /// say, or a rule stopped the flow. As long as it isn't taken, no wait sleeps.
     pub error: bool,
 }
 
@@ -85,7 +86,8 @@ impl Channel {
     /// they are what is needed to go on (frames for what comes, room for what goes): so flush
     /// before each wait.
     ///
-    /// The first flow's pending error ends the sleep, too. A signal ends it with
+    /// The first flow's pending error ends the sleep, too: [`Ready::error`]. As long as it isn't
+    /// [taken](crate::Flow::take_error), no wait sleeps. A signal ends it with
     /// [`io::ErrorKind::Interrupted`].
     pub fn wait(&self, interest: Interest, timeout: Option<Duration>) -> io::Result<Ready> {
         self.show()?;
