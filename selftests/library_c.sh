@@ -76,6 +76,24 @@ in_host tc qdisc del dev eth0 root
 check "libkopi-send says what is wrong" eval \
 	'! in_host libkopi-send 203.0.113.1 9 1 2>/tmp/send.err && grep -q "connect: Network is unreachable" /tmp/send.err'
 
+# Runs a program that a filter keeps from sockets of family 19: kept COMMAND...
+kept() {
+	python3 -c 'import ctypes, os, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 0, 3, 41), (0x20, 0, 0, 16), (0x15, 0, 1, 19),  # socket(), its domain
+        (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]  # EPERM; allowed
+program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in code))
+filter = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", len(code), ctypes.addressof(program)))
+prctl = ctypes.CDLL(None).prctl
+assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, filter) == 0
+os.execvp(sys.argv[1], sys.argv[1:])' "$@"
+}
+check "where seccomp forbids it, the example doesn't blame the module" eval \
+	'! kept timeout 20 libkopi-echo 127.0.0.1 7777 2>/tmp/echo.err && grep -q "may not open KOPI sockets" /tmp/echo.err'
+check "nor does kopi-echo" eval \
+	'! kept timeout 20 kopi-echo --bind 127.0.0.1:7777 2>/tmp/echo.err && grep -q "may not open KOPI sockets" /tmp/echo.err'
+check "a wrong KOPI_FAMILY is named" eval \
+	'! KOPI_FAMILY=2 timeout 20 kopi-echo --bind 127.0.0.1:7777 2>/tmp/echo.err && grep -q "KOPI_FAMILY is not the number" /tmp/echo.err'
+
 check "nothing holds the module" wait_for unused
 rmmod kopi
 check "without the module: EAFNOSUPPORT" library_c absent

@@ -86,7 +86,8 @@ pub use self::{
 
 /// The number of AF_KOPI on this machine, for programs that make sockets themselves.
 ///
-/// Fails with a word on what to do if the module isn't loaded. The environment variable
+/// Fails with a word on what to do if the module isn't loaded, or the process may not open its
+/// sockets. The environment variable
 /// `KOPI_FAMILY` overrides what the module says.
 #[cfg(not(loom))]
 pub fn family() -> std::io::Result<i32> {
