@@ -59,7 +59,8 @@ impl Channel {
     /// poll of its own (epoll, an executor) calls this with `true` before each sleep, and sleeps
     /// only if it gives `false`: there is nothing to receive, and what was sent needs no
     /// [flush](Channel::flush) to go on. It asks for POLLWRBAND, too: what an engine has not sent yet
-    /// may need the room of completions.
+    /// may need the room of completions. POLLERR stays until the first flow's error is
+    /// [taken](crate::Flow::take_error).
     pub fn arm(&self, want: bool) -> io::Result<bool> {
         let received = self.want_wakeups(want)?;
         if !want || received {
