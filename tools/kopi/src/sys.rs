@@ -241,6 +241,8 @@ fn is_absent(error: &io::Error) -> bool {
                 | libc::EOPNOTSUPP
                 | libc::EINVAL
                 | libc::EPERM
+                // Of the seccomp filters of containers.
+                | libc::ENOSYS
         )
     )
 }
