@@ -28,6 +28,16 @@ check "it answers the peer" echoes 7777 hello
 check "it answers a long question" eval '[ "$(head -c 9000 /dev/zero | tr "\0" x |
 	in_peer socat -b 65536 -t 10 -T 10 - UDP:192.0.2.1:7777,end-close 2>/dev/null | head -c 9000 | wc -c)" = 9000 ]'
 check "and by IPv6" [ "$(in_peer timeout 30 socat -t 5 - 'UDP6:[2001:db8::1]:7777' <<<six)" = six ]
+
+# The CPU time of a process, in hundredths of a second.
+cpu_time() { awk '{ print $14 + $15 }' "/proc/$1/stat"; }
+handle=$(in_host kopictl rule add local-port 7777 deny)
+check "libkopi-echo says that a rule stops it" wait_for grep -q 'Permission denied' /tmp/echo.out
+before=$(cpu_time $echo)
+sleep 2
+check "and sleeps on" [ $(($(cpu_time $echo) - before)) -lt 50 ]
+in_host kopictl rule del "$handle"
+check "without the rule it answers again" echoes 7777 again
 kill $echo $echo6
 
 # How many of the datagrams come. QEMU hands one over before those that wait because the peer's NIC had no
@@ -65,6 +75,24 @@ kill $capture
 in_host tc qdisc del dev eth0 root
 check "libkopi-send says what is wrong" eval \
 	'! in_host libkopi-send 203.0.113.1 9 1 2>/tmp/send.err && grep -q "connect: Network is unreachable" /tmp/send.err'
+
+# Runs a program that a filter keeps from sockets of family 19: kept COMMAND...
+kept() {
+	python3 -c 'import ctypes, os, struct, sys
+code = [(0x20, 0, 0, 0), (0x15, 0, 3, 41), (0x20, 0, 0, 16), (0x15, 0, 1, 19),  # socket(), its domain
+        (6, 0, 0, 0x50001), (6, 0, 0, 0x7fff0000)]  # EPERM; allowed
+program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *each) for each in code))
+filter = ctypes.create_string_buffer(struct.pack("=HxxxxxxQ", len(code), ctypes.addressof(program)))
+prctl = ctypes.CDLL(None).prctl
+assert prctl(38, 1, 0, 0, 0) == 0 and prctl(22, 2, filter) == 0
+os.execvp(sys.argv[1], sys.argv[1:])' "$@"
+}
+check "where seccomp forbids it, the example doesn't blame the module" eval \
+	'! kept timeout 20 libkopi-echo 127.0.0.1 7777 2>/tmp/echo.err && grep -q "may not open KOPI sockets" /tmp/echo.err'
+check "nor does kopi-echo" eval \
+	'! kept timeout 20 kopi-echo --bind 127.0.0.1:7777 2>/tmp/echo.err && grep -q "may not open KOPI sockets" /tmp/echo.err'
+check "a wrong KOPI_FAMILY is named" eval \
+	'! KOPI_FAMILY=2 timeout 20 kopi-echo --bind 127.0.0.1:7777 2>/tmp/echo.err && grep -q "KOPI_FAMILY is not the number" /tmp/echo.err'
 
 check "nothing holds the module" wait_for unused
 rmmod kopi

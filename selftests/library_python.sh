@@ -13,13 +13,15 @@ mkdir /tmp/wheel /tmp/installed
 check "the wheel is built, twice the same" eval \
 	'python3 $package/wheel.py /tmp/wheel >/dev/null && sum=$(sha256sum </tmp/wheel/*.whl) &&
 	python3 $package/wheel.py /tmp/wheel >/dev/null && [ "$sum" = "$(sha256sum </tmp/wheel/*.whl)" ]'
+version=$(sed -n 's/^version = "\(.*\)"/\1/p' "$here/../tools/Cargo.toml")
+check "it has the version of all else: $version" [ -e "/tmp/wheel/kopi-$version-py3-none-any.whl" ]
 check "it can be unpacked" python3 -m zipfile -e /tmp/wheel/kopi-*.whl /tmp/installed
 export PYTHONPATH=/tmp/installed
 
 # Runs the tests as a user: tests USER
 tests() {
-	cp "$package/tests/test_kopi.py" /tmp/
-	(cd /tmp && setpriv --reuid "$1" --regid "$1" --clear-groups python3 -W ignore -m unittest test_kopi) >/tmp/tests.out 2>&1
+	cp "$package/tests/"test_*.py /tmp/
+	(cd /tmp && setpriv --reuid "$1" --regid "$1" --clear-groups python3 -W ignore -m unittest test_kopi test_endpoint) >/tmp/tests.out 2>&1
 	ended=$?
 	[ $ended = 0 ] || sed 's/^/# /' /tmp/tests.out
 	check "the tests pass, as $1" [ $ended = 0 ]

@@ -63,7 +63,10 @@ int main(int argc, char **argv)
 
 		if (!check(kopi_flush(channel), "sending"))
 			events |= KOPI_WRITABLE;	/* the send buffer is full */
-		check(kopi_wait(channel, events, NULL), "waiting");
+		/* As long as an error isn't taken, no wait sleeps. */
+		if (check(kopi_wait(channel, events, NULL), "waiting") & KOPI_ERROR)
+			fprintf(stderr, "libkopi-echo: %s\n",
+				kopi_strerror(kopi_flow_error(flow)));
 		answer(channel);
 	}
 }

@@ -83,6 +83,14 @@ unsigned long send_batch(kopi_channel *channel, std::uint32_t flow, unsigned lon
 	return sent;
 }
 
+/* Sleeps until one of the events is there. */
+void wait(kopi_channel *channel, kopi_flow *flow, unsigned int events)
+{
+	/* As long as an error isn't taken, no wait sleeps. The peer may listen later. */
+	if (check(kopi_wait(channel, events, nullptr), "wait") & KOPI_ERROR)
+		kopi_flow_error(flow);
+}
+
 void run(const char *host, const char *port, unsigned long count)
 {
 	Address to = resolve(host, port);
@@ -96,10 +104,10 @@ void run(const char *host, const char *port, unsigned long count)
 
 		done += sent;
 		if (!check(kopi_flush(channel.get()), "flush") || !sent)
-			check(kopi_wait(channel.get(), KOPI_WRITABLE | KOPI_COMPLETED, nullptr), "wait");
+			wait(channel.get(), flow.get(), KOPI_WRITABLE | KOPI_COMPLETED);
 	}
 	while (!check(kopi_flush(channel.get()), "flush"))
-		check(kopi_wait(channel.get(), KOPI_WRITABLE, nullptr), "wait");
+		wait(channel.get(), flow.get(), KOPI_WRITABLE);
 	check(kopi_flow_stats(flow.get(), &stats), "counters");
 	std::printf("sent %llu datagrams, %llu bytes, %llu errors\n",
 		    static_cast<unsigned long long>(stats.tx_packets),

@@ -16,6 +16,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let _ = channel.send(flow, &back, packet);
         }
         channel.flush()?;
-        channel.wait(Interest::READABLE, None)?;
+        if channel.wait(Interest::READABLE, None)?.error {
+            // As long as it isn't taken, no wait sleeps.
+            if let Some(error) = flow.take_error()? {
+                eprintln!("{error}");
+            }
+        }
     }
 }

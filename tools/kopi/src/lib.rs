@@ -33,7 +33,12 @@
 //!             let _ = channel.send(flow, &back, packet);
 //!         }
 //!         channel.flush()?;
-//!         channel.wait(Interest::READABLE, None)?;
+//!         if channel.wait(Interest::READABLE, None)?.error {
+//!             // As long as it isn't taken, no wait sleeps.
+//!             if let Some(error) = flow.take_error()? {
+//!                 eprintln!("{error}");
+//!             }
+//!         }
 //!     }
 //! }
 //! ```
@@ -81,7 +86,8 @@ pub use self::{
 
 /// The number of AF_KOPI on this machine, for programs that make sockets themselves.
 ///
-/// Fails with a word on what to do if the module isn't loaded. The environment variable
+/// Fails with a word on what to do if the module isn't loaded, or the process may not open its
+/// sockets. The environment variable
 /// `KOPI_FAMILY` overrides what the module says.
 #[cfg(not(loom))]
 pub fn family() -> std::io::Result<i32> {

@@ -27,6 +27,11 @@ const FRAME_SIZE: u32 = 2048;
 /// them open. [`SendRing::send`] has the kernel send a batch as sendmmsg(2) with MSG_DONTWAIT on the
 /// descriptor would: by what that descriptor is at that moment, or not at all.
 ///
+/// So the functions take a [`RawFd`] and not a [`BorrowedFd`](std::os::fd::BorrowedFd): another
+/// thread of the program may close it at any time, and nobody can promise that it stays open. A
+/// descriptor that is closed, or no KOPI socket by now, gives an error. A program that knows its
+/// descriptors uses [`Channel`](crate::Channel).
+///
 /// A forked child has the same memory mapped, and must not use it.
 pub struct SendRing {
     tx: Producer<Desc>,

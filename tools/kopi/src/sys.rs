@@ -177,11 +177,14 @@ fn find_family() -> io::Result<i32> {
         })?;
         return probe(family).map(|()| family);
     }
-    let told = fs::read_to_string("/sys/module/kopi/parameters/family")
-        .ok()
-        .and_then(|text| text.trim().parse().ok());
-    let family = told.unwrap_or(AF_KOPI as i32);
+    let family = told().unwrap_or(AF_KOPI as i32);
     probe(family).map(|()| family)
+}
+
+/// The number that the module says in sysfs: there is none unless it is loaded.
+fn told() -> Option<i32> {
+    let text = fs::read_to_string("/sys/module/kopi/parameters/family").ok()?;
+    text.trim().parse().ok()
 }
 
 /// Whether sockets of that family are KOPI's.
@@ -200,13 +203,33 @@ fn probe(family: i32) -> io::Result<()> {
         )),
         Err(error) if is_absent(&error) => Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            format!("the kopi module is not loaded: insmod kopi.ko (family {family}: {error})"),
+            format!("{} (family {family}: {error})", absence(family, told())),
         )),
         Err(error) => Err(error),
     }
 }
 
-/// Whether the error says that there is no such family, or that it isn't KOPI's.
+/// Why there are no sockets of that family, where the module, if it is loaded, has the `told` one.
+fn absence(family: i32, told: Option<i32>) -> String {
+    match told {
+        None => {
+            "the kopi module is not loaded: as root, `modprobe kopi`, or `insmod kopi.ko` where it \
+                 was built"
+                .to_owned()
+        }
+        Some(told) if told != family => {
+            format!("KOPI_FAMILY is not the number that the kopi module has, {told}")
+        }
+        // The module would not refuse one.
+        Some(_) => "this process may not open KOPI sockets, though the kopi module is loaded: \
+                    RestrictAddressFamilies=, seccomp or the like is in the way, of which `kopictl \
+                    doctor` says more"
+            .to_owned(),
+    }
+}
+
+/// Whether the error says that there is no such family, that it isn't KOPI's, or that something keeps
+/// the process from it.
 fn is_absent(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -218,6 +241,8 @@ fn is_absent(error: &io::Error) -> bool {
                 | libc::EOPNOTSUPP
                 | libc::EINVAL
                 | libc::EPERM
+                // Of the seccomp filters of containers.
+                | libc::ENOSYS
         )
     )
 }
@@ -230,7 +255,17 @@ mod tests {
     fn absent_module_is_named() {
         // Family 0 has no sockets anywhere.
         let error = probe(0).unwrap_err();
-        assert!(error.to_string().contains("insmod kopi.ko"), "{error}");
+        let expected = absence(0, told());
+        assert!(error.to_string().contains(&expected), "{error}");
+        assert!(absence(19, None).contains("not loaded: as root, `modprobe kopi`"));
+    }
+
+    #[test]
+    fn what_is_in_the_way_of_a_loaded_module_is_told_apart() {
+        assert!(absence(19, Some(21)).ends_with("has, 21"));
+        let kept = absence(19, Some(19));
+        assert!(!kept.contains("not loaded"), "{kept}");
+        assert!(kept.contains("may not open KOPI sockets"), "{kept}");
     }
 
     #[test]

@@ -155,8 +155,26 @@ fn main() -> ExitCode {
     }
 }
 
+/// Why a command has no JSON.
+fn other_format(command: &Command) -> Option<&'static str> {
+    match command {
+        Command::Rule(rule::What::Save { .. }) => {
+            Some("rule save writes what restore reads; rule list --json has the rules")
+        }
+        Command::Metrics(_) => {
+            Some("metrics are OpenMetrics text; stats --json and ps --json have counters")
+        }
+        Command::Completions { .. } => Some("completions are a script for the shell"),
+        Command::Man { .. } => Some("manual pages are roff"),
+        _ => None,
+    }
+}
+
 fn run(options: Options) -> anyhow::Result<()> {
     let json = options.json;
+    if let Some(why) = other_format(&options.command).filter(|_| json) {
+        return Err(commands::Usage(format!("no --json here: {why}")).into());
+    }
     match options.command {
         Command::Info => info::run(json),
         Command::Ps(options) => ps::run(&options, json),

@@ -18,9 +18,15 @@ fn wrong_usage_is_2() {
         &["show", "flow", "0"],
         &["rule", "add"],
         &["watch", "--event", "x"],
+        &["rule", "save", "--json"],
+        &["metrics", "--json"],
+        &["--json", "man"],
+        &["--json", "completions", "bash"],
     ] {
         assert_eq!(kopictl(arguments).status.code(), Some(2), "{arguments:?}");
     }
+    let wrong = kopictl(&["--json", "completions", "bash"]);
+    assert!(wrong.stdout.is_empty());
     let wrong = kopictl(&["rule", "add", "user", "0", "permit"]);
     assert_eq!(wrong.status.code(), Some(2));
     let error = String::from_utf8(wrong.stderr).unwrap();

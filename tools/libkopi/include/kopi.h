@@ -320,7 +320,9 @@ ssize_t kopi_recv(struct kopi_channel *channel, void *buffer, size_t size, struc
  * (KOPI_READABLE, KOPI_WRITABLE, KOPI_COMPLETED), or the time is over; NULL: no end.
  *
  * Gives what was found, 0 after the time. Completions end the sleep unasked when they are
- * what is needed to go on; so flush before each wait. KOPI_ERROR ends it, too.
+ * what is needed to go on; so flush before each wait. KOPI_ERROR ends it, too: the first flow
+ * has an error (an ICMP message came, or a rule stopped the flow). As long as it isn't taken by
+ * kopi_flow_error(), no wait sleeps.
  *
  * -EINTR: a signal. -EINVAL: an unknown event, or a time that is none.
  */
@@ -332,7 +334,8 @@ int kopi_wait(struct kopi_channel *channel, unsigned int events, const struct ti
  *
  * Gives 1 if there is something to do already: don't sleep, but receive and flush; 0: sleep, for
  * POLLIN | POLLWRBAND (EPOLLIN | EPOLLWRBAND) of kopi_channel_fd(), and POLLOUT if
- * kopi_flush() gave 0. kopi_wait() does that by itself, and leaves the channel unarmed.
+ * kopi_flush() gave 0. POLLERR stays until kopi_flow_error() takes the error. kopi_wait() arms by
+ * itself, and leaves the channel unarmed.
  */
 int kopi_arm(struct kopi_channel *channel, int want);
 

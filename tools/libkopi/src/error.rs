@@ -6,6 +6,7 @@ use std::{
     cell::UnsafeCell,
     ffi::{c_char, c_int, CStr},
     io,
+    path::Path,
 };
 
 /// An errno, positive.
@@ -49,11 +50,15 @@ thread_local! {
     static TEXT: UnsafeCell<[c_char; 160]> = const { UnsafeCell::new([0; 160]) };
 }
 
-/// What the C library says of an errno isn't all that there is to say.
-fn explained(errno: c_int) -> Option<&'static CStr> {
+/// What the C library says of an errno isn't all that there is to say. EAFNOSUPPORT is also that of
+/// an address, which needs no module.
+fn explained(errno: c_int, is_loaded: fn() -> bool) -> Option<&'static CStr> {
     Some(match errno {
+        libc::EAFNOSUPPORT if is_loaded() => {
+            c"Address family not supported: neither IPv4 nor IPv6; or this process may not open KOPI sockets (RestrictAddressFamilies=, seccomp: see kopictl doctor); or the kopi module is of another version"
+        }
         libc::EAFNOSUPPORT => {
-            c"Address family not supported: the kopi module is not loaded, or of another version"
+            c"Address family not supported: the kopi module is not loaded (modprobe kopi); or neither IPv4 nor IPv6"
         }
         libc::ENOBUFS => {
             c"No buffer space available: over RLIMIT_MEMLOCK (ulimit -l), a limit of net.kopi, or a rule's rate"
@@ -66,7 +71,8 @@ fn explained(errno: c_int) -> Option<&'static CStr> {
 #[no_mangle]
 pub extern "C" fn kopi_strerror(error: c_int) -> *const c_char {
     let errno = error.saturating_abs();
-    if let Some(text) = explained(errno) {
+    let is_loaded = || Path::new("/sys/module/kopi").exists();
+    if let Some(text) = explained(errno, is_loaded) {
         return text.as_ptr();
     }
     TEXT.with(|text| {
@@ -91,11 +97,19 @@ mod tests {
     fn errors_have_words() {
         assert_eq!(words(-libc::EINVAL), "Invalid argument");
         assert_eq!(words(libc::EINVAL), "Invalid argument");
-        assert!(words(-libc::EAFNOSUPPORT).contains("module is not loaded"));
+        assert!(words(-libc::EAFNOSUPPORT).contains("neither IPv4 nor IPv6"));
         assert!(words(-libc::ENOBUFS).contains("RLIMIT_MEMLOCK"));
         for error in [0, 4711, c_int::MIN, c_int::MAX] {
             assert!(!words(error).is_empty(), "{error}");
         }
+    }
+
+    #[test]
+    fn a_module_that_is_loaded_is_not_said_to_be_missing() {
+        let words = |is_loaded| explained(libc::EAFNOSUPPORT, is_loaded).unwrap().to_str();
+        assert!(words(|| false).unwrap().contains("module is not loaded"));
+        let loaded = words(|| true).unwrap();
+        assert!(!loaded.contains("not loaded") && loaded.contains("may not open KOPI sockets"));
     }
 
     #[test]

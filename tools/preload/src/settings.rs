@@ -20,7 +20,7 @@ const LINE_MAX: usize = 256;
 
 /// The number of AF_KOPI; 0 for none.
 static FAMILY: AtomicI32 = AtomicI32::new(0);
-/// Datagrams that a socket sends before it gets to a channel.
+/// Datagrams that a socket sends before it is put on a channel.
 static MIN_DATAGRAMS: AtomicU32 = AtomicU32::new(0);
 /// Whether TCP sockets become flows, too.
 static TCP: AtomicBool = AtomicBool::new(false);
@@ -74,7 +74,7 @@ pub(crate) fn tcp() -> bool {
     TCP.load(Relaxed)
 }
 
-/// Datagrams that a socket sends before it gets to a channel.
+/// Datagrams that a socket sends before it is put on a channel.
 pub(crate) fn min_datagrams() -> u32 {
     MIN_DATAGRAMS.load(Relaxed)
 }

@@ -47,7 +47,9 @@ class Transport(asyncio.DatagramTransport):
         self._closing = self._paused = False
         self._again = None
         protocol.connection_made(self)
-        loop.add_reader(sock.fileno(), self._readable)
+        # It may have closed the transport.
+        if not self._closing:
+            loop.add_reader(sock.fileno(), self._readable)
 
     def _readable(self):
         """Receives what is there, but not for ever."""
@@ -128,9 +130,11 @@ class Transport(asyncio.DatagramTransport):
                 self._loop.call_soon(self._finish, None)
 
     def abort(self):
-        """Closes it; what waits is lost."""
+        """Closes it at once, also after close(); what waits is lost."""
         self._waiting.clear()
         self._bytes = 0
+        if self._closing:
+            self._loop.call_soon(self._finish, None)
         self.close()
 
     def get_write_buffer_size(self):

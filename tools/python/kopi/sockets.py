@@ -5,6 +5,7 @@ import contextlib
 import ctypes
 import errno
 import functools
+import operator
 import os
 import select
 import socket
@@ -26,6 +27,12 @@ def _not_negative(call, size):
     if size < 0:
         raise ValueError(f"negative buffersize in {call}")
     return size
+
+
+def _no_flags(flags=0):
+    """Refuses flags that would change something, which rings can't."""
+    if operator.index(flags) & ~socket.MSG_NOSIGNAL:
+        raise OSError(errno.EOPNOTSUPP, f"flags {flags:#x}: KOPI sockets take only 0 and MSG_NOSIGNAL")
 
 
 class Channel:
@@ -55,6 +62,10 @@ class Socket:
     one peer, whose size only recv_batch() tells. Rules then see and count GSO and GRO packets. `frames` and
     `frame_size`, in bytes and a power of two, are the memory. Raises what socket.socket() raises, and OSError with
     EAFNOSUPPORT without the module, ENOBUFS over RLIMIT_MEMLOCK or net.kopi's limits, EACCES if a rule denies it.
+
+    Flags of calls can be 0 or MSG_NOSIGNAL: others raise OSError with EOPNOTSUPP. These are missing of socket.socket:
+    recvmsg(), recvmsg_into(), sendmsg(), sendall(), sendfile(), makefile(), shutdown(), dup(), detach(),
+    get_inheritable(), set_inheritable(), proto and timeout, besides those of other kinds of sockets.
 
     Threads may share it: their calls take turns. A child process must not use it.
     """
@@ -161,24 +172,28 @@ class Socket:
                 until = until or self._deadline()
                 self._wait(select.POLLIN, until)
 
-    def recv(self, size):
+    def recv(self, size, flags=0):
         """A datagram's first `size` bytes; the rest is lost."""
+        _no_flags(flags)
         return self._bytes("recv", size, None)
 
-    def recvfrom(self, size):
+    def recvfrom(self, size, flags=0):
         """The same, and the address that it came from."""
+        _no_flags(flags)
         meta = _library.Meta()
         data = self._bytes("recvfrom", size, byref(meta))
         return data, _library.address_of(meta, meta.peer, meta.peer_port)
 
-    def recv_into(self, buffer, size=0):
+    def recv_into(self, buffer, nbytes=0, flags=0):
         """A datagram into a writable buffer; gives its length, at most the buffer's."""
-        return self._into("recv_into", buffer, size, None)
+        _no_flags(flags)
+        return self._into("recv_into", buffer, nbytes, None)
 
-    def recvfrom_into(self, buffer, size=0):
+    def recvfrom_into(self, buffer, nbytes=0, flags=0):
         """The same, and the address that it came from."""
+        _no_flags(flags)
         meta = _library.Meta()
-        count = self._into("recvfrom_into", buffer, size, byref(meta))
+        count = self._into("recvfrom_into", buffer, nbytes, byref(meta))
         return count, _library.address_of(meta, meta.peer, meta.peer_port)
 
     def _bytes(self, call, size, meta):
@@ -192,12 +207,17 @@ class Socket:
         size = min(_not_negative(call, size) or len(view), len(view))
         return self._receive((ctypes.c_uint8 * len(view)).from_buffer(view), size, meta)
 
-    def send(self, data):
+    def send(self, data, flags=0):
         """Sends a datagram to the connected peer; gives its length. Raises what the kernel says of it."""
+        _no_flags(flags)
         return self._send(data, None)
 
-    def sendto(self, data, address):
-        """Sends a datagram to an address."""
+    def sendto(self, data, *arguments):
+        """sendto(data[, flags], address): sends a datagram to an address."""
+        if not 1 <= len(arguments) <= 2:
+            raise TypeError(f"sendto() takes 2 or 3 arguments ({1 + len(arguments)} given)")
+        *flags, address = arguments
+        _no_flags(*flags)
         return self._send(data, byref(self._to(address)))
 
     def _send(self, data, meta):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0
 """The package with a real kernel: what a UDP socket does is asked of the standard library's and of KOPI's alike."""
 
-import asyncio
 import errno
 import gc
 import select
@@ -12,7 +11,6 @@ import time
 import unittest
 
 import kopi
-from kopi import endpoint
 
 LOCAL = "127.0.0.1"
 # A hang, and not a busy machine.
@@ -96,6 +94,22 @@ class AsUdp(unittest.TestCase):
             self.assertEqual(sock.recvfrom_into(buffer, 2), (2, peer.getsockname()))
             self.assertEqual(buffer, b"uvcdef\0\0")
             self.assertRaises((TypeError, BufferError), sock.recv_into, b"constant")
+
+    def test_flags(self):
+        for sock, peer in self.both():
+            sock.connect(peer.getsockname())
+            self.assertEqual(sock.send(b"by send", 0), 7)
+            self.assertEqual(sock.sendto(b"by sendto", socket.MSG_NOSIGNAL, peer.getsockname()), 9)
+            self.assertEqual([peer.recv(10), peer.recv(10)], [b"by send", b"by sendto"])
+            for _ in range(4):
+                peer.sendto(b"back", sock.getsockname())
+            buffer = bytearray(4)
+            self.assertEqual(sock.recv(10, 0), b"back")
+            self.assertEqual(sock.recvfrom(10, 0), (b"back", peer.getsockname()))
+            self.assertEqual(sock.recv_into(buffer, nbytes=4, flags=0), 4)
+            self.assertEqual(sock.recvfrom_into(buffer, 4, 0), (4, peer.getsockname()))
+            for wrong in (), (0, peer.getsockname(), 0), ("0", peer.getsockname()):
+                self.assertRaises(TypeError, sock.sendto, b"", *wrong)
 
     def test_negative_sizes_are_refused(self):
         for sock, peer in self.both():
@@ -350,106 +364,19 @@ class Batches(unittest.TestCase):
         receiver.join(PATIENCE)
         self.assertFalse(receiver.is_alive())
 
+    def test_other_flags_are_refused(self):
+        for call, *arguments in (("send", b""), ("recv", 10), ("recvfrom", 10), ("recv_into", bytearray(4), 4),
+                                 ("recvfrom_into", bytearray(4), 4)):
+            with self.assertRaisesRegex(OSError, "flags 0x2: KOPI sockets take only 0 and MSG_NOSIGNAL"):
+                getattr(self.sock, call)(*arguments, socket.MSG_PEEK)
+        with self.assertRaises(OSError) as raised:
+            self.sock.sendto(b"", socket.MSG_OOB, self.address)
+        self.assertEqual(raised.exception.errno, errno.EOPNOTSUPP)
+
     def test_options_are_checked(self):
         for wrong in ({"frame_size": 1000}, {"frame_size": 1 << 30}, {"frames": 1 << 31}):
             self.assertRaises(OSError, kopi.Socket, **wrong)
         self.assertRaises(OSError, kopi.Socket, socket.AF_UNIX)
-
-
-class Collector(asyncio.DatagramProtocol):
-    """What comes to an endpoint."""
-
-    def __init__(self, answers=False):
-        self.answers, self.got, self.errors, self.paused = answers, asyncio.Queue(), asyncio.Queue(), 0
-        self.transport = None
-        self.lost = asyncio.get_running_loop().create_future()
-
-    def connection_made(self, transport):
-        self.transport = transport
-
-    def datagram_received(self, data, addr):
-        if self.answers:
-            self.transport.sendto(data, addr)
-        self.got.put_nowait((data, addr))
-
-    def error_received(self, exc):
-        self.errors.put_nowait(exc)
-
-    def pause_writing(self):
-        self.paused += 1
-
-    def resume_writing(self):
-        self.paused -= 1
-
-    def connection_lost(self, exc):
-        self.lost.set_result(exc)
-
-
-class Endpoints(unittest.IsolatedAsyncioTestCase):
-    """asyncio's endpoints, of both kinds."""
-
-    async def kinds(self):
-        """How endpoints of each kind are made."""
-        loop = asyncio.get_running_loop()
-        for make in (loop.create_datagram_endpoint, endpoint.create_datagram_endpoint):
-            with self.subTest(make=make.__module__):
-                yield make
-
-    async def test_echo(self):
-        async for make in self.kinds():
-            server, _ = await make(lambda: Collector(answers=True), local_addr=(LOCAL, 0))
-            address = server.get_extra_info("sockname")
-            client, mine = await make(Collector, remote_addr=address)
-            for number in range(500):
-                client.sendto(b"%d" % number)
-                data, peer = await asyncio.wait_for(mine.got.get(), PATIENCE)
-                self.assertEqual((data, peer), (b"%d" % number, address))
-            self.assertEqual(client.get_extra_info("peername"), address)
-            for transport in client, server:
-                transport.close()
-                self.assertTrue(transport.is_closing())
-            self.assertIsNone(await asyncio.wait_for(mine.lost, PATIENCE))
-
-    async def test_errors_are_told(self):
-        async for make in self.kinds():
-            unused = plain()
-            unused.bind((LOCAL, 0))
-            client, mine = await make(Collector, remote_addr=unused.getsockname())
-            unused.close()
-            client.sendto(b"into the void")
-            error = await asyncio.wait_for(mine.errors.get(), PATIENCE)
-            self.assertIsInstance(error, ConnectionRefusedError)
-            self.assertRaises(ValueError, client.sendto, b"", (LOCAL, 1))
-            client.close()
-            await asyncio.wait_for(mine.lost, PATIENCE)
-
-    async def test_many_at_once_arrive(self):
-        sink = plain()
-        sink.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-        sink.bind((LOCAL, 0))
-        sink.settimeout(PATIENCE)
-        got = []
-        receiver = threading.Thread(target=lambda: got.extend(sink.recv(2000) for _ in range(300)))
-        receiver.start()
-        client, mine = await endpoint.create_datagram_endpoint(Collector, remote_addr=sink.getsockname(), frames=16)
-        for number in range(300):
-            client.sendto(b"%4d" % number + bytes(100))
-            if number % 50 == 0:
-                await asyncio.sleep(0.01)
-        client.close()
-        await asyncio.wait_for(mine.lost, PATIENCE)
-        receiver.join(PATIENCE)
-        self.assertEqual([data[:4] for data in got], [b"%4d" % number for number in range(300)])
-        sink.close()
-
-    async def test_what_is_closed_loses_what_waits(self):
-        transport, mine = await endpoint.create_datagram_endpoint(Collector, local_addr=(LOCAL, 0))
-        transport.abort()
-        transport.sendto(b"too late", (LOCAL, 9))
-        await asyncio.wait_for(mine.lost, PATIENCE)
-        self.assertEqual(transport.get_write_buffer_size(), 0)
-        with self.assertRaises(ValueError):
-            await endpoint.create_datagram_endpoint(Collector)
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ pub struct Ready {
     pub writable: bool,
     /// There are completions.
     pub completion: bool,
-    /// The channel's first flow has an error to [take](crate::Flow::take_error).
+    /// The channel's first flow has an error to [take](crate::Flow::take_error): an ICMP message came,
+    /// say, or a rule stopped the flow. As long as it isn't taken, no wait sleeps.
     pub error: bool,
 }
 
@@ -58,7 +59,8 @@ impl Channel {
     /// poll of its own (epoll, an executor) calls this with `true` before each sleep, and sleeps
     /// only if it gives `false`: there is nothing to receive, and what was sent needs no
     /// [flush](Channel::flush) to go on. It asks for POLLWRBAND, too: what an engine has not sent yet
-    /// may need the room of completions.
+    /// may need the room of completions. POLLERR stays until the first flow's error is
+    /// [taken](crate::Flow::take_error).
     pub fn arm(&self, want: bool) -> io::Result<bool> {
         let received = self.want_wakeups(want)?;
         if !want || received {
@@ -85,7 +87,8 @@ impl Channel {
     /// they are what is needed to go on (frames for what comes, room for what goes): so flush
     /// before each wait.
     ///
-    /// The first flow's pending error ends the sleep, too. A signal ends it with
+    /// The first flow's pending error ends the sleep, too: [`Ready::error`]. As long as it isn't
+    /// [taken](crate::Flow::take_error), no wait sleeps. A signal ends it with
     /// [`io::ErrorKind::Interrupted`].
     pub fn wait(&self, interest: Interest, timeout: Option<Duration>) -> io::Result<Ready> {
         self.show()?;

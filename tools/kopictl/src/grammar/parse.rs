@@ -19,7 +19,7 @@ pub(crate) fn parse<W: AsRef<str>>(words: &[W]) -> Result<Rule> {
             return Err(format!("{word} is there twice"));
         }
         seen.push(word);
-        let mut value = || words.next().ok_or_else(|| format!("{word}: of what?"));
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
         let known = condition(&mut rule, word, &mut value)?
             || decision(&mut rule, word, &mut value)?
             || property(&mut rule, word, &mut value)?;
@@ -106,9 +106,9 @@ fn check(rule: &Rule) -> Result<()> {
     let rated = rule.rate_bytes.or(rule.rate_packets).is_some();
     let marked = rule.mark.or(rule.priority).or(rule.weight).is_some();
     match rule.verdict {
-        None if !rated && !marked => {
-            Err("what becomes of them? allow, deny, mark, priority, weight or rate".to_owned())
-        }
+        None if !rated && !marked => Err(
+            "the rule has no decision: add allow, deny, mark, priority, weight or rate".to_owned(),
+        ),
         Some(Verdict::Deny) if rated || marked => {
             Err("what is denied has no mark, priority, weight or rate".to_owned())
         }
@@ -151,7 +151,7 @@ fn direction(text: &str) -> Result<Directions> {
 
 fn text(word: &str, text: &str, max: usize) -> Result<String> {
     match text.chars().find(|letter| letter.is_control()) {
-        _ if text.is_empty() => Err(format!("{word}: of what?")),
+        _ if text.is_empty() => Err(format!("{word} needs a value")),
         _ if text.len() > max => Err(format!("{word}: longer than {max} bytes")),
         Some(letter) => Err(format!("{word}: {letter:?} can't be in it")),
         None => Ok(text.to_owned()),
@@ -286,9 +286,9 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         for (text, part) in [
-            ("", "what becomes"),
-            ("user 0", "what becomes"),
-            ("user", "of what"),
+            ("", "no decision"),
+            ("user 0", "no decision"),
+            ("user", "needs a value"),
             ("user nobody-there allow", "no user"),
             ("user 9-1 allow", "no user"),
             ("user 1 user 2 allow", "twice"),
@@ -303,7 +303,7 @@ mod tests {
             ("remote 1.2.3.4/33 allow", "no address"),
             ("remote example.org allow", "no address"),
             ("exe postgres allow", "absolute"),
-            ("exe '' allow", "of what"),
+            ("exe '' allow", "needs a value"),
             ("device a-name-that-is-too-long allow", "longer"),
             ("comment \"a\nb\" allow", "can't be"),
             ("direction up allow", "in or out"),

@@ -52,7 +52,9 @@ impl fmt::Display for Error {
             Self::Malformed(what) => write!(out, "the kernel's answer makes no sense: {what}"),
             Self::Socket(what, error) => write!(out, "{what}: {error}"),
         }?;
-        match self.is_permission() {
+        // The kernel's own message says what it takes.
+        let is_explained = matches!(self, Self::Refused(refusal) if refusal.message.is_some());
+        match self.is_permission() && !is_explained {
             true => write!(
                 out,
                 ": needs CAP_NET_ADMIN in this network namespace, try sudo"
@@ -87,3 +89,24 @@ impl From<netlink_packet_core::DecodeError> for Error {
 }
 
 pub(super) type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_says_is_not_contradicted() {
+        let refused = |message: Option<&str>| {
+            let refusal = Refusal {
+                errno: libc::EPERM,
+                message: message.map(str::to_owned),
+                ..Refusal::default()
+            };
+            Error::Refused(refusal).to_string()
+        };
+        let bare = refused(None);
+        assert!(bare.ends_with("needs CAP_NET_ADMIN in this network namespace, try sudo"));
+        let why = "that takes CAP_NET_ADMIN in the initial user namespace";
+        assert_eq!(refused(Some(why)), format!("{why} (EPERM)"));
+    }
+}

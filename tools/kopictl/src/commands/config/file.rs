@@ -166,7 +166,7 @@ default allow
             ("engines off\nengines cpus 1", 2, "twice"),
             ("engines off now", 1, "there are cpus"),
             ("rule", 1, "words"),
-            ("rule user 0", 1, "what becomes"),
+            ("rule user 0", 1, "no decision"),
             ("rule before 1 user 0 deny", 1, "order counts"),
             ("default maybe", 1, "allow or deny"),
             ("user 0 deny", 1, "begins with"),

@@ -32,7 +32,7 @@ const LASTS: Duration = Duration::from_secs(1);
 /// Where to.
 #[derive(Args)]
 #[command(after_help = "\
-/metrics shows to whom can ask what the kernel shows to CAP_NET_ADMIN only: who
+Anyone who can connect sees data that the kernel gives only to CAP_NET_ADMIN: who
 sends and receives how much (process, program, user), and the rules. A Unix
 socket is for its owner, and for --group; ADDR:PORT is one of this machine's own
 (127.0.0.1, ::1), and is for every user of it. For other machines put a proxy in

@@ -59,11 +59,11 @@ struct Run {
     #[arg(long, short)]
     verbose: bool,
 
-    /// Say it of each socket, and what UDP sockets send by
+    /// Report for each socket whether it uses KOPI, and why not
     #[arg(long)]
     explain: bool,
 
-    /// A UDP socket sends this many datagrams before it gets to a channel
+    /// A UDP socket sends this many datagrams before it is put on a channel
     #[arg(long, value_name = "N", default_value_t = 32)]
     min_datagrams: u32,
 
