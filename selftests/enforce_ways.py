@@ -276,6 +276,21 @@ def tunnels():
     restore(RULES)
 
 
+def occupied():
+    """AF_RXRPC has the kernel bind a UDP socket."""
+    sh("modprobe rxrpc")
+    with Program(IMPOSTOR, CHARLIE) as impostor:
+        impostor("!import ctypes, struct; libc = ctypes.CDLL(None, use_errno=True)")
+        impostor("!x = socket.socket(33, socket.SOCK_DGRAM, socket.AF_INET)")
+        impostor(f"!name = struct.pack('=4HH', 33, 0, 2, 16, 2) + struct.pack('>H', {PORT}) + bytes(24)")
+        got = impostor("libc.bind(x.fileno(), name, len(name)) and errno.errorcode[ctypes.get_errno()]")
+        check("34: a port that rules keep for others, by AF_RXRPC", got == "'EACCES'", got)
+        enforce("off")
+        got = impostor("libc.bind(x.fileno(), name, len(name)) and errno.errorcode[ctypes.get_errno()]")
+        check("without enforcing, it is bound", got == "0", got)
+    enforce("on")
+
+
 def tunnel_of_flow():
     """The same through a flow, whose packets are judged with any rules."""
     restore("default allow\nenforce off\n")
@@ -420,7 +435,7 @@ def others_are_as_they_were():
 with namespace("host"):
     begin()
     for case in (owner_works, direct_ways, io_uring_bind, places, programs, overlaid, flows, given_away, before,
-                 tunnels, others_are_as_they_were):
+                 tunnels, occupied, others_are_as_they_were):
         case()
 end()
 os.rmdir(GROUP)

@@ -7,6 +7,7 @@
 //! own, of open(), bind(), connect() and sendmsg(), and that of the channel's user.
 
 use crate::sys::{
+    context,
     cred::Credentials,
     lock::SpinLockBh,
     task::{Identity, Task}, //
@@ -59,8 +60,11 @@ impl Owner {
     }
 
     /// The current process, which may be this one. Process context.
+    ///
+    /// A set-user-ID program doesn't become the owner: whoever starts it may have given it a socket, as its
+    /// standard error, say, and would have what rules allow to that user.
     pub(crate) fn or_current(&self) -> Result<Self> {
-        if self.identity.is_current() {
+        if self.identity.is_current() || context::is_secure() {
             Ok(self.again())
         } else {
             Self::current()

@@ -159,11 +159,16 @@ fn is_empty(number: u32) -> bool {
         .is_none_or(AttachedDevice::is_empty)
 }
 
-/// Removes a device from the list. The caller drops it without the lock, and under RTNL.
+/// Removes a device from the list, whose memory goes with the last one. The caller drops it without the lock, and
+/// under RTNL.
 fn take(is_it: impl Fn(&AttachedDevice) -> bool) -> Option<Hooked<AttachedDevice>> {
     let mut devices = ATTACHED.lock();
     let at = devices.iter().position(|hooked| is_it(hooked.get()))?;
-    devices.remove(at).ok()
+    let taken = devices.remove(at).ok();
+    if devices.is_empty() {
+        *devices = KVec::new();
+    }
+    taken
 }
 
 /// Whether an attached device is the one of this index in a network namespace.

@@ -169,6 +169,15 @@ static bool is_l2tp(const struct sock *sk)
 	return sk && sk->sk_family == PF_PPPOX && sk->sk_protocol == PX_PROTO_OL2TP;
 }
 
+/*
+ * A socket of AF_RXRPC, whose bind() has a UDP socket of the kernel's own bound: to a port that rules may keep for
+ * others. So that is refused, as long as rules are enforced.
+ */
+static bool is_rxrpc(const struct sock *sk)
+{
+	return sk && sk->sk_family == AF_RXRPC;
+}
+
 /* The socket that asks whether the programs are there, and whether one was called for it; one at a time. */
 static DEFINE_MUTEX(probing);
 static const struct sock *probed;
@@ -217,7 +226,9 @@ static int ask(struct socket *sock, enum kopi_call call, const void *address, in
 		return 0;
 	if (is_asked(sk))
 		return kopi_ordinary_calls(sk, call, address, len);
-	return is_l2tp(sk) && kopi_ordinary_are_judged(sock_net(sk)) ? -EACCES : 0;
+	if (!is_l2tp(sk) && !(call == KOPI_CALL_BIND && is_rxrpc(sk)))
+		return 0;
+	return kopi_ordinary_are_judged(sock_net(sk)) ? -EACCES : 0;
 }
 
 /* The headers of UDP and TCP begin with the ports: that of the sender is first. */

@@ -60,6 +60,23 @@ pid_t kopi_pid_nr_here(struct pid *pid)
 	return pid_vnr(pid);
 }
 
+/*
+ * Whether the current process was started from a file that gave it a user, a group or capabilities that who started it
+ * didn't have: AT_SECURE, create_elf_tables() (fs/binfmt_elf.c), which a 32-bit program has in smaller words.
+ */
+bool kopi_current_is_secure(void)
+{
+	const struct mm_struct *mm = current->mm;
+	const u32 *words = mm ? (const u32 *)mm->saved_auxv : NULL;
+	const unsigned int size = in_compat_syscall() ? 1 : sizeof(mm->saved_auxv[0]) / sizeof(*words);
+	const unsigned int count = mm ? sizeof(mm->saved_auxv) / sizeof(*words) / size : 0;
+
+	for (unsigned int at = 0; at + 1 < count && words[at * size] != AT_NULL; at += 2)
+		if (words[at * size] == AT_SECURE)
+			return words[(at + 1) * size];
+	return false;
+}
+
 uid_t kopi_current_euid(void)
 {
 	return from_kuid(&init_user_ns, current_euid());

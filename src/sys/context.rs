@@ -69,6 +69,13 @@ pub(crate) fn current_uid() -> u32 {
     unsafe { bindings::kopi_current_uid() }
 }
 
+/// Whether the current process was started from a set-user-ID or set-group-ID file, or one with capabilities.
+/// Process context.
+pub(crate) fn is_secure() -> bool {
+    // SAFETY: The call reads the memory map of the current task, which it keeps.
+    unsafe { bindings::kopi_current_is_secure() }
+}
+
 /// A user namespace, by ids of the initial one.
 pub(crate) struct UserNamespace {
     /// The maker of the namespace, if the user has an id.

@@ -42,12 +42,16 @@ use completion::{errno, CompletionBatch, Retry, Verdict};
 use judge::Passed;
 use kernel::{
     prelude::*,
-    sync::Arc, //
+    sync::Arc,
+    time::{delay::fsleep, Delta}, //
 };
 use message::MessageBuffer;
 use output::{Output, Segmentation};
 
 pub(crate) use output::copybreak;
+
+/// Microseconds that a doorbell sleeps when others want the sender, and don't take it.
+const WANTED_SLEEP_US: i64 = 100;
 
 /// The sending half of a channel, under its lock.
 pub(crate) struct Sender {
@@ -112,8 +116,8 @@ impl Channel {
             };
             taken = taken.saturating_add(count);
             left = waiting.min(left).saturating_sub(count);
-            // The mutex goes to those who have waited for it, in their order. A call leaves nothing in the
-            // ring unless it is killed: what the program sends in its place would be sent twice.
+            // A call leaves nothing in the ring unless it is killed: what the program sends in its place
+            // would be sent twice.
             let is_over = if call.is_one() {
                 fatal_signal_pending()
             } else {
@@ -121,6 +125,11 @@ impl Channel {
             };
             if left == 0 || is_over || !this.is_sender_wanted() {
                 return Ok(taken);
+            }
+            drop(sender);
+            if count == 0 {
+                // Who wants the sender hasn't run so far, and may have a lower priority than this.
+                fsleep(Delta::from_micros(WANTED_SLEEP_US));
             }
         }
     }

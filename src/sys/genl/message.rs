@@ -141,7 +141,7 @@ impl Message {
 
 /// Whether events of the namespace have listeners. Any context.
 pub(crate) fn has_listeners(net: &NetRef) -> bool {
-    // SAFETY: The namespace is borrowed, and the family is registered as long as there are flows.
+    // SAFETY: The namespace is borrowed. The family's structure is static, and has no listeners once it isn't registered.
     unsafe { bindings::kopi_genl_has_listeners(net.as_ptr()) }
 }
 

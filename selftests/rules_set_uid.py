@@ -1,0 +1,44 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""A set-user-ID program that is given a flow, as its standard error, say, doesn't make its user the owner of the flow:
+who starts such programs gets nothing of what rules allow to root."""
+
+import os
+import socket
+
+from enforced import CHARLIE, HOST, IMPOSTOR, PYTHON, Program, begin, end, kopictl, restore
+from equivalence import namespace, sh
+from kopi import check, expect, finish, wait_until
+
+SET_UID = "/tmp/enforced/root"
+
+
+def stats(program):
+    """The flow's counters."""
+    return eval(program("ch.stats()"))
+
+
+with namespace("host"):
+    begin()
+    sh(f"cp {PYTHON} {SET_UID} && chown root {SET_UID} && chmod 4755 {SET_UID} && mount -o remount,suid /tmp || true")
+    restore("default allow\n")
+    with Program(IMPOSTOR, CHARLIE) as charlie:
+        for line in ("import kopi, subprocess", "u = kopi.flow()", "ch = kopi.Channel(u)",
+                     "for n in range(ch.frame_count): ch.fill.push(ch.frame(n))"):
+            said = charlie(f"!sys.path.insert(0, '/kopi/selftests'); {line}" if "import" in line else f"!{line}")
+            expect(said == "None", line, said)
+        restore("default deny\nuser root protocol udp allow\n")
+        code = "import os; print(os.geteuid()); os.write(9, bytes(1))"
+        ran = charlie(f"(os.dup2(u.fileno(), 9), subprocess.run([{SET_UID!r}, '-c', {code!r}], pass_fds=[9], "
+                      "capture_output=True, text=True))[1]")
+        check("the program ran as root, and wrote to the flow", "stdout='0" in ran and "Destination address required" in ran, ran)
+        port = int(charlie("u.getsockname()[1]"))
+        with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"for root", (HOST, port))
+        check("what comes is judged as of who opened the flow", wait_until(lambda: stats(charlie)["rx_taken"] == 1)
+              and stats(charlie)["rx_drop_rule"] == 1, stats(charlie))
+        got = charlie("(ch.send(0, b'x', ('192.0.2.2', 9)), ch.bell(), ch.completion.pop()[4])[2]")
+        check("and so is what it sends", got == "13", got)
+    restore("default allow\nenforce off\n")
+    end()
+finish()
