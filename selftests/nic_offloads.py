@@ -87,6 +87,14 @@ def attaches(stripped):
     if stripped:
         host(f"ethtool -K eth0 {STRIPS} on")
     carrier()
+    said_of("kopictl", "attach", "eth0")
+    carrier()
+    kopi.expect(memory.unload(), "nothing holds the module")
+    status, said = said_of("kopictl", "detach", "eth0")
+    kopi.check("detached without the module: it is on again",
+               status == 0 and said == (ON if stripped else "") and strips() == stripped, said)
+    kopi.expect(memory.load(), "the module comes again")
+    carrier()
 
 
 def is_refused(stripped):

@@ -49,16 +49,18 @@ pub(crate) struct Attach {
 
 /// Attaches a device, with a program of XDP if it has none but an old one of kopictl's.
 pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
-    attach_found(Found::find(&options.which.device)?, options.keep_offloads)
+    let device = Found::find(&options.which.device, Some(Connection::open()?))?;
+    attach_found(device, options.keep_offloads)
 }
 
 /// Attaches the device of that name, if it is there and isn't attached; says whether it is there.
 pub(crate) fn attach_if_there(name: &str, keep_offloads: bool) -> anyhow::Result<bool> {
-    let Some(mut device) = Found::find_if_there(name)? else {
+    let mut connection = Connection::open()?;
+    let devices = attached(&mut connection)?;
+    let Some(device) = Found::find_if_there(name, Some(connection))? else {
         return Ok(false);
     };
     let index = Some(device.link.header.index);
-    let devices = attached(&mut device.connection)?;
     if !devices.iter().any(|device| device.ifindex == index) {
         attach_found(device, keep_offloads)?;
     }
@@ -97,36 +99,49 @@ fn attach_found(mut device: Found<'_>, keep_offloads: bool) -> anyhow::Result<()
     Ok(())
 }
 
-/// Detaches a device, and takes the program away if it is kopictl's.
+/// Detaches a device, and takes the program away if it is kopictl's: also one that outlived the module.
 pub(crate) fn detach(which: &Which) -> anyhow::Result<()> {
-    let mut device = Found::find(&which.device)?;
-    device.request(Command::DeviceDetach, None)?;
-    if let (XdpAttached::Driver, Some(number)) = program_of(&device.link) {
-        if is_own(number) {
-            let mut off = TurnedOff::before(&device, Some(number))?;
-            set_program(&device.socket, device.link.header.index, None)?;
-            off.restore()?;
-            off.remark("turned on again");
-        }
+    let connection = match Connection::open() {
+        Err(Error::NoKopi) => None,
+        connection => Some(connection?),
+    };
+    let mut device = Found::find(&which.device, connection)?;
+    let own = match program_of(&device.link) {
+        (XdpAttached::Driver, Some(number)) if is_own(number) => Some(number),
+        _ => None,
+    };
+    match device.ask(Command::DeviceDetach, None) {
+        // There was nothing of the module's to detach.
+        Err(Error::NoKopi) if own.is_some() => (),
+        Err(error) if own.is_some() && error.is(Errno::ENODEV) => (),
+        answer => answer.with_context(|| device.name.to_owned())?,
+    }
+    if own.is_some() {
+        let mut off = TurnedOff::before(&device, own)?;
+        set_program(&device.socket, device.link.header.index, None)?;
+        off.restore()?;
+        off.remark("turned on again");
     }
     Ok(())
 }
 
-/// A device that there is, and those that know of it: the module and the stack.
+/// A device that there is, and those that know of it: the module, if it is loaded, and the stack.
 struct Found<'a> {
     name: &'a str,
     link: LinkMessage,
-    connection: Connection,
+    connection: Option<Connection>,
     socket: Socket,
 }
 
 impl<'a> Found<'a> {
-    fn find(name: &'a str) -> anyhow::Result<Self> {
-        Self::find_if_there(name)?.with_context(|| format!("there is no device {name}"))
+    fn find(name: &'a str, connection: Option<Connection>) -> anyhow::Result<Self> {
+        Self::find_if_there(name, connection)?.with_context(|| format!("there is no device {name}"))
     }
 
-    fn find_if_there(name: &'a str) -> anyhow::Result<Option<Self>> {
-        let connection = Connection::open()?;
+    fn find_if_there(
+        name: &'a str,
+        connection: Option<Connection>,
+    ) -> anyhow::Result<Option<Self>> {
         let socket = connect()?;
         let link = match find(&socket, name) {
             Ok(Some(link)) => link,
@@ -143,13 +158,18 @@ impl<'a> Found<'a> {
 
     /// Asks the module to attach or detach it.
     fn request(&mut self, command: Command, port_map: Option<u64>) -> anyhow::Result<()> {
+        let answer = self.ask(command, port_map);
+        answer.with_context(|| self.name.to_owned())
+    }
+
+    fn ask(&mut self, command: Command, port_map: Option<u64>) -> Result<(), Error> {
+        let connection = self.connection.as_mut().ok_or(Error::NoKopi)?;
         let device = Device {
             ifindex: Some(self.link.header.index),
             port_map,
             ..Device::default()
         };
-        let answers = self.connection.request::<_, Device>(command, &device);
-        answers.map(drop).with_context(|| self.name.to_owned())
+        connection.request::<_, Device>(command, &device).map(drop)
     }
 
     /// Has the driver run the program, in place of an old one, with the offloads that it and the program
@@ -306,7 +326,7 @@ fn note_of(program: u32) -> anyhow::Result<u64> {
 }
 
 /// Whether a program is kopictl's. Others that end meanwhile can't be looked at, and aren't asked about.
-fn is_own(number: u32) -> bool {
+pub(super) fn is_own(number: u32) -> bool {
     loaded_programs()
         .filter_map(Result::ok)
         .any(|program| program.id() == number && program.name_as_str() == Some(PROGRAM))

@@ -2,6 +2,7 @@
 
 //! `kopictl doctor`
 
+mod kernels;
 mod nics;
 mod units;
 
@@ -101,6 +102,9 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
             None
         }
     };
+    if let Ok(running) = release() {
+        findings.extend(kernels::without_module(Path::new("/"), &running));
+    }
     if let Some(family) = family {
         findings.push(socket_opens(i32::try_from(family)?));
     }

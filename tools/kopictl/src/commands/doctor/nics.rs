@@ -4,7 +4,7 @@
 
 use super::{guide, Finding};
 use crate::{
-    commands::direct::attached,
+    commands::direct::{attached, is_own},
     link::{connect, find, mtu_of, program_of},
     message::device::Device,
     netlink::Connection,
@@ -50,10 +50,11 @@ pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Fin
         };
         let index = Some(link.header.index);
         let device = devices.iter().find(|device| device.ifindex == index);
-        let (driver, program) = (driver(&name), program_of(&link).0);
+        let (driver, (program, number)) = (driver(&name), program_of(&link));
         findings.push(
-            losing(&name, &driver, mtu_of(&link), program)
-                .unwrap_or_else(|| finding(&name, &driver, device, program)),
+            losing(&name, &driver, mtu_of(&link), program).unwrap_or_else(|| {
+                finding(&name, &driver, device, program, number.is_some_and(is_own))
+            }),
         );
     }
     Ok(findings)
@@ -82,7 +83,14 @@ fn losing(name: &str, driver: &str, mtu: u32, program: XdpAttached) -> Option<Fi
     })
 }
 
-fn finding(name: &str, driver: &str, device: Option<&Device>, program: XdpAttached) -> Finding {
+/// What a NIC can do, or does; `own`: its program of XDP is kopictl's.
+fn finding(
+    name: &str,
+    driver: &str,
+    device: Option<&Device>,
+    program: XdpAttached,
+    own: bool,
+) -> Finding {
     if let Some(device) = device {
         let path = |path: Option<String>| path.unwrap_or_else(|| "?".to_owned());
         let sends = path(device.path.map(|path| path.to_string()));
@@ -96,6 +104,11 @@ fn finding(name: &str, driver: &str, device: Option<&Device>, program: XdpAttach
         return Finding::note(name, text, None);
     }
     match program {
+        XdpAttached::Driver if own => Finding::note(
+            name,
+            "has an XDP program of kopictl's, and isn't attached: the module for which it was is gone",
+            Some(format!("kopictl attach {name}, or kopictl detach {name}")),
+        ),
         XdpAttached::None => Finding::note(
             name,
             format!("its driver {driver} can send and receive directly"),
@@ -150,7 +163,7 @@ mod tests {
 
     #[test]
     fn nics_are_told_apart() {
-        let text = |driver: &str, program| finding("eth0", driver, None, program);
+        let text = |driver: &str, program| finding("eth0", driver, None, program, false);
         let free = text("virtio_net", XdpAttached::None);
         assert!(free.mend.unwrap().starts_with("kopictl attach eth0"));
         assert!(text("e1000e", XdpAttached::None).text.contains("can't"));
@@ -160,8 +173,17 @@ mod tests {
             text("virtio_net", XdpAttached::SocketBuffer).state,
             State::Note
         );
+        let left = finding("eth0", "virtio_net", None, XdpAttached::Driver, true);
+        assert!(left.text.contains("of kopictl's"), "{}", left.text);
+        assert!(left.mend.unwrap().ends_with("kopictl detach eth0"));
         let device = Device::default();
-        let attached = finding("eth0", "virtio_net", Some(&device), XdpAttached::Driver);
+        let attached = finding(
+            "eth0",
+            "virtio_net",
+            Some(&device),
+            XdpAttached::Driver,
+            true,
+        );
         assert_eq!(attached.state, State::Ok);
     }
 }
