@@ -64,15 +64,17 @@ line() { grep -qE "^[0-9:.]+ +socket-denied +- +[0-9]+ +python3[^ ]* +bob +192.0
 check "in lines, too" wait_for line
 kopictl rule enforce off >/dev/null
 
-# A channel without a frame to receive in.
+# A channel with one frame to receive in, which nobody gives back.
 nsenter --net=/run/netns/host setpriv --reuid bob --regid bob --clear-groups python3 -c 'import sys; sys.path.insert(0, sys.argv[1]); import kopi
 channel = kopi.Channel()
 channel.sock.bind(("192.0.2.1", 5002))
+channel.fill.push(channel.frame(0))
 print("bound", flush=True)
 sys.stdin.read()' "$here" < <(sleep 600) >/tmp/frameless.out &
 frameless=$!
 watchers+=("$frameless")
 wait_for grep -q bound /tmp/frameless.out
+ask 5002 hello 1
 ask 5002 hello 1
 overrun() { events 5002 | has 'map(.event) | index("overrun")'; }
 check "a channel that has no room is heard of" wait_for overrun

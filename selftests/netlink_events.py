@@ -119,11 +119,12 @@ with namespace("host"):
     check("and the addresses", (last["local-address"], last["local-port"], last["remote-address"], last["remote-port"])
           == (HOST, 6400, PEER, 6401), last)
 
-    # Nobody takes what comes.
+    # One frame, and nobody takes what comes.
+    channel.fill.push(channel.frame(0))
     with namespace("peer"):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         sender.bind((PEER, 6401))
-    for _ in range(3):
+    for _ in range(4):
         sender.sendto(b"x", (HOST, 6400))
     got = events(ynl, 1)
     check("a FILL ring that is empty", [(name, event["id"]) for name, event in got] == [("overrun-ntf", number)], got)
