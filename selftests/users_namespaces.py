@@ -6,6 +6,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import select
 import signal
 import socket
 import struct
@@ -308,6 +309,9 @@ def a_full_queue_is_taken_in_turns():
 
         def take(flow=flow):
             channel = kopi.Channel(sock=flow, rx=32768)
+            # It waits until there was a frame.
+            channel.fill.push(channel.frame(0))
+            select.select([flow], [], [], 0)
             return kopi.wait_until(lambda: channel.stats()["rx_taken"] == QUEUED, 60)
 
         seen.append(longest_gap(take))
