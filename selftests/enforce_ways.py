@@ -278,6 +278,9 @@ def tunnels():
 
 def occupied():
     """AF_RXRPC has the kernel bind a UDP socket."""
+    if os.uname().release.endswith("-debug"):
+        # It has no AF_RXRPC.
+        return
     sh("modprobe rxrpc")
     with Program(IMPOSTOR, CHARLIE) as impostor:
         impostor("!import ctypes, struct; libc = ctypes.CDLL(None, use_errno=True)")
