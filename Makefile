@@ -139,7 +139,8 @@ smoke-debug: build-debug
 
 # Data races in which KOPI has a part: what has many threads and CPUs at once.
 RACES := rings_work.py fuzz_rings.sh fuzz_calls.sh closed_while_receiving.py killed_processes.py integrity_traffic.sh \
-	live_changes.py rules_by_process.py monitor_devices.py
+	live_changes.py rules_by_process.py monitor_devices.py \
+	direct_datagrams.py direct_receives_datagrams.py sendmsg_by_routes.py
 test-kcsan: tools bpf ynl
 	@$(step) kernel-kcsan qemu/kernel kcsan
 	@$(step) module-kcsan qemu/build module $$(qemu/kernel kcsan)
