@@ -70,7 +70,7 @@ pub(crate) fn notify(flow: &impl Subject, sk: &Sock, event: Event) {
 }
 
 fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
-    let policy = flow.policy().ok_or(ENOENT)?;
+    let policy = flow.policy();
     let ends = match &event {
         Event::BindDenied(_, end) => sk.ends().with_local(end),
         Event::ConnectDenied(_, end) => sk.ends().with_remote(end),

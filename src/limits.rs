@@ -115,19 +115,45 @@ pub(crate) fn charged_uid() -> u32 {
     charged.unwrap_or_else(context::current_uid)
 }
 
-/// A charge for something held, given back when dropped, in any context.
-pub(crate) struct Charge {
-    user: u32,
-    net: u64,
-    holding: Holding,
+/// What is held, and charged.
+pub(crate) trait Charged {
+    /// How much it is. Doesn't change.
+    fn holding(&self) -> Holding;
 }
 
-impl Charge {
+impl Charged for Holding {
+    fn holding(&self) -> Holding {
+        *self
+    }
+}
+
+/// A flow. Nothing need be remembered of it: there may be many.
+pub(crate) struct OneFlow;
+
+impl Charged for OneFlow {
+    fn holding(&self) -> Holding {
+        Holding {
+            flows: 1,
+            ..Holding::default()
+        }
+    }
+}
+
+/// A charge for something held, given back when dropped, in any context.
+pub(crate) struct Charge<H: Charged = Holding> {
+    user: u32,
+    /// The namespace's cookie, in halves: a flow's charge is twelve bytes so.
+    net: [u32; 2],
+    held: H,
+}
+
+impl<H: Charged> Charge<H> {
     /// Charges the current user and the namespace of that cookie, on behalf of a socket. Process
     /// context.
     ///
     /// `EMFILE` over a limit of flows or channels, `ENOBUFS` over one of frames, `ENOMEM`.
-    pub(crate) fn new(net: &NetRef, holding: Holding) -> Result<Self> {
+    pub(crate) fn new(net: &NetRef, held: H) -> Result<Self> {
+        let holding = held.holding();
         let (user, cookie) = (charged_uid(), net.cookie());
         let holders = holders(user, cookie);
         let mut taken = take(holders, holding)?;
@@ -139,8 +165,8 @@ impl Charge {
         let Err((holder, over)) = taken else {
             return Ok(Self {
                 user,
-                net: cookie,
-                holding,
+                net: [(cookie >> 32) as u32, cookie as u32],
+                held,
             });
         };
         notify_limit(net, holder.name(over));
@@ -204,15 +230,17 @@ fn enter(
     Some(Ok(()))
 }
 
-impl Drop for Charge {
+impl<H: Charged> Drop for Charge<H> {
     fn drop(&mut self) {
         let mut guard = LEDGER.lock_irq();
         let Some(ledger) = guard.as_mut() else {
             return;
         };
-        for holder in holders(self.user, self.net) {
+        let [high, low] = self.net.map(u64::from);
+        let cookie = high << 32 | low;
+        for holder in holders(self.user, cookie) {
             if let Some(mut entry) = ledger.find_mut(&holder) {
-                let left = entry.get().minus(self.holding);
+                let left = entry.get().minus(self.held.holding());
                 if left.is_empty() {
                     entry.remove();
                 } else {

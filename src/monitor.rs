@@ -125,16 +125,13 @@ fn header(policy: &Policy, flow: &impl Subject, sk: &Sock, fate: PacketFate) -> 
 
 /// Whether a monitor device is up in the flow's namespace. Any context.
 pub(crate) fn is_watched(flow: &impl Subject) -> bool {
-    flow.policy()
-        .is_some_and(|policy| policy.net().monitors.is_any_up())
+    flow.policy().net().monitors.is_any_up()
 }
 
 /// Shows a packet of a flow, if a monitor device is up in its namespace. Any context but hard
 /// interrupts, with interrupts on.
 pub(crate) fn show(flow: &impl Subject, sk: &Sock, fate: PacketFate, packet: &Packet<'_>) {
-    let Some(policy) = flow.policy() else {
-        return;
-    };
+    let policy = flow.policy();
     let monitors = &policy.net().monitors;
     if monitors.is_any_up() {
         monitors.show(header(policy, flow, sk, fate), packet);
@@ -147,9 +144,7 @@ pub(crate) fn show_first(flow: &impl Subject, sk: &Sock, outcome: Outcome, peer:
     let Some(first) = QueuedSkb::of(sk) else {
         return;
     };
-    let rule = flow
-        .policy()
-        .map_or(0, |policy| policy.rule_for(sk, Direction::In, peer));
+    let rule = flow.policy().rule_for(sk, Direction::In, peer);
     let fate = PacketFate::received(Refusal::of(outcome, rule), first.iif(), first.gso_size());
     show(flow, sk, fate, &Packet::first(&first));
 }
@@ -167,9 +162,7 @@ pub(crate) struct Unsent<'a> {
 
 /// Shows a datagram that rules refused before it became an skb. Process context.
 pub(crate) fn show_unsent(flow: &impl Subject, sk: &Sock, outcome: Outcome, unsent: &Unsent<'_>) {
-    let rule = flow.policy().map_or(0, |policy| {
-        policy.rule_for(sk, Direction::Out, &unsent.peer)
-    });
+    let rule = flow.policy().rule_for(sk, Direction::Out, &unsent.peer);
     let Some(refusal) = Refusal::of(outcome, rule) else {
         return;
     };

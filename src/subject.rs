@@ -11,8 +11,8 @@ pub(crate) trait Subject {
     /// Its number in its network namespace. Any context.
     fn id(&self) -> u32;
 
-    /// Its policy, once it is open. Any context.
-    fn policy(&self) -> Option<&Policy>;
+    /// Its policy. Any context.
+    fn policy(&self) -> &Policy;
 
     /// The channel's number, and its own number on the channel, if it is on one. Any context.
     fn place(&self) -> Option<(u32, u32)>;

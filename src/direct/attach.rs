@@ -209,7 +209,14 @@ pub(crate) fn each(
 
 /// A copy of the attached devices of a network namespace, by which the paths of its flows are
 /// shown.
-pub(crate) struct Attached(KVec<(u32, RxPath)>);
+pub(crate) struct Attached(KVec<AttachedNow>);
+
+/// One of them.
+struct AttachedNow {
+    number: u32,
+    ifindex: u32,
+    rx_path: RxPath,
+}
 
 impl Attached {
     /// The devices that are attached now: `ENOMEM`. Process context.
@@ -219,8 +226,12 @@ impl Attached {
         let mut all = KVec::with_capacity(ATTACHED_MAX, GFP_KERNEL_ACCOUNT)?;
         let devices = ATTACHED.lock();
         for attached in of_net(&devices, net) {
-            all.push_within_capacity((attached.device().ifindex(), attached.rx_path()))
-                .map_err(|_| ENOMEM)?;
+            let now = AttachedNow {
+                number: attached.number,
+                ifindex: attached.device().ifindex(),
+                rx_path: attached.rx_path(),
+            };
+            all.push_within_capacity(now).map_err(|_| ENOMEM)?;
         }
         Ok(Self(all))
     }
@@ -228,16 +239,16 @@ impl Attached {
     /// The path of the last packet of a flow that one of them saw, numbered as [`TxPath`], and that
     /// device's interface index.
     pub(crate) fn tx_path(&self, flow: &Flow) -> Option<(u32, u32)> {
-        let last = flow.direct.last()?;
-        let is_there = self.0.iter().any(|(ifindex, _)| *ifindex == last.1);
-        is_there.then_some(last)
+        self.0
+            .iter()
+            .find_map(|at| Some((flow.direct.last_at(at.number)?, at.ifindex)))
     }
 
     /// The path of incoming packets of a flow that is bound to a device, or to none if `ifindex` is
     /// 0. `None` if no device that the flow could receive from is attached.
     pub(crate) fn rx_path(&self, flow: &Flow, ifindex: u32) -> Option<RxPath> {
-        let could = |at: &&(u32, RxPath)| ifindex == 0 || at.0 == ifindex;
-        let of_devices = || self.0.iter().filter(could).map(|at| at.1);
+        let could = |at: &&AttachedNow| ifindex == 0 || at.ifindex == ifindex;
+        let of_devices = || self.0.iter().filter(could).map(|at| at.rx_path);
         let path = of_devices()
             .find(|path| *path == RxPath::Direct)
             .or_else(|| of_devices().next())?;

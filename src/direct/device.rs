@@ -143,7 +143,7 @@ impl AttachedDevice {
         if direct.leaves_by(self.number) {
             direct.leave();
         }
-        direct.record_path(&self.device, TxPath::Behind);
+        direct.record_path(self.number, TxPath::Behind);
         self.count_passed(packet);
         EgressVerdict::Pass
     }
@@ -206,19 +206,19 @@ impl Egress for AttachedDevice {
         if skb.is_gso() {
             direct.record_bulk();
         } else if in_flight == 0 && !direct.takes_datagram(self.number) {
-            direct.record_path(&self.device, why_not(&skb));
+            direct.record_path(self.number, why_not(&skb));
             return EgressVerdict::Pass;
         }
         let path = self.path_of(&skb);
         let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
         if in_flight == 0 && !(can && direct.may_leave_by(self.number)) {
             let path = if can { TxPath::Behind } else { path };
-            direct.record_path(&self.device, path);
+            direct.record_path(self.number, path);
             direct.leave();
             self.count_passed(&skb);
             return EgressVerdict::Pass;
         }
-        direct.record_path(&self.device, path);
+        direct.record_path(self.number, path);
         // A flow that left the direct path has earlier packets in this queue that the stack is to
         // send. This packet has to go behind those, through the stack as well.
         let directly = can && direct.leaves_by(self.number);

@@ -6,7 +6,6 @@ use super::path::TxPath;
 use crate::sys::{
     context::{now, smp_mb},
     direct::egress::TakenSkb,
-    netdev::Device,
     sock::Sock, //
 };
 use core::sync::atomic::{
@@ -40,32 +39,59 @@ pub(crate) struct Direct {
     pub(super) with_driver: AtomicU32,
     /// Bytes that the sock is charged for packets in flight.
     pub(super) charge: AtomicU32,
-    /// The time in nanoseconds before which the flow doesn't try to enter the direct path again.
-    pub(super) pause: AtomicU64,
+    /// The time before which the flow doesn't try to enter the direct path again, as
+    /// [`pause_clock`] has it; 0 for none.
+    pause: AtomicU32,
     /// Non-GSO datagrams since the last GSO packet or batch, as [`DATAGRAMS_MAX`] counts them.
     datagrams: AtomicU8,
-    /// Interface index of the attached device that saw the flow's last packet, and that packet's
-    /// path; 0 if none has seen one.
-    last_device: AtomicU32,
-    last_path: AtomicU8,
+    /// Number of the attached device that saw the flow's last packet, above the [`PATH_BITS`] of that
+    /// packet's path; 0 if none has seen one.
+    last: AtomicU32,
+}
+
+/// Bits of a path's number.
+const PATH_BITS: u32 = 4;
+const _: () = assert!((TxPath::Behind as u32) < 1 << PATH_BITS);
+
+/// Back-off after a flow failed to enter the direct path, in units of [`pause_clock`].
+const PAUSE: u32 = 1_000_000_000 >> PAUSE_SHIFT;
+/// The unit is 2 to the power of this, in nanoseconds: about a millisecond.
+const PAUSE_SHIFT: u32 = 20;
+
+/// The time in units that are short enough for a flow, and long enough for 52 days.
+fn pause_clock() -> u32 {
+    (now() >> PAUSE_SHIFT) as u32
 }
 
 impl Direct {
     /// Records the path of a packet.
-    pub(super) fn record_path(&self, device: &Device, path: TxPath) {
-        if self.last_path.load(Relaxed) != path as u8 {
-            self.last_path.store(path as u8, Relaxed);
-        }
-        if self.last_device.load(Relaxed) != device.ifindex() {
-            self.last_device.store(device.ifindex(), Relaxed);
+    pub(super) fn record_path(&self, attached: u32, path: TxPath) {
+        let last = attached << PATH_BITS | path as u32;
+        if self.last.load(Relaxed) != last {
+            self.last.store(last, Relaxed);
         }
     }
 
-    /// The path of the last packet that an attached device saw, numbered as [`TxPath`], and the
-    /// device's interface index; `None` if there was no such packet.
-    pub(crate) fn last(&self) -> Option<(u32, u32)> {
-        let device = self.last_device.load(Relaxed);
-        (device != 0).then_some((self.last_path.load(Relaxed).into(), device))
+    /// The path of the last packet that an attached device of this number saw, numbered as [`TxPath`];
+    /// `None` if the last one was another's.
+    pub(super) fn last_at(&self, attached: u32) -> Option<u32> {
+        let last = self.last.load(Relaxed);
+        (last >> PATH_BITS == attached << PATH_BITS >> PATH_BITS)
+            .then_some(last & ((1 << PATH_BITS) - 1))
+    }
+
+    /// Makes the flow leave the direct path for a while.
+    pub(super) fn pause(&self) {
+        self.leave();
+        // 0 has another meaning.
+        self.pause
+            .store(pause_clock().wrapping_add(PAUSE).max(1), Relaxed);
+    }
+
+    /// Whether such a while isn't over. One that nobody asked about for 52 days may come again.
+    fn is_pausing(&self) -> bool {
+        let end = self.pause.load(Relaxed);
+        end != 0 && end.wrapping_sub(pause_clock()) <= PAUSE
     }
 
     /// Whether the flow's packets leave directly by the attached device of this number.
@@ -77,7 +103,7 @@ impl Direct {
     /// path, unless it has to pause.
     pub(super) fn may_leave_by(&self, attached: u32) -> bool {
         if !self.leaves_by(attached) {
-            if self.pause.load(Relaxed) > now() {
+            if self.is_pausing() {
                 return false;
             }
             self.entering.store(true, Relaxed);

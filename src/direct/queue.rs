@@ -33,8 +33,6 @@ const TICK_MAX: u64 = 1_600_000;
 /// packets, in nanoseconds. All flows of the user that reach the head of the list one after
 /// another share this time. It begins anew when the driver has taken a packet of the user.
 const PATIENCE: u64 = 1_000_000;
-/// Back-off after a flow failed to enter the direct path, in nanoseconds.
-const PAUSE: u64 = 1_000_000_000;
 /// How long the driver may refuse all frames of a packet, and how long a packet may be with the
 /// driver before it counts as sent, in nanoseconds.
 const DRIVER_MAX: u64 = 1_000_000_000;
@@ -207,7 +205,7 @@ impl Queue {
         if direct.in_flight_at(self.number) != Some(1) {
             return self.drop(packet);
         }
-        direct.record_path(&self.device, TxPath::Behind);
+        direct.record_path(self.number, TxPath::Behind);
         direct.leave();
         direct.leave_charge(&packet);
         let is_gso = u64::from(packet.is_gso());
@@ -377,8 +375,7 @@ impl Queue {
         if now.saturating_sub(*patience.get_or_insert(now)) < PATIENCE {
             return Turn::Later;
         }
-        direct.leave();
-        direct.pause.store(now.wrapping_add(PAUSE), Relaxed);
+        direct.pause();
         Turn::Never
     }
 

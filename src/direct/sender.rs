@@ -211,7 +211,7 @@ impl AttachedDevice {
             return;
         }
         direct.record_bulk();
-        direct.record_path(&self.device, path);
+        direct.record_path(self.number, path);
         if directly {
             packet.count_frames(&self.device, self.tx_queue());
         } else {

@@ -341,7 +341,7 @@ impl Engine {
 fn weight(sender: &Sender) -> u32 {
     let flow = sender
         .first_flow()
-        .and_then(|socket| Some((family::protocol::<Flow>(socket)?.policy()?, socket)));
+        .and_then(|socket| Some((family::protocol::<Flow>(socket)?.policy(), socket)));
     flow.map_or(1, |(policy, socket)| policy.weight(socket.sk()))
 }
 

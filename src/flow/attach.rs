@@ -47,7 +47,7 @@ impl Flow {
         if self.channel().is_some() {
             return Err(EBUSY);
         }
-        let owner = self.policy().ok_or(EINVAL)?.identity().uid;
+        let owner = self.policy().identity().uid;
         let channel = Channel::new(geometry, socket.sk().net(), self.id(), owner)?;
         self.attach(socket, channel, false)
     }
@@ -99,15 +99,15 @@ impl Flow {
 
     /// Keeps why a request for a channel was refused, for those who ask by netlink.
     pub(super) fn note_refused(&self, result: Result) -> Result {
-        let errno = result.map_or_else(|error| error.to_errno().unsigned_abs(), |()| 0);
-        self.refused.store(errno, Relaxed);
+        let errno = result.map_or_else(|error| error.to_errno().wrapping_neg(), |()| 0);
+        self.refused.store(errno as i16, Relaxed);
         result
     }
 
     /// What it does by a channel, or why nothing, and the errno of a refused request. Stands in
     /// `uapi/kopi.yaml`.
     pub(crate) fn channel_use(&self, sk: &Sock) -> (u32, Option<u32>) {
-        let refused = self.refused.load(Relaxed);
+        let refused = self.refused.load(Relaxed).unsigned_abs().into();
         let is_corked = self.corking.load(Relaxed) & CORKED != 0;
         let is_used = match self.channel() {
             _ if sk.is_stream() => uapi::KOPI_CHANNEL_USE_STREAM,
@@ -167,7 +167,7 @@ impl Flow {
         if !channel.is_tx_only() && !family::has_own_callback(socket) {
             return Err(EBUSY);
         }
-        let policy = self.policy().ok_or(EINVAL)?;
+        let policy = self.policy();
         // Before other processes can send by it.
         policy.identify_if_new()?;
         // A ring sends nothing for the flow before begin_busy() can find the channel.

@@ -53,6 +53,7 @@ macro_rules! flow_counters {
             /// Gives those of sending, which agree with each other under the channel's sender.
             pub(crate) fn fill_sent(&self, stats: &mut Stats) {
                 $(stats.$sent = self.$sent.get();)*
+                stats.tx_errors = self.refused();
             }
 
             /// Gives those of receiving, which agree with each other under the channel's receiver.
@@ -73,9 +74,29 @@ macro_rules! flow_counters {
         $(#[$doc:meta])* channel $name:ident $(= $attribute:ident)?; $($rest:tt)*) => {
         flow_counters! { [$($sent)*] [$($received)*] $($rest)* }
     };
+    ([$($sent:ident)*] [$($received:ident)*]
+        $(#[$doc:meta])* sum $name:ident $(= $attribute:ident)?; $($rest:tt)*) => {
+        flow_counters! { [$($sent)*] [$($received)*] $($rest)* }
+    };
     ($(#[$doc:meta])* $of:ident $($rest:tt)*) => {
         flow_counters! { [] [] $(#[$doc])* $of $($rest)* }
     };
 }
 
 with_counters!(flow_counters);
+
+impl FlowCounters {
+    /// Datagrams that the stack refused, for whatever reason.
+    fn refused(&self) -> u64 {
+        let reasons = [
+            &self.tx_drop_denied,
+            &self.tx_drop_unreachable,
+            &self.tx_drop_too_long,
+            &self.tx_drop_no_buffer,
+            &self.tx_drop_other,
+        ];
+        reasons
+            .into_iter()
+            .fold(0, |sum, reason| sum.wrapping_add(reason.get()))
+    }
+}

@@ -119,14 +119,11 @@ impl Flow {
 
     /// Follows rules that have changed, and tells the process what they stop. Process context.
     pub(crate) fn follow_rules(&self, socket: &Socket) {
-        let Some(policy) = self.policy() else {
-            return;
-        };
         let sk = socket.sk();
         if sk.is_stream() {
             return self.follow_rules_stream(sk);
         }
-        let stopped = policy.sweep(sk);
+        let stopped = self.policy().sweep(sk);
         // One error for both directions: a waiting call takes it, and another would be the next
         // call's.
         if stopped.iter().any(Option::is_some) {

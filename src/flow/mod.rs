@@ -16,7 +16,7 @@ mod stream;
 
 use crate::channel::Channel;
 use crate::direct::Direct;
-use crate::limits::Charge;
+use crate::limits::{Charge, OneFlow};
 use crate::pure::abi;
 use crate::rules::Policy;
 use crate::subject::Subject;
@@ -41,9 +41,9 @@ pub(crate) use judge::OutPacket;
 
 /// A KOPI socket.
 pub(crate) struct Flow {
-    /// Its owner, and the rules' verdicts on it. Set when it is opened.
-    policy: SetOnce<Pin<KBox<Policy>>>,
-    /// Its number in its network namespace, from then on.
+    /// Its owner, and the rules' verdicts on it.
+    policy: Pin<KBox<Policy>>,
+    /// Its number in its network namespace; 0 until it is open.
     id: Atomic<u32>,
     /// Set once: a flow stays on its channel until it is closed.
     attachment: SetOnce<Attachment>,
@@ -57,14 +57,14 @@ pub(crate) struct Flow {
     corking: Atomic<u32>,
     /// Calls under way during which no ring sends for the flow: see [`Flow::is_busy`].
     busy: Atomic<u32>,
-    /// Errno of the last request for a channel, if it was refused; 0 otherwise.
-    refused: Atomic<u32>,
+    /// The errno of the last request for a channel, if it was refused; 0 otherwise.
+    refused: Atomic<i16>,
     /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once
     /// and for all.
     polled_early: Atomic<bool>,
     /// The credentials that may map the rings: those that last got the layout.
     may_map: AllowedCreds,
-    charge: Charge,
+    charge: Charge<OneFlow>,
 }
 
 impl Flow {
@@ -78,13 +78,13 @@ impl Flow {
     }
 
     /// Its owner, and the rules' verdicts on it.
-    pub(crate) fn policy(&self) -> Option<&Policy> {
-        Some(self.policy.as_ref()?)
+    pub(crate) fn policy(&self) -> &Policy {
+        &self.policy
     }
 
     /// The same, if there are rules, or if one has marked the sock. Any context.
     pub(crate) fn policy_in_force(&self) -> Option<&Policy> {
-        self.policy().filter(|policy| policy.is_in_force())
+        Some(self.policy()).filter(|policy| policy.is_in_force())
     }
 
     /// The flow's number on its channel; 0 without one.
@@ -152,7 +152,7 @@ impl Subject for Flow {
         self.id()
     }
 
-    fn policy(&self) -> Option<&Policy> {
+    fn policy(&self) -> &Policy {
         self.policy()
     }
 

@@ -7,11 +7,10 @@ use super::{Flow, FlowCounters};
 use crate::channel::Channel;
 use crate::direct::Direct;
 use crate::events::{notify, Event};
-use crate::limits::Charge;
+use crate::limits::{Charge, OneFlow};
 use crate::monitor;
 use crate::pure::{
     abi,
-    quota::Holding,
     rule::{Direction, Peer, Received}, //
 };
 use crate::rules::{Outcome, Packets, Policy};
@@ -35,6 +34,7 @@ use kernel::{
             ordering::{Full, Relaxed, Release},
             Atomic,
         },
+        Arc,
         Mutex,
         SetOnce, //
     }, //
@@ -44,13 +44,12 @@ use kernel::{
 // SAFETY: `Flow` is the module's only type that implements `Protocol`.
 unsafe impl Protocol for Flow {
     fn new(net: &NetRef) -> impl Init<Self, Error> {
-        let one = Holding {
-            flows: 1,
-            ..Holding::default()
-        };
         init!(Self {
-            charge: Charge::new(net, one)?,
-            policy: SetOnce::new(),
+            charge: Charge::new(net, OneFlow)?,
+            policy: {
+                let net = net.state();
+                Policy::new(net.policy.clone(), net.opener()?)?
+            },
             id: Atomic::new(0),
             attachment: SetOnce::new(),
             counters: FlowCounters::default(),
@@ -65,20 +64,19 @@ unsafe impl Protocol for Flow {
     }
 
     fn opened(&self, socket: &Socket) -> Result {
+        // accept() may have waited since the policy was made.
+        self.policy.identify()?;
         let net = socket.sk().net().state();
-        let owner = net.opener()?;
-        let policy = Policy::new(net.policy.clone(), owner.clone())?;
         // SAFETY: `release` calls `close`, and the family calls `release` before it releases the
         // socket.
-        let id = unsafe { net.open(socket, owner) }?;
+        let id = unsafe { net.open(socket, self.policy.owner()) }?;
         self.id.store(id, Relaxed);
-        self.policy.populate(policy);
         notify(self, socket.sk(), Event::Opened);
         Ok(())
     }
 
     fn release(&self, socket: &Socket) {
-        if self.policy().is_none() {
+        if self.id() == 0 {
             // It was never opened.
             return;
         }
@@ -97,7 +95,7 @@ unsafe impl Protocol for Flow {
     }
 
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result {
-        let policy = self.policy().ok_or(EINVAL)?;
+        let policy = self.policy();
         policy.identify()?;
         match name.peer() {
             // Which port it gets is known afterwards.
@@ -110,7 +108,7 @@ unsafe impl Protocol for Flow {
     }
 
     fn bound(&self, socket: &Socket) -> Result {
-        let policy = self.policy().ok_or(EINVAL)?;
+        let policy = self.policy();
         let port = u16::from_be(socket.sk().local_port());
         self.permit(socket, policy.may_bind(socket.sk(), port), Event::Denied)?;
         self.follow_port(socket.sk());
@@ -119,7 +117,7 @@ unsafe impl Protocol for Flow {
     }
 
     fn may_connect(&self, socket: &Socket, name: &Name) -> Result {
-        let policy = self.policy().ok_or(EINVAL)?;
+        let policy = self.policy();
         policy.identify()?;
         match name.peer() {
             Some(peer) => {
@@ -133,7 +131,7 @@ unsafe impl Protocol for Flow {
     }
 
     fn connected(&self, socket: &Socket) -> Result {
-        let policy = self.policy().ok_or(EINVAL)?;
+        let policy = self.policy();
         let Some(peer) = socket.sk().peer() else {
             // The port may be gone, too.
             self.follow_port(socket.sk());
@@ -156,13 +154,13 @@ unsafe impl Protocol for Flow {
     }
 
     fn may_listen(&self, socket: &Socket) -> Result {
-        let policy = self.policy().ok_or(EINVAL)?;
+        let policy = self.policy();
         policy.identify()?;
         self.permit(socket, policy.may_listen(socket.sk()), Event::Denied)
     }
 
     fn listening(&self, socket: &Socket) -> Result {
-        let policy = self.policy().ok_or(EINVAL)?;
+        let policy = self.policy();
         // By the local port that it has now.
         self.permit(socket, policy.may_listen(socket.sk()), Event::Denied)?;
         notify(self, socket.sk(), Event::Bound);
@@ -335,26 +333,24 @@ unsafe impl Protocol for Flow {
         }
     }
 
-    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<bool>>> {
-        let Some(policy) = self.policy() else {
-            return Ok(None);
-        };
+    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<Mutex<bool>>>> {
+        let policy = self.policy();
         if !policy.is_in_force() {
             // Monitors alone change nothing for a program that peeks further than the first
             // datagram.
             let is_shown = monitor::is_watched(self) && !socket.sk().peeks_on();
-            return Ok(is_shown.then(|| policy.reading()));
+            return is_shown.then(|| policy.reading()).transpose();
         }
         policy.identify_if_new()?;
         let (_, denied) = policy.show(socket.sk());
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
         }
-        Ok(Some(policy.reading()))
+        policy.reading().map(Some)
     }
 
-    fn reading(&self) -> Option<&Mutex<bool>> {
-        Some(self.policy()?.reading())
+    fn reading(&self) -> Result<Arc<Mutex<bool>>> {
+        self.policy().reading()
     }
 
     fn may_take(

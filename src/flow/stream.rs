@@ -22,10 +22,8 @@ use kernel::prelude::*;
 impl Flow {
     /// Judges the stream by the rules of now, and tells listeners what they have just stopped.
     fn judge_stream(&self, sk: &Sock) -> bool {
-        let Some(policy) = self.policy() else {
-            return false;
-        };
-        let StreamVerdict { denied, stopped } = policy.judge_stream(sk, sk.peer().as_ref());
+        let verdict = self.policy().judge_stream(sk, sk.peer().as_ref());
+        let StreamVerdict { denied, stopped } = verdict;
         for stopped in stopped.into_iter().flatten() {
             notify(self, sk, Event::Denied(stopped));
         }
@@ -68,7 +66,7 @@ impl Flow {
     /// Ends the connection if the rules deny it, or has it follow them. Process context.
     pub(super) fn follow_rules_locked(&self, locked: &LockedStream<'_>) {
         let sk = locked.sk();
-        let (Some(policy), Some(peer)) = (self.policy(), sk.peer()) else {
+        let Some(peer) = sk.peer() else {
             return;
         };
         if sk.is_listening() {
@@ -77,7 +75,7 @@ impl Flow {
         if self.judge_stream(sk) {
             locked.abort(EACCES);
         } else {
-            policy.apply_locked(locked, &peer);
+            self.policy().apply_locked(locked, &peer);
         }
     }
 

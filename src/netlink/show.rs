@@ -59,7 +59,7 @@ fn put_facts(
     socket: &Socket,
 ) -> Result {
     let flow = family::protocol::<Flow>(socket).ok_or(ENOENT)?;
-    let policy = flow.policy().ok_or(ENOENT)?;
+    let policy = flow.policy();
     let identity = policy.identity();
     message.u32(uapi::KOPI_A_FLOW_ID, number)?;
     let cgroup = task::cgroup_of(socket.sk());
@@ -104,7 +104,7 @@ fn may_see(requester: &Requester<'_>, uid: u32) -> bool {
 }
 
 fn owner(socket: &Socket) -> Option<u32> {
-    Some(family::protocol::<Flow>(socket)?.policy()?.identity().uid)
+    Some(family::protocol::<Flow>(socket)?.policy().identity().uid)
 }
 
 /// `flow-get` of one: `ENOENT`, `EPERM`.

@@ -19,8 +19,8 @@
 
 /// Gives a macro all counters, in the order of `struct kopi_stats`.
 ///
-/// Each is `sent` or `received`, which a flow counts under its channel's sender or receiver, or of
-/// the `channel`. Those that netlink tells of a flow have the name of the attribute.
+/// Each is `sent` or `received`, which a flow counts under its channel's sender or receiver, a `sum` of
+/// others, which nobody counts, or of the `channel`. Those that netlink tells of a flow have the name of the attribute.
 macro_rules! with_counters {
     ($use_them:ident) => {
         $use_them! {
@@ -29,7 +29,7 @@ macro_rules! with_counters {
             /// Their payload, in bytes.
             sent tx_bytes = KOPI_A_STATS_TX_BYTES;
             /// Datagrams that the stack refused.
-            sent tx_errors;
+            sum tx_errors;
             /// Of `tx_packets`, still held by reference when they had been sent.
             sent tx_zerocopy = KOPI_A_STATS_TX_ZEROCOPY;
             /// Datagrams delivered to the RX ring.
@@ -88,7 +88,7 @@ pub(crate) use with_counters;
 /// A counter, as the table has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
-    /// `sent`, `received` or `channel`.
+    /// `sent`, `received`, `sum` or `channel`.
     pub of: &'static str,
     /// The field of `struct kopi_stats`.
     pub name: &'static str,

@@ -21,14 +21,17 @@ use kernel::{
     sync::{
         atomic::ordering::Relaxed,
         Arc,
-        Mutex,
-        SetOnce, //
+        Mutex, //
     }, //
 };
 
-/// The owner of a flow, and the verdicts on it.
+/// The owner of a flow, and the verdicts on it. Small, as each flow has one.
 struct PolicyState {
     owner: Owner,
+    /// The user of the flow's channel, once it has one.
+    user: Option<Arc<User>>,
+    /// See [`Policy::reading`]; allocated when somebody reads so.
+    reading: Option<Arc<Mutex<bool>>>,
     /// Allocated when there are rules.
     verdicts: Option<KBox<Verdicts>>,
 }
@@ -47,12 +50,6 @@ pub(crate) struct StreamVerdict {
 pub(crate) struct Policy {
     net: Arc<NetPolicy>,
     is_flow: bool,
-    /// The user of the flow's channel, once it has one.
-    user: SetOnce<Arc<User>>,
-    /// One reader at a time, where each datagram is judged before it is read. True once the first
-    /// datagram was judged by a read that left it in the queue.
-    #[pin]
-    reading: Mutex<bool>,
     #[pin]
     state: SpinLockBh<PolicyState>,
     /// The sock has a rule's mark, priority or rate, which may have to be undone.
@@ -72,10 +69,10 @@ impl Policy {
         pin_init!(Self {
             net,
             is_flow,
-            user: SetOnce::new(),
-            reading <- new_mutex!(false, "kopi::Policy::reading"),
             state <- SpinLockBh::new(new_spinlock!(PolicyState {
                 owner,
+                user: None,
+                reading: None,
                 verdicts: None,
             }, "kopi::Policy::state")),
             applied: AtomicBool::new(false),
@@ -92,9 +89,16 @@ impl Policy {
         self.net.clone()
     }
 
-    /// The lock to hold while a datagram is judged and read.
-    pub(crate) fn reading(&self) -> &Mutex<bool> {
-        &self.reading
+    /// The lock to hold while a datagram is judged and read: one reader at a time, where each datagram
+    /// is judged before it is read. True once the first datagram was judged by a read that left it in the
+    /// queue. `ENOMEM`. Process context.
+    pub(crate) fn reading(&self) -> Result<Arc<Mutex<bool>>> {
+        if let Some(reading) = self.with_state(|state| state.reading.clone()) {
+            return Ok(reading);
+        }
+        let new = new_mutex!(false, "kopi::Policy::reading");
+        let new = Arc::pin_init(new, GFP_KERNEL_ACCOUNT)?;
+        Ok(self.with_state(|state| state.reading.get_or_insert(new).clone()))
     }
 
     /// The flow joins a channel, whose user owns it from now on. Process context.
@@ -102,19 +106,19 @@ impl Policy {
         let shared = user
             .latest()
             .filter(|latest| latest.identity.is_as(&self.identity()));
-        if let Some(latest) = shared {
-            let own = self
-                .with_state(|state| core::mem::replace(&mut state.owner.identity, latest.identity));
-            drop(own);
-        }
-        self.user.populate(user.clone());
+        let before = self.with_state(|state| {
+            let own =
+                shared.map(|latest| core::mem::replace(&mut state.owner.identity, latest.identity));
+            (own, state.user.replace(user.clone()))
+        });
+        drop(before);
         user.flow_changed();
     }
 
     /// Acts on the flow's owner of now, and the verdicts on it.
     fn with_state<T>(&self, act: impl FnOnce(&mut PolicyState) -> T) -> T {
         let mut state = self.state.lock();
-        let user = self.user.as_ref();
+        let user = state.user.as_ref();
         let old = user
             .and_then(|user| user.later_than(&state.owner))
             .map(|owner| state.change_owner(owner));
@@ -152,9 +156,9 @@ impl Policy {
     /// The current process becomes the flow's owner. Process context.
     pub(crate) fn identify(&self) -> Result {
         let owner = self.owner().or_current()?;
-        let old = self.with_state(|state| state.change_owner(owner));
+        let (old, user) = self.with_state(|state| (state.change_owner(owner), state.user.clone()));
         drop(old);
-        if let Some(user) = self.user.as_ref() {
+        if let Some(user) = user {
             user.flow_changed();
         }
         Ok(())

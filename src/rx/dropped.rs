@@ -52,9 +52,9 @@ impl DropReason {
             DropReason::Rule => MON_REASON_RULE,
             DropReason::Rate => MON_REASON_RATE,
         };
-        let rule = match (self, flow.policy()) {
-            (DropReason::Rule | DropReason::Rate, Some(policy)) => {
-                policy.rule_for(sk, Direction::In, &meta.peer())
+        let rule = match self {
+            DropReason::Rule | DropReason::Rate => {
+                flow.policy().rule_for(sk, Direction::In, &meta.peer())
             }
             _ => 0,
         };

@@ -429,7 +429,6 @@ fn count_sent(flow: &Flow, result: Result, (datagrams, bytes): (u64, u32), by_re
             }
         }
         Err(error) => {
-            counters.tx_errors.add(datagrams);
             let dropped = match SendErrorKind::of(error) {
                 SendErrorKind::Denied => &counters.tx_drop_denied,
                 SendErrorKind::Unreachable => &counters.tx_drop_unreachable,

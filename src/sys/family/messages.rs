@@ -17,7 +17,7 @@ use crate::sys::{
     socket::Socket,
 };
 use core::sync::atomic::Ordering;
-use kernel::{error::from_result, prelude::*, sync::Mutex};
+use kernel::{error::from_result, prelude::*};
 
 impl<T: Protocol> Registration<T> {
     /// # Safety
@@ -113,7 +113,7 @@ impl<T: Protocol> Registration<T> {
                             socket,
                             inner,
                             protocol: &state.protocol,
-                            turn,
+                            turn: &turn,
                         }
                         .read(message, len, flags)?,
                         None => inner(socket, message, len, flags | DONTWAIT),
@@ -140,8 +140,12 @@ impl<T: Protocol> Registration<T> {
             } else {
                 &UDP4
             };
-            let turn = state::<T>(sk).and_then(|state| state.protocol.reading());
-            let _turn = turn.map(Mutex::lock);
+            let turn = state::<T>(sk).map(|state| state.protocol.reading());
+            let turn = match turn.transpose() {
+                Ok(turn) => turn,
+                Err(error) => return error.to_errno(),
+            };
+            let _turn = turn.as_ref().map(|turn| turn.lock());
             match kind.table.set_peek_off() {
                 Some(inner) => inner(sk, value),
                 None => eopnotsupp().to_errno(),

@@ -38,7 +38,7 @@ use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit, ptr, sync::a
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
-    sync::{atomic::Atomic, Mutex},
+    sync::{atomic::Atomic, Arc, Mutex},
 };
 pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
@@ -132,8 +132,8 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     ) -> Option<i32>;
 
     /// Whether datagrams may be read by recvmsg. If [`Self::may_take`] has to be called for each
-    /// datagram, returns the lock under which it is called. Process context.
-    fn may_read(&self, socket: &Socket) -> Result<Option<&Mutex<bool>>>;
+    /// datagram, returns the lock under which it is called: `ENOMEM`. Process context.
+    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<Mutex<bool>>>>;
 
     /// Whether the first datagram in the queue, which came from `peer`, may be read; otherwise it
     /// is dropped. `again` means that this was called for the datagram before, `peeks` that the
@@ -148,8 +148,8 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     ) -> bool;
 
     /// The lock under which datagrams are read one by one. Its value says whether
-    /// [`Self::may_take`] was called for the first datagram before, by a peek. Any context.
-    fn reading(&self) -> Option<&Mutex<bool>>;
+    /// [`Self::may_take`] was called for the first datagram before, by a peek: `ENOMEM`. Process context.
+    fn reading(&self) -> Result<Arc<Mutex<bool>>>;
 
     /// The socket is being closed, and is still complete. Process context.
     fn release(&self, socket: &Socket);
