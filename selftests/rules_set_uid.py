@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""A set-user-ID program that is given a flow, as its standard error, say, doesn't make its user the owner of the flow:
+"""A set-user-ID program that is given a flow or a socket, as its standard error, say, doesn't make its user the owner:
 who starts such programs gets nothing of what rules allow to root."""
 
 import os
@@ -39,6 +39,21 @@ with namespace("host"):
               and stats(charlie)["rx_drop_rule"] == 1, stats(charlie))
         got = charlie("(ch.send(0, b'x', ('192.0.2.2', 9)), ch.bell(), ch.completion.pop()[4])[2]")
         check("and so is what it sends", got == "13", got)
+    restore("default allow\nenforce on\nuser root protocol udp allow\nremote 192.0.2.2 protocol udp deny\n")
+    with Program(IMPOSTOR, CHARLIE) as charlie:
+        for line in ("import subprocess", "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"):
+            said = charlie(f"!{line}")
+            expect(said == "None", line, said)
+        ran = charlie(f"(os.dup2(s.fileno(), 9), subprocess.run([{SET_UID!r}, '-c', {code!r}], pass_fds=[9], "
+                      "capture_output=True, text=True))[1]")
+        check("the program made the first call on an ordinary socket", "stdout='0" in ran, ran)
+        port = int(charlie("s.getsockname()[1]"))
+        with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"for root", (HOST, port))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+            sender.sendto(b"for charlie", (HOST, port))
+        got = charlie("s.recv(64)")
+        check("what comes to that is judged as of who made it", got == repr(b"for charlie"), got)
     restore("default allow\nenforce off\n")
     end()
 finish()

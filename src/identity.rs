@@ -10,6 +10,7 @@ use crate::sys::{
     context,
     cred::Credentials,
     lock::SpinLockBh,
+    sock::Sock,
     task::{Identity, Task}, //
 };
 use kernel::{
@@ -46,6 +47,26 @@ impl Owner {
         let age = next_age();
         Ok(Self {
             identity: Arc::new(Identity::current()?, GFP_KERNEL_ACCOUNT)?,
+            age,
+        })
+    }
+
+    /// The current process, as the first that uses a socket: `ENOMEM`. Process context.
+    ///
+    /// A set-user-ID program is taken for the user who started it, without a program, if that user made
+    /// the socket: see [`Self::or_current`].
+    pub(crate) fn first_of(sk: &Sock) -> Result<Self> {
+        let age = next_age();
+        let mut identity = Identity::current()?;
+        if context::is_secure() && sk.uid() == context::current_uid() {
+            let maker = (sk.uid(), sk.gid());
+            if maker != (identity.uid, identity.gid) {
+                (identity.uid, identity.gid) = maker;
+                identity.program = None;
+            }
+        }
+        Ok(Self {
+            identity: Arc::new(identity, GFP_KERNEL_ACCOUNT)?,
             age,
         })
     }

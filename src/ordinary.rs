@@ -157,7 +157,7 @@ impl JudgesOrdinary for Ordinary {
     }
 
     fn of_current(sk: &Sock) -> Result<Arc<Self>> {
-        Self::new(sk, Owner::current()?, GFP_KERNEL_ACCOUNT)
+        Self::new(sk, Owner::first_of(sk)?, GFP_KERNEL_ACCOUNT)
     }
 
     fn of_task(sk: &Sock, task: &Task) -> Result<Arc<Self>> {
