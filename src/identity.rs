@@ -54,11 +54,11 @@ impl Owner {
     /// The current process, as the first that uses a socket: `ENOMEM`. Process context.
     ///
     /// A set-user-ID program is taken for the user who started it, without a program, if that user made
-    /// the socket: see [`Self::or_current`].
+    /// the socket: see [`was_started_by`].
     pub(crate) fn first_of(sk: &Sock) -> Result<Self> {
         let age = next_age();
         let mut identity = Identity::current()?;
-        if context::is_secure() && sk.uid() == context::current_uid() {
+        if was_started_by(sk.uid()) {
             let maker = (sk.uid(), sk.gid());
             if maker != (identity.uid, identity.gid) {
                 (identity.uid, identity.gid) = maker;
@@ -80,12 +80,19 @@ impl Owner {
         })
     }
 
-    /// The current process, which may be this one. Process context.
-    ///
-    /// A set-user-ID program doesn't become the owner: whoever starts it may have given it a socket, as its
-    /// standard error, say, and would have what rules allow to that user.
+    /// The owner of a socket that was this one's, when the current process uses it: that process, but
+    /// for a set-user-ID program of [`was_started_by`]. Process context.
     pub(crate) fn or_current(&self) -> Result<Self> {
-        if self.identity.is_current() || context::is_secure() {
+        if was_started_by(self.identity.uid) {
+            Ok(self.again())
+        } else {
+            self.shared_or_current()
+        }
+    }
+
+    /// The current process, whose identity this one may have already. Process context.
+    pub(crate) fn shared_or_current(&self) -> Result<Self> {
+        if self.identity.is_current() {
             Ok(self.again())
         } else {
             Self::current()
@@ -99,6 +106,16 @@ impl Owner {
             age: next_age(),
         }
     }
+}
+
+/// Whether the current process is a set-user-ID program, say, that a process of this user may have
+/// started, and given a socket to, as its standard error: it doesn't own the socket, or that user would
+/// have what rules allow to the program's. Process context.
+///
+/// Any process can say that it is such a program (PR_SET_MM_MAP). So those are believed that gain nothing:
+/// root, and who is that user in truth.
+fn was_started_by(uid: u32) -> bool {
+    context::is_secure() && (context::current_uid() == uid || context::current_euid() == 0)
 }
 
 /// The process that used a channel last, by its doorbell or by mapping it.
@@ -145,7 +162,7 @@ impl User {
             return Ok(());
         }
         self.record(None, || match self.latest() {
-            Some(latest) => latest.or_current(),
+            Some(latest) => latest.shared_or_current(),
             None => Owner::current(),
         })
     }

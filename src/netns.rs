@@ -138,7 +138,7 @@ impl Net {
     pub(crate) fn opener(&self) -> Result<Owner> {
         let last = self.flows.lock().opener.clone();
         match last {
-            Some(last) => last.or_current(),
+            Some(last) => last.shared_or_current(),
             None => Owner::current(),
         }
     }

@@ -88,7 +88,7 @@ impl Ordinary {
         let judged = peer.map(Peer::or_loopback);
         let denied = match &judged {
             Some(peer) => self.denies(sk, direction, peer),
-            None => self.policy.show(sk).1 & direction as u32 != 0,
+            None => self.policy.show(sk)?.1 & direction as u32 != 0,
         };
         if denied {
             self.policy.net().denied.fetch_add(1, Relaxed);

@@ -342,7 +342,7 @@ unsafe impl Protocol for Flow {
             return is_shown.then(|| policy.reading()).transpose();
         }
         policy.identify_if_new()?;
-        let (_, denied) = policy.show(socket.sk());
+        let (_, denied) = policy.show(socket.sk())?;
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
         }

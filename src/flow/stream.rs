@@ -20,35 +20,35 @@ use crate::sys::{
 use kernel::prelude::*;
 
 impl Flow {
-    /// Judges the stream by the rules of now, and tells listeners what they have just stopped.
-    fn judge_stream(&self, sk: &Sock) -> bool {
+    /// Whether the rules of now deny the stream; tells listeners what they have just stopped: `ENOMEM`.
+    fn judge_stream(&self, sk: &Sock) -> Result<bool> {
         let verdict = self.policy().judge_stream(sk, sk.peer().as_ref());
-        let StreamVerdict { denied, stopped } = verdict;
+        let StreamVerdict { denied, stopped } = verdict.ok_or(ENOMEM)?;
         for stopped in stopped.into_iter().flatten() {
             notify(self, sk, Event::Denied(stopped));
         }
-        denied
+        Ok(denied)
     }
 
-    /// Whether the stream may be read or written: `EACCES`. Process context.
+    /// Whether the stream may be read or written: `EACCES`, `ENOMEM`. Process context.
     pub(super) fn may_use_stream(&self, sk: &Sock) -> Result {
         let Some(policy) = self.policy_in_force() else {
             return Ok(());
         };
         policy.identify_if_new()?;
-        if !self.judge_stream(sk) {
+        if !self.judge_stream(sk)? {
             return Ok(());
         }
         family::follow_later::<Self>(sk);
         Err(EACCES)
     }
 
-    /// Follows rules that have changed. Process context.
+    /// Follows rules that have changed; without memory, the next call or packet does. Process context.
     pub(super) fn follow_rules_stream(&self, sk: &Sock) {
         if self.policy_in_force().is_none() {
             return;
         }
-        if self.judge_stream(sk) && sk.is_listening() {
+        if self.judge_stream(sk) == Ok(true) && sk.is_listening() {
             // It stays, and accept() says why nothing comes.
             sk.set_error(EACCES);
         } else if sk.peer().is_some() {
@@ -72,7 +72,7 @@ impl Flow {
         if sk.is_listening() {
             return;
         }
-        if self.judge_stream(sk) {
+        if self.judge_stream(sk) == Ok(true) {
             locked.abort(EACCES);
         } else {
             self.policy().apply_locked(locked, &peer);

@@ -289,10 +289,10 @@ impl Policy {
         stopped.unwrap_or_default()
     }
 
-    /// Judges a stream by the rules of now, with its peer if it has one. Any context but hard
-    /// interrupts.
-    pub(crate) fn judge_stream(&self, sk: &Sock, peer: Option<&Peer>) -> StreamVerdict {
-        let judged = self.with_evaluation(sk, |evaluation| {
+    /// Judges a stream by the rules of now, with its peer if it has one; `None` without memory. Any context
+    /// but hard interrupts.
+    pub(crate) fn judge_stream(&self, sk: &Sock, peer: Option<&Peer>) -> Option<StreamVerdict> {
+        self.with_evaluation(sk, |evaluation| {
             let mut verdict = StreamVerdict::default();
             let directions = [Direction::Out, Direction::In];
             for (stopped, direction) in verdict.stopped.iter_mut().zip(directions) {
@@ -308,9 +308,7 @@ impl Policy {
                 }
             }
             verdict
-        });
-        // Without memory the next packet is judged.
-        judged.unwrap_or_default()
+        })
     }
 
     /// What to tell listeners of an ordinary socket's refused packets of a direction, to or from a
@@ -405,10 +403,10 @@ impl Policy {
     }
 
     /// The handles of the rules that decide, out and in, and the directions in which nothing
-    /// passes, as bits. Process context.
-    pub(crate) fn show(&self, sk: &Sock) -> ([Option<u32>; 2], u32) {
+    /// passes, as bits: `ENOMEM`. Process context.
+    pub(crate) fn show(&self, sk: &Sock) -> Result<([Option<u32>; 2], u32)> {
         if !self.is_in_force() {
-            return ([None; 2], 0);
+            return Ok(([None; 2], 0));
         }
         // A connection of TCP has one peer.
         let peer = sk.is_stream().then(|| sk.peer()).flatten();
@@ -427,7 +425,7 @@ impl Policy {
             });
             (handles, denied)
         });
-        shown.unwrap_or_default()
+        shown.ok_or(ENOMEM)
     }
 }
 

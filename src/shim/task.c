@@ -60,15 +60,26 @@ pid_t kopi_pid_nr_here(struct pid *pid)
 	return pid_vnr(pid);
 }
 
+/* Whether the current program is a 32-bit one, by whatever system call it comes. */
+static bool has_compat_auxv(void)
+{
+#ifdef CONFIG_X86_64
+	return test_thread_flag(TIF_ADDR32);
+#else
+	return in_compat_syscall();
+#endif
+}
+
 /*
  * Whether the current process was started from a file that gave it a user, a group or capabilities that who started it
- * didn't have: AT_SECURE, create_elf_tables() (fs/binfmt_elf.c), which a 32-bit program has in smaller words.
+ * didn't have: AT_SECURE, create_elf_tables() (fs/binfmt_elf.c), which a 32-bit program has in smaller words. A process
+ * can change it (PR_SET_MM_MAP).
  */
 bool kopi_current_is_secure(void)
 {
 	const struct mm_struct *mm = current->mm;
 	const u32 *words = mm ? (const u32 *)mm->saved_auxv : NULL;
-	const unsigned int size = in_compat_syscall() ? 1 : sizeof(mm->saved_auxv[0]) / sizeof(*words);
+	const unsigned int size = has_compat_auxv() ? 1 : sizeof(mm->saved_auxv[0]) / sizeof(*words);
 	const unsigned int count = mm ? sizeof(mm->saved_auxv) / sizeof(*words) / size : 0;
 
 	for (unsigned int at = 0; at + 1 < count && words[at * size] != AT_NULL; at += 2)

@@ -69,8 +69,14 @@ pub(crate) fn current_uid() -> u32 {
     unsafe { bindings::kopi_current_uid() }
 }
 
+/// The effective id of the current user, in the initial user namespace. Process context.
+pub(crate) fn current_euid() -> u32 {
+    // SAFETY: The call reads the credentials of the current task, which only that task replaces.
+    unsafe { bindings::kopi_current_euid() }
+}
+
 /// Whether the current process was started from a set-user-ID or set-group-ID file, or one with capabilities.
-/// Process context.
+/// It can change what this reads. Process context.
 pub(crate) fn is_secure() -> bool {
     // SAFETY: The call reads the memory map of the current task, which it keeps.
     unsafe { bindings::kopi_current_is_secure() }

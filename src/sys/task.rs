@@ -5,7 +5,12 @@
 //! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
 
 use super::bindings;
-use super::{context::might_sleep, pernet::NetRef, raw, sock::Sock};
+use super::{
+    context::{current_euid, might_sleep},
+    pernet::NetRef,
+    raw,
+    sock::Sock,
+};
 use crate::pure::rule::{Cgroup, FileId};
 use core::ptr::NonNull;
 use kernel::{
@@ -197,9 +202,7 @@ impl Identity {
     pub(crate) fn current() -> Result<Self> {
         Ok(Self {
             process: Process::current()?,
-            // SAFETY: The call reads the credentials of the current task, which only that task
-            // replaces.
-            uid: unsafe { bindings::kopi_current_euid() },
+            uid: current_euid(),
             // SAFETY: The call reads the credentials of the current task, which only that task
             // replaces.
             gid: unsafe { bindings::kopi_current_egid() },
@@ -236,9 +239,7 @@ impl Identity {
     /// Whether it equals the identity that the current process has now. Process context.
     pub(crate) fn is_current(&self) -> bool {
         self.process.is_current()
-            // SAFETY: The call reads the credentials of the current task, which only that task
-            // replaces.
-            && self.uid == unsafe { bindings::kopi_current_euid() }
+            && self.uid == current_euid()
             // SAFETY: The call reads the credentials of the current task, which only that task
             // replaces.
             && self.gid == unsafe { bindings::kopi_current_egid() }

@@ -193,7 +193,8 @@ impl<T: Protocol> Registration<T> {
                     Self::may_become_connected(state, this, &name)?;
                 }
                 let sent = inner(socket, message, len);
-                if sent >= 0 || sent == EINPROGRESS {
+                // Also if a signal has interrupted it: the connection is being made.
+                if this.sk().peer().is_some() {
                     Self::became_connected(state, this)?;
                 }
                 Ok(sent)

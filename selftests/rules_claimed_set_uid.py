@@ -1,0 +1,67 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""A process that only says that it is a set-user-ID program, by an auxiliary vector of its own, has nothing of what
+rules allow to another user: neither by a new flow, nor by a flow or a socket of that user's."""
+
+import ctypes
+import socket
+import struct
+
+from enforced import CHARLIE, IMPOSTOR, Program, begin, end, restore
+from equivalence import namespace
+from kopi import check, expect, finish, ip_flow
+
+AT_NULL, AT_SECURE, PR_SET_MM, PR_SET_MM_MAP = 0, 23, 35, 14
+# Of /proc/PID/stat, from 1, in the order of struct prctl_mm_map; brk is missing there.
+STAT_OF_MAP = (26, 27, 45, 46, 47, None, 28, 48, 49, 50, 51)
+
+
+def claim_set_uid():
+    """The current process is a set-user-ID program from now on, by what it says of itself."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    with open("/proc/self/stat", encoding="ascii") as stat:
+        fields = stat.read().rpartition(")")[2].split()
+    words = [libc.sbrk(0) if at is None else int(fields[at - 3]) for at in STAT_OF_MAP]
+    auxv = (ctypes.c_uint64 * 4)(AT_SECURE, 1, AT_NULL, 0)
+    as_map = struct.pack("=12QIi", *words, ctypes.addressof(auxv), ctypes.sizeof(auxv), -1)
+    if libc.prctl(PR_SET_MM, PR_SET_MM_MAP, as_map, len(as_map), 0):
+        return ctypes.get_errno()
+    with open("/proc/self/auxv", "rb") as said:
+        return struct.unpack("=2Q", said.read(16)) == (AT_SECURE, 1)
+
+
+def main():
+    """The test."""
+    with namespace("host"):
+        begin()
+        restore("default deny\nenforce on\nuser root protocol udp allow\n")
+        with ip_flow() as roots_flow, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as roots_socket:
+            for each in roots_flow, roots_socket:
+                each.bind(("0.0.0.0", 0))
+                each.sendto(b"root's", ("192.0.2.2", 9))
+            passed = [roots_flow.fileno(), roots_socket.fileno()]
+            with Program(IMPOSTOR, CHARLIE, pass_fds=passed) as charlie:
+                for line in ("sys.path.insert(0, '/kopi/selftests')",
+                             "import kopi; from rules_claimed_set_uid import claim_set_uid",
+                             f"fds = {passed}", "to = ('192.0.2.2', 9)", "new = kopi.ip_flow()",
+                             "given = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM, fileno=fd) for fd in fds]"):
+                    said = charlie(f"!{line}")
+                    expect(said == "None", line, said)
+                denied = charlie("new.sendto(b'x', to)")
+                expect(denied == "EACCES", "charlie may not send", denied)
+                claimed = charlie("claim_set_uid()")
+                expect(claimed == "True", "charlie claims to be a set-user-ID program", claimed)
+                with ip_flow():
+                    got = charlie("kopi.ip_flow().sendto(b'x', to)")
+                check("who opens a flow owns it, whoever opened one before", got == "EACCES", got)
+                for what, at in ("flow", 0), ("socket", 1):
+                    got = charlie(f"given[{at}].sendto(b'x', to)")
+                    check(f"who uses another user's {what} is judged as of himself", got == "EACCES", got)
+        restore("default allow\nenforce off\n")
+        end()
+    finish()
+
+
+if __name__ == "__main__":
+    main()
