@@ -63,6 +63,8 @@ check "one that makes no sense, too" ends_with 1 kopictl restore /tmp/bad
 check "by line" says '/tmp/bad:2: alow is no word of a rule'
 printf 'default deny\n' >/tmp/other
 check "--check refuses the same" ends_with 1 rule restore --check /tmp/bad
+check "in JSON, too" eval 'kopictl restore --check --json /tmp/bad 2>/dev/null | has \
+	".rules == 0 and .changed == false and (.errors[0] | .line == 2 and (.text | startswith(\"/tmp/bad:2: alow is no\")))"'
 check "and changes nothing" eval 'kopictl restore --check /tmp/other && [ "$(generation)" = "$now" ]'
 
 check "rules are saved" eval 'rule save /tmp/saved && grep -qxF "local-port 5432 comment '"'nobody else'"' deny" /tmp/saved'
@@ -87,6 +89,16 @@ check "- is standard output" eval '(cd /tmp/saves && rule save - | cmp - /tmp/ri
 kopictl restore /tmp/saved
 echo 'default deny' >/tmp/only
 check "a configuration with only a default is right" kopictl config check /tmp/only
+check "in JSON, too" eval 'kopictl config check --json /tmp/only | has ". == {by_kernel: true, errors: []}"'
+printf 'rule user root allow\n\nrule exe /tmp/nowhere deny\n' >/tmp/bad
+bad='/tmp/bad:3: exe can.t be looked up .ENOENT.'
+check "one that the kernel refuses isn't" ends_with 1 kopictl config check --json /tmp/bad
+check "which JSON says, with the line" eval 'kopictl config check --json /tmp/bad 2>/dev/null | has --arg bad "$bad" \
+	".by_kernel and (.errors | length) == 1 and .errors[0].line == 3 and (.errors[0].text | test(\$bad))"'
+check "as it does when it is put in force" eval 'kopictl config apply --json /tmp/bad 2>/dev/null | has --arg bad "$bad" \
+	".failed == 1 and .rules == 0 and .errors[0].line == 3 and (.errors[0].text | test(\$bad))"'
+check "and of a file that isn't there" eval 'kopictl config check --json /tmp/nowhere 2>/dev/null | has \
+	".by_kernel == false and .errors[0].line == null and (.errors[0].text | test(\"/tmp/nowhere: No such file\"))"'
 check "and leaves the rules" eval 'kopictl config apply /tmp/only && rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 2"'
 now=$(generation)
