@@ -18,8 +18,7 @@ use kernel::{
 /// `ruleset-get`.
 pub(crate) fn show_all(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
-    let generation = net.policy.generation();
-    let set = net.policy.rules();
+    let (set, generation) = net.policy.rules_and_generation();
     let verdict = if set.deny_others {
         uapi::KOPI_VERDICT_DENY
     } else {
@@ -170,8 +169,8 @@ fn is_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let requester = dump.requester();
     let net = requester.net().state();
-    dump.shows(net.policy.generation());
-    let set = net.policy.rules();
+    let (set, generation) = net.policy.rules_and_generation();
+    dump.shows(generation);
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     for (place, rule) in set.rules.iter().enumerate().skip(start) {
         let added = dump.add(uapi::KOPI_CMD_RULE_GET, |message| {
