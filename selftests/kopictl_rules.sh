@@ -40,7 +40,9 @@ cp "$nc" /tmp/new && mv /tmp/new /tmp/postgres
 check "a file in its place may not" cannot bob /tmp/postgres 5432
 check "and list says so" eval 'rule list | grep -q "(the program.s file was replaced)"'
 check "the default isn't changed with such a rule" ends_with 1 rule default deny
-check "which is said" says "the program of rule $first was replaced"
+check "which is said" says "rule $first: the program's file was replaced"
+check "doctor finds it" eval 'kopictl doctor --json 2>/dev/null | has --arg rule "rule $first" \
+	"map(select(.what == \$rule)) | length == 1 and .[0].text == \"exe /tmp/postgres: the program\u0027s file was replaced\""'
 
 cat >/tmp/rules <<'EOF'
 # As before.
@@ -122,6 +124,20 @@ remote 198.51.100.7 direction out rate 1Mbit shared
 rate 500pps burst 7 comment 'slow, # not "fast"'
 EOF
 check "all words come back" eval 'kopictl restore /tmp/all && rule save | diff /tmp/all - | sed "s/^/# /" && rule save | cmp /tmp/all -'
+
+check "a cgroup that is there isn't stale" eval 'rule list --json | has "[.rules[] | .cgroup_stale] | any | not"'
+rmdir /sys/fs/cgroup/ruled
+stale=$(rule list --json | jq '.rules[0].handle')
+check "one that was removed is, which list says" eval 'rule list | grep -q "cgroup /ruled protocol udp allow  (the cgroup was removed)$" &&
+	rule list --json | has "[.rules[] | .cgroup_stale == true] == [true, false, false, false, false]"'
+check "and doctor" eval 'kopictl doctor --json 2>/dev/null | has --arg rule "rule $stale" \
+	"map(select(.what == \$rule)) | length == 1 and .[0].text == \"cgroup /ruled: the cgroup was removed\""'
+mkdir /sys/fs/cgroup/ruled
+check "one of the same path is another" eval 'rule list | grep -q "(the cgroup was removed)$"'
+check "which doesn't get the rule by another change" ends_with 1 rule default deny
+check "as is said" says "rule $stale: the cgroup was removed"
+check "but when the rules are restored" eval 'kopictl restore /tmp/all && ! rule list | grep -q removed &&
+	rule default deny && rule default allow'
 rmdir /sys/fs/cgroup/ruled
 
 in_parallel() {

@@ -111,10 +111,12 @@ fn put_rule(message: &mut Message, requester: &Requester<'_>, rule: &Rule) -> Re
     put_match(message, requester, &rule.matches)?;
     if let Some(path) = &rule.cgroup_path {
         message.string(uapi::KOPI_A_RULE_CGROUP_PATH, path)?;
+        let stale = is_cgroup_stale(rule, path)?;
+        message.flag(uapi::KOPI_A_RULE_CGROUP_STALE, stale)?;
     }
     if let Some(path) = &rule.exe_path {
         message.string(uapi::KOPI_A_RULE_EXE, path)?;
-        let stale = is_stale(requester.net(), rule, path)?;
+        let stale = is_exe_stale(requester.net(), rule, path)?;
         message.flag(uapi::KOPI_A_RULE_EXE_STALE, stale)?;
     }
     let action = &rule.action;
@@ -151,18 +153,31 @@ fn put_rule(message: &mut Message, requester: &Requester<'_>, rule: &Rule) -> Re
     message.uint(uapi::KOPI_A_RULE_DENIED, rule.denied.get())
 }
 
-/// Whether the rule's path leads to another file now, as the requester sees it, as far as that can
-/// be known without waiting for a user's file system.
-fn is_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
+/// Calls `look` with a path as C has it.
+fn with_path<T>(path: &[u8], look: impl FnOnce(&CStr) -> T) -> Result<T> {
     let mut string = KVec::new();
     string.extend_from_slice(path, GFP_KERNEL)?;
     string.push(0, GFP_KERNEL)?;
     let path = CStr::from_bytes_until_nul(&string).map_err(|_| EINVAL)?;
+    Ok(look(path))
+}
+
+/// Whether the path of the rule's program leads to another file now, as the requester sees it, as far
+/// as that can be known without waiting for a user's file system.
+fn is_exe_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
     let may_wait = net.is_of_initial_users();
-    match task::file_at(path, may_wait) {
-        Err(EAGAIN) if !may_wait => Ok(false),
-        found => Ok(found.ok() != rule.matches.exe),
-    }
+    with_path(path, |path| match task::file_at(path, may_wait) {
+        Err(EAGAIN) if !may_wait => false,
+        found => found.ok() != rule.matches.exe,
+    })
+}
+
+/// Whether the path of the rule's cgroup leads to another cgroup now, or to none, as the requester
+/// sees it.
+fn is_cgroup_stale(rule: &Rule, path: &[u8]) -> Result<bool> {
+    with_path(path, |path| {
+        task::cgroup_at(path).ok() != rule.matches.cgroup
+    })
 }
 
 /// `rule-get` of all.

@@ -166,17 +166,13 @@ fn list(names: &Names, as_json: bool) -> anyhow::Result<()> {
     }
     let mut table = Table::new([">HANDLE", ">PACKETS", ">BYTES", ">DENIED", "RULE"]);
     for rule in &set.rule {
-        let note = if rule.exe_stale {
-            "  (the program's file was replaced)"
-        } else {
-            ""
-        };
+        let note = rule.stale().map(|what| format!("  ({what})"));
         table.row([
             or_dash(rule.handle),
             or_dash(rule.packets),
             or_dash(rule.bytes),
             or_dash(rule.denied),
-            text_of(rule, names) + note,
+            text_of(rule, names) + &note.unwrap_or_default(),
         ]);
     }
     let mut last = vec![format!("default {default}")];
@@ -236,11 +232,15 @@ fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
         if set == before {
             return Ok(());
         }
-        // Its path leads to another file, which would get the rule.
-        if let Some(stale) = set.rule.iter().find(|rule| rule.exe_stale) {
+        // Its path leads to another file or cgroup, which would get the rule.
+        let mut stale = set
+            .rule
+            .iter()
+            .filter_map(|rule| Some((rule, rule.stale()?)));
+        if let Some((rule, what)) = stale.next() {
             bail!(
-                "the program of rule {} was replaced: restore the rules, or take it away",
-                or_dash(stale.handle)
+                "rule {}: {what}: restore the rules, or take it away",
+                or_dash(rule.handle)
             );
         }
         set.rule = set.rule.iter().map(Rule::input).collect();
