@@ -40,7 +40,9 @@ cp "$nc" /tmp/new && mv /tmp/new /tmp/postgres
 check "a file in its place may not" cannot bob /tmp/postgres 5432
 check "and list says so" eval 'rule list | grep -q "(the program.s file was replaced)"'
 check "the default isn't changed with such a rule" ends_with 1 rule default deny
-check "which is said" says "the program of rule $first was replaced"
+check "which is said" says "rule $first: the program's file was replaced"
+check "doctor finds it" eval 'kopictl doctor --json 2>/dev/null | has --arg rule "rule $first" \
+	"map(select(.what == \$rule)) | length == 1 and .[0].text == \"exe /tmp/postgres: the program\u0027s file was replaced\""'
 
 cat >/tmp/rules <<'EOF'
 # As before.
@@ -63,6 +65,8 @@ check "one that makes no sense, too" ends_with 1 kopictl restore /tmp/bad
 check "by line" says '/tmp/bad:2: alow is no word of a rule'
 printf 'default deny\n' >/tmp/other
 check "--check refuses the same" ends_with 1 rule restore --check /tmp/bad
+check "in JSON, too" eval 'kopictl restore --check --json /tmp/bad 2>/dev/null | has \
+	".rules == 0 and .changed == false and (.errors[0] | .line == 2 and (.text | startswith(\"/tmp/bad:2: alow is no\")))"'
 check "and changes nothing" eval 'kopictl restore --check /tmp/other && [ "$(generation)" = "$now" ]'
 
 check "rules are saved" eval 'rule save /tmp/saved && grep -qxF "local-port 5432 comment '"'nobody else'"' deny" /tmp/saved'
@@ -87,6 +91,16 @@ check "- is standard output" eval '(cd /tmp/saves && rule save - | cmp - /tmp/ri
 kopictl restore /tmp/saved
 echo 'default deny' >/tmp/only
 check "a configuration with only a default is right" kopictl config check /tmp/only
+check "in JSON, too" eval 'kopictl config check --json /tmp/only | has ". == {by_kernel: true, errors: []}"'
+printf 'rule user root allow\n\nrule exe /tmp/nowhere deny\n' >/tmp/bad
+bad='/tmp/bad:3: exe can.t be looked up .ENOENT.'
+check "one that the kernel refuses isn't" ends_with 1 kopictl config check --json /tmp/bad
+check "which JSON says, with the line" eval 'kopictl config check --json /tmp/bad 2>/dev/null | has --arg bad "$bad" \
+	".by_kernel and (.errors | length) == 1 and .errors[0].line == 3 and (.errors[0].text | test(\$bad))"'
+check "as it does when it is put in force" eval 'kopictl config apply --json /tmp/bad 2>/dev/null | has --arg bad "$bad" \
+	".failed == 1 and .rules == 0 and .errors[0].line == 3 and (.errors[0].text | test(\$bad))"'
+check "and of a file that isn't there" eval 'kopictl config check --json /tmp/nowhere 2>/dev/null | has \
+	".by_kernel == false and .errors[0].line == null and (.errors[0].text | test(\"/tmp/nowhere: No such file\"))"'
 check "and leaves the rules" eval 'kopictl config apply /tmp/only && rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 2"'
 now=$(generation)
@@ -110,6 +124,20 @@ remote 198.51.100.7 direction out rate 1Mbit shared
 rate 500pps burst 7 comment 'slow, # not "fast"'
 EOF
 check "all words come back" eval 'kopictl restore /tmp/all && rule save | diff /tmp/all - | sed "s/^/# /" && rule save | cmp /tmp/all -'
+
+check "a cgroup that is there isn't stale" eval 'rule list --json | has "[.rules[] | .cgroup_stale] | any | not"'
+rmdir /sys/fs/cgroup/ruled
+stale=$(rule list --json | jq '.rules[0].handle')
+check "one that was removed is, which list says" eval 'rule list | grep -q "cgroup /ruled protocol udp allow  (the cgroup was removed)$" &&
+	rule list --json | has "[.rules[] | .cgroup_stale == true] == [true, false, false, false, false]"'
+check "and doctor" eval 'kopictl doctor --json 2>/dev/null | has --arg rule "rule $stale" \
+	"map(select(.what == \$rule)) | length == 1 and .[0].text == \"cgroup /ruled: the cgroup was removed\""'
+mkdir /sys/fs/cgroup/ruled
+check "one of the same path is another" eval 'rule list | grep -q "(the cgroup was removed)$"'
+check "which doesn't get the rule by another change" ends_with 1 rule default deny
+check "as is said" says "rule $stale: the cgroup was removed"
+check "but when the rules are restored" eval 'kopictl restore /tmp/all && ! rule list | grep -q removed &&
+	rule default deny && rule default allow'
 rmdir /sys/fs/cgroup/ruled
 
 in_parallel() {

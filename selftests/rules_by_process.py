@@ -160,8 +160,37 @@ def by_users_and_groups(ynl):
     add(ynl, uid_min=1001)
     check("allowed by a rule", [bind_as(who, 6102) for who in ("alice", "bob")] == [0, errno.EACCES])
     for group in (f"{GROUP}/inner", GROUP):
-        wait_until(lambda group=group: "populated 0" in open(f"{group}/cgroup.events", encoding="ascii").read())
-        os.rmdir(group)
+        remove(group)
+    ask(ynl, "ruleset-set")
+
+
+def remove(group):
+    """Removes a cgroup once its processes have ended."""
+    wait_until(lambda: "populated 0" in open(f"{group}/cgroup.events", encoding="ascii").read())
+    os.rmdir(group)
+
+
+def of_a_cgroup_that_is_made_anew(ynl):
+    """A rule means the cgroup that was there, and not another one at its path, until it is put in force again."""
+    os.mkdir(GROUP)
+    ours = {"cgroup-path": "/ruled", "local-port-min": 6103, "verdict": "deny"}
+    both = {"rule": [ours, {"cgroup-path": "/", "local-port-min": 6104, "verdict": "deny"}]}
+    ask(ynl, "ruleset-set", both)
+
+    def stale():
+        return [rule.get("cgroup-stale", False) for rule in rules(ynl)]
+    check("of a cgroup that is there", stale() == [False, False] and bind_as("alice", 6103, group=GROUP) == errno.EACCES, rules(ynl))
+    remove(GROUP)
+    check("it was removed: the rule is shown as stale", stale() == [True, False], rules(ynl))
+    os.mkdir(GROUP)
+    check("it was made anew: the rule doesn't match it", bind_as("alice", 6103, group=GROUP) == 0)
+    check("and is stale still", stale() == [True, False], rules(ynl))
+    handles = [rule["handle"] for rule in rules(ynl)]
+    ask(ynl, "ruleset-set", both)
+    check("put in force again, it matches", stale() == [False, False] and bind_as("alice", 6103, group=GROUP) == errno.EACCES, rules(ynl))
+    check("as another rule; what was right stayed", [old == rule["handle"] for old, rule in zip(handles, rules(ynl))]
+          == [False, True], rules(ynl))
+    remove(GROUP)
     ask(ynl, "ruleset-set")
 
 
@@ -402,6 +431,7 @@ with ruled() as netlink:
     who_may_bind(netlink)
     names_of_processes(netlink)
     by_users_and_groups(netlink)
+    of_a_cgroup_that_is_made_anew(netlink)
     by_peers(netlink)
     reading_by_peers(netlink)
     actions(netlink, live_flows(netlink, far), far)

@@ -62,6 +62,9 @@ global_lock! {
     unsafe(uninit) static THREADS: Mutex<KVec<Thread<Engine>>> = KVec::new();
 }
 
+/// How often the engines were exchanged. Changed under the lock of their threads.
+static GENERATION: Atomic<u64> = Atomic::new(0);
+
 /// Whether there are engines.
 static ANY: Atomic<bool> = Atomic::new(false);
 
@@ -420,6 +423,7 @@ pub(crate) fn set(cpus: impl Iterator<Item = u32>, settings: Settings) -> Result
     }
     let any = !engines.is_empty();
     let before = core::mem::replace(&mut *ENGINES.lock_irq(), engines);
+    GENERATION.fetch_add(1, Relaxed);
     ANY.store(any, Relaxed);
     // Each old engine gives its channels to the new ones.
     Engine::retire(&before);
@@ -431,8 +435,8 @@ pub(crate) fn set(cpus: impl Iterator<Item = u32>, settings: Settings) -> Result
     Ok(())
 }
 
-/// All engines. Process context.
-pub(crate) fn all() -> Result<KVec<Arc<Engine>>> {
+/// All engines, and a number that changes when they are exchanged. Process context.
+pub(crate) fn all() -> Result<(KVec<Arc<Engine>>, u64)> {
     // Keeps them from being exchanged, and their number from changing.
     let _changing = THREADS.lock();
     let count = ENGINES.lock_irq().len();
@@ -441,7 +445,7 @@ pub(crate) fn all() -> Result<KVec<Arc<Engine>>> {
         // There is room.
         let _ = all.push_within_capacity(engine.clone());
     }
-    Ok(all)
+    Ok((all, GENERATION.load(Relaxed)))
 }
 
 /// While it lives, there may be engines.

@@ -54,7 +54,9 @@ fn put_engine(message: &mut Message, engine: &Engine) -> Result {
 /// `engine-get` of all.
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
-    for (place, engine) in engine::all()?.iter().enumerate().skip(start) {
+    let (engines, generation) = engine::all()?;
+    dump.shows(generation);
+    for (place, engine) in engines.iter().enumerate().skip(start) {
         if !dump.add(uapi::KOPI_CMD_ENGINE_GET, |message| {
             put_engine(message, engine)
         })? {

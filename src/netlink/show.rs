@@ -265,15 +265,15 @@ pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
 pub(crate) fn info(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
     let flows = net.flows.lock().open.len();
-    let rules = net.policy.rules().rules.len();
+    let (set, generation) = net.policy.rules_and_generation();
     let channels = net.channels.lock().values().count();
     request.reply(uapi::KOPI_CMD_INFO_GET, |message| {
         message.u32(uapi::KOPI_A_INFO_ABI_VERSION, abi::ABI_VERSION)?;
         let number = u32::try_from(family::family_parameter()).unwrap_or(0);
         message.u32(uapi::KOPI_A_INFO_ADDRESS_FAMILY, number)?;
         message.u32(uapi::KOPI_A_INFO_FLOWS, flows as u32)?;
-        message.u32(uapi::KOPI_A_INFO_RULES, rules as u32)?;
-        message.uint(uapi::KOPI_A_INFO_GENERATION, net.policy.generation())?;
+        message.u32(uapi::KOPI_A_INFO_RULES, set.rules.len() as u32)?;
+        message.uint(uapi::KOPI_A_INFO_GENERATION, generation)?;
         message.u32(uapi::KOPI_A_INFO_CHANNELS, channels as u32)?;
         message.u32(uapi::KOPI_A_INFO_MONITORS, net.policy.monitors.len() as u32)
     })

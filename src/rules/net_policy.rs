@@ -74,6 +74,12 @@ impl NetPolicy {
         self.rules.lock().clone()
     }
 
+    /// The rules, and which they are. Any context but hard interrupts.
+    pub(crate) fn rules_and_generation(&self) -> (SharedRules, u64) {
+        let rules = self.rules.lock();
+        (rules.clone(), self.generation())
+    }
+
     /// Which rules they are: rises with each change. Any context.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Acquire)
@@ -113,12 +119,17 @@ impl NetPolicy {
     pub(crate) fn set_rules(&self, new: SharedRules) -> bool {
         let in_force = !new.is_open();
         let (enforce, enforced) = (new.enforce, in_force && new.enforce);
-        let old = core::mem::replace(&mut *self.rules.lock(), new);
-        if in_force {
-            self.in_force.store(true, Ordering::Relaxed);
-        }
         let generation = self.generation.load(Relaxed).wrapping_add(1);
-        self.generation.store(generation, Release);
+        let old = {
+            let mut rules = self.rules.lock();
+            let old = core::mem::replace(&mut *rules, new);
+            if in_force {
+                self.in_force.store(true, Ordering::Relaxed);
+            }
+            // Under the lock, for who asks for both.
+            self.generation.store(generation, Release);
+            old
+        };
         if !in_force {
             self.in_force.store(false, Ordering::Relaxed);
         }

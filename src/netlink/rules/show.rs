@@ -18,8 +18,7 @@ use kernel::{
 /// `ruleset-get`.
 pub(crate) fn show_all(request: &Request<'_>) -> Result {
     let net = request.requester().net().state();
-    let generation = net.policy.generation();
-    let set = net.policy.rules();
+    let (set, generation) = net.policy.rules_and_generation();
     let verdict = if set.deny_others {
         uapi::KOPI_VERDICT_DENY
     } else {
@@ -112,10 +111,12 @@ fn put_rule(message: &mut Message, requester: &Requester<'_>, rule: &Rule) -> Re
     put_match(message, requester, &rule.matches)?;
     if let Some(path) = &rule.cgroup_path {
         message.string(uapi::KOPI_A_RULE_CGROUP_PATH, path)?;
+        let stale = is_cgroup_stale(rule, path)?;
+        message.flag(uapi::KOPI_A_RULE_CGROUP_STALE, stale)?;
     }
     if let Some(path) = &rule.exe_path {
         message.string(uapi::KOPI_A_RULE_EXE, path)?;
-        let stale = is_stale(requester.net(), rule, path)?;
+        let stale = is_exe_stale(requester.net(), rule, path)?;
         message.flag(uapi::KOPI_A_RULE_EXE_STALE, stale)?;
     }
     let action = &rule.action;
@@ -152,26 +153,39 @@ fn put_rule(message: &mut Message, requester: &Requester<'_>, rule: &Rule) -> Re
     message.uint(uapi::KOPI_A_RULE_DENIED, rule.denied.get())
 }
 
-/// Whether the rule's path leads to another file now, as the requester sees it, as far as that can
-/// be known without waiting for a user's file system.
-fn is_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
+/// Calls `look` with a path as C has it.
+fn with_path<T>(path: &[u8], look: impl FnOnce(&CStr) -> T) -> Result<T> {
     let mut string = KVec::new();
     string.extend_from_slice(path, GFP_KERNEL)?;
     string.push(0, GFP_KERNEL)?;
     let path = CStr::from_bytes_until_nul(&string).map_err(|_| EINVAL)?;
+    Ok(look(path))
+}
+
+/// Whether the path of the rule's program leads to another file now, as the requester sees it, as far
+/// as that can be known without waiting for a user's file system.
+fn is_exe_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
     let may_wait = net.is_of_initial_users();
-    match task::file_at(path, may_wait) {
-        Err(EAGAIN) if !may_wait => Ok(false),
-        found => Ok(found.ok() != rule.matches.exe),
-    }
+    with_path(path, |path| match task::file_at(path, may_wait) {
+        Err(EAGAIN) if !may_wait => false,
+        found => found.ok() != rule.matches.exe,
+    })
+}
+
+/// Whether the path of the rule's cgroup leads to another cgroup now, or to none, as the requester
+/// sees it.
+fn is_cgroup_stale(rule: &Rule, path: &[u8]) -> Result<bool> {
+    with_path(path, |path| {
+        task::cgroup_at(path).ok() != rule.matches.cgroup
+    })
 }
 
 /// `rule-get` of all.
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let requester = dump.requester();
     let net = requester.net().state();
-    dump.shows(net.policy.generation());
-    let set = net.policy.rules();
+    let (set, generation) = net.policy.rules_and_generation();
+    dump.shows(generation);
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     for (place, rule) in set.rules.iter().enumerate().skip(start) {
         let added = dump.add(uapi::KOPI_CMD_RULE_GET, |message| {

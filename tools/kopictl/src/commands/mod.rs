@@ -10,6 +10,7 @@ pub(crate) mod engine;
 pub(crate) mod info;
 pub(crate) mod limit;
 pub(crate) mod metrics;
+pub(crate) mod place;
 pub(crate) mod ps;
 pub(crate) mod rule;
 pub(crate) mod show;

@@ -2,7 +2,10 @@
 
 //! `kopictl rule` and `kopictl restore`
 
-use super::Usage;
+use super::{
+    place::{Place, Wrong},
+    Usage,
+};
 use crate::{
     grammar::{parse, text_of, File, HELP},
     hooks,
@@ -15,7 +18,7 @@ use crate::{
     output::{is_hidden, json, or_dash, Table},
     replace,
 };
-use anyhow::{bail, Context};
+use anyhow::{anyhow, bail, Context};
 use clap::{Args, Subcommand, ValueEnum};
 use nix::errno::Errno;
 use serde::Serialize;
@@ -111,11 +114,12 @@ struct ShownRule {
 }
 
 /// What came of it.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 pub(crate) struct Restored {
     pub(crate) rules: usize,
     changed: bool,
     generation: Option<u64>,
+    errors: Vec<Wrong>,
 }
 
 /// Does it.
@@ -162,17 +166,13 @@ fn list(names: &Names, as_json: bool) -> anyhow::Result<()> {
     }
     let mut table = Table::new([">HANDLE", ">PACKETS", ">BYTES", ">DENIED", "RULE"]);
     for rule in &set.rule {
-        let note = if rule.exe_stale {
-            "  (the program's file was replaced)"
-        } else {
-            ""
-        };
+        let note = rule.stale().map(|what| format!("  ({what})"));
         table.row([
             or_dash(rule.handle),
             or_dash(rule.packets),
             or_dash(rule.bytes),
             or_dash(rule.denied),
-            text_of(rule, names) + note,
+            text_of(rule, names) + &note.unwrap_or_default(),
         ]);
     }
     let mut last = vec![format!("default {default}")];
@@ -232,11 +232,15 @@ fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
         if set == before {
             return Ok(());
         }
-        // Its path leads to another file, which would get the rule.
-        if let Some(stale) = set.rule.iter().find(|rule| rule.exe_stale) {
+        // Its path leads to another file or cgroup, which would get the rule.
+        let mut stale = set
+            .rule
+            .iter()
+            .filter_map(|rule| Some((rule, rule.stale()?)));
+        if let Some((rule, what)) = stale.next() {
             bail!(
-                "the program of rule {} was replaced: restore the rules, or take it away",
-                or_dash(stale.handle)
+                "rule {}: {what}: restore the rules, or take it away",
+                or_dash(rule.handle)
             );
         }
         set.rule = set.rule.iter().map(Rule::input).collect();
@@ -328,28 +332,38 @@ fn is_hidden_in_lines(letter: char) -> bool {
     letter != '\n' && is_hidden(letter)
 }
 
-/// Puts a file's rules in force.
+/// Puts a file's rules in force. JSON says what is wrong, too.
 pub(crate) fn restore(options: &Restore, as_json: bool) -> anyhow::Result<()> {
-    let name = options.file.display();
+    let restored = restored(options);
+    if as_json {
+        match &restored {
+            Ok(restored) => json(restored)?,
+            Err(error) => json(&Restored {
+                errors: vec![error.into()],
+                ..Restored::default()
+            })?,
+        }
+    }
+    restored.map(drop)
+}
+
+fn restored(options: &Restore) -> anyhow::Result<Restored> {
+    let name = &options.file.display().to_string();
     let text = if options.file == Path::new("-") {
         let mut text = String::new();
         io::stdin().read_to_string(&mut text).map(|_| text)
     } else {
         fs::read_to_string(&options.file)
     };
-    let file: File = match text.with_context(|| name.to_string())?.parse() {
+    let file: File = match text.with_context(|| Place::file(name))?.parse() {
         Ok(file) => file,
-        Err((line, what)) => bail!("{name}:{line}: {what}"),
+        Err((line, what)) => return Err(anyhow!(what).context(Place::line(name, line))),
     };
     // It may have been cut off.
     if file.is_empty() {
         bail!("{name}: nothing is in it; `default allow` or `default deny` takes all rules away");
     }
-    let restored = put_in_force(&file, &name.to_string(), options.check)?;
-    if as_json {
-        return json(&restored);
-    }
-    Ok(())
+    put_in_force(&file, name, options.check)
 }
 
 /// Puts the rules of a file of that name in force, or only has the kernel check them.
@@ -377,6 +391,7 @@ pub(crate) fn put_in_force(file: &File, name: &str, check: bool) -> anyhow::Resu
         rules: file.rules.len(),
         changed: after.generation != before.generation,
         generation: after.generation,
+        errors: Vec::new(),
     })
 }
 
@@ -386,8 +401,9 @@ fn located(error: Error, name: &str, file: &File) -> anyhow::Error {
         Error::Refused(refusal) => refusal.rule(),
         _ => None,
     };
-    match rule.and_then(|rule| file.rules.get(rule)) {
-        Some((line, _)) => anyhow::Error::new(error).context(format!("{name}:{line}")),
-        None => anyhow::Error::new(error).context(name.to_owned()),
-    }
+    let place = match rule.and_then(|rule| file.rules.get(rule)) {
+        Some((line, _)) => Place::line(name, *line),
+        None => Place::file(name),
+    };
+    anyhow::Error::new(error).context(place)
 }

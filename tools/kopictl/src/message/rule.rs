@@ -90,6 +90,8 @@ attributes! {
         /// Multiple of an engine's budget that a channel gets for packets about which this rule
         /// decides; by default 1.
         32 weight: Option<u32>,
+        /// In an answer: the path leads to another cgroup now, or to none.
+        33 cgroup_stale: bool,
     }
 }
 
@@ -127,10 +129,21 @@ impl Rule {
             exe_device: None,
             exe_inode: None,
             exe_stale: false,
+            cgroup_stale: false,
             packets: None,
             bytes: None,
             denied: None,
             ..self.clone()
+        }
+    }
+
+    /// What became of what it names, if that isn't what its path leads to any more.
+    pub(crate) fn stale(&self) -> Option<&'static str> {
+        match (self.exe_stale, self.cgroup_stale) {
+            (true, false) => Some("the program's file was replaced"),
+            (false, true) => Some("the cgroup was removed"),
+            (true, true) => Some("the program's file was replaced, and the cgroup was removed"),
+            (false, false) => None,
         }
     }
 }

@@ -7,6 +7,7 @@ mod file;
 use super::{
     direct::attach_if_there,
     limit,
+    place::{Place, Wrong},
     rule::{adjust, put_in_force},
 };
 use crate::{
@@ -57,12 +58,21 @@ struct Applied {
     attached: Vec<String>,
     absent: Vec<String>,
     failed: usize,
+    errors: Vec<Wrong>,
+}
+
+/// What a check found.
+#[derive(Serialize)]
+struct Checked {
+    /// The kernel was asked, too.
+    by_kernel: bool,
+    errors: Vec<Wrong>,
 }
 
 /// Checks or applies.
 pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
     match what {
-        What::Check(which) => check(which),
+        What::Check(which) => check(which, as_json),
         What::Apply {
             which,
             device: Some(device),
@@ -80,24 +90,38 @@ impl Which {
     }
 
     fn read(&self) -> anyhow::Result<File> {
-        let text = fs::read_to_string(&self.file).with_context(|| self.name())?;
-        match text.parse() {
-            Ok(file) => Ok(file),
-            Err((line, what)) => bail!("{}:{line}: {what}", self.name()),
-        }
+        let name = &self.name();
+        let text = fs::read_to_string(&self.file).with_context(|| Place::file(name))?;
+        text.parse()
+            .map_err(|(line, what): (_, String)| anyhow!(what).context(Place::line(name, line)))
     }
 }
 
-/// What this process can't ask the kernel about isn't wrong.
-fn check(which: &Which) -> anyhow::Result<()> {
-    let (file, name) = (which.read()?, which.name());
-    match Connection::open() {
-        Err(Error::NoKopi) => {
-            remark("KOPI isn't loaded: names of limits, programs and cgroups were not checked");
-            return Ok(());
+/// Checks a file; JSON says what is wrong, too. What this process can't ask the kernel about isn't.
+fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
+    let mut by_kernel = false;
+    let checked = which.read().and_then(|file| {
+        match Connection::open() {
+            Err(Error::NoKopi) => {
+                remark("KOPI isn't loaded: names of limits, programs and cgroups were not checked");
+                return Ok(());
+            }
+            connection => drop(connection?),
         }
-        connection => drop(connection?),
+        by_kernel = true;
+        ask_kernel(&file, &which.name())
+    });
+    if as_json {
+        let errors = checked.as_ref().err().map(Wrong::from);
+        json(&Checked {
+            by_kernel,
+            errors: errors.into_iter().collect(),
+        })?;
     }
+    checked
+}
+
+fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
     // Only the first network namespace has them.
     let known = match file.limits.is_empty() {
         true => BTreeMap::new(),
@@ -105,12 +129,12 @@ fn check(which: &Which) -> anyhow::Result<()> {
     };
     for (line, limit, _) in &file.limits {
         if !known.contains_key(limit) {
-            bail!("{name}:{line}: there is no limit {limit}");
+            return Err(anyhow!("there is no limit {limit}").context(Place::line(name, *line)));
         }
     }
     // Without a rule, there is nothing that the kernel could refuse.
     if !file.rules.rules.is_empty() {
-        put_in_force(&file.rules, &name, true)?;
+        put_in_force(&file.rules, name, true)?;
     }
     Ok(())
 }
@@ -126,13 +150,20 @@ fn attach_one(which: &Which, device: &str) -> anyhow::Result<()> {
 }
 
 fn apply(which: &Which, as_json: bool) -> anyhow::Result<()> {
-    let (file, name) = (which.read()?, which.name());
-    Connection::open()?;
+    let name = which.name();
     let mut applied = Applied::default();
-    applied.apply(&file, &name);
+    let begun = which.read().and_then(|file| {
+        Connection::open()?;
+        applied.apply(&file, &name);
+        Ok(())
+    });
+    if let Err(error) = &begun {
+        applied.count(error);
+    }
     if as_json {
         json(&applied)?;
     }
+    begun?;
     match applied.failed {
         0 => Ok(()),
         1 => bail!("{name}: a line is not in force"),
@@ -186,15 +217,20 @@ impl Applied {
         match result {
             Ok(done) => Some(done),
             Err(error) => {
-                self.fail(&error.context(format!("{name}:{line}")));
+                self.fail(&error.context(Place::line(name, line)));
                 None
             }
         }
     }
 
     fn fail(&mut self, error: &anyhow::Error) {
-        self.failed += 1;
+        self.count(error);
         complain(format!("{error:#}"));
+    }
+
+    fn count(&mut self, error: &anyhow::Error) {
+        self.failed += 1;
+        self.errors.push(error.into());
     }
 }
 
@@ -204,7 +240,7 @@ fn rules_in_force(file: &grammar::File, name: &str) -> anyhow::Result<usize> {
         return Ok(0);
     }
     if file.rules.is_empty() {
-        adjust(file).with_context(|| name.to_owned())?;
+        adjust(file).with_context(|| Place::file(name))?;
         return Ok(0);
     }
     Ok(put_in_force(file, name, false)?.rules)

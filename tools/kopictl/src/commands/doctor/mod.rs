@@ -4,6 +4,7 @@
 
 mod kernels;
 mod nics;
+mod rules;
 mod units;
 
 use crate::{
@@ -111,7 +112,11 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     findings.push(locked_memory());
     findings.extend(Switch::of_kernel().map(enforcing));
     findings.extend(units::restricted(Path::new("/")));
-    findings.extend(nics::all(connection.ok().as_mut())?);
+    let mut connection = connection.ok();
+    if let Some(connection) = &mut connection {
+        findings.extend(rules::stale(connection)?);
+    }
+    findings.extend(nics::all(connection.as_mut())?);
     if as_json {
         json(&findings)?;
     } else {
