@@ -49,7 +49,9 @@ class Channel:
             raise
 
     def close(self):
-        """Frees it: `batches` must have ended."""
+        """Frees it: `batches` must have ended. What is queued leaves if there is room by now."""
+        with contextlib.suppress(OSError):
+            library.flush(self.pointer)
         library.channel_close(self.pointer)
         library.flow_close(self.flow)
         self.pointer = None
@@ -62,6 +64,10 @@ class Socket:
     one peer, whose size only recv_batch() tells. Rules then see and count GSO and GRO packets. `frames` and
     `frame_size`, in bytes and a power of two, are the memory. Raises what socket.socket() raises, and OSError with
     EAFNOSUPPORT without the module, ENOBUFS over RLIMIT_MEMLOCK or net.kopi's limits, EACCES if a rule denies it.
+
+    A call that sends waits until the send buffer had room, as far as calls wait. If they don't, one datagram counts as
+    sent that it had no room for; it leaves by a later call, while one waits, or by close() if there is room by then.
+    flush() says whether something is left.
 
     Flags of calls can be 0 or MSG_NOSIGNAL: others raise OSError with EOPNOTSUPP. These are missing of socket.socket:
     recvmsg(), recvmsg_into(), sendmsg(), sendall(), sendfile(), makefile(), shutdown(), dup(), detach(),
@@ -145,15 +151,22 @@ class Socket:
         return self._timeout != 0
 
     def _wait(self, events, until):
-        """Sleeps until there is one of the events, as poll(2) has them, or raises TimeoutError, or BlockingIOError
-        if calls don't wait. An error of the socket's ends the sleep and is raised."""
+        """Shows the kernel what is queued, and sleeps until there is one of the events, as poll(2) has them, or the
+        kernel takes more, or frames come back; or raises TimeoutError, or BlockingIOError if calls don't wait. An
+        error of the socket's ends the sleep and is raised.
+
+        Frames that came back before the sleep end it, so that what failed without them is tried again."""
         if self._timeout == 0:
             library.flow_error(self._channel.flow)
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        events |= select.POLLWRBAND
+        if not library.doorbell(self._pointer):
+            events |= select.POLLOUT
         poll = select.poll()
         poll.register(self.fileno(), events)
         left = None if until is None else max(until - time.monotonic(), 0) * 1000
         found = poll.poll(left)
+        library.flush(self._pointer)
         if not found:
             raise TimeoutError("timed out")
         if found[0][1] & select.POLLERR:
@@ -162,15 +175,23 @@ class Socket:
     def _deadline(self):
         return None if self._timeout is None else time.monotonic() + self._timeout
 
-    def _receive(self, buffer, size, meta):
-        """One packet; waits for it."""
-        until = None
+    def _receive(self, take):
+        """What `take` gives, which raises BlockingIOError while there is nothing; waits for it."""
+        try:
+            return take()
+        except BlockingIOError:
+            # What an earlier call left goes first. Frames that come back are for what comes.
+            library.flush(self._pointer)
+        until = self._deadline()
         while True:
             try:
-                return library.recv(self._pointer, buffer, size, meta, None)
+                return take()
             except BlockingIOError:
-                until = until or self._deadline()
                 self._wait(select.POLLIN, until)
+
+    def _copy(self, buffer, size, meta):
+        """One packet into a buffer."""
+        return self._receive(lambda: library.recv(self._pointer, buffer, size, meta, None))
 
     def recv(self, size, flags=0):
         """A datagram's first `size` bytes; the rest is lost."""
@@ -200,12 +221,12 @@ class Socket:
         size = min(_not_negative(call, size), LONGEST)
         # One for each call: other threads may receive before this one has looked at it.
         buffer = ctypes.create_string_buffer(size)
-        return ctypes.string_at(buffer, self._receive(buffer, size, meta))
+        return ctypes.string_at(buffer, self._copy(buffer, size, meta))
 
     def _into(self, call, buffer, size, meta):
         view = memoryview(buffer).cast("B")
         size = min(_not_negative(call, size) or len(view), len(view))
-        return self._receive((ctypes.c_uint8 * len(view)).from_buffer(view), size, meta)
+        return self._copy((ctypes.c_uint8 * len(view)).from_buffer(view), size, meta)
 
     def send(self, data, flags=0):
         """Sends a datagram to the connected peer; gives its length. Raises what the kernel says of it."""
@@ -225,24 +246,32 @@ class Socket:
         until = None
         while True:
             try:
-                return library.send(self._pointer, 0, data, len(data), meta)
+                sent = library.send(self._pointer, 0, data, len(data), meta)
+                break
             except BlockingIOError:
                 until = until or self._deadline()
-                self._make_room(until)
+                self._wait(0, until)
+        self._leave(until)
+        return sent
 
-    def _make_room(self, until):
-        """Waits until the kernel takes more, or has given frames back."""
-        events = select.POLLOUT | select.POLLWRBAND if not library.flush(self._pointer) else select.POLLWRBAND
-        self._wait(events, until)
-        library.flush(self._pointer)
+    def _leave(self, until):
+        """Waits, if calls wait, until the kernel has taken what is queued. What it hasn't after the time leaves by a
+        later call."""
+        if self._timeout == 0 or library.flush(self._pointer):
+            return
+        until = until or self._deadline()
+        with contextlib.suppress(TimeoutError):
+            while not library.flush(self._pointer):
+                self._wait(0, until)
 
     def _has_room(self, until):
-        """The same; False if calls don't wait, or the time is over."""
+        """Waits until the kernel takes more, or has given frames back; False if calls don't wait, or the time is
+        over."""
         if self._timeout == 0:
             library.flush(self._pointer)
             return False
         try:
-            self._make_room(until)
+            self._wait(0, until)
         except TimeoutError:
             return False
         return True
@@ -263,23 +292,29 @@ class Socket:
                     if not self._has_room(until):
                         return count
             count += 1
-        library.flush(self._pointer)
+        if self._timeout == 0:
+            library.flush(self._pointer)
+        self._leave(until)
         return count
 
     def recv_batch(self, limit=64):
         """Waits for a packet, and gives a Batch of those that are there, up to about `limit`, without a copy."""
         size = max(1, min(limit, BATCH_MAX)) + _library.CHAIN_MAX
-        frames, until = (_library.Frame * size)(), None
-        while not (count := library.recv_frames(self._pointer, frames, size)):
-            until = until or self._deadline()
-            self._wait(select.POLLIN, until)
-        batch = Batch(self._channel, frames, count)
+        frames = (_library.Frame * size)()
+
+        def take():
+            count = library.recv_frames(self._pointer, frames, size)
+            if not count:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return count
+        batch = Batch(self._channel, frames, self._receive(take))
         self._channel.batches.add(batch)
         return batch
 
     def flush(self):
-        """Shows the kernel what Batch.answer() has queued; False if the send buffer is full, and flush() has to be
-        called again when the socket is writable."""
+        """Shows the kernel what is queued; False if the send buffer has no room for all of it. The rest leaves by later
+        calls, and while one waits: a program that sleeps in a poll of its own waits for room, too, and calls this
+        again."""
         return bool(library.flush(self._pointer))
 
     def stats(self):
