@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: GPL-2.0
 """What the send buffer has no room for isn't lost: on a slow loopback device, which whoever runs this has set up."""
 
+import asyncio
 import socket
 import time
 import unittest
 
 import kopi
+from kopi import endpoint
 from test_kopi import LOCAL, PATIENCE, plain
 
 DATA = 900
@@ -99,6 +101,48 @@ class FullBuffer(unittest.TestCase):
                 if answered == MANY:
                     self.sock.flush()
         self.arrive(0, MANY)
+
+
+class FullEndpoint(unittest.IsolatedAsyncioTestCase):
+    """The same for tasks."""
+
+    async def asyncSetUp(self):
+        self.peer = plain()
+        self.peer.bind((LOCAL, 0))
+        self.peer.setblocking(False)
+        self.transport, _ = await endpoint.create_datagram_endpoint(
+            asyncio.DatagramProtocol, remote_addr=self.peer.getsockname())
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+
+    async def asyncTearDown(self):
+        self.transport.abort()
+        await asyncio.sleep(0)
+        self.peer.close()
+
+    async def arrive(self, count):
+        """The peer gets so many, in order."""
+        receive = asyncio.get_running_loop().sock_recv
+        got = [int((await asyncio.wait_for(receive(self.peer, 2000), PATIENCE))[:4]) for _ in range(count)]
+        self.assertEqual(got, list(range(count)))
+
+    async def test_the_last_of_a_burst_leaves(self):
+        for number in range(MANY):
+            self.transport.sendto(numbered(number))
+        await self.arrive(MANY)
+
+    async def test_so_does_one_without_others_behind_it(self):
+        sock, count = self.transport.get_extra_info("socket"), 0
+        while sock.stats()["tx_taken"] == count:
+            self.transport.sendto(numbered(count))
+            count += 1
+        self.assertEqual(self.transport.get_write_buffer_size(), 0)
+        await self.arrive(count)
+
+    async def test_closing_waits_for_them(self):
+        for number in range(MANY):
+            self.transport.sendto(numbered(number))
+        self.transport.close()
+        await self.arrive(MANY)
 
 
 if __name__ == "__main__":
