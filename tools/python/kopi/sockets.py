@@ -52,9 +52,11 @@ class Channel:
         """Frees it: `batches` must have ended. What is queued leaves if there is room by now."""
         with contextlib.suppress(OSError):
             library.flush(self.pointer)
-        library.channel_close(self.pointer)
-        library.flow_close(self.flow)
-        self.pointer = None
+        channel, flow = ctypes.c_void_p(self.pointer.value), ctypes.c_void_p(self.flow.value)
+        # A thread that is about to call finds NULL, which the library refuses.
+        self.pointer.value = self.flow.value = None
+        library.channel_close(channel)
+        library.flow_close(flow)
 
 
 class Socket:
@@ -105,10 +107,16 @@ class Socket:
         raise AttributeError(f"'Socket' object has no attribute '{name}'")
 
     @property
-    def _pointer(self):
-        if not self._channel or not self._channel.pointer:
+    def _opened(self):
+        """The channel, which another thread may close at any time."""
+        channel = self._channel
+        if not channel or not channel.pointer:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return self._channel.pointer
+        return channel
+
+    @property
+    def _pointer(self):
+        return self._opened.pointer
 
     def _to(self, address):
         """Metadata with a destination, from the last ones if it is an address."""
@@ -130,7 +138,8 @@ class Socket:
     def fileno(self):
         """A file descriptor for select, poll and epoll, which is readable when there is something to receive;
         -1 when it is closed."""
-        return library.channel_fd(self._pointer) if self._channel else -1
+        channel = self._channel
+        return library.channel_fd(channel.pointer) if channel else -1
 
     def settimeout(self, seconds):
         """How long calls wait: None for ever, 0 not at all."""
@@ -157,20 +166,20 @@ class Socket:
 
         Frames that came back before the sleep end it, so that what failed without them is tried again."""
         if self._timeout == 0:
-            library.flow_error(self._channel.flow)
+            library.flow_error(self._opened.flow)
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         events |= select.POLLWRBAND
         if not library.doorbell(self._pointer):
             events |= select.POLLOUT
         poll = select.poll()
-        poll.register(self.fileno(), events)
+        poll.register(library.channel_fd(self._pointer), events)
         left = None if until is None else max(until - time.monotonic(), 0) * 1000
         found = poll.poll(left)
         library.flush(self._pointer)
         if not found:
             raise TimeoutError("timed out")
         if found[0][1] & select.POLLERR:
-            library.flow_error(self._channel.flow)
+            library.flow_error(self._opened.flow)
 
     def _deadline(self):
         return None if self._timeout is None else time.monotonic() + self._timeout
@@ -307,8 +316,9 @@ class Socket:
             if not count:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             return count
-        batch = Batch(self._channel, frames, self._receive(take))
-        self._channel.batches.add(batch)
+        count, channel = self._receive(take), self._opened
+        batch = Batch(channel, frames, count)
+        channel.batches.add(batch)
         return batch
 
     def flush(self):
@@ -320,5 +330,5 @@ class Socket:
     def stats(self):
         """The counters of struct kopi_stats, as a dict: docs/abi.md."""
         stats = _library.Stats()
-        library.flow_stats(self._channel.flow, byref(stats))
+        library.flow_stats(self._opened.flow, byref(stats))
         return {name: getattr(stats, name) for name in stats.NAMES}
