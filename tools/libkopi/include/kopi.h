@@ -21,8 +21,8 @@
  * Forks. The child must not use channels, nor frames of them, as long as the
  * parent does.
  *
- * Memory. Only kopi_flow_open() and kopi_channel_open() allocate; sending and
- * receiving don't, except where a call fails.
+ * Memory. Only kopi_family(), kopi_flow_open() and kopi_channel_open() allocate; others
+ * don't, except where a call fails.
  */
 #ifndef KOPI_H
 #define KOPI_H
