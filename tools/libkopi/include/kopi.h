@@ -177,10 +177,10 @@ int kopi_flow_stats(const struct kopi_flow *flow, struct kopi_stats *stats);
  *
  * 0, or: -EINVAL: a size is out of range or no power of two, a flag is unknown,
  * KOPI_CHANNEL_GRO_MERGED is without _GRO, a reserved field isn't 0. -EBUSY: the flow is on
- * a channel already, or has ever been corked. -ENOBUFS: over RLIMIT_MEMLOCK, which counts all
- * channels of a user together, or over net.kopi.user_max_frames. -EMFILE: over
- * net.kopi.user_max_channels. -EACCES: the process may not receive. -ENOMEM: also over the
- * cgroup's limit.
+ * a channel already, or has ever been corked. -ENOBUFS: over RLIMIT_MEMLOCK or
+ * net.kopi.user_max_frames, which count all channels of a user together, or over
+ * net.kopi.netns_max_frames. -EMFILE: over net.kopi.user_max_channels. -EACCES: the process may
+ * not receive. -ENOMEM: also over the cgroup's limit.
  */
 int kopi_channel_open(struct kopi_channel **channel, struct kopi_flow *flow,
 		      const struct kopi_options *options);
