@@ -19,7 +19,7 @@
  * signal handler, unless it is said.
  *
  * Forks. The child must not use channels, nor frames of them, as long as the
- * parent does.
+ * parent does. It may close them, which the parent doesn't notice.
  *
  * Memory. Only kopi_family(), kopi_flow_open() and kopi_channel_open() allocate; others
  * don't, except where a call fails.

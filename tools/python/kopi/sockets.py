@@ -40,7 +40,7 @@ class Channel:
 
     def __init__(self, version, options):
         self.flow, self.pointer = ctypes.c_void_p(), ctypes.c_void_p()
-        self.batches = set()
+        self.batches, self.maker = set(), os.getpid()
         library.flow_open(byref(self.flow), version)
         try:
             library.channel_open(byref(self.pointer), self.flow, byref(options))
@@ -49,9 +49,11 @@ class Channel:
             raise
 
     def close(self):
-        """Frees it: `batches` must have ended. What is queued leaves if there is room by now."""
-        with contextlib.suppress(OSError):
-            library.flush(self.pointer)
+        """Frees it: `batches` must have ended. What is queued leaves if there is room by now; of a child's copy it
+        stays the parent's."""
+        if self.maker == os.getpid():
+            with contextlib.suppress(OSError):
+                library.flush(self.pointer)
         channel, flow = ctypes.c_void_p(self.pointer.value), ctypes.c_void_p(self.flow.value)
         # A thread that is about to call finds NULL, which the library refuses.
         self.pointer.value = self.flow.value = None
@@ -75,7 +77,7 @@ class Socket:
     recvmsg(), recvmsg_into(), sendmsg(), sendall(), sendfile(), makefile(), shutdown(), dup(), detach(),
     get_inheritable(), set_inheritable(), proto and timeout, besides those of other kinds of sockets.
 
-    Threads may share it: their calls take turns. A child process must not use it.
+    Threads may share it: their calls take turns. A child process may close it, and must not use it otherwise.
     """
 
     def __init__(self, family=socket.AF_INET, *, gso=False, gro=False, frames=0, frame_size=0):

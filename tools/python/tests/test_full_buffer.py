@@ -2,6 +2,7 @@
 """What the send buffer has no room for isn't lost: on a slow loopback device, which whoever runs this has set up."""
 
 import asyncio
+import os
 import socket
 import time
 import unittest
@@ -66,6 +67,18 @@ class FullBuffer(unittest.TestCase):
         count = self.fill()
         self.arrive(0, count - 1)
         self.sock.close()
+        self.arrive(count - 1, count)
+
+    def test_but_not_in_a_child(self):
+        count = self.fill()
+        self.arrive(0, count - 1)
+        child = os.fork()
+        if not child:
+            self.sock.close()
+            os._exit(0)
+        self.assertEqual(os.waitpid(child, 0), (child, 0))
+        self.assertEqual(self.sock.stats()["tx_taken"], count - 1)
+        self.assertTrue(self.sock.flush())
         self.arrive(count - 1, count)
 
     def test_sending_waits_for_room(self):
