@@ -70,7 +70,7 @@ struct Rx {
 /// # Forks
 ///
 /// A forked child has the same memory mapped. It must not use the channel, nor frames of it, as long
-/// as the parent does.
+/// as the parent does. It may drop them, which its parent doesn't notice.
 pub struct Channel {
     tx: RefCell<Tx>,
     rx: RefCell<Rx>,

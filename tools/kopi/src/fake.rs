@@ -13,6 +13,8 @@ use crate::{
     region::Region,
     udp::UdpSocket,
 };
+#[cfg(feature = "tokio")]
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::{cell::RefCell, collections::VecDeque, ptr::NonNull};
 
 /// The other side of a channel's rings.
@@ -128,6 +130,15 @@ impl Kernel {
             ready |= libc::POLLWRBAND;
         }
         ready
+    }
+
+    /// Breaks the COMPLETION ring, as something else that writes to it would.
+    #[cfg(feature = "tokio")]
+    pub(crate) fn break_completion(&mut self) {
+        let producer = self.layout.completion.producer as usize;
+        // SAFETY: The index is within the region, and aligned.
+        let producer = unsafe { self.base.add(producer).cast::<AtomicU32>().as_ref() };
+        producer.fetch_add(self.layout.completion.size + 1, Ordering::Release);
     }
 
     /// Completes what it kept.

@@ -81,6 +81,7 @@ pub use self::{
     message::{has_scope, Message},
     packet::Packet,
     send_ring::{SendRing, Sent},
+    sys::is_absence,
     udp::UdpSocket,
 };
 

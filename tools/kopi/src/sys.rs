@@ -201,7 +201,7 @@ fn probe(family: i32) -> io::Result<()> {
                 crate::pure::abi::ABI_VERSION
             ),
         )),
-        Err(error) if is_absent(&error) => Err(io::Error::new(
+        Err(error) if error.raw_os_error().is_some_and(is_absence) => Err(io::Error::new(
             io::ErrorKind::Unsupported,
             format!("{} (family {family}: {error})", absence(family, told())),
         )),
@@ -228,22 +228,24 @@ fn absence(family: i32, told: Option<i32>) -> String {
     }
 }
 
-/// Whether the error says that there is no such family, that it isn't KOPI's, or that something keeps
-/// the process from it.
-fn is_absent(error: &io::Error) -> bool {
+/// Whether an errno of socket(2), or of asking a new socket what it is, says that the family isn't there, that it
+/// isn't KOPI's, or that something keeps the process from it, for good.
+///
+/// Only of these two: other calls give EACCES, say, by a rule.
+pub fn is_absence(errno: i32) -> bool {
     matches!(
-        error.raw_os_error(),
-        Some(
-            libc::EAFNOSUPPORT
-                | libc::EPROTONOSUPPORT
-                | libc::ESOCKTNOSUPPORT
-                | libc::ENOPROTOOPT
-                | libc::EOPNOTSUPP
-                | libc::EINVAL
-                | libc::EPERM
-                // Of the seccomp filters of containers.
-                | libc::ENOSYS
-        )
+        errno,
+        libc::EAFNOSUPPORT
+            | libc::EPROTONOSUPPORT
+            | libc::ESOCKTNOSUPPORT
+            | libc::ENOPROTOOPT
+            | libc::EOPNOTSUPP
+            | libc::EINVAL
+            // Of security modules.
+            | libc::EACCES
+            | libc::EPERM
+            // Of the seccomp filters of containers.
+            | libc::ENOSYS
     )
 }
 
@@ -266,6 +268,16 @@ mod tests {
         let kept = absence(19, Some(19));
         assert!(!kept.contains("not loaded"), "{kept}");
         assert!(kept.contains("may not open KOPI sockets"), "{kept}");
+    }
+
+    #[test]
+    fn what_lasts_is_an_absence() {
+        for errno in [libc::EAFNOSUPPORT, libc::EACCES, libc::EPERM, libc::ENOSYS] {
+            assert!(is_absence(errno), "{errno}");
+        }
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS] {
+            assert!(!is_absence(errno), "{errno}");
+        }
     }
 
     #[test]

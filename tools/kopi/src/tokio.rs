@@ -81,11 +81,14 @@ impl Shared {
     async fn drain(self: Arc<Self>) {
         loop {
             let drain = |socket: &crate::UdpSocket| socket.drain();
-            // An error is kept for the socket's next call.
-            let _ = self.fd.async_io(Interest::WRITABLE, drain).await;
+            let drained = self.fd.async_io(Interest::WRITABLE, drain).await;
             self.is_draining.store(false, Ordering::SeqCst);
-            // Something that was left before this says that there is no such task any more?
-            if !self.socket().has_unsent() || self.is_draining.swap(true, Ordering::SeqCst) {
+            // An error is the socket's next call's: of a broken ring, say, which would give it for ever.
+            if drained.is_err()
+                // Something that was left before this says that there is no such task any more?
+                || !self.socket().has_unsent()
+                || self.is_draining.swap(true, Ordering::SeqCst)
+            {
                 return;
             }
         }

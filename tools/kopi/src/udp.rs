@@ -44,6 +44,9 @@ pub(crate) use self::send::Sent;
 /// A datagram that a call sends by itself goes by sendmsg(2), past the ring, if there is room for it: that
 /// costs less than a doorbell. Batches go by the ring.
 ///
+/// A forked child has the same memory mapped. It may drop the socket, which its parent doesn't notice, and must
+/// not use it otherwise.
+///
 /// Datagrams aren't put together to GSO packets: every one meets rules and limits by itself, as those of
 /// a UDP socket.
 ///
@@ -70,6 +73,8 @@ pub struct UdpSocket {
     shared: Mutex<Shared>,
     /// The errno of a datagram that was taken before it failed, or 0.
     late_error: AtomicU32,
+    /// The process whose rings they are.
+    maker: u32,
 }
 
 /// The channel, and the calls that wait for what became of their packets.
@@ -116,6 +121,7 @@ impl UdpSocket {
                 sends: Sends::default(),
             }),
             late_error: AtomicU32::new(0),
+            maker: std::process::id(),
         }
     }
 
@@ -157,8 +163,12 @@ impl UdpSocket {
 
 impl Drop for UdpSocket {
     fn drop(&mut self) {
-        // Sends what a call had to leave in the ring, if there is room by now.
-        let _ = self.lock().channel.flush();
+        // Of a child's copy only the descriptor is closed, and the memory unmapped. The lock may be a thread's
+        // that the child hasn't.
+        if self.maker == std::process::id() {
+            // Sends what a call had to leave in the ring, if there is room by now.
+            let _ = self.lock().channel.flush();
+        }
     }
 }
 
@@ -205,6 +215,28 @@ mod tests {
         fn moved<T: Send>() {}
         shared::<UdpSocket>();
         moved::<Channel>();
+    }
+
+    /// What is left in the ring stays the parent's.
+    #[test]
+    fn a_child_drops_its_copy_of_a_socket() {
+        let socket = crate::fake::fake_socket();
+        socket.lock().channel.fake().borrow_mut().appetite = 0;
+        socket.send_to(b"left", "192.0.2.9:99").unwrap();
+        // SAFETY: The child calls only what the C library allows there in fact, and ends.
+        let status = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                socket.lock().channel.fake().borrow_mut().appetite = u32::MAX;
+                drop(socket);
+                libc::_exit(0);
+            }
+            let mut status = -1;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            status
+        };
+        assert_eq!(status, 0);
+        assert!(socket.lock().channel.has_unsent());
     }
 
     #[test]

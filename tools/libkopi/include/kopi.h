@@ -19,10 +19,10 @@
  * signal handler, unless it is said.
  *
  * Forks. The child must not use channels, nor frames of them, as long as the
- * parent does.
+ * parent does. It may close them, which the parent doesn't notice.
  *
- * Memory. Only kopi_flow_open() and kopi_channel_open() allocate; sending and
- * receiving don't, except where a call fails.
+ * Memory. Only kopi_family(), kopi_flow_open() and kopi_channel_open() allocate; others
+ * don't, except where a call fails.
  */
 #ifndef KOPI_H
 #define KOPI_H
@@ -177,10 +177,10 @@ int kopi_flow_stats(const struct kopi_flow *flow, struct kopi_stats *stats);
  *
  * 0, or: -EINVAL: a size is out of range or no power of two, a flag is unknown,
  * KOPI_CHANNEL_GRO_MERGED is without _GRO, a reserved field isn't 0. -EBUSY: the flow is on
- * a channel already, or has ever been corked. -ENOBUFS: over RLIMIT_MEMLOCK, which counts all
- * channels of a user together, or over net.kopi.user_max_frames. -EMFILE: over
- * net.kopi.user_max_channels. -EACCES: the process may not receive. -ENOMEM: also over the
- * cgroup's limit.
+ * a channel already, or has ever been corked. -ENOBUFS: over RLIMIT_MEMLOCK or
+ * net.kopi.user_max_frames, which count all channels of a user together, or over
+ * net.kopi.netns_max_frames. -EMFILE: over net.kopi.user_max_channels. -EACCES: the process may
+ * not receive. -ENOMEM: also over the cgroup's limit.
  */
 int kopi_channel_open(struct kopi_channel **channel, struct kopi_flow *flow,
 		      const struct kopi_options *options);

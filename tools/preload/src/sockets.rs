@@ -98,25 +98,13 @@ fn is_kopi(family: c_int) -> bool {
             KNOWN.store(true, Relaxed);
             return true;
         }
-        // There is no such family, or it isn't KOPI's, or a filter of system calls or a
-        // security module is in the way, for good.
-        Ok(_)
-        | Err(
-            libc::EAFNOSUPPORT
-            | libc::EPROTONOSUPPORT
-            | libc::ESOCKTNOSUPPORT
-            | libc::ENOPROTOOPT
-            | libc::EOPNOTSUPP
-            | libc::EINVAL
-            | libc::ENOSYS
-            | libc::EPERM
-            | libc::EACCES,
-        ) => settings::stop("this process gets no KOPI sockets, but ordinary ones"),
         // There is no memory or no descriptor just now. The next socket may be a flow.
-        Err(error) => settings::explain(format_args!(
+        Err(error) if !kopi::is_absence(error) => settings::explain(format_args!(
             "an ordinary socket: {}",
             settings::Reason(error)
         )),
+        // For good.
+        _ => settings::stop("this process gets no KOPI sockets, but ordinary ones"),
     }
     false
 }

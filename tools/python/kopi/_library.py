@@ -66,6 +66,7 @@ FUNCTIONS = {
     "release": (c_int, c_void_p, POINTER(Frame), c_uint32),
     "recv_frames": (c_int, c_void_p, POINTER(Frame), c_uint32),
     "flush": (c_int, c_void_p),
+    "doorbell": (c_int, c_void_p),
     "arm": (c_int, c_void_p, c_int),
     "meta_reply": (c_int, POINTER(Meta)),
     "send": (c_ssize_t, c_void_p, c_uint32, c_char_p, c_size_t, POINTER(Meta)),

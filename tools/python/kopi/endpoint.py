@@ -3,6 +3,7 @@
 
 import asyncio
 import collections
+import os
 import socket
 
 from .sockets import Socket
@@ -71,14 +72,13 @@ class Transport(asyncio.DatagramTransport):
             return
         if self._peer and addr not in (None, self._peer):
             raise ValueError(f"Invalid address: must be None or {self._peer}")
-        if not self._waiting and self._send(data, addr):
-            return
-        self._waiting.append((bytes(data), addr))
-        self._bytes += len(data)
-        if self._bytes > HIGH and not self._paused:
-            self._paused = True
-            self._protocol.pause_writing()
-        self._wait_for_room()
+        if self._waiting or not self._send(data, addr):
+            self._waiting.append((bytes(data), addr))
+            self._bytes += len(data)
+            if self._bytes > HIGH and not self._paused:
+                self._paused = True
+                self._protocol.pause_writing()
+        self._go_on()
 
     def _send(self, data, addr):
         """False: there is no room."""
@@ -93,49 +93,67 @@ class Transport(asyncio.DatagramTransport):
             self._protocol.error_received(error)
         return True
 
-    def _wait_for_room(self):
-        # The send buffer is full; or frames are under way, of which epoll tells by an event that loops don't know.
-        if not self._socket.flush():
-            self._loop.add_writer(self._socket.fileno(), self._room)
-        elif not self._again:
+    def _go_on(self):
+        """Sees to it that what is left is sent when there is room; says whether there is something."""
+        try:
+            if not self._socket.flush():
+                self._loop.add_writer(self._socket.fileno(), self._room)
+                return True
+        except OSError as error:
+            self._waiting.clear()
+            self._bytes = 0
+            self._protocol.error_received(error)
+        # Frames are under way, of which epoll tells by an event that loops don't know.
+        if self._waiting and not self._again:
             self._again = self._loop.call_later(AGAIN, self._room)
+        return bool(self._waiting)
 
     def _room(self):
         """Sends what has waited."""
         self._loop.remove_writer(self._socket.fileno())
-        self._again = None
-        while self._waiting:
-            data, addr = self._waiting[0]
-            if not self._send(data, addr):
-                self._wait_for_room()
-                break
-            self._waiting.popleft()
+        if self._again:
+            self._again.cancel()
+            self._again = None
+        if self._closing:
+            self._take_error()
+        while self._waiting and self._send(*self._waiting[0]):
+            data, _ = self._waiting.popleft()
             self._bytes -= len(data)
         if self._paused and self._bytes <= LOW:
             self._paused = False
             self._protocol.resume_writing()
-        if self._closing and not self._waiting:
+        if not self._go_on() and self._closing:
             self._finish(None)
+
+    def _take_error(self):
+        """Tells of the socket's error, which nobody receives any more, and with which it always counts as writable."""
+        error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            self._protocol.error_received(OSError(error, os.strerror(error)))
 
     def is_closing(self):
         """Whether close() or abort() was called."""
         return self._closing
 
     def close(self):
-        """Closes it, when all that waits was sent."""
-        if not self._closing:
-            self._closing = True
-            self._loop.remove_reader(self._socket.fileno())
-            if not self._waiting:
-                self._loop.call_soon(self._finish, None)
+        """Closes it, when all that was sent has left."""
+        if self._stop() and not self._go_on():
+            self._loop.call_soon(self._finish, None)
 
     def abort(self):
         """Closes it at once, also after close(); what waits is lost."""
         self._waiting.clear()
         self._bytes = 0
+        self._stop()
+        self._loop.call_soon(self._finish, None)
+
+    def _stop(self):
+        """Neither receives nor sends any more: False if so it was."""
         if self._closing:
-            self._loop.call_soon(self._finish, None)
-        self.close()
+            return False
+        self._closing = True
+        self._loop.remove_reader(self._socket.fileno())
+        return True
 
     def get_write_buffer_size(self):
         """Bytes that wait for room."""

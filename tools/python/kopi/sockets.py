@@ -40,7 +40,7 @@ class Channel:
 
     def __init__(self, version, options):
         self.flow, self.pointer = ctypes.c_void_p(), ctypes.c_void_p()
-        self.batches = set()
+        self.batches, self.maker = set(), os.getpid()
         library.flow_open(byref(self.flow), version)
         try:
             library.channel_open(byref(self.pointer), self.flow, byref(options))
@@ -49,10 +49,16 @@ class Channel:
             raise
 
     def close(self):
-        """Frees it: `batches` must have ended."""
-        library.channel_close(self.pointer)
-        library.flow_close(self.flow)
-        self.pointer = None
+        """Frees it: `batches` must have ended. What is queued leaves if there is room by now; of a child's copy it
+        stays the parent's."""
+        if self.maker == os.getpid():
+            with contextlib.suppress(OSError):
+                library.flush(self.pointer)
+        channel, flow = ctypes.c_void_p(self.pointer.value), ctypes.c_void_p(self.flow.value)
+        # A thread that is about to call finds NULL, which the library refuses.
+        self.pointer.value = self.flow.value = None
+        library.channel_close(channel)
+        library.flow_close(flow)
 
 
 class Socket:
@@ -63,11 +69,15 @@ class Socket:
     `frame_size`, in bytes and a power of two, are the memory. Raises what socket.socket() raises, and OSError with
     EAFNOSUPPORT without the module, ENOBUFS over RLIMIT_MEMLOCK or net.kopi's limits, EACCES if a rule denies it.
 
+    A call that sends waits until the send buffer had room, as far as calls wait. If they don't, one datagram counts as
+    sent that it had no room for; it leaves by a later call, while one waits, or by close() if there is room by then.
+    flush() says whether something is left.
+
     Flags of calls can be 0 or MSG_NOSIGNAL: others raise OSError with EOPNOTSUPP. These are missing of socket.socket:
     recvmsg(), recvmsg_into(), sendmsg(), sendall(), sendfile(), makefile(), shutdown(), dup(), detach(),
     get_inheritable(), set_inheritable(), proto and timeout, besides those of other kinds of sockets.
 
-    Threads may share it: their calls take turns. A child process must not use it.
+    Threads may share it: their calls take turns. A child process may close it, and must not use it otherwise.
     """
 
     def __init__(self, family=socket.AF_INET, *, gso=False, gro=False, frames=0, frame_size=0):
@@ -99,10 +109,16 @@ class Socket:
         raise AttributeError(f"'Socket' object has no attribute '{name}'")
 
     @property
-    def _pointer(self):
-        if not self._channel or not self._channel.pointer:
+    def _opened(self):
+        """The channel, which another thread may close at any time."""
+        channel = self._channel
+        if not channel or not channel.pointer:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        return self._channel.pointer
+        return channel
+
+    @property
+    def _pointer(self):
+        return self._opened.pointer
 
     def _to(self, address):
         """Metadata with a destination, from the last ones if it is an address."""
@@ -124,7 +140,8 @@ class Socket:
     def fileno(self):
         """A file descriptor for select, poll and epoll, which is readable when there is something to receive;
         -1 when it is closed."""
-        return library.channel_fd(self._pointer) if self._channel else -1
+        channel = self._channel
+        return library.channel_fd(channel.pointer) if channel else -1
 
     def settimeout(self, seconds):
         """How long calls wait: None for ever, 0 not at all."""
@@ -145,32 +162,47 @@ class Socket:
         return self._timeout != 0
 
     def _wait(self, events, until):
-        """Sleeps until there is one of the events, as poll(2) has them, or raises TimeoutError, or BlockingIOError
-        if calls don't wait. An error of the socket's ends the sleep and is raised."""
+        """Shows the kernel what is queued, and sleeps until there is one of the events, as poll(2) has them, or the
+        kernel takes more, or frames come back; or raises TimeoutError, or BlockingIOError if calls don't wait. An
+        error of the socket's ends the sleep and is raised.
+
+        Frames that came back before the sleep end it, so that what failed without them is tried again."""
         if self._timeout == 0:
-            library.flow_error(self._channel.flow)
+            library.flow_error(self._opened.flow)
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        events |= select.POLLWRBAND
+        if not library.doorbell(self._pointer):
+            events |= select.POLLOUT
         poll = select.poll()
-        poll.register(self.fileno(), events)
+        poll.register(library.channel_fd(self._pointer), events)
         left = None if until is None else max(until - time.monotonic(), 0) * 1000
         found = poll.poll(left)
+        library.flush(self._pointer)
         if not found:
             raise TimeoutError("timed out")
         if found[0][1] & select.POLLERR:
-            library.flow_error(self._channel.flow)
+            library.flow_error(self._opened.flow)
 
     def _deadline(self):
         return None if self._timeout is None else time.monotonic() + self._timeout
 
-    def _receive(self, buffer, size, meta):
-        """One packet; waits for it."""
-        until = None
+    def _receive(self, take):
+        """What `take` gives, which raises BlockingIOError while there is nothing; waits for it."""
+        try:
+            return take()
+        except BlockingIOError:
+            # What an earlier call left goes first. Frames that come back are for what comes.
+            library.flush(self._pointer)
+        until = self._deadline()
         while True:
             try:
-                return library.recv(self._pointer, buffer, size, meta, None)
+                return take()
             except BlockingIOError:
-                until = until or self._deadline()
                 self._wait(select.POLLIN, until)
+
+    def _copy(self, buffer, size, meta):
+        """One packet into a buffer."""
+        return self._receive(lambda: library.recv(self._pointer, buffer, size, meta, None))
 
     def recv(self, size, flags=0):
         """A datagram's first `size` bytes; the rest is lost."""
@@ -200,12 +232,12 @@ class Socket:
         size = min(_not_negative(call, size), LONGEST)
         # One for each call: other threads may receive before this one has looked at it.
         buffer = ctypes.create_string_buffer(size)
-        return ctypes.string_at(buffer, self._receive(buffer, size, meta))
+        return ctypes.string_at(buffer, self._copy(buffer, size, meta))
 
     def _into(self, call, buffer, size, meta):
         view = memoryview(buffer).cast("B")
         size = min(_not_negative(call, size) or len(view), len(view))
-        return self._receive((ctypes.c_uint8 * len(view)).from_buffer(view), size, meta)
+        return self._copy((ctypes.c_uint8 * len(view)).from_buffer(view), size, meta)
 
     def send(self, data, flags=0):
         """Sends a datagram to the connected peer; gives its length. Raises what the kernel says of it."""
@@ -225,24 +257,32 @@ class Socket:
         until = None
         while True:
             try:
-                return library.send(self._pointer, 0, data, len(data), meta)
+                sent = library.send(self._pointer, 0, data, len(data), meta)
+                break
             except BlockingIOError:
                 until = until or self._deadline()
-                self._make_room(until)
+                self._wait(0, until)
+        self._leave(until)
+        return sent
 
-    def _make_room(self, until):
-        """Waits until the kernel takes more, or has given frames back."""
-        events = select.POLLOUT | select.POLLWRBAND if not library.flush(self._pointer) else select.POLLWRBAND
-        self._wait(events, until)
-        library.flush(self._pointer)
+    def _leave(self, until):
+        """Waits, if calls wait, until the kernel has taken what is queued. What it hasn't after the time leaves by a
+        later call."""
+        if self._timeout == 0 or library.flush(self._pointer):
+            return
+        until = until or self._deadline()
+        with contextlib.suppress(TimeoutError):
+            while not library.flush(self._pointer):
+                self._wait(0, until)
 
     def _has_room(self, until):
-        """The same; False if calls don't wait, or the time is over."""
+        """Waits until the kernel takes more, or has given frames back; False if calls don't wait, or the time is
+        over."""
         if self._timeout == 0:
             library.flush(self._pointer)
             return False
         try:
-            self._make_room(until)
+            self._wait(0, until)
         except TimeoutError:
             return False
         return True
@@ -263,27 +303,34 @@ class Socket:
                     if not self._has_room(until):
                         return count
             count += 1
-        library.flush(self._pointer)
+        if self._timeout == 0:
+            library.flush(self._pointer)
+        self._leave(until)
         return count
 
     def recv_batch(self, limit=64):
         """Waits for a packet, and gives a Batch of those that are there, up to about `limit`, without a copy."""
         size = max(1, min(limit, BATCH_MAX)) + _library.CHAIN_MAX
-        frames, until = (_library.Frame * size)(), None
-        while not (count := library.recv_frames(self._pointer, frames, size)):
-            until = until or self._deadline()
-            self._wait(select.POLLIN, until)
-        batch = Batch(self._channel, frames, count)
-        self._channel.batches.add(batch)
+        frames = (_library.Frame * size)()
+
+        def take():
+            count = library.recv_frames(self._pointer, frames, size)
+            if not count:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return count
+        count, channel = self._receive(take), self._opened
+        batch = Batch(channel, frames, count)
+        channel.batches.add(batch)
         return batch
 
     def flush(self):
-        """Shows the kernel what Batch.answer() has queued; False if the send buffer is full, and flush() has to be
-        called again when the socket is writable."""
+        """Shows the kernel what is queued; False if the send buffer has no room for all of it. The rest leaves by later
+        calls, and while one waits: a program that sleeps in a poll of its own waits for room, too, and calls this
+        again."""
         return bool(library.flush(self._pointer))
 
     def stats(self):
         """The counters of struct kopi_stats, as a dict: docs/abi.md."""
         stats = _library.Stats()
-        library.flow_stats(self._channel.flow, byref(stats))
+        library.flow_stats(self._opened.flow, byref(stats))
         return {name: getattr(stats, name) for name in stats.NAMES}

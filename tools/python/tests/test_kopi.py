@@ -178,6 +178,11 @@ class AsUdp(unittest.TestCase):
             self.assertRaises(OSError, sock.recv, 10)
             self.assertRaises(OSError, sock.sendto, b"", peer.getsockname())
             self.assertRaises(OSError, sock.getsockname)
+            if isinstance(sock, kopi.Socket):
+                for call in sock.stats, sock.flush, sock.recv_batch:
+                    with self.assertRaises(OSError) as raised:
+                        call()
+                    self.assertEqual(raised.exception.errno, errno.EBADF)
 
     def test_one_receives_while_another_sends(self):
         for sock, peer in self.both():
@@ -363,6 +368,16 @@ class Batches(unittest.TestCase):
             time.sleep(0.01)
         receiver.join(PATIENCE)
         self.assertFalse(receiver.is_alive())
+
+    def test_closed_by_another_thread(self):
+        closer = threading.Timer(0.2, self.sock.close)
+        closer.start()
+        # The descriptor's file lives on in poll().
+        self.sock.settimeout(1)
+        with self.assertRaises(OSError) as raised:
+            self.sock.recv(10)
+        self.assertEqual(raised.exception.errno, errno.EBADF)
+        closer.join()
 
     def test_other_flags_are_refused(self):
         for call, *arguments in (("send", b""), ("recv", 10), ("recvfrom", 10), ("recv_into", bytearray(4), 4),

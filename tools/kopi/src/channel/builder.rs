@@ -115,9 +115,9 @@ impl Builder {
 
     /// Makes the channel, with `flow` as the first on it.
     ///
-    /// Memory counts against RLIMIT_MEMLOCK, for all channels of a user together, and against the
-    /// cgroup's limit. What isn't said otherwise takes two of the eight megabytes that systems
-    /// commonly allow.
+    /// Memory counts against RLIMIT_MEMLOCK and net.kopi.user_max_frames, for all channels of a user
+    /// together, against net.kopi.netns_max_frames, and against the cgroup's limit. What isn't said
+    /// otherwise takes two of the eight megabytes that systems commonly allow.
     pub fn open(self, flow: &Flow) -> io::Result<Channel> {
         let fd = flow.as_raw_fd();
         sys::set_option(fd, OPT_CHANNEL, &self.request).map_err(|error| self.explain(error))?;
@@ -134,8 +134,9 @@ impl Builder {
             Some(libc::ENOBUFS) => io::Error::new(
                 io::ErrorKind::OutOfMemory,
                 format!(
-                    "{} frames of {} bytes are more than RLIMIT_MEMLOCK allows this user: raise \
-                     it (ulimit -l) or ask for fewer ({error})",
+                    "{} frames of {} bytes are more than this user may have by RLIMIT_MEMLOCK \
+                     (ulimit -l), or by net.kopi.user_max_frames or netns_max_frames: raise the \
+                     limit, or ask for fewer ({error})",
                     self.request.frame_count, self.request.frame_size
                 ),
             ),
@@ -187,5 +188,19 @@ impl Builder {
     #[cfg(test)]
     pub(crate) fn request(&self) -> &ChannelReq {
         &self.request
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_limit_on_frames_is_named() {
+        let error = Builder::default().explain(io::Error::from_raw_os_error(libc::ENOBUFS));
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+        for limit in ["RLIMIT_MEMLOCK", "user_max_frames", "netns_max_frames"] {
+            assert!(error.to_string().contains(limit), "{error}");
+        }
     }
 }

@@ -116,6 +116,29 @@ fn what_was_left_leaves_by_itself() {
 }
 
 #[test]
+fn an_error_that_lasts_ends_the_task() {
+    run(async {
+        let socket = UdpSocket::new(fake_socket()).unwrap();
+        kernel(&socket, |kernel| kernel.appetite = 0);
+        socket.send_to(b"left", peer()).await.unwrap();
+        assert_eq!(Arc::strong_count(&socket.shared), 2);
+        kernel(&socket, |kernel| kernel.break_completion());
+        tell_of_room(&socket);
+        let ended = async {
+            while Arc::strong_count(&socket.shared) > 1 {
+                ::tokio::task::yield_now().await;
+            }
+        };
+        let ended = ::tokio::time::timeout(Duration::from_secs(5), ended).await;
+        // Dropping the runtime would wait for it.
+        ended.unwrap_or_else(|_| std::process::abort());
+        assert!(socket.socket().has_unsent());
+        let error = socket.send_to(b"more", peer()).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidData);
+    });
+}
+
+#[test]
 fn a_busy_socket_leaves_time_to_others() {
     run(async {
         let socket = UdpSocket::new(fake_socket()).unwrap();
