@@ -45,6 +45,7 @@ help:
 	@echo 'qemu/vm --help   run a command in the machine'
 
 sysroot:
+	@qemu/kernel --check $(or $(KVER),$(KERNEL))
 	@$(step) sysroot qemu/sysroot
 
 kernel: sysroot

@@ -81,6 +81,6 @@ if NIC:
         kopictl("detach", "slow0")
         NIC.close()
 else:
-    check("no slow NIC can be plugged in here", True)
+    check("a slow NIC can be plugged in, but on the debug kernel", os.uname().release.endswith("-debug"))
 kopictl("detach", "eth0")
 kopi.finish()

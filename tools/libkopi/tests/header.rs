@@ -236,15 +236,20 @@ fn archive() -> PathBuf {
         .expect("libkopi_c.a beside the test")
 }
 
-#[test]
-fn library_exports_the_symbols_and_no_others() {
-    let prefix = scratch("prefix");
+/// Links the library into a folder of that name, which it gives.
+fn linked(name: &str) -> String {
+    let folder = scratch(name);
     let link = here().join("link");
-    let archive = archive();
     run(
         link.to_str().unwrap(),
-        &[archive.to_str().unwrap(), &prefix],
+        &[archive().to_str().unwrap(), &folder],
     );
+    folder
+}
+
+#[test]
+fn library_exports_the_symbols_and_no_others() {
+    let prefix = linked("prefix");
     let library = format!("{prefix}/lib/libkopi.so.1");
     let exported: BTreeSet<(String, String)> = run("nm", &["-D", "--defined-only", &library])
         .lines()
@@ -260,7 +265,7 @@ fn library_exports_the_symbols_and_no_others() {
         .collect();
     assert_eq!(exported, listed);
     // Nothing that C could call was left out of the list.
-    let all = run("nm", &["--defined-only", "-g", archive.to_str().unwrap()]);
+    let all = run("nm", &["--defined-only", "-g", archive().to_str().unwrap()]);
     let written: BTreeSet<&str> = all
         .lines()
         .filter_map(|line| line.split_whitespace().nth(2))
@@ -270,7 +275,24 @@ fn library_exports_the_symbols_and_no_others() {
     assert_eq!(written, names);
     let dynamic = run("readelf", &["-d", &library]);
     assert!(dynamic.contains("Library soname: [libkopi.so.1]"));
-    let pc = fs::read_to_string(format!("{prefix}/lib/pkgconfig/kopi.pc")).unwrap();
-    assert!(pc.starts_with(&format!("prefix={prefix}\n")));
-    assert!(pc.contains(&format!("\nVersion: {}\n", env!("CARGO_PKG_VERSION"))));
+}
+
+/// Wherever the folder lies: it is moved after it was made.
+#[test]
+fn pkg_config_finds_the_library() {
+    let (made, moved) = (linked("made"), scratch("moved"));
+    if Path::new(&moved).exists() {
+        fs::remove_dir_all(&moved).unwrap();
+    }
+    fs::rename(made, &moved).unwrap();
+    let pc = format!("{moved}/lib/pkgconfig/kopi.pc");
+    let version = run("pkg-config", &["--modversion", &pc]);
+    assert_eq!(version.trim(), env!("CARGO_PKG_VERSION"));
+    let flags = run("pkg-config", &["--cflags", "--libs", &pc]);
+    let (source, program) = (scratch("linked.c"), scratch("linked"));
+    let text = "#include <kopi.h>\nint main(void) { return !kopi_strerror(0); }\n";
+    fs::write(&source, text).unwrap();
+    let mut arguments = vec![source.as_str(), "-o", &program];
+    arguments.extend(flags.split_whitespace());
+    run(&env::var("CC").unwrap_or("cc".into()), &arguments);
 }

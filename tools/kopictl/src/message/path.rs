@@ -13,7 +13,7 @@ use std::fmt;
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
 pub(crate) enum Path {
-    /// Directly: segmented, and passed to the driver.
+    /// Directly: passed to the driver, and segmented before if it was a GSO packet.
     Direct,
     /// Through the stack, because no XDP program is attached that makes the driver accept frames.
     NoProgram,
@@ -33,15 +33,16 @@ pub(crate) enum Path {
     /// Through the stack, because the driver accepted no frames for a second; it is tried again
     /// after a minute.
     Refused,
-    /// Through the stack, because the last packet was not a GSO packet.
+    /// Through the stack, because the last packet was a datagram that something looks at, or one of
+    /// fewer than three that were sent at once.
     Datagram,
     /// Through the stack, because IPsec or a tunnel had transformed the packet.
     Transformed,
     /// Through the stack, because the packet had IP options, a VLAN tag, a time stamp request, or a
     /// transmission time.
     Extras,
-    /// Through the stack, because the stack held earlier packets of the flow for too long; the
-    /// direct path is tried again after a second.
+    /// Through the stack, because another attached device had earlier packets of the flow, or because
+    /// the stack held them for too long; the direct path is then tried again after a second.
     Behind,
 }
 
@@ -112,7 +113,7 @@ impl fmt::Display for ReceivePath {
             Self::Vlan => {
                 "by the stack: the device takes VLANs' tags off (ethtool -K … rxvlan off)"
             }
-            Self::NotRedirected => "by the stack: no port, or IPv6 without GRO",
+            Self::NotRedirected => "by the stack: no port, or on no channel that receives",
             Self::Tap => "by the stack: a packet socket sees them",
             Self::Tc => "by the stack: tc has an ingress hook",
             Self::Hook => "by the stack: netfilter has an ingress hook",
