@@ -17,6 +17,7 @@ use std::{
 /// Answers DNS questions (A, AAAA, PTR) from a hosts file, through mapped rings.
 #[derive(Parser)]
 #[command(
+    name = "kopi-dns",
     version,
     after_help = "Examples:
   kopi-dns --hosts /etc/hosts --bind 0.0.0.0:5353

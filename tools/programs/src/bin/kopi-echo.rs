@@ -15,6 +15,7 @@ use std::{
 /// Sends every UDP datagram back to where it came from, through mapped rings.
 #[derive(Parser)]
 #[command(
+    name = "kopi-echo",
     version,
     after_help = "Examples:
   kopi-echo --bind 0.0.0.0:7777

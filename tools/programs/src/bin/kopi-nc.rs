@@ -23,6 +23,7 @@ const DATAGRAM_MAX: usize = 65507;
 /// Sends standard input as UDP datagrams and prints those that come, through mapped rings.
 #[derive(Parser)]
 #[command(
+    name = "kopi-nc",
     version,
     after_help = "Examples:
   kopi-nc -l 7777                            # print what comes to port 7777

@@ -17,6 +17,7 @@ use std::process::ExitCode;
 /// Generates and checks UDP traffic, through mapped rings or ordinary sockets.
 #[derive(Parser)]
 #[command(
+    name = "kopi-gen",
     version,
     after_help = "Examples:
   kopi-gen recv --bind 192.0.2.2:9000 --count 20000 &
