@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0
-/* A program that counts calls of one process, for asked_once.py. */
+/* Programs that count calls of one process: for asked_once.py, and limits_hold.py. */
 
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
-/* 0: the process that matters, then its calls: 1: messages about which the security module is asked. */
+/* 0: the process that matters, then its calls: 1: messages about which the security module is asked, 2: RCU's barrier. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 2);
+	__uint(max_entries, 3);
 	__type(key, __u32);
 	__type(value, __u64);
 } asked SEC(".maps");
@@ -26,6 +26,13 @@ SEC("lsm/socket_sendmsg")
 int socket_sendmsg(void *arguments)
 {
 	count(1);
+	return 0;
+}
+
+SEC("fentry/rcu_barrier")
+int rcu_barriers(void *arguments)
+{
+	count(2);
 	return 0;
 }
 
