@@ -9,8 +9,10 @@ import os
 import pwd
 import resource
 import socket
+import struct
 import subprocess
 
+import bpf
 import kopi
 from equivalence import namespace, user
 from kopi import CHANNEL, SOL_KOPI, check, fails, flow, request
@@ -182,6 +184,27 @@ with limited(user_max_flows=1, user_max_channels=1, user_max_frames=1):
         with flow() as one:
             fails("each kind for itself", errno.ENOBUFS,
                   lambda: one.setsockopt(SOL_KOPI, CHANNEL, request()))
+bpf.load("asked")
+bpf.update("asked", 0, struct.pack("=Q", os.getpid()))
+barrier = bpf.link("rcu_barriers", 0, "trace_fentry")
+with limited(user_max_flows=3):
+    barriers = []
+    with user("bob"):
+        opened, _ = until_refused(flow)
+    for closes in (0, 1):
+        bpf.update("asked", 2, bytes(8))
+        with user("bob"):
+            close(opened[3 - closes:])
+            del opened[3 - closes:]
+            opened += until_refused(flow)[0]
+            refused = [until_refused(flow) for _ in range(50)]
+        barriers.append(struct.unpack("=Q", bpf.lookup("asked", 2, 8))[0])
+    check("who asks again, over a limit, has nobody wait for RCU unless something is closed",
+          refused == [([], errno.EMFILE)] * 50 and barriers[0] == 0 and barriers[1] <= 2, barriers)
+    close(opened)
+os.close(barrier)
+bpf.unload()
+
 with limited(user_max_flows=0):
     fails("none at all, for root too", errno.EMFILE, flow)
 kopi.finish()

@@ -12,7 +12,7 @@ use crate::sys::{
     sock::Sock, //
 };
 use core::sync::atomic::Ordering::Relaxed;
-use kernel::{prelude::*, sync::rcu};
+use kernel::sync::rcu;
 
 /// So many of a flow's datagrams must follow one in the ring that is to leave directly, if nothing of the flow
 /// is in flight: the stack is cheaper for fewer.
@@ -36,7 +36,7 @@ impl DatagramSender {
     /// Without datagrams.
     pub(crate) fn new() -> Self {
         Self {
-            batch: FrameBatch::new(),
+            batch: FrameBatch::new(leave),
             refused: 0,
             flow: 0,
             is_worth_it: false,
@@ -104,21 +104,8 @@ impl DatagramSender {
     #[inline]
     pub(crate) fn flush(&mut self) {
         if self.batch.is_open() {
-            self.end_batch();
+            self.batch.flush();
         }
-    }
-
-    #[inline(never)]
-    fn end_batch(&mut self) {
-        if let Some(packet) = self.batch.end() {
-            leave(packet);
-        }
-    }
-
-    /// Gives the stack this datagram, the last one, if the stack has to go on with it. The others must
-    /// have left. Process context.
-    pub(crate) fn send_stray(&mut self, datagram: &Datagram<'_>) -> Option<Result> {
-        self.batch.send_stray(datagram)
     }
 }
 

@@ -230,15 +230,15 @@ impl SendMsg {
         to_result(sent.min(0))
     }
 
-    /// Sends a copy of a datagram's data, as one of `frames` if there is such a batch. The datagram's
-    /// own functions send it unless UDP's must; then the message goes as by [`SendMsg::send`]. `None`
-    /// if nothing was sent, because the datagram can't be one of the frames. Process context.
+    /// Sends a copy of a datagram's data, as one of `frames` if there is such a batch and it can be one. If not, the
+    /// datagram's own functions send it unless UDP's must; then the message goes as by [`SendMsg::send`]. The
+    /// security module is asked once, whichever way it goes. Process context.
     pub(crate) fn send_copy<P: Protocol>(
         &mut self,
         socket: &Socket,
         datagram: &Datagram<'_>,
         frames: Option<&mut FrameBatch>,
-    ) -> Option<Result> {
+    ) -> Result {
         let piece = bindings::kvec {
             iov_base: datagram.data().as_ptr().cast_mut().cast(),
             iov_len: datagram.data().len(),
@@ -260,7 +260,7 @@ impl SendMsg {
             family::send_ring_message::<P>(socket, &mut message)
         };
         self.was_full = message.full;
-        (!message.left).then(|| to_result(sent.min(0)))
+        to_result(sent.min(0))
     }
 
     /// The message, without data.
@@ -271,7 +271,6 @@ impl SendMsg {
             header: unsafe { MaybeUninit::zeroed().assume_init() },
             datagram,
             frames: None,
-            left: false,
             full: false,
             checked_peer: self.checked_peer,
         };

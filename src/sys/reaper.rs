@@ -10,7 +10,7 @@ use core::{mem::ManuallyDrop, ops::Deref, ptr::NonNull};
 use kernel::{
     prelude::*,
     sync::atomic::{
-        ordering::{Acquire, Release},
+        ordering::{Acquire, Relaxed, Release},
         Atomic, //
     },
     workqueue::{
@@ -24,6 +24,9 @@ use kernel::{
 
 /// The workqueue while the module is loaded, else null.
 static QUEUE: Atomic<*mut bindings::workqueue_struct> = Atomic::new(core::ptr::null_mut());
+
+/// Number of things that RCU or the workqueue has yet to free.
+static LEFT: Atomic<i32> = Atomic::new(0);
 
 /// The workqueue. When it is dropped, it waits for all queued work.
 pub(crate) struct Reaper(NonNull<bindings::workqueue_struct>);
@@ -45,10 +48,26 @@ impl Reaper {
     }
 }
 
+/// RCU or the workqueue is going to free something, and return its charge. Any context.
+pub(super) fn will_free() {
+    LEFT.add(1, Relaxed);
+}
+
+/// It has. Any context.
+pub(super) fn has_freed() {
+    // Whoever finds nothing left finds the charge returned.
+    LEFT.fetch_sub(1, Release);
+}
+
 /// Waits until everything that was dropped before is freed, and its charges are returned. Process
 /// context.
 pub(crate) fn flush() {
     might_sleep();
+    // The barrier interrupts CPUs, and all that wait for one share a mutex: who is over a limit is not to keep it
+    // busy by asking again.
+    if LEFT.load(Acquire) == 0 {
+        return;
+    }
     let queue = QUEUE.load(Acquire);
     // SAFETY: The caller acts for a socket, which holds a reference to the module, so the queue
     // exists. `rcu_barrier` comes first, because RCU callbacks queue work.
@@ -106,6 +125,7 @@ impl<T: Send + 'static> WorkItem for Reaped<T> {
 
     fn run(this: Pin<KBox<Self>>) {
         drop(this);
+        has_freed();
     }
 }
 
@@ -139,6 +159,7 @@ impl<T: Send + 'static> Drop for Deferred<T> {
         // SAFETY: Regions and flows hold a reference to the module, and namespaces' states go
         // before its reaper, which waits for RCU first: so the queue is still there.
         let queue = unsafe { workqueue::Queue::from_raw(queue.cast()) };
+        will_free();
         queue.enqueue(reaped);
     }
 }

@@ -66,12 +66,6 @@ impl Call {
         }
     }
 
-    /// Whether the call fails for a full send buffer. The packet isn't counted then: it may come
-    /// again.
-    pub(super) fn is_full(&self, result: Result) -> bool {
-        self.0.is_some() && result == Err(EAGAIN)
-    }
-
     /// A packet has failed.
     pub(super) fn fail(&mut self) {
         if let Some(call) = &mut self.0 {

@@ -332,14 +332,15 @@ impl Sender {
         self.room = self.room.saturating_sub(count);
 
         let said = (result, result == Err(EAGAIN) && output.message.was_full);
-        let verdict = self.retry.decide(channel, socket, said, (count, batched));
-        let verdict = self.call.settle(channel, verdict);
+        let decided = self.retry.decide(channel, socket, said, (count, batched));
+        let verdict = self.call.settle(channel, decided);
         let descs = self.batch.descs();
         let by_reference = self.done.settle(channel, descs, verdict, notification);
         if let Verdict::Stay(progress) = verdict {
             return progress;
         }
-        if self.call.is_full(result) {
+        if let Verdict::Stay(_) = decided {
+            // A call that fails for a full send buffer: the packet isn't counted, since it may come again.
             return self.release();
         }
         self.passed.spend(datagrams, bytes);

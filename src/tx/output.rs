@@ -160,8 +160,7 @@ impl Output {
         }
     }
 
-    /// Sends a datagram by a remembered route: directly, or by the stack. `None` if it is for
-    /// the ordinary sendmsg.
+    /// Sends a datagram by a remembered route: directly, or by the stack. `None` if there is no such route.
     fn send_datagram(
         &mut self,
         (socket, flow): (&Socket, &Flow),
@@ -171,24 +170,11 @@ impl Output {
     ) -> Option<Result> {
         let sk = socket.sk();
         let datagram = self.routes.datagram(number, flow, sk, meta, data)?;
-        let mut directly = self.direct.take(sk, flow, &datagram);
-        loop {
-            let frames = if directly {
-                Some(self.direct.batch())
-            } else {
-                None
-            };
-            let sent = self.message.send_copy::<Flow>(socket, &datagram, frames);
-            if sent.is_some() || !directly {
-                return sent;
-            }
-            // What was sent before leaves before it.
-            self.direct.flush();
-            let stray = self.direct.send_stray(&datagram);
-            if stray.is_some() {
-                return stray;
-            }
-            directly = false;
-        }
+        let frames = if self.direct.take(sk, flow, &datagram) {
+            Some(self.direct.batch())
+        } else {
+            None
+        };
+        Some(self.message.send_copy::<Flow>(socket, &datagram, frames))
     }
 }

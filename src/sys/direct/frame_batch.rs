@@ -30,6 +30,8 @@ const TABLE: usize = (BULK * size_of::<FrameEntry>()).next_multiple_of(LINE);
 /// A sender's datagrams that leave as frames.
 pub(crate) struct FrameBatch {
     open: Option<Open>,
+    /// Has the frames of a batch leave, of which there may be none.
+    leave: fn(TakenSkb),
     /// Frames of the last batch.
     last: usize,
     /// An skb without data for the next datagram that hooks are asked about, or null.
@@ -84,7 +86,7 @@ struct Stray {
 pub(in crate::sys) enum Pushed {
     /// It is a frame, or has gone elsewhere: what sendmsg returns.
     Done(c_int),
-    /// The batch has to be flushed before the datagram goes by the stack.
+    /// It is for [`FrameBatch::send_by_stack`].
     Left,
 }
 
@@ -110,10 +112,12 @@ unsafe fn can_push(sk: *mut bindings::sock, datagram: &Datagram<'_>) -> bool {
 }
 
 impl FrameBatch {
-    /// Without frames.
-    pub(crate) fn new() -> Self {
+    /// Without frames. `leave` has those of a batch leave, of which there may be none; it is called in process
+    /// context.
+    pub(crate) fn new(leave: fn(TakenSkb)) -> Self {
         Self {
             open: None,
+            leave,
             last: BULK,
             spare: ptr::null_mut(),
             stray: None,
@@ -192,8 +196,16 @@ impl FrameBatch {
         self.open.as_ref().map(charge)
     }
 
+    /// Has the frames leave that are there. Process context.
+    #[inline(never)]
+    pub(crate) fn flush(&mut self) {
+        if let Some(packet) = self.end() {
+            (self.leave)(packet);
+        }
+    }
+
     /// Ends the batch; gives its frames, of which there may be none.
-    pub(crate) fn end(&mut self) -> Option<TakenSkb> {
+    fn end(&mut self) -> Option<TakenSkb> {
         let open = self.open.take()?;
         self.last = open.count;
         let (skb, count) = (open.skb, open.count as u16);
@@ -318,20 +330,32 @@ impl FrameBatch {
         Err(Pushed::Left)
     }
 
-    /// Gives the stack this datagram, which was pushed last, if the stack has to go on with it. The
-    /// batch must have been flushed. Process context.
-    pub(crate) fn send_stray(&mut self, datagram: &Datagram<'_>) -> Option<Result> {
-        let Stray { skb, stage } = self.stray.take()?;
-        let _rcu = rcu::read_lock();
-        // SAFETY: The stray owned the skb, which holds its sock by its charge, and its dst by a
-        // reference. The stack owns it from here. The route's reference keeps the dst that it was
-        // made with.
-        let sent = unsafe {
-            let sk = bindings::kopi_skb_sk(skb.as_ptr());
-            let error = bindings::kopi_output_by_stack(sk, skb.as_ptr(), stage);
-            datagram::sent(sk, datagram.dst(), datagram.data().len(), error)
+    /// Sends by the stack a datagram that was [`Pushed::Left`], behind those that were pushed before: as
+    /// [`Datagram::send`] does, or what hooks have made of it. Process context.
+    ///
+    /// # Safety
+    ///
+    /// `sk` must be the valid sock of the datagram, with its socket.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::sys) unsafe fn send_by_stack(
+        &mut self,
+        sk: *mut bindings::sock,
+        datagram: &Datagram<'_>,
+    ) -> Option<c_int> {
+        self.flush();
+        let Some(Stray { skb, stage }) = self.stray.take() else {
+            // SAFETY: Required of the caller.
+            return unsafe { datagram.send(sk) };
         };
-        Some(kernel::error::to_result(sent.min(0)))
+        let _rcu = rcu::read_lock();
+        // SAFETY: The stray owned the skb, which holds its dst by a reference. The stack owns it from here. The
+        // caller passes a valid sock, and the route's reference keeps the dst that the skb was made with.
+        unsafe {
+            let error = bindings::kopi_output_by_stack(sk, skb.as_ptr(), stage);
+            let len = datagram.data().len();
+            Some(datagram::sent(sk, datagram.dst(), len, error))
+        }
     }
 }
 

@@ -26,6 +26,7 @@ use crate::{
         errno::eopnotsupp,
         pernet::NetRef,
         plain_message::PlainMessage,
+        reaper,
         region::Vma,
         slab::{Cache, CacheBox},
         sock::{LockedSock, LockedStream, Sock},
@@ -380,6 +381,7 @@ impl<T: Protocol> Registration<T> {
                     bindings::kopi_tcp_vacate(sk);
                 }
                 // Softirqs that still use the state have ended after a grace period.
+                reaper::will_free();
                 bindings::call_rcu(state.rcu.get(), Some(Self::free));
             }
             inner(socket)
@@ -400,6 +402,7 @@ impl<T: Protocol> Registration<T> {
             );
             drop(CacheBox::from_raw(state));
         }
+        reaper::has_freed();
     }
 }
 

@@ -25,8 +25,6 @@ pub(in crate::sys) struct RingMessage<'a> {
     pub(in crate::sys) datagram: Option<&'a Datagram<'a>>,
     /// What makes a frame of the datagram, if it may leave so.
     pub(in crate::sys) frames: Option<&'a mut FrameBatch>,
-    /// `frames` has left the message alone: nothing was sent.
-    pub(in crate::sys) left: bool,
     /// UDP has said `EAGAIN`, which says that the send buffer was full; a hook or a security module that says so
     /// means something else.
     pub(in crate::sys) full: bool,
@@ -48,11 +46,10 @@ impl RingMessage<'_> {
             return unsafe { datagram.send(sk) };
         };
         // SAFETY: Required of the caller; the batch is the datagram's.
-        match unsafe { frames.push(sk, datagram) } {
-            Pushed::Done(sent) => Some(sent),
-            Pushed::Left => {
-                self.left = true;
-                Some(0)
+        unsafe {
+            match frames.push(sk, datagram) {
+                Pushed::Done(sent) => Some(sent),
+                Pushed::Left => frames.send_by_stack(sk, datagram),
             }
         }
     }
