@@ -88,7 +88,7 @@ check "an ordinary program by kopi run" \
 check "which has a KOPI socket" says socat beside program kopictl ps
 end program
 
-check "where locked memory is short, that is said" says "raise it (ulimit -l)" \
+check "where locked memory is short, that is said" says "RLIMIT_MEMLOCK (ulimit -l)" \
 	refused run --rm --timeout 20 --ulimit memlock=65536:65536 --user 1002 -- "${server[@]}"
 # As some have it for other families.
 jq '.syscalls |= map(.names -= ["socket"]) + [{names: ["socket"], action: "SCMP_ACT_ALLOW",
