@@ -26,7 +26,8 @@ impl LocalOut for Flow {
             if via != to && self.denies_hop(sk, via, sent) {
                 return Outcome::Denied;
             }
-            self.sends(sk, sent, again || family::was_checked::<Self>(sk, &to))
+            let judged = again || family::was_judged::<Self>(sk, &to, sent.packets());
+            self.sends(sk, sent, judged)
         })
     }
 

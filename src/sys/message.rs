@@ -8,7 +8,7 @@ use super::bindings;
 use super::{
     datagram::Datagram,
     direct::frame_batch::FrameBatch,
-    family::{self, Protocol, RingMessage},
+    family::{self, Judged, Protocol, RingMessage},
     region::PageVec,
     socket::Socket,
     ubuf::{Notification, Released}, //
@@ -22,7 +22,6 @@ use crate::pure::abi::{
     META_TTL,
     META_TXTIME, //
 };
-use crate::pure::rule::Peer;
 use core::{
     mem::{size_of, MaybeUninit},
     ptr, //
@@ -43,17 +42,17 @@ pub(crate) struct SendMsg {
     control: [u64; CONTROL_WORDS],
     /// Words of `control` in use.
     control_len: usize,
-    /// The peer for which the rules judged the message.
-    pub(crate) checked_peer: Peer,
+    /// What the rules judged of the message.
+    pub(crate) judged: Judged,
     /// The last message wasn't sent since the send buffer was full.
     pub(crate) was_full: bool,
 }
 
 impl SendMsg {
-    /// A message to the connected peer, which the rules judged for `checked_peer`.
-    pub(crate) fn new(checked_peer: Peer) -> Self {
+    /// A message to the connected peer.
+    pub(crate) fn new(judged: Judged) -> Self {
         Self {
-            checked_peer,
+            judged,
             name: pin_init::zeroed(),
             name_len: 0,
             control: [0; CONTROL_WORDS],
@@ -272,7 +271,7 @@ impl SendMsg {
             datagram,
             frames: None,
             full: false,
-            checked_peer: self.checked_peer,
+            judged: self.judged,
         };
         let header = &mut message.header;
         header.msg_flags = bindings::MSG_DONTWAIT;

@@ -14,6 +14,7 @@ use crate::pure::{
 use crate::rules::{Outcome, Packets};
 use crate::sys::{
     errno::enobufs,
+    family::Judged,
     sock::Sock, //
 };
 use kernel::prelude::*;
@@ -22,7 +23,7 @@ use kernel::prelude::*;
 const SHOWN_MAX: usize = 256;
 
 /// No peer.
-pub(super) const NOBODY: Peer = Peer {
+const NOBODY: Peer = Peer {
     address: [0; 16],
     port: 0,
 };
@@ -58,9 +59,12 @@ impl Passed {
             && self.bytes >= bytes
     }
 
-    /// The peer that was judged, or none if there are no rules.
-    pub(super) fn peer(&self) -> Peer {
-        self.peer
+    /// What was judged; nothing if there are no rules.
+    pub(super) fn judged(&self) -> Judged {
+        Judged {
+            peer: self.peer,
+            datagrams: self.datagrams,
+        }
     }
 
     /// The batch was sent, or refused.

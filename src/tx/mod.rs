@@ -320,7 +320,7 @@ impl Sender {
             flow.counters.tx_taken.add(datagrams);
             return self.finish(channel, error);
         }
-        self.output.message.checked_peer = self.passed.peer();
+        self.output.message.judged = self.passed.judged();
         let direct = &mut self.output.direct;
         direct.look_ahead(number, count, |ahead| self.ring.peek(ahead).flow);
 

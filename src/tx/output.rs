@@ -5,7 +5,7 @@
 
 use super::batch::Batch;
 use super::completion::{in_flight, Batched, InFlight, REFERENCES_MAX};
-use super::judge::NOBODY;
+use super::judge::Passed;
 use crate::channel::Channel;
 use crate::direct::DatagramSender;
 use crate::flow::Flow;
@@ -73,7 +73,7 @@ impl Output {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
             pages: PageVec::new(PIECES_MAX)?,
-            message: SendMsg::new(NOBODY),
+            message: SendMsg::new(Passed::NOTHING.judged()),
             routes: Routes::new(),
             direct: DatagramSender::new(),
             copies_all: false,
@@ -100,10 +100,10 @@ impl Output {
         };
         let copied = self.copies_all || each <= copybreak();
         let region = channel.region();
-        // As it was counted, and judged, whatever becomes of the socket's option meanwhile. The
-        // hook of LOCAL_OUT counts what was judged for nobody.
-        if segmentation.size != 0 || self.message.checked_peer != NOBODY {
-            if let Ok(size) = u16::try_from(segmentation.size) {
+        // The socket's own option needs no message of its own: a call that changes it waits for
+        // this one (see `Flow::begin_busy`).
+        if segmentation.segment != 0 {
+            if let Ok(size) = u16::try_from(segmentation.segment) {
                 self.message.segment(size);
             }
         }

@@ -28,8 +28,17 @@ pub(in crate::sys) struct RingMessage<'a> {
     /// UDP has said `EAGAIN`, which says that the send buffer was full; a hook or a security module that says so
     /// means something else.
     pub(in crate::sys) full: bool,
-    /// The peer for which the rules judged the message.
-    pub(in crate::sys) checked_peer: Peer,
+    /// What the rules judged of the message.
+    pub(in crate::sys) judged: Judged,
+}
+
+/// What the rules judged of a message before it became a packet.
+#[derive(Clone, Copy)]
+pub(crate) struct Judged {
+    /// The peer.
+    pub(crate) peer: Peer,
+    /// The number of datagrams.
+    pub(crate) datagrams: u64,
 }
 
 impl RingMessage<'_> {
@@ -86,8 +95,8 @@ pub(in crate::sys) unsafe fn send_ring_message<T: Protocol>(
 }
 
 /// Whether the current task is in [`send_ring_message`] for this sock, with a message that the
-/// rules judged for this peer. In an RCU read-side section.
-pub(crate) fn was_checked<T: Protocol>(sk: &Sock, peer: &Peer) -> bool {
+/// rules judged, as at least so many datagrams to this peer. In an RCU read-side section.
+pub(crate) fn was_judged<T: Protocol>(sk: &Sock, peer: &Peer, datagrams: u64) -> bool {
     // SAFETY: The sock is borrowed, and is a flow's. The caller is in an RCU read-side section, as
     // this function requires, which lasts until the state isn't used any more.
     let state = unsafe { state::<T>(sk.as_ptr()) };
@@ -100,6 +109,8 @@ pub(crate) fn was_checked<T: Protocol>(sk: &Sock, peer: &Peer) -> bool {
                 .message
                 .load(Ordering::Relaxed)
                 .as_ref()
-                .is_some_and(|message| message.checked_peer == *peer)
+                .is_some_and(|message| {
+                    message.judged.peer == *peer && message.judged.datagrams >= datagrams
+                })
     })
 }
