@@ -107,7 +107,6 @@ struct kopi_tcp_counts {
 void kopi_lock_sock(struct sock *sk);
 int kopi_tcp_occupy(struct sock *sk);
 void kopi_tcp_vacate(struct sock *sk);
-void kopi_tcp_vacate_listener(struct sock *sk);
 bool kopi_tcp_has_ulp(const struct sock *sk);
 void kopi_tcp_abort(struct sock *sk, int error);
 void kopi_tcp_abort_locked(struct sock *sk, int error);

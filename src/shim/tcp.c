@@ -49,15 +49,6 @@ void kopi_tcp_vacate(struct sock *sk)
 	write_unlock_bh(&sk->sk_callback_lock);
 }
 
-/* The same, if it is a listener. Process context. */
-void kopi_tcp_vacate_listener(struct sock *sk)
-{
-	lock_sock(sk);
-	if (sk->sk_state == TCP_LISTEN)
-		kopi_tcp_vacate(sk);
-	release_sock(sk);
-}
-
 bool kopi_tcp_has_ulp(const struct sock *sk)
 {
 	return READ_ONCE(inet_csk(sk)->icsk_ulp_ops);

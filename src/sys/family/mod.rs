@@ -324,6 +324,7 @@ impl<T: Protocol> Registration<T> {
             sk: ptr::null_mut(),
             message: AtomicPtr::new(ptr::null_mut()),
             sender: AtomicPtr::new(ptr::null_mut()),
+            connecting: Atomic::new(0),
             protocol <- T::new(net),
         }? Error);
         // SAFETY: The cache is there as long as the family is registered.

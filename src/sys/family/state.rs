@@ -42,6 +42,8 @@ pub(super) struct State<T> {
     pub(super) message: AtomicPtr<RingMessage<'static>>,
     /// The task that is in [`send_ring_message`]. It may be compared, and never dereferenced.
     pub(super) sender: AtomicPtr<c_void>,
+    /// Calls that may connect the stream, and are under way: none of them loses its `sk_user_data`.
+    pub(super) connecting: Atomic<u32>,
     /// The protocol's own state.
     pub(super) protocol: T,
 }

@@ -20,6 +20,7 @@ use core::{mem::MaybeUninit, ptr};
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
+    sync::atomic::ordering::{Full, Relaxed},
 };
 
 /// Of errno(3); errors of connect() that say that it goes on.
@@ -45,6 +46,7 @@ impl<T: Protocol> Registration<T> {
                 };
                 let this = Socket::from_raw(socket);
                 let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
+                let _connecting = Connecting::begin(state, this.sk());
                 Self::may_become_connected(state, this, &given)?;
                 // It doesn't wait for the peer before the rules were asked about the local port
                 // that the connection has now.
@@ -56,11 +58,17 @@ impl<T: Protocol> Registration<T> {
                 if begun != EINPROGRESS && begun != EALREADY || flags & nonblocking != 0 {
                     return Ok(begun);
                 }
+                let ports = this.sk().ports();
                 // For a connection that was begun before, its time-out gives EALREADY.
-                match inner(socket, name, len, flags) {
-                    EALREADY => Ok(begun),
-                    ended => Ok(ended),
+                let ended = match inner(socket, name, len, flags) {
+                    EALREADY => begun,
+                    ended => ended,
+                };
+                if this.sk().ports() != ports {
+                    // Another thread has disconnected it, and it was connected anew.
+                    Self::became_connected(state, this)?;
                 }
+                Ok(ended)
             }
         })
     }
@@ -76,13 +84,7 @@ impl<T: Protocol> Registration<T> {
 
     /// The stream is being connected, or was disconnected.
     fn became_connected(state: &State<T>, socket: &Socket) -> Result {
-        let connected = state.protocol.connected(socket);
-        // Another thread may have had it listen meanwhile, which gives the place up.
-        let occupied = match socket.sk().peer() {
-            Some(_) => socket.sk().occupy(),
-            None => Ok(()),
-        };
-        connected.and(occupied).inspect_err(|_| {
+        state.protocol.connected(socket).inspect_err(|_| {
             // SAFETY: The caller uses the socket.
             unsafe { disconnect(socket.as_ptr()) };
         })
@@ -102,8 +104,7 @@ impl<T: Protocol> Registration<T> {
                 let this = Socket::from_raw(socket);
                 state.protocol.may_listen(this)?;
                 to_result(inner(socket, backlog))?;
-                // Arrays of BPF programs accept listeners in which it is free.
-                bindings::kopi_tcp_vacate_listener((*socket).sk);
+                vacate_listener(state, this.sk());
                 state
                     .protocol
                     .listening(this)
@@ -189,6 +190,7 @@ impl<T: Protocol> Registration<T> {
                     return Ok(inner(socket, message, len));
                 }
                 // It connects the socket, too.
+                let _connecting = Connecting::begin(state, this.sk());
                 if let Some(name) = sent_to(this.sk(), &*message) {
                     Self::may_become_connected(state, this, &name)?;
                 }
@@ -259,6 +261,43 @@ impl<T: Protocol> Registration<T> {
             }
         }
     }
+}
+
+/// A call that may connect a stream. Process context.
+///
+/// A connected stream's `sk_user_data` stays occupied: each call that connects it occupies it first, and what has the
+/// stream listen gives it up only if there is no such call. Threads may connect, disconnect and listen at once.
+struct Connecting<'a, T> {
+    state: &'a State<T>,
+    sk: &'a Sock,
+}
+
+impl<'a, T> Connecting<'a, T> {
+    fn begin(state: &'a State<T>, sk: &'a Sock) -> Self {
+        // Full order: who has the sock's lock after this one's `occupy` finds it.
+        state.connecting.fetch_add(1, Full);
+        Self { state, sk }
+    }
+}
+
+impl<T> Drop for Connecting<'_, T> {
+    fn drop(&mut self) {
+        self.state.connecting.fetch_sub(1, Full);
+        if self.sk.is_listening() {
+            // Which found this call.
+            vacate_listener(self.state, self.sk);
+        }
+    }
+}
+
+/// Gives up `sk_user_data` of a listener that nobody is connecting: arrays of BPF programs accept listeners in which
+/// it is free. Process context.
+fn vacate_listener<T>(state: &State<T>, sk: &Sock) {
+    sk.with_stream_locked(|locked| {
+        if locked.sk().is_listening() && state.connecting.load(Relaxed) == 0 {
+            locked.vacate();
+        }
+    });
 }
 
 /// Whether getting an option of a stream reads from it.

@@ -102,6 +102,12 @@ impl<'a> LockedStream<'a> {
         self.0
     }
 
+    /// Gives up what [`Sock::occupy`] has occupied, if it has.
+    pub(in crate::sys) fn vacate(&self) {
+        // SAFETY: The sock is a locked TCP sock, by the invariants.
+        unsafe { bindings::kopi_tcp_vacate(self.0.as_ptr()) };
+    }
+
     /// Ends the connection with an error that the program gets; the peer gets a RST.
     pub(crate) fn abort(&self, error: Error) {
         let errno = error.to_errno().wrapping_neg();
