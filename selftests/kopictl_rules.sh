@@ -75,6 +75,17 @@ check "flush takes all away, but the default" eval 'rule default deny && rule fl
 check "which stops all" cannot root "$nc" 5433
 check "what was saved comes back" eval 'kopictl restore /tmp/saved && rule save | cmp - /tmp/saved'
 
+# A rule that other lines come before, or that lines are taken from before, is the same.
+kept=$(rule list --json | jq -c '.rules[-1] | [.handle, .packets]')
+(echo 'user 4000 allow'; cat /tmp/saved; echo 'user 4001 allow') >/tmp/more
+check "rules keep their handles and counters in a longer set" eval 'kopictl restore /tmp/more && rule list --json |
+	has --argjson kept "$kept" ".rules[-2] | [.handle, .packets] == \$kept"'
+(echo 'user 4001 allow'; tail -n 1 /tmp/saved) >/tmp/fewer
+check "and in a shorter one of another order" eval 'kopictl restore /tmp/fewer && rule list --json |
+	has --argjson kept "$kept" ".rules[-1] | [.handle, .packets] == \$kept"'
+check "new ones are others" eval 'kopictl restore /tmp/saved && kopictl restore /tmp/more && rule list --json | has \
+	"[.rules[].handle] | (unique | length) == length and .[0] > .[-2]"'
+
 kopictl restore /tmp/saved && rule default deny
 : >/tmp/empty
 check "an empty file is refused" ends_with 1 kopictl restore /tmp/empty

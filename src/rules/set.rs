@@ -132,6 +132,38 @@ impl Rule {
     }
 }
 
+/// Rules among which one that stays is looked for: one that has moved further, by lines that were taken out before
+/// it, is made anew. Who replaces a set holds genl's lock.
+const LOOK_AHEAD: usize = 64;
+
+/// The rules of a set that another one replaces. Those that the new one has, too, go on counting.
+pub(crate) struct Replaced {
+    left: KVVec<Option<Arc<Rule>>>,
+    /// Those before it are taken.
+    first: usize,
+}
+
+impl Replaced {
+    /// Process context.
+    pub(crate) fn new(old: &RuleSet) -> Result<Self> {
+        let mut left = KVVec::with_capacity(old.rules.len(), GFP_KERNEL_ACCOUNT)?;
+        for rule in old.rules.iter() {
+            left.push(Some(rule.clone()), GFP_KERNEL_ACCOUNT)?;
+        }
+        Ok(Self { left, first: 0 })
+    }
+
+    /// Takes the next rule of these parts out, if there is one.
+    pub(crate) fn take(&mut self, parts: &Parts) -> Option<Arc<Rule>> {
+        while let Some(None) = self.left.get(self.first) {
+            self.first = self.first.saturating_add(1);
+        }
+        let mut near = self.left.iter_mut().skip(self.first).take(LOOK_AHEAD);
+        near.find(|rule| rule.as_ref().is_some_and(|rule| rule.is_made_of(parts)))?
+            .take()
+    }
+}
+
 /// Rules in their order, and the default for what none matches.
 pub(crate) struct RuleSet {
     pub(crate) rules: KVVec<Arc<Rule>>,

@@ -9,7 +9,7 @@ mod show;
 use crate::flow::Flow;
 use crate::netns::Net;
 use crate::ordinary::forget_unnoted;
-use crate::rules::{NetPolicy, Rule, RuleSet};
+use crate::rules::{NetPolicy, Replaced, Rule, RuleSet};
 use crate::sys::{
     context::cond_resched,
     errno::eopnotsupp,
@@ -207,6 +207,7 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
         }
     }
     let old = net.policy.rules();
+    let mut replaced = Replaced::new(&old)?;
     let mut set = RuleSet {
         rules: KVVec::new(),
         deny_others: request
@@ -225,14 +226,12 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
             ));
         }
         let parts = parts(request, &table)?;
-        let place = set.rules.len();
-        if place >= rules_max(request) {
+        if set.rules.len() >= rules_max(request) {
             return Err(request.refuse(ENOSPC, c"there are too many rules", Some(&attr)));
         }
-        // A rule that stays goes on counting.
-        let rule = match old.rules.get(place) {
-            Some(rule) if rule.is_made_of(&parts) => rule.clone(),
-            _ => {
+        let rule = match replaced.take(&parts) {
+            Some(rule) => rule,
+            None => {
                 set.last_handle = set.last_handle.checked_add(1).ok_or(ENOSPC)?;
                 Rule::new(set.last_handle, parts)?
             }
