@@ -182,6 +182,9 @@ for field, value in ((36, 77), (44, 0x8000), (48, 1)):
     victim.region[victim.frame(2):victim.frame(2) + 64] = b"\0" * 64
     struct.pack_into("=H", victim.region, victim.frame(2) + field, value)
     refused(f"metadata with {value:#x} at {field}", e.EINVAL, (victim.frame(2) + 64, 8, 0, 2, 0))
+struct.pack_into(kopi.META_FORMAT, victim.region, victim.frame(2), socket.inet_aton("127.0.0.1"), b"", b"", 0, socket.AF_INET,
+                 *[0] * 8)
+refused("an address without a port, of a flow that is connected", e.EINVAL, (victim.frame(2) + 64, 8, 0, 2, 0))
 small = Channel(tx=64, completion=8)
 small.sock.connect(plain.getsockname())
 for _ in range(8):

@@ -276,11 +276,15 @@ class Case:
         if state == "requested":
             usual.wait_for_refusals()
             flow.wait_for_refusals()
-        looks = []
-        for member in usual, flow:
-            looks.append(seen(member) + [member.look() if member.open else None])
+
+        def far_result(member):
             ends = member.far_result()
-            looks[-1].append([how.replace("end", "more may come") for (_, how), _ in ends] if state in UNREAD else ends)
+            return [how.replace("end", "more may come") for (_, how), _ in ends] if state in UNREAD else ends
+        looks = [seen(member) + [member.look() if member.open else None] for member in (usual, flow)]
+        # What look() has done to the other ends takes a moment to get there.
+        wait_until(lambda: far_result(usual) == far_result(flow), 10)
+        for look, member in zip(looks, (usual, flow)):
+            look.append(far_result(member))
         expect(looks[0] == looks[1], "the same", f"plain {looks[0]}, stream {looks[1]}")
 
     def check_denied(self, state, usual, flow):

@@ -185,7 +185,9 @@ struct kopi_meta {
 	__u8	local[16];	/* RX: destination; TX: source, with KOPI_META_LOCAL */
 	__be16	peer_port;
 	__be16	local_port;	/* RX only */
-	__u16	family;		/* AF_INET, AF_INET6; TX: AF_UNSPEC is the connected peer */
+	__u16	family;		/* AF_INET, AF_INET6; TX: AF_UNSPEC, or no peer and
+				 * no port, is the connected peer
+				 */
 	__u16	gso_size;	/* bytes of each datagram in a GSO or GRO packet, or 0 */
 	__u32	ifindex;	/* RX: device; TX: scope of a link-local peer, and with
 				 * KOPI_META_LOCAL the device to leave by, or 0

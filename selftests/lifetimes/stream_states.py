@@ -29,6 +29,8 @@ class Member(Driven):
         self.case, self.state, self.is_flow, self.port = case, state, is_flow, port
         # The other end's sockets; how much was written to the first of them, and read from it; the thread that sleeps.
         self.far, self.sent, self.taken, self.sleeper = [], 0, 0, None
+        # How much was read from each of them.
+        self.read = {}
         # The same in the test itself, after exec.
         self.adopted = None
         # Whether the program lives, and has the socket; whether that has been released.
@@ -176,7 +178,7 @@ class Member(Driven):
         self.ask("close")
         self.open = False
         self.far.pop().close()
-        wait("TIME_WAIT", lambda: self.case.connections(self.port, 6))
+        wait(f"TIME_WAIT of {'the flow' if self.is_flow else 'the plain socket'}", lambda: self.case.connections(self.port, 6))
 
     def sleep(self, call):
         """Has a thread sleep in a call."""
@@ -243,9 +245,13 @@ class Member(Driven):
         wait("the call ends", lambda: self.ask("awake"))
 
     def far_result(self):
-        """What the other end gets: for each of its sockets how much it can read and what then, and its state."""
-        ends = [(drain(far), state_of(far)) for far in self.far]
-        self.taken += ends[0][0][0] if ends else 0
+        """What the other end gets: for each of its sockets how much it has read and what then, and its state."""
+        ends = []
+        for far in self.far:
+            got, how = drain(far)
+            self.read[far] = self.read.get(far, 0) + got
+            ends.append(((self.read[far], how), state_of(far)))
+        self.taken = ends[0][0][0] if ends else self.taken
         return ends
 
     def leave(self, abort):

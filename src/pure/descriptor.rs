@@ -32,6 +32,10 @@ pub fn check_meta(meta: &Meta) -> Result<(), Bad> {
     if meta.flags & !Meta::TX_FLAGS != 0 || meta.len != 0 || (meta.timestamp != 0 && !timed) {
         return Err(Bad::Field);
     }
+    // To send to the connected peer is not what was asked for.
+    if meta.family != 0 && meta.peer_port == 0 && meta.peer != [0; 16] {
+        return Err(Bad::Field);
+    }
     let needs_family = meta.flags & META_LOCAL != 0 || meta.peer_port != 0;
     match meta.family {
         AF_INET | AF_INET6 => Ok(()),

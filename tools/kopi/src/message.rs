@@ -32,7 +32,7 @@ impl Message {
         Self::default()
     }
 
-    /// To `peer`.
+    /// To `peer`, whose port must not be 0: the packet comes back with `EINVAL` then.
     #[inline]
     pub fn to(peer: SocketAddr) -> Self {
         let mut meta = Meta {

@@ -71,8 +71,10 @@ proptest! {
         len in prop_oneof![Just(0u32), any::<u32>()],
         timestamp in prop_oneof![Just(0u64), any::<u64>()],
         peer_port in prop_oneof![Just(0u16), any::<u16>()],
+        peer in prop_oneof![Just([0u8; 16]), any::<[u8; 16]>()],
     ) {
-        let meta = Meta { family, flags, len, timestamp, peer_port, ..Meta::from_words(words) };
+        let words = Meta::from_words(words);
+        let meta = Meta { family, flags, len, timestamp, peer_port, peer, ..words };
         let known = flags & !0b10_1111 == 0;
         let timed = flags & 0b10_0000 != 0;
         let addressed = peer_port != 0 || flags & 1 != 0;
@@ -81,7 +83,9 @@ proptest! {
             0 => !addressed,
             _ => false,
         };
-        let good = known && len == 0 && (timestamp == 0 || timed) && family_fits;
+        // An address needs its port.
+        let complete = family == 0 || peer_port != 0 || peer == [0; 16];
+        let good = known && len == 0 && (timestamp == 0 || timed) && family_fits && complete;
         prop_assert_eq!(check_meta(&meta), if good { Ok(()) } else { Err(Bad::Field) });
     }
 

@@ -342,7 +342,7 @@ int kopi_arm(struct kopi_channel *channel, int want);
 /*
  * kopi_meta_to - empties `meta`, and sets the peer to send to, with the scope of an IPv6 address.
  *
- * 0, or -EINVAL: `len` is too short. -EAFNOSUPPORT: neither AF_INET nor AF_INET6. Other fields
+ * 0, or -EINVAL: `len` is too short, or the port is 0. -EAFNOSUPPORT: neither AF_INET nor AF_INET6. Other fields
  * can be set afterwards: tos (with ECN), ttl, mark, timestamp and local, each with its flag, and
  * gso_size, for which the channel needs KOPI_CHANNEL_GSO.
  */

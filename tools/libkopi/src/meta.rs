@@ -61,6 +61,10 @@ unsafe fn to(peer: *const sockaddr, len: socklen_t) -> Result<Meta, Errno> {
         }
         _ => return Err(Errno(libc::EAFNOSUPPORT)),
     }
+    if meta.peer_port == 0 {
+        // As the kernel says of it.
+        return Err(INVALID);
+    }
     Ok(meta)
 }
 

@@ -6,6 +6,7 @@ a channel belongs to one thread at a time. None of them sleeps.
 """
 
 import ctypes
+import errno
 import os
 import socket
 from ctypes import (POINTER, Structure, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64,
@@ -107,6 +108,11 @@ def family():
     return library.family()
 
 
+# What socket.socket knows besides addresses and names of hosts.
+_NAMES = {(socket.AF_INET, ""): "0.0.0.0", (socket.AF_INET6, ""): "::",
+          (socket.AF_INET, "<broadcast>"): "255.255.255.255"}
+
+
 def meta_to(address, version):
     """Metadata with a destination: (host, port), or for IPv6 (host, port, flowinfo, scope), where `version` is
     AF_INET or AF_INET6, and the host is an address: OSError if not. Raises what socket.sendto() raises for bad
@@ -116,8 +122,11 @@ def meta_to(address, version):
         raise TypeError("the port must be an int")
     if not 0 <= port <= 65535:
         raise OverflowError("the port must be 0-65535")
+    if port == 0:
+        # As the kernel says of it.
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
     meta = Meta(peer_port=port, family=version)
-    packed = socket.inet_pton(version, host)
+    packed = socket.inet_pton(version, _NAMES.get((version, host), host))
     meta.peer[:len(packed)] = packed
     if len(more) > 1:
         meta.ifindex = more[1]

@@ -18,6 +18,8 @@ from .packets import Batch
 
 # A payload's maximum in bytes.
 LONGEST = 65535
+# Seconds after which to look again where poll(2) can't sleep.
+NAP = 0.005
 # Descriptors that a batch has at most, besides those of its last packet.
 BATCH_MAX = 1024
 
@@ -182,6 +184,15 @@ class Socket:
             raise TimeoutError("timed out")
         if found[0][1] & select.POLLERR:
             library.flow_error(self._opened.flow)
+            self._nap(until)
+
+    @staticmethod
+    def _nap(until):
+        """There is something in the error queue, say: poll(2) can't be told to pass it over."""
+        left = NAP if until is None else until - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        time.sleep(min(NAP, left))
 
     def _deadline(self):
         return None if self._timeout is None else time.monotonic() + self._timeout

@@ -15,6 +15,7 @@ import kopi
 LOCAL = "127.0.0.1"
 # A hang, and not a busy machine.
 PATIENCE = 60
+IP_RECVERR = 11
 
 
 def plain(family=socket.AF_INET):
@@ -53,6 +54,37 @@ class AsUdp(unittest.TestCase):
                     self.assertEqual(peer.recvfrom(70000), (data, sock.getsockname()))
                     peer.sendto(data, sock.getsockname())
                     self.assertEqual(sock.recvfrom(70000), (data, peer.getsockname()))
+
+    def test_names_that_are_no_hosts(self):
+        for sock, peer in self.both():
+            sock.sendto(b"to the any-address", ("", peer.getsockname()[1]))
+            self.assertEqual(peer.recv(100), b"to the any-address")
+            # Without SO_BROADCAST.
+            with self.assertRaises(PermissionError):
+                sock.sendto(b"to all", ("<broadcast>", peer.getsockname()[1]))
+        for sock, peer in self.both(socket.AF_INET6):
+            sock.sendto(b"to the any-address", ("", peer.getsockname()[1]))
+            self.assertEqual(peer.recv(100), b"to the any-address")
+
+    def test_port_0_is_nobody(self):
+        for family in (socket.AF_INET, socket.AF_INET6):
+            for sock, peer in self.both(family):
+                sock.connect(peer.getsockname())
+                with self.assertRaises(OSError) as raised:
+                    sock.sendto(b"to nobody", (peer.getsockname()[0], 0))
+                self.assertEqual(raised.exception.errno, errno.EINVAL)
+
+    def test_an_entry_in_the_error_queue_ends_no_timeout(self):
+        for sock, peer in self.both():
+            sock.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+            sock.connect(peer.getsockname())
+            peer.close()
+            sock.settimeout(1)
+            sock.send(b"refused")
+            with self.assertRaises(ConnectionRefusedError):
+                sock.recv(10)
+            with self.assertRaises(TimeoutError):
+                sock.recv(10)
 
     def test_all_buffers_are_taken(self):
         for sock, peer in self.both():
