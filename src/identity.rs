@@ -14,6 +14,7 @@ use crate::sys::{
     task::{Identity, Task}, //
 };
 use kernel::{
+    alloc::Flags,
     new_spinlock,
     prelude::*,
     sync::{
@@ -42,52 +43,73 @@ pub(crate) struct Owner {
 }
 
 impl Owner {
-    /// The current process. Process context.
-    pub(crate) fn current() -> Result<Self> {
+    /// That of an identity, which is found now: `ENOMEM`.
+    fn new(identity: impl FnOnce() -> Result<Identity>, flags: Flags) -> Result<Self> {
+        // Before the identity is read: a later owner has a greater age.
         let age = next_age();
         Ok(Self {
-            identity: Arc::new(Identity::current()?, GFP_KERNEL_ACCOUNT)?,
+            identity: Arc::new(identity()?, flags)?,
             age,
         })
+    }
+
+    /// The current process. Process context.
+    pub(crate) fn current() -> Result<Self> {
+        Self::new(Identity::current, GFP_KERNEL_ACCOUNT)
     }
 
     /// The current process, as the first that uses a socket: `ENOMEM`. Process context.
     ///
-    /// A set-user-ID program is taken for the user who started it, without a program, if that user made
-    /// the socket: see [`was_started_by`].
+    /// Where the socket isn't its own ([`is_lent_to_root`], [`was_started_by`]), it is taken for the user who
+    /// made the socket, without a program.
     pub(crate) fn first_of(sk: &Sock) -> Result<Self> {
-        let age = next_age();
-        let mut identity = Identity::current()?;
-        if was_started_by(sk.uid()) {
-            let maker = (sk.uid(), sk.gid());
-            if maker != (identity.uid, identity.gid) {
-                (identity.uid, identity.gid) = maker;
-                identity.program = None;
-            }
-        }
-        Ok(Self {
-            identity: Arc::new(identity, GFP_KERNEL_ACCOUNT)?,
-            age,
-        })
+        Self::new(
+            || {
+                let identity = Identity::current()?;
+                let maker = (sk.uid(), sk.gid());
+                let lent = is_lent_to_root(identity.uid, sk) || was_started_by(maker, false);
+                Ok(if lent {
+                    identity.or_maker(sk)
+                } else {
+                    identity
+                })
+            },
+            GFP_KERNEL_ACCOUNT,
+        )
     }
 
-    /// A task's process: `ENOMEM`. In an RCU read-side section.
-    pub(crate) fn of(task: &Task) -> Result<Self> {
-        let age = next_age();
-        Ok(Self {
-            identity: Arc::new(Identity::of(task)?, GFP_ATOMIC | __GFP_NOWARN)?,
-            age,
-        })
+    /// The process of a task that has a socket: `ENOMEM`. In an RCU read-side section.
+    pub(crate) fn of(task: &Task, sk: &Sock, flags: Flags) -> Result<Self> {
+        Self::new(
+            || {
+                let identity = Identity::of(task, flags)?;
+                let lent = is_lent_to_root(identity.uid, sk);
+                Ok(if lent {
+                    identity.or_maker(sk)
+                } else {
+                    identity
+                })
+            },
+            flags,
+        )
     }
 
-    /// The owner of a socket that was this one's, when the current process uses it: that process, but
-    /// for a set-user-ID program of [`was_started_by`]. Process context.
-    pub(crate) fn or_current(&self) -> Result<Self> {
-        if was_started_by(self.identity.uid) {
+    /// The owner of a socket that was this one's, when the current process uses it: that process, unless the
+    /// socket isn't its own. Process context.
+    pub(crate) fn or_current(&self, sk: &Sock) -> Result<Self> {
+        if self.is_kept(sk) {
             Ok(self.again())
         } else {
             self.shared_or_current()
         }
+    }
+
+    /// Whether a socket of this owner's, which the current process uses, stays that of this owner. Process
+    /// context.
+    pub(crate) fn is_kept(&self, sk: &Sock) -> bool {
+        let Identity { uid, gid, .. } = *self.identity;
+        is_lent_to_root(context::current_euid(), sk)
+            || was_started_by((uid, gid), self.identity.has_capabilities)
     }
 
     /// The current process, whose identity this one may have already. Process context.
@@ -108,14 +130,21 @@ impl Owner {
     }
 }
 
-/// Whether the current process is a set-user-ID program, say, that a process of this user may have
-/// started, and given a socket to, as its standard error: it doesn't own the socket, or that user would
-/// have what rules allow to the program's. Process context.
+/// Whether a socket that another user has made is used by root, who doesn't own it then: a command that
+/// sudo(8) starts, or a service, may have it as its standard error, and that user would have what rules
+/// allow to root. Any context.
+fn is_lent_to_root(euid: u32, sk: &Sock) -> bool {
+    euid == 0 && sk.uid() != 0
+}
+
+/// Whether the current process is a set-user-ID program, say, that a process of this user and group may
+/// have started, and given a socket to: it doesn't own the socket, for the same reason. Process context.
 ///
 /// Any process can say that it is such a program (PR_SET_MM_MAP). So those are believed that gain nothing:
-/// root, and who is that user in truth.
-fn was_started_by(uid: u32) -> bool {
-    context::is_secure() && (context::current_uid() == uid || context::current_euid() == 0)
+/// root, and who has that user's ids in truth, unless that process had capabilities, too.
+fn was_started_by(ids: (u32, u32), had_capabilities: bool) -> bool {
+    let are_own = || (context::current_uid(), context::current_gid()) == ids;
+    context::is_secure() && (context::current_euid() == 0 || are_own() && !had_capabilities)
 }
 
 /// The process that used a channel last, by its doorbell or by mapping it.

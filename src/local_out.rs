@@ -52,6 +52,7 @@ fn judge(
     }
     let mut sent = OutPacket {
         peer: packet.to,
+        from_port: packet.from_port,
         gso_size: packet.gso_size,
         bytes: packet.bytes,
         mark: packet.mark,

@@ -65,40 +65,25 @@ impl Ordinary {
         )
     }
 
-    /// Whether packets to and from a peer are denied, as far as the socket needs both.
-    fn denies(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
-        let denies = |direction| self.policy.denies(sk, direction, peer);
-        if sk.is_stream() {
-            denies(Direction::Out) || denies(Direction::In)
-        } else {
-            denies(direction)
-        }
-    }
-
     /// Judges the packets of a call, which has no peer if the socket has none.
     fn may_exchange(&self, sk: &Sock, call: SocketCall, peer: Option<Peer>) -> Result {
         let direction = match call {
             SocketCall::Send => Direction::Out,
             _ => Direction::In,
         };
-        self.policy.identify_if_new()?;
-        if !self.policy.net().are_enforced() {
+        let policy = &self.policy;
+        let caller = policy.identify_if_new(sk)?;
+        if !policy.net().are_enforced() {
             return Ok(());
         }
         let judged = peer.map(Peer::or_loopback);
-        let denied = match &judged {
-            Some(peer) => self.denies(sk, direction, peer),
-            None => self.policy.show(sk)?.1 & direction as u32 != 0,
-        };
-        if denied {
-            self.policy.net().denied.fetch_add(1, Relaxed);
-            let refused = Refused::Call(call, peer);
-            notify_refused(&self.policy, sk, refused, || {
-                self.policy.what_to_tell(sk, direction, judged.as_ref())
+        let permission = policy.may_exchange(&caller, sk, direction, judged.as_ref());
+        permission.map_err(|_| {
+            notify_refused(policy, sk, Refused::Call(call, peer), || {
+                policy.what_to_tell(sk, direction, judged.as_ref())
             });
-            return Err(EACCES);
-        }
-        Ok(())
+            EACCES
+        })
     }
 
     /// Tells listeners of a packet that is refused.
@@ -123,7 +108,7 @@ impl Ordinary {
             bytes: sent.bytes.into(),
             again,
         };
-        let (outcome, _) = self.policy.decide(sk, Direction::Out, &peer, packets);
+        let (outcome, _) = self.policy.decide(None, sk, Direction::Out, &peer, packets);
         match outcome {
             Outcome::Pass => sent.change(self.policy.changes(sk, &peer)),
             Outcome::Denied => self.tell_of_packet(sk, Direction::Out, &peer),
@@ -160,8 +145,8 @@ impl JudgesOrdinary for Ordinary {
         Self::new(sk, Owner::first_of(sk)?, GFP_KERNEL_ACCOUNT)
     }
 
-    fn of_task(sk: &Sock, task: &Task) -> Result<Arc<Self>> {
-        Self::new(sk, Owner::of(task)?, GFP_ATOMIC | __GFP_NOWARN)
+    fn of_task(sk: &Sock, task: &Task, flags: Flags) -> Result<Arc<Self>> {
+        Self::new(sk, Owner::of(task, sk, flags)?, flags)
     }
 
     fn of_child(&self) -> Result<Arc<Self>> {
@@ -182,24 +167,26 @@ impl JudgesOrdinary for Ordinary {
         }
         let judged = match call {
             SocketCall::Bind => {
-                policy.identify()?;
+                let caller = policy.identify(sk)?;
                 // A port that the kernel chooses is judged with the packets.
                 match to.map_or(0, |to| to.port) {
                     0 => Ok(()),
-                    port => policy.may_bind(sk, port),
+                    port => policy.may_bind(Some(&caller), sk, port),
                 }
             }
             SocketCall::Connect => {
-                policy.identify()?;
-                to.map_or(Ok(()), |to| policy.may_connect(sk, &to.or_loopback()))
+                let caller = policy.identify(sk)?;
+                to.map_or(Ok(()), |to| {
+                    policy.may_connect(Some(&caller), sk, &to.or_loopback())
+                })
             }
             SocketCall::Listen => {
-                policy.identify()?;
-                policy.may_listen(sk)
+                let caller = policy.identify(sk)?;
+                policy.may_listen(Some(&caller), sk)
             }
             SocketCall::Accept => {
-                policy.identify_if_new()?;
-                policy.may_listen(sk)
+                let caller = policy.identify_if_new(sk)?;
+                policy.may_listen(Some(&caller), sk)
             }
             SocketCall::Send => {
                 // TCP sends to its peer, whatever the call names.
@@ -223,9 +210,11 @@ impl JudgesOrdinary for Ordinary {
             again: false,
         };
         let outcome = match known {
+            // Rules would take it for one of the IPv4 host.
+            _ if size.is_mapped => Outcome::Denied,
             None => unknown(sk, Direction::In, from),
             Some(Self { policy, .. }) if !sk.is_stream() => {
-                policy.decide(sk, Direction::In, from, packets).0
+                policy.decide(None, sk, Direction::In, from, packets).0
             }
             Some(Self { policy, .. }) if policy.denies(sk, Direction::In, from) => Outcome::Denied,
             Some(_) => Outcome::Pass,
@@ -267,6 +256,9 @@ pub(crate) fn forget_unnoted() {
 pub(crate) fn sends(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
     if !Ordinary::are_judged(sk.net()) {
         return Outcome::Pass;
+    }
+    if sent.is_from_elsewhere(sk) {
+        return Outcome::Denied;
     }
     if let Some(known) = ordinary::known::<Ordinary>(sk) {
         return known.sends(sk, sent, via, again);

@@ -80,7 +80,8 @@ unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
 
 /* shim/udp.c */
 bool kopi_udp_queues_empty(struct sock *sk);
-unsigned int kopi_udp_first_gso_size(struct sock *sk);
+bool kopi_skb_is_mapped(const struct sk_buff *skb);
+unsigned int kopi_udp_first(struct sock *sk, bool *is_mapped);
 bool kopi_udp_is_queueing(struct sock *sk);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
@@ -457,7 +458,7 @@ unsigned long kopi_copy_from_user(void *to, const void __user *from, unsigned lo
 struct kmem_cache *kopi_slab_create(const char *name, unsigned int size,
 				    unsigned int align);
 void *kopi_slab_alloc(struct kmem_cache *cache);
-struct page *kopi_alloc_pages_atomic(unsigned int order);
+struct page *kopi_alloc_pages_nowait(unsigned int order);
 void *kopi_page_address(const struct page *page);
 int kopi_page_ref_count(const struct page *page);
 void kopi_page_ref_add(struct page *page, int n);
@@ -467,6 +468,8 @@ unsigned long kopi_page_size(struct page *page);
 
 /* shim/task.c */
 uid_t kopi_current_uid(void);
+gid_t kopi_current_gid(void);
+bool kopi_current_has_capabilities(void);
 struct user_namespace *kopi_current_user_ns(void);
 struct user_namespace *kopi_user_ns_parent(const struct user_namespace *ns);
 uid_t kopi_user_ns_owner(const struct user_namespace *ns);
@@ -561,6 +564,7 @@ struct kopi_sent {
 	/* The first hop of a source route; otherwise the same as above. */
 	struct in6_addr via;
 	u16 port;
+	u16 from_port;
 	u16 gso_size;
 	u32 bytes;
 	u32 mark;

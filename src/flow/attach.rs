@@ -169,7 +169,7 @@ impl Flow {
         }
         let policy = self.policy();
         // Before other processes can send by it.
-        policy.identify_if_new()?;
+        policy.identify_if_new(socket.sk())?;
         // A ring sends nothing for the flow before begin_busy() can find the channel.
         self.busy.fetch_add(1, Full);
         let attached = self.attach_busy(socket, &channel, is_guest);

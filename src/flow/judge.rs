@@ -4,6 +4,7 @@
 
 use super::Flow;
 use crate::events::{notify, Event};
+use crate::identity::Owner;
 use crate::monitor::{self, Unsent};
 use crate::pure::rule::{Direction, Peer};
 use crate::rules::{Outcome, Packets, Stopped};
@@ -16,6 +17,8 @@ use kernel::prelude::*;
 /// A packet, or GSO packet, that a socket sends.
 pub(crate) struct OutPacket {
     pub(crate) peer: Peer,
+    /// The local port from which it leaves.
+    pub(crate) from_port: u16,
     /// Bytes of each datagram of a GSO packet; else 0.
     pub(crate) gso_size: u16,
     /// Bytes of payload.
@@ -31,6 +34,12 @@ impl OutPacket {
             0 => 1,
             size => self.bytes.div_ceil(u32::from(size)).max(1),
         })
+    }
+
+    /// Whether it leaves from another port than its socket has now: udp_v6_send_skb() (net/ipv6/udp.c, 7.3.4)
+    /// gives a datagram the port that the socket had when the datagram was begun. Rules can't judge it.
+    pub(crate) fn is_from_elsewhere(&self, sk: &Sock) -> bool {
+        self.from_port != u16::from_be(sk.local_port())
     }
 
     /// Gives it a rule's mark and priority.
@@ -49,10 +58,22 @@ impl Flow {
         peer: impl FnOnce() -> Peer,
         packets: Packets,
     ) -> Outcome {
+        self.decide_for(None, sk, direction, peer, packets)
+    }
+
+    /// The same for the process that makes a call.
+    pub(super) fn decide_for(
+        &self,
+        caller: Option<&Owner>,
+        sk: &Sock,
+        direction: Direction,
+        peer: impl FnOnce() -> Peer,
+        packets: Packets,
+    ) -> Outcome {
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };
-        let (outcome, stopped) = policy.decide(sk, direction, &peer(), packets);
+        let (outcome, stopped) = policy.decide(caller, sk, direction, &peer(), packets);
         if let Some(stopped) = stopped {
             sk.set_error(EACCES);
             notify(self, sk, Event::Denied(stopped));
@@ -75,7 +96,10 @@ impl Flow {
             again,
         };
         let peer = sent.peer;
-        let outcome = self.decide(sk, Direction::Out, || peer, packets);
+        let outcome = match sent.is_from_elsewhere(sk) {
+            true => Outcome::Denied,
+            false => self.decide(sk, Direction::Out, || peer, packets),
+        };
         if outcome == Outcome::Pass {
             sent.change(policy.changes(sk, &peer));
         } else {

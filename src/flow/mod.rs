@@ -87,6 +87,12 @@ impl Flow {
         Some(self.policy()).filter(|policy| policy.is_in_force())
     }
 
+    /// Whether rules judge its packets. Any context.
+    #[inline]
+    pub(crate) fn is_judged(&self) -> bool {
+        self.policy_in_force().is_some()
+    }
+
     /// The flow's number on its channel; 0 without one.
     pub(crate) fn number(&self) -> u32 {
         self.attachment.as_ref().map_or(0, |at| at.number)

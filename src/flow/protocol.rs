@@ -65,7 +65,7 @@ unsafe impl Protocol for Flow {
 
     fn opened(&self, socket: &Socket) -> Result {
         // accept() may have waited since the policy was made.
-        self.policy.identify()?;
+        self.policy.identify(socket.sk())?;
         let net = socket.sk().net().state();
         // SAFETY: `release` calls `close`, and the family calls `release` before it releases the
         // socket.
@@ -96,11 +96,11 @@ unsafe impl Protocol for Flow {
 
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result {
         let policy = self.policy();
-        policy.identify()?;
+        let caller = policy.identify(socket.sk())?;
         match name.peer() {
             // Which port it gets is known afterwards.
             Some(end) if end.port != 0 => {
-                let decision = policy.may_bind(socket.sk(), end.port);
+                let decision = policy.may_bind(Some(&caller), socket.sk(), end.port);
                 self.permit(socket, decision, |stopped| Event::BindDenied(stopped, end))
             }
             _ => Ok(()),
@@ -110,7 +110,8 @@ unsafe impl Protocol for Flow {
     fn bound(&self, socket: &Socket) -> Result {
         let policy = self.policy();
         let port = u16::from_be(socket.sk().local_port());
-        self.permit(socket, policy.may_bind(socket.sk(), port), Event::Denied)?;
+        let decision = policy.may_bind(None, socket.sk(), port);
+        self.permit(socket, decision, Event::Denied)?;
         self.follow_port(socket.sk());
         notify(self, socket.sk(), Event::Bound);
         Ok(())
@@ -118,10 +119,10 @@ unsafe impl Protocol for Flow {
 
     fn may_connect(&self, socket: &Socket, name: &Name) -> Result {
         let policy = self.policy();
-        policy.identify()?;
+        let caller = policy.identify(socket.sk())?;
         match name.peer() {
             Some(peer) => {
-                let decision = policy.may_connect(socket.sk(), &peer);
+                let decision = policy.may_connect(Some(&caller), socket.sk(), &peer);
                 self.permit(socket, decision, |stopped| {
                     Event::ConnectDenied(stopped, peer)
                 })
@@ -140,7 +141,7 @@ unsafe impl Protocol for Flow {
         // By the local port that it has now.
         self.permit(
             socket,
-            policy.may_connect(socket.sk(), &peer),
+            policy.may_connect(None, socket.sk(), &peer),
             Event::Denied,
         )?;
         self.follow_port(socket.sk());
@@ -155,14 +156,16 @@ unsafe impl Protocol for Flow {
 
     fn may_listen(&self, socket: &Socket) -> Result {
         let policy = self.policy();
-        policy.identify()?;
-        self.permit(socket, policy.may_listen(socket.sk()), Event::Denied)
+        let caller = policy.identify(socket.sk())?;
+        let decision = policy.may_listen(Some(&caller), socket.sk());
+        self.permit(socket, decision, Event::Denied)
     }
 
     fn listening(&self, socket: &Socket) -> Result {
         let policy = self.policy();
         // By the local port that it has now.
-        self.permit(socket, policy.may_listen(socket.sk()), Event::Denied)?;
+        let decision = policy.may_listen(None, socket.sk());
+        self.permit(socket, decision, Event::Denied)?;
         notify(self, socket.sk(), Event::Bound);
         Ok(())
     }
@@ -171,8 +174,9 @@ unsafe impl Protocol for Flow {
         let Some(policy) = self.policy_in_force() else {
             return Ok(());
         };
-        policy.identify_if_new()?;
-        self.permit(socket, policy.may_listen(socket.sk()), Event::Denied)
+        let caller = policy.identify_if_new(socket.sk())?;
+        let decision = policy.may_listen(Some(&caller), socket.sk());
+        self.permit(socket, decision, Event::Denied)
     }
 
     fn may_use(&self, socket: &Socket) -> Result {
@@ -217,11 +221,20 @@ unsafe impl Protocol for Flow {
         self.end_busy();
     }
 
+    fn moves(&self, socket: &Socket) {
+        // Rules that name its port or its device judge what is read then.
+        if self.is_judged() {
+            let dropped = family::purge(socket.sk());
+            self.counters.rx_taken.add(dropped);
+            self.counters.rx_drop_rule.add(dropped);
+        }
+    }
+
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result {
         let Some(policy) = self.policy_in_force() else {
             return Ok(());
         };
-        policy.identify_if_new()?;
+        let caller = policy.identify_if_new(socket.sk())?;
         let peer = match name {
             Some(name) => name.peer(),
             None => socket.sk().peer(),
@@ -238,7 +251,7 @@ unsafe impl Protocol for Flow {
                 bytes: bytes as u64,
                 again,
             };
-            self.decide(socket.sk(), Direction::Out, || peer, packets)
+            self.decide_for(Some(&caller), socket.sk(), Direction::Out, || peer, packets)
         };
         let outcome = judge(true);
         let refusal = match outcome {
@@ -341,8 +354,8 @@ unsafe impl Protocol for Flow {
             let is_shown = monitor::is_watched(self) && !socket.sk().peeks_on();
             return is_shown.then(|| policy.reading()).transpose();
         }
-        policy.identify_if_new()?;
-        let (_, denied) = policy.show(socket.sk())?;
+        let caller = policy.identify_if_new(socket.sk())?;
+        let (_, denied) = policy.show(Some(&caller), socket.sk())?;
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
         }
@@ -366,7 +379,18 @@ unsafe impl Protocol for Flow {
             bytes: size.bytes,
             again,
         };
-        let outcome = self.decide(socket.sk(), Direction::In, || peer, packets);
+        let outcome = match self.policy_in_force() {
+            None => Outcome::Pass,
+            // Rules would take it for one of the IPv4 host.
+            Some(_) if size.is_mapped => Outcome::Denied,
+            // Another process may have read since may_read().
+            Some(policy) => match policy.identify_if_new(socket.sk()) {
+                Ok(caller) => {
+                    self.decide_for(Some(&caller), socket.sk(), Direction::In, || peer, packets)
+                }
+                Err(_) => Outcome::Denied,
+            },
+        };
         if monitor::is_watched(self) && !(peeks && matches!(outcome, Outcome::Pass)) {
             monitor::show_first(self, socket.sk(), outcome, &peer);
         }

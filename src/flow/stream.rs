@@ -8,6 +8,7 @@
 
 use super::{Flow, OutPacket};
 use crate::events::{notify, Event};
+use crate::identity::Owner;
 use crate::pure::{
     abi::Stats,
     rule::{Direction, Peer}, //
@@ -21,8 +22,8 @@ use kernel::prelude::*;
 
 impl Flow {
     /// Whether the rules of now deny the stream; tells listeners what they have just stopped: `ENOMEM`.
-    fn judge_stream(&self, sk: &Sock) -> Result<bool> {
-        let verdict = self.policy().judge_stream(sk, sk.peer().as_ref());
+    fn judge_stream(&self, caller: Option<&Owner>, sk: &Sock) -> Result<bool> {
+        let verdict = self.policy().judge_stream(caller, sk, sk.peer().as_ref());
         let StreamVerdict { denied, stopped } = verdict.ok_or(ENOMEM)?;
         for stopped in stopped.into_iter().flatten() {
             notify(self, sk, Event::Denied(stopped));
@@ -35,8 +36,8 @@ impl Flow {
         let Some(policy) = self.policy_in_force() else {
             return Ok(());
         };
-        policy.identify_if_new()?;
-        if !self.judge_stream(sk)? {
+        let caller = policy.identify_if_new(sk)?;
+        if !self.judge_stream(Some(&caller), sk)? {
             return Ok(());
         }
         family::follow_later::<Self>(sk);
@@ -48,7 +49,7 @@ impl Flow {
         if self.policy_in_force().is_none() {
             return;
         }
-        if self.judge_stream(sk) == Ok(true) && sk.is_listening() {
+        if self.judge_stream(None, sk) == Ok(true) && sk.is_listening() {
             // It stays, and accept() says why nothing comes.
             sk.set_error(EACCES);
         } else if sk.peer().is_some() {
@@ -72,7 +73,7 @@ impl Flow {
         if sk.is_listening() {
             return;
         }
-        if self.judge_stream(sk) == Ok(true) {
+        if self.judge_stream(None, sk) == Ok(true) {
             locked.abort(EACCES);
         } else {
             self.policy().apply_locked(locked, &peer);
@@ -94,7 +95,7 @@ impl Flow {
         if sk.is_listening() && policy.denies(sk, Direction::In, &sent.peer) {
             return Outcome::Denied;
         }
-        let (outcome, stopped) = policy.decide(sk, Direction::Out, &sent.peer, packets);
+        let (outcome, stopped) = policy.decide(None, sk, Direction::Out, &sent.peer, packets);
         if let Some(stopped) = stopped {
             notify(self, sk, Event::Denied(stopped));
         }

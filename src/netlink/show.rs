@@ -78,7 +78,7 @@ fn put_facts(
         message.u32(uapi::KOPI_A_FLOW_CHANNEL_ERROR, errno)?;
     }
     put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats(socket.sk()))?;
-    let (handles, denied) = policy.show(socket.sk())?;
+    let (handles, denied) = policy.show(None, socket.sk())?;
     for (kind, handle) in [uapi::KOPI_A_FLOW_RULE_OUT, uapi::KOPI_A_FLOW_RULE_IN]
         .into_iter()
         .zip(handles)

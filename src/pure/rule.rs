@@ -145,11 +145,13 @@ pub struct Received {
     pub datagrams: u64,
     /// Bytes of payload, of all together.
     pub bytes: u64,
+    /// It came by IPv6, from an IPv4-mapped address.
+    pub is_mapped: bool,
 }
 
 impl Received {
     /// With so many bytes of payload, and of each datagram of a GRO packet, or 0.
-    pub fn new(bytes: u32, gso_size: u32) -> Self {
+    pub fn new(bytes: u32, gso_size: u32, is_mapped: bool) -> Self {
         let datagrams = match gso_size {
             0 => 1,
             size => bytes.div_ceil(size).max(1),
@@ -157,6 +159,7 @@ impl Received {
         Self {
             datagrams: datagrams.into(),
             bytes: bytes.into(),
+            is_mapped,
         }
     }
 }

@@ -6,8 +6,9 @@
 //! again when the set, its process, its port or its device is another; a packet costs a comparison
 //! (`verdict.rs`). Only where a rule names a peer does a packet's destination matter: the set is
 //! then walked for a peer, too, and the last one remembered. `policy.rs` is what the rest of KOPI
-//! asks.
+//! asks, and `calls.rs` what processes' calls ask.
 
+mod calls;
 mod net_policy;
 mod policy;
 mod set;

@@ -3,11 +3,10 @@
 //! The policy of a flow: its owner, and what the rules decide about its calls and its packets.
 
 use super::net_policy::NetPolicy;
-use super::set::RuleSet;
-use super::verdict::{with_facts, Evaluation, Verdicts};
+use super::verdict::{Evaluation, Verdicts};
 use super::{Outcome, Packets, Stopped};
 use crate::identity::{Owner, User};
-use crate::pure::rule::{Direction, Judgement, Peer};
+use crate::pure::rule::{Direction, Peer};
 use crate::sys::{
     lock::SpinLockBh,
     sock::{LockedStream, Sock},
@@ -26,15 +25,19 @@ use kernel::{
 };
 
 /// The owner of a flow, and the verdicts on it. Small, as each flow has one.
-struct PolicyState {
-    owner: Owner,
+pub(super) struct PolicyState {
+    pub(super) owner: Owner,
     /// The user of the flow's channel, once it has one.
-    user: Option<Arc<User>>,
+    pub(super) user: Option<Arc<User>>,
     /// See [`Policy::reading`]; allocated when somebody reads so.
     reading: Option<Arc<Mutex<bool>>>,
     /// Allocated when there are rules.
     verdicts: Option<KBox<Verdicts>>,
 }
+
+/// The process whose call is judged, as [`Policy::identify`] has found it; `None` where it is no call, and the
+/// owner of now is judged.
+pub(super) type Caller<'a> = Option<&'a Owner>;
 
 /// What the rules decide about a stream.
 #[derive(Default)]
@@ -48,7 +51,7 @@ pub(crate) struct StreamVerdict {
 /// The owner of a flow, and the rules' verdicts on it.
 #[pin_data]
 pub(crate) struct Policy {
-    net: Arc<NetPolicy>,
+    pub(super) net: Arc<NetPolicy>,
     is_flow: bool,
     #[pin]
     state: SpinLockBh<PolicyState>,
@@ -116,15 +119,28 @@ impl Policy {
     }
 
     /// Acts on the flow's owner of now, and the verdicts on it.
-    fn with_state<T>(&self, act: impl FnOnce(&mut PolicyState) -> T) -> T {
+    pub(super) fn with_state<T>(&self, act: impl FnOnce(&mut PolicyState) -> T) -> T {
+        self.with_state_of(None, act)
+    }
+
+    /// The same; the process that makes a call is the owner meanwhile, whoever makes another call at the
+    /// same time.
+    pub(super) fn with_state_of<T>(
+        &self,
+        caller: Caller<'_>,
+        act: impl FnOnce(&mut PolicyState) -> T,
+    ) -> T {
         let mut state = self.state.lock();
         let user = state.user.as_ref();
         let old = user
             .and_then(|user| user.later_than(&state.owner))
             .map(|owner| state.change_owner(owner));
+        let other = caller
+            .filter(|caller| !Arc::ptr_eq(&caller.identity, &state.owner.identity))
+            .map(|caller| state.change_owner(caller.clone()));
         let result = act(&mut state);
         drop(state);
-        drop(old);
+        drop((old, other));
         result
     }
 
@@ -134,7 +150,17 @@ impl Policy {
         sk: &Sock,
         act: impl FnOnce(&mut Evaluation<'_>) -> T,
     ) -> Option<T> {
-        let (result, old) = self.with_state(|state| {
+        self.with_evaluation_of(None, sk, act)
+    }
+
+    /// The same for the process that makes a call.
+    pub(super) fn with_evaluation_of<T>(
+        &self,
+        caller: Caller<'_>,
+        sk: &Sock,
+        act: impl FnOnce(&mut Evaluation<'_>) -> T,
+    ) -> Option<T> {
+        let (result, old) = self.with_state_of(caller, |state| {
             let mut evaluation = state.evaluation(sk)?;
             let old = evaluation.refresh(&self.net);
             Some((act(&mut evaluation), old))
@@ -151,25 +177,6 @@ impl Policy {
     /// The identity of the flow's owner. Any context but hard interrupts.
     pub(crate) fn identity(&self) -> Arc<Identity> {
         self.with_state(|state| state.owner.identity.clone())
-    }
-
-    /// The current process becomes the flow's owner. Process context.
-    pub(crate) fn identify(&self) -> Result {
-        let owner = self.owner().or_current()?;
-        let (old, user) = self.with_state(|state| (state.change_owner(owner), state.user.clone()));
-        drop(old);
-        if let Some(user) = user {
-            user.flow_changed();
-        }
-        Ok(())
-    }
-
-    /// The same, if it is another process than before, or runs another program. Process context.
-    pub(crate) fn identify_if_new(&self) -> Result {
-        if self.identity().process.is_current() {
-            return Ok(());
-        }
-        self.identify()
     }
 
     /// The owner of another one becomes this one's. Any context but hard interrupts.
@@ -193,12 +200,13 @@ impl Policy {
     /// Decides about datagrams to or from a peer, and counts them. Any context but hard interrupts.
     pub(crate) fn decide(
         &self,
+        caller: Caller<'_>,
         sk: &Sock,
         direction: Direction,
         peer: &Peer,
         packets: Packets,
     ) -> (Outcome, Option<Stopped>) {
-        let decided = self.with_evaluation(sk, |evaluation| {
+        let decided = self.with_evaluation_of(caller, sk, |evaluation| {
             let result = evaluation.decide(direction, peer, packets, self.is_flow);
             self.applied
                 .store(evaluation.verdicts.is_applied(), Ordering::Relaxed);
@@ -208,65 +216,6 @@ impl Policy {
             result
         });
         decided.unwrap_or((Outcome::TooFast, None))
-    }
-
-    /// Decides whether the flow may be bound to a local port. Process context.
-    pub(crate) fn may_bind(&self, sk: &Sock, port: u16) -> core::result::Result<(), Stopped> {
-        self.may(|owner, set| {
-            with_facts(Some(owner), sk, port, |facts| {
-                let [out, into] = set.judge(facts, None);
-                (set.denies(out) && set.denies(into)).then_some((into, Direction::In))
-            })
-        })
-    }
-
-    /// Decides whether the flow may be connected to a peer. A connection of TCP needs both
-    /// directions. Process context.
-    pub(crate) fn may_connect(&self, sk: &Sock, peer: &Peer) -> core::result::Result<(), Stopped> {
-        self.may_have(sk, Some(peer), sk.is_stream())
-    }
-
-    /// Decides whether the stream may wait for connections, whoever the peers are. Process context.
-    pub(crate) fn may_listen(&self, sk: &Sock) -> core::result::Result<(), Stopped> {
-        self.may_have(sk, None, true)
-    }
-
-    fn may_have(
-        &self,
-        sk: &Sock,
-        peer: Option<&Peer>,
-        both: bool,
-    ) -> core::result::Result<(), Stopped> {
-        self.may(|owner, set| {
-            with_facts(Some(owner), sk, u16::from_be(sk.local_port()), |facts| {
-                let [out, into] = set.judge(facts, peer);
-                if set.denies(out) {
-                    Some((out, Direction::Out))
-                } else {
-                    (both && set.denies(into)).then_some((into, Direction::In))
-                }
-            })
-        })
-    }
-
-    fn may(
-        &self,
-        denied: impl FnOnce(&Owner, &RuleSet) -> Option<(Judgement, Direction)>,
-    ) -> core::result::Result<(), Stopped> {
-        if !self.net.has_rules() {
-            return Ok(());
-        }
-        let set = self.net.rules();
-        let found = self.with_state(|state| denied(&state.owner, &set));
-        let Some((judgement, direction)) = found else {
-            return Ok(());
-        };
-        let rule = set.rule(judgement);
-        self.net.count_denied(rule.map(Arc::as_ref));
-        Err(Stopped {
-            rule: rule.map_or(0, |rule| rule.handle),
-            direction,
-        })
     }
 
     /// Judges the flow by the rules of now; says which directions they have just stopped.
@@ -291,8 +240,13 @@ impl Policy {
 
     /// Judges a stream by the rules of now, with its peer if it has one; `None` without memory. Any context
     /// but hard interrupts.
-    pub(crate) fn judge_stream(&self, sk: &Sock, peer: Option<&Peer>) -> Option<StreamVerdict> {
-        self.with_evaluation(sk, |evaluation| {
+    pub(crate) fn judge_stream(
+        &self,
+        caller: Caller<'_>,
+        sk: &Sock,
+        peer: Option<&Peer>,
+    ) -> Option<StreamVerdict> {
+        self.with_evaluation_of(caller, sk, |evaluation| {
             let mut verdict = StreamVerdict::default();
             let directions = [Direction::Out, Direction::In];
             for (stopped, direction) in verdict.stopped.iter_mut().zip(directions) {
@@ -404,13 +358,13 @@ impl Policy {
 
     /// The handles of the rules that decide, out and in, and the directions in which nothing
     /// passes, as bits: `ENOMEM`. Process context.
-    pub(crate) fn show(&self, sk: &Sock) -> Result<([Option<u32>; 2], u32)> {
+    pub(crate) fn show(&self, caller: Caller<'_>, sk: &Sock) -> Result<([Option<u32>; 2], u32)> {
         if !self.is_in_force() {
             return Ok(([None; 2], 0));
         }
         // A connection of TCP has one peer.
         let peer = sk.is_stream().then(|| sk.peer()).flatten();
-        let shown = self.with_evaluation(sk, |evaluation| {
+        let shown = self.with_evaluation_of(caller, sk, |evaluation| {
             let mut denied = 0;
             let handles = [Direction::Out, Direction::In].map(|direction| {
                 let judgement = match &peer {
@@ -431,7 +385,7 @@ impl Policy {
 
 impl PolicyState {
     /// Replaces the owner, and gives the old one. The flow is judged anew then.
-    fn change_owner(&mut self, owner: Owner) -> Owner {
+    pub(super) fn change_owner(&mut self, owner: Owner) -> Owner {
         if let Some(verdicts) = &mut self.verdicts {
             verdicts.generation = 0;
         }

@@ -147,7 +147,13 @@ impl Receiver {
             bytes: u64::from(size.total),
             again: false,
         };
-        let result = match flow.decide(sk, Direction::In, || meta.peer(), packets) {
+        let decide = || flow.decide(sk, Direction::In, || meta.peer(), packets);
+        // Rules would take it for one of the IPv4 host.
+        let outcome = match flow.is_judged() && skb.is_mapped() {
+            true => Outcome::Denied,
+            false => decide(),
+        };
+        let result = match outcome {
             Outcome::Pass => self.deliver_all(channel, flow, skb, &mut meta, &size),
             Outcome::Denied => Err((0, DropReason::Rule)),
             Outcome::TooFast => Err((0, DropReason::Rate)),

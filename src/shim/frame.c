@@ -234,8 +234,8 @@ static int after_post_routing6(struct net *net, struct sock *sk, struct sk_buff 
 static bool is_frame(const struct sk_buff *skb, const struct dst_entry *dst, const void *data,
 		     unsigned int len)
 {
-	return skb->data == data && skb->len == len && skb_dst(skb) == dst && !skb_shared(skb) &&
-	       !skb_cloned(skb) && !skb_is_nonlinear(skb) && !skb->encapsulation &&
+	return skb->destructor == sock_wfree && skb->data == data && skb->len == len &&
+	       skb_dst(skb) == dst && !skb_shared(skb) && !skb_cloned(skb) && !skb_is_nonlinear(skb) && !skb->encapsulation &&
 	       !skb_vlan_tag_present(skb) && !skb->tstamp && skb->ip_summed == CHECKSUM_NONE;
 }
 

@@ -109,11 +109,13 @@ static bool read_transport(struct sk_buff *skb, const struct sock *sk, struct ko
 			return false;
 		len = tcp_hdrlen(skb);
 		sent->port = ntohs(tcp_hdr(skb)->dest);
+		sent->from_port = ntohs(tcp_hdr(skb)->source);
 		sent->is_reset = tcp_hdr(skb)->rst;
 	} else {
 		if (!pskb_may_pull(skb, offset + len))
 			return false;
 		sent->port = ntohs(udp_hdr(skb)->dest);
+		sent->from_port = ntohs(udp_hdr(skb)->source);
 	}
 	sent->bytes = skb->len - offset - len;
 	sent->gso_size = skb_shinfo(skb)->gso_size;

@@ -101,9 +101,10 @@ void *kopi_slab_alloc(struct kmem_cache *cache)
 	return kmem_cache_alloc(cache, GFP_KERNEL);
 }
 
-struct page *kopi_alloc_pages_atomic(unsigned int order)
+/* Without sleeping, and without the reserves, which are for what comes in. */
+struct page *kopi_alloc_pages_nowait(unsigned int order)
 {
-	return alloc_pages(GFP_ATOMIC | __GFP_COMP | __GFP_NOWARN, order);
+	return alloc_pages(GFP_NOWAIT | __GFP_COMP | __GFP_NOWARN, order);
 }
 
 void *kopi_page_address(const struct page *page)

@@ -88,6 +88,18 @@ bool kopi_current_is_secure(void)
 	return false;
 }
 
+gid_t kopi_current_gid(void)
+{
+	return from_kgid(&init_user_ns, current_gid());
+}
+
+bool kopi_current_has_capabilities(void)
+{
+	const struct cred *cred = current_cred();
+
+	return cred->user_ns == &init_user_ns && !cap_isclear(cred->cap_permitted);
+}
+
 uid_t kopi_current_euid(void)
 {
 	return from_kuid(&init_user_ns, current_euid());

@@ -14,8 +14,21 @@ bool kopi_udp_queues_empty(struct sock *sk)
 	       skb_queue_empty_lockless(&udp_sk(sk)->reader_queue);
 }
 
-/* Of the datagram that recvmsg() has peeked at, which is where readers find it: 0 unless it is a GRO packet. */
-unsigned int kopi_udp_first_gso_size(struct sock *sk)
+/*
+ * Whether a packet came by IPv6 from an address that stands for one of IPv4. No host has that address: the
+ * packet would pass for one of that IPv4 host. TCP drops it (tcp_v6_conn_request(), net/ipv6/tcp_ipv6.c,
+ * 7.3.4), and UDP doesn't.
+ */
+bool kopi_skb_is_mapped(const struct sk_buff *skb)
+{
+	return skb->protocol == htons(ETH_P_IPV6) && ipv6_addr_v4mapped(&ipv6_hdr(skb)->saddr);
+}
+
+/*
+ * Of the datagram that recvmsg() has peeked at, which is where readers find it: its gso_size, 0 unless it is a
+ * GRO packet; whether it is_mapped.
+ */
+unsigned int kopi_udp_first(struct sock *sk, bool *is_mapped)
 {
 	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
 	unsigned int gso_size = 0;
@@ -23,8 +36,10 @@ unsigned int kopi_udp_first_gso_size(struct sock *sk)
 
 	spin_lock_bh(&queue->lock);
 	skb = skb_peek(queue);
-	if (skb)
+	if (skb) {
 		gso_size = skb_shinfo(skb)->gso_size;
+		*is_mapped = kopi_skb_is_mapped(skb);
+	}
 	spin_unlock_bh(&queue->lock);
 	return gso_size;
 }

@@ -69,6 +69,12 @@ pub(crate) fn current_uid() -> u32 {
     unsafe { bindings::kopi_current_uid() }
 }
 
+/// The real id of the current group, in the initial user namespace. Process context.
+pub(crate) fn current_gid() -> u32 {
+    // SAFETY: The call reads the credentials of the current task, which only that task replaces.
+    unsafe { bindings::kopi_current_gid() }
+}
+
 /// The effective id of the current user, in the initial user namespace. Process context.
 pub(crate) fn current_euid() -> u32 {
     // SAFETY: The call reads the credentials of the current task, which only that task replaces.

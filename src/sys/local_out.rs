@@ -43,6 +43,8 @@ pub(crate) struct Leaving {
     pub(crate) to: Peer,
     /// The first hop of a source route; otherwise the same as `to`.
     pub(crate) via: Peer,
+    /// The local port from which it leaves.
+    pub(crate) from_port: u16,
     /// Bytes of payload of each datagram of a GSO packet; 0 for a non-GSO datagram.
     pub(crate) gso_size: u16,
     /// Bytes of payload in total.
@@ -88,6 +90,7 @@ pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::S
         let mut leaving = Leaving {
             to: peer(&packet.to),
             via: peer(&packet.via),
+            from_port: packet.from_port,
             gso_size: packet.gso_size,
             bytes: packet.bytes,
             mark: packet.mark,

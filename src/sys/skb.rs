@@ -55,6 +55,12 @@ impl SkBuff {
         self.0
     }
 
+    /// Whether it came by IPv6 from an IPv4-mapped address.
+    pub(crate) fn is_mapped(&self) -> bool {
+        // SAFETY: This value owns the skb, whose network header is in the linear part.
+        unsafe { bindings::kopi_skb_is_mapped(self.as_ptr()) }
+    }
+
     /// The skb's address, by which it differs from all other skbs that exist at the same time.
     pub(crate) fn address(&self) -> usize {
         self.as_ptr() as usize

@@ -191,6 +191,8 @@ pub(crate) struct Identity {
     /// Effective ids, in the initial user namespace.
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+    /// It has capabilities in the initial user namespace; of another task than the current one it isn't known.
+    pub(crate) has_capabilities: bool,
     /// The command name of the process, padded with zeroes.
     pub(crate) command: [u8; 16],
     /// `None` for a process without a program, such as a kernel thread.
@@ -206,13 +208,15 @@ impl Identity {
             // SAFETY: The call reads the credentials of the current task, which only that task
             // replaces.
             gid: unsafe { bindings::kopi_current_egid() },
+            // SAFETY: As above.
+            has_capabilities: unsafe { bindings::kopi_current_has_capabilities() },
             command: current_command(),
             program: program(Executable::current(), GFP_KERNEL_ACCOUNT)?,
         })
     }
 
     /// A task's process: `ENOMEM`. In an RCU read-side section.
-    pub(crate) fn of(task: &Task) -> Result<Self> {
+    pub(crate) fn of(task: &Task, flags: Flags) -> Result<Self> {
         let mut command = [0u8; 16];
         // SAFETY: The task is borrowed. RCU, held by the caller, keeps its credentials and its
         // group's leader. `command` has room for TASK_COMM_LEN bytes. The call for the pid takes a
@@ -227,22 +231,39 @@ impl Identity {
                 },
                 uid: bindings::kopi_euid_of(task),
                 gid: bindings::kopi_egid_of(task),
+                has_capabilities: false,
                 command,
                 program: program(
                     NonNull::new(bindings::kopi_get_exe_of(task)).map(Executable),
-                    GFP_ATOMIC | __GFP_NOWARN,
+                    flags,
                 )?,
             })
         }
     }
 
-    /// Whether it equals the identity that the current process has now. Process context.
-    pub(crate) fn is_current(&self) -> bool {
+    /// The same of the user who made a socket, and without a program unless that user is its own.
+    pub(crate) fn or_maker(mut self, sk: &Sock) -> Self {
+        let maker = (sk.uid(), sk.gid());
+        if maker != (self.uid, self.gid) {
+            (self.uid, self.gid) = maker;
+            self.program = None;
+        }
+        self
+    }
+
+    /// Whether the current process is the same, runs the same program, and has the same user and group.
+    /// Process context.
+    pub(crate) fn is_process(&self) -> bool {
         self.process.is_current()
             && self.uid == current_euid()
             // SAFETY: The call reads the credentials of the current task, which only that task
             // replaces.
             && self.gid == unsafe { bindings::kopi_current_egid() }
+    }
+
+    /// Whether it equals the identity that the current process has now. Process context.
+    pub(crate) fn is_current(&self) -> bool {
+        self.is_process()
             && self.command == current_command()
             && self.program_id() == Executable::current().map(|file| file.id())
     }

@@ -47,7 +47,7 @@ impl FramePages {
         // SAFETY: The flags are GFP_ATOMIC, so the allocation may be made in any context.
         let page = unsafe {
             let order = bindings::kopi_get_order(bytes);
-            bindings::kopi_alloc_pages_atomic(order)
+            bindings::kopi_alloc_pages_nowait(order)
         };
         // INVARIANT: The allocation gave its reference, and no high memory.
         NonNull::new(page).map(Self)

@@ -98,11 +98,13 @@ impl<T: Protocol> Reader<'_, T> {
         match u32::try_from(got) {
             Ok(bytes) => {
                 let peer = Name::parse(&name, Unspecified::Nothing).ok_or(EINVAL)?;
+                let mut is_mapped = false;
                 // SAFETY: The socket is in use, by the invariants, and one of UDP.
                 let gso_size = unsafe {
-                    bindings::kopi_udp_first_gso_size(Socket::from_raw(self.socket).sk().as_ptr())
+                    let sk = Socket::from_raw(self.socket).sk().as_ptr();
+                    bindings::kopi_udp_first(sk, &mut is_mapped)
                 };
-                Ok(Some((peer, Received::new(bytes, gso_size))))
+                Ok(Some((peer, Received::new(bytes, gso_size, is_mapped))))
             }
             Err(_) if got == EAGAIN.to_errno() => Ok(None),
             Err(_) => Err(Error::from_errno(got)),

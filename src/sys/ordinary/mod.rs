@@ -79,7 +79,7 @@ pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
     fn of_current(sk: &Sock) -> Result<Arc<Self>>;
 
     /// A socket that another process has open. In an RCU read-side section.
-    fn of_task(sk: &Sock, task: &Task) -> Result<Arc<Self>>;
+    fn of_task(sk: &Sock, task: &Task, flags: Flags) -> Result<Arc<Self>>;
 
     /// A socket that is made out of this one. Any context but hard interrupts.
     fn of_child(&self) -> Result<Arc<Self>>;
@@ -114,6 +114,11 @@ unsafe fn ordinary<'a, T: JudgesOrdinary>(
     }
 }
 
+/// How to allocate where nothing may sleep.
+fn atomic() -> Flags {
+    GFP_ATOMIC | __GFP_NOWARN
+}
+
 /// The value of a sock, which is made if there is none. The context is that of `make` and the flags.
 fn known_or<T: JudgesOrdinary>(
     sk: &Sock,
@@ -131,8 +136,8 @@ fn known_or<T: JudgesOrdinary>(
 }
 
 /// The same, without sleeping, of a sock that a task uses. In an RCU read-side section.
-fn known_or_of<T: JudgesOrdinary>(sk: &Sock, task: &Task) -> Result<Arc<T>> {
-    known_or(sk, GFP_ATOMIC | __GFP_NOWARN, || T::of_task(sk, task))
+fn known_or_of<T: JudgesOrdinary>(sk: &Sock, task: &Task, flags: Flags) -> Result<Arc<T>> {
+    known_or(sk, flags, || T::of_task(sk, task, flags))
 }
 
 /// Whether programs of BPF ask the module about system calls: `ENOMEM`. Process context.
@@ -238,7 +243,9 @@ pub(crate) unsafe fn gets<T: JudgesOrdinary>(sk: *mut raw::Sock, skb: *mut raw::
         // Before UDP takes its header away.
         let header = if sk.is_stream() { 0 } else { 8 };
         let size = (*skb).len.saturating_sub(header);
-        (sk, Received::new(size, bindings::kopi_skb_gso_size(skb)))
+        let gso_size = bindings::kopi_skb_gso_size(skb);
+        let is_mapped = bindings::kopi_skb_is_mapped(skb);
+        (sk, Received::new(size, gso_size, is_mapped))
     };
     let from = Peer {
         // SAFETY: All of the union's fields are the same bytes.
@@ -270,7 +277,7 @@ pub(crate) unsafe fn clones<T: JudgesOrdinary>(sk: *mut raw::Sock, child: *mut r
 fn inherit<T: JudgesOrdinary>(known: &T, child: &Sock, is_new: bool) {
     // Without memory nothing is known of it, which is judged, too.
     if let Ok(value) = known.of_child() {
-        let _ = SockTable::insert(child, value, is_new, GFP_ATOMIC | __GFP_NOWARN);
+        let _ = SockTable::insert(child, value, is_new, atomic());
     }
 }
 
@@ -294,7 +301,8 @@ pub(crate) unsafe fn adds<T: JudgesOrdinary>(sk: *mut raw::Sock, subflow: *mut r
     let known = if task.is_kernels() {
         SockTable::<T>::find(sk)
     } else {
-        known_or_of(sk, task).ok()
+        // Any process may make it happen.
+        known_or_of(sk, task, atomic() | (GFP_KERNEL_ACCOUNT & !GFP_KERNEL)).ok()
     };
     if let Some(known) = known {
         inherit(&*known, subflow, true);
@@ -324,12 +332,12 @@ pub(crate) unsafe fn found<T: JudgesOrdinary>(sk: *mut raw::Sock, task: *mut raw
     // has it open and came last: systemd keeps what it has opened for a service.
     match SockTable::<T>::find(sk) {
         Some(known) if !known.was_used() => {
-            if let Ok(last) = T::of_task(sk, task) {
+            if let Ok(last) = T::of_task(sk, task, atomic()) {
                 known.follow(&last);
             }
         }
         _ => {
-            let _ = known_or_of::<T>(sk, task);
+            let _ = known_or_of::<T>(sk, task, atomic());
         }
     }
 }

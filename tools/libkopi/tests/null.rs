@@ -89,7 +89,10 @@ fn addresses_come_back() {
         unsafe {
             assert_eq!(kopi_meta_to(&mut meta, peer, len), 0);
             assert_eq!(kopi_meta_to(&mut meta, peer, len - 1), -EINVAL);
-            let nowhere = sockaddr_in6 { sin6_port: 0, ..address };
+            let nowhere = sockaddr_in6 {
+                sin6_port: 0,
+                ..address
+            };
             let nowhere = from_ref(&nowhere).cast::<sockaddr>();
             assert_eq!(kopi_meta_to(&mut meta, nowhere, len), -EINVAL);
             assert_eq!(kopi_meta_to(&mut meta, peer, len), 0);

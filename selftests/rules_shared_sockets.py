@@ -1,0 +1,108 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Processes that use a socket at the same time are judged each for itself, and a process whose user has changed as that
+user."""
+
+import os
+import signal
+import socket
+import time
+
+import kopi
+from control import ask, ruled
+from enforced import BOB, CHARLIE, begin, end, kopictl, restore
+from equivalence import namespace
+from kopi import check, told_by_child, wait_until
+
+HOST, PEER = "192.0.2.1", "192.0.2.2"
+SECONDS = 15
+
+
+def become(user):
+    """Of another user from now on."""
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def reads(sock, user, until):
+    """A user's process that reads all the time: how much it got."""
+    become(user)
+    got = 0
+    while time.monotonic() < until:
+        try:
+            sock.recv(64, socket.MSG_DONTWAIT)
+            got += 1
+        except OSError:
+            pass
+    return got
+
+
+def floods(port):
+    """The peer, which sends all the time."""
+    with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        while True:
+            sender.sendto(b"for bob", (HOST, port))
+            time.sleep(0.0005)
+
+
+def race(what, make):
+    """Bob may read, and Charlie may not."""
+    with make() as sock:
+        sock.bind((HOST, 0))
+        sender = kopi.in_child(lambda: floods(sock.getsockname()[1]))
+        until = time.monotonic() + SECONDS
+        readers = []
+        for user in (BOB, CHARLIE, CHARLIE):
+            reader, writer = os.pipe()
+            pid = kopi.in_child(lambda user=user, writer=writer: os.write(writer, b"%d" % reads(sock, user, until)))
+            os.close(writer)
+            readers.append((pid, reader))
+        got = []
+        for pid, reader in readers:
+            got.append(int(os.read(reader, 64)))
+            os.close(reader)
+            os.waitpid(pid, 0)
+        os.kill(sender, signal.SIGKILL)
+        os.waitpid(sender, 0)
+        check(f"{what}: bob gets some", got[0] > 0, got)
+        check(f"{what}: charlie gets nothing", got[1] + got[2] == 0, got)
+
+
+def changes_user(make):
+    """Root's daemon has its socket, and becomes another user."""
+    with make() as sock:
+        sock.bind((HOST, 0))
+        sock.sendto(b"as root", (PEER, 9))
+        become(CHARLIE)
+        try:
+            sock.sendto(b"as charlie", (PEER, 9))
+        except OSError as error:
+            return error.strerror
+    return "sent"
+
+
+def plain():
+    """A socket that isn't KOPI's."""
+    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+
+with ruled() as YNL:
+    ask(YNL, "ruleset-set", {"default": "deny", "rule": [
+        {"uid-min": user, "verdict": "allow"} for user in (0, BOB)]})
+    said = told_by_child(lambda: changes_user(kopi.ip_flow))
+    check("a flow's process is judged by the user that it has become", said == "Permission denied", said)
+    race("a flow", kopi.ip_flow)
+with namespace("host"):
+    begin()
+    restore("default deny\nenforce on\nuser root allow\nuser bob allow\n")
+    said = told_by_child(lambda: changes_user(plain))
+    check("so is that of an ordinary socket", said == "Permission denied", said)
+    race("an ordinary socket", plain)
+    restore("default allow\nenforce on\nuser charlie deny\n")
+    told_by_child(lambda: changes_user(plain))
+    check("the rule counts the call that it has refused",
+          wait_until(lambda: '"denied": 1' in kopictl("rule", "list", "--json")[1] or
+                     '"denied":1' in kopictl("rule", "list", "--json")[1]), kopictl("rule", "list", "--json"))
+    restore("default allow\nenforce off\n")
+    end()
+kopi.finish()
