@@ -335,16 +335,16 @@ fn is_hidden_in_lines(letter: char) -> bool {
 /// Puts a file's rules in force. JSON says what is wrong, too.
 pub(crate) fn restore(options: &Restore, as_json: bool) -> anyhow::Result<()> {
     let restored = restored(options);
-    if as_json {
-        match &restored {
-            Ok(restored) => json(restored)?,
-            Err(error) => json(&Restored {
-                errors: vec![error.into()],
-                ..Restored::default()
-            })?,
-        }
-    }
-    restored.map(drop)
+    let printed = match &restored {
+        _ if !as_json => Ok(()),
+        Ok(restored) => json(restored),
+        Err(error) => json(&Restored {
+            errors: vec![error.into()],
+            ..Restored::default()
+        }),
+    };
+    // Whether anybody reads it changes nothing of what came of it.
+    restored.map(drop).and(printed)
 }
 
 fn restored(options: &Restore) -> anyhow::Result<Restored> {

@@ -6,7 +6,7 @@ mod file;
 
 use super::{
     direct::attach_if_there,
-    limit,
+    is_permission, limit,
     place::{Place, Wrong},
     rule::{adjust, put_in_force},
 };
@@ -23,7 +23,12 @@ use anyhow::{anyhow, bail, Context};
 use clap::{Args, Subcommand};
 use file::File;
 use serde::Serialize;
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, ErrorKind},
+    path::PathBuf,
+};
 
 /// What to do with the configuration.
 #[derive(Subcommand)]
@@ -59,6 +64,9 @@ struct Applied {
     absent: Vec<String>,
     failed: usize,
     errors: Vec<Wrong>,
+    /// How many of those that failed would have been done for somebody else.
+    #[serde(skip)]
+    not_permitted: usize,
 }
 
 /// What a check found.
@@ -73,14 +81,7 @@ struct Checked {
 pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
     match what {
         What::Check(which) => check(which, as_json),
-        What::Apply {
-            which,
-            device: Some(device),
-        } => attach_one(which, device),
-        What::Apply {
-            which,
-            device: None,
-        } => apply(which, as_json),
+        What::Apply { which, device } => apply(which, device.as_deref(), as_json),
     }
 }
 
@@ -111,14 +112,16 @@ fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
         by_kernel = true;
         ask_kernel(&file, &which.name())
     });
-    if as_json {
-        let errors = checked.as_ref().err().map(Wrong::from);
-        json(&Checked {
+    let errors = checked.as_ref().err().map(Wrong::from);
+    let printed = match as_json {
+        true => json(&Checked {
             by_kernel,
             errors: errors.into_iter().collect(),
-        })?;
-    }
-    checked
+        }),
+        false => Ok(()),
+    };
+    // Whether anybody reads it changes nothing of what came of it.
+    checked.and(printed)
 }
 
 fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
@@ -139,20 +142,18 @@ fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// For when a device has come.
-fn attach_one(which: &Which, device: &str) -> anyhow::Result<()> {
-    let file = which.read()?;
-    let named = file.devices.iter().find(|(_, named, _)| named == device);
-    if let Some((_, _, keep_offloads)) = named {
-        attach_if_there(device, *keep_offloads)?;
-    }
-    Ok(())
-}
-
-fn apply(which: &Which, as_json: bool) -> anyhow::Result<()> {
+/// Applies a file, or only what it says of a device that has come.
+fn apply(which: &Which, device: Option<&str>, as_json: bool) -> anyhow::Result<()> {
     let name = which.name();
     let mut applied = Applied::default();
-    let begun = which.read().and_then(|file| {
+    let begun = which.read().and_then(|mut file| {
+        if let Some(device) = device {
+            file = file.only(device);
+            // Others come, too, with or without the module.
+            if file.devices.is_empty() {
+                return Ok(());
+            }
+        }
         Connection::open()?;
         applied.apply(&file, &name);
         Ok(())
@@ -160,30 +161,23 @@ fn apply(which: &Which, as_json: bool) -> anyhow::Result<()> {
     if let Err(error) = &begun {
         applied.count(error);
     }
-    if as_json {
-        json(&applied)?;
-    }
-    begun?;
-    match applied.failed {
-        0 => Ok(()),
-        1 => bail!("{name}: a line is not in force"),
-        failed => bail!("{name}: {failed} lines are not in force"),
-    }
+    let printed = match as_json {
+        true => json(&applied),
+        false => Ok(()),
+    };
+    // Whether anybody reads it changes nothing of what came of it.
+    begun.and_then(|()| applied.came_of_it(&name)).and(printed)
 }
 
 impl Applied {
     /// One line that can't be put in force doesn't keep others from it. Rules come before what makes
     /// packets faster.
     fn apply(&mut self, file: &File, name: &str) {
-        let known = limit::all();
         for (line, limit, value) in &file.limits {
-            let result = match &known {
-                Err(error) => Err(anyhow!("{error:#}")),
-                Ok(known) if !known.contains_key(limit) => {
-                    Err(anyhow!("there is no limit {limit}"))
-                }
-                Ok(_) => limit::set(limit, *value),
-            };
+            let result = limit::all().and_then(|known| match known.contains_key(limit) {
+                true => limit::set(limit, *value),
+                false => Err(anyhow!("there is no limit {limit}")),
+            });
             self.limits += usize::from(self.is_done(name, *line, result).is_some());
         }
         match rules_in_force(&file.rules, name) {
@@ -230,7 +224,21 @@ impl Applied {
 
     fn count(&mut self, error: &anyhow::Error) {
         self.failed += 1;
+        self.not_permitted += usize::from(is_permission(error));
         self.errors.push(error.into());
+    }
+
+    /// What came of all lines.
+    fn came_of_it(&self, name: &str) -> anyhow::Result<()> {
+        let text = match self.failed {
+            0 => return Ok(()),
+            1 => format!("{name}: a line is not in force"),
+            failed => format!("{name}: {failed} lines are not in force"),
+        };
+        if self.not_permitted == self.failed {
+            return Err(io::Error::new(ErrorKind::PermissionDenied, text).into());
+        }
+        bail!(text)
     }
 }
 
