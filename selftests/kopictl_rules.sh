@@ -113,6 +113,27 @@ echo 'rule user root allow' >/tmp/only
 check "one with rules replaces them" eval 'kopictl config apply /tmp/only && rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 1"'
 
+rule default allow
+mount -t tmpfs none /sys/fs/bpf
+printf 'rule user root allow\nenforce on\nrule user bob deny\ndefault deny\n' >/tmp/enforced
+check "that enforcing can't be had is found by a check" ends_with 1 kopictl config check /tmp/enforced
+check "by line" says "/tmp/enforced:2: /sys/fs/bpf has to be BPF's file system"
+printf 'enforce on\n' >/tmp/only
+check "also where there is nothing else" ends_with 1 kopictl config check /tmp/only
+check "which changes nothing" eval 'rule list --json | has ".default == \"allow\" and (.rules | length) == 1"'
+check "it is said, too, when the file is put in force" eval 'kopictl config apply --json /tmp/enforced 2>/tmp/out | has \
+	".failed == 1 and .rules == 2 and (.errors | length) == 1 and .errors[0].line == 2"'
+check "by line" says "/tmp/enforced:2: /sys/fs/bpf has to be BPF's file system"
+check "and the other lines are in force" eval 'rule list --json | has \
+	".default == \"deny\" and (.rules | length) == 2 and .enforce == false"'
+printf 'enforce on\ndefault allow\n' >/tmp/only
+check "as is a default by itself" eval 'kopictl config apply --json /tmp/only 2>/dev/null | has \
+	".failed == 1 and .errors[0].line == 1" && rule list --json | has ".default == \"allow\" and (.rules | length) == 2"'
+printf 'default deny\nenforce on\n' >/tmp/only
+check "a file to be restored is in force as a whole, or not at all" ends_with 1 kopictl restore /tmp/only
+check "which names the line" says "/tmp/only:2: /sys/fs/bpf has to be BPF's file system"
+check "and changes nothing" eval 'rule list --json | has ".default == \"allow\" and (.rules | length) == 2"'
+umount /sys/fs/bpf
 printf 'attach nowhere0\nrule user bob deny\n' >/tmp/only
 check "of one device, JSON says what came of it" eval 'kopictl --json config apply --device nowhere0 /tmp/only 2>/dev/null | has \
 	".failed == 0 and .absent == [\"nowhere0\"] and .rules == 0"'

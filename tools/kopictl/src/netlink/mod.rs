@@ -9,6 +9,8 @@ mod refusal;
 mod tests;
 mod transport;
 
+#[cfg(test)]
+pub(crate) use self::refusal::Refusal;
 pub(crate) use self::{error::Error, exchange::exchange, transport::open};
 
 use self::{error::Result, exchange::messages, transport::Transport};

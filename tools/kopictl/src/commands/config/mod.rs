@@ -8,7 +8,7 @@ use super::{
     direct::attach_if_there,
     is_permission, limit,
     place::{Place, Wrong},
-    rule::{adjust, put_in_force},
+    rule::{adjust, check_enforce, put_in_force},
 };
 use crate::{
     grammar,
@@ -135,11 +135,11 @@ fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
             return Err(anyhow!("there is no limit {limit}").context(Place::line(name, *line)));
         }
     }
-    // Without a rule, there is nothing that the kernel could refuse.
-    if !file.rules.rules.is_empty() {
-        put_in_force(&file.rules, name, true)?;
+    // Without a rule, there is nothing else that the kernel could refuse.
+    if file.rules.rules.is_empty() {
+        return check_enforce(&file.rules, name);
     }
-    Ok(())
+    put_in_force(&file.rules, name, true).map(drop)
 }
 
 /// Applies a file, or only what it says of a device that has come.
@@ -180,11 +180,7 @@ impl Applied {
             });
             self.limits += usize::from(self.is_done(name, *line, result).is_some());
         }
-        match rules_in_force(&file.rules, name) {
-            Ok(rules) => self.rules = rules,
-            // It has the line.
-            Err(error) => self.fail(&error),
-        }
+        self.put_rules(&file.rules, name);
         if let Some((line, engines)) = &file.engines {
             let set = set_engines(engines);
             if self.is_done(name, *line, set).is_some() {
@@ -203,6 +199,24 @@ impl Applied {
                 }
                 None => {}
             }
+        }
+    }
+
+    /// Where `enforce` can't be had, the rules and the default are in force without it.
+    fn put_rules(&mut self, file: &grammar::File, name: &str) {
+        let mut put = rules_in_force(file, name);
+        if let (Err(error), true) = (&put, file.enforce.is_some()) {
+            let rest = rules_in_force(&file.without_enforce(), name);
+            // Else it was about the rest.
+            if rest.is_ok() {
+                self.fail(error);
+            }
+            put = rest;
+        }
+        match put {
+            Ok(rules) => self.rules = rules,
+            // It has the line.
+            Err(error) => self.fail(&error),
         }
     }
 
@@ -248,7 +262,7 @@ fn rules_in_force(file: &grammar::File, name: &str) -> anyhow::Result<usize> {
         return Ok(0);
     }
     if file.rules.is_empty() {
-        adjust(file).with_context(|| Place::file(name))?;
+        adjust(file, name)?;
         return Ok(0);
     }
     Ok(put_in_force(file, name, false)?.rules)
