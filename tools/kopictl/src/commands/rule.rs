@@ -421,11 +421,13 @@ fn replace_all(file: &File, check: bool) -> Result<Restored, Error> {
     Err(Error::Unsteady)
 }
 
-/// The set that is a file's.
+/// The set that is a file's. Where it takes over the default that was `before`, nobody may have set
+/// another meanwhile.
 fn set_of(file: &File, before: &Ruleset, check: bool) -> Ruleset {
     let enforce = file.enforce.filter(|_| !check);
     Ruleset {
         default: file.default.or(before.default),
+        generation: before.generation.filter(|_| file.default.is_none()),
         rule: file.rules.iter().map(|(_, rule)| rule.clone()).collect(),
         check,
         enforce: enforce.map(|(_, on)| on.into()),
@@ -453,6 +455,23 @@ fn located(error: Error, name: &str, file: &File) -> anyhow::Error {
 mod tests {
     use super::*;
     use crate::netlink::Refusal;
+
+    #[test]
+    fn a_default_that_is_not_the_files_must_still_be_the_one() {
+        let before = Ruleset {
+            default: Some(Verdict::Allow),
+            generation: Some(7),
+            ..Ruleset::default()
+        };
+        let set = |text: &str| set_of(&text.parse().unwrap(), &before, false);
+        let silent = set("user 5 allow");
+        assert_eq!(
+            (silent.default, silent.generation),
+            (Some(Verdict::Allow), Some(7))
+        );
+        let own = set("default deny");
+        assert_eq!((own.default, own.generation), (Some(Verdict::Deny), None));
+    }
 
     #[test]
     fn what_is_refused_has_its_line() {
