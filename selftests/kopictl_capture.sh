@@ -232,6 +232,42 @@ kill "${running[writer]}" 2>/dev/null
 check "quietly" eval 'wait "${running[writer]}" && ! grep -v "^capturing on " /tmp/writer.err'
 check "and takes its device away" [ "$(devices)" = 0 ]
 
+mkfifo /tmp/stuck
+bash -c 'exec sleep 600' </tmp/stuck &
+running[sleeper]=$!
+nsenter --net=/run/netns/host kopictl capture >/tmp/stuck 2>/tmp/stuck.err &
+running[stuck]=$!
+wait_for grep -q '^capturing on ' /tmp/stuck.err
+# Far more lines than the pipe has room for.
+in_host kopi-gen flood 192.0.2.2:9 -n 3000 >/tmp/flood.out
+sleep 1
+kill "${running[stuck]}"
+gone() { ! kill -0 "${running[stuck]}"; }
+check "a reader that stopped to read doesn't keep a signal from ending it" wait_for gone
+check "as it says" says '^kopictl: standard output takes no more' /tmp/stuck.err
+check "and takes its device away" [ "$(devices)" = 0 ]
+kill "${running[sleeper]}"
+unset 'running[stuck]' 'running[sleeper]'
+
+# As nohup does it; a script's background ignores SIGINT by itself.
+trap '' HUP
+captures ignoring
+trap - HUP
+kill -HUP "${running[ignoring]}"
+kill -INT "${running[ignoring]}"
+sleep 1
+asks
+check "signals that were ignored before still are" eval 'stop ignoring && [ "$(counted ignoring)" = 2 ]'
+
+captures clock
+# Until nothing is left of what came before it had its filter.
+sleep 1
+date -s '1 hour ago' >/dev/null
+asks
+stop clock
+date -s '1 hour' >/dev/null
+check "a clock that is set back hides nothing" [ "$(counted clock)" = 2 ]
+
 captures killed -w /tmp/killed.pcapng
 kill -9 "${running[killed]}"
 wait "${running[killed]}" 2>/dev/null

@@ -10,6 +10,8 @@ rule() { in_host kopictl rule "$@"; }
 says() { grep -qF -- "$1" /tmp/out || { sed 's/^/# /' /tmp/out; false; }; }
 clean() { rule flush; rule default allow; }
 trap clean EXIT
+# Whether it does where nobody reads what it prints: ends_with_closed STATUS COMMAND...
+ends_with_closed() { "${@:2}" >&9 2>/tmp/out; [ $? = "$1" ] || { sed 's/^/# /' /tmp/out; false; }; }
 # Whether a user's program can have a port, or why not.
 can() { in_host setpriv --reuid "$1" --regid "$1" --clear-groups -- "$2" -l -w 0 192.0.2.1 "$3" </dev/null 2>/tmp/can.err; }
 cannot() { ! can "$@" && grep -q 'Permission denied' /tmp/can.err; }
@@ -122,6 +124,42 @@ echo 'rule user root allow' >/tmp/only
 check "one with rules replaces them" eval 'kopictl config apply /tmp/only && rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 1"'
 
+rule default allow
+mount -t tmpfs none /sys/fs/bpf
+printf 'rule user root allow\nenforce on\nrule user bob deny\ndefault deny\n' >/tmp/enforced
+check "that enforcing can't be had is found by a check" ends_with 1 kopictl config check /tmp/enforced
+check "by line" says "/tmp/enforced:2: /sys/fs/bpf has to be BPF's file system"
+printf 'enforce on\n' >/tmp/only
+check "also where there is nothing else" ends_with 1 kopictl config check /tmp/only
+check "which changes nothing" eval 'rule list --json | has ".default == \"allow\" and (.rules | length) == 1"'
+check "it is said, too, when the file is put in force" eval 'kopictl config apply --json /tmp/enforced 2>/tmp/out | has \
+	".failed == 1 and .rules == 2 and (.errors | length) == 1 and .errors[0].line == 2"'
+check "by line" says "/tmp/enforced:2: /sys/fs/bpf has to be BPF's file system"
+check "and the other lines are in force" eval 'rule list --json | has \
+	".default == \"deny\" and (.rules | length) == 2 and .enforce == false"'
+printf 'enforce on\ndefault allow\n' >/tmp/only
+check "as is a default by itself" eval 'kopictl config apply --json /tmp/only 2>/dev/null | has \
+	".failed == 1 and .errors[0].line == 1" && rule list --json | has ".default == \"allow\" and (.rules | length) == 2"'
+printf 'default deny\nenforce on\n' >/tmp/only
+check "a file to be restored is in force as a whole, or not at all" ends_with 1 kopictl restore /tmp/only
+check "which names the line" says "/tmp/only:2: /sys/fs/bpf has to be BPF's file system"
+check "and changes nothing" eval 'rule list --json | has ".default == \"allow\" and (.rules | length) == 2"'
+umount /sys/fs/bpf
+printf 'attach nowhere0\nrule user bob deny\n' >/tmp/only
+check "of one device, JSON says what came of it" eval 'kopictl --json config apply --device nowhere0 /tmp/only 2>/dev/null | has \
+	".failed == 0 and .absent == [\"nowhere0\"] and .rules == 0"'
+check "also of one that the file doesn't have" eval 'kopictl --json config apply --device eth0 /tmp/only | has ".attached == []"'
+# A pipe that nobody reads any more.
+mkfifo /tmp/closed
+exec 8<>/tmp/closed
+exec 9>/tmp/closed 8>&-
+check "a reader that is gone makes nothing right" ends_with_closed 1 kopictl restore --check --json /tmp/bad
+check "nor a configuration" ends_with_closed 1 kopictl config apply --json /tmp/bad
+check "nor what a check finds" ends_with_closed 1 kopictl config check --json /tmp/bad
+check "and what was done is done" ends_with_closed 0 kopictl restore --json /tmp/silent
+exec 9>&-
+rule flush
+
 # Every kind of word, as the kernel has it.
 mkdir -p /sys/fs/cgroup/ruled
 cat >/tmp/all <<'EOF'
@@ -186,4 +224,6 @@ check "without the rule it goes on" echoes 7777 again
 
 as_bob() { in_host setpriv --reuid bob --regid bob --clear-groups -- kopictl "$@"; }
 check "changes take a privilege" ends_with 4 as_bob rule add allow
+printf 'default deny\nattach eth0\nrule user bob allow\n' >/tmp/only
+check "a configuration, too" ends_with 4 as_bob config apply /tmp/only
 finish

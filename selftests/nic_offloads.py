@@ -22,6 +22,13 @@ def strips():
     return json.loads(host("ethtool --json -k eth0"))[0][STRIPS]["active"]
 
 
+def applies(line):
+    """Puts a configuration of one line in force."""
+    with open("/tmp/offloads.conf", "w", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+    return said_of("kopictl", "config", "apply", "/tmp/offloads.conf")
+
+
 def vlan_works(what):
     """A VLAN device on the attached one gets what is tagged, and nobody else does."""
     for side, nic, number in (("host", "eth0", 1), ("peer", "eth1", 2)):
@@ -74,6 +81,18 @@ def attaches(stripped):
     [device] = devices("host")
     kopi.check("and it is said how packets come", device["receive_path"] == ("vlan" if stripped else "direct"), device)
     vlan_works("--keep-offloads")
+    status, said = applies("attach eth0")
+    kopi.check("a configuration without it: turned off", (status, said, strips()) == (0, OFF if stripped else "", False), said)
+    carrier()
+    [device] = devices("host")
+    kopi.check("and packets come directly", device["receive_path"] == "direct", device)
+    status, said = applies("attach eth0")
+    kopi.check("once more: nothing is said", (status, said) == (0, ""), said)
+    status, said = applies("attach eth0 keep-offloads")
+    kopi.check("a configuration with it: on again", (status, said, strips()) == (0, ON if stripped else "", stripped), said)
+    carrier()
+    status, said = applies("attach eth0 keep-offloads")
+    kopi.check("once more: nothing is said", (status, said) == (0, ""), said)
     status, said = said_of("kopictl", "detach", "eth0")
     kopi.check("detached: nothing is turned on", (status, said, strips()) == (0, "", stripped), said)
     carrier()

@@ -6,7 +6,10 @@
 use crate::runtime;
 use anyhow::{bail, Context};
 use libbpf_rs::{Iter, Link, ObjectBuilder, OpenObject};
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::statfs::{statfs, BPF_FS_MAGIC},
+};
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read},
@@ -90,25 +93,11 @@ fn turn_at(path: &Path) -> anyhow::Result<Flock<File>> {
 /// Loads those of the hooks that aren't there. They ask the module from then on, which refuses nothing
 /// before rules are enforced.
 pub(crate) fn load() -> anyhow::Result<()> {
-    // The reason of an error is in the error.
-    libbpf_rs::set_print(None);
-    let object = ObjectBuilder::default().open_memory(&OBJECT.0)?;
-    let names = object
-        .progs()
-        .map(|program| program.name().to_string_lossy().into_owned());
-    // Whoever owns the folder could take the hooks away, or have others in their place.
-    if is_there(PINS) {
-        pins()?;
-    }
-    let missing = missing(Path::new(PINS), names);
+    let (object, missing) = to_load()?;
     if missing.is_empty() {
         return Ok(());
     }
-    // Without securityfs the kernel says what it lacks.
-    if let Some(Switch::Off(mend)) = Switch::of_kernel() {
-        bail!("{OFF}: {mend}");
-    }
-    pins()?;
+    runtime::at(Path::new(PINS), 0).with_context(folder_of_pins)?;
     let pinned = pin(object, &missing);
     if pinned.is_err() {
         for name in &missing {
@@ -120,11 +109,41 @@ pub(crate) fn load() -> anyhow::Result<()> {
     pinned.context("the hooks for ordinary sockets")
 }
 
-/// Sees to it that the folder of pins is there, and root's alone.
-fn pins() -> anyhow::Result<()> {
-    runtime::at(Path::new(PINS), 0).map(drop).with_context(|| {
-        format!("{BPFFS} has to be BPF's file system, of root's: `mount -t bpf -o mode=700 none {BPFFS}`")
-    })
+/// Says what keeps the hooks from being loaded, as far as that is seen without loading them.
+pub(crate) fn could_load() -> anyhow::Result<()> {
+    to_load().map(drop)
+}
+
+/// The programs, and the names of those that are to be loaded, since they aren't there.
+fn to_load() -> anyhow::Result<(OpenObject, Vec<String>)> {
+    // The reason of an error is in the error.
+    libbpf_rs::set_print(None);
+    let object = ObjectBuilder::default().open_memory(&OBJECT.0)?;
+    let names = object
+        .progs()
+        .map(|program| program.name().to_string_lossy().into_owned());
+    // Whoever owns the folder could take the hooks away, or have others in their place.
+    if is_there(PINS) {
+        runtime::check(Path::new(PINS), 0).with_context(folder_of_pins)?;
+    }
+    let missing = missing(Path::new(PINS), names);
+    if !missing.is_empty() {
+        // Without securityfs the kernel says what it lacks.
+        if let Some(Switch::Off(mend)) = Switch::of_kernel() {
+            bail!("{OFF}: {mend}");
+        }
+        if statfs(BPFFS).map_or(true, |found| found.filesystem_type() != BPF_FS_MAGIC) {
+            bail!("{}", folder_of_pins());
+        }
+    }
+    Ok((object, missing))
+}
+
+/// What the folder of pins needs.
+fn folder_of_pins() -> String {
+    format!(
+        "{BPFFS} has to be BPF's file system, of root's: `mount -t bpf -o mode=700 none {BPFFS}`"
+    )
 }
 
 /// Whether there is something of that name, be it a link to nowhere.

@@ -51,6 +51,18 @@ pub(crate) fn mtu_of(link: &LinkMessage) -> u32 {
     mtu.unwrap_or_default()
 }
 
+/// A device's hardware address.
+pub(crate) fn address_of(link: &LinkMessage) -> &[u8] {
+    let address = link
+        .attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::Address(address) => Some(&**address),
+            _ => None,
+        });
+    address.unwrap_or_default()
+}
+
 /// How a device has a program of XDP, and the number of that.
 pub(crate) fn program_of(link: &LinkMessage) -> (XdpAttached, Option<u32>) {
     let xdp = link

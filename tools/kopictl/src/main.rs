@@ -132,12 +132,10 @@ fn main() -> ExitCode {
     let Err(error) = run(options).and_then(|()| Ok(io::stdout().flush()?)) else {
         return ExitCode::SUCCESS;
     };
-    let causes = || {
-        error
-            .chain()
-            .filter_map(|cause| cause.downcast_ref::<io::Error>())
-    };
-    if causes().any(|cause| cause.kind() == ErrorKind::BrokenPipe) {
+    let mut causes = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>());
+    if causes.any(|cause| cause.kind() == ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
     output::complain(format!("{error:#}"));
@@ -147,10 +145,7 @@ fn main() -> ExitCode {
     match netlink {
         _ if error.is::<commands::Usage>() => ExitCode::from(2),
         Some(netlink::Error::NoKopi) => ExitCode::from(3),
-        Some(error) if error.is_permission() => ExitCode::from(4),
-        None if causes().any(|cause| cause.kind() == ErrorKind::PermissionDenied) => {
-            ExitCode::from(4)
-        }
+        _ if commands::is_permission(&error) => ExitCode::from(4),
         _ => ExitCode::FAILURE,
     }
 }

@@ -51,8 +51,12 @@ pub(crate) fn remark(what: impl Display) {
 
 /// Prints a value as JSON, on one line.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    json_to(&mut io::stdout().lock(), value)
+}
+
+/// Writes a value as JSON, on one line.
+pub(crate) fn json_to(out: &mut impl Write, value: &impl Serialize) -> anyhow::Result<()> {
     let text = serde_json::to_string(value).map_err(io::Error::from)?;
-    let mut out = io::stdout().lock();
     writeln!(out, "{}", clean_json(&text))?;
     Ok(out.flush()?)
 }

@@ -4,9 +4,12 @@
 
 use std::{
     ffi::{OsStr, OsString},
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, ErrorKind, Write},
-    os::unix::fs::{fchown, MetadataExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{fchown, MetadataExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
 };
 
@@ -15,32 +18,70 @@ const TRIES: usize = 10;
 
 /// Writes a file: all of it or nothing, and it lasts. Where there is a link, the file that it leads to
 /// is meant; mode and owner stay.
+///
+/// Others may write to the folder, and put something else there at any time. So the name is looked up
+/// once, by the kernel, which follows no link that another user has put into a folder such as /tmp.
 pub(crate) fn write(file: &Path, text: &str) -> io::Result<()> {
-    let before = match fs::metadata(file) {
-        Ok(before) if before.is_file() => Some(before),
+    let (path, before) = match handle(file, 0) {
+        Ok(found) if found.metadata()?.is_file() => {
+            (fs::read_link(path_of(&found))?, Some(found.metadata()?))
+        }
         // A pipe, say.
-        Ok(_) => {
+        Ok(found) => {
             return OpenOptions::new()
                 .write(true)
-                .open(file)?
+                .open(path_of(&found))?
                 .write_all(text.as_bytes())
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        // A link to nowhere isn't followed later, when it may lead somewhere.
+        Err(error) if error.kind() == ErrorKind::NotFound => match fs::symlink_metadata(file) {
+            Ok(_) => return Err(error),
+            Err(_) => (file.to_owned(), None),
+        },
         Err(error) => return Err(error),
     };
-    let file = match fs::symlink_metadata(file) {
-        Ok(link) if link.is_symlink() => fs::canonicalize(file)?,
-        _ => file.to_owned(),
-    };
-    let name = file.file_name().ok_or(ErrorKind::InvalidInput)?;
-    let folder = match file.parent() {
+    let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
+    let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
+    let kept = handle(folder, libc::O_DIRECTORY)?;
+    replace(&path_of(&kept), name, text, before.as_ref())?;
+    // And the name of it.
+    File::open(path_of(&kept))?.sync_all()
+}
+
+/// What a path leads to, whatever becomes of the path afterwards.
+fn handle(path: &Path, flags: i32) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .custom_flags(libc::O_PATH | flags)
+        .open(path)
+}
+
+/// A path to what is open.
+fn path_of(file: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+/// Puts a new file in the place of the one that was there before, if one was: whatever has that name.
+fn replace(
+    folder: &Path,
+    name: &OsStr,
+    text: &str,
+    before: Option<&fs::Metadata>,
+) -> io::Result<()> {
+    if let Some(before) = before {
+        let now = fs::symlink_metadata(folder.join(name))?;
+        if (now.dev(), now.ino()) != (before.dev(), before.ino()) {
+            return Err(io::Error::other("it is another file by now"));
+        }
+    }
     let (new, mut out) = create(folder, name)?;
     let written = out
         .write_all(text.as_bytes())
-        .and_then(|()| match &before {
+        .and_then(|()| match before {
             Some(before) => {
                 fchown(&out, Some(before.uid()), Some(before.gid()))?;
                 out.set_permissions(before.permissions())
@@ -48,17 +89,15 @@ pub(crate) fn write(file: &Path, text: &str) -> io::Result<()> {
             None => Ok(()),
         })
         .and_then(|()| out.sync_all())
-        .and_then(|()| fs::rename(&new, &file));
+        .and_then(|()| fs::rename(&new, folder.join(name)));
     if written.is_err() {
         let _ = fs::remove_file(&new);
     }
-    written?;
-    // And the name of it.
-    fs::File::open(folder)?.sync_all()
+    written
 }
 
 /// Makes a file that wasn't there, which nobody can have put there to be written to.
-fn create(folder: &Path, name: &OsStr) -> io::Result<(PathBuf, fs::File)> {
+fn create(folder: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
     let mut last = ErrorKind::AlreadyExists.into();
     for number in 0..TRIES {
         let mut new = OsString::from(".");
@@ -106,6 +145,22 @@ mod tests {
         let error = write(Path::new("/dev/full"), "x").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(28));
         assert!(write(&folder.join("nowhere/file"), "x").is_err());
+        assert!(
+            write(&folder.join(&first), "x").is_err(),
+            "a link to nowhere"
+        );
+        assert!(!folder.join("victim").exists());
+        // What is there when it is looked up, and not what a name leads to later.
+        let (other, before) = (folder.join("another"), fs::metadata(&real).unwrap());
+        symlink("another", folder.join("swapped")).unwrap();
+        let swapped = replace(&folder, OsStr::new("swapped"), "y", Some(&before));
+        assert_eq!(swapped.unwrap_err().kind(), ErrorKind::Other);
+        replace(&folder, OsStr::new("swapped"), "y", None).unwrap();
+        assert_eq!(fs::read_to_string(&other).unwrap(), "x");
+        assert!(!fs::symlink_metadata(folder.join("swapped"))
+            .unwrap()
+            .is_symlink());
+        fs::remove_file(folder.join("swapped")).unwrap();
         // Nothing is left besides.
         let mut names: Vec<_> = fs::read_dir(&folder)
             .unwrap()

@@ -27,12 +27,18 @@ pub(crate) fn at(path: &Path, owner: u32) -> io::Result<PathBuf> {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => (),
         Err(error) => return Err(error),
     }
+    check(path, owner)?;
+    Ok(path.to_owned())
+}
+
+/// Whether it is a folder of that user's alone: `PermissionDenied` if not.
+pub(crate) fn check(path: &Path, owner: u32) -> io::Result<()> {
     let found = fs::symlink_metadata(path)?;
     if !found.is_dir() || found.uid() != owner || found.mode() & 0o022 != 0 {
         let text = format!("{} isn't a folder of root's alone", path.display());
         return Err(io::Error::new(ErrorKind::PermissionDenied, text));
     }
-    Ok(path.to_owned())
+    Ok(())
 }
 
 #[cfg(test)]

@@ -53,7 +53,8 @@ pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
     attach_found(device, options.keep_offloads)
 }
 
-/// Attaches the device of that name, if it is there and isn't attached; says whether it is there.
+/// Attaches the device of that name, if it is there and isn't attached as it should be; says whether it is
+/// there.
 pub(crate) fn attach_if_there(name: &str, keep_offloads: bool) -> anyhow::Result<bool> {
     let mut connection = Connection::open()?;
     let devices = attached(&mut connection)?;
@@ -61,10 +62,42 @@ pub(crate) fn attach_if_there(name: &str, keep_offloads: bool) -> anyhow::Result
         return Ok(false);
     };
     let index = Some(device.link.header.index);
-    if !devices.iter().any(|device| device.ifindex == index) {
-        attach_found(device, keep_offloads)?;
+    match devices.iter().any(|device| device.ifindex == index) {
+        true => change_offloads(&device, keep_offloads)?,
+        false => attach_found(device, keep_offloads)?,
     }
     Ok(true)
+}
+
+/// Has the offloads of an attached device be as if it had been attached so. Where the program isn't
+/// kopictl's, they are left alone, as they were then.
+fn change_offloads(device: &Found<'_>, keep_offloads: bool) -> anyhow::Result<()> {
+    let (XdpAttached::Driver, Some(number)) = program_of(&device.link) else {
+        return Ok(());
+    };
+    // An older program has no note, and may be without one.
+    if !is_own(number) || note_of(number).is_err() {
+        return Ok(());
+    }
+    let mut off = TurnedOff::before(device, Some(number))?;
+    let before = off.names.clone();
+    let (changed, what) = if keep_offloads {
+        off.restore()?;
+        let on = std::mem::take(&mut off.names);
+        off.names = before.difference(&on).copied().collect();
+        (on, "turned on again")
+    } else {
+        off.turn_off(STRIP)?;
+        let turned = off.names.difference(&before).copied().collect();
+        (turned, "turned off until it is detached")
+    };
+    if changed.is_empty() {
+        return Ok(());
+    }
+    set_note(&mut note_map(number)?, off.bits())?;
+    off.names = changed;
+    off.remark(what);
+    Ok(())
 }
 
 fn attach_found(mut device: Found<'_>, keep_offloads: bool) -> anyhow::Result<()> {
@@ -309,20 +342,29 @@ impl Program {
 
     /// Notes which offloads are turned off.
     fn note(&mut self, off: &TurnedOff) -> anyhow::Result<()> {
-        let map = self.loaded.map_mut(PORT_MAP).context("no map")?;
-        let mut entry = [0; ENTRY];
-        entry[0] = off.bits();
-        Ok(Array::<_, Entry>::try_from(map)?.set(NOTE, entry, 0)?)
+        set_note(self.loaded.map_mut(PORT_MAP).context("no map")?, off.bits())
     }
+}
+
+/// The map of a program of kopictl's.
+fn note_map(program: u32) -> anyhow::Result<Map> {
+    let is_it = |info: &ProgramInfo| info.id() == program;
+    let info = loaded_programs().filter_map(Result::ok).find(is_it);
+    let maps = info.context("no program")?.map_ids()?.unwrap_or_default();
+    let map = MapData::from_id(*maps.first().context("no map")?)?;
+    Ok(Map::Array(map))
 }
 
 /// The note of a program of kopictl's; an error if it is an older one, which has none.
 fn note_of(program: u32) -> anyhow::Result<u64> {
-    let is_it = |info: &ProgramInfo| info.id() == program;
-    let info = loaded_programs().filter_map(Result::ok).find(is_it);
-    let maps = info.context("no program")?.map_ids()?.unwrap_or_default();
-    let map = Map::Array(MapData::from_id(*maps.first().context("no map")?)?);
-    Ok(Array::<_, Entry>::try_from(map)?.get(&NOTE, 0)?[0])
+    let map = note_map(program)?;
+    Ok(Array::<_, Entry>::try_from(&map)?.get(&NOTE, 0)?[0])
+}
+
+fn set_note(map: &mut Map, bits: u64) -> anyhow::Result<()> {
+    let mut entry = [0; ENTRY];
+    entry[0] = bits;
+    Ok(Array::<_, Entry>::try_from(map)?.set(NOTE, entry, 0)?)
 }
 
 /// Whether a program is kopictl's. Others that end meanwhile can't be looked at, and aren't asked about.

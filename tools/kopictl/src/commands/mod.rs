@@ -18,8 +18,8 @@ pub(crate) mod stats;
 pub(crate) mod top;
 pub(crate) mod watch;
 
-use crate::names::uid;
-use std::{fmt, time::Duration};
+use crate::{names::uid, netlink};
+use std::{fmt, io, time::Duration};
 
 /// What was asked makes no sense.
 #[derive(Debug)]
@@ -32,6 +32,18 @@ impl fmt::Display for Usage {
 }
 
 impl std::error::Error for Usage {}
+
+/// Whether something would have been done for somebody else.
+pub(crate) fn is_permission(error: &anyhow::Error) -> bool {
+    let mut causes = error.chain();
+    match causes.find_map(|cause| cause.downcast_ref::<netlink::Error>()) {
+        Some(netlink) => netlink.is_permission(),
+        None => error.chain().any(|cause| {
+            let io = cause.downcast_ref::<io::Error>();
+            io.is_some_and(|io| io.kind() == io::ErrorKind::PermissionDenied)
+        }),
+    }
+}
 
 /// Seconds on the command line, with or without a fraction.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {

@@ -253,16 +253,35 @@ fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
     Err(Error::Unsteady.into())
 }
 
-/// Changes what a file says beside rules; those in force stay.
-pub(crate) fn adjust(file: &File) -> anyhow::Result<()> {
+/// Changes what a file of that name says beside rules; those in force stay.
+pub(crate) fn adjust(file: &File, name: &str) -> anyhow::Result<()> {
     let adjusted = || {
         change(|set| {
             set.default = file.default.or(set.default);
-            set.enforce = file.enforce.map(u32::from).or(set.enforce);
+            set.enforce = file.enforce.map(|(_, on)| on.into()).or(set.enforce);
         })
+        .with_context(|| Place::file(name))
     };
-    file.enforce
-        .map_or_else(adjusted, |on| with_hooks(on, adjusted))
+    match file.enforce {
+        Some((line, on)) => with_hooks(on, adjusted).map_err(|error| at_enforce(error, name, line)),
+        None => adjusted(),
+    }
+}
+
+/// Says that it is about the line with `enforce`, unless another place is known.
+fn at_enforce(error: anyhow::Error, name: &str, line: usize) -> anyhow::Error {
+    match error.is::<Place>() {
+        true => error,
+        false => error.context(Place::line(name, line)),
+    }
+}
+
+/// Whether enforcing could be had where a file of that name wants it. Nothing is loaded.
+pub(crate) fn check_enforce(file: &File, name: &str) -> anyhow::Result<()> {
+    match file.enforce {
+        Some((line, true)) => hooks::could_load().with_context(|| Place::line(name, line)),
+        _ => Ok(()),
+    }
 }
 
 /// Turns it on or off.
@@ -335,16 +354,16 @@ fn is_hidden_in_lines(letter: char) -> bool {
 /// Puts a file's rules in force. JSON says what is wrong, too.
 pub(crate) fn restore(options: &Restore, as_json: bool) -> anyhow::Result<()> {
     let restored = restored(options);
-    if as_json {
-        match &restored {
-            Ok(restored) => json(restored)?,
-            Err(error) => json(&Restored {
-                errors: vec![error.into()],
-                ..Restored::default()
-            })?,
-        }
-    }
-    restored.map(drop)
+    let printed = match &restored {
+        _ if !as_json => Ok(()),
+        Ok(restored) => json(restored),
+        Err(error) => json(&Restored {
+            errors: vec![error.into()],
+            ..Restored::default()
+        }),
+    };
+    // Whether anybody reads it changes nothing of what came of it.
+    restored.map(drop).and(printed)
 }
 
 fn restored(options: &Restore) -> anyhow::Result<Restored> {
@@ -368,42 +387,109 @@ fn restored(options: &Restore) -> anyhow::Result<Restored> {
 
 /// Puts the rules of a file of that name in force, or only has the kernel check them.
 pub(crate) fn put_in_force(file: &File, name: &str, check: bool) -> anyhow::Result<Restored> {
-    let mut connection = Connection::open()?;
-    let before: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
-    // A check loads no hooks.
-    let enforce = file.enforce.filter(|_| !check);
-    let set = Ruleset {
-        default: file.default.or(before.default),
-        rule: file.rules.iter().map(|(_, rule)| rule.clone()).collect(),
-        check,
-        enforce: enforce.map(u32::from),
-        ..Ruleset::default()
-    };
-    let mut put = || -> anyhow::Result<Ruleset> {
-        let after = connection.get(Command::RulesetSet, &set);
-        after.map_err(|error| located(error, name, file))
-    };
-    let after = match enforce {
-        Some(on) => with_hooks(on, put),
+    let put = || replace_all(file, check).map_err(|error| located(error, name, file));
+    match file.enforce {
+        // A check loads no hooks.
+        Some(_) if check => {
+            let restored = put()?;
+            check_enforce(file, name)?;
+            Ok(restored)
+        }
+        Some((line, on)) => with_hooks(on, put).map_err(|error| at_enforce(error, name, line)),
         None => put(),
-    }?;
-    Ok(Restored {
-        rules: file.rules.len(),
-        changed: after.generation != before.generation,
-        generation: after.generation,
-        errors: Vec::new(),
-    })
+    }
 }
 
-/// Says on which line the rule is that was refused.
+/// Replaces all rules by a file's.
+fn replace_all(file: &File, check: bool) -> Result<Restored, Error> {
+    let mut connection = Connection::open()?;
+    for _ in 0..TRIES {
+        let before: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
+        match connection.get::<_, Ruleset>(Command::RulesetSet, &set_of(file, &before, check)) {
+            Err(error) if error.is(Errno::EAGAIN) => (),
+            Err(error) => return Err(error),
+            Ok(after) => {
+                return Ok(Restored {
+                    rules: file.rules.len(),
+                    changed: after.generation != before.generation,
+                    generation: after.generation,
+                    errors: Vec::new(),
+                })
+            }
+        }
+    }
+    Err(Error::Unsteady)
+}
+
+/// The set that is a file's. Where it takes over the default that was `before`, nobody may have set
+/// another meanwhile.
+fn set_of(file: &File, before: &Ruleset, check: bool) -> Ruleset {
+    let enforce = file.enforce.filter(|_| !check);
+    Ruleset {
+        default: file.default.or(before.default),
+        generation: before.generation.filter(|_| file.default.is_none()),
+        rule: file.rules.iter().map(|(_, rule)| rule.clone()).collect(),
+        check,
+        enforce: enforce.map(|(_, on)| on.into()),
+        ..Ruleset::default()
+    }
+}
+
+/// Says on which line what was refused is.
 fn located(error: Error, name: &str, file: &File) -> anyhow::Error {
-    let rule = match &error {
-        Error::Refused(refusal) => refusal.rule(),
+    let line = match &error {
+        Error::Refused(refusal) if refusal.is_about("enforce") => {
+            file.enforce.map(|(line, _)| line)
+        }
+        Error::Refused(refusal) => refusal
+            .rule()
+            .and_then(|rule| file.rules.get(rule))
+            .map(|(line, _)| *line),
         _ => None,
     };
-    let place = match rule.and_then(|rule| file.rules.get(rule)) {
-        Some((line, _)) => Place::line(name, *line),
-        None => Place::file(name),
-    };
+    let place = line.map_or_else(|| Place::file(name), |line| Place::line(name, line));
     anyhow::Error::new(error).context(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netlink::Refusal;
+
+    #[test]
+    fn a_default_that_is_not_the_files_must_still_be_the_one() {
+        let before = Ruleset {
+            default: Some(Verdict::Allow),
+            generation: Some(7),
+            ..Ruleset::default()
+        };
+        let set = |text: &str| set_of(&text.parse().unwrap(), &before, false);
+        let silent = set("user 5 allow");
+        assert_eq!(
+            (silent.default, silent.generation),
+            (Some(Verdict::Allow), Some(7))
+        );
+        let own = set("default deny");
+        assert_eq!((own.default, own.generation), (Some(Verdict::Deny), None));
+    }
+
+    #[test]
+    fn what_is_refused_has_its_line() {
+        let file: File = "default deny\nuser 5 allow\nenforce on\nuser 6 allow"
+            .parse()
+            .unwrap();
+        let text = |attribute: &[(&str, usize)]| {
+            let path = attribute.iter().map(|&(name, at)| (name.to_owned(), at));
+            let refusal = Refusal {
+                errno: libc::EOPNOTSUPP,
+                attribute: path.collect(),
+                ..Refusal::default()
+            };
+            format!("{:#}", located(Error::Refused(refusal), "f", &file))
+        };
+        assert!(text(&[("rule", 1)]).starts_with("f:4: "));
+        assert!(text(&[("rule", 1), ("exe", 0)]).starts_with("f:4: exe: "));
+        assert!(text(&[("enforce", 0)]).starts_with("f:3: "));
+        assert!(text(&[]).starts_with("f: "));
+    }
 }

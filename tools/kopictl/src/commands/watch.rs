@@ -6,8 +6,8 @@ use super::ps::Named;
 use crate::{
     message::{flow::Flow, Event},
     names::Names,
-    netlink::{Connection, Error},
-    output::{clean, complain, json, or_dash, HEAD},
+    netlink::{Connection, Error, Heard},
+    output::{clean, complain, json, or_dash, remark, HEAD},
 };
 use clap::Args;
 use jiff::Zoned;
@@ -35,12 +35,13 @@ struct Line<'a> {
     time: String,
     event: String,
     #[serde(flatten)]
-    flow: Named<'a>,
+    flow: &'a Named<'a>,
 }
 
 /// Prints events until there were enough.
 pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
+    connection.subscribe_to_families()?;
     connection.subscribe()?;
     if !as_json {
         let head = ["ID", "PID", "PROGRAM", "USER"];
@@ -50,36 +51,53 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
     let names = Names::new(options.numeric);
     let mut left = options.count.unwrap_or(u64::MAX);
     while left > 0 {
-        let events = match connection.events::<Flow>() {
-            Ok(events) => events,
+        let heard = match connection.hear::<Flow>() {
+            Ok(heard) => heard,
             Err(error @ Error::Lost) => {
                 complain(error);
                 continue;
             }
             Err(error) => return Err(error.into()),
         };
-        let chosen = events
-            .iter()
-            .filter(|(event, _)| options.event.is_empty() || options.event.contains(event));
-        for (event, flow) in chosen.take(usize::try_from(left).unwrap_or(usize::MAX)) {
-            let (now, flow) = (Zoned::now(), Named::new(flow, &names, None));
-            if as_json {
-                json(&Line {
-                    time: now.timestamp().to_string(),
-                    event: event.to_string(),
-                    flow,
-                })?;
-            } else {
-                writeln!(
-                    anstream::stdout(),
-                    "{}",
-                    describe(&now.strftime("%H:%M:%S%.3f").to_string(), *event, &flow)
-                )?;
+        for each in heard {
+            match each {
+                Heard::Gone => remark("KOPI was unloaded: there are no events until it is back"),
+                Heard::Back => {
+                    connection.subscribe()?;
+                    remark("KOPI is loaded again: there are events again");
+                }
+                Heard::Event(event, flow) if left > 0 && options.wants(event) => {
+                    print(event, &Named::new(&flow, &names, None), as_json)?;
+                    left -= 1;
+                }
+                Heard::Event(..) => (),
             }
-            left -= 1;
         }
     }
     Ok(())
+}
+
+impl Options {
+    fn wants(&self, event: Event) -> bool {
+        self.event.is_empty() || self.event.contains(&event)
+    }
+}
+
+fn print(event: Event, flow: &Named<'_>, as_json: bool) -> anyhow::Result<()> {
+    let now = Zoned::now();
+    if as_json {
+        return json(&Line {
+            time: now.timestamp().to_string(),
+            event: event.to_string(),
+            flow,
+        });
+    }
+    let time = now.strftime("%H:%M:%S%.3f").to_string();
+    Ok(writeln!(
+        anstream::stdout(),
+        "{}",
+        describe(&time, event, flow)
+    )?)
 }
 
 fn line(time: &str, event: &str, [id, pid, program, user]: [&str; 4], rest: &str) -> String {

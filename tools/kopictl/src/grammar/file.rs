@@ -11,8 +11,9 @@ use std::str::FromStr;
 pub(crate) struct File {
     /// What becomes of flows that no rule matches; as it was, if the file doesn't say.
     pub(crate) default: Option<Verdict>,
-    /// Whether ordinary sockets are judged, too; as it was, if the file doesn't say.
-    pub(crate) enforce: Option<bool>,
+    /// Whether ordinary sockets are judged, too, with the number of its line; as it was, if the file
+    /// doesn't say.
+    pub(crate) enforce: Option<(usize, bool)>,
     /// The rules, in their order.
     pub(crate) rules: Vec<(usize, Rule)>,
 }
@@ -31,8 +32,8 @@ impl File {
             ["enforce", _] if self.enforce.is_some() => {
                 return Err("enforce is there twice".to_owned())
             }
-            ["enforce", "on"] => self.enforce = Some(true),
-            ["enforce", "off"] => self.enforce = Some(false),
+            ["enforce", "on"] => self.enforce = Some((line, true)),
+            ["enforce", "off"] => self.enforce = Some((line, false)),
             ["enforce", ..] => return Err("enforce is on or off".to_owned()),
             _ => {
                 let rule = parse(words)?;
@@ -43,6 +44,15 @@ impl File {
             }
         }
         Ok(())
+    }
+
+    /// The same, but without a word of enforcing.
+    pub(crate) fn without_enforce(&self) -> Self {
+        Self {
+            default: self.default,
+            enforce: None,
+            rules: self.rules.clone(),
+        }
     }
 
     /// Whether nothing is in it.
@@ -90,7 +100,7 @@ mod tests {
         assert_eq!(file.default, Some(Verdict::Deny));
         assert_eq!(file.enforce, None);
         let on: File = "enforce on".parse().unwrap();
-        assert_eq!((on.enforce, on.is_empty()), (Some(true), false));
+        assert_eq!((on.enforce, on.is_empty()), (Some((1, true)), false));
         let silent: File = "user 5 allow\n".parse().unwrap();
         assert_eq!(silent.default, None);
         assert_eq!(

@@ -9,6 +9,8 @@ mod refusal;
 mod tests;
 mod transport;
 
+#[cfg(test)]
+pub(crate) use self::refusal::Refusal;
 pub(crate) use self::{error::Error, exchange::exchange, transport::open};
 
 use self::{error::Result, exchange::messages, transport::Transport};
@@ -53,6 +55,20 @@ impl Command {
     }
 }
 
+/// The family of families, and its group, which has the same number: `GENL_ID_CTRL`.
+const FAMILIES: u32 = 16;
+
+/// What was heard.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Heard<A> {
+    /// An event.
+    Event(Event, A),
+    /// KOPI's family is gone, and with it what was subscribed to.
+    Gone,
+    /// It is there again.
+    Back,
+}
+
 /// A connection to KOPI in the network namespace of this process.
 pub(crate) struct Connection<T = Socket> {
     transport: T,
@@ -87,6 +103,13 @@ impl Connection {
                 .set_rx_buf_sz(i32::try_from(size).unwrap_or(i32::MAX));
         }
         Ok(())
+    }
+
+    /// From now on it is also heard when KOPI's module comes and goes.
+    pub(crate) fn subscribe_to_families(&mut self) -> Result<()> {
+        self.transport
+            .add_membership(FAMILIES)
+            .map_err(|error| Error::Socket("families", error))
     }
 
     /// The events that are there already, as far as they come in one piece; none, if there are none.
@@ -131,14 +154,8 @@ impl<T: Transport> Connection<T> {
             nlas: vec![GenlCtrlAttrs::FamilyName(family.to_owned())],
         };
         let answers = connection.exchange(GenlMessage::from_payload(question), 0, &[])?;
-        for attribute in answers.into_iter().flat_map(|answer| answer.nlas) {
-            match attribute {
-                GenlCtrlAttrs::FamilyId(id) => connection.family = id,
-                GenlCtrlAttrs::McastGroups(groups) => {
-                    connection.groups = groups.iter().filter_map(|group| group_of(group)).collect();
-                }
-                _ => (),
-            }
+        for answer in answers {
+            connection.know(answer.nlas);
         }
         match connection.family {
             0 => Err(Error::Malformed("a family without number".to_owned())),
@@ -201,6 +218,57 @@ impl<T: Transport> Connection<T> {
             }
         }
         Ok(events)
+    }
+
+    /// Waits for messages, and gives what they tell. Once the family is back, requests are for the new one.
+    pub(crate) fn hear<A: Set>(&mut self) -> Result<Vec<Heard<A>>> {
+        let mut heard = Vec::new();
+        for (header, payload) in messages::<GenlMessage<Kopi>>(&self.transport.receive()?)? {
+            let NetlinkPayload::InnerMessage(message) = payload else {
+                continue;
+            };
+            let (head, payload) = (message.header, message.payload);
+            if u32::from(header.message_type) == FAMILIES {
+                heard.extend(self.hear_of_family(head, &payload.attributes)?);
+            } else if header.message_type == self.family {
+                if let Some(event) = Event::of(head.cmd) {
+                    heard.push(Heard::Event(event, A::parse(&payload.attributes)?));
+                }
+            }
+        }
+        Ok(heard)
+    }
+
+    /// What is told of a family, if it is KOPI's.
+    fn hear_of_family<A>(&mut self, head: GenlHeader, bytes: &[u8]) -> Result<Option<Heard<A>>> {
+        let [gone, back]: [u8; 2] =
+            [GenlCtrlCmd::DelFamily, GenlCtrlCmd::NewFamily].map(Into::into);
+        if head.cmd != gone && head.cmd != back {
+            return Ok(None);
+        }
+        let told = GenlCtrl::parse_with_param(bytes, head)?.nlas;
+        if !told.contains(&GenlCtrlAttrs::FamilyName(FAMILY.to_owned())) {
+            return Ok(None);
+        }
+        (self.family, self.groups) = (0, Vec::new());
+        if head.cmd == gone {
+            return Ok(Some(Heard::Gone));
+        }
+        self.know(told);
+        Ok(Some(Heard::Back))
+    }
+
+    /// Takes over what is said of the family.
+    fn know(&mut self, attributes: Vec<GenlCtrlAttrs>) {
+        for attribute in attributes {
+            match attribute {
+                GenlCtrlAttrs::FamilyId(id) => self.family = id,
+                GenlCtrlAttrs::McastGroups(groups) => {
+                    self.groups = groups.iter().filter_map(|group| group_of(group)).collect();
+                }
+                _ => (),
+            }
+        }
     }
 
     /// Sends a request by its number in the family, and reads all that is answered.

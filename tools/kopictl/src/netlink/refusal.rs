@@ -33,6 +33,11 @@ impl Refusal {
         let (name, index) = self.attribute.first()?;
         (name == "rule").then_some(*index)
     }
+
+    /// Whether it is about an attribute of that name, and no part of another.
+    pub(crate) fn is_about(&self, attribute: &str) -> bool {
+        matches!(&*self.attribute, [(name, _)] if name == attribute)
+    }
 }
 
 impl fmt::Display for Refusal {

@@ -213,6 +213,50 @@ fn events_come() {
     );
 }
 
+#[test]
+fn a_family_that_comes_back_is_heard_of() {
+    let told = |command: GenlCtrlCmd, name: &str, id: u16| {
+        let control = GenlCtrl {
+            cmd: command,
+            nlas: vec![
+                GenlCtrlAttrs::FamilyName(name.to_owned()),
+                GenlCtrlAttrs::FamilyId(id),
+                GenlCtrlAttrs::McastGroups(vec![vec![
+                    McastGrpAttrs::Name(EVENTS.to_owned()),
+                    McastGrpAttrs::Id(77),
+                ]]),
+            ],
+        };
+        let mut bytes = vec![0; control.buffer_len()];
+        control.emit(&mut bytes);
+        message(16, 0, 0, &[&[command.into(), 2, 0, 0], &*bytes].concat())
+    };
+    let fake = Fake::default();
+    let mut connection = connected(&fake);
+    let flow = Flow::default();
+    let later = message(KOPI + 1, 0, 0, &[14, 1, 0, 0]);
+    fake.store.borrow_mut().push_back(
+        [
+            told(GenlCtrlCmd::DelFamily, "other", 5),
+            later.clone(),
+            told(GenlCtrlCmd::DelFamily, FAMILY, KOPI),
+            kopi(14, 0, 0, &flow),
+            told(GenlCtrlCmd::NewFamily, FAMILY, KOPI + 1),
+            later,
+        ]
+        .concat(),
+    );
+    assert_eq!(
+        connection.hear::<Flow>().unwrap(),
+        [
+            Heard::Gone,
+            Heard::Back,
+            Heard::Event(Event::FlowDenied, flow)
+        ]
+    );
+    assert_eq!(connection.groups, [(EVENTS.to_owned(), 77)]);
+}
+
 proptest! {
     #[test]
     fn any_answer_is_understood_or_not(bytes: Vec<u8>, place in 0..200_usize, byte: u8) {
@@ -221,8 +265,9 @@ proptest! {
         let mut answer = [kopi(1, 0, 2, &info()), error(2, -1, &Ack { offset: Some(24), ..Ack::default() })].concat();
         let length = answer.len();
         answer[place % length] = byte;
-        fake.store.borrow_mut().extend([answer, bytes]);
+        fake.store.borrow_mut().extend([answer, bytes.clone(), bytes]);
         let _ = connection.get::<_, Info>(Command::InfoGet, &Info::default());
         let _ = connection.events::<Flow>();
+        let _ = connection.hear::<Flow>();
     }
 }

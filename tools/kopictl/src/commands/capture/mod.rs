@@ -5,6 +5,7 @@
 mod bpf;
 mod device;
 mod flows;
+mod out;
 mod packet;
 mod pcapng;
 mod program;
@@ -16,13 +17,14 @@ use self::{
     bpf::Criteria,
     device::Monitor,
     flows::Flows,
+    out::Out,
     packet::{Packet, Words},
     reasons::Reasons,
-    ring::{now, Frame, Ring, DELAY},
+    ring::{now, Frame, Ring, SHOWN},
     summary::Summary,
 };
-use super::{seconds, user, Usage};
-use crate::{names::Names, netlink, output};
+use super::{is_permission, seconds, user, Usage};
+use crate::{names::Names, output};
 use anyhow::{bail, Context};
 use clap::Args;
 use kopi::pure::abi::MonHdr;
@@ -36,10 +38,11 @@ use nix::{
     },
 };
 use std::{
-    fs::File,
-    io::{self, BufWriter, IsTerminal, Write},
+    fs::{self, File},
+    io::{self, BufWriter, IsTerminal, LineWriter, Stdout, Write},
     os::fd::AsFd,
     path::{Path, PathBuf},
+    rc::Rc,
     time::{Duration, Instant},
 };
 
@@ -140,13 +143,20 @@ impl Options {
     }
 
     /// Where packets go.
-    fn output(&self, monitor: &str, snaplen: u32, as_json: bool) -> anyhow::Result<Output> {
+    fn output(
+        &self,
+        monitor: &str,
+        snaplen: u32,
+        as_json: bool,
+        signals: &Rc<SignalFd>,
+    ) -> anyhow::Result<Output> {
+        let stdout = || Out::new(io::stdout(), Rc::clone(signals));
         Ok(match &self.write {
             _ if self.summary => Output::Summary(Summary::default()),
-            None if as_json => Output::Json,
-            None => Output::Lines,
+            None if as_json => Output::Json(BufWriter::new(stdout())),
+            None => Output::Lines(LineWriter::new(stdout())),
             Some(path) if path == Path::new("-") => {
-                let out: Box<dyn Write> = Box::new(BufWriter::new(io::stdout()));
+                let out: Box<dyn Write> = Box::new(BufWriter::new(stdout()));
                 Output::File(pcapng::File::new(out, monitor, snaplen, true)?)
             }
             Some(path) => {
@@ -169,8 +179,8 @@ impl Options {
 
 /// Where packets go.
 enum Output {
-    Lines,
-    Json,
+    Lines(LineWriter<Out<Stdout, Rc<SignalFd>>>),
+    Json(BufWriter<Out<Stdout, Rc<SignalFd>>>),
     Summary(Summary),
     File(pcapng::File<Box<dyn Write>>),
 }
@@ -201,8 +211,8 @@ impl Sink<'_> {
         }
         let packet = Packet::new(header, frame, paths);
         match &mut self.output {
-            Output::Lines => writeln!(io::stdout(), "{}", packet.line(&self.words))?,
-            Output::Json => output::json(&packet.json(&self.words))?,
+            Output::Lines(out) => writeln!(out, "{}", packet.line(&self.words))?,
+            Output::Json(out) => output::json_to(out, &packet.json(&self.words))?,
             Output::Summary(summary) => summary.add(&packet),
             Output::File(file) => file.packet(&packet, &self.words)?,
         }
@@ -226,7 +236,7 @@ struct Session<'a> {
     ring: Ring,
     monitor: Monitor,
     sink: Sink<'a>,
-    signals: SignalFd,
+    signals: Rc<SignalFd>,
     to_stdout: bool,
 }
 
@@ -255,7 +265,7 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
     match output {
         Output::Summary(summary) => summary.print(took, &words.names, as_json)?,
         Output::File(file) => file.finish(now()?, *captured, dropped.into())?,
-        Output::Lines | Output::Json => (),
+        Output::Lines(_) | Output::Json(_) => (),
     }
     output::remark(format!(
         "{captured} packets captured, {dropped} dropped by the capture"
@@ -266,7 +276,7 @@ pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
 impl<'a> Session<'a> {
     fn begin(options: &'a Options, as_json: bool) -> anyhow::Result<Self> {
         let (filter, snaplen) = options.filter()?;
-        let signals = signals()?;
+        let signals = Rc::new(signals()?);
         let flows = Flows::new().map_err(|error| permitted(error.into()))?;
         let monitor = Monitor::new().map_err(permitted)?;
         let ring = Ring::open(&monitor.name, &filter, snaplen).map_err(permitted)?;
@@ -277,7 +287,7 @@ impl<'a> Session<'a> {
         let sink = Sink {
             flows,
             words,
-            output: options.output(&monitor.name, snaplen, as_json)?,
+            output: options.output(&monitor.name, snaplen, as_json, &signals)?,
             cgroup: options.cgroup.as_deref(),
             captured: 0,
             left: options.count.unwrap_or(u64::MAX),
@@ -302,6 +312,11 @@ impl<'a> Session<'a> {
                 Drained::Partly => Some(Duration::ZERO),
                 Drained::Empty | Drained::Enough => left(),
             };
+            // By then it is looked whether there is none.
+            let timeout = match self.ring.since() {
+                Some(_) => Some(timeout.unwrap_or(SHOWN).min(SHOWN)),
+                None => timeout,
+            };
             if self.wait(timeout)? {
                 break;
             }
@@ -310,13 +325,12 @@ impl<'a> Session<'a> {
         }
         // Those that the kernel has put into the ring, and not shown yet.
         let (end, ended) = (now()?, Instant::now());
-        let delay = Duration::from_millis(DELAY.into()) * 2;
         loop {
             match self.drain(Some(end))? {
                 Drained::Partly => (),
-                Drained::Empty if ended.elapsed() < delay => {
+                Drained::Empty if ended.elapsed() < SHOWN => {
                     let ring = PollFd::new(self.ring.as_fd(), PollFlags::POLLIN);
-                    wait_for(&mut [ring], Some(delay.saturating_sub(ended.elapsed())))?;
+                    wait_for(&mut [ring], Some(SHOWN.saturating_sub(ended.elapsed())))?;
                 }
                 Drained::Empty | Drained::Enough => return Ok(()),
             }
@@ -325,18 +339,19 @@ impl<'a> Session<'a> {
 
     /// Takes packets that are there already, but none that came after `end`.
     fn drain(&mut self, end: Option<Duration>) -> anyhow::Result<Drained> {
-        let since = self.ring.since;
+        let since = self.ring.since();
         for _ in 0..AT_ONCE {
             if self.sink.left == 0 {
                 return Ok(Drained::Enough);
             }
             let Some(frame) = self.ring.next()? else {
+                self.ring.was_empty();
                 return Ok(Drained::Empty);
             };
             if end.is_some_and(|end| frame.time > end) {
                 return Ok(Drained::Enough);
             }
-            if frame.time >= since {
+            if since.is_none_or(|since| frame.time >= since) {
                 self.sink.take(&frame)?;
             }
         }
@@ -388,25 +403,30 @@ fn wait_for(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> nix::Result<()
     }
 }
 
-/// The signals that end a capture, to be read.
-fn signals() -> nix::Result<SignalFd> {
+/// The signals that end a capture, to be read. Those that were ignored from the beginning, as by nohup or in a
+/// script's background, still are: blocked, they would come.
+fn signals() -> anyhow::Result<SignalFd> {
+    let ignored = ignored(&fs::read_to_string("/proc/self/status")?);
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        signals.add(signal);
+        if ignored & (1 << (signal as u32 - 1)) == 0 {
+            signals.add(signal);
+        }
     }
     signals.thread_block()?;
-    SignalFd::new(&signals)
+    Ok(SignalFd::new(&signals)?)
+}
+
+/// The signals that a process ignores, a bit each, as proc(5) has it.
+fn ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or_default()
 }
 
 /// Says what a capture needs, if it isn't permitted.
 fn permitted(error: anyhow::Error) -> anyhow::Error {
-    let refused = error.chain().any(|cause| {
-        let netlink = cause.downcast_ref::<netlink::Error>();
-        let io = cause.downcast_ref::<io::Error>();
-        netlink.is_some_and(netlink::Error::is_permission)
-            || io.is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
-    });
-    if !refused {
+    if !is_permission(&error) {
         return error;
     }
     let needs = "a capture needs CAP_NET_ADMIN and CAP_NET_RAW in this network namespace, try sudo";
@@ -430,6 +450,13 @@ mod tests {
         ] {
             assert_eq!(is_in(path, of), inside, "{path:?} {of}");
         }
+    }
+
+    #[test]
+    fn ignored_signals_are_known() {
+        let status = "Name:\tx\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000001001\n";
+        assert_eq!(ignored(status), 0x1001);
+        assert_eq!(ignored("Name:\tx\n"), 0);
     }
 
     #[test]

@@ -10,13 +10,16 @@ use socket2::{SockFilter, SockRef};
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// Room for what isn't read yet.
 const SIZE: i32 = 16 << 20;
 /// The longest time in milliseconds until a packet is shown.
 pub(super) const DELAY: u16 = 100;
+
+/// By then a packet that was captured is shown.
+pub(super) const SHOWN: Duration = Duration::from_millis(2 * DELAY as u64);
 
 /// A packet as it lies in the ring, with the header in front of it.
 pub(super) struct Frame<'a> {
@@ -31,8 +34,9 @@ pub(super) struct Frame<'a> {
 /// The ring of a monitor device.
 pub(super) struct Ring {
     capture: Capture<Active>,
-    /// What came before had no filter.
-    pub(super) since: Duration,
+    /// When the filter came, by the clock that packets have, and by one that nobody sets. What came before
+    /// had no filter; none once nothing of that can be left.
+    filtered: Option<(Duration, Instant)>,
 }
 
 impl Ring {
@@ -55,8 +59,19 @@ impl Ring {
         SockRef::from(&capture).attach_filter(&filter.collect::<Vec<_>>())?;
         Ok(Self {
             capture,
-            since: now()?,
+            filtered: Some((now()?, Instant::now())),
         })
+    }
+
+    /// The time of the first packets that had the filter, while there may be older ones. Not for ever, since
+    /// the clock may be set back.
+    pub(super) fn since(&self) -> Option<Duration> {
+        self.filtered.map(|(since, _)| since)
+    }
+
+    /// There was no packet: after a while, none can be left of those that had no filter.
+    pub(super) fn was_empty(&mut self) {
+        self.filtered.take_if(|(_, at)| at.elapsed() > SHOWN);
     }
 
     /// The next packet, if there is one.

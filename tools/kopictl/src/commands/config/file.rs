@@ -33,6 +33,16 @@ impl FromStr for File {
 }
 
 impl File {
+    /// Only what it says of attaching that device.
+    pub(super) fn only(self, device: &str) -> Self {
+        let mut devices = self.devices;
+        devices.retain(|(_, named, _)| named == device);
+        Self {
+            devices,
+            ..Self::default()
+        }
+    }
+
     fn add(&mut self, line: usize, words: &[String]) -> Result<(), String> {
         match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             [] => {}
@@ -134,10 +144,10 @@ default allow
             file.devices,
             [(3, "eth0".to_owned(), false), (4, "wan-1".to_owned(), true)]
         );
-        let (line, engines) = file.engines.unwrap();
+        let (line, engines) = file.engines.as_ref().unwrap();
         assert_eq!(
-            (line, engines.cpu, engines.idle),
-            (5, vec![1, 3, 4], Some(500))
+            (*line, &*engines.cpu, engines.idle),
+            (5, &[1, 3, 4][..], Some(500))
         );
         let lines: Vec<_> = file.rules.rules.iter().map(|(line, _)| *line).collect();
         assert_eq!(lines, [6, 7]);
@@ -145,6 +155,9 @@ default allow
         assert!(empty.rules.is_empty() && empty.engines.is_none());
         let off: File = "engines off".parse().unwrap();
         assert!(off.engines.unwrap().1.cpu.is_empty());
+        let one = file.only("eth0");
+        assert_eq!(one.devices, [(3, "eth0".to_owned(), false)]);
+        assert!(one.limits.is_empty() && one.rules.is_empty());
     }
 
     #[test]

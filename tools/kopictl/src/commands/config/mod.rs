@@ -6,9 +6,9 @@ mod file;
 
 use super::{
     direct::attach_if_there,
-    limit,
+    is_permission, limit,
     place::{Place, Wrong},
-    rule::{adjust, put_in_force},
+    rule::{adjust, check_enforce, put_in_force},
 };
 use crate::{
     grammar,
@@ -23,7 +23,12 @@ use anyhow::{anyhow, bail, Context};
 use clap::{Args, Subcommand};
 use file::File;
 use serde::Serialize;
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, ErrorKind},
+    path::PathBuf,
+};
 
 /// What to do with the configuration.
 #[derive(Subcommand)]
@@ -59,6 +64,9 @@ struct Applied {
     absent: Vec<String>,
     failed: usize,
     errors: Vec<Wrong>,
+    /// How many of those that failed would have been done for somebody else.
+    #[serde(skip)]
+    not_permitted: usize,
 }
 
 /// What a check found.
@@ -73,14 +81,7 @@ struct Checked {
 pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
     match what {
         What::Check(which) => check(which, as_json),
-        What::Apply {
-            which,
-            device: Some(device),
-        } => attach_one(which, device),
-        What::Apply {
-            which,
-            device: None,
-        } => apply(which, as_json),
+        What::Apply { which, device } => apply(which, device.as_deref(), as_json),
     }
 }
 
@@ -111,14 +112,16 @@ fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
         by_kernel = true;
         ask_kernel(&file, &which.name())
     });
-    if as_json {
-        let errors = checked.as_ref().err().map(Wrong::from);
-        json(&Checked {
+    let errors = checked.as_ref().err().map(Wrong::from);
+    let printed = match as_json {
+        true => json(&Checked {
             by_kernel,
             errors: errors.into_iter().collect(),
-        })?;
-    }
-    checked
+        }),
+        false => Ok(()),
+    };
+    // Whether anybody reads it changes nothing of what came of it.
+    checked.and(printed)
 }
 
 fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
@@ -132,27 +135,25 @@ fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
             return Err(anyhow!("there is no limit {limit}").context(Place::line(name, *line)));
         }
     }
-    // Without a rule, there is nothing that the kernel could refuse.
-    if !file.rules.rules.is_empty() {
-        put_in_force(&file.rules, name, true)?;
+    // Without a rule, there is nothing else that the kernel could refuse.
+    if file.rules.rules.is_empty() {
+        return check_enforce(&file.rules, name);
     }
-    Ok(())
+    put_in_force(&file.rules, name, true).map(drop)
 }
 
-/// For when a device has come.
-fn attach_one(which: &Which, device: &str) -> anyhow::Result<()> {
-    let file = which.read()?;
-    let named = file.devices.iter().find(|(_, named, _)| named == device);
-    if let Some((_, _, keep_offloads)) = named {
-        attach_if_there(device, *keep_offloads)?;
-    }
-    Ok(())
-}
-
-fn apply(which: &Which, as_json: bool) -> anyhow::Result<()> {
+/// Applies a file, or only what it says of a device that has come.
+fn apply(which: &Which, device: Option<&str>, as_json: bool) -> anyhow::Result<()> {
     let name = which.name();
     let mut applied = Applied::default();
-    let begun = which.read().and_then(|file| {
+    let begun = which.read().and_then(|mut file| {
+        if let Some(device) = device {
+            file = file.only(device);
+            // Others come, too, with or without the module.
+            if file.devices.is_empty() {
+                return Ok(());
+            }
+        }
         Connection::open()?;
         applied.apply(&file, &name);
         Ok(())
@@ -160,37 +161,26 @@ fn apply(which: &Which, as_json: bool) -> anyhow::Result<()> {
     if let Err(error) = &begun {
         applied.count(error);
     }
-    if as_json {
-        json(&applied)?;
-    }
-    begun?;
-    match applied.failed {
-        0 => Ok(()),
-        1 => bail!("{name}: a line is not in force"),
-        failed => bail!("{name}: {failed} lines are not in force"),
-    }
+    let printed = match as_json {
+        true => json(&applied),
+        false => Ok(()),
+    };
+    // Whether anybody reads it changes nothing of what came of it.
+    begun.and_then(|()| applied.came_of_it(&name)).and(printed)
 }
 
 impl Applied {
     /// One line that can't be put in force doesn't keep others from it. Rules come before what makes
     /// packets faster.
     fn apply(&mut self, file: &File, name: &str) {
-        let known = limit::all();
         for (line, limit, value) in &file.limits {
-            let result = match &known {
-                Err(error) => Err(anyhow!("{error:#}")),
-                Ok(known) if !known.contains_key(limit) => {
-                    Err(anyhow!("there is no limit {limit}"))
-                }
-                Ok(_) => limit::set(limit, *value),
-            };
+            let result = limit::all().and_then(|known| match known.contains_key(limit) {
+                true => limit::set(limit, *value),
+                false => Err(anyhow!("there is no limit {limit}")),
+            });
             self.limits += usize::from(self.is_done(name, *line, result).is_some());
         }
-        match rules_in_force(&file.rules, name) {
-            Ok(rules) => self.rules = rules,
-            // It has the line.
-            Err(error) => self.fail(&error),
-        }
+        self.put_rules(&file.rules, name);
         if let Some((line, engines)) = &file.engines {
             let set = set_engines(engines);
             if self.is_done(name, *line, set).is_some() {
@@ -212,6 +202,24 @@ impl Applied {
         }
     }
 
+    /// Where `enforce` can't be had, the rules and the default are in force without it.
+    fn put_rules(&mut self, file: &grammar::File, name: &str) {
+        let mut put = rules_in_force(file, name);
+        if let (Err(error), true) = (&put, file.enforce.is_some()) {
+            let rest = rules_in_force(&file.without_enforce(), name);
+            // Else it was about the rest.
+            if rest.is_ok() {
+                self.fail(error);
+            }
+            put = rest;
+        }
+        match put {
+            Ok(rules) => self.rules = rules,
+            // It has the line.
+            Err(error) => self.fail(&error),
+        }
+    }
+
     /// The result for a line; says what went wrong.
     fn is_done<T>(&mut self, name: &str, line: usize, result: anyhow::Result<T>) -> Option<T> {
         match result {
@@ -230,7 +238,21 @@ impl Applied {
 
     fn count(&mut self, error: &anyhow::Error) {
         self.failed += 1;
+        self.not_permitted += usize::from(is_permission(error));
         self.errors.push(error.into());
+    }
+
+    /// What came of all lines.
+    fn came_of_it(&self, name: &str) -> anyhow::Result<()> {
+        let text = match self.failed {
+            0 => return Ok(()),
+            1 => format!("{name}: a line is not in force"),
+            failed => format!("{name}: {failed} lines are not in force"),
+        };
+        if self.not_permitted == self.failed {
+            return Err(io::Error::new(ErrorKind::PermissionDenied, text).into());
+        }
+        bail!(text)
     }
 }
 
@@ -240,7 +262,7 @@ fn rules_in_force(file: &grammar::File, name: &str) -> anyhow::Result<usize> {
         return Ok(0);
     }
     if file.rules.is_empty() {
-        adjust(file).with_context(|| Place::file(name))?;
+        adjust(file, name)?;
         return Ok(0);
     }
     Ok(put_in_force(file, name, false)?.rules)

@@ -5,7 +5,7 @@
 use super::{guide, Finding};
 use crate::{
     commands::direct::{attached, is_own},
-    link::{connect, find, mtu_of, program_of},
+    link::{address_of, connect, find, mtu_of, program_of},
     message::device::Device,
     netlink::Connection,
 };
@@ -25,6 +25,9 @@ const SENDING: &[&str] = &[
 /// The drivers that take a larger MTU than this while they run a program of XDP, and lose the packets that need it.
 const LOSING: &[(&str, u32)] = &[("virtio_net", 3506), ("vmxnet3", 3494)];
 
+/// Where the kernel shows NICs: those of the network namespace of who mounted it.
+const SHOWN: &str = "/sys/class/net";
+
 /// A finding for each NIC of this network namespace.
 pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Finding>> {
     let devices = match connection {
@@ -32,11 +35,7 @@ pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Fin
         None => Vec::new(),
     };
     let mut names = Vec::new();
-    for entry in fs::read_dir("/sys/class/net")
-        .into_iter()
-        .flatten()
-        .flatten()
-    {
+    for entry in fs::read_dir(SHOWN).into_iter().flatten().flatten() {
         if entry.path().join("device").exists() {
             names.extend(entry.file_name().into_string().ok());
         }
@@ -48,9 +47,13 @@ pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Fin
         let Ok(Some(link)) = find(&socket, &name) else {
             continue;
         };
+        let sysfs = Path::new(SHOWN).join(&name);
+        if !is_same(&sysfs, link.header.index, address_of(&link)) {
+            continue;
+        }
         let index = Some(link.header.index);
         let device = devices.iter().find(|device| device.ifindex == index);
-        let (driver, (program, number)) = (driver(&name), program_of(&link));
+        let (driver, (program, number)) = (driver(&sysfs), program_of(&link));
         findings.push(
             losing(&name, &driver, mtu_of(&link), program).unwrap_or_else(|| {
                 finding(&name, &driver, device, program, number.is_some_and(is_own))
@@ -60,10 +63,17 @@ pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Fin
     Ok(findings)
 }
 
+/// Whether what sysfs shows is the device of that index and address. Another network namespace's may have
+/// the same name, and the same index, too.
+fn is_same(shown: &Path, index: u32, address: &[u8]) -> bool {
+    let read = |name| fs::read_to_string(shown.join(name)).unwrap_or_default();
+    let bytes: Vec<_> = address.iter().map(|byte| format!("{byte:02x}")).collect();
+    read("ifindex").trim().parse() == Ok(index) && read("address").trim() == bytes.join(":")
+}
+
 /// The name of a NIC's driver.
-fn driver(name: &str) -> String {
-    let link = Path::new("/sys/class/net").join(name).join("device/driver");
-    let path = fs::read_link(link).unwrap_or_default();
+fn driver(shown: &Path) -> String {
+    let path = fs::read_link(shown.join("device/driver")).unwrap_or_default();
     let name = path.file_name().unwrap_or_default();
     name.to_string_lossy().into_owned()
 }
@@ -148,6 +158,19 @@ mod tests {
         for name in names {
             assert!(!SENDING.contains(&name), "{name}");
         }
+    }
+
+    #[test]
+    fn another_network_namespaces_nics_are_not_taken_for_this_ones() {
+        let folder = std::env::temp_dir().join(format!("kopictl-nics-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        fs::write(folder.join("ifindex"), "2\n").unwrap();
+        fs::write(folder.join("address"), "52:54:00:0a:00:01\n").unwrap();
+        let address = [0x52, 0x54, 0, 10, 0, 1];
+        assert!(is_same(&folder, 2, &address));
+        assert!(!is_same(&folder, 3, &address) && !is_same(&folder, 2, &[2, 0, 0, 0, 0, 1]));
+        assert!(!is_same(&folder.join("nowhere"), 2, &address));
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

@@ -13,12 +13,13 @@ use crate::{
     http::{serve, Answer, Recent},
     message::{flow::Flow, info::Info, stats::Totals, Command},
     names::Names,
-    netlink::Connection,
+    netlink::{Connection, Error},
     output::{clean, remark},
     rates::{by_process, Counts, Last, Process},
 };
 use anyhow::Context;
 use clap::Args;
+use nix::errno::Errno;
 use std::{
     collections::HashMap,
     io::{self, Write},
@@ -51,11 +52,7 @@ const SOCKET: &str = "/run/kopi/metrics.sock";
 
 /// Gives the metrics.
 pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
-    let mut state = State {
-        connection: Connection::open()?,
-        last: Last::default(),
-        processes: HashMap::new(),
-    };
+    let mut state = State::new()?;
     let Some(place) = &options.listen else {
         return Ok(io::stdout().write_all(state.gather()?.as_bytes())?);
     };
@@ -79,8 +76,24 @@ struct State {
 }
 
 impl State {
+    fn new() -> Result<Self, Error> {
+        Ok(Self {
+            connection: Connection::open()?,
+            last: Last::default(),
+            processes: HashMap::new(),
+        })
+    }
+
     fn answer(&mut self) -> Answer {
-        match self.gather() {
+        let gathered = self.gather().or_else(|error| {
+            // The module was loaded anew: its family has another number, and its flows begin anew.
+            if !is_gone(&error) {
+                return Err(error);
+            }
+            *self = Self::new()?;
+            self.gather()
+        });
+        match gathered {
             Ok(body) => Answer {
                 status: "200 OK",
                 kind: CONTENT_TYPE,
@@ -113,4 +126,10 @@ impl State {
             &Names::default(),
         ))
     }
+}
+
+/// Whether the family that was asked isn't there.
+fn is_gone(error: &anyhow::Error) -> bool {
+    let netlink = error.downcast_ref::<Error>();
+    netlink.is_some_and(|error| error.is(Errno::ENOENT))
 }
