@@ -67,6 +67,12 @@ def queues(ynl):
         check("a rule denies what comes by other devices", (got := received(sock)) == "EACCES", got)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
         check("the device is another then, and what waited isn't read", (got := received(sock)) == "EAGAIN", got)
+    ask(ynl, "ruleset-set", {"rule": [{"local-port-min": 1, "local-port-max": 65535, "verdict": "allow"}]})
+    sock, port = bound()
+    with sock:
+        for name in b"nowhere", b"":
+            libc.setsockopt(sock.fileno(), socket.SOL_SOCKET, socket.SO_BINDTODEVICE, name, len(name))
+        check("who moves nowhere keeps what waits", (got := received(sock)) == b"kept", got)
     ask(ynl, "ruleset-set")
     sock, port = bound()
     with sock:

@@ -3,6 +3,7 @@
 """Processes that use a socket at the same time are judged each for itself, and a process whose user has changed as that
 user."""
 
+import errno
 import os
 import signal
 import socket
@@ -81,6 +82,17 @@ def changes_user(make):
     return "sent"
 
 
+def rings_as_another():
+    """Root's daemon has its ring, and becomes another user."""
+    channel = kopi.Channel(kopi.ip_flow())
+    channel.sock.bind((HOST, 0))
+    channel.send(0, b"as root", (PEER, 9))
+    first = channel.complete(1)
+    become(CHARLIE)
+    channel.send(0, b"as charlie", (PEER, 9))
+    return first + channel.complete(1)
+
+
 def plain():
     """A socket that isn't KOPI's."""
     return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -91,6 +103,8 @@ with ruled() as YNL:
         {"uid-min": user, "verdict": "allow"} for user in (0, BOB)]})
     said = told_by_child(lambda: changes_user(kopi.ip_flow))
     check("a flow's process is judged by the user that it has become", said == "Permission denied", said)
+    said = told_by_child(rings_as_another)
+    check("so is what it sends by a ring", said == str([0, errno.EACCES]), said)
     race("a flow", kopi.ip_flow)
 with namespace("host"):
     begin()

@@ -181,7 +181,7 @@ impl User {
         let latest = self.latest.lock();
         latest
             .as_ref()
-            .is_some_and(|owner| owner.identity.process.is_current())
+            .is_some_and(|owner| owner.identity.is_process())
     }
 
     /// From now on the channel's flows are the current process's. Process context; may be called
@@ -222,8 +222,9 @@ impl User {
                 // Another process used it meanwhile.
                 Some(owner)
             } else {
-                let age = owner.age;
-                let old = latest.replace(owner);
+                // Another one may have been noted since this one was found.
+                let age = next_age();
+                let old = latest.replace(Owner { age, ..owner });
                 self.age.store(age, Release);
                 old
             }

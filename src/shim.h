@@ -81,7 +81,17 @@ unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
 /* shim/udp.c */
 bool kopi_udp_queues_empty(struct sock *sk);
 bool kopi_skb_is_mapped(const struct sk_buff *skb);
-unsigned int kopi_udp_first(struct sock *sk, bool *is_mapped);
+bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb);
+
+/* What rules want to know of a datagram that waits. */
+struct kopi_first {
+	/* 0 unless it is a GRO packet. */
+	unsigned int gso_size;
+	bool is_mapped;
+	bool is_stray;
+};
+
+void kopi_udp_first(struct sock *sk, struct kopi_first *first);
 bool kopi_udp_is_queueing(struct sock *sk);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);

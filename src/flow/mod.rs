@@ -64,6 +64,8 @@ pub(crate) struct Flow {
     polled_early: Atomic<bool>,
     /// The credentials that may map the rings: those that last got the layout.
     may_map: AllowedCreds,
+    /// What waits in its queue may have come to another port or device than it has.
+    moved: Atomic<bool>,
     charge: Charge<OneFlow>,
 }
 
@@ -87,10 +89,11 @@ impl Flow {
         Some(self.policy()).filter(|policy| policy.is_in_force())
     }
 
-    /// Whether rules judge its packets. Any context.
+    /// Whether rules can't judge a datagram that comes, which is refused then: one by IPv6 from an address that
+    /// stands for an IPv4 host, or one that came to a port or device that the flow had before. Any context.
     #[inline]
-    pub(crate) fn is_judged(&self) -> bool {
-        self.policy_in_force().is_some()
+    pub(crate) fn cant_judge(&self, is_mapped: bool, is_stray: impl FnOnce() -> bool) -> bool {
+        is_mapped || self.moved.load(Relaxed) && is_stray()
     }
 
     /// The flow's number on its channel; 0 without one.

@@ -60,6 +60,7 @@ unsafe impl Protocol for Flow {
             refused: Atomic::new(0),
             polled_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
+            moved: Atomic::new(false),
         }? Error)
     }
 
@@ -221,13 +222,8 @@ unsafe impl Protocol for Flow {
         self.end_busy();
     }
 
-    fn moves(&self, socket: &Socket) {
-        // Rules that name its port or its device judge what is read then.
-        if self.is_judged() {
-            let dropped = family::purge(socket.sk());
-            self.counters.rx_taken.add(dropped);
-            self.counters.rx_drop_rule.add(dropped);
-        }
+    fn may_move(&self) {
+        self.moved.store(true, Relaxed);
     }
 
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result {
@@ -381,8 +377,7 @@ unsafe impl Protocol for Flow {
         };
         let outcome = match self.policy_in_force() {
             None => Outcome::Pass,
-            // Rules would take it for one of the IPv4 host.
-            Some(_) if size.is_mapped => Outcome::Denied,
+            Some(_) if self.cant_judge(size.is_mapped, || size.is_stray) => Outcome::Denied,
             // Another process may have read since may_read().
             Some(policy) => match policy.identify_if_new(socket.sk()) {
                 Ok(caller) => {

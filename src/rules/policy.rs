@@ -106,12 +106,11 @@ impl Policy {
 
     /// The flow joins a channel, whose user owns it from now on. Process context.
     pub(crate) fn join(&self, user: &Arc<User>) {
-        let shared = user
-            .latest()
-            .filter(|latest| latest.identity.is_as(&self.identity()));
+        let latest = user.latest();
         let before = self.with_state(|state| {
-            let own =
-                shared.map(|latest| core::mem::replace(&mut state.owner.identity, latest.identity));
+            let own = latest
+                .filter(|latest| latest.identity.is_as(&state.owner.identity))
+                .map(|latest| core::mem::replace(&mut state.owner.identity, latest.identity));
             (own, state.user.replace(user.clone()))
         });
         drop(before);

@@ -148,10 +148,14 @@ impl Receiver {
             again: false,
         };
         let decide = || flow.decide(sk, Direction::In, || meta.peer(), packets);
-        // Rules would take it for one of the IPv4 host.
-        let outcome = match flow.is_judged() && skb.is_mapped() {
-            true => Outcome::Denied,
-            false => decide(),
+        let outcome = match decide() {
+            Outcome::Pass
+                if flow.policy_in_force().is_some()
+                    && flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk)) =>
+            {
+                Outcome::Denied
+            }
+            outcome => outcome,
         };
         let result = match outcome {
             Outcome::Pass => self.deliver_all(channel, flow, skb, &mut meta, &size),

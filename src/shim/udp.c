@@ -3,6 +3,7 @@
 
 #include <linux/bpf-cgroup.h>
 #include <linux/udp.h>
+#include <net/l3mdev.h>
 #include <net/sock.h>
 #include <net/udp.h>
 
@@ -25,23 +26,34 @@ bool kopi_skb_is_mapped(const struct sk_buff *skb)
 }
 
 /*
- * Of the datagram that recvmsg() has peeked at, which is where readers find it: its gso_size, 0 unless it is a
- * GRO packet; whether it is_mapped.
+ * Whether a datagram came to another port than a sock has now, or to another device than that to which the sock
+ * is bound now: connect() to AF_UNSPEC and SO_BINDTODEVICE leave the queue as it is. What is sent on this host
+ * may come by the loopback device for any, and what comes by a port of a VRF has the VRF's index.
  */
-unsigned int kopi_udp_first(struct sock *sk, bool *is_mapped)
+bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb)
+{
+	const int bound = READ_ONCE(sk->sk_bound_dev_if);
+
+	if (udp_hdr(skb)->dest != READ_ONCE(inet_sk(sk)->inet_sport))
+		return true;
+	return bound && skb->skb_iif != bound && skb->skb_iif != LOOPBACK_IFINDEX &&
+	       skb->skb_iif != l3mdev_master_ifindex_by_index(sock_net(sk), bound);
+}
+
+/* Of the datagram that recvmsg() has peeked at, which is where readers find it. */
+void kopi_udp_first(struct sock *sk, struct kopi_first *first)
 {
 	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
-	unsigned int gso_size = 0;
 	const struct sk_buff *skb;
 
 	spin_lock_bh(&queue->lock);
 	skb = skb_peek(queue);
 	if (skb) {
-		gso_size = skb_shinfo(skb)->gso_size;
-		*is_mapped = kopi_skb_is_mapped(skb);
+		first->gso_size = skb_shinfo(skb)->gso_size;
+		first->is_mapped = kopi_skb_is_mapped(skb);
+		first->is_stray = kopi_udp_is_stray(sk, skb);
 	}
 	spin_unlock_bh(&queue->lock);
-	return gso_size;
 }
 
 /*

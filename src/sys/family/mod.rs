@@ -45,7 +45,7 @@ pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
 pub(super) use receive::data_ready_of;
 use receive::receive_work;
-pub(crate) use receive::{drain, has_own_callback, install_callbacks, next_packet, purge};
+pub(crate) use receive::{drain, has_own_callback, install_callbacks, next_packet};
 pub(super) use ring_message::{send_ring_message, RingMessage};
 pub(crate) use ring_message::{was_judged, Judged};
 pub(super) use state::flow_of;
@@ -120,9 +120,9 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Ends it. Process context.
     fn end_option(&self);
 
-    /// The local port or the device of a socket is about to change, or has changed: what waits in its queue
-    /// has come to the one before. Process context.
-    fn moves(&self, socket: &Socket);
+    /// The local port or the device of a socket may change: what waits in its queue then has come to the one
+    /// before. Process context.
+    fn may_move(&self);
 
     /// Whether a datagram may be sent by sendmsg, to an address or the peer. Process context.
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;

@@ -139,11 +139,10 @@ impl<T: Protocol> Registration<T> {
                     Ok(0)
                 }),
                 (state, Some(inner)) => option_call(state, || {
-                    let set = || inner(socket, level, name, value, len);
-                    let result = match state.filter(|_| binds_to_device(level, name)) {
-                        Some(state) => moving(state, Socket::from_raw(socket), true, set),
-                        None => set(),
-                    };
+                    if let Some(state) = state.filter(|_| binds_to_device(level, name)) {
+                        state.protocol.may_move();
+                    }
+                    let result = inner(socket, level, name, value, len);
                     let attaches = level == bindings::SOL_SOCKET as i32
                         && name == bindings::SO_ATTACH_FILTER as i32;
                     // What accept() gives shares the filter of a stream, which no ring sends by.
@@ -216,7 +215,10 @@ impl<T: Protocol> Registration<T> {
                 let before = this.sk().before_bind();
                 to_result(inner(socket, name, len))?;
                 let bound = state.protocol.bound(this);
-                bound.inspect_err(|_| moving(state, this, false, || this.sk().unbind(before)))?;
+                bound.inspect_err(|_| {
+                    state.protocol.may_move();
+                    this.sk().unbind(before);
+                })?;
             }
             Ok(0)
         })
@@ -241,16 +243,16 @@ impl<T: Protocol> Registration<T> {
                 let this = Socket::from_raw(socket);
                 let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
                 state.protocol.may_connect(this, &given)?;
-                let leaves = given.peer().is_none();
-                moving(state, this, leaves, || {
-                    let device = this.sk().bound_device();
-                    let connected = to_result(inner(socket, name, len, flags));
+                if this.sk().local_port() != 0 {
+                    state.protocol.may_move();
+                }
+                let device = this.sk().bound_device();
+                let connected = to_result(inner(socket, name, len, flags));
+                state.protocol.has_other_ends();
+                connected?;
+                state.protocol.connected(this).inspect_err(|_| {
+                    this.sk().disconnect(device);
                     state.protocol.has_other_ends();
-                    connected?;
-                    state.protocol.connected(this).inspect_err(|_| {
-                        this.sk().disconnect(device);
-                        state.protocol.has_other_ends();
-                    })
                 })?;
             }
             Ok(0)
@@ -291,30 +293,6 @@ fn changes_operations(level: i32, name: i32) -> bool {
 fn binds_to_device(level: i32, name: i32) -> bool {
     level == bindings::SOL_SOCKET as i32
         && [bindings::SO_BINDTODEVICE, bindings::SO_BINDTOIFINDEX].contains(&(name as u32))
-}
-
-/// Makes a call after which a socket of UDP may have another local port or device; `leaves` says that it is
-/// made for that.
-fn moving<T: Protocol, R>(
-    state: &State<T>,
-    socket: &Socket,
-    leaves: bool,
-    call: impl FnOnce() -> R,
-) -> R {
-    let sk = socket.sk();
-    if sk.is_stream() {
-        return call();
-    }
-    let before = (sk.local_port(), sk.bound_device());
-    if leaves {
-        // Another thread may read between the change and what follows it.
-        state.protocol.moves(socket);
-    }
-    let result = call();
-    if before.0 != 0 && (sk.local_port(), sk.bound_device()) != before {
-        state.protocol.moves(socket);
-    }
-    result
 }
 
 /// Makes a call about a socket's options, of which a ring that sends has to know.

@@ -98,13 +98,18 @@ impl<T: Protocol> Reader<'_, T> {
         match u32::try_from(got) {
             Ok(bytes) => {
                 let peer = Name::parse(&name, Unspecified::Nothing).ok_or(EINVAL)?;
-                let mut is_mapped = false;
-                // SAFETY: The socket is in use, by the invariants, and one of UDP.
-                let gso_size = unsafe {
-                    let sk = Socket::from_raw(self.socket).sk().as_ptr();
-                    bindings::kopi_udp_first(sk, &mut is_mapped)
+                let mut first = bindings::kopi_first {
+                    gso_size: 0,
+                    is_mapped: false,
+                    is_stray: false,
                 };
-                Ok(Some((peer, Received::new(bytes, gso_size, is_mapped))))
+                // SAFETY: The socket is in use, by the invariants, and one of UDP.
+                unsafe {
+                    let sk = Socket::from_raw(self.socket).sk().as_ptr();
+                    bindings::kopi_udp_first(sk, &mut first);
+                }
+                let facts = [first.is_mapped, first.is_stray];
+                Ok(Some((peer, Received::new(bytes, first.gso_size, facts))))
             }
             Err(_) if got == EAGAIN.to_errno() => Ok(None),
             Err(_) => Err(Error::from_errno(got)),

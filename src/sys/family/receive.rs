@@ -9,7 +9,7 @@ use super::{
 };
 use crate::sys::{
     bindings,
-    context::{cond_resched, BottomHalvesOff, SoftirqsOff},
+    context::{BottomHalvesOff, SoftirqsOff},
     reaper,
     skb::SkBuff,
     sock::{LockedSock, Sock},
@@ -128,28 +128,6 @@ pub(crate) fn drain<T: Protocol>(socket: &Socket) {
     let _softirqs = BottomHalvesOff::new();
     // SAFETY: The caller uses the socket, which keeps its sock. Softirqs are off.
     unsafe { data_ready::<T>(socket.sk().as_ptr()) };
-}
-
-/// Datagrams that [`purge`] drops without a pause, and how often it does: more than fit into a queue.
-const PURGED_AT_ONCE: u32 = 64;
-const PURGES: u32 = 1 << 16;
-
-/// Drops what waits in a UDP sock's queue; gives the number of packets. Process context.
-pub(crate) fn purge(sk: &Sock) -> u64 {
-    let mut dropped = 0u64;
-    for _ in 0..PURGES {
-        let softirqs = BottomHalvesOff::new();
-        let mut left = PURGED_AT_ONCE;
-        while next_packet(sk, &mut left).is_some() {
-            dropped = dropped.saturating_add(1);
-        }
-        drop(softirqs);
-        if left != 0 {
-            break;
-        }
-        cond_resched();
-    }
-    dropped
 }
 
 /// Takes the next packet off the sock's queue, with a verified checksum. Packets with a wrong
