@@ -142,21 +142,7 @@ impl Receiver {
             locked.run_receive_hook(&mut meta);
         }
 
-        let packets = Packets {
-            datagrams: size.datagrams(),
-            bytes: u64::from(size.total),
-            again: false,
-        };
-        let decide = || flow.decide(sk, Direction::In, || meta.peer(), packets);
-        let outcome = match decide() {
-            Outcome::Pass
-                if flow.policy_in_force().is_some()
-                    && flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk)) =>
-            {
-                Outcome::Denied
-            }
-            outcome => outcome,
-        };
+        let outcome = judge(flow, sk, skb, &meta, &size);
         let result = match outcome {
             Outcome::Pass => self.deliver_all(channel, flow, skb, &mut meta, &size),
             Outcome::Denied => Err((0, DropReason::Rule)),
@@ -429,5 +415,20 @@ impl Channel {
             sk.wake_readers();
         }
         sk.signal_io();
+    }
+}
+
+/// The rules' verdict on a packet that comes. Softirqs are off.
+fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outcome {
+    let packets = Packets {
+        datagrams: size.datagrams(),
+        bytes: u64::from(size.total),
+        again: false,
+    };
+    let outcome = flow.decide(sk, Direction::In, || meta.peer(), packets);
+    let cant_be = || flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk));
+    match outcome {
+        Outcome::Pass if flow.policy_in_force().is_some() && cant_be() => Outcome::Denied,
+        outcome => outcome,
     }
 }
