@@ -7,7 +7,7 @@ use crate::channel::Channel;
 use crate::pure::{abi, geometry::Geometry};
 use crate::rules::Policy;
 use crate::sys::{
-    context::{current_uid, smp_mb},
+    context::{current_uid, signal_pending, smp_mb},
     errno::{enotconn, eopnotsupp},
     family,
     sock::Sock,
@@ -19,8 +19,11 @@ use kernel::{
     rbtree::RBTreeNode,
     sync::{
         atomic::ordering::{Full, Relaxed, Release},
-        Arc, //
+        Arc,
+        Mutex,
+        MutexGuard, //
     },
+    time::{delay::fsleep, Delta}, //
 };
 
 /// A flow's place on a channel.
@@ -170,6 +173,12 @@ impl Flow {
         let policy = self.policy();
         // Before other processes can send by it.
         policy.identify_if_new(socket.sk())?;
+        // Nobody has judged a datagram by now that he hasn't read: what waits goes to the ring.
+        let reading = match policy.is_in_force() {
+            true => Some(policy.reading()?),
+            false => None,
+        };
+        let _turn = reading.as_deref().map(turn).transpose()?;
         // A ring sends nothing for the flow before begin_busy() can find the channel.
         self.busy.fetch_add(1, Full);
         let attached = self.attach_busy(socket, &channel, is_guest);
@@ -223,5 +232,22 @@ impl Flow {
         // The packets that are queued already go to the ring, too.
         family::drain::<Flow>(socket);
         Ok(())
+    }
+}
+
+/// Microseconds after which a lock is tried again.
+const TURN_US: i64 = 200;
+
+/// The turn to read a flow's queue: `ERESTARTSYS`. Who has it may be kept for ever, by memory that doesn't come,
+/// so a signal ends the wait. Process context.
+fn turn(reading: &Mutex<bool>) -> Result<MutexGuard<'_, bool>> {
+    loop {
+        if let Some(turn) = reading.try_lock() {
+            return Ok(turn);
+        }
+        if signal_pending() {
+            return Err(ERESTARTSYS);
+        }
+        fsleep(Delta::from_micros(TURN_US));
     }
 }

@@ -52,6 +52,10 @@ impl<T: Protocol> Reader<'_, T> {
             {
                 // Under the lock, the datagram that is judged stays the first one until it is read.
                 let mut counted = self.turn.lock();
+                if !self.protocol.has_queue() {
+                    // It came to a channel, which takes what waits.
+                    return Err(eopnotsupp());
+                }
                 let Some((peer, size)) = self.peek()? else {
                     return Ok(EAGAIN.to_errno());
                 };
