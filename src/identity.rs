@@ -67,12 +67,8 @@ impl Owner {
             || {
                 let identity = Identity::current()?;
                 let maker = (sk.uid(), sk.gid());
-                let lent = is_lent_to_root(identity.uid, sk) || was_started_by(maker, false);
-                Ok(if lent {
-                    identity.or_maker(sk)
-                } else {
-                    identity
-                })
+                let is_lent = is_lent_to_root(identity.uid, sk) || was_started_by(maker, false);
+                Ok(identity.or_maker(sk, is_lent))
             },
             GFP_KERNEL_ACCOUNT,
         )
@@ -83,12 +79,8 @@ impl Owner {
         Self::new(
             || {
                 let identity = Identity::of(task, flags)?;
-                let lent = is_lent_to_root(identity.uid, sk);
-                Ok(if lent {
-                    identity.or_maker(sk)
-                } else {
-                    identity
-                })
+                let is_lent = is_lent_to_root(identity.uid, sk);
+                Ok(identity.or_maker(sk, is_lent))
             },
             flags,
         )

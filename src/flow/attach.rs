@@ -173,7 +173,7 @@ impl Flow {
         let policy = self.policy();
         // Before other processes can send by it.
         policy.identify_if_new(socket.sk())?;
-        // Nobody has judged a datagram by now that he hasn't read: what waits goes to the ring.
+        // A reader that has judged a datagram reads that one, before the rest goes to the ring.
         let reading = match policy.is_in_force() {
             true => Some(policy.reading()?),
             false => None,
@@ -238,8 +238,8 @@ impl Flow {
 /// Microseconds after which a lock is tried again.
 const TURN_US: i64 = 200;
 
-/// The turn to read a flow's queue: `ERESTARTSYS`. Who has it may be kept for ever, by memory that doesn't come,
-/// so a signal ends the wait. Process context.
+/// The turn to read a flow's queue: `ERESTARTSYS`. Who has it may be kept for ever, by memory that doesn't
+/// come, so a signal ends the wait. Process context.
 fn turn(reading: &Mutex<bool>) -> Result<MutexGuard<'_, bool>> {
     loop {
         if let Some(turn) = reading.try_lock() {

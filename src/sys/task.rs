@@ -241,10 +241,11 @@ impl Identity {
         }
     }
 
-    /// The same of the user who made a socket, and without a program unless that user is its own.
-    pub(crate) fn or_maker(mut self, sk: &Sock) -> Self {
+    /// Where a socket isn't its own, the same of the user who made the socket, and without a program unless
+    /// that user is its own.
+    pub(crate) fn or_maker(mut self, sk: &Sock, is_lent: bool) -> Self {
         let maker = (sk.uid(), sk.gid());
-        if maker != (self.uid, self.gid) {
+        if is_lent && maker != (self.uid, self.gid) {
             (self.uid, self.gid) = maker;
             self.program = None;
         }

@@ -265,8 +265,9 @@ impl<T: Protocol> Registration<T> {
 
 /// A call that may connect a stream. Process context.
 ///
-/// A connected stream's `sk_user_data` stays occupied: each call that connects it occupies it first, and what has the
-/// stream listen gives it up only if there is no such call. Threads may connect, disconnect and listen at once.
+/// A connected stream's `sk_user_data` stays occupied: each call that connects it occupies it first, and what
+/// has the stream listen gives it up only if there is no such call. Threads may connect, disconnect and listen
+/// at once.
 struct Connecting<'a, T> {
     state: &'a State<T>,
     sk: &'a Sock,
@@ -290,8 +291,8 @@ impl<T> Drop for Connecting<'_, T> {
     }
 }
 
-/// Gives up `sk_user_data` of a listener that nobody is connecting: arrays of BPF programs accept listeners in which
-/// it is free. Process context.
+/// Gives up `sk_user_data` of a listener that nobody is connecting: arrays of BPF programs accept listeners in
+/// which it is free. Process context.
 fn vacate_listener<T>(state: &State<T>, sk: &Sock) {
     sk.with_stream_locked(|locked| {
         if locked.sk().is_listening() && state.connecting.load(Relaxed) == 0 {
