@@ -120,6 +120,11 @@ impl Kernel {
         taken
     }
 
+    /// Whether it is to wake somebody for packets.
+    pub(crate) fn is_to_wake(&self) -> bool {
+        self.rx.needs_wakeup()
+    }
+
     /// What poll(2) would say.
     pub(crate) fn ready(&self) -> i16 {
         let mut ready = 0;
