@@ -15,7 +15,7 @@ use crate::{
 };
 #[cfg(feature = "tokio")]
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::{cell::RefCell, collections::VecDeque, ptr::NonNull};
+use std::{cell::RefCell, collections::VecDeque, net::SocketAddr, ptr::NonNull};
 
 /// The other side of a channel's rings.
 pub(crate) struct Kernel {
@@ -67,15 +67,27 @@ pub(crate) fn channel(builder: Builder) -> Channel {
 
 /// A UDP socket on a small channel with a fake kernel: 16 frames to send, 32 to receive, 448 bytes each.
 pub(crate) fn fake_socket() -> UdpSocket {
+    let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let socket = on_fake(Flow::fake(plain));
+    socket.set_nonblocking(true).unwrap();
+    socket
+}
+
+/// The same, but calls sleep. No event comes but a packet's, for a connection to the address.
+pub(crate) fn fake_listener() -> (UdpSocket, SocketAddr) {
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = plain.local_addr().unwrap();
+    (on_fake(Flow::fake(plain)), address)
+}
+
+fn on_fake(flow: Flow) -> UdpSocket {
     let builder = Channel::builder()
         .frame_size(512)
         .frames(48)
         .rx_frames(32)
         .tx_entries(16)
         .rx_entries(32);
-    let socket = UdpSocket::assemble(Flow::fake(), FlowId(0), channel(builder));
-    socket.set_nonblocking(true).unwrap();
-    socket
+    UdpSocket::assemble(flow, FlowId(0), channel(builder))
 }
 
 impl Kernel {
