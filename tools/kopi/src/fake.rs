@@ -67,27 +67,32 @@ pub(crate) fn channel(builder: Builder) -> Channel {
 
 /// A UDP socket on a small channel with a fake kernel: 16 frames to send, 32 to receive, 448 bytes each.
 pub(crate) fn fake_socket() -> UdpSocket {
-    let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let socket = on_fake(Flow::fake(plain));
+    let socket = socket_with(small_udp());
     socket.set_nonblocking(true).unwrap();
     socket
 }
 
-/// The same, but calls sleep. No event comes but a packet's, for a connection to the address.
+/// A UDP socket on a channel of this kind with a fake kernel.
+pub(crate) fn socket_with(builder: Builder) -> UdpSocket {
+    let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    UdpSocket::assemble(Flow::fake(plain), FlowId(0), channel(builder))
+}
+
+/// A small one whose calls sleep. No event comes but a packet's, for a connection to the address.
 pub(crate) fn fake_listener() -> (UdpSocket, SocketAddr) {
     let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = plain.local_addr().unwrap();
-    (on_fake(Flow::fake(plain)), address)
+    let socket = UdpSocket::assemble(Flow::fake(plain), FlowId(0), channel(small_udp()));
+    (socket, address)
 }
 
-fn on_fake(flow: Flow) -> UdpSocket {
-    let builder = Channel::builder()
+fn small_udp() -> Builder {
+    Channel::builder()
         .frame_size(512)
         .frames(48)
         .rx_frames(32)
         .tx_entries(16)
-        .rx_entries(32);
-    UdpSocket::assemble(flow, FlowId(0), channel(builder))
+        .rx_entries(32)
 }
 
 impl Kernel {
