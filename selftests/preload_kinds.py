@@ -6,6 +6,7 @@ AddressSanitizer, fortified, static; with another preloaded library; with a filt
 import ctypes
 import errno
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -146,6 +147,35 @@ def transient():
     check("no descriptor for the first socket: the next one is a flow", said == [f"{errno.EMFILE} 16"], str(done))
 
 
+ASKING = """
+import ctypes, socket
+assert ctypes.CDLL(None).prctl(22, 2, None, 0, 0) == -1
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+    print(len(sock.getsockopt(0x4b4f, 1, 16)))
+"""
+
+
+def asking():
+    """A program that asks whether there are filters, by one at no address, restricts nothing."""
+    _, said, done = outcome(*RUN, sys.executable, "-c", ASKING)
+    check("prctl() with a filter at no address: sockets are flows", said == ["16"], str(done))
+
+
+def misplaced():
+    """`kopi` in folders whose paths LD_PRELOAD can't have."""
+    program = os.path.realpath(shutil.which("kopi"))
+    places = [os.path.join(os.path.dirname(program), place)
+              for place in ("libkopi_preload.so", "../lib/libkopi-preload.so", "../lib/kopi/libkopi-preload.so")]
+    library = next(filter(os.path.exists, places))
+    for folder in ("a folder", "a:folder"):
+        os.mkdir(folder)
+        shutil.copy(program, folder)
+        shutil.copy(library, f"{folder}/libkopi_preload.so")
+        status, _, done = outcome(os.path.abspath(f"{folder}/kopi"), "run", os.path.abspath("plain"))
+        check(f"kopi in \"{folder}\": the program runs with UDP sockets, and kopi run says so",
+              status == 0 and "a space or a colon" in done.stderr and "no flow" in done.stdout, str(done))
+
+
 def silent():
     """What is said doesn't come into another file that is descriptor 2 by now."""
     said, told = (outcome(*RUN[:2], "--explain", *RUN[2:], sys.executable, "-c", code)
@@ -197,6 +227,8 @@ with tempfile.TemporaryDirectory() as folder:
     cancelled()
     capable()
     transient()
+    asking()
+    misplaced()
     silent()
     restricted()
     os.chdir("/")

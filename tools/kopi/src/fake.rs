@@ -15,7 +15,7 @@ use crate::{
 };
 #[cfg(feature = "tokio")]
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::{cell::RefCell, collections::VecDeque, ptr::NonNull};
+use std::{cell::RefCell, collections::VecDeque, net::SocketAddr, ptr::NonNull};
 
 /// The other side of a channel's rings.
 pub(crate) struct Kernel {
@@ -67,15 +67,32 @@ pub(crate) fn channel(builder: Builder) -> Channel {
 
 /// A UDP socket on a small channel with a fake kernel: 16 frames to send, 32 to receive, 448 bytes each.
 pub(crate) fn fake_socket() -> UdpSocket {
-    let builder = Channel::builder()
+    let socket = socket_with(small_udp());
+    socket.set_nonblocking(true).unwrap();
+    socket
+}
+
+/// A UDP socket on a channel of this kind with a fake kernel.
+pub(crate) fn socket_with(builder: Builder) -> UdpSocket {
+    let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    UdpSocket::assemble(Flow::fake(plain), FlowId(0), channel(builder))
+}
+
+/// A small one whose calls sleep. No event comes but a packet's, for a connection to the address.
+pub(crate) fn fake_listener() -> (UdpSocket, SocketAddr) {
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = plain.local_addr().unwrap();
+    let socket = UdpSocket::assemble(Flow::fake(plain), FlowId(0), channel(small_udp()));
+    (socket, address)
+}
+
+fn small_udp() -> Builder {
+    Channel::builder()
         .frame_size(512)
         .frames(48)
         .rx_frames(32)
         .tx_entries(16)
-        .rx_entries(32);
-    let socket = UdpSocket::assemble(Flow::fake(), FlowId(0), channel(builder));
-    socket.set_nonblocking(true).unwrap();
-    socket
+        .rx_entries(32)
 }
 
 impl Kernel {
@@ -118,6 +135,11 @@ impl Kernel {
             self.complete();
         }
         taken
+    }
+
+    /// Whether it is to wake somebody for packets.
+    pub(crate) fn is_to_wake(&self) -> bool {
+        self.rx.needs_wakeup()
     }
 
     /// What poll(2) would say.

@@ -130,10 +130,9 @@ impl Flow {
         Ok(FlowId(number))
     }
 
-    /// A flow without a kernel module, for tests: a plain UDP socket.
+    /// A flow without a kernel module, for tests: a socket of another family.
     #[cfg(test)]
-    pub(crate) fn fake() -> Self {
-        let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    pub(crate) fn fake(plain: impl Into<Socket>) -> Self {
         Self {
             socket: Arc::new(plain.into()),
             number: AtomicU32::new(0),

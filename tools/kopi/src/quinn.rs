@@ -143,12 +143,15 @@ impl AsyncUdpSocket for Socket {
         let all = transmit.contents;
         let size = transmit.segment_size.unwrap_or(all.len()).max(1);
         // As many whole datagrams as a packet can be long, which is all, but on devices with large ones.
-        for part in all.chunks((PAYLOAD_MAX / size).max(1) * size) {
+        for (number, part) in all.chunks((PAYLOAD_MAX / size).max(1) * size).enumerate() {
             if part.len() > size {
                 message = message.segment_size(size as u16);
             }
             match self.socket.try_send_message(part, &message) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(error),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // After an error quinn sends all of it again. A rest that is lost is less than a part twice.
+                    return if number == 0 { Err(error) } else { Ok(()) };
+                }
                 // What is refused is lost. So is what asks whether a path has a larger MTU.
                 Ok(_) | Err(_) => {}
             }
@@ -234,6 +237,40 @@ impl UdpPoller for Poller {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake;
+
+    /// Room for one of the two packets that this much takes.
+    #[test]
+    fn what_went_out_in_part_is_not_sent_again() {
+        let runtime = ::tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let _in_it = runtime.enter();
+        let channel = crate::Channel::builder()
+            .frame_size(8192)
+            .frames(18)
+            .rx_frames(9)
+            .tx_entries(16)
+            .rx_entries(16);
+        let fake = fake::socket_with(channel);
+        fake.with_kernel(|kernel| kernel.keeps = true);
+        let socket = Socket {
+            socket: UdpSocket::new(fake).unwrap(),
+        };
+        let contents = vec![7; 60 * 1400];
+        let all = Transmit {
+            contents: &contents,
+            segment_size: Some(1400),
+            ..transmit("192.0.2.1:5", None, Some(ECN))
+        };
+        socket.try_send(&all).unwrap();
+        let first = socket.socket.try_recv(&mut vec![0; 65536]).unwrap();
+        assert_eq!(first, 46 * 1400);
+        // Of what doesn't begin nothing is lost.
+        let blocked = socket.try_send(&all).unwrap_err();
+        assert_eq!(blocked.kind(), ErrorKind::WouldBlock);
+    }
 
     fn transmit<'a>(
         destination: &str,

@@ -40,6 +40,11 @@ pub(crate) use self::send::Sent;
 ///   gives [`WouldBlock`](io::ErrorKind::WouldBlock).
 /// - The error of a large datagram, which goes by reference, may come with the next call, as ICMP
 ///   errors do.
+/// - Datagrams that have come are received before a pending error, such as an ICMP message's, is told.
+/// - A signal's handler ends a call that waits for room to send with
+///   [`Interrupted`](io::ErrorKind::Interrupted), even one with SA_RESTART, after which std's would go on; and
+///   a call that receives, while a datagram waits for room.
+/// - The flow information of an IPv6 peer's address isn't sent.
 ///
 /// A datagram that a call sends by itself goes by sendmsg(2), past the ring, if there is room for it: that
 /// costs less than a doorbell. Batches go by the ring.

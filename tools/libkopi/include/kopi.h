@@ -340,7 +340,8 @@ int kopi_wait(struct kopi_channel *channel, unsigned int events, const struct ti
 int kopi_arm(struct kopi_channel *channel, int want);
 
 /*
- * kopi_meta_to - empties `meta`, and sets the peer to send to, with the scope of an IPv6 address.
+ * kopi_meta_to - empties `meta`, and sets the peer to send to, with the scope of an IPv6 address, but
+ * without its flow information.
  *
  * 0, or -EINVAL: `len` is too short, or the port is 0. -EAFNOSUPPORT: neither AF_INET nor AF_INET6. Other fields
  * can be set afterwards: tos (with ECN), ttl, mark, timestamp and local, each with its flag, and

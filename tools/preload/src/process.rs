@@ -36,6 +36,21 @@ impl Word {
     }
 }
 
+/// Has each process write before another one can that has its memory, by vfork(). At the program's start.
+pub(crate) fn start() {
+    begin();
+    // Of a child of vfork() the C library doesn't call it. Without memory for it the first process that asks
+    // is the one that writes.
+    // SAFETY: The function may be called wherever fork() may, and stays loaded.
+    unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+}
+
+extern "C" fn in_child() {
+    if !settings::is_stopped() {
+        written();
+    }
+}
+
 /// Makes that word: `false` if there is no memory.
 pub(crate) fn begin() -> bool {
     if !WRITTEN_BY.load(Relaxed).is_null() {
@@ -101,9 +116,56 @@ pub(crate) fn is_own() -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+    use libc::{c_int, c_void};
     use std::{sync::Barrier, thread};
+
+    fn wait_for(child: libc::pid_t) -> c_int {
+        let mut status = -1;
+        // SAFETY: A place for the status.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        status
+    }
+
+    /// Whether `test` is true in a process of its own, by fork().
+    pub(crate) fn in_child_process(test: impl FnOnce() -> bool) -> bool {
+        // SAFETY: The child calls only what the C library allows there in fact, and ends.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(c_int::from(!test()));
+            }
+            child
+        };
+        wait_for(child) == 0
+    }
+
+    /// Runs something in a process that has this one's memory, as one made by vfork(); whether it gave 0.
+    pub(crate) fn in_borrowed_memory(run: extern "C" fn(*mut c_void) -> c_int) -> bool {
+        let mut stack = vec![0_u128; 1 << 12];
+        // SAFETY: The child has a stack of its own, and its parent sleeps until it has ended.
+        let child = unsafe {
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            let end = stack.as_mut_ptr_range().end;
+            libc::clone(run, end.cast(), flags, ptr::null_mut())
+        };
+        wait_for(child) == 0
+    }
+
+    extern "C" fn asks_whose_memory_it_is(_: *mut c_void) -> c_int {
+        c_int::from(is_own())
+    }
+
+    #[test]
+    fn a_child_of_vfork_takes_nothing_over() {
+        // The other test is of processes without this.
+        assert!(in_child_process(|| {
+            start();
+            // This one has done nothing yet when it makes the next one.
+            in_child_process(|| in_borrowed_memory(asks_whose_memory_it_is) && is_own())
+        }));
+    }
 
     /// In a child: whether all its threads, which ask at once, find that it is the next process.
     fn threads_agree(next: u8) -> bool {
@@ -118,22 +180,13 @@ mod tests {
         }) && generation() == Some(next)
     }
 
+    /// Where the C library doesn't say that there is a child.
     #[test]
     fn threads_of_a_child_count_it_once() {
         assert!(begin());
         let next = generation().unwrap() + 1;
         for _ in 0..500 {
-            // SAFETY: The child calls only what the C library allows there in fact, and ends.
-            let status = unsafe {
-                let child = libc::fork();
-                if child == 0 {
-                    libc::_exit(i32::from(!threads_agree(next)));
-                }
-                let mut status = -1;
-                assert_eq!(libc::waitpid(child, &mut status, 0), child);
-                status
-            };
-            assert_eq!(status, 0);
+            assert!(in_child_process(|| threads_agree(next)));
         }
         assert_eq!(generation(), Some(next - 1));
     }

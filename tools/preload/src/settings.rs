@@ -2,7 +2,7 @@
 
 //! What `kopi run` says to the library, by environment variables, and what the library says.
 
-use crate::real;
+use crate::{process, real};
 use libc::{c_char, c_int, c_long};
 use std::{
     ffi::CStr,
@@ -51,6 +51,7 @@ fn read() {
         return;
     };
     real::find_all();
+    process::start();
     MIN_DATAGRAMS.store(number("KOPI_RUN_MIN_DATAGRAMS").unwrap_or(0), Relaxed);
     TCP.store(number("KOPI_RUN_TCP") == Some(1), Relaxed);
     let (device, file) = file_of(libc::STDERR_FILENO).unwrap_or((0, 0));

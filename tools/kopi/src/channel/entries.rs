@@ -29,7 +29,7 @@ impl Channel {
         self.free.borrow_mut().pop()
     }
 
-    /// Makes a frame free.
+    /// Makes a frame free, or the kernel's if that has few.
     ///
     /// # Safety
     ///
@@ -37,6 +37,8 @@ impl Channel {
     #[inline]
     pub unsafe fn give_frame(&self, start: u32) {
         self.put_free(start);
+        // Of a broken ring the next call that receives tells.
+        let _ = self.refill_if_short();
     }
 
     /// Takes the next packet, if it has no more than `room` entries, and tells of each; their frames
@@ -162,6 +164,23 @@ mod tests {
         assert_eq!(channel.reap_up_to(0, |_| count += 1).unwrap(), 0);
         assert_eq!(channel.reap_up_to(100, |_| count += 1).unwrap(), 6);
         assert_eq!(count, 10);
+    }
+
+    #[test]
+    fn frames_given_back_are_there_to_receive_into() {
+        let builder = Channel::builder().frame_size(512).frames(2).rx_frames(1);
+        let channel = fake::channel(builder.tx_entries(16).rx_entries(32));
+        for _ in 0..3 {
+            send(&channel, &[1]).unwrap();
+            channel.doorbell().unwrap();
+            channel.reap(|_| {}).unwrap();
+            let mut held = vec![];
+            let received = channel.recv_entries(1, |desc| held.push(desc)).unwrap();
+            assert_eq!(received, 1);
+            let start = channel.frame_of_payload(held[0].offset, held[0].len);
+            // SAFETY: Received just now, and touched no more.
+            unsafe { channel.give_frame(start.unwrap()) };
+        }
     }
 
     #[test]

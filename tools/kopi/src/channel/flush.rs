@@ -104,7 +104,15 @@ impl Channel {
     }
 
     /// As [`Channel::reap`], but of a maximum number of frames; returns their number.
-    pub fn reap_up_to(&self, max: u32, mut completed: impl FnMut(Completion)) -> io::Result<u32> {
+    pub fn reap_up_to(&self, max: u32, completed: impl FnMut(Completion)) -> io::Result<u32> {
+        let count = self.take_completions(max, completed)?;
+        if count > 0 {
+            self.refill_if_short()?;
+        }
+        Ok(count)
+    }
+
+    fn take_completions(&self, max: u32, mut completed: impl FnMut(Completion)) -> io::Result<u32> {
         let mut count = 0;
         loop {
             let desc = {

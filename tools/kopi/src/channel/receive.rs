@@ -8,7 +8,7 @@ use crate::{
     frame::{Frame, Payload},
     packet::Packet,
     pure::{
-        abi::{Desc, DESC_MORE},
+        abi::{Desc, CHAIN_MAX, DESC_MORE},
         ring::Broken,
     },
 };
@@ -16,6 +16,14 @@ use std::io;
 
 /// Frames go back to the kernel when this many are due, or when no packet is there.
 const REFILL_BATCH: u32 = 32;
+
+impl Rx {
+    /// Whether there are too few frames for what may come: less than half of them, or than one packet may
+    /// need.
+    pub(super) fn is_short(&self) -> bool {
+        self.posted < (self.target / 2).max(CHAIN_MAX).min(self.target)
+    }
+}
 
 impl Channel {
     /// Takes the next packet, of whichever flow; `None` while there is none.
@@ -118,6 +126,16 @@ impl Channel {
         rx.posted += count;
         rx.fill.submit();
         Ok(())
+    }
+
+    /// Gives frames that have become free to the kernel if it has few: the program may sleep next without
+    /// having asked for a packet since.
+    pub(super) fn refill_if_short(&self) -> io::Result<()> {
+        // One that is being received refills by itself.
+        match self.rx.try_borrow_mut() {
+            Ok(mut rx) if rx.is_short() => self.refill(&mut rx),
+            _ => Ok(()),
+        }
     }
 
     /// Whether a call to receive has something to do: there are entries in the RX ring, or nonsense.

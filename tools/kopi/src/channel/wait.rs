@@ -3,7 +3,7 @@
 //! Sleep until there is something to do, in the channel or in a poll of the program's own.
 
 use super::{Bell, Channel};
-use crate::{pure::abi::CHAIN_MAX, sys};
+use crate::sys;
 use std::{io, ops::BitOr, os::fd::AsRawFd, time::Duration};
 
 /// What [`Channel::wait`] waits for; sets of it are made with `|`.
@@ -59,17 +59,25 @@ impl Channel {
     /// poll of its own (epoll, an executor) calls this with `true` before each sleep, and sleeps
     /// only if it gives `false`: there is nothing to receive, and what was sent needs no
     /// [flush](Channel::flush) to go on. It asks for POLLWRBAND, too: what an engine has not sent yet
-    /// may need the room of completions. POLLERR stays until the first flow's error is
-    /// [taken](crate::Flow::take_error).
+    /// may need the room of completions, and what comes may need their frames. POLLERR stays until the
+    /// first flow's error is [taken](crate::Flow::take_error).
     pub fn arm(&self, want: bool) -> io::Result<bool> {
-        let received = self.want_wakeups(want)?;
-        if !want || received {
-            return Ok(received);
+        if !want {
+            return self.want_wakeups(false);
+        }
+        let short = {
+            let mut rx = self.rx.borrow_mut();
+            // Without a frame there nothing comes, and nobody is woken.
+            self.refill(&mut rx)?;
+            rx.is_short()
+        };
+        if self.want_wakeups(true)? {
+            return Ok(true);
         }
         // An engine may have let go of the channel since it was flushed.
         self.show()?;
         let tx = &mut *self.tx.borrow_mut();
-        Ok(tx.ring.is_unread() && tx.completion.available(1)? > 0)
+        Ok((short || tx.ring.is_unread()) && tx.completion.available(1)? > 0)
     }
 
     /// Asks to be woken or not; says whether there is something to receive.
@@ -97,9 +105,8 @@ impl Channel {
             let mut rx = self.rx.borrow_mut();
             self.refill(&mut rx)?;
             events |= libc::POLLIN;
-            // Packets need frames, which completions give back: half of them, or what one packet may
-            // need.
-            if rx.posted < (rx.target / 2).max(CHAIN_MAX).min(rx.target) {
+            // Packets need frames, which completions give back.
+            if rx.is_short() {
                 events |= libc::POLLWRBAND;
             }
         }
@@ -115,6 +122,7 @@ impl Channel {
         }
         let received = self.want_wakeups(true)?;
         if received && interest.has(Interest::READABLE) {
+            self.want_wakeups(false)?;
             return Ok(Ready {
                 readable: true,
                 ..Ready::default()
@@ -137,5 +145,87 @@ impl Channel {
             #[cfg(test)]
             Bell::Fake(kernel) => Ok(events & kernel.borrow().ready()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{fake, flow::FlowId, message::Message};
+
+    /// One frame to receive into, and one to send.
+    fn scant() -> Channel {
+        let builder = Channel::builder().frame_size(512).frames(2).rx_frames(1);
+        fake::channel(builder.tx_entries(16).rx_entries(32))
+    }
+
+    /// Has a datagram come, which goes out to that end.
+    fn arrive(channel: &Channel) {
+        let to = Message::to("192.0.2.9:99".parse().unwrap());
+        let payload = channel.payload(b"x").unwrap();
+        channel.send(FlowId(3), &to, payload).unwrap();
+        channel.flush().unwrap();
+    }
+
+    /// Sends on what comes, with all other frames, until no frame is free or the kernel's; then it is done
+    /// with them.
+    fn send_all_frames(channel: &Channel) {
+        arrive(channel);
+        let packet = channel.recv().unwrap().unwrap();
+        channel.fake().borrow_mut().keeps = true;
+        let back = Message::reply_to(&packet);
+        channel.send(packet.flow(), &back, packet).unwrap();
+        arrive(channel);
+        assert!(channel.recv().unwrap().is_none());
+        assert_eq!(channel.free_frames(), 0);
+        let kernel = &mut *channel.fake().borrow_mut();
+        kernel.keeps = false;
+        kernel.complete();
+    }
+
+    #[test]
+    fn frames_that_came_back_are_there_to_receive_into() {
+        let channel = scant();
+        send_all_frames(&channel);
+        assert!(channel.arm(true).unwrap(), "completions are to be taken");
+        channel.flush().unwrap();
+        assert!(!channel.arm(true).unwrap());
+        arrive(&channel);
+        assert!(channel.recv().unwrap().is_some());
+    }
+
+    #[test]
+    fn flushing_is_enough_for_loops_that_arm_nothing() {
+        let channel = scant();
+        send_all_frames(&channel);
+        channel.flush().unwrap();
+        arrive(&channel);
+        assert!(channel.recv().unwrap().is_some());
+    }
+
+    #[test]
+    fn arming_gives_frames_of_dropped_packets_back() {
+        let channel = scant();
+        arrive(&channel);
+        drop(channel.recv().unwrap().unwrap());
+        assert!(!channel.arm(true).unwrap());
+        arrive(&channel);
+        assert!(channel.recv().unwrap().is_some());
+    }
+
+    #[test]
+    fn no_wait_leaves_the_channel_armed() {
+        let channel = scant();
+        arrive(&channel);
+        channel.arm(true).unwrap();
+        assert!(channel.fake().borrow().is_to_wake());
+        // There is something already.
+        let ready = channel.wait(Interest::READABLE, None).unwrap();
+        assert!(ready.readable);
+        assert!(!channel.fake().borrow().is_to_wake());
+        // And now there is nothing.
+        while channel.recv().unwrap().is_some() {}
+        assert!(!channel.wait(Interest::READABLE, None).unwrap().any());
+        assert!(!channel.fake().borrow().is_to_wake());
     }
 }

@@ -48,7 +48,16 @@ impl<'s> Patience<'s> {
         }
         let timeout = (self.timeout)(self.socket)?;
         let deadline = timeout.and_then(|timeout| begun.checked_add(timeout));
-        sleep_until(self.socket.flow.socket(), events, deadline)
+        let socket = self.socket.flow.socket();
+        let soon = Instant::now() + NAP;
+        // Completions that another thread takes are no event for this one, which may go on by them.
+        if events == libc::POLLWRBAND && deadline.is_none_or(|deadline| soon < deadline) {
+            return match sleep_until(socket, events, Some(soon)) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+                done => done,
+            };
+        }
+        sleep_until(socket, events, deadline)
     }
 }
 
@@ -82,6 +91,48 @@ fn sleep_until(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fake::fake_listener;
+
+    /// No event tells of completions that are taken already.
+    #[test]
+    fn frames_that_another_thread_took_back_end_a_sleep() {
+        let (socket, _) = fake_listener();
+        let to = "192.0.2.9:99";
+        socket
+            .set_write_timeout(Some(Duration::from_secs(20)))
+            .unwrap();
+        socket.lock().channel.fake().borrow_mut().keeps = true;
+        // As many as there are frames to send.
+        for _ in 0..16 {
+            socket.send_to(b"x", to).unwrap();
+        }
+        thread::scope(|scope| {
+            let sender = scope.spawn(|| socket.send_to(b"more", to));
+            thread::sleep(Duration::from_millis(50));
+            {
+                let shared = socket.lock();
+                shared.channel.fake().borrow_mut().complete();
+                shared.channel.reap(|_| {}).unwrap();
+            }
+            assert_eq!(sender.join().unwrap().unwrap(), 4);
+        });
+    }
+
+    #[test]
+    fn sleeps_for_frames_end_with_their_time() {
+        let (socket, _) = fake_listener();
+        let time = Duration::from_millis(30);
+        socket.set_write_timeout(Some(time)).unwrap();
+        let mut patience = Patience::new(&socket, UdpSocket::write_timeout);
+        let begun = Instant::now();
+        let over = loop {
+            if let Err(error) = patience.sleep(libc::POLLWRBAND) {
+                break error;
+            }
+        };
+        assert_eq!(over.kind(), io::ErrorKind::WouldBlock);
+        assert!(begun.elapsed() >= time);
+    }
 
     /// Errors are given once; those in the error queue end no sleep before its time.
     #[test]

@@ -2,7 +2,7 @@
 
 //! Calls that receive, and sleep as recv(2) would.
 
-use super::{patience::Patience, UdpSocket};
+use super::{patience::Patience, send::WRITABLE, UdpSocket};
 use crate::{channel::Channel, sys};
 use std::{
     io,
@@ -53,27 +53,27 @@ impl UdpSocket {
             if has_slept && self.is_shut_down()? {
                 return take(&self.lock().channel);
             }
-            self.flush_rest()?;
-            if has_slept {
-                // This would begin with the timeout anew.
-                if let Some(error) = patience.sleep(libc::POLLIN)? {
-                    return Err(error);
-                }
+            let events = if self.flush_rest()? {
+                libc::POLLIN
             } else {
+                // What is left counts as sent, so it goes as soon as it can.
+                libc::POLLIN | WRITABLE
+            };
+            // The doorbell, which a signal may restart, wakes nobody for room, and begins with a timeout anew.
+            if events == libc::POLLIN && (!has_slept || self.read_timeout()?.is_none()) {
                 patience.begin();
                 self.wait_rx()?;
-                has_slept = true;
+            } else if let Some(error) = patience.sleep(events)? {
+                return Err(error);
             }
+            has_slept = true;
         }
     }
 
-    /// Shows the kernel what an earlier call had to leave in the ring.
-    fn flush_rest(&self) -> io::Result<()> {
+    /// Shows the kernel what an earlier call had to leave in the ring; says whether nothing of it is left.
+    fn flush_rest(&self) -> io::Result<bool> {
         let shared = &mut *self.lock();
-        if shared.channel.has_unsent() {
-            self.flush(shared)?;
-        }
-        Ok(())
+        Ok(!shared.channel.has_unsent() || self.flush(shared)?)
     }
 
     fn wait_rx(&self) -> io::Result<()> {
@@ -96,5 +96,36 @@ impl UdpSocket {
             Ok(SocketAddr::V6(_)) => (Ipv6Addr::UNSPECIFIED, 0).into(),
             _ => (Ipv4Addr::UNSPECIFIED, 0).into(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::fake::fake_listener;
+    use std::{net::TcpStream, thread, time::Duration};
+
+    /// Else it could stay there as long as nothing comes.
+    #[test]
+    fn what_was_left_leaves_while_a_call_receives() {
+        let (socket, address) = fake_listener();
+        socket.lock().channel.fake().borrow_mut().appetite = 0;
+        socket
+            .set_write_timeout(Some(Duration::from_millis(10)))
+            .unwrap();
+        socket
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        assert_eq!(socket.send_to(b"left", "192.0.2.9:99").unwrap(), 4);
+        assert!(socket.lock().channel.has_unsent());
+        let mut buffer = [0; 10];
+        thread::scope(|scope| {
+            let receiver = scope.spawn(|| socket.recv(&mut buffer));
+            thread::sleep(Duration::from_millis(50));
+            // There is room now, and an event says so.
+            socket.lock().channel.fake().borrow_mut().appetite = u32::MAX;
+            let _event = TcpStream::connect(address).unwrap();
+            assert_eq!(receiver.join().unwrap().unwrap(), 4);
+        });
+        assert_eq!(&buffer[..4], b"left");
     }
 }

@@ -253,7 +253,7 @@ fn library() -> Result<PathBuf, String> {
         folder.join("../lib/libkopi-preload.so"),
         folder.join("../lib/kopi/libkopi-preload.so"),
     ];
-    places
+    let found = places
         .iter()
         .find(|place| place.exists())
         .map(|place| fs::canonicalize(place).unwrap_or(place.clone()))
@@ -262,5 +262,33 @@ fn library() -> Result<PathBuf, String> {
                 "there is no libkopi-preload.so beside {}",
                 program.display()
             )
-        })
+        })?;
+    check_name(&found)?;
+    Ok(found)
+}
+
+/// Whether LD_PRELOAD can name a library: the loader parts it there, and goes on without what it doesn't find.
+fn check_name(library: &Path) -> Result<(), String> {
+    let bytes = library.as_os_str().as_bytes();
+    if bytes.iter().any(|byte| matches!(byte, b' ' | b':')) {
+        return Err(format!(
+            "the loader takes no library with a space or a colon in its path, as {} has",
+            library.display()
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_that_the_loader_would_not_find_are_told() {
+        assert_eq!(check_name(Path::new("/usr/lib/libkopi-preload.so")), Ok(()));
+        for path in ["/home/a b/x.so", "/home/a:b/x.so"] {
+            let why = check_name(Path::new(path)).unwrap_err();
+            assert!(why.contains(path), "{why}");
+        }
+    }
 }
