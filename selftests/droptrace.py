@@ -27,10 +27,16 @@ def stop():
     _put(f"{EVENT}/filter", "0")
 
 
+# Where the kernel drops what a qdisc holds that is taken away: what it was asked to drop after RTNL, pfifo_fast's, and
+# what the driver had no room for: qdisc_reset() (net/sched/sch_generic.c, 7.3.4).
+PURGES = (r"\w*rtnl_unlock\S* reason: NOT_SPECIFIED", r"pfifo_fast_reset\S* reason: NOT_SPECIFIED",
+          r"qdisc_reset\S* reason: QUEUE_PURGE")
+
+
 def purged():
-    """The number of IPv4 packets that qdiscs held when they were taken away, under RTNL."""
+    """The number of IPv4 packets that qdiscs held when they were taken away."""
     with open(f"{TRACING}/trace", encoding="ascii") as trace:
-        return len(re.findall(r"protocol=2048 location=\w*rtnl_unlock\S* reason: NOT_SPECIFIED", trace.read()))
+        return len(re.findall("protocol=2048 location=(?:" + "|".join(PURGES) + ")", trace.read()))
 
 
 def recorded():
