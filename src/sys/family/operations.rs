@@ -243,9 +243,8 @@ impl<T: Protocol> Registration<T> {
                 let this = Socket::from_raw(socket);
                 let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
                 state.protocol.may_connect(this, &given)?;
-                if this.sk().local_port() != 0 {
-                    state.protocol.may_move();
-                }
+                // Also without a port: another thread may bind it meanwhile.
+                state.protocol.may_move();
                 let device = this.sk().bound_device();
                 let connected = to_result(inner(socket, name, len, flags));
                 state.protocol.has_other_ends();
