@@ -184,7 +184,8 @@ class Socket:
             raise TimeoutError("timed out")
         if found[0][1] & select.POLLERR:
             library.flow_error(self._opened.flow)
-            self._nap(until)
+            if not found[0][1] & events:
+                self._nap(until)
 
     @staticmethod
     def _nap(until):

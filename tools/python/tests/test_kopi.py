@@ -86,6 +86,21 @@ class AsUdp(unittest.TestCase):
             with self.assertRaises(TimeoutError):
                 sock.recv(10)
 
+    def test_an_entry_in_the_error_queue_keeps_nothing_back(self):
+        for sock, peer in self.both():
+            sock.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+            address = peer.getsockname()
+            peer.close()
+            sock.sendto(b"refused", address)
+            with self.assertRaises(ConnectionRefusedError):
+                sock.recv(10)
+            again = plain()
+            self.opened.append(again)
+            timer = threading.Timer(0.3, again.sendto, (b"late", sock.getsockname()))
+            timer.start()
+            self.assertEqual(sock.recv(10), b"late")
+            timer.join()
+
     def test_all_buffers_are_taken(self):
         for sock, peer in self.both():
             for data in (b"abc", bytearray(b"abc"), memoryview(b"abc"), memoryview(bytearray(b"xabc"))[1:]):
