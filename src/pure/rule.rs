@@ -94,6 +94,16 @@ pub enum Direction {
     In = 2,
 }
 
+impl Direction {
+    /// The other one.
+    pub fn other(self) -> Self {
+        match self {
+            Self::Out => Self::In,
+            Self::In => Self::Out,
+        }
+    }
+}
+
 /// The conditions of a rule. A field that is `None` matches all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Match {

@@ -115,20 +115,13 @@ impl Policy {
         direction: Direction,
         peer: Option<&Peer>,
     ) -> Permission {
-        let other = match direction {
-            Direction::Out => Direction::In,
-            Direction::In => Direction::Out,
-        };
-        let other = (sk.is_stream() && peer.is_some()).then_some(other);
+        let other = (sk.is_stream() && peer.is_some()).then_some(direction.other());
         let refused = self.with_evaluation_of(Some(caller), sk, |evaluation| {
             [Some(direction), other]
                 .into_iter()
                 .flatten()
                 .find_map(|direction| {
-                    let judgement = match peer {
-                        Some(peer) => evaluation.judgement(direction, peer),
-                        None => evaluation.verdicts.side(direction).judgement,
-                    };
+                    let judgement = evaluation.judgement_on(direction, peer);
                     let set = evaluation
                         .verdicts
                         .set

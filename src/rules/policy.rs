@@ -249,10 +249,7 @@ impl Policy {
             let mut verdict = StreamVerdict::default();
             let directions = [Direction::Out, Direction::In];
             for (stopped, direction) in verdict.stopped.iter_mut().zip(directions) {
-                let judgement = match peer {
-                    Some(peer) => evaluation.judgement(direction, peer),
-                    None => evaluation.verdicts.side(direction).judgement,
-                };
+                let judgement = evaluation.judgement_on(direction, peer);
                 let set = evaluation.verdicts.set.as_ref();
                 verdict.denied |= set.is_some_and(|set| set.denies(judgement));
                 *stopped = evaluation.verdicts.stop(direction, judgement);
@@ -274,17 +271,10 @@ impl Policy {
         peer: Option<&Peer>,
     ) -> Option<Stopped> {
         // A connection of TCP needs both.
-        let other = match direction {
-            Direction::Out => Direction::In,
-            Direction::In => Direction::Out,
-        };
-        let directions = [Some(direction), sk.is_stream().then_some(other)];
+        let directions = [Some(direction), sk.is_stream().then_some(direction.other())];
         let told = self.with_evaluation(sk, |evaluation| {
             directions.into_iter().flatten().find_map(|direction| {
-                let judgement = match peer {
-                    Some(peer) => evaluation.judgement(direction, peer),
-                    None => evaluation.verdicts.side(direction).judgement,
-                };
+                let judgement = evaluation.judgement_on(direction, peer);
                 evaluation.verdicts.what_to_tell(direction, judgement)
             })
         });
@@ -366,10 +356,7 @@ impl Policy {
         let shown = self.with_evaluation_of(caller, sk, |evaluation| {
             let mut denied = 0;
             let handles = [Direction::Out, Direction::In].map(|direction| {
-                let judgement = match &peer {
-                    Some(peer) => evaluation.judgement(direction, peer),
-                    None => evaluation.verdicts.side(direction).judgement,
-                };
+                let judgement = evaluation.judgement_on(direction, peer.as_ref());
                 let set = evaluation.verdicts.set.as_ref()?;
                 if set.denies(judgement) {
                     denied |= direction as u32;

@@ -153,6 +153,14 @@ impl Evaluation<'_> {
         judgement
     }
 
+    /// The same; without a peer, whatever the peer.
+    pub(super) fn judgement_on(&mut self, direction: Direction, peer: Option<&Peer>) -> Judgement {
+        match peer {
+            Some(peer) => self.judgement(direction, peer),
+            None => self.verdicts.side(direction).judgement,
+        }
+    }
+
     /// Decides about packets to or from a peer, and counts them. `changes_sock` says that the sock of
     /// a datagram gets the rule's mark and priority.
     pub(super) fn decide(
