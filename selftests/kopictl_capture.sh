@@ -198,6 +198,25 @@ check "who floods is in the first line" eval 'sed -n 2p /tmp/summary.out | grep 
 check "others follow" eval 'sed -n 3p /tmp/summary.out | grep -qE "^ *$pid +kopi-echo +bob +1 +1 +1 +68 +0 "'
 check "JSON has it, too" eval 'has ".[0].program == \"kopi-gen\" and .[0].packets == 2000 and .[0].packets_per_second > 1" </tmp/sums.out'
 
+# While accept() makes a flow of a connection, it has no number yet.
+captures young --summary
+starts accepts python3 -uc 'import sys
+sys.path.insert(0, "/kopi/selftests")
+import kopi
+with kopi.listener(address=("192.0.2.1", 7788)) as sock:
+    print("listens")
+    while True: sock.accept()[0].close()'
+wait_for grep -q listens /tmp/accepts.out
+in_peer python3 -c 'import socket
+for _ in range(1000):
+    with socket.create_connection(("192.0.2.1", 7788)) as sock:
+        try:
+            for _ in range(8): sock.send(b"early")
+        except OSError: pass'
+check "connections that are young end no capture" stop young
+kill "${running[accepts]}"
+unset 'running[accepts]'
+
 captures slow -w /tmp/slow.pcapng
 kill -STOP "${running[slow]}"
 check "one that doesn't keep up holds nothing up" eval \

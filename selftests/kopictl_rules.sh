@@ -126,15 +126,15 @@ check "one with rules replaces them" eval 'kopictl config apply /tmp/only && rul
 
 rule default allow
 mount -t tmpfs none /sys/fs/bpf
-printf 'rule user root allow\nenforce on\nrule user bob deny\ndefault deny\n' >/tmp/enforced
-check "that enforcing can't be had is found by a check" ends_with 1 kopictl config check /tmp/enforced
-check "by line" says "/tmp/enforced:2: /sys/fs/bpf has to be BPF's file system"
+printf 'rule user root allow\nenforce on\nrule user bob deny\ndefault deny\n' >/tmp/cant_be_had
+check "that enforcing can't be had is found by a check" ends_with 1 kopictl config check /tmp/cant_be_had
+check "by line" says "/tmp/cant_be_had:2: /sys/fs/bpf has to be BPF's file system"
 printf 'enforce on\n' >/tmp/only
 check "also where there is nothing else" ends_with 1 kopictl config check /tmp/only
 check "which changes nothing" eval 'rule list --json | has ".default == \"allow\" and (.rules | length) == 1"'
-check "it is said, too, when the file is put in force" eval 'kopictl config apply --json /tmp/enforced 2>/tmp/out | has \
+check "it is said, too, when the file is put in force" eval 'kopictl config apply --json /tmp/cant_be_had 2>/tmp/out | has \
 	".failed == 1 and .rules == 2 and (.errors | length) == 1 and .errors[0].line == 2"'
-check "by line" says "/tmp/enforced:2: /sys/fs/bpf has to be BPF's file system"
+check "by line" says "/tmp/cant_be_had:2: /sys/fs/bpf has to be BPF's file system"
 check "and the other lines are in force" eval 'rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 2 and .enforce == false"'
 printf 'enforce on\ndefault allow\n' >/tmp/only

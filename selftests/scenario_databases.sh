@@ -251,7 +251,7 @@ flows_are_shown() {
 	local capture=$!
 	wait_for grep -q capturing "$home/summary"
 	check "they work" eval 'bench -n -c 2 -t 5 && agree 50 && sold 40'
-	kill -INT $capture
+	kill $capture
 	wait $capture
 	typed "kopictl capture --summary"
 	shown <"$home/summary"

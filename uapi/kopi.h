@@ -289,7 +289,7 @@ struct kopi_mon_hdr {
 	__u32	reason;			/* by verdict: enum skb_drop_reason, or KOPI_MON_REASON_* */
 	__u32	rule;			/* KOPI_MON_REASON_RULE, _RATE: its handle; 0: the default */
 	__u32	ifindex;		/* the device; 0 where none is known yet */
-	__u32	flow;			/* its number in the network namespace */
+	__u32	flow;			/* its number in the network namespace; 0 while accept() makes it */
 	__u32	pid;			/* 0 where there is none to show */
 	__u32	uid;			/* effective; as the namespace's owner names it */
 	__u32	gid;

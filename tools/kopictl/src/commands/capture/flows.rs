@@ -104,7 +104,7 @@ impl Table {
     fn knows(&self, header: &MonHdr) -> bool {
         let flow = self.flows.get(&header.flow);
         let cgroup = header.cgroup == 0 || self.cgroups.get(&header.cgroup).is_some();
-        cgroup && flow.is_some_and(|flow| flow.of == process(header))
+        cgroup && (!has_number(header) || flow.is_some_and(|flow| flow.of == process(header)))
     }
 
     fn paths(&self, header: &MonHdr) -> Paths<'_> {
@@ -116,6 +116,11 @@ impl Table {
             cgroup: cgroup.and_then(Option::as_deref),
         }
     }
+}
+
+/// Whether there is a flow to ask for: while accept() makes one, it has no number yet.
+fn has_number(header: &MonHdr) -> bool {
+    header.flow != 0
 }
 
 fn process(header: &MonHdr) -> Process {
@@ -183,8 +188,19 @@ impl Flows {
         Ok(self.table.paths(header))
     }
 
-    /// Asks for a flow. Whatever comes of it, it isn't asked for again because of such a header.
+    /// Asks for what isn't known. Whatever comes of it, it isn't asked for again because of such a header.
     fn ask(&mut self, header: &MonHdr) -> Result<(), Error> {
+        if has_number(header) {
+            self.ask_for_flow(header)?;
+        }
+        let cgroups = &mut self.table.cgroups;
+        if cgroups.get(&header.cgroup).is_none() {
+            cgroups.insert(header.cgroup, cgroup_path(header.cgroup));
+        }
+        Ok(())
+    }
+
+    fn ask_for_flow(&mut self, header: &MonHdr) -> Result<(), Error> {
         let question = Flow {
             id: Some(header.flow),
             ..Flow::default()
@@ -202,10 +218,6 @@ impl Flows {
                 self.table.flows.insert(header.flow, Known { of, exe });
             }
             Err(error) => return Err(error),
-        }
-        let cgroups = &mut self.table.cgroups;
-        if cgroups.get(&header.cgroup).is_none() {
-            cgroups.insert(header.cgroup, cgroup_path(header.cgroup));
         }
         Ok(())
     }
@@ -287,6 +299,16 @@ mod tests {
             assert!(!table.knows(&other));
             assert_eq!(table.paths(&other).exe, None);
         }
+    }
+
+    #[test]
+    fn nobody_asks_for_a_flow_without_a_number() {
+        let mut table = Table::default();
+        let packet = header(0, 7, 100);
+        assert!(!table.knows(&packet), "the cgroup has no path");
+        table.cgroups.insert(9, None);
+        assert!(table.knows(&packet));
+        assert_eq!(table.paths(&packet).exe, None);
     }
 
     #[test]

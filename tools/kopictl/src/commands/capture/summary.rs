@@ -73,7 +73,9 @@ impl Summary {
         }
         let sums = self.processes.entry(process).or_default();
         let datagrams = packet.datagrams();
-        if self.flows < FLOWS_MAX && sums.flows.insert(packet.header.flow) {
+        // While accept() makes a flow, it has no number.
+        let flow = packet.header.flow;
+        if flow != 0 && self.flows < FLOWS_MAX && sums.flows.insert(flow) {
             self.flows += 1;
         }
         match packet.header.direction {
