@@ -209,9 +209,13 @@ impl JudgesOrdinary for Ordinary {
             bytes: size.bytes,
             again: false,
         };
+        let port = sk.local_port();
         let outcome = match known {
             // Rules would take it for one of the IPv4 host.
-            _ if size.is_mapped => Outcome::Denied,
+            _ if size.is_mapped => {
+                count_unjudged(sk);
+                Outcome::Denied
+            }
             None => unknown(sk, Direction::In, from),
             Some(Self { policy, .. }) if !sk.is_stream() => {
                 policy.decide(None, sk, Direction::In, from, packets).0
@@ -223,10 +227,22 @@ impl JudgesOrdinary for Ordinary {
             known.tell_of_packet(sk, Direction::In, from);
         }
         match outcome {
+            // connect() to AF_UNSPEC took the port meanwhile, by which it should have been judged.
+            Outcome::Pass if !sk.is_stream() && (port == 0 || sk.local_port() != port) => {
+                count_unjudged(sk);
+                Err(EACCES)
+            }
             Outcome::Pass => Ok(()),
             Outcome::Denied => Err(EACCES),
             Outcome::TooFast => Err(enobufs()),
         }
+    }
+}
+
+/// Counts a packet that is refused since rules can't judge it.
+fn count_unjudged(sk: &Sock) {
+    if let Some(net) = net_of(sk.net()) {
+        net.policy.denied.fetch_add(1, Relaxed);
     }
 }
 
@@ -257,7 +273,9 @@ pub(crate) fn sends(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) ->
     if !Ordinary::are_judged(sk.net()) {
         return Outcome::Pass;
     }
-    if sent.is_from_elsewhere(sk) {
+    // The segments of a handshake have the port to which the SYN came, as TPROXY may have it.
+    if !sk.is_stream() && sent.is_from_elsewhere(sk) {
+        count_unjudged(sk);
         return Outcome::Denied;
     }
     if let Some(known) = ordinary::known::<Ordinary>(sk) {
