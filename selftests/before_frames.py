@@ -49,4 +49,15 @@ for what, way in WAYS.items():
     plain.send(b"later")
     check(f"{what}: and it goes on", kopi.wait_until(lambda channel=channel: b"later" in came(channel)))
     channel.sock.close()
+
+# epoll asks again only about what was woken.
+flow = kopi.flow()
+flow.bind(("127.0.0.1", 0))
+channel = kopi.Channel(flow)
+with select.epoll() as waits, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+    waits.register(flow, select.EPOLLIN)
+    plain.sendto(b"early", flow.getsockname())
+    fill(channel)
+    check("an epoll that was there before the frames tells of it", waits.poll(10))
+    check("which is in the ring", (got := came(channel)) == [b"early"], got)
 kopi.finish()

@@ -4,12 +4,14 @@
 rules allow to another user: neither by a new flow, nor by a flow or a socket of that user's."""
 
 import ctypes
+import os
+import shutil
 import socket
 import struct
 
 from enforced import CHARLIE, IMPOSTOR, Program, begin, end, restore
 from equivalence import namespace
-from kopi import check, expect, finish, ip_flow
+from kopi import check, expect, finish, ip_flow, wait_until
 
 AT_NULL, AT_SECURE, PR_SET_MM, PR_SET_MM_MAP = 0, 23, 35, 14
 # Of /proc/PID/stat, from 1, in the order of struct prctl_mm_map; brk is missing there.
@@ -29,6 +31,29 @@ def claim_set_uid():
         return ctypes.get_errno()
     with open("/proc/self/auxv", "rb") as said:
         return struct.unpack("=2Q", said.read(16)) == (AT_SECURE, 1)
+
+
+def of_capable_program():
+    """A socket that a program with capabilities has inherited, and of which nothing was known before rules were
+    enforced, isn't that program's for who claims to be a set-user-ID program."""
+    capable = "/tmp/enforced/capable"
+    shutil.copy(shutil.which("sleep"), capable)
+    os.setxattr(capable, "security.capability", struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0))
+    with Program(IMPOSTOR, CHARLIE) as charlie:
+        for line in ("sys.path.insert(0, '/kopi/selftests')", "import subprocess",
+                     "from rules_claimed_set_uid import claim_set_uid", "to = ('192.0.2.2', 9)",
+                     "sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", "sock.bind(('192.0.2.1', 0))",
+                     f"started = subprocess.Popen(['{capable}', '600'], pass_fds=[sock.fileno()])"):
+            said = charlie(f"!{line}")
+            expect(said == "None", line, said)
+        wait_until(lambda: charlie("os.readlink(f'/proc/{started.pid}/exe')") in (f"'{capable}'", "EACCES"))
+        restore(f"default deny\nenforce on\nuser charlie exe {capable} allow\n")
+        claimed = charlie("claim_set_uid()")
+        expect(claimed == "True", "charlie claims to be a set-user-ID program", claimed)
+        got = charlie("sock.sendto(b'x', to)")
+        check("who claims it has nothing of what a program with capabilities may", got == "EACCES", got)
+        charlie("!started.kill()")
+    restore("default allow\nenforce off\n")
 
 
 def main():
@@ -59,6 +84,7 @@ def main():
                     got = charlie(f"given[{at}].sendto(b'x', to)")
                     check(f"who uses another user's {what} is judged as of himself", got == "EACCES", got)
         restore("default allow\nenforce off\n")
+        of_capable_program()
         end()
     finish()
 

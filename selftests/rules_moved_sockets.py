@@ -9,7 +9,7 @@ import socket
 import kopi
 from control import ask, ruled
 from enforced import begin, end, restore
-from equivalence import namespace
+from equivalence import namespace, sh
 from kopi import UDP6, check, libc
 from linux import UDP_CORK
 
@@ -67,6 +67,15 @@ def queues(ynl):
         check("a rule denies what comes by other devices", (got := received(sock)) == "EACCES", got)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
         check("the device is another then, and what waited isn't read", (got := received(sock)) == "EAGAIN", got)
+    ask(ynl, "ruleset-set")
+    sock, port = bound()
+    with sock:
+        ask(ynl, "ruleset-set", {"rule": [{"local-port-min": port, "direction": "in", "verdict": "deny"}]})
+        sh(f"ss -KHua sport = {port}")
+        check("ss -K takes a port", sock.getsockname()[1] == 0, sock.getsockname())
+        check("its caller learns it", sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNABORTED)
+        sock.bind((HOST, OTHER))
+        check("what waited isn't read by another one", (got := received(sock)) == "EAGAIN", got)
     ask(ynl, "ruleset-set", {"rule": [{"local-port-min": 1, "local-port-max": 65535, "verdict": "allow"}]})
     sock, port = bound()
     with sock:

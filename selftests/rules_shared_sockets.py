@@ -5,6 +5,7 @@ user."""
 
 import errno
 import os
+import select
 import signal
 import socket
 import time
@@ -82,6 +83,23 @@ def changes_user(make):
     return "sent"
 
 
+def refused_once():
+    """Who may not send learns it by the call, and by no other one."""
+    sock = kopi.ip_flow()
+    sock.bind((HOST, 0))
+    with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.sendto(b"for charlie", sock.getsockname())
+    wait_until(lambda: select.select([sock], [], [], 0)[0])
+    become(CHARLIE)
+    said = []
+    for call in lambda: sock.sendto(b"x", (PEER, 9)), lambda: sock.recv(64, socket.MSG_DONTWAIT):
+        try:
+            said.append(call())
+        except OSError as error:
+            said.append(errno.errorcode[error.errno])
+    return said
+
+
 def rings_as_another():
     """Root's daemon has its ring, and becomes another user."""
     channel = kopi.Channel(kopi.ip_flow())
@@ -106,6 +124,9 @@ with ruled() as YNL:
     said = told_by_child(rings_as_another)
     check("so is what it sends by a ring", said == str([0, errno.EACCES]), said)
     race("a flow", kopi.ip_flow)
+    ask(YNL, "ruleset-set", {"rule": [{"uid-min": CHARLIE, "direction": "out", "verdict": "deny"}]})
+    said = told_by_child(refused_once)
+    check("a refused call leaves no error for the next one", said == str(["EACCES", b"for charlie"]), said)
 with namespace("host"):
     begin()
     restore("default deny\nenforce on\nuser root allow\nuser bob allow\n")

@@ -113,6 +113,11 @@ impl Owner {
         }
     }
 
+    /// Whether it is the same process, with the same identity.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.identity, &other.identity) || self.identity.is_as(&other.identity)
+    }
+
     /// The same one, from now on.
     fn again(&self) -> Self {
         Self {

@@ -88,10 +88,10 @@ struct kopi_first {
 	/* 0 unless it is a GRO packet. */
 	unsigned int gso_size;
 	bool is_mapped;
-	bool is_stray;
 };
 
 void kopi_udp_first(struct sock *sk, struct kopi_first *first);
+bool kopi_udp_is_first_stray(struct sock *sk);
 bool kopi_udp_is_queueing(struct sock *sk);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
@@ -480,6 +480,7 @@ unsigned long kopi_page_size(struct page *page);
 uid_t kopi_current_uid(void);
 gid_t kopi_current_gid(void);
 bool kopi_current_has_capabilities(void);
+bool kopi_has_capabilities_of(struct task_struct *task);
 struct user_namespace *kopi_current_user_ns(void);
 struct user_namespace *kopi_user_ns_parent(const struct user_namespace *ns);
 uid_t kopi_user_ns_owner(const struct user_namespace *ns);

@@ -4,7 +4,7 @@
 
 use super::Flow;
 use crate::events::{notify, Event};
-use crate::identity::Owner;
+use crate::identity::{Owner, User};
 use crate::monitor::{self, Unsent};
 use crate::pure::rule::{Direction, Peer};
 use crate::rules::{Outcome, Packets, Stopped};
@@ -50,35 +50,71 @@ impl OutPacket {
 }
 
 impl Flow {
-    /// Has the rules decide about datagrams. Any context but hard interrupts.
-    pub(crate) fn decide(
+    /// Has the rules decide about datagrams that no call is about: a refusal is an error of the next one. Any
+    /// context but hard interrupts.
+    fn decide(
         &self,
+        user: Option<&Owner>,
         sk: &Sock,
         direction: Direction,
-        peer: impl FnOnce() -> Peer,
+        peer: Peer,
         packets: Packets,
     ) -> Outcome {
-        self.decide_for(None, sk, direction, peer, packets)
-    }
-
-    /// The same for the process that makes a call.
-    pub(super) fn decide_for(
-        &self,
-        caller: Option<&Owner>,
-        sk: &Sock,
-        direction: Direction,
-        peer: impl FnOnce() -> Peer,
-        packets: Packets,
-    ) -> Outcome {
-        let Some(policy) = self.policy_in_force() else {
-            return Outcome::Pass;
-        };
-        let (outcome, stopped) = policy.decide(caller, sk, direction, &peer(), packets);
-        if let Some(stopped) = stopped {
+        let (outcome, is_stopped) = self.judge(user, sk, direction, peer, packets);
+        if is_stopped {
             sk.set_error(EACCES);
-            notify(self, sk, Event::Denied(stopped));
         }
         outcome
+    }
+
+    /// Has the rules decide about datagrams of a ring. They are its user's, whoever makes calls on the flow
+    /// meanwhile. Any context but hard interrupts.
+    pub(crate) fn decide_in_ring(
+        &self,
+        user: &User,
+        sk: &Sock,
+        direction: Direction,
+        peer: impl FnOnce() -> Peer,
+        packets: Packets,
+    ) -> Outcome {
+        if self.policy_in_force().is_none() {
+            return Outcome::Pass;
+        }
+        self.decide(user.latest().as_ref(), sk, direction, peer(), packets)
+    }
+
+    /// Has the rules decide about datagrams of a call, which gives the error itself. Any context but hard
+    /// interrupts.
+    pub(super) fn decide_for(
+        &self,
+        caller: &Owner,
+        sk: &Sock,
+        direction: Direction,
+        peer: Peer,
+        packets: Packets,
+    ) -> Outcome {
+        self.judge(Some(caller), sk, direction, peer, packets).0
+    }
+
+    /// What the rules decide for a process, or for the owner of now, and whether they have just stopped the
+    /// direction, of which listeners are told.
+    fn judge(
+        &self,
+        process: Option<&Owner>,
+        sk: &Sock,
+        direction: Direction,
+        peer: Peer,
+        packets: Packets,
+    ) -> (Outcome, bool) {
+        let Some(policy) = self.policy_in_force() else {
+            return (Outcome::Pass, false);
+        };
+        let (outcome, stopped) = policy.decide(process, sk, direction, &peer, packets);
+        let is_stopped = stopped.is_some();
+        if let Some(stopped) = stopped {
+            notify(self, sk, Event::Denied(stopped));
+        }
+        (outcome, is_stopped)
     }
 
     /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was
@@ -98,7 +134,7 @@ impl Flow {
         let peer = sent.peer;
         let outcome = match sent.is_from_elsewhere(sk) {
             true => Outcome::Denied,
-            false => self.decide(sk, Direction::Out, || peer, packets),
+            false => self.decide(None, sk, Direction::Out, peer, packets),
         };
         if outcome == Outcome::Pass {
             sent.change(policy.changes(sk, &peer));
@@ -117,7 +153,7 @@ impl Flow {
             bytes: u64::from(sent.bytes),
             again: true,
         };
-        self.decide(sk, Direction::Out, || hop, packets) == Outcome::Denied
+        self.decide(None, sk, Direction::Out, hop, packets) == Outcome::Denied
             && self.sends(sk, &mut by_hop, false) == Outcome::Denied
     }
 

@@ -247,7 +247,7 @@ unsafe impl Protocol for Flow {
                 bytes: bytes as u64,
                 again,
             };
-            self.decide_for(Some(&caller), socket.sk(), Direction::Out, || peer, packets)
+            self.decide_for(&caller, socket.sk(), Direction::Out, peer, packets)
         };
         let outcome = judge(true);
         let refusal = match outcome {
@@ -290,7 +290,7 @@ unsafe impl Protocol for Flow {
         }
         match self.channel() {
             Some(channel) => {
-                bring_in(socket);
+                bring_in(channel, socket);
                 channel.poll(socket.sk(), table, inner)
             }
             None => inner,
@@ -306,7 +306,7 @@ unsafe impl Protocol for Flow {
             let channel = self.usable_channel()?;
             let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
             if flags & abi::BELL_WAIT_RX != 0 {
-                bring_in(socket);
+                bring_in(channel, socket);
             }
             Channel::doorbell(channel, socket, self.number(), flags)
         })())
@@ -375,19 +375,25 @@ unsafe impl Protocol for Flow {
             bytes: size.bytes,
             again,
         };
+        let sk = socket.sk();
+        let judge = |policy: &Policy| {
+            // Another process may have read since may_read().
+            let caller = policy.identify_if_new(sk)?;
+            let outcome = self.decide_for(&caller, sk, Direction::In, peer, packets);
+            // Afterwards, as it was judged by the port of then.
+            match outcome {
+                Outcome::Pass if self.cant_judge(size.is_mapped, || sk.is_first_stray()) => {
+                    Ok(Outcome::Denied)
+                }
+                outcome => Ok::<_, Error>(outcome),
+            }
+        };
         let outcome = match self.policy_in_force() {
             None => Outcome::Pass,
-            Some(_) if self.cant_judge(size.is_mapped, || size.is_stray) => Outcome::Denied,
-            // Another process may have read since may_read().
-            Some(policy) => match policy.identify_if_new(socket.sk()) {
-                Ok(caller) => {
-                    self.decide_for(Some(&caller), socket.sk(), Direction::In, || peer, packets)
-                }
-                Err(_) => Outcome::Denied,
-            },
+            Some(policy) => judge(policy).unwrap_or(Outcome::Denied),
         };
         if monitor::is_watched(self) && !(peeks && matches!(outcome, Outcome::Pass)) {
-            monitor::show_first(self, socket.sk(), outcome, &peer);
+            monitor::show_first(self, sk, outcome, &peer);
         }
         let counter = match outcome {
             Outcome::Pass => return true,
@@ -423,8 +429,8 @@ unsafe impl Protocol for Flow {
 }
 
 /// Moves to the ring what has come before there were frames for it. Process context.
-fn bring_in(socket: &Socket) {
-    if !socket.sk().is_queue_empty() {
+fn bring_in(channel: &Channel, socket: &Socket) {
+    if !socket.sk().is_queue_empty() && channel.has_begun() {
         family::drain::<Flow>(socket);
     }
 }

@@ -157,13 +157,11 @@ pub struct Received {
     pub bytes: u64,
     /// It came by IPv6, from an IPv4-mapped address.
     pub is_mapped: bool,
-    /// It came to another port or device than the socket has now.
-    pub is_stray: bool,
 }
 
 impl Received {
     /// With so many bytes of payload, and of each datagram of a GRO packet, or 0.
-    pub fn new(bytes: u32, gso_size: u32, [is_mapped, is_stray]: [bool; 2]) -> Self {
+    pub fn new(bytes: u32, gso_size: u32, is_mapped: bool) -> Self {
         let datagrams = match gso_size {
             0 => 1,
             size => bytes.div_ceil(size).max(1),
@@ -172,7 +170,6 @@ impl Received {
             datagrams: datagrams.into(),
             bytes: bytes.into(),
             is_mapped,
-            is_stray,
         }
     }
 }

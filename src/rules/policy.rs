@@ -135,7 +135,7 @@ impl Policy {
             .and_then(|user| user.later_than(&state.owner))
             .map(|owner| state.change_owner(owner));
         let other = caller
-            .filter(|caller| !Arc::ptr_eq(&caller.identity, &state.owner.identity))
+            .filter(|caller| !caller.is_same(&state.owner))
             .map(|caller| state.change_owner(caller.clone()));
         let result = act(&mut state);
         drop(state);

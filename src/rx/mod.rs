@@ -17,6 +17,7 @@ pub(crate) use incoming::Delivery;
 use crate::channel::Channel;
 use crate::events::{notify, Event};
 use crate::flow::Flow;
+use crate::identity::User;
 use crate::monitor::{self, PacketFate};
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
@@ -142,7 +143,7 @@ impl Receiver {
             locked.run_receive_hook(&mut meta);
         }
 
-        let outcome = judge(flow, sk, skb, &meta, &size);
+        let outcome = judge(channel.user(), (flow, sk), skb, &meta, &size);
         let result = match outcome {
             Outcome::Pass => self.deliver_all(channel, flow, skb, &mut meta, &size),
             Outcome::Denied => Err((0, DropReason::Rule)),
@@ -368,6 +369,11 @@ fn count(flow: &Flow, meta: &Meta, packets: u64, bytes: u32) {
 }
 
 impl Channel {
+    /// Whether the program has given frames for receiving. Process context.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.receiver.lock().has_begun()
+    }
+
     /// Moves packets that are queued on the flow's sock to the RX ring, at most [`RECEIVED_MAX`];
     /// says whether some may be left. Before the program has given a frame for the first time, they stay queued.
     pub(crate) fn receive(
@@ -379,6 +385,9 @@ impl Channel {
     ) -> bool {
         let mut receiver = self.receiver.lock_with(softirqs);
         if !receiver.has_begun() {
+            drop(receiver);
+            // epoll asks again about what was woken, and only about that: by then there may be frames.
+            self.tell(flow, sk, false, Wake::All);
             return false;
         }
         let was_overrun = receiver.overrun;
@@ -418,14 +427,20 @@ impl Channel {
     }
 }
 
-/// The rules' verdict on a packet that comes. Softirqs are off.
-fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outcome {
+/// The rules' verdict on a packet that comes for the ring's user. Softirqs are off.
+fn judge(
+    user: &User,
+    (flow, sk): (&Flow, &Sock),
+    skb: &SkBuff,
+    meta: &Meta,
+    size: &Size,
+) -> Outcome {
     let packets = Packets {
         datagrams: size.datagrams(),
         bytes: u64::from(size.total),
         again: false,
     };
-    let outcome = flow.decide(sk, Direction::In, || meta.peer(), packets);
+    let outcome = flow.decide_in_ring(user, sk, Direction::In, || meta.peer(), packets);
     let cant_be = || flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk));
     match outcome {
         Outcome::Pass if flow.policy_in_force().is_some() && cant_be() => Outcome::Denied,

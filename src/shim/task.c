@@ -93,11 +93,20 @@ gid_t kopi_current_gid(void)
 	return from_kgid(&init_user_ns, current_gid());
 }
 
+static bool has_capabilities(const struct cred *cred)
+{
+	return cred->user_ns == &init_user_ns && !cap_isclear(cred->cap_permitted);
+}
+
 bool kopi_current_has_capabilities(void)
 {
-	const struct cred *cred = current_cred();
+	return has_capabilities(current_cred());
+}
 
-	return cred->user_ns == &init_user_ns && !cap_isclear(cred->cap_permitted);
+/* In an RCU read-side section. */
+bool kopi_has_capabilities_of(struct task_struct *task)
+{
+	return has_capabilities(__task_cred(task));
 }
 
 uid_t kopi_current_euid(void)

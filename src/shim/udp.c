@@ -28,7 +28,8 @@ bool kopi_skb_is_mapped(const struct sk_buff *skb)
 /*
  * Whether a datagram came to another port than a sock has now, or to another device than that to which the sock
  * is bound now: connect() to AF_UNSPEC and SO_BINDTODEVICE leave the queue as it is. What is sent on this host
- * may come by the loopback device for any, and what comes by a port of a VRF has the VRF's index.
+ * may come by the loopback device for any. What comes by a port of a VRF has the VRF's index; by which port it
+ * came isn't known any more, as ipv4_pktinfo_prepare() (net/ipv4/ip_sockglue.c, 7.3.4) has written over that.
  */
 bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb)
 {
@@ -51,9 +52,22 @@ void kopi_udp_first(struct sock *sk, struct kopi_first *first)
 	if (skb) {
 		first->gso_size = skb_shinfo(skb)->gso_size;
 		first->is_mapped = kopi_skb_is_mapped(skb);
-		first->is_stray = kopi_udp_is_stray(sk, skb);
 	}
 	spin_unlock_bh(&queue->lock);
+}
+
+/* Of the same, at this moment. */
+bool kopi_udp_is_first_stray(struct sock *sk)
+{
+	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
+	const struct sk_buff *skb;
+	bool is_stray;
+
+	spin_lock_bh(&queue->lock);
+	skb = skb_peek(queue);
+	is_stray = skb && kopi_udp_is_stray(sk, skb);
+	spin_unlock_bh(&queue->lock);
+	return is_stray;
 }
 
 /*

@@ -231,7 +231,7 @@ impl Identity {
                 },
                 uid: bindings::kopi_euid_of(task),
                 gid: bindings::kopi_egid_of(task),
-                has_capabilities: false,
+                has_capabilities: bindings::kopi_has_capabilities_of(task),
                 command,
                 program: program(
                     NonNull::new(bindings::kopi_get_exe_of(task)).map(Executable),

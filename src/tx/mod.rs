@@ -306,7 +306,8 @@ impl Sender {
         let datagrams = self.batch.datagrams(size);
 
         let sk = socket.sk();
-        let outcome = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
+        let (user, batch) = (channel.user(), &self.batch);
+        let outcome = (self.passed).judge(user, (flow, sk), batch, meta, datagrams);
         if let Some((counter, error)) = judge::refusal(flow, outcome) {
             judge::show_refused(
                 channel,

@@ -46,6 +46,9 @@ impl<T: Protocol> Registration<T> {
                     }
                     let this = Socket::from_raw(socket);
                     let name = sent_to(this.sk(), &*message);
+                    if this.sk().has_lost_port() {
+                        state.protocol.may_move();
+                    }
                     state.protocol.may_send(this, name.as_ref(), len)?;
                     if (*message).msg_flags & bindings::MSG_MORE != 0 {
                         state.protocol.may_cork(false)?;

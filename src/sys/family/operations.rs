@@ -211,6 +211,9 @@ impl<T: Protocol> Registration<T> {
                 };
                 let this = Socket::from_raw(socket);
                 let given = Name::from_raw(name.cast(), len, unspecified(this.sk()));
+                if this.sk().has_lost_port() {
+                    state.protocol.may_move();
+                }
                 state.protocol.may_bind(this, &given)?;
                 let before = this.sk().before_bind();
                 to_result(inner(socket, name, len))?;

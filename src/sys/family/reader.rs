@@ -105,15 +105,14 @@ impl<T: Protocol> Reader<'_, T> {
                 let mut first = bindings::kopi_first {
                     gso_size: 0,
                     is_mapped: false,
-                    is_stray: false,
                 };
                 // SAFETY: The socket is in use, by the invariants, and one of UDP.
                 unsafe {
                     let sk = Socket::from_raw(self.socket).sk().as_ptr();
                     bindings::kopi_udp_first(sk, &mut first);
                 }
-                let facts = [first.is_mapped, first.is_stray];
-                Ok(Some((peer, Received::new(bytes, first.gso_size, facts))))
+                let size = Received::new(bytes, first.gso_size, first.is_mapped);
+                Ok(Some((peer, size)))
             }
             Err(_) if got == EAGAIN.to_errno() => Ok(None),
             Err(_) => Err(Error::from_errno(got)),
@@ -126,7 +125,9 @@ impl<T: Protocol> Reader<'_, T> {
         // invariants.
         unsafe {
             let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
-            (self.inner)(self.socket, &mut header, 0, DONTWAIT);
+            // An error that came meanwhile would be lost, and the datagram stay.
+            let sk = Socket::from_raw(self.socket).sk();
+            sk.with_error_saved(|| (self.inner)(self.socket, &mut header, 0, DONTWAIT));
         }
     }
 }

@@ -245,7 +245,7 @@ pub(crate) unsafe fn gets<T: JudgesOrdinary>(sk: *mut raw::Sock, skb: *mut raw::
         let size = (*skb).len.saturating_sub(header);
         let gso_size = bindings::kopi_skb_gso_size(skb);
         let is_mapped = bindings::kopi_skb_is_mapped(skb);
-        (sk, Received::new(size, gso_size, [is_mapped, false]))
+        (sk, Received::new(size, gso_size, is_mapped))
     };
     let from = Peer {
         // SAFETY: All of the union's fields are the same bytes.

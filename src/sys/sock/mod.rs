@@ -187,6 +187,19 @@ impl Sock {
         unsafe { bindings::kopi_udp_queues_empty(self.as_ptr()) }
     }
 
+    /// Whether the datagram that recvmsg() has peeked at came to another port or device than the sock has at this
+    /// moment. UDP socks only.
+    pub(crate) fn is_first_stray(&self) -> bool {
+        // SAFETY: The sock is borrowed, and a UDP sock, as said above.
+        unsafe { bindings::kopi_udp_is_first_stray(self.as_ptr()) }
+    }
+
+    /// Whether datagrams wait that came to a port which the sock has no more: UDP's abort, by `ss -K`, takes the
+    /// port, and leaves the queue.
+    pub(crate) fn has_lost_port(&self) -> bool {
+        self.local_port() == 0 && !self.is_stream() && !self.is_queue_empty()
+    }
+
     /// Whether no packet is queued, nor about to be queued by another CPU. UDP socks only.
     pub(crate) fn is_queue_at_rest(&self) -> bool {
         // SAFETY: The sock is borrowed, and a UDP sock, as said above.
