@@ -114,6 +114,12 @@ check "as it does when it is put in force" eval 'kopictl config apply --json /tm
 	".failed == 1 and .rules == 0 and .errors[0].line == 3 and (.errors[0].text | test(\$bad))"'
 check "and of a file that isn't there" eval 'kopictl config check --json /tmp/nowhere 2>/dev/null | has \
 	".by_kernel == false and .errors[0].line == null and (.errors[0].text | test(\"/tmp/nowhere: No such file\"))"'
+printf 'rule user 2000 allow\nrule exe /tmp/nowhere deny\ndefault deny\nenforce off\nlimit nothing 1\n' >/tmp/refused
+set_before=$(rule list --json)
+check "where one rule is refused, none is in force, nor the default" eval 'kopictl config apply --json /tmp/refused 2>/tmp/out |
+	has ".failed == 2 and .rules == 0 and .rules_refused" && [ "$(rule list --json)" = "$set_before" ]'
+check "which is said" says "/tmp/refused: none of its rules is in force, nor its default and enforce; those from before stay; \
+besides, a line is not in force"
 check "and leaves the rules" eval 'kopictl config apply /tmp/only && rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 2"'
 now=$(generation)
@@ -133,7 +139,7 @@ printf 'enforce on\n' >/tmp/only
 check "also where there is nothing else" ends_with 1 kopictl config check /tmp/only
 check "which changes nothing" eval 'rule list --json | has ".default == \"allow\" and (.rules | length) == 1"'
 check "it is said, too, when the file is put in force" eval 'kopictl config apply --json /tmp/cant_be_had 2>/tmp/out | has \
-	".failed == 1 and .rules == 2 and (.errors | length) == 1 and .errors[0].line == 2"'
+	".failed == 1 and .rules == 2 and (.rules_refused | not) and (.errors | length) == 1 and .errors[0].line == 2"'
 check "by line" says "/tmp/cant_be_had:2: /sys/fs/bpf has to be BPF's file system"
 check "and the other lines are in force" eval 'rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 2 and .enforce == false"'
