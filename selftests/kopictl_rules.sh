@@ -8,7 +8,7 @@
 kopictl() { in_host kopictl "$@"; }
 rule() { in_host kopictl rule "$@"; }
 says() { grep -qF -- "$1" /tmp/out || { sed 's/^/# /' /tmp/out; false; }; }
-clean() { rule flush; rule default allow; }
+clean() { rule enforce off; rule flush; rule default allow; }
 trap clean EXIT
 # Whether it does where nobody reads what it prints: ends_with_closed STATUS COMMAND...
 ends_with_closed() { "${@:2}" >&9 2>/tmp/out; [ $? = "$1" ] || { sed 's/^/# /' /tmp/out; false; }; }
@@ -227,6 +227,27 @@ check "ps says which" eval 'kopictl ps --json | has --argjson handle "$handle" \
 check "and its drops" eval 'kopictl ps --json | has ".[0].stats.rx_drop_rule >= 1"'
 rule del "$handle"
 check "without the rule it goes on" echoes 7777 again
+
+# The mount namespace of ip netns exec ends with the command, and BPF's file system in it.
+mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf
+hooks=/sys/fs/bpf/kopi-enforce
+enforce_is() { kopictl doctor --json 2>/dev/null | has --arg state "$1" 'map(select(.what == "enforce")) | length == 1 and .[0].state == $state'; }
+elsewhere() { ip netns exec host bash -c "$1"; }
+check "where hooks would not stay, rules aren't enforced" ends_with 1 elsewhere 'kopictl rule enforce on'
+check "and it is said where they do" eval 'says "nsenter --net=/run/netns/NAME kopictl" && ! grep -q "mount -t" /tmp/out'
+check "nor where BPF's file system is mounted for that" ends_with 1 elsewhere 'mount -t bpf none /sys/fs/bpf && kopictl rule enforce on'
+check "as is said" says "nsenter --net=/run/netns/NAME kopictl"
+check "they stay as they were" eval 'rule list --json | has ".enforce == false"'
+check "with nsenter they are enforced" rule enforce on
+check "which doctor sees, also from there" eval 'enforce_is ok && elsewhere "kopictl doctor" 2>&1 | grep -q "^enforce  *rules judge"'
+check "hooks that can't be taken away are told" ends_with 1 elsewhere 'kopictl rule enforce off'
+check "with the way" says "the hooks stay loaded: \`nsenter"
+check "once more" rule enforce on
+rm -r "$hooks"
+check "doctor finds that hooks are gone" wait_for enforce_is wrong
+check "and fails" ends_with 1 kopictl doctor
+check "they come back" eval 'rule enforce on && [ -e "$hooks/kopi_bind" ] && enforce_is ok'
+rule enforce off
 
 as_bob() { in_host setpriv --reuid bob --regid bob --clear-groups -- kopictl "$@"; }
 check "changes take a privilege" ends_with 4 as_bob rule add allow

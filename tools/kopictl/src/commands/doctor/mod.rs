@@ -110,9 +110,11 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         findings.push(socket_opens(i32::try_from(family)?));
     }
     findings.push(locked_memory());
-    findings.extend(Switch::of_kernel().map(enforcing));
-    findings.extend(units::restricted(Path::new("/")));
     let mut connection = connection.ok();
+    let enforced = connection.as_mut().map(rules::enforced).transpose()?;
+    let can_be = || Switch::of_kernel().map(enforcing);
+    findings.extend(enforced.flatten().or_else(can_be));
+    findings.extend(units::restricted(Path::new("/")));
     if let Some(connection) = &mut connection {
         findings.extend(rules::stale(connection)?);
     }
