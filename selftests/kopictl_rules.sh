@@ -249,6 +249,22 @@ check "and fails" ends_with 1 kopictl doctor
 check "they come back" eval 'rule enforce on && [ -e "$hooks/kopi_bind" ] && enforce_is ok'
 rule enforce off
 
+# In the first network namespace, for which kopi.conf is.
+mkdir -p /etc/kopi && mount -t tmpfs none /etc/kopi
+told() { "$@" kopictl doctor --json 2>/dev/null | jq -r '.[] | select(.what == "kopi.conf") | .state + ": " + .text'; }
+check "without a kopi.conf, doctor has no word of it" [ -z "$(told command)" ]
+echo 'rule user root allow' >/etc/kopi/kopi.conf
+check "where none of its rules is in force, it has" [ "$(told command)" = 'wrong: none of its rules is in force' ]
+check "but not elsewhere" [ -z "$(told in_host)" ]
+check "nor for somebody else" [ -z "$(told as bob)" ]
+command kopictl config apply
+check "nor once they are" [ -z "$(told command)" ]
+echo 'rule exe /tmp/nowhere deny' >>/etc/kopi/kopi.conf
+check "one that is wrong is found before a boot" eval '[[ $(told command) == \
+	"wrong: can'"'"'t be put in force as it is: /etc/kopi/kopi.conf:2: exe can'"'"'t be looked up"* ]]'
+command kopictl rule flush
+umount /etc/kopi
+
 as_bob() { in_host setpriv --reuid bob --regid bob --clear-groups -- kopictl "$@"; }
 check "changes take a privilege" ends_with 4 as_bob rule add allow
 printf 'default deny\nattach eth0\nrule user bob allow\n' >/tmp/only

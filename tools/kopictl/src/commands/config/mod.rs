@@ -3,6 +3,7 @@
 //! `kopictl config`
 
 mod file;
+mod state;
 
 use super::{
     direct::attach_if_there,
@@ -23,12 +24,16 @@ use anyhow::{anyhow, bail, Context};
 use clap::{Args, Subcommand};
 use file::File;
 use serde::Serialize;
+pub(crate) use state::not_in_force;
 use std::{
     collections::BTreeMap,
     fs,
     io::{self, ErrorKind},
     path::PathBuf,
 };
+
+/// The one that kopi.service puts in force.
+const USUAL: &str = "/etc/kopi/kopi.conf";
 
 /// What to do with the configuration.
 #[derive(Subcommand)]
@@ -50,7 +55,7 @@ pub(crate) enum What {
 #[derive(Args)]
 pub(crate) struct Which {
     /// The file, as kopi.conf(5) describes it
-    #[arg(default_value = "/etc/kopi/kopi.conf")]
+    #[arg(default_value = USUAL)]
     file: PathBuf,
 }
 

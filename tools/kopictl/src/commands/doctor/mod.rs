@@ -8,6 +8,7 @@ mod rules;
 mod units;
 
 use crate::{
+    commands::config::not_in_force,
     hooks::{self, Switch},
     kernel::release,
     message::{info::Info, Command},
@@ -116,6 +117,8 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     findings.extend(enforced.flatten().or_else(can_be));
     findings.extend(units::restricted(Path::new("/")));
     if let Some(connection) = &mut connection {
+        let config = not_in_force(connection);
+        findings.extend(config.map(|(text, mend)| Finding::wrong("kopi.conf", text, mend)));
         findings.extend(rules::stale(connection)?);
     }
     findings.extend(nics::all(connection.as_mut())?);
