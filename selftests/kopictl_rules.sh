@@ -178,6 +178,10 @@ remote 2001:db8::/32 remote-port 53 mark 0x10 priority 1:10
 remote 198.51.100.7 direction out rate 1Mbit shared
 rate 500pps burst 7 comment 'slow, # not "fast"'
 EOF
+check "rules are saved for kopi.conf, too" eval 'kopictl restore /tmp/all && rule save --config /tmp/conf &&
+	grep -qxF "rule remote 198.51.100.7 direction out rate 1Mbit shared" /tmp/conf && kopictl config check /tmp/conf'
+check "which are the same" eval 'now=$(generation) && kopictl config apply --json /tmp/conf | has ".rules == 5 and .failed == 0" &&
+	[ "$(generation)" = "$now" ]'
 check "all words come back" eval 'kopictl restore /tmp/all && rule save | diff /tmp/all - | sed "s/^/# /" && rule save | cmp /tmp/all -'
 
 check "a cgroup that is there isn't stale" eval 'rule list --json | has "[.rules[] | .cgroup_stale] | any | not"'
