@@ -29,11 +29,10 @@ starts() {
 	running[$name]=$!
 }
 # Captures, and waits until it does: captures NAME ARGUMENTS...
-captures() {
-	local name=$1
-	shift
-	starts "$name" kopictl capture "$@"
-	wait_for grep -q '^capturing on ' "/tmp/$name.err"
+captures() { captures_by "$1" kopictl capture "${@:2}"; }
+captures_by() {
+	starts "$@"
+	wait_for grep -q '^capturing on ' "/tmp/$1.err"
 }
 # Ends captures; the last one's status is that of all.
 stop() {
@@ -99,16 +98,6 @@ pid=$(jq '.[0].pid' <<<"$echo") flow=$(jq '.[0].id' <<<"$echo")
 running[echo]=$pid
 exe=$(command -v kopi-echo)
 
-# Names of sockets, by which others might claim devices.
-starts squatter setpriv --reuid bob --regid bob --clear-groups -- python3 -c '
-import resource, socket, time
-resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-kept = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(1024)]
-for number, one in enumerate(kept):
-    one.bind("\0kopictl capture kopimon%d" % number)
-print("bound", flush=True)
-time.sleep(3600)'
-wait_for grep -q bound /tmp/squatter.out
 # All at once, and the same traffic for all.
 check "captures run" captures all -w /tmp/all.pcapng
 check "several at once" captures pid -w /tmp/pid.pcapng --pid "$pid"
@@ -123,7 +112,6 @@ captures lines
 captures json --json
 captures short -w /tmp/short.pcapng -s 30
 check "each has a device" [ "$(devices)" = 12 ]
-check "their locks are root's" [ "$(stat -c '%U %a' /run/kopi /run/kopi/captures.lock | paste -sd,)" = 'root 755,root 600' ]
 for _ in 1 2 3; do asks; done
 check "traffic passes" asks
 alice 9
@@ -294,11 +282,45 @@ unset 'running[killed]'
 check "one that is killed leaves its device" [ "$(devices)" = 1 ]
 check "which holds nothing up" eval "in_host timeout 20 kopi-gen flood 192.0.2.2:9 -n 3000 >/tmp/flood.out"
 captures next
-check "the next one takes it" [ "$(devices)" = 1 ]
+check "the next one takes it away, and has one of its own" [ "$(devices)" = 1 ]
 asks
 stop next
 check "sees packets on it" [ "$(counted next)" = 2 ]
 check "and takes it away" [ "$(devices)" = 0 ]
+captures killed
+kill -9 "${running[killed]}"
+wait "${running[killed]}" 2>/dev/null
+unset 'running[killed]'
+starts reader tcpdump -ni kopimon0 -w /dev/null
+wait_for grep -q '^tcpdump: listening' /tmp/reader.err
+captures next
+check "one that somebody reads is left alone" [ "$(devices)" = 2 ]
+stop next
+kill "${running[reader]}"
+wait "${running[reader]}"
+unset 'running[reader]'
+
+# As in a container with the network of its host: nothing of the other's files is seen.
+apart() { captures_by "$1" unshare -m bash -c 'mount -t tmpfs none /run && exec kopictl capture "$@"' apart "${@:2}"; }
+apart first -w /tmp/first.pcapng
+apart second -w /tmp/second.pcapng
+check "captures that see different files have devices of their own" [ "$(devices)" = 2 ]
+check "and the one that was killed left none" says '^capturing on kopimon0$' /tmp/first.err
+asks
+check "each sees the packets" eval 'stop first second && [ "$(counted first) $(counted second)" = "2 2" ]'
+check "and takes its device away" [ "$(devices)" = 0 ]
+
+# Many that find the same one that was left.
+captures killed
+kill -9 "${running[killed]}"
+wait "${running[killed]}" 2>/dev/null
+unset 'running[killed]'
+for number in $(seq 6); do starts "many$number" kopictl capture; done
+for number in $(seq 6); do wait_for grep -q '^capturing on ' "/tmp/many$number.err"; done
+check "of many at once, each has a device" eval '[ "$(devices)" = 6 ] && [ "$(sort -u /tmp/many?.err | wc -l)" = 6 ]'
+asks
+check "and the packets" eval 'stop many{1..6} && [ "$(for number in $(seq 6); do counted "many$number"; done | sort | uniq -c |
+	tr -s " ")" = " 6 2" ]'
 ip -n host link add kopimon0 type kopimon
 captures other
 check "one that somebody made stays" eval 'stop other && ip -n host link show kopimon0 >/dev/null'

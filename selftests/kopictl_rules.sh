@@ -8,7 +8,7 @@
 kopictl() { in_host kopictl "$@"; }
 rule() { in_host kopictl rule "$@"; }
 says() { grep -qF -- "$1" /tmp/out || { sed 's/^/# /' /tmp/out; false; }; }
-clean() { rule flush; rule default allow; }
+clean() { rule enforce off; rule flush; rule default allow; }
 trap clean EXIT
 # Whether it does where nobody reads what it prints: ends_with_closed STATUS COMMAND...
 ends_with_closed() { "${@:2}" >&9 2>/tmp/out; [ $? = "$1" ] || { sed 's/^/# /' /tmp/out; false; }; }
@@ -114,6 +114,12 @@ check "as it does when it is put in force" eval 'kopictl config apply --json /tm
 	".failed == 1 and .rules == 0 and .errors[0].line == 3 and (.errors[0].text | test(\$bad))"'
 check "and of a file that isn't there" eval 'kopictl config check --json /tmp/nowhere 2>/dev/null | has \
 	".by_kernel == false and .errors[0].line == null and (.errors[0].text | test(\"/tmp/nowhere: No such file\"))"'
+printf 'rule user 2000 allow\nrule exe /tmp/nowhere deny\ndefault deny\nenforce off\nlimit nothing 1\n' >/tmp/refused
+set_before=$(rule list --json)
+check "where one rule is refused, none is in force, nor the default" eval 'kopictl config apply --json /tmp/refused 2>/tmp/out |
+	has ".failed == 2 and .rules == 0 and .rules_refused" && [ "$(rule list --json)" = "$set_before" ]'
+check "which is said" says "/tmp/refused: none of its rules is in force, nor its default and enforce; those from before stay; \
+besides, a line is not in force"
 check "and leaves the rules" eval 'kopictl config apply /tmp/only && rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 2"'
 now=$(generation)
@@ -133,7 +139,7 @@ printf 'enforce on\n' >/tmp/only
 check "also where there is nothing else" ends_with 1 kopictl config check /tmp/only
 check "which changes nothing" eval 'rule list --json | has ".default == \"allow\" and (.rules | length) == 1"'
 check "it is said, too, when the file is put in force" eval 'kopictl config apply --json /tmp/cant_be_had 2>/tmp/out | has \
-	".failed == 1 and .rules == 2 and (.errors | length) == 1 and .errors[0].line == 2"'
+	".failed == 1 and .rules == 2 and (.rules_refused | not) and (.errors | length) == 1 and .errors[0].line == 2"'
 check "by line" says "/tmp/cant_be_had:2: /sys/fs/bpf has to be BPF's file system"
 check "and the other lines are in force" eval 'rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 2 and .enforce == false"'
@@ -172,6 +178,10 @@ remote 2001:db8::/32 remote-port 53 mark 0x10 priority 1:10
 remote 198.51.100.7 direction out rate 1Mbit shared
 rate 500pps burst 7 comment 'slow, # not "fast"'
 EOF
+check "rules are saved for kopi.conf, too" eval 'kopictl restore /tmp/all && rule save --config /tmp/conf &&
+	grep -qxF "rule remote 198.51.100.7 direction out rate 1Mbit shared" /tmp/conf && kopictl config check /tmp/conf'
+check "which are the same" eval 'now=$(generation) && kopictl config apply --json /tmp/conf | has ".rules == 5 and .failed == 0" &&
+	[ "$(generation)" = "$now" ]'
 check "all words come back" eval 'kopictl restore /tmp/all && rule save | diff /tmp/all - | sed "s/^/# /" && rule save | cmp /tmp/all -'
 
 check "a cgroup that is there isn't stale" eval 'rule list --json | has "[.rules[] | .cgroup_stale] | any | not"'
@@ -221,6 +231,43 @@ check "ps says which" eval 'kopictl ps --json | has --argjson handle "$handle" \
 check "and its drops" eval 'kopictl ps --json | has ".[0].stats.rx_drop_rule >= 1"'
 rule del "$handle"
 check "without the rule it goes on" echoes 7777 again
+
+# The mount namespace of ip netns exec ends with the command, and BPF's file system in it.
+mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf
+hooks=/sys/fs/bpf/kopi-enforce
+enforce_is() { kopictl doctor --json 2>/dev/null | has --arg state "$1" 'map(select(.what == "enforce")) | length == 1 and .[0].state == $state'; }
+elsewhere() { ip netns exec host bash -c "$1"; }
+check "where hooks would not stay, rules aren't enforced" ends_with 1 elsewhere 'kopictl rule enforce on'
+check "and it is said where they do" eval 'says "nsenter --net=/run/netns/NAME kopictl" && ! grep -q "mount -t" /tmp/out'
+check "nor where BPF's file system is mounted for that" ends_with 1 elsewhere 'mount -t bpf none /sys/fs/bpf && kopictl rule enforce on'
+check "as is said" says "nsenter --net=/run/netns/NAME kopictl"
+check "they stay as they were" eval 'rule list --json | has ".enforce == false"'
+check "with nsenter they are enforced" rule enforce on
+check "which doctor sees, also from there" eval 'enforce_is ok && elsewhere "kopictl doctor" 2>&1 | grep -q "^enforce  *rules judge"'
+check "hooks that can't be taken away are told" ends_with 1 elsewhere 'kopictl rule enforce off'
+check "with the way" says "the hooks stay loaded: \`nsenter"
+check "once more" rule enforce on
+rm -r "$hooks"
+check "doctor finds that hooks are gone" wait_for enforce_is wrong
+check "and fails" ends_with 1 kopictl doctor
+check "they come back" eval 'rule enforce on && [ -e "$hooks/kopi_bind" ] && enforce_is ok'
+rule enforce off
+
+# In the first network namespace, for which kopi.conf is.
+mkdir -p /etc/kopi && mount -t tmpfs none /etc/kopi
+told() { "$@" kopictl doctor --json 2>/dev/null | jq -r '.[] | select(.what == "kopi.conf") | .state + ": " + .text'; }
+check "without a kopi.conf, doctor has no word of it" [ -z "$(told command)" ]
+echo 'rule user root allow' >/etc/kopi/kopi.conf
+check "where none of its rules is in force, it has" [ "$(told command)" = 'wrong: none of its rules is in force' ]
+check "but not elsewhere" [ -z "$(told in_host)" ]
+check "nor for somebody else" [ -z "$(told as bob)" ]
+command kopictl config apply
+check "nor once they are" [ -z "$(told command)" ]
+echo 'rule exe /tmp/nowhere deny' >>/etc/kopi/kopi.conf
+check "one that is wrong is found before a boot" eval '[[ $(told command) == \
+	"wrong: can'"'"'t be put in force as it is: /etc/kopi/kopi.conf:2: exe can'"'"'t be looked up"* ]]'
+command kopictl rule flush
+umount /etc/kopi
 
 as_bob() { in_host setpriv --reuid bob --regid bob --clear-groups -- kopictl "$@"; }
 check "changes take a privilege" ends_with 4 as_bob rule add allow

@@ -136,6 +136,22 @@ def channels():
     traffic.close()
 
 
+def doctor(*before):
+    """What kopictl doctor says of the NIC, with the sysfs of that namespace, and its exit status."""
+    found = subprocess.run([*"ip netns exec host".split(), *before, "kopictl", "doctor"], capture_output=True, text=True,
+                           check=False)
+    return found.returncode, found.stdout
+
+
+def whose():
+    """Who may not see what is attached isn't told whose the NIC's program is."""
+    found = doctor(*"setpriv --reuid bob --regid bob --clear-groups --".split())[1]
+    kopi.check("an ordinary user's doctor says nothing of whose the program is",
+               "eth0         has an XDP program; root sees whose" in found, found)
+    found = doctor()[1]
+    kopi.check("root's says that it is attached", "eth0         attached" in found, found)
+
+
 def large():
     """A larger MTU than the driver can have with a program."""
     status, said = said_of("ip", "link", "set", "eth0", "mtu", "9000")
@@ -145,10 +161,9 @@ def large():
     else:
         # Then the NIC drops larger packets than before, for everybody: docs/admin.md.
         kopi.check("a large MTU while attached: the driver takes it", status == 0, said)
-        # With the sysfs of that namespace.
-        found = subprocess.run("ip netns exec host kopictl doctor".split(), capture_output=True, text=True, check=False)
-        kopi.check("and kopictl doctor says what is lost then", found.returncode == 1
-                   and "loses received packets above" in found.stdout, found.stdout)
+        status, found = doctor()
+        kopi.check("and kopictl doctor says what is lost then", status == 1
+                   and "loses received packets above" in found, found)
     carrier()
     both_ways("ordinary packets then, attached", "direct")
     kopictl("detach", "eth0")
@@ -176,6 +191,7 @@ for each in (*KINDS, TEAMS[0]):
     below(each)
 beside_af_xdp()
 channels()
+whose()
 large()
 kopictl("detach", "eth0")
 carrier()

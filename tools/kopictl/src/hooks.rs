@@ -3,7 +3,7 @@
 //! The hooks by which the module judges ordinary sockets: programs of BPF's LSM, which stay when
 //! kopictl has ended, since they are pinned.
 
-use crate::runtime;
+use crate::{programs, runtime};
 use anyhow::{bail, Context};
 use libbpf_rs::{Iter, Link, ObjectBuilder, OpenObject};
 use nix::{
@@ -13,12 +13,15 @@ use nix::{
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
 };
 
 /// Where BPF's file system is, by convention.
 const BPFFS: &str = "/sys/fs/bpf";
+/// The same as the machine's first process sees it, and its pins.
+const MACHINES: &str = "/proc/1/root/sys/fs/bpf";
+const MACHINES_PINS: &str = "/proc/1/root/sys/fs/bpf/kopi-enforce";
 /// Where the hooks are pinned.
 const PINS: &str = "/sys/fs/bpf/kopi-enforce";
 /// The program that looks at open files, and isn't a hook.
@@ -119,14 +122,17 @@ fn to_load() -> anyhow::Result<(OpenObject, Vec<String>)> {
     // The reason of an error is in the error.
     libbpf_rs::set_print(None);
     let object = ObjectBuilder::default().open_memory(&OBJECT.0)?;
-    let names = object
-        .progs()
-        .map(|program| program.name().to_string_lossy().into_owned());
+    if !is_machines() {
+        bail!(
+            "{}",
+            elsewhere("hooks that are pinned in it are gone with it")
+        );
+    }
     // Whoever owns the folder could take the hooks away, or have others in their place.
     if is_there(PINS) {
         runtime::check(Path::new(PINS), 0).with_context(folder_of_pins)?;
     }
-    let missing = missing(Path::new(PINS), names);
+    let missing = missing(Path::new(PINS), names_of(&object));
     if !missing.is_empty() {
         // Without securityfs the kernel says what it lacks.
         if let Some(Switch::Off(mend)) = Switch::of_kernel() {
@@ -137,6 +143,47 @@ fn to_load() -> anyhow::Result<(OpenObject, Vec<String>)> {
         }
     }
     Ok((object, missing))
+}
+
+fn names_of(object: &OpenObject) -> impl Iterator<Item = String> + '_ {
+    object
+        .progs()
+        .map(|program| program.name().to_string_lossy().into_owned())
+}
+
+/// Whether all hooks are loaded, wherever their pins are; nothing for who may not see that.
+pub(crate) fn are_loaded() -> Option<bool> {
+    let loaded = programs::loaded()?;
+    let object = ObjectBuilder::default().open_memory(&OBJECT.0).ok()?;
+    let is_there = |name: String| {
+        loaded
+            .iter()
+            .any(|(_, other)| other == programs::kept(&name))
+    };
+    let all = names_of(&object).all(is_there);
+    Some(all)
+}
+
+/// Whether BPF's file system is here the one of the machine's first process, as far as that can be seen. Another
+/// one ends with the mount namespace that has it, of which `ip netns exec` makes one for each command.
+fn is_machines() -> bool {
+    is_same(Path::new(BPFFS), Path::new(MACHINES))
+}
+
+fn is_same(here: &Path, machines: &Path) -> bool {
+    let device = |path| fs::metadata(path).map(|found| found.dev());
+    match device(machines) {
+        Ok(machines) => device(here).is_ok_and(|here| here == machines),
+        Err(_) => true,
+    }
+}
+
+/// What to do where it isn't.
+fn elsewhere(what: &str) -> String {
+    format!(
+        "{BPFFS} isn't the machine's here, as under `ip netns exec`, and {what}: \
+         `nsenter --net=/run/netns/NAME kopictl …` sees the machine's"
+    )
 }
 
 /// What the folder of pins needs.
@@ -180,8 +227,11 @@ pub(crate) fn find_sockets() -> anyhow::Result<()> {
 }
 
 /// Takes the hooks away.
-pub(crate) fn unload() -> io::Result<()> {
-    remove(PINS, 0)
+pub(crate) fn unload() -> anyhow::Result<()> {
+    if !is_machines() && is_there(MACHINES_PINS) {
+        bail!("{}", elsewhere("the hooks stay loaded"));
+    }
+    Ok(remove(PINS, 0)?)
 }
 
 /// Removes a folder of pins that is that user's.
@@ -199,7 +249,6 @@ fn remove(folder: &str, owner: u32) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::MetadataExt;
 
     #[test]
     fn bpf_is_looked_for() {
@@ -226,6 +275,13 @@ mod tests {
         fs::write(folder.join(FIND), "").unwrap();
         assert_eq!(missing(&folder, names()), ["kopi_bind"]);
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn another_file_system_is_told_from_the_machines() {
+        let [here, proc, nowhere] = ["/", "/proc", "/nowhere"].map(Path::new);
+        assert!(is_same(here, here) && is_same(here, nowhere) && is_same(nowhere, nowhere));
+        assert!(!is_same(here, proc) && !is_same(nowhere, here));
     }
 
     #[test]

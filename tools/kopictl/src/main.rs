@@ -16,6 +16,7 @@ mod names;
 mod netlink;
 mod offloads;
 mod output;
+mod programs;
 mod rates;
 mod replace;
 mod runtime;

@@ -8,6 +8,7 @@ use crate::{
     netlink::{Connection, Error},
     offloads::Offloads,
     output::remark,
+    programs,
 };
 use anyhow::{bail, Context};
 use aya::{
@@ -367,17 +368,29 @@ fn set_note(map: &mut Map, bits: u64) -> anyhow::Result<()> {
     Ok(Array::<_, Entry>::try_from(map)?.set(NOTE, entry, 0)?)
 }
 
-/// Whether a program is kopictl's. Others that end meanwhile can't be looked at, and aren't asked about.
-pub(super) fn is_own(number: u32) -> bool {
-    loaded_programs()
-        .filter_map(Result::ok)
-        .any(|program| program.id() == number && program.name_as_str() == Some(PROGRAM))
+/// Whether a program is known to be kopictl's.
+fn is_own(number: u32) -> bool {
+    whether_own(number) == Some(true)
+}
+
+/// Whether a program is kopictl's, if it is permitted to ask.
+pub(super) fn whether_own(number: u32) -> Option<bool> {
+    let is_it = |(program, name): &(u32, String)| *program == number && name == PROGRAM;
+    Some(programs::loaded()?.iter().any(is_it))
 }
 
 /// The devices that are attached; none if one may not see them, or if the module knows of none.
 pub(crate) fn attached(connection: &mut Connection) -> Result<Vec<Device>, Error> {
+    Ok(whichever_attached(connection)?.unwrap_or_default())
+}
+
+/// The devices that are attached, if one may see them.
+pub(crate) fn whichever_attached(
+    connection: &mut Connection,
+) -> Result<Option<Vec<Device>>, Error> {
     match connection.dump(Command::DeviceGet) {
-        Err(error) if error.is_permission() || error.is(Errno::EOPNOTSUPP) => Ok(Vec::new()),
-        devices => devices,
+        Err(error) if error.is_permission() => Ok(None),
+        Err(error) if error.is(Errno::EOPNOTSUPP) => Ok(Some(Vec::new())),
+        devices => devices.map(Some),
     }
 }

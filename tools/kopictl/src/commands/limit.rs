@@ -28,6 +28,11 @@ pub(crate) struct Options {
     value: Option<u64>,
 }
 
+/// Whether this network namespace, which is the first one then, shows them.
+pub(crate) fn are_here() -> bool {
+    Path::new(FOLDER).exists()
+}
+
 /// Shows limits, or sets one.
 pub(crate) fn run(options: &Options, as_json: bool) -> anyhow::Result<()> {
     let all = all()?;

@@ -5,7 +5,6 @@
 use crate::{
     link::{self, ask, connect},
     netlink::Error,
-    runtime,
 };
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use netlink_packet_route::{
@@ -13,22 +12,15 @@ use netlink_packet_route::{
     RouteNetlinkMessage,
 };
 use netlink_sys::Socket;
-use nix::{
-    errno::Errno,
-    fcntl::{fcntl, FcntlArg, OFlag},
-    libc,
-};
-use std::{
-    fs::{self, File, OpenOptions},
-    io,
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::Path,
-};
+use nix::errno::Errno;
+use std::fs;
 
 /// The kind of device.
 const KIND: &str = "kopimon";
-/// What is written on those that captures make.
+/// What is written on those that captures have a ring of.
 const ALIAS: &str = "made by kopictl capture";
+/// The packet sockets of this network namespace, whichever files a process sees otherwise.
+const SOCKETS: &str = "/proc/self/net/packet";
 /// So many captures at once.
 const CAPTURES: u32 = 1024;
 
@@ -43,41 +35,36 @@ pub(super) struct Monitor {
     /// Its name.
     pub(super) name: String,
     index: u32,
-    /// Says to others that this capture lives, as long as it does.
-    _claims: Option<Claims>,
 }
 
 impl Monitor {
-    /// Makes one, or takes that of a capture that was killed.
+    /// Makes one. Those of captures that were killed are taken away on the way to a free name.
     pub(super) fn new() -> anyhow::Result<Self> {
         let socket = connect()?;
-        // Root of a user namespace has none: it makes devices, and takes nobody's over.
-        let claims = Claims::open().ok();
         for number in 0..CAPTURES {
             let name = format!("{KIND}{number}");
-            if let Some(claims) = &claims {
-                if !claims.take(number)? {
-                    continue;
-                }
-            }
-            let made = make(&socket, &name, claims.is_some());
+            let made = make_or_replace(&socket, &name);
             let Some(index) = made.map_err(|error| explained(error, TOO_OLD))? else {
-                if let Some(claims) = &claims {
-                    claims.give_up(number)?;
-                }
                 continue;
             };
             let monitor = Self {
                 socket,
                 name,
                 index,
-                _claims: claims,
             };
             let up = monitor.set_up();
             up.map_err(|error| explained(error, NO_TRACEPOINTS))?;
             return Ok(monitor);
         }
         anyhow::bail!("there are {CAPTURES} captures in this network namespace already");
+    }
+
+    /// Writes on it that a capture made it, for those who come once it is killed. Not before it has a ring,
+    /// without which they would take it to be killed already.
+    pub(super) fn mark(&self) -> Result<(), Error> {
+        let mut link = self.message();
+        link.attributes = vec![LinkAttribute::IfAlias(ALIAS.to_owned())];
+        ask(&self.socket, RouteNetlinkMessage::SetLink(link), 0).map(drop)
     }
 
     fn message(&self) -> LinkMessage {
@@ -90,7 +77,6 @@ impl Monitor {
         let mut link = self.message();
         link.header.flags = LinkFlags::Up;
         link.header.change_mask = LinkFlags::Up;
-        link.attributes = vec![LinkAttribute::IfAlias(ALIAS.to_owned())];
         ask(&self.socket, RouteNetlinkMessage::SetLink(link), 0).map(drop)
     }
 }
@@ -98,68 +84,31 @@ impl Monitor {
 impl Drop for Monitor {
     fn drop(&mut self) {
         // If it is gone already, so much the better.
-        let _ = ask(
-            &self.socket,
-            RouteNetlinkMessage::DelLink(self.message()),
-            0,
-        );
+        let _ = remove(&self.socket, self.index);
     }
 }
 
-/// Locks of devices' names among captures, of which only root can have one: a byte of a file for each
-/// name in each network namespace. They end with the capture.
-struct Claims {
-    file: File,
-    namespace: u64,
-}
-
-impl Claims {
-    fn open() -> io::Result<Self> {
-        let path = runtime::folder()?.join("captures.lock");
-        Self::at(&path, fs::metadata("/proc/self/ns/net")?.ino())
+/// Makes a device and gives its index; nothing, if there is one of that name, unless a capture that was
+/// killed left it. That one isn't used: of two that find it, one would have what the other has. So they take
+/// it away by its index, which no other gets, and one of them makes the next of that name.
+fn make_or_replace(socket: &Socket, name: &str) -> Result<Option<u32>, Error> {
+    let made = make(socket, name)?;
+    if made.is_some() {
+        return Ok(made);
     }
-
-    fn at(path: &Path, namespace: u64) -> io::Result<Self> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(OFlag::O_NOFOLLOW.bits())
-            .open(path)?;
-        Ok(Self { file, namespace })
-    }
-
-    /// Claims the device of this number, unless another capture has it.
-    fn take(&self, number: u32) -> io::Result<bool> {
-        match self.lock(number, libc::F_WRLCK) {
-            Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
-            locked => Ok(locked.map(|()| true)?),
-        }
-    }
-
-    fn give_up(&self, number: u32) -> io::Result<()> {
-        Ok(self.lock(number, libc::F_UNLCK)?)
-    }
-
-    fn lock(&self, number: u32, kind: libc::c_int) -> Result<(), Errno> {
-        let place = self.namespace.checked_mul(CAPTURES.into());
-        let place = place.and_then(|place| place.checked_add(number.into()));
-        let start = place.and_then(|place| place.try_into().ok());
-        let lock = libc::flock {
-            l_type: kind.try_into().map_err(|_| Errno::EINVAL)?,
-            l_whence: 0,
-            l_start: start.ok_or(Errno::EOVERFLOW)?,
-            l_len: 1,
-            l_pid: 0,
-        };
-        fcntl(&self.file, FcntlArg::F_OFD_SETLK(&lock)).map(drop)
+    match link::find(socket, name) {
+        Ok(Some(link)) if is_left(&link) => match remove(socket, link.header.index) {
+            Err(error) if !error.is(Errno::ENODEV) => Err(error),
+            _ => make(socket, name),
+        },
+        // It went meanwhile.
+        Err(error) if error.is(Errno::ENODEV) => make(socket, name),
+        found => found.map(|_| None),
     }
 }
 
-/// Makes a device and gives its index; nothing, if there is one of that name that no capture made, or
-/// none of those may be taken over.
-fn make(socket: &Socket, name: &str, take_over: bool) -> Result<Option<u32>, Error> {
+/// Makes a device and gives its index; nothing, if there is one of that name.
+fn make(socket: &Socket, name: &str) -> Result<Option<u32>, Error> {
     let mut link = LinkMessage::default();
     let kind = LinkInfo::Kind(InfoKind::Other(KIND.to_owned()));
     link.attributes = vec![
@@ -168,25 +117,39 @@ fn make(socket: &Socket, name: &str, take_over: bool) -> Result<Option<u32>, Err
     ];
     let message = RouteNetlinkMessage::NewLink(link);
     match ask(socket, message, NLM_F_CREATE | NLM_F_EXCL) {
-        Ok(_) => find(socket, name, |_| true),
-        Err(error) if error.is(Errno::EEXIST) && !take_over => Ok(None),
-        Err(error) if error.is(Errno::EEXIST) => find(socket, name, left_behind),
+        Ok(_) => Ok(link::find(socket, name)?.map(|link| link.header.index)),
+        Err(error) if error.is(Errno::EEXIST) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// The index of the device of that name, if it matches.
-fn find(
-    socket: &Socket,
-    name: &str,
-    matches: fn(&[LinkAttribute]) -> bool,
-) -> Result<Option<u32>, Error> {
-    let found = link::find(socket, name)?;
-    Ok(found.and_then(|link| matches(&link.attributes).then_some(link.header.index)))
+fn remove(socket: &Socket, index: u32) -> Result<(), Error> {
+    let mut link = LinkMessage::default();
+    link.header.index = index;
+    ask(socket, RouteNetlinkMessage::DelLink(link), 0).map(drop)
+}
+
+/// Whether a capture made this device, and has ended. The ring of one that lives is in the list by the time
+/// that the device has its mark, so what was read of the device is older than the list.
+fn is_left(link: &LinkMessage) -> bool {
+    let sockets = || fs::read_to_string(SOCKETS);
+    is_captures(&link.attributes) && sockets().is_ok_and(|list| !is_read(&list, link.header.index))
+}
+
+/// Whether the device of that index has a packet socket, by the kernel's list of them. One that can't be
+/// understood has one of each.
+fn is_read(list: &str, index: u32) -> bool {
+    let mut lines = list.lines();
+    let heads = lines.next().unwrap_or_default().split_whitespace();
+    let Some(column) = heads.into_iter().position(|head| head == "Iface") else {
+        return true;
+    };
+    let device = |line: &str| line.split_whitespace().nth(column)?.parse::<i64>().ok();
+    lines.any(|line| device(line).is_none_or(|device| device == i64::from(index)))
 }
 
 /// Whether a capture made this device.
-fn left_behind(attributes: &[LinkAttribute]) -> bool {
+fn is_captures(attributes: &[LinkAttribute]) -> bool {
     let kind = |info: &LinkInfo| matches!(info, LinkInfo::Kind(kind) if kind.to_string() == KIND);
     let of_kind = attributes.iter().any(
         |attribute| matches!(attribute, LinkAttribute::LinkInfo(infos) if infos.iter().any(kind)),
@@ -209,29 +172,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_claimed_once_in_a_namespace() {
-        let path = std::env::temp_dir().join(format!("kopictl-claims-{}", std::process::id()));
-        let open = |namespace| Claims::at(&path, namespace).unwrap();
-        let (first, second, elsewhere) = (open(7), open(7), open(8));
-        assert!(first.take(0).unwrap());
-        assert!(!second.take(0).unwrap());
-        assert!(second.take(1).unwrap() && elsewhere.take(0).unwrap());
-        second.give_up(1).unwrap();
-        assert!(first.take(1).unwrap());
-        drop(first);
-        assert!(second.take(0).unwrap());
-        fs::remove_file(&path).unwrap();
-        std::os::unix::fs::symlink("/dev/null", &path).unwrap();
-        assert!(Claims::at(&path, 7).is_err());
-        fs::remove_file(&path).unwrap();
+    fn a_device_that_is_read_is_found() {
+        let list = "\
+sk               RefCnt Type Proto  Iface R Rmem   User   Inode
+0000000000000000 3      3    0003   12    1 0      0      5063
+0000000000000000 3      3    0003   -1    0 0      0      5064
+";
+        assert!(is_read(list, 12) && !is_read(list, 1) && !is_read(list, 3));
+        let (heads, _) = list.split_once('\n').unwrap();
+        assert!(!is_read(heads, 12));
+        assert!(is_read("", 12) && is_read(&format!("{heads}\nnothing\n"), 12));
     }
 
     #[test]
-    fn only_what_captures_made_is_taken() {
+    fn only_what_captures_made_is_theirs() {
         let kind = |kind: &str| LinkAttribute::LinkInfo(vec![LinkInfo::Kind(kind.into())]);
         let alias = LinkAttribute::IfAlias(ALIAS.to_owned());
-        assert!(left_behind(&[alias.clone(), kind(KIND)]));
-        assert!(!left_behind(&[kind(KIND)]));
-        assert!(!left_behind(&[alias, kind("dummy")]));
+        assert!(is_captures(&[alias.clone(), kind(KIND)]));
+        assert!(!is_captures(&[kind(KIND)]));
+        assert!(!is_captures(&[alias, kind("dummy")]));
     }
 }

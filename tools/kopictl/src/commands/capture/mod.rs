@@ -280,6 +280,7 @@ impl<'a> Session<'a> {
         let flows = Flows::new().map_err(|error| permitted(error.into()))?;
         let monitor = Monitor::new().map_err(permitted)?;
         let ring = Ring::open(&monitor.name, &filter, snaplen).map_err(permitted)?;
+        monitor.mark()?;
         let words = Words {
             names: Names::new(options.numeric),
             reasons: Reasons::of_kernel(),

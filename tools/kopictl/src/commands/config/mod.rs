@@ -3,6 +3,7 @@
 //! `kopictl config`
 
 mod file;
+mod state;
 
 use super::{
     direct::attach_if_there,
@@ -23,12 +24,16 @@ use anyhow::{anyhow, bail, Context};
 use clap::{Args, Subcommand};
 use file::File;
 use serde::Serialize;
+pub(crate) use state::not_in_force;
 use std::{
     collections::BTreeMap,
     fs,
     io::{self, ErrorKind},
     path::PathBuf,
 };
+
+/// The one that kopi.service puts in force.
+const USUAL: &str = "/etc/kopi/kopi.conf";
 
 /// What to do with the configuration.
 #[derive(Subcommand)]
@@ -50,7 +55,7 @@ pub(crate) enum What {
 #[derive(Args)]
 pub(crate) struct Which {
     /// The file, as kopi.conf(5) describes it
-    #[arg(default_value = "/etc/kopi/kopi.conf")]
+    #[arg(default_value = USUAL)]
     file: PathBuf,
 }
 
@@ -64,6 +69,8 @@ struct Applied {
     absent: Vec<String>,
     failed: usize,
     errors: Vec<Wrong>,
+    /// The file has rules, and none is in force, nor its default and `enforce`.
+    rules_refused: bool,
     /// How many of those that failed would have been done for somebody else.
     #[serde(skip)]
     not_permitted: usize,
@@ -170,8 +177,8 @@ fn apply(which: &Which, device: Option<&str>, as_json: bool) -> anyhow::Result<(
 }
 
 impl Applied {
-    /// One line that can't be put in force doesn't keep others from it. Rules come before what makes
-    /// packets faster.
+    /// One line that can't be put in force doesn't keep others from it, but that rules are one change. They
+    /// come before what makes packets faster.
     fn apply(&mut self, file: &File, name: &str) {
         for (line, limit, value) in &file.limits {
             let result = limit::all().and_then(|known| match known.contains_key(limit) {
@@ -216,7 +223,10 @@ impl Applied {
         match put {
             Ok(rules) => self.rules = rules,
             // It has the line.
-            Err(error) => self.fail(&error),
+            Err(error) => {
+                self.rules_refused = !file.rules.is_empty();
+                self.fail(&error);
+            }
         }
     }
 
@@ -244,10 +254,22 @@ impl Applied {
 
     /// What came of all lines.
     fn came_of_it(&self, name: &str) -> anyhow::Result<()> {
-        let text = match self.failed {
-            0 => return Ok(()),
-            1 => format!("{name}: a line is not in force"),
-            failed => format!("{name}: {failed} lines are not in force"),
+        let lines = |number| match number {
+            1 => "a line is not in force".to_owned(),
+            number => format!("{number} lines are not in force"),
+        };
+        let text = match (self.rules_refused, self.failed) {
+            (false, 0) => return Ok(()),
+            (false, failed) => format!("{name}: {}", lines(failed)),
+            (true, failed) => {
+                let others = match failed - 1 {
+                    0 => String::new(),
+                    others => format!("; besides, {}", lines(others)),
+                };
+                format!(
+                    "{name}: none of its rules is in force, nor its default and enforce; those from before stay{others}"
+                )
+            }
         };
         if self.not_permitted == self.failed {
             return Err(io::Error::new(ErrorKind::PermissionDenied, text).into());
@@ -287,4 +309,27 @@ fn set_engines(wanted: &Engines) -> anyhow::Result<()> {
         connection.request::<_, Engines>(Command::EngineSet, wanted)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn that_no_rule_is_in_force_is_said() {
+        let mut applied = Applied::default();
+        assert!(applied.came_of_it("f").is_ok());
+        let text = |applied: &Applied| applied.came_of_it("f").unwrap_err().to_string();
+        applied.failed = 1;
+        assert_eq!(text(&applied), "f: a line is not in force");
+        applied.rules_refused = true;
+        let none =
+            "f: none of its rules is in force, nor its default and enforce; those from before stay";
+        assert_eq!(text(&applied), none);
+        applied.failed = 3;
+        assert_eq!(
+            text(&applied),
+            format!("{none}; besides, 2 lines are not in force")
+        );
+    }
 }

@@ -8,6 +8,7 @@ mod rules;
 mod units;
 
 use crate::{
+    commands::config::not_in_force,
     hooks::{self, Switch},
     kernel::release,
     message::{info::Info, Command},
@@ -110,10 +111,14 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         findings.push(socket_opens(i32::try_from(family)?));
     }
     findings.push(locked_memory());
-    findings.extend(Switch::of_kernel().map(enforcing));
-    findings.extend(units::restricted(Path::new("/")));
     let mut connection = connection.ok();
+    let enforced = connection.as_mut().map(rules::enforced).transpose()?;
+    let can_be = || Switch::of_kernel().map(enforcing);
+    findings.extend(enforced.flatten().or_else(can_be));
+    findings.extend(units::restricted(Path::new("/")));
     if let Some(connection) = &mut connection {
+        let config = not_in_force(connection);
+        findings.extend(config.map(|(text, mend)| Finding::wrong("kopi.conf", text, mend)));
         findings.extend(rules::stale(connection)?);
     }
     findings.extend(nics::all(connection.as_mut())?);

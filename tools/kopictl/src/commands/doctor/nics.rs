@@ -4,7 +4,7 @@
 
 use super::{guide, Finding};
 use crate::{
-    commands::direct::{attached, is_own},
+    commands::direct::{whether_own, whichever_attached},
     link::{address_of, connect, find, mtu_of, program_of},
     message::device::Device,
     netlink::Connection,
@@ -31,8 +31,8 @@ const SHOWN: &str = "/sys/class/net";
 /// A finding for each NIC of this network namespace.
 pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Finding>> {
     let devices = match connection {
-        Some(connection) => attached(connection)?,
-        None => Vec::new(),
+        Some(connection) => whichever_attached(connection)?,
+        None => Some(Vec::new()),
     };
     let mut names = Vec::new();
     for entry in fs::read_dir(SHOWN).into_iter().flatten().flatten() {
@@ -52,12 +52,16 @@ pub(super) fn all(connection: Option<&mut Connection>) -> anyhow::Result<Vec<Fin
             continue;
         }
         let index = Some(link.header.index);
-        let device = devices.iter().find(|device| device.ifindex == index);
+        let mut attached = devices.iter().flatten();
+        let device = attached.find(|device| device.ifindex == index);
         let (driver, (program, number)) = (driver(&sysfs), program_of(&link));
+        // Who may not ask whether it is attached doesn't know whose the program is.
+        let own = devices
+            .as_ref()
+            .and(number.map_or(Some(false), whether_own));
         findings.push(
-            losing(&name, &driver, mtu_of(&link), program).unwrap_or_else(|| {
-                finding(&name, &driver, device, program, number.is_some_and(is_own))
-            }),
+            losing(&name, &driver, mtu_of(&link), program)
+                .unwrap_or_else(|| finding(&name, &driver, device, program, own)),
         );
     }
     Ok(findings)
@@ -93,13 +97,13 @@ fn losing(name: &str, driver: &str, mtu: u32, program: XdpAttached) -> Option<Fi
     })
 }
 
-/// What a NIC can do, or does; `own`: its program of XDP is kopictl's.
+/// What a NIC can do, or does; `own`: its program of XDP is kopictl's, if that is known.
 fn finding(
     name: &str,
     driver: &str,
     device: Option<&Device>,
     program: XdpAttached,
-    own: bool,
+    own: Option<bool>,
 ) -> Finding {
     if let Some(device) = device {
         let path = |path: Option<String>| path.unwrap_or_else(|| "?".to_owned());
@@ -114,7 +118,7 @@ fn finding(
         return Finding::note(name, text, None);
     }
     match program {
-        XdpAttached::Driver if own => Finding::note(
+        XdpAttached::Driver if own == Some(true) => Finding::note(
             name,
             "has an XDP program of kopictl's, and isn't attached: the module for which it was is gone",
             Some(format!("kopictl attach {name}, or kopictl detach {name}")),
@@ -127,6 +131,9 @@ fn finding(
                 guide()
             )),
         ),
+        XdpAttached::Driver | XdpAttached::Multiple if own.is_none() => {
+            Finding::note(name, "has an XDP program; root sees whose", None)
+        }
         XdpAttached::Driver | XdpAttached::Multiple => Finding::note(
             name,
             format!("has an XDP program of somebody else's: {driver} can only send directly"),
@@ -186,7 +193,7 @@ mod tests {
 
     #[test]
     fn nics_are_told_apart() {
-        let text = |driver: &str, program| finding("eth0", driver, None, program, false);
+        let text = |driver: &str, program| finding("eth0", driver, None, program, Some(false));
         let free = text("virtio_net", XdpAttached::None);
         assert!(free.mend.unwrap().starts_with("kopictl attach eth0"));
         assert!(text("e1000e", XdpAttached::None).text.contains("can't"));
@@ -196,7 +203,13 @@ mod tests {
             text("virtio_net", XdpAttached::SocketBuffer).state,
             State::Note
         );
-        let left = finding("eth0", "virtio_net", None, XdpAttached::Driver, true);
+        let unknown = finding("eth0", "virtio_net", None, XdpAttached::Driver, None);
+        assert!(
+            unknown.text.ends_with("root sees whose"),
+            "{}",
+            unknown.text
+        );
+        let left = finding("eth0", "virtio_net", None, XdpAttached::Driver, Some(true));
         assert!(left.text.contains("of kopictl's"), "{}", left.text);
         assert!(left.mend.unwrap().ends_with("kopictl detach eth0"));
         let device = Device::default();
@@ -205,7 +218,7 @@ mod tests {
             "virtio_net",
             Some(&device),
             XdpAttached::Driver,
-            true,
+            Some(true),
         );
         assert_eq!(attached.state, State::Ok);
     }

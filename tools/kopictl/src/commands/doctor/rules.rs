@@ -4,7 +4,11 @@
 
 use super::{guide, Finding};
 use crate::{
-    message::rule::Rule,
+    hooks,
+    message::{
+        rule::{Rule, Ruleset},
+        Command,
+    },
     netlink::{Connection, Error},
     output::or_dash,
 };
@@ -15,6 +19,31 @@ pub(super) fn stale(connection: &mut Connection) -> Result<Vec<Finding>, Error> 
     match connection.rules() {
         Err(error) if error.is_permission() => Ok(Vec::new()),
         rules => Ok(rules?.iter().filter_map(finding).collect()),
+    }
+}
+
+/// Whether rules that are to judge ordinary sockets do: their hooks may be gone, as with the mount namespace in
+/// which they were pinned. None if they aren't to, and for those who may not see it.
+pub(super) fn enforced(connection: &mut Connection) -> Result<Option<Finding>, Error> {
+    let set: Ruleset = match connection.get(Command::RulesetGet, &Ruleset::default()) {
+        Err(error) if error.is_permission() => return Ok(None),
+        set => set?,
+    };
+    match set.enforce {
+        Some(1) => Ok(hooks::are_loaded().map(judging)),
+        _ => Ok(None),
+    }
+}
+
+fn judging(loaded: bool) -> Finding {
+    let what = "enforce";
+    match loaded {
+        true => Finding::ok(what, "rules judge ordinary sockets, too"),
+        false => Finding::wrong(
+            what,
+            "rules are to judge ordinary sockets, too, and don't: hooks for that are gone",
+            "kopictl rule enforce on",
+        ),
     }
 }
 
@@ -41,6 +70,13 @@ fn finding(rule: &Rule) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::doctor::State;
+
+    #[test]
+    fn hooks_that_are_gone_are_wrong() {
+        assert_eq!(judging(true).state, State::Ok);
+        assert_eq!(judging(false).state, State::Wrong);
+    }
 
     #[test]
     fn what_is_gone_is_named() {

@@ -2,6 +2,8 @@
 
 //! `kopictl rule` and `kopictl restore`
 
+mod save;
+
 use super::{
     place::{Place, Wrong},
     Usage,
@@ -15,16 +17,16 @@ use crate::{
     },
     names::Names,
     netlink::{Connection, Error},
-    output::{is_hidden, json, or_dash, Table},
-    replace,
+    output::{json, or_dash, Table},
 };
 use anyhow::{anyhow, bail, Context};
 use clap::{Args, Subcommand, ValueEnum};
 use nix::errno::Errno;
+use save::Save;
 use serde::Serialize;
 use std::{
     fs,
-    io::{self, IsTerminal, Read, Write},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -34,7 +36,11 @@ const TRIES: usize = 10;
 /// What to do with rules.
 #[derive(Subcommand)]
 pub(crate) enum What {
-    /// Add a rule, and print its handle, a number by which the other commands know it
+    /// Add a rule until the next boot, and print its handle, a number by which the other commands
+    /// know it
+    ///
+    /// At each boot, those of kopi.conf are in force: `rule save --config` prints the rules as lines
+    /// for that.
     #[command(after_help = HELP)]
     Add {
         /// The words of the rule, as described below
@@ -66,13 +72,7 @@ pub(crate) enum What {
         switch: Switch,
     },
     /// Write the rules in a form that `restore` reads
-    Save {
-        /// The file to write; standard output by default, and for -
-        file: Option<PathBuf>,
-        /// Print numbers instead of names of users and groups
-        #[arg(long, short)]
-        numeric: bool,
-    },
+    Save(Save),
     /// Put the rules of a file in force, all at once or none; no change if they are in force
     /// already
     #[command(after_help = HELP)]
@@ -131,7 +131,7 @@ pub(crate) fn run(what: What, as_json: bool) -> anyhow::Result<()> {
         What::Flush => change(|set| set.rule.clear()),
         What::Default { verdict } => change(|set| set.default = Some(verdict)),
         What::Enforce { switch } => enforce(switch == Switch::On),
-        What::Save { file, numeric } => save(file.as_deref(), &Names::new(numeric)),
+        What::Save(options) => options.run(),
         What::Restore(options) => restore(&options, as_json),
     }
 }
@@ -315,40 +315,6 @@ fn follow(on: bool) -> anyhow::Result<()> {
         hooks::unload()?;
     }
     Ok(())
-}
-
-fn save(file: Option<&Path>, names: &Names) -> anyhow::Result<()> {
-    let set = fetch_ruleset(&mut Connection::open()?)?;
-    let mut text = format!(
-        "# For kopictl restore.\ndefault {}\nenforce {}\n",
-        set.default.unwrap_or_default(),
-        if set.enforce == Some(1) { "on" } else { "off" }
-    );
-    for rule in &set.rule {
-        let line = text_of(rule, names);
-        // What isn't UTF-8 was lost.
-        if line
-            .contains(|letter: char| letter.is_control() || letter == char::REPLACEMENT_CHARACTER)
-        {
-            bail!(
-                "rule {} has letters that can't be written: {line}",
-                or_dash(rule.handle)
-            );
-        }
-        text += &line;
-        text.push('\n');
-    }
-    match file.filter(|file| *file != Path::new("-")) {
-        Some(file) => replace::write(file, &text).with_context(|| file.display().to_string()),
-        None if io::stdout().is_terminal() && text.contains(is_hidden_in_lines) => {
-            bail!("a rule has letters that a terminal doesn't show: save to a file")
-        }
-        None => Ok(io::stdout().write_all(text.as_bytes())?),
-    }
-}
-
-fn is_hidden_in_lines(letter: char) -> bool {
-    letter != '\n' && is_hidden(letter)
 }
 
 /// Puts a file's rules in force. JSON says what is wrong, too.
