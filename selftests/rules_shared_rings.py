@@ -79,11 +79,12 @@ def while_bob_calls(rings, *others):
         sock.bind((HOST, 0))
         started = [kopi.in_child(lambda: calls(sock))]
         started += [kopi.in_child(lambda other=other: other(sock.getsockname()[1])) for other in others]
-        said = told_by_child(lambda: rings(sock))
-        for pid in started:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-        return said
+        try:
+            return told_by_child(lambda: rings(sock))
+        finally:
+            for pid in started:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 with ruled() as YNL:

@@ -111,6 +111,20 @@ def rings_as_another():
     return first + channel.complete(1)
 
 
+def receives_as_another():
+    """Root's daemon has mapped its ring, and becomes another user: what is refused of what comes then."""
+    channel = kopi.Channel(kopi.ip_flow())
+    for number in range(channel.frame_count):
+        channel.fill.push(channel.frame(number))
+    with namespace("peer"):
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    become(CHARLIE)
+    channel.sock.bind((HOST, 0))
+    sender.sendto(b"for charlie", channel.sock.getsockname())
+    wait_until(lambda: channel.stats()["rx_taken"] == 1)
+    return channel.stats()["rx_drop_rule"]
+
+
 def plain():
     """A socket that isn't KOPI's."""
     return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -127,6 +141,10 @@ with ruled() as YNL:
     ask(YNL, "ruleset-set", {"rule": [{"uid-min": CHARLIE, "direction": "out", "verdict": "deny"}]})
     said = told_by_child(refused_once)
     check("a refused call leaves no error for the next one", said == str(["EACCES", b"for charlie"]), said)
+    ask(YNL, "ruleset-set", {"rule": [
+        {"uid-min": CHARLIE, "remote-address": PEER, "remote-prefix": 32, "direction": "in", "verdict": "deny"}]})
+    refused = told_by_child(receives_as_another)
+    check("who has become another user receives as that one by a ring", refused == "1", refused)
 with namespace("host"):
     begin()
     restore("default deny\nenforce on\nuser root allow\nuser bob allow\n")

@@ -39,21 +39,29 @@ def is_served():
         return client.connect_ex((HOST, SERVICE)) == 0
 
 
+def serve(what, make):
+    """By a listener of that kind."""
+    with make() as listener:
+        listener.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
+        listener.bind(("0.0.0.0", LISTENER))
+        listener.listen()
+        check(f"{what} is served without enforced rules", is_served())
+        restore("default allow\nenforce on\nuser charlie deny\n")
+        check(f"{what} is served with them", is_served())
+        restore("default allow\nenforce on\nuser root deny\n")
+        check(f"{what} isn't where they deny it", not is_served())
+    restore("default allow\nenforce off\n")
+
+
 with namespace("host"):
     begin()
     restore("default allow\nenforce off\n")
     set_up()
-    for what, make in ("an ordinary listener", socket.socket), ("a flow", kopi.stream):
-        with make() as listener:
-            listener.setsockopt(socket.IPPROTO_IP, IP_TRANSPARENT, 1)
-            listener.bind(("0.0.0.0", LISTENER))
-            listener.listen()
-            check(f"{what} is served without enforced rules", is_served())
-            restore("default allow\nenforce on\nuser charlie deny\n")
-            check(f"{what} is served with them", is_served())
-            restore("default allow\nenforce on\nuser root deny\n")
-            check(f"{what} isn't where they deny it", not is_served())
-            restore("default allow\nenforce off\n")
-    undo()
-    end()
+    try:
+        serve("an ordinary listener", socket.socket)
+        serve("a flow", kopi.stream)
+    finally:
+        restore("default allow\nenforce off\n")
+        undo()
+        end()
 kopi.finish()

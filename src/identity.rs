@@ -254,6 +254,13 @@ impl User {
         }
     }
 
+    /// The user, if it is another process than a flow's owner. Any context but hard interrupts.
+    pub(crate) fn other_than(&self, owner: &Owner) -> Option<Owner> {
+        let latest = self.latest.lock();
+        let is_other = |user: &&Owner| user.identity.process != owner.identity.process;
+        latest.as_ref().filter(is_other).cloned()
+    }
+
     /// The user, if it is later than a flow's own owner. Any context but hard interrupts.
     pub(crate) fn later_than(&self, own: &Owner) -> Option<Owner> {
         if self.age.load(Acquire) <= own.age {

@@ -257,7 +257,9 @@ fn unknown(sk: &Sock, direction: Direction, peer: &Peer) -> Outcome {
         return Outcome::Pass;
     }
     match net_of(sk.net()) {
-        Some(net) if !rules::denies_unknown(&net.policy, sk, direction, peer) => Outcome::Pass,
+        Some(net) if !rules::denies_process(&net.policy, None, sk, direction, peer) => {
+            Outcome::Pass
+        }
         _ => Outcome::Denied,
     }
 }

@@ -4,7 +4,7 @@
 
 use super::Flow;
 use crate::events::{notify, Event};
-use crate::identity::{Owner, User};
+use crate::identity::Owner;
 use crate::monitor::{self, Unsent};
 use crate::pure::rule::{Direction, Peer};
 use crate::rules::{Outcome, Packets, Stopped};
@@ -52,35 +52,31 @@ impl OutPacket {
 impl Flow {
     /// Has the rules decide about datagrams that no call is about: a refusal is an error of the next one. Any
     /// context but hard interrupts.
-    fn decide(
-        &self,
-        user: Option<&Owner>,
-        sk: &Sock,
-        direction: Direction,
-        peer: Peer,
-        packets: Packets,
-    ) -> Outcome {
-        let (outcome, is_stopped) = self.judge(user, sk, direction, peer, packets);
+    fn decide(&self, sk: &Sock, direction: Direction, peer: Peer, packets: Packets) -> Outcome {
+        let (outcome, is_stopped) = self.judge(None, sk, direction, peer, packets);
         if is_stopped {
             sk.set_error(EACCES);
         }
         outcome
     }
 
-    /// Has the rules decide about datagrams of a ring. They are its user's, whoever makes calls on the flow
-    /// meanwhile. Any context but hard interrupts.
+    /// Has the rules decide about datagrams of a ring. Where another process has made calls on the flow since,
+    /// and owns it, they must let them pass for the ring's user, too. Any context but hard interrupts.
     pub(crate) fn decide_in_ring(
         &self,
-        user: &User,
         sk: &Sock,
         direction: Direction,
         peer: impl FnOnce() -> Peer,
         packets: Packets,
     ) -> Outcome {
-        if self.policy_in_force().is_none() {
+        let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
+        };
+        let peer = peer();
+        match self.decide(sk, direction, peer, packets) {
+            Outcome::Pass if policy.denies_user(sk, direction, &peer) => Outcome::Denied,
+            outcome => outcome,
         }
-        self.decide(user.latest().as_ref(), sk, direction, peer(), packets)
     }
 
     /// Has the rules decide about datagrams of a call, which gives the error itself. Any context but hard
@@ -134,7 +130,7 @@ impl Flow {
         let peer = sent.peer;
         let outcome = match sent.is_from_elsewhere(sk) {
             true => Outcome::Denied,
-            false => self.decide(None, sk, Direction::Out, peer, packets),
+            false => self.decide(sk, Direction::Out, peer, packets),
         };
         if outcome == Outcome::Pass {
             sent.change(policy.changes(sk, &peer));
@@ -153,7 +149,7 @@ impl Flow {
             bytes: u64::from(sent.bytes),
             again: true,
         };
-        self.decide(None, sk, Direction::Out, hop, packets) == Outcome::Denied
+        self.decide(sk, Direction::Out, hop, packets) == Outcome::Denied
             && self.sends(sk, &mut by_hop, false) == Outcome::Denied
     }
 

@@ -19,7 +19,7 @@ use crate::pure::rule::Direction;
 pub(crate) use net_policy::NetPolicy;
 pub(crate) use policy::{Policy, StreamVerdict};
 pub(crate) use set::{Action, Limit, Parts, Replaced, Rule, RuleSet, SharedRules};
-pub(crate) use verdict::denies_unknown;
+pub(crate) use verdict::denies_process;
 
 /// Datagrams that are judged together.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 //! The policy of a flow: its owner, and what the rules decide about its calls and its packets.
 
 use super::net_policy::NetPolicy;
-use super::verdict::{Evaluation, Verdicts};
+use super::verdict::{denies_process, Evaluation, Verdicts};
 use super::{Outcome, Packets, Stopped};
 use crate::identity::{Owner, User};
 use crate::pure::rule::{Direction, Peer};
@@ -279,6 +279,13 @@ impl Policy {
             })
         });
         told.flatten()
+    }
+
+    /// Whether the rules deny a peer's packets to the user of the flow's channel, where that is another process
+    /// than the owner. Counts them. Any context but hard interrupts.
+    pub(crate) fn denies_user(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
+        let other = self.with_state(|state| state.user.as_ref()?.other_than(&state.owner));
+        other.is_some_and(|user| denies_process(&self.net, Some(&user), sk, direction, peer))
     }
 
     /// Whether a peer's packets are denied in a direction. Any context but hard interrupts.

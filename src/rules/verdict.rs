@@ -73,17 +73,18 @@ pub(super) fn with_facts<T>(
     })
 }
 
-/// Whether the rules deny an ordinary sock's packets of a direction, whose process isn't known. Counts
-/// what is denied. Any context but hard interrupts.
-pub(crate) fn denies_unknown(
+/// Whether the rules deny a process a sock's packets of a direction, apart from the verdicts on the sock's
+/// owner; with `None`, one that isn't known. Counts what is denied. Any context but hard interrupts.
+pub(crate) fn denies_process(
     net: &NetPolicy,
+    process: Option<&Owner>,
     sk: &Sock,
     direction: Direction,
     peer: &Peer,
 ) -> bool {
     let set = net.rules();
     let port = u16::from_be(sk.local_port());
-    let [out, into] = with_facts(None, sk, port, |facts| set.judge(facts, Some(peer)));
+    let [out, into] = with_facts(process, sk, port, |facts| set.judge(facts, Some(peer)));
     let judgement = match direction {
         Direction::Out => out,
         Direction::In => into,

@@ -17,7 +17,6 @@ pub(crate) use incoming::Delivery;
 use crate::channel::Channel;
 use crate::events::{notify, Event};
 use crate::flow::Flow;
-use crate::identity::User;
 use crate::monitor::{self, PacketFate};
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
@@ -143,7 +142,7 @@ impl Receiver {
             locked.run_receive_hook(&mut meta);
         }
 
-        let outcome = judge(channel.user(), (flow, sk), skb, &meta, &size);
+        let outcome = judge(flow, sk, skb, &meta, &size);
         let result = match outcome {
             Outcome::Pass => self.deliver_all(channel, flow, skb, &mut meta, &size),
             Outcome::Denied => Err((0, DropReason::Rule)),
@@ -427,20 +426,14 @@ impl Channel {
     }
 }
 
-/// The rules' verdict on a packet that comes for the ring's user. Softirqs are off.
-fn judge(
-    user: &User,
-    (flow, sk): (&Flow, &Sock),
-    skb: &SkBuff,
-    meta: &Meta,
-    size: &Size,
-) -> Outcome {
+/// The rules' verdict on a packet that comes. Softirqs are off.
+fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outcome {
     let packets = Packets {
         datagrams: size.datagrams(),
         bytes: u64::from(size.total),
         again: false,
     };
-    let outcome = flow.decide_in_ring(user, sk, Direction::In, || meta.peer(), packets);
+    let outcome = flow.decide_in_ring(sk, Direction::In, || meta.peer(), packets);
     let cant_be = || flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk));
     match outcome {
         Outcome::Pass if flow.policy_in_force().is_some() && cant_be() => Outcome::Denied,

@@ -6,7 +6,6 @@ use super::batch::Batch;
 use super::output::Segmentation;
 use crate::channel::Channel;
 use crate::flow::{Counter, Flow};
-use crate::identity::User;
 use crate::monitor::{self, Unsent};
 use crate::pure::{
     abi::Meta,
@@ -74,13 +73,12 @@ impl Passed {
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Has the rules decide about a batch of the flow, which the ring's user sends.
+    /// Has the rules decide about a batch of the flow.
     ///
     /// A packet that stayed in the ring, since the stack had no room for it, was counted before. It
     /// may be another packet meanwhile: the ring is the program's.
     pub(super) fn judge(
         &mut self,
-        user: &User,
         (flow, sk): (&Flow, &Sock),
         batch: &Batch,
         meta: &Meta,
@@ -100,7 +98,7 @@ impl Passed {
             bytes: u64::from(bytes),
             again,
         };
-        let outcome = flow.decide_in_ring(user, sk, Direction::Out, || peer, packets);
+        let outcome = flow.decide_in_ring(sk, Direction::Out, || peer, packets);
         if outcome == Outcome::Pass && !again {
             *self = Self {
                 flow: number,

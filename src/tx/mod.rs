@@ -306,8 +306,8 @@ impl Sender {
         let datagrams = self.batch.datagrams(size);
 
         let sk = socket.sk();
-        let (user, batch) = (channel.user(), &self.batch);
-        let outcome = (self.passed).judge(user, (flow, sk), batch, meta, datagrams);
+        let judged = (flow, sk);
+        let outcome = self.passed.judge(judged, &self.batch, meta, datagrams);
         if let Some((counter, error)) = judge::refusal(flow, outcome) {
             judge::show_refused(
                 channel,

@@ -130,10 +130,12 @@ fn remove(socket: &Socket, index: u32) -> Result<(), Error> {
 }
 
 /// Whether a capture made this device, and has ended. The ring of one that lives is in the list by the time
-/// that the device has its mark, so what was read of the device is older than the list.
+/// that the device has its mark, so what was read of the device is older than the list. A list of several pages
+/// may lack a socket while others are closed, so that it is read twice.
 fn is_left(link: &LinkMessage) -> bool {
-    let sockets = || fs::read_to_string(SOCKETS);
-    is_captures(&link.attributes) && sockets().is_ok_and(|list| !is_read(&list, link.header.index))
+    let has_no_socket =
+        || fs::read_to_string(SOCKETS).is_ok_and(|list| !is_read(&list, link.header.index));
+    is_captures(&link.attributes) && has_no_socket() && has_no_socket()
 }
 
 /// Whether the device of that index has a packet socket, by the kernel's list of them. One that can't be
