@@ -39,6 +39,12 @@ def enforce(switch):
     assert status == 0, said
 
 
+def become(user):
+    """Of another user from now on."""
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
 class Program:
     """A program that a user runs, as Python code that is fed line by line; each line's result is an errno's name,
     or what the expression gives."""
@@ -51,14 +57,13 @@ class Program:
             "    print(out, flush=True)\n")
 
     def __init__(self, program=POSTGRES, user=BOB, pass_fds=(), group=None):
-        def become():
+        def prepare():
             if group:
                 with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
                     procs.write(str(os.getpid()))
-            os.setresgid(user, user, user)
-            os.setresuid(user, user, user)
+            become(user)
         self.process = subprocess.Popen([program, "-c", self.FEED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, preexec_fn=become, pass_fds=pass_fds,
+                                        text=True, preexec_fn=prepare, pass_fds=pass_fds,
                                         env=os.environ | {"PYTHONHOME": sys.base_prefix})
 
     def __enter__(self):

@@ -10,18 +10,12 @@ import time
 
 import kopi
 from control import ask, ruled
-from enforced import BOB, CHARLIE
+from enforced import BOB, CHARLIE, become
 from equivalence import namespace
-from kopi import TX_ONLY, check, told_by_child
+from kopi import SOL_KOPI, TX_ONLY, check, told_by_child
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 SECONDS = 10
-
-
-def become(user):
-    """Of another user from now on."""
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
 
 
 def calls(sock):
@@ -40,11 +34,17 @@ def floods(port):
             sender.sendto(b"for bob", (HOST, port))
 
 
-def channel_of(sock, **options):
-    """Charlie's channel. What is pending for a datagram of Bob's may be its error, too."""
+def patiently(call):
+    """What a call gives, made again where its error is what is pending for a datagram of Bob's."""
     while True:
         with contextlib.suppress(PermissionError):
-            return kopi.Channel(sock, **options)
+            return call()
+
+
+def channel_of(sock, **options):
+    """Charlie's channel."""
+    patiently(lambda: sock.setsockopt(SOL_KOPI, kopi.CHANNEL, kopi.request(**options)))
+    return patiently(lambda: kopi.Channel.of(sock))
 
 
 def sends(sock):

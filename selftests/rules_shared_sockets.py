@@ -12,18 +12,12 @@ import time
 
 import kopi
 from control import ask, ruled
-from enforced import BOB, CHARLIE, begin, end, kopictl, restore
+from enforced import BOB, CHARLIE, become, begin, end, kopictl, restore
 from equivalence import namespace
 from kopi import check, told_by_child, wait_until
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 SECONDS = 15
-
-
-def become(user):
-    """Of another user from now on."""
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
 
 
 def reads(sock, user, until):

@@ -79,7 +79,8 @@ impl Passed {
     /// may be another packet meanwhile: the ring is the program's.
     pub(super) fn judge(
         &mut self,
-        (flow, sk): (&Flow, &Sock),
+        flow: &Flow,
+        sk: &Sock,
         batch: &Batch,
         meta: &Meta,
         datagrams: u64,

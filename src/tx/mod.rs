@@ -306,8 +306,7 @@ impl Sender {
         let datagrams = self.batch.datagrams(size);
 
         let sk = socket.sk();
-        let judged = (flow, sk);
-        let outcome = self.passed.judge(judged, &self.batch, meta, datagrams);
+        let outcome = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
         if let Some((counter, error)) = judge::refusal(flow, outcome) {
             judge::show_refused(
                 channel,
