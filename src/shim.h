@@ -544,6 +544,7 @@ void kopi_init_waitqueue_head(wait_queue_head_t *queue);
 void kopi_init_wait_entry_func(struct wait_queue_entry *entry, wait_queue_func_t func);
 void kopi_wait_entry_leave(struct wait_queue_entry *entry);
 struct workqueue_struct *kopi_alloc_workqueue(void);
+void kopi_synchronize_rcu_tasks(void);
 void kopi_init_delayed_work(struct delayed_work *work, work_func_t func);
 void kopi_queue_delayed_work(struct workqueue_struct *queue,
 			     struct delayed_work *work, unsigned long delay);

@@ -75,6 +75,13 @@ look() {
 	[ "$code" = 4 ] && word="skipped: $(grep -aiE -m1 'skip' "$work/udp.log")"
 }
 
+# How a try differs from what is expected.
+say_difference() {
+	echo "# status $code without KOPI, $(<"$work/run.status") by kopi run"
+	diff "$work/udp.verdicts" "$work/run.verdicts" | sed 's/^/# /' | head -20
+	tail -5 "$work/run.log" | sed 's/^/#   /'
+}
+
 # A rig that fails both times proves nothing, nor does one in which no flow sends by a channel, or is of TCP,
 # unless the list says why it is there.
 same() {
@@ -128,6 +135,7 @@ while read -r rig reason; do
 		wait
 		look
 		$expected && again=
+		[ -z "$again" ] || say_difference
 	fi
 	for _ in ${again:+1 2 3}; do
 		# Some don't stand it that another one runs, or that the machine is busy: one after the other, then.
@@ -135,14 +143,10 @@ while read -r rig reason; do
 		run_rig "$rig" run $tcp
 		look
 		! $expected || break
+		say_difference
 	done
 	summary+=("$rig: $word, $(wc -l <"$work/udp.verdicts") verdicts, $flows flows${reason:+ ($reason)}")
 	check "$rig: $expected verdicts ($word, $flows flows, $((SECONDS - start)) s)" $expected
-	if ! $expected; then
-		echo "# status $code without KOPI, $(<"$work/run.status") by kopi run"
-		diff "$work/udp.verdicts" "$work/run.verdicts" | sed 's/^/# /' | head -20
-		tail -5 "$work/run.log" | sed 's/^/#   /'
-	fi
 done <"$here/rigs/programs"
 printf '# %s\n' "${summary[@]}"
 [ $tests -gt 0 ] || check "some rig has that name" false

@@ -303,10 +303,10 @@ impl Queue {
         }
         let begun = packet.has_begun();
         let turn = match begun {
-            true => None,
-            false => packet.with_flow(|sk, flow: &Flow| self.turn(sk, flow, patience)),
+            true => Turn::Now,
+            false => self.turn(packet, patience),
         };
-        match turn.unwrap_or(Turn::Now) {
+        match turn {
             Turn::Now => {}
             Turn::Later => return Step::Wait,
             Turn::Never => {
@@ -357,11 +357,23 @@ impl Queue {
         }
     }
 
-    /// Whether a packet of a flow can be given to the driver. It never can if the stack has held an
-    /// earlier packet of the flow for too long, or if a tap was added after this packet was taken.
-    fn turn(&self, sk: &Sock, flow: &Flow, patience: &mut Patience) -> Turn {
+    /// Whether a packet can be given to the driver. It never can while the driver takes no frames, if a
+    /// tap was added after the packet was taken, or if the stack has held an earlier packet of its flow
+    /// for too long.
+    fn turn(&self, packet: &TakenSkb, patience: &mut Patience) -> Turn {
+        if self.device.is_tapped() || self.counters.is_refused() {
+            return Turn::Never;
+        }
+        // A closed flow sends nothing that it could overtake.
+        packet
+            .with_flow(|sk, flow: &Flow| self.turn_of(sk, flow, patience))
+            .unwrap_or(Turn::Now)
+    }
+
+    /// Whether an open flow's packet can be given to the driver.
+    fn turn_of(&self, sk: &Sock, flow: &Flow, patience: &mut Patience) -> Turn {
         let direct = &flow.direct;
-        if !direct.leaves_by(self.number) || self.device.is_tapped() || self.counters.is_refused() {
+        if !direct.leaves_by(self.number) {
             return Turn::Never;
         }
         if !direct.entering.load(Relaxed) {

@@ -7,7 +7,7 @@ use crate::channel::Channel;
 use crate::pure::{abi, geometry::Geometry};
 use crate::rules::Policy;
 use crate::sys::{
-    context::{current_uid, signal_pending, smp_mb},
+    context::{current_uid, smp_mb},
     errno::{enotconn, eopnotsupp},
     family,
     sock::Sock,
@@ -19,11 +19,8 @@ use kernel::{
     rbtree::RBTreeNode,
     sync::{
         atomic::ordering::{Full, Relaxed, Release},
-        Arc,
-        Mutex,
-        MutexGuard, //
+        Arc, //
     },
-    time::{delay::fsleep, Delta}, //
 };
 
 /// A flow's place on a channel.
@@ -178,7 +175,7 @@ impl Flow {
             true => Some(policy.reading()?),
             false => None,
         };
-        let _turn = reading.as_deref().map(turn).transpose()?;
+        let _turn = reading.as_deref().map(family::turn_to_read).transpose()?;
         // A ring sends nothing for the flow before begin_busy() can find the channel.
         self.busy.fetch_add(1, Full);
         let attached = self.attach_busy(socket, &channel, is_guest);
@@ -232,22 +229,5 @@ impl Flow {
         // The packets that are queued already go to the ring, too.
         family::drain::<Flow>(socket);
         Ok(())
-    }
-}
-
-/// Microseconds after which a lock is tried again.
-const TURN_US: i64 = 200;
-
-/// The turn to read a flow's queue: `ERESTARTSYS`. Who has it may be kept for ever, by memory that doesn't
-/// come, so a signal ends the wait. Process context.
-fn turn(reading: &Mutex<bool>) -> Result<MutexGuard<'_, bool>> {
-    loop {
-        if let Some(turn) = reading.try_lock() {
-            return Ok(turn);
-        }
-        if signal_pending() {
-            return Err(ERESTARTSYS);
-        }
-        fsleep(Delta::from_micros(TURN_US));
     }
 }

@@ -113,6 +113,11 @@ struct workqueue_struct *kopi_alloc_workqueue(void)
 	return alloc_workqueue("kopi", WQ_UNBOUND | WQ_MEM_RECLAIM, 0);
 }
 
+void kopi_synchronize_rcu_tasks(void)
+{
+	synchronize_rcu_tasks();
+}
+
 void kopi_init_delayed_work(struct delayed_work *work, work_func_t func)
 {
 	INIT_DELAYED_WORK(work, func);

@@ -142,6 +142,12 @@ pub(crate) fn now() -> u64 {
     unsafe { bindings::kopi_ktime_get_ns() }
 }
 
+/// The kernel's count of timer ticks, which wraps around. Any context.
+pub(super) fn jiffies() -> usize {
+    // SAFETY: The call only reads a counter.
+    unsafe { bindings::kopi_jiffies() }
+}
+
 /// One run of the softirq of received packets, or a timer tick of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RxRun {
@@ -152,12 +158,10 @@ pub(crate) struct RxRun {
 impl RxRun {
     /// The run that goes on now, or that ended last on this CPU. Softirqs are off.
     pub(crate) fn current(_softirqs: &SoftirqsOff) -> Self {
-        // SAFETY: The calls only read counters. The task doesn't leave its CPU.
-        unsafe {
-            Self {
-                cpu_and_count: bindings::kopi_rx_softirq_run(),
-                ticks: bindings::kopi_jiffies(),
-            }
+        Self {
+            // SAFETY: The call only reads a counter. The task doesn't leave its CPU.
+            cpu_and_count: unsafe { bindings::kopi_rx_softirq_run() },
+            ticks: jiffies(),
         }
     }
 }

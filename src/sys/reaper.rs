@@ -28,7 +28,7 @@ static QUEUE: Atomic<*mut bindings::workqueue_struct> = Atomic::new(core::ptr::n
 /// Number of things that RCU or the workqueue has yet to free.
 static LEFT: Atomic<i32> = Atomic::new(0);
 
-/// The workqueue. When it is dropped, it waits for all queued work.
+/// The workqueue. When it is dropped, it waits for all queued work, and for tasks in the module's code.
 pub(crate) struct Reaper(NonNull<bindings::workqueue_struct>);
 
 // SAFETY: A workqueue is not bound to a task: any may destroy it.
@@ -98,6 +98,9 @@ impl Drop for Reaper {
             bindings::rcu_barrier();
             QUEUE.store(core::ptr::null_mut(), Release);
             bindings::destroy_workqueue(self.0.as_ptr());
+            // Whoever gave the last region to the queue may have been preempted before its return from the
+            // module's code: a task that freed a packet, for instance.
+            bindings::kopi_synchronize_rcu_tasks();
         }
     }
 }

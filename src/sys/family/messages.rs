@@ -7,7 +7,9 @@ use super::{
     reader::{Reader, DONTWAIT},
     state::state,
     tables::{Operations, UDP4, UDP6},
-    Protocol, Registration,
+    turn::turn_to_read,
+    Protocol,
+    Registration, //
 };
 use crate::sys::{
     bindings,
@@ -118,7 +120,7 @@ impl<T: Protocol> Registration<T> {
                             protocol: &state.protocol,
                             turn: &turn,
                         }
-                        .read(message, len, flags)?,
+                        .read(message, len, flags, &mut timeout)?,
                         None => inner(socket, message, len, flags | DONTWAIT),
                     };
                     if got != EAGAIN.to_errno() || flags & DONTWAIT != 0 {
@@ -137,23 +139,18 @@ impl<T: Protocol> Registration<T> {
     /// Only the kernel may call it, as an operation of the family's sockets.
     pub(super) unsafe extern "C" fn set_peek_off(sk: *mut bindings::sock, value: c_int) -> c_int {
         // SAFETY: The sock is in use by the caller, with its socket.
-        unsafe {
+        from_result(|| unsafe {
             let kind = if Sock::from_raw(sk).is_ipv6() {
                 &UDP6
             } else {
                 &UDP4
             };
-            let turn = state::<T>(sk).map(|state| state.protocol.reading());
-            let turn = match turn.transpose() {
-                Ok(turn) => turn,
-                Err(error) => return error.to_errno(),
-            };
-            let _turn = turn.as_ref().map(|turn| turn.lock());
-            match kind.table.set_peek_off() {
-                Some(inner) => inner(sk, value),
-                None => eopnotsupp().to_errno(),
-            }
-        }
+            let state = state::<T>(sk);
+            let turn = state.map(|state| state.protocol.reading()).transpose()?;
+            let _turn = turn.as_deref().map(turn_to_read).transpose()?;
+            let inner = kind.table.set_peek_off().ok_or_else(eopnotsupp)?;
+            Ok(inner(sk, value))
+        })
     }
 }
 

@@ -17,6 +17,7 @@ mod ring_message;
 mod state;
 mod stream;
 mod tables;
+mod turn;
 
 use crate::{
     pure::rule::{Peer, Received},
@@ -53,6 +54,7 @@ pub(crate) use state::{has_our_socket, protocol};
 use state::{state, State, STATES};
 pub(crate) use stream::follow_later;
 use tables::{is_of_family, Kind, Operations, KINDS};
+pub(crate) use turn::turn_to_read;
 
 /// What a socket of the family does differently from its inner one.
 ///

@@ -4,7 +4,8 @@
 
 use super::{
     name::{Name, Unspecified},
-    Protocol,
+    turn::turn_within,
+    Protocol, //
 };
 use crate::{
     pure::rule::{Peer, Received},
@@ -37,7 +38,8 @@ pub(super) struct Reader<'a, T> {
 
 impl<T: Protocol> Reader<'_, T> {
     /// Reads the first datagram that may be read. Returns the result of the inner operation, or
-    /// EAGAIN if there is no datagram.
+    /// EAGAIN if there is no datagram. Another read may go on for `timeout` jiffies, of which the rest is
+    /// left there.
     ///
     /// # Safety
     ///
@@ -47,11 +49,14 @@ impl<T: Protocol> Reader<'_, T> {
         message: *mut bindings::msghdr,
         len: usize,
         flags: c_int,
+        timeout: &mut isize,
     ) -> Result<i32> {
+        // SAFETY: By the invariants, the socket is in use, so it isn't released meanwhile.
+        let socket = unsafe { Socket::from_raw(self.socket) };
         loop {
             {
                 // Under the lock, the datagram that is judged stays the first one until it is read.
-                let mut counted = self.turn.lock();
+                let mut counted = turn_within(self.turn, socket.sk(), timeout)?;
                 if !self.protocol.has_queue() {
                     // It came to a channel, which takes what waits.
                     return Err(eopnotsupp());
@@ -59,8 +64,6 @@ impl<T: Protocol> Reader<'_, T> {
                 let Some((peer, size)) = self.peek()? else {
                     return Ok(EAGAIN.to_errno());
                 };
-                // SAFETY: By the invariants, the socket is in use, so it isn't released meanwhile.
-                let socket = unsafe { Socket::from_raw(self.socket) };
                 let peeks = flags & bindings::MSG_PEEK as i32 != 0;
                 let passes = self.protocol.may_take(socket, peer, size, *counted, peeks);
                 // A peeked datagram was counted, and isn't counted again when it is read.

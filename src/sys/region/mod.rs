@@ -72,7 +72,8 @@ impl Drop for ModuleRef {
     fn drop(&mut self) {
         // SAFETY: The reference is that of `new`. The module's code outlives this call even if the
         // reference is the last: regions are dropped by the reaper's queue, or by a call through
-        // the family's operations, and the module's exit waits for both.
+        // the family's operations. The module's exit waits for both, and for those that are on
+        // their way back from giving a region to the queue (`synchronize_rcu_tasks`).
         unsafe { bindings::kopi_module_put() };
     }
 }

@@ -23,6 +23,9 @@ use kernel::{error::to_result, prelude::*, types::Opaque};
 pub(crate) use lock::{wants_gro, LockedSock, SockRef};
 pub(crate) use stream::LockedStream;
 
+/// The jiffies of a read that may sleep without end (`MAX_SCHEDULE_TIMEOUT`).
+pub(super) const FOREVER: isize = isize::MAX;
+
 /// A `struct sock` of UDP or TCP.
 ///
 /// Methods that say so are for UDP socks only: of streams, which have no channel, nothing calls them.
@@ -206,7 +209,7 @@ impl Sock {
         !unsafe { bindings::kopi_udp_is_queueing(self.as_ptr()) } && self.is_queue_empty()
     }
 
-    /// How long a read may sleep: SO_RCVTIMEO in jiffies, or 0 if it may not sleep.
+    /// How long a read may sleep: SO_RCVTIMEO in jiffies, [`FOREVER`] without one, or 0 if it may not sleep.
     pub(crate) fn receive_timeout(&self, nonblocking: bool) -> isize {
         // SAFETY: The sock is borrowed, and so valid.
         unsafe { bindings::kopi_sock_rcvtimeo(self.as_ptr(), nonblocking) }

@@ -1,0 +1,129 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""A reader whose memory doesn't come keeps others from a flow's queue, while there are rules; these wait as long as
+they said that they would, and a signal ends their wait."""
+
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+import threading
+import time
+
+import kopi
+from control import ask, ruled
+from enforced import BOB
+from kopi import check, wait_until
+from linux import SO_PEEK_OFF
+from slow import SlowPage, libc
+
+
+class SlowReader:
+    """While it is entered, a recv() into a page that doesn't come is under way; `got` is its result."""
+
+    def __init__(self, sock):
+        self.sock, self.page, self.got = sock, SlowPage(), None
+
+    def read(self):
+        """The first datagram."""
+        self.got = libc.recv(self.sock.fileno(), self.page.address, 4096, 0)
+
+    def __enter__(self):
+        self.page.__enter__()
+        self.thread = threading.Thread(target=self.read)
+        self.thread.start()
+        self.page.wait_for_fault()
+        return self
+
+    def __exit__(self, *_):
+        self.page.resolve()
+        self.thread.join()
+        self.page.__exit__()
+
+
+def word(call):
+    """What a call gave, or its errno's name."""
+    try:
+        return str(call())
+    except OSError as error:
+        return errno.errorcode[error.errno]
+
+
+def answer(call, after=None, patience=30):
+    """What a call gives in a child process, or None if it doesn't end. `after` is called once the child has called
+    it, and sleeps."""
+    reader, writer = os.pipe()
+    pid = kopi.in_child(lambda: os.write(writer, word(call).encode()))
+    os.close(writer)
+    if after:
+        wait_until(lambda: state(pid) in "SD")
+        after(pid)
+    ended = select.select([reader], [], [], patience)[0]
+    said = os.read(reader, 64).decode() if ended else None
+    os.close(reader)
+    return pid, said
+
+
+def state(pid):
+    """A process's state: S, D, R or Z."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        return stat.read().rpartition(")")[2].split()[0]
+
+
+def timed(sock):
+    """A read with a timeout."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 200_000))
+    return sock.recv(64)
+
+
+def interrupted(sock):
+    """A read that a handler interrupts, and that isn't restarted."""
+    def handler(*_):
+        raise OSError(errno.EINTR, "interrupted")
+
+    signal.signal(signal.SIGUSR1, handler)
+    return sock.recv(64)
+
+
+def interrupts(pid):
+    """Until it is told: a signal may come before the handler."""
+    while state(pid) != "Z" and wait_until(lambda: state(pid) in "SDZ", 5) and state(pid) != "Z":
+        os.kill(pid, signal.SIGUSR1)
+        time.sleep(0.05)
+
+
+def others(sock):
+    """What others' calls give meanwhile."""
+    calls = [("one that mustn't sleep", lambda: sock.recv(64, socket.MSG_DONTWAIT), None, "EAGAIN"),
+             ("one that peeks", lambda: sock.recv(64, socket.MSG_DONTWAIT | socket.MSG_PEEK), None, "EAGAIN"),
+             ("one that a signal interrupts", lambda: interrupted(sock), interrupts, "EINTR"),
+             ("one that is killed", lambda: sock.recv(64), lambda pid: os.kill(pid, signal.SIGKILL), ""),
+             ("SO_PEEK_OFF, killed", lambda: sock.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 0),
+              lambda pid: os.kill(pid, signal.SIGKILL), ""),
+             ("one with a timeout", lambda: timed(sock), None, "EAGAIN")]
+    pids = []
+    for what, call, after, expected in calls:
+        pid, said = answer(call, after)
+        check(f"{what} ends", said == expected, (said, state(pid)))
+        pids.append(pid)
+    return pids
+
+
+with ruled() as YNL:
+    ask(YNL, "ruleset-set", {"rule": [{"uid-min": BOB, "verdict": "deny"}]})
+    flow = kopi.ip_flow()
+    flow.bind(("127.0.0.1", 0))
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    for text in b"first", b"second", b"third":
+        sender.sendto(text, flow.getsockname())
+    with SlowReader(flow) as slow:
+        children = others(flow)
+    for child in children:
+        os.waitpid(child, 0)
+    check("the slow reader has its datagram", slow.got == 5, slow.got)
+    flow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 0))
+    rest = [word(lambda: flow.recv(64, socket.MSG_DONTWAIT)) for _ in range(3)]
+    check("nobody else has lost one", rest == ["b'second'", "b'third'", "EAGAIN"], rest)
+kopi.finish()
