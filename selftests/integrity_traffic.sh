@@ -11,6 +11,7 @@ count=${COUNT:-2500}
 # transfer RECEIVER-NS SENDER-NS ADDRESS RECEIVER-OPTIONS SENDER-OPTIONS
 transfer() {
 	local status=0 receiver
+	rm -f /tmp/recv.out
 	# shellcheck disable=SC2086 # Words are wanted.
 	ip netns exec "$1" kopi-gen recv --bind "$3" --count "$count" --timeout 600 $4 >/tmp/recv.out 2>&1 &
 	receiver=$!

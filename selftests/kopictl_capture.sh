@@ -25,6 +25,7 @@ trap clean EXIT
 starts() {
 	local name=$1
 	shift
+	rm -f "/tmp/$name.out" "/tmp/$name.err"
 	nsenter --net=/run/netns/host "$@" >"/tmp/$name.out" 2>"/tmp/$name.err" &
 	running[$name]=$!
 }

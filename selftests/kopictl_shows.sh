@@ -102,7 +102,7 @@ sysctl -q "net.kopi.user_max_flows=$limit"
 check "which takes a privilege" ends_with 4 as bob kopictl limit user_max_flows 78
 check "limits that aren't there are named" ends_with 2 command kopictl limit user_max_fish 1
 
-check "the module goes" rmmod kopi
+check "the module goes" wait_for rmmod kopi
 check "without it the status says so" ends_with 3 kopictl info
 check "and the error says what to do" grep -q 'modprobe kopi' /tmp/out
 check "the module comes back" insmod "/kopi/build/$(uname -r)/kopi.ko"

@@ -50,7 +50,7 @@ def give_up():
 
 def backwards(family):
     """Times for the datagrams, of which the last is first."""
-    start = time.monotonic_ns() + 1_000_000_000
+    start = time.monotonic_ns() + 4_000_000_000
     return [{"txtime": start + (COUNT - number) * 1_000_000} for number in range(COUNT)]
 
 

@@ -332,7 +332,7 @@ def case_full():
     sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
     # Hardly anything leaves this device.
     subprocess.run("""ip link add hold type dummy; ip addr add 198.18.0.1/24 dev hold; ip link set hold up
-        tc qdisc add dev hold root tbf rate 1kbit burst 1700 limit 1000000; ip neigh add 198.18.0.2 lladdr 2:2:2:2:2:2 dev hold""",
+        tc qdisc add dev hold root tbf rate 8bit burst 1700 limit 1000000; ip neigh add 198.18.0.2 lladdr 2:2:2:2:2:2 dev hold""",
                    shell=True, check=True)
     try:
         sender.connect(("198.18.0.2", 9))

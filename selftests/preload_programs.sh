@@ -75,6 +75,7 @@ both() {
 	before=$(sent)
 	if [ "$1" = nsd ]; then
 		in_host nft reset counters >/dev/null
+		rm -f tcpdump.err
 		nsenter --net=/run/netns/host tcpdump -lni eth0 udp src port 53 >tcpdump.out 2>tcpdump.err &
 		tap=$!
 		wait_for grep -q listening tcpdump.err

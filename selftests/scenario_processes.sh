@@ -31,6 +31,7 @@ shown </tmp/ports.rules
 
 # serve USER PROGRAM PORT: starts it, and waits until it serves, or says why not.
 serve() {
+	rm -f /tmp/served
 	# Not a function, of which $! would be the shell's.
 	nsenter --net=/run/netns/host setpriv --reuid "$1" --regid "$1" --clear-groups -- \
 		"$2" --bind "192.0.2.1:$3" >/tmp/served 2>&1 &

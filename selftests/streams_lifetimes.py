@@ -272,7 +272,7 @@ class Case:
             if state == "writing" and woken and isinstance(woken[0], int):
                 woken = "some was written"
             return [member.ask("state") if member.open else None, woken, [far_state(far) for far in member.far]]
-        wait_until(lambda: seen(usual) == seen(flow), 10)
+        wait_until(lambda: seen(usual) == seen(flow), PATIENCE)
         if state == "requested":
             usual.wait_for_refusals()
             flow.wait_for_refusals()
@@ -282,7 +282,7 @@ class Case:
             return [how.replace("end", "more may come") for (_, how), _ in ends] if state in UNREAD else ends
         looks = [seen(member) + [member.look() if member.open else None] for member in (usual, flow)]
         # What look() has done to the other ends takes a moment to get there.
-        wait_until(lambda: far_result(usual) == far_result(flow), 10)
+        wait_until(lambda: far_result(usual) == far_result(flow), PATIENCE)
         for look, member in zip(looks, (usual, flow)):
             look.append(far_result(member))
         expect(looks[0] == looks[1], "the same", f"plain {looks[0]}, stream {looks[1]}")

@@ -60,7 +60,7 @@ def connect(make, proto=0, patience=20):
         return near, far
 
 
-def exchange(make, proto, patience):
+def exchange(make, proto, patience, for_answer):
     """What a connection comes to: an errno, or what arrived."""
     made = connect(make, proto, patience)
     if isinstance(made, int):
@@ -74,6 +74,7 @@ def exchange(make, proto, patience):
             while got < 3000:
                 got += len(far.recv(5000))
             far.sendall(b"answer")
+            near.settimeout(for_answer)
             answer = near.recv(100)
         except TimeoutError:
             return f"{got} bytes, and no more"
@@ -137,7 +138,8 @@ def verdicts_are_equal():
                 if hook:
                     run_nft(table.format(hook=hook, rule=rule))
                 try:
-                    outcome = exchange(make, proto, 20 if expected == "answer" else 1.5)
+                    outcome = exchange(make, proto, 1.5 if expected == "ETIMEDOUT" else 20,
+                                       20 if expected == "answer" else 1.5)
                     seen = json.loads(sh("nft -j list counters"))["nftables"] if hook else []
                     seen = [entry["counter"]["packets"] > 0 for entry in seen if "counter" in entry]
                     outcomes.append((outcome, seen))

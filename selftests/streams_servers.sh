@@ -91,7 +91,7 @@ for how in plain flows; do
 		check "$how: a file of 4 MB from $url" gets "$url/file"
 	done
 	# Long enough to be seen.
-	wrk_goes small 16 "$([ $how = plain ] || echo 8s)" &
+	wrk_goes small 16 "$([ $how = plain ] || echo 20s)" &
 	asks=$!
 	[ $how = plain ] || check "$how: kopictl ps has its connections" wait_for eval '[ "$(flows nginx established)" -ge 16 ]'
 	check "$how: wrk" wait $asks

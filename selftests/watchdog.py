@@ -33,7 +33,7 @@ from linux import (IFF_UP, NLMSG_DONE, NLMSG_ERROR, NLM_F_ACK, NLM_F_DUMP, NLM_F
                    RTM_GETLINK, RTM_NEWLINK)
 
 # In seconds; the debug kernel is many times slower.
-BOUND = 20 if os.path.exists("/sys/kernel/debug/kcov") else 2
+BOUND = 20 if os.path.exists("/sys/kernel/debug/kcov") else 6
 EVERY, LOOK = 0.5, 0.1
 # What a look counts at most: the host may let the whole machine stand for a while.
 MOST = 0.2

@@ -44,7 +44,7 @@ def grown(before, sweep):
 def check_memory(counts, sweep=lambda: None):
     """The slabs have the objects that they had; `sweep` has others free what they are slow to free."""
     left = grown(counts, sweep)
-    for _ in range(5):
+    for _ in range(60):
         if not left:
             break
         # What RCU and work queues have yet to free.

@@ -39,8 +39,10 @@ const PORTS: [u16; 2] = [9300, 9302];
 const STACK_PORT: u16 = 9304;
 /// A batch has at most so many: as many as are redirected at once or a few times, or as a NIC's ring holds.
 const BATCHES: [u64; 3] = [16, 64, 256];
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 const LATE: Duration = Duration::from_millis(200);
+/// Longer than a batch takes, and less than fragments are kept: the machine has stood still.
+const STOOD: Duration = Duration::from_secs(1);
 /// For what is on its way: the machine has few CPUs, and one of them is the wire.
 const PAUSE: Duration = Duration::from_micros(100);
 /// Frames that an error shows.
@@ -273,11 +275,12 @@ impl<'w> Round<'w> {
                 thread::sleep(LATE);
                 self.counters = counters::read()?;
             }
+            let begun = Instant::now();
             let mut rings = self.send(0, seed, numbers)?;
             let mut socket = self.send(1, seed, numbers)?;
             // Generic receive offload may keep some until the NIC has no more.
-            let began = Instant::now();
-            while rings.told != socket.told && began.elapsed() < LATE {
+            let sent = Instant::now();
+            while rings.told != socket.told && sent.elapsed() < 4 * LATE {
                 thread::sleep(PAUSE);
                 rings.add(&self.ends[0])?;
                 socket.add(&self.ends[1])?;
@@ -293,7 +296,7 @@ impl<'w> Round<'w> {
                 differences("counted", &rings.counted, &socket.counted)
             ));
             // Other packets count, too, now and then.
-            if !same && !rings.lost && !socket.lost {
+            if !same && !rings.lost && !socket.lost && begun.elapsed() < STOOD {
                 break;
             }
         }
