@@ -229,15 +229,14 @@ impl UdpSocket {
     }
 
     /// Connects to the first of these peers that it can: only its datagrams arrive from now on.
+    /// What was left goes to the peer of before, so this waits for room.
     pub async fn connect(&self, addresses: impl ToSocketAddrs) -> io::Result<()> {
-        let mut last = None;
-        for address in lookup_host(addresses).await? {
-            match self.socket().connect(address) {
-                Ok(()) => return Ok(()),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(no_address))
+        let addresses: Vec<_> = lookup_host(addresses).await?.collect();
+        let connect = || match self.socket().attempt_connect(&addresses)? {
+            Some(connected) => Ok(connected),
+            None => Err(ErrorKind::WouldBlock.into()),
+        };
+        self.shared.when_ready(Interest::WRITABLE, connect).await?
     }
 
     fn socket(&self) -> &crate::UdpSocket {

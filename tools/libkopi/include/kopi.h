@@ -140,7 +140,8 @@ int kopi_flow_fd(const struct kopi_flow *flow);
 int kopi_flow_bind(struct kopi_flow *flow, const struct sockaddr *address, socklen_t len);
 
 /*
- * kopi_flow_connect - as connect(2): only the peer's packets arrive from now on.
+ * kopi_flow_connect - as connect(2): only the peer's packets arrive from now on. What is queued
+ * without an address goes to it, too: flush before.
  *
  * 0, or its errno, negative. -EACCES: a rule denies it.
  */

@@ -73,7 +73,7 @@ class Socket:
 
     A call that sends waits until the send buffer had room, as far as calls wait. If they don't, one datagram counts as
     sent that it had no room for; it leaves by a later call, while one waits, or by close() if there is room by then.
-    flush() says whether something is left.
+    flush() says whether something is left. connect() waits for it, or raises BlockingIOError.
 
     Flags of calls can be 0 or MSG_NOSIGNAL: others raise OSError with EOPNOTSUPP. These are missing of socket.socket:
     recvmsg(), recvmsg_into(), sendmsg(), sendall(), sendfile(), makefile(), shutdown(), dup(), detach(),
@@ -104,9 +104,8 @@ class Socket:
             self.close()
 
     def __getattr__(self, name):
-        # bind(), connect(), getsockname(), setsockopt() ...: a flow is a UDP socket.
-        if name in ("bind", "connect", "connect_ex", "getsockname", "getpeername", "getsockopt", "setsockopt",
-                    "family", "type"):
+        # A flow is a UDP socket.
+        if name in ("bind", "getsockname", "getpeername", "getsockopt", "setsockopt", "family", "type"):
             return getattr(self._plain, name)
         raise AttributeError(f"'Socket' object has no attribute '{name}'")
 
@@ -138,6 +137,20 @@ class Socket:
             if self._plain:
                 self._plain.close()
             channel.close()
+
+    def connect(self, address):
+        """Connects to a peer. What was left goes to the one of before, so this waits as calls that send do."""
+        self._drain()
+        self._plain.connect(address)
+
+    def connect_ex(self, address):
+        """The same, but gives the errno, or 0."""
+        try:
+            self._drain()
+        except OSError as error:
+            # A time that is over has none.
+            return error.errno or errno.EAGAIN
+        return self._plain.connect_ex(address)
 
     def fileno(self):
         """A file descriptor for select, poll and epoll, which is readable when there is something to receive;
@@ -277,15 +290,19 @@ class Socket:
         self._leave(until)
         return sent
 
+    def _drain(self, until=None):
+        """Waits, if calls wait, until the kernel has taken what is queued."""
+        while not library.flush(self._pointer):
+            until = until or self._deadline()
+            self._wait(0, until)
+
     def _leave(self, until):
         """Waits, if calls wait, until the kernel has taken what is queued. What it hasn't after the time leaves by a
         later call."""
-        if self._timeout == 0 or library.flush(self._pointer):
+        if self._timeout == 0:
             return
-        until = until or self._deadline()
         with contextlib.suppress(TimeoutError):
-            while not library.flush(self._pointer):
-                self._wait(0, until)
+            self._drain(until)
 
     def _has_room(self, until):
         """Waits until the kernel takes more, or has given frames back; False if calls don't wait, or the time is

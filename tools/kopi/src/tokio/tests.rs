@@ -116,6 +116,24 @@ fn what_was_left_leaves_by_itself() {
 }
 
 #[test]
+fn what_was_left_goes_to_the_peer_of_before() {
+    run(async {
+        let socket = UdpSocket::new(fake_socket()).unwrap();
+        let new: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        kernel(&socket, |kernel| kernel.appetite = 0);
+        socket.send(b"left").await.unwrap();
+        let soon = Duration::from_millis(20);
+        let connected = ::tokio::time::timeout(soon, socket.connect(new)).await;
+        assert!(connected.is_err() && socket.peer_addr().is_err());
+        kernel(&socket, |kernel| kernel.appetite = u32::MAX);
+        tell_of_room(&socket);
+        socket.connect(new).await.unwrap();
+        assert!(!socket.socket().has_unsent());
+        assert_eq!(socket.peer_addr().unwrap(), new);
+    });
+}
+
+#[test]
 fn an_error_that_lasts_ends_the_task() {
     run(async {
         let socket = UdpSocket::new(fake_socket()).unwrap();
