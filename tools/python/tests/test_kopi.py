@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 import unittest
+from unittest import mock
 
 import kopi
+from kopi import sockets
 
 LOCAL = "127.0.0.1"
 # A hang, and not a busy machine.
@@ -343,6 +345,20 @@ class Batches(unittest.TestCase):
                     self.assertEqual(len(batch), 0)
                 self.assertTrue(self.sock.flush())
             self.assertEqual({self.peer.recv(100) for _ in range(50)}, {b"NUMBER"})
+
+    def test_an_error_comes_with_the_next_call_if_the_datagram_is_queued(self):
+        refused = ConnectionRefusedError(errno.ECONNREFUSED, "another one's")
+        for send in (lambda: self.sock.sendto(b"x", self.address),
+                     lambda: self.sock.send_batch([(b"x", self.address)])):
+            for call in (lambda: self.sock.recv(10), send):
+                with mock.patch.object(sockets.library, "flush", return_value=0), \
+                        mock.patch.object(self.sock, "_wait", side_effect=refused):
+                    self.assertEqual(send(), 1)
+                self.assertRaises(ConnectionRefusedError, call)
+                self.assertTrue(self.sock.flush())
+                self.assertEqual(self.peer.recv(10), b"x")
+        self.sock.setblocking(False)
+        self.assertRaises(BlockingIOError, self.sock.recv, 10)
 
     def test_an_answer_isnt_longer(self):
         self.ask(1)
