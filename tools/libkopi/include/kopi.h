@@ -354,7 +354,8 @@ int kopi_meta_to(struct kopi_meta *meta, const struct sockaddr *peer, socklen_t 
  * kopi_meta_reply - makes, of what came with a packet, what goes back to its peer: 0.
  *
  * `local` remains, and is heeded if the program sets KOPI_META_LOCAL in meta->flags: the answer then
- * leaves from the address that was asked.
+ * leaves from the address that was asked. Where that is a multicast or broadcast address, the answer is refused,
+ * with EINVAL, and without the flag the kernel chooses its source.
  */
 int kopi_meta_reply(struct kopi_meta *meta);
 
