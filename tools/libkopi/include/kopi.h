@@ -289,7 +289,8 @@ int kopi_complete(struct kopi_channel *channel, struct kopi_completion *completi
  * sendmsg(2) gives: -EPERM, -EACCES, -ENETUNREACH, -EDESTADDRREQ ...
  *
  * A datagram that the send buffer has no room for any more counts as sent, as does one that
- * goes by reference: it leaves by a later call, and errors of it are in kopi_flow_stats().
+ * goes by reference: it leaves by a later call, and errors of it are in kopi_flow_stats(). So does one
+ * for which the doorbell failed; if it fails again, the next call says so.
  * Each call is a system call: batches cost less.
  */
 ssize_t kopi_send(struct kopi_channel *channel, uint32_t flow, const void *data, size_t len,
