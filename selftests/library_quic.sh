@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # Files by QUIC, of quinn's, by the crate's sockets: whole, to and from endpoints with quinn's own UDP sockets, with
-# GSO, GRO and ECN, the path's MTU found; also where packets are lost, refused by a filter, or have to wait.
+# GSO, GRO and ECN, the path's MTU found; also where packets are lost, refused by a filter, protected by IPsec, or
+# have to wait.
 
 . "$(dirname "$0")/lib.sh"
 
@@ -56,6 +57,27 @@ counted() { in_host nft -j list counter inet quic "$1" | jq '.nftables[] | selec
 check "each says that it can be marked (ECN)" [ "$(counted others)" = 0 ]
 check "by GSO packets: $(counted marked)" eval '[ $(counted marked) -gt 10 ] && [ $(counted marked) -lt 200 ]'
 in_host nft delete table inet quic
+
+# Has a namespace protect what goes to an address from another: protect NAMESPACE out|in SOURCE DESTINATION
+protect() {
+	ip -n "$1" xfrm state add src "$3" dst "$4" proto esp spi 0x101 reqid 7 mode transport \
+		aead 'rfc4106(gcm(aes))' "0x$(printf '11%.0s' {1..20})" 128
+	ip -n "$1" xfrm policy add src "$3/32" dst "$4/32" dir "$2" \
+		tmpl src "$3" dst "$4" proto esp reqid 7 mode transport
+}
+for name in host peer; do
+	protect $name "$([ $name = host ] && echo out || echo in)" 192.0.2.1 192.0.2.2
+	protect $name "$([ $name = host ] && echo in || echo out)" 192.0.2.2 192.0.2.1
+done
+# Where the kernel has no GSO.
+before=$(stats tx_drop_other)
+check "IPsec protects the path" transfer 192.0.2.1 '' --plain
+refused=$(($(stats tx_drop_other) - before))
+check "the first GSO packets were refused: $refused" [ $refused -gt 0 ]
+for name in host peer; do
+	ip -n $name xfrm policy flush
+	ip -n $name xfrm state flush
+done
 
 in_host tc qdisc add dev eth0 root netem loss 3% delay 5ms
 check "packets are lost" transfer 192.0.2.1 '' --plain

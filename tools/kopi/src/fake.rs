@@ -34,6 +34,8 @@ pub(crate) struct Kernel {
     kept: Vec<Desc>,
     pub(crate) dropped: u32,
     pub(crate) bells: u32,
+    /// The errno that the doorbell gives, or 0.
+    pub(crate) refusal: i32,
 }
 
 // SAFETY: The mapping belongs to the process.
@@ -58,6 +60,7 @@ pub(crate) fn channel(builder: Builder) -> Channel {
             kept: Vec::new(),
             dropped: 0,
             bells: 0,
+            refusal: 0,
         }
     };
     kernel.tx.want_wakeup(true);

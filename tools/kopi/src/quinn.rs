@@ -15,7 +15,10 @@ use std::{
     net::{IpAddr, SocketAddr},
     os::fd::{AsRawFd, RawFd},
     pin::Pin,
-    sync::Arc,
+    sync::{
+        atomic::{AtomicUsize, Ordering},
+        Arc,
+    },
     task::{ready, Context, Poll},
 };
 
@@ -48,6 +51,8 @@ const ECN: EcnCodepoint = EcnCodepoint::Ect0;
 #[derive(Debug)]
 pub struct Socket {
     socket: UdpSocket,
+    /// Datagrams of a GSO packet, at most: 1 from the first one on that was refused, as with quinn's own sockets.
+    segments: AtomicUsize,
 }
 
 impl Socket {
@@ -72,8 +77,16 @@ impl Socket {
             .gso(true)
             .gro(true)
             .gro_merged(true);
-        let socket = UdpSocket::new(crate::UdpSocket::on_channel(flow, channel)?)?;
-        Ok(Self { socket })
+        Ok(Self::on(UdpSocket::new(crate::UdpSocket::on_channel(
+            flow, channel,
+        )?)?))
+    }
+
+    fn on(socket: UdpSocket) -> Self {
+        Self {
+            socket,
+            segments: AtomicUsize::new(SEGMENTS),
+        }
     }
 }
 
@@ -119,6 +132,11 @@ fn message(transmit: &Transmit<'_>) -> Message {
     }
 }
 
+/// Whether a GSO packet was refused for being one, as far as its error says: where IPsec protects the path, say.
+fn has_no_gso(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EIO | libc::EINVAL))
+}
+
 /// What is said of a packet that was copied to a buffer.
 fn received(packet: &Packet<'_>, len: usize) -> RecvMeta {
     let mut meta = RecvMeta::default();
@@ -139,21 +157,29 @@ impl AsyncUdpSocket for Socket {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        let mut message = message(transmit);
-        let all = transmit.contents;
-        let size = transmit.segment_size.unwrap_or(all.len()).max(1);
+        let plain = message(transmit);
+        let mut rest = transmit.contents;
+        let size = transmit.segment_size.unwrap_or(rest.len()).max(1);
         // As many whole datagrams as a packet can be long, which is all, but on devices with large ones.
-        for (number, part) in all.chunks((PAYLOAD_MAX / size).max(1) * size).enumerate() {
-            if part.len() > size {
-                message = message.segment_size(size as u16);
-            }
+        let mut most = (PAYLOAD_MAX / size).max(1) * size;
+        while !rest.is_empty() {
+            let part = &rest[..most.min(rest.len())];
+            let message = match part.len() > size {
+                true => plain.segment_size(size as u16),
+                false => plain,
+            };
             match self.socket.try_send_message(part, &message) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     // After an error quinn sends all of it again. A rest that is lost is less than a part twice.
-                    return if number == 0 { Err(error) } else { Ok(()) };
+                    let begun = rest.len() < transmit.contents.len();
+                    return if begun { Ok(()) } else { Err(error) };
+                }
+                Err(error) if part.len() > size && has_no_gso(&error) => {
+                    self.segments.store(1, Ordering::Relaxed);
+                    most = size;
                 }
                 // What is refused is lost. So is what asks whether a path has a larger MTU.
-                Ok(_) | Err(_) => {}
+                Ok(_) | Err(_) => rest = &rest[part.len()..],
             }
         }
         Ok(())
@@ -187,7 +213,7 @@ impl AsyncUdpSocket for Socket {
     }
 
     fn max_transmit_segments(&self) -> usize {
-        SEGMENTS
+        self.segments.load(Ordering::Relaxed)
     }
 
     fn max_receive_segments(&self) -> usize {
@@ -255,9 +281,7 @@ mod tests {
             .rx_entries(16);
         let fake = fake::socket_with(channel);
         fake.with_kernel(|kernel| kernel.keeps = true);
-        let socket = Socket {
-            socket: UdpSocket::new(fake).unwrap(),
-        };
+        let socket = Socket::on(UdpSocket::new(fake).unwrap());
         let contents = vec![7; 60 * 1400];
         let all = Transmit {
             contents: &contents,
@@ -270,6 +294,37 @@ mod tests {
         // Of what doesn't begin nothing is lost.
         let blocked = socket.try_send(&all).unwrap_err();
         assert_eq!(blocked.kind(), ErrorKind::WouldBlock);
+    }
+
+    /// As IPsec refuses GSO packets.
+    #[test]
+    fn gso_is_given_up_where_there_is_none() {
+        let runtime = ::tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let _in_it = runtime.enter();
+        let fake = fake::fake_socket();
+        fake.with_kernel(|kernel| kernel.errors.extend([libc::EIO as u16; 2]));
+        let socket = Socket::on(UdpSocket::new(fake).unwrap());
+        let all = Transmit {
+            contents: b"aaabbbc",
+            segment_size: Some(3),
+            ..transmit("192.0.2.1:5", None, Some(ECN))
+        };
+        let one = Transmit {
+            contents: b"aaa",
+            ..all
+        };
+        socket.try_send(&one).unwrap();
+        assert_eq!(socket.max_transmit_segments(), SEGMENTS);
+        socket.try_send(&all).unwrap();
+        assert_eq!(socket.max_transmit_segments(), 1);
+        for expected in [&b"aaa"[..], b"bbb", b"c"] {
+            let mut buffer = [0; 10];
+            let len = socket.socket.try_recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..len], expected);
+        }
     }
 
     fn transmit<'a>(

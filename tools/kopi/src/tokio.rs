@@ -2,12 +2,10 @@
 
 //! A UDP socket on rings for tasks of tokio's.
 
+use self::waits::Late;
 use crate::{message::Message, packet::Packet, udp::Sent};
 use ::tokio::{
-    io::{
-        unix::{AsyncFd, AsyncFdReadyGuard},
-        Interest, ReadBuf, Ready,
-    },
+    io::{unix::AsyncFd, Interest, ReadBuf, Ready},
     net::{lookup_host, ToSocketAddrs},
     runtime::Handle,
     task::coop,
@@ -24,6 +22,7 @@ use std::{
 };
 
 mod options;
+mod waits;
 
 /// What ends a wait to receive: an ICMP message's error, too.
 const READABLE: Interest = Interest::READABLE.add(Interest::ERROR);
@@ -70,6 +69,7 @@ struct Shared {
     runtime: Handle,
     /// Whether there is such a task.
     is_draining: AtomicBool,
+    late: Late,
 }
 
 impl Shared {
@@ -80,7 +80,13 @@ impl Shared {
     /// Sends what was left in the ring.
     async fn drain(self: Arc<Self>) {
         loop {
-            let drain = |socket: &crate::UdpSocket| socket.drain();
+            let drain = |socket: &crate::UdpSocket| {
+                let drained = socket.drain();
+                if socket.has_late_error() {
+                    self.late.tell();
+                }
+                drained
+            };
             let drained = self.fd.async_io(Interest::WRITABLE, drain).await;
             self.is_draining.store(false, Ordering::SeqCst);
             // An error is the socket's next call's: of a broken ring, say, which would give it for ever.
@@ -122,68 +128,6 @@ impl Shared {
         let sent = self.socket().attempt_batch(datagrams)?;
         self.finish(sent, |count| count)
     }
-
-    /// Does something as soon as it can be done. What can be done already needs no event to come.
-    async fn when_ready<T>(
-        &self,
-        interest: Interest,
-        mut act: impl FnMut() -> io::Result<T>,
-    ) -> io::Result<T> {
-        coop::consume_budget().await;
-        match act() {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                self.fd.async_io(interest, |_| act()).await
-            }
-            done => done,
-        }
-    }
-
-    fn poll_when_ready<T>(
-        &self,
-        context: &mut Context<'_>,
-        poll: PollReady,
-        mut act: impl FnMut() -> io::Result<T>,
-    ) -> Poll<io::Result<T>> {
-        let budget = ready!(coop::poll_proceed(context));
-        let mut done = act();
-        while would_block(&done) {
-            let mut guard = ready!(poll(&self.fd, context))?;
-            // It forgets that the descriptor was ready if this would block.
-            if let Ok(tried) = guard.try_io(|_| act()) {
-                done = tried;
-            }
-        }
-        budget.made_progress();
-        Poll::Ready(done)
-    }
-
-    /// Does something if it can be done now; the next wait for any of the events isn't to end at once
-    /// if it would block.
-    fn try_now<T>(
-        &self,
-        events: &[Interest],
-        mut act: impl FnMut() -> io::Result<T>,
-    ) -> io::Result<T> {
-        // try_io() forgets an event of one kind only.
-        for event in events {
-            let done = self.fd.try_io(*event, |_| act());
-            if !would_block(&done) {
-                return done;
-            }
-        }
-        // There may be no event yet.
-        act()
-    }
-}
-
-/// [`AsyncFd::poll_read_ready`] or its like.
-type PollReady = for<'a> fn(
-    &'a AsyncFd<crate::UdpSocket>,
-    &mut Context<'_>,
-) -> Poll<io::Result<AsyncFdReadyGuard<'a, crate::UdpSocket>>>;
-
-fn would_block<T>(result: &io::Result<T>) -> bool {
-    matches!(result, Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
 /// Receives into what is left of a buffer.
@@ -224,20 +168,20 @@ impl UdpSocket {
                 fd,
                 runtime: Handle::current(),
                 is_draining: AtomicBool::new(false),
+                late: Late::default(),
             }),
         })
     }
 
     /// Connects to the first of these peers that it can: only its datagrams arrive from now on.
+    /// What was left goes to the peer of before, so this waits for room.
     pub async fn connect(&self, addresses: impl ToSocketAddrs) -> io::Result<()> {
-        let mut last = None;
-        for address in lookup_host(addresses).await? {
-            match self.socket().connect(address) {
-                Ok(()) => return Ok(()),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(no_address))
+        let addresses: Vec<_> = lookup_host(addresses).await?.collect();
+        let connect = || match self.socket().attempt_connect(&addresses)? {
+            Some(connected) => Ok(connected),
+            None => Err(ErrorKind::WouldBlock.into()),
+        };
+        self.shared.when_ready(Interest::WRITABLE, connect).await?
     }
 
     fn socket(&self) -> &crate::UdpSocket {
@@ -366,7 +310,7 @@ impl UdpSocket {
     /// Receives a datagram; what doesn't fit into `buffer` is lost.
     pub async fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let receive = || self.socket().recv_from(buffer);
-        self.shared.when_ready(READABLE, receive).await
+        self.shared.when_received(receive).await
     }
 
     /// As [`UdpSocket::recv_from`].
@@ -376,8 +320,7 @@ impl UdpSocket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<SocketAddr>> {
         let receive = || fill(buffer, |free| self.socket().recv_from(free));
-        self.shared
-            .poll_when_ready(context, AsyncFd::poll_read_ready, receive)
+        self.shared.poll_when_received(context, receive)
     }
 
     /// As [`UdpSocket::recv_from`], or [`WouldBlock`](ErrorKind::WouldBlock).
@@ -408,7 +351,7 @@ impl UdpSocket {
     /// Receives a datagram, and leaves it where it is.
     pub async fn peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let peek = || self.socket().peek_from(buffer);
-        self.shared.when_ready(READABLE, peek).await
+        self.shared.when_received(peek).await
     }
 
     /// As [`UdpSocket::peek_from`].
@@ -418,8 +361,7 @@ impl UdpSocket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<SocketAddr>> {
         let peek = || fill(buffer, |free| self.socket().peek_from(free));
-        self.shared
-            .poll_when_ready(context, AsyncFd::poll_read_ready, peek)
+        self.shared.poll_when_received(context, peek)
     }
 
     /// As [`UdpSocket::peek_from`], or [`WouldBlock`](ErrorKind::WouldBlock).
@@ -443,7 +385,7 @@ impl UdpSocket {
         mut show: impl FnMut(&Packet<'_>),
     ) -> io::Result<usize> {
         let receive = || self.socket().recv_batch(limit, &mut show);
-        self.shared.when_ready(READABLE, receive).await
+        self.shared.when_received(receive).await
     }
 
     /// As [`UdpSocket::recv_batch`].
@@ -454,8 +396,7 @@ impl UdpSocket {
         mut show: impl FnMut(&Packet<'_>),
     ) -> Poll<io::Result<usize>> {
         let receive = || self.socket().recv_batch(limit, &mut show);
-        self.shared
-            .poll_when_ready(context, AsyncFd::poll_read_ready, receive)
+        self.shared.poll_when_received(context, receive)
     }
 
     /// As [`UdpSocket::recv_batch`], or [`WouldBlock`](ErrorKind::WouldBlock).

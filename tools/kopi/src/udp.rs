@@ -2,7 +2,7 @@
 
 //! A UDP socket on rings, in the shape of the standard library's.
 
-use self::verdicts::Sends;
+use self::{patience::Patience, send::WRITABLE, verdicts::Sends};
 use crate::{
     channel::{Builder, Channel},
     flow::{Flow, FlowId},
@@ -37,7 +37,7 @@ pub(crate) use self::send::Sent;
 ///   All methods take `&self`; put the socket into an [`Arc`](std::sync::Arc).
 /// - A datagram that the send buffer has no room for is sent by a later call. With O_NONBLOCK this
 ///   happens to one datagram at most, of which [`UdpSocket::send`] says that it was sent; the next
-///   gives [`WouldBlock`](io::ErrorKind::WouldBlock).
+///   gives [`WouldBlock`](io::ErrorKind::WouldBlock), and so does [`UdpSocket::connect`].
 /// - The error of a large datagram, which goes by reference, may come with the next call, as ICMP
 ///   errors do.
 /// - Datagrams that have come are received before a pending error, such as an ICMP message's, is told.
@@ -131,8 +131,32 @@ impl UdpSocket {
     }
 
     /// Connects to the first of these peers that it can: only its datagrams arrive from now on.
+    ///
+    /// What an earlier call left in the ring goes to the peer of before, so this waits for room as calls that
+    /// send do.
     pub fn connect(&self, addresses: impl ToSocketAddrs) -> io::Result<()> {
-        each(addresses, |address| self.flow.connect(address))
+        let addresses: Vec<_> = addresses.to_socket_addrs()?.collect();
+        let mut patience = Patience::new(self, Self::write_timeout);
+        loop {
+            if let Some(connected) = self.attempt_connect(&addresses)? {
+                return connected;
+            }
+            if let Some(error) = patience.sleep(WRITABLE)? {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Connects, unless something is left in the ring, which has no address if it is the connected peer's.
+    pub(crate) fn attempt_connect(
+        &self,
+        addresses: &[SocketAddr],
+    ) -> io::Result<Option<io::Result<()>>> {
+        let shared = &mut *self.lock();
+        if !self.flush(shared)? {
+            return Ok(None);
+        }
+        Ok(Some(each(addresses, |address| self.flow.connect(address))))
     }
 
     fn lock(&self) -> MutexGuard<'_, Shared> {
@@ -242,6 +266,26 @@ mod tests {
         };
         assert_eq!(status, 0);
         assert!(socket.lock().channel.has_unsent());
+    }
+
+    /// It has no address of its own.
+    #[test]
+    fn what_was_left_goes_to_the_peer_of_before() {
+        let socket = crate::fake::fake_socket();
+        let new: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        socket.lock().channel.fake().borrow_mut().appetite = 0;
+        assert_eq!(socket.send(b"left").unwrap(), 4);
+        let blocked = socket.connect(new).unwrap_err();
+        assert_eq!(blocked.kind(), io::ErrorKind::WouldBlock);
+        assert!(socket.peer_addr().is_err());
+        socket.set_nonblocking(false).unwrap();
+        std::thread::scope(|scope| {
+            let connected = scope.spawn(|| socket.connect(new));
+            socket.lock().channel.fake().borrow_mut().appetite = u32::MAX;
+            connected.join().unwrap().unwrap();
+        });
+        assert!(!socket.lock().channel.has_unsent());
+        assert_eq!(socket.peer_addr().unwrap(), new);
     }
 
     #[test]

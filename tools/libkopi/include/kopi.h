@@ -140,7 +140,8 @@ int kopi_flow_fd(const struct kopi_flow *flow);
 int kopi_flow_bind(struct kopi_flow *flow, const struct sockaddr *address, socklen_t len);
 
 /*
- * kopi_flow_connect - as connect(2): only the peer's packets arrive from now on.
+ * kopi_flow_connect - as connect(2): only the peer's packets arrive from now on. What is queued
+ * without an address goes to it, too: flush before.
  *
  * 0, or its errno, negative. -EACCES: a rule denies it.
  */
@@ -288,7 +289,8 @@ int kopi_complete(struct kopi_channel *channel, struct kopi_completion *completi
  * sendmsg(2) gives: -EPERM, -EACCES, -ENETUNREACH, -EDESTADDRREQ ...
  *
  * A datagram that the send buffer has no room for any more counts as sent, as does one that
- * goes by reference: it leaves by a later call, and errors of it are in kopi_flow_stats().
+ * goes by reference: it leaves by a later call, and errors of it are in kopi_flow_stats(). So does one
+ * for which the doorbell failed; if it fails again, the next call says so.
  * Each call is a system call: batches cost less.
  */
 ssize_t kopi_send(struct kopi_channel *channel, uint32_t flow, const void *data, size_t len,
@@ -353,7 +355,8 @@ int kopi_meta_to(struct kopi_meta *meta, const struct sockaddr *peer, socklen_t 
  * kopi_meta_reply - makes, of what came with a packet, what goes back to its peer: 0.
  *
  * `local` remains, and is heeded if the program sets KOPI_META_LOCAL in meta->flags: the answer then
- * leaves from the address that was asked.
+ * leaves from the address that was asked. Where that is a multicast or broadcast address, the answer is refused,
+ * with EINVAL, and without the flag the kernel chooses its source.
  */
 int kopi_meta_reply(struct kopi_meta *meta);
 

@@ -147,11 +147,15 @@ impl Channel {
         }
         let last = queued?;
         let mut verdict = 0;
-        self.flush(|done| {
+        let flushed = self.flush(|done| {
             if done.frame == last && !done.more {
                 verdict = done.error;
             }
-        })?;
+        });
+        if flushed.is_err() {
+            // It is queued, and whoever got the error would send it again: one that lasts is the next call's.
+            self.stopped.set(true);
+        }
         match verdict {
             0 => Ok(()),
             errno => Err(Errno(errno.into())),

@@ -154,15 +154,18 @@ impl Channel {
             let free = places.get_mut(filled..).unwrap_or_default();
             let room = u32::try_from(free.len()).unwrap_or(u32::MAX);
             let mut free = free.iter_mut();
-            let mut first = true;
+            let mut written = 0;
             let count = self.rings.recv_entries(room, |entry| {
-                if let (Some(place), Some(element)) = (free.next(), self.element(entry, first)) {
+                let element = self.element(entry, written == 0);
+                if let (Some(place), Some(element)) = (free.next(), element) {
                     self.set_owned(element.id, true);
                     place.write(element);
+                    written += 1;
                 }
-                first = false;
             });
             match count {
+                // Something else wrote to an entry, after it was looked at and before it was read.
+                Ok(count) if count <= room && count != written => return Err(Errno(libc::EIO)),
                 Ok(0) => return Ok(filled),
                 Ok(count) if count > room && filled == 0 => return Err(TOO_LONG),
                 Ok(count) if count > room => return Ok(filled),

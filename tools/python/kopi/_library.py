@@ -111,6 +111,8 @@ def family():
 # What socket.socket knows besides addresses and names of hosts.
 _NAMES = {(socket.AF_INET, ""): "0.0.0.0", (socket.AF_INET6, ""): "::",
           (socket.AF_INET, "<broadcast>"): "255.255.255.255"}
+# What is before an IPv4 address in an IPv6 one.
+_MAPPED = bytes(10) + b"\xff\xff"
 
 
 def meta_to(address, version):
@@ -131,6 +133,16 @@ def meta_to(address, version):
     if len(more) > 1:
         meta.ifindex = more[1]
     return meta
+
+
+def is_one(meta):
+    """Whether the local address is one machine's: no multicast, nor 255.255.255.255, which can't be a source."""
+    host = bytes(meta.local)
+    if meta.family == socket.AF_INET6:
+        if host[:12] != _MAPPED:
+            return host[0] != 0xff
+        host = host[12:]
+    return host[0] >> 4 != 14 and host[:4] != b"\xff" * 4
 
 
 def look_up(address, version):

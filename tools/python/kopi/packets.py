@@ -98,8 +98,12 @@ class Batch:
 
     def answer(self, packet, size=None):
         """Queues a packet, with what was written to it, as the answer to its peer, from the address that was
-        asked; `size`, if given, is the new length of the payload, at most the packet's. The socket's flush()
-        sends it. False: no room, and the packet is still the batch's, with new views."""
+        asked, or from one that the kernel chooses if that was multicast or 255.255.255.255; `size`, if given, is the
+        new length of the payload, at most the packet's. The socket's flush() sends it. False: no room, and the packet
+        is still the batch's, with new views.
+
+        The broadcast address of a subnet looks like any other: the kernel refuses answers from there, which stats()
+        counts. A program that is asked at one answers by sendto()."""
         meta, frames = packet._meta, packet.frames
         if size is not None:
             if len(frames) != 1 or not 0 <= size <= len(packet.parts[0]):
@@ -107,7 +111,7 @@ class Batch:
         packet.end()
         before = frames[0].len
         library.meta_reply(byref(meta))
-        meta.flags = _library.META_LOCAL
+        meta.flags = _library.META_LOCAL if _library.is_one(meta) else 0
         if size is not None:
             frames[0].len = size
         try:

@@ -73,7 +73,8 @@ class Socket:
 
     A call that sends waits until the send buffer had room, as far as calls wait. If they don't, one datagram counts as
     sent that it had no room for; it leaves by a later call, while one waits, or by close() if there is room by then.
-    flush() says whether something is left.
+    flush() says whether something is left. connect() waits for it, or raises BlockingIOError. An error that comes
+    while a call waits with its datagram queued is raised by the next call that sends or receives.
 
     Flags of calls can be 0 or MSG_NOSIGNAL: others raise OSError with EOPNOTSUPP. These are missing of socket.socket:
     recvmsg(), recvmsg_into(), sendmsg(), sendall(), sendfile(), makefile(), shutdown(), dup(), detach(),
@@ -89,6 +90,8 @@ class Socket:
         # The same socket, for all that isn't sending and receiving.
         self._plain = socket.socket(fileno=os.dup(library.flow_fd(self._channel.flow)))
         self._family, self._timeout = family, socket.getdefaulttimeout()
+        # The errno of an error that came when the call's datagrams were queued, or 0.
+        self._late = 0
         self._to_address = functools.lru_cache(maxsize=4096)(functools.partial(_library.meta_to, version=family))
         library.arm(self._pointer, 1)
 
@@ -104,9 +107,8 @@ class Socket:
             self.close()
 
     def __getattr__(self, name):
-        # bind(), connect(), getsockname(), setsockopt() ...: a flow is a UDP socket.
-        if name in ("bind", "connect", "connect_ex", "getsockname", "getpeername", "getsockopt", "setsockopt",
-                    "family", "type"):
+        # A flow is a UDP socket.
+        if name in ("bind", "getsockname", "getpeername", "getsockopt", "setsockopt", "family", "type"):
             return getattr(self._plain, name)
         raise AttributeError(f"'Socket' object has no attribute '{name}'")
 
@@ -138,6 +140,20 @@ class Socket:
             if self._plain:
                 self._plain.close()
             channel.close()
+
+    def connect(self, address):
+        """Connects to a peer. What was left goes to the one of before, so this waits as calls that send do."""
+        self._drain()
+        self._plain.connect(address)
+
+    def connect_ex(self, address):
+        """The same, but gives the errno, or 0."""
+        try:
+            self._drain()
+        except OSError as error:
+            # A time that is over has none.
+            return error.errno or errno.EAGAIN
+        return self._plain.connect_ex(address)
 
     def fileno(self):
         """A file descriptor for select, poll and epoll, which is readable when there is something to receive;
@@ -200,6 +216,7 @@ class Socket:
 
     def _receive(self, take):
         """What `take` gives, which raises BlockingIOError while there is nothing; waits for it."""
+        self._take_late()
         try:
             return take()
         except BlockingIOError:
@@ -265,6 +282,7 @@ class Socket:
         return self._send(data, byref(self._to(address)))
 
     def _send(self, data, meta):
+        self._take_late()
         data = data if isinstance(data, bytes) else bytes(memoryview(data))
         until = None
         while True:
@@ -274,35 +292,56 @@ class Socket:
             except BlockingIOError:
                 until = until or self._deadline()
                 self._wait(0, until)
-        self._leave(until)
+        if self._timeout != 0:
+            self._leave(until)
         return sent
 
-    def _leave(self, until):
-        """Waits, if calls wait, until the kernel has taken what is queued. What it hasn't after the time leaves by a
-        later call."""
-        if self._timeout == 0 or library.flush(self._pointer):
-            return
-        until = until or self._deadline()
-        with contextlib.suppress(TimeoutError):
-            while not library.flush(self._pointer):
-                self._wait(0, until)
-
-    def _has_room(self, until):
-        """Waits until the kernel takes more, or has given frames back; False if calls don't wait, or the time is
-        over."""
-        if self._timeout == 0:
-            library.flush(self._pointer)
-            return False
-        try:
+    def _drain(self, until=None):
+        """Waits, if calls wait, until the kernel has taken what is queued."""
+        while not library.flush(self._pointer):
+            until = until or self._deadline()
             self._wait(0, until)
-        except TimeoutError:
+
+    def _leave(self, until):
+        """Shows the kernel what is queued, and waits, if calls wait, until it has taken that. What it hasn't after the
+        time, or an error, leaves by a later call. The error is the next call's: whoever got it of this one would send
+        again what is queued."""
+        try:
+            self._drain(until)
+        except OSError as error:
+            self._keep(error)
+
+    def _keep(self, error):
+        """Keeps an error for the next call, unless it only says that the time is over."""
+        if error.errno not in (None, errno.EAGAIN):
+            self._late = error.errno
+
+    def _take_late(self):
+        """Raises what an earlier call kept."""
+        late, self._late = self._late, 0
+        if late:
+            raise OSError(late, os.strerror(late))
+
+    def _has_room(self, until, queued):
+        """Waits until the kernel takes more, or has given frames back; False if calls don't wait, or the time is
+        over, or there is an error while something is `queued`."""
+        try:
+            if self._timeout == 0:
+                library.flush(self._pointer)
+                return False
+            self._wait(0, until)
+        except OSError as error:
+            if not queued and error.errno:
+                raise
+            self._keep(error)
             return False
         return True
 
     def send_batch(self, datagrams):
         """Sends (data, address) pairs; an address of None is the connected peer. One call of the kernel for all
-        that fit. Gives how many were given to the kernel, which is all, unless calls don't wait or the time is over;
-        what the kernel says of each is counted in stats()."""
+        that fit. Gives how many were given to the kernel, which is all, unless calls don't wait, the time is over or
+        there is an error, which the next call raises; what the kernel says of each is counted in stats()."""
+        self._take_late()
         count, until = 0, self._deadline()
         for data, address in datagrams:
             data = data if isinstance(data, bytes) else bytes(memoryview(data))
@@ -312,11 +351,9 @@ class Socket:
                     library.queue(self._pointer, 0, data, len(data), meta)
                     break
                 except BlockingIOError:
-                    if not self._has_room(until):
+                    if not self._has_room(until, count):
                         return count
             count += 1
-        if self._timeout == 0:
-            library.flush(self._pointer)
         self._leave(until)
         return count
 

@@ -2,6 +2,7 @@
 """What the send buffer has no room for isn't lost: on a slow loopback device, which whoever runs this has set up."""
 
 import asyncio
+import errno
 import os
 import socket
 import time
@@ -80,6 +81,22 @@ class FullBuffer(unittest.TestCase):
         self.assertEqual(self.sock.stats()["tx_taken"], count - 1)
         self.assertTrue(self.sock.flush())
         self.arrive(count - 1, count)
+
+    def test_it_goes_to_the_peer_of_before(self):
+        with plain() as other:
+            other.bind((LOCAL, 0))
+            first = self.fill()
+            self.sock.settimeout(PATIENCE)
+            self.sock.connect(other.getsockname())
+            self.assertEqual(self.sock.stats()["tx_taken"], first)
+            self.arrive(0, first)
+            self.sock.connect(self.peer.getsockname())
+            second = self.fill()
+            while error := self.sock.connect_ex(other.getsockname()):
+                self.assertEqual(error, errno.EAGAIN)
+            self.assertEqual(self.sock.stats()["tx_taken"], first + second)
+            self.arrive(0, second)
+            self.assertEqual(self.sock.getpeername(), other.getsockname())
 
     def test_sending_waits_for_room(self):
         for number in range(MANY):

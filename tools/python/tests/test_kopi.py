@@ -9,8 +9,10 @@ import sys
 import threading
 import time
 import unittest
+from unittest import mock
 
 import kopi
+from kopi import _library, sockets
 
 LOCAL = "127.0.0.1"
 # A hang, and not a busy machine.
@@ -343,6 +345,49 @@ class Batches(unittest.TestCase):
                     self.assertEqual(len(batch), 0)
                 self.assertTrue(self.sock.flush())
             self.assertEqual({self.peer.recv(100) for _ in range(50)}, {b"NUMBER"})
+
+    def test_no_answer_has_the_address_of_many(self):
+        group = "224.0.0.99"
+        self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+        self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_BROADCAST, 1)
+        with kopi.Socket() as sock:
+            sock.bind(("", 0))
+            sock.settimeout(PATIENCE)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(group) + socket.inet_aton(LOCAL))
+            for asked in group, "255.255.255.255":
+                self.peer.sendto(b"who?", (asked, sock.getsockname()[1]))
+                with sock.recv_batch() as batch:
+                    packet, = batch
+                    self.assertEqual(packet.local[0], asked)
+                    self.assertTrue(batch.answer(packet))
+                self.assertTrue(sock.flush())
+                self.assertEqual(sock.stats()["tx_errors"], 0)
+                self.assertEqual(self.peer.recv(10), b"who?")
+
+    def test_addresses_of_many(self):
+        for host, is_one in (("192.0.2.1", True), ("240.0.0.1", True), ("224.0.0.1", False), ("239.1.2.3", False),
+                             ("255.255.255.255", False), ("2001:db8::1", True), ("ff02::1", False),
+                             ("::ffff:192.0.2.1", True), ("::ffff:224.0.0.1", False),
+                             ("::ffff:255.255.255.255", False)):
+            version = socket.AF_INET6 if ":" in host else socket.AF_INET
+            packed = socket.inet_pton(version, host)
+            meta = _library.Meta(family=version)
+            meta.local[:len(packed)] = packed
+            self.assertEqual(_library.is_one(meta), is_one, host)
+
+    def test_an_error_comes_with_the_next_call_if_the_datagram_is_queued(self):
+        refused = ConnectionRefusedError(errno.ECONNREFUSED, "another one's")
+        for send in (lambda: self.sock.sendto(b"x", self.address),
+                     lambda: self.sock.send_batch([(b"x", self.address)])):
+            for call in (lambda: self.sock.recv(10), send):
+                with mock.patch.object(sockets.library, "flush", return_value=0), \
+                        mock.patch.object(self.sock, "_wait", side_effect=refused):
+                    self.assertEqual(send(), 1)
+                self.assertRaises(ConnectionRefusedError, call)
+                self.assertTrue(self.sock.flush())
+                self.assertEqual(self.peer.recv(10), b"x")
+        self.sock.setblocking(False)
+        self.assertRaises(BlockingIOError, self.sock.recv, 10)
 
     def test_an_answer_isnt_longer(self):
         self.ask(1)

@@ -89,7 +89,13 @@ impl Channel {
         match &self.bell {
             Bell::Socket(socket) => sys::ring_tx(socket.as_raw_fd()),
             #[cfg(test)]
-            Bell::Fake(kernel) => Ok(kernel.borrow_mut().transmit()),
+            Bell::Fake(kernel) => {
+                let kernel = &mut *kernel.borrow_mut();
+                match kernel.refusal {
+                    0 => Ok(kernel.transmit()),
+                    errno => Err(io::Error::from_raw_os_error(errno)),
+                }
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 
 //! With a fake kernel, which gives no events: what works here needs none.
 
-use super::*;
+use super::{waits::would_block, *};
 use crate::fake::fake_socket;
 use std::{
     future::{poll_fn, Future},
@@ -112,6 +112,62 @@ fn what_was_left_leaves_by_itself() {
         }
         let error = socket.send_to(b"x", peer()).await.unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+    });
+}
+
+#[test]
+fn what_was_left_goes_to_the_peer_of_before() {
+    run(async {
+        let socket = UdpSocket::new(fake_socket()).unwrap();
+        let new: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        kernel(&socket, |kernel| kernel.appetite = 0);
+        socket.send(b"left").await.unwrap();
+        let soon = Duration::from_millis(20);
+        let connected = ::tokio::time::timeout(soon, socket.connect(new)).await;
+        assert!(connected.is_err() && socket.peer_addr().is_err());
+        kernel(&socket, |kernel| kernel.appetite = u32::MAX);
+        tell_of_room(&socket);
+        socket.connect(new).await.unwrap();
+        assert!(!socket.socket().has_unsent());
+        assert_eq!(socket.peer_addr().unwrap(), new);
+    });
+}
+
+/// No event tells of it.
+#[test]
+fn what_was_left_is_refused_while_a_task_receives() {
+    run(async {
+        let socket = UdpSocket::new(fake_socket()).unwrap();
+        // What leaves it tells of room, and of nothing to receive.
+        let elsewhere = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let elsewhere = elsewhere.local_addr().unwrap().into();
+        let refused_later = || async {
+            kernel(&socket, |kernel| kernel.appetite = 0);
+            socket.send_to(b"refused", peer()).await.unwrap();
+            kernel(&socket, |kernel| {
+                kernel.appetite = u32::MAX;
+                kernel.errors.push_back(13);
+            });
+            let plain = socket2::SockRef::from(&socket);
+            plain.send_to(b"", &elsewhere).unwrap();
+        };
+        let patience = Duration::from_secs(10);
+        let (mut one, mut other) = ([0; 10], [0; 10]);
+        for polls in [false, true] {
+            // It waits before something is left.
+            let receive = async {
+                if polls {
+                    let mut buffer = ReadBuf::new(&mut one);
+                    poll_fn(|context| socket.poll_recv(context, &mut buffer)).await
+                } else {
+                    socket.recv(&mut other).await.map(drop)
+                }
+            };
+            let (received, ()) =
+                ::tokio::join!(::tokio::time::timeout(patience, receive), refused_later());
+            let error = received.expect("it wasn't woken").unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+        }
     });
 }
 

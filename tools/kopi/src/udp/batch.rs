@@ -64,7 +64,7 @@ impl UdpSocket {
                 Ok(None) | Err(_) => break,
             }
         }
-        Ok(if self.flush(shared)? {
+        Ok(if self.flush_queued(shared) {
             Sent::Taken(count)
         } else {
             Sent::Left(count)
@@ -180,6 +180,30 @@ mod tests {
         assert!(shared.channel.recv().unwrap().is_none());
         assert_eq!(shared.channel.free_frames(), 0);
         assert_eq!(shared.channel.layout().frame_count, 48);
+    }
+
+    /// Who heard of an error would send again what is queued.
+    #[test]
+    fn an_error_of_the_doorbell_is_the_next_calls() {
+        let socket = fake_socket();
+        let refuse = |errno| socket.lock().channel.fake().borrow_mut().refusal = errno;
+        for nonblocking in [true, false] {
+            socket.set_nonblocking(nonblocking).unwrap();
+            refuse(libc::ENOMEM);
+            assert_eq!(socket.send_to(b"x", "192.0.2.9:99").unwrap(), 1);
+            let error = socket.send_to(b"y", "192.0.2.9:99").unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+            refuse(0);
+            assert_eq!(socket.send_batch(&[(b"z", to())]).unwrap(), 1);
+            assert_eq!(numbers(&socket, 9).unwrap(), b"xz");
+            refuse(libc::ENOMEM);
+            assert_eq!(socket.send_batch(&[(&b"x"[..], to()); 2]).unwrap(), 2);
+            let error = socket.send_batch(&[(b"y", to())]).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ENOMEM));
+            refuse(0);
+            assert_eq!(socket.send_to(b"z", "192.0.2.9:99").unwrap(), 1);
+            assert_eq!(numbers(&socket, 9).unwrap(), b"xxz");
+        }
     }
 
     #[test]

@@ -59,6 +59,8 @@ impl UdpSocket {
                 // What is left counts as sent, so it goes as soon as it can.
                 libc::POLLIN | WRITABLE
             };
+            // What was left may have been refused, of which no event tells.
+            self.take_late_error()?;
             // The doorbell, which a signal may restart, wakes nobody for room, and begins with a timeout anew.
             if events == libc::POLLIN && (!has_slept || self.read_timeout()?.is_none()) {
                 patience.begin();
@@ -101,8 +103,26 @@ impl UdpSocket {
 
 #[cfg(test)]
 mod tests {
-    use crate::fake::fake_listener;
+    use crate::fake::{fake_listener, fake_socket};
     use std::{net::TcpStream, thread, time::Duration};
+
+    /// No event tells of it.
+    #[test]
+    fn what_was_left_is_refused_while_a_call_receives() {
+        let socket = fake_socket();
+        socket.lock().channel.fake().borrow_mut().appetite = 0;
+        socket.send_to(b"left", "192.0.2.9:99").unwrap();
+        {
+            let shared = socket.lock();
+            let kernel = &mut *shared.channel.fake().borrow_mut();
+            kernel.appetite = u32::MAX;
+            kernel.errors.push_back(13);
+        }
+        let error = socket.recv(&mut [0; 10]).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EACCES));
+        let nothing = socket.recv(&mut [0; 10]).unwrap_err();
+        assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+    }
 
     /// Else it could stay there as long as nothing comes.
     #[test]

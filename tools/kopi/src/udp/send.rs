@@ -2,7 +2,7 @@
 
 //! A datagram by one call, which sleeps as send(2) would.
 
-use super::{patience::Patience, verdicts::refusal, UdpSocket};
+use super::{patience::Patience, verdicts::refusal, Shared, UdpSocket};
 use crate::{channel::Channel, message::Message};
 use std::{io, net::ToSocketAddrs};
 
@@ -76,15 +76,20 @@ impl UdpSocket {
             return Ok(Sent::Blocked(libc::POLLWRBAND));
         };
         let ticket = shared.sends.begin(last);
-        let taken = self.flush(shared);
+        let taken = self.flush_queued(shared);
         let verdict = shared.sends.verdict(ticket);
-        if verdict.is_none() && matches!(taken, Ok(false)) {
+        if verdict.is_none() && !taken {
             return Ok(Sent::Left(ticket));
         }
         shared.sends.end(ticket);
-        taken?;
         // Without a verdict it went by reference.
         refusal(verdict).map(Sent::Taken)
+    }
+
+    /// As `flush`, of what a call has just queued, which counts as sent whatever the doorbell says: an error that
+    /// lasts is the next call's. Whoever got it of this one would send again what is queued.
+    pub(super) fn flush_queued(&self, shared: &mut Shared) -> bool {
+        self.flush(shared).unwrap_or(false)
     }
 
     /// Sends a datagram by sendmsg(2), which costs less than a doorbell for one: `None` if that can't say
@@ -148,7 +153,10 @@ impl UdpSocket {
                 Err(_) => return Ok(()),
             }
             let shared = &mut *self.lock();
-            let taken = self.flush(shared)?;
+            let Ok(taken) = self.flush(shared) else {
+                // As in `flush_queued`.
+                return Ok(());
+            };
             let verdict = ticket.and_then(|ticket| shared.sends.verdict(ticket));
             if taken || verdict.is_some() {
                 return refusal(verdict);

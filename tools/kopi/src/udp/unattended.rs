@@ -3,7 +3,7 @@
 //! What an executor needs, which sleeps elsewhere.
 
 use super::UdpSocket;
-use std::io;
+use std::{io, sync::atomic::Ordering};
 
 impl UdpSocket {
     /// Whether a datagram is in the RX ring, or a part of one.
@@ -14,6 +14,11 @@ impl UdpSocket {
     /// Whether something was left in the TX ring.
     pub(crate) fn has_unsent(&self) -> bool {
         self.lock().channel.has_unsent()
+    }
+
+    /// Whether the next call tells of an error.
+    pub(crate) fn has_late_error(&self) -> bool {
+        self.late_error.load(Ordering::Relaxed) != 0
     }
 
     /// Waits no more for what becomes of a datagram that was left.
