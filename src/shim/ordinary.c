@@ -311,7 +311,8 @@ __bpf_kfunc void kopi_lsm_sk_free(u64 sk)
 
 /*
  * A task has a file open, which may be an ordinary socket. BPF doesn't trust what the iterator shows, so
- * both are looked up here by their numbers, of which any will do. In an RCU read-side section.
+ * both are looked up here by their numbers, of which any will do. In an RCU read-side section, as
+ * the set says of it: the verifier refuses sleepable programs outside of one.
  */
 __bpf_kfunc void kopi_iter_task_file(int tid, unsigned int fd)
 {
@@ -345,7 +346,7 @@ BTF_ID_FLAGS(func, kopi_lsm_sock_rcv_skb)
 BTF_ID_FLAGS(func, kopi_lsm_sk_clone)
 BTF_ID_FLAGS(func, kopi_lsm_mptcp_add_subflow)
 BTF_ID_FLAGS(func, kopi_lsm_sk_free)
-BTF_ID_FLAGS(func, kopi_iter_task_file)
+BTF_ID_FLAGS(func, kopi_iter_task_file, KF_RCU_PROTECTED)
 BTF_KFUNCS_END(ids)
 
 /* The set is for all programs that trace, of which those at other places than these hooks are refused. */

@@ -34,11 +34,16 @@ bool kopi_skb_is_mapped(const struct sk_buff *skb)
 bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb)
 {
 	const int bound = READ_ONCE(sk->sk_bound_dev_if);
+	const struct net_device *dev;
 
 	if (udp_hdr(skb)->dest != READ_ONCE(inet_sk(sk)->inet_sport))
 		return true;
-	return bound && skb->skb_iif != bound && skb->skb_iif != LOOPBACK_IFINDEX &&
-	       skb->skb_iif != l3mdev_master_ifindex_by_index(sock_net(sk), bound);
+	if (!bound || skb->skb_iif == bound || skb->skb_iif == LOOPBACK_IFINDEX)
+		return false;
+	/* As l3mdev_master_ifindex_by_index(), but for the look-up, which locks are held for. */
+	guard(rcu)();
+	dev = kopi_net_dev(sock_net(sk), bound);
+	return skb->skb_iif != (dev ? l3mdev_master_ifindex_rcu(dev) : 0);
 }
 
 /* Of the datagram that recvmsg() has peeked at, which is where readers find it. */

@@ -285,7 +285,7 @@ fn reading_times_out<A: Socket, B: Socket>() {
     // The kernel counts ticks: std's own socket, too, comes back up to one early.
     let tick = Duration::from_millis(10);
     assert!(
-        took + tick >= timeout && took < Duration::from_secs(3),
+        took + tick >= timeout && took < Duration::from_secs(30),
         "{took:?}"
     );
     let zero = b.set_read_timeout(Some(Duration::ZERO)).unwrap_err();
@@ -428,16 +428,20 @@ fn losers_of_a_race_keep_their_time() {
                 }
             })
         });
+        // The machine as a whole may stand still.
+        let mut stood = Duration::ZERO;
         for _ in 0..20 {
             a.send_to(b"x", to).unwrap();
+            let begun = Instant::now();
             thread::sleep(timeout / 4);
+            stood += begun.elapsed().saturating_sub(timeout / 4);
         }
         for _ in 0..receivers.len() {
             a.send_to(b"", to).unwrap();
         }
         for receiver in receivers {
             let longest = receiver.join().unwrap();
-            assert!(longest < timeout * 3, "{longest:?}");
+            assert!(longest < timeout * 3 + stood, "{longest:?} {stood:?}");
         }
     });
 }
