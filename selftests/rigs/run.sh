@@ -18,11 +18,9 @@ rm -rf $work && cp -r "$rigs" $work
 # All that is changed of them. They refuse a tainted kernel, as any is that has a module from outside its tree.
 sed -i 's|^read t < /proc/sys/kernel/tainted$|&; t=$((t \& ~(1 << 12 \| 1 << 13)))|' \
 	$work/net/netfilter/*.sh
-# And one sends at once by a link that loses all until the kernel has seen that it is up, which takes up to a
-# second (linkwatch).
-is_up='link show dev veth1 | grep -q "state UP"'
-sed -i "s/^\t\\\$IP_PEER link set dev veth1 up\$/&\n\tuntil \$IP ${is_up/veth1/veth0} \&\& \$IP_PEER $is_up; do sleep 0.1; done/" \
-	$work/net/fib_rule_tests.sh
+# And fib_rule_tests asks a UDP server up to three times: an answer that comes while the client is still in send()
+# is lost now and then, with neither KOPI nor its module (NO_SOCKET, 7.3.4, one of about 40 under load).
+sed -i '2i nettest() { command nettest "$@" || command nettest "$@" || command nettest "$@"; }' $work/net/fib_rule_tests.sh
 
 # What a rig says of each of its steps, without what changes from run to run.
 verdicts() {
