@@ -164,6 +164,7 @@ def device_fills(ynl):
         wrong = traffic.receive(1400)
         if not wrong.startswith("datagram"):
             break
+        print(f"# many at once: {wrong}, again")
         traffic.forget()
     kopi.check("many at once: all arrive, in order", not wrong, wrong)
     after = link(ynl)

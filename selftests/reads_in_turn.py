@@ -10,7 +10,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 
 import kopi
 from control import ask, ruled
@@ -52,13 +51,11 @@ def word(call):
 
 
 def answer(call, after=None, patience=30):
-    """What a call gives in a child process, or None if it doesn't end. `after` is called once the child has called
-    it, and sleeps."""
+    """What a call gives in a child process, whose identifier `after` is given; or None if it doesn't end."""
     reader, writer = os.pipe()
     pid = kopi.in_child(lambda: os.write(writer, word(call).encode()))
     os.close(writer)
     if after:
-        wait_until(lambda: state(pid) in "SD")
         after(pid)
     ended = select.select([reader], [], [], patience)[0]
     said = os.read(reader, 64).decode() if ended else None
@@ -72,36 +69,42 @@ def state(pid):
         return stat.read().rpartition(")")[2].split()[0]
 
 
+def is_called(pid):
+    """Whether it sleeps in recvfrom() or setsockopt()."""
+    with open(f"/proc/{pid}/syscall", encoding="ascii") as call:
+        return call.read().split()[0] in ("45", "54")
+
+
 def timed(sock):
     """A read with a timeout."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 200_000))
     return sock.recv(64)
 
 
-def interrupted(sock):
-    """A read that a handler interrupts, and that isn't restarted."""
-    def handler(*_):
-        raise OSError(errno.EINTR, "interrupted")
-
-    signal.signal(signal.SIGUSR1, handler)
-    return sock.recv(64)
+def handler(*_):
+    """A read that it interrupts isn't restarted."""
+    raise OSError(errno.EINTR, "interrupted")
 
 
 def interrupts(pid):
-    """Until it is told: a signal may come before the handler."""
-    while state(pid) != "Z" and wait_until(lambda: state(pid) in "SDZ", 5) and state(pid) != "Z":
-        os.kill(pid, signal.SIGUSR1)
-        time.sleep(0.05)
+    """Once it waits for the turn, which is when it has called."""
+    wait_until(lambda: is_called(pid))
+    os.kill(pid, signal.SIGUSR1)
+
+
+def kills(pid):
+    """The same, for good."""
+    wait_until(lambda: is_called(pid))
+    os.kill(pid, signal.SIGKILL)
 
 
 def others(sock):
     """What others' calls give meanwhile."""
     calls = [("one that mustn't sleep", lambda: sock.recv(64, socket.MSG_DONTWAIT), None, "EAGAIN"),
              ("one that peeks", lambda: sock.recv(64, socket.MSG_DONTWAIT | socket.MSG_PEEK), None, "EAGAIN"),
-             ("one that a signal interrupts", lambda: interrupted(sock), interrupts, "EINTR"),
-             ("one that is killed", lambda: sock.recv(64), lambda pid: os.kill(pid, signal.SIGKILL), ""),
-             ("SO_PEEK_OFF, killed", lambda: sock.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 0),
-              lambda pid: os.kill(pid, signal.SIGKILL), ""),
+             ("one that a signal interrupts", lambda: sock.recv(64), interrupts, "EINTR"),
+             ("one that is killed", lambda: sock.recv(64), kills, ""),
+             ("SO_PEEK_OFF, killed", lambda: sock.setsockopt(socket.SOL_SOCKET, SO_PEEK_OFF, 0), kills, ""),
              ("one with a timeout", lambda: timed(sock), None, "EAGAIN")]
     pids = []
     for what, call, after, expected in calls:
@@ -118,6 +121,7 @@ with ruled() as YNL:
     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     for text in b"first", b"second", b"third":
         sender.sendto(text, flow.getsockname())
+    signal.signal(signal.SIGUSR1, handler)
     with SlowReader(flow) as slow:
         children = others(flow)
     for child in children:

@@ -40,7 +40,7 @@ bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb)
 		return true;
 	if (!bound || skb->skb_iif == bound || skb->skb_iif == LOOPBACK_IFINDEX)
 		return false;
-	/* As l3mdev_master_ifindex_by_index(), but for the look-up, which locks are held for. */
+	/* As l3mdev_master_ifindex_by_index(), but not by its hash, whose chains can be made long. */
 	guard(rcu)();
 	dev = kopi_net_dev(sock_net(sk), bound);
 	return skb->skb_iif != (dev ? l3mdev_master_ifindex_rcu(dev) : 0);
@@ -162,6 +162,20 @@ int kopi_udp_wait(struct sock *sk, long *timeout)
 	if (!__skb_wait_for_more_packets(sk, queue, &error, timeout, (struct sk_buff *)queue))
 		return 1;
 	return error;
+}
+
+/* Those that sleep in kopi_udp_wait() are woken one by one. */
+void kopi_udp_wake_reader(struct sock *sk)
+{
+	struct socket_wq *wq;
+
+	if (skb_queue_empty_lockless(&sk->sk_receive_queue) &&
+	    skb_queue_empty_lockless(&udp_sk(sk)->reader_queue))
+		return;
+	guard(rcu)();
+	wq = rcu_dereference(sk->sk_wq);
+	if (skwq_has_sleeper(wq))
+		wake_up_interruptible_poll(&wq->wait, EPOLLIN | EPOLLRDNORM);
 }
 
 bool kopi_udp_wants_gro(const struct sock *sk)

@@ -4,7 +4,7 @@
 //! wait no longer than a read may last, and never past a signal.
 
 use crate::sys::{
-    context::{jiffies, signal_pending},
+    context::{fatal_signal_pending, jiffies, signal_pending},
     sock::{Sock, FOREVER}, //
 };
 use kernel::{
@@ -13,16 +13,17 @@ use kernel::{
     time::{delay::fsleep, msecs_to_jiffies, Delta}, //
 };
 
-/// Microseconds after which the turn is tried again.
-const AGAIN_US: i64 = 200;
+/// Microseconds after which the turn is tried again, at first and at last: a copy is short, unless its memory is
+/// slow.
+const NAP_US: i64 = 20;
+const LONGEST_NAP_US: i64 = 10_000;
 
-/// How long a read that mustn't sleep waits, in milliseconds. A copy to memory takes less, unless that memory
-/// is slow: then the read says EAGAIN, though there may be datagrams.
+/// How long a read that mustn't sleep waits, in milliseconds. Then it says EAGAIN, though there may be datagrams.
 const BRIEFLY_MS: u32 = 100;
 
 /// The turn to read: `ERESTARTSYS` for a signal. Process context.
 pub(crate) fn turn_to_read(reading: &Mutex<bool>) -> Result<MutexGuard<'_, bool>> {
-    turn_while(reading, || true).ok_or(ERESTARTSYS)
+    turn_while(reading, || !signal_pending()).ok_or(ERESTARTSYS)
 }
 
 /// The turn of a read that may sleep for `timeout` jiffies, of which it leaves the rest there: `EAGAIN` if it
@@ -34,28 +35,49 @@ pub(super) fn turn_within<'a>(
 ) -> Result<MutexGuard<'a, bool>> {
     let begin = jiffies();
     let waited = || jiffies().wrapping_sub(begin);
-    let longest = match *timeout {
-        0 => msecs_to_jiffies(BRIEFLY_MS),
-        jiffies => jiffies.unsigned_abs(),
+    let turn = match *timeout {
+        // A signal that doesn't kill it doesn't matter to a call that doesn't sleep.
+        0 => {
+            let longest = msecs_to_jiffies(BRIEFLY_MS);
+            turn_while(reading, || waited() < longest && !fatal_signal_pending())
+        }
+        longest => {
+            let longest = longest.unsigned_abs();
+            turn_while(reading, || waited() < longest && !signal_pending())
+        }
     };
-    let turn = turn_while(reading, || waited() < longest);
-    if turn.is_none() && *timeout != 0 && signal_pending() {
-        return Err(sk.interrupted(*timeout));
+    if let Some(turn) = turn {
+        spend(timeout, waited());
+        return Ok(turn);
     }
+    if *timeout == 0 {
+        return Err(EAGAIN);
+    }
+    // A datagram wakes one reader, which was this one, maybe.
+    sk.wake_next_reader();
+    Err(match signal_pending() {
+        true => sk.interrupted(*timeout),
+        false => EAGAIN,
+    })
+}
+
+/// Takes the jiffies that have passed from a time-out, unless it has no end.
+fn spend(timeout: &mut isize, passed: usize) {
     if *timeout != FOREVER {
-        *timeout = timeout.saturating_sub_unsigned(waited()).max(0);
+        *timeout = timeout.saturating_sub_unsigned(passed).max(0);
     }
-    turn.ok_or(EAGAIN)
 }
 
 fn turn_while(reading: &Mutex<bool>, may_wait: impl Fn() -> bool) -> Option<MutexGuard<'_, bool>> {
+    let mut nap = NAP_US;
     loop {
         if let Some(turn) = reading.try_lock() {
             return Some(turn);
         }
-        if signal_pending() || !may_wait() {
+        if !may_wait() {
             return None;
         }
-        fsleep(Delta::from_micros(AGAIN_US));
+        fsleep(Delta::from_micros(nap));
+        nap = nap.saturating_mul(2).min(LONGEST_NAP_US);
     }
 }

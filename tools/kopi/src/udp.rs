@@ -142,7 +142,8 @@ impl UdpSocket {
                 return connected;
             }
             if let Some(error) = patience.sleep(WRITABLE)? {
-                return Err(error);
+                // It isn't this peer's.
+                self.keep_error(error.raw_os_error().map_or(0, i32::unsigned_abs));
             }
         }
     }
@@ -153,7 +154,8 @@ impl UdpSocket {
         addresses: &[SocketAddr],
     ) -> io::Result<Option<io::Result<()>>> {
         let shared = &mut *self.lock();
-        if !self.flush(shared)? {
+        // An engine takes it later than the doorbell.
+        if !self.flush(shared)? || shared.channel.has_unsent() {
             return Ok(None);
         }
         Ok(Some(each(addresses, |address| self.flow.connect(address))))

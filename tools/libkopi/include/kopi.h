@@ -141,7 +141,7 @@ int kopi_flow_bind(struct kopi_flow *flow, const struct sockaddr *address, sockl
 
 /*
  * kopi_flow_connect - as connect(2): only the peer's packets arrive from now on. What is queued
- * without an address goes to it, too: flush before.
+ * without an address goes to it, too: flush before, and with KOPI_CHANNEL_ENGINE wait for its completions.
  *
  * 0, or its errno, negative. -EACCES: a rule denies it.
  */

@@ -165,7 +165,13 @@ impl Channel {
             });
             match count {
                 // Something else wrote to an entry, after it was looked at and before it was read.
-                Ok(count) if count <= room && count != written => return Err(Errno(libc::EIO)),
+                Ok(count) if count <= room && count != written => {
+                    return if filled > 0 {
+                        Ok(filled)
+                    } else {
+                        Err(Errno(libc::EIO))
+                    };
+                }
                 Ok(0) => return Ok(filled),
                 Ok(count) if count > room && filled == 0 => return Err(TOO_LONG),
                 Ok(count) if count > room => return Ok(filled),

@@ -143,13 +143,13 @@ class Socket:
 
     def connect(self, address):
         """Connects to a peer. What was left goes to the one of before, so this waits as calls that send do."""
-        self._drain()
+        self._drain_first()
         self._plain.connect(address)
 
     def connect_ex(self, address):
         """The same, but gives the errno, or 0."""
         try:
-            self._drain()
+            self._drain_first()
         except OSError as error:
             # A time that is over has none.
             return error.errno or errno.EAGAIN
@@ -301,6 +301,17 @@ class Socket:
         while not library.flush(self._pointer):
             until = until or self._deadline()
             self._wait(0, until)
+
+    def _drain_first(self):
+        """The same, before what has nothing to do with it: an error is the next call's."""
+        until = self._deadline()
+        while not library.flush(self._pointer):
+            try:
+                self._wait(0, until)
+            except OSError as error:
+                if error.errno in (None, errno.EAGAIN):
+                    raise
+                self._keep(error)
 
     def _leave(self, until):
         """Shows the kernel what is queued, and waits, if calls wait, until it has taken that. What it hasn't after the

@@ -296,7 +296,7 @@ impl<'w> Round<'w> {
                 differences("counted", &rings.counted, &socket.counted)
             ));
             // Other packets count, too, now and then.
-            if !same && !rings.lost && !socket.lost && begun.elapsed() < STOOD {
+            if !same && !rings.lost && !socket.lost && begun.elapsed() < STOOD + 4 * LATE {
                 break;
             }
         }
