@@ -351,22 +351,34 @@ class Socket:
     def send_batch(self, datagrams):
         """Sends (data, address) pairs; an address of None is the connected peer. One call of the kernel for all
         that fit. Gives how many were given to the kernel, which is all, unless calls don't wait, the time is over or
-        there is an error, which the next call raises; what the kernel says of each is counted in stats()."""
+        there is an error, which the next call raises, or before one that can't be sent, which raises if it is the
+        first one; what the kernel says of each is counted in stats()."""
         self._take_late()
         count, until = 0, self._deadline()
         for data, address in datagrams:
-            data = data if isinstance(data, bytes) else bytes(memoryview(data))
-            meta = None if address is None else byref(self._to(address))
-            while True:
-                try:
-                    library.queue(self._pointer, 0, data, len(data), meta)
-                    break
-                except BlockingIOError:
-                    if not self._has_room(until, count):
-                        return count
+            try:
+                if not self._queue(data, address, until, count):
+                    return count
+            except OSError:
+                # As with sendmmsg(2): whoever sends the rest hears of it.
+                if not count:
+                    raise
+                break
             count += 1
         self._leave(until)
         return count
+
+    def _queue(self, data, address, until, queued):
+        """Queues one after `queued` others; False as `_has_room` says it."""
+        data = data if isinstance(data, bytes) else bytes(memoryview(data))
+        meta = None if address is None else byref(self._to(address))
+        while True:
+            try:
+                library.queue(self._pointer, 0, data, len(data), meta)
+                return True
+            except BlockingIOError:
+                if not self._has_room(until, queued):
+                    return False
 
     def recv_batch(self, limit=64):
         """Waits for a packet, and gives a Batch of those that are there, up to about `limit`, without a copy."""

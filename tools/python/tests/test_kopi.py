@@ -314,6 +314,14 @@ class Batches(unittest.TestCase):
         self.assertEqual(self.sock.send_batch([(b"connected", None)] * 3), 3)
         self.assertEqual(self.peer.recv(100), b"connected")
 
+    def test_a_batch_ends_before_what_cant_be_sent(self):
+        for wrong in (bytes(70000), self.address), (b"x", ("::1", 1)):
+            rest = [wrong, (b"third", self.address)]
+            self.assertEqual(self.sock.send_batch([(b"first", self.address), *rest]), 1)
+            self.assertEqual(self.peer.recv(100), b"first")
+            self.assertRaises(OSError, self.sock.send_batch, rest)
+        self.assertEqual(self.sock.stats()["tx_taken"], 2)
+
     def test_views_are_the_frames(self):
         self.ask(3)
         with self.sock.recv_batch() as batch:
