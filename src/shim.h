@@ -104,7 +104,6 @@ bool kopi_udp_is_corked(const struct sock *sk);
 u16 kopi_udp_gso_size(const struct sock *sk);
 bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void);
 int kopi_udp_wait(struct sock *sk, long *timeout);
-void kopi_udp_wake_reader(struct sock *sk);
 bool kopi_udp_wants_gro(const struct sock *sk);
 
 /* shim/tcp.c */

@@ -164,20 +164,6 @@ int kopi_udp_wait(struct sock *sk, long *timeout)
 	return error;
 }
 
-/* Those that sleep in kopi_udp_wait() are woken one by one. */
-void kopi_udp_wake_reader(struct sock *sk)
-{
-	struct socket_wq *wq;
-
-	if (skb_queue_empty_lockless(&sk->sk_receive_queue) &&
-	    skb_queue_empty_lockless(&udp_sk(sk)->reader_queue))
-		return;
-	guard(rcu)();
-	wq = rcu_dereference(sk->sk_wq);
-	if (skwq_has_sleeper(wq))
-		wake_up_interruptible_poll(&wq->wait, EPOLLIN | EPOLLRDNORM);
-}
-
 bool kopi_udp_wants_gro(const struct sock *sk)
 {
 	return udp_test_bit(GRO_ENABLED, sk);

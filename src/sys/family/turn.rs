@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
 //! The turn to read a socket's queue. Who has it may be kept for ever, by memory that doesn't come, so others
-//! wait no longer than a read may last, and never past a signal.
+//! wait no longer than a read may last, and never past a signal that ends it.
 
 use crate::sys::{
     context::{fatal_signal_pending, jiffies, signal_pending},
@@ -35,17 +35,12 @@ pub(super) fn turn_within<'a>(
 ) -> Result<MutexGuard<'a, bool>> {
     let begin = jiffies();
     let waited = || jiffies().wrapping_sub(begin);
-    let turn = match *timeout {
-        // A signal that doesn't kill it doesn't matter to a call that doesn't sleep.
-        0 => {
-            let longest = msecs_to_jiffies(BRIEFLY_MS);
-            turn_while(reading, || waited() < longest && !fatal_signal_pending())
-        }
-        longest => {
-            let longest = longest.unsigned_abs();
-            turn_while(reading, || waited() < longest && !signal_pending())
-        }
+    // A signal that doesn't kill it doesn't matter to a call that doesn't sleep.
+    let (longest, is_ended): (_, fn() -> bool) = match *timeout {
+        0 => (msecs_to_jiffies(BRIEFLY_MS), fatal_signal_pending),
+        longest => (longest.unsigned_abs(), signal_pending),
     };
+    let turn = turn_while(reading, || waited() < longest && !is_ended());
     if let Some(turn) = turn {
         spend(timeout, waited());
         return Ok(turn);
@@ -54,7 +49,9 @@ pub(super) fn turn_within<'a>(
         return Err(EAGAIN);
     }
     // A datagram wakes one reader, which was this one, maybe.
-    sk.wake_next_reader();
+    if !sk.is_queue_empty() {
+        sk.wake_readers();
+    }
     Err(match signal_pending() {
         true => sk.interrupted(*timeout),
         false => EAGAIN,

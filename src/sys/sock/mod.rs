@@ -227,12 +227,6 @@ impl Sock {
         Ok(result > 0)
     }
 
-    /// UDP socks only. Wakes another reader that sleeps, if there is something to read. Process context.
-    pub(crate) fn wake_next_reader(&self) {
-        // SAFETY: The sock is borrowed, and a UDP sock, as said above.
-        unsafe { bindings::kopi_udp_wake_reader(self.as_ptr()) };
-    }
-
     /// The error of a read that a signal interrupted and that could sleep for `timeout` jiffies.
     pub(crate) fn interrupted(&self, timeout: isize) -> Error {
         // SAFETY: The function only computes on its argument.
