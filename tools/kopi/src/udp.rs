@@ -143,7 +143,7 @@ impl UdpSocket {
             }
             if let Some(error) = patience.sleep(WRITABLE)? {
                 // It isn't this peer's.
-                self.keep_error(error.raw_os_error().map_or(0, i32::unsigned_abs));
+                self.keep_another(&error);
             }
         }
     }
@@ -189,6 +189,11 @@ impl UdpSocket {
 
     fn keep_error(&self, errno: u32) {
         self.late_error.store(errno, Ordering::Relaxed);
+    }
+
+    /// Keeps an error that a call met, and that isn't its own.
+    fn keep_another(&self, error: &io::Error) {
+        self.keep_error(error.raw_os_error().map_or(0, i32::unsigned_abs));
     }
 }
 

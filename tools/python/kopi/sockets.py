@@ -143,13 +143,13 @@ class Socket:
 
     def connect(self, address):
         """Connects to a peer. What was left goes to the one of before, so this waits as calls that send do."""
-        self._drain_first()
+        self._drain()
         self._plain.connect(address)
 
     def connect_ex(self, address):
         """The same, but gives the errno, or 0."""
         try:
-            self._drain_first()
+            self._drain()
         except OSError as error:
             # A time that is over has none.
             return error.errno or errno.EAGAIN
@@ -296,14 +296,8 @@ class Socket:
             self._leave(until)
         return sent
 
-    def _drain(self, until=None):
-        """Waits, if calls wait, until the kernel has taken what is queued."""
-        while not library.flush(self._pointer):
-            until = until or self._deadline()
-            self._wait(0, until)
-
-    def _drain_first(self):
-        """The same, before what has nothing to do with it: an error is the next call's."""
+    def _drain(self):
+        """Waits, if calls wait, until the kernel has taken what is queued. Another error is the next call's."""
         until = self._deadline()
         while not library.flush(self._pointer):
             try:
@@ -318,7 +312,9 @@ class Socket:
         time, or an error, leaves by a later call. The error is the next call's: whoever got it of this one would send
         again what is queued."""
         try:
-            self._drain(until)
+            while not library.flush(self._pointer):
+                until = until or self._deadline()
+                self._wait(0, until)
         except OSError as error:
             self._keep(error)
 

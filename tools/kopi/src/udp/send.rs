@@ -146,10 +146,7 @@ impl UdpSocket {
             match patience.sleep(WRITABLE) {
                 Ok(None) => {}
                 // It isn't this packet's.
-                Ok(Some(error)) => {
-                    let errno = error.raw_os_error().map_or(0, i32::unsigned_abs);
-                    self.keep_error(errno);
-                }
+                Ok(Some(error)) => self.keep_another(&error),
                 Err(_) => return Ok(()),
             }
             let shared = &mut *self.lock();
