@@ -14,7 +14,7 @@ from control import ask, family
 from kopi import BELL_SEND, BELL_TX, ENGINE, SOL_KOPI, TX_ONLY, Channel, check, wait_until
 from linux import (IP_OPTIONS, LANDLOCK_BIND_UDP, PR_SET_NO_NEW_PRIVS, SO_ATTACH_FILTER, SYS_LANDLOCK_CREATE,
                    SYS_LANDLOCK_RESTRICT)
-from slow import SlowPage, libc
+from slow import SlowCall, libc
 
 ynl = family()
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -36,26 +36,10 @@ def bound(flags=0, **sizes):
     return channel
 
 
-class Stuck:
-    """While it is entered, a setsockopt() keeps the lock of a flow's sock."""
-
-    def __init__(self, sock):
-        self.sock, self.page = sock, SlowPage()
-
-    def set(self):
-        """Twelve zeroes are options of IP that say nothing."""
-        libc.setsockopt(self.sock.fileno(), socket.IPPROTO_IP, IP_OPTIONS, self.page.address, 12)
-
-    def __enter__(self):
-        self.page.__enter__()
-        self.thread = threading.Thread(target=self.set)
-        self.thread.start()
-        self.page.wait_for_fault()
-
-    def __exit__(self, *_):
-        self.page.resolve()
-        self.thread.join()
-        self.page.__exit__()
+def stuck(sock):
+    """While it is entered, a setsockopt() keeps the lock of a flow's sock. Twelve zeroes are options of IP that say
+    nothing."""
+    return SlowCall(lambda page: libc.setsockopt(sock.fileno(), socket.IPPROTO_IP, IP_OPTIONS, page, 12))
 
 
 def result(channel, patience=60):
@@ -79,7 +63,7 @@ def by_engine():
         mine.bell()
         kopi.expect(result(mine) == 0, "it is sent")
         kopi.expect(wait_until(lambda: mine.tx.get(mine.tx.flags) & 1 == 0), "an engine looks")
-        with Stuck(mine.sock):
+        with stuck(mine.sock):
             mine.send(1, b"stuck", plain.getsockname())
             os.write(tell, b"x")
             got = result(mine, 1)
@@ -112,7 +96,7 @@ def by_doorbells():
         restrict()
         polled = select.poll()
         polled.register(mine.sock, select.POLLOUT)
-        with Stuck(mine.sock), Stuck(quick.sock):
+        with stuck(mine.sock), stuck(quick.sock):
             mine.send(0, b"stuck", plain.getsockname())
             kopi.expect(mine.bell() == 0 and result(mine, 1) is None, "it stays in the ring")
             kopi.expect(polled.poll(0) == [], "and there is no room for more")

@@ -9,37 +9,13 @@ import select
 import signal
 import socket
 import struct
-import threading
 
 import kopi
 from control import ask, ruled
 from enforced import BOB
 from kopi import check, wait_until
 from linux import SO_PEEK_OFF
-from slow import SlowPage, libc
-
-
-class SlowReader:
-    """While it is entered, a recv() into a page that doesn't come is under way; `got` is its result."""
-
-    def __init__(self, sock):
-        self.sock, self.page, self.got = sock, SlowPage(), None
-
-    def read(self):
-        """The first datagram."""
-        self.got = libc.recv(self.sock.fileno(), self.page.address, 4096, 0)
-
-    def __enter__(self):
-        self.page.__enter__()
-        self.thread = threading.Thread(target=self.read)
-        self.thread.start()
-        self.page.wait_for_fault()
-        return self
-
-    def __exit__(self, *_):
-        self.page.resolve()
-        self.thread.join()
-        self.page.__exit__()
+from slow import SlowCall, libc
 
 
 def word(call):
@@ -122,7 +98,7 @@ with ruled() as YNL:
     for text in b"first", b"second", b"third":
         sender.sendto(text, flow.getsockname())
     signal.signal(signal.SIGUSR1, handler)
-    with SlowReader(flow) as slow:
+    with SlowCall(lambda page: libc.recv(flow.fileno(), page, 4096, 0)) as slow:
         children = others(flow)
     for child in children:
         os.waitpid(child, 0)

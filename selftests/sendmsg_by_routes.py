@@ -22,7 +22,7 @@ import kopi
 from equivalence import namespace, run_nft, sh
 from linux import (Iovec, Msghdr, IP_MTU_DISCOVER, IP_PKTINFO, IP_TOS, IPV6_MTU_DISCOVER, IPV6_PKTINFO, IPV6_TCLASS,
                    SO_SNDBUFFORCE)
-from slow import SlowPage
+from slow import SlowCall
 
 FAR = "192.0.2.2"
 MSG_MORE, MSG_CONFIRM, MSG_ZEROCOPY = 0x8000, 0x800, 0x4000000
@@ -238,11 +238,7 @@ def no_more(sock):
 def a_page_that_waits(kind):
     """The attack: a message whose page comes when the attacker likes holds nothing that others need."""
     pair = Pair(kind=kind)
-    with SlowPage() as page:
-        got = []
-        thread = threading.Thread(target=lambda: got.append(sendmsg(pair.sock, (page.address.value, 100), pair.name)))
-        thread.start()
-        page.wait_for_fault()
+    with SlowCall(lambda page: sendmsg(pair.sock, (page.value, 100), pair.name)) as slow:
         start = time.monotonic()
         pair.channel.send(0, b"by the ring", pair.sink.getsockname())
         pair.channel.bell(kopi.BELL_TX | kopi.BELL_SEND)
@@ -255,9 +251,7 @@ def a_page_that_waits(kind):
                                   capture_output=True, text=True)
         kopi.check("kopictl shows the flow, and changes rules", len(shown) == 1 and done.returncode == 0, (shown, done.stderr))
         kopi.check("all that within seconds", time.monotonic() - start < 20, time.monotonic() - start)
-        page.resolve()
-        thread.join()
-        kopi.check("then it is sent", got == [(100, 0)] and pair.sink.recv(200) == bytes(100), got)
+    kopi.check("then it is sent", slow.got == (100, 0) and pair.sink.recv(200) == bytes(100), slow.got)
     pair.close()
 
 

@@ -10,6 +10,7 @@ import mmap
 import os
 import select
 import struct
+import threading
 
 SYS_USERFAULTFD, UFFD_API = 323, 0xAA
 UFFDIO_API, UFFDIO_REGISTER, UFFDIO_ZEROPAGE = 0xC018AA3F, 0xC020AA00, 0xC020AA04
@@ -41,3 +42,26 @@ class SlowPage:
 
     def __exit__(self, *_):
         os.close(self.fd)
+
+
+class SlowCall:
+    """While it is entered, a call that is given the address of such a page is under way; `got` is its result then."""
+
+    def __init__(self, call):
+        self.call, self.page, self.got = call, SlowPage(), None
+
+    def run(self):
+        """In a thread of its own."""
+        self.got = self.call(self.page.address)
+
+    def __enter__(self):
+        self.page.__enter__()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+        self.page.wait_for_fault()
+        return self
+
+    def __exit__(self, *_):
+        self.page.resolve()
+        self.thread.join()
+        self.page.__exit__()

@@ -16,6 +16,7 @@ from control import add, ask, flows, mine, refused, rules, ruled
 from equivalence import namespace, run_nft
 from kopi import TCP6, attempt, check, fails, listener, stream, wait_until
 from linux import SO_MAX_PACING_RATE
+from slow import SlowCall
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 HOST6, PEER6 = "2001:db8::1", "2001:db8::2"
@@ -306,26 +307,16 @@ def tries(seconds):
 
 def held_locks_hold_nobody_up(ynl):
     """A process that makes its socket's lock last delays no change of rules, and ends when it goes on."""
-    from slow import SlowPage
     near, far = pair()
-    with near, far, SlowPage() as page:
-        ended = []
-
-        def send():
-            ended.append(kopi.libc.send(near.fileno(), page.address, 4096, socket.MSG_NOSIGNAL))
-
-        sender = threading.Thread(target=send)
-        sender.start()
-        page.wait_for_fault()
-        begun = time.monotonic()
-        add(ynl, remote_address=PEER, verdict="deny")
-        shown = mine(ynl)
-        took = time.monotonic() - begun
-        check("rules and listings don't wait", took < 5 and shown, took)
-        tried = tries(3)
-        check("the lock is tried more and more seldom", 1 <= tried <= 12, tried)
-        page.resolve()
-        sender.join()
+    with near, far:
+        with SlowCall(lambda page: kopi.libc.send(near.fileno(), page, 4096, socket.MSG_NOSIGNAL)):
+            begun = time.monotonic()
+            add(ynl, remote_address=PEER, verdict="deny")
+            shown = mine(ynl)
+            took = time.monotonic() - begun
+            check("rules and listings don't wait", took < 5 and shown, took)
+            tried = tries(3)
+            check("the lock is tried more and more seldom", 1 <= tried <= 12, tried)
         check("it is ended then", wait_until(lambda: near.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 7, 60))
         clear(ynl)
 
