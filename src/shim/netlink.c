@@ -131,6 +131,10 @@ const void *kopi_nla_data(const struct nlattr *attr)
 	return nla_data(attr);
 }
 
+/* `RuleInput` and `RuleNamed` in src/sys/genl/request.rs have an entry for each type. */
+static_assert(ARRAY_SIZE(kopi_rule_input_nl_policy) == KOPI_A_RULE_WEIGHT + 1);
+static_assert(ARRAY_SIZE(kopi_rule_named_nl_policy) == KOPI_A_RULE_HANDLE + 1);
+
 int kopi_parse_rule_input(struct nlattr **table, const struct nlattr *attr,
 			  struct netlink_ext_ack *extack)
 {

@@ -134,11 +134,18 @@ impl<'a> Attribute<'a> {
 
 /// Attributes by type.
 pub(crate) struct Table<'a, const SIZE: usize> {
-    pub(super) attrs: [*mut bindings::nlattr; SIZE],
-    pub(super) _request: PhantomData<&'a bindings::nlattr>,
+    attrs: [*mut bindings::nlattr; SIZE],
+    _request: PhantomData<&'a bindings::nlattr>,
 }
 
 impl<'a, const SIZE: usize> Table<'a, SIZE> {
+    fn empty() -> Self {
+        Self {
+            attrs: [ptr::null_mut(); SIZE],
+            _request: PhantomData,
+        }
+    }
+
     /// The attribute of a type, if it is there.
     pub(crate) fn get(&self, kind: u32) -> Option<Attribute<'a>> {
         let attr = *self.attrs.get(kind as usize)?;
@@ -202,12 +209,9 @@ impl<'a> Request<'a> {
 
     /// The attributes of a rule that is to be added.
     pub(crate) fn rule_input(&self, attr: &Attribute<'a>) -> Result<RuleInput<'a>> {
-        let mut table = Table {
-            attrs: [ptr::null_mut(); bindings::KOPI_A_RULE_WEIGHT as usize + 1],
-            _request: PhantomData,
-        };
+        let mut table = RuleInput::empty();
         // SAFETY: The attribute lives for `'a`, and the operation keeps its arguments. The table
-        // has an entry for each type up to the last one of the policy.
+        // has an entry for each type of the policy, as netlink.c asserts.
         to_result(unsafe {
             bindings::kopi_parse_rule_input(
                 table.attrs.as_mut_ptr(),
@@ -220,12 +224,9 @@ impl<'a> Request<'a> {
 
     /// The attributes of a rule that only names another one.
     pub(crate) fn rule_named(&self, attr: &Attribute<'a>) -> Result<RuleNamed<'a>> {
-        let mut table = Table {
-            attrs: [ptr::null_mut(); bindings::KOPI_A_RULE_HANDLE as usize + 1],
-            _request: PhantomData,
-        };
+        let mut table = RuleNamed::empty();
         // SAFETY: The attribute lives for `'a`, and the operation keeps its arguments. The table
-        // has an entry for each type up to the last one of the policy.
+        // has an entry for each type of the policy, as netlink.c asserts.
         to_result(unsafe {
             bindings::kopi_parse_rule_named(
                 table.attrs.as_mut_ptr(),
