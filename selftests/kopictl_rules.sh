@@ -41,8 +41,8 @@ check "refusals are counted" eval 'rule list --json | has ".rules[1].denied == 2
 cp "$nc" /tmp/new && mv /tmp/new /tmp/postgres
 check "a file in its place may not" cannot bob /tmp/postgres 5432
 check "and list says so" eval 'rule list | grep -q "(the program.s file was replaced)"'
-check "the default isn't changed with such a rule" ends_with 1 rule default deny
-check "which is said" says "rule $first: the program's file was replaced"
+check "the default is changed beside such a rule" eval 'rule default deny && rule default allow'
+check "whose file doesn't get it by that" eval 'cannot bob /tmp/postgres 5432 && rule list | grep -q "file was replaced"'
 check "doctor finds it" eval 'kopictl doctor --json 2>/dev/null | has --arg rule "rule $first" \
 	"map(select(.what == \$rule)) | length == 1 and .[0].text == \"exe /tmp/postgres: the program\u0027s file was replaced\""'
 
@@ -54,7 +54,7 @@ local-port 5432 deny comment 'nobody else'
 EOF
 check "restoring means the new file" eval 'kopictl restore /tmp/rules && can bob /tmp/postgres 5432'
 check "what didn't change kept handle and counters" eval 'rule list --json | has --argjson last "$last" \
-	".rules[1].handle == \$last and .rules[1].denied == 3"'
+	".rules[1].handle == \$last and .rules[1].denied == 4"'
 now=$(generation)
 check "restoring again changes nothing" eval 'kopictl restore --json - </tmp/rules | has ".changed == false and .rules == 2"'
 check "not even the generation" eval '[ "$(generation)" = "$now" ]'
@@ -193,8 +193,8 @@ check "and doctor" eval 'kopictl doctor --json 2>/dev/null | has --arg rule "rul
 	"map(select(.what == \$rule)) | length == 1 and .[0].text == \"cgroup /ruled: the cgroup was removed\""'
 mkdir /sys/fs/cgroup/ruled
 check "one of the same path is another" eval 'rule list | grep -q "(the cgroup was removed)$"'
-check "which doesn't get the rule by another change" ends_with 1 rule default deny
-check "as is said" says "rule $stale: the cgroup was removed"
+check "which doesn't get the rule by another change" eval 'rule default deny && rule default allow && rule list --json | has \
+	--argjson stale "$stale" ".rules[0] | .handle == \$stale and .cgroup_stale"'
 check "but when the rules are restored" eval 'kopictl restore /tmp/all && ! rule list | grep -q removed &&
 	rule default deny && rule default allow'
 rmdir /sys/fs/cgroup/ruled
@@ -251,7 +251,12 @@ rm -r "$hooks"
 check "doctor finds that hooks are gone" wait_for enforce_is wrong
 check "and fails" ends_with 1 kopictl doctor
 check "they come back" eval 'rule enforce on && [ -e "$hooks/kopi_bind" ] && enforce_is ok'
-rule enforce off
+cp "$nc" /tmp/removed
+rule add exe /tmp/removed local-port 5434 allow >/dev/null
+rm /tmp/removed
+check "rules are no longer enforced, also where a rule's program is gone" eval 'rule enforce off && [ ! -e "$hooks" ] &&
+	rule list --json | has ".enforce == false and .rules[-1].exe_stale"'
+rule flush
 
 # In the first network namespace, for which kopi.conf is.
 mkdir -p /etc/kopi && mount -t tmpfs none /etc/kopi

@@ -8,6 +8,7 @@ import shutil
 import socket
 import struct
 import sys
+import tempfile
 import threading
 import time
 
@@ -402,6 +403,16 @@ def sets(ynl):
     ask(ynl, "ruleset-set", {"rule": [{"local-port-min": 9}], "default": "deny"})
     check("all of it is replaced", ([rule["local-port-min"] for rule in rules(ynl)], ask(ynl, "ruleset-get")["default"])
           == ([9], "deny"))
+    with tempfile.NamedTemporaryFile(dir="/tmp") as program:
+        add(ynl, exe=program.name, local_port_min=10)
+    before = rules(ynl)
+    ask(ynl, "ruleset-set", {"default": "allow", "keep": True})
+    check("a default by itself keeps the rules, also of a file that is gone", rules(ynl) == before and before[-1].get("exe-stale"),
+          rules(ynl))
+    ask(ynl, "ruleset-set", {"keep": True})
+    check("and without a default, that stays", (rules(ynl), ask(ynl, "ruleset-get")["default"]) == (before, "allow"))
+    refused("rules beside those that are kept: EINVAL", errno.EINVAL,
+            lambda: ask(ynl, "ruleset-set", {"rule": [{"local-port-min": 9}], "keep": True}), "kept")
     for what, rule in (
             ("a range that ends before it begins", {"local-port-min": 5, "local-port-max": 4}),
             ("an end without a beginning", {"uid-max": 4}),

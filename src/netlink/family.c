@@ -74,12 +74,13 @@ static const struct nla_policy kopi_rule_del_nl_policy[KOPI_A_RULESET_RULE + 1] 
 };
 
 /* KOPI_CMD_RULESET_SET - do */
-static const struct nla_policy kopi_ruleset_set_nl_policy[KOPI_A_RULESET_ENFORCE + 1] = {
+static const struct nla_policy kopi_ruleset_set_nl_policy[KOPI_A_RULESET_KEEP + 1] = {
 	[KOPI_A_RULESET_DEFAULT] = NLA_POLICY_MAX(NLA_U32, 1),
 	[KOPI_A_RULESET_RULE] = NLA_POLICY_NESTED(kopi_rule_input_nl_policy),
 	[KOPI_A_RULESET_GENERATION] = { .type = NLA_UINT, },
 	[KOPI_A_RULESET_CHECK] = { .type = NLA_FLAG, },
 	[KOPI_A_RULESET_ENFORCE] = NLA_POLICY_MAX(NLA_U32, 1),
+	[KOPI_A_RULESET_KEEP] = { .type = NLA_FLAG, },
 };
 
 /* KOPI_CMD_ENGINE_SET - do */
@@ -166,7 +167,7 @@ static const struct genl_split_ops kopi_nl_ops[] = {
 		.cmd		= KOPI_CMD_RULESET_SET,
 		.doit		= kopi_nl_ruleset_set_doit,
 		.policy		= kopi_ruleset_set_nl_policy,
-		.maxattr	= KOPI_A_RULESET_ENFORCE,
+		.maxattr	= KOPI_A_RULESET_KEEP,
 		.flags		= GENL_UNS_ADMIN_PERM | GENL_CMD_CAP_DO,
 	},
 	{

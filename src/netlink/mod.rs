@@ -13,7 +13,7 @@ pub(crate) mod engines;
 pub(crate) mod rules;
 pub(crate) mod show;
 
-// With the last type of each one's policy in `family.c`.
+// With the last type of each one's policy in `family.c`: `qemu/netlink` compares them.
 genl::operations! {
     kopi_nl_info_get_doit(0) => show::info,
     kopi_nl_flow_get_doit(uapi::KOPI_A_FLOW_ID) => show::flow,
@@ -22,7 +22,7 @@ genl::operations! {
     kopi_nl_rule_add_doit(uapi::KOPI_A_RULESET_RULE) => rules::add,
     kopi_nl_rule_del_doit(uapi::KOPI_A_RULESET_RULE) => rules::remove,
     kopi_nl_ruleset_get_doit(0) => rules::show_all,
-    kopi_nl_ruleset_set_doit(uapi::KOPI_A_RULESET_ENFORCE) => rules::replace,
+    kopi_nl_ruleset_set_doit(uapi::KOPI_A_RULESET_KEEP) => rules::replace,
     kopi_nl_engine_set_doit(uapi::KOPI_A_ENGINES_BUDGET) => engines::replace,
     kopi_nl_device_attach_doit(uapi::KOPI_A_DEVICE_PORT_MAP) => devices::attach,
     kopi_nl_device_detach_doit(uapi::KOPI_A_DEVICE_IFINDEX) => devices::detach,

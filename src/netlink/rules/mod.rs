@@ -196,26 +196,9 @@ fn enforce(request: &Request<'_>, old: &RuleSet) -> Result<bool> {
     Ok(enforce)
 }
 
-/// `ruleset-set`: as `rule-add`, and `EAGAIN` where the rules are not those that the requester
-/// knows.
-pub(crate) fn replace(request: &Request<'_>) -> Result {
-    let net = request.requester().net().state();
-    let _changing = changing(request, &net)?;
-    if let Some(known) = request.get(uapi::KOPI_A_RULESET_GENERATION) {
-        if known.uint() != net.policy.generation() {
-            return Err(request.refuse(EAGAIN, c"the rules have changed", Some(&known)));
-        }
-    }
-    let old = net.policy.rules();
-    let mut replaced = Replaced::new(&old)?;
-    let mut set = RuleSet {
-        rules: KVVec::new(),
-        deny_others: request
-            .get(uapi::KOPI_A_RULESET_DEFAULT)
-            .is_some_and(|attr| attr.u32() == uapi::KOPI_VERDICT_DENY),
-        enforce: enforce(request, &old)?,
-        last_handle: old.last_handle,
-    };
+/// The rules of a request, in their order. Those that are in force already stay what they are.
+fn read_rules(request: &Request<'_>, old: &RuleSet, set: &mut RuleSet) -> Result {
+    let mut replaced = Replaced::new(old)?;
     for attr in request.each(uapi::KOPI_A_RULESET_RULE) {
         let table = request.rule_input(&attr)?;
         if let Some(before) = table.get(uapi::KOPI_A_RULE_BEFORE) {
@@ -239,6 +222,45 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
         set.rules.push(rule, GFP_KERNEL_ACCOUNT)?;
         cond_resched();
     }
+    Ok(())
+}
+
+/// The set that a request asks for in place of the old one.
+fn new_set(request: &Request<'_>, old: &RuleSet) -> Result<RuleSet> {
+    let keep = request.get(uapi::KOPI_A_RULESET_KEEP);
+    let default = request.get(uapi::KOPI_A_RULESET_DEFAULT);
+    let mut set = RuleSet {
+        rules: KVVec::new(),
+        deny_others: match default {
+            Some(default) => default.u32() == uapi::KOPI_VERDICT_DENY,
+            None => keep.is_some() && old.deny_others,
+        },
+        enforce: enforce(request, old)?,
+        last_handle: old.last_handle,
+    };
+    if keep.is_none() {
+        read_rules(request, old, &mut set)?;
+        return Ok(set);
+    }
+    if let Some(rule) = request.get(uapi::KOPI_A_RULESET_RULE) {
+        return Err(request.refuse(EINVAL, c"the rules in force are kept", Some(&rule)));
+    }
+    put_rules(&mut set.rules, old.rules.iter().cloned())?;
+    Ok(set)
+}
+
+/// `ruleset-set`: as `rule-add`, and `EAGAIN` where the rules are not those that the requester
+/// knows.
+pub(crate) fn replace(request: &Request<'_>) -> Result {
+    let net = request.requester().net().state();
+    let _changing = changing(request, &net)?;
+    if let Some(known) = request.get(uapi::KOPI_A_RULESET_GENERATION) {
+        if known.uint() != net.policy.generation() {
+            return Err(request.refuse(EAGAIN, c"the rules have changed", Some(&known)));
+        }
+    }
+    let old = net.policy.rules();
+    let set = new_set(request, &old)?;
     let same = set.deny_others == old.deny_others
         && set.enforce == old.enforce
         && set.rules.len() == old.rules.len()

@@ -117,26 +117,13 @@ attributes! {
         /// Number of network namespaces whose rules judge ordinary sockets. Only shown to root of
         /// the initial user namespace.
         7 enforcing: Option<u32>,
+        /// The request has no rules: those in force stay, and so does the default, if the request
+        /// has none.
+        8 keep: bool,
     }
 }
 
 impl Rule {
-    /// Without what only the kernel says of it.
-    pub(crate) fn input(&self) -> Self {
-        Self {
-            handle: None,
-            cgroup: None,
-            exe_device: None,
-            exe_inode: None,
-            exe_stale: false,
-            cgroup_stale: false,
-            packets: None,
-            bytes: None,
-            denied: None,
-            ..self.clone()
-        }
-    }
-
     /// What became of what it names, if that isn't what its path leads to any more.
     pub(crate) fn stale(&self) -> Option<&'static str> {
         match (self.exe_stale, self.cgroup_stale) {

@@ -128,8 +128,8 @@ pub(crate) fn run(what: What, as_json: bool) -> anyhow::Result<()> {
         What::Add { words } => add(&words, as_json),
         What::List { numeric } => list(&Names::new(numeric), as_json),
         What::Del { handles } => del(&handles),
-        What::Flush => change(|set| set.rule.clear()),
-        What::Default { verdict } => change(|set| set.default = Some(verdict)),
+        What::Flush => flush(),
+        What::Default { verdict } => change(Some(verdict), None),
         What::Enforce { switch } => enforce(switch == Switch::On),
         What::Save(options) => options.run(),
         What::Restore(options) => restore(&options, as_json),
@@ -222,30 +222,17 @@ fn fetch_ruleset(connection: &mut Connection) -> anyhow::Result<Ruleset> {
     Err(Error::Unsteady.into())
 }
 
-/// Changes the whole set, if nobody else does so meanwhile. What stays keeps handle and counters.
-fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
+/// Takes all rules away. The default stays, if nobody sets another one meanwhile.
+fn flush() -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     for _ in 0..TRIES {
-        let before = fetch_ruleset(&mut connection)?;
-        let mut set = before.clone();
-        how(&mut set);
-        if set == before {
-            return Ok(());
-        }
-        // Its path leads to another file or cgroup, which would get the rule.
-        let mut stale = set
-            .rule
-            .iter()
-            .filter_map(|rule| Some((rule, rule.stale()?)));
-        if let Some((rule, what)) = stale.next() {
-            bail!(
-                "rule {}: {what}: restore the rules, or take it away",
-                or_dash(rule.handle)
-            );
-        }
-        set.rule = set.rule.iter().map(Rule::input).collect();
-        set.enforcing = None;
-        match connection.request::<_, Ruleset>(Command::RulesetSet, &set) {
+        let before: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
+        let none = Ruleset {
+            default: before.default,
+            generation: before.generation,
+            ..Ruleset::default()
+        };
+        match connection.request::<_, Ruleset>(Command::RulesetSet, &none) {
             Err(error) if error.is(Errno::EAGAIN) => (),
             answer => return answer.map(drop).map_err(Into::into),
         }
@@ -253,15 +240,22 @@ fn change(how: impl Fn(&mut Ruleset)) -> anyhow::Result<()> {
     Err(Error::Unsteady.into())
 }
 
+/// Changes what is given, and neither the rules nor anything else.
+fn change(default: Option<Verdict>, enforce: Option<bool>) -> anyhow::Result<()> {
+    let set = Ruleset {
+        default,
+        enforce: enforce.map(Into::into),
+        keep: true,
+        ..Ruleset::default()
+    };
+    Connection::open()?.request::<_, Ruleset>(Command::RulesetSet, &set)?;
+    Ok(())
+}
+
 /// Changes what a file of that name says beside rules; those in force stay.
 pub(crate) fn adjust(file: &File, name: &str) -> anyhow::Result<()> {
-    let adjusted = || {
-        change(|set| {
-            set.default = file.default.or(set.default);
-            set.enforce = file.enforce.map(|(_, on)| on.into()).or(set.enforce);
-        })
-        .with_context(|| Place::file(name))
-    };
+    let enforce = file.enforce.map(|(_, on)| on);
+    let adjusted = || change(file.default, enforce).with_context(|| Place::file(name));
     match file.enforce {
         Some((line, on)) => with_hooks(on, adjusted).map_err(|error| at_enforce(error, name, line)),
         None => adjusted(),
@@ -286,7 +280,7 @@ pub(crate) fn check_enforce(file: &File, name: &str) -> anyhow::Result<()> {
 
 /// Turns it on or off.
 fn enforce(on: bool) -> anyhow::Result<()> {
-    with_hooks(on, || change(|set| set.enforce = Some(on.into())))
+    with_hooks(on, || change(None, Some(on)))
 }
 
 /// Makes a change that has the rules enforced, or no more, with the hooks that it takes.
