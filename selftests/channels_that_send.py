@@ -62,6 +62,16 @@ def receives():
                lambda: flow.setsockopt(SOL_KOPI, kopi.CHANNEL, kopi.request(flags=TX_ONLY | GRO)))
 
 
+def is_not_inherited():
+    """fork() doesn't give the rings to a child, which may have given up privileges since."""
+    for flags, inherited in ((TX_ONLY, False), (0, True)):
+        channel = kopi.Channel(kopi.flow(), flags=flags)
+        child = kopi.in_child(lambda: kopi.expect(kopi.regions() == (1 if inherited else 0), "as many regions"))
+        kopi.check(f"a region is {'inherited' if inherited else 'not inherited, if the channel only sends'}",
+                   kopi.regions() == 1 and os.waitpid(child, 0)[1] == 0)
+        channel.region.close()
+
+
 def waits():
     """A thread that sleeps in recvmsg is woken."""
     channel, other = sender()
@@ -103,6 +113,9 @@ def sends():
     kopi.fcntl.ioctl(second.fileno(), kopi.DOORBELL, BELL_TX | BELL_SEND)
     kopi.check("another flow's descriptor doesn't send it", errors(channel) == [errno.EBADF])
     kopi.fails("nor did it arrive", errno.EAGAIN, lambda: other.recv(9))
+    kopi.fails("it doesn't ring for all flows: EPERM", errno.EPERM,
+               lambda: kopi.fcntl.ioctl(second.fileno(), kopi.DOORBELL, BELL_TX))
+    kopi.fails("nor has it the rings mapped: EPERM", errno.EPERM, lambda: kopi.Channel.of(second))
     channel.send(0, b"y" * 1984)
     kopi.check("a long payload is copied", channel.bell(BELL_TX | BELL_SEND) == 1 and errors(channel) == [0]
                and channel.stats()["tx_zerocopy"] == 0)
@@ -280,7 +293,7 @@ def guests():
 
 
 def main():
-    for part in (receives, waits, sends, full, corks, corks_while_sending, rules_and_owner, guests):
+    for part in (receives, is_not_inherited, waits, sends, full, corks, corks_while_sending, rules_and_owner, guests):
         kopi.attempt(part)
     kopi.finish()
 

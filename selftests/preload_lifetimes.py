@@ -141,8 +141,10 @@ def case_reused_number():
 def case_fork():
     """Parent and child use both sockets, and each datagram is read once."""
     receiver, sender = pair()
+    assert kopi.regions() == 1
     child = os.fork()
     if not child:
+        assert kopi.regions() == 0
         for number in range(0, 50, 5):
             assert sender.send(b"c%02d" % number) > 0
             assert together(sender.fileno(), *(b"c%02d" % more for more in range(number + 1, number + 5))) == 4

@@ -320,10 +320,11 @@ impl Channel {
         left
     }
 
-    /// Maps the region into the current process.
+    /// Maps the region into the current process. Programs that only send may not know that they do: so
+    /// no child of theirs reads and changes by that what they send.
     pub(crate) fn map(this: &Arc<Self>, vma: &Vma) -> Result {
         this.user.record_current()?;
-        this.region.map(vma, this.clone())
+        this.region.map(vma, this.clone(), !this.is_tx_only())
     }
 
     /// Notes the packet that the receiver is dropping; 0 for none. Under the receiver's lock.

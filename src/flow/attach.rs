@@ -62,6 +62,17 @@ impl Flow {
         Ok(&attachment.channel)
     }
 
+    /// The same for who maps the rings, or has all sent that is in them: of a channel that only sends,
+    /// `EPERM` but by the flow that made it. Whoever is passed the descriptor of a socket may use that socket,
+    /// and has no part in what a program sends by others.
+    pub(super) fn whole_channel(&self) -> Result<&Arc<Channel>> {
+        let channel = self.usable_channel()?;
+        if channel.is_tx_only() && channel.id() != self.id() {
+            return Err(EPERM);
+        }
+        Ok(channel)
+    }
+
     /// Puts the flow on the channel of another one: `EPERM` if they are of two users, but for an
     /// administrator, and for a process that puts a flow on its own user's channel that only sends.
     /// That is what servers do which open their sockets as root, and give up root then. They hold the

@@ -303,8 +303,11 @@ unsafe impl Protocol for Flow {
         }
         Some((|| {
             refuse_stream(socket)?;
-            let channel = self.usable_channel()?;
             let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
+            let channel = match flags & abi::BELL_SEND {
+                0 => self.whole_channel()?,
+                _ => self.usable_channel()?,
+            };
             if flags & abi::BELL_WAIT_RX != 0 {
                 bring_in(channel, socket);
             }
@@ -330,7 +333,7 @@ unsafe impl Protocol for Flow {
         match name {
             abi::OPT_INFO => value.write(&self.info()),
             abi::OPT_CHANNEL => {
-                let layout = self.usable_channel()?.layout();
+                let layout = self.whole_channel()?.layout();
                 // A process that maps the rings reads packets without another check, and `map`
                 // can't check.
                 socket.may_receive()?;

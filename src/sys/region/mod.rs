@@ -203,11 +203,17 @@ impl Region {
         Ok(())
     }
 
-    /// Maps the whole region into the process, and keeps `owner` as long as the mapping.
+    /// Maps the whole region into the process, and keeps `owner` as long as the mapping. Children of
+    /// fork() have it if it is `inherited`, or if the process asks for that by MADV_DOFORK.
     ///
     /// `EINVAL` unless the mapping is shared and covers the whole region; `EPERM` if it is
     /// executable.
-    pub(crate) fn map<T: Send + Sync>(&self, vma: &Vma, owner: Arc<T>) -> Result {
+    pub(crate) fn map<T: Send + Sync>(
+        &self,
+        vma: &Vma,
+        owner: Arc<T>,
+        inherited: bool,
+    ) -> Result {
         let raw = vma.0;
         // SAFETY: By the invariants, `vma` is the argument of a running mmap operation, whose
         // caller holds the lock of the process's memory map for writing.
@@ -225,6 +231,10 @@ impl Region {
         if flags & bindings::KOPI_CONST_VM_EXEC != 0 {
             return Err(EPERM);
         }
+        let mut set = bindings::KOPI_CONST_VM_DONTEXPAND;
+        if !inherited {
+            set |= bindings::KOPI_CONST_VM_DONTCOPY;
+        }
         let ops: &'static bindings::vm_operations_struct = &MappingOps::<T>::OPS;
         // SAFETY: The lock is still held, so no other task accesses the vma's fields. `owner` keeps
         // this region, and with it the pages, which the mapping references besides. `vm_map_pages`
@@ -233,7 +243,7 @@ impl Region {
         unsafe {
             bindings::kopi_vm_flags_set_clear(
                 raw,
-                bindings::KOPI_CONST_VM_DONTEXPAND as usize,
+                set as usize,
                 bindings::KOPI_CONST_VM_MAYEXEC as usize,
             );
             to_result(bindings::vm_map_pages(

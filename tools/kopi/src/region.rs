@@ -12,12 +12,14 @@ use std::{io, os::fd::RawFd, ptr::NonNull};
 ///
 /// # Invariants
 ///
-/// `base` is valid for reads and writes of `layout.region_size` bytes as long as the value lives.
-/// Rings and frames of `layout` lie within the region, aligned as they must be; rings don't overlap
-/// each other nor the frames.
+/// `base` is valid for reads and writes of `layout.region_size` bytes as long as the value lives, in
+/// the process `only_in` if there is one. Rings and frames of `layout` lie within the region, aligned as
+/// they must be; rings don't overlap each other nor the frames.
 pub(crate) struct Region {
     base: NonNull<u8>,
     layout: Layout,
+    /// The process that has it, and no child of it.
+    only_in: Option<u32>,
 }
 
 // SAFETY: The mapping belongs to the process, not to a thread.
@@ -55,7 +57,17 @@ impl Region {
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| unusable("address"))?;
         // INVARIANT: Mapped just now and unmapped in `drop`; `check` looked at the layout.
-        Ok(Self { base, layout })
+        Ok(Self {
+            base,
+            layout,
+            only_in: None,
+        })
+    }
+
+    /// Knows that forked children don't have it mapped, as of a channel that only sends.
+    pub(crate) fn not_inherited(mut self) -> Self {
+        self.only_in = Some(std::process::id());
+        self
     }
 
     #[inline]
@@ -167,6 +179,10 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        // A child may have something else at this address.
+        if self.only_in.is_some_and(|pid| pid != std::process::id()) {
+            return;
+        }
         // SAFETY: Mapped in `mmap`, with this size; nothing that points there outlives the value.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.layout.region_size as usize) };
     }

@@ -32,7 +32,7 @@ const FRAME_SIZE: u32 = 2048;
 /// descriptor that is closed, or no KOPI socket by now, gives an error. A program that knows its
 /// descriptors uses [`Channel`](crate::Channel).
 ///
-/// A forked child has the same memory mapped, and must not use it.
+/// A forked child doesn't have the memory mapped, and must not use this.
 pub struct SendRing {
     tx: Producer<Desc>,
     completion: Consumer<Desc>,
@@ -82,7 +82,7 @@ impl SendRing {
             return Err(error);
         }
         let layout: Layout = sys::get_option(fd, OPT_CHANNEL)?;
-        let region = Region::map(fd, layout)?;
+        let region = Region::map(fd, layout)?.not_inherited();
         if region.capacity() as usize != Self::PAYLOAD_MAX || layout.frame_count < Self::BATCH_MAX {
             return Err(Broken.into());
         }
