@@ -129,11 +129,12 @@ impl WaitQueue {
             if condition() {
                 return Ok(());
             }
-            if signal != 0 {
-                return Err(ERESTARTSYS);
-            }
+            // First: to a call that doesn't sleep a signal doesn't matter, as to UDP's recvmsg().
             if left == 0 {
                 return Err(EAGAIN);
+            }
+            if signal != 0 {
+                return Err(ERESTARTSYS);
             }
             // SAFETY: The caller is in process context, as this function requires.
             left = unsafe { bindings::schedule_timeout(left) };
