@@ -25,20 +25,32 @@ with namespace("host"):
 flow.setsockopt(socket.IPPROTO_IPV6, IPV6_MTU_DISCOVER, 3)
 flow.bind(("::", 0))
 channel = kopi.Channel(flow, flags=kopi.GSO)
-for number, size in enumerate((1400, 1400, 1400, 100)):
-    channel.send(number, bytes([number]) * size, (FAR, 9, 0, 0))
-channel.bell()
-errors = [channel.completion.pop()[4] for _ in range(4)]
-with namespace("host"), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as other:
-    # By the same way, after all of them.
-    other.sendto(bytes([LAST]), (FAR, 9))
-left = []
-while LAST not in left:
-    packet = tap.recv(2000)
-    if packet[12:14] == b"\x86\xdd" and packet[20] == 17:
-        left.append(packet[62])
+
+
+def send(meta=None):
+    """Sends four, the last of which isn't too long: the errnos, and which left by the other way."""
+    for number, size in enumerate((1400, 1400, 1400, 100)):
+        channel.send(number, bytes([number]) * size, (FAR, 9, 0, 0), meta=meta)
+    channel.bell()
+    errors = [channel.completion.pop()[4] for _ in range(4)]
+    with namespace("host"), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as other:
+        # By the same way, after all of them.
+        other.sendto(bytes([LAST]), (FAR, 9))
+    left = []
+    while LAST not in left:
+        packet = tap.recv(2000)
+        if packet[12:14] == b"\x86\xdd" and packet[20] == 17:
+            left.append(packet[62])
+    return errors, left
+
+
+errors, left = send()
 kopi.check("the one that isn't too long leaves, once", left == [3, LAST], left)
 kopi.check("it is said that they are too long", errors == [errno.EMSGSIZE] * 4, errors)
+# With an option of its own, none goes by a remembered route, and so none is known to fit.
+errors, left = send({"tos": 2})
+kopi.check("also where the route isn't remembered", left == [3, LAST], left)
+kopi.check("there, only those are said to be", errors == [errno.EMSGSIZE] * 3 + [0], errors)
 channel.sock.close()
 tap.close()
 sh("nsenter --net=/run/netns/host bash -c 'nft delete table ip6 other; ip -6 rule del fwmark 7 table 100; "

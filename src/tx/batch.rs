@@ -39,6 +39,15 @@ impl Batch {
         }
     }
 
+    /// Takes the last one of several out again, if it is shorter than `segment` bytes.
+    pub(super) fn drop_shorter(&mut self, segment: u32) {
+        let is_shorter = self.descs.last().is_some_and(|last| last.len < segment);
+        if self.descs.len() > 1 && is_shorter {
+            let last = self.descs.pop().unwrap_or_default();
+            self.bytes = self.bytes.saturating_sub(last.len);
+        }
+    }
+
     pub(super) fn descs(&self) -> &[Desc] {
         &self.descs
     }

@@ -96,8 +96,7 @@ impl Batched {
         match self {
             Self::No => false,
             Self::Yes => [EMSGSIZE, EINVAL, EIO, eopnotsupp()].contains(&error),
-            // A hook has had it take another route, and ip6_finish_output_gso_slowpath_drop() finds those too long
-            // for that one: but a shorter one at the end has left.
+            // One at the end has left, if it is shorter: see `Output::batched`.
             Self::Fitting => error != EMSGSIZE && Self::Yes.can_split(error),
         }
     }

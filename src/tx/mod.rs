@@ -300,10 +300,8 @@ impl Sender {
         if let Some(held) = self.call.withholds(channel, flow) {
             return self.hold_back(channel, held);
         }
-        let (count, bytes) = (self.batch.count(), self.batch.bytes());
         let segmentation = Segmentation::of(socket, segment);
-        let size = segmentation.size;
-        let datagrams = self.batch.datagrams(size);
+        let datagrams = self.batch.datagrams(segmentation.size);
 
         let sk = socket.sk();
         let outcome = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
@@ -321,12 +319,15 @@ impl Sender {
             return self.finish(channel, error);
         }
         self.output.message.judged = self.passed.judged();
-        let direct = &mut self.output.direct;
+        let output = &mut self.output;
+        let to = (socket, flow);
+        let (batched, segmentation) =
+            output.batched(channel, to, &mut self.batch, meta, segmentation);
+        let (count, bytes) = (self.batch.count(), self.batch.bytes());
+        let datagrams = self.batch.datagrams(segmentation.size);
+        let direct = &mut output.direct;
         direct.look_ahead(number, count, |ahead| self.ring.peek(ahead).flow);
 
-        let to = (socket, flow);
-        let output = &mut self.output;
-        let batched = output.batched(channel, to, &self.batch, meta, segment);
         let (result, notification) = output.hand_over(channel, to, &self.batch, meta, segmentation);
         // Even if nothing completes: what was reserved by reference may come back later.
         self.room = self.room.saturating_sub(count);

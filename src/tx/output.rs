@@ -135,28 +135,37 @@ impl Output {
         (result, notification)
     }
 
-    /// Whether KOPI makes a GSO packet of the batch, whose datagrams have `segment` bytes.
+    /// Whether KOPI makes a GSO packet of the batch, and how that is segmented.
+    ///
+    /// In IPv6, a hook may have a GSO packet take another route, for which its datagrams are too long: a shorter
+    /// one at the end leaves, and the call says EMSGSIZE (ip6_finish_output_gso_slowpath_drop()). The same is
+    /// said, before any has left, where they are too long for the route that UDP sees: then they go one by
+    /// one. So where they may be, they have one length, and none has left.
     #[inline]
     pub(super) fn batched(
         &mut self,
         channel: &Channel,
         (socket, flow): (&Socket, &Flow),
-        batch: &Batch,
+        batch: &mut Batch,
         meta: &Meta,
-        segment: u32,
-    ) -> Batched {
-        if segment == 0 || meta.gso_size != 0 {
-            return Batched::No;
+        segmentation: Segmentation,
+    ) -> (Batched, Segmentation) {
+        if segmentation.segment == 0 || meta.gso_size != 0 {
+            return (Batched::No, segmentation);
         }
         let (sk, first) = (socket.sk(), batch.first());
         if !sk.is_ipv6() {
-            return Batched::Yes;
+            return (Batched::Yes, segmentation);
         }
         let data = channel.region().bytes(first.offset, first.len).ok();
         let by_route = data.and_then(|data| self.routes.datagram(first.flow, flow, sk, meta, data));
-        match by_route.is_some_and(|datagram| datagram.is_ipv6() && datagram.fits_route()) {
-            true => Batched::Fitting,
-            false => Batched::Yes,
+        if by_route.is_some_and(|datagram| datagram.is_ipv6() && datagram.fits_route()) {
+            return (Batched::Fitting, segmentation);
+        }
+        batch.drop_shorter(segmentation.segment);
+        match batch.count() {
+            1 => (Batched::No, Segmentation::of(socket, 0)),
+            _ => (Batched::Yes, segmentation),
         }
     }
 
