@@ -172,6 +172,8 @@ pub(crate) struct RuleSet {
     pub(crate) enforce: bool,
     /// The handle that was given last.
     pub(crate) last_handle: u32,
+    /// A rule names a device. Known once the set is shared.
+    pub(crate) names_device: bool,
 }
 
 /// A set that flows share. The last of them frees up to 8,192 rules, and may be in a softirq.
@@ -179,7 +181,8 @@ pub(crate) type SharedRules = Arc<Deferred<RuleSet>>;
 
 impl RuleSet {
     /// Makes it one that namespaces and flows share: `ENOMEM`. Process context.
-    pub(crate) fn share(self) -> Result<SharedRules> {
+    pub(crate) fn share(mut self) -> Result<SharedRules> {
+        self.names_device = self.rules.iter().any(|rule| rule.matches.device.is_some());
         Ok(Arc::new(Deferred::new(self)?, GFP_KERNEL_ACCOUNT)?)
     }
 
@@ -190,12 +193,18 @@ impl RuleSet {
             deny_others: false,
             enforce: false,
             last_handle: 0,
+            names_device: false,
         }
     }
 
     /// Whether it refuses nothing and changes nothing.
     pub(crate) fn is_open(&self) -> bool {
         self.rules.is_empty() && !self.deny_others
+    }
+
+    /// Whether a rule names a device.
+    pub(super) fn names_device(&self) -> bool {
+        self.names_device
     }
 
     /// The judgements on what goes out, and on what comes in.

@@ -8,7 +8,7 @@ use super::{Outcome, Packets, Stopped};
 use crate::identity::Owner;
 use crate::pure::{
     bucket::Buckets,
-    rule::{Direction, Facts, Judgement, Peer}, //
+    rule::{DeviceName, Direction, Facts, Judgement, Peer}, //
 };
 use crate::sys::{
     context,
@@ -42,6 +42,10 @@ pub(super) struct Verdicts {
     pub(super) generation: u64,
     port: u16,
     device: i32,
+    /// What that device was called, if a rule names a device: it may have come after the sock was bound to its
+    /// number, and be called otherwise later.
+    device_name: Option<DeviceName>,
+    by_device: bool,
     pub(super) out: Side,
     into: Side,
     /// The sock's own mark, priority and SO_MAX_PACING_RATE, where a rule's replace them.
@@ -110,10 +114,19 @@ impl Evaluation<'_> {
         let generation = net.generation();
         let (port, device) = (self.sk.local_port(), self.sk.bound_device());
         let verdicts = &mut *self.verdicts;
-        if (verdicts.generation, verdicts.port, verdicts.device) == (generation, port, device) {
+        let name_now = |by_device: bool| match by_device {
+            true => self.sk.bound_device_name(),
+            false => None,
+        };
+        if (verdicts.generation, verdicts.port, verdicts.device) == (generation, port, device)
+            && verdicts.device_name == name_now(verdicts.by_device)
+        {
             return None;
         }
         let set = net.rules();
+        verdicts.by_device = set.names_device();
+        // Before the judgement, which may see a later one.
+        verdicts.device_name = name_now(verdicts.by_device);
         let [out, into] = with_facts(Some(self.owner), self.sk, u16::from_be(port), |facts| {
             set.judge(facts, None)
         });

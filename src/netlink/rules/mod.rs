@@ -136,6 +136,7 @@ pub(crate) fn add(request: &Request<'_>) -> Result {
         deny_others: old.deny_others,
         enforce: old.enforce,
         last_handle: handle,
+        ..RuleSet::empty()
     };
     put_in_force(request, &net, set)?;
     request.reply(uapi::KOPI_CMD_RULE_ADD, |message| {
@@ -169,6 +170,7 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
         deny_others: old.deny_others,
         enforce: old.enforce,
         last_handle: old.last_handle,
+        ..RuleSet::empty()
     };
     put_in_force(request, &net, set)?;
     Ok(())
@@ -237,6 +239,7 @@ fn new_set(request: &Request<'_>, old: &RuleSet) -> Result<RuleSet> {
         },
         enforce: enforce(request, old)?,
         last_handle: old.last_handle,
+        ..RuleSet::empty()
     };
     if keep.is_none() {
         read_rules(request, old, &mut set)?;
