@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The first hook of LOCAL_OUT: the rules judge all packets of flows, however they are sent. */
+/*
+ * The first hook of LOCAL_OUT: the rules judge all packets of flows, and while they are enforced those of
+ * ordinary sockets, however they are sent.
+ */
 
 #include <linux/ip.h>
 #include <linux/ipv6.h>
@@ -80,6 +83,23 @@ static struct sock *tunnel_sock(struct sock *sk)
 	return sk && sk_fullsock(sk) && is_judged(sk) && !sk->sk_kern_sock ? sk : NULL;
 }
 
+/*
+ * Whether a packet has another one of the same sock in it, which was judged before. Tunnels that leave the sock in
+ * both places do so: ip_vs_tunnel_xmit() of IPIP and GRE, pptp_xmit(), seg6_output() with nf_hooks_lwtunnel (7.3.4).
+ * They don't all set skb->encapsulation, and the transport header isn't that of the outer packet. What can't be
+ * parsed is judged.
+ */
+static bool is_wrapped(const struct sk_buff *skb, const struct sock *sk, const struct nf_hook_state *state)
+{
+	unsigned int offset = 0;
+
+	if (state->pf == NFPROTO_IPV4)
+		return ip_hdr(skb)->protocol != sk->sk_protocol;
+	/* Options may come before the transport header. */
+	return ipv6_hdr(skb)->nexthdr != sk->sk_protocol &&
+	       ipv6_find_hdr(skb, &offset, sk->sk_protocol, NULL, NULL) == -ENOENT;
+}
+
 /* The sock that a packet is judged by: its own, or the listener of a SYN-ACK, whose own is a request. */
 static struct sock *judging_sock(const struct sk_buff *skb, const struct nf_hook_state *state)
 {
@@ -90,7 +110,7 @@ static struct sock *judging_sock(const struct sk_buff *skb, const struct nf_hook
 	if (sk_fullsock(sk)) {
 		if (sk != state->sk)
 			return tunnel_sock(state->sk);
-		return is_judged(sk) ? sk : NULL;
+		return is_judged(sk) && !is_wrapped(skb, sk, state) ? sk : NULL;
 	}
 	if (sk->sk_state != TCP_NEW_SYN_RECV)
 		return NULL;
