@@ -98,6 +98,33 @@ def addresses(ynl, near):
     check("nothing has come", drain(near)[0] == 0)
 
 
+def any_addresses(ynl):
+    """A datagram or a connection to the any-address is judged by the address that it gets: the socket's own, or the
+    loopback address."""
+    for what, proto, own, to, reached in (
+            ("IPv4", 0, "0.0.0.0", "0.0.0.0", LOCAL), ("IPv4, bound", 0, HOST, "0.0.0.0", HOST),
+            ("IPv6", kopi.UDP6, "::", "::", "::1"), ("IPv4 by IPv6", kopi.UDP6, "::", "::ffff:0.0.0.0", LOCAL),
+            ("IPv4 by IPv6, bound", kopi.UDP6, "::ffff:" + HOST, "::ffff:0.0.0.0", HOST),
+            ("IPv6, bound to one of IPv4", kopi.UDP6, "::ffff:" + HOST, "::", LOCAL)):
+        add(ynl, remote_address=reached, remote_prefix=128 if ":" in reached else 32, verdict="allow")
+        ask(ynl, "ruleset-set", {"default": "deny", "keep": True})
+        plain, channel = bound(own, proto), kopi.Channel(bound(own, proto))
+        name = pack_address(to, PORT)
+        found = kopi.libc.sendto(plain.fileno(), b"x", 1, 0, name, len(name))
+        check(f"{what}: a call's", found == 1, os.strerror(ctypes.get_errno()))
+        channel.send(0, b"r", (to, PORT, 0, 0) if proto else (to, PORT))
+        channel.bell()
+        error = channel.completion.pop()[4]
+        check(f"{what}: a ring's", error == 0, os.strerror(error))
+        counted = [rule["packets"] for rule in rules(ynl)]
+        check(f"{what}: each is counted once", counted == [2], counted)
+        found = kopi.libc.connect(plain.fileno(), name, len(name))
+        check(f"{what}: connect()", found == 0, os.strerror(ctypes.get_errno()))
+        plain.close()
+        channel.sock.close()
+        ask(ynl, "ruleset-set")
+
+
 def rates_by_peer(ynl, near):
     """Two rates, each for other peers: each holds, in whatever order the peers come."""
     add(ynl, remote_address="127.0.0.2", rate_packets=1, burst=10)
@@ -368,6 +395,8 @@ with namespace("host"):
     receiver.bind(("::", PORT))
 with ruled() as netlink:
     addresses(netlink, receiver)
+    any_addresses(netlink)
+    drain(receiver)
     source_routes(netlink)
     rates(netlink, receiver)
     rates_by_peer(netlink, receiver)

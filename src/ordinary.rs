@@ -76,7 +76,7 @@ impl Ordinary {
         if !policy.net().are_enforced() {
             return Ok(());
         }
-        let judged = peer.map(Peer::or_loopback);
+        let judged = peer.map(|peer| peer.or_own(|| sk.source()));
         let permission = policy.may_exchange(&caller, sk, direction, judged.as_ref());
         permission.map_err(|_| {
             notify_refused(policy, sk, Refused::Call(call, peer), || {
@@ -177,7 +177,7 @@ impl JudgesOrdinary for Ordinary {
             SocketCall::Connect => {
                 let caller = policy.identify(sk)?;
                 to.map_or(Ok(()), |to| {
-                    policy.may_connect(Some(&caller), sk, &to.or_loopback())
+                    policy.may_connect(Some(&caller), sk, &to.or_own(|| sk.source()))
                 })
             }
             SocketCall::Listen => {

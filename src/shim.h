@@ -64,6 +64,7 @@ bool kopi_bh_lock_sock_unowned(struct sock *sk);
 void kopi_bh_unlock_sock(struct sock *sk);
 __be32 kopi_sk_rcv_saddr(const struct sock *sk);
 __be32 kopi_sk_daddr(const struct sock *sk);
+const struct in6_addr *kopi_sk_v6_saddr(const struct sock *sk);
 const struct in6_addr *kopi_sk_v6_rcv_saddr(const struct sock *sk);
 const struct in6_addr *kopi_sk_v6_daddr(const struct sock *sk);
 __be16 kopi_sk_dport(const struct sock *sk);

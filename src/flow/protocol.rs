@@ -123,6 +123,7 @@ unsafe impl Protocol for Flow {
         let caller = policy.identify(socket.sk())?;
         match name.peer() {
             Some(peer) => {
+                let peer = peer.or_own(|| socket.sk().source());
                 let decision = policy.may_connect(Some(&caller), socket.sk(), &peer);
                 self.permit(socket, decision, |stopped| {
                     Event::ConnectDenied(stopped, peer)
@@ -232,7 +233,7 @@ unsafe impl Protocol for Flow {
         };
         let caller = policy.identify_if_new(socket.sk())?;
         let peer = match name {
-            Some(name) => name.peer(),
+            Some(name) => name.peer().map(|peer| peer.or_own(|| socket.sk().source())),
             None => socket.sk().peer(),
         };
         // Without a peer the stack gives the error.

@@ -261,6 +261,16 @@ pub struct Meta {
 }
 
 impl Meta {
+    /// The source address that the program has chosen, as one of IPv6.
+    pub fn source(&self) -> Option<[u8; 16]> {
+        let [a, b, c, d, ..] = self.local;
+        match self.family {
+            _ if self.flags & META_LOCAL == 0 => None,
+            AF_INET6 => Some(self.local),
+            _ => Some(mapped([a, b, c, d])),
+        }
+    }
+
     /// The peer, as rules see it.
     pub fn peer(&self) -> Peer {
         let [a, b, c, d, ..] = self.peer;

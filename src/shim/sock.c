@@ -197,6 +197,11 @@ __be32 kopi_sk_daddr(const struct sock *sk)
 	return READ_ONCE(sk->sk_daddr);
 }
 
+const struct in6_addr *kopi_sk_v6_saddr(const struct sock *sk)
+{
+	return &inet6_sk(sk)->saddr;
+}
+
 const struct in6_addr *kopi_sk_v6_rcv_saddr(const struct sock *sk)
 {
 	return &sk->sk_v6_rcv_saddr;

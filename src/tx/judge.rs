@@ -33,7 +33,10 @@ fn peer_of(meta: &Meta, sk: &Sock) -> Peer {
     if meta.peer_port == 0 {
         return sk.peer().unwrap_or(NOBODY);
     }
-    meta.peer().or_loopback()
+    meta.peer().or_own(|| match meta.source() {
+        Some(source) => source,
+        None => sk.source(),
+    })
 }
 
 /// What the rules have let pass, and counted, at the head of the ring: it wasn't sent yet.

@@ -9,7 +9,7 @@ mod lock;
 mod stream;
 
 use crate::{
-    pure::rule::Peer,
+    pure::rule::{mapped, Peer},
     sys::{
         bindings,
         context::might_sleep,
@@ -421,6 +421,20 @@ impl Sock {
     pub(crate) fn local_end(&self) -> Peer {
         let ends = self.ends();
         ends.as_peer(ends.local, ends.local_port)
+    }
+
+    /// The address that it sends from, where a call names none, as one of IPv6; an any-address if the route
+    /// decides. Any context.
+    pub(crate) fn source(&self) -> [u8; 16] {
+        // SAFETY: The sock is a valid one of IP, so it begins with an inet_sock, and one of IPv6 has its part for
+        // that. What bind() and connect() change meanwhile is read by volatile accesses.
+        unsafe {
+            if self.is_ipv6() {
+                return ptr::read_volatile(bindings::kopi_sk_v6_saddr(self.as_ptr()).cast());
+            }
+            let inet = self.as_ptr().cast::<bindings::inet_sock>();
+            mapped(ptr::read_volatile(&raw const (*inet).inet_saddr).to_ne_bytes())
+        }
     }
 
     /// The device that it is bound to, or 0. Any context.
