@@ -283,6 +283,10 @@ pub(crate) fn sends(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) ->
     if let Some(known) = ordinary::known::<Ordinary>(sk) {
         return known.sends(sk, sent, via, again);
     }
+    // A flow that was closed since its VRF, where it was judged, had the packet.
+    if again && !sk.is_stream() && !sk.has_socket() {
+        return Outcome::Pass;
+    }
     if *via != sent.peer && unknown(sk, Direction::Out, via) == Outcome::Denied {
         return Outcome::Denied;
     }
