@@ -46,8 +46,7 @@ pub(crate) struct Ordinary {
 
 /// What the module keeps of a socket's network namespace, if that isn't ending.
 fn net_of(net: &NetRef) -> Option<Arc<Net>> {
-    let _rcu = rcu::read_lock();
-    net.state_if_alive()
+    net.state_if_alive(&rcu::read_lock())
 }
 
 impl Ordinary {

@@ -15,7 +15,7 @@ use crate::sys::{
 };
 use kernel::{
     prelude::*,
-    sync::{global_lock, rcu},
+    sync::global_lock,
     time::{delay::fsleep, Delta}, //
 };
 
@@ -100,7 +100,7 @@ pub(crate) fn attach(
 ) -> core::result::Result<(), AttachError> {
     let rtnl = Rtnl::lock();
     let device = Device::get(net, ifindex).map_err(|_| AttachError::Absent)?;
-    if !device.is_ethernet() || !device.is_nic() {
+    if !device.is_ethernet(&rtnl) || !device.is_nic(&rtnl) {
         return Err(AttachError::NotNic);
     }
     if !device.has_driver() {
@@ -125,7 +125,7 @@ pub(crate) fn attach(
             .reserve(1, GFP_KERNEL_ACCOUNT)
             .map_err(|_| AttachError::Other(ENOMEM))?;
     }
-    let hooked = Hooked::new(AttachedDevice::new(device, port_map)?)?;
+    let hooked = Hooked::new(AttachedDevice::new(device, port_map, &rtnl)?, &rtnl)?;
     let refused = ATTACHED.lock().push_within_capacity(hooked);
     refused.map_err(|_| AttachError::Other(ENOMEM))
 }
@@ -195,11 +195,7 @@ pub(crate) fn each(
 ) -> Result {
     let devices = ATTACHED.lock();
     for attached in of_net(&devices, net).skip(start) {
-        let path = {
-            let _softirqs = BottomHalvesOff::new();
-            let _rcu = rcu::read_lock();
-            attached.tx_path()
-        };
+        let path = attached.tx_path(&BottomHalvesOff::new());
         if !show(attached, path)? {
             break;
         }

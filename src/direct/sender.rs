@@ -6,7 +6,7 @@
 use super::{device::AttachedDevice, path::TxPath};
 use crate::flow::Flow;
 use crate::sys::{
-    context::BottomHalvesOff,
+    context::{BottomHalvesOff, SoftirqsOff},
     datagram::Datagram,
     direct::{egress::TakenSkb, frame_batch::FrameBatch},
     sock::Sock, //
@@ -121,13 +121,13 @@ enum Answer {
 /// Asks whether a flow's datagram may leave directly now: as the first one of several, or behind what is in
 /// flight.
 fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> Answer {
-    let _softirqs = BottomHalvesOff::new();
+    let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     match FrameBatch::only_hook::<AttachedDevice>(datagram, &rcu) {
-        Some(attached) if attached.is_direct() => {
+        Some(attached) if attached.is_direct(&softirqs) => {
             // The flow enters the direct path only with what can leave so.
             let may_begin = is_worth_it || attached.has_in_flight(flow);
-            if may_begin && FrameBatch::accepts(sk, datagram) && attached.may_leave(flow) {
+            if may_begin && FrameBatch::accepts(sk, datagram, &rcu) && attached.may_leave(flow) {
                 Answer::Yes
             } else {
                 Answer::NotNow
@@ -139,7 +139,7 @@ fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> An
 
 /// Has a batch leave by its device, or by the stack if the device isn't attached any more.
 fn leave(packet: TakenSkb) {
-    let _softirqs = BottomHalvesOff::new();
+    let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     let attached = packet.only_hook::<AttachedDevice>(&rcu);
     let flow = packet.flow::<Flow>(&rcu);
@@ -150,7 +150,7 @@ fn leave(packet: TakenSkb) {
         return packet.finish();
     }
     match (attached, flow) {
-        (Some(attached), Some(flow)) => attached.send_batch(flow, packet),
+        (Some(attached), Some(flow)) => attached.send_batch(flow, packet, &softirqs),
         _ => {
             packet.pass_to_hooks();
         }
@@ -158,13 +158,12 @@ fn leave(packet: TakenSkb) {
 }
 
 impl AttachedDevice {
-    /// Whether the direct path is open now. In an RCU read-side section, with softirqs off.
-    fn is_direct(&self) -> bool {
-        !self.closing.load(Relaxed) && self.tx_path() == TxPath::Direct
+    /// Whether the direct path is open now.
+    fn is_direct(&self, softirqs: &SoftirqsOff) -> bool {
+        !self.closing.load(Relaxed) && self.tx_path(softirqs) == TxPath::Direct
     }
 
-    /// Whether a flow's datagrams may take the direct path, if it is open. In an RCU read-side
-    /// section, with softirqs off.
+    /// Whether a flow's datagrams may take the direct path, if it is open.
     fn may_leave(&self, flow: &Flow) -> bool {
         let direct = &flow.direct;
         match direct.in_flight_at(self.number) {
@@ -180,10 +179,10 @@ impl AttachedDevice {
     }
 
     /// Sends a batch of a flow's datagrams, behind what the flow has in flight. In an RCU read-side
-    /// section, with softirqs off.
-    fn send_batch(&self, flow: &Flow, mut packet: TakenSkb) {
+    /// section.
+    fn send_batch(&self, flow: &Flow, mut packet: TakenSkb, softirqs: &SoftirqsOff) {
         let direct = &flow.direct;
-        let path = self.tx_path();
+        let path = self.tx_path(softirqs);
         let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
         let directly = can && self.may_leave(flow);
         let in_flight = direct.in_flight_at(self.number);
@@ -204,6 +203,6 @@ impl AttachedDevice {
         } else {
             packet.leave_to_stack();
         }
-        self.enqueue(flow, packet, in_flight.unwrap_or(0));
+        self.enqueue(flow, packet, in_flight.unwrap_or(0), softirqs);
     }
 }

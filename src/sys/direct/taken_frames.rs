@@ -113,7 +113,7 @@ impl TakenSkb {
         lost
     }
 
-    /// The flow that sent it, if that is still open. In an RCU read-side section.
+    /// The flow that sent it, if that is still open.
     pub(crate) fn flow<'a, T: Protocol>(&self, _rcu: &'a rcu::Guard) -> Option<&'a T> {
         // SAFETY: The skb holds its sock until it is freed. RCU, held for `'a`, keeps the flow.
         let found = unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) };
@@ -121,7 +121,6 @@ impl TakenSkb {
     }
 
     /// The only egress hook of the device by which the packet is about to leave, if this is a `T`.
-    /// In an RCU read-side section.
     pub(crate) fn only_hook<'a, T: Egress>(&self, _rcu: &'a rcu::Guard) -> Option<&'a T> {
         // SAFETY: This value owns the skb, which has a reference to its dst. RCU, held for `'a`,
         // keeps the device, the list of hooks, and the hook of a registration that ends meanwhile.
