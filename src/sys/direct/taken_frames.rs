@@ -28,7 +28,7 @@ impl TakenSkb {
         count: u16,
     ) -> Self {
         // SAFETY: Nothing else uses the skb, nor its control block.
-        unsafe { Self::new(skb, SkbCb::of_frames(pages.into_raw(), count)) }
+        unsafe { Self::new(skb, SkbCb::of_frames(pages, count)) }
     }
 
     /// The memory of the frames from `first` on, and what the table has of each.
