@@ -3,8 +3,7 @@
 //! What there is of KOPI in one network namespace: its flows, its channels, its rules, its
 //! monitors.
 //!
-//! `flows` and `channels` are taken before the locks of a channel, and never both at once. The lock
-//! of the rules is taken after all others.
+//! docs/architecture.md has the order of its locks.
 
 use crate::channel::Channel;
 use crate::direct::RedirectedPorts;
@@ -70,7 +69,7 @@ pub(crate) struct Totals {
 pub(crate) struct Net {
     #[pin]
     pub(crate) flows: Mutex<Flows>,
-    /// The last sum that was made; held while one is made. Taken before `flows`.
+    /// The last sum that was made; held while one is made.
     #[pin]
     totals: Mutex<Totals>,
     #[pin]
@@ -82,7 +81,7 @@ pub(crate) struct Net {
     /// One change of the rules at a time.
     #[pin]
     pub(crate) changing: Mutex<()>,
-    /// Taken last, in process context.
+    /// Process context.
     #[pin]
     pub(crate) redirected_ports: Mutex<RedirectedPorts>,
 }

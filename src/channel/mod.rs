@@ -2,14 +2,12 @@
 
 //! A channel: a region of frames and four rings, and the flows that use it.
 //!
-//! Locks, in the order in which they may be taken:
+//! Its locks, which docs/architecture.md puts in an order with all others:
 //!
-//! 1. `sender`, a mutex: the TX ring and the table of flows. Held while the stack sends.
-//! 2. `receiver`, a spinlock that softirqs take: the FILL and RX rings.
-//! 3. `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
-//!    COMPLETION ring.
-//!
-//! Those of `engine/` are taken last of all.
+//! - `sender`, a mutex: the TX ring and the table of flows. Held while the stack sends.
+//! - `receiver`, a spinlock that softirqs take: the FILL and RX rings.
+//! - `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
+//!   COMPLETION ring.
 
 mod completions;
 mod doorbell;

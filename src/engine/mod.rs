@@ -58,7 +58,7 @@ global_lock! {
 
 global_lock! {
     // SAFETY: `Engines::register` initializes it, before there is any socket.
-    /// The engines' threads. Taken before all other locks, while they are exchanged.
+    /// The engines' threads. Held while they are exchanged.
     unsafe(uninit) static THREADS: Mutex<KVec<Thread<Engine>>> = KVec::new();
 }
 

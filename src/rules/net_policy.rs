@@ -28,7 +28,7 @@ static ENFORCING: Atomic<u32> = Atomic::new(0);
 /// See the module's documentation.
 #[pin_data]
 pub(crate) struct NetPolicy {
-    /// Taken after all other locks.
+    /// The rules of now. Taken with interrupts off, since it is held under any other lock.
     #[pin]
     rules: SpinLockIrq<SharedRules>,
     /// That of `rules`. Flows compare it with the generation of their cached verdicts.
