@@ -148,8 +148,7 @@ pub(crate) struct Charge<H: Charged = Holding> {
 }
 
 impl<H: Charged> Charge<H> {
-    /// Charges the current user and the namespace of that cookie, on behalf of a socket. Process
-    /// context.
+    /// Charges the current user, and `net`, on behalf of a socket. Process context.
     ///
     /// `EMFILE` over a limit of flows or channels, `ENOBUFS` over one of frames, `ENOMEM`.
     pub(crate) fn new(net: &NetRef, held: H) -> Result<Self> {

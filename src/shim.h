@@ -2,8 +2,7 @@
 /*
  * The declarations of KOPI's C for Rust, by file of shim/. Most functions are helpers for inline
  * functions, macros and fields of the kernel that bindgen can't reach, and are named after these.
- * The rest is code: mirror.c mirrors kernel functions that can't be called, local_out.c,
- * netdev.c and trace.c have hooks, kopimon.c and kopirx.c have device types.
+ * Files with code of their own say so at their head.
  */
 #ifndef _KOPI_SHIM_H
 #define _KOPI_SHIM_H
@@ -570,7 +569,7 @@ bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index);
 void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb);
 
 /* shim/local_out.c */
-/* A packet, or a GSO packet, that a flow sends. */
+/* A packet, or a GSO packet, that a flow or an ordinary socket sends. */
 struct kopi_sent {
 	struct in6_addr to;
 	/* The first hop of a source route; otherwise the same as above. */

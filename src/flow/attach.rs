@@ -32,8 +32,7 @@ pub(super) struct Attachment {
     is_guest: bool,
 }
 
-/// UDP_CORK was set once; the option may be on, or be set and taken back while a message is under
-/// way.
+/// UDP_CORK was set once, and may be on now; or, with [`TX_ONLY`], a message was sent with MSG_MORE.
 pub(super) const CORKED: u32 = 1 << 30;
 /// With [`ON_CHANNEL`]: the channel only sends. The flow can be corked, and sends by no ring then.
 pub(super) const TX_ONLY: u32 = 1 << 29;

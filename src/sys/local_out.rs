@@ -37,7 +37,7 @@ impl NetRef {
     }
 }
 
-/// A packet, or a GSO packet, that a flow sends.
+/// A packet, or a GSO packet, that a flow or an ordinary socket sends.
 pub(crate) struct Leaving {
     /// The final destination.
     pub(crate) to: Peer,

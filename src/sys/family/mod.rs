@@ -180,7 +180,7 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// take a lock under which other code accesses a program's memory.
     fn map(&self, vma: &Vma) -> Result;
 
-    /// Packets were queued, after [`has_own_callback, install_callbacks`]. If the sock has a receive hook, it comes
+    /// Packets were queued, after [`install_callbacks`]. If the sock has a receive hook, it comes
     /// locked. The number of packets that one call then delivers is bounded, because senders don't
     /// wait. Returns whether packets are left.
     fn data_ready(&self, sk: &Sock, locked: Option<LockedSock<'_>>, softirqs: &SoftirqsOff)
