@@ -241,7 +241,7 @@ impl Net {
         summed == SUMMED_AT_ONCE
     }
 
-    /// Notes whether it is; the caller holds `changing`.
+    /// Records whether LOCAL_OUT is hooked. The caller holds `changing`.
     pub(crate) fn set_hooked(&self, hooked: bool) {
         self.hooked.store(hooked, Relaxed);
     }

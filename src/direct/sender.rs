@@ -14,15 +14,15 @@ use crate::sys::{
 use core::sync::atomic::Ordering::Relaxed;
 use kernel::sync::rcu;
 
-/// So many of a flow's datagrams must follow one in the ring that is to leave directly, if nothing of the flow
-/// is in flight: the stack is cheaper for fewer.
+/// The fewest datagrams of the same flow that must follow in the TX ring before a flow with nothing in flight
+/// begins the direct path; for fewer the stack costs less.
 const OTHERS_MIN: u32 = 2;
 
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {
     batch: FrameBatch,
-    /// The device by which no datagram of this batch of the ring leaves directly, known by an
-    /// address; 0 for none.
+    /// The address of the device by which no datagram of this batch of the ring leaves directly. It is only
+    /// compared; 0 for none.
     refused: usize,
     /// The number of the flow that sent last.
     flow: u32,

@@ -62,7 +62,8 @@ fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
         requester.net().hook_local_out()?;
         net.set_hooked(true);
     }
-    // What came into the table while the last namespace's left it goes with the next change.
+    // If no namespace enforces its rules: a call that had begun may have added a socket to the table after
+    // the last one's were taken out. It goes with the next change.
     if net.policy.set_rules(set) || NetPolicy::enforcing() == 0 {
         forget_unnoted();
     }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The turn to read a socket's queue. Who has it may be kept for ever, by memory that doesn't come, so others
-//! wait no longer than a read may last, and never past a signal that ends it.
+//! The turn to read a socket's queue.
+//!
+//! A reader can hold it forever, if a page fault in the destination buffer never ends. So others wait only as
+//! long as their read may, and a signal ends the wait.
 
 use crate::sys::{
     context::{fatal_signal_pending, jiffies, signal_pending},
