@@ -58,12 +58,7 @@ fn judge(
         mark: packet.mark,
         priority: packet.priority,
     };
-    match judge(&mut sent) {
-        Outcome::Pass => {
-            (packet.mark, packet.priority) = (sent.mark, sent.priority);
-            Ok(())
-        }
-        Outcome::Denied => Err(EACCES),
-        Outcome::TooFast => Err(too_fast()),
-    }
+    judge(&mut sent).result(too_fast)?;
+    (packet.mark, packet.priority) = (sent.mark, sent.priority);
+    Ok(())
 }

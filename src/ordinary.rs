@@ -225,16 +225,13 @@ impl JudgesOrdinary for Ordinary {
         if let Some(known) = known.filter(|_| outcome == Outcome::Denied) {
             known.tell_of_packet(sk, Direction::In, from);
         }
-        match outcome {
-            // connect() to AF_UNSPEC took the port meanwhile, by which it should have been judged.
-            Outcome::Pass if !sk.is_stream() && (port == 0 || sk.local_port() != port) => {
-                count_unjudged(sk);
-                Err(EACCES)
-            }
-            Outcome::Pass => Ok(()),
-            Outcome::Denied => Err(EACCES),
-            Outcome::TooFast => Err(enobufs()),
+        outcome.result(enobufs)?;
+        // connect() to AF_UNSPEC took the port meanwhile, by which it should have been judged.
+        if !sk.is_stream() && (port == 0 || sk.local_port() != port) {
+            count_unjudged(sk);
+            return Err(EACCES);
         }
+        Ok(())
     }
 }
 

@@ -73,10 +73,8 @@ impl Flow {
             return Outcome::Pass;
         };
         let peer = peer();
-        match self.decide(sk, direction, peer, packets) {
-            Outcome::Pass if policy.denies_user(sk, direction, &peer) => Outcome::Denied,
-            outcome => outcome,
-        }
+        self.decide(sk, direction, peer, packets)
+            .unless(|| policy.denies_user(sk, direction, &peer))
     }
 
     /// Has the rules decide about datagrams of a call, which gives the error itself. Any context but hard

@@ -250,14 +250,12 @@ unsafe impl Protocol for Flow {
             self.decide_for(&caller, socket.sk(), Direction::Out, peer, packets)
         };
         let outcome = judge(true);
-        let refusal = match outcome {
-            Outcome::Pass => return Ok(()),
-            Outcome::Denied => {
-                judge(false);
-                EACCES
-            }
-            Outcome::TooFast => enobufs(),
+        let Err(refusal) = outcome.result(enobufs) else {
+            return Ok(());
         };
+        if outcome == Outcome::Denied {
+            judge(false);
+        }
         let len = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.show_refused(socket.sk(), outcome, peer, len, 0);
         Err(refusal)
@@ -381,12 +379,8 @@ unsafe impl Protocol for Flow {
             let caller = policy.identify_if_new(sk)?;
             let outcome = self.decide_for(&caller, sk, Direction::In, peer, packets);
             // Afterwards, as it was judged by the port of then.
-            match outcome {
-                Outcome::Pass if self.cant_judge(size.is_mapped, || sk.is_first_stray()) => {
-                    Ok(Outcome::Denied)
-                }
-                outcome => Ok::<_, Error>(outcome),
-            }
+            let cant_be = || self.cant_judge(size.is_mapped, || sk.is_first_stray());
+            Ok::<_, Error>(outcome.unless(cant_be))
         };
         let outcome = match self.policy_in_force() {
             None => Outcome::Pass,

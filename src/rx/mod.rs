@@ -435,8 +435,5 @@ fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outc
     };
     let outcome = flow.decide_in_ring(sk, Direction::In, || meta.peer(), packets);
     let cant_be = || flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk));
-    match outcome {
-        Outcome::Pass if flow.policy_in_force().is_some() && cant_be() => Outcome::Denied,
-        outcome => outcome,
-    }
+    outcome.unless(|| flow.policy_in_force().is_some() && cant_be())
 }
