@@ -98,7 +98,7 @@ impl Ordinary {
         let denied_hop =
             (*via != peer && self.policy.denies(sk, Direction::Out, via)).then_some(via);
         if denied_hop.is_some() || sk.is_stream() && self.policy.denies(sk, Direction::In, &peer) {
-            self.policy.net().denied.fetch_add(1, Relaxed);
+            self.policy.net().count_denied(None);
             self.tell_of_packet(sk, Direction::Out, denied_hop.unwrap_or(&peer));
             return Outcome::Denied;
         }
@@ -238,7 +238,7 @@ impl JudgesOrdinary for Ordinary {
 /// Counts a packet that is refused since rules can't judge it.
 fn count_unjudged(sk: &Sock) {
     if let Some(net) = net_of(sk.net()) {
-        net.policy.denied.fetch_add(1, Relaxed);
+        net.policy.count_denied(None);
     }
 }
 

@@ -15,10 +15,7 @@ use crate::sys::{
     socket::Socket,
     task, uapi,
 };
-use kernel::{
-    prelude::*,
-    sync::atomic::ordering::Relaxed, //
-};
+use kernel::prelude::*;
 
 /// Flows that are shown before others that wait for the lock get it.
 const FLOWS_MAX: usize = 256;
@@ -286,9 +283,6 @@ pub(crate) fn totals(request: &Request<'_>) -> Result {
     request.reply(uapi::KOPI_CMD_TOTALS_GET, |message| {
         put_stats(message, uapi::KOPI_A_TOTALS_STATS, &totals.stats)?;
         message.uint(uapi::KOPI_A_TOTALS_FLOWS_OPENED, totals.opened)?;
-        message.uint(
-            uapi::KOPI_A_TOTALS_FLOWS_DENIED,
-            net.policy.denied.load(Relaxed),
-        )
+        message.uint(uapi::KOPI_A_TOTALS_FLOWS_DENIED, net.policy.denied())
     })
 }

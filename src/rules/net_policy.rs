@@ -42,8 +42,8 @@ pub(crate) struct NetPolicy {
     /// The same, among the namespaces.
     #[pin]
     enforcing: SpinLockBh<Option<HeldCount>>,
-    /// Calls and live flows that rules stopped.
-    pub(crate) denied: Atomic<u64>,
+    /// See [`Self::count_denied`].
+    denied: Atomic<u64>,
     /// The monitor devices that are up.
     pub(crate) monitors: Devices,
 }
@@ -106,8 +106,14 @@ impl NetPolicy {
         self.enforced_since.load(Relaxed)
     }
 
-    /// Counts a call or a socket that a rule stopped, or the default. Any context.
-    pub(super) fn count_denied(&self, rule: Option<&Rule>) {
+    /// Number of calls, packets and sockets that rules stopped. Any context.
+    pub(crate) fn denied(&self) -> u64 {
+        self.denied.load(Relaxed)
+    }
+
+    /// Counts a call, a packet or a socket that a rule stopped; `None` if the default did, or something that rules
+    /// can't judge. Any context.
+    pub(crate) fn count_denied(&self, rule: Option<&Rule>) {
         if let Some(rule) = rule {
             rule.denied.add(1);
         }
