@@ -42,7 +42,7 @@ pub(crate) struct AttachedDevice {
     pub(super) device: Arc<Device>,
     pub(super) queues: KVec<Pin<KBox<Timer<Queue>>>>,
     /// It takes no more packets.
-    pub(super) closing: AtomicBool,
+    closing: AtomicBool,
     /// The target of redirected frames, if the device was attached with a port map.
     pub(super) receiving: Option<RedirectDevice<RedirectReceiver>>,
     pub(crate) counters: Arc<Counters>,
@@ -116,6 +116,11 @@ impl AttachedDevice {
         } else {
             TxPath::Direct
         }
+    }
+
+    /// Whether a packet may leave directly whose path is this one, as far as the device is concerned.
+    pub(super) fn is_open(&self, path: TxPath) -> bool {
+        path == TxPath::Direct && !self.closing.load(Relaxed)
     }
 
     /// The path of a packet, without regard to other packets of its flow.
@@ -220,7 +225,7 @@ impl Egress for AttachedDevice {
             return EgressVerdict::Pass;
         }
         let path = self.path_of(&skb, softirqs);
-        let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
+        let can = self.is_open(path);
         if in_flight == 0 && !(can && direct.may_leave_by(self.number)) {
             let path = if can { TxPath::Behind } else { path };
             direct.record_path(self.number, path);

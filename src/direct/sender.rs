@@ -3,7 +3,7 @@
 //! A channel's datagrams that leave directly, as frames without an skb for each: those that nothing
 //! behind netfilter looks at, by a device that is attached and is asked anew for each batch.
 
-use super::{device::AttachedDevice, path::TxPath};
+use super::device::AttachedDevice;
 use crate::flow::Flow;
 use crate::sys::{
     context::{BottomHalvesOff, SoftirqsOff},
@@ -124,7 +124,7 @@ fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> An
     let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     match FrameBatch::only_hook::<AttachedDevice>(datagram, &rcu) {
-        Some(attached) if attached.is_direct(&softirqs) => {
+        Some(attached) if attached.is_open(attached.tx_path(&softirqs)) => {
             // The flow enters the direct path only with what can leave so.
             let may_begin = is_worth_it || attached.has_in_flight(flow);
             if may_begin && FrameBatch::accepts(sk, datagram, &rcu) && attached.may_leave(flow) {
@@ -158,11 +158,6 @@ fn leave(packet: TakenSkb) {
 }
 
 impl AttachedDevice {
-    /// Whether the direct path is open now.
-    fn is_direct(&self, softirqs: &SoftirqsOff) -> bool {
-        !self.closing.load(Relaxed) && self.tx_path(softirqs) == TxPath::Direct
-    }
-
     /// Whether a flow's datagrams may take the direct path, if it is open.
     fn may_leave(&self, flow: &Flow) -> bool {
         let direct = &flow.direct;
@@ -183,8 +178,7 @@ impl AttachedDevice {
     fn send_batch(&self, flow: &Flow, mut packet: TakenSkb, softirqs: &SoftirqsOff) {
         let direct = &flow.direct;
         let path = self.tx_path(softirqs);
-        let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
-        let directly = can && self.may_leave(flow);
+        let directly = self.is_open(path) && self.may_leave(flow);
         let in_flight = direct.in_flight_at(self.number);
         let goes_here = directly || in_flight.is_some_and(|count| count != 0);
         if !goes_here || !direct.take(self.number, packet.charge()) {
