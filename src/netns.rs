@@ -27,8 +27,8 @@ use kernel::{
     }, //
 };
 
-/// Flows that are summed before others that wait for the lock get it.
-const SUMMED_AT_ONCE: usize = 256;
+/// Flows that are gone through before others that wait for the lock get it.
+pub(crate) const FLOWS_AT_ONCE: usize = 256;
 
 /// The flows, and what there was of those that are closed.
 pub(crate) struct Flows {
@@ -190,7 +190,7 @@ impl Net {
 
     /// Sums over all flows, by the counters that `stats_of` gives of an open one. Process context.
     ///
-    /// Others get `flows` after each [`SUMMED_AT_ONCE`] flows. A task that waited for another's sum
+    /// Others get `flows` after each [`FLOWS_AT_ONCE`] flows. A task that waited for another's sum
     /// takes a sum that was begun after the call: so nobody waits for more than two.
     pub(crate) fn totals(&self, stats_of: impl Fn(&Socket) -> Option<Stats>) -> Totals {
         let called = now();
@@ -231,14 +231,14 @@ impl Net {
             return false;
         };
         let mut summed = 0;
-        for (number, socket) in open.within(start..=summing.end).take(SUMMED_AT_ONCE) {
+        for (number, socket) in open.within(start..=summing.end).take(FLOWS_AT_ONCE) {
             if let Some(stats) = stats_of(socket) {
                 summing.stats.add(&stats);
             }
             summing.next = u64::from(number).saturating_add(1);
             summed += 1;
         }
-        summed == SUMMED_AT_ONCE
+        summed == FLOWS_AT_ONCE
     }
 
     /// Records whether LOCAL_OUT is hooked. The caller holds `changing`.

@@ -24,7 +24,7 @@ const CLOSING: u64 = 1_000_000_000;
 /// Interval at which detaching checks for packets in flight, in nanoseconds.
 const CLOSING_TICK: i64 = 1_000_000;
 /// Maximum number of attached devices, in all network namespaces together.
-pub(super) const ATTACHED_MAX: usize = 64;
+pub(crate) const ATTACHED_MAX: usize = 64;
 
 /// Drivers whose ndo_xdp_xmit can't be relied on, by a reading of 7.3.4. The kernel frees the last of a
 /// bulk's frames if fewer were sent.

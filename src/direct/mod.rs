@@ -25,7 +25,7 @@ mod redirected_ports;
 mod sender;
 mod waiting;
 
-pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching};
+pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching, ATTACHED_MAX};
 pub(crate) use device::AttachedDevice;
 pub(crate) use flow::Direct;
 pub(crate) use path::TxPath;

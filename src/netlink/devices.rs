@@ -11,7 +11,10 @@ use crate::sys::{
     uapi,
 };
 use core::sync::atomic::Ordering::Relaxed;
-use kernel::prelude::*;
+use kernel::{prelude::*, static_assert};
+
+// A message below names the number.
+static_assert!(direct::ATTACHED_MAX == 64);
 
 /// The device that a request names: `EINVAL`.
 fn named<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {

@@ -6,7 +6,7 @@ use crate::channel::Channel;
 use crate::describe::{put_ends, put_stats};
 use crate::direct::Attached;
 use crate::flow::Flow;
-use crate::netns::Net;
+use crate::netns::{Net, FLOWS_AT_ONCE};
 use crate::pure::abi::{self, Stats};
 use crate::sys::{
     context::cond_resched,
@@ -16,9 +16,6 @@ use crate::sys::{
     task, uapi,
 };
 use kernel::prelude::*;
-
-/// Flows that are shown before others that wait for the lock get it.
-const FLOWS_MAX: usize = 256;
 
 /// Puts what is known of a flow, with its path of cgroups at the end: `ENOENT` if it was closed, or
 /// became another user's.
@@ -137,7 +134,13 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
     let end = dump.end(|| net.flows.lock().open.end());
     while let Ok(start) = u32::try_from(dump.position()) {
         let (mut next, mut found) = (None, None);
-        for (number, socket) in net.flows.lock().open.within(start..=end).take(FLOWS_MAX) {
+        for (number, socket) in net
+            .flows
+            .lock()
+            .open
+            .within(start..=end)
+            .take(FLOWS_AT_ONCE)
+        {
             next = Some(u64::from(number).saturating_add(1));
             if owner(socket).is_some_and(|uid| may_see(&requester, uid)) {
                 found = Some(number);

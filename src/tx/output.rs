@@ -4,7 +4,7 @@
 //! payload copied, or by reference to the channel's pages.
 
 use super::batch::Batch;
-use super::completion::{in_flight, Batched, InFlight, REFERENCES_MAX};
+use super::completion::{in_flight, Batched, InFlight};
 use super::judge::Passed;
 use crate::channel::Channel;
 use crate::direct::DatagramSender;
@@ -16,7 +16,7 @@ use crate::sys::{
     message::SendMsg,
     region::{Bytes, PageVec},
     socket::Socket,
-    ubuf::Notification, //
+    ubuf::{Notification, REFERENCES_MAX}, //
 };
 use kernel::{
     prelude::*,

@@ -7,7 +7,7 @@ mod parse;
 mod show;
 
 use crate::flow::Flow;
-use crate::netns::Net;
+use crate::netns::{Net, FLOWS_AT_ONCE};
 use crate::ordinary::forget_unnoted;
 use crate::rules::{NetPolicy, Replaced, Rule, RuleSet};
 use crate::sys::{
@@ -41,12 +41,12 @@ fn sweep(net: &Net) {
             if let Some(flow) = family::protocol::<Flow>(socket) {
                 flow.follow_rules(socket);
             }
-            if swept == 256 {
+            if swept == FLOWS_AT_ONCE {
                 break;
             }
         }
         drop(flows);
-        if swept < 256 || next == 0 {
+        if swept < FLOWS_AT_ONCE || next == 0 {
             break;
         }
         cond_resched();
