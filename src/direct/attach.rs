@@ -103,7 +103,7 @@ pub(crate) fn attach(
     if !device.is_ethernet(&rtnl) || !device.is_nic(&rtnl) {
         return Err(AttachError::NotNic);
     }
-    if !device.has_driver() {
+    if !device.has_xdp_xmit() {
         return Err(AttachError::NoFrames);
     }
     if cfg!(CONFIG_PREEMPT_RT) {

@@ -87,11 +87,11 @@ impl Device {
     pub(crate) fn is_driven_by(&self, name: &CStr, _rtnl: &Rtnl) -> bool {
         // SAFETY: The reference keeps the device's memory. RTNL, which the argument proves to be
         // held, keeps a device that is registered with its parent and driver.
-        unsafe { bindings::kopi_dev_has_driver(self.as_ptr(), name.as_char_ptr()) }
+        unsafe { bindings::kopi_dev_is_driven_by(self.as_ptr(), name.as_char_ptr()) }
     }
 
     /// Whether its driver takes frames, now or once an XDP program is attached.
-    pub(crate) fn has_driver(&self) -> bool {
+    pub(crate) fn has_xdp_xmit(&self) -> bool {
         // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_has_xdp_xmit(self.as_ptr()) }
     }
