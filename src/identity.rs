@@ -150,7 +150,7 @@ fn was_started_by(ids: (u32, u32), had_capabilities: bool) -> bool {
 
 /// The process that used a channel last, by its doorbell or by mapping it.
 #[pin_data]
-pub(crate) struct User {
+pub(crate) struct ChannelUser {
     #[pin]
     latest: SpinLockBh<Option<Owner>>,
     /// The age of `latest`; 0 without one.
@@ -159,12 +159,12 @@ pub(crate) struct User {
     outdated: Atomic<bool>,
 }
 
-impl User {
+impl ChannelUser {
     /// No user yet. Process context.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
-                latest <- SpinLockBh::new(new_spinlock!(None, "kopi::User::latest")),
+                latest <- SpinLockBh::new(new_spinlock!(None, "kopi::ChannelUser::latest")),
                 age: Atomic::new(0),
                 outdated: Atomic::new(false),
             }),

@@ -38,8 +38,9 @@ ordinary::serve!(Ordinary);
 pub(crate) struct Ordinary {
     #[pin]
     policy: Policy,
-    /// Since when the rules were enforced as it was noted: who uses it while they aren't, isn't known.
-    noted_in: u64,
+    /// [`NetPolicy::enforced_since`](rules::NetPolicy::enforced_since) of the time when this was noted: if
+    /// that is another one now, the rules weren't enforced in between, and who used the socket isn't known.
+    noted_generation: u64,
     /// A system call on it was judged, or on the listener that it was made by.
     used: Atomic<bool>,
 }
@@ -56,10 +57,10 @@ impl Ordinary {
     }
 
     fn of(net: Arc<rules::NetPolicy>, owner: Owner, used: bool, flags: Flags) -> Result<Arc<Self>> {
-        let noted_in = net.enforced_since();
+        let noted_generation = net.enforced_since();
         let policy = Policy::of(net, owner, false);
         Arc::pin_init(
-            try_pin_init!(Self { policy <- policy, noted_in, used: Atomic::new(used) }? Error),
+            try_pin_init!(Self { policy <- policy, noted_generation, used: Atomic::new(used) }? Error),
             flags,
         )
     }
@@ -129,7 +130,7 @@ impl JudgesOrdinary for Ordinary {
     }
 
     fn is_noted(&self) -> bool {
-        self.noted_in != 0 && self.policy.net().enforced_since() == self.noted_in
+        self.noted_generation != 0 && self.policy.net().enforced_since() == self.noted_generation
     }
 
     fn was_used(&self) -> bool {

@@ -16,7 +16,7 @@ mod stall;
 mod stats;
 
 use crate::flow::Counter;
-use crate::identity::User;
+use crate::identity::ChannelUser;
 use crate::limits::Charge;
 use crate::pure::{
     abi::{self, Desc, Layout},
@@ -64,10 +64,10 @@ pub(crate) struct Channel {
     charge: Charge,
     /// The number of the flow that made it.
     id: u32,
-    /// The user of that flow.
-    owner: u32,
-    /// Its user, which thereby owns all of its flows.
-    user: Arc<User>,
+    /// The user, as a number of the initial user namespace, whose process made it.
+    maker: u32,
+    /// The process that uses it, which thereby owns all of its flows.
+    user: Arc<ChannelUser>,
     geometry: Geometry,
     region: Arc<SharedRegion>,
     #[pin]
@@ -120,9 +120,9 @@ impl_list_item! {
 }
 
 impl Channel {
-    /// Makes a channel on behalf of a flow of that number and user: `EMFILE` over a limit of
+    /// Makes a channel on behalf of a flow of that number, whose owner has that user: `EMFILE` over a limit of
     /// channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
-    pub(crate) fn new(geometry: Geometry, net: &NetRef, id: u32, owner: u32) -> Result<Arc<Self>> {
+    pub(crate) fn new(geometry: Geometry, net: &NetRef, id: u32, maker: u32) -> Result<Arc<Self>> {
         let held = Holding {
             channels: 1,
             frames: geometry.layout().frame_count,
@@ -146,12 +146,12 @@ impl Channel {
             SharedRegion::producer(&region, &layout.rx)?,
         )?;
         let completions = Completions::new(SharedRegion::producer(&region, &layout.completion)?);
-        let user = User::new()?;
+        let user = ChannelUser::new()?;
         Arc::pin_init(
             pin_init!(Self {
                 charge,
                 id,
-                owner,
+                maker,
                 user,
                 geometry,
                 region,
@@ -186,9 +186,9 @@ impl Channel {
         self.id
     }
 
-    /// The user of that flow, of the initial user namespace.
-    pub(crate) fn owner(&self) -> u32 {
-        self.owner
+    /// The user, as a number of the initial user namespace, whose process made it.
+    pub(crate) fn maker(&self) -> u32 {
+        self.maker
     }
 
     /// The user whose limits the channel counts against. Any context.
@@ -196,8 +196,8 @@ impl Channel {
         self.charge.user()
     }
 
-    /// Its user.
-    pub(crate) fn user(&self) -> &Arc<User> {
+    /// The process that uses it.
+    pub(crate) fn user(&self) -> &Arc<ChannelUser> {
         &self.user
     }
 

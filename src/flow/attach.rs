@@ -55,7 +55,7 @@ impl Flow {
     /// `EPERM` for other users if the flow is a guest there. Process context.
     pub(super) fn usable_channel(&self) -> Result<&Arc<Channel>> {
         let attachment = self.attachment.as_ref().ok_or_else(enotconn)?;
-        if attachment.is_guest && attachment.channel.owner() != current_uid() {
+        if attachment.is_guest && attachment.channel.maker() != current_uid() {
             return Err(EPERM);
         }
         Ok(&attachment.channel)
@@ -84,7 +84,7 @@ impl Flow {
         }
         let same_user = socket.sk().same_user(other.sk()) || socket.sk().net_admin();
         let is_guest = !same_user || flow.is_guest();
-        if is_guest && !(channel.is_tx_only() && channel.owner() == current_uid()) {
+        if is_guest && !(channel.is_tx_only() && channel.maker() == current_uid()) {
             return Err(EPERM);
         }
         // A channel's user reads what all of its flows receive.

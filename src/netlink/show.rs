@@ -211,7 +211,7 @@ fn put_channel(message: &mut Message, requester: &Requester<'_>, channel: &Chann
     message.uint(uapi::KOPI_A_CHANNEL_RING_BROKEN, stats.ring_broken)?;
     message.u32(
         uapi::KOPI_A_CHANNEL_UID,
-        requester.show_uid(channel.owner()),
+        requester.show_uid(channel.maker()),
     )?;
     message.uint(uapi::KOPI_A_CHANNEL_ENGINE_TIME, stats.engine_time)
 }
@@ -227,7 +227,7 @@ pub(crate) fn channel(request: &Request<'_>) -> Result {
     let channel = channels
         .get(&id.u32())
         .ok_or_else(|| request.refuse(ENOENT, c"no such channel", Some(&id)))?;
-    if !may_see(&requester, channel.owner()) {
+    if !may_see(&requester, channel.maker()) {
         return Err(request.refuse(EPERM, c"the channel is another user's", Some(&id)));
     }
     request.reply(uapi::KOPI_CMD_CHANNEL_GET, |message| {
@@ -248,7 +248,7 @@ pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
         if number > end {
             break;
         }
-        if may_see(&requester, channel.owner())
+        if may_see(&requester, channel.maker())
             && !dump.add(uapi::KOPI_CMD_CHANNEL_GET, |message| {
                 put_channel(message, &requester, channel)
             })?

@@ -86,7 +86,7 @@ impl Policy {
         caller: Caller<'_>,
         denied: impl FnOnce(&Owner, &RuleSet) -> Option<(Judgement, Direction)>,
     ) -> Permission {
-        if !self.net.has_rules() {
+        if !self.net.is_in_force() {
             return Ok(());
         }
         let set = self.net.rules();

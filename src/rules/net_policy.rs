@@ -37,7 +37,7 @@ pub(crate) struct NetPolicy {
     in_force: AtomicBool,
     /// Whether the rules judge ordinary sockets, too, and can refuse any packet, or mark one.
     enforced: Atomic<bool>,
-    /// Since which generation they do, whether or not they refuse anything; 0 while they don't.
+    /// The generation since which they do, whether or not they refuse anything; 0 while they don't.
     enforced_since: Atomic<u64>,
     /// The same, among the namespaces.
     #[pin]
@@ -85,8 +85,8 @@ impl NetPolicy {
         self.generation.load(Acquire)
     }
 
-    /// Whether flows need be judged. Any context.
-    pub(crate) fn has_rules(&self) -> bool {
+    /// Whether flows need be judged: there are rules, or the default is to deny. Any context.
+    pub(super) fn is_in_force(&self) -> bool {
         self.in_force.load(Ordering::Relaxed)
     }
 
@@ -100,7 +100,7 @@ impl NetPolicy {
         self.enforced.load(Relaxed)
     }
 
-    /// Since which generation the owners of ordinary sockets are noted: 0 if they aren't. They are as
+    /// The generation since which the owners of ordinary sockets are noted: 0 if they aren't. They are as
     /// long as the rules are to be enforced, even if there are none yet. Any context.
     pub(crate) fn enforced_since(&self) -> u64 {
         self.enforced_since.load(Relaxed)

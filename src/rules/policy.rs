@@ -5,7 +5,7 @@
 use super::net_policy::NetPolicy;
 use super::verdict::{denies_process, Evaluation, Verdicts};
 use super::{Outcome, Packets, Stopped};
-use crate::identity::{Owner, User};
+use crate::identity::{ChannelUser, Owner};
 use crate::pure::rule::{Direction, Peer};
 use crate::sys::{
     lock::SpinLockBh,
@@ -24,7 +24,7 @@ use kernel::{
 pub(super) struct PolicyState {
     pub(super) owner: Owner,
     /// The user of the flow's channel, once it has one.
-    pub(super) user: Option<Arc<User>>,
+    pub(super) user: Option<Arc<ChannelUser>>,
     /// See [`Policy::reading`]; allocated when somebody reads so.
     reading: Option<Arc<Mutex<bool>>>,
     /// Allocated when there are rules.
@@ -101,7 +101,7 @@ impl Policy {
     }
 
     /// The flow joins a channel, whose user owns it from now on. Process context.
-    pub(crate) fn join(&self, user: &Arc<User>) {
+    pub(crate) fn join(&self, user: &Arc<ChannelUser>) {
         let latest = user.latest();
         let before = self.with_state(|state| {
             let own = latest
@@ -189,7 +189,7 @@ impl Policy {
 
     /// Whether packets must be judged. Any context.
     pub(crate) fn is_in_force(&self) -> bool {
-        self.net.has_rules() || self.applied.load(Ordering::Relaxed)
+        self.net.is_in_force() || self.applied.load(Ordering::Relaxed)
     }
 
     /// Decides about datagrams to or from a peer, and counts them. Any context but hard interrupts.
