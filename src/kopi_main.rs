@@ -41,7 +41,7 @@ use limits::Limits;
 use sys::{
     family::Registration,
     genl::Family,
-    monitor as devices,
+    monitor::MonitorType,
     pernet::PerNet,
     reaper::Reaper, //
 };
@@ -58,9 +58,9 @@ module! {
 struct Kopi {
     _family: Registration<Flow>,
     _netlink: Family,
-    _ports: Attaching,
+    _attaching: Attaching,
     _engines: Engines,
-    _monitors: devices::MonitorType,
+    _monitors: MonitorType,
     _namespaces: PerNet,
     _ordinary: sys::ordinary::OrdinaryHooks<ordinary::Ordinary>,
     _limits: Limits,
@@ -75,9 +75,9 @@ impl kernel::Module for Kopi {
         // Hooks of namespaces use it.
         let ordinary = sys::ordinary::OrdinaryHooks::new()?;
         let namespaces = PerNet::register()?;
-        let monitors = devices::MonitorType::new()?;
+        let monitors = MonitorType::new()?;
         let engines = Engines::register();
-        let ports = Attaching::register()?;
+        let attaching = Attaching::register()?;
         let netlink = Family::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
             if error == EEXIST {
@@ -98,7 +98,7 @@ impl kernel::Module for Kopi {
         Ok(Self {
             _family: family,
             _netlink: netlink,
-            _ports: ports,
+            _attaching: attaching,
             _engines: engines,
             _monitors: monitors,
             _namespaces: namespaces,
