@@ -18,7 +18,7 @@ use crate::sys::{
     context::SoftirqsOff,
     cred::AllowedCreds,
     errno::{enobufs, enoprotoopt, eopnotsupp},
-    family::{self, Name, Protocol},
+    family::{self, Name, Protocol, ReadTurn},
     pernet::NetRef,
     plain_message::PlainMessage,
     region::Vma,
@@ -35,7 +35,6 @@ use kernel::{
             Atomic,
         },
         Arc,
-        Mutex,
         SetOnce, //
     }, //
 };
@@ -340,7 +339,7 @@ unsafe impl Protocol for Flow {
         }
     }
 
-    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<Mutex<bool>>>> {
+    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReadTurn>>> {
         let policy = self.policy();
         if !policy.is_in_force() {
             // Monitors alone change nothing for a program that peeks further than the first
@@ -356,7 +355,7 @@ unsafe impl Protocol for Flow {
         policy.reading().map(Some)
     }
 
-    fn reading(&self) -> Result<Arc<Mutex<bool>>> {
+    fn reading(&self) -> Result<Arc<ReadTurn>> {
         self.policy().reading()
     }
 

@@ -8,6 +8,7 @@ use super::{Outcome, Packets, Stopped};
 use crate::identity::{ChannelUser, Owner};
 use crate::pure::rule::{Direction, Peer};
 use crate::sys::{
+    family::{FirstDatagram, ReadTurn},
     lock::SpinLockBh,
     sock::{LockedStream, Sock},
     task::Identity, //
@@ -17,7 +18,7 @@ use kernel::{
     new_mutex,
     new_spinlock,
     prelude::*,
-    sync::{Arc, Mutex}, //
+    sync::Arc, //
 };
 
 /// The owner of a flow, and the verdicts on it. Small, as each flow has one.
@@ -26,7 +27,7 @@ pub(super) struct PolicyState {
     /// The user of the flow's channel, once it has one.
     pub(super) user: Option<Arc<ChannelUser>>,
     /// See [`Policy::reading`]; allocated when somebody reads so.
-    reading: Option<Arc<Mutex<bool>>>,
+    reading: Option<Arc<ReadTurn>>,
     /// Allocated when there are rules.
     verdicts: Option<KBox<Verdicts>>,
 }
@@ -88,14 +89,12 @@ impl Policy {
         self.net.clone()
     }
 
-    /// The lock to hold while a datagram is judged and read: one reader at a time, where each datagram
-    /// is judged before it is read. True once the first datagram was judged by a read that left it in the
-    /// queue. `ENOMEM`. Process context.
-    pub(crate) fn reading(&self) -> Result<Arc<Mutex<bool>>> {
+    /// The turn to read, where each datagram is judged before it is read: `ENOMEM`. Process context.
+    pub(crate) fn reading(&self) -> Result<Arc<ReadTurn>> {
         if let Some(reading) = self.with_state(|state| state.reading.clone()) {
             return Ok(reading);
         }
-        let new = new_mutex!(false, "kopi::Policy::reading");
+        let new = new_mutex!(FirstDatagram::default(), "kopi::Policy::reading");
         let new = Arc::pin_init(new, GFP_KERNEL_ACCOUNT)?;
         Ok(self.with_state(|state| state.reading.get_or_insert(new).clone()))
     }

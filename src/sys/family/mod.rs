@@ -40,7 +40,7 @@ use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit, ptr, sync::a
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
-    sync::{atomic::Atomic, Arc, Mutex},
+    sync::{atomic::Atomic, Arc},
 };
 pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
@@ -54,7 +54,7 @@ pub(crate) use state::{has_our_socket, protocol};
 use state::{state, State, STATES};
 pub(crate) use stream::follow_later;
 use tables::{is_of_family, Kind, Operations, KINDS};
-pub(crate) use turn::turn_to_read;
+pub(crate) use turn::{turn_to_read, FirstDatagram, ReadTurn};
 
 /// What a socket of the family does differently from its inner one.
 ///
@@ -139,8 +139,8 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     ) -> Option<i32>;
 
     /// Whether datagrams may be read by recvmsg. If [`Self::may_take`] has to be called for each
-    /// datagram, returns the lock under which it is called: `ENOMEM`. Process context.
-    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<Mutex<bool>>>>;
+    /// datagram, returns the turn in which it is called: `ENOMEM`. Process context.
+    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReadTurn>>>;
 
     /// Whether the first datagram in the queue, which came from `peer`, may be read; otherwise it
     /// is dropped. `again` means that this was called for the datagram before, `peeks` that the
@@ -154,9 +154,8 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
         peeks: bool,
     ) -> bool;
 
-    /// The lock under which datagrams are read one by one. Its value says whether
-    /// [`Self::may_take`] was called for the first datagram before, by a peek: `ENOMEM`. Process context.
-    fn reading(&self) -> Result<Arc<Mutex<bool>>>;
+    /// The turn in which datagrams are read one by one: `ENOMEM`. Process context.
+    fn reading(&self) -> Result<Arc<ReadTurn>>;
 
     /// The socket is being closed, and is still complete. Process context.
     fn release(&self, socket: &Socket);
