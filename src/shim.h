@@ -74,6 +74,7 @@ bool kopi_sk_ipv6only(const struct sock *sk);
 void kopi_sk_disconnect(struct sock *sk, int device);
 u32 kopi_sk_priority(const struct sock *sk);
 void kopi_sk_set_priority(struct sock *sk, u32 priority);
+u8 kopi_sk_default_ttl(const struct sock *sk);
 bool kopi_sk_fullsock(const struct sock *sk);
 unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
 
@@ -92,6 +93,7 @@ struct kopi_first {
 void kopi_udp_first(struct sock *sk, struct kopi_first *first);
 bool kopi_udp_is_first_stray(struct sock *sk);
 bool kopi_udp_is_queueing(struct sock *sk);
+void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
 bool kopi_udp4_recvmsg_hooked(struct sock *sk);
@@ -203,7 +205,6 @@ bool kopi_dst_is_uncached(const struct dst_entry *dst);
 u32 kopi_rt_flags(const struct dst_entry *dst);
 u32 kopi_dst_hoplimit(const struct dst_entry *dst);
 bool kopi_dst_has_queues(const struct dst_entry *dst);
-u8 kopi_sk_default_ttl(const struct sock *sk);
 bool kopi_ip_mtu_locked(const struct dst_entry *dst);
 
 /* shim/ipv6.c */
@@ -309,7 +310,6 @@ void kopi_count_output(const struct sock *sk, const struct dst_entry *dst, unsig
 void kopi_output_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
 int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, u32 mark,
 			 u32 priority, u32 hash, bool skip);
-void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets);
 
 /* shim/rx_observer.c */
 enum kopi_rx_path {
@@ -404,7 +404,6 @@ bool kopi_dev_has_classes(const struct net_device *dev);
 u64 kopi_net_cookie(const struct net *net);
 bool kopi_net_is_alive(const struct net *net);
 struct user_namespace *kopi_net_user_ns(struct net *net);
-void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
 bool kopi_ns_capable_net_admin(struct user_namespace *ns);
 int kopi_register_pernet(void);
 void kopi_unregister_pernet(void);
@@ -566,6 +565,7 @@ const struct net_device *kopi_net_dev(struct net *net, int ifindex);
 void kopi_skb_set_udp_gro(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);
 bool kopi_dev_fits_mtu(const struct net_device *dev, unsigned int len);
 bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index);
+void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets);
 void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb);
 
 /* shim/local_out.c */
