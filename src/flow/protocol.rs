@@ -2,7 +2,7 @@
 
 //! The calls of a flow's socket, where they differ from those of a UDP or TCP socket.
 
-use super::attach::{CORKED, ON_CHANNEL, TX_ONLY};
+use super::corking::Corking;
 use super::{Flow, FlowCounters};
 use crate::channel::Channel;
 use crate::direct::Direct;
@@ -18,7 +18,7 @@ use crate::sys::{
     context::SoftirqsOff,
     cred::AllowedCreds,
     errno::{enobufs, enoprotoopt, eopnotsupp},
-    family::{self, Name, Protocol, ReadTurn},
+    family::{self, Cork, Name, Protocol, ReadTurn},
     pernet::NetRef,
     plain_message::PlainMessage,
     region::Vma,
@@ -31,7 +31,7 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Full, Relaxed, Release},
+            ordering::{Full, Relaxed},
             Atomic,
         },
         Arc,
@@ -54,7 +54,7 @@ unsafe impl Protocol for Flow {
             counters: FlowCounters::default(),
             direct: Direct::default(),
             redirected: Atomic::new(0),
-            corking: Atomic::new(0),
+            corking: Corking::new(),
             busy: Atomic::new(0),
             refused: Atomic::new(0),
             polled_early: Atomic::new(false),
@@ -187,30 +187,12 @@ unsafe impl Protocol for Flow {
         self.follow_rules_locked(locked);
     }
 
-    fn may_cork(&self, for_good: bool) -> Result {
-        let mut corking = self.corking.load(Relaxed);
-        while corking & (ON_CHANNEL | TX_ONLY) != ON_CHANNEL {
-            let mut more = if for_good {
-                corking | CORKED
-            } else {
-                corking.wrapping_add(1)
-            };
-            if corking & TX_ONLY != 0 {
-                more |= CORKED;
-            }
-            match self.corking.cmpxchg(corking, more, Full) {
-                Ok(_) => {
-                    self.leave_ring();
-                    return Ok(());
-                }
-                Err(changed) => corking = changed,
-            }
-        }
-        Err(eopnotsupp())
+    fn may_cork(&self, by: Cork) -> Result {
+        self.cork(by)
     }
 
     fn has_corked(&self) {
-        self.corking.fetch_sub(1, Release);
+        self.corking.end_message();
     }
 
     fn begin_option(&self) {

@@ -56,6 +56,15 @@ pub(crate) use stream::follow_later;
 use tables::{is_of_family, Kind, Operations, KINDS};
 pub(crate) use turn::{turn_to_read, FirstDatagram, ReadTurn};
 
+/// What may cork a socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cork {
+    /// The option UDP_CORK, from now on: that it is taken back isn't asked about.
+    Option,
+    /// A message with MSG_MORE, until [`Protocol::has_corked`].
+    Message,
+}
+
 /// What a socket of the family does differently from its inner one.
 ///
 /// # Safety
@@ -106,13 +115,13 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Process context.
     fn has_other_ends(&self);
 
-    /// Whether the socket may be corked, for good or by one message: `EOPNOTSUPP`. Process context.
+    /// Whether the socket may be corked: `EOPNOTSUPP`. Process context.
     ///
     /// A ring's packets are sent under locks of the module. On a corked socket they would have to
     /// wait for the sock's lock, which processes hold while they sleep.
-    fn may_cork(&self, for_good: bool) -> Result;
+    fn may_cork(&self, by: Cork) -> Result;
 
-    /// A message for which [`Protocol::may_cork`] was called has been sent. Process context.
+    /// A message of [`Cork::Message`] has been sent. Process context.
     fn has_corked(&self);
 
     /// Begins a call about the socket's options, which may hold the sock's lock for as long as the
