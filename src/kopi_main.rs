@@ -12,7 +12,6 @@ mod direct;
 mod engine;
 mod events;
 mod flow;
-mod held_count;
 mod identity;
 mod limits;
 mod local_out;

@@ -27,7 +27,6 @@ use crate::sys::{
     family,
     sock::Sock, //
 };
-use crate::tx;
 use attach::Attachment;
 use corking::Corking;
 use kernel::{
@@ -137,7 +136,7 @@ impl Flow {
             ring_entries_max: abi::RING_ENTRIES_MAX,
             region_size_max: abi::REGION_SIZE_MAX,
             chain_max: abi::CHAIN_MAX,
-            copybreak: tx::copybreak(),
+            copybreak: family::copybreak(),
             reserved: [0; 4],
         }
     }

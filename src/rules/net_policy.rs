@@ -4,7 +4,6 @@
 //! devices.
 
 use super::{Rule, RuleSet, SharedRules};
-use crate::held_count::HeldCount;
 use crate::sys::{
     lock::{SpinLockBh, SpinLockIrq},
     monitor::Devices,
@@ -25,6 +24,22 @@ use kernel::{
 /// Number of network namespaces whose rules judge ordinary sockets.
 static ENFORCING: Atomic<u32> = Atomic::new(0);
 
+/// Counts in [`ENFORCING`] as long as it lives.
+struct Enforcing;
+
+impl Enforcing {
+    fn new() -> Self {
+        ENFORCING.fetch_add(1, Relaxed);
+        Self
+    }
+}
+
+impl Drop for Enforcing {
+    fn drop(&mut self) {
+        ENFORCING.fetch_sub(1, Relaxed);
+    }
+}
+
 /// See the module's documentation.
 #[pin_data]
 pub(crate) struct NetPolicy {
@@ -41,7 +56,7 @@ pub(crate) struct NetPolicy {
     enforced_since: Atomic<u64>,
     /// The same, among the namespaces.
     #[pin]
-    enforcing: SpinLockBh<Option<HeldCount>>,
+    enforcing: SpinLockBh<Option<Enforcing>>,
     /// See [`Self::count_denied`].
     denied: Atomic<u64>,
     /// The monitor devices that are up.
@@ -143,7 +158,7 @@ impl NetPolicy {
         if old.enforce != enforce {
             let since = if enforce { generation } else { 0 };
             self.enforced_since.store(since, Relaxed);
-            *self.enforcing.lock() = enforce.then(|| HeldCount::new(&ENFORCING));
+            *self.enforcing.lock() = enforce.then(Enforcing::new);
         }
         old.enforce && !enforce
     }

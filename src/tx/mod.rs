@@ -48,8 +48,6 @@ use kernel::{
 use message::MessageBuffer;
 use output::{Output, Segmentation};
 
-pub(crate) use output::copybreak;
-
 /// Microseconds that a doorbell sleeps when others want the sender, and don't take it.
 const WANTED_SLEEP_US: i64 = 100;
 

@@ -29,11 +29,6 @@ const PAYLOAD_MAX: u32 = 0xffff;
 /// Pieces of pages of the longest payload, in the worst of all cases.
 const PIECES_MAX: usize = 2 * CHAIN_MAX as usize + 32;
 
-/// Longer payloads, in bytes, go by reference: the module's parameter.
-pub(crate) fn copybreak() -> u32 {
-    family::copybreak()
-}
-
 /// What gives packets to the stack.
 pub(crate) struct Output {
     /// The pages that their descriptors name.
@@ -98,7 +93,7 @@ impl Output {
             1 => batch.bytes(),
             count => batch.bytes().checked_div(count).unwrap_or(0),
         };
-        let copied = self.copies_all || each <= copybreak();
+        let copied = self.copies_all || each <= family::copybreak();
         let region = channel.region();
         // The socket's own option needs no message of its own: a call that changes it waits for
         // this one (see `Flow::begin_busy`).
