@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod channel;
+mod counter;
 mod describe;
 mod direct;
 mod engine;
@@ -53,16 +54,25 @@ module! {
     license: "GPL",
 }
 
-/// The loaded module. Fields are dropped in this order: no new sockets, then wait for old memory.
+/// The loaded module. Fields are dropped in this order.
 struct Kopi {
+    /// No new sockets. Each socket has a reference to the module, so none is left.
     _family: Registration<Flow>,
+    /// No requests, which attach devices, set engines, and use namespaces.
     _netlink: Family,
+    /// Detaches all devices, which use what is kept of their namespaces.
     _attaching: Attaching,
+    /// Stops the engines, which no request sets again.
     _engines: Engines,
+    /// Ends the monitor devices, which are in their namespaces' lists, and the probes.
     _monitors: MonitorType,
+    /// Ends the namespaces' hooks, which judge by the table of ordinary sockets, and frees what is kept of each.
     _namespaces: PerNet,
+    /// Frees the table, whose entries hold sets of rules that the reaper frees.
     _ordinary: sys::ordinary::OrdinaryHooks<ordinary::Ordinary>,
+    /// Hides the limits. Flows that RCU has yet to free give back their charge to the ledger, which is static.
     _limits: Limits,
+    /// Waits for RCU, and for all memory that is still to be freed.
     _reaper: Reaper,
 }
 

@@ -15,7 +15,7 @@ mod polling;
 mod stall;
 mod stats;
 
-use crate::flow::Counter;
+use crate::counter::Counter;
 use crate::identity::ChannelUser;
 use crate::limits::Charge;
 use crate::pure::{

@@ -19,7 +19,8 @@
 mod leaving;
 
 use crate::channel::Channel;
-use crate::flow::{Counter, Flow};
+use crate::counter::Counter;
+use crate::flow::Flow;
 use crate::pure::drr::Deficit;
 use crate::sys::{
     context::{now, smp_mb},

@@ -38,7 +38,7 @@ use kernel::{
     }, //
 };
 
-pub(crate) use counters::{Counter, FlowCounters};
+pub(crate) use counters::FlowCounters;
 pub(crate) use judge::OutPacket;
 
 /// A KOPI socket.

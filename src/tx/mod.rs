@@ -22,8 +22,9 @@ mod message;
 mod output;
 
 use crate::channel::Channel;
+use crate::counter::Counter;
 use crate::engine::Schedule;
-use crate::flow::{Counter, Flow};
+use crate::flow::Flow;
 use crate::pure::{
     abi::{Desc, Meta, BELL_SEND_MAX, CHAIN_MAX},
     descriptor::Bad,
