@@ -230,13 +230,13 @@ impl Net {
         let Ok(start) = u32::try_from(summing.next) else {
             return false;
         };
-        let mut summed = 0;
+        let mut summed = 0usize;
         for (number, socket) in open.within(start..=summing.end).take(FLOWS_AT_ONCE) {
             if let Some(stats) = stats_of(socket) {
                 summing.stats.add(&stats);
             }
             summing.next = u64::from(number).saturating_add(1);
-            summed += 1;
+            summed = summed.wrapping_add(1);
         }
         summed == FLOWS_AT_ONCE
     }

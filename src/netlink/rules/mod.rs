@@ -34,10 +34,10 @@ fn sweep(net: &Net) {
     let mut next = 0u32;
     loop {
         let flows = net.flows.lock();
-        let mut swept = 0;
+        let mut swept = 0usize;
         for (number, socket) in flows.open.within(next..=end) {
             next = number.wrapping_add(1);
-            swept += 1;
+            swept = swept.wrapping_add(1);
             if let Some(flow) = family::protocol::<Flow>(socket) {
                 flow.follow_rules(socket);
             }
