@@ -112,14 +112,14 @@ enum Turn {
 }
 
 impl Polled for Queue {
-    fn expired(&self) {
+    fn expired(&self, softirqs: &SoftirqsOff) {
         let is_empty = {
             let mut lists = self.lists.lock();
             lists.expires = 0;
             lists.is_empty()
         };
         if !is_empty {
-            self.device.reap();
+            self.device.reap(softirqs);
         }
     }
 
@@ -315,7 +315,7 @@ impl Queue {
                 return self.may_pass_on(packet);
             }
         }
-        let sent = packet.send(&self.device);
+        let sent = packet.send(&self.device, softirqs);
         if !begun && packet.has_begun() {
             packet.with_flow(|_, flow: &Flow| flow.direct.with_driver.fetch_add(1, Relaxed));
         }

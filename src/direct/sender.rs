@@ -193,7 +193,7 @@ impl AttachedDevice {
         direct.record_bulk();
         direct.record_path(self.number, path);
         if directly {
-            packet.count_frames(&self.device, self.tx_queue());
+            packet.count_frames(&self.device, self.tx_queue(), softirqs);
         } else {
             packet.leave_to_stack();
         }

@@ -171,21 +171,20 @@ impl Device {
             })
     }
 
-    /// Makes the driver tell the device to send the frames that the driver was given. Softirqs are
-    /// off.
-    pub(crate) fn flush(&self) {
-        self.call(bindings::XDP_XMIT_FLUSH);
+    /// Makes the driver tell the device to send the frames that the driver was given.
+    pub(crate) fn flush(&self, softirqs: &SoftirqsOff) {
+        self.call(bindings::XDP_XMIT_FLUSH, softirqs);
     }
 
-    /// Makes the driver free the frames that were sent. Softirqs are off.
-    pub(crate) fn reap(&self) {
-        self.call(0);
+    /// Makes the driver free the frames that were sent.
+    pub(crate) fn reap(&self, softirqs: &SoftirqsOff) {
+        self.call(0, softirqs);
     }
 
     /// Calls the driver's `ndo_xdp_xmit` without frames.
-    fn call(&self, flags: u32) {
-        // SAFETY: There are no frames, so the array isn't read. Softirqs are off. C checks that the
-        // device is ready, and that its driver takes frames now.
+    fn call(&self, flags: u32, _softirqs: &SoftirqsOff) {
+        // SAFETY: There are no frames, so the array isn't read. Softirqs are off, as the argument
+        // proves. C checks that the device is ready, and that its driver takes frames now.
         unsafe {
             bindings::kopi_dev_xdp_xmit(self.as_ptr(), 0, core::ptr::null_mut(), flags);
         }
@@ -347,8 +346,8 @@ unsafe extern "C" fn egress<T: Egress>(
 /// A queue that a [`Timer`] polls.
 pub(crate) trait Polled: Send + Sync + 'static {
     /// Makes the driver free the frames that were sent. Called when the timer has expired, before
-    /// [`Self::poll`]. Softirqs are off.
-    fn expired(&self);
+    /// [`Self::poll`].
+    fn expired(&self, softirqs: &SoftirqsOff);
 
     /// Processes the queue. Returns in how many nanoseconds the timer is to expire, if it has to be
     /// started anew.
@@ -412,7 +411,7 @@ unsafe extern "C" fn expired<Q: Polled>(timer: *mut c_void) {
         let expired = &*kernel::container_of!(timer, Timer<Q>, timer);
         (expired, SoftirqsOff::assume())
     };
-    expired.queue.expired();
+    expired.queue.expired(softirqs);
     expired.poll(softirqs);
 }
 

@@ -10,6 +10,7 @@
 use crate::pure::gso::{is_udp, Headers, HEADERS_MAX, PROTOCOL_BYTES};
 use crate::sys::{
     bindings,
+    context::SoftirqsOff,
     family::{self, Protocol},
     netdev::Device,
     sock::Sock, //
@@ -319,10 +320,10 @@ impl TakenSkb {
         now.saturating_sub(cb.refused)
     }
 
-    /// Gives the datagrams to the driver that it hasn't taken yet. Softirqs are off.
-    pub(crate) fn send(&mut self, device: &Device) -> XmitResult {
+    /// Gives the datagrams to the driver that it hasn't taken yet.
+    pub(crate) fn send(&mut self, device: &Device, softirqs: &SoftirqsOff) -> XmitResult {
         if self.cb().is_batch {
-            return self.send_frames(device);
+            return self.send_frames(device, softirqs);
         }
         // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
         // hook.
@@ -351,12 +352,12 @@ impl TakenSkb {
             // What was refused may have left frames with the driver of which it hasn't told the
             // device, if it ignores a flush without frames, as sfc does.
             let flush = last || self.cb().refused != 0;
-            let Ok(sent) = frames.xmit(device, flush) else {
+            let Ok(sent) = frames.xmit(device, flush, softirqs) else {
                 return XmitResult::Failed;
             };
             self.took(sent as u16);
             if sent < ready {
-                device.flush();
+                device.flush(softirqs);
                 let any = self.cb().number != before;
                 return if any {
                     XmitResult::Some

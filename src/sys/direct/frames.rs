@@ -4,7 +4,7 @@
 //!
 //! C header: `include/net/xdp.h`
 
-use crate::sys::{bindings, netdev::Device};
+use crate::sys::{bindings, context::SoftirqsOff, netdev::Device};
 use core::{
     mem::size_of,
     ptr::{self, NonNull}, //
@@ -139,11 +139,17 @@ impl Frames {
 
     /// Passes the frames to the driver. If these are the `last`, the driver tells the device to
     /// send. Returns the number of frames that the driver took; the others are freed with this
-    /// value. Softirqs are off.
-    pub(super) fn xmit(&mut self, device: &Device, last: bool) -> Result<u32> {
+    /// value.
+    pub(super) fn xmit(
+        &mut self,
+        device: &Device,
+        last: bool,
+        _softirqs: &SoftirqsOff,
+    ) -> Result<u32> {
         let flags = if last { bindings::XDP_XMIT_FLUSH } else { 0 };
         // SAFETY: The array has `len` complete frames, by the invariants. The driver owns as many
-        // of them as it returns, and none if it returns an error. Softirqs are off.
+        // of them as it returns, and none if it returns an error. Softirqs are off, as the argument
+        // proves.
         let sent = unsafe {
             let frames = self.frames.as_mut_ptr();
             bindings::kopi_dev_xdp_xmit(device.as_ptr(), self.len as i32, frames, flags)

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::sys::{
     bindings,
+    context::SoftirqsOff,
     family::{self, Protocol},
     netdev::{self, Device, Egress},
 };
@@ -55,12 +56,12 @@ impl TakenSkb {
     }
 
     /// Counts the frames at the qdisc of a transmit queue, as the stack counts packets that bypass
-    /// the qdisc. `queue` must be below [`Device::queues`]. Softirqs are off.
-    pub(crate) fn count_frames(&self, device: &Device, queue: u32) {
+    /// the qdisc. `queue` must be below [`Device::queues`].
+    pub(crate) fn count_frames(&self, device: &Device, queue: u32, _softirqs: &SoftirqsOff) {
         let bytes = self
             .with_pages(|pages| self.frame_bytes(pages))
             .unwrap_or(0);
-        // SAFETY: Softirqs, which are off, keep the qdisc. The caller passes the index of a queue
+        // SAFETY: The qdisc stays as long as softirqs are off. The caller passes the index of a queue
         // that the device has.
         unsafe {
             let packets = self.datagrams();
@@ -68,8 +69,8 @@ impl TakenSkb {
         }
     }
 
-    /// Gives the frames to the driver that it hasn't taken yet. Softirqs are off.
-    pub(super) fn send_frames(&mut self, device: &Device) -> XmitResult {
+    /// Gives the frames to the driver that it hasn't taken yet.
+    pub(super) fn send_frames(&mut self, device: &Device, softirqs: &SoftirqsOff) -> XmitResult {
         let first = self.datagrams_taken();
         let frames = self.with_pages(|pages| self.frames_from(pages, first));
         let Some((mut frames, longest)) = frames else {
@@ -79,7 +80,7 @@ impl TakenSkb {
             return XmitResult::Failed;
         }
         let ready = frames.len() as u32;
-        let Ok(sent) = frames.xmit(device, true) else {
+        let Ok(sent) = frames.xmit(device, true, softirqs) else {
             return XmitResult::Failed;
         };
         self.took(sent as u16);
