@@ -59,14 +59,19 @@ impl Event {
     }
 }
 
+/// Notes an event that listeners weren't told of.
+fn note_lost(notified: Result) {
+    if let Err(error) = notified {
+        pr_debug!("an event is lost: {}\n", error.to_errno());
+    }
+}
+
 /// Tells listeners. Process context, but for events that say otherwise.
 pub(crate) fn notify(flow: &impl Subject, sk: &Sock, event: Event) {
     if !genl::has_listeners(sk.net()) {
         return;
     }
-    if let Err(error) = try_notify(flow, sk, event) {
-        pr_debug!("an event is lost: {}\n", error.to_errno());
-    }
+    note_lost(try_notify(flow, sk, event));
 }
 
 fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
@@ -168,9 +173,7 @@ pub(crate) fn notify_refused(
         put_stopped(message, stopped)?;
         message.u32(uapi::KOPI_A_FLOW_OPERATION, refused.operation())
     });
-    if let Err(error) = notified {
-        pr_debug!("an event is lost: {}\n", error.to_errno());
-    }
+    note_lost(notified);
 }
 
 /// Tells listeners that a limit refused the current process something. Process context.
@@ -186,7 +189,5 @@ pub(crate) fn notify_limit(net: &NetRef, limit: &'static CStr) {
             message.string(uapi::KOPI_A_FLOW_LIMIT, limit.to_bytes())
         })
     });
-    if let Err(error) = notified {
-        pr_debug!("an event is lost: {}\n", error.to_errno());
-    }
+    note_lost(notified);
 }

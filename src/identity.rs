@@ -2,9 +2,13 @@
 
 //! The owner of a flow: the process that used it, or its channel, last.
 //!
+//! A process becomes a flow's owner by socket() or accept() that makes the flow, by bind(), connect() and
+//! listen(), and by bringing it to a channel; while there are rules, also by accept() of a listener, and by
+//! calls that send or read. Of an ordinary socket it is each call that is judged.
+//!
 //! A process that uses a channel may send by any of its flows, and reads what all of them get. So
 //! the user is noted once for the channel, and a flow on it has the later of two identities: its
-//! own, of open(), bind(), connect() and sendmsg(), and that of the channel's user.
+//! own, of those calls, and that of the channel's user.
 
 use crate::sys::{
     context,
@@ -146,7 +150,7 @@ fn was_started_by(ids: (u32, u32), had_capabilities: bool) -> bool {
 
 /// The process that used a channel last, by its doorbell or by mapping it.
 #[pin_data]
-pub(crate) struct User {
+pub(crate) struct ChannelUser {
     #[pin]
     latest: SpinLockBh<Option<Owner>>,
     /// The age of `latest`; 0 without one.
@@ -155,12 +159,12 @@ pub(crate) struct User {
     outdated: Atomic<bool>,
 }
 
-impl User {
+impl ChannelUser {
     /// No user yet. Process context.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
-                latest <- SpinLockBh::new(new_spinlock!(None, "kopi::User::latest")),
+                latest <- SpinLockBh::new(new_spinlock!(None, "kopi::ChannelUser::latest")),
                 age: Atomic::new(0),
                 outdated: Atomic::new(false),
             }),

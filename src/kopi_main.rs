@@ -7,12 +7,12 @@
 #![deny(unsafe_code)]
 
 mod channel;
+mod counter;
 mod describe;
 mod direct;
 mod engine;
 mod events;
 mod flow;
-mod held_count;
 mod identity;
 mod limits;
 mod local_out;
@@ -41,7 +41,7 @@ use limits::Limits;
 use sys::{
     family::Registration,
     genl::Family,
-    monitor as devices,
+    monitor::MonitorType,
     pernet::PerNet,
     reaper::Reaper, //
 };
@@ -54,16 +54,25 @@ module! {
     license: "GPL",
 }
 
-/// The loaded module. Fields are dropped in this order: no new sockets, then wait for old memory.
+/// The loaded module. Fields are dropped in this order.
 struct Kopi {
+    /// No new sockets. Each socket has a reference to the module, so none is left.
     _family: Registration<Flow>,
+    /// No requests, which attach devices, set engines, and use namespaces.
     _netlink: Family,
-    _ports: Attaching,
+    /// Detaches all devices, which use what is kept of their namespaces.
+    _attaching: Attaching,
+    /// Stops the engines, which no request sets again.
     _engines: Engines,
-    _monitors: devices::MonitorType,
+    /// Ends the monitor devices, which are in their namespaces' lists, and the probes.
+    _monitors: MonitorType,
+    /// Ends the namespaces' hooks, which judge by the table of ordinary sockets, and frees what is kept of each.
     _namespaces: PerNet,
+    /// Frees the table, whose entries hold sets of rules that the reaper frees.
     _ordinary: sys::ordinary::OrdinaryHooks<ordinary::Ordinary>,
+    /// Hides the limits. Flows that RCU has yet to free give back their charge to the ledger, which is static.
     _limits: Limits,
+    /// Waits for RCU, and for all memory that is still to be freed.
     _reaper: Reaper,
 }
 
@@ -75,9 +84,9 @@ impl kernel::Module for Kopi {
         // Hooks of namespaces use it.
         let ordinary = sys::ordinary::OrdinaryHooks::new()?;
         let namespaces = PerNet::register()?;
-        let monitors = devices::MonitorType::new()?;
+        let monitors = MonitorType::new()?;
         let engines = Engines::register();
-        let ports = Attaching::register()?;
+        let attaching = Attaching::register()?;
         let netlink = Family::register()?;
         let family = Registration::new(number, module).inspect_err(|&error| {
             if error == EEXIST {
@@ -98,7 +107,7 @@ impl kernel::Module for Kopi {
         Ok(Self {
             _family: family,
             _netlink: netlink,
-            _ports: ports,
+            _attaching: attaching,
             _engines: engines,
             _monitors: monitors,
             _namespaces: namespaces,

@@ -87,13 +87,15 @@ impl Limits {
     /// Shows the limits to administrators; only the module's init does, once.
     #[expect(unsafe_code, reason = "a global lock is initialised once")]
     pub(crate) fn register() -> Result<Self> {
+        // Which user and which namespace doesn't matter to the names.
+        let (user, net) = (Holder::User(0), Holder::Net(0));
         let numbers = [
-            (c"user_max_flows", &USER_FLOWS),
-            (c"user_max_channels", &USER_CHANNELS),
-            (c"user_max_frames", &USER_FRAMES),
-            (c"netns_max_flows", &NET_FLOWS),
-            (c"netns_max_channels", &NET_CHANNELS),
-            (c"netns_max_frames", &NET_FRAMES),
+            (user.name(Over::Flows), &USER_FLOWS),
+            (user.name(Over::Channels), &USER_CHANNELS),
+            (user.name(Over::Frames), &USER_FRAMES),
+            (net.name(Over::Flows), &NET_FLOWS),
+            (net.name(Over::Channels), &NET_CHANNELS),
+            (net.name(Over::Frames), &NET_FRAMES),
         ];
         // SAFETY: Called once, by the module's init, before there is any socket.
         let sysctls = unsafe {
@@ -148,8 +150,7 @@ pub(crate) struct Charge<H: Charged = Holding> {
 }
 
 impl<H: Charged> Charge<H> {
-    /// Charges the current user and the namespace of that cookie, on behalf of a socket. Process
-    /// context.
+    /// Charges the current user, and `net`, on behalf of a socket. Process context.
     ///
     /// `EMFILE` over a limit of flows or channels, `ENOBUFS` over one of frames, `ENOMEM`.
     pub(crate) fn new(net: &NetRef, held: H) -> Result<Self> {

@@ -11,12 +11,12 @@ use crate::sys::{
     local_out::{self, Leaving, LocalOut},
     sock::Sock, //
 };
-use kernel::prelude::*;
+use kernel::{prelude::*, sync::rcu};
 
 local_out::serve!(Flow);
 
 impl LocalOut for Flow {
-    fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result {
+    fn leaves(&self, sk: &Sock, packet: &mut Leaving, rcu: &rcu::Guard) -> Result {
         let (to, via) = (packet.to, packet.via);
         let again = packet.again;
         // UDP hides ENOBUFS from its caller. The family's sendmsg turns EDQUOT into ENOBUFS.
@@ -26,7 +26,7 @@ impl LocalOut for Flow {
             if via != to && self.denies_hop(sk, via, sent) {
                 return Outcome::Denied;
             }
-            let judged = again || family::was_judged::<Self>(sk, &to, sent.packets());
+            let judged = again || family::was_judged::<Self>(sk, &to, sent.packets(), rcu);
             self.sends(sk, sent, judged)
         })
     }
@@ -58,12 +58,7 @@ fn judge(
         mark: packet.mark,
         priority: packet.priority,
     };
-    match judge(&mut sent) {
-        Outcome::Pass => {
-            (packet.mark, packet.priority) = (sent.mark, sent.priority);
-            Ok(())
-        }
-        Outcome::Denied => Err(EACCES),
-        Outcome::TooFast => Err(too_fast()),
-    }
+    judge(&mut sent).result(too_fast)?;
+    (packet.mark, packet.priority) = (sent.mark, sent.priority);
+    Ok(())
 }

@@ -3,8 +3,7 @@
 //! What there is of KOPI in one network namespace: its flows, its channels, its rules, its
 //! monitors.
 //!
-//! `flows` and `channels` are taken before the locks of a channel, and never both at once. The lock
-//! of the rules is taken after all others.
+//! docs/architecture.md has the order of its locks.
 
 use crate::channel::Channel;
 use crate::direct::RedirectedPorts;
@@ -28,8 +27,8 @@ use kernel::{
     }, //
 };
 
-/// Flows that are summed before others that wait for the lock get it.
-const SUMMED_AT_ONCE: usize = 256;
+/// Flows that are gone through before others that wait for the lock get it.
+pub(crate) const FLOWS_AT_ONCE: usize = 256;
 
 /// The flows, and what there was of those that are closed.
 pub(crate) struct Flows {
@@ -70,7 +69,7 @@ pub(crate) struct Totals {
 pub(crate) struct Net {
     #[pin]
     pub(crate) flows: Mutex<Flows>,
-    /// The last sum that was made; held while one is made. Taken before `flows`.
+    /// The last sum that was made; held while one is made.
     #[pin]
     totals: Mutex<Totals>,
     #[pin]
@@ -82,7 +81,7 @@ pub(crate) struct Net {
     /// One change of the rules at a time.
     #[pin]
     pub(crate) changing: Mutex<()>,
-    /// Taken last, in process context.
+    /// Process context.
     #[pin]
     pub(crate) redirected_ports: Mutex<RedirectedPorts>,
 }
@@ -191,7 +190,7 @@ impl Net {
 
     /// Sums over all flows, by the counters that `stats_of` gives of an open one. Process context.
     ///
-    /// Others get `flows` after each [`SUMMED_AT_ONCE`] flows. A task that waited for another's sum
+    /// Others get `flows` after each [`FLOWS_AT_ONCE`] flows. A task that waited for another's sum
     /// takes a sum that was begun after the call: so nobody waits for more than two.
     pub(crate) fn totals(&self, stats_of: impl Fn(&Socket) -> Option<Stats>) -> Totals {
         let called = now();
@@ -231,18 +230,18 @@ impl Net {
         let Ok(start) = u32::try_from(summing.next) else {
             return false;
         };
-        let mut summed = 0;
-        for (number, socket) in open.within(start..=summing.end).take(SUMMED_AT_ONCE) {
+        let mut summed = 0usize;
+        for (number, socket) in open.within(start..=summing.end).take(FLOWS_AT_ONCE) {
             if let Some(stats) = stats_of(socket) {
                 summing.stats.add(&stats);
             }
             summing.next = u64::from(number).saturating_add(1);
-            summed += 1;
+            summed = summed.wrapping_add(1);
         }
-        summed == SUMMED_AT_ONCE
+        summed == FLOWS_AT_ONCE
     }
 
-    /// Notes whether it is; the caller holds `changing`.
+    /// Records whether LOCAL_OUT is hooked. The caller holds `changing`.
     pub(crate) fn set_hooked(&self, hooked: bool) {
         self.hooked.store(hooked, Relaxed);
     }

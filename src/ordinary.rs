@@ -38,16 +38,16 @@ ordinary::serve!(Ordinary);
 pub(crate) struct Ordinary {
     #[pin]
     policy: Policy,
-    /// Since when the rules were enforced as it was noted: who uses it while they aren't, isn't known.
-    noted_in: u64,
+    /// [`NetPolicy::enforced_since`](rules::NetPolicy::enforced_since) of the time when this was noted: if
+    /// that is another one now, the rules weren't enforced in between, and who used the socket isn't known.
+    noted_generation: u64,
     /// A system call on it was judged, or on the listener that it was made by.
     used: Atomic<bool>,
 }
 
 /// What the module keeps of a socket's network namespace, if that isn't ending.
 fn net_of(net: &NetRef) -> Option<Arc<Net>> {
-    let _rcu = rcu::read_lock();
-    net.state_if_alive()
+    net.state_if_alive(&rcu::read_lock())
 }
 
 impl Ordinary {
@@ -57,10 +57,10 @@ impl Ordinary {
     }
 
     fn of(net: Arc<rules::NetPolicy>, owner: Owner, used: bool, flags: Flags) -> Result<Arc<Self>> {
-        let noted_in = net.enforced_since();
+        let noted_generation = net.enforced_since();
         let policy = Policy::of(net, owner, false);
         Arc::pin_init(
-            try_pin_init!(Self { policy <- policy, noted_in, used: Atomic::new(used) }? Error),
+            try_pin_init!(Self { policy <- policy, noted_generation, used: Atomic::new(used) }? Error),
             flags,
         )
     }
@@ -99,7 +99,7 @@ impl Ordinary {
         let denied_hop =
             (*via != peer && self.policy.denies(sk, Direction::Out, via)).then_some(via);
         if denied_hop.is_some() || sk.is_stream() && self.policy.denies(sk, Direction::In, &peer) {
-            self.policy.net().denied.fetch_add(1, Relaxed);
+            self.policy.net().count_denied(None);
             self.tell_of_packet(sk, Direction::Out, denied_hop.unwrap_or(&peer));
             return Outcome::Denied;
         }
@@ -130,7 +130,7 @@ impl JudgesOrdinary for Ordinary {
     }
 
     fn is_noted(&self) -> bool {
-        self.noted_in != 0 && self.policy.net().enforced_since() == self.noted_in
+        self.noted_generation != 0 && self.policy.net().enforced_since() == self.noted_generation
     }
 
     fn was_used(&self) -> bool {
@@ -226,23 +226,20 @@ impl JudgesOrdinary for Ordinary {
         if let Some(known) = known.filter(|_| outcome == Outcome::Denied) {
             known.tell_of_packet(sk, Direction::In, from);
         }
-        match outcome {
-            // connect() to AF_UNSPEC took the port meanwhile, by which it should have been judged.
-            Outcome::Pass if !sk.is_stream() && (port == 0 || sk.local_port() != port) => {
-                count_unjudged(sk);
-                Err(EACCES)
-            }
-            Outcome::Pass => Ok(()),
-            Outcome::Denied => Err(EACCES),
-            Outcome::TooFast => Err(enobufs()),
+        outcome.result(enobufs)?;
+        // connect() to AF_UNSPEC took the port meanwhile, by which it should have been judged.
+        if !sk.is_stream() && (port == 0 || sk.local_port() != port) {
+            count_unjudged(sk);
+            return Err(EACCES);
         }
+        Ok(())
     }
 }
 
 /// Counts a packet that is refused since rules can't judge it.
 fn count_unjudged(sk: &Sock) {
     if let Some(net) = net_of(sk.net()) {
-        net.policy.denied.fetch_add(1, Relaxed);
+        net.policy.count_denied(None);
     }
 }
 

@@ -40,7 +40,7 @@ struct Known<O: Options> {
     sets: Sets<O>,
     /// Of the routes that are remembered.
     generation: i32,
-    /// Counts up, to say which goes for another.
+    /// The slot to replace next, when a set is full.
     victim: usize,
 }
 

@@ -2,8 +2,7 @@
 /*
  * The declarations of KOPI's C for Rust, by file of shim/. Most functions are helpers for inline
  * functions, macros and fields of the kernel that bindgen can't reach, and are named after these.
- * The rest is code: mirror.c mirrors kernel functions that can't be called, local_out.c,
- * netdev.c and trace.c have hooks, kopimon.c and kopirx.c have device types.
+ * Files with code of their own say so at their head.
  */
 #ifndef _KOPI_SHIM_H
 #define _KOPI_SHIM_H
@@ -76,6 +75,7 @@ bool kopi_sk_ipv6only(const struct sock *sk);
 void kopi_sk_disconnect(struct sock *sk, int device);
 u32 kopi_sk_priority(const struct sock *sk);
 void kopi_sk_set_priority(struct sock *sk, u32 priority);
+u8 kopi_sk_default_ttl(const struct sock *sk);
 bool kopi_sk_fullsock(const struct sock *sk);
 unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
 
@@ -94,6 +94,7 @@ struct kopi_first {
 void kopi_udp_first(struct sock *sk, struct kopi_first *first);
 bool kopi_udp_is_first_stray(struct sock *sk);
 bool kopi_udp_is_queueing(struct sock *sk);
+void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);
 void kopi_udp_count_dropped(struct sock *sk, const struct sk_buff *skb, int datagrams);
 bool kopi_udp4_recvmsg_hooked(struct sock *sk);
@@ -205,7 +206,6 @@ bool kopi_dst_is_uncached(const struct dst_entry *dst);
 u32 kopi_rt_flags(const struct dst_entry *dst);
 u32 kopi_dst_hoplimit(const struct dst_entry *dst);
 bool kopi_dst_has_queues(const struct dst_entry *dst);
-u8 kopi_sk_default_ttl(const struct sock *sk);
 bool kopi_ip_mtu_locked(const struct dst_entry *dst);
 
 /* shim/ipv6.c */
@@ -311,7 +311,6 @@ void kopi_count_output(const struct sock *sk, const struct dst_entry *dst, unsig
 void kopi_output_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
 int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, u32 mark,
 			 u32 priority, u32 hash, bool skip);
-void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets);
 
 /* shim/rx_observer.c */
 enum kopi_rx_path {
@@ -394,7 +393,7 @@ bool kopi_dev_is_nic(const struct net_device *dev);
 bool kopi_dev_is_ready(const struct net_device *dev);
 bool kopi_dev_has_xdp_xmit(const struct net_device *dev);
 bool kopi_dev_can_xdp_xmit(const struct net_device *dev);
-bool kopi_dev_has_driver(const struct net_device *dev, const char *name);
+bool kopi_dev_is_driven_by(const struct net_device *dev, const char *name);
 bool kopi_dev_lacks_queues(const struct net_device *dev);
 int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags);
 bool kopi_dev_has_tcx_egress(const struct net_device *dev);
@@ -406,7 +405,6 @@ bool kopi_dev_has_classes(const struct net_device *dev);
 u64 kopi_net_cookie(const struct net *net);
 bool kopi_net_is_alive(const struct net *net);
 struct user_namespace *kopi_net_user_ns(struct net *net);
-void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
 bool kopi_ns_capable_net_admin(struct user_namespace *ns);
 int kopi_register_pernet(void);
 void kopi_unregister_pernet(void);
@@ -568,10 +566,11 @@ const struct net_device *kopi_net_dev(struct net *net, int ifindex);
 void kopi_skb_set_udp_gro(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);
 bool kopi_dev_fits_mtu(const struct net_device *dev, unsigned int len);
 bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index);
+void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets);
 void kopi_qdisc_bstats_update(struct net_device *dev, unsigned int index, struct sk_buff *skb);
 
 /* shim/local_out.c */
-/* A packet, or a GSO packet, that a flow sends. */
+/* A packet, or a GSO packet, that a flow or an ordinary socket sends. */
 struct kopi_sent {
 	struct in6_addr to;
 	/* The first hop of a source route; otherwise the same as above. */

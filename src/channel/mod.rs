@@ -2,14 +2,12 @@
 
 //! A channel: a region of frames and four rings, and the flows that use it.
 //!
-//! Locks, in the order in which they may be taken:
+//! Its locks, which docs/architecture.md puts in an order with all others:
 //!
-//! 1. `sender`, a mutex: the TX ring and the table of flows. Held while the stack sends.
-//! 2. `receiver`, a spinlock that softirqs take: the FILL and RX rings.
-//! 3. `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
-//!    COMPLETION ring.
-//!
-//! Those of `engine/` are taken last of all.
+//! - `sender`, a mutex: the TX ring and the table of flows. Held while the stack sends.
+//! - `receiver`, a spinlock that softirqs take: the FILL and RX rings.
+//! - `completions`, a spinlock taken with interrupts off, since skbs are freed anywhere: the
+//!   COMPLETION ring.
 
 mod completions;
 mod doorbell;
@@ -17,8 +15,8 @@ mod polling;
 mod stall;
 mod stats;
 
-use crate::flow::Counter;
-use crate::identity::User;
+use crate::counter::Counter;
+use crate::identity::ChannelUser;
 use crate::limits::Charge;
 use crate::pure::{
     abi::{self, Desc, Layout},
@@ -66,10 +64,10 @@ pub(crate) struct Channel {
     charge: Charge,
     /// The number of the flow that made it.
     id: u32,
-    /// The user of that flow.
-    owner: u32,
-    /// Its user, which thereby owns all of its flows.
-    user: Arc<User>,
+    /// The user, as a number of the initial user namespace, whose process made it.
+    maker: u32,
+    /// The process that uses it, which thereby owns all of its flows.
+    user: Arc<ChannelUser>,
     geometry: Geometry,
     region: Arc<SharedRegion>,
     #[pin]
@@ -122,9 +120,9 @@ impl_list_item! {
 }
 
 impl Channel {
-    /// Makes a channel on behalf of a flow of that number and user: `EMFILE` over a limit of
+    /// Makes a channel on behalf of a flow of that number, whose owner has that user: `EMFILE` over a limit of
     /// channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
-    pub(crate) fn new(geometry: Geometry, net: &NetRef, id: u32, owner: u32) -> Result<Arc<Self>> {
+    pub(crate) fn new(geometry: Geometry, net: &NetRef, id: u32, maker: u32) -> Result<Arc<Self>> {
         let held = Holding {
             channels: 1,
             frames: geometry.layout().frame_count,
@@ -148,12 +146,12 @@ impl Channel {
             SharedRegion::producer(&region, &layout.rx)?,
         )?;
         let completions = Completions::new(SharedRegion::producer(&region, &layout.completion)?);
-        let user = User::new()?;
+        let user = ChannelUser::new()?;
         Arc::pin_init(
             pin_init!(Self {
                 charge,
                 id,
-                owner,
+                maker,
                 user,
                 geometry,
                 region,
@@ -188,9 +186,9 @@ impl Channel {
         self.id
     }
 
-    /// The user of that flow, of the initial user namespace.
-    pub(crate) fn owner(&self) -> u32 {
-        self.owner
+    /// The user, as a number of the initial user namespace, whose process made it.
+    pub(crate) fn maker(&self) -> u32 {
+        self.maker
     }
 
     /// The user whose limits the channel counts against. Any context.
@@ -198,8 +196,8 @@ impl Channel {
         self.charge.user()
     }
 
-    /// Its user.
-    pub(crate) fn user(&self) -> &Arc<User> {
+    /// The process that uses it.
+    pub(crate) fn user(&self) -> &Arc<ChannelUser> {
         &self.user
     }
 

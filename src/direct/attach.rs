@@ -15,7 +15,7 @@ use crate::sys::{
 };
 use kernel::{
     prelude::*,
-    sync::{global_lock, rcu},
+    sync::global_lock,
     time::{delay::fsleep, Delta}, //
 };
 
@@ -24,7 +24,7 @@ const CLOSING: u64 = 1_000_000_000;
 /// Interval at which detaching checks for packets in flight, in nanoseconds.
 const CLOSING_TICK: i64 = 1_000_000;
 /// Maximum number of attached devices, in all network namespaces together.
-pub(super) const ATTACHED_MAX: usize = 64;
+pub(crate) const ATTACHED_MAX: usize = 64;
 
 /// Drivers whose ndo_xdp_xmit can't be relied on, by a reading of 7.3.4. The kernel frees the last of a
 /// bulk's frames if fewer were sent.
@@ -100,10 +100,10 @@ pub(crate) fn attach(
 ) -> core::result::Result<(), AttachError> {
     let rtnl = Rtnl::lock();
     let device = Device::get(net, ifindex).map_err(|_| AttachError::Absent)?;
-    if !device.is_ethernet() || !device.is_nic() {
+    if !device.is_ethernet(&rtnl) || !device.is_nic(&rtnl) {
         return Err(AttachError::NotNic);
     }
-    if !device.has_driver() {
+    if !device.has_xdp_xmit() {
         return Err(AttachError::NoFrames);
     }
     if cfg!(CONFIG_PREEMPT_RT) {
@@ -125,7 +125,7 @@ pub(crate) fn attach(
             .reserve(1, GFP_KERNEL_ACCOUNT)
             .map_err(|_| AttachError::Other(ENOMEM))?;
     }
-    let hooked = Hooked::new(AttachedDevice::new(device, port_map)?)?;
+    let hooked = Hooked::new(AttachedDevice::new(device, port_map, &rtnl)?, &rtnl)?;
     let refused = ATTACHED.lock().push_within_capacity(hooked);
     refused.map_err(|_| AttachError::Other(ENOMEM))
 }
@@ -195,11 +195,7 @@ pub(crate) fn each(
 ) -> Result {
     let devices = ATTACHED.lock();
     for attached in of_net(&devices, net).skip(start) {
-        let path = {
-            let _softirqs = BottomHalvesOff::new();
-            let _rcu = rcu::read_lock();
-            attached.tx_path()
-        };
+        let path = attached.tx_path(&BottomHalvesOff::new());
         if !show(attached, path)? {
             break;
         }

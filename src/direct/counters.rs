@@ -21,7 +21,7 @@ pub(crate) struct Counters {
     pub(crate) received: AtomicU64,
     /// Those of them that went to their flows without the stack, or were dropped there.
     pub(crate) received_direct: AtomicU64,
-    /// GRO packets that were made of these.
+    /// GRO packets that were made of redirected datagrams for the stack.
     pub(crate) gro_packets: AtomicU64,
     /// Redirected datagrams that were dropped because memory was short.
     pub(crate) receive_dropped: AtomicU64,

@@ -11,13 +11,13 @@ use super::{
 };
 use crate::flow::Flow;
 use crate::sys::{
-    context::BottomHalvesOff,
+    context::{BottomHalvesOff, SoftirqsOff},
     direct::{
         egress::{EgressSkb, TakenSkb},
         port_map::PinnedPortMap,
         redirect_device::RedirectDevice,
     },
-    netdev::{Device, Egress, EgressVerdict, Timer}, //
+    netdev::{Device, Egress, EgressVerdict, Rtnl, Timer}, //
 };
 use core::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use kernel::{
@@ -42,15 +42,20 @@ pub(crate) struct AttachedDevice {
     pub(super) device: Arc<Device>,
     pub(super) queues: KVec<Pin<KBox<Timer<Queue>>>>,
     /// It takes no more packets.
-    pub(super) closing: AtomicBool,
+    closing: AtomicBool,
     /// The target of redirected frames, if the device was attached with a port map.
     pub(super) receiving: Option<RedirectDevice<RedirectReceiver>>,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl AttachedDevice {
-    /// Under RTNL.
-    pub(super) fn new(device: Device, port_map: Option<PinnedPortMap>) -> Result<Self> {
+    /// A device that takes packets once it is hooked, and, with a port map, receives frames from now on:
+    /// `ENOMEM`, or the kernel's own refusal.
+    pub(super) fn new(
+        device: Device,
+        port_map: Option<PinnedPortMap>,
+        rtnl: &Rtnl,
+    ) -> Result<Self> {
         let number = NUMBER.fetch_add(1, ordering::Relaxed);
         let device = Arc::new(device, GFP_KERNEL_ACCOUNT)?;
         let counters = Arc::new(Counters::default(), GFP_KERNEL_ACCOUNT)?;
@@ -64,7 +69,7 @@ impl AttachedDevice {
             None => None,
             Some(port_map) => {
                 let receiver = RedirectReceiver::new(device.clone(), port_map, counters.clone())?;
-                Some(RedirectDevice::new(receiver)?)
+                Some(RedirectDevice::new(receiver, rtnl)?)
             }
         };
         Ok(Self {
@@ -90,32 +95,37 @@ impl AttachedDevice {
         })
     }
 
-    /// The path of GSO packets now. In an RCU read-side section, with softirqs off.
-    pub(crate) fn tx_path(&self) -> TxPath {
+    /// The path of GSO packets now.
+    pub(crate) fn tx_path(&self, softirqs: &SoftirqsOff) -> TxPath {
         if !self.device.takes_frames() {
             TxPath::NoProgram
         } else if !self.device.is_ready() {
             TxPath::Down
-        } else if self.device.lacks_queues() || self.counters.is_refused() {
+        } else if self.device.lacks_queues(softirqs) || self.counters.is_refused() {
             TxPath::Refused
         } else if self.device.has_tc_egress() {
             TxPath::Tc
-        } else if !self.device.is_last_hook(self) {
+        } else if !self.device.is_last_hook(self, softirqs) {
             TxPath::Hook
-        } else if self.device.is_tapped() {
+        } else if self.device.is_tapped(softirqs) {
             TxPath::Tap
         } else if self.device.net().state().policy.monitors.is_any_up() {
             TxPath::Monitor
-        } else if !self.device.queues_can_be_bypassed() {
+        } else if !self.device.queues_can_be_bypassed(softirqs) {
             TxPath::Qdisc
         } else {
             TxPath::Direct
         }
     }
 
-    /// The path of a packet, without regard to other packets of its flow. Softirqs are off.
-    pub(super) fn path_of(&self, packet: &EgressSkb<'_>) -> TxPath {
-        match self.tx_path() {
+    /// Whether a packet may leave directly whose path is this one, as far as the device is concerned.
+    pub(super) fn is_open(&self, path: TxPath) -> bool {
+        path == TxPath::Direct && !self.closing.load(Relaxed)
+    }
+
+    /// The path of a packet, without regard to other packets of its flow.
+    fn path_of(&self, packet: &EgressSkb<'_>, softirqs: &SoftirqsOff) -> TxPath {
+        match self.tx_path(softirqs) {
             TxPath::Direct if !packet.is_plain() => why_not(packet),
             path => path,
         }
@@ -130,8 +140,7 @@ impl AttachedDevice {
             Some(target) if !target.is_up() => RxPath::Down,
             Some(_) if self.device.strips_vlans() => RxPath::Vlan,
             Some(_) => {
-                let _rcu = rcu::read_lock();
-                let observer = self.device.rx_observer();
+                let observer = self.device.rx_observer(&rcu::read_lock());
                 observer.map_or(RxPath::Direct, RxPath::from)
             }
         }
@@ -161,8 +170,14 @@ impl AttachedDevice {
     }
 
     /// Puts a packet that was taken behind those that the flow has in flight, and sends what can be
-    /// sent. Softirqs are off.
-    pub(super) fn enqueue(&self, flow: &Flow, mut packet: TakenSkb, in_flight: u32) {
+    /// sent.
+    pub(super) fn enqueue(
+        &self,
+        flow: &Flow,
+        mut packet: TakenSkb,
+        in_flight: u32,
+        softirqs: &SoftirqsOff,
+    ) {
         let here = CpuId::current().as_u32();
         // Which may be on another CPU's queue.
         let cpu = flow.direct.cpu.load(Relaxed);
@@ -177,7 +192,7 @@ impl AttachedDevice {
         // There is a queue for each CPU that can ever be.
         if let Some(own) = self.queues.get(here as usize) {
             own.queue.add(flow, packet);
-            own.poll();
+            own.poll(softirqs);
         }
     }
 
@@ -195,7 +210,7 @@ impl Egress for AttachedDevice {
         &self.device
     }
 
-    fn egress(&self, skb: EgressSkb<'_>) -> EgressVerdict {
+    fn egress(&self, skb: EgressSkb<'_>, softirqs: &SoftirqsOff) -> EgressVerdict {
         let Some((_, flow)) = skb.flow::<Flow>() else {
             return EgressVerdict::Pass;
         };
@@ -209,8 +224,8 @@ impl Egress for AttachedDevice {
             direct.record_path(self.number, why_not(&skb));
             return EgressVerdict::Pass;
         }
-        let path = self.path_of(&skb);
-        let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
+        let path = self.path_of(&skb, softirqs);
+        let can = self.is_open(path);
         if in_flight == 0 && !(can && direct.may_leave_by(self.number)) {
             let path = if can { TxPath::Behind } else { path };
             direct.record_path(self.number, path);
@@ -232,7 +247,7 @@ impl Egress for AttachedDevice {
             skb.count(&self.device, self.tx_queue());
         }
         let packet = skb.take(!directly);
-        self.enqueue(flow, packet, in_flight);
+        self.enqueue(flow, packet, in_flight, softirqs);
         EgressVerdict::Taken
     }
 }

@@ -10,7 +10,7 @@
 //! a flow never overtake each other: while some are with the driver, the stack gets none, and vice
 //! versa. There is no order between devices.
 //!
-//! Single datagrams leave as frames, without an skb for each (`sender`). Frames that the XDP program
+//! Non-GSO datagrams leave as frames, without an skb for each (`sender`). Frames that the XDP program
 //! of an attached device redirects are received here (`receive`, `receive_datagrams`).
 
 mod attach;
@@ -25,7 +25,7 @@ mod redirected_ports;
 mod sender;
 mod waiting;
 
-pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching};
+pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching, ATTACHED_MAX};
 pub(crate) use device::AttachedDevice;
 pub(crate) use flow::Direct;
 pub(crate) use path::TxPath;

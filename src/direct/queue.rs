@@ -9,7 +9,7 @@ use super::{
 };
 use crate::flow::Flow;
 use crate::sys::{
-    context::now,
+    context::{now, SoftirqsOff},
     direct::{
         egress::{TakenSkb, XmitResult},
         list::List,
@@ -112,27 +112,28 @@ enum Turn {
 }
 
 impl Polled for Queue {
-    fn expired(&self) {
+    fn expired(&self, softirqs: &SoftirqsOff) {
         let is_empty = {
             let mut lists = self.lists.lock();
             lists.expires = 0;
             lists.is_empty()
         };
         if !is_empty {
-            self.device.reap();
+            self.device.reap(softirqs);
         }
     }
 
     /// Sends the packets that can be sent, and completes the packets that the driver has freed. On
     /// the queue's CPU.
-    fn poll(&self) -> Option<u64> {
+    fn poll(&self, softirqs: &SoftirqsOff) -> Option<u64> {
         let done = {
             let mut lists = self.lists.lock();
             // `None` if this call is nested in another one on this CPU, which then starts the
             // timer.
             let mut done = lists.done.take()?;
             lists.awake = true;
-            let moved = self.complete(&mut lists, &mut done) | self.send(&mut lists, &mut done);
+            let moved =
+                self.complete(&mut lists, &mut done) | self.send(&mut lists, &mut done, softirqs);
             lists.set_tick(moved);
             done
         };
@@ -254,14 +255,14 @@ impl Queue {
 
     /// Sends the packets that wait, as far as possible now, one of each user in turn; returns
     /// whether any packet left the lists.
-    fn send(&self, lists: &mut Lists, done: &mut Done) -> bool {
+    fn send(&self, lists: &mut Lists, done: &mut Done, softirqs: &SoftirqsOff) -> bool {
         let mut any = false;
         // The users whose packets have to wait.
         let mut later = 0;
         while let Some(at) = lists.waiting.next(later) {
             let step = lists
                 .waiting
-                .first(at, |packet, patience| self.step(packet, patience));
+                .first(at, |packet, patience| self.step(packet, patience, softirqs));
             let given = match step {
                 Some(Step::Wait) => {
                     later |= bit(at);
@@ -297,14 +298,14 @@ impl Queue {
     }
 
     /// Sends a user's first packet, if its turn has come.
-    fn step(&self, packet: &mut TakenSkb, patience: &mut Patience) -> Step {
+    fn step(&self, packet: &mut TakenSkb, patience: &mut Patience, softirqs: &SoftirqsOff) -> Step {
         if packet.is_to_stack() {
             return self.may_pass_on(packet);
         }
         let begun = packet.has_begun();
         let turn = match begun {
             true => Turn::Now,
-            false => self.turn(packet, patience),
+            false => self.turn(packet, patience, softirqs),
         };
         match turn {
             Turn::Now => {}
@@ -314,7 +315,7 @@ impl Queue {
                 return self.may_pass_on(packet);
             }
         }
-        let sent = packet.send(&self.device);
+        let sent = packet.send(&self.device, softirqs);
         if !begun && packet.has_begun() {
             packet.with_flow(|_, flow: &Flow| flow.direct.with_driver.fetch_add(1, Relaxed));
         }
@@ -360,8 +361,8 @@ impl Queue {
     /// Whether a packet can be given to the driver. It never can while the driver takes no frames, if a
     /// tap was added after the packet was taken, or if the stack has held an earlier packet of its flow
     /// for too long.
-    fn turn(&self, packet: &TakenSkb, patience: &mut Patience) -> Turn {
-        if self.device.is_tapped() || self.counters.is_refused() {
+    fn turn(&self, packet: &TakenSkb, patience: &mut Patience, softirqs: &SoftirqsOff) -> Turn {
+        if self.device.is_tapped(softirqs) || self.counters.is_refused() {
             return Turn::Never;
         }
         // A closed flow sends nothing that it could overtake.

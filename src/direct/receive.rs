@@ -282,12 +282,13 @@ impl RedirectReceiver {
         let headers = packet.first.headers();
         let (start, segment) = (headers.len(), packet.first.payload());
         let mut left = packet.payload();
-        let mut dropped = 0;
+        let mut dropped = 0u64;
         for frame in packet.frames.drain_all() {
             let len = start.saturating_add(segment.min(left));
             left = left.saturating_sub(segment);
             let datagram = ip_version(headers).map(|version| (version, len));
-            dropped += self.deliver_datagram(frame, datagram, direct);
+            let lost = self.deliver_datagram(frame, datagram, direct);
+            dropped = dropped.wrapping_add(lost);
         }
         dropped
     }

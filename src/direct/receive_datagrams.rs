@@ -116,9 +116,9 @@ impl<'a> DatagramReceiver<'a> {
     /// How datagrams of a version of IP are received now.
     fn choose_method(&mut self, version: IpVersion) -> Method {
         self.kept.routes.check(version, self.device, self.rcu);
-        let method = if self.device.rx_observer().is_some() {
+        let method = if self.device.rx_observer(self.rcu).is_some() {
             Method::Stack
-        } else if self.device.has_input_hooks(version) {
+        } else if self.device.has_input_hooks(version, self.rcu) {
             Method::Hooks
         } else {
             Method::Plain

@@ -3,10 +3,10 @@
 //! A channel's datagrams that leave directly, as frames without an skb for each: those that nothing
 //! behind netfilter looks at, by a device that is attached and is asked anew for each batch.
 
-use super::{device::AttachedDevice, path::TxPath};
+use super::device::AttachedDevice;
 use crate::flow::Flow;
 use crate::sys::{
-    context::BottomHalvesOff,
+    context::{BottomHalvesOff, SoftirqsOff},
     datagram::Datagram,
     direct::{egress::TakenSkb, frame_batch::FrameBatch},
     sock::Sock, //
@@ -14,15 +14,15 @@ use crate::sys::{
 use core::sync::atomic::Ordering::Relaxed;
 use kernel::sync::rcu;
 
-/// So many of a flow's datagrams must follow one in the ring that is to leave directly, if nothing of the flow
-/// is in flight: the stack is cheaper for fewer.
+/// The fewest datagrams of the same flow that must follow in the TX ring before a flow with nothing in flight
+/// begins the direct path; for fewer the stack costs less.
 const OTHERS_MIN: u32 = 2;
 
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {
     batch: FrameBatch,
-    /// The device by which no datagram of this batch of the ring leaves directly, known by an
-    /// address; 0 for none.
+    /// The address of the device by which no datagram of this batch of the ring leaves directly. It is only
+    /// compared; 0 for none.
     refused: usize,
     /// The number of the flow that sent last.
     flow: u32,
@@ -121,13 +121,13 @@ enum Answer {
 /// Asks whether a flow's datagram may leave directly now: as the first one of several, or behind what is in
 /// flight.
 fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> Answer {
-    let _softirqs = BottomHalvesOff::new();
+    let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     match FrameBatch::only_hook::<AttachedDevice>(datagram, &rcu) {
-        Some(attached) if attached.is_direct() => {
+        Some(attached) if attached.is_open(attached.tx_path(&softirqs)) => {
             // The flow enters the direct path only with what can leave so.
             let may_begin = is_worth_it || attached.has_in_flight(flow);
-            if may_begin && FrameBatch::accepts(sk, datagram) && attached.may_leave(flow) {
+            if may_begin && FrameBatch::accepts(sk, datagram, &rcu) && attached.may_leave(flow) {
                 Answer::Yes
             } else {
                 Answer::NotNow
@@ -139,7 +139,7 @@ fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> An
 
 /// Has a batch leave by its device, or by the stack if the device isn't attached any more.
 fn leave(packet: TakenSkb) {
-    let _softirqs = BottomHalvesOff::new();
+    let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     let attached = packet.only_hook::<AttachedDevice>(&rcu);
     let flow = packet.flow::<Flow>(&rcu);
@@ -150,7 +150,7 @@ fn leave(packet: TakenSkb) {
         return packet.finish();
     }
     match (attached, flow) {
-        (Some(attached), Some(flow)) => attached.send_batch(flow, packet),
+        (Some(attached), Some(flow)) => attached.send_batch(flow, packet, &softirqs),
         _ => {
             packet.pass_to_hooks();
         }
@@ -158,13 +158,7 @@ fn leave(packet: TakenSkb) {
 }
 
 impl AttachedDevice {
-    /// Whether the direct path is open now. In an RCU read-side section, with softirqs off.
-    fn is_direct(&self) -> bool {
-        !self.closing.load(Relaxed) && self.tx_path() == TxPath::Direct
-    }
-
-    /// Whether a flow's datagrams may take the direct path, if it is open. In an RCU read-side
-    /// section, with softirqs off.
+    /// Whether a flow's datagrams may take the direct path, if it is open.
     fn may_leave(&self, flow: &Flow) -> bool {
         let direct = &flow.direct;
         match direct.in_flight_at(self.number) {
@@ -180,12 +174,11 @@ impl AttachedDevice {
     }
 
     /// Sends a batch of a flow's datagrams, behind what the flow has in flight. In an RCU read-side
-    /// section, with softirqs off.
-    fn send_batch(&self, flow: &Flow, mut packet: TakenSkb) {
+    /// section.
+    fn send_batch(&self, flow: &Flow, mut packet: TakenSkb, softirqs: &SoftirqsOff) {
         let direct = &flow.direct;
-        let path = self.tx_path();
-        let can = !self.closing.load(Relaxed) && path == TxPath::Direct;
-        let directly = can && self.may_leave(flow);
+        let path = self.tx_path(softirqs);
+        let directly = self.is_open(path) && self.may_leave(flow);
         let in_flight = direct.in_flight_at(self.number);
         let goes_here = directly || in_flight.is_some_and(|count| count != 0);
         if !goes_here || !direct.take(self.number, packet.charge()) {
@@ -200,10 +193,10 @@ impl AttachedDevice {
         direct.record_bulk();
         direct.record_path(self.number, path);
         if directly {
-            packet.count_frames(&self.device, self.tx_queue());
+            packet.count_frames(&self.device, self.tx_queue(), softirqs);
         } else {
             packet.leave_to_stack();
         }
-        self.enqueue(flow, packet, in_flight.unwrap_or(0));
+        self.enqueue(flow, packet, in_flight.unwrap_or(0), softirqs);
     }
 }

@@ -19,7 +19,8 @@
 mod leaving;
 
 use crate::channel::Channel;
-use crate::flow::{Counter, Flow};
+use crate::counter::Counter;
+use crate::flow::Flow;
 use crate::pure::drr::Deficit;
 use crate::sys::{
     context::{now, smp_mb},
@@ -58,7 +59,7 @@ global_lock! {
 
 global_lock! {
     // SAFETY: `Engines::register` initializes it, before there is any socket.
-    /// The engines' threads. Taken before all other locks, while they are exchanged.
+    /// The engines' threads. Held while they are exchanged.
     unsafe(uninit) static THREADS: Mutex<KVec<Thread<Engine>>> = KVec::new();
 }
 

@@ -7,7 +7,7 @@ use crate::channel::Channel;
 use crate::pure::{abi, geometry::Geometry};
 use crate::rules::Policy;
 use crate::sys::{
-    context::{current_uid, smp_mb},
+    context::current_uid,
     errno::{enotconn, eopnotsupp},
     family,
     sock::Sock,
@@ -18,7 +18,7 @@ use kernel::{
     prelude::*,
     rbtree::RBTreeNode,
     sync::{
-        atomic::ordering::{Full, Relaxed, Release},
+        atomic::ordering::{Full, Relaxed},
         Arc, //
     },
 };
@@ -31,14 +31,6 @@ pub(super) struct Attachment {
     /// else uses the rings by its descriptor.
     is_guest: bool,
 }
-
-/// UDP_CORK was set once; the option may be on, or be set and taken back while a message is under
-/// way.
-pub(super) const CORKED: u32 = 1 << 30;
-/// With [`ON_CHANNEL`]: the channel only sends. The flow can be corked, and sends by no ring then.
-pub(super) const TX_ONLY: u32 = 1 << 29;
-/// The flow is on a channel, or about to be: it can't be corked.
-pub(super) const ON_CHANNEL: u32 = 1 << 31;
 
 impl Flow {
     /// Makes a channel for the flow.
@@ -56,7 +48,7 @@ impl Flow {
     /// `EPERM` for other users if the flow is a guest there. Process context.
     pub(super) fn usable_channel(&self) -> Result<&Arc<Channel>> {
         let attachment = self.attachment.as_ref().ok_or_else(enotconn)?;
-        if attachment.is_guest && attachment.channel.owner() != current_uid() {
+        if attachment.is_guest && attachment.channel.maker() != current_uid() {
             return Err(EPERM);
         }
         Ok(&attachment.channel)
@@ -96,7 +88,7 @@ impl Flow {
         }
         let same_user = socket.sk().same_user(other.sk()) || socket.sk().net_admin();
         let is_guest = !same_user || flow.is_guest();
-        if is_guest && !(channel.is_tx_only() && channel.owner() == current_uid()) {
+        if is_guest && !(channel.is_tx_only() && channel.maker() == current_uid()) {
             return Err(EPERM);
         }
         // A channel's user reads what all of its flows receive.
@@ -119,10 +111,9 @@ impl Flow {
     /// `uapi/kopi.yaml`.
     pub(crate) fn channel_use(&self, sk: &Sock) -> (u32, Option<u32>) {
         let refused = self.refused.load(Relaxed).unsigned_abs().into();
-        let is_corked = self.corking.load(Relaxed) & CORKED != 0;
         let is_used = match self.channel() {
             _ if sk.is_stream() => uapi::KOPI_CHANNEL_USE_STREAM,
-            _ if is_corked => uapi::KOPI_CHANNEL_USE_CORKED,
+            _ if self.corking.is_corked() => uapi::KOPI_CHANNEL_USE_CORKED,
             Some(channel) if channel.is_tx_only() => uapi::KOPI_CHANNEL_USE_SEND_ONLY,
             Some(_) => uapi::KOPI_CHANNEL_USE_BOTH_WAYS,
             None if refused != 0 => uapi::KOPI_CHANNEL_USE_REFUSED,
@@ -135,42 +126,17 @@ impl Flow {
     /// Puts the flow on a channel: `EBUSY` if it is corked, has another, or if a program of BPF in a sockmap has what
     /// it receives.
     fn attach(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
-        let state = if channel.is_tx_only() {
-            ON_CHANNEL | TX_ONLY
-        } else {
-            ON_CHANNEL
-        };
-        self.corking.cmpxchg(0, state, Full).map_err(|_| EBUSY)?;
+        let tx_only = channel.is_tx_only();
+        self.corking.enter_channel(tx_only)?;
         let attached = if socket.sk().is_corked() {
             Err(EBUSY)
         } else {
             self.attach_uncorked(socket, channel, is_guest)
         };
         if attached.is_err() {
-            // Messages that cork may be under way, if the channel only sends.
-            self.corking.fetch_sub(state, Release);
+            self.corking.leave_channel(tx_only);
         }
         attached
-    }
-
-    /// Waits for what a ring sends for the flow, which has just been corked: later packets find that.
-    pub(super) fn leave_ring(&self) {
-        if let Some(channel) = self.channel().filter(|channel| channel.is_tx_only()) {
-            drop(channel.interrupt_sender());
-        }
-    }
-
-    /// Whether a packet of a ring may be sent: not if the flow was corked after it came to the
-    /// channel, because the packet would become a part of the corked message. Under the channel's
-    /// sender.
-    pub(crate) fn sends_by_ring(&self) -> bool {
-        if self.attachment.as_ref().is_none() {
-            // Not before leave_ring() can find the channel.
-            return false;
-        }
-        // Pairs with the full order of may_cork().
-        smp_mb();
-        self.corking.load(Relaxed) & CORKED == 0
     }
 
     fn attach_uncorked(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {

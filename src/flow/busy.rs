@@ -26,8 +26,8 @@ impl Flow {
         self.interrupt_ring();
     }
 
-    /// Ends what a doorbell or an engine is sending by the options that it has read once for all of it. Process
-    /// context.
+    /// Makes a running doorbell or engine, which read the flow's options once for its whole run, read them again.
+    /// Process context.
     pub(super) fn interrupt_ring(&self) {
         if let Some(channel) = self.channel() {
             drop(channel.interrupt_sender());

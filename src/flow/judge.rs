@@ -6,7 +6,10 @@ use super::Flow;
 use crate::events::{notify, Event};
 use crate::identity::Owner;
 use crate::monitor::{self, Unsent};
-use crate::pure::rule::{Direction, Peer};
+use crate::pure::{
+    gso::datagrams,
+    rule::{Direction, Peer}, //
+};
 use crate::rules::{Outcome, Packets, Stopped};
 use crate::sys::{
     sock::Sock,
@@ -30,10 +33,7 @@ pub(crate) struct OutPacket {
 impl OutPacket {
     /// Number of its datagrams or segments.
     pub(crate) fn packets(&self) -> u64 {
-        u64::from(match self.gso_size {
-            0 => 1,
-            size => self.bytes.div_ceil(u32::from(size)).max(1),
-        })
+        datagrams(self.bytes, self.gso_size.into()).into()
     }
 
     /// Whether it leaves from another port than its socket has now: udp_v6_send_skb() (net/ipv6/udp.c, 7.3.4)
@@ -73,10 +73,8 @@ impl Flow {
             return Outcome::Pass;
         };
         let peer = peer();
-        match self.decide(sk, direction, peer, packets) {
-            Outcome::Pass if policy.denies_user(sk, direction, &peer) => Outcome::Denied,
-            outcome => outcome,
-        }
+        self.decide(sk, direction, peer, packets)
+            .unless(|| policy.denies_user(sk, direction, &peer))
     }
 
     /// Has the rules decide about datagrams of a call, which gives the error itself. Any context but hard

@@ -2,12 +2,14 @@
 
 //! A flow: what a KOPI socket is beyond the UDP or TCP socket that it is.
 //!
-//! `protocol.rs` has the calls of its socket, `attach.rs` its place on a channel, `judge.rs` what
-//! rules decide about it, `stream.rs` what is different if it is TCP's, `port.rs` what XDP programs
-//! redirect to it, `counters.rs` its counters.
+//! `protocol.rs` has the calls of its socket, `attach.rs` its place on a channel, `corking.rs` which of
+//! a channel and corking excludes the other, `busy.rs` the calls about its options, `judge.rs` what rules
+//! decide about it, `stream.rs` what is different if it is TCP's, `port.rs` what XDP programs redirect to
+//! it, `counters.rs` its counters.
 
 mod attach;
 mod busy;
+mod corking;
 mod counters;
 mod judge;
 mod port;
@@ -25,8 +27,8 @@ use crate::sys::{
     family,
     sock::Sock, //
 };
-use crate::tx;
 use attach::Attachment;
+use corking::Corking;
 use kernel::{
     prelude::*,
     sync::{
@@ -36,7 +38,7 @@ use kernel::{
     }, //
 };
 
-pub(crate) use counters::{Counter, FlowCounters};
+pub(crate) use counters::FlowCounters;
 pub(crate) use judge::OutPacket;
 
 /// A KOPI socket.
@@ -52,9 +54,7 @@ pub(crate) struct Flow {
     pub(crate) direct: Direct,
     /// The local port that XDP programs redirect for it; 0 for none.
     redirected: Atomic<u32>,
-    /// Messages being sent that may cork the socket, with [`attach::CORKED`] and
-    /// [`attach::ON_CHANNEL`].
-    corking: Atomic<u32>,
+    corking: Corking,
     /// Calls under way during which no ring sends for the flow: see [`Flow::is_busy`].
     busy: Atomic<u32>,
     /// The errno of the last request for a channel, if it was refused; 0 otherwise.
@@ -136,7 +136,7 @@ impl Flow {
             ring_entries_max: abi::RING_ENTRIES_MAX,
             region_size_max: abi::REGION_SIZE_MAX,
             chain_max: abi::CHAIN_MAX,
-            copybreak: tx::copybreak(),
+            copybreak: family::copybreak(),
             reserved: [0; 4],
         }
     }

@@ -2,7 +2,7 @@
 
 //! The calls of a flow's socket, where they differ from those of a UDP or TCP socket.
 
-use super::attach::{CORKED, ON_CHANNEL, TX_ONLY};
+use super::corking::Corking;
 use super::{Flow, FlowCounters};
 use crate::channel::Channel;
 use crate::direct::Direct;
@@ -18,7 +18,7 @@ use crate::sys::{
     context::SoftirqsOff,
     cred::AllowedCreds,
     errno::{enobufs, enoprotoopt, eopnotsupp},
-    family::{self, Name, Protocol},
+    family::{self, Cork, Name, Protocol, ReadTurn},
     pernet::NetRef,
     plain_message::PlainMessage,
     region::Vma,
@@ -31,11 +31,10 @@ use kernel::{
     prelude::*,
     sync::{
         atomic::{
-            ordering::{Full, Relaxed, Release},
+            ordering::{Full, Relaxed},
             Atomic,
         },
         Arc,
-        Mutex,
         SetOnce, //
     }, //
 };
@@ -55,7 +54,7 @@ unsafe impl Protocol for Flow {
             counters: FlowCounters::default(),
             direct: Direct::default(),
             redirected: Atomic::new(0),
-            corking: Atomic::new(0),
+            corking: Corking::new(),
             busy: Atomic::new(0),
             refused: Atomic::new(0),
             polled_early: Atomic::new(false),
@@ -189,30 +188,12 @@ unsafe impl Protocol for Flow {
         self.follow_rules_locked(locked);
     }
 
-    fn may_cork(&self, for_good: bool) -> Result {
-        let mut corking = self.corking.load(Relaxed);
-        while corking & (ON_CHANNEL | TX_ONLY) != ON_CHANNEL {
-            let mut more = if for_good {
-                corking | CORKED
-            } else {
-                corking.wrapping_add(1)
-            };
-            if corking & TX_ONLY != 0 {
-                more |= CORKED;
-            }
-            match self.corking.cmpxchg(corking, more, Full) {
-                Ok(_) => {
-                    self.leave_ring();
-                    return Ok(());
-                }
-                Err(changed) => corking = changed,
-            }
-        }
-        Err(eopnotsupp())
+    fn may_cork(&self, by: Cork) -> Result {
+        self.cork(by)
     }
 
     fn has_corked(&self) {
-        self.corking.fetch_sub(1, Release);
+        self.corking.end_message();
     }
 
     fn begin_option(&self) {
@@ -251,14 +232,12 @@ unsafe impl Protocol for Flow {
             self.decide_for(&caller, socket.sk(), Direction::Out, peer, packets)
         };
         let outcome = judge(true);
-        let refusal = match outcome {
-            Outcome::Pass => return Ok(()),
-            Outcome::Denied => {
-                judge(false);
-                EACCES
-            }
-            Outcome::TooFast => enobufs(),
+        let Err(refusal) = outcome.result(enobufs) else {
+            return Ok(());
         };
+        if outcome == Outcome::Denied {
+            judge(false);
+        }
         let len = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.show_refused(socket.sk(), outcome, peer, len, 0);
         Err(refusal)
@@ -346,7 +325,7 @@ unsafe impl Protocol for Flow {
         }
     }
 
-    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<Mutex<bool>>>> {
+    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReadTurn>>> {
         let policy = self.policy();
         if !policy.is_in_force() {
             // Monitors alone change nothing for a program that peeks further than the first
@@ -362,7 +341,7 @@ unsafe impl Protocol for Flow {
         policy.reading().map(Some)
     }
 
-    fn reading(&self) -> Result<Arc<Mutex<bool>>> {
+    fn reading(&self) -> Result<Arc<ReadTurn>> {
         self.policy().reading()
     }
 
@@ -385,12 +364,8 @@ unsafe impl Protocol for Flow {
             let caller = policy.identify_if_new(sk)?;
             let outcome = self.decide_for(&caller, sk, Direction::In, peer, packets);
             // Afterwards, as it was judged by the port of then.
-            match outcome {
-                Outcome::Pass if self.cant_judge(size.is_mapped, || sk.is_first_stray()) => {
-                    Ok(Outcome::Denied)
-                }
-                outcome => Ok::<_, Error>(outcome),
-            }
+            let cant_be = || self.cant_judge(size.is_mapped, || sk.is_first_stray());
+            Ok::<_, Error>(outcome.unless(cant_be))
         };
         let outcome = match self.policy_in_force() {
             None => Outcome::Pass,

@@ -11,7 +11,10 @@ use crate::sys::{
     uapi,
 };
 use core::sync::atomic::Ordering::Relaxed;
-use kernel::prelude::*;
+use kernel::{prelude::*, static_assert};
+
+// A message below names the number.
+static_assert!(direct::ATTACHED_MAX == 64);
 
 /// The device that a request names: `EINVAL`.
 fn named<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
@@ -80,9 +83,9 @@ pub(crate) fn detach(request: &Request<'_>) -> Result {
         .map_err(|error| request.refuse(error, c"the device isn't attached", Some(&attr)))
 }
 
-fn put(message: &mut Message, port: &AttachedDevice, path: TxPath) -> Result {
-    let counters = &port.counters;
-    message.u32(uapi::KOPI_A_DEVICE_IFINDEX, port.device().ifindex())?;
+fn put(message: &mut Message, device: &AttachedDevice, path: TxPath) -> Result {
+    let counters = &device.counters;
+    message.u32(uapi::KOPI_A_DEVICE_IFINDEX, device.device().ifindex())?;
     message.u32(uapi::KOPI_A_DEVICE_PATH, path as u32)?;
     message.uint(uapi::KOPI_A_DEVICE_PACKETS, counters.packets.load(Relaxed))?;
     message.uint(
@@ -91,7 +94,7 @@ fn put(message: &mut Message, port: &AttachedDevice, path: TxPath) -> Result {
     )?;
     message.uint(uapi::KOPI_A_DEVICE_PASSED, counters.passed.load(Relaxed))?;
     message.uint(uapi::KOPI_A_DEVICE_DROPPED, counters.dropped.load(Relaxed))?;
-    let rx_path = port.rx_path() as u32;
+    let rx_path = device.rx_path() as u32;
     message.u32(uapi::KOPI_A_DEVICE_RECEIVE_PATH, rx_path)?;
     message.uint(
         uapi::KOPI_A_DEVICE_RECEIVED,
@@ -113,9 +116,9 @@ fn put(message: &mut Message, port: &AttachedDevice, path: TxPath) -> Result {
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     let mut place = start as u64;
-    direct::each(dump.requester().net(), start, |port, path| {
+    direct::each(dump.requester().net(), start, |device, path| {
         let added = dump.add(uapi::KOPI_CMD_DEVICE_GET, |message| {
-            put(message, port, path)
+            put(message, device, path)
         })?;
         if added {
             place = place.wrapping_add(1);

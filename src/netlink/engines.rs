@@ -12,17 +12,20 @@ use kernel::{
     sync::atomic::ordering::Relaxed, //
 };
 
-const NANOSECONDS: u64 = 1000;
-const DEFAULT_IDLE: u64 = 1000;
+/// Nanoseconds in the unit of a request's times.
+const NS_PER_US: u64 = 1000;
+/// The idle time without a word, in microseconds.
+const DEFAULT_IDLE_US: u64 = 1000;
+/// The share of a channel in a round without a word, in bytes.
 const DEFAULT_BUDGET: u32 = 65536;
 
 /// `engine-set`: `EINVAL` for a CPU that isn't there, `EEXIST` for one that is named twice.
 pub(crate) fn replace(request: &Request<'_>) -> Result {
     let idle = request
         .get(uapi::KOPI_A_ENGINES_IDLE)
-        .map_or(DEFAULT_IDLE, |attr| attr.uint());
+        .map_or(DEFAULT_IDLE_US, |attr| attr.uint());
     let settings = Settings {
-        idle: idle.saturating_mul(NANOSECONDS),
+        idle: idle.saturating_mul(NS_PER_US),
         budget: request
             .get(uapi::KOPI_A_ENGINES_BUDGET)
             .map_or(DEFAULT_BUDGET, |attr| attr.u32()),
@@ -42,7 +45,7 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
 fn put_engine(message: &mut Message, engine: &Engine) -> Result {
     let counters = &engine.counters;
     message.u32(uapi::KOPI_A_ENGINE_CPU, engine.cpu)?;
-    message.uint(uapi::KOPI_A_ENGINE_IDLE, engine.settings.idle / NANOSECONDS)?;
+    message.uint(uapi::KOPI_A_ENGINE_IDLE, engine.settings.idle / NS_PER_US)?;
     message.u32(uapi::KOPI_A_ENGINE_BUDGET, engine.settings.budget)?;
     message.u32(uapi::KOPI_A_ENGINE_CHANNELS, engine.channels.load(Relaxed))?;
     message.uint(uapi::KOPI_A_ENGINE_VISITS, counters.visits.get())?;

@@ -6,7 +6,7 @@ use crate::channel::Channel;
 use crate::describe::{put_ends, put_stats};
 use crate::direct::Attached;
 use crate::flow::Flow;
-use crate::netns::Net;
+use crate::netns::{Net, FLOWS_AT_ONCE};
 use crate::pure::abi::{self, Stats};
 use crate::sys::{
     context::cond_resched,
@@ -15,13 +15,7 @@ use crate::sys::{
     socket::Socket,
     task, uapi,
 };
-use kernel::{
-    prelude::*,
-    sync::atomic::ordering::Relaxed, //
-};
-
-/// Flows that are shown before others that wait for the lock get it.
-const FLOWS_MAX: usize = 256;
+use kernel::prelude::*;
 
 /// Puts what is known of a flow, with its path of cgroups at the end: `ENOENT` if it was closed, or
 /// became another user's.
@@ -140,7 +134,13 @@ pub(crate) fn flows(dump: &mut Dump<'_>) -> Result {
     let end = dump.end(|| net.flows.lock().open.end());
     while let Ok(start) = u32::try_from(dump.position()) {
         let (mut next, mut found) = (None, None);
-        for (number, socket) in net.flows.lock().open.within(start..=end).take(FLOWS_MAX) {
+        for (number, socket) in net
+            .flows
+            .lock()
+            .open
+            .within(start..=end)
+            .take(FLOWS_AT_ONCE)
+        {
             next = Some(u64::from(number).saturating_add(1));
             if owner(socket).is_some_and(|uid| may_see(&requester, uid)) {
                 found = Some(number);
@@ -211,7 +211,7 @@ fn put_channel(message: &mut Message, requester: &Requester<'_>, channel: &Chann
     message.uint(uapi::KOPI_A_CHANNEL_RING_BROKEN, stats.ring_broken)?;
     message.u32(
         uapi::KOPI_A_CHANNEL_UID,
-        requester.show_uid(channel.owner()),
+        requester.show_uid(channel.maker()),
     )?;
     message.uint(uapi::KOPI_A_CHANNEL_ENGINE_TIME, stats.engine_time)
 }
@@ -227,7 +227,7 @@ pub(crate) fn channel(request: &Request<'_>) -> Result {
     let channel = channels
         .get(&id.u32())
         .ok_or_else(|| request.refuse(ENOENT, c"no such channel", Some(&id)))?;
-    if !may_see(&requester, channel.owner()) {
+    if !may_see(&requester, channel.maker()) {
         return Err(request.refuse(EPERM, c"the channel is another user's", Some(&id)));
     }
     request.reply(uapi::KOPI_CMD_CHANNEL_GET, |message| {
@@ -248,7 +248,7 @@ pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
         if number > end {
             break;
         }
-        if may_see(&requester, channel.owner())
+        if may_see(&requester, channel.maker())
             && !dump.add(uapi::KOPI_CMD_CHANNEL_GET, |message| {
                 put_channel(message, &requester, channel)
             })?
@@ -286,9 +286,6 @@ pub(crate) fn totals(request: &Request<'_>) -> Result {
     request.reply(uapi::KOPI_CMD_TOTALS_GET, |message| {
         put_stats(message, uapi::KOPI_A_TOTALS_STATS, &totals.stats)?;
         message.uint(uapi::KOPI_A_TOTALS_FLOWS_OPENED, totals.opened)?;
-        message.uint(
-            uapi::KOPI_A_TOTALS_FLOWS_DENIED,
-            net.policy.denied.load(Relaxed),
-        )
+        message.uint(uapi::KOPI_A_TOTALS_FLOWS_DENIED, net.policy.denied())
     })
 }

@@ -2,7 +2,7 @@
 
 //! Token buckets: a rate, and a burst.
 
-const NANOSECONDS: u64 = 1_000_000_000;
+const NS_PER_SECOND: u64 = 1_000_000_000;
 
 /// A rate and its burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,8 +34,8 @@ impl Rate {
     /// Nanoseconds that `units` take; at most 2^64 - 1. (The kernel divides no 128 bits.)
     fn cost(&self, units: u64) -> u64 {
         let rate = self.per_second.max(1);
-        let seconds = (units / rate).saturating_mul(NANOSECONDS);
-        let rest = (units % rate).saturating_mul(NANOSECONDS) / rate;
+        let seconds = (units / rate).saturating_mul(NS_PER_SECOND);
+        let rest = (units % rate).saturating_mul(NS_PER_SECOND) / rate;
         seconds.saturating_add(rest)
     }
 }
@@ -146,7 +146,7 @@ mod tests {
                     passed += units;
                 }
                 let allowed = u128::from(burst.max(100)) + 1
-                    + u128::from(now) * u128::from(per_second) / u128::from(NANOSECONDS);
+                    + u128::from(now) * u128::from(per_second) / u128::from(NS_PER_SECOND);
                 // Rounding of each cost: below a nanosecond's worth each.
                 prop_assert!(u128::from(passed) <= allowed + 200);
             }

@@ -5,7 +5,7 @@
 //! A new counter is a line of [`with_counters`], in place of a reserved word of `struct
 //! kopi_stats`. What follows from the table: [`super::abi::Stats`] and its sums, what the module
 //! counts for a flow (`src/flow/counters.rs`), and what it tells by netlink
-//! (`src/netlink/show.rs`). What can't, says so when it lacks the counter:
+//! (`src/describe.rs`). What can't, says so when it lacks the counter:
 //!
 //! - `uapi/kopi.h`: the size of `struct kopi_stats` stays, and its `reserved` gets shorter; host
 //!   tests and the module's build compare offsets.

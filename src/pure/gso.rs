@@ -75,6 +75,16 @@ pub(super) fn put<const N: usize>(to: &mut [u8], at: usize, bytes: [u8; N]) {
     }
 }
 
+/// Number of datagrams of a packet with so many bytes of payload, and so many of each datagram if it is a GSO or
+/// GRO packet; else 0. One at least: a datagram may be empty.
+#[inline(always)]
+pub fn datagrams(bytes: u32, gso_size: u32) -> u32 {
+    match gso_size {
+        0 => 1,
+        size => bytes.div_ceil(size).max(1),
+    }
+}
+
 /// Bytes of a packet that `is_udp` reads.
 pub const PROTOCOL_BYTES: usize = HEADER_ETHERNET + 10;
 
@@ -195,6 +205,16 @@ mod tests {
             assert_eq!(packet(IPV6, 20, protocol), with_extensions);
             assert!(!packet([0x88, 0x47], 23, protocol));
         }
+    }
+
+    #[test]
+    fn datagrams_are_counted() {
+        assert_eq!(datagrams(0, 0), 1);
+        assert_eq!(datagrams(1400, 0), 1);
+        assert_eq!(datagrams(0, 100), 1);
+        assert_eq!(datagrams(100, 100), 1);
+        assert_eq!(datagrams(101, 100), 2);
+        assert_eq!(datagrams(u32::MAX, 1), u32::MAX);
     }
 
     fn ipv4() -> Vec<u8> {

@@ -2,6 +2,7 @@
 
 //! Rules that see the process: which of them decides about a flow's packets.
 
+use super::gso::datagrams;
 use core::net::{Ipv4Addr, Ipv6Addr};
 
 /// A file, by properties that renaming doesn't change. The generation tells it from one that got
@@ -162,12 +163,8 @@ pub struct Received {
 impl Received {
     /// With so many bytes of payload, and of each datagram of a GRO packet, or 0.
     pub fn new(bytes: u32, gso_size: u32, is_mapped: bool) -> Self {
-        let datagrams = match gso_size {
-            0 => 1,
-            size => bytes.div_ceil(size).max(1),
-        };
         Self {
-            datagrams: datagrams.into(),
+            datagrams: datagrams(bytes, gso_size).into(),
             bytes: bytes.into(),
             is_mapped,
         }

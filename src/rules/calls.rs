@@ -86,7 +86,7 @@ impl Policy {
         caller: Caller<'_>,
         denied: impl FnOnce(&Owner, &RuleSet) -> Option<(Judgement, Direction)>,
     ) -> Permission {
-        if !self.net.has_rules() {
+        if !self.net.is_in_force() {
             return Ok(());
         }
         let set = self.net.rules();
@@ -122,12 +122,10 @@ impl Policy {
                 .flatten()
                 .find_map(|direction| {
                     let judgement = evaluation.judgement_on(direction, peer);
-                    let set = evaluation
-                        .verdicts
-                        .set
-                        .as_ref()
-                        .filter(|set| set.denies(judgement))?;
-                    Some((set.rule(judgement).cloned(), direction))
+                    let verdicts = &evaluation.verdicts;
+                    verdicts
+                        .denies(judgement)
+                        .then(|| (verdicts.rule(judgement).cloned(), direction))
                 })
         });
         match refused {

@@ -15,6 +15,7 @@ mod set;
 mod verdict;
 
 use crate::pure::rule::Direction;
+use kernel::prelude::*;
 
 pub(crate) use net_policy::NetPolicy;
 pub(crate) use policy::{Policy, StreamVerdict};
@@ -38,6 +39,27 @@ pub(crate) enum Outcome {
     Denied,
     /// Over the rule's rate; or there is no memory to decide.
     TooFast,
+}
+
+impl Outcome {
+    /// The same; denied if it would pass, and `is_denied` says that something else denies it.
+    #[inline]
+    pub(crate) fn unless(self, is_denied: impl FnOnce() -> bool) -> Self {
+        match self {
+            Self::Pass if is_denied() => Self::Denied,
+            outcome => outcome,
+        }
+    }
+
+    /// `EACCES` if it is denied, and the error `too_fast` over a rate.
+    #[inline]
+    pub(crate) fn result(self, too_fast: fn() -> Error) -> Result {
+        match self {
+            Self::Pass => Ok(()),
+            Self::Denied => Err(EACCES),
+            Self::TooFast => Err(too_fast()),
+        }
+    }
 }
 
 /// A flow that a rule stopped: its process and listeners are to be told.

@@ -4,7 +4,6 @@
 //! devices.
 
 use super::{Rule, RuleSet, SharedRules};
-use crate::held_count::HeldCount;
 use crate::sys::{
     lock::{SpinLockBh, SpinLockIrq},
     monitor::Devices,
@@ -25,10 +24,26 @@ use kernel::{
 /// Number of network namespaces whose rules judge ordinary sockets.
 static ENFORCING: Atomic<u32> = Atomic::new(0);
 
+/// Counts in [`ENFORCING`] as long as it lives.
+struct Enforcing;
+
+impl Enforcing {
+    fn new() -> Self {
+        ENFORCING.fetch_add(1, Relaxed);
+        Self
+    }
+}
+
+impl Drop for Enforcing {
+    fn drop(&mut self) {
+        ENFORCING.fetch_sub(1, Relaxed);
+    }
+}
+
 /// See the module's documentation.
 #[pin_data]
 pub(crate) struct NetPolicy {
-    /// Taken after all other locks.
+    /// The rules of now. Taken with interrupts off, since it is held under any other lock.
     #[pin]
     rules: SpinLockIrq<SharedRules>,
     /// That of `rules`. Flows compare it with the generation of their cached verdicts.
@@ -37,13 +52,13 @@ pub(crate) struct NetPolicy {
     in_force: AtomicBool,
     /// Whether the rules judge ordinary sockets, too, and can refuse any packet, or mark one.
     enforced: Atomic<bool>,
-    /// Since which generation they do, whether or not they refuse anything; 0 while they don't.
+    /// The generation since which they do, whether or not they refuse anything; 0 while they don't.
     enforced_since: Atomic<u64>,
     /// The same, among the namespaces.
     #[pin]
-    enforcing: SpinLockBh<Option<HeldCount>>,
-    /// Calls and live flows that rules stopped.
-    pub(crate) denied: Atomic<u64>,
+    enforcing: SpinLockBh<Option<Enforcing>>,
+    /// See [`Self::count_denied`].
+    denied: Atomic<u64>,
     /// The monitor devices that are up.
     pub(crate) monitors: Devices,
 }
@@ -85,8 +100,8 @@ impl NetPolicy {
         self.generation.load(Acquire)
     }
 
-    /// Whether flows need be judged. Any context.
-    pub(crate) fn has_rules(&self) -> bool {
+    /// Whether flows need be judged: there are rules, or the default is to deny. Any context.
+    pub(super) fn is_in_force(&self) -> bool {
         self.in_force.load(Ordering::Relaxed)
     }
 
@@ -100,14 +115,20 @@ impl NetPolicy {
         self.enforced.load(Relaxed)
     }
 
-    /// Since which generation the owners of ordinary sockets are noted: 0 if they aren't. They are as
+    /// The generation since which the owners of ordinary sockets are noted: 0 if they aren't. They are as
     /// long as the rules are to be enforced, even if there are none yet. Any context.
     pub(crate) fn enforced_since(&self) -> u64 {
         self.enforced_since.load(Relaxed)
     }
 
-    /// Counts a call or a socket that a rule stopped, or the default. Any context.
-    pub(super) fn count_denied(&self, rule: Option<&Rule>) {
+    /// Number of calls, packets and sockets that rules stopped. Any context.
+    pub(crate) fn denied(&self) -> u64 {
+        self.denied.load(Relaxed)
+    }
+
+    /// Counts a call, a packet or a socket that a rule stopped; `None` if the default did, or something that rules
+    /// can't judge. Any context.
+    pub(crate) fn count_denied(&self, rule: Option<&Rule>) {
         if let Some(rule) = rule {
             rule.denied.add(1);
         }
@@ -137,7 +158,7 @@ impl NetPolicy {
         if old.enforce != enforce {
             let since = if enforce { generation } else { 0 };
             self.enforced_since.store(since, Relaxed);
-            *self.enforcing.lock() = enforce.then(|| HeldCount::new(&ENFORCING));
+            *self.enforcing.lock() = enforce.then(Enforcing::new);
         }
         old.enforce && !enforce
     }

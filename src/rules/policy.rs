@@ -5,9 +5,10 @@
 use super::net_policy::NetPolicy;
 use super::verdict::{denies_process, Evaluation, Verdicts};
 use super::{Outcome, Packets, Stopped};
-use crate::identity::{Owner, User};
+use crate::identity::{ChannelUser, Owner};
 use crate::pure::rule::{Direction, Peer};
 use crate::sys::{
+    family::{FirstDatagram, ReadTurn},
     lock::SpinLockBh,
     sock::{LockedStream, Sock},
     task::Identity, //
@@ -17,20 +18,16 @@ use kernel::{
     new_mutex,
     new_spinlock,
     prelude::*,
-    sync::{
-        atomic::ordering::Relaxed,
-        Arc,
-        Mutex, //
-    }, //
+    sync::Arc, //
 };
 
 /// The owner of a flow, and the verdicts on it. Small, as each flow has one.
 pub(super) struct PolicyState {
     pub(super) owner: Owner,
     /// The user of the flow's channel, once it has one.
-    pub(super) user: Option<Arc<User>>,
+    pub(super) user: Option<Arc<ChannelUser>>,
     /// See [`Policy::reading`]; allocated when somebody reads so.
-    reading: Option<Arc<Mutex<bool>>>,
+    reading: Option<Arc<ReadTurn>>,
     /// Allocated when there are rules.
     verdicts: Option<KBox<Verdicts>>,
 }
@@ -92,20 +89,18 @@ impl Policy {
         self.net.clone()
     }
 
-    /// The lock to hold while a datagram is judged and read: one reader at a time, where each datagram
-    /// is judged before it is read. True once the first datagram was judged by a read that left it in the
-    /// queue. `ENOMEM`. Process context.
-    pub(crate) fn reading(&self) -> Result<Arc<Mutex<bool>>> {
+    /// The turn to read, where each datagram is judged before it is read: `ENOMEM`. Process context.
+    pub(crate) fn reading(&self) -> Result<Arc<ReadTurn>> {
         if let Some(reading) = self.with_state(|state| state.reading.clone()) {
             return Ok(reading);
         }
-        let new = new_mutex!(false, "kopi::Policy::reading");
+        let new = new_mutex!(FirstDatagram::default(), "kopi::Policy::reading");
         let new = Arc::pin_init(new, GFP_KERNEL_ACCOUNT)?;
         Ok(self.with_state(|state| state.reading.get_or_insert(new).clone()))
     }
 
     /// The flow joins a channel, whose user owns it from now on. Process context.
-    pub(crate) fn join(&self, user: &Arc<User>) {
+    pub(crate) fn join(&self, user: &Arc<ChannelUser>) {
         let latest = user.latest();
         let before = self.with_state(|state| {
             let own = latest
@@ -193,7 +188,7 @@ impl Policy {
 
     /// Whether packets must be judged. Any context.
     pub(crate) fn is_in_force(&self) -> bool {
-        self.net.has_rules() || self.applied.load(Ordering::Relaxed)
+        self.net.is_in_force() || self.applied.load(Ordering::Relaxed)
     }
 
     /// Decides about datagrams to or from a peer, and counts them. Any context but hard interrupts.
@@ -206,12 +201,9 @@ impl Policy {
         packets: Packets,
     ) -> (Outcome, Option<Stopped>) {
         let decided = self.with_evaluation_of(caller, sk, |evaluation| {
-            let result = evaluation.decide(direction, peer, packets, self.is_flow);
+            let result = evaluation.decide(&self.net, direction, peer, packets, self.is_flow);
             self.applied
                 .store(evaluation.verdicts.is_applied(), Ordering::Relaxed);
-            if result.1.is_some() {
-                self.net.denied.fetch_add(1, Relaxed);
-            }
             result
         });
         decided.unwrap_or((Outcome::TooFast, None))
@@ -223,14 +215,11 @@ impl Policy {
         let stopped = self.with_evaluation(sk, |Evaluation { verdicts, .. }| {
             let stopped = [Direction::Out, Direction::In].map(|direction| {
                 let judgement = verdicts.side(direction).judgement;
-                verdicts.stop(direction, judgement)
+                verdicts.stop(&self.net, direction, judgement)
             });
-            let rule = verdicts.rule_for(Direction::Out).cloned();
+            let rule = verdicts.rule(verdicts.out.judgement).cloned();
             verdicts.apply(sk, rule.as_deref().map(|rule| &rule.action));
             self.applied.store(verdicts.is_applied(), Ordering::Relaxed);
-            for _ in stopped.iter().flatten() {
-                self.net.denied.fetch_add(1, Relaxed);
-            }
             stopped
         });
         // Without memory the next packet is judged.
@@ -250,12 +239,8 @@ impl Policy {
             let directions = [Direction::Out, Direction::In];
             for (stopped, direction) in verdict.stopped.iter_mut().zip(directions) {
                 let judgement = evaluation.judgement_on(direction, peer);
-                let set = evaluation.verdicts.set.as_ref();
-                verdict.denied |= set.is_some_and(|set| set.denies(judgement));
-                *stopped = evaluation.verdicts.stop(direction, judgement);
-                if stopped.is_some() {
-                    self.net.denied.fetch_add(1, Relaxed);
-                }
+                verdict.denied |= evaluation.verdicts.denies(judgement);
+                *stopped = evaluation.verdicts.stop(&self.net, direction, judgement);
             }
             verdict
         })
@@ -292,8 +277,7 @@ impl Policy {
     pub(crate) fn denies(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
         let denied = self.with_evaluation(sk, |evaluation| {
             let judgement = evaluation.judgement(direction, peer);
-            let set = evaluation.verdicts.set.as_ref();
-            set.is_some_and(|set| set.denies(judgement))
+            evaluation.verdicts.denies(judgement)
         });
         denied.unwrap_or(true)
     }
@@ -303,8 +287,7 @@ impl Policy {
         let sk = locked.sk();
         self.with_evaluation(sk, |evaluation| {
             let judgement = evaluation.judgement(Direction::Out, peer);
-            let set = evaluation.verdicts.set.as_ref();
-            let rule = set.and_then(|set| set.rule(judgement)).cloned();
+            let rule = evaluation.verdicts.rule(judgement).cloned();
             let action = rule.as_deref().map(|rule| &rule.action);
             evaluation.verdicts.apply_locked(locked, action);
             self.applied
@@ -317,8 +300,7 @@ impl Policy {
     pub(crate) fn rule_for(&self, sk: &Sock, direction: Direction, peer: &Peer) -> u32 {
         let handle = self.with_evaluation(sk, |evaluation| {
             let judgement = evaluation.judgement(direction, peer);
-            let set = evaluation.verdicts.set.as_ref();
-            set.and_then(|set| Some(set.rule(judgement)?.handle))
+            Some(evaluation.verdicts.rule(judgement)?.handle)
         });
         handle.flatten().unwrap_or(0)
     }
@@ -328,7 +310,7 @@ impl Policy {
     pub(crate) fn changes(&self, sk: &Sock, peer: &Peer) -> (Option<u32>, Option<u32>) {
         let changes = self.with_evaluation(sk, |evaluation| {
             let judgement = evaluation.judgement(Direction::Out, peer);
-            let rule = evaluation.verdicts.set.as_ref()?.rule(judgement)?;
+            let rule = evaluation.verdicts.rule(judgement)?;
             Some((rule.action.mark, rule.action.priority))
         });
         changes.flatten().unwrap_or_default()
@@ -346,8 +328,7 @@ impl Policy {
                 Some((_, judgement)) => judgement,
                 None => verdicts.out.judgement,
             };
-            let set = verdicts.set.as_ref();
-            set.and_then(|set| set.rule(judgement)?.action.weight)
+            verdicts.rule(judgement)?.action.weight
         });
         weight.flatten().unwrap_or(1)
     }
@@ -364,11 +345,10 @@ impl Policy {
             let mut denied = 0;
             let handles = [Direction::Out, Direction::In].map(|direction| {
                 let judgement = evaluation.judgement_on(direction, peer.as_ref());
-                let set = evaluation.verdicts.set.as_ref()?;
-                if set.denies(judgement) {
+                if evaluation.verdicts.denies(judgement) {
                     denied |= direction as u32;
                 }
-                set.rule(judgement).map(|rule| rule.handle)
+                Some(evaluation.verdicts.rule(judgement)?.handle)
             });
             (handles, denied)
         });

@@ -37,7 +37,7 @@ pub(super) struct Side {
 /// The verdicts of the rules on a flow.
 #[derive(Default)]
 pub(super) struct Verdicts {
-    pub(super) set: Option<SharedRules>,
+    set: Option<SharedRules>,
     /// The rules' generation that the flow was judged by; 0 for none.
     pub(super) generation: u64,
     port: u16,
@@ -179,6 +179,7 @@ impl Evaluation<'_> {
     /// a datagram gets the rule's mark and priority.
     pub(super) fn decide(
         &mut self,
+        net: &NetPolicy,
         direction: Direction,
         peer: &Peer,
         packets: Packets,
@@ -186,7 +187,7 @@ impl Evaluation<'_> {
     ) -> (Outcome, Option<Stopped>) {
         let judgement = self.judgement(direction, peer);
         self.verdicts
-            .decide(self.sk, direction, judgement, packets, changes_sock)
+            .decide(net, self.sk, direction, judgement, packets, changes_sock)
     }
 }
 
@@ -198,38 +199,36 @@ impl Verdicts {
         }
     }
 
-    /// The rule that decides about a direction, whatever the peer.
-    pub(super) fn rule_for(&self, direction: Direction) -> Option<&Arc<Rule>> {
-        let judgement = match direction {
-            Direction::Out => self.out.judgement,
-            Direction::In => self.into.judgement,
-        };
+    /// The rule of a judgement; `None` for the default.
+    pub(super) fn rule(&self, judgement: Judgement) -> Option<&Arc<Rule>> {
         self.set.as_ref()?.rule(judgement)
+    }
+
+    /// Whether a judgement is to deny.
+    pub(super) fn denies(&self, judgement: Judgement) -> bool {
+        self.set.as_ref().is_some_and(|set| set.denies(judgement))
     }
 
     fn decide(
         &mut self,
+        net: &NetPolicy,
         sk: &Sock,
         direction: Direction,
         judgement: Judgement,
         packets: Packets,
         changes_sock: bool,
     ) -> (Outcome, Option<Stopped>) {
-        let rule = self
-            .set
-            .as_ref()
-            .and_then(|set| set.rule(judgement))
-            .cloned();
+        let rule = self.rule(judgement).cloned();
         if let Some(rule) = rule.as_ref().filter(|_| !packets.again) {
             rule.packets.add(packets.datagrams);
             rule.bytes.add(packets.bytes);
         }
-        if self.set.as_ref().is_some_and(|set| set.denies(judgement)) {
+        if self.denies(judgement) {
             // Where it depends on the peer, other packets may pass. A connection has one peer.
             let always =
                 self.side(direction).judgement == judgement || sk.is_stream() && !sk.is_listening();
             let stopped = if always {
-                self.stop(direction, judgement)
+                self.stop(net, direction, judgement)
             } else {
                 None
             };
@@ -266,16 +265,18 @@ impl Verdicts {
         }
     }
 
-    /// Notes that nothing passes; gives what to tell the process, the first time.
-    pub(super) fn stop(&mut self, direction: Direction, judgement: Judgement) -> Option<Stopped> {
-        let set = self.set.clone()?;
-        if !set.denies(judgement) || core::mem::replace(&mut self.side(direction).notified, true) {
+    /// Notes, and counts, that nothing passes; gives what to tell the process, the first time.
+    pub(super) fn stop(
+        &mut self,
+        net: &NetPolicy,
+        direction: Direction,
+        judgement: Judgement,
+    ) -> Option<Stopped> {
+        if !self.denies(judgement) || core::mem::replace(&mut self.side(direction).notified, true) {
             return None;
         }
-        let rule = set.rule(judgement);
-        if let Some(rule) = rule {
-            rule.denied.add(1);
-        }
+        let rule = self.rule(judgement);
+        net.count_denied(rule.map(Arc::as_ref));
         Some(Stopped {
             rule: rule.map_or(0, |rule| rule.handle),
             direction,
@@ -289,11 +290,10 @@ impl Verdicts {
         direction: Direction,
         judgement: Judgement,
     ) -> Option<Stopped> {
-        let set = self.set.as_ref()?;
-        if !set.denies(judgement) {
+        if !self.denies(judgement) {
             return None;
         }
-        let rule = set.rule(judgement).map_or(0, |rule| rule.handle);
+        let rule = self.rule(judgement).map_or(0, |rule| rule.handle);
         let now = context::now();
         let side = self.side(direction);
         if side

@@ -3,7 +3,8 @@
 //! Packets that aren't delivered.
 
 use crate::channel::Channel;
-use crate::flow::{Counter, Flow};
+use crate::counter::Counter;
+use crate::flow::Flow;
 use crate::monitor::Refusal;
 use crate::pure::{
     abi::{

@@ -284,7 +284,7 @@ impl Receiver {
             .and_then(|()| skb.copy_payload(range.start, &pieces))
             .map_err(|_| DropReason::TooLong)?;
         meta.len = piece.len;
-        show(&mut self.ring, channel, flow.number(), frame, &piece, meta);
+        write_entry(&mut self.ring, channel, flow.number(), frame, &piece, meta);
         count(flow, meta, 1, piece.len);
         Ok(range.end)
     }
@@ -324,14 +324,14 @@ impl Receiver {
                 at = at.saturating_add(meta.len);
                 packets = packets.wrapping_add(1);
             }
-            show(&mut self.ring, channel, number, *frame, &piece, meta);
+            write_entry(&mut self.ring, channel, number, *frame, &piece, meta);
         }
         count(flow, meta, packets, range.end.saturating_sub(range.start));
     }
 }
 
 /// Writes the RX entry of a frame, and metadata if a packet begins there.
-fn show(
+fn write_entry(
     ring: &mut RegionRing<Producer<Desc>>,
     channel: &Channel,
     flow: u32,
@@ -435,8 +435,5 @@ fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outc
     };
     let outcome = flow.decide_in_ring(sk, Direction::In, || meta.peer(), packets);
     let cant_be = || flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk));
-    match outcome {
-        Outcome::Pass if flow.policy_in_force().is_some() && cant_be() => Outcome::Denied,
-        outcome => outcome,
-    }
+    outcome.unless(|| flow.policy_in_force().is_some() && cant_be())
 }

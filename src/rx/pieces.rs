@@ -2,7 +2,7 @@
 
 //! The size of a packet that comes, and how it is cut into datagrams and frames.
 
-use crate::pure::geometry::Geometry;
+use crate::pure::{geometry::Geometry, gso::datagrams};
 use crate::sys::skb::SkBuff;
 use core::ops::Range;
 
@@ -37,11 +37,7 @@ impl Size {
     /// Number of datagrams behind the first `end` bytes; one at least.
     #[inline(always)]
     pub(super) fn datagrams_from(&self, end: u32) -> u32 {
-        if self.gso_size == 0 {
-            return 1;
-        }
-        let left = self.total.saturating_sub(end);
-        left.div_ceil(self.unit.max(1)).max(1)
+        datagrams(self.total.saturating_sub(end), self.gso_size)
     }
 }
 

@@ -150,7 +150,7 @@ bool kopi_dev_can_xdp_xmit(const struct net_device *dev)
 }
 
 /* Whether a NIC's driver has this name. Under RTNL, or as kopi_dev_lacks_queues(). */
-bool kopi_dev_has_driver(const struct net_device *dev, const char *name)
+bool kopi_dev_is_driven_by(const struct net_device *dev, const char *name)
 {
 	return dev->dev.parent && !strcmp(dev_driver_string(dev->dev.parent), name);
 }
@@ -166,7 +166,7 @@ bool kopi_dev_lacks_queues(const struct net_device *dev)
 	unsigned int queues = READ_ONCE(dev->real_num_tx_queues);
 
 	return queues > nr_cpu_ids && queues == READ_ONCE(dev->real_num_rx_queues) &&
-	       kopi_dev_has_driver(dev, "virtio_net");
+	       kopi_dev_is_driven_by(dev, "virtio_net");
 }
 
 /*
@@ -179,7 +179,7 @@ static bool is_virtio_stopped(const struct net_device *dev)
 {
 	unsigned int queues = READ_ONCE(dev->real_num_rx_queues), index = smp_processor_id();
 
-	if (!kopi_dev_has_driver(dev, "virtio_net"))
+	if (!kopi_dev_is_driven_by(dev, "virtio_net"))
 		return false;
 	if (queues > nr_cpu_ids)
 		index += READ_ONCE(dev->real_num_tx_queues);
@@ -195,7 +195,7 @@ static void pad_for_driver(const struct net_device *dev, int n, struct xdp_frame
 {
 	int i;
 
-	if (!kopi_dev_has_driver(dev, "bnxt_en"))
+	if (!kopi_dev_is_driven_by(dev, "bnxt_en"))
 		return;
 	for (i = 0; i < n; i++) {
 		struct xdp_frame *frame = frames[i];

@@ -107,11 +107,6 @@ bool kopi_dst_has_queues(const struct dst_entry *dst)
 	return READ_ONCE(dev->real_num_tx_queues) > 1 && !netif_is_lag_master(dev);
 }
 
-u8 kopi_sk_default_ttl(const struct sock *sk)
-{
-	return READ_ONCE(sock_net(sk)->ipv4.sysctl_ip_default_ttl);
-}
-
 bool kopi_ip_mtu_locked(const struct dst_entry *dst)
 {
 	return ip_mtu_locked(dst);

@@ -2,7 +2,7 @@
 /*
  * Datagrams that leave as frames. Each function here mirrors a part of the way from ip_local_out() or
  * ip6_local_out() to the driver; its comment names the functions, of 7.3.4 (net/ipv4/ip_output.c and
- * net/ipv6/ip6_output.c, unless said). selftests/equivalence.py holds them together.
+ * net/ipv6/ip6_output.c, unless said). The tests that use selftests/equivalence/ compare the two.
  */
 
 #include <linux/bpf-cgroup.h>

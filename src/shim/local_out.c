@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The first hook of LOCAL_OUT: the rules judge all packets of flows, and while they are enforced those of
- * ordinary sockets, however they are sent.
+ * The first hook of LOCAL_OUT: the rules judge all packets of flows, however they are sent, and those of
+ * ordinary sockets while the rules are enforced.
  */
 
 #include <linux/ip.h>
@@ -143,7 +143,7 @@ static bool read_transport(struct sk_buff *skb, const struct sock *sk, struct ko
 }
 
 /*
- * Judges the packets of flows when all their properties are known: the destination, whatever
+ * Judges the packets of sockets when all their properties are known: the destination, whatever
  * address the program gave; mark and priority; the number of datagrams; the time, if it was
  * corked. It is the first of all hooks.
  */

@@ -22,12 +22,6 @@ struct user_namespace *kopi_net_user_ns(struct net *net)
 	return net->user_ns;
 }
 
-/* Counts for UDP of the IP version of a route. */
-void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field)
-{
-	SNMP_INC_STATS(__UDPX_MIB(sk, dst->ops->family == AF_INET), field);
-}
-
 bool kopi_ns_capable_net_admin(struct user_namespace *ns)
 {
 	return ns_capable(ns, CAP_NET_ADMIN);

@@ -205,10 +205,11 @@ int kopi_lsm_is_there(struct net *net)
 }
 
 /*
- * Whether the kernel calls for others, who are not the owners of a socket, whose packets are judged. It may do
- * so in the midst of a user's own call: NFS and SMB send by their sockets (net/sunrpc/sched.c, 7.3.4), and nbd
- * by one that a user has made (__sock_xmit()), when a file is read. But a file that isn't its own was lent to a
- * socket of the kernel's by a user's of SMC, which falls back to TCP (smc_switch_to_fallback()).
+ * Whether the kernel itself makes the call, by a socket of its own or for one of its own purposes. The current
+ * process isn't the socket's owner then, though it may be in a call of its own: when it reads a file, NFS and SMB
+ * send by the kernel's sockets (net/sunrpc/sched.c, 7.3.4), and nbd by one that a user has made (__sock_xmit()).
+ * The call isn't judged; the packets are. One case only looks like that: where SMC falls back to TCP, a user's
+ * file goes over to a socket of the kernel's (smc_switch_to_fallback()). Such a file isn't the socket's own.
  */
 static bool is_kernels(struct socket *sock)
 {

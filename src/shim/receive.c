@@ -2,8 +2,8 @@
 /*
  * Datagrams that are received as frames: what both versions of IP share, and what is IPv4's; receive6.c has
  * what is IPv6's. Each function here mirrors a part of the way from the driver to UDP's queue; its comment
- * names the functions, of 7.3.4 (net/ipv4/ip_input.c, unless said). selftests/equivalence.py and
- * selftests/direct_receives_datagrams.py hold the two together.
+ * names the functions, of 7.3.4 (net/ipv4/ip_input.c, unless said). The tests that use
+ * selftests/equivalence/, and selftests/direct_receives_datagrams.py, compare the two.
  */
 
 #include <linux/etherdevice.h>

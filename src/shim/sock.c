@@ -284,6 +284,11 @@ void kopi_sk_set_priority(struct sock *sk, u32 priority)
 	WRITE_ONCE(sk->sk_priority, priority);
 }
 
+u8 kopi_sk_default_ttl(const struct sock *sk)
+{
+	return READ_ONCE(sock_net(sk)->ipv4.sysctl_ip_default_ttl);
+}
+
 bool kopi_sk_fullsock(const struct sock *sk)
 {
 	return sk_fullsock(sk);

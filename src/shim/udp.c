@@ -90,6 +90,12 @@ bool kopi_udp_is_queueing(struct sock *sk)
 	return false;
 }
 
+/* Counts for UDP of the IP version of a route. */
+void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field)
+{
+	SNMP_INC_STATS(__UDPX_MIB(sk, dst->ops->family == AF_INET), field);
+}
+
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb)
 {
 	SNMP_INC_STATS(__UDPX_MIB(sk, skb->protocol == htons(ETH_P_IP)),

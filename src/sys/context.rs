@@ -3,14 +3,14 @@
 //! The current context: softirqs, interrupts, the current task, clocks and barriers.
 
 use super::bindings;
-use core::ptr::NonNull;
+use core::{ops::Deref, ptr::NonNull};
 /// Reports on debug kernels if the context mustn't sleep. Wrappers of C functions that may sleep
 /// call it, unless the function's first act is to check the context itself.
 pub(super) use kernel::task::might_sleep;
 use kernel::types::NotThreadSafe;
 
 /// Keeps softirqs off this CPU while it lives. It may be made in process and softirq context.
-pub(crate) struct BottomHalvesOff(NotThreadSafe);
+pub(crate) struct BottomHalvesOff(SoftirqsOff);
 
 impl BottomHalvesOff {
     /// Turns softirqs off.
@@ -18,7 +18,15 @@ impl BottomHalvesOff {
         // SAFETY: The call only raises this CPU's count of reasons to keep softirqs off. `drop`
         // lowers it again.
         unsafe { bindings::kopi_local_bh_disable() };
-        Self(NotThreadSafe)
+        Self(SoftirqsOff(NotThreadSafe))
+    }
+}
+
+impl Deref for BottomHalvesOff {
+    type Target = SoftirqsOff;
+
+    fn deref(&self) -> &SoftirqsOff {
+        &self.0
     }
 }
 
@@ -30,7 +38,8 @@ impl Drop for BottomHalvesOff {
     }
 }
 
-/// Proof that softirqs are off on this CPU, because of a [`BottomHalvesOff`] or of the kernel.
+/// Proof that softirqs are off on this CPU, because of a [`BottomHalvesOff`] or of the kernel. That counts as
+/// an RCU read-side section, for the kernel's functions that say so.
 pub(crate) struct SoftirqsOff(NotThreadSafe);
 
 impl SoftirqsOff {

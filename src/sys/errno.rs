@@ -4,31 +4,32 @@
 //!
 //! C header: `include/uapi/asm-generic/errno.h`
 
-use kernel::error::Error;
+use super::bindings;
+use kernel::{error::Error, ffi::c_int};
 
 macro_rules! errno {
-    ($($name:ident = $number:literal,)*) => {
+    ($($name:ident = $number:ident,)*) => {
         $(
-            #[doc = concat!("Error ", stringify!($number), ", named as in errno(3).")]
+            #[doc = concat!("`", stringify!($number), "`, as in errno(3).")]
             pub(crate) fn $name() -> Error {
-                Error::from_errno(-$number)
+                Error::from_errno((bindings::$number as c_int).wrapping_neg())
             }
         )*
     };
 }
 
 errno! {
-    eproto = 71,
-    enotsock = 88,
-    enoprotoopt = 92,
-    eprotonosupport = 93,
-    esocktnosupport = 94,
-    eopnotsupp = 95,
-    econnaborted = 103,
-    enobufs = 105,
-    enotconn = 107,
-    edquot = 122,
-    ecanceled = 125,
+    eproto = EPROTO,
+    enotsock = ENOTSOCK,
+    enoprotoopt = ENOPROTOOPT,
+    eprotonosupport = EPROTONOSUPPORT,
+    esocktnosupport = ESOCKTNOSUPPORT,
+    eopnotsupp = EOPNOTSUPP,
+    econnaborted = ECONNABORTED,
+    enobufs = ENOBUFS,
+    enotconn = ENOTCONN,
+    edquot = EDQUOT,
+    ecanceled = ECANCELED,
 }
 
 /// The class of the stack's reason to refuse a packet.
@@ -49,15 +50,15 @@ pub(crate) enum SendErrorKind {
 impl SendErrorKind {
     /// The class of an error of sendmsg.
     pub(crate) fn of(error: Error) -> Self {
-        match error.to_errno().wrapping_neg() {
-            // EPERM, EACCES
-            1 | 13 => Self::Denied,
-            // ENETDOWN, ENETUNREACH, ECONNREFUSED, EHOSTDOWN, EHOSTUNREACH
-            100 | 101 | 111 | 112 | 113 => Self::Unreachable,
-            // EMSGSIZE
-            90 => Self::TooLong,
-            // EAGAIN, ENOMEM, ENOBUFS
-            11 | 12 | 105 => Self::NoBuffer,
+        match error.to_errno().unsigned_abs() {
+            bindings::EPERM | bindings::EACCES => Self::Denied,
+            bindings::ENETDOWN
+            | bindings::ENETUNREACH
+            | bindings::ECONNREFUSED
+            | bindings::EHOSTDOWN
+            | bindings::EHOSTUNREACH => Self::Unreachable,
+            bindings::EMSGSIZE => Self::TooLong,
+            bindings::EAGAIN | bindings::ENOMEM | bindings::ENOBUFS => Self::NoBuffer,
             _ => Self::Other,
         }
     }

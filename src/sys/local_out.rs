@@ -37,7 +37,7 @@ impl NetRef {
     }
 }
 
-/// A packet, or a GSO packet, that a flow sends.
+/// A packet, or a GSO packet, that a flow or an ordinary socket sends.
 pub(crate) struct Leaving {
     /// The final destination.
     pub(crate) to: Peer,
@@ -62,11 +62,10 @@ pub(crate) struct Leaving {
 /// A protocol that judges the packets of its flows.
 pub(crate) trait LocalOut: Protocol {
     /// Judges a packet of a flow, and may change its mark and priority. A listener's is a SYN-ACK.
-    /// An error drops the packet, and becomes the result of UDP's sendmsg. In an RCU read-side
-    /// section.
-    fn leaves(&self, sk: &Sock, packet: &mut Leaving) -> Result;
+    /// An error drops the packet, and becomes the result of UDP's sendmsg.
+    fn leaves(&self, sk: &Sock, packet: &mut Leaving, rcu: &rcu::Guard) -> Result;
 
-    /// The same of a packet of an ordinary socket.
+    /// The same of a packet of an ordinary socket. In an RCU read-side section.
     fn leaves_ordinary(sk: &Sock, packet: &mut Leaving) -> Result;
 }
 
@@ -77,7 +76,7 @@ pub(crate) trait LocalOut: Protocol {
 /// Only the hook may call it, with the sock of an outgoing packet, which is a full one of UDP or TCP,
 /// and a description of the packet.
 pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::Sent) -> c_int {
-    let _rcu = rcu::read_lock();
+    let rcu = rcu::read_lock();
     // SAFETY: The packet keeps its sock, and RCU, held here, keeps the flow. `packet` is a
     // structure on the hook's stack that nothing else accesses.
     unsafe {
@@ -99,7 +98,7 @@ pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::S
             is_reset: packet.is_reset,
         };
         let judged = match flow {
-            Some((sk, flow)) => flow.leaves(sk, &mut leaving),
+            Some((sk, flow)) => flow.leaves(sk, &mut leaving, &rcu),
             None => T::leaves_ordinary(Sock::from_raw(sk), &mut leaving),
         };
         match judged {

@@ -229,9 +229,9 @@ impl SendMsg {
         to_result(sent.min(0))
     }
 
-    /// Sends a copy of a datagram's data, as one of `frames` if there is such a batch and it can be one. If not, the
-    /// datagram's own functions send it unless UDP's must; then the message goes as by [`SendMsg::send`]. The
-    /// security module is asked once, whichever way it goes. Process context.
+    /// Sends a copy of a datagram's data. It becomes one of `frames`, if there are some and it can; else an skb by
+    /// its remembered route; else UDP's sendmsg makes the skb, as in [`SendMsg::send`]. The security module is
+    /// asked once, whichever way it goes. Process context.
     pub(crate) fn send_copy<P: Protocol>(
         &mut self,
         socket: &Socket,

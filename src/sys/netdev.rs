@@ -6,7 +6,7 @@
 
 use super::{
     bindings,
-    context::might_sleep,
+    context::{might_sleep, SoftirqsOff},
     direct::egress::EgressSkb,
     pernet::NetRef,
     raw, //
@@ -55,8 +55,8 @@ impl Device {
         unsafe { NetRef::from_raw(bindings::kopi_dev_net(self.as_ptr())) }
     }
 
-    /// Whether it is registered and an Ethernet device. Under RTNL.
-    pub(crate) fn is_ethernet(&self) -> bool {
+    /// Whether it is registered and an Ethernet device.
+    pub(crate) fn is_ethernet(&self, _rtnl: &Rtnl) -> bool {
         // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe {
             bindings::kopi_dev_is_registered(self.as_ptr())
@@ -64,10 +64,10 @@ impl Device {
         }
     }
 
-    /// Whether it has hardware and a driver of its own, and doesn't consist of other devices. Under
-    /// RTNL.
-    pub(crate) fn is_nic(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
+    /// Whether it has hardware and a driver of its own, and doesn't consist of other devices.
+    pub(crate) fn is_nic(&self, _rtnl: &Rtnl) -> bool {
+        // SAFETY: The reference keeps the device's memory. RTNL keeps a device that is registered with
+        // its parent and driver, and its list of lower devices as it is.
         unsafe { bindings::kopi_dev_is_nic(self.as_ptr()) }
     }
 
@@ -87,11 +87,11 @@ impl Device {
     pub(crate) fn is_driven_by(&self, name: &CStr, _rtnl: &Rtnl) -> bool {
         // SAFETY: The reference keeps the device's memory. RTNL, which the argument proves to be
         // held, keeps a device that is registered with its parent and driver.
-        unsafe { bindings::kopi_dev_has_driver(self.as_ptr(), name.as_char_ptr()) }
+        unsafe { bindings::kopi_dev_is_driven_by(self.as_ptr(), name.as_char_ptr()) }
     }
 
     /// Whether its driver takes frames, now or once an XDP program is attached.
-    pub(crate) fn has_driver(&self) -> bool {
+    pub(crate) fn has_xdp_xmit(&self) -> bool {
         // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
         unsafe { bindings::kopi_dev_has_xdp_xmit(self.as_ptr()) }
     }
@@ -103,10 +103,10 @@ impl Device {
     }
 
     /// Whether its driver has no queue for frames of some CPU, and would take one all the same. Of a
-    /// device that is ready, in an RCU read-side section.
-    pub(crate) fn lacks_queues(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory. A device that is ready is registered, so
-        // RCU, which the caller holds, keeps its parent and driver.
+    /// device that is ready.
+    pub(crate) fn lacks_queues(&self, _softirqs: &SoftirqsOff) -> bool {
+        // SAFETY: The reference keeps the device's memory. A device that is ready is registered, and
+        // keeps its parent and driver as long as softirqs are off.
         unsafe { bindings::kopi_dev_lacks_queues(self.as_ptr()) }
     }
 
@@ -129,11 +129,11 @@ impl Device {
         unsafe { bindings::kopi_dev_has_gro(self.as_ptr()) }
     }
 
-    /// Whether this egress hook is the device's last one. In an RCU read-side section.
-    pub(crate) fn is_last_hook<T: Egress>(&self, hook: &T) -> bool {
+    /// Whether this egress hook is the device's last one.
+    pub(crate) fn is_last_hook<T: Egress>(&self, hook: &T, _softirqs: &SoftirqsOff) -> bool {
         let data = core::ptr::from_ref(hook).cast_mut().cast();
-        // SAFETY: The reference keeps the device's memory. The caller's RCU keeps the list of
-        // hooks. `data` is only compared.
+        // SAFETY: The reference keeps the device's memory. The list of hooks stays as long as softirqs
+        // are off. `data` is only compared.
         unsafe { bindings::kopi_egress_is_last(self.as_ptr(), data) }
     }
 
@@ -143,10 +143,10 @@ impl Device {
         unsafe { bindings::kopi_dev_has_tcx_egress(self.as_ptr()) }
     }
 
-    /// Whether a packet socket sees outgoing packets. In an RCU read-side section.
-    pub(crate) fn is_tapped(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. The
-        // caller is in an RCU read-side section.
+    /// Whether a packet socket sees outgoing packets.
+    pub(crate) fn is_tapped(&self, _softirqs: &SoftirqsOff) -> bool {
+        // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. The call
+        // takes softirqs that are off for RCU.
         unsafe { bindings::kopi_dev_nit_active(self.as_ptr()) }
     }
 
@@ -157,34 +157,34 @@ impl Device {
     }
 
     /// Whether the stack would let a packet bypass the qdisc of each transmit queue, and its priority
-    /// doesn't choose the queue. Softirqs are off.
-    pub(crate) fn queues_can_be_bypassed(&self) -> bool {
-        // SAFETY: The reference keeps the device's memory. The call only reads fields of it.
+    /// doesn't choose the queue.
+    pub(crate) fn queues_can_be_bypassed(&self, _softirqs: &SoftirqsOff) -> bool {
+        // SAFETY: The reference keeps the device's memory. Its root qdisc stays as long as softirqs are
+        // off.
         let has_classes = unsafe { bindings::kopi_dev_has_classes(self.as_ptr()) };
         let mut queues = 0..self.queues();
         !has_classes
             && queues.all(|index| {
-                // SAFETY: `index` is below the number of queues in use. Softirqs, which are off, count
-                // as an RCU read-side section, which keeps the qdisc.
+                // SAFETY: `index` is below the number of queues in use. The qdisc stays as long as
+                // softirqs are off.
                 unsafe { bindings::kopi_txq_can_bypass(self.as_ptr(), index) }
             })
     }
 
-    /// Makes the driver tell the device to send the frames that the driver was given. Softirqs are
-    /// off.
-    pub(crate) fn flush(&self) {
-        self.call(bindings::XDP_XMIT_FLUSH);
+    /// Makes the driver tell the device to send the frames that the driver was given.
+    pub(crate) fn flush(&self, softirqs: &SoftirqsOff) {
+        self.call(bindings::XDP_XMIT_FLUSH, softirqs);
     }
 
-    /// Makes the driver free the frames that were sent. Softirqs are off.
-    pub(crate) fn reap(&self) {
-        self.call(0);
+    /// Makes the driver free the frames that were sent.
+    pub(crate) fn reap(&self, softirqs: &SoftirqsOff) {
+        self.call(0, softirqs);
     }
 
     /// Calls the driver's `ndo_xdp_xmit` without frames.
-    fn call(&self, flags: u32) {
-        // SAFETY: There are no frames, so the array isn't read. Softirqs are off. C checks that the
-        // device is ready, and that its driver takes frames now.
+    fn call(&self, flags: u32, _softirqs: &SoftirqsOff) {
+        // SAFETY: There are no frames, so the array isn't read. Softirqs are off, as the argument
+        // proves. C checks that the device is ready, and that its driver takes frames now.
         unsafe {
             bindings::kopi_dev_xdp_xmit(self.as_ptr(), 0, core::ptr::null_mut(), flags);
         }
@@ -231,8 +231,8 @@ pub(crate) trait Egress: Send + Sync + 'static {
     /// The device.
     fn device(&self) -> &Device;
 
-    /// Judges a packet that is about to leave. In an RCU read-side section, with softirqs off.
-    fn egress(&self, packet: EgressSkb<'_>) -> EgressVerdict;
+    /// Judges a packet that is about to leave. In an RCU read-side section.
+    fn egress(&self, packet: EgressSkb<'_>, softirqs: &SoftirqsOff) -> EgressVerdict;
 }
 
 /// The only egress hook of a device, if this is a `T`.
@@ -259,9 +259,8 @@ pub(crate) struct Hooked<T: Egress> {
 }
 
 impl<T: Egress> Hooked<T> {
-    /// Registers a hook: `ENOMEM`. Under RTNL. The result must be dropped before the device leaves
-    /// its namespace.
-    pub(crate) fn new(hook: T) -> Result<Self> {
+    /// Registers a hook: `ENOMEM`. The result must be dropped before the device leaves its namespace.
+    pub(crate) fn new(hook: T, _rtnl: &Rtnl) -> Result<Self> {
         might_sleep();
         let hook = KBox::new(hook, GFP_KERNEL_ACCOUNT)?;
         // SAFETY: The struct holds integers, raw pointers and an `Option` of a function, for which
@@ -332,7 +331,9 @@ unsafe extern "C" fn egress<T: Egress>(
     // registration. The kernel calls egress hooks with a valid skb, softirqs off, and RCU held.
     let verdict = unsafe {
         match NonNull::new(skb) {
-            Some(skb) => (*hook.cast::<T>()).egress(EgressSkb::from_raw(skb)),
+            Some(skb) => {
+                (*hook.cast::<T>()).egress(EgressSkb::from_raw(skb), SoftirqsOff::assume())
+            }
             None => EgressVerdict::Pass,
         }
     };
@@ -345,12 +346,12 @@ unsafe extern "C" fn egress<T: Egress>(
 /// A queue that a [`Timer`] polls.
 pub(crate) trait Polled: Send + Sync + 'static {
     /// Makes the driver free the frames that were sent. Called when the timer has expired, before
-    /// [`Self::poll`]. Softirqs are off.
-    fn expired(&self);
+    /// [`Self::poll`].
+    fn expired(&self, softirqs: &SoftirqsOff);
 
     /// Processes the queue. Returns in how many nanoseconds the timer is to expire, if it has to be
-    /// started anew. Softirqs are off.
-    fn poll(&self) -> Option<u64>;
+    /// started anew.
+    fn poll(&self, softirqs: &SoftirqsOff) -> Option<u64>;
 }
 
 /// A queue, with a timer that polls it.
@@ -379,9 +380,9 @@ impl<Q: Polled> Timer<Q> {
         })
     }
 
-    /// Polls the queue, and starts the timer if need be. On the queue's CPU, with softirqs off.
-    pub(crate) fn poll(&self) {
-        if let Some(time) = self.queue.poll() {
+    /// Polls the queue, and starts the timer if need be. On the queue's CPU.
+    pub(crate) fn poll(&self, softirqs: &SoftirqsOff) {
+        if let Some(time) = self.queue.poll(softirqs) {
             // SAFETY: `new` initialised the timer, which is pinned. `drop` cancels it before the
             // memory is freed.
             unsafe { bindings::kopi_timer_start(self.timer.get(), time) };
@@ -404,10 +405,14 @@ impl<Q: Polled> PinnedDrop for Timer<Q> {
 /// Only the kernel may call it, as the function of a [`Timer<Q>`]'s timer.
 unsafe extern "C" fn expired<Q: Polled>(timer: *mut c_void) {
     let timer = timer.cast::<Opaque<bindings::kopi_timer>>();
-    // SAFETY: The timer is a field of a `Timer<Q>`, which cancels it before it is freed.
-    let expired = unsafe { &*kernel::container_of!(timer, Timer<Q>, timer) };
-    expired.queue.expired();
-    expired.poll();
+    // SAFETY: The timer is a field of a `Timer<Q>`, which cancels it before it is freed. It expires in a
+    // softirq.
+    let (expired, softirqs) = unsafe {
+        let expired = &*kernel::container_of!(timer, Timer<Q>, timer);
+        (expired, SoftirqsOff::assume())
+    };
+    expired.queue.expired(softirqs);
+    expired.poll(softirqs);
 }
 
 /// The receiver of device events. `is_it` is true of the device in question.

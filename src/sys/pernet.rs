@@ -9,7 +9,7 @@ use core::ptr;
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
-    sync::Arc, //
+    sync::{rcu, Arc}, //
 };
 
 /// The module's state of a network namespace.
@@ -82,11 +82,10 @@ impl NetRef {
         }
     }
 
-    /// The same of a namespace that may be ending, as one of a kernel's sock may be: `None` then. In
-    /// an RCU read-side section.
-    pub(crate) fn state_if_alive<N: Namespace>(&self) -> Option<Arc<N>> {
-        // SAFETY: The namespace is borrowed. If it is alive, its slot has its state until the
-        // caller's RCU read-side section ends.
+    /// The same of a namespace that may be ending, as one of a kernel's sock may be: `None` then.
+    pub(crate) fn state_if_alive<N: Namespace>(&self, _rcu: &rcu::Guard) -> Option<Arc<N>> {
+        // SAFETY: The namespace is borrowed. If it is alive, its slot has its state as long as RCU is
+        // held, which the argument proves.
         unsafe { bindings::kopi_net_is_alive(self.as_ptr()) }.then(|| self.state_of())
     }
 

@@ -15,6 +15,10 @@ use kernel::{
     types::Opaque, //
 };
 
+/// Maximum number of pieces of pages to which one packet can refer: an skb may need one of its page fragments
+/// for headers.
+pub(crate) const REFERENCES_MAX: usize = bindings::KOPI_CONST_MAX_SKB_FRAGS as usize - 1;
+
 /// A value that is notified.
 pub(crate) trait Released: Send + Sync + Sized {
     /// The stack has released the pages. This is the last call for the value. Any context but hard

@@ -8,6 +8,7 @@ use crate::channel::Channel;
 use crate::pure::{
     abi::{Desc, Meta, CHAIN_MAX, DESC_META, DESC_MORE},
     descriptor::{self, Bad},
+    gso,
     gso_batch::GsoBatch, //
 };
 use kernel::prelude::*;
@@ -69,10 +70,7 @@ impl Batch {
 
     /// Number of datagrams, if a GSO packet has them of `segment` bytes.
     pub(super) fn datagrams(&self, segment: u32) -> u64 {
-        u64::from(match segment {
-            0 => 1,
-            segment => self.bytes.div_ceil(segment).max(1),
-        })
+        gso::datagrams(self.bytes, segment).into()
     }
 
     /// Checks the packet, and reads its metadata if it has any.

@@ -37,8 +37,8 @@ impl Call {
         }))
     }
 
-    /// Whether it is one.
-    pub(super) fn is_one(&self) -> bool {
+    /// Whether one is.
+    pub(super) fn is_under_way(&self) -> bool {
         self.0.is_some()
     }
 

@@ -9,7 +9,7 @@ use crate::pure::abi::{Desc, CHAIN_MAX};
 use crate::sys::{
     errno::eopnotsupp,
     socket::Socket,
-    ubuf::{Notification, Released}, //
+    ubuf::{Notification, Released, REFERENCES_MAX}, //
 };
 use kernel::{
     prelude::*,
@@ -18,9 +18,6 @@ use kernel::{
         Arc, //
     }, //
 };
-
-/// Pieces of pages that one skb can refer to, but one: an skb has 17, and may need one for headers.
-pub(super) const REFERENCES_MAX: usize = 16;
 
 /// How often a full send buffer that has room again is tried at once.
 const FULL_MAX: u32 = 4;

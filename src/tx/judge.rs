@@ -5,7 +5,8 @@
 use super::batch::Batch;
 use super::output::Segmentation;
 use crate::channel::Channel;
-use crate::flow::{Counter, Flow};
+use crate::counter::Counter;
+use crate::flow::Flow;
 use crate::monitor::{self, Unsent};
 use crate::pure::{
     abi::Meta,

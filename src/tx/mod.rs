@@ -22,8 +22,9 @@ mod message;
 mod output;
 
 use crate::channel::Channel;
+use crate::counter::Counter;
 use crate::engine::Schedule;
-use crate::flow::{Counter, Flow};
+use crate::flow::Flow;
 use crate::pure::{
     abi::{Desc, Meta, BELL_SEND_MAX, CHAIN_MAX},
     descriptor::Bad,
@@ -47,8 +48,6 @@ use kernel::{
 };
 use message::MessageBuffer;
 use output::{Output, Segmentation};
-
-pub(crate) use output::copybreak;
 
 /// Microseconds that a doorbell sleeps when others want the sender, and don't take it.
 const WANTED_SLEEP_US: i64 = 100;
@@ -109,7 +108,7 @@ impl Channel {
         let mut taken = 0u32;
         loop {
             let mut sender = this.sender.lock();
-            let (waiting, count) = if call.is_one() {
+            let (waiting, count) = if call.is_under_way() {
                 sender.send_only(this, &mut call, left)?
             } else {
                 sender.ring(this, left)?
@@ -118,7 +117,7 @@ impl Channel {
             left = waiting.min(left).saturating_sub(count);
             // A call leaves nothing in the ring unless it is killed: what the program sends in its place
             // would be sent twice.
-            let is_over = if call.is_one() {
+            let is_over = if call.is_under_way() {
                 fatal_signal_pending()
             } else {
                 signal_pending()
@@ -360,7 +359,7 @@ impl Sender {
         match held {
             Held::Refused(error) => self.finish(channel, error),
             // As if the send buffer were full.
-            Held::Busy if self.call.is_one() => self.finish(channel, EAGAIN),
+            Held::Busy if self.call.is_under_way() => self.finish(channel, EAGAIN),
             Held::Busy => {
                 let to = self
                     .sockets

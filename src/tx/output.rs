@@ -4,7 +4,7 @@
 //! payload copied, or by reference to the channel's pages.
 
 use super::batch::Batch;
-use super::completion::{in_flight, Batched, InFlight, REFERENCES_MAX};
+use super::completion::{in_flight, Batched, InFlight};
 use super::judge::Passed;
 use crate::channel::Channel;
 use crate::direct::DatagramSender;
@@ -16,7 +16,7 @@ use crate::sys::{
     message::SendMsg,
     region::{Bytes, PageVec},
     socket::Socket,
-    ubuf::Notification, //
+    ubuf::{Notification, REFERENCES_MAX}, //
 };
 use kernel::{
     prelude::*,
@@ -28,11 +28,6 @@ const PAYLOAD_MAX: u32 = 0xffff;
 
 /// Pieces of pages of the longest payload, in the worst of all cases.
 const PIECES_MAX: usize = 2 * CHAIN_MAX as usize + 32;
-
-/// Longer payloads, in bytes, go by reference: the module's parameter.
-pub(crate) fn copybreak() -> u32 {
-    family::copybreak()
-}
 
 /// What gives packets to the stack.
 pub(crate) struct Output {
@@ -98,7 +93,7 @@ impl Output {
             1 => batch.bytes(),
             count => batch.bytes().checked_div(count).unwrap_or(0),
         };
-        let copied = self.copies_all || each <= copybreak();
+        let copied = self.copies_all || each <= family::copybreak();
         let region = channel.region();
         // The socket's own option needs no message of its own: a call that changes it waits for
         // this one (see `Flow::begin_busy`).

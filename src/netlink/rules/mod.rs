@@ -7,7 +7,7 @@ mod parse;
 mod show;
 
 use crate::flow::Flow;
-use crate::netns::Net;
+use crate::netns::{Net, FLOWS_AT_ONCE};
 use crate::ordinary::forget_unnoted;
 use crate::rules::{NetPolicy, Replaced, Rule, RuleSet};
 use crate::sys::{
@@ -34,19 +34,19 @@ fn sweep(net: &Net) {
     let mut next = 0u32;
     loop {
         let flows = net.flows.lock();
-        let mut swept = 0;
+        let mut swept = 0usize;
         for (number, socket) in flows.open.within(next..=end) {
             next = number.wrapping_add(1);
-            swept += 1;
+            swept = swept.wrapping_add(1);
             if let Some(flow) = family::protocol::<Flow>(socket) {
                 flow.follow_rules(socket);
             }
-            if swept == 256 {
+            if swept == FLOWS_AT_ONCE {
                 break;
             }
         }
         drop(flows);
-        if swept < 256 || next == 0 {
+        if swept < FLOWS_AT_ONCE || next == 0 {
             break;
         }
         cond_resched();
@@ -62,7 +62,8 @@ fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
         requester.net().hook_local_out()?;
         net.set_hooked(true);
     }
-    // What came into the table while the last namespace's left it goes with the next change.
+    // If no namespace enforces its rules: a call that had begun may have added a socket to the table after
+    // the last one's were taken out. It goes with the next change.
     if net.policy.set_rules(set) || NetPolicy::enforcing() == 0 {
         forget_unnoted();
     }

@@ -37,23 +37,51 @@ include!("generated.rs");
 
 /// The header and its Rust counterpart agree.
 mod uapi {
-    use crate::pure::abi;
+    use crate::pure::{abi, counters::with_counters};
     use core::mem::{offset_of, size_of};
     use kernel::static_assert;
 
+    /// Takes all fields of a type: the pattern names each.
     macro_rules! same {
-        ($c:ident, $rust:ident, $($field:ident),*) => {
+        ($c:ident, $rust:ident, $($field:ident),* $(,)?) => {
+            const _: fn(abi::$rust) = |abi::$rust { $($field: _),* }| ();
             static_assert!(size_of::<super::$c>() == size_of::<abi::$rust>());
             $(static_assert!(offset_of!(super::$c, $field) == offset_of!(abi::$rust, $field));)*
         };
     }
 
-    same!(kopi_info, Info, abi_version, flow, copybreak, reserved);
+    macro_rules! same_stats {
+        ($($(#[$doc:meta])* $of:ident $name:ident $(= $attribute:ident)?;)*) => {
+            same!(kopi_stats, Stats, $($name,)* reserved);
+        };
+    }
+
+    same!(
+        kopi_info,
+        Info,
+        abi_version,
+        family,
+        flow,
+        has_channel,
+        frame_headroom,
+        frame_size_min,
+        frame_size_max,
+        frames_max,
+        ring_entries_max,
+        region_size_max,
+        chain_max,
+        copybreak,
+        reserved
+    );
     same!(
         kopi_channel_req,
         ChannelReq,
         flags,
         frame_size,
+        frame_count,
+        tx_entries,
+        completion_entries,
+        fill_entries,
         rx_entries,
         reserved
     );
@@ -62,7 +90,10 @@ mod uapi {
         kopi_ring_layout,
         RingLayout,
         producer,
+        consumer,
+        flags,
         entries,
+        size,
         entry_size,
         reserved
     );
@@ -70,36 +101,42 @@ mod uapi {
         kopi_layout,
         Layout,
         region_size,
+        flags,
         frames,
+        frame_size,
+        frame_count,
+        reserved,
         tx,
         completion,
         fill,
         rx
     );
     same!(kopi_desc, Desc, offset, len, flow, flags, error);
-    same!(kopi_meta, Meta, peer, local, peer_port, family, ifindex, flags, tos, len, timestamp);
     same!(
-        kopi_stats,
-        Stats,
-        tx_packets,
-        rx_packets,
-        tx_invalid,
-        flows,
-        tx_taken,
-        tx_drop_other,
-        engine_time,
-        reserved
+        kopi_meta, Meta, peer, local, peer_port, local_port, family, gso_size, ifindex, flags, tos,
+        ttl, len, mark, timestamp
     );
+    with_counters!(same_stats);
     same!(
         kopi_mon_hdr,
         MonHdr,
+        version,
         len,
+        direction,
+        verdict,
         reason,
+        rule,
+        ifindex,
         flow,
+        pid,
+        uid,
         gid,
         cgroup,
+        exe_inode,
         exe_device,
+        gso_size,
         command,
         reserved
     );
+    same!(kopi_port_map, PortMap, ports, ifindex, reserved);
 }

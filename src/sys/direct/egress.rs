@@ -10,6 +10,7 @@
 use crate::pure::gso::{is_udp, Headers, HEADERS_MAX, PROTOCOL_BYTES};
 use crate::sys::{
     bindings,
+    context::SoftirqsOff,
     family::{self, Protocol},
     netdev::Device,
     sock::Sock, //
@@ -24,14 +25,10 @@ use kernel::{error::to_result, prelude::*, sync::rcu};
 use super::frames::{slot_of, FramePages, Frames, BULK, BULK_BYTES, START};
 
 /// The contents of a taken skb's control block, `skb->cb`.
-///
-/// # Invariants
-///
-/// `page` is null, or pages to which this value owns a reference.
 #[repr(C)]
 pub(super) struct SkbCb {
     /// The pages of the frames that the driver was given last, or of all frames of a batch.
-    page: *mut bindings::page,
+    pages: Option<FramePages>,
     /// The time at which the driver was given all of it, in nanoseconds.
     xmit_time: u64,
     /// Since when the driver has refused all frames of it, in nanoseconds; 0 if it hasn't.
@@ -49,19 +46,18 @@ pub(super) struct SkbCb {
 }
 
 impl SkbCb {
-    /// Of an skb that stands for `count` frames, none of which a driver has been given, and takes over the
-    /// reference to their pages.
-    pub(super) fn of_frames(page: *mut bindings::page, count: u16) -> Self {
+    /// Of an skb that stands for `count` frames in these pages, none of which a driver has been given.
+    pub(super) fn of_frames(pages: FramePages, count: u16) -> Self {
+        let is_kept = pages.is_shared();
         Self {
-            page,
+            pages: Some(pages),
             xmit_time: 0,
             refused: 0,
             number: 0,
             datagrams: count,
             to_stack: false,
             is_batch: true,
-            // SAFETY: The caller passes a reference to the pages.
-            is_kept: unsafe { bindings::kopi_page_ref_count(page) } > 1,
+            is_kept,
         }
     }
 }
@@ -152,7 +148,7 @@ impl<'a> EgressSkb<'a> {
         unsafe {
             bindings::kopi_skb_dst_force(self.as_ptr());
             let cb = SkbCb {
-                page: ptr::null_mut(),
+                pages: None,
                 xmit_time: 0,
                 refused: 0,
                 number: 0,
@@ -167,12 +163,16 @@ impl<'a> EgressSkb<'a> {
 }
 
 /// The place of an skb's [`SkbCb`].
-fn cb_of(skb: *mut bindings::sk_buff) -> *mut SkbCb {
+///
+/// # Safety
+///
+/// The skb must be valid.
+unsafe fn cb_of(skb: *mut bindings::sk_buff) -> *mut SkbCb {
     const {
         assert!(size_of::<SkbCb>() <= 40);
         assert!(align_of::<SkbCb>() <= 8);
     }
-    // SAFETY: Callers pass a valid skb. Only the address of its field is computed.
+    // SAFETY: The caller passes a valid skb. Only the address of its field is computed.
     unsafe { (&raw mut (*skb).cb).cast() }
 }
 
@@ -281,8 +281,7 @@ impl TakenSkb {
 
     /// Calls `act` with its pages, of a batch of frames.
     pub(super) fn with_pages<T>(&self, act: impl FnOnce(&FramePages) -> T) -> Option<T> {
-        let pages = ManuallyDrop::new(FramePages::from_raw(self.cb().page));
-        pages.as_ref().map(act)
+        self.cb().pages.as_ref().map(act)
     }
 
     /// Number of its datagrams.
@@ -321,10 +320,10 @@ impl TakenSkb {
         now.saturating_sub(cb.refused)
     }
 
-    /// Gives the datagrams to the driver that it hasn't taken yet. Softirqs are off.
-    pub(crate) fn send(&mut self, device: &Device) -> XmitResult {
+    /// Gives the datagrams to the driver that it hasn't taken yet.
+    pub(crate) fn send(&mut self, device: &Device, softirqs: &SoftirqsOff) -> XmitResult {
         if self.cb().is_batch {
-            return self.send_frames(device);
+            return self.send_frames(device, softirqs);
         }
         // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
         // hook.
@@ -353,12 +352,12 @@ impl TakenSkb {
             // What was refused may have left frames with the driver of which it hasn't told the
             // device, if it ignores a flush without frames, as sfc does.
             let flush = last || self.cb().refused != 0;
-            let Ok(sent) = frames.xmit(device, flush) else {
+            let Ok(sent) = frames.xmit(device, flush, softirqs) else {
                 return XmitResult::Failed;
             };
             self.took(sent as u16);
             if sent < ready {
-                device.flush();
+                device.flush(softirqs);
                 let any = self.cb().number != before;
                 return if any {
                     XmitResult::Some
@@ -387,12 +386,12 @@ impl TakenSkb {
             0 => 1,
             count => fit.min(count as usize),
         };
-        let page = FramePages::new(slot.checked_mul(count)?)?;
+        let pages = FramePages::new(slot.checked_mul(count)?)?;
         let mut frames = Frames::new();
         let mut at = left;
         for index in 0..count {
             let bytes = segment.min(payload.saturating_sub(at));
-            let memory = page.start().wrapping_add(index.wrapping_mul(slot));
+            let memory = pages.start().wrapping_add(index.wrapping_mul(slot));
             let data = memory.wrapping_add(START);
             // SAFETY: A slot has room for the headers and `segment` bytes, and the pages have `count`
             // slots. `bytes` is at most `segment`, and at most the skb's payload behind `at`. The skb
@@ -410,9 +409,8 @@ impl TakenSkb {
             }
             at = at.saturating_add(bytes);
         }
-        page.share(frames.len());
-        let old = core::mem::replace(&mut self.cb_mut().page, page.into_raw());
-        drop(FramePages::from_raw(old));
+        pages.share(frames.len());
+        self.cb_mut().pages = Some(pages);
         Some(frames)
     }
 
@@ -428,9 +426,7 @@ impl TakenSkb {
 
     /// Whether the driver has freed all frames that it was given last.
     pub(crate) fn has_returned(&self) -> bool {
-        let page = self.cb().page;
-        // SAFETY: The `SkbCb` owns a reference to the pages, by its invariants.
-        page.is_null() || unsafe { bindings::kopi_page_ref_count(page) } == 1
+        !self.cb().pages.as_ref().is_some_and(FramePages::is_shared)
     }
 
     /// Whether its pages return only when a hook lets go of a datagram that isn't the driver's.
@@ -463,15 +459,15 @@ impl TakenSkb {
 
     /// Gives up the ownership of the skb, and releases the control block's pages.
     fn into_raw(self) -> *mut bindings::sk_buff {
-        let this = ManuallyDrop::new(self);
-        drop(FramePages::from_raw(this.cb().page));
+        let mut this = ManuallyDrop::new(self);
+        this.cb_mut().pages = None;
         this.as_ptr()
     }
 }
 
 impl Drop for TakenSkb {
     fn drop(&mut self) {
-        drop(FramePages::from_raw(self.cb().page));
+        self.cb_mut().pages = None;
         let reason = match self.cb().refused {
             0 => bindings::skb_drop_reason_SKB_DROP_REASON_QDISC_DROP,
             _ => bindings::skb_drop_reason_SKB_DROP_REASON_FULL_RING,

@@ -96,16 +96,16 @@ fn slot_for(datagram: &Datagram<'_>) -> Option<usize> {
     (slot <= BULK_BYTES / 2).then_some(slot)
 }
 
-/// Whether a datagram can become a frame, as far as its sock and route tell. In an RCU read-side
-/// section.
+/// Whether a datagram can become a frame, as far as its sock and route tell.
 ///
 /// # Safety
 ///
 /// `sk` must be valid.
 #[inline(always)]
-unsafe fn can_push(sk: *mut bindings::sock, datagram: &Datagram<'_>) -> bool {
+unsafe fn can_push(sk: *mut bindings::sock, datagram: &Datagram<'_>, _rcu: &rcu::Guard) -> bool {
     let dst = datagram.dst();
-    // SAFETY: The caller passes a valid sock, and the route owns a reference to the dst.
+    // SAFETY: The caller passes a valid sock, and the route owns a reference to the dst. RCU, which the
+    // argument proves to be held, keeps its device.
     let can =
         unsafe { bindings::kopi_sock_can_send(sk) && bindings::kopi_output_is_plain(sk, dst) };
     can && datagram.fits_route()
@@ -124,8 +124,7 @@ impl FrameBatch {
         }
     }
 
-    /// The only egress hook of the device by which a datagram leaves, if this is a `T`. In an RCU
-    /// read-side section.
+    /// The only egress hook of the device by which a datagram leaves, if this is a `T`.
     pub(crate) fn only_hook<'a, T: Egress>(
         datagram: &Datagram<'_>,
         _rcu: &'a rcu::Guard,
@@ -135,11 +134,10 @@ impl FrameBatch {
         unsafe { netdev::only_hook(bindings::kopi_dst_dev(datagram.dst())) }
     }
 
-    /// Whether a datagram can become a frame, as far as its sock and route tell. In an RCU read-side
-    /// section.
-    pub(crate) fn accepts(sk: &Sock, datagram: &Datagram<'_>) -> bool {
+    /// Whether a datagram can become a frame, as far as its sock and route tell.
+    pub(crate) fn accepts(sk: &Sock, datagram: &Datagram<'_>, rcu: &rcu::Guard) -> bool {
         // SAFETY: The sock is borrowed.
-        unsafe { can_push(sk.as_ptr(), datagram) }
+        unsafe { can_push(sk.as_ptr(), datagram, rcu) }
     }
 
     /// Whether it was begun.
@@ -235,11 +233,11 @@ impl FrameBatch {
         if open.count >= BULK || slot > open.room.saturating_sub(open.at) {
             return Pushed::Left;
         }
-        let _rcu = rcu::read_lock();
+        let rcu = rcu::read_lock();
         // SAFETY: Required of the caller. The pages have `room` bytes, of which `slot` are free
         // behind `at`; `slot` is at least the start, the headers, the payload, and an skb's tail.
         let (memory, header) = unsafe {
-            if !can_push(sk, datagram) {
+            if !can_push(sk, datagram, &rcu) {
                 return Pushed::Left;
             }
             let memory = open.start.add(open.at);

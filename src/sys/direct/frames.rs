@@ -4,9 +4,9 @@
 //!
 //! C header: `include/net/xdp.h`
 
-use crate::sys::{bindings, netdev::Device};
+use crate::sys::{bindings, context::SoftirqsOff, netdev::Device};
 use core::{
-    mem::{size_of, ManuallyDrop},
+    mem::size_of,
     ptr::{self, NonNull}, //
 };
 use kernel::prelude::*;
@@ -39,23 +39,18 @@ pub(super) fn slot_of(len: usize) -> Option<usize> {
 /// # Invariants
 ///
 /// The pages are mapped in the kernel, and this value owns a reference to them.
+#[repr(transparent)]
 pub(super) struct FramePages(NonNull<bindings::page>);
 
 impl FramePages {
     /// Pages with room for `bytes`; `None` if memory is short. Any context.
     pub(super) fn new(bytes: usize) -> Option<Self> {
-        // SAFETY: The flags are GFP_ATOMIC, so the allocation may be made in any context.
+        // SAFETY: The allocation doesn't sleep, so it may be made in any context.
         let page = unsafe {
             let order = bindings::kopi_get_order(bytes);
             bindings::kopi_alloc_pages_nowait(order)
         };
         // INVARIANT: The allocation gave its reference, and no high memory.
-        NonNull::new(page).map(Self)
-    }
-
-    /// Takes over the reference of an `SkbCb`, if it has pages.
-    pub(super) fn from_raw(page: *mut bindings::page) -> Option<Self> {
-        // INVARIANT: The pages came from `into_raw`, and the `SkbCb` owned the reference.
         NonNull::new(page).map(Self)
     }
 
@@ -77,9 +72,10 @@ impl FramePages {
         unsafe { bindings::kopi_page_ref_add(self.0.as_ptr(), frames as i32) };
     }
 
-    /// Gives up the reference, and returns the first page.
-    pub(super) fn into_raw(self) -> *mut bindings::page {
-        ManuallyDrop::new(self).0.as_ptr()
+    /// Whether others have references to them, too.
+    pub(super) fn is_shared(&self) -> bool {
+        // SAFETY: The reference keeps the pages.
+        unsafe { bindings::kopi_page_ref_count(self.0.as_ptr()) != 1 }
     }
 }
 
@@ -143,11 +139,17 @@ impl Frames {
 
     /// Passes the frames to the driver. If these are the `last`, the driver tells the device to
     /// send. Returns the number of frames that the driver took; the others are freed with this
-    /// value. Softirqs are off.
-    pub(super) fn xmit(&mut self, device: &Device, last: bool) -> Result<u32> {
+    /// value.
+    pub(super) fn xmit(
+        &mut self,
+        device: &Device,
+        last: bool,
+        _softirqs: &SoftirqsOff,
+    ) -> Result<u32> {
         let flags = if last { bindings::XDP_XMIT_FLUSH } else { 0 };
         // SAFETY: The array has `len` complete frames, by the invariants. The driver owns as many
-        // of them as it returns, and none if it returns an error. Softirqs are off.
+        // of them as it returns, and none if it returns an error. Softirqs are off, as the argument
+        // proves.
         let sent = unsafe {
             let frames = self.frames.as_mut_ptr();
             bindings::kopi_dev_xdp_xmit(device.as_ptr(), self.len as i32, frames, flags)

@@ -6,7 +6,7 @@
 //! C headers: `include/linux/mm.h`
 
 use crate::pure::abi;
-use crate::sys::{bindings, context::might_sleep};
+use crate::sys::{bindings, context::might_sleep, region::PAGE_SIZE};
 use core::{
     mem::{offset_of, size_of},
     ptr,
@@ -14,10 +14,9 @@ use core::{
 };
 use kernel::prelude::*;
 
-const PAGE: usize = bindings::KOPI_CONST_PAGE_SIZE as usize;
 /// Words with a bit for each port.
 const WORDS: usize = 1024;
-const PAGES: usize = size_of::<abi::PortMap>().div_ceil(PAGE);
+const PAGES: usize = size_of::<abi::PortMap>().div_ceil(PAGE_SIZE);
 
 /// The pinned memory of a port map.
 ///
@@ -43,7 +42,7 @@ impl PinnedPortMap {
     pub(crate) fn pin(address: u64) -> Result<Self> {
         might_sleep();
         let address = usize::try_from(address)?;
-        if address % PAGE != 0 {
+        if address % PAGE_SIZE != 0 {
             return Err(EINVAL);
         }
         let mut gro = KVec::with_capacity(WORDS, GFP_KERNEL_ACCOUNT)?;
@@ -71,11 +70,11 @@ impl PinnedPortMap {
 
     /// The address of the byte at an offset, valid to the end of its page; null if there is none.
     fn at(&self, offset: usize) -> *mut u8 {
-        let page = self.pages.get(offset / PAGE).copied();
+        let page = self.pages.get(offset / PAGE_SIZE).copied();
         // SAFETY: By the invariants, the page is pinned, and mapped in the kernel.
         let start = page.map(|page| unsafe { bindings::kopi_page_address(page) });
         start.map_or(ptr::null_mut(), |start| {
-            start.cast::<u8>().wrapping_add(offset % PAGE)
+            start.cast::<u8>().wrapping_add(offset % PAGE_SIZE)
         })
     }
 

@@ -7,7 +7,12 @@
 //! C headers: `include/linux/netdevice.h`, `include/net/xdp.h`
 
 use super::redirected::XdpFrame;
-use crate::sys::{bindings, context::SoftirqsOff, netdev::Device, raw};
+use crate::sys::{
+    bindings,
+    context::SoftirqsOff,
+    netdev::{Device, Rtnl},
+    raw, //
+};
 use core::{
     ptr::NonNull,
     slice, //
@@ -56,8 +61,8 @@ unsafe impl<R: FrameReceiver> Send for RedirectDevice<R> {}
 unsafe impl<R: FrameReceiver> Sync for RedirectDevice<R> {}
 
 impl<R: FrameReceiver> RedirectDevice<R> {
-    /// Makes a redirect device and brings it up: `ENOMEM`, or the kernel's own refusal. Under RTNL.
-    pub(crate) fn new(receiver: R) -> Result<Self> {
+    /// Makes a redirect device and brings it up: `ENOMEM`, or the kernel's own refusal.
+    pub(crate) fn new(receiver: R, _rtnl: &Rtnl) -> Result<Self> {
         let receiver = KBox::new(receiver, GFP_KERNEL_ACCOUNT)?;
         let data = core::ptr::from_ref::<R>(&receiver).cast_mut().cast();
         let net = receiver.device().net().as_ptr();

@@ -17,12 +17,12 @@ use kernel::prelude::*;
 /// Datagrams of a GRO packet with more payload than this many bytes are added by reference.
 const COPYBREAK: usize = 128;
 /// Maximum number of page fragments of an skb.
-const REFERENCES_MAX: usize = bindings::KOPI_CONST_MAX_SKB_FRAGS as usize;
+const FRAGMENTS_MAX: usize = bindings::KOPI_CONST_MAX_SKB_FRAGS as usize;
 
 /// Maximum number of datagrams that one GRO packet can hold, with `payload` bytes each.
 pub(crate) fn datagrams_max(payload: usize) -> usize {
     if payload > COPYBREAK {
-        REFERENCES_MAX
+        FRAGMENTS_MAX
     } else {
         usize::MAX
     }
@@ -143,7 +143,7 @@ impl XdpFrame {
         skip: usize,
         len: usize,
     ) -> bool {
-        if index >= REFERENCES_MAX || self.bytes().len() < skip.saturating_add(len) {
+        if index >= FRAGMENTS_MAX || self.bytes().len() < skip.saturating_add(len) {
             return false;
         }
         let frame = ManuallyDrop::new(self);

@@ -4,6 +4,7 @@
 
 use crate::pure::ip::IpVersion;
 use crate::sys::{bindings, netdev::Device};
+use kernel::sync::rcu;
 
 /// What looks at received packets before UDP does.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,11 +28,10 @@ pub(crate) enum RxObserver {
 }
 
 impl Device {
-    /// What looks at packets that are received before UDP does, besides netfilter. In an RCU
-    /// read-side section.
-    pub(crate) fn rx_observer(&self) -> Option<RxObserver> {
-        // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. The
-        // caller is in an RCU read-side section.
+    /// What looks at packets that are received before UDP does, besides netfilter.
+    pub(crate) fn rx_observer(&self, _rcu: &rcu::Guard) -> Option<RxObserver> {
+        // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. RCU, which
+        // the argument proves to be held, keeps the lists.
         match unsafe { bindings::kopi_dev_rx_path(self.as_ptr()) } {
             bindings::kopi_rx_path_KOPI_RX_PLAIN => None,
             bindings::kopi_rx_path_KOPI_RX_TAP => Some(RxObserver::Tap),
@@ -45,9 +45,10 @@ impl Device {
         }
     }
 
-    /// Whether netfilter has hooks for what is received by a version of IP. In an RCU read-side section.
-    pub(crate) fn has_input_hooks(&self, version: IpVersion) -> bool {
-        // SAFETY: As above.
+    /// Whether netfilter has hooks for what is received by a version of IP.
+    pub(crate) fn has_input_hooks(&self, version: IpVersion, _rcu: &rcu::Guard) -> bool {
+        // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. RCU, which
+        // the argument proves to be held, keeps the lists of hooks.
         unsafe {
             match version {
                 IpVersion::V4 => bindings::kopi_has_input_hooks(self.as_ptr()),

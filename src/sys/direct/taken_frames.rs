@@ -9,6 +9,7 @@ use super::{
 };
 use crate::sys::{
     bindings,
+    context::SoftirqsOff,
     family::{self, Protocol},
     netdev::{self, Device, Egress},
 };
@@ -28,7 +29,7 @@ impl TakenSkb {
         count: u16,
     ) -> Self {
         // SAFETY: Nothing else uses the skb, nor its control block.
-        unsafe { Self::new(skb, SkbCb::of_frames(pages.into_raw(), count)) }
+        unsafe { Self::new(skb, SkbCb::of_frames(pages, count)) }
     }
 
     /// The memory of the frames from `first` on, and what the table has of each.
@@ -55,12 +56,12 @@ impl TakenSkb {
     }
 
     /// Counts the frames at the qdisc of a transmit queue, as the stack counts packets that bypass
-    /// the qdisc. `queue` must be below [`Device::queues`]. Softirqs are off.
-    pub(crate) fn count_frames(&self, device: &Device, queue: u32) {
+    /// the qdisc. `queue` must be below [`Device::queues`].
+    pub(crate) fn count_frames(&self, device: &Device, queue: u32, _softirqs: &SoftirqsOff) {
         let bytes = self
             .with_pages(|pages| self.frame_bytes(pages))
             .unwrap_or(0);
-        // SAFETY: Softirqs, which are off, keep the qdisc. The caller passes the index of a queue
+        // SAFETY: The qdisc stays as long as softirqs are off. The caller passes the index of a queue
         // that the device has.
         unsafe {
             let packets = self.datagrams();
@@ -68,8 +69,8 @@ impl TakenSkb {
         }
     }
 
-    /// Gives the frames to the driver that it hasn't taken yet. Softirqs are off.
-    pub(super) fn send_frames(&mut self, device: &Device) -> XmitResult {
+    /// Gives the frames to the driver that it hasn't taken yet.
+    pub(super) fn send_frames(&mut self, device: &Device, softirqs: &SoftirqsOff) -> XmitResult {
         let first = self.datagrams_taken();
         let frames = self.with_pages(|pages| self.frames_from(pages, first));
         let Some((mut frames, longest)) = frames else {
@@ -79,7 +80,7 @@ impl TakenSkb {
             return XmitResult::Failed;
         }
         let ready = frames.len() as u32;
-        let Ok(sent) = frames.xmit(device, true) else {
+        let Ok(sent) = frames.xmit(device, true, softirqs) else {
             return XmitResult::Failed;
         };
         self.took(sent as u16);
@@ -113,7 +114,7 @@ impl TakenSkb {
         lost
     }
 
-    /// The flow that sent it, if that is still open. In an RCU read-side section.
+    /// The flow that sent it, if that is still open.
     pub(crate) fn flow<'a, T: Protocol>(&self, _rcu: &'a rcu::Guard) -> Option<&'a T> {
         // SAFETY: The skb holds its sock until it is freed. RCU, held for `'a`, keeps the flow.
         let found = unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) };
@@ -121,7 +122,6 @@ impl TakenSkb {
     }
 
     /// The only egress hook of the device by which the packet is about to leave, if this is a `T`.
-    /// In an RCU read-side section.
     pub(crate) fn only_hook<'a, T: Egress>(&self, _rcu: &'a rcu::Guard) -> Option<&'a T> {
         // SAFETY: This value owns the skb, which has a reference to its dst. RCU, held for `'a`,
         // keeps the device, the list of hooks, and the hook of a registration that ends meanwhile.

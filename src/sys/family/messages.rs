@@ -8,6 +8,7 @@ use super::{
     state::state,
     tables::{Operations, UDP4, UDP6},
     turn::turn_to_read,
+    Cork,
     Protocol,
     Registration, //
 };
@@ -53,7 +54,7 @@ impl<T: Protocol> Registration<T> {
                     }
                     state.protocol.may_send(this, name.as_ref(), len)?;
                     if (*message).msg_flags & bindings::MSG_MORE != 0 {
-                        state.protocol.may_cork(false)?;
+                        state.protocol.may_cork(Cork::Message)?;
                         let sent = Self::send_inner(socket, message, len);
                         state.protocol.has_corked();
                         return sent;

@@ -40,7 +40,7 @@ use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit, ptr, sync::a
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
-    sync::{atomic::Atomic, Arc, Mutex},
+    sync::{atomic::Atomic, Arc},
 };
 pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
@@ -54,7 +54,16 @@ pub(crate) use state::{has_our_socket, protocol};
 use state::{state, State, STATES};
 pub(crate) use stream::follow_later;
 use tables::{is_of_family, Kind, Operations, KINDS};
-pub(crate) use turn::turn_to_read;
+pub(crate) use turn::{turn_to_read, FirstDatagram, ReadTurn};
+
+/// What may cork a socket.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cork {
+    /// The option UDP_CORK, from now on: that it is taken back isn't asked about.
+    Option,
+    /// A message with MSG_MORE, until [`Protocol::has_corked`].
+    Message,
+}
 
 /// What a socket of the family does differently from its inner one.
 ///
@@ -106,13 +115,13 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Process context.
     fn has_other_ends(&self);
 
-    /// Whether the socket may be corked, for good or by one message: `EOPNOTSUPP`. Process context.
+    /// Whether the socket may be corked: `EOPNOTSUPP`. Process context.
     ///
     /// A ring's packets are sent under locks of the module. On a corked socket they would have to
     /// wait for the sock's lock, which processes hold while they sleep.
-    fn may_cork(&self, for_good: bool) -> Result;
+    fn may_cork(&self, by: Cork) -> Result;
 
-    /// A message for which [`Protocol::may_cork`] was called has been sent. Process context.
+    /// A message of [`Cork::Message`] has been sent. Process context.
     fn has_corked(&self);
 
     /// Begins a call about the socket's options, which may hold the sock's lock for as long as the
@@ -139,8 +148,8 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     ) -> Option<i32>;
 
     /// Whether datagrams may be read by recvmsg. If [`Self::may_take`] has to be called for each
-    /// datagram, returns the lock under which it is called: `ENOMEM`. Process context.
-    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<Mutex<bool>>>>;
+    /// datagram, returns the turn in which it is called: `ENOMEM`. Process context.
+    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReadTurn>>>;
 
     /// Whether the first datagram in the queue, which came from `peer`, may be read; otherwise it
     /// is dropped. `again` means that this was called for the datagram before, `peeks` that the
@@ -154,9 +163,8 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
         peeks: bool,
     ) -> bool;
 
-    /// The lock under which datagrams are read one by one. Its value says whether
-    /// [`Self::may_take`] was called for the first datagram before, by a peek: `ENOMEM`. Process context.
-    fn reading(&self) -> Result<Arc<Mutex<bool>>>;
+    /// The turn in which datagrams are read one by one: `ENOMEM`. Process context.
+    fn reading(&self) -> Result<Arc<ReadTurn>>;
 
     /// The socket is being closed, and is still complete. Process context.
     fn release(&self, socket: &Socket);
@@ -180,7 +188,7 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// take a lock under which other code accesses a program's memory.
     fn map(&self, vma: &Vma) -> Result;
 
-    /// Packets were queued, after [`has_own_callback, install_callbacks`]. If the sock has a receive hook, it comes
+    /// Packets were queued, after [`install_callbacks`]. If the sock has a receive hook, it comes
     /// locked. The number of packets that one call then delivers is bounded, because senders don't
     /// wait. Returns whether packets are left.
     fn data_ready(&self, sk: &Sock, locked: Option<LockedSock<'_>>, softirqs: &SoftirqsOff)

@@ -5,7 +5,7 @@
 use super::{
     name::{unspecified, Name, Unspecified},
     state::{state, State},
-    stream, Operations, Protocol, Registration,
+    stream, Cork, Operations, Protocol, Registration,
 };
 use crate::{
     pure::abi,
@@ -123,7 +123,7 @@ impl<T: Protocol> Registration<T> {
             }
             if level == bindings::SOL_UDP as i32 && name == bindings::UDP_CORK as i32 {
                 let state = state::<T>((*socket).sk);
-                if let Some(Err(error)) = state.map(|state| state.protocol.may_cork(true)) {
+                if let Some(Err(error)) = state.map(|state| state.protocol.may_cork(Cork::Option)) {
                     return error.to_errno();
                 }
             }

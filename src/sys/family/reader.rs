@@ -4,7 +4,7 @@
 
 use super::{
     name::{Name, Unspecified},
-    turn::turn_within,
+    turn::{turn_within, ReadTurn},
     Protocol, //
 };
 use crate::{
@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use core::mem::MaybeUninit;
-use kernel::{prelude::*, sync::Mutex};
+use kernel::prelude::*;
 
 pub(super) const DONTWAIT: c_int = bindings::MSG_DONTWAIT as c_int;
 
@@ -33,7 +33,7 @@ pub(super) struct Reader<'a, T> {
     pub(super) socket: *mut bindings::socket,
     pub(super) inner: Receive,
     pub(super) protocol: &'a T,
-    pub(super) turn: &'a Mutex<bool>,
+    pub(super) turn: &'a ReadTurn,
 }
 
 impl<T: Protocol> Reader<'_, T> {
@@ -56,7 +56,7 @@ impl<T: Protocol> Reader<'_, T> {
         loop {
             {
                 // Under the lock, the datagram that is judged stays the first one until it is read.
-                let mut counted = turn_within(self.turn, socket.sk(), timeout)?;
+                let mut first = turn_within(self.turn, socket.sk(), timeout)?;
                 if !self.protocol.has_queue() {
                     // It came to a channel, which takes what waits.
                     return Err(eopnotsupp());
@@ -65,9 +65,11 @@ impl<T: Protocol> Reader<'_, T> {
                     return Ok(EAGAIN.to_errno());
                 };
                 let peeks = flags & bindings::MSG_PEEK as i32 != 0;
-                let passes = self.protocol.may_take(socket, peer, size, *counted, peeks);
+                let passes = self
+                    .protocol
+                    .may_take(socket, peer, size, first.is_counted, peeks);
                 // A peeked datagram was counted, and isn't counted again when it is read.
-                *counted = passes && peeks;
+                first.is_counted = passes && peeks;
                 if passes {
                     // SAFETY: The socket is in use, by the invariants. The caller passes a valid
                     // message.

@@ -14,7 +14,7 @@ use crate::{
     },
 };
 use core::{ptr, sync::atomic::Ordering};
-use kernel::prelude::*;
+use kernel::{prelude::*, sync::rcu};
 
 /// A message of the module's own.
 #[repr(C)]
@@ -95,10 +95,15 @@ pub(in crate::sys) unsafe fn send_ring_message<T: Protocol>(
 }
 
 /// Whether the current task is in [`send_ring_message`] for this sock, with a message that the
-/// rules judged, as at least so many datagrams to this peer. In an RCU read-side section.
-pub(crate) fn was_judged<T: Protocol>(sk: &Sock, peer: &Peer, datagrams: u64) -> bool {
-    // SAFETY: The sock is borrowed, and is a flow's. The caller is in an RCU read-side section, as
-    // this function requires, which lasts until the state isn't used any more.
+/// rules judged, as at least so many datagrams to this peer.
+pub(crate) fn was_judged<T: Protocol>(
+    sk: &Sock,
+    peer: &Peer,
+    datagrams: u64,
+    _rcu: &rcu::Guard,
+) -> bool {
+    // SAFETY: The sock is borrowed, and is a flow's. RCU, which the argument proves to be held, keeps the
+    // state until this function returns.
     let state = unsafe { state::<T>(sk.as_ptr()) };
     // SAFETY: `sender` is only compared. If it is the current task, this task is within
     // `send_ring_message`, whose caller's message is valid until it returns. Only that call writes

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The turn to read a socket's queue. Who has it may be kept for ever, by memory that doesn't come, so others
-//! wait no longer than a read may last, and never past a signal that ends it.
+//! The turn to read a socket's queue.
+//!
+//! A reader can hold it forever, if a page fault in the destination buffer never ends. So others wait only as
+//! long as their read may, and a signal ends the wait.
 
 use crate::sys::{
     context::{fatal_signal_pending, jiffies, signal_pending},
@@ -13,6 +15,16 @@ use kernel::{
     time::{delay::fsleep, msecs_to_jiffies, Delta}, //
 };
 
+/// The turn to read, and what its holder knows.
+pub(crate) type ReadTurn = Mutex<FirstDatagram>;
+
+/// What is known of the first datagram in a socket's queue.
+#[derive(Default)]
+pub(crate) struct FirstDatagram {
+    /// It was judged, and counted, by a read that left it in the queue.
+    pub(super) is_counted: bool,
+}
+
 /// Microseconds after which the turn is tried again, at first and at last: a copy is short, unless its memory is
 /// slow.
 const NAP_US: i64 = 20;
@@ -22,17 +34,17 @@ const LONGEST_NAP_US: i64 = 10_000;
 const BRIEFLY_MS: u32 = 100;
 
 /// The turn to read: `ERESTARTSYS` for a signal. Process context.
-pub(crate) fn turn_to_read(reading: &Mutex<bool>) -> Result<MutexGuard<'_, bool>> {
+pub(crate) fn turn_to_read(reading: &ReadTurn) -> Result<MutexGuard<'_, FirstDatagram>> {
     turn_while(reading, || !signal_pending()).ok_or(ERESTARTSYS)
 }
 
 /// The turn of a read that may sleep for `timeout` jiffies, of which it leaves the rest there: `EAGAIN` if it
 /// didn't come meanwhile, and the errors of recvmsg for a signal. Process context.
 pub(super) fn turn_within<'a>(
-    reading: &'a Mutex<bool>,
+    reading: &'a ReadTurn,
     sk: &Sock,
     timeout: &mut isize,
-) -> Result<MutexGuard<'a, bool>> {
+) -> Result<MutexGuard<'a, FirstDatagram>> {
     let begin = jiffies();
     let waited = || jiffies().wrapping_sub(begin);
     // A signal that doesn't kill it doesn't matter to a call that doesn't sleep.
@@ -65,7 +77,10 @@ fn spend(timeout: &mut isize, passed: usize) {
     }
 }
 
-fn turn_while(reading: &Mutex<bool>, may_wait: impl Fn() -> bool) -> Option<MutexGuard<'_, bool>> {
+fn turn_while(
+    reading: &ReadTurn,
+    may_wait: impl Fn() -> bool,
+) -> Option<MutexGuard<'_, FirstDatagram>> {
     let mut nap = NAP_US;
     loop {
         if let Some(turn) = reading.try_lock() {

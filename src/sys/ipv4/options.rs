@@ -32,7 +32,7 @@ pub(crate) struct OptionsV4 {
     /// Those of the sock, to be compared.
     ports: u32,
     pub(super) tos: u8,
-    /// The last two words of each [`Way`]: mark and user; flow, TOS and flags of the lookup. The
+    /// The last two words of each [`RouteKeyV4`]: mark and user; flow, TOS and flags of the lookup. The
     /// flow's number in its namespace stands for the properties that a socket can't change.
     pub(super) common: [u64; 2],
     /// IP_TTL, if it is set.

@@ -145,7 +145,8 @@ impl datagram::Options for OptionsV6 {
         RouteV6::look_up(sk, key)
     }
 
-    /// Each tree of routes has one of its own, and what is looked up is charged to the process.
+    /// IPv6 has no generation for the whole namespace: each route tree has its own. What is looked up is charged
+    /// to the process.
     fn generation(_: &Sock) -> i32 {
         0
     }

@@ -50,7 +50,7 @@ struct ProbeState {
 global_lock! {
     // SAFETY: `MonitorType::new` initializes it before it registers the type of device. Without a
     // device, nothing takes the lock.
-    /// Taken under RTNL.
+    /// Taken under RTNL where a device goes up or down. The work that removes the probes has no RTNL.
     unsafe(uninit) static PROBES: Mutex<ProbeState> = ProbeState {
         up: 0,
         registered: false,

@@ -31,9 +31,9 @@ use mapping::MappingOps;
 pub(crate) use mapping::Vma;
 pub(crate) use parts::{Bytes, KernelVec, KernelVecBuffer, PageVec};
 
-const PAGE_SIZE: usize = bindings::KOPI_CONST_PAGE_SIZE as usize;
-// What geometries are reckoned by.
-const _: () = assert!(PAGE_SIZE as u64 == geometry::PAGE_SIZE);
+/// Bytes of a page.
+pub(super) const PAGE_SIZE: usize = geometry::PAGE_SIZE as usize;
+const _: () = assert!(PAGE_SIZE == bindings::KOPI_CONST_PAGE_SIZE as usize);
 
 /// Pages, zeroed at first, which are mapped in the kernel in one piece.
 ///
