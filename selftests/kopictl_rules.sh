@@ -260,6 +260,20 @@ rule flush
 
 # In the first network namespace, for which kopi.conf is.
 mkdir -p /etc/kopi && mount -t tmpfs none /etc/kopi
+# A namespace that ends by itself leaves them.
+ip netns add brief
+check "the last namespace that enforces ends" eval 'nsenter --net=/run/netns/brief kopictl rule enforce on && ip netns del brief'
+check "doctor finds that its hooks are left" wait_for enforce_is note
+check "which go as it says" eval 'kopictl doctor 2>/dev/null | grep -qx " *kopictl rule enforce off" &&
+	rule enforce off && [ ! -e "$hooks" ] && ! enforce_is note'
+
+# Engines are the machine's. A line means the same whatever was before.
+engines() { echo "engines $1" >/tmp/engines.conf && kopictl config apply /tmp/engines.conf && kopictl engine --json | has "$2"; }
+check "a CPU that is named twice is one" engines "cpus 0,0" '[.[].cpu] == [0]'
+check "engines are as a line says" engines "cpus 0 idle 500 budget 2048" '.[0] | .idle == 500 and .budget == 2048'
+check "what it doesn't say is as after a boot" engines "cpus 0" '.[0] | .idle == 1000 and .budget == 65536'
+check "none" engines off '. == []'
+
 told() { "$@" kopictl doctor --json 2>/dev/null | jq -r '.[] | select(.what == "kopi.conf") | .state + ": " + .text'; }
 check "without a kopi.conf, doctor has no word of it" [ -z "$(told command)" ]
 echo 'rule user root allow' >/etc/kopi/kopi.conf

@@ -7,6 +7,7 @@ mod state;
 
 use super::{
     direct::attach_if_there,
+    engine::{BUDGET, IDLE},
     is_permission, limit,
     place::{Place, Wrong},
     rule::{adjust, check_enforce, put_in_force},
@@ -26,7 +27,7 @@ use file::File;
 use serde::Serialize;
 pub(crate) use state::not_in_force;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, ErrorKind},
     path::PathBuf,
@@ -294,28 +295,48 @@ fn rules_in_force(file: &grammar::File, name: &str) -> anyhow::Result<usize> {
 fn set_engines(wanted: &Engines) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     let there: Vec<Engine> = connection.dump(Command::EngineGet)?;
-    let mut cpus: Vec<_> = there.iter().filter_map(|engine| engine.cpu).collect();
-    let mut wanted_cpus = wanted.cpu.clone();
-    cpus.sort_unstable();
-    wanted_cpus.sort_unstable();
-    wanted_cpus.dedup();
-    let is_as = |engine: &Engine| {
-        wanted.idle.is_none_or(|idle| engine.idle == Some(idle))
-            && wanted
-                .budget
-                .is_none_or(|budget| engine.budget == Some(budget))
-    };
-    if cpus != wanted_cpus || !there.iter().all(is_as) {
+    if !are_as(&there, wanted) {
         connection.request::<_, Engines>(Command::EngineSet, wanted)?;
     }
     Ok(())
 }
 
 #[cfg(test)]
+/// Whether engines are as a line wants them, in which a word that is missing means the default.
+fn are_as(there: &[Engine], wanted: &Engines) -> bool {
+    let cpus: BTreeSet<_> = there.iter().filter_map(|engine| engine.cpu).collect();
+    let is_as = |engine: &Engine| {
+        engine.idle == Some(wanted.idle.unwrap_or(IDLE))
+            && engine.budget == Some(wanted.budget.unwrap_or(BUDGET))
+    };
+    cpus == BTreeSet::from_iter(wanted.cpu.iter().copied()) && there.iter().all(is_as)
+}
+
 mod tests {
     use super::*;
 
     #[test]
+    #[test]
+    fn a_line_of_engines_means_the_same_whatever_was_before() {
+        let engine = |idle, budget| Engine {
+            cpu: Some(3),
+            idle: Some(idle),
+            budget: Some(budget),
+            ..Engine::default()
+        };
+        let line = |idle, budget| Engines {
+            cpu: vec![3, 3],
+            idle,
+            budget,
+        };
+        assert!(are_as(&[engine(IDLE, BUDGET)], &line(None, None)));
+        assert!(are_as(&[engine(500, BUDGET)], &line(Some(500), None)));
+        assert!(!are_as(&[engine(500, BUDGET)], &line(None, None)));
+        assert!(!are_as(&[engine(IDLE, 1024)], &line(None, None)));
+        assert!(!are_as(&[], &line(None, None)));
+        assert!(are_as(&[], &Engines::default()));
+    }
+
     fn that_no_rule_is_in_force_is_said() {
         let mut applied = Applied::default();
         assert!(applied.came_of_it("f").is_ok());
