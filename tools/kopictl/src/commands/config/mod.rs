@@ -118,7 +118,7 @@ fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
             connection => drop(connection?),
         }
         by_kernel = true;
-        ask_kernel(&file, &which.name())
+        ask_kernel(&file, &which.name()).map(drop)
     });
     let errors = checked.as_ref().err().map(Wrong::from);
     let printed = match as_json {
@@ -132,7 +132,8 @@ fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
     checked.and(printed)
 }
 
-fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
+/// Has the kernel check a file; whether its rules would change anything.
+fn ask_kernel(file: &File, name: &str) -> anyhow::Result<bool> {
     // Only the first network namespace has them.
     let known = match file.limits.is_empty() {
         true => BTreeMap::new(),
@@ -145,9 +146,9 @@ fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
     }
     // Without a rule, there is nothing else that the kernel could refuse.
     if file.rules.rules.is_empty() {
-        return check_enforce(&file.rules, name);
+        return check_enforce(&file.rules, name).map(|()| false);
     }
-    put_in_force(&file.rules, name, true).map(drop)
+    Ok(put_in_force(&file.rules, name, true)?.changed)
 }
 
 /// Applies a file, or only what it says of a device that has come.
@@ -301,7 +302,6 @@ fn set_engines(wanted: &Engines) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[cfg(test)]
 /// Whether engines are as a line wants them, in which a word that is missing means the default.
 fn are_as(there: &[Engine], wanted: &Engines) -> bool {
     let cpus: BTreeSet<_> = there.iter().filter_map(|engine| engine.cpu).collect();
@@ -312,10 +312,10 @@ fn are_as(there: &[Engine], wanted: &Engines) -> bool {
     cpus == BTreeSet::from_iter(wanted.cpu.iter().copied()) && there.iter().all(is_as)
 }
 
+#[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
     #[test]
     fn a_line_of_engines_means_the_same_whatever_was_before() {
         let engine = |idle, budget| Engine {
@@ -337,6 +337,7 @@ mod tests {
         assert!(are_as(&[], &Engines::default()));
     }
 
+    #[test]
     fn that_no_rule_is_in_force_is_said() {
         let mut applied = Applied::default();
         assert!(applied.came_of_it("f").is_ok());
