@@ -70,6 +70,8 @@ check "--check refuses the same" ends_with 1 rule restore --check /tmp/bad
 check "in JSON, too" eval 'kopictl restore --check --json /tmp/bad 2>/dev/null | has \
 	".rules == 0 and .changed == false and (.errors[0] | .line == 2 and (.text | startswith(\"/tmp/bad:2: alow is no\")))"'
 check "and changes nothing" eval 'kopictl restore --check /tmp/other && [ "$(generation)" = "$now" ]'
+check "but says whether it would" eval 'kopictl restore --check --json /tmp/other | has .changed &&
+	kopictl restore --check --json /tmp/rules | has ".changed | not" && [ "$(generation)" = "$now" ]'
 
 check "rules are saved" eval 'rule save /tmp/saved && grep -qxF "local-port 5432 comment '"'nobody else'"' deny" /tmp/saved'
 check "flush takes all away, but the default" eval 'rule default deny && rule flush && rule list --json | has \
@@ -258,6 +260,20 @@ check "rules are no longer enforced, also where a rule's program is gone" eval '
 	rule list --json | has ".enforce == false and .rules[-1].exe_stale"'
 rule flush
 
+# A namespace that ends by itself leaves them.
+ip netns add brief
+check "the last namespace that enforces ends" eval 'nsenter --net=/run/netns/brief kopictl rule enforce on && ip netns del brief'
+check "doctor finds that its hooks are left" wait_for enforce_is note
+check "which go as it says" eval 'kopictl doctor 2>/dev/null | grep -qx " *kopictl rule enforce off" &&
+	rule enforce off && [ ! -e "$hooks" ] && ! enforce_is note'
+
+# Engines are the machine's. A line means the same whatever was before.
+engines() { echo "engines $1" >/tmp/engines.conf && kopictl config apply /tmp/engines.conf && kopictl engine --json | has "$2"; }
+check "a CPU that is named twice is one" engines "cpus 0,0" '[.[].cpu] == [0]'
+check "engines are as a line says" engines "cpus 0 idle 500 budget 2048" '.[0] | .idle == 500 and .budget == 2048'
+check "what it doesn't say is as after a boot" engines "cpus 0" '.[0] | .idle == 1000 and .budget == 65536'
+check "none" engines off '. == []'
+
 # In the first network namespace, for which kopi.conf is.
 mkdir -p /etc/kopi && mount -t tmpfs none /etc/kopi
 told() { "$@" kopictl doctor --json 2>/dev/null | jq -r '.[] | select(.what == "kopi.conf") | .state + ": " + .text'; }
@@ -268,6 +284,14 @@ check "but not elsewhere" [ -z "$(told in_host)" ]
 check "nor for somebody else" [ -z "$(told as bob)" ]
 command kopictl config apply
 check "nor once they are" [ -z "$(told command)" ]
+handle=$(command kopictl rule add user bob deny)
+check "where other rules are, it has, too" [ "$(told command)" = 'wrong: other rules than its are in force' ]
+command kopictl rule del "$handle"
+echo 'default deny' >>/etc/kopi/kopi.conf
+check "and where the default is another" [ "$(told command)" = "wrong: its default isn't in force" ]
+sed -i 's/^default deny/default allow/' /etc/kopi/kopi.conf
+check "nothing where all is" [ -z "$(told command)" ]
+sed -i '/^default/d' /etc/kopi/kopi.conf
 echo 'rule exe /tmp/nowhere deny' >>/etc/kopi/kopi.conf
 check "one that is wrong is found before a boot" eval '[[ $(told command) == \
 	"wrong: can'"'"'t be put in force as it is: /etc/kopi/kopi.conf:2: exe can'"'"'t be looked up"* ]]'

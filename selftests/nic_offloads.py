@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
 """Attaching turns off the offloads that are in its way, on any model of NIC (qemu/vm --model), and detaching turns
-them on again; a NIC whose driver takes no frames is refused with a word."""
+them on again; a NIC whose driver takes no frames is refused with a word. A configuration attaches a NIC once, and
+anew if its program was taken off."""
 
 import json
 import socket
@@ -116,6 +117,39 @@ def attaches(stripped):
     carrier()
 
 
+def at_once():
+    """Several put one configuration in force."""
+    with open("/tmp/offloads.conf", "w", encoding="utf-8") as file:
+        file.write("attach eth0\n")
+    command = "nsenter --net=/run/netns/host kopictl config apply /tmp/offloads.conf"
+    started = [subprocess.Popen(command.split(), stderr=subprocess.PIPE, text=True) for _ in range(6)]
+    said = [each.communicate()[1].strip() for each in started]
+    kopi.check("attached by several at once: each ends well", not any(each.returncode for each in started), said)
+    carrier()
+    [device] = devices("host")
+    kopi.check("and packets come directly", device["receive_path"] == "direct", device)
+
+
+def without_program():
+    """Somebody takes the program off."""
+    host("ip link set dev eth0 xdp off")
+    carrier()
+    found = subprocess.run("ip netns exec host kopictl doctor".split(), capture_output=True, text=True, check=False).stdout
+    kopi.check("without its program: doctor says so", "its XDP program was taken off" in found, found)
+    status, said = applies("attach eth0")
+    kopi.check("a configuration attaches it anew", status == 0, said)
+    carrier()
+    [device] = devices("host")
+    kopi.check("and packets come directly", device["receive_path"] == "direct", device)
+    traffic = Traffic()
+    traffic.passes("all comes, in order", BATCH, 200)
+    traffic.close()
+    found = subprocess.run("ip netns exec host kopictl doctor".split(), capture_output=True, text=True, check=False).stdout
+    kopi.check("and doctor finds nothing", "its XDP program was taken off" not in found, found)
+    said_of("kopictl", "detach", "eth0")
+    carrier()
+
+
 def is_refused(stripped):
     """Its driver takes no frames, and so it stays as it is."""
     status, said = said_of("kopictl", "attach", "eth0")
@@ -129,5 +163,10 @@ def is_refused(stripped):
 driver = host("ethtool -i eth0").split()[1]
 on = strips()
 print(f"# {driver}: {STRIPS} is {'on' if on else 'off'}", flush=True)
-(is_refused if driver == "e1000e" else attaches)(on)
+if driver == "e1000e":
+    is_refused(on)
+else:
+    attaches(on)
+    at_once()
+    without_program()
 kopi.finish()

@@ -273,10 +273,14 @@ pub(crate) fn replace(request: &Request<'_>) -> Result {
             .iter()
             .zip(old.rules.iter())
             .all(|(new, old)| new.handle == old.handle);
-    if !same && request.get(uapi::KOPI_A_RULESET_CHECK).is_none() {
+    let only_check = request.get(uapi::KOPI_A_RULESET_CHECK).is_some();
+    if !same && !only_check {
         put_in_force(request, &net, set)?;
     }
+    // A check answers what the change would.
+    let would_be = u64::from(!same && only_check);
+    let generation = net.policy.generation().wrapping_add(would_be);
     request.reply(uapi::KOPI_CMD_RULESET_SET, |message| {
-        message.uint(uapi::KOPI_A_RULESET_GENERATION, net.policy.generation())
+        message.uint(uapi::KOPI_A_RULESET_GENERATION, generation)
     })
 }

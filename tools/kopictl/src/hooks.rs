@@ -7,13 +7,13 @@ use crate::{programs, runtime};
 use anyhow::{bail, Context};
 use libbpf_rs::{Iter, Link, ObjectBuilder, OpenObject};
 use nix::{
-    fcntl::{Flock, FlockArg},
+    fcntl::Flock,
     sys::statfs::{statfs, BPF_FS_MAGIC},
 };
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Read},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    os::unix::fs::MetadataExt,
     path::Path,
 };
 
@@ -74,23 +74,9 @@ struct Aligned<T: ?Sized>(T);
 static OBJECT: &Aligned<[u8]> =
     &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/enforce.bpf.o")));
 
-/// Waits until no other kopictl loads or unloads hooks, in whatever network namespace; none begins
-/// as long as this is there.
+/// Waits until no other kopictl loads or unloads hooks; none begins as long as this is there.
 pub(crate) fn take_turn() -> anyhow::Result<Flock<File>> {
-    let folder = runtime::folder().context("enforcing is turned on and off by root")?;
-    turn_at(&folder.join(TURN))
-}
-
-fn turn_at(path: &Path) -> anyhow::Result<Flock<File>> {
-    let mut options = OpenOptions::new();
-    // Nobody else can open it, and keep it.
-    options.create(true).truncate(false).write(true).mode(0o600);
-    let file = options
-        .open(path)
-        .with_context(|| format!("{}: enforcing is turned on and off by root", path.display()))?;
-    Flock::lock(file, FlockArg::LockExclusive)
-        .map_err(|(_, errno)| io::Error::from(errno))
-        .with_context(|| path.display().to_string())
+    runtime::take_turn(TURN).context("enforcing is turned on and off by root")
 }
 
 /// Loads those of the hooks that aren't there. They ask the module from then on, which refuses nothing
@@ -298,16 +284,5 @@ mod tests {
         assert!(remove(&folder, owner).is_ok() && !is_there(&folder) && is_there(&link));
         assert!(remove(&folder, owner).is_ok());
         fs::remove_dir_all(&base).unwrap();
-    }
-
-    #[test]
-    fn one_at_a_time_has_its_turn() {
-        let path = std::env::temp_dir().join(format!("kopictl-turn-{}", std::process::id()));
-        let first = turn_at(&path).unwrap();
-        let other = || Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusiveNonblock);
-        assert!(other().is_err());
-        drop(first);
-        assert!(other().is_ok());
-        fs::remove_file(&path).unwrap();
     }
 }

@@ -14,13 +14,14 @@ use std::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixListener,
     },
+    rc::Rc,
     thread::sleep,
     time::{Duration, Instant},
 };
 
 /// Bytes of a request, which is a header.
 const HEADER_MAX: usize = 8192;
-/// For the request and the answer together.
+/// For the request; and for the answer, once it is ready.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// At once; the oldest gives way to one more.
 const CONNECTIONS: usize = 16;
@@ -73,35 +74,24 @@ impl AsFd for Listener {
 trait Stream: Read + Write + AsFd {}
 impl<T: Read + Write + AsFd> Stream for T {}
 
-/// What a client gets.
+/// What a client gets: the bytes, which all who get the same share.
 #[derive(Clone)]
-pub(crate) struct Answer {
-    /// The status and its words.
-    pub(crate) status: &'static str,
-    /// What the body is.
-    pub(crate) kind: &'static str,
-    /// The body.
-    pub(crate) body: String,
-}
+pub(crate) struct Answer(Rc<Vec<u8>>);
 
 impl Answer {
-    /// A line of text.
-    pub(crate) fn line(status: &'static str, text: &str) -> Self {
-        Self {
-            status,
-            kind: "text/plain; charset=utf-8",
-            body: format!("{text}\n"),
-        }
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        let Self { status, kind, body } = self;
+    /// The status and its words, what the body is, and the body.
+    pub(crate) fn new(status: &str, kind: &str, body: &str) -> Self {
         let length = body.len();
-        format!(
+        let bytes = format!(
             "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\
              Connection: close\r\n\r\n{body}"
-        )
-        .into_bytes()
+        );
+        Self(Rc::new(bytes.into_bytes()))
+    }
+
+    /// A line of text.
+    pub(crate) fn line(status: &str, text: &str) -> Self {
+        Self::new(status, "text/plain; charset=utf-8", &format!("{text}\n"))
     }
 }
 
@@ -134,8 +124,8 @@ struct Connection {
     stream: Box<dyn Stream>,
     deadline: Instant,
     request: Vec<u8>,
-    /// Once there is one: the bytes, and how many are sent.
-    answer: Option<(Vec<u8>, usize)>,
+    /// Once there is one, and how many of its bytes are sent.
+    answer: Option<(Answer, usize)>,
 }
 
 impl Connection {
@@ -165,10 +155,12 @@ impl Connection {
             }
             self.request.extend(&buffer[..count]);
             if let Some(answer) = answer(&self.request, page) {
-                self.answer = Some((answer.bytes(), 0));
+                // What it took to make it isn't the client's fault.
+                self.deadline = Instant::now() + PATIENCE;
+                self.answer = Some((answer, 0));
             }
         }
-        while let Some((bytes, sent)) = &mut self.answer {
+        while let Some((Answer(bytes), sent)) = &mut self.answer {
             if *sent == bytes.len() {
                 return Err(ErrorKind::ConnectionAborted.into());
             }
@@ -278,12 +270,19 @@ mod tests {
         thread,
     };
 
+    /// More bytes than the kernel keeps for who doesn't read.
+    const LARGE: usize = 1 << 26;
+
     fn server() -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         thread::spawn(move || {
             serve(&Listener::Tcp(listener), |path| match path {
                 "/page" => Answer::line("200 OK", &"x".repeat(1 << 20)),
+                "/slow" => {
+                    sleep(PATIENCE);
+                    Answer::line("200 OK", &"x".repeat(LARGE))
+                }
                 _ => Answer::line("404 Not Found", "see /page"),
             })
         });
@@ -345,15 +344,18 @@ mod tests {
             })
         };
         let mut long = Recent::new(PATIENCE * 100);
-        assert_eq!(
-            (&*get(&mut long).body, &*get(&mut long).body),
-            ("1\n", "1\n")
-        );
+        let (first, second) = (get(&mut long), get(&mut long));
+        assert!(first.0.ends_with(b"\r\n\r\n1\n"));
+        assert!(Rc::ptr_eq(&first.0, &second.0), "it is there once");
         let mut short = Recent::new(Duration::ZERO);
-        assert_eq!(
-            (&*get(&mut short).body, &*get(&mut short).body),
-            ("2\n", "3\n")
-        );
+        assert!(get(&mut short).0.ends_with(b"\n2\n"));
+        assert!(get(&mut short).0.ends_with(b"\n3\n"));
+    }
+
+    #[test]
+    fn an_answer_has_its_time_from_when_it_is_ready() {
+        let page = reply(send(server(), b"GET /slow HTTP/1.1\r\n\r\n"));
+        assert!(page.len() > LARGE, "{} bytes", page.len());
     }
 
     #[test]

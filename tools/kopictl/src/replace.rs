@@ -78,7 +78,9 @@ fn replace(
             return Err(io::Error::other("it is another file by now"));
         }
     }
-    let (new, mut out) = create(folder, name)?;
+    // Whom the old one was kept from can't read the new one before it has the same mode.
+    let mode = if before.is_some() { 0o600 } else { 0o666 };
+    let (new, mut out) = create(folder, name, mode)?;
     let written = out
         .write_all(text.as_bytes())
         .and_then(|()| match before {
@@ -97,14 +99,16 @@ fn replace(
 }
 
 /// Makes a file that wasn't there, which nobody can have put there to be written to.
-fn create(folder: &Path, name: &OsStr) -> io::Result<(PathBuf, File)> {
+fn create(folder: &Path, name: &OsStr, mode: u32) -> io::Result<(PathBuf, File)> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(mode);
     let mut last = ErrorKind::AlreadyExists.into();
     for number in 0..TRIES {
         let mut new = OsString::from(".");
         new.push(name);
         new.push(format!(".{}.{number}", std::process::id()));
         let new = folder.join(new);
-        match OpenOptions::new().write(true).create_new(true).open(&new) {
+        match options.open(&new) {
             Ok(file) => return Ok((new, file)),
             Err(error) if error.kind() == ErrorKind::AlreadyExists => last = error,
             Err(error) => return Err(error),
@@ -135,6 +139,9 @@ mod tests {
         let first = format!(".real.{}.0", std::process::id());
         symlink("victim", folder.join(&first)).unwrap();
 
+        let (new, private) = create(&folder, OsStr::new("private"), 0o600).unwrap();
+        assert_eq!(private.metadata().unwrap().mode() & 0o777, 0o600);
+        fs::remove_file(new).unwrap();
         write(&link, "new").unwrap();
         assert_eq!(fs::read_to_string(&real).unwrap(), "new");
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());

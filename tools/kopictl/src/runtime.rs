@@ -3,10 +3,11 @@
 //! The folder of what there is as long as the machine runs. It is root's, so that nobody else can put
 //! anything there.
 
+use nix::fcntl::{Flock, FlockArg};
 use std::{
-    fs::{self, DirBuilder, Permissions},
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
     io::{self, ErrorKind},
-    os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
@@ -16,6 +17,19 @@ pub(crate) const FOLDER: &str = "/run/kopi";
 /// The folder, which is made if need be.
 pub(crate) fn folder() -> io::Result<PathBuf> {
     at(Path::new(FOLDER), 0)
+}
+
+/// Waits until no other kopictl has that lock of the folder, in whatever network namespace; none gets it as long
+/// as this is there.
+pub(crate) fn take_turn(lock: &str) -> io::Result<Flock<File>> {
+    turn_at(&folder()?.join(lock))
+}
+
+fn turn_at(path: &Path) -> io::Result<Flock<File>> {
+    let mut options = OpenOptions::new();
+    // Nobody else can open it, and keep it.
+    options.create(true).truncate(false).write(true).mode(0o600);
+    Flock::lock(options.open(path)?, FlockArg::LockExclusive).map_err(|(_, errno)| errno.into())
 }
 
 /// A folder of that user's alone, which is made if need be: `PermissionDenied` if it is somebody else's, or a
@@ -58,5 +72,16 @@ mod tests {
         fs::set_permissions(&folder, Permissions::from_mode(0o1777)).unwrap();
         assert!(at(&folder, owner).is_err());
         fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
+    fn one_at_a_time_has_its_turn() {
+        let path = std::env::temp_dir().join(format!("kopictl-turn-{}", std::process::id()));
+        let first = turn_at(&path).unwrap();
+        let other = || Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusiveNonblock);
+        assert!(other().is_err());
+        drop(first);
+        assert!(other().is_ok());
+        fs::remove_file(&path).unwrap();
     }
 }

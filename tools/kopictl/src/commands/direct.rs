@@ -8,7 +8,7 @@ use crate::{
     netlink::{Connection, Error},
     offloads::Offloads,
     output::remark,
-    programs,
+    programs, runtime,
 };
 use anyhow::{bail, Context};
 use aya::{
@@ -21,13 +21,20 @@ use clap::Args;
 use memmap2::{MmapOptions, MmapRaw};
 use netlink_packet_route::link::{LinkMessage, XdpAttached};
 use netlink_sys::Socket;
-use nix::errno::Errno;
-use std::{collections::BTreeSet, os::fd::AsFd};
+use nix::{
+    errno::Errno,
+    fcntl::Flock,
+    sys::signal::{SigSet, SigmaskHow, Signal},
+};
+use std::{collections::BTreeSet, fs::File, os::fd::AsFd};
 
 /// What is attached where there is no program, and taken away again.
 const PROGRAM: &str = "kopi_redirect";
 /// Its map.
 const PORT_MAP: &str = "port_map";
+
+/// The lock of those who attach and detach.
+const TURN: &str = "attach.lock";
 
 /// A device.
 #[derive(Args)]
@@ -50,24 +57,59 @@ pub(crate) struct Attach {
 
 /// Attaches a device, with a program of XDP if it has none but an old one of kopictl's.
 pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
-    let device = Found::find(&options.which.device, Some(Connection::open()?))?;
-    attach_found(device, options.keep_offloads)
+    let _undisturbed = Undisturbed::begin();
+    let mut device = Found::find(&options.which.device, Some(Connection::open()?))?;
+    attach_found(&mut device, options.keep_offloads)
 }
 
 /// Attaches the device of that name, if it is there and isn't attached as it should be; says whether it is
 /// there.
 pub(crate) fn attach_if_there(name: &str, keep_offloads: bool) -> anyhow::Result<bool> {
-    let mut connection = Connection::open()?;
-    let devices = attached(&mut connection)?;
-    let Some(device) = Found::find_if_there(name, Some(connection))? else {
+    let _undisturbed = Undisturbed::begin();
+    let Some(mut device) = Found::find_if_there(name, Some(Connection::open()?))? else {
         return Ok(false);
     };
-    let index = Some(device.link.header.index);
-    match devices.iter().any(|device| device.ifindex == index) {
-        true => change_offloads(&device, keep_offloads)?,
-        false => attach_found(device, keep_offloads)?,
+    if device.is_attached()? {
+        if program_of(&device.link).0 != XdpAttached::None {
+            change_offloads(&device, keep_offloads)?;
+            return Ok(true);
+        }
+        // Somebody took the program off, and the module only knows of the map that it had.
+        device.request(Command::DeviceDetach, None)?;
     }
-    Ok(true)
+    match attach_found(&mut device, keep_offloads) {
+        // Another was faster, who doesn't take that lock.
+        Err(_) if device.is_attached()? => Ok(true),
+        result => result.map(|()| true),
+    }
+}
+
+/// While a device is attached or detached: no other kopictl does so, and no signal ends this one, since offloads
+/// that are turned off are noted later, and are turned on again after the note is gone.
+struct Undisturbed {
+    before: Option<SigSet>,
+    _turn: Option<Flock<File>>,
+}
+
+impl Undisturbed {
+    /// Waits for its turn. Who may not have the lock, as one that isn't root but has the capability, goes without.
+    fn begin() -> Self {
+        let turn = runtime::take_turn(TURN).ok();
+        let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
+        Self {
+            before: signals.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok(),
+            _turn: turn,
+        }
+    }
+}
+
+impl Drop for Undisturbed {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // One that came meanwhile ends the process now.
+            let _ = before.thread_set_mask();
+        }
+    }
 }
 
 /// Has the offloads of an attached device be as if it had been attached so. Where the program isn't
@@ -101,7 +143,7 @@ fn change_offloads(device: &Found<'_>, keep_offloads: bool) -> anyhow::Result<()
     Ok(())
 }
 
-fn attach_found(mut device: Found<'_>, keep_offloads: bool) -> anyhow::Result<()> {
+fn attach_found(device: &mut Found<'_>, keep_offloads: bool) -> anyhow::Result<()> {
     let name = device.name;
     let old = match program_of(&device.link) {
         (XdpAttached::None, _) => None,
@@ -117,7 +159,7 @@ fn attach_found(mut device: Found<'_>, keep_offloads: bool) -> anyhow::Result<()
     };
     let no_program = || format!("{name}: no XDP program");
     let mut program = Program::load().with_context(no_program)?;
-    let mut off = TurnedOff::before(&device, old)?;
+    let mut off = TurnedOff::before(device, old)?;
     // Before anything is changed, since that is refused where the device is attached already, with a
     // program in use.
     device.request(
@@ -135,6 +177,7 @@ fn attach_found(mut device: Found<'_>, keep_offloads: bool) -> anyhow::Result<()
 
 /// Detaches a device, and takes the program away if it is kopictl's: also one that outlived the module.
 pub(crate) fn detach(which: &Which) -> anyhow::Result<()> {
+    let _undisturbed = Undisturbed::begin();
     let connection = match Connection::open() {
         Err(Error::NoKopi) => None,
         connection => Some(connection?),
@@ -188,6 +231,14 @@ impl<'a> Found<'a> {
             connection,
             socket,
         }))
+    }
+
+    /// Whether the module has it attached.
+    fn is_attached(&mut self) -> anyhow::Result<bool> {
+        let connection = self.connection.as_mut().ok_or(Error::NoKopi)?;
+        let index = Some(self.link.header.index);
+        let devices = attached(connection)?;
+        Ok(devices.iter().any(|device| device.ifindex == index))
     }
 
     /// Asks the module to attach or detach it.
@@ -392,5 +443,20 @@ pub(crate) fn whichever_attached(
         Err(error) if error.is_permission() => Ok(None),
         Err(error) if error.is(Errno::EOPNOTSUPP) => Ok(Some(Vec::new())),
         devices => devices.map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_signal_ends_what_is_begun() {
+        let is_blocked = || SigSet::thread_get_mask().unwrap().contains(Signal::SIGTERM);
+        assert!(!is_blocked());
+        let undisturbed = Undisturbed::begin();
+        assert!(is_blocked());
+        drop(undisturbed);
+        assert!(!is_blocked());
     }
 }

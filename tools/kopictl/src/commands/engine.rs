@@ -45,6 +45,10 @@ pub(crate) struct Set {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Cpus(pub(crate) Vec<u32>);
 
+/// What an engine has for which nothing else is said, as the module has it.
+pub(crate) const IDLE: u64 = 1000;
+pub(crate) const BUDGET: u32 = 65536;
+
 /// An hour.
 pub(crate) const IDLE_MAX: u64 = 3_600_000_000;
 /// Bytes that may be one turn.
@@ -53,7 +57,7 @@ pub(crate) const BUDGETS: RangeInclusive<i64> = 1024..=1 << 24;
 /// More CPUs than Linux has.
 const CPUS_MAX: usize = 1 << 16;
 
-/// A list of CPUs, as the kernel writes them.
+/// A list of CPUs, as the kernel writes them; each is there once.
 pub(crate) fn cpus(text: &str) -> Result<Cpus, String> {
     let wrong = |part: &str| format!("{part:?} is no CPU, nor a range of them");
     let mut all = Vec::new();
@@ -67,6 +71,8 @@ pub(crate) fn cpus(text: &str) -> Result<Cpus, String> {
         }
         all.extend(first..=last);
     }
+    all.sort_unstable();
+    all.dedup();
     Ok(Cpus(all))
 }
 
@@ -151,6 +157,7 @@ mod tests {
     fn lists_of_cpus() {
         assert_eq!(cpus("2"), Ok(Cpus(vec![2])));
         assert_eq!(cpus("0,4-6"), Ok(Cpus(vec![0, 4, 5, 6])));
+        assert_eq!(cpus("1,1,0-1"), Ok(Cpus(vec![0, 1])));
         for wrong in [
             "",
             "a",
@@ -163,6 +170,13 @@ mod tests {
         ] {
             assert!(cpus(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn the_module_has_the_same_defaults() {
+        let module = include_str!("../../../../src/netlink/engines.rs");
+        assert!(module.contains(&format!("DEFAULT_IDLE: u64 = {IDLE};")));
+        assert!(module.contains(&format!("DEFAULT_BUDGET: u32 = {BUDGET};")));
     }
 
     #[test]

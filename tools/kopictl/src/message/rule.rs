@@ -105,7 +105,8 @@ attributes! {
         /// A number that grows with each change. In a request it must be the current one; otherwise
         /// nothing is changed, and the error is EAGAIN.
         3 generation: Option<u64>,
-        /// The rules are only checked, and don't take effect.
+        /// The rules are only checked, and don't take effect. The answer has the generation that they would
+        /// make: the current one if they are in force already.
         4 check: bool,
         /// Handle of the rule that was added.
         5 handle: Option<u32>,

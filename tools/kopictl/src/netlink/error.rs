@@ -3,7 +3,7 @@
 //! Why there is no answer, or none of use.
 
 use super::{refusal::Refusal, DUMPS};
-use crate::kernel::release;
+use crate::kernel::{release, way_to_module};
 use nix::errno::Errno;
 use std::{fmt, io};
 
@@ -31,14 +31,7 @@ impl fmt::Display for Error {
                 write!(out, "no KOPI in this kernel: as root, `modprobe kopi`")?;
                 match release() {
                     Ok(release) => {
-                        write!(
-                            out,
-                            "; the module is in the package kopi-modules-{release}, "
-                        )?;
-                        write!(
-                            out,
-                            "and kopi-build-module makes it for a kernel without one"
-                        )
+                        write!(out, "; if there is no module: {}", way_to_module(&release))
                     }
                     Err(_) => Ok(()),
                 }

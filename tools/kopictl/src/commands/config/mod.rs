@@ -7,6 +7,7 @@ mod state;
 
 use super::{
     direct::attach_if_there,
+    engine::{BUDGET, IDLE},
     is_permission, limit,
     place::{Place, Wrong},
     rule::{adjust, check_enforce, put_in_force},
@@ -26,7 +27,7 @@ use file::File;
 use serde::Serialize;
 pub(crate) use state::not_in_force;
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     io::{self, ErrorKind},
     path::PathBuf,
@@ -117,7 +118,7 @@ fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
             connection => drop(connection?),
         }
         by_kernel = true;
-        ask_kernel(&file, &which.name())
+        ask_kernel(&file, &which.name()).map(drop)
     });
     let errors = checked.as_ref().err().map(Wrong::from);
     let printed = match as_json {
@@ -131,7 +132,8 @@ fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
     checked.and(printed)
 }
 
-fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
+/// Has the kernel check a file; whether its rules would change anything.
+fn ask_kernel(file: &File, name: &str) -> anyhow::Result<bool> {
     // Only the first network namespace has them.
     let known = match file.limits.is_empty() {
         true => BTreeMap::new(),
@@ -144,9 +146,9 @@ fn ask_kernel(file: &File, name: &str) -> anyhow::Result<()> {
     }
     // Without a rule, there is nothing else that the kernel could refuse.
     if file.rules.rules.is_empty() {
-        return check_enforce(&file.rules, name);
+        return check_enforce(&file.rules, name).map(|()| false);
     }
-    put_in_force(&file.rules, name, true).map(drop)
+    Ok(put_in_force(&file.rules, name, true)?.changed)
 }
 
 /// Applies a file, or only what it says of a device that has come.
@@ -294,26 +296,46 @@ fn rules_in_force(file: &grammar::File, name: &str) -> anyhow::Result<usize> {
 fn set_engines(wanted: &Engines) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     let there: Vec<Engine> = connection.dump(Command::EngineGet)?;
-    let mut cpus: Vec<_> = there.iter().filter_map(|engine| engine.cpu).collect();
-    let mut wanted_cpus = wanted.cpu.clone();
-    cpus.sort_unstable();
-    wanted_cpus.sort_unstable();
-    wanted_cpus.dedup();
-    let is_as = |engine: &Engine| {
-        wanted.idle.is_none_or(|idle| engine.idle == Some(idle))
-            && wanted
-                .budget
-                .is_none_or(|budget| engine.budget == Some(budget))
-    };
-    if cpus != wanted_cpus || !there.iter().all(is_as) {
+    if !are_as(&there, wanted) {
         connection.request::<_, Engines>(Command::EngineSet, wanted)?;
     }
     Ok(())
 }
 
+/// Whether engines are as a line wants them, in which a word that is missing means the default.
+fn are_as(there: &[Engine], wanted: &Engines) -> bool {
+    let cpus: BTreeSet<_> = there.iter().filter_map(|engine| engine.cpu).collect();
+    let is_as = |engine: &Engine| {
+        engine.idle == Some(wanted.idle.unwrap_or(IDLE))
+            && engine.budget == Some(wanted.budget.unwrap_or(BUDGET))
+    };
+    cpus == BTreeSet::from_iter(wanted.cpu.iter().copied()) && there.iter().all(is_as)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_of_engines_means_the_same_whatever_was_before() {
+        let engine = |idle, budget| Engine {
+            cpu: Some(3),
+            idle: Some(idle),
+            budget: Some(budget),
+            ..Engine::default()
+        };
+        let line = |idle, budget| Engines {
+            cpu: vec![3, 3],
+            idle,
+            budget,
+        };
+        assert!(are_as(&[engine(IDLE, BUDGET)], &line(None, None)));
+        assert!(are_as(&[engine(500, BUDGET)], &line(Some(500), None)));
+        assert!(!are_as(&[engine(500, BUDGET)], &line(None, None)));
+        assert!(!are_as(&[engine(IDLE, 1024)], &line(None, None)));
+        assert!(!are_as(&[], &line(None, None)));
+        assert!(are_as(&[], &Engines::default()));
+    }
 
     #[test]
     fn that_no_rule_is_in_force_is_said() {

@@ -18,9 +18,9 @@ pub(crate) fn not_in_force(connection: &mut Connection) -> Option<(String, &'sta
     }
     let which = Which { file: USUAL.into() };
     let checked = which.read().and_then(|file| {
-        ask_kernel(&file, USUAL)?;
+        let differs = ask_kernel(&file, USUAL)?;
         let set: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
-        Ok(missing(&file, connection.rules()?.len(), &set))
+        Ok(missing(&file, connection.rules()?.len(), differs, &set))
     });
     match checked {
         Err(error) if is_permission(&error) => None,
@@ -35,11 +35,16 @@ pub(crate) fn not_in_force(connection: &mut Connection) -> Option<(String, &'sta
     }
 }
 
-/// What of a file isn't in force where there are so many rules.
-fn missing(file: &File, rules: usize, set: &Ruleset) -> Option<&'static str> {
+/// What of a file isn't in force where there are so many rules, which are the file's or not.
+fn missing(file: &File, rules: usize, differs: bool, set: &Ruleset) -> Option<&'static str> {
     let enforce = file.rules.enforce.is_some_and(|(_, on)| on);
+    let default = file.rules.default;
     if !file.rules.rules.is_empty() && rules == 0 {
         Some("none of its rules is")
+    } else if default.is_some() && default != set.default {
+        Some("its default isn't")
+    } else if differs {
+        Some("other rules than its are")
     } else if enforce && set.enforce != Some(1) {
         Some("its `enforce on` isn't")
     } else {
@@ -50,6 +55,7 @@ fn missing(file: &File, rules: usize, set: &Ruleset) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::rule::Verdict;
 
     #[test]
     fn what_is_missing_is_said() {
@@ -59,11 +65,28 @@ mod tests {
             enforce: Some(1),
             ..Ruleset::default()
         };
-        assert_eq!(missing(&file("attach eth0\n"), 0, &off), None);
+        let nothing = file("attach eth0\n");
+        assert_eq!(missing(&nothing, 0, false, &off), None);
         let both = file("rule user 0 allow\nenforce on\n");
-        assert_eq!(missing(&both, 0, &on), Some("none of its rules is"));
-        assert_eq!(missing(&both, 1, &off), Some("its `enforce on` isn't"));
-        assert_eq!(missing(&both, 1, &on), None);
-        assert_eq!(missing(&file("enforce off\n"), 0, &on), None);
+        let of_both = |rules, differs, set| missing(&both, rules, differs, set);
+        assert_eq!(of_both(0, true, &on), Some("none of its rules is"));
+        assert_eq!(of_both(1, true, &on), Some("other rules than its are"));
+        assert_eq!(of_both(1, false, &off), Some("its `enforce on` isn't"));
+        assert_eq!(of_both(1, false, &on), None);
+        assert_eq!(missing(&file("enforce off\n"), 0, false, &on), None);
+        let deny = file("default deny\n");
+        let allowed = Ruleset {
+            default: Some(Verdict::Allow),
+            ..Ruleset::default()
+        };
+        assert_eq!(
+            missing(&deny, 0, false, &allowed),
+            Some("its default isn't")
+        );
+        let denied = Ruleset {
+            default: Some(Verdict::Deny),
+            ..Ruleset::default()
+        };
+        assert_eq!(missing(&deny, 0, false, &denied), None);
     }
 }

@@ -10,7 +10,7 @@ mod units;
 use crate::{
     commands::config::not_in_force,
     hooks::{self, Switch},
-    kernel::release,
+    kernel::{release, way_to_module},
     message::{info::Info, Command},
     netlink::{Connection, Error},
     output::{clean, json, BAD, FAINT},
@@ -170,7 +170,7 @@ fn missing_module() -> Finding {
         Finding::wrong(
             "module",
             format!("there is none for the kernel {release}"),
-            format!("apt install kopi-modules-{release}; for a kernel without one: kopi-build-module, of the package kopi-source"),
+            way_to_module(&release),
         )
     }
 }

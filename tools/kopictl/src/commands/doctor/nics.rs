@@ -110,6 +110,13 @@ fn finding(
         let sends = path(device.path.map(|path| path.to_string()));
         let receives = path(device.receive_path.map(|path| path.to_string()));
         let text = format!("attached ({driver}); sends: {sends}; receives: {receives}");
+        if program == XdpAttached::None {
+            return Finding::note(
+                name,
+                format!("{text}; its XDP program was taken off"),
+                Some(format!("kopictl detach {name} && kopictl attach {name}")),
+            );
+        }
         return Finding::ok(name, text);
     }
     if !SENDING.contains(&driver) {
@@ -221,5 +228,14 @@ mod tests {
             Some(true),
         );
         assert_eq!(attached.state, State::Ok);
+        let without = finding(
+            "eth0",
+            "virtio_net",
+            Some(&device),
+            XdpAttached::None,
+            Some(false),
+        );
+        assert_eq!(without.state, State::Note);
+        assert!(without.text.ends_with("taken off"), "{}", without.text);
     }
 }

@@ -23,27 +23,31 @@ pub(super) fn stale(connection: &mut Connection) -> Result<Vec<Finding>, Error> 
 }
 
 /// Whether rules that are to judge ordinary sockets do: their hooks may be gone, as with the mount namespace in
-/// which they were pinned. None if they aren't to, and for those who may not see it.
+/// which they were pinned. And whether hooks are left that nobody needs. None else, and for those who may not see
+/// it.
 pub(super) fn enforced(connection: &mut Connection) -> Result<Option<Finding>, Error> {
     let set: Ruleset = match connection.get(Command::RulesetGet, &Ruleset::default()) {
         Err(error) if error.is_permission() => return Ok(None),
         set => set?,
     };
-    match set.enforce {
-        Some(1) => Ok(hooks::are_loaded().map(judging)),
-        _ => Ok(None),
-    }
+    Ok(hooks::are_loaded().and_then(|loaded| judging(&set, loaded)))
 }
 
-fn judging(loaded: bool) -> Finding {
+fn judging(set: &Ruleset, loaded: bool) -> Option<Finding> {
     let what = "enforce";
-    match loaded {
-        true => Finding::ok(what, "rules judge ordinary sockets, too"),
-        false => Finding::wrong(
+    match (set.enforce, loaded) {
+        (Some(1), true) => Some(Finding::ok(what, "rules judge ordinary sockets, too")),
+        (Some(1), false) => Some(Finding::wrong(
             what,
             "rules are to judge ordinary sockets, too, and don't: hooks for that are gone",
             "kopictl rule enforce on",
-        ),
+        )),
+        (_, true) if set.enforcing == Some(0) => Some(Finding::note(
+            what,
+            "hooks for ordinary sockets are loaded, and no rules need them: the network namespace that had them is gone",
+            Some("kopictl rule enforce off".to_owned()),
+        )),
+        _ => None,
     }
 }
 
@@ -74,8 +78,29 @@ mod tests {
 
     #[test]
     fn hooks_that_are_gone_are_wrong() {
-        assert_eq!(judging(true).state, State::Ok);
-        assert_eq!(judging(false).state, State::Wrong);
+        let on = Ruleset {
+            enforce: Some(1),
+            enforcing: Some(1),
+            ..Ruleset::default()
+        };
+        assert_eq!(judging(&on, true).unwrap().state, State::Ok);
+        assert_eq!(judging(&on, false).unwrap().state, State::Wrong);
+    }
+
+    #[test]
+    fn hooks_that_are_left_are_told() {
+        let off = |enforcing| Ruleset {
+            enforce: Some(0),
+            enforcing,
+            ..Ruleset::default()
+        };
+        let left = judging(&off(Some(0)), true).unwrap();
+        assert_eq!(left.state, State::Note);
+        assert_eq!(left.mend.as_deref(), Some("kopictl rule enforce off"));
+        // Another namespace needs them, or there are none, or it isn't seen.
+        assert_eq!(judging(&off(Some(1)), true), None);
+        assert_eq!(judging(&off(Some(0)), false), None);
+        assert_eq!(judging(&off(None), true), None);
     }
 
     #[test]

@@ -3,10 +3,12 @@
 //! `kopictl metrics`
 
 mod listen;
+mod sums;
 mod text;
 
 use self::{
     listen::{group, listen, Place},
+    sums::Sums,
     text::text,
 };
 use crate::{
@@ -15,13 +17,12 @@ use crate::{
     names::Names,
     netlink::{Connection, Error},
     output::{clean, remark},
-    rates::{by_process, Counts, Last, Process},
+    rates::{by_process, Last},
 };
 use anyhow::Context;
 use clap::Args;
 use nix::errno::Errno;
 use std::{
-    collections::HashMap,
     io::{self, Write},
     time::{Duration, Instant},
 };
@@ -71,8 +72,7 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<()> {
 struct State {
     connection: Connection,
     last: Last,
-    /// Sums of processes. They outlive flows, since a counter must not go back.
-    processes: HashMap<Process, Counts>,
+    processes: Sums,
 }
 
 impl State {
@@ -80,7 +80,7 @@ impl State {
         Ok(Self {
             connection: Connection::open()?,
             last: Last::default(),
-            processes: HashMap::new(),
+            processes: Sums::default(),
         })
     }
 
@@ -94,11 +94,7 @@ impl State {
             self.gather()
         });
         match gathered {
-            Ok(body) => Answer {
-                status: "200 OK",
-                kind: CONTENT_TYPE,
-                body,
-            },
+            Ok(body) => Answer::new("200 OK", CONTENT_TYPE, &body),
             Err(error) => Answer::line("503 Service Unavailable", &clean(&format!("{error:#}"))),
         }
     }
@@ -112,16 +108,15 @@ impl State {
         let rules = self.connection.rules()?;
         let (changes, _) = self.last.changes(&flows, Instant::now());
         let changes = by_process(flows.iter().zip(changes));
-        // Those without flows are gone.
-        self.processes
-            .retain(|process, _| changes.contains_key(process));
-        for (process, (_, change)) in changes {
-            *self.processes.entry(process).or_default() += change;
-        }
+        self.processes.add(
+            changes
+                .into_iter()
+                .map(|(process, (_, change))| (process, change)),
+        );
         Ok(text(
             &info,
             &totals,
-            &self.processes,
+            &self.processes.0,
             &rules,
             &Names::default(),
         ))

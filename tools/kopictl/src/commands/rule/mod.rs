@@ -117,7 +117,8 @@ struct ShownRule {
 #[derive(Default, Serialize)]
 pub(crate) struct Restored {
     pub(crate) rules: usize,
-    changed: bool,
+    /// Or would be, of a check.
+    pub(crate) changed: bool,
     generation: Option<u64>,
     errors: Vec<Wrong>,
 }
