@@ -24,6 +24,8 @@ echo nobody | from_port_0 7777
 check "it prints what comes from port 0" wait_for grep -qx nobody /tmp/nc.out
 check "and answers the one who can be answered" [ "$(ask 7777 hello)" = line ]
 kill $netcat
+check "with -w it ends without traffic, be standard input open or not" \
+	in_host timeout 60 kopi-nc -lw 1 192.0.2.1 7777 < <(sleep 600)
 for server in 'kopi-echo --bind 192.0.2.1:7777' "$here/../build/cargo/debug/examples/echo 192.0.2.1:7777" 'libkopi-echo 192.0.2.1 7777'; do
 	# shellcheck disable=SC2086 # Words.
 	nsenter --net=/run/netns/host $server >/tmp/server.out 2>&1 &

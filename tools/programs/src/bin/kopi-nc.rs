@@ -53,7 +53,7 @@ struct Options {
     #[arg(short = 'u', hide_short_help = true)]
     udp: bool,
 
-    /// End after this many seconds without traffic, once standard input has ended
+    /// End after this many seconds without traffic; without -l, not before standard input has ended
     #[arg(short, long = "wait", value_name = "SECONDS")]
     wait: Option<f64>,
 
