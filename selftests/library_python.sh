@@ -95,5 +95,8 @@ except OSError as error:
 	print(errno.errorcode[error.errno])')" = EAFNOSUPPORT ]
 check "without the library: ImportError, which says what to do" eval \
 	'KOPI_LIBRARY=/nowhere.so python3 -P -c "import kopi" 2>&1 | grep -q "ImportError: libkopi is missing.*set KOPI_LIBRARY"'
+check "without the interpreter's lock: ImportError, which says what to do" eval \
+	'python3 -P -c "import sys; sys._is_gil_enabled = lambda: False; import kopi" 2>&1 |
+		grep -q "ImportError: .*PYTHON_GIL=1"'
 insmod "$here/../build/$(uname -r)/kopi.ko"
 finish
