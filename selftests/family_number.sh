@@ -32,8 +32,7 @@ wait $holder 2>/dev/null
 check "rmmod works after it" wait_for rmmod kopi
 check "without the module there is no family" eval '! opens 19'
 check "which who watches is told" wait_for grep -q '^KOPI was unloaded' /tmp/watched.err
-sleep 1.1
-check "and who asks for metrics" eval '! flows'
+check "and who asks for metrics" wait_for eval '! flows'
 
 check "no alias, by which any user's socket or device would have it loaded" [ -z "$(modinfo -F alias "$module")" ]
 check "insmod family=21" insmod "$module" family=21

@@ -248,7 +248,12 @@ running[stuck]=$!
 wait_for grep -q '^capturing on ' /tmp/stuck.err
 # Far more lines than the pipe has room for.
 in_host kopi-gen flood 192.0.2.2:9 -n 3000 >/tmp/flood.out
-sleep 1
+is_full() {
+	python3 -c 'import os, select, sys
+pipe = os.open(sys.argv[1], os.O_WRONLY | os.O_NONBLOCK)
+sys.exit(bool(select.select([], [pipe], [], 0)[1]))' "$1"
+}
+check "a pipe that nobody reads gets full" wait_for is_full /tmp/stuck
 kill "${running[stuck]}"
 gone() { ! kill -0 "${running[stuck]}"; }
 check "a reader that stopped to read doesn't keep a signal from ending it" wait_for gone
@@ -261,11 +266,13 @@ unset 'running[stuck]' 'running[sleeper]'
 trap '' HUP
 captures ignoring
 trap - HUP
+# HUP and INT: none that is sent waits, either.
+mask=$(sed -n 's/^SigIgn:\t//p' "/proc/${running[ignoring]}/status")
+check "signals that were ignored before are ignored: $mask" [ $((0x$mask & 3)) = 3 ]
 kill -HUP "${running[ignoring]}"
 kill -INT "${running[ignoring]}"
-sleep 1
 asks
-check "signals that were ignored before still are" eval 'stop ignoring && [ "$(counted ignoring)" = 2 ]'
+check "and end nothing" eval 'stop ignoring && [ "$(counted ignoring)" = 2 ]'
 
 captures clock
 # Until nothing is left of what came before it had its filter.

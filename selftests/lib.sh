@@ -52,6 +52,13 @@ ask() {
 }
 # Whether it answers with the same.
 echoes() { [ "$(ask "$@")" = "$2" ]; }
+# Sends what it reads to a port of the host, from source port 0, to which nobody can answer: from_port_0 PORT
+from_port_0() {
+	in_peer python3 -c 'import socket, struct, sys
+port, data = int(sys.argv[1]), sys.stdin.buffer.read()
+with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_UDP) as raw:
+	raw.sendto(struct.pack(">4H", 0, port, 8 + len(data), 0) + data, ("192.0.2.1", 0))' "$1"
+}
 # Runs as an unprivileged user: as bob COMMAND...
 as() {
 	local user=$1

@@ -58,9 +58,24 @@ kill %1
 in_host tc qdisc del dev eth0 root
 
 nsenter --net=/run/netns/host "$deps/../examples/echo_tokio" 0.0.0.0:7777 >/tmp/echo.out 2>&1 &
+echo=$!
 check "the example starts" wait_for grep -q listening /tmp/echo.out
 check "it answers the peer" echoes 7777 hello
-kill %%
+echo nobody | from_port_0 7777
+check "it answers after a question from port 0" echoes 7777 again
+in_host nft -f - <<'EOF'
+table ip refusing {
+	chain output {
+		type filter hook output priority 0
+		udp sport 7777 counter drop
+	}
+}
+EOF
+check "a filter refuses an answer" eval '! echoes 7777 refused 1'
+in_host nft delete table ip refusing
+check "after which it answers the next ones" eval 'echoes 7777 one && echoes 7777 two'
+check "it says what went wrong" grep -q 'not permitted' /tmp/echo.out
+kill $echo
 
 check "nothing holds the module" wait_for unused
 finish

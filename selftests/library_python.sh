@@ -61,6 +61,27 @@ check "in capitals, too" [ "$(asks PRINTER.Example)" = 192.0.2.77 ]
 check "no other type" [ -z "$(asks -t AAAA printer.example)" ]
 check "other names don't exist" eval \
 	'in_peer dig +tries=3 +time=10 -p 5353 @192.0.2.1 nobody.example | grep -q "status: NXDOMAIN"'
+# Three questions that it finds together, when it goes on: one of them is from nobody.
+received() { in_host kopictl stats --json | jq .stats.rx_packets; }
+at_least() { [ "$(received)" -ge "$1" ]; }
+kill -STOP $server
+before=$(received)
+in_peer dig +short +tries=1 +time=60 -p 5353 @192.0.2.1 printer >/tmp/first.out &
+first=$!
+check "a question comes" wait_for at_least $((before + 1))
+# printer, A, IN
+printf '\0\1\1\0\0\1\0\0\0\0\0\0\7printer\0\0\1\0\1' | from_port_0 5353
+check "and one from port 0" wait_for at_least $((before + 2))
+in_peer dig +short +tries=1 +time=60 -p 5353 @192.0.2.1 printer.example >/tmp/last.out &
+last=$!
+check "and another one" wait_for at_least $((before + 3))
+kill -CONT $server
+wait $first $last
+check "port 0 ends no server, and takes no answer away" [ "$(cat /tmp/first.out /tmp/last.out | xargs)" = "192.0.2.77 192.0.2.77" ]
+handle=$(in_host kopictl rule add local-port 5353 deny)
+check "a rule that stops it is said" wait_for grep -q 'Permission denied' /tmp/dns.out
+in_host kopictl rule del "$handle"
+check "without the rule it answers again" [ "$(asks printer.example)" = 192.0.2.77 ]
 check "its answers went by rings" [ "$(in_host kopictl stats --json | jq .stats.tx_packets)" -ge 4 ]
 kill $server
 wait $server
@@ -74,5 +95,8 @@ except OSError as error:
 	print(errno.errorcode[error.errno])')" = EAFNOSUPPORT ]
 check "without the library: ImportError, which says what to do" eval \
 	'KOPI_LIBRARY=/nowhere.so python3 -P -c "import kopi" 2>&1 | grep -q "ImportError: libkopi is missing.*set KOPI_LIBRARY"'
+check "without the interpreter's lock: ImportError, which says what to do" eval \
+	'python3 -P -c "import sys; sys._is_gil_enabled = lambda: False; import kopi" 2>&1 |
+		grep -q "ImportError: .*PYTHON_GIL=1"'
 insmod "$here/../build/$(uname -r)/kopi.ko"
 finish

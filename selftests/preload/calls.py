@@ -182,6 +182,23 @@ class Calls:
         bad = self.random.choice([None, ctypes.c_void_p(1), ctypes.c_void_p((1 << 64) - 1), ctypes.c_void_p(4095)])
         self.say("sendto of no memory", (LIBC.sendto(sock.fileno(), bad, 20, 0, bad, 16) < 0, named(ctypes.get_errno())))
 
+    def sendmmsg_bad(self):
+        """An empty piece of a message, whose address the kernel compares all the same."""
+        sock, bad = self.pick(), self.random.choice([None, 1, 1 << 46, (1 << 47) - 4096, (1 << 47) - 1, 1 << 47, 1 << 63])
+        count, at = self.random.choice([1, 5]), self.random.randrange(2)
+        array, keep = mmsghdrs([(b"x" * 30, (self.local, 5000), b"")] * count)
+        if at:
+            pieces = keep[count // 2][1]
+            pieces[1] = Iovec(pieces[0].base, pieces[0].len)
+            pieces[0] = Iovec(bad, 0)
+        else:
+            array[count // 2].hdr.iovlen = 1
+            keep[count // 2][1][0] = Iovec(bad, 0)
+        ctypes.set_errno(0)
+        sent = LIBC.sendmmsg(sock.fileno(), array, count, 0)
+        self.say(f"sendmmsg {count}, {bad} is empty", (sent, named(ctypes.get_errno()) if sent < 0 else "",
+                                                       [entry.len for entry in array[:max(sent, 0)]]))
+
     def more(self):
         sock, peer = self.pick(), self.peer()
         self.attempt("more", lambda: sock.sendto(b"first ", MSG_MORE, peer))
@@ -337,7 +354,8 @@ def main():
     ways = [calls.sendto] * 6 + [calls.sendmsg] * 6 + [calls.sendmmsg] * 5 + [calls.receive] * 10 + [
         calls.recvmmsg] * 4 + [calls.ready] * 3 + [calls.send, calls.write, calls.writev, calls.read] * 2 + [
         calls.option] * 4 + [calls.connect, calls.disconnect, calls.error, calls.shutdown, calls.copy, calls.close,
-                             calls.more, calls.cork, calls.segment, calls.fork, calls.inquire, calls.sendto_bad]
+                             calls.more, calls.cork, calls.segment, calls.fork, calls.inquire, calls.sendto_bad,
+                             calls.sendmmsg_bad]
     for _ in range(int(sys.argv[2])):
         calls.random.choice(ways)()
     for sock in calls.sockets:

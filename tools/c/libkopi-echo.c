@@ -7,6 +7,7 @@
 #include <netdb.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BATCH = 64 };
 
@@ -17,6 +18,20 @@ static int check(int result, const char *what)
 		exit(1);
 	}
 	return result;
+}
+
+/* Whether an answer can come from where the question went: a multicast address and 255.255.255.255 can't be. */
+static int can_be_source(const struct kopi_meta *meta)
+{
+	static const unsigned char mapped[12] = { [10] = 0xff, [11] = 0xff };
+	const unsigned char *host = meta->local;
+
+	if (meta->family == AF_INET6) {
+		if (memcmp(host, mapped, sizeof(mapped)))
+			return host[0] != 0xff;
+		host += sizeof(mapped);
+	}
+	return host[0] >> 4 != 14 && memcmp(host, "\xff\xff\xff\xff", 4);
 }
 
 /* Answers all that is there. */
@@ -31,8 +46,9 @@ static void answer(struct kopi_channel *channel)
 			if (!frames[i].meta)
 				continue;	/* the packet began earlier */
 			kopi_meta_reply(frames[i].meta);
-			/* From the address that was asked. */
-			frames[i].meta->flags = KOPI_META_LOCAL;
+			/* From the address that was asked, or else one that the kernel chooses. */
+			if (can_be_source(frames[i].meta))
+				frames[i].meta->flags = KOPI_META_LOCAL;
 		}
 		/* What doesn't fit into the ring is dropped, as a network may. */
 		sent = kopi_commit(channel, frames, count);

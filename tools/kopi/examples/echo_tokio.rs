@@ -12,20 +12,30 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut questions: Vec<(Vec<u8>, Message)> = vec![];
     loop {
         // The first one is waited for, and up to 63 that are there with it.
-        socket
-            .recv_batch(64, |packet| {
+        let received = socket.recv_batch(64, |packet| {
+            // Whoever sends from port 0 can't be answered.
+            if packet.peer().port() != 0 {
                 questions.push((packet.bytes().into_owned(), Message::reply_to(packet)));
-            })
-            .await?;
+            }
+        });
+        if let Err(error) = received.await {
+            // Of an earlier answer, which a filter refused, say: no reason to end.
+            eprintln!("{error}");
+        }
         let answers: Vec<_> = questions
             .iter()
             .map(|(data, back)| (&data[..], *back))
             .collect();
         let mut left = &answers[..];
         while !left.is_empty() {
-            // A peer that went away is no reason to end.
-            let sent = socket.send_batch(left).await.unwrap_or(0);
-            left = &left[sent..];
+            match socket.send_batch(left).await {
+                Ok(sent) => left = &left[sent..],
+                Err(error) => {
+                    // An earlier answer's, or this one's, which is lost as in a network.
+                    eprintln!("{error}");
+                    left = &left[1..];
+                }
+            }
         }
         questions.clear();
     }

@@ -53,7 +53,9 @@ const RECEIVED: [Interest; 2] = [Interest::READABLE, Interest::ERROR];
 ///     let mut buffer = [0; 65536];
 ///     loop {
 ///         let (len, peer) = socket.recv_from(&mut buffer).await?;
-///         socket.send_to(&buffer[..len], peer).await?;
+///         if let Err(error) = socket.send_to(&buffer[..len], peer).await {
+///             eprintln!("{peer}: {error}");
+///         }
 ///     }
 /// }
 /// ```

@@ -23,10 +23,21 @@ pub(crate) struct Datagram {
     pub(crate) len: usize,
 }
 
+/// Where memory of a program's ends, and the last page, which it never has.
+const USER_END: usize = (1 << 47) - 4096;
+
 /// Whether memory of a program's may be there. Where it surely isn't, the kernel says so.
 fn is_plausible<T>(at: *const T, len: usize) -> bool {
     let first = at as usize;
-    first >= 1 << 16 && first.checked_add(len).is_some_and(|end| end < 1 << 47)
+    first >= 1 << 16 && first.checked_add(len).is_some_and(|end| end <= USER_END)
+}
+
+/// Whether the kernel may take this piece. It compares the address of an empty one, too, which may be NULL.
+fn may_be_taken(piece: &iovec) -> bool {
+    if piece.iov_len == 0 {
+        return piece.iov_base as usize <= USER_END;
+    }
+    is_plausible(piece.iov_base, piece.iov_len)
 }
 
 /// Whether flags of a call leave it to rings.
@@ -57,7 +68,7 @@ impl Datagram {
         for at in 0..count {
             // SAFETY: There are so many pieces, as the caller says.
             let piece = unsafe { ptr::read_unaligned(pieces.add(at)) };
-            if piece.iov_len > 0 && !is_plausible(piece.iov_base, piece.iov_len) {
+            if !may_be_taken(&piece) {
                 return None;
             }
             len = len.checked_add(piece.iov_len)?;

@@ -68,16 +68,31 @@ def respond(message, names):
     return HEADER.pack(number, flags | (0 if address else NXDOMAIN), 1, 0, 0, 0) + question
 
 
+def receive(sock, names):
+    """The answers to a batch of questions, and whom they are for."""
+    answers = []
+    with sock.recv_batch(64) as batch:
+        for packet in batch:
+            response = respond(packet.data, names)
+            # Whoever sends from port 0 can't be answered.
+            if response and packet.peer[1]:
+                answers.append((response, packet.peer))
+    return answers
+
+
 def serve(sock, names):
     """Answers for ever: a batch of questions by one call of the kernel."""
+    answers = []
     while True:
-        with sock.recv_batch(64) as batch:
-            answers = []
-            for packet in batch:
-                response = respond(packet.data, names)
-                if response:
-                    answers.append((response, packet.peer))
-        sock.send_batch(answers)
+        try:
+            if answers:
+                answers = answers[sock.send_batch(answers):]
+            else:
+                answers = receive(sock, names)
+        except OSError as error:
+            # A rule stops it, say, or an answer can't be sent: no reason to end.
+            print(f"dns.py: {error}", file=sys.stderr, flush=True)
+            answers = answers[1:]
 
 
 def main(address, port, hosts="/etc/hosts"):

@@ -2,15 +2,20 @@
 """libkopi.so.1 by ctypes: structs and functions of kopi.h, and errors as exceptions.
 
 The functions are called with the interpreter's lock held, which makes the calls of several threads take turns:
-a channel belongs to one thread at a time. None of them sleeps.
+a channel belongs to one thread at a time. None of them sleeps. An interpreter without that lock is refused.
 """
 
 import ctypes
 import errno
 import os
 import socket
+import sys
 from ctypes import (POINTER, Structure, c_char_p, c_int, c_size_t, c_ssize_t, c_uint8, c_uint16, c_uint32, c_uint64,
                     c_void_p)
+
+# ctypes.PyDLL holds nothing there.
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    raise ImportError("kopi needs the global interpreter lock, without which this Python runs: set PYTHON_GIL=1")
 
 CHAIN_MAX = 160
 CHANNEL_GSO, CHANNEL_GRO, CHANNEL_GRO_MERGED = 1, 2, 4

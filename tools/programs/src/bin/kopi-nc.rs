@@ -31,7 +31,8 @@ const DATAGRAM_MAX: usize = 65507;
   kopi-nc -n 1 192.0.2.1 7777 <<< hello      # send a line, wait for one answer
   kopi-nc --whole 2001:db8::1 9 < picture    # all of a file as one datagram
 
-A listener answers the peer whose datagram came last. Exit status: 0 at the end,
+A listener answers the peer whose datagram came last, unless that came from port 0,
+to which nothing can be sent. Exit status: 0 at the end,
 1 if fewer datagrams than -n came before the time of -w was over, 2 after an
 error (one that the peer's host reported, too)."
 )]
@@ -52,7 +53,7 @@ struct Options {
     #[arg(short = 'u', hide_short_help = true)]
     udp: bool,
 
-    /// End after this many seconds without traffic, once standard input has ended
+    /// End after this many seconds without traffic; without -l, not before standard input has ended
     #[arg(short, long = "wait", value_name = "SECONDS")]
     wait: Option<f64>,
 
@@ -283,7 +284,8 @@ impl Receiver {
                     if self.verbose {
                         writeln!(io::stderr(), "{len} bytes from {from}")?;
                     }
-                    if self.listen {
+                    // Nothing can be sent to port 0.
+                    if self.listen && from.port() != 0 {
                         *shared.peer.lock().unwrap_or_else(PoisonError::into_inner) = Some(from);
                         shared.peer_known.notify_all();
                     }

@@ -143,7 +143,7 @@ pub(crate) fn check(data: &[u8]) -> Result<Content, Corrupt> {
     if magic != MAGIC || len as usize != data.len() || hasher.finalize() != checksum {
         return Err(Corrupt);
     }
-    Ok(Content::Full(Header {
+    let header = Header {
         seed: u64::from_le_bytes(fields.take()),
         sequence: u32::from_le_bytes(fields.take()),
         total: u32::from_le_bytes(fields.take()),
@@ -153,7 +153,11 @@ pub(crate) fn check(data: &[u8]) -> Result<Content, Corrupt> {
         },
         flow: u32::from_le_bytes(fields.take()),
         port: u16::from_le_bytes(fields.take()),
-    }))
+    };
+    if header.sizes.min > header.sizes.max {
+        return Err(Corrupt);
+    }
+    Ok(Content::Full(header))
 }
 
 /// Takes fields from the front.
@@ -247,6 +251,18 @@ mod tests {
             data.pop();
             assert_eq!(check(&data), Err(Corrupt), "{len} less one");
         }
+    }
+
+    /// It would be computed with, and the checksum is anybody's to make.
+    #[test]
+    fn sizes_that_are_none_are_seen() {
+        let mut data = vec![];
+        make(&header(50, 50, 1), &mut data);
+        data[28..30].copy_from_slice(&51u16.to_le_bytes());
+        data[4..8].fill(0);
+        let checksum = crc32fast::hash(&data);
+        data[4..8].copy_from_slice(&checksum.to_le_bytes());
+        assert_eq!(check(&data), Err(Corrupt));
     }
 
     #[test]

@@ -40,7 +40,7 @@ enum Command {
     Send(send::Options),
     /// Receive from a `kopi-gen send`, check and acknowledge
     Recv(recv::Options),
-    /// Send datagrams as fast as they go, without acknowledgements
+    /// Send datagrams as fast as they go, without acknowledgements, to a `kopi-gen sink`
     Flood(flood::FloodOptions),
     /// Receive and count
     Sink(flood::SinkOptions),

@@ -24,7 +24,7 @@ pub(crate) struct Options {
     #[arg(long, short, value_name = "ADDR:PORT")]
     bind: SocketAddr,
 
-    /// Number of datagrams to wait for
+    /// Number of datagrams to wait for: those of a sender that sends more count as corrupt
     #[arg(long, short = 'n', value_name = "N", default_value_t = 1000)]
     count: u32,
 
@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
     writeln!(io::stdout(), "listening on {}", endpoint.local(0)?)?;
     io::stdout().flush()?;
 
-    let mut tally = Tally::default();
+    let mut tally = Tally::new(options.count);
     let mut last = Instant::now();
     let mut first = None;
     // The receivers of acknowledgements: our flow, the peer, and its flow.

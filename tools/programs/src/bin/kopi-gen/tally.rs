@@ -14,6 +14,8 @@ pub(crate) struct Tally {
     pub(crate) reordered: u32,
     /// At another port than they were sent to.
     pub(crate) wrong_flow: u32,
+    /// Datagrams of the run, at most.
+    expected: u32,
     /// A header, all of which agree but for number and flow.
     header: Option<Header>,
     seen: Vec<bool>,
@@ -23,6 +25,14 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    /// Of a run of so many datagrams at most.
+    pub(crate) fn new(expected: u32) -> Self {
+        Self {
+            expected,
+            ..Self::default()
+        }
+    }
+
     /// Takes a datagram that was received at `port`; returns the sender's flow if it is known.
     pub(crate) fn take(&mut self, data: &[u8], port: u16) -> Option<u32> {
         self.received = self.received.saturating_add(1);
@@ -45,13 +55,16 @@ impl Tally {
     }
 
     fn take_full(&mut self, header: Header, port: u16) {
-        let first = self.header.get_or_insert(header);
-        let same = (first.seed, first.total, first.sizes);
-        if same != (header.seed, header.total, header.sizes) || header.sequence >= header.total {
+        let of_run = |header: Header| (header.seed, header.total, header.sizes);
+        let same = self
+            .header
+            .is_none_or(|first| of_run(first) == of_run(header));
+        if !same || header.total > self.expected || header.sequence >= header.total {
             // Of another run.
             self.corrupt += 1;
             return;
         }
+        self.header = Some(header);
         if header.port != port {
             self.wrong_flow += 1;
         }
@@ -117,7 +130,7 @@ mod tests {
 
     #[test]
     fn all_is_well() {
-        let mut tally = Tally::default();
+        let mut tally = Tally::new(200);
         for data in datagrams(200) {
             tally.take(&data, 9);
         }
@@ -125,9 +138,28 @@ mod tests {
         assert_eq!((tally.corrupt, tally.duplicate, tally.reordered), (0, 0, 0));
     }
 
+    /// Else anybody could have the receiver take memory for as many as a header can say.
+    #[test]
+    fn more_than_are_expected_are_of_another_run() {
+        let mut tally = Tally::new(199);
+        for data in datagrams(200)
+            .iter()
+            .filter(|data| data.len() >= HEADER_LEN)
+        {
+            tally.take(data, 9);
+        }
+        assert_eq!(tally.corrupt, tally.received);
+        assert_eq!(tally.seen.len(), 0);
+        // What it expects may still come.
+        for data in datagrams(100) {
+            tally.take(&data, 9);
+        }
+        assert_eq!(tally.missing(100), 0);
+    }
+
     #[test]
     fn faults_are_found() {
-        let mut tally = Tally::default();
+        let mut tally = Tally::new(200);
         let mut datagrams = datagrams(200);
         let long: Vec<usize> = (0..200)
             .filter(|&at| datagrams[at].len() > HEADER_LEN)
