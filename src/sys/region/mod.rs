@@ -208,12 +208,7 @@ impl Region {
     ///
     /// `EINVAL` unless the mapping is shared and covers the whole region; `EPERM` if it is
     /// executable.
-    pub(crate) fn map<T: Send + Sync>(
-        &self,
-        vma: &Vma,
-        owner: Arc<T>,
-        inherited: bool,
-    ) -> Result {
+    pub(crate) fn map<T: Send + Sync>(&self, vma: &Vma, owner: Arc<T>, inherited: bool) -> Result {
         let raw = vma.0;
         // SAFETY: By the invariants, `vma` is the argument of a running mmap operation, whose
         // caller holds the lock of the process's memory map for writing.
