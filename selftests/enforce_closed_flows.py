@@ -39,8 +39,8 @@ def left(tap):
 
 for module in ("vrf", "sch_netem"):
     subprocess.run(["modprobe", "-q", module], check=False)
-begin()
 with ruled():
+    begin()
     subprocess.run(["ip", "-batch", "-"], input=SETUP, text=True, check=True)
     subprocess.run("tc qdisc add dev vrf0 root netem delay 300ms".split(), check=True)
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))

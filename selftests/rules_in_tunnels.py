@@ -47,8 +47,10 @@ with namespace("peer"):
     tap = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
     tap.bind(("eth1", 0))
     tap.settimeout(60)
-begin()
 with ruled() as ynl:
+    begin()
+    kopictl("rule", "enforce", "off")
+    kopictl("rule", "flush")
     subprocess.run(["ip", "addr", "add", f"{VIRTUAL}/32", "dev", "lo"], check=True)
     control = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
     control.setsockopt(socket.SOL_IP, IP_VS_SO_SET_ADD, service())

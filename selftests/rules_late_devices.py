@@ -78,7 +78,8 @@ with ruled() as ynl:
     for way in (by_flow, by_ring):
         got = late(way)
         check(f"{way.__name__}: refused by its device, but by no other name", got == EXPECTED, got)
-begin()
+with namespace("host"):
+    begin()
 with namespace("host"), Program(IMPOSTOR) as program:
     kopictl("restore", "-", given="enforce on\ndefault allow\ndevice late0 deny\n")
 

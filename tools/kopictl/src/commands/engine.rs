@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn the_module_has_the_same_defaults() {
         let module = include_str!("../../../../src/netlink/engines.rs");
-        assert!(module.contains(&format!("DEFAULT_IDLE: u64 = {IDLE};")));
+        assert!(module.contains(&format!("DEFAULT_IDLE_US: u64 = {IDLE};")));
         assert!(module.contains(&format!("DEFAULT_BUDGET: u32 = {BUDGET};")));
     }
 
