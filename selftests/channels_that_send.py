@@ -111,8 +111,10 @@ def sends():
     second.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(channel.sock))
     channel.send(0, b"of the first", flow_number=kopi.number_of(channel.sock))
     kopi.fcntl.ioctl(second.fileno(), kopi.DOORBELL, BELL_TX | BELL_SEND)
-    kopi.check("another flow's descriptor doesn't send it", errors(channel) == [errno.EBADF])
+    kopi.check("another flow's descriptor doesn't send it, nor complete it", errors(channel) == [])
     kopi.fails("nor did it arrive", errno.EAGAIN, lambda: other.recv(9))
+    channel.bell(BELL_TX | BELL_SEND)
+    kopi.check("its own does", errors(channel) == [0] and other.recv(99) == b"of the first")
     kopi.fails("it doesn't ring for all flows: EPERM", errno.EPERM,
                lambda: kopi.fcntl.ioctl(second.fileno(), kopi.DOORBELL, BELL_TX))
     kopi.fails("nor has it the rings mapped: EPERM", errno.EPERM, lambda: kopi.Channel.of(second))
@@ -228,6 +230,33 @@ def rules_and_owner():
         subprocess.run(["kopictl", "rule", "del", added.stdout.strip()], check=True)
 
 
+def passed_flow():
+    """Who is passed a flow of a channel rings for that flow, and is its user, and of no other of the channel."""
+    maker, other = sender()
+    first, second = kopi.flow(), kopi.flow()
+    for flow in (first, second):
+        flow.connect(other.getsockname())
+        flow.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(maker.sock))
+    maker.send(0, b"mine", flow_number=kopi.number_of(first))
+
+    def charlie():
+        become(ALICE)
+        kopi.fcntl.ioctl(second.fileno(), kopi.DOORBELL, BELL_TX | BELL_SEND)
+
+    denies = ["kopictl", "rule", "add", "user", str(ALICE), "deny"]
+    handle = subprocess.run(denies, capture_output=True, text=True, check=True).stdout.strip()
+    try:
+        kopi.check("another user rings", os.waitpid(kopi.in_child(charlie), 0)[1] == 0)
+        other.settimeout(20)
+        kopi.check("which changes nothing in the ring", errors(maker) == [])
+        kopi.fcntl.ioctl(first.fileno(), kopi.DOORBELL, BELL_TX | BELL_SEND)
+        kopi.check("a flow that wasn't passed isn't under the rule for that user",
+                   errors(maker) == [0] and other.recv(9) == b"mine")
+        kopi.check("nor has it an error", first.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0)
+    finally:
+        subprocess.run(["kopictl", "rule", "del", handle], check=True)
+
+
 def become(uid):
     """Gives up all that another user hasn't."""
     os.setgroups([])
@@ -293,7 +322,7 @@ def guests():
 
 
 def main():
-    for part in (receives, is_not_inherited, waits, sends, full, corks, corks_while_sending, rules_and_owner, guests):
+    for part in (receives, is_not_inherited, waits, sends, full, corks, corks_while_sending, rules_and_owner, passed_flow, guests):
         kopi.attempt(part)
     kopi.finish()
 

@@ -144,6 +144,22 @@ def rates_by_peer(ynl, near):
     drain(near)
 
 
+def batches(ynl, near):
+    """Each datagram of a ring counts once, however the ring's are put together and taken apart."""
+    for what, proto, address in (("IPv4", 0, (LOCAL, PORT)), ("IPv6", kopi.UDP6, ("::1", PORT, 0, 0))):
+        for meta in (None, {"tos": 2}):
+            add(ynl, remote_port_min=PORT, verdict="allow")
+            channel = kopi.Channel(bound(address[0], proto), flags=kopi.GSO)
+            for number in range(60):
+                channel.send(number, b"x" * (400 if number % 3 else 1000), address, meta=meta)
+            errors = channel.complete(60)
+            found = rules(ynl)[0]
+            check(f"{what}, {meta}: sixty are sixty", (found["packets"], found["bytes"], drain(near)) ==
+                  (60, 36000, (60, 36000)) and not any(errors), (found, errors))
+            channel.sock.close()
+            ask(ynl, "ruleset-set")
+
+
 def source_routes(ynl):
     """A datagram that goes by way of another host counts for where it goes in the end."""
     far, far6 = PEER, "2001:db8::2"
@@ -397,6 +413,7 @@ with ruled() as netlink:
     addresses(netlink, receiver)
     any_addresses(netlink)
     drain(receiver)
+    batches(netlink, receiver)
     source_routes(netlink)
     rates(netlink, receiver)
     rates_by_peer(netlink, receiver)

@@ -262,10 +262,11 @@ struct kopi_stats {
 #define KOPI_BELL_WAIT_RX	(1u << 1)
 #define KOPI_BELL_WAIT_COMPLETION (1u << 2)
 /*
- * With TX: as sendmmsg(2) with MSG_DONTWAIT on this descriptor. Entries of other flows
- * than its own fail (EBADF). What a full send buffer would hold up fails (EAGAIN). After
- * a packet that fails, the others are not sent (ECANCELED). All payload is copied, so
- * that everything has completed on return. At most 1024 entries are taken.
+ * With TX: as sendmmsg(2) with MSG_DONTWAIT on this descriptor, up to the first entry of
+ * another flow than its own, which stays in TX with all behind it. What a full send
+ * buffer would hold up fails (EAGAIN). After a packet that fails, the others are not sent
+ * (ECANCELED). All payload is copied, so that all that was taken has completed on return.
+ * At most 1024 entries are taken.
  */
 #define KOPI_BELL_SEND		(1u << 3)
 

@@ -65,6 +65,15 @@ impl Flow {
         Ok(channel)
     }
 
+    /// The same for who has packets of this flow sent, and of no other: it is that process's, as by sendmsg().
+    pub(super) fn channel_to_send_by(&self, sk: &Sock) -> Result<&Arc<Channel>> {
+        let channel = self.usable_channel()?;
+        if let Some(policy) = self.policy_in_force() {
+            policy.identify_if_new(sk)?;
+        }
+        Ok(channel)
+    }
+
     /// Puts the flow on the channel of another one: `EPERM` if they are of two users, but for an
     /// administrator, and for a process that puts a flow on its own user's channel that only sends.
     /// That is what servers do which open their sockets as root, and give up root then. They hold the

@@ -286,7 +286,7 @@ unsafe impl Protocol for Flow {
             let flags = u32::try_from(argument).map_err(|_| EINVAL)?;
             let channel = match flags & abi::BELL_SEND {
                 0 => self.whole_channel()?,
-                _ => self.usable_channel()?,
+                _ => self.channel_to_send_by(socket.sk())?,
             };
             if flags & abi::BELL_WAIT_RX != 0 {
                 bring_in(channel, socket);

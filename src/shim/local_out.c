@@ -85,14 +85,19 @@ static struct sock *tunnel_sock(struct sock *sk)
 
 /*
  * Whether a packet has another one of the same sock in it, which was judged before. Tunnels that leave the sock in
- * both places do so: ip_vs_tunnel_xmit() of IPIP and GRE, pptp_xmit(), seg6_output() with nf_hooks_lwtunnel (7.3.4).
- * They don't all set skb->encapsulation, and the transport header isn't that of the outer packet. What can't be
- * parsed is judged.
+ * both places do so: ip_vs_tunnel_xmit(), pptp_xmit(), seg6_output() with nf_hooks_lwtunnel (7.3.4). They don't all
+ * set skb->encapsulation, and the transport header need not be that of the outer packet, which can be one of UDP
+ * (GUE of IPVS). What can't be parsed is judged.
  */
 static bool is_wrapped(const struct sk_buff *skb, const struct sock *sk, const struct nf_hook_state *state)
 {
 	unsigned int offset = 0;
 
+#if IS_ENABLED(CONFIG_IP_VS)
+	/* A packet is new to IPVS when this hook has it first. */
+	if (skb->ipvs_property)
+		return true;
+#endif
 	if (state->pf == NFPROTO_IPV4)
 		return ip_hdr(skb)->protocol != sk->sk_protocol;
 	/* Options may come before the transport header. */

@@ -17,6 +17,8 @@ pub(super) struct Call(Option<Sending>);
 pub(super) enum Held {
     /// Calls about the flow's options are under way.
     Busy,
+    /// The call is about another flow.
+    Others,
     /// It is completed with this error.
     Refused(Error),
 }
@@ -45,23 +47,21 @@ impl Call {
     /// Why a packet of the flow isn't sent now, by this call, or by a channel that only sends.
     #[inline]
     pub(super) fn withholds(&self, channel: &Channel, flow: &Flow) -> Option<Held> {
-        if flow.is_busy() {
-            return Some(Held::Busy);
-        }
         if self.0.is_none() && !channel.is_tx_only() {
-            return None;
+            return flow.is_busy().then_some(Held::Busy);
         }
-        self.reason(channel, flow).map(Held::Refused)
+        self.reason(channel, flow)
     }
 
     // Apart from what all packets go through, as settle_call().
     #[cold]
     #[inline(never)]
-    fn reason(&self, channel: &Channel, flow: &Flow) -> Option<Error> {
+    fn reason(&self, channel: &Channel, flow: &Flow) -> Option<Held> {
         match &self.0 {
-            Some(call) if call.failed => Some(ecanceled()),
-            Some(call) if call.flow != flow.number() => Some(EBADF),
-            _ if channel.is_tx_only() && !flow.sends_by_ring() => Some(eopnotsupp()),
+            Some(call) if call.flow != flow.number() => Some(Held::Others),
+            _ if flow.is_busy() => Some(Held::Busy),
+            Some(call) if call.failed => Some(Held::Refused(ecanceled())),
+            _ if channel.is_tx_only() && !flow.sends_by_ring() => Some(Held::Refused(eopnotsupp())),
             _ => None,
         }
     }

@@ -100,9 +100,12 @@ impl Channel {
     /// Takes what is in the TX ring, as far as it can be sent now; gives the number of descriptors.
     ///
     /// `EPROTO` when the ring's index makes no sense, `ENOMEM`. Process context.
-    /// With the number of a flow, sends as BELL_SEND says.
+    /// With the number of a flow, sends as BELL_SEND says, by whoever has that flow's descriptor: nobody else's flows
+    /// are the caller's then.
     pub(crate) fn transmit(this: &Arc<Self>, only: Option<u32>) -> Result<u32> {
-        this.user().record_current()?;
+        if only.is_none() {
+            this.user().record_current()?;
+        }
         let mut call = Call::of(only);
         let mut left = only.map_or(u32::MAX, |_| BELL_SEND_MAX);
         let mut taken = 0u32;
@@ -299,10 +302,13 @@ impl Sender {
         if let Some(held) = self.call.withholds(channel, flow) {
             return self.hold_back(channel, held);
         }
+        let (to, sk) = ((socket, flow), socket.sk());
         let segmentation = Segmentation::of(socket, segment);
+        let batch = &mut self.batch;
+        let (batched, segmentation) = self.output.batched(channel, to, batch, meta, segmentation);
+        let (count, bytes) = (self.batch.count(), self.batch.bytes());
         let datagrams = self.batch.datagrams(segmentation.size);
 
-        let sk = socket.sk();
         let outcome = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
         if let Some((counter, error)) = judge::refusal(flow, outcome) {
             judge::show_refused(
@@ -319,11 +325,6 @@ impl Sender {
         }
         self.output.message.judged = self.passed.judged();
         let output = &mut self.output;
-        let to = (socket, flow);
-        let (batched, segmentation) =
-            output.batched(channel, to, &mut self.batch, meta, segmentation);
-        let (count, bytes) = (self.batch.count(), self.batch.bytes());
-        let datagrams = self.batch.datagrams(segmentation.size);
         let direct = &mut output.direct;
         direct.look_ahead(number, count, |ahead| self.ring.peek(ahead).flow);
 
@@ -358,6 +359,8 @@ impl Sender {
     fn hold_back(&mut self, channel: &Arc<Channel>, held: Held) -> Progress {
         match held {
             Held::Refused(error) => self.finish(channel, error),
+            // It isn't the caller's to send, nor to complete.
+            Held::Others => Progress::Stop,
             // As if the send buffer were full.
             Held::Busy if self.call.is_under_way() => self.finish(channel, EAGAIN),
             Held::Busy => {
