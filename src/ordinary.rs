@@ -76,7 +76,7 @@ impl Ordinary {
         if !policy.net().are_enforced() {
             return Ok(());
         }
-        let judged = peer.map(|peer| peer.or_own(|| sk.source()));
+        let judged = peer.and_then(|peer| sk.reached(peer));
         let permission = policy.may_exchange(&caller, sk, direction, judged.as_ref());
         permission.map_err(|_| {
             notify_refused(policy, sk, Refused::Call(call, peer), || {
@@ -176,9 +176,8 @@ impl JudgesOrdinary for Ordinary {
             }
             SocketCall::Connect => {
                 let caller = policy.identify(sk)?;
-                to.map_or(Ok(()), |to| {
-                    policy.may_connect(Some(&caller), sk, &to.or_own(|| sk.source()))
-                })
+                to.and_then(|to| sk.reached(to))
+                    .map_or(Ok(()), |to| policy.may_connect(Some(&caller), sk, &to))
             }
             SocketCall::Listen => {
                 let caller = policy.identify(sk)?;

@@ -120,9 +120,8 @@ unsafe impl Protocol for Flow {
     fn may_connect(&self, socket: &Socket, name: &Name) -> Result {
         let policy = self.policy();
         let caller = policy.identify(socket.sk())?;
-        match name.peer() {
+        match name.peer().and_then(|peer| socket.sk().reached(peer)) {
             Some(peer) => {
-                let peer = peer.or_own(|| socket.sk().source());
                 let decision = policy.may_connect(Some(&caller), socket.sk(), &peer);
                 self.permit(socket, decision, |stopped| {
                     Event::ConnectDenied(stopped, peer)
@@ -217,7 +216,7 @@ unsafe impl Protocol for Flow {
             Some(name) => name.peer().map(|peer| peer.or_own(|| socket.sk().source())),
             None => socket.sk().peer(),
         };
-        // Without a peer the stack gives the error.
+        // Without a peer the stack gives the error, or the packet is judged that the call becomes.
         let Some(peer) = peer else {
             return Ok(());
         };

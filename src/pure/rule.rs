@@ -181,6 +181,11 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// Whether it is at the any-address of IPv4.
+    pub fn is_anywhere_ipv4(&self) -> bool {
+        unmapped(&self.address) == Some([0; 4])
+    }
+
     /// With the address that a packet to the any-address has, if its socket sends from `source`: that one
     /// in IPv4, as ip_route_output_key_hash_rcu() chooses it, else the loopback address. A socket of IPv6 that
     /// sends from an address of IPv4 means IPv4 by ::, as for udpv6_sendmsg().

@@ -437,6 +437,16 @@ impl Sock {
         }
     }
 
+    /// The peer that is reached by the address that a call gives; `None` where that is known by the packet only: of a
+    /// sock that is bound to a device, ip_route_output_key_hash_rcu() sends what is for the any-address to the
+    /// device's own. Any context.
+    pub(crate) fn reached(&self, peer: Peer) -> Option<Peer> {
+        if peer.is_anywhere_ipv4() && self.bound_device() != 0 {
+            return None;
+        }
+        Some(peer.or_own(|| self.source()))
+    }
+
     /// The device that it is bound to, or 0. Any context.
     pub(crate) fn bound_device(&self) -> i32 {
         // SAFETY: The sock is borrowed, and so valid.
