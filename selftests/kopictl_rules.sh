@@ -72,6 +72,8 @@ check "in JSON, too" eval 'kopictl restore --check --json /tmp/bad 2>/dev/null |
 check "and changes nothing" eval 'kopictl restore --check /tmp/other && [ "$(generation)" = "$now" ]'
 check "but says whether it would" eval 'kopictl restore --check --json /tmp/other | has .changed &&
 	kopictl restore --check --json /tmp/rules | has ".changed | not" && [ "$(generation)" = "$now" ]'
+(cat /tmp/rules; echo 'enforce on') >/tmp/rules_on
+check "also of enforcing" eval 'kopictl restore --check --json /tmp/rules_on | has .changed && [ "$(generation)" = "$now" ]'
 
 check "rules are saved" eval 'rule save /tmp/saved && grep -qxF "local-port 5432 comment '"'nobody else'"' deny" /tmp/saved'
 check "flush takes all away, but the default" eval 'rule default deny && rule flush && rule list --json | has \

@@ -27,6 +27,6 @@ check "a NIC is attached" eval 'in_host kopictl attach eth0 && has_program'
 check "it is taken back" "$here/../packaging/take-back"
 check "the NIC has no program" eval '! has_program'
 calls=$(grep -cx "$(stat -Lc %i /run/netns/many)" /tmp/calls)
-check "devices that are no NICs aren't asked about one by one" [ "$calls" -lt 10 ]
+check "another namespace is asked, and not about each of its devices" eval '[ "$calls" -ge 1 ] && [ "$calls" -lt 10 ]'
 echo "# $calls calls in a namespace with 300 devices"
 finish

@@ -16,7 +16,7 @@ pub(crate) fn release() -> nix::Result<String> {
 pub(crate) fn can_have_module(release: &str) -> bool {
     SERIES.iter().any(|series| {
         let rest = release.strip_prefix(series);
-        rest.is_some_and(|rest| !rest.starts_with(|letter: char| letter.is_ascii_digit()))
+        rest.is_some_and(|rest| rest.starts_with('.'))
     })
 }
 
@@ -47,7 +47,7 @@ mod tests {
 
     #[test]
     fn others_have_no_module() {
-        for release in ["7.2.13+deb13-amd64", "7.3.4", "7.3-rc5", "7.3"] {
+        for release in ["7.2.13+deb13-amd64", "7.3.4"] {
             assert!(can_have_module(release), "{release}");
         }
         for release in [
@@ -56,6 +56,7 @@ mod tests {
             "17.3.4",
             "7",
             "7.4.0",
+            "7.3-rc5",
             "?",
         ] {
             assert!(!can_have_module(release), "{release}");

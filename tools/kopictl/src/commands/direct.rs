@@ -94,7 +94,10 @@ struct Undisturbed {
 impl Undisturbed {
     /// Waits for its turn. Who may not have the lock, as one that isn't root but has the capability, goes without.
     fn begin() -> Self {
-        let turn = runtime::take_turn(TURN).ok();
+        Self::with(runtime::take_turn(TURN).ok())
+    }
+
+    fn with(turn: Option<Flock<File>>) -> Self {
         let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
         Self {
             before: signals.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok(),
@@ -454,7 +457,7 @@ mod tests {
     fn no_signal_ends_what_is_begun() {
         let is_blocked = || SigSet::thread_get_mask().unwrap().contains(Signal::SIGTERM);
         assert!(!is_blocked());
-        let undisturbed = Undisturbed::begin();
+        let undisturbed = Undisturbed::with(None);
         assert!(is_blocked());
         drop(undisturbed);
         assert!(!is_blocked());

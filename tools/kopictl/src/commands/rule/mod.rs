@@ -343,7 +343,20 @@ fn restored(options: &Restore) -> anyhow::Result<Restored> {
     if file.is_empty() {
         bail!("{name}: nothing is in it; `default allow` or `default deny` takes all rules away");
     }
-    put_in_force(&file, name, options.check)
+    let mut restored = put_in_force(&file, name, options.check)?;
+    if options.check {
+        // What the kernel checks is without it.
+        restored.changed |= changes_enforce(&file)?;
+    }
+    Ok(restored)
+}
+
+/// Whether a file would have the rules enforced that aren't now, or the other way round.
+fn changes_enforce(file: &File) -> anyhow::Result<bool> {
+    let now: Ruleset = Connection::open()?.get(Command::RulesetGet, &Ruleset::default())?;
+    Ok(file
+        .enforce
+        .is_some_and(|(_, on)| on != (now.enforce == Some(1))))
 }
 
 /// Puts the rules of a file of that name in force, or only has the kernel check them.
@@ -383,12 +396,14 @@ fn replace_all(file: &File, check: bool) -> Result<Restored, Error> {
 }
 
 /// The set that is a file's. Where it takes over the default that was `before`, nobody may have set
-/// another meanwhile.
+/// another meanwhile; nor may anybody have changed what a check compares it with.
 fn set_of(file: &File, before: &Ruleset, check: bool) -> Ruleset {
     let enforce = file.enforce.filter(|_| !check);
     Ruleset {
         default: file.default.or(before.default),
-        generation: before.generation.filter(|_| file.default.is_none()),
+        generation: before
+            .generation
+            .filter(|_| check || file.default.is_none()),
         rule: file.rules.iter().map(|(_, rule)| rule.clone()).collect(),
         check,
         enforce: enforce.map(|(_, on)| on.into()),
