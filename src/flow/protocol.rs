@@ -213,7 +213,7 @@ unsafe impl Protocol for Flow {
         };
         let caller = policy.identify_if_new(socket.sk())?;
         let peer = match name {
-            Some(name) => name.peer().map(|peer| peer.or_own(|| socket.sk().source())),
+            Some(name) => name.peer().and_then(|peer| socket.sk().reached(peer)),
             None => socket.sk().peer(),
         };
         // Without a peer the stack gives the error, or the packet is judged that the call becomes.

@@ -83,26 +83,42 @@ static struct sock *tunnel_sock(struct sock *sk)
 	return sk && sk_fullsock(sk) && is_judged(sk) && !sk->sk_kern_sock ? sk : NULL;
 }
 
+/* Whether it is a packet of GUE, which IPVS sends from a port of its own. */
+static bool is_wrapped_in_udp(const struct sk_buff *skb, const struct sock *sk)
+{
+#if IS_ENABLED(CONFIG_IP_VS)
+	const struct udphdr *uh;
+	struct udphdr place;
+
+	/* A packet is new to IPVS when this hook has it first. */
+	if (!skb->ipvs_property || !sk_is_udp(sk))
+		return false;
+	uh = skb_header_pointer(skb, skb_transport_offset(skb), sizeof(place), &place);
+	return uh && uh->source != inet_sk(sk)->inet_sport;
+#else
+	return false;
+#endif
+}
+
 /*
  * Whether a packet has another one of the same sock in it, which was judged before. Tunnels that leave the sock in
  * both places do so: ip_vs_tunnel_xmit(), pptp_xmit(), seg6_output() with nf_hooks_lwtunnel (7.3.4). They don't all
- * set skb->encapsulation, and the transport header need not be that of the outer packet, which can be one of UDP
- * (GUE of IPVS). What can't be parsed is judged.
+ * set skb->encapsulation, and the transport header need not be that of the outer packet. What can't be parsed is
+ * judged.
  */
 static bool is_wrapped(const struct sk_buff *skb, const struct sock *sk, const struct nf_hook_state *state)
 {
 	unsigned int offset = 0;
 
-#if IS_ENABLED(CONFIG_IP_VS)
-	/* A packet is new to IPVS when this hook has it first. */
-	if (skb->ipvs_property)
+	if (state->pf == NFPROTO_IPV4) {
+		if (ip_hdr(skb)->protocol != sk->sk_protocol)
+			return true;
+	} else if (ipv6_hdr(skb)->nexthdr != sk->sk_protocol &&
+		   /* Options may come before the transport header. */
+		   ipv6_find_hdr(skb, &offset, sk->sk_protocol, NULL, NULL) == -ENOENT) {
 		return true;
-#endif
-	if (state->pf == NFPROTO_IPV4)
-		return ip_hdr(skb)->protocol != sk->sk_protocol;
-	/* Options may come before the transport header. */
-	return ipv6_hdr(skb)->nexthdr != sk->sk_protocol &&
-	       ipv6_find_hdr(skb, &offset, sk->sk_protocol, NULL, NULL) == -ENOENT;
+	}
+	return is_wrapped_in_udp(skb, sk);
 }
 
 /* The sock that a packet is judged by: its own, or the listener of a SYN-ACK, whose own is a request. */

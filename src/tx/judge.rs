@@ -29,15 +29,17 @@ const NOBODY: Peer = Peer {
     port: 0,
 };
 
-/// The destination of a packet.
-fn peer_of(meta: &Meta, sk: &Sock) -> Peer {
+/// The destination of a packet; `None` where that is known by the packet only, see [`Sock::reached`].
+fn peer_of(meta: &Meta, sk: &Sock) -> Option<Peer> {
     if meta.peer_port == 0 {
-        return sk.peer().unwrap_or(NOBODY);
+        return Some(sk.peer().unwrap_or(NOBODY));
     }
-    meta.peer().or_own(|| match meta.source() {
-        Some(source) => source,
-        None => sk.source(),
-    })
+    let peer = meta.peer();
+    match meta.source() {
+        Some(source) if meta.ifindex == 0 => Some(peer.or_own(|| source)),
+        Some(_) if peer.is_anywhere_ipv4() => None,
+        _ => sk.reached(peer),
+    }
 }
 
 /// What the rules have let pass, and counted, at the head of the ring: it wasn't sent yet.
@@ -96,7 +98,11 @@ impl Passed {
         }
         let number = batch.first().flow;
         let bytes = batch.bytes();
-        let peer = peer_of(meta, sk);
+        let Some(peer) = peer_of(meta, sk) else {
+            // The hook of LOCAL_OUT judges it.
+            *self = Self::NOTHING;
+            return Outcome::Pass;
+        };
         let again = self.has(number, &peer, datagrams, bytes);
         let packets = Packets {
             datagrams,
@@ -129,8 +135,7 @@ pub(super) fn refusal(flow: &Flow, outcome: Outcome) -> Option<(&Counter, Error)
 pub(super) fn show_refused(
     channel: &Channel,
     (flow, sk): (&Flow, &Sock),
-    batch: &Batch,
-    meta: &Meta,
+    (batch, meta): (&Batch, &Meta),
     outcome: Outcome,
     segmentation: Segmentation,
 ) {
@@ -145,7 +150,7 @@ pub(super) fn show_refused(
         return;
     }
     let unsent = Unsent {
-        peer: peer_of(meta, sk),
+        peer: peer_of(meta, sk).unwrap_or(NOBODY),
         begins,
         len: batch.bytes(),
         gso_size: segmentation.segment,

@@ -437,11 +437,14 @@ impl Sock {
         }
     }
 
-    /// The peer that is reached by the address that a call gives; `None` where that is known by the packet only: of a
-    /// sock that is bound to a device, ip_route_output_key_hash_rcu() sends what is for the any-address to the
-    /// device's own. Any context.
+    /// The peer that is reached by the address that a call gives. `None` where that is known by the packet only: what
+    /// is for the any-address goes to the address of the device, if the sock is bound to one or has IP_UNICAST_IF
+    /// (ip_route_output_key_hash_rcu()). Any context.
     pub(crate) fn reached(&self, peer: Peer) -> Option<Peer> {
-        if peer.is_anywhere_ipv4() && self.bound_device() != 0 {
+        let inet = self.as_ptr().cast::<bindings::inet_sock>();
+        // SAFETY: The sock is a valid one of IP, so it begins with an inet_sock; the field is read once.
+        let by_device = || unsafe { ptr::read_volatile(&raw const (*inet).uc_index) } != 0;
+        if peer.is_anywhere_ipv4() && (self.bound_device() != 0 || by_device()) {
             return None;
         }
         Some(peer.or_own(|| self.source()))
