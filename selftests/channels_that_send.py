@@ -115,6 +115,11 @@ def sends():
     kopi.fails("nor did it arrive", errno.EAGAIN, lambda: other.recv(9))
     channel.bell(BELL_TX | BELL_SEND)
     kopi.check("its own does", errors(channel) == [0] and other.recv(99) == b"of the first")
+    channel.tx.push(1 << 30, 9, kopi.number_of(channel.sock), 0, 0)
+    kopi.fcntl.ioctl(second.fileno(), kopi.DOORBELL, BELL_TX | BELL_SEND)
+    kopi.check("nor is one that is wrong another's to complete", errors(channel) == [])
+    channel.bell(BELL_TX | BELL_SEND)
+    kopi.check("but its own's", errors(channel) == [errno.EFAULT])
     kopi.fails("it doesn't ring for all flows: EPERM", errno.EPERM,
                lambda: kopi.fcntl.ioctl(second.fileno(), kopi.DOORBELL, BELL_TX))
     kopi.fails("nor has it the rings mapped: EPERM", errno.EPERM, lambda: kopi.Channel.of(second))
@@ -257,6 +262,33 @@ def passed_flow():
         subprocess.run(["kopictl", "rule", "del", handle], check=True)
 
 
+def forked_worker():
+    """A worker, which has another user than who made the channel and the rules' consent, rings for its flow."""
+    other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    other.bind(("127.0.0.1", 0))
+    other.settimeout(20)
+    flow = kopi.flow()
+    flow.connect(other.getsockname())
+    channel = kopi.Channel(flow)
+
+    def worker():
+        become(ALICE)
+        # Of its maker, whom the rules deny it.
+        flow.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        channel.send(0, b"worker's")
+        channel.bell(BELL_TX | BELL_SEND)
+        found = errors(channel)
+        kopi.expect(found == [0], "it is sent", found)
+
+    rules = f"default deny\nuser {ALICE} allow\n"
+    subprocess.run(["kopictl", "restore", "-"], input=rules, text=True, check=True)
+    try:
+        kopi.check("a worker's doorbell makes it the user of a channel that receives, too",
+                   os.waitpid(kopi.in_child(worker), 0)[1] == 0 and other.recv(99) == b"worker's")
+    finally:
+        subprocess.run(["kopictl", "restore", "-"], input="default allow\n", text=True, check=True)
+
+
 def become(uid):
     """Gives up all that another user hasn't."""
     os.setgroups([])
@@ -322,7 +354,7 @@ def guests():
 
 
 def main():
-    for part in (receives, is_not_inherited, waits, sends, full, corks, corks_while_sending, rules_and_owner, passed_flow, guests):
+    for part in (receives, is_not_inherited, waits, sends, full, corks, corks_while_sending, rules_and_owner, passed_flow, forked_worker, guests):
         kopi.attempt(part)
     kopi.finish()
 

@@ -92,7 +92,8 @@ def by_engine():
 def by_doorbells():
     """A doorbell takes nothing of a flow that is stuck, and comes back."""
     def hostile():
-        mine, quick = bound(), bound(TX_ONLY)
+        mine, quick, third = bound(), bound(TX_ONLY), kopi.flow()
+        third.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(mine.sock))
         restrict()
         polled = select.poll()
         polled.register(mine.sock, select.POLLOUT)
@@ -102,6 +103,14 @@ def by_doorbells():
             kopi.expect(polled.poll(0) == [], "and there is no room for more")
             quick.send(0, b"stuck", plain.getsockname())
             kopi.expect(quick.bell(BELL_TX | BELL_SEND) == 1 and result(quick) == errno.EAGAIN, "EAGAIN")
+            seen = []
+            sleeper = threading.Thread(target=lambda: seen.append(polled.poll()), daemon=True)
+            sleeper.start()
+            wchan = f"/proc/self/task/{sleeper.native_id}/wchan"
+            wait_until(lambda: open(wchan, encoding="ascii").read() not in ("", "0"))
+            kopi.expect(kopi.fcntl.ioctl(third.fileno(), kopi.DOORBELL, BELL_TX | BELL_SEND) == 0, "not for another flow")
+        sleeper.join(60)
+        kopi.expect(seen == [[(mine.sock.fileno(), select.POLLOUT)]], "who sleeps for room isn't forgotten", seen)
         kopi.expect(polled.poll(10_000) == [(mine.sock.fileno(), select.POLLOUT)], "then there is room")
         kopi.expect(mine.bell() == 1 and result(mine) == 0, "and it is sent")
 

@@ -16,7 +16,7 @@ from attached import slow_device
 from control import add, ask, rules, ruled
 from equivalence import namespace, nft_counters, run_nft, sh
 from kopi import check, fails, pack_address, wait_until
-from linux import UDP_CORK, UDP_SEGMENT
+from linux import IP_UNICAST_IF, UDP_CORK, UDP_SEGMENT
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 LOCAL, PORT = "127.0.0.1", 7001
@@ -125,6 +125,28 @@ def any_addresses(ynl):
         ask(ynl, "ruleset-set")
 
 
+def by_device(ynl):
+    """Of a socket that sends by a device, the device's address is meant."""
+    index = struct.pack("=I", socket.htonl(socket.if_nametoindex("eth0")))
+    for what, option in (("bound to a device", (socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")),
+                         ("with IP_UNICAST_IF", (socket.SOL_IP, IP_UNICAST_IF, index))):
+        add(ynl, remote_address=HOST, remote_prefix=32, verdict="allow")
+        ask(ynl, "ruleset-set", {"default": "deny", "keep": True})
+        plain, channel = kopi.flow(), kopi.Channel(kopi.flow())
+        plain.setsockopt(*option)
+        channel.sock.setsockopt(*option)
+        send(plain, b"x", pack_address("0.0.0.0", PORT))
+        channel.send(0, b"r", ("0.0.0.0", PORT))
+        channel.bell()
+        error = channel.completion.pop()[4]
+        counted = [rule["packets"] for rule in rules(ynl)]
+        check(f"a socket {what}: the device's address", counted == [2] and not error, (counted, error))
+        plain.connect(("0.0.0.0", PORT))
+        plain.close()
+        channel.sock.close()
+        ask(ynl, "ruleset-set")
+
+
 def rates_by_peer(ynl, near):
     """Two rates, each for other peers: each holds, in whatever order the peers come."""
     add(ynl, remote_address="127.0.0.2", rate_packets=1, burst=10)
@@ -158,6 +180,25 @@ def batches(ynl, near):
                   (60, 36000, (60, 36000)) and not any(errors), (found, errors))
             channel.sock.close()
             ask(ynl, "ruleset-set")
+
+
+def marks_by_peer(ynl):
+    """Datagrams to peers whose rules have other marks take other routes, however they alternate."""
+    sh("nsenter --net=/run/netns/host bash -c 'ip link add wide0 type dummy; ip addr add 2001:db8:8::1/64 dev wide0 nodad; "
+       "ip link set wide0 up; ip -6 route add 2001:db8:8::/64 dev wide0 mtu 1280 table 100; ip -6 rule add fwmark 2 table 100; "
+       "for peer in 2 3; do ip neigh add 2001:db8:8::$peer lladdr 2:2:2:2:2:2 dev wide0; done'")
+    for last, mark in ((2, 1), (3, 2)):
+        add(ynl, remote_address=f"2001:db8:8::{last}", remote_prefix=128, mark=mark)
+    channel = kopi.Channel(bound("::", kopi.UDP6), flags=kopi.GSO)
+    errors = []
+    for _ in range(4):
+        for number in range(8):
+            channel.send(number, b"x" * 1400, (f"2001:db8:8::{2 + number // 4}", PORT, 0, 0))
+        errors += channel.complete(8)
+    check("a batch goes by the route of its own mark", not any(errors), errors)
+    channel.sock.close()
+    sh("nsenter --net=/run/netns/host bash -c 'ip -6 rule del fwmark 2 table 100; ip -6 route flush table 100; ip link del wide0'")
+    ask(ynl, "ruleset-set")
 
 
 def source_routes(ynl):
@@ -412,8 +453,10 @@ with namespace("host"):
 with ruled() as netlink:
     addresses(netlink, receiver)
     any_addresses(netlink)
+    by_device(netlink)
     drain(receiver)
     batches(netlink, receiver)
+    marks_by_peer(netlink)
     source_routes(netlink)
     rates(netlink, receiver)
     rates_by_peer(netlink, receiver)

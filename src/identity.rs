@@ -4,7 +4,7 @@
 //!
 //! A process becomes a flow's owner by socket() or accept() that makes the flow, by bind(), connect() and
 //! listen(), and by bringing it to a channel; while there are rules, also by accept() of a listener, and by
-//! calls that send or read. Of an ordinary socket it is each call that is judged.
+//! calls that send or read, as a doorbell with BELL_SEND does. Of an ordinary socket it is each call that is judged.
 //!
 //! A process that uses a channel may send by any of its flows, and reads what all of them get. So
 //! the user is noted once for the channel, and a flow on it has the later of two identities: its
@@ -148,7 +148,8 @@ fn was_started_by(ids: (u32, u32), had_capabilities: bool) -> bool {
     context::is_secure() && (context::current_euid() == 0 || are_own() && !had_capabilities)
 }
 
-/// The process that used a channel last, by its doorbell or by mapping it.
+/// The process that used a channel last, by its doorbell or by mapping it. Of a channel that only sends, a doorbell
+/// with BELL_SEND is about one flow, and doesn't count.
 #[pin_data]
 pub(crate) struct ChannelUser {
     #[pin]

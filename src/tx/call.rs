@@ -17,8 +17,6 @@ pub(super) struct Call(Option<Sending>);
 pub(super) enum Held {
     /// Calls about the flow's options are under way.
     Busy,
-    /// The call is about another flow.
-    Others,
     /// It is completed with this error.
     Refused(Error),
 }
@@ -37,6 +35,11 @@ impl Call {
             flow,
             failed: false,
         }))
+    }
+
+    /// Whether one is, which is about another flow than that of the number.
+    pub(super) fn is_of_another(&self, flow: u32) -> bool {
+        self.0.as_ref().is_some_and(|call| call.flow != flow)
     }
 
     /// Whether one is.
@@ -58,7 +61,8 @@ impl Call {
     #[inline(never)]
     fn reason(&self, channel: &Channel, flow: &Flow) -> Option<Held> {
         match &self.0 {
-            Some(call) if call.flow != flow.number() => Some(Held::Others),
+            // Whoever shares the memory has changed it since `Sender::step` looked.
+            Some(call) if call.flow != flow.number() => Some(Held::Refused(EBADF)),
             _ if flow.is_busy() => Some(Held::Busy),
             Some(call) if call.failed => Some(Held::Refused(ecanceled())),
             _ if channel.is_tx_only() && !flow.sends_by_ring() => Some(Held::Refused(eopnotsupp())),

@@ -88,6 +88,11 @@ pub(super) enum Batched {
 }
 
 impl Batched {
+    /// Whether that follows from a route.
+    pub(super) fn is_by_route(self) -> bool {
+        self == Self::Fitting
+    }
+
     /// Whether an error may be one of the GSO packet, not of the packets in it: then they go one by one.
     fn can_split(self, error: Error) -> bool {
         match self {

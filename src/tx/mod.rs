@@ -100,10 +100,10 @@ impl Channel {
     /// Takes what is in the TX ring, as far as it can be sent now; gives the number of descriptors.
     ///
     /// `EPROTO` when the ring's index makes no sense, `ENOMEM`. Process context.
-    /// With the number of a flow, sends as BELL_SEND says, by whoever has that flow's descriptor: nobody else's flows
-    /// are the caller's then.
+    /// With the number of a flow, sends as BELL_SEND says. On a channel that only sends, whoever has that flow's
+    /// descriptor may: the others aren't the caller's then.
     pub(crate) fn transmit(this: &Arc<Self>, only: Option<u32>) -> Result<u32> {
-        if only.is_none() {
+        if only.is_none() || !this.is_tx_only() {
             this.user().record_current()?;
         }
         let mut call = Call::of(only);
@@ -118,8 +118,8 @@ impl Channel {
             };
             taken = taken.saturating_add(count);
             left = waiting.min(left).saturating_sub(count);
-            // A call leaves nothing in the ring unless it is killed: what the program sends in its place
-            // would be sent twice.
+            // A call leaves nothing of its flow in the ring unless it is killed: what the program sends in
+            // its place would be sent twice.
             let is_over = if call.is_under_way() {
                 fatal_signal_pending()
             } else {
@@ -279,6 +279,12 @@ impl Sender {
             self.skip();
             return self.discard(channel, Bad::Chain);
         }
+        let head = self.ring.peek(0).flow;
+        if self.call.is_of_another(head) && self.sockets.get(head).is_some() {
+            // It isn't the caller's to send, nor to complete. Whoever waited for its room has been forgotten.
+            channel.wake_writers();
+            return Progress::Stop;
+        }
         let mut meta = Meta::default();
         match self.validate(channel, available, &mut meta) {
             Found::Packet(segment) => self.send(channel, &meta, segment),
@@ -302,7 +308,7 @@ impl Sender {
         if let Some(held) = self.call.withholds(channel, flow) {
             return self.hold_back(channel, held);
         }
-        let (to, sk) = ((socket, flow), socket.sk());
+        let (to, sk, mark) = ((socket, flow), socket.sk(), socket.sk().mark());
         let segmentation = Segmentation::of(socket, segment);
         let batch = &mut self.batch;
         let (batched, segmentation) = self.output.batched(channel, to, batch, meta, segmentation);
@@ -314,8 +320,7 @@ impl Sender {
             judge::show_refused(
                 channel,
                 (flow, sk),
-                &self.batch,
-                meta,
+                (&self.batch, meta),
                 outcome,
                 segmentation,
             );
@@ -323,10 +328,14 @@ impl Sender {
             flow.counters.tx_taken.add(datagrams);
             return self.finish(channel, error);
         }
+        if batched.is_by_route() && sk.mark() != mark {
+            // A rule's mark has just come, by which another route may be taken.
+            return Progress::Took(0);
+        }
         self.output.message.judged = self.passed.judged();
-        let output = &mut self.output;
-        let direct = &mut output.direct;
-        direct.look_ahead(number, count, |ahead| self.ring.peek(ahead).flow);
+        let (output, ring) = (&mut self.output, &self.ring);
+        let flow_at = |ahead| ring.peek(ahead).flow;
+        output.direct.look_ahead(number, count, flow_at);
 
         let (result, notification) = output.hand_over(channel, to, &self.batch, meta, segmentation);
         // Even if nothing completes: what was reserved by reference may come back later.
@@ -337,12 +346,11 @@ impl Sender {
         let verdict = self.call.settle(channel, decided);
         let descs = self.batch.descs();
         let by_reference = self.done.settle(channel, descs, verdict, notification);
-        if let Verdict::Stay(progress) = verdict {
-            return progress;
-        }
-        if let Verdict::Stay(_) = decided {
+        match (verdict, decided) {
+            (Verdict::Stay(progress), _) => return progress,
             // A call that fails for a full send buffer: the packet isn't counted, since it may come again.
-            return self.release();
+            (_, Verdict::Stay(_)) => return self.release(),
+            _ => {}
         }
         self.passed.spend(datagrams, bytes);
         count_sent(flow, result, (datagrams, bytes), by_reference);
@@ -359,8 +367,6 @@ impl Sender {
     fn hold_back(&mut self, channel: &Arc<Channel>, held: Held) -> Progress {
         match held {
             Held::Refused(error) => self.finish(channel, error),
-            // It isn't the caller's to send, nor to complete.
-            Held::Others => Progress::Stop,
             // As if the send buffer were full.
             Held::Busy if self.call.is_under_way() => self.finish(channel, EAGAIN),
             Held::Busy => {

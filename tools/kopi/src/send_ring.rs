@@ -164,7 +164,8 @@ impl SendRing {
     /// Sends what was written, by the flow that `fd` is now.
     ///
     /// An error means that the descriptor is not a flow on this channel (any more), or that the
-    /// kernel refuses: then nothing was sent.
+    /// kernel refuses: then nothing was sent. Nothing was sent either, without an error, if it is another
+    /// flow of the channel than the datagrams'.
     pub fn send(&mut self, fd: RawFd) -> io::Result<Sent> {
         let (start, _) = self.tx.positions();
         self.tx.submit();

@@ -122,14 +122,14 @@ unsafe fn by_ring(
         }) => match error {
             // There is no room, which may have to be waited for.
             libc::EAGAIN => Outcome::Some(count),
-            // It has been corked; or it is another flow; or rings can't say why.
+            // It has been corked; or its number is no flow's any more; or rings can't say why.
             libc::EOPNOTSUPP | libc::EBADF | libc::EINVAL | libc::EFAULT => {
                 leave_ring(fd, place, ipv6);
                 Outcome::Some(count)
             }
             error => Outcome::Failed(count, error),
         },
-        // It is something else by now.
+        // It is something else by now, or another flow of the channel: nothing was sent.
         Ok(_) | Err(_) => {
             leave_ring(fd, place, ipv6);
             Outcome::Plain
