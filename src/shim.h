@@ -646,6 +646,7 @@ bool kopi_mon_is(const struct net_device *dev);
 
 /* shim/kopirx.c */
 struct net_device *kopi_redirect_new(struct net *net, void *receiver);
+void kopi_redirect_is_up(const struct net_device *dev);
 bool kopi_redirect_is(const struct net_device *dev);
 
 /* Rust functions that the C above calls. */
@@ -669,7 +670,7 @@ void kopi_on_tcp_probe(struct sock *sk, struct sk_buff *skb);
 int kopi_mon_open(struct net_device *dev);
 int kopi_mon_stop(struct net_device *dev);
 void kopi_mon_unprobe(struct work_struct *work);
-int kopi_redirect_open(void *receiver);
+void kopi_redirect_up(void *receiver);
 void kopi_redirect_stop(void *receiver);
 int kopi_redirect_xmit(void *receiver, int n, struct xdp_frame **frames, u32 flags);
 

@@ -7,11 +7,6 @@
 
 #include "../shim.h"
 
-static int redirect_open(struct net_device *dev)
-{
-	return kopi_redirect_open(*(void **)netdev_priv(dev));
-}
-
 static int redirect_stop(struct net_device *dev)
 {
 	kopi_redirect_stop(*(void **)netdev_priv(dev));
@@ -30,7 +25,6 @@ static netdev_tx_t redirect_start_xmit(struct sk_buff *skb, struct net_device *d
 }
 
 static const struct net_device_ops redirect_ops = {
-	.ndo_open = redirect_open,
 	.ndo_stop = redirect_stop,
 	.ndo_start_xmit = redirect_start_xmit,
 	.ndo_xdp_xmit = redirect_xdp_xmit,
@@ -59,6 +53,12 @@ struct net_device *kopi_redirect_new(struct net *net, void *receiver)
 		*(void **)netdev_priv(dev) = receiver;
 	}
 	return dev;
+}
+
+/* Not as ndo_open: the kernel gives a device no frames before that has returned. */
+void kopi_redirect_is_up(const struct net_device *dev)
+{
+	kopi_redirect_up(*(void **)netdev_priv(dev));
 }
 
 bool kopi_redirect_is(const struct net_device *dev)

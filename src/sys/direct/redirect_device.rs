@@ -27,7 +27,7 @@ pub(crate) trait FrameReceiver: Send + Sync + 'static {
     /// Makes the program redirect to the device of this index. Under RTNL.
     fn redirects_to(&self, ifindex: u32);
 
-    /// The redirect device has come up: `ENOMEM`. Under RTNL.
+    /// The redirect device takes frames now: `ENOMEM`. Under RTNL.
     fn open(&self) -> Result;
 
     /// The redirect device goes down. Under RTNL.
@@ -79,14 +79,17 @@ impl<R: FrameReceiver> RedirectDevice<R> {
         device.receiver.redirects_to(device.ifindex());
         // SAFETY: The device is registered, and RTNL is held.
         to_result(unsafe { bindings::dev_open(dev.as_ptr(), core::ptr::null_mut()) })?;
+        // Once more, to know whether there is memory for it.
+        reopen(&*device.receiver)?;
         Ok(device)
     }
 
     /// Lets the receiver decide anew whether it takes frames, after the NIC's features have
     /// changed. Under RTNL.
     pub(crate) fn follow(&self) {
-        self.receiver.close();
-        if self.is_up() && self.receiver.open().is_err() {
+        if !self.is_up() {
+            self.receiver.close();
+        } else if reopen(&*self.receiver).is_err() {
             pr_debug!("a device doesn't take frames: no memory\n");
         }
     }
@@ -112,15 +115,23 @@ impl<R: FrameReceiver> Drop for RedirectDevice<R> {
     }
 }
 
-/// The body of `kopi_redirect_open`.
+/// Has a receiver decide anew whether it takes frames: `ENOMEM`. Under RTNL.
+fn reopen(receiver: &impl FrameReceiver) -> Result {
+    receiver.close();
+    receiver.open()
+}
+
+/// The body of `kopi_redirect_up`.
 ///
 /// # Safety
 ///
-/// Must be called under RTNL, when a [`RedirectDevice<R>`] with this receiver comes up.
-pub(crate) unsafe fn open<R: FrameReceiver>(receiver: *mut c_void) -> c_int {
+/// Must be called under RTNL, when a [`RedirectDevice<R>`] with this receiver has come up.
+pub(crate) unsafe fn up<R: FrameReceiver>(receiver: *mut c_void) {
     // SAFETY: The caller passes the receiver of a device, which outlives the device.
-    let opened = unsafe { (*receiver.cast::<R>()).open() };
-    opened.map_or_else(|error| error.to_errno(), |()| 0)
+    let opened = unsafe { reopen(&*receiver.cast::<R>()) };
+    if opened.is_err() {
+        pr_debug!("a device doesn't take frames: no memory\n");
+    }
 }
 
 /// The body of `kopi_redirect_stop`.
@@ -177,10 +188,10 @@ macro_rules! serve {
         ///
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(unsafe_code, reason = "C calls it, as an operation of the device")]
-        unsafe extern "C" fn kopi_redirect_open(receiver: *mut c_void) -> c_int {
-            // SAFETY: C calls it under RTNL, with the receiver of the device that comes up.
-            unsafe { $crate::sys::direct::redirect_device::open::<$receiver>(receiver) }
+        #[expect(unsafe_code, reason = "C calls it, when the device is up")]
+        unsafe extern "C" fn kopi_redirect_up(receiver: *mut c_void) {
+            // SAFETY: C calls it under RTNL, with the receiver of the device that has come up.
+            unsafe { $crate::sys::direct::redirect_device::up::<$receiver>(receiver) }
         }
 
         /// # Safety
