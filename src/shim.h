@@ -646,7 +646,7 @@ bool kopi_mon_is(const struct net_device *dev);
 
 /* shim/kopirx.c */
 struct net_device *kopi_redirect_new(struct net *net, void *receiver);
-void kopi_redirect_is_up(const struct net_device *dev);
+void kopi_redirect_came_up(const struct net_device *dev);
 bool kopi_redirect_is(const struct net_device *dev);
 
 /* Rust functions that the C above calls. */

@@ -56,7 +56,7 @@ struct net_device *kopi_redirect_new(struct net *net, void *receiver)
 }
 
 /* Not as ndo_open: the kernel gives a device no frames before that has returned. */
-void kopi_redirect_is_up(const struct net_device *dev)
+void kopi_redirect_came_up(const struct net_device *dev)
 {
 	kopi_redirect_up(*(void **)netdev_priv(dev));
 }

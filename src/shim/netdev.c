@@ -15,7 +15,7 @@ static int netdev_event(struct notifier_block *block, unsigned long event, void 
 	/* Redirect devices come and go with attached devices, and can't be parts of others. */
 	if (kopi_redirect_is(dev)) {
 		if (event == NETDEV_UP)
-			kopi_redirect_is_up(dev);
+			kopi_redirect_came_up(dev);
 		if (event != NETDEV_PRECHANGEUPPER)
 			return NOTIFY_DONE;
 		NL_SET_ERR_MSG(netdev_notifier_info_to_extack(info),

@@ -279,8 +279,7 @@ impl Sender {
             self.skip();
             return self.discard(channel, Bad::Chain);
         }
-        let head = self.ring.peek(0).flow;
-        if self.call.is_of_another(head) && self.sockets.get(head).is_some() {
+        if self.call.is_under_way() && self.begins_with_another() {
             // It isn't the caller's to send, nor to complete. Whoever waited for its room has been forgotten.
             channel.wake_writers();
             return Progress::Stop;
@@ -295,6 +294,12 @@ impl Sender {
                 Progress::Stop
             }
         }
+    }
+
+    /// Whether the ring begins with a packet of another flow than that of the call under way.
+    fn begins_with_another(&self) -> bool {
+        let head = self.ring.peek(0).flow;
+        self.call.is_of_another(head) && self.sockets.get(head).is_some()
     }
 
     /// Sends the batch, as a GSO packet of datagrams of `segment` bytes if that isn't 0.
