@@ -277,7 +277,8 @@ void kopi_enter_udp(struct sk_buff *skb)
 
 /*
  * What follows LOCAL_IN: ip_local_deliver_finish() and ip_protocol_deliver_rcu(), for UDP, of which
- * there were no raw sockets.
+ * there were no raw sockets. Raw sockets of a protocol inside don't see it, nor hears the peer that
+ * there is no such protocol.
  */
 static int after_local_in(struct net *net, struct sock *sk, struct sk_buff *skb)
 {
@@ -295,6 +296,13 @@ static int after_local_in(struct net *net, struct sock *sk, struct sk_buff *skb)
 		if (!handler) {
 			kfree_skb_reason(skb, SKB_DROP_REASON_IP_NOPROTO);
 			break;
+		}
+		if (!handler->no_policy) {
+			if (!xfrm4_policy_check(NULL, XFRM_POLICY_IN, skb)) {
+				kfree_skb_reason(skb, SKB_DROP_REASON_XFRM_POLICY);
+				break;
+			}
+			nf_reset_ct(skb);
 		}
 		/* A tunnel may give it to another protocol. */
 		protocol = -handler->handler(skb);

@@ -22,6 +22,7 @@
 #include <net/protocol.h>
 #include <net/sock.h>
 #include <net/udp.h>
+#include <net/xfrm.h>
 
 #include "../shim.h"
 
@@ -182,6 +183,14 @@ static int after_local_in6(struct net *net, struct sock *sk, struct sk_buff *skb
 			__IP6_INC_STATS(net, idev, IPSTATS_MIB_INDISCARDS);
 			kfree_skb_reason(skb, SKB_DROP_REASON_IP_NOPROTO);
 			break;
+		}
+		if (!(handler->flags & INET6_PROTO_NOPOLICY)) {
+			if (!xfrm6_policy_check(NULL, XFRM_POLICY_IN, skb)) {
+				__IP6_INC_STATS(net, idev, IPSTATS_MIB_INDISCARDS);
+				kfree_skb_reason(skb, SKB_DROP_REASON_XFRM_POLICY);
+				break;
+			}
+			nf_reset_ct(skb);
 		}
 		/* A tunnel may give it to another protocol. */
 		protocol = handler->handler(skb);
