@@ -53,7 +53,7 @@ pub(crate) fn attach(request: &Request<'_>) -> Result {
             AttachError::Attached => (EEXIST, c"the device is attached already"),
             AttachError::NotNic => (
                 eopnotsupp(),
-                c"the device has no hardware of its own: attach the NICs below it, if there are any",
+                c"the device has no hardware of its own, or is a part of a switch: attach the NICs below it, if there are any",
             ),
             AttachError::NoFrames => (
                 eopnotsupp(),
