@@ -4,11 +4,13 @@
 are installed all the same; what a hook keeps or changes stays whole."""
 
 import contextlib
+import fcntl
 import json
 import os
 import random
 import socket
 import struct
+import termios
 import time
 
 import kopi
@@ -16,107 +18,19 @@ import memory
 import nfqueue
 from attached import ADDRESSES, OTHERS, attach, change, counted, detached, host, kopictl, link, nobody_takes, rules
 from control import family
+from datagrams_out import FRAMES, PORT, Datagrams, several
 from equivalence import namespace, payload, run_nft
-from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE
+from linux import (SO_SNDBUFFORCE, SO_TIMESTAMPING, SOF_TIMESTAMPING_SOFTWARE,
+                   SOF_TIMESTAMPING_TX_SCHED)
 
 # Of an unknown neighbour, by IP version; and the versions in the words of nft.
 OTHER = {4: "192.0.2.99", 6: "2001:db8::99"}
 TABLE = {4: "ip", 6: "ip6"}
-PORT = 7000
-FRAMES = 128
 # The port of what waits while nobody takes it: it may arrive when other parts of this file listen.
 STRAY = 1
 # Rules by which a program decides about port 7001.
 QUEUED = ("table inet kept {", "chain o {", "type filter hook output priority 0", "udp dport 7001 queue num 0", "}", "}")
 SIZES = [*range(0, 1453, 64), 1, 3, 1451, 1452]
-
-
-class Datagrams:
-    """A flow on a channel without GSO, and sinks in the other namespace, each on a port of its own."""
-
-    def __init__(self, version, ports=1, flows=1):
-        near, self.far = ADDRESSES[version]
-        kind, proto = (socket.AF_INET, 0) if version == 4 else (socket.AF_INET6, kopi.UDP6)
-        self.sinks = []
-        with namespace("peer"):
-            for port in range(ports):
-                sink = socket.socket(kind, socket.SOCK_DGRAM)
-                sink.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 64 << 20)
-                sink.bind(("", PORT + port))
-                sink.settimeout(10)
-                self.sinks.append(sink)
-        with namespace("host"):
-            self.channel = kopi.Channel(kopi.flow(proto), frames=FRAMES, tx=FRAMES, completion=FRAMES)
-            self.channel.sock.bind((near, 0))
-            self.numbers, self.joined = [0], []
-            for _ in range(flows - 1):
-                flow = kopi.flow(proto)
-                flow.bind((near, 0))
-                flow.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(self.channel.sock))
-                self.joined.append(flow)
-                self.numbers.append(kopi.number_of(flow))
-        self.free = list(range(FRAMES))
-        self.errors = []
-
-    def close(self):
-        """Ends it."""
-        for sock in (*self.joined, self.channel.sock, *self.sinks):
-            sock.close()
-        self.channel.region.close()
-
-    def reap(self):
-        """Takes frames back."""
-        while (done := self.channel.completion.pop()):
-            self.free.append((done[0] - self.channel.frames) // self.channel.frame_size)
-            self.errors.append(done[4])
-
-    def send(self, datagrams, address=None):
-        """Sends (port, data) each, as many a doorbell as fit, by the flows in turn, four by each: one or two would take
-        the stack. Gives those that were refused."""
-        self.errors = []
-        for number, (port, data) in enumerate(datagrams):
-            if not self.free:
-                kopi.wait_until(lambda: (self.channel.bell(), self.reap(), self.free)[2])
-            flow = self.numbers[number // 4 % len(self.numbers)]
-            self.channel.send(self.free.pop(), data, (address or self.far, PORT + port), flow_number=flow)
-        kopi.wait_until(lambda: (self.channel.bell(), self.reap(), len(self.free) == FRAMES)[2])
-        return sum(error != 0 for error in self.errors)
-
-    def receive(self, port, count):
-        """What a sink receives, as far as it comes."""
-        received = []
-        with contextlib.suppress(TimeoutError):
-            while len(received) < count:
-                received.append(self.sinks[port].recv(65536))
-        return received
-
-    def receive_behind(self, received, number, patience):
-        """Receives what there is, and waits until one of that number or a later one has come: so not much is under
-        way, and no NIC's ring gets full, of which QEMU takes packets out of order."""
-        end = time.monotonic() + patience
-        self.sinks[0].setblocking(False)
-        while True:
-            with contextlib.suppress(BlockingIOError):
-                while True:
-                    received.append(self.sinks[0].recv(2000))
-            last = struct.unpack_from(">I", received[-1])[0] if received else -1
-            if last + 1 >= number or time.monotonic() > end:
-                return
-            time.sleep(0.001)
-
-    def arrive(self, what, datagrams):
-        """Checks that all arrive, and in order at each port."""
-        for port in range(len(self.sinks)):
-            mine = [data for to, data in datagrams if to == port]
-            received = self.receive(port, len(mine))
-            wrong = next((number for number, pair in enumerate(zip(received, mine)) if pair[0] != pair[1]), None)
-            kopi.check(f"{what}: all arrive, in order" + (f" (port {port})" if len(self.sinks) > 1 else ""),
-                       received == mine, f"{len(received)} of {len(mine)}, the first wrong one: {wrong}")
-
-
-def several(count, ports=1, sizes=(100,)):
-    """Datagrams for ports in turn."""
-    return [(number % ports, payload(number, sizes[number // ports % len(sizes)])) for number in range(count)]
 
 
 def all_lengths(ynl, version):
@@ -296,6 +210,31 @@ def room_is_short(ynl, version):
     traffic.close()
 
 
+def stamped_once(ynl, version):
+    """A datagram that asks when it reached the qdisc, and that the stack sends behind frames, is told so once."""
+    traffic = Datagrams(version, ports=2)
+    sock = traffic.channel.sock
+    sock.connect((traffic.far, PORT + STRAY))
+    before = link(ynl)
+    with nobody_takes():
+        for number in range(8):
+            traffic.channel.send(traffic.free.pop(), payload(number, 100))
+        traffic.channel.bell()
+        kopi.expect(kopi.wait_until(lambda: link(ynl)["packets"] >= before["packets"] + 8), "the driver has frames")
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_TX_SCHED)
+        sock.send(b"stamped")
+        # The driver has a second; then the stack has the datagram.
+        kopi.expect(kopi.wait_until(lambda: not struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]),
+                    "all are sent")
+    told = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.recvmsg(2000, 500, socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+            told += 1
+    kopi.check("behind frames: one stamp of the qdisc", told == 1, told)
+    traffic.close()
+
+
 def paths_change(ynl, version):
     """Things come and go under traffic: nothing is overtaken, and nothing lost that the stack doesn't drop."""
     for way, other in {**OTHERS, "detached": detached, "rules": ruled}.items():
@@ -352,8 +291,8 @@ def ruled():
 attach()
 with namespace("host"):
     YNL = family()
-for case in (all_lengths, rules_decide, hooks_keep, marks_last, neighbours_are_asked, room_is_short, paths_change,
-             kept_for_ever):
+for case in (all_lengths, rules_decide, hooks_keep, marks_last, neighbours_are_asked, room_is_short, stamped_once,
+             paths_change, kept_for_ever):
     for ip in (4, 6):
         case(YNL, ip)
 kopictl("detach", "eth0")

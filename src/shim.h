@@ -183,6 +183,7 @@ bool kopi_skb_is_plain(const struct sk_buff *skb);
 bool kopi_skb_is_partial(const struct sk_buff *skb);
 unsigned int kopi_skb_truesize(const struct sk_buff *skb);
 void kopi_skb_dst_force(struct sk_buff *skb);
+void kopi_skb_forget_sched_stamp(struct sk_buff *skb);
 void kopi_nf_skip_egress(struct sk_buff *skb);
 int kopi_dev_queue_xmit(struct sk_buff *skb);
 void kopi_skb_queue_head_init(struct sk_buff_head *list);
@@ -290,6 +291,8 @@ struct net_device *kopi_dst_dev(const struct dst_entry *dst);
 bool kopi_sock_can_send(const struct sock *sk);
 void kopi_skb_settle_dev(struct sk_buff *skb);
 struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, unsigned int bytes);
+void kopi_sock_charge(struct sock *sk, unsigned int bytes);
+void kopi_sock_uncharge(struct sock *sk, unsigned int bytes);
 void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df,
 			   struct kopi_ip_ids *ids);
 bool kopi_has_output_hooks(const struct sock *sk, const struct dst_entry *dst);
@@ -309,8 +312,8 @@ void kopi_skb_set_flow_hash(struct sk_buff *skb, u32 hash);
 bool kopi_put_hard_header(const struct dst_entry *dst, void *header);
 void kopi_count_output(const struct sock *sk, const struct dst_entry *dst, unsigned int len);
 void kopi_output_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
-int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, u32 mark,
-			 u32 priority, u32 hash, bool skip);
+int kopi_xmit_frame_copy(const struct sk_buff *of, struct sock *sk, const void *frame,
+			 unsigned int len, u32 mark, u32 priority, u32 hash, bool skip);
 
 /* shim/rx_observer.c */
 enum kopi_rx_path {
@@ -389,7 +392,7 @@ struct net_device *kopi_dev_get_by_index(struct net *net, int ifindex);
 void kopi_dev_put(struct net_device *dev);
 bool kopi_dev_is_registered(const struct net_device *dev);
 bool kopi_dev_is_ethernet(const struct net_device *dev);
-bool kopi_dev_is_nic(const struct net_device *dev);
+bool kopi_dev_is_nic(struct net_device *dev);
 bool kopi_dev_is_ready(const struct net_device *dev);
 bool kopi_dev_has_xdp_xmit(const struct net_device *dev);
 bool kopi_dev_can_xdp_xmit(const struct net_device *dev);

@@ -13,9 +13,8 @@ use crate::flow::Flow;
 use crate::sys::{
     context::{BottomHalvesOff, SoftirqsOff},
     direct::{
-        egress::{EgressSkb, TakenSkb},
-        port_map::PinnedPortMap,
-        redirect_device::RedirectDevice,
+        egress::EgressSkb, port_map::PinnedPortMap, redirect_device::RedirectDevice,
+        taken::TakenSkb,
     },
     netdev::{Device, Egress, EgressVerdict, Rtnl, Timer}, //
 };
@@ -178,20 +177,25 @@ impl AttachedDevice {
         in_flight: u32,
         softirqs: &SoftirqsOff,
     ) {
-        let here = CpuId::current().as_u32();
+        let (here, user) = (CpuId::current().as_u32(), flow.charged_user());
         // Which may be on another CPU's queue.
         let cpu = flow.direct.cpu.load(Relaxed);
         if in_flight != 0 && u32::from(cpu) != here {
             let theirs = self.queues.get(cpu as usize);
-            match theirs.map(|queue| queue.queue.join(flow, packet)) {
+            match theirs.map(|queue| queue.queue.join(user, packet)) {
                 Some(Err(back)) => packet = back,
                 _ => return,
             }
         }
         flow.direct.cpu.store(here as u16, Relaxed);
+        self.enqueue_here(user, packet, softirqs);
+    }
+
+    /// Puts a user's packet into this CPU's queue, and sends what can be sent.
+    pub(super) fn enqueue_here(&self, user: u32, packet: TakenSkb, softirqs: &SoftirqsOff) {
         // There is a queue for each CPU that can ever be.
-        if let Some(own) = self.queues.get(here as usize) {
-            own.queue.add(flow, packet);
+        if let Some(own) = self.queues.get(CpuId::current().as_u32() as usize) {
+            own.queue.add(user, packet);
             own.poll(softirqs);
         }
     }

@@ -5,7 +5,6 @@
 use super::path::TxPath;
 use crate::sys::{
     context::{now, smp_mb},
-    direct::egress::TakenSkb,
     sock::Sock, //
 };
 use core::sync::atomic::{
@@ -112,6 +111,16 @@ impl Direct {
         true
     }
 
+    /// Whether packets may leave by this attached device, as [`Self::may_leave_by`] says, or behind what is in
+    /// flight there.
+    pub(super) fn may_leave(&self, attached: u32) -> bool {
+        match self.in_flight_at(attached) {
+            None => false,
+            Some(0) => self.may_leave_by(attached),
+            Some(_) => self.leaves_by(attached),
+        }
+    }
+
     /// Whether a non-GSO datagram takes the direct path, too, while nothing of the flow is in
     /// flight.
     pub(super) fn takes_datagram(&self, attached: u32) -> bool {
@@ -165,20 +174,20 @@ impl Direct {
         taken
     }
 
-    /// Ends a packet's time in flight, which [`Self::take`] began.
-    pub(super) fn complete(&self, packet: &TakenSkb) {
-        self.with_driver
-            .fetch_sub(u32::from(packet.has_begun()), Relaxed);
+    /// Ends a packet's time in flight, which [`Self::take`] began with this charge. `had_begun`: the driver has
+    /// some of it.
+    pub(super) fn complete(&self, charge: u32, had_begun: bool) {
+        self.with_driver.fetch_sub(u32::from(had_begun), Relaxed);
         self.end_flight();
-        self.charge.fetch_sub(packet.charge(), Relaxed);
+        self.charge.fetch_sub(charge, Relaxed);
     }
 
     /// A packet that no driver has begun goes to the stack: the flow's packets that can leave directly
     /// wait from now on until the stack has sent it. [`Self::end_flight`] follows when the stack has
     /// it: those that go by the stack wait until then.
-    pub(super) fn leave_charge(&self, packet: &TakenSkb) {
+    pub(super) fn leave_charge(&self, charge: u32) {
         self.entering.store(true, Relaxed);
-        self.charge.fetch_sub(packet.charge(), Relaxed);
+        self.charge.fetch_sub(charge, Relaxed);
     }
 
     /// Ends the time in flight of a packet whose charge was left.

@@ -3,20 +3,26 @@
 //! A channel's datagrams that leave directly, as frames without an skb for each: those that nothing
 //! behind netfilter looks at, by a device that is attached and is asked anew for each batch.
 
-use super::device::AttachedDevice;
+use super::{device::AttachedDevice, path::TxPath};
 use crate::flow::Flow;
 use crate::sys::{
     context::{BottomHalvesOff, SoftirqsOff},
     datagram::Datagram,
-    direct::{egress::TakenSkb, frame_batch::FrameBatch},
+    direct::{
+        frame_batch::{Fit, FrameBatch},
+        taken::{Part, TakenSkb},
+    },
     sock::Sock, //
 };
 use core::sync::atomic::Ordering::Relaxed;
-use kernel::sync::rcu;
+use kernel::{cpu::CpuId, sync::rcu};
 
-/// The fewest datagrams of the same flow that must follow in the TX ring before a flow with nothing in flight
-/// begins the direct path; for fewer the stack costs less.
+/// The fewest datagrams that must follow in the TX ring before a flow with nothing in flight begins the direct
+/// path; for fewer the stack costs less.
 const OTHERS_MIN: u32 = 2;
+
+/// For how many doorbells flows aren't taken to go together, after too few have.
+const APART: u8 = 64;
 
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {
@@ -26,8 +32,14 @@ pub(crate) struct DatagramSender {
     refused: usize,
     /// The number of the flow that sent last.
     flow: u32,
-    /// Enough of its datagrams follow in the ring for the first one to leave directly.
+    /// Enough datagrams follow in the ring that can go with the first one, for that to leave directly.
     is_worth_it: bool,
+    /// For so many doorbells, flows that take turns aren't taken to have datagrams that can go together: some
+    /// couldn't.
+    apart: u8,
+    /// Who is charged for the frames that are there, and the number of the attached device by which they leave.
+    user: u32,
+    attached: u32,
     /// Datagrams that may follow in the ring, of whichever flow.
     pub(crate) ahead: u32,
 }
@@ -40,6 +52,9 @@ impl DatagramSender {
             refused: 0,
             flow: 0,
             is_worth_it: false,
+            apart: 0,
+            user: 0,
+            attached: 0,
             ahead: 0,
         }
     }
@@ -52,12 +67,51 @@ impl DatagramSender {
             self.flush();
             return false;
         }
-        self.batch.fits(sk, datagram) || self.begin_batch(sk, flow, datagram)
+        match self.batch.fit(sk, datagram) {
+            Fit::Yes => true,
+            other => self.join_or_begin(other, sk, flow, datagram),
+        }
+    }
+
+    /// The same, of a datagram that doesn't simply fit.
+    // Apart from what each datagram of a flow takes, which would lose its registers.
+    #[inline(never)]
+    fn join_or_begin(&mut self, fit: Fit, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
+        match fit {
+            Fit::IfJoined if self.join_batch(sk, flow, datagram) => return true,
+            Fit::Yes | Fit::NoRoom => {}
+            Fit::IfJoined | Fit::No => {
+                self.flush();
+                if self.batch.last() <= OTHERS_MIN as usize {
+                    self.apart = APART;
+                }
+            }
+        }
+        self.begin_batch(sk, flow, datagram)
     }
 
     /// The batch for such a datagram.
     pub(crate) fn batch(&mut self) -> &mut FrameBatch {
         &mut self.batch
+    }
+
+    /// Has a datagram go with those of other flows, if it may leave directly.
+    fn join_batch(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
+        // The flow enters the direct path only with what can leave so.
+        let accepts = || FrameBatch::accepts(sk, datagram, &rcu::read_lock());
+        if flow.charged_user() != self.user
+            || !(flow.direct.leaves_by(self.attached) || accepts())
+            || !flow.direct.may_leave(self.attached)
+        {
+            return false;
+        }
+        match self.batch.join(sk, datagram) {
+            Some(charge) => {
+                flow.direct.charge.fetch_add(charge, Relaxed);
+                true
+            }
+            None => false,
+        }
     }
 
     /// Begins a batch with a datagram, if it may leave directly.
@@ -67,7 +121,7 @@ impl DatagramSender {
             return false;
         }
         match ask(sk, flow, datagram, self.is_worth_it) {
-            Answer::Yes => {}
+            Answer::Yes(attached) => self.attached = attached,
             Answer::NotNow => return false,
             Answer::NotHere => {
                 self.refused = datagram.device();
@@ -79,25 +133,27 @@ impl DatagramSender {
         let Some(charge) = self.batch.begin(sk, datagram, self.ahead) else {
             return false;
         };
+        self.user = flow.charged_user();
         // The stack doesn't hold these: the flow may be alone all the same.
         flow.direct.charge.fetch_add(charge, Relaxed);
         true
     }
 
-    /// Finds out whether enough datagrams of a flow are in the ring for it to begin to leave directly: the first
+    /// Finds out whether enough datagrams are in the ring for a flow to begin to leave directly: the first
     /// `count` descriptors are being sent, and `flow_at` says whose those behind them are.
     #[inline]
     pub(crate) fn look_ahead(&mut self, flow: u32, count: u32, flow_at: impl Fn(u32) -> u32) {
         let is_other = core::mem::replace(&mut self.flow, flow) != flow;
         if self.refused == 0 && (is_other || !self.batch.is_open()) {
             self.is_worth_it = self.ahead >= OTHERS_MIN
-                && (count..=OTHERS_MIN).all(|ahead| flow_at(ahead) == flow);
+                && (self.apart == 0 || (count..=OTHERS_MIN).all(|ahead| flow_at(ahead) == flow));
         }
     }
 
     /// Forgets what was found out of devices: they may have been attached since. Process context.
     pub(crate) fn begin(&mut self) {
         self.refused = 0;
+        self.apart = self.apart.saturating_sub(1);
     }
 
     /// Has the datagrams leave that were gathered. Process context.
@@ -111,7 +167,8 @@ impl DatagramSender {
 
 /// Whether a datagram may leave directly.
 enum Answer {
-    Yes,
+    /// By the attached device of this number.
+    Yes(u32),
     /// The flow's datagrams may not.
     NotNow,
     /// No datagram may by this device.
@@ -127,8 +184,11 @@ fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> An
         Some(attached) if attached.is_open(attached.tx_path(&softirqs)) => {
             // The flow enters the direct path only with what can leave so.
             let may_begin = is_worth_it || attached.has_in_flight(flow);
-            if may_begin && FrameBatch::accepts(sk, datagram, &rcu) && attached.may_leave(flow) {
-                Answer::Yes
+            if may_begin
+                && FrameBatch::accepts(sk, datagram, &rcu)
+                && flow.direct.may_leave(attached.number)
+            {
+                Answer::Yes(attached.number)
             } else {
                 Answer::NotNow
             }
@@ -142,32 +202,34 @@ fn leave(packet: TakenSkb) {
     let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     let attached = packet.only_hook::<AttachedDevice>(&rcu);
-    let flow = packet.flow::<Flow>(&rcu);
-    if let Some(flow) = flow {
-        flow.direct.charge.fetch_sub(packet.charge(), Relaxed);
-    }
     if packet.datagrams() == 0 {
+        leave_charges(&packet);
         return packet.finish();
     }
-    match (attached, flow) {
-        (Some(attached), Some(flow)) => attached.send_batch(flow, packet, &softirqs),
+    match (attached, packet.flow::<Flow>(&rcu)) {
+        (Some(attached), Some(flow)) if packet.is_mixed() => {
+            attached.send_mixed(flow.charged_user(), packet, &softirqs);
+        }
+        (Some(attached), Some(flow)) => {
+            leave_charges(&packet);
+            attached.send_batch(flow, packet, &softirqs);
+        }
         _ => {
+            leave_charges(&packet);
             packet.pass_to_hooks();
         }
     }
 }
 
-impl AttachedDevice {
-    /// Whether a flow's datagrams may take the direct path, if it is open.
-    fn may_leave(&self, flow: &Flow) -> bool {
-        let direct = &flow.direct;
-        match direct.in_flight_at(self.number) {
-            None => false,
-            Some(0) => direct.may_leave_by(self.number),
-            Some(_) => direct.leaves_by(self.number),
-        }
+/// What flows are charged for a packet counts no more as what the direct path has of them.
+fn leave_charges(packet: &TakenSkb) {
+    let rcu = rcu::read_lock();
+    for part in packet.parts::<Flow>(&rcu) {
+        part.flow.direct.charge.fetch_sub(part.charge, Relaxed);
     }
+}
 
+impl AttachedDevice {
     /// Whether packets of a flow are in flight here.
     fn has_in_flight(&self, flow: &Flow) -> bool {
         flow.direct.in_flight_at(self.number).unwrap_or(0) != 0
@@ -178,7 +240,7 @@ impl AttachedDevice {
     fn send_batch(&self, flow: &Flow, mut packet: TakenSkb, softirqs: &SoftirqsOff) {
         let direct = &flow.direct;
         let path = self.tx_path(softirqs);
-        let directly = self.is_open(path) && self.may_leave(flow);
+        let directly = self.is_open(path) && direct.may_leave(self.number);
         let in_flight = direct.in_flight_at(self.number);
         let goes_here = directly || in_flight.is_some_and(|count| count != 0);
         if !goes_here || !direct.take(self.number, packet.charge()) {
@@ -186,9 +248,7 @@ impl AttachedDevice {
             if direct.leaves_by(self.number) {
                 direct.leave();
             }
-            let lost = u64::from(packet.pass_to_hooks());
-            self.counters.dropped.fetch_add(lost, Relaxed);
-            return;
+            return self.pass_batch(packet);
         }
         direct.record_bulk();
         direct.record_path(self.number, path);
@@ -198,5 +258,51 @@ impl AttachedDevice {
             packet.leave_to_stack();
         }
         self.enqueue(flow, packet, in_flight.unwrap_or(0), softirqs);
+    }
+
+    /// Sends a batch of a user's flows, if the datagrams of each may leave directly by this CPU's queue. If not,
+    /// each datagram comes to the egress hook, which knows what its flow has in flight. In an RCU read-side
+    /// section.
+    fn send_mixed(&self, user: u32, packet: TakenSkb, softirqs: &SoftirqsOff) {
+        let path = self.tx_path(softirqs);
+        if !self.is_open(path) || !self.take_all(&packet, path) {
+            leave_charges(&packet);
+            return self.pass_batch(packet);
+        }
+        packet.count_frames(&self.device, self.tx_queue(), softirqs);
+        self.enqueue_here(user, packet, softirqs);
+    }
+
+    /// Counts what flows have of a packet as in flight here: all, or nothing and `false`. They are charged for it
+    /// already.
+    fn take_all(&self, packet: &TakenSkb, path: TxPath) -> bool {
+        let (rcu, here) = (rcu::read_lock(), CpuId::current().as_u32());
+        let take = |flow: &Flow| {
+            let direct = &flow.direct;
+            let can = direct.may_leave(self.number)
+                && (!direct.has_in_flight() || u32::from(direct.cpu.load(Relaxed)) == here)
+                && direct.take(self.number, 0);
+            if can {
+                direct.cpu.store(here as u16, Relaxed);
+                direct.record_bulk();
+                direct.record_path(self.number, path);
+            }
+            can
+        };
+        let refused = packet.parts(&rcu).find(|part| !take(part.flow));
+        let Some(refused) = refused else {
+            return true;
+        };
+        let before = |part: &Part<'_, '_, Flow>| part.number < refused.number;
+        for part in packet.parts::<Flow>(&rcu).filter(before) {
+            part.flow.direct.end_flight();
+        }
+        false
+    }
+
+    /// Gives the datagrams of a batch to the stack.
+    fn pass_batch(&self, packet: TakenSkb) {
+        let lost = u64::from(packet.pass_to_hooks());
+        self.counters.dropped.fetch_add(lost, Relaxed);
     }
 }

@@ -3,7 +3,7 @@
 //! The packets that wait on a queue: a list for each user, which take turns. So what a user's
 //! packets wait for holds up no other user, and no user takes all the room.
 
-use crate::sys::direct::{egress::TakenSkb, list::List};
+use crate::sys::direct::{list::List, taken::TakenSkb};
 use kernel::prelude::*;
 
 /// Maximum number of datagrams that wait on a queue: fq_codel's limit.

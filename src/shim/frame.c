@@ -93,6 +93,20 @@ struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, un
 	return skb;
 }
 
+/* Charges an open sock of UDP as skb_set_owner_w() does, without an skb. */
+void kopi_sock_charge(struct sock *sk, unsigned int bytes)
+{
+	refcount_add(bytes, &sk->sk_wmem_alloc);
+}
+
+/* Ends such a charge, which may be the last that keeps the sock: sock_wfree() (net/core/sock.c). */
+void kopi_sock_uncharge(struct sock *sk, unsigned int bytes)
+{
+	WARN_ON_ONCE(refcount_sub_and_test(bytes - 1, &sk->sk_wmem_alloc));
+	sk->sk_write_space(sk);
+	sk_free(sk);
+}
+
 /* Fills in the length, the IP ID and the checksum, which is ip_send_check(). */
 void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df,
 			   struct kopi_ip_ids *ids)
@@ -356,22 +370,24 @@ void kopi_output_inc_stats(const struct sock *sk, const struct dst_entry *dst, i
 }
 
 /*
- * Gives a copy of a frame to the stack, with what hooks have made of its mark and priority, and the
+ * Gives a copy of a sock's frame to the stack, with what hooks have made of its mark and priority, and the
  * flow hash if it isn't 0; behind the egress hooks if `skip` is set. Softirqs are off.
  */
-int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned int len, u32 mark,
-			 u32 priority, u32 hash, bool skip)
+int kopi_xmit_frame_copy(const struct sk_buff *of, struct sock *sk, const void *frame,
+			 unsigned int len, u32 mark, u32 priority, u32 hash, bool skip)
 {
 	const struct ethhdr *eth = frame;
 	const bool v6 = eth->h_proto == htons(ETH_P_IPV6);
 	struct net_device *dev = of->dev;
-	struct sk_buff *skb = alloc_skb(LL_RESERVED_SPACE(dev) + len, GFP_ATOMIC | __GFP_NOWARN);
+	/* Once: it may grow. */
+	const unsigned int headroom = LL_RESERVED_SPACE(dev);
+	struct sk_buff *skb = alloc_skb(headroom + len, GFP_ATOMIC | __GFP_NOWARN);
 
 	if (!skb) {
-		kopi_output_inc_stats(of->sk, skb_dst(of), IPSTATS_MIB_OUTDISCARDS);
+		kopi_output_inc_stats(sk, skb_dst(of), IPSTATS_MIB_OUTDISCARDS);
 		return -ENOMEM;
 	}
-	skb_reserve(skb, LL_RESERVED_SPACE(dev) - ETH_HLEN);
+	skb_reserve(skb, headroom - ETH_HLEN);
 	skb_put_data(skb, frame, len);
 	skb_reset_mac_header(skb);
 	skb_set_network_header(skb, ETH_HLEN);
@@ -381,7 +397,7 @@ int kopi_xmit_frame_copy(const struct sk_buff *of, const void *frame, unsigned i
 	skb->mark = mark;
 	skb->priority = priority;
 	kopi_skb_set_flow_hash(skb, hash);
-	skb_set_owner_w(skb, of->sk);
+	skb_set_owner_w(skb, sk);
 	if (skip)
 		nf_skip_egress(skb, true);
 	return net_xmit_errno(dev_queue_xmit(skb));

@@ -314,6 +314,12 @@ void kopi_skb_dst_force(struct sk_buff *skb)
 	skb_dst_force(skb);
 }
 
+/* __dev_queue_xmit() (net/core/dev.c) makes the stamp once more otherwise. */
+void kopi_skb_forget_sched_stamp(struct sk_buff *skb)
+{
+	skb_shinfo(skb)->tx_flags &= ~SKBTX_SCHED_TSTAMP;
+}
+
 void kopi_nf_skip_egress(struct sk_buff *skb)
 {
 	nf_skip_egress(skb, true);

@@ -2,22 +2,16 @@
 
 //! A CPU's queue of an attached device: packets in flight wait, are with the driver, and complete.
 
-use super::{
-    counters::Counters,
-    path::TxPath,
-    waiting::{bit, Patience, Waiting}, //
-};
+mod sending;
+
+use super::{counters::Counters, path::TxPath, waiting::Waiting};
 use crate::flow::Flow;
 use crate::sys::{
     context::{now, SoftirqsOff},
-    direct::{
-        egress::{TakenSkb, XmitResult},
-        list::List,
-    },
-    netdev::{Device, Polled},
-    sock::Sock, //
+    direct::{list::List, taken::TakenSkb},
+    netdev::{Device, Polled}, //
 };
-use core::sync::atomic::Ordering::Relaxed;
+use core::{ptr, sync::atomic::Ordering::Relaxed};
 use kernel::{
     new_spinlock,
     prelude::*,
@@ -29,16 +23,9 @@ use kernel::{
 /// for these packets.
 const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
-/// How long a user's packets wait for flows that enter, until the stack has sent their earlier
-/// packets, in nanoseconds. All flows of the user that reach the head of the list one after
-/// another share this time. It begins anew when the driver has taken a packet of the user.
-const PATIENCE: u64 = 1_000_000;
 /// How long the driver may refuse all frames of a packet, and how long a packet may be with the
 /// driver before it counts as sent, in nanoseconds.
 const DRIVER_MAX: u64 = 1_000_000_000;
-/// How long all packets take the stack after the driver has refused frames for [`DRIVER_MAX`], in
-/// nanoseconds.
-const REFUSED_PAUSE: u64 = 60_000_000_000;
 
 /// The queue of one CPU and one attached device.
 #[pin_data]
@@ -85,30 +72,6 @@ impl Done {
             to_stack: List::new()?,
         })
     }
-}
-
-/// What happens to the first packet of a user.
-enum Step {
-    /// The driver was given all of it.
-    Given,
-    /// The stack sends it.
-    ToStack,
-    /// It is dropped.
-    Drop,
-    /// It has to wait, with the user's packets behind it.
-    Wait,
-    /// The driver has no room: all have to wait.
-    Full,
-}
-
-/// Whether a packet can be given to the driver.
-enum Turn {
-    /// It can.
-    Now,
-    /// It has to wait.
-    Later,
-    /// It can't: the stack sends it.
-    Never,
 }
 
 impl Polled for Queue {
@@ -174,62 +137,72 @@ impl Queue {
         self.lists.lock().is_empty()
     }
 
-    /// Appends a flow's packet, if there is room for its user. The caller polls the queue
-    /// afterwards. Softirqs are off.
-    pub(super) fn add(&self, flow: &Flow, packet: TakenSkb) {
-        let refused = self.lists.lock().waiting.add(flow.charged_user(), packet);
+    /// Appends a packet, if there is room for its user. The caller polls the queue afterwards. Softirqs are
+    /// off.
+    pub(super) fn add(&self, user: u32, packet: TakenSkb) {
+        let refused = self.lists.lock().waiting.add(user, packet);
         if let Some(packet) = refused {
-            self.refuse(flow, packet);
+            self.refuse(packet);
         }
     }
 
-    /// Appends a flow's packet from another CPU, if there is room for its user. Gives the packet
-    /// back if the queue won't be polled again. Softirqs are off.
-    pub(super) fn join(&self, flow: &Flow, packet: TakenSkb) -> core::result::Result<(), TakenSkb> {
+    /// Appends a packet from another CPU, if there is room for its user. Gives the packet back if the queue
+    /// won't be polled again. Softirqs are off.
+    pub(super) fn join(&self, user: u32, packet: TakenSkb) -> core::result::Result<(), TakenSkb> {
         let refused = {
             let mut lists = self.lists.lock();
             if !lists.awake {
                 return Err(packet);
             }
-            lists.waiting.add(flow.charged_user(), packet)
+            lists.waiting.add(user, packet)
         };
         if let Some(packet) = refused {
-            self.refuse(flow, packet);
+            self.refuse(packet);
         }
         Ok(())
     }
 
     /// Passes a packet to the stack for which there is no room, or drops it if it would overtake
-    /// earlier ones of its flow.
-    fn refuse(&self, flow: &Flow, packet: TakenSkb) {
-        let direct = &flow.direct;
-        if direct.in_flight_at(self.number) != Some(1) {
+    /// earlier ones of its flows.
+    fn refuse(&self, packet: TakenSkb) {
+        if self.has_others_in_flight(&packet) {
             return self.drop(packet);
         }
-        direct.record_path(self.number, TxPath::Behind);
-        direct.leave();
-        direct.leave_charge(&packet);
+        let rcu = rcu::read_lock();
+        for part in packet.parts::<Flow>(&rcu) {
+            let direct = &part.flow.direct;
+            direct.record_path(self.number, TxPath::Behind);
+            direct.leave();
+            direct.leave_charge(part.charge);
+        }
         let is_gso = u64::from(packet.is_gso());
         self.counters.passed.fetch_add(is_gso, Relaxed);
         self.pass_on(packet);
     }
 
+    /// Whether any flow of a packet has another one in flight, too.
+    fn has_others_in_flight(&self, packet: &TakenSkb) -> bool {
+        let rcu = rcu::read_lock();
+        let has_others = |flow: &Flow| {
+            let parts = packet.parts::<Flow>(&rcu);
+            let own = parts.filter(|part| ptr::eq(part.flow, flow)).count();
+            flow.direct.in_flight_at(self.number) != Some(own as u32)
+        };
+        let mut parts = packet.parts(&rcu);
+        parts.any(|part| has_others(part.flow))
+    }
+
     /// Gives a packet whose charge was left to the stack, and counts what is lost if memory is short.
     /// Softirqs are off.
     fn pass_on(&self, packet: TakenSkb) {
-        let rcu = rcu::read_lock();
-        let flow = packet.flow::<Flow>(&rcu);
-        let lost = u64::from(packet.pass_on());
         // Not before: the flow's next packet might overtake this one.
-        if let Some(flow) = flow {
-            flow.direct.end_flight();
-        }
-        self.counters.dropped.fetch_add(lost, Relaxed);
+        let lost = packet.pass_on(|flow: &Flow| flow.direct.end_flight());
+        self.counters.dropped.fetch_add(lost.into(), Relaxed);
     }
 
     /// Completes a packet as dropped, and counts its datagrams that weren't sent.
     fn drop(&self, packet: TakenSkb) {
-        packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
+        end_flights(&packet);
         let datagrams = u64::from(packet.datagrams_left());
         self.counters.dropped.fetch_add(datagrams, Relaxed);
     }
@@ -245,159 +218,12 @@ impl Queue {
                 let Some(packet) = list.pop() else {
                     break;
                 };
-                packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
+                end_flights(&packet);
                 done.sent.push(packet);
                 any = true;
             }
         }
         any
-    }
-
-    /// Sends the packets that wait, as far as possible now, one of each user in turn; returns
-    /// whether any packet left the lists.
-    fn send(&self, lists: &mut Lists, done: &mut Done, softirqs: &SoftirqsOff) -> bool {
-        let mut any = false;
-        // The users whose packets have to wait.
-        let mut later = 0;
-        while let Some(at) = lists.waiting.next(later) {
-            let step = lists
-                .waiting
-                .first(at, |packet, patience| self.step(packet, patience, softirqs));
-            let given = match step {
-                Some(Step::Wait) => {
-                    later |= bit(at);
-                    continue;
-                }
-                None | Some(Step::Full) => {
-                    // What the driver has begun goes on first.
-                    lists.waiting.set_turn(at);
-                    break;
-                }
-                Some(Step::Given) => true,
-                Some(Step::ToStack | Step::Drop) => false,
-            };
-            let Some(mut packet) = lists.waiting.pop(at, given) else {
-                break;
-            };
-            any = true;
-            lists.waiting.set_turn(at.wrapping_add(1));
-            match step {
-                Some(Step::Given) => {
-                    packet.set_xmit_time(now());
-                    lists.hurry |= is_waited_for(&packet);
-                    lists.given(packet);
-                }
-                Some(Step::ToStack) => {
-                    packet.with_flow(|_, flow: &Flow| flow.direct.leave_charge(&packet));
-                    done.to_stack.push(packet);
-                }
-                _ => done.dropped.push(packet),
-            }
-        }
-        any
-    }
-
-    /// Sends a user's first packet, if its turn has come.
-    fn step(&self, packet: &mut TakenSkb, patience: &mut Patience, softirqs: &SoftirqsOff) -> Step {
-        if packet.is_to_stack() {
-            return self.may_pass_on(packet);
-        }
-        let begun = packet.has_begun();
-        let turn = match begun {
-            true => Turn::Now,
-            false => self.turn(packet, patience, softirqs),
-        };
-        match turn {
-            Turn::Now => {}
-            Turn::Later => return Step::Wait,
-            Turn::Never => {
-                packet.leave_to_stack();
-                return self.may_pass_on(packet);
-            }
-        }
-        let sent = packet.send(&self.device, softirqs);
-        if !begun && packet.has_begun() {
-            packet.with_flow(|_, flow: &Flow| flow.direct.with_driver.fetch_add(1, Relaxed));
-        }
-        match sent {
-            XmitResult::All => {
-                self.counters
-                    .count_sent(packet.datagrams(), packet.is_gso());
-                Step::Given
-            }
-            XmitResult::Some => {
-                packet.refused(now(), true);
-                Step::Full
-            }
-            // The failure may be temporary: the program was detached in the middle of the packet,
-            // say, or memory is short.
-            XmitResult::None | XmitResult::Failed
-                if packet.has_begun() || sent == XmitResult::None =>
-            {
-                let now = now();
-                if packet.refused(now, false) < DRIVER_MAX {
-                    return match sent {
-                        XmitResult::None => Step::Full,
-                        _ => Step::Wait,
-                    };
-                }
-                if sent == XmitResult::None {
-                    let until = now.saturating_add(REFUSED_PAUSE);
-                    self.counters.refused_until.store(until, Relaxed);
-                }
-                if packet.has_begun() {
-                    return Step::Drop;
-                }
-                packet.leave_to_stack();
-                self.may_pass_on(packet)
-            }
-            XmitResult::None | XmitResult::Failed => {
-                packet.leave_to_stack();
-                self.may_pass_on(packet)
-            }
-        }
-    }
-
-    /// Whether a packet can be given to the driver. It never can while the driver takes no frames, if a
-    /// tap was added after the packet was taken, or if the stack has held an earlier packet of its flow
-    /// for too long.
-    fn turn(&self, packet: &TakenSkb, patience: &mut Patience, softirqs: &SoftirqsOff) -> Turn {
-        if self.device.is_tapped(softirqs) || self.counters.is_refused() {
-            return Turn::Never;
-        }
-        // A closed flow sends nothing that it could overtake.
-        packet
-            .with_flow(|sk, flow: &Flow| self.turn_of(sk, flow, patience))
-            .unwrap_or(Turn::Now)
-    }
-
-    /// Whether an open flow's packet can be given to the driver.
-    fn turn_of(&self, sk: &Sock, flow: &Flow, patience: &mut Patience) -> Turn {
-        let direct = &flow.direct;
-        if !direct.leaves_by(self.number) {
-            return Turn::Never;
-        }
-        if !direct.entering.load(Relaxed) {
-            return Turn::Now;
-        }
-        if direct.is_alone(sk) {
-            direct.entering.store(false, Relaxed);
-            return Turn::Now;
-        }
-        let now = now();
-        if now.saturating_sub(*patience.get_or_insert(now)) < PATIENCE {
-            return Turn::Later;
-        }
-        direct.pause();
-        Turn::Never
-    }
-
-    /// Passes a packet to the stack, once no earlier packet of its flow is with the driver.
-    fn may_pass_on(&self, packet: &TakenSkb) -> Step {
-        match packet.with_flow(|_, flow: &Flow| flow.direct.with_driver.load(Relaxed)) {
-            None | Some(0) => Step::ToStack,
-            Some(_) => Step::Wait,
-        }
     }
 
     /// Frees the packets, or passes them to the stack. Called without the lock, because freeing may
@@ -422,7 +248,7 @@ impl Queue {
             lists.with_driver.pop().or_else(|| lists.kept.pop())
         };
         while let Some(packet) = with_driver() {
-            packet.with_flow(|_, flow: &Flow| flow.direct.complete(&packet));
+            end_flights(&packet);
             packet.finish();
         }
         let waiting = || {
@@ -435,11 +261,13 @@ impl Queue {
     }
 }
 
-/// Whether somebody waits until a packet is complete: its flow's send buffer is half full, or the
-/// packet refers to frames of a program. A batch is a copy.
-fn is_waited_for(packet: &TakenSkb) -> bool {
-    let has_room = |sk: &Sock, _: &Flow| sk.is_writeable();
-    !packet.is_batch() || packet.with_flow(has_room) == Some(false)
+/// Ends the time in flight of what flows have of a packet.
+fn end_flights(packet: &TakenSkb) {
+    let rcu = rcu::read_lock();
+    let had_begun = packet.has_begun();
+    for part in packet.parts::<Flow>(&rcu) {
+        part.flow.direct.complete(part.charge, had_begun);
+    }
 }
 
 impl Lists {

@@ -2,13 +2,15 @@
 
 //! Datagrams that become frames for a driver without an skb for each.
 //!
-//! A page has up to [`BULK`] frames of one flow. One skb stands for all of them: it is charged to the
-//! flow's sock, and waits in a queue as the skb of a GSO packet does. While hooks of netfilter see
-//! what is sent, each datagram is shown to them as an skb around its frame.
+//! A page has up to [`BULK`] frames. One skb stands for all of them: it is charged to the sock that sent
+//! the first one, and waits in a queue as the skb of a GSO packet does. Other socks that have frames in
+//! it are charged for these ([`FrameBatch::join`]). While hooks of netfilter see what is sent, each
+//! datagram is shown to them as an skb around its frame.
 
 use super::{
-    egress::TakenSkb,
-    frames::{slot_of, FramePages, BULK, BULK_BYTES, LINE, START},
+    batch_pages::{BatchPages, FrameEntry},
+    frames::{slot_of, BULK, BULK_BYTES, LINE, START},
+    taken::TakenSkb,
 };
 use crate::sys::{
     bindings,
@@ -17,15 +19,13 @@ use crate::sys::{
     sock::Sock,
 };
 use core::{
-    mem::{size_of, ManuallyDrop},
+    mem::ManuallyDrop,
     ptr::{self, NonNull},
 };
 use kernel::{prelude::*, sync::rcu};
 
 /// Bytes of an Ethernet header.
 const HEADER_ETH: usize = 14;
-/// Bytes at the start of the pages with an [`FrameEntry`] for each frame.
-const TABLE: usize = (BULK * size_of::<FrameEntry>()).next_multiple_of(LINE);
 
 /// A sender's datagrams that leave as frames.
 pub(crate) struct FrameBatch {
@@ -43,33 +43,19 @@ pub(crate) struct FrameBatch {
 // SAFETY: Skbs and pages are not bound to a CPU or task, and this value is their only owner.
 unsafe impl Send for FrameBatch {}
 
-/// A frame of a batch.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct FrameEntry {
-    /// Where its memory is in the pages, in cache lines.
-    pub(super) at: u16,
-    /// Its bytes.
-    pub(super) len: u16,
-    /// What the skb has by which the stack sends it after all.
-    pub(super) mark: u32,
-    pub(super) priority: u32,
-    pub(super) hash: u32,
-}
-
 /// The frames that are being made.
 ///
 /// # Invariants
 ///
-/// This value owns the skb, which is charged to a sock. The pages begin at `start` and have `room`
-/// bytes, of which the first `at` are in use by the table and `count` frames.
+/// This value owns the skb, which is charged to a sock. The pages begin at `start`, with their tables, and
+/// have `room` bytes, of which the first `at` are in use by the tables and `count` frames.
 struct Open {
     skb: NonNull<bindings::sk_buff>,
     /// The address of the device, which is only compared.
     device: usize,
     /// Whether the frames are of IPv6, as the skb's route is.
     is_ipv6: bool,
-    pages: FramePages,
+    pages: BatchPages,
     start: *mut u8,
     room: usize,
     at: usize,
@@ -80,6 +66,18 @@ struct Open {
 struct Stray {
     skb: NonNull<bindings::sk_buff>,
     stage: bindings::kopi_hooks,
+}
+
+/// Whether a datagram can go with the frames of a batch.
+pub(crate) enum Fit {
+    /// It can, with those of the sock for which the batch was begun.
+    Yes,
+    /// It can, if its sock can [`FrameBatch::join`].
+    IfJoined,
+    /// There is no room for it.
+    NoRoom,
+    /// It can't go with these.
+    No,
 }
 
 /// The result of giving a datagram to a batch.
@@ -146,18 +144,37 @@ impl FrameBatch {
     }
 
     /// Whether a datagram of the sock can go with the frames that are there. Any context.
-    pub(crate) fn fits(&self, sk: &Sock, datagram: &Datagram<'_>) -> bool {
+    pub(crate) fn fit(&self, sk: &Sock, datagram: &Datagram<'_>) -> Fit {
         let Some(open) = &self.open else {
-            return false;
+            return Fit::NoRoom;
         };
         let slot = slot_for(datagram).unwrap_or(usize::MAX);
+        let has_room = open.count < BULK && slot <= open.room.saturating_sub(open.at);
         // SAFETY: The batch owns the skb.
-        let sender = unsafe { bindings::kopi_skb_sk(open.skb.as_ptr()) };
-        sender == sk.as_ptr()
-            && open.device == datagram.device()
-            && open.is_ipv6 == datagram.is_ipv6()
-            && open.count < BULK
-            && slot <= open.room.saturating_sub(open.at)
+        let first = unsafe { bindings::kopi_skb_sk(open.skb.as_ptr()) };
+        if open.device != datagram.device() || open.is_ipv6 != datagram.is_ipv6() {
+            Fit::No
+        } else if !has_room {
+            Fit::NoRoom
+        } else if first == sk.as_ptr() {
+            Fit::Yes
+        } else {
+            Fit::IfJoined
+        }
+    }
+
+    /// Charges another sock for a datagram that is to go with the frames that are there. Returns the bytes;
+    /// `None` if the batch has no room for more charges. Process context.
+    pub(crate) fn join(&mut self, sk: &Sock, datagram: &Datagram<'_>) -> Option<u32> {
+        let slot = slot_for(datagram)? as u32;
+        let open = self.open.as_mut()?;
+        // SAFETY: The pages have tables.
+        unsafe { open.pages.charge(sk, slot) }.then_some(slot)
+    }
+
+    /// Number of frames that the last batch had.
+    pub(crate) fn last(&self) -> usize {
+        self.last
     }
 
     /// Begins a batch with a datagram that `ahead` others may follow. Returns the bytes that the sock
@@ -169,15 +186,17 @@ impl FrameBatch {
             .saturating_add(1)
             .min(self.last.saturating_mul(2));
         self.open = slot_for(datagram).and_then(|slot| {
-            let most = (BULK_BYTES - TABLE).checked_div(slot)?.min(BULK);
+            let most = (BULK_BYTES - BatchPages::TABLES)
+                .checked_div(slot)?
+                .min(BULK);
             let frames = most.min(expected).max(1);
-            let pages = FramePages::new(slot.checked_mul(frames)?.checked_add(TABLE)?)?;
+            let pages = BatchPages::new(slot.checked_mul(frames)?)?;
             let room = pages.size();
             // SAFETY: The sock is borrowed, and the route owns a reference to the dst.
             let skb = unsafe {
                 bindings::kopi_alloc_frames_skb(sk.as_ptr(), datagram.dst(), room as u32)
             };
-            // INVARIANT: Owned from here, and charged. Only the table is in use.
+            // INVARIANT: Owned from here, and charged. Only the tables are in use.
             Some(Open {
                 skb: NonNull::new(skb)?,
                 device: datagram.device(),
@@ -185,7 +204,7 @@ impl FrameBatch {
                 start: pages.start(),
                 pages,
                 room,
-                at: TABLE,
+                at: BatchPages::TABLES,
                 count: 0,
             })
         });
@@ -221,7 +240,8 @@ impl FrameBatch {
     ///
     /// # Safety
     ///
-    /// `sk` must be the valid sock of the datagram and of the batch, with its socket.
+    /// `sk` must be the valid sock of the datagram, for which the batch was begun or which has joined it, with
+    /// its socket.
     pub(in crate::sys) unsafe fn push(
         &mut self,
         sk: *mut bindings::sock,
@@ -270,7 +290,14 @@ impl FrameBatch {
         };
         let len = datagram.whole().wrapping_add(HEADER_ETH) as u16;
         if let Some(open) = &mut self.open {
-            open.add(slot, len, (mark, priority), datagram.hash());
+            open.add(slot, |at| FrameEntry {
+                sk,
+                at,
+                len,
+                mark,
+                priority,
+                hash: datagram.hash(),
+            });
         }
         // SAFETY: The caller passes a valid sock. The route's reference keeps the dst.
         Pushed::Done(unsafe { datagram::sent(sk, datagram.dst(), datagram.data().len(), 0) })
@@ -282,7 +309,7 @@ impl FrameBatch {
     ///
     /// # Safety
     ///
-    /// `sk` must be the valid sock of the datagram and of the batch. `memory` must have `slot` bytes,
+    /// `sk` must be the valid sock of the datagram. `memory` must have `slot` bytes,
     /// with the datagram's IP packet where that of a frame is.
     unsafe fn show_to_hooks(
         &mut self,
@@ -358,21 +385,11 @@ impl FrameBatch {
 }
 
 impl Open {
-    /// Records a frame of `len` bytes in the next `slot` bytes.
-    fn add(&mut self, slot: usize, len: u16, (mark, priority): (u32, u32), hash: u32) {
-        let entry = FrameEntry {
-            at: (self.at / LINE) as u16,
-            len,
-            mark,
-            priority,
-            hash,
-        };
-        // SAFETY: The pages begin with a table of BULK entries, of which `count` are in use: `push`
-        // has checked that this isn't all.
-        unsafe {
-            let table = self.start.cast::<FrameEntry>();
-            table.add(self.count).write(entry);
-        }
+    /// Records a frame in the next `slot` bytes. `entry` gets its place, in cache lines.
+    fn add(&mut self, slot: usize, entry: impl FnOnce(u16) -> FrameEntry) {
+        let entry = entry((self.at / LINE) as u16);
+        // SAFETY: The pages begin there, with tables. This value owns them.
+        unsafe { BatchPages::set_entry(self.start, self.count, entry) };
         self.count = self.count.wrapping_add(1);
         self.at = self.at.saturating_add(slot);
     }

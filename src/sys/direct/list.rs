@@ -2,7 +2,7 @@
 
 //! Lists of packets that were taken from the stack.
 
-use super::egress::TakenSkb;
+use super::taken::TakenSkb;
 use crate::sys::bindings;
 use core::{
     cell::UnsafeCell,

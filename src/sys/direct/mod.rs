@@ -2,6 +2,7 @@
 
 //! The kernel's interfaces of the direct path: packets at the egress hook, XDP frames, redirection.
 
+mod batch_pages;
 pub(crate) mod datagram_ends;
 pub(crate) mod egress;
 pub(crate) mod frame_batch;
@@ -13,4 +14,5 @@ pub(crate) mod port_map;
 pub(crate) mod redirect_device;
 pub(crate) mod redirected;
 pub(crate) mod rx_observer;
+pub(crate) mod taken;
 mod taken_frames;

@@ -3,14 +3,13 @@
 //! The skb that stands for a batch of frames: gives them to a driver, or to the stack.
 
 use super::{
-    egress::{SkbCb, TakenSkb, XmitResult},
-    frame_batch::FrameEntry,
-    frames::{slot_of, FramePages, Frames, BULK, LINE, START},
+    batch_pages::{BatchPages, FrameEntry},
+    frames::{slot_of, Frames, BULK, START},
+    taken::{SkbCb, TakenSkb, XmitResult},
 };
 use crate::sys::{
     bindings,
     context::SoftirqsOff,
-    family::{self, Protocol},
     netdev::{self, Device, Egress},
 };
 use core::ptr::NonNull;
@@ -25,7 +24,7 @@ impl TakenSkb {
     /// frames.
     pub(super) unsafe fn of_frames(
         skb: NonNull<bindings::sk_buff>,
-        pages: FramePages,
+        pages: BatchPages,
         count: u16,
     ) -> Self {
         // SAFETY: Nothing else uses the skb, nor its control block.
@@ -35,22 +34,16 @@ impl TakenSkb {
     /// The memory of the frames from `first` on, and what the table has of each.
     fn entries<'a>(
         &self,
-        pages: &'a FramePages,
+        pages: &'a BatchPages,
         first: usize,
     ) -> impl Iterator<Item = (*mut u8, FrameEntry)> + 'a {
-        let start = pages.start();
         let count = (self.datagrams() as usize).min(BULK);
-        (first..count).map(move |index| {
-            // SAFETY: The pages, which are borrowed, begin with a table of BULK entries, whose first ones `push`
-            // has written.
-            let entry = unsafe { start.cast::<FrameEntry>().add(index).read() };
-            let memory = start.wrapping_add(usize::from(entry.at) * LINE);
-            (memory, entry)
-        })
+        // SAFETY: `FrameBatch::push` has written the entry of each datagram.
+        unsafe { pages.frames(first..count) }
     }
 
     /// Bytes of all frames.
-    fn frame_bytes(&self, pages: &FramePages) -> u32 {
+    fn frame_bytes(&self, pages: &BatchPages) -> u32 {
         let frames = self.entries(pages, 0);
         frames.fold(0, |sum, (_, entry)| sum.wrapping_add(entry.len.into()))
     }
@@ -93,7 +86,7 @@ impl TakenSkb {
 
     /// Makes the driver's structures of the frames from `first` on; gives the longest one's bytes, too. They are
     /// written anew for each attempt, because drivers change those that they refuse.
-    fn frames_from(&self, pages: &FramePages, first: usize) -> (Frames, u32) {
+    fn frames_from(&self, pages: &BatchPages, first: usize) -> (Frames, u32) {
         let (mut frames, mut longest) = (Frames::new(), 0);
         for (memory, entry) in self.entries(pages, first) {
             longest = longest.max(entry.len);
@@ -114,13 +107,6 @@ impl TakenSkb {
         lost
     }
 
-    /// The flow that sent it, if that is still open.
-    pub(crate) fn flow<'a, T: Protocol>(&self, _rcu: &'a rcu::Guard) -> Option<&'a T> {
-        // SAFETY: The skb holds its sock until it is freed. RCU, held for `'a`, keeps the flow.
-        let found = unsafe { family::flow_of(bindings::kopi_skb_sk(self.as_ptr())) };
-        found.map(|(_, flow)| flow)
-    }
-
     /// The only egress hook of the device by which the packet is about to leave, if this is a `T`.
     pub(crate) fn only_hook<'a, T: Egress>(&self, _rcu: &'a rcu::Guard) -> Option<&'a T> {
         // SAFETY: This value owns the skb, which has a reference to its dst. RCU, held for `'a`,
@@ -139,12 +125,14 @@ impl TakenSkb {
         self.with_pages(|pages| {
             let lost = self.entries(pages, first).filter(|(memory, entry)| {
                 // SAFETY: This value owns the skb, whose device lives as long as it is queued for
-                // it, or RCU is held. The frame's bytes are behind its start.
+                // it, or RCU is held. The batch keeps the frame's sock. The frame's bytes are behind
+                // its start.
                 let error = unsafe {
                     let data = memory.add(START).cast();
                     let (skb, len) = (self.as_ptr(), entry.len.into());
                     let (mark, priority, hash) = (entry.mark, entry.priority, entry.hash);
-                    bindings::kopi_xmit_frame_copy(skb, data, len, mark, priority, hash, skip)
+                    let sk = entry.sk;
+                    bindings::kopi_xmit_frame_copy(skb, sk, data, len, mark, priority, hash, skip)
                 };
                 error == ENOMEM.to_errno()
             });

@@ -1,0 +1,195 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: GPL-2.0
+"""Flows of one channel that take turns leave together by the driver of an attached device. Each keeps its order, is
+charged for its own datagrams, and meets the hooks that are installed."""
+
+import fcntl
+import os
+import random
+import socket
+import struct
+import termios
+import time
+
+import kopi
+from attached import ADDRESSES, OTHERS, attach, change, detached, kopictl, link, nobody_takes, rules
+from control import family
+from datagrams_out import FRAMES, PORT, Datagrams, several
+from equivalence import namespace, payload, run_nft, user
+
+FLOWS = 20
+# The port of what waits while nobody takes it.
+STRAY = 1
+
+
+def in_turn(version, ports=1, flows=FLOWS, flags=0):
+    """Flows that send one datagram each in turn."""
+    return Datagrams(version, ports, flows, row=1, flags=flags)
+
+
+def sockets(traffic):
+    """The flows, by their numbers in turn."""
+    return (traffic.channel.sock, *traffic.joined)
+
+
+def waiting(sock):
+    """Bytes that a socket is charged for what it sends."""
+    return struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]
+
+
+def received_by_source(traffic, count):
+    """What the sink receives of that number of datagrams, by the sender's port."""
+    there = {}
+    for _ in range(count):
+        data, source = traffic.sinks[0].recvfrom(65536)
+        there.setdefault(source[1], []).append(data)
+    return there
+
+
+def leave_together(ynl, version):
+    """All arrive by the driver, those of each flow in order and from its own port."""
+    traffic = in_turn(version)
+    before = link(ynl)
+    datagrams = several(20 * FLOWS, sizes=(100, 1, 1400, 700, 16))
+    refused = traffic.send(datagrams)
+    kopi.check("none is refused", refused == 0, refused)
+    there = received_by_source(traffic, len(datagrams))
+    sent = {sock.getsockname()[1]: [data for _, data in datagrams[place::FLOWS]]
+            for place, sock in enumerate(sockets(traffic))}
+    kopi.check("each flow's arrive, in its order and from its port", there == sent,
+               {port: len(data) for port, data in there.items()})
+    after = link(ynl)
+    kopi.check("all leave by the driver", after["packets"] - before["packets"] == len(datagrams), (before, after))
+    kopi.check("nothing is unaccounted for", kopi.wait_until(lambda: not traffic.channel.unaccounted()),
+               traffic.channel.unaccounted())
+    kopi.check("no flow is charged for ever",
+               kopi.wait_until(lambda: not any(waiting(sock) for sock in sockets(traffic))),
+               [waiting(sock) for sock in sockets(traffic)])
+    traffic.close()
+
+
+def charged_for_own(ynl, version):
+    """While the driver holds the frames, each flow is charged for its own; the sockets of those that are closed
+    meanwhile go when it lets go."""
+    traffic = in_turn(version, ports=2)
+    # The direct path's next packets are no flow's first.
+    traffic.send(several(4 * FLOWS))
+    traffic.receive(0, 4 * FLOWS)
+    flows = sockets(traffic)
+    with nobody_takes():
+        before = link(ynl)
+        for place in range(2 * FLOWS):
+            number = traffic.numbers[place % FLOWS]
+            traffic.channel.send(traffic.free.pop(), payload(place, 1000), (traffic.far, PORT + STRAY), number)
+        traffic.channel.bell()
+        taken = kopi.wait_until(lambda: link(ynl)["packets"] > before["packets"] + FLOWS)
+        charges = [waiting(sock) for sock in flows]
+        for sock in traffic.joined[::2]:
+            sock.close()
+    kopi.check("the driver has them", taken, link(ynl))
+    kopi.check("each flow is charged for what it sent", min(charges) > 1000, charges)
+    kopi.check("one flow is not charged for the others' alone", max(charges) < sum(charges) / 4, charges)
+    open_ones = [sock for sock in flows if sock.fileno() >= 0]
+    kopi.check("those that are left are charged no more when the driver has let go",
+               kopi.wait_until(lambda: not any(waiting(sock) for sock in open_ones)),
+               [waiting(sock) for sock in open_ones])
+    traffic.close()
+
+
+def hooks_are_asked(ynl, version):
+    """A rule decides about each flow's datagrams by itself."""
+    traffic = in_turn(version)
+    ports = [sock.getsockname()[1] for sock in sockets(traffic)]
+    with namespace("host"):
+        rules("table inet seen {", "chain o {", "type filter hook output priority 0", f"udp sport {ports[3]} drop",
+              f"udp sport {ports[4]} reject", "}", "}")
+    before = link(ynl)
+    datagrams = several(10 * FLOWS)
+    refused = traffic.send(datagrams)
+    kopi.check("what rules drop or reject is refused, of these flows alone", refused == 20, refused)
+    there = received_by_source(traffic, len(datagrams) - 20)
+    kopi.check("the others' arrive", set(there) == set(ports) - {ports[3], ports[4]}
+               and all(len(data) == 10 for data in there.values()), {port: len(data) for port, data in there.items()})
+    kopi.check("by the driver", link(ynl)["packets"] - before["packets"] == len(datagrams) - 20, link(ynl))
+    with namespace("host"):
+        run_nft("flush ruleset")
+    traffic.close()
+
+
+def others_are_apart(ynl, version):
+    """Another user's flow on the channel, a flow that is bound to another device, and one whose datagrams need the
+    stack: all arrive, in the order of each."""
+    traffic = in_turn(version, flows=4, flags=kopi.TX_ONLY)
+    near = ADDRESSES[version][0]
+    kind, proto = (socket.AF_INET, 0) if version == 4 else (socket.AF_INET6, kopi.UDP6)
+    with namespace("host"):
+        with user("bob"):
+            guest = kopi.flow(proto)
+        guest.bind((near, 0))
+        guest.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(traffic.channel.sock))
+    traffic.joined.append(guest)
+    traffic.numbers.append(kopi.number_of(guest))
+    options = (socket.SOL_IP, socket.IP_OPTIONS, b"\1\1\1\1") if kind == socket.AF_INET else (
+        socket.IPPROTO_IPV6, socket.IPV6_DSTOPTS, bytes((0, 0, 1, 4, 0, 0, 0, 0)))
+    traffic.joined[0].setsockopt(*options)
+    before = link(ynl)
+    datagrams = several(250)
+    traffic.send(datagrams)
+    there = received_by_source(traffic, len(datagrams))
+    count = len(traffic.numbers)
+    sent = {sock.getsockname()[1]: [data for _, data in datagrams[place::count]]
+            for place, sock in enumerate(sockets(traffic))}
+    kopi.check("each flow's arrive, in its order", there == sent, {port: len(data) for port, data in there.items()})
+    kopi.check("nothing is dropped", link(ynl)["dropped"] == before["dropped"], link(ynl))
+    traffic.close()
+
+
+def paths_change(ynl, version):
+    """What looks at packets comes and goes, and so does the attaching: no flow's datagrams are lost or overtaken."""
+    for way, other in {**OTHERS, "detached": detached}.items():
+        traffic = in_turn(version, flows=7)
+        before = link(ynl)
+        pid = os.fork()
+        if pid == 0:
+            if way == "detached":
+                for _ in range(10):
+                    with other():
+                        time.sleep(0.01)
+                    time.sleep(0.01)
+            else:
+                change(way, other)
+            os._exit(0)
+        sent, received = 0, []
+        chance = random.Random(way)
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            # Whole turns, so that a number tells its flow.
+            count = 7 * chance.randint(1, FRAMES // 7)
+            traffic.send([(0, payload(number, 300)) for number in range(sent, sent + count)])
+            sent += count
+            # Of what tc and its qdiscs drop nothing comes.
+            traffic.receive_behind(received, sent - count, 0.2 if way in ("tc", "qdisc") else 10)
+        traffic.send([(0, payload(sent, 300))])
+        traffic.sinks[0].settimeout(10)
+        received += traffic.receive(0, sent + 1 - len(received)) if way not in ("tc", "qdisc") else []
+        numbers = [struct.unpack_from(">I", data)[0] for data in received]
+        by_flow = [[number for number in numbers if number % 7 == flow] for flow in range(7)]
+        kopi.check(f"{way}: comes and goes, and no flow's datagrams are overtaken",
+                   all(own == sorted(set(own)) for own in by_flow))
+        # While tc changes its qdiscs the stack itself drops what comes.
+        kopi.check(f"{way}: nothing is lost", way in ("tc", "qdisc") or len(set(numbers)) == sent + 1,
+                   f"{len(set(numbers))} of {sent + 1}")
+        if way != "detached":
+            after = link(ynl)
+            kopi.check(f"{way}: nothing is dropped on the direct path, which some take",
+                       after["dropped"] == before["dropped"] and after["packets"] > before["packets"], after)
+        traffic.close()
+
+
+attach()
+with namespace("host"):
+    YNL = family()
+for case in (leave_together, charged_for_own, hooks_are_asked, others_are_apart, paths_change):
+    for ip in (4, 6):
+        case(YNL, ip)
+kopictl("detach", "eth0")
+kopi.finish()
