@@ -186,7 +186,7 @@ impl UdpSocket {
         self.shared.when_ready(Interest::WRITABLE, connect).await?
     }
 
-    fn socket(&self) -> &crate::UdpSocket {
+    pub(crate) fn socket(&self) -> &crate::UdpSocket {
         self.shared.socket()
     }
 
