@@ -183,10 +183,16 @@ def silent():
     check("descriptor 2 is another file: nothing is said in it", said[1] == ["0"] and not said[2].stderr, str(said[2]))
     nobody, into = os.pipe()
     os.close(nobody)
-    done = subprocess.run([*RUN[:2], "--explain", *RUN[2:], os.path.abspath("plain")], stdout=subprocess.PIPE, stderr=into,
-                          text=True, timeout=300, check=False)
-    os.close(into)
-    check("a pipe that nobody reads: the program isn't ended", done.returncode == 0 and "channel: 1" in done.stdout, str(done))
+    with os.fdopen(into, "wb") as pipe, open("/dev/full", "wb") as full:
+        for what, stderr in (("a pipe that nobody reads", pipe), ("a full disk", full)):
+            # Of the static one kopi run itself has something to say.
+            for program, out in (("plain", "channel: 1"), ("static", "channel: no flow")):
+                done = subprocess.run([*RUN[:2], "--explain", *RUN[2:], os.path.abspath(program)], text=True,
+                                      stdout=subprocess.PIPE, stderr=stderr, timeout=300, check=False)
+                check(f"{what}: the program is started, and isn't ended: {program}",
+                      done.returncode == 0 and out in done.stdout, str(done))
+        missing = subprocess.run([*RUN, os.path.abspath("missing")], stderr=full, timeout=300, check=False).returncode
+    check("a full disk, and no program: 127", missing == 127, missing)
     check("while it is standard error, it is said there", "sends by a channel" in told[2].stderr, str(told[2]))
 
 

@@ -2,6 +2,7 @@
 /* A UDP echo server on rings: cc -I uapi -o kopi-echo kopi-echo.c; ./kopi-echo 7777 */
 #include <arpa/inet.h>
 #include <err.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -11,6 +12,7 @@
 static unsigned char *region;
 #define LOAD(at) __atomic_load_n((__u32 *)(region + (at)), __ATOMIC_ACQUIRE)
 #define STORE(at, value) __atomic_store_n((__u32 *)(region + (at)), value, __ATOMIC_RELEASE)
+#define BELL(flags) ioctl(fd, KOPI_IOC_DOORBELL, flags)
 #define ENTRY(type, ring, i) (((type *)(region + (ring).entries))[(i) & ((ring).size - 1)])
 
 int main(int argc, char **argv)
@@ -23,27 +25,26 @@ int main(int argc, char **argv)
 	socklen_t len = sizeof(l);
 	__u32 fill, rx = 0, tx = 0, done = 0;
 	int fd = socket(AF_KOPI, SOCK_DGRAM, KOPI_PROTO_UDP);
+	struct pollfd full = { .fd = fd, .events = POLLIN | POLLOUT | KOPI_POLL_COMPLETION };
 
 	if (fd < 0 || bind(fd, (struct sockaddr *)&addr, sizeof(addr)) ||
 	    setsockopt(fd, SOL_KOPI, KOPI_OPT_CHANNEL, &req, sizeof(req)) ||
 	    getsockopt(fd, SOL_KOPI, KOPI_OPT_CHANNEL, &l, &len))
 		err(1, "no channel (is kopi.ko loaded?)");
-	region = mmap(NULL, l.region_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (region == MAP_FAILED)
+	if ((region = mmap(NULL, l.region_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
 		err(1, "mmap");
 
 	for (fill = 0; fill < l.frame_count; fill++)	/* all frames are for what comes */
 		ENTRY(__u64, l.fill, fill) = l.frames + fill * l.frame_size;
 	STORE(l.fill.producer, fill);
-
-	while (ioctl(fd, KOPI_IOC_DOORBELL, KOPI_BELL_TX | KOPI_BELL_WAIT_RX |
-		     KOPI_BELL_WAIT_COMPLETION) >= 0) {
+	while (BELL(KOPI_BELL_TX) >= 0 && (tx == LOAD(l.tx.consumer) || full.revents & POLLERR ?
+	       BELL(KOPI_BELL_WAIT_RX | KOPI_BELL_WAIT_COMPLETION) :
+	       poll(&full, 1, -1)) >= 0) {		/* until the send buffer has room */
 		for (; done != LOAD(l.completion.producer); done++)	/* sent: for the next */
 			ENTRY(__u64, l.fill, fill++) = ENTRY(struct kopi_desc, l.completion,
 							     done).offset - KOPI_FRAME_HEADROOM;
 		STORE(l.completion.consumer, done);
 		STORE(l.fill.producer, fill);
-
 		for (; rx != LOAD(l.rx.producer); rx++) {	/* back, from the same frame */
 			struct kopi_desc d = ENTRY(struct kopi_desc, l.rx, rx);
 			struct kopi_meta *meta = (void *)(region + d.offset - KOPI_FRAME_HEADROOM);

@@ -15,8 +15,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             // What doesn't fit into the ring is dropped, as a network may.
             let _ = channel.send(flow, &back, packet);
         }
-        channel.flush()?;
-        if channel.wait(Interest::READABLE, None)?.error {
+        let interest = match channel.flush()? {
+            true => Interest::READABLE,
+            // The send buffer is full: the rest waits for room.
+            false => Interest::READABLE | Interest::WRITABLE,
+        };
+        if channel.wait(interest, None)?.error {
             // As long as it isn't taken, no wait sleeps.
             if let Some(error) = flow.take_error()? {
                 eprintln!("{error}");

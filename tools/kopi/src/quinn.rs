@@ -168,6 +168,8 @@ impl AsyncUdpSocket for Socket {
                 true => plain.segment_size(size as u16),
                 false => plain,
             };
+            // An earlier datagram's error neither costs this one, nor says anything of GSO.
+            self.socket.socket().forget_late_error();
             match self.socket.try_send_message(part, &message) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     // After an error quinn sends all of it again. A rest that is lost is less than a part twice.
@@ -324,6 +326,36 @@ mod tests {
             let mut buffer = [0; 10];
             let len = socket.socket.try_recv(&mut buffer).unwrap();
             assert_eq!(&buffer[..len], expected);
+        }
+    }
+
+    /// It is another datagram's: to a peer with port 0, say, whom nobody can answer.
+    #[test]
+    fn late_errors_cost_no_other_datagram() {
+        let runtime = ::tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let _in_it = runtime.enter();
+        for errno in [libc::EINVAL, libc::EPERM] {
+            let socket = Socket::on(UdpSocket::new(fake::fake_socket()).unwrap());
+            let udp = socket.socket.socket();
+            let all = Transmit {
+                contents: b"aaabbbc",
+                segment_size: Some(3),
+                ..transmit("192.0.2.1:5", None, Some(ECN))
+            };
+            udp.with_kernel(|kernel| kernel.appetite = 0);
+            socket.try_send(&all).unwrap();
+            udp.with_kernel(|kernel| {
+                kernel.appetite = u32::MAX;
+                kernel.errors.push_back(errno as u16);
+            });
+            udp.drain().unwrap();
+            assert!(udp.has_late_error());
+            socket.try_send(&all).unwrap();
+            assert_eq!(socket.max_transmit_segments(), SEGMENTS);
+            assert_eq!(socket.socket.try_recv(&mut [0; 10]).unwrap(), 7);
         }
     }
 

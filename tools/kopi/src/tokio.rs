@@ -40,7 +40,8 @@ const RECEIVED: [Interest; 2] = [Interest::READABLE, Interest::ERROR];
 ///
 /// Whatever future of a method here is dropped: no datagram was received by it, nor sent. A datagram of
 /// which a method says that it was sent leaves by itself, at the latest when the send buffer has room. A
-/// socket that is dropped before stays open until then; its runtime does that in the background.
+/// socket that is dropped before stays open until then; its runtime does that in the background. When the runtime
+/// ends before, what there is no room for is lost.
 ///
 /// # Examples
 ///
@@ -52,7 +53,14 @@ const RECEIVED: [Interest; 2] = [Interest::READABLE, Interest::ERROR];
 ///     let socket = UdpSocket::bind("0.0.0.0:7777").await?;
 ///     let mut buffer = [0; 65536];
 ///     loop {
-///         let (len, peer) = socket.recv_from(&mut buffer).await?;
+///         let (len, peer) = match socket.recv_from(&mut buffer).await {
+///             Ok(received) => received,
+///             Err(error) => {
+///                 // Of an earlier answer, perhaps: no reason to end.
+///                 eprintln!("{error}");
+///                 continue;
+///             }
+///         };
 ///         if let Err(error) = socket.send_to(&buffer[..len], peer).await {
 ///             eprintln!("{peer}: {error}");
 ///         }
@@ -186,7 +194,7 @@ impl UdpSocket {
         self.shared.when_ready(Interest::WRITABLE, connect).await?
     }
 
-    fn socket(&self) -> &crate::UdpSocket {
+    pub(crate) fn socket(&self) -> &crate::UdpSocket {
         self.shared.socket()
     }
 

@@ -5,6 +5,7 @@ import asyncio
 import collections
 import os
 import socket
+from ctypes import byref
 
 from .sockets import Socket
 
@@ -67,26 +68,31 @@ class Transport(asyncio.DatagramTransport):
             self._protocol.datagram_received(data, peer)
 
     def sendto(self, data, addr=None):
-        """Sends a datagram, or keeps it until there is room."""
+        """Sends a datagram, or keeps it until there is room. Raises what socket.sendto() raises, other than OSError,
+        for what is no datagram or no address; the transport goes on."""
         if self._closing:
             return
         if self._peer and addr not in (None, self._peer):
             raise ValueError(f"Invalid address: must be None or {self._peer}")
-        if self._waiting or not self._send(data, addr):
-            self._waiting.append((bytes(data), addr))
+        # All that can be wrong with them is found here: who calls is told, and nothing behind it is held up.
+        data = data if isinstance(data, bytes) else bytes(memoryview(data))
+        try:
+            meta = None if self._peer or addr is None else byref(self._socket._to(addr))
+        except OSError as error:
+            self._protocol.error_received(error)
+            return
+        if self._waiting or not self._send(data, meta):
+            self._waiting.append((data, meta))
             self._bytes += len(data)
             if self._bytes > HIGH and not self._paused:
                 self._paused = True
                 self._protocol.pause_writing()
         self._go_on()
 
-    def _send(self, data, addr):
+    def _send(self, data, meta):
         """False: there is no room."""
         try:
-            if self._peer or addr is None:
-                self._socket.send(data)
-            else:
-                self._socket.sendto(data, addr)
+            self._socket._send(data, meta)
         except BlockingIOError:
             return False
         except OSError as error:
@@ -103,6 +109,7 @@ class Transport(asyncio.DatagramTransport):
             self._waiting.clear()
             self._bytes = 0
             self._protocol.error_received(error)
+            self._resume()
         # Frames are under way, of which epoll tells by an event that loops don't know.
         if self._waiting and not self._again:
             self._again = self._loop.call_later(AGAIN, self._room)
@@ -116,14 +123,23 @@ class Transport(asyncio.DatagramTransport):
             self._again = None
         if self._closing:
             self._take_error()
-        while self._waiting and self._send(*self._waiting[0]):
-            data, _ = self._waiting.popleft()
+        while self._waiting:
+            # error_received() may call abort(), which drops what waits.
+            data, meta = self._waiting.popleft()
             self._bytes -= len(data)
+            if not self._send(data, meta):
+                self._waiting.appendleft((data, meta))
+                self._bytes += len(data)
+                break
+        self._resume()
+        if not self._go_on() and self._closing:
+            self._finish(None)
+
+    def _resume(self):
+        """Has the protocol go on writing if little waits."""
         if self._paused and self._bytes <= LOW:
             self._paused = False
             self._protocol.resume_writing()
-        if not self._go_on() and self._closing:
-            self._finish(None)
 
     def _take_error(self):
         """Tells of the socket's error, which nobody receives any more, and with which it always counts as writable."""

@@ -16,7 +16,11 @@ class Packet:
 
     def __init__(self, frames):
         self.frames = frames
-        memory = [(ctypes.c_uint8 * frame.len).from_address(frame.data) for frame in frames]
+        self.show()
+
+    def show(self):
+        """Makes the views of the payload, anew if they had ended."""
+        memory = [(ctypes.c_uint8 * frame.len).from_address(frame.data) for frame in self.frames]
         #: The payload, as writable memoryviews: one, unless it didn't fit into a frame.
         self.parts = [memoryview(part).cast("B") for part in memory]
         # Views keep the array that they are of; nothing else does.
@@ -100,7 +104,7 @@ class Batch:
         """Queues a packet, with what was written to it, as the answer to its peer, from the address that was
         asked, or from one that the kernel chooses if that was multicast or 255.255.255.255; `size`, if given, is the
         new length of the payload, at most the packet's. The socket's flush() sends it. False: no room, and the packet
-        is still the batch's, with new views.
+        is still the batch's as it was, with new views, and can be answered again. So it is after an OSError.
 
         The broadcast address of a subnet looks like any other: the kernel refuses answers from there, which stats()
         counts. A program that is asked at one answers by sendto()."""
@@ -109,17 +113,22 @@ class Batch:
             if len(frames) != 1 or not 0 <= size <= len(packet.parts[0]):
                 raise ValueError("size is more than the packet's, or the packet has several parts")
         packet.end()
-        before = frames[0].len
+        length, before = frames[0].len, _library.Meta.from_buffer_copy(meta)
         library.meta_reply(byref(meta))
         meta.flags = _library.META_LOCAL if _library.is_one(meta) else 0
         if size is not None:
             frames[0].len = size
         try:
             library.commit(self._channel.pointer, (_library.Frame * len(frames))(*frames), len(frames))
-        except BlockingIOError:
-            frames[0].len = before
-            self.packets[self.packets.index(packet)] = Packet(frames)
-            return False
+        except OSError as error:
+            # Another thread may have closed the socket, which took them away.
+            if packet.frames:
+                frames[0].len = length
+                ctypes.memmove(byref(meta), byref(before), ctypes.sizeof(before))
+                packet.show()
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
         self.packets.remove(packet)
         packet.frames = []
         return True

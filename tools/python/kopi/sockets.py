@@ -184,7 +184,8 @@ class Socket:
         kernel takes more, or frames come back; or raises TimeoutError, or BlockingIOError if calls don't wait. An
         error of the socket's ends the sleep and is raised.
 
-        Frames that came back before the sleep end it, so that what failed without them is tried again."""
+        Frames that came back before the sleep end it, so that what failed without them is tried again. Who waits for
+        nothing but frames looks again after NAP."""
         if self._timeout == 0:
             library.flow_error(self._opened.flow)
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -193,10 +194,16 @@ class Socket:
             events |= select.POLLOUT
         poll = select.poll()
         poll.register(library.channel_fd(self._pointer), events)
-        left = None if until is None else max(until - time.monotonic(), 0) * 1000
-        found = poll.poll(left)
+        left = None if until is None else max(until - time.monotonic(), 0)
+        # Completions that another thread takes are no event for this one, which may go on by them.
+        nap = events == select.POLLWRBAND and (left is None or left > NAP)
+        if nap:
+            left = NAP
+        found = poll.poll(None if left is None else left * 1000)
         library.flush(self._pointer)
         if not found:
+            if nap:
+                return
             raise TimeoutError("timed out")
         if found[0][1] & select.POLLERR:
             library.flow_error(self._opened.flow)
@@ -348,19 +355,26 @@ class Socket:
         """Sends (data, address) pairs; an address of None is the connected peer. One call of the kernel for all
         that fit. Gives how many were given to the kernel, which is all, unless calls don't wait, the time is over or
         there is an error, which the next call raises, or before one that can't be sent, which raises if it is the
-        first one; what the kernel says of each is counted in stats()."""
+        first one; what the kernel says of each is counted in stats(). What `datagrams` itself raises is raised."""
         self._take_late()
         count, until = 0, self._deadline()
-        for data, address in datagrams:
-            try:
-                if not self._queue(data, address, until, count):
-                    return count
-            except OSError:
-                # As with sendmmsg(2): whoever sends the rest hears of it.
-                if not count:
-                    raise
-                break
-            count += 1
+        try:
+            for datagram in datagrams:
+                try:
+                    data, address = datagram
+                    if not self._queue(data, address, until, count):
+                        return count
+                except Exception:
+                    # As with sendmmsg(2): whoever sends the rest hears of it.
+                    if not count:
+                        raise
+                    break
+                count += 1
+        except BaseException:
+            # Those before it leave nevertheless.
+            with contextlib.suppress(OSError):
+                library.flush(self._pointer)
+            raise
         self._leave(until)
         return count
 

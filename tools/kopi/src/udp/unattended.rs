@@ -21,6 +21,11 @@ impl UdpSocket {
         self.late_error.load(Ordering::Relaxed) != 0
     }
 
+    /// Has the next call tell of no error of an earlier datagram.
+    pub(crate) fn forget_late_error(&self) {
+        self.late_error.store(0, Ordering::Relaxed);
+    }
+
     /// Waits no more for what becomes of a datagram that was left.
     pub(crate) fn forget(&self, ticket: u64) {
         self.lock().sends.end(ticket);

@@ -78,14 +78,22 @@ fn run(options: &Options) -> io::Result<ExitCode> {
 
     let end = options.count.unwrap_or(u64::MAX);
     let mut answered = 0;
-    while answered < end && !stop.load(Ordering::Relaxed) {
-        while let Some(packet) = channel.recv()? {
+    loop {
+        while answered < end {
+            let Some(packet) = channel.recv()? else { break };
             answered += u64::from(answer(&channel, &hosts, packet));
         }
-        channel.flush()?;
-        doze("kopi-dns", &channel, first, Interest::READABLE)?;
+        let all_sent = channel.flush()?;
+        if stop.load(Ordering::Relaxed) || (answered >= end && all_sent) {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let interest = if all_sent {
+            Interest::READABLE
+        } else {
+            Interest::READABLE | Interest::WRITABLE
+        };
+        doze("kopi-dns", &channel, first, interest)?;
     }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Answers one question, if it can be answered now: a client asks again.

@@ -16,7 +16,9 @@ use object::{
 use std::{
     env,
     ffi::{CString, OsStr, OsString},
-    fs, io,
+    fmt::Display,
+    fs,
+    io::{self, Write},
     os::unix::{ffi::OsStrExt, fs::PermissionsExt},
     path::{Path, PathBuf},
     process::{Command, ExitCode},
@@ -100,18 +102,24 @@ fn start(run: &Run) -> ExitCode {
                 );
         }
         // Not only with --verbose: it was asked for, and isn't so.
-        Err(why) => eprintln!(
-            "kopi run: {}: ordinary sockets: {why}",
-            Path::new(program).display()
-        ),
+        Err(why) => complain(program, format_args!("ordinary sockets: {why}")),
     }
     let error = inherited::exec(&mut command);
-    eprintln!("kopi run: {}: {error}", Path::new(program).display());
+    complain(program, &error);
     ExitCode::from(if error.kind() == io::ErrorKind::NotFound {
         127
     } else {
         126
     })
+}
+
+/// Says what is wrong with a program. If that can't be written, there is nobody to tell, and the program is to run.
+fn complain(program: &OsStr, what: impl Display) {
+    let _ = writeln!(
+        io::stderr(),
+        "kopi run: {}: {what}",
+        Path::new(program).display()
+    );
 }
 
 /// The libraries to preload, and the family's number; or why there is no use in that.
