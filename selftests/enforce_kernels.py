@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""Enforced rules don't take a user for the owner of a socket by which the kernel reads a file for him: disks by
-NVMe over TCP, whose socket is the kernel's own, and by nbd, whose socket a program has made. A user who may do nothing
-would end the disk for all."""
+"""Rules don't take a user for the owner of a socket by which the kernel reads a file for him: disks by NVMe over TCP,
+whose socket is the kernel's own, and by nbd, whose socket a program has made, be it an ordinary one or a flow. A user
+who may do nothing would end the disk for all."""
 
 import contextlib
 import fcntl
@@ -15,9 +15,10 @@ import subprocess
 import sys
 import threading
 
-from enforced import BOB, begin, end, enforce, restore
+from control import family, mine
+from enforced import BOB, IMPOSTOR, PYTHON, begin, end, enforce, restore
 from equivalence import namespace, sh
-from kopi import check, finish, wait_until
+from kopi import check, finish, stream, wait_until
 
 LOCAL, NVME_PORT, SIZE = "127.0.0.1", 4420, 1 << 20
 TARGET = pathlib.Path("/sys/kernel/config/nvmet")
@@ -36,11 +37,11 @@ for cpu in sorted(os.sched_getaffinity(0)):
 """
 
 
-def reads(disk, user):
+def reads(disk, user, program=PYTHON):
     """Whether a user can read a disk from each CPU, past the cache; what went wrong, otherwise."""
     try:
-        done = subprocess.run([sys.executable, "-c", READ, disk], user=user, capture_output=True, text=True, timeout=60,
-                              check=False)
+        done = subprocess.run([program, "-c", READ, disk], user=user, capture_output=True, text=True, timeout=60,
+                              env=os.environ | {"PYTHONHOME": sys.base_prefix}, check=False)
     except subprocess.TimeoutExpired:
         return "it hangs"
     return done.stderr[-200:]
@@ -55,6 +56,17 @@ def is_everyones(what, disk):
     root = reads(disk, 0)
     check(f"{what}: another one reads it, too", root == "", root)
     enforce("off")
+
+
+def is_its_programs(disk):
+    """The stream of a disk is that of the program which has made it, whichever reads the disk, and sends for it."""
+    assert reads(disk, 0) == ""
+    restore(f"default deny\nexe {PYTHON} allow\n")
+    other = reads(disk, BOB, IMPOSTOR)
+    check("nbd by a stream: a program that is denied all packets reads a file", other == "", other)
+    root = reads(disk, 0)
+    check("nbd by a stream: another one reads it, too", root == "", root)
+    check("nbd by a stream: it is still the program's", len(mine(family())) == 1, mine(family()))
 
 
 @contextlib.contextmanager
@@ -103,13 +115,14 @@ def serve_nbd(server):
 
 
 @contextlib.contextmanager
-def nbd():
-    """A disk by nbd."""
+def nbd(make=socket.socket):
+    """A disk by nbd, and by a socket that is made so."""
     sh("modprobe nbd nbds_max=1")
     with contextlib.ExitStack() as stack:
         disk = stack.enter_context(open("/dev/nbd0", "r+b", buffering=0))
         listener = stack.enter_context(socket.create_server((LOCAL, 0)))
-        client = stack.enter_context(socket.create_connection(listener.getsockname()))
+        client = stack.enter_context(make())
+        client.connect(listener.getsockname())
         server = stack.enter_context(listener.accept()[0])
         sock = client.fileno()
         for call, value in (NBD_SET_BLKSIZE, 4096), (NBD_SET_SIZE_BLOCKS, SIZE // 4096), (NBD_SET_SOCK, sock):
@@ -133,6 +146,8 @@ with namespace("host"):
         is_everyones("NVMe", place)
     with nbd() as place:
         is_everyones("nbd", place)
+    with nbd(stream) as place:
+        is_its_programs(place)
     restore("default allow\nenforce off\n")
 end()
 finish()

@@ -5,9 +5,11 @@
 import itertools
 import os
 import resource
+import select
 import socket
 import subprocess
 
+import kopi
 from control import add, ask, family
 from equivalence import user
 from kopi import ENGINE, Channel, check, finish, wait_until
@@ -15,6 +17,7 @@ from linux import SO_RCVBUFFORCE, SO_SNDBUFFORCE
 
 # A budget that is sent well within the time that a visit may take, even where the machine is emulated.
 BUDGET, ENTRIES, PER_DESCRIPTOR = 2048, 256, 64
+WAITERS = 16_000
 RULES = 5000
 CPU = max(os.sched_getaffinity(0))
 plain = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -150,6 +153,44 @@ def a_user_waits_for_no_other(ynl):
         channel.sock.close()
 
 
+def time_to_send(channel):
+    """How long the engine works for a channel that sends half a ring, in nanoseconds."""
+    before = channel.stats()["engine_time"]
+    for entry in range(ENTRIES // 2):
+        channel.tx.push(channel.frame(entry) + 64, 64, 0, 0, 0)
+    for _ in range(ENTRIES // 2):
+        plain.recv(99)
+    left = itertools.count(1 - ENTRIES // 2)
+    assert wait_until(lambda: any(next(left) == 0 for _ in iter(channel.completion.pop, None)))
+    return channel.stats()["engine_time"] - before
+
+
+def waking_counts(ynl):
+    """The time in which those are woken that wait for room in a ring is that of its user, too."""
+    ask(ynl, "engine-set", {"cpu": [CPU], "idle": 3_600_000_000, "budget": BUDGET})
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * WAITERS, 2 * WAITERS))
+    channel = polled()
+    # The host may let the machine stand, and other tasks the engine.
+    alone = min(time_to_send(channel) for _ in range(9))
+    # By another flow of the channel: what the first one sends wakes nobody at this one's own queue.
+    other = kopi.flow()
+    other.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(channel.sock))
+    copies = [os.dup(other.fileno()) for _ in range(WAITERS)]
+    with select.epoll() as poller:
+        for copy in copies:
+            poller.register(copy, select.EPOLLOUT)
+        # What completes wakes nobody then.
+        channel.completion.put(channel.completion.flags, 0)
+        watched = min(time_to_send(channel) for _ in range(9))
+    print(f"# {alone} ns, and with {WAITERS} that wait {watched}")
+    check("who is woken counts", watched > 2 * alone, (alone, watched))
+    for copy in copies:
+        os.close(copy)
+    other.close()
+    channel.region.close()
+    channel.sock.close()
+
+
 os.sched_setaffinity(0, {CPU})
 ynl = family()
 ask(ynl, "engine-set", {"cpu": [CPU], "idle": 3_600_000_000, "budget": BUDGET})
@@ -178,5 +219,6 @@ for name, sizes, shares in (
         channel.sock.close()
 dear_packets_end_visits(ynl)
 a_user_waits_for_no_other(ynl)
+waking_counts(ynl)
 ask(ynl, "engine-set")
 finish()

@@ -12,6 +12,7 @@ import kopi
 from control import add, ask, family, ruled
 from equivalence import namespace, sh
 from kopi import check, fails
+from linux import MSG_FASTOPEN
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 LIMIT = "/proc/sys/net/kopi/user_max_flows"
@@ -97,6 +98,19 @@ def ordinary_sockets(ynl, ruler):
     enforce("off")
 
 
+def connected_once(ynl):
+    """A stream that was connected is told of once, however often it sends as if it weren't."""
+    with namespace("peer"), socket.create_server((PEER, 0)) as waits:
+        address = waits.getsockname()
+        with namespace("host"), kopi.stream() as near:
+            near.sendto(b"first", MSG_FASTOPEN, address)
+            for _ in range(3):
+                fails("MSG_FASTOPEN by a connected stream", errno.EISCONN,
+                      lambda: near.sendto(b"more", MSG_FASTOPEN, address))
+    got = [name for name, _ in events(ynl, 3)]
+    check("it was connected once", got == ["flow-opened-ntf", "flow-connected-ntf", "flow-closed-ntf"], got)
+
+
 # The initial namespace's, which alone has them.
 limit = open(LIMIT, "r+", encoding="ascii")
 with namespace("host"):
@@ -147,6 +161,8 @@ with namespace("host"):
     sh("mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf")
     with ruled() as ruler:
         ordinary_sockets(ynl, ruler)
+
+    connected_once(ynl)
 
     before = limit.read()
     set_limit("1")

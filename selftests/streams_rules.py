@@ -13,13 +13,15 @@ import time
 
 import kopi
 from control import add, ask, flows, mine, refused, rules, ruled
-from equivalence import namespace, run_nft
+from equivalence import namespace, run_nft, sh
 from kopi import TCP6, attempt, check, fails, listener, stream, wait_until
-from linux import SO_MAX_PACING_RATE
+from linux import MSG_FASTOPEN, SO_MAX_PACING_RATE, TCP_FASTOPEN
 from slow import SlowCall
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 HOST6, PEER6 = "2001:db8::1", "2001:db8::2"
+# Of TCP_INFO: states, and that the peer took the data of a SYN.
+SYN_SENT, CLOSE, TOOK_SYN_DATA = 2, 7, 32
 
 
 def plain(proto=0):
@@ -131,6 +133,61 @@ def peers_are_judged(ynl):
             handle = add(ynl, protocol=6, local_port_min=waits.getsockname()[1], verdict="deny")
             fails(f"accept of a denied listener, IPv{version}", errno.EACCES, waits.accept)
             ask(ynl, "rule-del", {"rule": {"handle": handle}})
+
+
+def tcp_info(sock):
+    """The state of a socket, and flags."""
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)
+    return info[0], info[5]
+
+
+def opens_fast(waits, proto, is_answered=True):
+    """A socket of the peer's that has sent a SYN, with data if it has a cookie. Who waits for an answer has a cookie
+    then."""
+    with namespace("peer"):
+        far = plain(proto)
+    far.setblocking(is_answered)
+    far.sendto(b"first", MSG_FASTOPEN, waits.getsockname())
+    return far
+
+
+def fast_open_is_judged(ynl):
+    """A SYN with data gets no answer where a SYN doesn't; by an ordinary listener neither, under enforced rules."""
+    sh("mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf")
+    for space in "host", "peer":
+        with namespace(space):
+            sh("sysctl -qw net.ipv4.tcp_fastopen=3")
+    for make, proto in ((stream, 0), (stream, TCP6), (plain, 0), (plain, TCP6)):
+        is_flow, version = make is stream, 6 if proto else 4
+        what = f"{'flow' if is_flow else 'ordinary'}, IPv{version}"
+        with listener(proto, (HOST6 if proto else HOST, 0), make=make) as waits:
+            waits.setsockopt(socket.IPPROTO_TCP, TCP_FASTOPEN, 5)
+            waits.settimeout(60)
+            # The first one gets a cookie.
+            for _ in range(2):
+                far = opens_fast(waits, proto)
+                near, _ = waits.accept()
+                with near, far:
+                    check(f"{what}: it has the data", near.recv(9) == b"first")
+                    took = tcp_info(far)[1] & TOOK_SYN_DATA
+            check(f"{what}: of the second SYN", took)
+            if not is_flow:
+                sh("kopictl rule enforce on")
+                waits.listen(16)
+            # An ordinary listener doesn't even see the SYN of a peer whose packets are denied.
+            add(ynl, remote_address=PEER6 if proto else PEER, verdict="deny", **{} if is_flow else {"direction": {"out"}})
+            with opens_fast(waits, proto, False) as far:
+                check(f"{what}: it is a connection for the listener", select.select([waits], [], [], 10)[0])
+                # In that time both send again.
+                time.sleep(2.5)
+                check(f"{what}: no SYN-ACK", tcp_info(far)[0] == SYN_SENT, tcp_info(far))
+                if is_flow:
+                    fails(f"{what}: accept", errno.ECONNABORTED, waits.accept)
+                    check(f"{what}: the peer is told", wait_until(lambda far=far: tcp_info(far)[0] == CLOSE), tcp_info(far))
+                else:
+                    waits.accept()[0].close()
+            sh("kopictl rule enforce off")
+            clear(ynl)
 
 
 def live_ones_end(ynl):
@@ -322,7 +379,7 @@ def held_locks_hold_nobody_up(ynl):
 
 
 with ruled() as control:
-    for case in (calls_are_judged, peers_are_judged, live_ones_end, marks_hold, rates_hold, is_shown,
+    for case in (calls_are_judged, peers_are_judged, fast_open_is_judged, live_ones_end, marks_hold, rates_hold, is_shown,
                  held_locks_hold_nobody_up):
         attempt(case, control)
 kopi.finish()

@@ -16,9 +16,9 @@ import threading
 
 import kopi
 from kopi import CHANNEL, JOIN, SOL_KOPI, TCP, TCP6, check, connection, expect, fails, listener, stream
-from linux import MSG_ZEROCOPY, SO_PEEK_OFF, SO_ZEROCOPY, TCP_FASTOPEN, TCP_ZEROCOPY_RECEIVE
+from linux import MSG_FASTOPEN, MSG_ZEROCOPY, SO_PEEK_OFF, SO_ZEROCOPY, TCP_FASTOPEN, TCP_ZEROCOPY_RECEIVE
 
-MSG_FASTOPEN, TCP_FASTOPEN_CONNECT = 0x20000000, 30
+TCP_FASTOPEN_CONNECT = 30
 PROTOS = (0, TCP, TCP6)
 
 

@@ -4,7 +4,8 @@
 //!
 //! A process becomes a flow's owner by socket() or accept() that makes the flow, by bind(), connect() and
 //! listen(), and by bringing it to a channel; while there are rules, also by accept() of a listener, and by
-//! calls that send or read, as a doorbell with BELL_SEND does. Of an ordinary socket it is each call that is judged.
+//! calls that send or read, as a doorbell with BELL_SEND does, unless the kernel itself makes them (nbd). Of an
+//! ordinary socket it is each call that is judged.
 //!
 //! A process that uses a channel may send by any of its flows, and reads what all of them get. So
 //! the user is noted once for the channel, and a flow on it has the later of two identities: its

@@ -622,6 +622,7 @@ u64 kopi_sock_cookie(struct sock *sk);
 struct sock *kopi_subflow_owner(struct sock *sk);
 bool kopi_skb_sender(const struct sk_buff *skb, struct in6_addr *address, u16 *port);
 int kopi_lsm_is_there(struct net *net);
+bool kopi_call_is_kernels(struct socket *sock);
 int kopi_ordinary_register(void);
 
 /* shim/netdev.c */

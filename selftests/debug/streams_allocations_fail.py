@@ -25,9 +25,8 @@ from equivalence import namespace
 from injection import attempt, nth, once
 from kopi import Wrong, expect
 from links import inside
-from linux import MSG_ZEROCOPY, SO_ZEROCOPY, TCP_FASTOPEN
+from linux import MSG_FASTOPEN, MSG_ZEROCOPY, SO_ZEROCOPY, TCP_FASTOPEN
 
-MSG_FASTOPEN = 0x20000000
 # Of netlink: include/uapi/linux/netlink.h.
 NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 1, 0x300, 2, 3
 

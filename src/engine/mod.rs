@@ -114,7 +114,7 @@ pub(crate) struct EngineCounters {
     pub(crate) visits: Counter,
     /// Times that it was woken.
     pub(crate) wakeups: Counter,
-    /// Nanoseconds in those visits.
+    /// Nanoseconds in visits, without looks at empty rings.
     pub(crate) busy: Counter,
     /// Nanoseconds awake.
     pub(crate) awake: Counter,
@@ -178,10 +178,8 @@ impl Engine {
                 passed_over.push_back(channel);
                 continue;
             }
-            let before = self.counters.busy.get();
-            let visit = self.visit(thread, channel.as_arc(), now);
+            let (visit, time) = self.visit(thread, channel.as_arc(), now);
             if let Some(spent) = spent.get_mut(user) {
-                let time = self.counters.busy.get().wrapping_sub(before);
                 *spent = spent.saturating_add(time);
             }
             match visit {
@@ -204,23 +202,48 @@ impl Engine {
         busy
     }
 
-    /// Visits a channel.
-    fn visit(&self, thread: &Running, channel: &Arc<Channel>, now: u64) -> Visit {
+    /// Visits a channel; gives the nanoseconds that it took, too.
+    fn visit(&self, thread: &Running, channel: &Arc<Channel>, now: u64) -> (Visit, u64) {
         // A channel whose program rings, or whose counters are read, doesn't hold up the others.
         let Some(mut sender) = channel.sender.try_lock() else {
-            return Visit::Nothing;
+            return (Visit::Nothing, 0);
         };
+        self.timed(channel, || {
+            self.visit_locked(thread, channel, &mut sender, now)
+        })
+    }
+
+    /// Does something for a channel whose sender is locked, and counts the time; gives that, too.
+    fn timed(&self, channel: &Channel, act: impl FnOnce() -> Visit) -> (Visit, u64) {
+        let start = now();
+        let visit = act();
+        let time = now().saturating_sub(start);
+        // To look at an empty ring is no work for the channel.
+        if !matches!(visit, Visit::Nothing) {
+            channel.engine_time.add(time);
+            self.counters.busy.add(time);
+        }
+        (visit, time)
+    }
+
+    fn visit_locked(
+        &self,
+        thread: &Running,
+        channel: &Arc<Channel>,
+        sender: &mut Sender,
+        now: u64,
+    ) -> Visit {
         if sender.sockets.len() == 0 {
             // No room will come any more, and room that came once would bring the channel back.
             channel.forget_room();
-            channel.set_polled(&mut sender, false);
+            channel.set_polled(sender, false);
             return Visit::Over;
         }
         if !sender.schedule.polled {
             sender.schedule.since = now;
-            channel.set_polled(&mut sender, true);
+            channel.set_polled(sender, true);
         }
-        let visit = self.serve(channel, &mut sender, || self.is_over(thread));
+        let visit = self.serve(channel, sender, || self.is_over(thread));
         match visit {
             Visit::Sent | Visit::Waits => {
                 sender.schedule.since = now;
@@ -236,12 +259,12 @@ impl Engine {
             Visit::Nothing | Visit::Over => {}
         }
         channel.forget_room();
-        channel.set_polled(&mut sender, false);
+        channel.set_polled(sender, false);
         // What was written before the program could see that is still this engine's to send.
-        let last = self.serve(channel, &mut sender, || self.is_over(thread));
+        let last = self.serve(channel, sender, || self.is_over(thread));
         if matches!(last, Visit::Sent | Visit::Waits) {
             sender.schedule.since = now;
-            channel.set_polled(&mut sender, true);
+            channel.set_polled(sender, true);
             return last;
         }
         Visit::Over
@@ -298,7 +321,6 @@ impl Engine {
         if channel.user().restamp().is_err() {
             return Visit::Nothing;
         }
-        let start = now();
         let mut deficit = sender.schedule.deficit;
         let taken = {
             let _assumed = credentials.assume();
@@ -310,9 +332,6 @@ impl Engine {
             })
         };
         sender.schedule.deficit = deficit;
-        let time = now().saturating_sub(start);
-        channel.engine_time.add(time);
-        self.counters.busy.add(time);
         match taken {
             0 => Visit::Nothing,
             _ => {

@@ -10,7 +10,7 @@ use crate::pure::{
     gso::datagrams,
     rule::{Direction, Peer}, //
 };
-use crate::rules::{Outcome, Packets, Stopped};
+use crate::rules::{Outcome, Packets, Policy, Stopped};
 use crate::sys::{
     sock::Sock,
     socket::Socket, //
@@ -47,6 +47,15 @@ impl OutPacket {
         self.mark = mark.unwrap_or(self.mark);
         self.priority = priority.unwrap_or(self.priority);
     }
+}
+
+/// Who makes the call that goes on now on a flow: the current process, which becomes its owner. A call that the
+/// kernel makes by itself is the owner's, whatever process it interrupts: `ENOMEM`. Process context.
+pub(super) fn caller(policy: &Policy, socket: &Socket) -> Result<Owner> {
+    if socket.is_called_by_kernel() {
+        return Ok(policy.owner());
+    }
+    policy.identify_if_new(socket.sk())
 }
 
 impl Flow {

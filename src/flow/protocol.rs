@@ -3,6 +3,7 @@
 //! The calls of a flow's socket, where they differ from those of a UDP or TCP socket.
 
 use super::corking::Corking;
+use super::judge::caller;
 use super::{Flow, FlowCounters};
 use crate::channel::Channel;
 use crate::direct::Direct;
@@ -174,13 +175,13 @@ unsafe impl Protocol for Flow {
         let Some(policy) = self.policy_in_force() else {
             return Ok(());
         };
-        let caller = policy.identify_if_new(socket.sk())?;
+        let caller = caller(policy, socket)?;
         let decision = policy.may_listen(Some(&caller), socket.sk());
         self.permit(socket, decision, Event::Denied)
     }
 
     fn may_use(&self, socket: &Socket) -> Result {
-        self.may_use_stream(socket.sk())
+        self.may_use_stream(socket)
     }
 
     fn follow_locked(&self, locked: &LockedStream<'_>) {
@@ -211,7 +212,7 @@ unsafe impl Protocol for Flow {
         let Some(policy) = self.policy_in_force() else {
             return Ok(());
         };
-        let caller = policy.identify_if_new(socket.sk())?;
+        let caller = caller(policy, socket)?;
         let peer = match name {
             Some(name) => name.peer().and_then(|peer| socket.sk().reached(peer)),
             None => socket.sk().peer(),
@@ -332,7 +333,7 @@ unsafe impl Protocol for Flow {
             let is_shown = monitor::is_watched(self) && !socket.sk().peeks_on();
             return is_shown.then(|| policy.reading()).transpose();
         }
-        let caller = policy.identify_if_new(socket.sk())?;
+        let caller = caller(policy, socket)?;
         let (_, denied) = policy.show(Some(&caller), socket.sk())?;
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
@@ -360,7 +361,7 @@ unsafe impl Protocol for Flow {
         let sk = socket.sk();
         let judge = |policy: &Policy| {
             // Another process may have read since may_read().
-            let caller = policy.identify_if_new(sk)?;
+            let caller = caller(policy, socket)?;
             let outcome = self.decide_for(&caller, sk, Direction::In, peer, packets);
             // Afterwards, as it was judged by the port of then.
             let cant_be = || self.cant_judge(size.is_mapped, || sk.is_first_stray());

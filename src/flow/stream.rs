@@ -6,7 +6,7 @@
 //! rules change, and with each packet that it sends. What is denied is aborted, which needs the
 //! sock's lock: `family::follow_later` has it done soon.
 
-use super::{Flow, OutPacket};
+use super::{judge::caller, Flow, OutPacket};
 use crate::events::{notify, Event};
 use crate::identity::Owner;
 use crate::pure::{
@@ -16,7 +16,8 @@ use crate::pure::{
 use crate::rules::{Outcome, Packets, StreamVerdict};
 use crate::sys::{
     family,
-    sock::{LockedStream, Sock}, //
+    sock::{LockedStream, Sock},
+    socket::Socket, //
 };
 use kernel::prelude::*;
 
@@ -32,11 +33,12 @@ impl Flow {
     }
 
     /// Whether the stream may be read or written: `EACCES`, `ENOMEM`. Process context.
-    pub(super) fn may_use_stream(&self, sk: &Sock) -> Result {
+    pub(super) fn may_use_stream(&self, socket: &Socket) -> Result {
         let Some(policy) = self.policy_in_force() else {
             return Ok(());
         };
-        let caller = policy.identify_if_new(sk)?;
+        let caller = caller(policy, socket)?;
+        let sk = socket.sk();
         if !self.judge_stream(Some(&caller), sk)? {
             return Ok(());
         }

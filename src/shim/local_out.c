@@ -121,7 +121,34 @@ static bool is_wrapped(const struct sk_buff *skb, const struct sock *sk, const s
 	return is_wrapped_in_udp(skb, sk);
 }
 
-/* The sock that a packet is judged by: its own, or the listener of a SYN-ACK, whose own is a request. */
+/*
+ * The listener of a connection that Fast Open made of a SYN, and that nobody has accepted yet, as long as the peer hasn't
+ * answered: what it sends answers that SYN. RCU keeps listeners, and the memory of requests. That may be another
+ * one's by now: while a packet is in a VRF's queue, nobody holds the connection's lock.
+ */
+static struct sock *fastopen_listener(const struct sock *sk)
+{
+	struct request_sock *req;
+	struct sock *listener;
+
+	if (!sk_is_tcp(sk) || READ_ONCE(sk->sk_socket))
+		return NULL;
+	req = rcu_dereference(tcp_sk(sk)->fastopen_rsk);
+	if (!req)
+		return NULL;
+	listener = READ_ONCE(req->rsk_listener);
+	/* Pairs with the release of the request, after the connection has given it up. */
+	smp_rmb();
+	return rcu_access_pointer(tcp_sk(sk)->fastopen_rsk) == req ? listener : NULL;
+}
+
+/* Whether it is the connection that Fast Open made of a request: ip6_xmit() gives that for a second SYN-ACK. */
+static bool is_fastopen_child(const struct sock *sk, const struct request_sock *req)
+{
+	return sk && sk_fullsock(sk) && sk_is_tcp(sk) && rcu_access_pointer(tcp_sk(sk)->fastopen_rsk) == req;
+}
+
+/* The sock that a packet is judged by: its own, or the listener of a SYN-ACK, which is a request's or a child's. */
 static struct sock *judging_sock(const struct sk_buff *skb, const struct nf_hook_state *state)
 {
 	struct sock *sk = skb->sk, *listener;
@@ -131,13 +158,16 @@ static struct sock *judging_sock(const struct sk_buff *skb, const struct nf_hook
 	if (sk_fullsock(sk)) {
 		if (sk != state->sk)
 			return tunnel_sock(state->sk);
-		return is_judged(sk) && !is_wrapped(skb, sk, state) ? sk : NULL;
+		if (!is_judged(sk) || is_wrapped(skb, sk, state))
+			return NULL;
+		listener = fastopen_listener(sk);
+		return listener ? listener : sk;
 	}
 	if (sk->sk_state != TCP_NEW_SYN_RECV)
 		return NULL;
 	/* The request, which the packet holds, holds its listener. ip6_xmit() gives that. */
 	listener = inet_reqsk(sk)->rsk_listener;
-	return state->sk == sk || state->sk == listener ? listener : NULL;
+	return state->sk == sk || state->sk == listener || is_fastopen_child(state->sk, inet_reqsk(sk)) ? listener : NULL;
 }
 
 /* Reads ports and payload from the header behind IP's: false if memory is short. */

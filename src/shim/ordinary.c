@@ -208,10 +208,11 @@ int kopi_lsm_is_there(struct net *net)
  * Whether the kernel itself makes the call, by a socket of its own or for one of its own purposes. The current
  * process isn't the socket's owner then, though it may be in a call of its own: when it reads a file, NFS and SMB
  * send by the kernel's sockets (net/sunrpc/sched.c, 7.3.4), and nbd by one that a user has made (__sock_xmit()).
- * The call isn't judged; the packets are. One case only looks like that: where SMC falls back to TCP, a user's
+ * The call of an ordinary socket isn't judged; the packets are. That of a flow, which nbd and others take for a
+ * socket of TCP, is judged as its owner's. One case only looks like that: where SMC falls back to TCP, a user's
  * file goes over to a socket of the kernel's (smc_switch_to_fallback()). Such a file isn't the socket's own.
  */
-static bool is_kernels(struct socket *sock)
+bool kopi_call_is_kernels(struct socket *sock)
 {
 	if (current->flags & (PF_KTHREAD | PF_MEMALLOC))
 		return true;
@@ -223,7 +224,7 @@ static int ask(struct socket *sock, enum kopi_call call, const void *address, in
 {
 	struct sock *sk = sock->sk;
 
-	if (is_kernels(sock))
+	if (kopi_call_is_kernels(sock))
 		return 0;
 	if (is_asked(sk))
 		return kopi_ordinary_calls(sk, call, address, len);

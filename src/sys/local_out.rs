@@ -77,8 +77,8 @@ pub(crate) trait LocalOut: Protocol {
 /// and a description of the packet.
 pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::Sent) -> c_int {
     let rcu = rcu::read_lock();
-    // SAFETY: The packet keeps its sock, and RCU, held here, keeps the flow. `packet` is a
-    // structure on the hook's stack that nothing else accesses.
+    // SAFETY: The packet keeps its sock, or RCU does, if it is a listener. RCU, held here, keeps the
+    // flow. `packet` is a structure on the hook's stack that nothing else accesses.
     unsafe {
         let flow = family::flow_of::<T>(sk);
         let packet = &mut *packet;

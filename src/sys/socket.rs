@@ -56,6 +56,13 @@ impl Socket {
         unsafe { Sock::from_raw((*self.as_ptr()).sk) }
     }
 
+    /// Whether the kernel itself makes the call that goes on now, for nbd, say: the current process, if there
+    /// is one, may only be reading a file. Process context.
+    pub(crate) fn is_called_by_kernel(&self) -> bool {
+        // SAFETY: The socket is borrowed, and so are its sock and its file, if it has one.
+        unsafe { bindings::kopi_call_is_kernels(self.as_ptr()) }
+    }
+
     /// Whether O_NONBLOCK is set.
     pub(crate) fn is_nonblocking(&self) -> bool {
         // SAFETY: The file is null, or lives as long as its socket, which is borrowed. fcntl() may

@@ -82,7 +82,9 @@ fn put_rules(rules: &mut KVVec<Arc<Rule>>, from: impl Iterator<Item = Arc<Rule>>
     Ok(())
 }
 
-/// The right to change the rules, or `EBUSY`: a request that waited for it would hold genl's lock.
+/// The right to change the rules, or `EBUSY`: a request that waited for it would hold up
+/// generic netlink. All requests have its `cb_lock` for reading: who adds a family waits for that, and later
+/// requests of all families wait behind him.
 fn changing<'a>(request: &Request<'_>, net: &'a Net) -> Result<MutexGuard<'a, ()>> {
     net.changing
         .try_lock()
@@ -90,7 +92,7 @@ fn changing<'a>(request: &Request<'_>, net: &'a Net) -> Result<MutexGuard<'a, ()
 }
 
 /// Number of rules that the requester's namespace can have. A change takes time for each rule and
-/// flow, and holds genl's lock: root of a user namespace gets less of that.
+/// flow, with generic netlink's `cb_lock` held for reading: root of a user namespace gets less of that.
 fn rules_max(request: &Request<'_>) -> usize {
     let max = if request.requester().net().is_of_initial_users() {
         uapi::KOPI_RULES_MAX

@@ -68,7 +68,7 @@ pub(super) fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Part
         if path.to_bytes().first() != Some(&b'/') {
             return Err(request.refuse(EINVAL, c"exe is not an absolute path", Some(&attr)));
         }
-        // genl's lock is held.
+        // Generic netlink's `cb_lock` is held, for reading.
         let may_wait = requester.net().is_of_initial_users();
         let file = task::file_at(path, may_wait)
             .map_err(|error| request.refuse(error, c"exe can't be looked up", Some(&attr)))?;

@@ -23,9 +23,10 @@ use kernel::{
     sync::atomic::ordering::{Full, Relaxed},
 };
 
-/// Of errno(3); errors of connect() that say that it goes on.
+/// Of errno(3); errors of connect() that say that it goes on, and that it was done before.
 const EINPROGRESS: c_int = -115;
 const EALREADY: c_int = -114;
+const EISCONN: c_int = -106;
 
 impl<T: Protocol> Registration<T> {
     /// # Safety
@@ -194,9 +195,13 @@ impl<T: Protocol> Registration<T> {
                 if let Some(name) = sent_to(this.sk(), &*message) {
                     Self::may_become_connected(state, this, &name)?;
                 }
+                let ports = this.sk().ports();
                 let sent = inner(socket, message, len);
+                // It found the stream connected, or being connected, and left it so.
+                let changed_nothing = this.sk().ports() == ports
+                    && [EALREADY, EISCONN, eopnotsupp().to_errno()].contains(&sent);
                 // Also if a signal has interrupted it: the connection is being made.
-                if this.sk().peer().is_some() {
+                if !changed_nothing && this.sk().peer().is_some() {
                     Self::became_connected(state, this)?;
                 }
                 Ok(sent)
