@@ -22,7 +22,7 @@ done
 row() {
 	case $what in
 	send | scale)
-		[ $what = scale ] || set -- --policy "$policy" "$@"
+		[ "$what" = scale ] || set -- --policy "$policy" "$@"
 		nsenter --net="/run/netns/$nic" kopi-bench "$what" --nic "${nic}0" --local 198.18.0.0 "$@"
 		;;
 	rtt) round_trips "$@" ;;
