@@ -223,9 +223,9 @@ def stamped_once(ynl, version):
         kopi.expect(kopi.wait_until(lambda: link(ynl)["packets"] >= before["packets"] + 8), "the driver has frames")
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_TX_SCHED)
         sock.send(b"stamped")
-        # The driver has a second; then the stack has the datagram.
-        kopi.expect(kopi.wait_until(lambda: not struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]),
-                    "all are sent")
+    # The stack has the datagram when the driver has no frames any more.
+    kopi.expect(kopi.wait_until(lambda: not struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]),
+                "all are sent")
     told = 0
     with contextlib.suppress(BlockingIOError):
         while True:
