@@ -99,25 +99,27 @@ def leaving(ynl):
 
 
 def taking_turns(ynl):
-    """Flows of one channel whose datagrams alternate would each have a page, and a call of the driver, for one."""
+    """Flows of one channel whose datagrams alternate share pages and calls of the driver. Two datagrams alone would
+    cost more than by the stack."""
     with namespace("host"):
         other = kopi.flow()
     with Shown(ynl) as shown, other:
         other.bind(("192.0.2.1", 0))
         other.setsockopt(kopi.SOL_KOPI, kopi.JOIN, kopi.join_request(shown.flow))
         channel, numbers = shown.channel, (0, kopi.number_of(other))
-        for what, length, expected in (("one by one: by the stack", 1, "datagram"), ("by twos: too", 2, "datagram"),
-                                       ("by threes: directly", 3, "direct")):
-            def send(length=length):
-                for number in range(12):
+        for what, count, length, expected in (("two datagrams: by the stack", 2, 1, "datagram"),
+                                              ("one by one: directly", 12, 1, "direct"),
+                                              ("by threes: too", 12, 3, "direct")):
+            def send(count=count, length=length):
+                for number in range(count):
                     channel.send(number, b"x" * 100, (PEER, 7999), numbers[number // length % 2])
-                return channel.complete(12)
+                return channel.complete(count)
 
             errors = send()
             # What has left by the stack before may be in the way of what is to leave directly.
             kopi.wait_until(lambda: expected != "direct" or shown.shown()["path"] == "direct" or not send())
             shown.is_shown(f"two flows take turns, {what}", expected)
-            kopi.check(f"and all are sent, {what}", errors == [0] * 12, errors)
+            kopi.check(f"and all are sent, {what}", errors == [0] * count, errors)
 
 
 def leaving_otherwise(ynl):
