@@ -115,19 +115,21 @@ bool kopi_dev_is_ethernet(const struct net_device *dev)
 
 /*
  * Whether it has hardware and a driver of its own. A device that consists of other
- * devices, or of software, has hooks of others behind it. A conduit of DSA, or a NIC in
- * switchdev mode, is a part of a switch: its packets may belong to the devices of other
- * ports, and its XDP program sees them before the driver finds out (bnxt_rx_pkt(),
- * drivers/net/ethernet/broadcom/bnxt/bnxt.c, 7.3.4). Under RTNL.
+ * devices, or of software, has hooks of others behind it. A conduit of DSA, or a NIC whose
+ * driver says that it is in switchdev mode, is a part of a switch: its packets may belong
+ * to the devices of other ports, and its XDP program sees them before the driver finds out
+ * (bnxt_rx_pkt(), drivers/net/ethernet/broadcom/bnxt/bnxt.c, 7.3.4). That devlink knows a
+ * switch says nothing: it does of most NICs, in each mode. Under RTNL.
  */
 bool kopi_dev_is_nic(struct net_device *dev)
 {
+	const struct net_device_ops *ops = dev->netdev_ops;
 	const struct device *parent = dev->dev.parent;
 	struct netdev_phys_item_id id;
 
 	return parent && parent->bus && parent->driver && !dev->rtnl_link_ops &&
 	       list_empty(&dev->adj_list.lower) && !netdev_uses_dsa(dev) &&
-	       netif_get_port_parent_id(dev, &id, false);
+	       !(ops->ndo_get_port_parent_id && !ops->ndo_get_port_parent_id(dev, &id));
 }
 
 /* The stack's conditions for giving packets to a driver. */
