@@ -47,7 +47,7 @@ while True:
 			numbers += struct.unpack(">I", data[:4])
 	order = "in order" if numbers == sorted(set(numbers)) else f"{numbers}"
 	s.sendto(f"{len(numbers)} {order}".encode(), asker)'
-in_host tc qdisc add dev eth0 root tbf rate 8mbit burst 2000 latency 5s
+in_host tc qdisc add dev eth0 root tbf rate 2mbit burst 2000 latency 5s
 nsenter --net=/run/netns/peer python3 -c "$judge" >/tmp/judge.out 2>&1 &
 wait_for grep -q ready /tmp/judge.out
 for runtime in one_thread several_threads; do
