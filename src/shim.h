@@ -291,7 +291,8 @@ struct net_device *kopi_dst_dev(const struct dst_entry *dst);
 bool kopi_sock_can_send(const struct sock *sk);
 void kopi_skb_settle_dev(struct sk_buff *skb);
 struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, unsigned int bytes);
-void kopi_sock_charge(struct sock *sk, unsigned int bytes);
+bool kopi_sock_charge(struct sock *sk, unsigned int bytes);
+void kopi_skb_lower_charge(struct sk_buff *skb, unsigned int bytes);
 void kopi_sock_uncharge(struct sock *sk, unsigned int bytes);
 void kopi_ip_finish_header(struct iphdr *iph, struct sock *sk, unsigned int len, bool ignore_df,
 			   struct kopi_ip_ids *ids);

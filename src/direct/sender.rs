@@ -21,8 +21,9 @@ use kernel::{cpu::CpuId, sync::rcu};
 /// path; for fewer the stack costs less.
 const OTHERS_MIN: u32 = 2;
 
-/// For how many doorbells flows aren't taken to go together, after too few have.
+/// For how many doorbells flows aren't taken to go together, after so many batches in a row had too few frames.
 const APART: u8 = 64;
+const SHORT_MAX: u8 = 4;
 
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {
@@ -34,9 +35,12 @@ pub(crate) struct DatagramSender {
     flow: u32,
     /// Enough datagrams follow in the ring that can go with the first one, for that to leave directly.
     is_worth_it: bool,
-    /// For so many doorbells, flows that take turns aren't taken to have datagrams that can go together: some
-    /// couldn't.
+    /// Batches in a row that a datagram ended which couldn't go with them, and that had too few frames.
+    short: u8,
+    /// For so many doorbells, flows that take turns aren't taken to have datagrams that can go together.
     apart: u8,
+    /// This is so, and the next datagram in the ring isn't of the same flow.
+    is_single: bool,
     /// Who is charged for the frames that are there, and the number of the attached device by which they leave.
     user: u32,
     attached: u32,
@@ -52,7 +56,9 @@ impl DatagramSender {
             refused: 0,
             flow: 0,
             is_worth_it: false,
+            short: 0,
             apart: 0,
+            is_single: false,
             user: 0,
             attached: 0,
             ahead: 0,
@@ -82,12 +88,22 @@ impl DatagramSender {
             Fit::Yes | Fit::NoRoom => {}
             Fit::IfJoined | Fit::No => {
                 self.flush();
-                if self.batch.last() <= OTHERS_MIN as usize {
-                    self.apart = APART;
-                }
+                self.note_length();
             }
         }
         self.begin_batch(sk, flow, datagram)
+    }
+
+    /// Notes how many frames a batch had that a datagram of another kind has ended.
+    fn note_length(&mut self) {
+        if self.batch.last() > OTHERS_MIN as usize {
+            self.short = 0;
+            return;
+        }
+        self.short = self.short.saturating_add(1);
+        if self.short >= SHORT_MAX {
+            (self.short, self.apart) = (0, APART);
+        }
     }
 
     /// The batch for such a datagram.
@@ -98,9 +114,8 @@ impl DatagramSender {
     /// Has a datagram go with those of other flows, if it may leave directly.
     fn join_batch(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
         // The flow enters the direct path only with what can leave so.
-        let accepts = || FrameBatch::accepts(sk, datagram, &rcu::read_lock());
         if flow.charged_user() != self.user
-            || !(flow.direct.leaves_by(self.attached) || accepts())
+            || !FrameBatch::accepts(sk, datagram, &rcu::read_lock())
             || !flow.direct.may_leave(self.attached)
         {
             return false;
@@ -117,8 +132,15 @@ impl DatagramSender {
     /// Begins a batch with a datagram, if it may leave directly.
     fn begin_batch(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
         self.flush();
-        if !self.is_worth_it && !flow.direct.has_in_flight() {
-            return false;
+        if !self.is_worth_it {
+            if !flow.direct.has_in_flight() {
+                return false;
+            }
+            if self.is_single {
+                // It would have a batch for each of its datagrams.
+                flow.direct.leave();
+                return false;
+            }
         }
         match ask(sk, flow, datagram, self.is_worth_it) {
             Answer::Yes(attached) => self.attached = attached,
@@ -147,6 +169,7 @@ impl DatagramSender {
         if self.refused == 0 && (is_other || !self.batch.is_open()) {
             self.is_worth_it = self.ahead >= OTHERS_MIN
                 && (self.apart == 0 || (count..=OTHERS_MIN).all(|ahead| flow_at(ahead) == flow));
+            self.is_single = self.apart != 0 && (self.ahead == 0 || flow_at(count) != flow);
         }
     }
 
@@ -198,9 +221,12 @@ fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> An
 }
 
 /// Has a batch leave by its device, or by the stack if the device isn't attached any more.
-fn leave(packet: TakenSkb) {
+fn leave(mut packet: TakenSkb) {
     let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
+    if packet.is_mixed() {
+        leave_surplus(&mut packet);
+    }
     let attached = packet.only_hook::<AttachedDevice>(&rcu);
     if packet.datagrams() == 0 {
         leave_charges(&packet);
@@ -219,6 +245,29 @@ fn leave(packet: TakenSkb) {
             packet.pass_to_hooks();
         }
     }
+}
+
+/// Records on which CPU's queue a packet is.
+fn set_cpu(packet: &TakenSkb, cpu: u32) {
+    let rcu = rcu::read_lock();
+    for part in packet.parts::<Flow>(&rcu) {
+        part.flow.direct.cpu.store(cpu as u16, Relaxed);
+    }
+}
+
+/// The sock of a batch's first frame is charged no more for frames of others.
+fn leave_surplus(packet: &mut TakenSkb) {
+    let rcu = rcu::read_lock();
+    let surplus = packet.surplus();
+    // First: so the flow is never taken to be alone while it isn't.
+    if let Some(first) = packet
+        .parts::<Flow>(&rcu)
+        .next()
+        .filter(|part| part.number == 0)
+    {
+        first.flow.direct.charge.fetch_sub(surplus, Relaxed);
+    }
+    packet.lower_charge(surplus);
 }
 
 /// What flows are charged for a packet counts no more as what the direct path has of them.
@@ -260,30 +309,36 @@ impl AttachedDevice {
         self.enqueue(flow, packet, in_flight.unwrap_or(0), softirqs);
     }
 
-    /// Sends a batch of a user's flows, if the datagrams of each may leave directly by this CPU's queue. If not,
+    /// Sends a batch of a user's flows, if the datagrams of each may leave directly by one CPU's queue. If not,
     /// each datagram comes to the egress hook, which knows what its flow has in flight. In an RCU read-side
     /// section.
     fn send_mixed(&self, user: u32, packet: TakenSkb, softirqs: &SoftirqsOff) {
         let path = self.tx_path(softirqs);
-        if !self.is_open(path) || !self.take_all(&packet, path) {
+        let cpu = match self.is_open(path) {
+            true => self.take_all(&packet, path),
+            false => None,
+        };
+        let Some(cpu) = cpu else {
             leave_charges(&packet);
             return self.pass_batch(packet);
-        }
+        };
         packet.count_frames(&self.device, self.tx_queue(), softirqs);
-        self.enqueue_here(user, packet, softirqs);
+        self.enqueue_mixed(user, packet, cpu, softirqs);
     }
 
-    /// Counts what flows have of a packet as in flight here: all, or nothing and `false`. They are charged for it
-    /// already.
-    fn take_all(&self, packet: &TakenSkb, path: TxPath) -> bool {
+    /// Counts what flows have of a packet as in flight here: all, or nothing and `None`. They are charged for it
+    /// already. Gives the CPU whose queue it has to join: that of what the flows have in flight.
+    fn take_all(&self, packet: &TakenSkb, path: TxPath) -> Option<u32> {
         let (rcu, here) = (rcu::read_lock(), CpuId::current().as_u32());
-        let take = |flow: &Flow| {
+        let mut cpu = None;
+        let mut take = |flow: &Flow| {
             let direct = &flow.direct;
+            let queue = u32::from(direct.cpu.load(Relaxed));
             let can = direct.may_leave(self.number)
-                && (!direct.has_in_flight() || u32::from(direct.cpu.load(Relaxed)) == here)
+                && (!direct.has_in_flight() || *cpu.get_or_insert(queue) == queue)
                 && direct.take(self.number, 0);
             if can {
-                direct.cpu.store(here as u16, Relaxed);
+                direct.cpu.store(cpu.unwrap_or(here) as u16, Relaxed);
                 direct.record_bulk();
                 direct.record_path(self.number, path);
             }
@@ -291,13 +346,30 @@ impl AttachedDevice {
         };
         let refused = packet.parts(&rcu).find(|part| !take(part.flow));
         let Some(refused) = refused else {
-            return true;
+            return Some(cpu.unwrap_or(here));
         };
         let before = |part: &Part<'_, '_, Flow>| part.number < refused.number;
         for part in packet.parts::<Flow>(&rcu).filter(before) {
             part.flow.direct.end_flight();
         }
-        false
+        None
+    }
+
+    /// Puts a batch of several flows into a CPU's queue, or into this one's if that won't be polled.
+    fn enqueue_mixed(&self, user: u32, mut packet: TakenSkb, cpu: u32, softirqs: &SoftirqsOff) {
+        let here = CpuId::current().as_u32();
+        if cpu != here {
+            // Those without others in flight have been taken for this CPU.
+            set_cpu(&packet, cpu);
+            if let Some(theirs) = self.queues.get(cpu as usize) {
+                match theirs.queue.join(user, packet) {
+                    Ok(()) => return,
+                    Err(back) => packet = back,
+                }
+            }
+            set_cpu(&packet, here);
+        }
+        self.enqueue_here(user, packet, softirqs);
     }
 
     /// Gives the datagrams of a batch to the stack.

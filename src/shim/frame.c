@@ -93,17 +93,27 @@ struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, un
 	return skb;
 }
 
-/* Charges an open sock of UDP as skb_set_owner_w() does, without an skb. */
-void kopi_sock_charge(struct sock *sk, unsigned int bytes)
+/* Charges an open sock of UDP as skb_set_owner_w() does, without an skb, if it has room for so much and more. */
+bool kopi_sock_charge(struct sock *sk, unsigned int bytes)
 {
+	if (refcount_read(&sk->sk_wmem_alloc) + bytes >= READ_ONCE(sk->sk_sndbuf))
+		return false;
 	refcount_add(bytes, &sk->sk_wmem_alloc);
+	return true;
+}
+
+/* Lowers what the skb's sock is charged for it, to no less than a part. */
+void kopi_skb_lower_charge(struct sk_buff *skb, unsigned int bytes)
+{
+	skb->truesize -= bytes;
+	WARN_ON_ONCE(refcount_sub_and_test(bytes, &skb->sk->sk_wmem_alloc));
 }
 
 /* Ends such a charge, which may be the last that keeps the sock: sock_wfree() (net/core/sock.c). */
 void kopi_sock_uncharge(struct sock *sk, unsigned int bytes)
 {
 	WARN_ON_ONCE(refcount_sub_and_test(bytes - 1, &sk->sk_wmem_alloc));
-	sk->sk_write_space(sk);
+	READ_ONCE(sk->sk_write_space)(sk);
 	sk_free(sk);
 }
 

@@ -101,7 +101,8 @@ impl BatchPages {
         self.pages.start().wrapping_add(CHARGES).cast()
     }
 
-    /// Charges a sock, and has the batch keep it: `false` if there are as many charges as there can be.
+    /// Charges a sock, and has the batch keep it: `false` if its send buffer has no room, or there are as many
+    /// charges as there can be.
     ///
     /// # Safety
     ///
@@ -114,7 +115,9 @@ impl BatchPages {
         let sk = sk.as_ptr();
         // SAFETY: The sock is borrowed, and the table has `BULK` entries.
         unsafe {
-            bindings::kopi_sock_charge(sk, bytes);
+            if !bindings::kopi_sock_charge(sk, bytes) {
+                return false;
+            }
             self.charge_table()
                 .add(index)
                 .write(SockCharge { sk, bytes });

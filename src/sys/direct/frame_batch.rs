@@ -164,7 +164,7 @@ impl FrameBatch {
     }
 
     /// Charges another sock for a datagram that is to go with the frames that are there. Returns the bytes;
-    /// `None` if the batch has no room for more charges. Process context.
+    /// `None` if the sock's send buffer or the batch has no room for that. Process context.
     pub(crate) fn join(&mut self, sk: &Sock, datagram: &Datagram<'_>) -> Option<u32> {
         let slot = slot_for(datagram)? as u32;
         let open = self.open.as_mut()?;
@@ -341,9 +341,13 @@ impl FrameBatch {
             }
             (skb, stage)
         };
-        // A hook may have kept the skb, which has this memory from now on.
+        // A hook may have kept the skb, which has this memory from now on. Then the pages have no room for more:
+        // what others send must not wait for that hook.
         if let Some(open) = &mut self.open {
-            open.at = open.at.saturating_add(slot);
+            open.at = match open.pages.is_shared() {
+                true => open.room,
+                false => open.at.saturating_add(slot),
+            };
         }
         if stage == bindings::kopi_hooks_KOPI_HOOKS_GONE {
             let len = datagram.data().len();
