@@ -132,9 +132,11 @@ impl Queue {
         }))
     }
 
-    /// Whether no packet is in flight.
+    /// Whether no packet is in flight: none waits, none is with the driver, and none is just being passed on,
+    /// behind which others of its flow would be put here.
     pub(super) fn is_empty(&self) -> bool {
-        self.lists.lock().is_empty()
+        let mut lists = self.lists.lock();
+        lists.done.is_some() && lists.is_empty()
     }
 
     /// Appends a packet, if there is room for its user. The caller polls the queue afterwards. Softirqs are
