@@ -18,10 +18,10 @@ import memory
 import nfqueue
 from attached import ADDRESSES, OTHERS, attach, change, counted, detached, host, kopictl, link, nobody_takes, rules
 from control import family
-from datagrams_out import FRAMES, PORT, Datagrams, several
 from equivalence import namespace, payload, run_nft
 from linux import (SO_SNDBUFFORCE, SO_TIMESTAMPING, SOF_TIMESTAMPING_SOFTWARE,
                    SOF_TIMESTAMPING_TX_SCHED)
+from outgoing import FRAMES, PORT, Datagrams, several
 
 # Of an unknown neighbour, by IP version; and the versions in the words of nft.
 OTHER = {4: "192.0.2.99", 6: "2001:db8::99"}

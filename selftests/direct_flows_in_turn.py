@@ -14,8 +14,8 @@ import time
 import kopi
 from attached import ADDRESSES, OTHERS, attach, change, detached, kopictl, link, nobody_takes, rules
 from control import family
-from datagrams_out import FRAMES, PORT, Datagrams, several
 from equivalence import namespace, payload, run_nft, user
+from outgoing import FRAMES, PORT, Datagrams, several
 
 FLOWS = 20
 # The port of what waits while nobody takes it.
