@@ -179,16 +179,22 @@ impl AttachedDevice {
     ) {
         let (here, user) = (CpuId::current().as_u32(), flow.charged_user());
         // Which may be on another CPU's queue.
-        let cpu = flow.direct.cpu.load(Relaxed);
-        if in_flight != 0 && u32::from(cpu) != here {
-            let theirs = self.queues.get(cpu as usize);
-            match theirs.map(|queue| queue.queue.join(user, packet)) {
-                Some(Err(back)) => packet = back,
-                _ => return,
-            }
+        let cpu = u32::from(flow.direct.cpu.load(Relaxed));
+        if in_flight != 0 && cpu != here {
+            let Some(back) = self.join_queue(cpu, user, packet) else {
+                return;
+            };
+            packet = back;
         }
         flow.direct.cpu.store(here as u16, Relaxed);
         self.enqueue_here(user, packet, softirqs);
+    }
+
+    /// Puts a user's packet into another CPU's queue; gives it back if that won't be polled.
+    pub(super) fn join_queue(&self, cpu: u32, user: u32, packet: TakenSkb) -> Option<TakenSkb> {
+        // There is a queue for each CPU that can ever be.
+        let theirs = self.queues.get(cpu as usize)?;
+        theirs.queue.join(user, packet).err()
     }
 
     /// Puts a user's packet into this CPU's queue, and sends what can be sent.

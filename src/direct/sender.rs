@@ -225,43 +225,41 @@ fn leave(mut packet: TakenSkb) {
     let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     if packet.is_mixed() {
-        leave_surplus(&mut packet);
+        leave_surplus(&mut packet, &rcu);
     }
     let attached = packet.only_hook::<AttachedDevice>(&rcu);
     if packet.datagrams() == 0 {
-        leave_charges(&packet);
+        leave_charges(&packet, &rcu);
         return packet.finish();
     }
     match (attached, packet.flow::<Flow>(&rcu)) {
         (Some(attached), Some(flow)) if packet.is_mixed() => {
-            attached.send_mixed(flow.charged_user(), packet, &softirqs);
+            attached.send_mixed(flow.charged_user(), packet, &softirqs, &rcu);
         }
         (Some(attached), Some(flow)) => {
-            leave_charges(&packet);
+            leave_charges(&packet, &rcu);
             attached.send_batch(flow, packet, &softirqs);
         }
         _ => {
-            leave_charges(&packet);
+            leave_charges(&packet, &rcu);
             packet.pass_to_hooks();
         }
     }
 }
 
 /// Records on which CPU's queue a packet is.
-fn set_cpu(packet: &TakenSkb, cpu: u32) {
-    let rcu = rcu::read_lock();
-    for part in packet.parts::<Flow>(&rcu) {
+fn set_cpu(packet: &TakenSkb, cpu: u32, rcu: &rcu::Guard) {
+    for part in packet.parts::<Flow>(rcu) {
         part.flow.direct.cpu.store(cpu as u16, Relaxed);
     }
 }
 
 /// The sock of a batch's first frame is charged no more for frames of others.
-fn leave_surplus(packet: &mut TakenSkb) {
-    let rcu = rcu::read_lock();
+fn leave_surplus(packet: &mut TakenSkb, rcu: &rcu::Guard) {
     let surplus = packet.surplus();
     // First: so the flow is never taken to be alone while it isn't.
     if let Some(first) = packet
-        .parts::<Flow>(&rcu)
+        .parts::<Flow>(rcu)
         .next()
         .filter(|part| part.number == 0)
     {
@@ -271,9 +269,8 @@ fn leave_surplus(packet: &mut TakenSkb) {
 }
 
 /// What flows are charged for a packet counts no more as what the direct path has of them.
-fn leave_charges(packet: &TakenSkb) {
-    let rcu = rcu::read_lock();
-    for part in packet.parts::<Flow>(&rcu) {
+fn leave_charges(packet: &TakenSkb, rcu: &rcu::Guard) {
+    for part in packet.parts::<Flow>(rcu) {
         part.flow.direct.charge.fetch_sub(part.charge, Relaxed);
     }
 }
@@ -310,26 +307,25 @@ impl AttachedDevice {
     }
 
     /// Sends a batch of a user's flows, if the datagrams of each may leave directly by one CPU's queue. If not,
-    /// each datagram comes to the egress hook, which knows what its flow has in flight. In an RCU read-side
-    /// section.
-    fn send_mixed(&self, user: u32, packet: TakenSkb, softirqs: &SoftirqsOff) {
+    /// each datagram comes to the egress hook, which knows what its flow has in flight.
+    fn send_mixed(&self, user: u32, packet: TakenSkb, softirqs: &SoftirqsOff, rcu: &rcu::Guard) {
         let path = self.tx_path(softirqs);
         let cpu = match self.is_open(path) {
-            true => self.take_all(&packet, path),
+            true => self.take_all(&packet, path, rcu),
             false => None,
         };
         let Some(cpu) = cpu else {
-            leave_charges(&packet);
+            leave_charges(&packet, rcu);
             return self.pass_batch(packet);
         };
         packet.count_frames(&self.device, self.tx_queue(), softirqs);
-        self.enqueue_mixed(user, packet, cpu, softirqs);
+        self.enqueue_mixed(user, packet, cpu, softirqs, rcu);
     }
 
     /// Counts what flows have of a packet as in flight here: all, or nothing and `None`. They are charged for it
     /// already. Gives the CPU whose queue it has to join: that of what the flows have in flight.
-    fn take_all(&self, packet: &TakenSkb, path: TxPath) -> Option<u32> {
-        let (rcu, here) = (rcu::read_lock(), CpuId::current().as_u32());
+    fn take_all(&self, packet: &TakenSkb, path: TxPath, rcu: &rcu::Guard) -> Option<u32> {
+        let here = CpuId::current().as_u32();
         let mut cpu = None;
         let mut take = |flow: &Flow| {
             let direct = &flow.direct;
@@ -344,30 +340,35 @@ impl AttachedDevice {
             }
             can
         };
-        let refused = packet.parts(&rcu).find(|part| !take(part.flow));
+        let refused = packet.parts(rcu).find(|part| !take(part.flow));
         let Some(refused) = refused else {
             return Some(cpu.unwrap_or(here));
         };
         let before = |part: &Part<'_, '_, Flow>| part.number < refused.number;
-        for part in packet.parts::<Flow>(&rcu).filter(before) {
+        for part in packet.parts::<Flow>(rcu).filter(before) {
             part.flow.direct.end_flight();
         }
         None
     }
 
     /// Puts a batch of several flows into a CPU's queue, or into this one's if that won't be polled.
-    fn enqueue_mixed(&self, user: u32, mut packet: TakenSkb, cpu: u32, softirqs: &SoftirqsOff) {
+    fn enqueue_mixed(
+        &self,
+        user: u32,
+        mut packet: TakenSkb,
+        cpu: u32,
+        softirqs: &SoftirqsOff,
+        rcu: &rcu::Guard,
+    ) {
         let here = CpuId::current().as_u32();
         if cpu != here {
             // Those without others in flight have been taken for this CPU.
-            set_cpu(&packet, cpu);
-            if let Some(theirs) = self.queues.get(cpu as usize) {
-                match theirs.queue.join(user, packet) {
-                    Ok(()) => return,
-                    Err(back) => packet = back,
-                }
-            }
-            set_cpu(&packet, here);
+            set_cpu(&packet, cpu, rcu);
+            let Some(back) = self.join_queue(cpu, user, packet) else {
+                return;
+            };
+            packet = back;
+            set_cpu(&packet, here, rcu);
         }
         self.enqueue_here(user, packet, softirqs);
     }
