@@ -2,11 +2,13 @@
 """What the selftests of attached devices share: the host's eth0, and how to look at it."""
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import struct
 import subprocess
+import termios
 import time
 
 import kopi
@@ -108,6 +110,11 @@ def model():
     with open("/proc/cmdline", encoding="ascii") as cmdline:
         words = dict(word.partition("=")[::2] for word in cmdline.read().split())
     return words.get("kopi.model")
+
+
+def unsent(sock):
+    """Bytes that a socket is charged for what it sends."""
+    return struct.unpack("=i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]
 
 
 def carrier():

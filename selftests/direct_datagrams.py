@@ -4,19 +4,15 @@
 are installed all the same; what a hook keeps or changes stays whole."""
 
 import contextlib
-import fcntl
 import json
-import os
-import random
 import socket
 import struct
-import termios
 import time
 
 import kopi
 import memory
 import nfqueue
-from attached import ADDRESSES, OTHERS, attach, change, counted, detached, host, kopictl, link, nobody_takes, rules
+from attached import ADDRESSES, OTHERS, attach, counted, detached, host, kopictl, link, nobody_takes, rules, unsent
 from control import family
 from equivalence import namespace, payload, run_nft
 from linux import (SO_SNDBUFFORCE, SO_TIMESTAMPING, SOF_TIMESTAMPING_SOFTWARE,
@@ -224,8 +220,7 @@ def stamped_once(ynl, version):
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, SOF_TIMESTAMPING_SOFTWARE | SOF_TIMESTAMPING_TX_SCHED)
         sock.send(b"stamped")
     # The stack has the datagram when the driver has no frames any more.
-    kopi.expect(kopi.wait_until(lambda: not struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]),
-                "all are sent")
+    kopi.expect(kopi.wait_until(lambda: not unsent(sock)), "all are sent")
     told = 0
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -240,33 +235,15 @@ def paths_change(ynl, version):
     for way, other in {**OTHERS, "detached": detached, "rules": ruled}.items():
         traffic = Datagrams(version)
         before = link(ynl)
-        pid = os.fork()
-        if pid == 0:
-            if way in ("detached", "rules"):
-                for _ in range(10):
-                    with other():
-                        time.sleep(0.01)
-                    time.sleep(0.01)
-            else:
-                change(way, other)
-            os._exit(0)
-        sent, received = 0, []
-        chance = random.Random(way)
-        while not os.waitpid(pid, os.WNOHANG)[0]:
-            count = chance.randint(1, FRAMES)
-            traffic.send([(0, payload(number, 300)) for number in range(sent, sent + count)])
-            sent += count
-            # Of what tc and its qdiscs drop nothing comes.
-            traffic.receive_behind(received, sent - count, 0.2 if way in ("tc", "qdisc") else 10)
-        traffic.send([(0, payload(sent, 300))])
-        traffic.receive_behind(received, sent + 1, 10)
+        sent, received = traffic.send_while(way, other)
+        traffic.receive_behind(received, sent, 10)
         numbers = [struct.unpack_from(">I", data)[0] for data in received]
         kopi.check(f"{way}: comes and goes, and nothing is overtaken", numbers == sorted(set(numbers)))
         kopi.check(f"{way}: each is whole", all(data == payload(number, 300)
                                                for number, data in zip(numbers, received)))
         # While tc changes its qdiscs the stack itself drops what comes.
-        kopi.check(f"{way}: nothing is lost", way in ("tc", "qdisc") or len(numbers) == sent + 1,
-                   f"{len(numbers)} of {sent + 1}")
+        kopi.check(f"{way}: nothing is lost", way in ("tc", "qdisc") or len(numbers) == sent,
+                   f"{len(numbers)} of {sent}")
         if way != "detached":
             after = link(ynl)
             kopi.check(f"{way}: nothing is dropped on the direct path, which some take",

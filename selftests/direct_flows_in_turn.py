@@ -3,19 +3,14 @@
 """Flows of one channel that take turns leave together by the driver of an attached device. Each keeps its order, is
 charged for its own datagrams, and meets the hooks that are installed."""
 
-import fcntl
-import os
-import random
 import socket
 import struct
-import termios
-import time
 
 import kopi
-from attached import ADDRESSES, OTHERS, attach, change, detached, kopictl, link, nobody_takes, rules
+from attached import ADDRESSES, OTHERS, attach, detached, kopictl, link, nobody_takes, rules, unsent
 from control import family
 from equivalence import namespace, payload, run_nft, user
-from outgoing import FRAMES, PORT, Datagrams, several
+from outgoing import PORT, Datagrams, several
 
 FLOWS = 20
 # The port of what waits while nobody takes it.
@@ -30,11 +25,6 @@ def in_turn(version, ports=1, flows=FLOWS, flags=0):
 def sockets(traffic):
     """The flows, by their numbers in turn."""
     return (traffic.channel.sock, *traffic.joined)
-
-
-def waiting(sock):
-    """Bytes that a socket is charged for what it sends."""
-    return struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))[0]
 
 
 def received_by_source(traffic, count):
@@ -63,8 +53,8 @@ def leave_together(ynl, version):
     kopi.check("nothing is unaccounted for", kopi.wait_until(lambda: not traffic.channel.unaccounted()),
                traffic.channel.unaccounted())
     kopi.check("no flow is charged for ever",
-               kopi.wait_until(lambda: not any(waiting(sock) for sock in sockets(traffic))),
-               [waiting(sock) for sock in sockets(traffic)])
+               kopi.wait_until(lambda: not any(unsent(sock) for sock in sockets(traffic))),
+               [unsent(sock) for sock in sockets(traffic)])
     traffic.close()
 
 
@@ -83,7 +73,7 @@ def charged_for_own(ynl, version):
             traffic.channel.send(traffic.free.pop(), payload(place, 1000), (traffic.far, PORT + STRAY), number)
         traffic.channel.bell()
         taken = kopi.wait_until(lambda: link(ynl)["packets"] > before["packets"] + FLOWS)
-        charges = [waiting(sock) for sock in flows]
+        charges = [unsent(sock) for sock in flows]
         for sock in traffic.joined[::2]:
             sock.close()
     kopi.check("the driver has them", taken, link(ynl))
@@ -91,8 +81,8 @@ def charged_for_own(ynl, version):
     kopi.check("one flow is not charged for the others' alone", max(charges) < sum(charges) / 4, charges)
     open_ones = [sock for sock in flows if sock.fileno() >= 0]
     kopi.check("those that are left are charged no more when the driver has let go",
-               kopi.wait_until(lambda: not any(waiting(sock) for sock in open_ones)),
-               [waiting(sock) for sock in open_ones])
+               kopi.wait_until(lambda: not any(unsent(sock) for sock in open_ones)),
+               [unsent(sock) for sock in open_ones])
     traffic.close()
 
 
@@ -149,35 +139,16 @@ def paths_change(ynl, version):
     for way, other in {**OTHERS, "detached": detached}.items():
         traffic = in_turn(version, flows=7)
         before = link(ynl)
-        pid = os.fork()
-        if pid == 0:
-            if way == "detached":
-                for _ in range(10):
-                    with other():
-                        time.sleep(0.01)
-                    time.sleep(0.01)
-            else:
-                change(way, other)
-            os._exit(0)
-        sent, received = 0, []
-        chance = random.Random(way)
-        while not os.waitpid(pid, os.WNOHANG)[0]:
-            # Whole turns, so that a number tells its flow.
-            count = 7 * chance.randint(1, FRAMES // 7)
-            traffic.send([(0, payload(number, 300)) for number in range(sent, sent + count)])
-            sent += count
-            # Of what tc and its qdiscs drop nothing comes.
-            traffic.receive_behind(received, sent - count, 0.2 if way in ("tc", "qdisc") else 10)
-        traffic.send([(0, payload(sent, 300))])
+        sent, received = traffic.send_while(way, other)
         traffic.sinks[0].settimeout(10)
-        received += traffic.receive(0, sent + 1 - len(received)) if way not in ("tc", "qdisc") else []
+        received += traffic.receive(0, sent - len(received)) if way not in ("tc", "qdisc") else []
         numbers = [struct.unpack_from(">I", data)[0] for data in received]
         by_flow = [[number for number in numbers if number % 7 == flow] for flow in range(7)]
         kopi.check(f"{way}: comes and goes, and no flow's datagrams are overtaken",
                    all(own == sorted(set(own)) for own in by_flow))
         # While tc changes its qdiscs the stack itself drops what comes.
-        kopi.check(f"{way}: nothing is lost", way in ("tc", "qdisc") or len(set(numbers)) == sent + 1,
-                   f"{len(set(numbers))} of {sent + 1}")
+        kopi.check(f"{way}: nothing is lost", way in ("tc", "qdisc") or len(set(numbers)) == sent,
+                   f"{len(set(numbers))} of {sent}")
         if way != "detached":
             after = link(ynl)
             kopi.check(f"{way}: nothing is dropped on the direct path, which some take",

@@ -11,14 +11,13 @@ import json
 import os
 import socket
 import struct
-import termios
 import threading
 import time
 
 import droptrace
 import kopi
 from attached import (ADDRESSES, OTHERS, attach, change, counted, detached, host, kopictl, last_hook,
-                      link, nobody_takes, rules, slow_device)
+                      link, nobody_takes, rules, slow_device, unsent)
 from control import NlError, ask, family, refused
 from equivalence import devices, namespace, payload, run_nft, sh
 from linux import IFF_UP, SIOCSIFFLAGS, SO_RCVBUFFORCE, SO_SNDBUFFORCE
@@ -137,7 +136,7 @@ def data_is_whole(ynl):
         for _ in range(40):
             traffic.send(1, 100)
             # Until the driver has let go of it, and the module knows.
-            kopi.wait_until(lambda: not struct.unpack("=i", fcntl.ioctl(traffic.flow, termios.TIOCOUTQ, bytes(4)))[0])
+            kopi.wait_until(lambda: not unsent(traffic.flow))
             time.sleep(0.005)
         direct = link(ynl)["packets"] - before["packets"]
         # Each is a batch of one, for which the stack is cheaper; after 16 that are skbs, the flow leaves.

@@ -4,17 +4,14 @@
 than their turn."""
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
-import struct
-import termios
 import time
 
 import kopi
 import nfqueue
-from attached import ADDRESSES, UserFlow, attach, by_the_driver, host, kopictl, link, nobody_takes, peer
+from attached import ADDRESSES, UserFlow, attach, by_the_driver, host, kopictl, link, nobody_takes, peer, unsent
 from control import family
 from equivalence import namespace, run_nft, sh
 from kopi import check
@@ -156,9 +153,9 @@ def completes():
             other.put(PEER, b"b")
         other.bell()
         begin = time.monotonic()
-        kopi.wait_until(lambda: unsent(other) == 0)
+        kopi.wait_until(lambda: unsent(other.channel.sock) == 0)
         took.append(time.monotonic() - begin)
-    kept = unsent(greedy)
+    kept = unsent(greedy.channel.sock)
     # The driver has a second at the most.
     check("what others sent is complete at once, behind what a hook keeps", sorted(took)[2] < 0.4 and kept > 0, (took, kept))
     queue.sock.close()
@@ -166,12 +163,6 @@ def completes():
         run_nft("flush ruleset")
     for flow in greedy, other:
         flow.close()
-
-
-def unsent(flow):
-    """Bytes of memory of what a flow has sent."""
-    size = struct.pack("=i", 0)
-    return struct.unpack("=i", fcntl.ioctl(flow.channel.sock.fileno(), termios.TIOCOUTQ, size))[0]
 
 
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

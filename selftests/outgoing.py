@@ -2,12 +2,14 @@
 """Datagrams that leave the host by its NIC, from the ring of flows that share a channel, and who receives them."""
 
 import contextlib
+import os
+import random
 import socket
 import struct
 import time
 
 import kopi
-from attached import ADDRESSES
+from attached import ADDRESSES, OTHERS, change
 from equivalence import namespace, payload
 from linux import SO_RCVBUFFORCE
 
@@ -88,6 +90,30 @@ class Datagrams:
             if last + 1 >= number or time.monotonic() > end:
                 return
             time.sleep(0.001)
+
+    def send_while(self, way, other):
+        """Sends whole turns of numbered datagrams to the first sink while something comes and goes, and one more. Gives
+        how many were sent, and what has arrived of all but the last turns."""
+        pid = os.fork()
+        if pid == 0:
+            if way in OTHERS:
+                change(way, other)
+            else:
+                for _ in range(10):
+                    with other():
+                        time.sleep(0.01)
+                    time.sleep(0.01)
+            os._exit(0)
+        sent, received, turn = 0, [], len(self.numbers)
+        chance = random.Random(way)
+        while not os.waitpid(pid, os.WNOHANG)[0]:
+            count = turn * chance.randint(1, FRAMES // turn)
+            self.send([(0, payload(number, 300)) for number in range(sent, sent + count)])
+            sent += count
+            # Of what tc and its qdiscs drop nothing comes.
+            self.receive_behind(received, sent - count, 0.2 if way in ("tc", "qdisc") else 10)
+        self.send([(0, payload(sent, 300))])
+        return sent + 1, received
 
     def arrive(self, what, datagrams):
         """Checks that all arrive, and in order at each port."""
