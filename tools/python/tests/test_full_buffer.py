@@ -8,9 +8,8 @@ import socket
 import time
 import unittest
 
-import kopi
 from kopi import endpoint
-from test_kopi import LOCAL, PATIENCE, plain
+from test_kopi import LOCAL, PATIENCE, Pair, plain
 
 DATA = 900
 MANY = 20
@@ -21,20 +20,13 @@ def numbered(number):
     return b"%4d" % number + bytes(DATA)
 
 
-class FullBuffer(unittest.TestCase):
+class FullBuffer(Pair):
     """A socket with room for a few datagrams."""
 
     def setUp(self):
-        self.sock, self.peer = kopi.Socket(), plain()
-        for each in self.sock, self.peer:
-            each.bind((LOCAL, 0))
-            each.settimeout(PATIENCE)
+        super().setUp()
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
-        self.sock.connect(self.peer.getsockname())
-
-    def tearDown(self):
-        self.sock.close()
-        self.peer.close()
+        self.sock.connect(self.address)
 
     def fill(self):
         """Sends until there is no room; says how many datagrams were sent. One of them is left."""

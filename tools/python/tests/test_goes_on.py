@@ -9,10 +9,9 @@ import unittest
 from operator import attrgetter
 from unittest import mock
 
-import kopi
 from kopi import endpoint, sockets
 from test_endpoint import Collector
-from test_kopi import LOCAL, PATIENCE, plain
+from test_kopi import LOCAL, PATIENCE, Pair, plain
 
 
 def fails(call, number, times=1):
@@ -27,19 +26,8 @@ def always_fails(call, number):
     return mock.patch.object(sockets.library, call, side_effect=OSError(number, os.strerror(number)))
 
 
-class Sockets(unittest.TestCase):
+class Sockets(Pair):
     """A socket and a peer."""
-
-    def setUp(self):
-        self.sock, self.peer = kopi.Socket(), plain()
-        for each in self.sock, self.peer:
-            each.bind((LOCAL, 0))
-            each.settimeout(PATIENCE)
-        self.address = self.peer.getsockname()
-
-    def tearDown(self):
-        self.sock.close()
-        self.peer.close()
 
     def test_frames_whose_completions_another_thread_took(self):
         # No event of the kernel's tells of them.

@@ -284,11 +284,13 @@ class AsUdp(unittest.TestCase):
         sys.setswitchinterval(0.005)
 
 
-class Batches(unittest.TestCase):
-    """What only KOPI's sockets do."""
+class Pair(unittest.TestCase):
+    """A socket and a peer; without tests."""
+
+    options = {}
 
     def setUp(self):
-        self.sock, self.peer = kopi.Socket(frames=256), plain()
+        self.sock, self.peer = kopi.Socket(**self.options), plain()
         for each in self.sock, self.peer:
             each.bind((LOCAL, 0))
             each.settimeout(PATIENCE)
@@ -297,6 +299,12 @@ class Batches(unittest.TestCase):
     def tearDown(self):
         self.sock.close()
         self.peer.close()
+
+
+class Batches(Pair):
+    """What only KOPI's sockets do."""
+
+    options = {"frames": 256}
 
     def ask(self, count):
         """Datagrams from the peer, which have come."""
