@@ -24,11 +24,12 @@ OFTEN = int(os.environ.get("CHANGES", "200"))
 
 
 class UserFlow:
-    """A user's flow in the host's namespace, on a channel with GSO packets, and with room for many of them."""
+    """A user's flow in the host's namespace, on a channel with room for many packets; with GSO packets, unless the
+    flags are others."""
 
-    def __init__(self, name):
+    def __init__(self, name, flags=kopi.OFFLOADS):
         with namespace("host"), user(name):
-            self.channel = kopi.Channel(flags=kopi.OFFLOADS, frame_size=4096, frames=256, tx=256, completion=256)
+            self.channel = kopi.Channel(flags=flags, frame_size=4096, frames=256, tx=256, completion=256)
         self.channel.sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, 8 << 20)
         self.number = 0
 

@@ -192,9 +192,11 @@ impl AttachedDevice {
 
     /// Puts a user's packet into another CPU's queue; gives it back if that won't be polled.
     pub(super) fn join_queue(&self, cpu: u32, user: u32, packet: TakenSkb) -> Option<TakenSkb> {
-        // There is a queue for each CPU that can ever be.
-        let theirs = self.queues.get(cpu as usize)?;
-        theirs.queue.join(user, packet).err()
+        match self.queues.get(cpu as usize) {
+            Some(theirs) => theirs.queue.join(user, packet).err(),
+            // There is a queue for each CPU that can ever be.
+            None => Some(packet),
+        }
     }
 
     /// Puts a user's packet into this CPU's queue, and sends what can be sent.

@@ -325,16 +325,19 @@ impl AttachedDevice {
     /// Counts what flows have of a packet as in flight here: all, or nothing and `None`. They are charged for it
     /// already. Gives the CPU whose queue it has to join: that of what the flows have in flight.
     fn take_all(&self, packet: &TakenSkb, path: TxPath, rcu: &rcu::Guard) -> Option<u32> {
-        let here = CpuId::current().as_u32();
-        let mut cpu = None;
-        let mut take = |flow: &Flow| {
+        let mut queues = packet
+            .parts::<Flow>(rcu)
+            .filter(|part| part.flow.direct.has_in_flight())
+            .map(|part| u32::from(part.flow.direct.cpu.load(Relaxed)));
+        let cpu = queues.next().unwrap_or(CpuId::current().as_u32());
+        if queues.any(|other| other != cpu) {
+            return None;
+        }
+        let take = |flow: &Flow| {
             let direct = &flow.direct;
-            let queue = u32::from(direct.cpu.load(Relaxed));
-            let can = direct.may_leave(self.number)
-                && (!direct.has_in_flight() || *cpu.get_or_insert(queue) == queue)
-                && direct.take(self.number, 0);
+            let can = direct.may_leave(self.number) && direct.take(self.number, 0);
             if can {
-                direct.cpu.store(cpu.unwrap_or(here) as u16, Relaxed);
+                direct.cpu.store(cpu as u16, Relaxed);
                 direct.record_bulk();
                 direct.record_path(self.number, path);
             }
@@ -342,7 +345,7 @@ impl AttachedDevice {
         };
         let refused = packet.parts(rcu).find(|part| !take(part.flow));
         let Some(refused) = refused else {
-            return Some(cpu.unwrap_or(here));
+            return Some(cpu);
         };
         let before = |part: &Part<'_, '_, Flow>| part.number < refused.number;
         for part in packet.parts::<Flow>(rcu).filter(before) {
@@ -362,8 +365,6 @@ impl AttachedDevice {
     ) {
         let here = CpuId::current().as_u32();
         if cpu != here {
-            // Those without others in flight have been taken for this CPU.
-            set_cpu(&packet, cpu, rcu);
             let Some(back) = self.join_queue(cpu, user, packet) else {
                 return;
             };

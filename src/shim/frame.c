@@ -305,10 +305,15 @@ bool kopi_put_hard_header(const struct dst_entry *dst, void *header)
 	return filled;
 }
 
-/* A datagram that the stack has to go on with. RCU is held until now. */
+/*
+ * A datagram that the stack has to go on with. It may wait there, for its neighbour's address, say: if memory
+ * allows, it leaves the page, whose other frames would wait for it. RCU is held until now.
+ */
 static int go_on(struct sk_buff *skb, int stage)
 {
 	skb_dst_force(skb);
+	if (skb->head_frag && !skb_shared(skb))
+		pskb_expand_head(skb, 0, 0, GFP_ATOMIC | __GFP_NOWARN);
 	return stage;
 }
 

@@ -50,16 +50,19 @@ static bool has_rps(const struct net_device *dev)
 /*
  * Whether a raw socket of one version of IP sees packets of UDP: raw_local_deliver() (net/ipv4/raw.c),
  * ipv6_raw_deliver() (net/ipv6/raw.c). Those of other namespaces may be in the list, which their users can
- * make long. RCU is held.
+ * make long: then any raw socket of this namespace counts. RCU is held.
  */
 static bool has_raw(const struct net *net, const struct raw_hashinfo *of)
 {
 	const struct sock *sk;
 	int left = SOCKETS_MAX;
 
-	sk_for_each_rcu(sk, &of->ht[raw_hashfunc(net, IPPROTO_UDP)])
-		if ((net_eq(sock_net(sk), net) && inet_sk(sk)->inet_num == IPPROTO_UDP) || !left--)
+	sk_for_each_rcu(sk, &of->ht[raw_hashfunc(net, IPPROTO_UDP)]) {
+		if (net_eq(sock_net(sk), net) && inet_sk(sk)->inet_num == IPPROTO_UDP)
 			return true;
+		if (!left--)
+			return sock_prot_inuse_get((struct net *)net, sk->sk_prot) != 0;
+	}
 	return false;
 }
 

@@ -26,6 +26,8 @@ const TICK_MAX: u64 = 1_600_000;
 /// How long the driver may refuse all frames of a packet, and how long a packet may be with the
 /// driver before it counts as sent, in nanoseconds.
 const DRIVER_MAX: u64 = 1_000_000_000;
+/// How many packets that hooks have kept are looked at each time.
+const KEPT_LOOKS: u32 = 64;
 
 /// The queue of one CPU and one attached device.
 #[pin_data]
@@ -215,14 +217,21 @@ impl Queue {
         let now = now();
         let is_sent =
             |packet: &mut TakenSkb| packet.has_returned() || packet.since_xmit(now) > DRIVER_MAX;
-        for list in [&mut lists.with_driver, &mut lists.kept] {
-            while list.first(is_sent) == Some(true) {
-                let Some(packet) = list.pop() else {
-                    break;
-                };
-                end_flights(&packet);
-                done.sent.push(packet);
-                any = true;
+        let mut complete = |packet: TakenSkb| {
+            end_flights(&packet);
+            done.sent.push(packet);
+            any = true;
+        };
+        while lists.with_driver.first(is_sent) == Some(true) {
+            lists.with_driver.pop().into_iter().for_each(&mut complete);
+        }
+        // Hooks let go of packets in any order. Those of one user must not stand before those of others.
+        for _ in 0..lists.kept.len().min(KEPT_LOOKS) {
+            let is_sent = lists.kept.first(is_sent) == Some(true);
+            match lists.kept.pop() {
+                Some(packet) if is_sent => complete(packet),
+                Some(packet) => lists.kept.push(packet),
+                None => break,
             }
         }
         any

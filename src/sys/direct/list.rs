@@ -35,6 +35,12 @@ impl List {
         Ok(Self { head })
     }
 
+    /// Number of packets.
+    pub(crate) fn len(&self) -> u32 {
+        // SAFETY: The list is initialised, and this value, which is borrowed, is the only one to change it.
+        unsafe { (*self.head.get()).qlen }
+    }
+
     /// Appends a packet.
     pub(crate) fn push(&mut self, packet: TakenSkb) {
         // SAFETY: The list is this value's, which is borrowed exclusively. The skb is owned, and so
