@@ -277,7 +277,7 @@ def tunnels():
 
 
 def occupied():
-    """AF_RXRPC has the kernel bind a UDP socket."""
+    """AF_RXRPC has the kernel bind a UDP socket, or sends by one that it has made for another user."""
     if os.uname().release.endswith("-debug"):
         # It has no AF_RXRPC.
         return
@@ -288,6 +288,15 @@ def occupied():
         impostor(f"!name = struct.pack('=4HH', 33, 0, 2, 16, 2) + struct.pack('>H', {PORT}) + bytes(24)")
         got = impostor("libc.bind(x.fileno(), name, len(name)) and errno.errorcode[ctypes.get_errno()]")
         check("34: a port that rules keep for others, by AF_RXRPC", got == "'EACCES'", got)
+        impostor("!x = socket.socket(33, socket.SOCK_DGRAM, socket.AF_INET)")
+        impostor(f"!name = struct.pack('=4HH', 33, 1, 2, 16, 2) + struct.pack('>H', {FAR})"
+                 f" + socket.inet_aton({PEER!r}) + bytes(20)")
+        got = impostor("libc.connect(x.fileno(), name, len(name)) and errno.errorcode[ctypes.get_errno()]")
+        check("35: a UDP socket of the kernel's, by AF_RXRPC", got == "'EACCES'", got)
+        got = impostor("libc.sendto(x.fileno(), b'x', 1, 0, name, len(name)) and errno.errorcode[ctypes.get_errno()]")
+        check("36: the same without connect()", got == "'EACCES'", got)
+        impostor("!x = socket.socket(33, socket.SOCK_DGRAM, socket.AF_INET)")
+        impostor(f"!name = struct.pack('=4HH', 33, 0, 2, 16, 2) + struct.pack('>H', {PORT}) + bytes(24)")
         enforce("off")
         got = impostor("libc.bind(x.fileno(), name, len(name)) and errno.errorcode[ctypes.get_errno()]")
         check("without enforcing, it is bound", got == "0", got)

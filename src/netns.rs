@@ -8,6 +8,7 @@
 use crate::channel::Channel;
 use crate::direct::RedirectedPorts;
 use crate::identity::Owner;
+use crate::ordinary::forget_unnoted;
 use crate::pure::abi::Stats;
 use crate::rules::NetPolicy;
 use crate::sys::{
@@ -118,6 +119,13 @@ unsafe impl Namespace for Net {
 
     fn is_hooked(&self) -> bool {
         self.hooked.load(Relaxed)
+    }
+
+    fn end(&self) {
+        if self.policy.end() {
+            // Of some nobody may have seen the end.
+            forget_unnoted();
+        }
     }
 
     fn monitors(&self) -> &Devices {

@@ -215,7 +215,7 @@ impl JudgesOrdinary for Ordinary {
                 count_unjudged(sk);
                 Outcome::Denied
             }
-            None => unknown(sk, Direction::In, from),
+            None => unknown(sk, u16::from_be(port), Direction::In, from),
             Some(Self { policy, .. }) if !sk.is_stream() => {
                 policy.decide(None, sk, Direction::In, from, packets).0
             }
@@ -242,18 +242,18 @@ fn count_unjudged(sk: &Sock) {
     }
 }
 
-/// Judges a packet of a socket of which nothing is known.
+/// Judges a packet of a socket of which nothing is known, of this local port.
 ///
 /// A connection without a socket passes: a flow's, before accept() or after close(), whose handshake
 /// was judged, or one that was closed before the rules were enforced. So does one of a flow that is
 /// being accepted or closed: close() sends before it takes the socket away.
-fn unknown(sk: &Sock, direction: Direction, peer: &Peer) -> Outcome {
+fn unknown(sk: &Sock, port: u16, direction: Direction, peer: &Peer) -> Outcome {
     // In this order, as close() takes the socket away.
     if sk.is_stream() && (family::has_our_socket(sk) || !sk.has_socket()) {
         return Outcome::Pass;
     }
     match net_of(sk.net()) {
-        Some(net) if !rules::denies_process(&net.policy, None, sk, direction, peer) => {
+        Some(net) if !rules::denies_process(&net.policy, None, sk, port, direction, peer) => {
             Outcome::Pass
         }
         _ => Outcome::Denied,
@@ -271,8 +271,10 @@ pub(crate) fn sends(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) ->
     if !Ordinary::are_judged(sk.net()) {
         return Outcome::Pass;
     }
-    // The segments of a handshake have the port to which the SYN came, as TPROXY may have it.
-    if !sk.is_stream() && sent.is_from_elsewhere(sk) {
+    // The kernel's own need no port: soft-RoCE gives each packet one of its own choice (rxe_send()). The segments of
+    // a handshake have the port to which the SYN came, as TPROXY may have it.
+    let has_own_port = sk.is_kernels() && !sk.is_stream();
+    if !sk.is_stream() && !has_own_port && sent.is_from_elsewhere(sk) {
         count_unjudged(sk);
         return Outcome::Denied;
     }
@@ -283,8 +285,12 @@ pub(crate) fn sends(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) ->
     if again && !sk.is_stream() && !sk.has_socket() {
         return Outcome::Pass;
     }
-    if *via != sent.peer && unknown(sk, Direction::Out, via) == Outcome::Denied {
+    let port = match has_own_port {
+        true => sent.from_port,
+        false => u16::from_be(sk.local_port()),
+    };
+    if *via != sent.peer && unknown(sk, port, Direction::Out, via) == Outcome::Denied {
         return Outcome::Denied;
     }
-    unknown(sk, Direction::Out, &sent.peer)
+    unknown(sk, port, Direction::Out, &sent.peer)
 }

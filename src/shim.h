@@ -68,6 +68,7 @@ const struct in6_addr *kopi_sk_v6_rcv_saddr(const struct sock *sk);
 const struct in6_addr *kopi_sk_v6_daddr(const struct sock *sk);
 __be16 kopi_sk_dport(const struct sock *sk);
 int kopi_sk_bound_dev_if(const struct sock *sk);
+bool kopi_sk_is_kernels(const struct sock *sk);
 void kopi_sk_set_mark(struct sock *sk, u32 mark);
 void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only);
 void kopi_forget_classic_filter(struct sock *sk);

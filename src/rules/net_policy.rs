@@ -162,4 +162,10 @@ impl NetPolicy {
         }
         old.enforce && !enforce
     }
+    /// The namespace ends: its rules aren't enforced any more. Says whether they were. Process context.
+    pub(crate) fn end(&self) -> bool {
+        self.enforced.store(false, Relaxed);
+        self.enforced_since.store(0, Relaxed);
+        self.enforcing.lock().take().is_some()
+    }
 }

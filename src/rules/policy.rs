@@ -270,7 +270,8 @@ impl Policy {
     /// than the owner. Counts them. Any context but hard interrupts.
     pub(crate) fn denies_user(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
         let other = self.with_state(|state| state.user.as_ref()?.other_than(&state.owner));
-        other.is_some_and(|user| denies_process(&self.net, Some(&user), sk, direction, peer))
+        let port = u16::from_be(sk.local_port());
+        other.is_some_and(|user| denies_process(&self.net, Some(&user), sk, port, direction, peer))
     }
 
     /// Whether a peer's packets are denied in a direction. Any context but hard interrupts.

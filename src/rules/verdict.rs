@@ -78,16 +78,17 @@ pub(super) fn with_facts<T>(
 }
 
 /// Whether the rules deny a process a sock's packets of a direction, apart from the verdicts on the sock's
-/// owner; with `None`, one that isn't known. Counts what is denied. Any context but hard interrupts.
+/// owner; with `None`, one that isn't known. They are of this local port. Counts what is denied. Any context but
+/// hard interrupts.
 pub(crate) fn denies_process(
     net: &NetPolicy,
     process: Option<&Owner>,
     sk: &Sock,
+    port: u16,
     direction: Direction,
     peer: &Peer,
 ) -> bool {
     let set = net.rules();
-    let port = u16::from_be(sk.local_port());
     let [out, into] = with_facts(process, sk, port, |facts| set.judge(facts, Some(peer)));
     let judgement = match direction {
         Direction::Out => out,

@@ -170,8 +170,9 @@ static bool is_l2tp(const struct sock *sk)
 }
 
 /*
- * A socket of AF_RXRPC, whose bind() has a UDP socket of the kernel's own bound: to a port that rules may keep for
- * others. So that is refused, as long as rules are enforced.
+ * A socket of AF_RXRPC. It has a UDP socket of the kernel's own bound, to a port that rules may keep for others; or
+ * shares one that was made for another user, whose rules its packets would have (rxrpc_lookup_local(), 7.3.4). So
+ * it is refused all, too.
  */
 static bool is_rxrpc(const struct sock *sk)
 {
@@ -228,7 +229,7 @@ static int ask(struct socket *sock, enum kopi_call call, const void *address, in
 		return 0;
 	if (is_asked(sk))
 		return kopi_ordinary_calls(sk, call, address, len);
-	if (!is_l2tp(sk) && !(call == KOPI_CALL_BIND && is_rxrpc(sk)))
+	if (!is_l2tp(sk) && !is_rxrpc(sk))
 		return 0;
 	return kopi_ordinary_are_judged(sock_net(sk)) ? -EACCES : 0;
 }

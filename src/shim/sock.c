@@ -217,6 +217,11 @@ __be16 kopi_sk_dport(const struct sock *sk)
 	return READ_ONCE(sk->sk_dport);
 }
 
+bool kopi_sk_is_kernels(const struct sock *sk)
+{
+	return sk->sk_kern_sock;
+}
+
 int kopi_sk_bound_dev_if(const struct sock *sk)
 {
 	return READ_ONCE(sk->sk_bound_dev_if);

@@ -25,6 +25,9 @@ pub(crate) unsafe trait Namespace: Send + Sync + Sized + 'static {
     /// Whether [`NetRef::hook_local_out`] was called for the namespace. Process context.
     fn is_hooked(&self) -> bool;
 
+    /// The namespace ends: no process has a socket there. Process context.
+    fn end(&self);
+
     /// The namespace's monitor devices that are up. Any context.
     fn monitors(&self) -> &Devices;
 }
@@ -169,9 +172,11 @@ pub(crate) unsafe fn init<N: Namespace>(net: *mut raw::Net) -> c_int {
 pub(crate) unsafe fn pre_exit<N: Namespace>(net: *mut raw::Net) {
     // SAFETY: The caller passes a namespace whose slot `init` has filled, and which lives during the call.
     let net = unsafe { NetRef::from_raw(net) };
-    if net.state_of::<N>().is_hooked() {
+    let state = net.state_of::<N>();
+    if state.is_hooked() {
         net.unhook_local_out();
     }
+    state.end();
 }
 
 /// The body of `kopi_net_exit`.

@@ -88,6 +88,12 @@ impl Sock {
         !unsafe { ptr::read_volatile(&raw const (*self.as_ptr()).sk_socket) }.is_null()
     }
 
+    /// Whether the kernel made it for itself. Any context.
+    pub(crate) fn is_kernels(&self) -> bool {
+        // SAFETY: The sock is borrowed, and so valid.
+        unsafe { bindings::kopi_sk_is_kernels(self.as_ptr()) }
+    }
+
     /// The user that made the socket, in the initial user namespace. Any context.
     pub(crate) fn uid(&self) -> u32 {
         // SAFETY: The sock is borrowed, and so valid.

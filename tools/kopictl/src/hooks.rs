@@ -26,6 +26,8 @@ const MACHINES_PINS: &str = "/proc/1/root/sys/fs/bpf/kopi-enforce";
 const PINS: &str = "/sys/fs/bpf/kopi-enforce";
 /// The program that looks at open files, and isn't a hook.
 const FIND: &str = "kopi_found";
+/// The inode number of the machine's first PID namespace: PROC_PID_INIT_INO (include/linux/proc_ns.h).
+const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// The lock of those who load and unload, below the folder of what there is as long as the machine
 /// runs.
 const TURN: &str = "enforce.lock";
@@ -114,6 +116,12 @@ fn to_load() -> anyhow::Result<(OpenObject, Vec<String>)> {
             elsewhere("hooks that are pinned in it are gone with it")
         );
     }
+    if !sees_all_processes(Path::new("/proc/self/ns/pid")) {
+        bail!(
+            "this PID namespace isn't the machine's, as in a container, and the sockets that processes have open \
+             outside of it would not be found: run kopictl outside"
+        );
+    }
     // Whoever owns the folder could take the hooks away, or have others in their place.
     if is_there(PINS) {
         runtime::check(Path::new(PINS), 0).with_context(folder_of_pins)?;
@@ -162,6 +170,12 @@ fn is_same(here: &Path, machines: &Path) -> bool {
         Ok(machines) => device(here).is_ok_and(|here| here == machines),
         Err(_) => true,
     }
+}
+
+/// Whether this process sees all others, as far as its PID namespace tells: the kernel shows the open files of those
+/// only to whom they have a number.
+fn sees_all_processes(namespace: &Path) -> bool {
+    fs::metadata(namespace).map_or(true, |found| found.ino() == FIRST_PID_NAMESPACE)
 }
 
 /// What to do where it isn't.
@@ -268,6 +282,12 @@ mod tests {
         let [here, proc, nowhere] = ["/", "/proc", "/nowhere"].map(Path::new);
         assert!(is_same(here, here) && is_same(here, nowhere) && is_same(nowhere, nowhere));
         assert!(!is_same(here, proc) && !is_same(nowhere, here));
+    }
+
+    #[test]
+    fn another_namespace_is_told_from_the_first() {
+        let [other, nowhere] = ["/proc/self/ns/net", "/nowhere"].map(Path::new);
+        assert!(!sees_all_processes(other) && sees_all_processes(nowhere));
     }
 
     #[test]
