@@ -11,15 +11,15 @@
 //!    counted and queued as one from a UDP socket.
 //! 4. `completion.rs` gives the frames back to the program, or leaves the descriptors in the ring.
 //!
-//! `call.rs` has what is different if the doorbell sends as sendmmsg() would. `message.rs` sends what comes
-//! by sendmsg() in the same way, past the ring.
+//! `call.rs` has what is different if the doorbell sends as sendmmsg() would. `sendmsg.rs` sends in the same way
+//! what comes by sendmsg(), past the ring.
 
 mod batch;
 mod call;
 mod completion;
 mod judge;
-mod message;
 mod output;
+mod sendmsg;
 
 use crate::channel::Channel;
 use crate::counter::Counter;
@@ -46,8 +46,8 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta}, //
 };
-use message::MessageBuffer;
 use output::{Output, Segmentation};
+use sendmsg::MessageBuffer;
 
 /// Microseconds that a doorbell sleeps when others want the sender, and don't take it.
 const WANTED_SLEEP_US: i64 = 100;

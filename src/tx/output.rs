@@ -13,7 +13,7 @@ use crate::pure::abi::{Meta, CHAIN_MAX};
 use crate::routes::Routes;
 use crate::sys::{
     family,
-    message::SendMsg,
+    msghdr::SendMsg,
     region::{Bytes, PageVec},
     socket::Socket,
     ubuf::{Notification, REFERENCES_MAX}, //

@@ -8,7 +8,7 @@
 //!
 //! C header: `include/linux/net.h`
 
-mod messages;
+mod datagrams;
 mod name;
 mod operations;
 mod reader;
@@ -42,7 +42,7 @@ use kernel::{
     prelude::*,
     sync::{atomic::Atomic, Arc},
 };
-pub(crate) use messages::has_sendmsg_hooks;
+pub(crate) use datagrams::has_sendmsg_hooks;
 pub(crate) use name::Name;
 pub(super) use receive::data_ready_of;
 use receive::receive_work;

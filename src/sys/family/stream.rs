@@ -3,7 +3,7 @@
 //! The operations of streams: TCP's, once the protocol lets them.
 
 use super::{
-    messages::sent_to,
+    datagrams::sent_to,
     name::{Name, Unspecified},
     state::{state, state_of_work, State},
     Operations, Protocol, Registration,

@@ -7,7 +7,7 @@
 //!
 //! C header: `include/net/genetlink.h`
 
-mod message;
+mod nlmsg;
 mod request;
 
 use crate::sys::{bindings, context::might_sleep, raw};
@@ -16,8 +16,8 @@ use kernel::{
     error::{from_result, to_result},
     prelude::*,
 };
-use message::Buffer;
-pub(crate) use message::{has_listeners, send_event, Message};
+use nlmsg::Buffer;
+pub(crate) use nlmsg::{has_listeners, send_event, Message};
 pub(crate) use request::{Attribute, Request, Requester, RuleInput};
 
 /// The registered family.
