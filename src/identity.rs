@@ -254,7 +254,7 @@ impl ChannelUser {
 
     /// A flow of the channel has the current process's identity, or one that isn't known. Process
     /// context.
-    pub(crate) fn flow_changed(&self) {
+    pub(crate) fn note_flow_change(&self) {
         if !self.is_current() {
             self.outdated.store(true, Relaxed);
         }

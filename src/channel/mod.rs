@@ -102,7 +102,7 @@ pub(crate) struct Channel {
     /// A doorbell has the sender; written under `sender`.
     ringing: Atomic<bool>,
     /// The packet that the receiver is dropping, which it has shown to monitors; 0 for none.
-    refused: Atomic<usize>,
+    dropping: Atomic<usize>,
     /// Nanoseconds that engines have worked for it; written under `sender`.
     pub(crate) engine_time: Counter,
     /// Its place with an engine, and whether it has one.
@@ -168,7 +168,7 @@ impl Channel {
                 stall: Atomic::new(STALL_NONE),
                 room <- RoomEntry::new(),
                 needed: Atomic::new(0),
-                refused: Atomic::new(0),
+                dropping: Atomic::new(0),
                 got_room: Atomic::new(false),
                 polled: Atomic::new(false),
                 unpoll: Atomic::new(false),
@@ -326,12 +326,12 @@ impl Channel {
     }
 
     /// Notes the packet that the receiver is dropping; 0 for none. Under the receiver's lock.
-    pub(crate) fn refuse(&self, packet: usize) {
-        self.refused.store(packet, Relaxed);
+    pub(crate) fn set_dropping(&self, packet: usize) {
+        self.dropping.store(packet, Relaxed);
     }
 
     /// Whether the receiver is dropping this packet. On the CPU where it does.
-    pub(crate) fn is_refusing(&self, packet: usize) -> bool {
-        self.refused.load(Relaxed) == packet
+    pub(crate) fn is_dropping(&self, packet: usize) -> bool {
+        self.dropping.load(Relaxed) == packet
     }
 }

@@ -126,8 +126,8 @@ pub(crate) fn attach(
             .map_err(|_| AttachError::Other(ENOMEM))?;
     }
     let hooked = Hooked::new(AttachedDevice::new(device, port_map, &rtnl)?, &rtnl)?;
-    let refused = ATTACHED.lock().push_within_capacity(hooked);
-    refused.map_err(|_| AttachError::Other(ENOMEM))
+    let added = ATTACHED.lock().push_within_capacity(hooked);
+    added.map_err(|_| AttachError::Other(ENOMEM))
 }
 
 /// Detaches a device once no packet is in flight, or after [`CLOSING`]. `ENODEV` if it isn't
@@ -272,13 +272,13 @@ impl Attaching {
 netdev::serve!(Attaching);
 
 impl DeviceEvents for Attaching {
-    fn going(is_it: impl Fn(&Device) -> bool) {
+    fn on_going(is_it: impl Fn(&Device) -> bool) {
         while let Some(hooked) = take(|attached| is_it(attached.device())) {
             drop(hooked);
         }
     }
 
-    fn down(is_it: impl Fn(&Device) -> bool) {
+    fn on_down(is_it: impl Fn(&Device) -> bool) {
         for hooked in ATTACHED.lock().iter() {
             if is_it(hooked.get().device()) {
                 hooked.get().empty();
@@ -286,7 +286,7 @@ impl DeviceEvents for Attaching {
         }
     }
 
-    fn changed(is_it: impl Fn(&Device) -> bool) {
+    fn on_change(is_it: impl Fn(&Device) -> bool) {
         for hooked in ATTACHED.lock().iter() {
             let attached = hooked.get();
             if let (true, Some(redirect)) = (is_it(attached.device()), &attached.receiving) {

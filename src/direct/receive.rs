@@ -348,7 +348,7 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
         &self.device
     }
 
-    fn redirects_to(&self, ifindex: u32) {
+    fn redirect_to(&self, ifindex: u32) {
         self.port_map.send_to(ifindex);
     }
 
@@ -359,12 +359,12 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
             return Ok(());
         }
         let room = ProgramRoom::new()?;
-        self.with_redirected_ports(|ports| ports.attach(&self.port_map, room))
+        self.with_redirected_ports(|ports| ports.add_program(&self.port_map, room))
     }
 
     /// Makes the program redirect nothing. Under RTNL.
     fn close(&self) {
-        self.with_redirected_ports(|ports| ports.detach(&self.port_map));
+        self.with_redirected_ports(|ports| ports.remove_program(&self.port_map));
     }
 
     /// Takes no frames if this CPU is already within this function, or has no memory for its table.

@@ -28,9 +28,9 @@ const SHORT_MAX: u8 = 4;
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {
     batch: FrameBatch,
-    /// The address of the device by which no datagram of this batch of the ring leaves directly. It is only
+    /// The address of a device by which, in this run of the sender, all datagrams take the stack. It is only
     /// compared; 0 for none.
-    refused: usize,
+    stack_device: usize,
     /// The number of the flow that sent last.
     flow: u32,
     /// Enough datagrams follow in the ring that can go with the first one, for that to leave directly.
@@ -41,9 +41,10 @@ pub(crate) struct DatagramSender {
     apart: u8,
     /// This is so, and the next datagram in the ring isn't of the same flow.
     is_single: bool,
-    /// Who is charged for the frames that are there, and the number of the attached device by which they leave.
+    /// The user who is charged for the frames that are there.
     user: u32,
-    attached: u32,
+    /// The number of the attached device by which they leave.
+    device_number: u32,
     /// Datagrams that may follow in the ring, of whichever flow.
     pub(crate) ahead: u32,
 }
@@ -53,14 +54,14 @@ impl DatagramSender {
     pub(crate) fn new() -> Self {
         Self {
             batch: FrameBatch::new(leave),
-            refused: 0,
+            stack_device: 0,
             flow: 0,
             is_worth_it: false,
             short: 0,
             apart: 0,
             is_single: false,
             user: 0,
-            attached: 0,
+            device_number: 0,
             ahead: 0,
         }
     }
@@ -69,7 +70,7 @@ impl DatagramSender {
     /// for another flow or device, the earlier ones leave now. Process context.
     #[inline]
     pub(crate) fn take(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
-        if datagram.device() == self.refused {
+        if datagram.device() == self.stack_device {
             self.flush();
             return false;
         }
@@ -116,7 +117,7 @@ impl DatagramSender {
         // The flow enters the direct path only with what can leave so.
         if flow.charged_user() != self.user
             || !FrameBatch::accepts(sk, datagram, &rcu::read_lock())
-            || !flow.direct.may_leave(self.attached)
+            || !flow.direct.enter_or_follow(self.device_number)
         {
             return false;
         }
@@ -143,10 +144,10 @@ impl DatagramSender {
             }
         }
         match ask(sk, flow, datagram, self.is_worth_it) {
-            Answer::Yes(attached) => self.attached = attached,
+            Answer::Yes(number) => self.device_number = number,
             Answer::NotNow => return false,
             Answer::NotHere => {
-                self.refused = datagram.device();
+                self.stack_device = datagram.device();
                 // By another device some may leave directly: from now on they aren't counted.
                 self.is_worth_it = true;
                 return false;
@@ -166,7 +167,7 @@ impl DatagramSender {
     #[inline]
     pub(crate) fn look_ahead(&mut self, flow: u32, count: u32, flow_at: impl Fn(u32) -> u32) {
         let is_other = core::mem::replace(&mut self.flow, flow) != flow;
-        if self.refused == 0 && (is_other || !self.batch.is_open()) {
+        if self.stack_device == 0 && (is_other || !self.batch.is_open()) {
             self.is_worth_it = self.ahead >= OTHERS_MIN
                 && (self.apart == 0 || (count..=OTHERS_MIN).all(|ahead| flow_at(ahead) == flow));
             self.is_single = self.apart != 0 && (self.ahead == 0 || flow_at(count) != flow);
@@ -175,7 +176,7 @@ impl DatagramSender {
 
     /// Forgets what was found out of devices: they may have been attached since. Process context.
     pub(crate) fn begin(&mut self) {
-        self.refused = 0;
+        self.stack_device = 0;
         self.apart = self.apart.saturating_sub(1);
     }
 
@@ -209,7 +210,7 @@ fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> An
             let may_begin = is_worth_it || attached.has_in_flight(flow);
             if may_begin
                 && FrameBatch::accepts(sk, datagram, &rcu)
-                && flow.direct.may_leave(attached.number)
+                && flow.direct.enter_or_follow(attached.number)
             {
                 Answer::Yes(attached.number)
             } else {
@@ -286,7 +287,7 @@ impl AttachedDevice {
     fn send_batch(&self, flow: &Flow, mut packet: TakenSkb, softirqs: &SoftirqsOff) {
         let direct = &flow.direct;
         let path = self.tx_path(softirqs);
-        let directly = self.is_open(path) && direct.may_leave(self.number);
+        let directly = self.is_open(path) && direct.enter_or_follow(self.number);
         let in_flight = direct.in_flight_at(self.number);
         let goes_here = directly || in_flight.is_some_and(|count| count != 0);
         if !goes_here || !direct.take(self.number, packet.charge()) {
@@ -335,7 +336,7 @@ impl AttachedDevice {
         }
         let take = |flow: &Flow| {
             let direct = &flow.direct;
-            let can = direct.may_leave(self.number) && direct.take(self.number, 0);
+            let can = direct.enter_or_follow(self.number) && direct.take(self.number, 0);
             if can {
                 direct.cpu.store(cpu as u16, Relaxed);
                 direct.record_bulk();
@@ -343,11 +344,11 @@ impl AttachedDevice {
             }
             can
         };
-        let refused = packet.parts(rcu).find(|part| !take(part.flow));
-        let Some(refused) = refused else {
+        let not_taken = packet.parts(rcu).find(|part| !take(part.flow));
+        let Some(not_taken) = not_taken else {
             return Some(cpu);
         };
-        let before = |part: &Part<'_, '_, Flow>| part.number < refused.number;
+        let before = |part: &Part<'_, '_, Flow>| part.number < not_taken.number;
         for part in packet.parts::<Flow>(rcu).filter(before) {
             part.flow.direct.end_flight();
         }

@@ -104,7 +104,7 @@ impl Flow {
     /// Whether a packet of a ring may be sent: not if the flow was corked after it came to the channel. Under the
     /// channel's sender.
     pub(crate) fn sends_by_ring(&self) -> bool {
-        if self.attachment.as_ref().is_none() {
+        if self.place.as_ref().is_none() {
             // Not before cork() can find the channel.
             return false;
         }

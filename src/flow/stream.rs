@@ -84,7 +84,7 @@ impl Flow {
 
     /// Judges a segment that leaves, or a listener's SYN-ACK. Any context but hard interrupts, with
     /// the sock locked unless it is a listener.
-    pub(super) fn sends_segment(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
+    pub(super) fn judge_segment(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };

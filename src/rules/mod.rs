@@ -20,7 +20,7 @@ use kernel::prelude::*;
 pub(crate) use net_policy::NetPolicy;
 pub(crate) use policy::{Policy, StreamVerdict};
 pub(crate) use set::{Action, Limit, Parts, Replaced, Rule, RuleSet, SharedRules};
-pub(crate) use verdict::denies_process;
+pub(crate) use verdict::deny_process;
 
 /// Datagrams that are judged together.
 #[derive(Clone, Copy)]

@@ -3,7 +3,7 @@
 //! The policy of a flow: its owner, and what the rules decide about its calls and its packets.
 
 use super::net_policy::NetPolicy;
-use super::verdict::{denies_process, Evaluation, Verdicts};
+use super::verdict::{deny_process, Evaluation, Verdicts};
 use super::{Outcome, Packets, Stopped};
 use crate::identity::{ChannelUser, Owner};
 use crate::pure::rule::{Direction, Peer};
@@ -109,7 +109,7 @@ impl Policy {
             (own, state.user.replace(user.clone()))
         });
         drop(before);
-        user.flow_changed();
+        user.note_flow_change();
     }
 
     /// Acts on the flow's owner of now, and the verdicts on it.
@@ -238,7 +238,7 @@ impl Policy {
             let mut verdict = StreamVerdict::default();
             let directions = [Direction::Out, Direction::In];
             for (stopped, direction) in verdict.stopped.iter_mut().zip(directions) {
-                let judgement = evaluation.judgement_on(direction, peer);
+                let judgement = evaluation.judge_on(direction, peer);
                 verdict.denied |= evaluation.verdicts.denies(judgement);
                 *stopped = evaluation.verdicts.stop(&self.net, direction, judgement);
             }
@@ -246,10 +246,10 @@ impl Policy {
         })
     }
 
-    /// What to tell listeners of an ordinary socket's refused packets of a direction, to or from a
-    /// peer, if it has one: `None` within a second after it was told last, whoever the peer was. Any
-    /// context but hard interrupts.
-    pub(crate) fn what_to_tell(
+    /// Notes that listeners are told of an ordinary socket's refused packets of a direction, to or from a
+    /// peer, if it has one. Gives what to tell them: `None` within a second after they were told last, whoever
+    /// the peer was. Any context but hard interrupts.
+    pub(crate) fn note_told(
         &self,
         sk: &Sock,
         direction: Direction,
@@ -259,24 +259,24 @@ impl Policy {
         let directions = [Some(direction), sk.is_stream().then_some(direction.other())];
         let told = self.with_evaluation(sk, |evaluation| {
             directions.into_iter().flatten().find_map(|direction| {
-                let judgement = evaluation.judgement_on(direction, peer);
-                evaluation.verdicts.what_to_tell(direction, judgement)
+                let judgement = evaluation.judge_on(direction, peer);
+                evaluation.verdicts.note_told(direction, judgement)
             })
         });
         told.flatten()
     }
 
-    /// Whether the rules deny a peer's packets to the user of the flow's channel, where that is another process
-    /// than the owner. Counts them. Any context but hard interrupts.
-    pub(crate) fn denies_user(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
+    /// Counts a peer's packets as denied if the rules deny them to the user of the flow's channel, where that is
+    /// another process than the owner. Returns whether they do. Any context but hard interrupts.
+    pub(crate) fn deny_user(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
         let other = self.with_state(|state| state.user.as_ref()?.other_than(&state.owner));
-        other.is_some_and(|user| denies_process(&self.net, Some(&user), sk, direction, peer))
+        other.is_some_and(|user| deny_process(&self.net, Some(&user), sk, direction, peer))
     }
 
     /// Whether a peer's packets are denied in a direction. Any context but hard interrupts.
     pub(crate) fn denies(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
         let denied = self.with_evaluation(sk, |evaluation| {
-            let judgement = evaluation.judgement(direction, peer);
+            let judgement = evaluation.judge(direction, peer);
             evaluation.verdicts.denies(judgement)
         });
         denied.unwrap_or(true)
@@ -286,7 +286,7 @@ impl Policy {
     pub(crate) fn apply_locked(&self, locked: &LockedStream<'_>, peer: &Peer) {
         let sk = locked.sk();
         self.with_evaluation(sk, |evaluation| {
-            let judgement = evaluation.judgement(Direction::Out, peer);
+            let judgement = evaluation.judge(Direction::Out, peer);
             let rule = evaluation.verdicts.rule(judgement).cloned();
             let action = rule.as_deref().map(|rule| &rule.action);
             evaluation.verdicts.apply_locked(locked, action);
@@ -299,7 +299,7 @@ impl Policy {
     /// but hard interrupts.
     pub(crate) fn rule_for(&self, sk: &Sock, direction: Direction, peer: &Peer) -> u32 {
         let handle = self.with_evaluation(sk, |evaluation| {
-            let judgement = evaluation.judgement(direction, peer);
+            let judgement = evaluation.judge(direction, peer);
             Some(evaluation.verdicts.rule(judgement)?.handle)
         });
         handle.flatten().unwrap_or(0)
@@ -309,7 +309,7 @@ impl Policy {
     /// interrupts.
     pub(crate) fn changes(&self, sk: &Sock, peer: &Peer) -> (Option<u32>, Option<u32>) {
         let changes = self.with_evaluation(sk, |evaluation| {
-            let judgement = evaluation.judgement(Direction::Out, peer);
+            let judgement = evaluation.judge(Direction::Out, peer);
             let rule = evaluation.verdicts.rule(judgement)?;
             Some((rule.action.mark, rule.action.priority))
         });
@@ -344,7 +344,7 @@ impl Policy {
         let shown = self.with_evaluation_of(caller, sk, |evaluation| {
             let mut denied = 0;
             let handles = [Direction::Out, Direction::In].map(|direction| {
-                let judgement = evaluation.judgement_on(direction, peer.as_ref());
+                let judgement = evaluation.judge_on(direction, peer.as_ref());
                 if evaluation.verdicts.denies(judgement) {
                     denied |= direction as u32;
                 }

@@ -77,9 +77,10 @@ pub(super) fn with_facts<T>(
     })
 }
 
-/// Whether the rules deny a process a sock's packets of a direction, apart from the verdicts on the sock's
-/// owner; with `None`, one that isn't known. Counts what is denied. Any context but hard interrupts.
-pub(crate) fn denies_process(
+/// Counts a sock's packets of a direction as denied if the rules deny them to a process, apart from the verdicts
+/// on the sock's owner; with `None`, to a process that isn't known. Returns whether they do. Any context but hard
+/// interrupts.
+pub(crate) fn deny_process(
     net: &NetPolicy,
     process: Option<&Owner>,
     sk: &Sock,
@@ -139,8 +140,8 @@ impl Evaluation<'_> {
         verdicts.set.replace(set)
     }
 
-    /// The judgement on a peer's packets.
-    pub(super) fn judgement(&mut self, direction: Direction, peer: &Peer) -> Judgement {
+    /// Gives the judgement on a peer's packets, and remembers it as that on the last peer.
+    pub(super) fn judge(&mut self, direction: Direction, peer: &Peer) -> Judgement {
         let side = self.verdicts.side(direction);
         match side.last {
             _ if side.judgement != Judgement::ByPeer => return side.judgement,
@@ -168,9 +169,9 @@ impl Evaluation<'_> {
     }
 
     /// The same; without a peer, whatever the peer.
-    pub(super) fn judgement_on(&mut self, direction: Direction, peer: Option<&Peer>) -> Judgement {
+    pub(super) fn judge_on(&mut self, direction: Direction, peer: Option<&Peer>) -> Judgement {
         match peer {
-            Some(peer) => self.judgement(direction, peer),
+            Some(peer) => self.judge(direction, peer),
             None => self.verdicts.side(direction).judgement,
         }
     }
@@ -185,7 +186,7 @@ impl Evaluation<'_> {
         packets: Packets,
         changes_sock: bool,
     ) -> (Outcome, Option<Stopped>) {
-        let judgement = self.judgement(direction, peer);
+        let judgement = self.judge(direction, peer);
         self.verdicts
             .decide(net, self.sk, direction, judgement, packets, changes_sock)
     }
@@ -283,9 +284,9 @@ impl Verdicts {
         })
     }
 
-    /// What to tell listeners of an ordinary socket's refused packets: not more often than once in
-    /// [`TELL_INTERVAL`], since anybody can send them.
-    pub(super) fn what_to_tell(
+    /// Notes that listeners are told of an ordinary socket's refused packets. Gives what to tell them, not more
+    /// often than once in [`TELL_INTERVAL`], since anybody can send such packets.
+    pub(super) fn note_told(
         &mut self,
         direction: Direction,
         judgement: Judgement,

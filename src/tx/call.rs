@@ -18,7 +18,7 @@ pub(super) enum Held {
     /// Calls about the flow's options are under way.
     Busy,
     /// It is completed with this error.
-    Refused(Error),
+    WithError(Error),
 }
 
 struct Sending {
@@ -62,10 +62,12 @@ impl Call {
     fn reason(&self, channel: &Channel, flow: &Flow) -> Option<Held> {
         match &self.0 {
             // Whoever shares the memory has changed it since `Sender::step` looked.
-            Some(call) if call.flow != flow.number() => Some(Held::Refused(EBADF)),
+            Some(call) if call.flow != flow.number() => Some(Held::WithError(EBADF)),
             _ if flow.is_busy() => Some(Held::Busy),
-            Some(call) if call.failed => Some(Held::Refused(ecanceled())),
-            _ if channel.is_tx_only() && !flow.sends_by_ring() => Some(Held::Refused(eopnotsupp())),
+            Some(call) if call.failed => Some(Held::WithError(ecanceled())),
+            _ if channel.is_tx_only() && !flow.sends_by_ring() => {
+                Some(Held::WithError(eopnotsupp()))
+            }
             _ => None,
         }
     }

@@ -41,8 +41,8 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    /// Whether the next packet goes without others; counts it.
-    pub(super) fn goes_alone(&mut self) -> bool {
+    /// Takes one off the packets that go without others. Returns whether the next packet is such a one.
+    pub(super) fn spend_alone(&mut self) -> bool {
         let alone = self.alone > 0;
         self.alone = self.alone.saturating_sub(1);
         alone
@@ -180,7 +180,7 @@ impl InFlight {
 }
 
 impl Released for InFlight {
-    fn released(&self) {
+    fn on_released(&self) {
         let descs = self.descs.get(..self.count).unwrap_or(&[]);
         match self.verdict.load(Relaxed) {
             Self::CANCELLED => self.channel.cancel_completions(self.count as u32),

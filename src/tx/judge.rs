@@ -73,7 +73,7 @@ impl Passed {
         }
     }
 
-    /// The batch was sent, or refused.
+    /// Forgets so much of it: the batch was sent, or the stack didn't take it.
     pub(super) fn spend(&mut self, datagrams: u64, bytes: u32) {
         self.datagrams = self.datagrams.saturating_sub(datagrams);
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -91,11 +91,11 @@ impl Passed {
         meta: &Meta,
         datagrams: u64,
     ) -> Outcome {
-        if flow.policy_in_force().is_none() {
+        let Some(policy) = flow.policy_in_force() else {
             // Where rules come meanwhile, the hook of LOCAL_OUT finds that no peer was judged.
             *self = Self::NOTHING;
             return Outcome::Pass;
-        }
+        };
         let number = batch.first().flow;
         let bytes = batch.bytes();
         let Some(peer) = peer_of(meta, sk) else {
@@ -109,7 +109,7 @@ impl Passed {
             bytes: u64::from(bytes),
             again,
         };
-        let outcome = flow.decide_in_ring(sk, Direction::Out, || peer, packets);
+        let outcome = flow.decide_in_ring(policy, sk, Direction::Out, peer, packets);
         if outcome == Outcome::Pass && !again {
             *self = Self {
                 flow: number,

@@ -65,7 +65,7 @@ pub(crate) struct Sender {
     done: CompletionBatch,
     /// Entries of the COMPLETION ring that are known to be free, besides those for `done`.
     room: u32,
-    /// In the middle of a packet that is refused for its length.
+    /// The ring goes on with the rest of a packet that is too long.
     skipping: bool,
     retry: Retry,
     passed: Passed,
@@ -81,7 +81,7 @@ pub(crate) struct Sender {
 /// What a sender counts besides its flows' packets; written under its lock.
 #[derive(Default)]
 pub(crate) struct SenderCounters {
-    /// Descriptors refused.
+    /// Invalid descriptors.
     pub(crate) invalid: Counter,
     /// Times that an index of the program made no sense.
     pub(crate) broken: Counter,
@@ -277,7 +277,7 @@ impl Sender {
         }
         if self.skipping {
             self.skip();
-            return self.discard(channel, Bad::Chain);
+            return self.complete_invalid(channel, Bad::Chain);
         }
         if self.call.is_under_way() && self.begins_with_another() {
             // It isn't the caller's to send, nor to complete. Whoever waited for its room has been forgotten.
@@ -287,7 +287,7 @@ impl Sender {
         let mut meta = Meta::default();
         match self.validate(channel, available, &mut meta) {
             Found::Packet(segment) => self.send(channel, &meta, segment),
-            Found::Invalid(bad) => self.refuse(channel, bad),
+            Found::Invalid(bad) => self.reject(channel, bad),
             Found::Incomplete => Progress::Stop,
             Found::NoRoom => {
                 channel.stall_completion(self.batch.count());
@@ -308,7 +308,7 @@ impl Sender {
     fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Progress {
         let number = self.batch.first().flow;
         let Some((socket, flow)) = self.sockets.get(number).and_then(with_flow) else {
-            return self.refuse(channel, Bad::Flow);
+            return self.reject(channel, Bad::Flow);
         };
         if let Some(held) = self.call.withholds(channel, flow) {
             return self.hold_back(channel, held);
@@ -331,7 +331,7 @@ impl Sender {
             );
             counter.add(datagrams);
             flow.counters.tx_taken.add(datagrams);
-            return self.finish(channel, error);
+            return self.complete(channel, error);
         }
         if batched.is_by_route() && sk.mark() != mark {
             // A rule's mark has just come, by which another route may be taken.
@@ -371,9 +371,9 @@ impl Sender {
     #[inline(never)]
     fn hold_back(&mut self, channel: &Arc<Channel>, held: Held) -> Progress {
         match held {
-            Held::Refused(error) => self.finish(channel, error),
+            Held::WithError(error) => self.complete(channel, error),
             // As if the send buffer were full.
-            Held::Busy if self.call.is_under_way() => self.finish(channel, EAGAIN),
+            Held::Busy if self.call.is_under_way() => self.complete(channel, EAGAIN),
             Held::Busy => {
                 let to = self
                     .sockets
@@ -387,19 +387,19 @@ impl Sender {
         }
     }
 
-    /// Completes the batch, which is a packet or the start of one, with an error.
+    /// Counts an invalid packet, of which the batch is all or the start, on its flow; and completes the batch.
     #[cold]
-    fn refuse(&mut self, channel: &Channel, bad: Bad) -> Progress {
+    fn reject(&mut self, channel: &Channel, bad: Bad) -> Progress {
         let number = self.batch.first().flow;
         if let Some((_, flow)) = self.sockets.get(number).and_then(with_flow) {
             flow.counters.tx_drop_invalid.add(1);
             flow.counters.tx_taken.add(1);
         }
-        self.discard(channel, bad)
+        self.complete_invalid(channel, bad)
     }
 
-    /// Completes the batch with an error.
-    fn discard(&mut self, channel: &Channel, bad: Bad) -> Progress {
+    /// Completes the batch with the error of an invalid packet.
+    fn complete_invalid(&mut self, channel: &Channel, bad: Bad) -> Progress {
         let count = u64::from(self.batch.count());
         self.counters.invalid.add(count);
         let error = match bad {
@@ -408,11 +408,11 @@ impl Sender {
             Bad::Flow => EBADF,
             Bad::Chain => EMSGSIZE,
         };
-        self.finish(channel, error)
+        self.complete(channel, error)
     }
 
     /// Completes the batch with an error, and goes on after it.
-    fn finish(&mut self, channel: &Channel, error: Error) -> Progress {
+    fn complete(&mut self, channel: &Channel, error: Error) -> Progress {
         self.call.fail();
         self.done.add(channel, self.batch.descs(), errno(error));
         self.room = self.room.saturating_sub(self.batch.count());
@@ -432,7 +432,7 @@ fn with_flow(socket: &Socket) -> Option<(&Socket, &Flow)> {
     Some((socket, family::protocol(socket)?))
 }
 
-/// Counts datagrams that the stack took or refused. `by_reference`: it still holds their frames.
+/// Counts datagrams that the stack was given, by the result. `by_reference`: it still holds their frames.
 fn count_sent(flow: &Flow, result: Result, (datagrams, bytes): (u64, u32), by_reference: bool) {
     let counters = &flow.counters;
     match result {

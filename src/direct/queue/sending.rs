@@ -19,9 +19,9 @@ use kernel::sync::rcu;
 /// packets, in nanoseconds. All flows of the user that reach the head of the list one after
 /// another share this time. It begins anew when the driver has taken a packet of the user.
 const PATIENCE: u64 = 1_000_000;
-/// How long all packets take the stack after the driver has refused frames for [`DRIVER_MAX`], in
+/// How long all packets take the stack after the driver has taken no frame for [`DRIVER_MAX`], in
 /// nanoseconds.
-const REFUSED_PAUSE: u64 = 60_000_000_000;
+const STUCK_PAUSE: u64 = 60_000_000_000;
 
 /// What happens to the first packet of a user.
 enum Step {
@@ -81,7 +81,7 @@ impl Queue {
                 Some(Step::Given) => {
                     packet.set_xmit_time(now());
                     lists.hurry |= is_waited_for(&packet);
-                    lists.given(packet);
+                    lists.push_given(packet);
                 }
                 Some(Step::ToStack) => {
                     let rcu = rcu::read_lock();
@@ -99,19 +99,19 @@ impl Queue {
     /// Sends a user's first packet, if its turn has come.
     fn step(&self, packet: &mut TakenSkb, patience: &mut Patience, softirqs: &SoftirqsOff) -> Step {
         if packet.is_to_stack() {
-            return self.may_pass_on(packet);
+            return self.step_to_stack(packet);
         }
         let begun = packet.has_begun();
         let turn = match begun {
             true => Turn::Now,
-            false => self.turn(packet, patience, softirqs),
+            false => self.decide_turn(packet, patience, softirqs),
         };
         match turn {
             Turn::Now => {}
             Turn::Later => return Step::Wait,
             Turn::Never => {
                 packet.leave_to_stack();
-                return self.may_pass_on(packet);
+                return self.step_to_stack(packet);
             }
         }
         let sent = packet.send(&self.device, softirqs);
@@ -125,7 +125,7 @@ impl Queue {
                 Step::Given
             }
             XmitResult::Some => {
-                packet.refused(now(), true);
+                packet.record_stuck(now(), true);
                 Step::Full
             }
             // The failure may be temporary: the program was detached in the middle of the packet,
@@ -134,46 +134,52 @@ impl Queue {
                 if packet.has_begun() || sent == XmitResult::None =>
             {
                 let now = now();
-                if packet.refused(now, false) < DRIVER_MAX {
+                if packet.record_stuck(now, false) < DRIVER_MAX {
                     return match sent {
                         XmitResult::None => Step::Full,
                         _ => Step::Wait,
                     };
                 }
                 if sent == XmitResult::None {
-                    let until = now.saturating_add(REFUSED_PAUSE);
-                    self.counters.refused_until.store(until, Relaxed);
+                    let until = now.saturating_add(STUCK_PAUSE);
+                    self.counters.stuck_until.store(until, Relaxed);
                 }
                 if packet.has_begun() {
                     return Step::Drop;
                 }
                 packet.leave_to_stack();
-                self.may_pass_on(packet)
+                self.step_to_stack(packet)
             }
             XmitResult::None | XmitResult::Failed => {
                 packet.leave_to_stack();
-                self.may_pass_on(packet)
+                self.step_to_stack(packet)
             }
         }
     }
 
-    /// Whether a packet can be given to the driver. It never can while the driver takes no frames, if a
+    /// Decides whether a packet can be given to the driver. It never can while the driver takes no frames, if a
     /// tap was added after the packet was taken, or if the stack has held an earlier packet of its flow
     /// for too long.
-    fn turn(&self, packet: &TakenSkb, patience: &mut Patience, softirqs: &SoftirqsOff) -> Turn {
-        if self.device.is_tapped(softirqs) || self.counters.is_refused() {
+    fn decide_turn(
+        &self,
+        packet: &TakenSkb,
+        patience: &mut Patience,
+        softirqs: &SoftirqsOff,
+    ) -> Turn {
+        if self.device.is_tapped(softirqs) || self.counters.is_stuck() {
             return Turn::Never;
         }
         let rcu = rcu::read_lock();
         // A closed flow sends nothing that it could overtake.
         let turns = packet
             .parts(&rcu)
-            .map(|part| self.turn_of(part.sk, part.flow, patience));
+            .map(|part| self.decide_turn_of(part.sk, part.flow, patience));
         turns.max().unwrap_or(Turn::Now)
     }
 
-    /// Whether an open flow's packet can be given to the driver.
-    fn turn_of(&self, sk: &Sock, flow: &Flow, patience: &mut Patience) -> Turn {
+    /// Decides whether an open flow's packet can be given to the driver, and notes if the flow has entered the direct
+    /// path, or has to pause.
+    fn decide_turn_of(&self, sk: &Sock, flow: &Flow, patience: &mut Patience) -> Turn {
         let direct = &flow.direct;
         if !direct.leaves_by(self.number) {
             return Turn::Never;
@@ -193,8 +199,9 @@ impl Queue {
         Turn::Never
     }
 
-    /// Passes a packet to the stack, once no earlier packet of its flows is with the driver.
-    fn may_pass_on(&self, packet: &TakenSkb) -> Step {
+    /// What happens to a packet that the stack is to send: it waits while an earlier packet of one of its flows
+    /// is with the driver.
+    fn step_to_stack(&self, packet: &TakenSkb) -> Step {
         let rcu = rcu::read_lock();
         let mut parts = packet.parts::<Flow>(&rcu);
         match parts.any(|part| part.flow.direct.with_driver.load(Relaxed) != 0) {

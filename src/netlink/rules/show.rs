@@ -185,7 +185,7 @@ pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let requester = dump.requester();
     let net = requester.net().state();
     let (set, generation) = net.policy.rules_and_generation();
-    dump.shows(generation);
+    dump.set_generation(generation);
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     for (place, rule) in set.rules.iter().enumerate().skip(start) {
         let added = dump.add(uapi::KOPI_CMD_RULE_GET, |message| {

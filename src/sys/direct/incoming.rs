@@ -117,7 +117,7 @@ impl Incoming {
     }
 
     /// Gives the frame back, which nobody else has seen.
-    pub(crate) fn back(self, spare: &mut SpareSkb) -> XdpFrame {
+    pub(crate) fn into_frame(self, spare: &mut SpareSkb) -> XdpFrame {
         // SAFETY: This value owns the skb, and nobody else has a reference.
         unsafe { bindings::kopi_unwrap_frame(self.as_ptr()) };
         // INVARIANT of `SpareSkb`: Without data, and nobody else's.
@@ -191,11 +191,11 @@ impl Incoming {
         }
     }
 
-    /// Whether its route ends at this host, which is remembered. A datagram of IPv6 has the route
-    /// afterwards, whose device it is counted for. To be asked before hooks are. In an RCU read-side
-    /// section.
+    /// Finds its route, and remembers one that ends at this host. Returns whether it does. A datagram of IPv6 has
+    /// the route afterwards, whose device it is counted for. To be called before hooks are asked. In an RCU
+    /// read-side section.
     #[inline]
-    pub(crate) fn is_for_here(
+    pub(crate) fn route_here(
         &self,
         ends: &DatagramEnds,
         routes: &mut InputRoutes,
@@ -211,14 +211,14 @@ impl Incoming {
                 }
                 return true;
             }
-            let is_for_here = match self.version {
+            let ends_here = match self.version {
                 IpVersion::V4 => bindings::kopi_route_here(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_route_here6(self.as_ptr()),
             };
-            if is_for_here {
+            if ends_here {
                 routes.learn(ends, self.as_ptr());
             }
-            is_for_here
+            ends_here
         }
     }
 
@@ -229,7 +229,7 @@ impl Incoming {
         self.hooked = true;
         let ends = self.ends();
         let mut known = routes.find(&ends);
-        if known.is_null() && self.is_for_here(&ends, routes, rcu) {
+        if known.is_null() && self.route_here(&ends, routes, rcu) {
             known = routes.find(&ends);
         }
         // SAFETY: This value owns the skb, whose data begin with the IP header, and RCU, held here,
@@ -346,7 +346,7 @@ impl Incoming {
         // as one; otherwise the skb is.
         unsafe {
             if bindings::kopi_is_frame_alone(self.as_ptr(), head) {
-                drop(self.back(spare));
+                drop(self.into_frame(spare));
             } else {
                 bindings::consume_skb(self.as_ptr());
             }

@@ -34,8 +34,8 @@ pub(super) struct SkbCb {
     pages: Option<BatchPages>,
     /// The time at which the driver was given all of it, in nanoseconds.
     xmit_time: u64,
-    /// Since when the driver has refused all frames of it, in nanoseconds; 0 if it hasn't.
-    refused: u64,
+    /// Since when the driver has taken none of its frames, in nanoseconds; 0 if no attempt has failed.
+    stuck_since: u64,
     /// Datagrams that the driver has taken.
     number: u16,
     /// Datagrams in total.
@@ -54,7 +54,7 @@ impl SkbCb {
         Self {
             pages: None,
             xmit_time: 0,
-            refused: 0,
+            stuck_since: 0,
             number: 0,
             datagrams,
             to_stack,
@@ -69,7 +69,7 @@ impl SkbCb {
         Self {
             pages: Some(pages),
             xmit_time: 0,
-            refused: 0,
+            stuck_since: 0,
             number: 0,
             datagrams: count,
             to_stack: false,
@@ -244,7 +244,7 @@ impl TakenSkb {
     }
 
     /// Records that the driver has taken some more datagrams.
-    pub(super) fn took(&mut self, datagrams: u16) {
+    pub(super) fn count_taken(&mut self, datagrams: u16) {
         let cb = self.cb_mut();
         cb.number = cb.number.wrapping_add(datagrams);
     }
@@ -279,15 +279,14 @@ impl TakenSkb {
         self.cb().number != 0
     }
 
-    /// Records at the time `now` that the driver refused frames of it. Returns for how many
-    /// nanoseconds it has refused all of them; that time begins anew if the driver had `taken`
-    /// some.
-    pub(crate) fn refused(&mut self, now: u64, taken: bool) -> u64 {
+    /// Records at the time `now` that the driver took none of its frames, or, with `took_some`, not all. Returns
+    /// for how many nanoseconds it has taken none; that time begins anew if it took some.
+    pub(crate) fn record_stuck(&mut self, now: u64, took_some: bool) -> u64 {
         let cb = self.cb_mut();
-        if taken || cb.refused == 0 {
-            cb.refused = now;
+        if took_some || cb.stuck_since == 0 {
+            cb.stuck_since = now;
         }
-        now.saturating_sub(cb.refused)
+        now.saturating_sub(cb.stuck_since)
     }
 
     /// Gives the datagrams to the driver that it hasn't taken yet.
@@ -314,18 +313,18 @@ impl TakenSkb {
         let before = self.cb().number;
         loop {
             let left = self.taken_bytes(segment, payload);
-            let Some(mut frames) = self.frames(&mut headers, segment, payload) else {
+            let Some(mut frames) = self.make_frames(&mut headers, segment, payload) else {
                 return XmitResult::Failed;
             };
             let ready = frames.len() as u32;
             let last = left.saturating_add(ready.saturating_mul(segment)) >= payload;
-            // What was refused may have left frames with the driver of which it hasn't told the
+            // An attempt that failed may have left frames with the driver of which it hasn't told the
             // device, if it ignores a flush without frames, as sfc does.
-            let flush = last || self.cb().refused != 0;
+            let flush = last || self.cb().stuck_since != 0;
             let Ok(sent) = frames.xmit(device, flush, softirqs) else {
                 return XmitResult::Failed;
             };
-            self.took(sent as u16);
+            self.count_taken(sent as u16);
             if sent < ready {
                 device.flush(softirqs);
                 let any = self.cb().number != before;
@@ -347,7 +346,7 @@ impl TakenSkb {
     }
 
     /// Makes the next frames, at most [`BULK`]; `None` if memory is short.
-    fn frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
+    fn make_frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
         let (left, number) = (self.taken_bytes(segment, payload), self.cb().number);
         let whole = headers.size().checked_add(segment as usize)?;
         let slot = slot_of(whole)?;
@@ -447,7 +446,7 @@ impl TakenSkb {
 impl Drop for TakenSkb {
     fn drop(&mut self) {
         self.cb_mut().pages = None;
-        let reason = match self.cb().refused {
+        let reason = match self.cb().stuck_since {
             0 => bindings::skb_drop_reason_SKB_DROP_REASON_QDISC_DROP,
             _ => bindings::skb_drop_reason_SKB_DROP_REASON_FULL_RING,
         };

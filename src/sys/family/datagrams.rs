@@ -50,13 +50,13 @@ impl<T: Protocol> Registration<T> {
                     let this = Socket::from_raw(socket);
                     let name = sent_to(this.sk(), &*message);
                     if this.sk().has_lost_port() {
-                        state.protocol.may_move();
+                        state.protocol.note_move();
                     }
                     state.protocol.may_send(this, name.as_ref(), len)?;
                     if (*message).msg_flags & bindings::MSG_MORE != 0 {
-                        state.protocol.may_cork(Cork::Message)?;
+                        state.protocol.begin_cork(Cork::Message)?;
                         let sent = Self::send_inner(socket, message, len);
-                        state.protocol.has_corked();
+                        state.protocol.end_cork();
                         return sent;
                     }
                     let ipv6 = this.sk().is_ipv6();

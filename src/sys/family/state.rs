@@ -101,8 +101,8 @@ impl<T> State<T> {
         unsafe { reaper::queue_delayed(self.work.get(), wait) };
     }
 
-    /// `work` has the sock.
-    pub(super) fn has_lock(&self) {
+    /// `work` has locked the sock: the next retry waits for a short time again.
+    pub(super) fn reset_wait(&self) {
         self.waited.store(0, Relaxed);
     }
 }

@@ -85,7 +85,7 @@ impl<T: Protocol> Registration<T> {
 
     /// The stream is being connected, or was disconnected.
     fn became_connected(state: &State<T>, socket: &Socket) -> Result {
-        state.protocol.connected(socket).inspect_err(|_| {
+        state.protocol.after_connect(socket).inspect_err(|_| {
             // SAFETY: The caller uses the socket.
             unsafe { disconnect(socket.as_ptr()) };
         })
@@ -108,7 +108,7 @@ impl<T: Protocol> Registration<T> {
                 vacate_listener(state, this.sk());
                 state
                     .protocol
-                    .listening(this)
+                    .after_listen(this)
                     .inspect_err(|_| disconnect(socket))?;
             }
             Ok(0)
@@ -158,8 +158,8 @@ impl<T: Protocol> Registration<T> {
                 // A subflow of MPTCP, say, which SO_REUSEPORT has moved here.
                 Err(econnaborted())
             } else {
-                state.protocol.opened(this).and_then(|()| {
-                    let connected = state.protocol.connected(this);
+                state.protocol.after_open(this).and_then(|()| {
+                    let connected = state.protocol.after_connect(this);
                     connected.map_err(|_| econnaborted())
                 })
             };
@@ -353,7 +353,7 @@ pub(super) unsafe extern "C" fn work<T: Protocol>(work: *mut bindings::work_stru
     unsafe {
         let state = state_of_work::<T>(work);
         if bindings::kopi_try_lock_sock(state.sk) {
-            state.has_lock();
+            state.reset_wait();
             let locked = LockedStream::from_locked(Sock::from_raw(state.sk));
             state.protocol.follow_locked(&locked);
             bindings::release_sock(state.sk);

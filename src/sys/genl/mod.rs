@@ -87,7 +87,7 @@ impl<'a> Dump<'a> {
 
     /// Sets the generation of the state that is shown. If it changes before the dump ends, the
     /// messages say that the dump was interrupted.
-    pub(crate) fn shows(&mut self, generation: u64) {
+    pub(crate) fn set_generation(&mut self, generation: u64) {
         // The value is never 0, which means that nothing was shown yet.
         // SAFETY: Netlink keeps the callback during the dump, whose `seq` is the dump's to write.
         unsafe { (*self.callback.as_ptr()).seq = (generation as u32) | 1 << 31 };

@@ -86,11 +86,11 @@ pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
 
     /// Judges a system call of the current process: `EACCES`. `to` is the address that it names.
     /// Process context.
-    fn calls(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result;
+    fn judge_call(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result;
 
-    /// Judges what comes from a peer; `known` is `None` for a socket of which nothing is known. In an
+    /// Judges what comes from a peer; `look_up` is `None` for a socket of which nothing is known. In an
     /// RCU read-side section.
-    fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result;
+    fn judge_received(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result;
 }
 
 /// The sock, if it is an ordinary socket's whose namespace is such a one.
@@ -149,9 +149,9 @@ pub(crate) fn hooks_are_there(net: &NetRef) -> Result<bool> {
     Ok(found != 0)
 }
 
-/// The value of an ordinary sock, if there is one. A subflow of MPTCP has the owner of the socket that it
+/// The value of an ordinary sock, if there is one. A subflow of MPTCP gets the owner of the socket that it
 /// belongs to, whose calls name that one only. Any context but hard interrupts.
-pub(crate) fn known<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
+pub(crate) fn look_up<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
     let (known, owner) = (SockTable::<T>::find(sk), known_of_owner::<T>(sk));
     match (&known, owner) {
         (Some(known), Some(owner)) => known.follow(&owner),
@@ -217,7 +217,7 @@ pub(crate) unsafe fn calls<T: JudgesOrdinary>(
             )
         };
         let known = known_or(sk, GFP_KERNEL_ACCOUNT, || T::of_current(sk))?;
-        known.calls(sk, call, name.peer())?;
+        known.judge_call(sk, call, name.peer())?;
         Ok(0)
     })
 }
@@ -252,9 +252,9 @@ pub(crate) unsafe fn gets<T: JudgesOrdinary>(sk: *mut raw::Sock, skb: *mut raw::
         address: unsafe { address.in6_u.u6_addr8 },
         port,
     };
-    let known = known::<T>(sk);
+    let known = look_up::<T>(sk);
     from_result(|| {
-        T::gets(known.as_deref(), sk, &from, size)?;
+        T::judge_received(known.as_deref(), sk, &from, size)?;
         Ok(0)
     })
 }
