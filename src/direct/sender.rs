@@ -226,7 +226,7 @@ fn leave(mut packet: TakenSkb) {
     let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     if packet.is_mixed() {
-        leave_surplus(&mut packet, &rcu);
+        end_surplus(&mut packet, &rcu);
     }
     let attached = packet.only_hook::<AttachedDevice>(&rcu);
     if packet.datagrams() == 0 {
@@ -255,18 +255,15 @@ fn set_cpu(packet: &TakenSkb, cpu: u32, rcu: &rcu::Guard) {
     }
 }
 
-/// The sock of a batch's first frame is charged no more for frames of others.
-fn leave_surplus(packet: &mut TakenSkb, rcu: &rcu::Guard) {
-    let surplus = packet.surplus();
-    // First: so the flow is never taken to be alone while it isn't.
-    if let Some(first) = packet
-        .parts::<Flow>(rcu)
-        .next()
-        .filter(|part| part.number == 0)
-    {
-        first.flow.direct.charge.fetch_sub(surplus, Relaxed);
-    }
-    packet.lower_charge(surplus);
+/// Ends what the sock of a batch's first frame is charged for frames of others.
+fn end_surplus(packet: &mut TakenSkb, rcu: &rcu::Guard) {
+    packet.end_surplus(|packet, surplus| {
+        // Before the sock's charge: so the flow is never taken to be alone while it isn't.
+        let first = packet.parts::<Flow>(rcu).next();
+        if let Some(first) = first.filter(|part| part.number == 0) {
+            first.flow.direct.charge.fetch_sub(surplus, Relaxed);
+        }
+    });
 }
 
 /// What flows are charged for a packet counts no more as what the direct path has of them.

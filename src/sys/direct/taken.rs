@@ -191,17 +191,19 @@ impl TakenSkb {
     }
 
     /// What the sock of its skb is charged for frames of other socks, which are charged for these, too.
-    pub(crate) fn surplus(&self) -> u32 {
+    fn surplus(&self) -> u32 {
         let others = self.other_charges().iter();
         let others = others.fold(0u32, |sum, charge| sum.saturating_add(charge.bytes));
         // Some may have charges without a frame.
         others.min(self.charge() / 16 * 15)
     }
 
-    /// Ends so much of what the sock of its skb is charged: at most the surplus.
-    pub(crate) fn lower_charge(&mut self, surplus: u32) {
+    /// Ends what the sock of its skb is charged for frames of other socks; calls `before` with the bytes, before.
+    pub(crate) fn end_surplus(&mut self, before: impl FnOnce(&Self, u32)) {
+        let surplus = self.surplus();
+        before(self, surplus);
         // SAFETY: This value owns a valid skb, whose sock is charged for more than that.
-        unsafe { bindings::kopi_skb_lower_charge(self.as_ptr(), surplus.min(self.surplus())) };
+        unsafe { bindings::kopi_skb_lower_charge(self.as_ptr(), surplus) };
     }
 
     /// One of its flows that is still open.

@@ -4,8 +4,9 @@
 
 use super::{
     name::{unspecified, Name},
-    reader::{Reader, DONTWAIT},
-    state::state,
+    reader::{Reader, Receive, DONTWAIT},
+    ring_message::RingMessage,
+    state::{state, State},
     tables::{Operations, UDP4, UDP6},
     turn::turn_to_read,
     Cork,
@@ -32,42 +33,78 @@ impl<T: Protocol> Registration<T> {
         len: usize,
     ) -> c_int {
         from_result(|| {
-            // SAFETY: The socket is in use by the caller, and so is the message.
+            // SAFETY: The socket is in use by the caller, and so is the message. It is a ring's only while
+            // `send_ring_message` sends that.
             unsafe {
-                if let Some(state) = state::<T>((*socket).sk) {
-                    let ring_message = state.message.load(Ordering::Relaxed);
-                    if ring_message.cast() == message {
-                        // `send_ring_message` sends a ring's packet, which the rules judged before.
-                        // It goes through sock_sendmsg only for the LSM hook, which is reachable no
-                        // other way.
-                        let sent = (*ring_message).send_datagram((*socket).sk);
-                        return Ok(without_edquot(sent.unwrap_or_else(|| {
-                            let sent = bindings::kopi_udp_sendmsg((*socket).sk, message, len);
-                            (*ring_message).full = sent == EAGAIN.to_errno();
-                            sent
-                        })));
-                    }
-                    let this = Socket::from_raw(socket);
-                    let name = sent_to(this.sk(), &*message);
-                    if this.sk().has_lost_port() {
-                        state.protocol.note_move();
-                    }
-                    state.protocol.may_send(this, name.as_ref(), len)?;
-                    if (*message).msg_flags & bindings::MSG_MORE != 0 {
-                        state.protocol.begin_cork(Cork::Message)?;
-                        let sent = Self::send_inner(socket, message, len);
-                        state.protocol.end_cork();
-                        return sent;
-                    }
-                    let ipv6 = this.sk().is_ipv6();
-                    let plain = || PlainMessage::of(message, len, ipv6);
-                    if let Some(sent) = state.protocol.send_plain(this, plain) {
-                        return Ok(without_edquot(sent));
-                    }
+                let Some(state) = state::<T>((*socket).sk) else {
+                    return Self::send_inner(socket, message, len);
+                };
+                let ring_message = state.message.load(Ordering::Relaxed);
+                if ring_message.cast() == message {
+                    return Ok(Self::send_of_ring(socket, ring_message, len));
                 }
-                Self::send_inner(socket, message, len)
+                Self::send_of_process(state, socket, message, len)
             }
         })
+    }
+
+    /// Sends a ring's packet, which the rules judged before. `send_ring_message` gives it to sock_sendmsg only for
+    /// the LSM's hook, which is reachable no other way.
+    ///
+    /// # Safety
+    ///
+    /// The socket must be in use by the caller, and the message that of its `send_ring_message`.
+    #[inline]
+    unsafe fn send_of_ring(
+        socket: *mut bindings::socket,
+        message: *mut RingMessage<'static>,
+        len: usize,
+    ) -> i32 {
+        // SAFETY: Required of the caller.
+        unsafe {
+            let sk = (*socket).sk;
+            let sent = match (*message).send_datagram(sk) {
+                Some(sent) => sent,
+                None => {
+                    let sent = bindings::kopi_udp_sendmsg(sk, message.cast(), len);
+                    (*message).full = sent == EAGAIN.to_errno();
+                    sent
+                }
+            };
+            without_edquot(sent)
+        }
+    }
+
+    /// Sends a message of a process, once the protocol lets it pass.
+    ///
+    /// # Safety
+    ///
+    /// The socket, whose state this is, must be in use by the caller, and so the message.
+    unsafe fn send_of_process(
+        state: &State<T>,
+        socket: *mut bindings::socket,
+        message: *mut bindings::msghdr,
+        len: usize,
+    ) -> Result<i32> {
+        // SAFETY: Required of the caller.
+        unsafe {
+            let this = Socket::from_raw(socket);
+            let name = sent_to(this.sk(), &*message);
+            state.note_lost_port(this.sk());
+            state.protocol.may_send(this, name.as_ref(), len)?;
+            if (*message).msg_flags & bindings::MSG_MORE != 0 {
+                state.protocol.begin_cork(Cork::Message)?;
+                let sent = Self::send_inner(socket, message, len);
+                state.protocol.end_cork();
+                return sent;
+            }
+            let ipv6 = this.sk().is_ipv6();
+            let plain = || PlainMessage::of(message, len, ipv6);
+            match state.protocol.send_plain(this, plain) {
+                Some(sent) => Ok(without_edquot(sent)),
+                None => Self::send_inner(socket, message, len),
+            }
+        }
     }
 
     /// Sends by the inner family's operation.
@@ -100,39 +137,59 @@ impl<T: Protocol> Registration<T> {
             // SAFETY: The socket is in use by the caller, and so is the message.
             unsafe {
                 let inner = Operations::inner(socket).recvmsg.ok_or_else(eopnotsupp)?;
-                let Some(state) = state::<T>((*socket).sk) else {
-                    return Ok(inner(socket, message, len, flags));
-                };
-                let this = Socket::from_raw(socket);
-                let mut timeout = this.sk().receive_timeout(flags & DONTWAIT != 0);
-                // The inner operation never sleeps, because rules may change during the sleep.
-                loop {
-                    let turn = state.protocol.may_read(this)?;
-                    if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
-                        return Ok(inner(socket, message, len, flags));
-                    }
-                    if !state.protocol.has_queue() {
-                        return Err(eopnotsupp());
-                    }
-                    let got = match turn {
-                        Some(turn) => Reader {
-                            socket,
-                            inner,
-                            protocol: &state.protocol,
-                            turn: &turn,
-                        }
-                        .read(message, len, flags, &mut timeout)?,
-                        None => inner(socket, message, len, flags | DONTWAIT),
-                    };
-                    if got != EAGAIN.to_errno() || flags & DONTWAIT != 0 {
-                        return Ok(got);
-                    }
-                    if !this.sk().wait_for_datagrams(&mut timeout)? {
-                        return Ok(0);
-                    }
+                match state::<T>((*socket).sk) {
+                    Some(state) => Self::receive(state, socket, inner, (message, len, flags)),
+                    None => Ok(inner(socket, message, len, flags)),
                 }
             }
         })
+    }
+
+    /// Receives by the inner family's operation what the protocol lets pass, and waits for it.
+    ///
+    /// The inner operation never sleeps, because rules may change during the sleep.
+    ///
+    /// # Safety
+    ///
+    /// The socket, whose state this is, must be in use by the caller, and so the message; `inner` must be the inner
+    /// family's recvmsg.
+    unsafe fn receive(
+        state: &State<T>,
+        socket: *mut bindings::socket,
+        inner: Receive,
+        (message, len, flags): (*mut bindings::msghdr, usize, c_int),
+    ) -> Result<i32> {
+        // SAFETY: Required of the caller.
+        unsafe {
+            let this = Socket::from_raw(socket);
+            let protocol = &state.protocol;
+            let mut timeout = this.sk().receive_timeout(flags & DONTWAIT != 0);
+            loop {
+                let turn = protocol.may_read(this)?;
+                if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
+                    return Ok(inner(socket, message, len, flags));
+                }
+                if !protocol.has_queue() {
+                    return Err(eopnotsupp());
+                }
+                let got = match turn.as_deref() {
+                    Some(turn) => Reader {
+                        socket,
+                        inner,
+                        protocol,
+                        turn,
+                    }
+                    .read(message, len, flags, &mut timeout)?,
+                    None => inner(socket, message, len, flags | DONTWAIT),
+                };
+                if got != EAGAIN.to_errno() || flags & DONTWAIT != 0 {
+                    return Ok(got);
+                }
+                if !this.sk().wait_for_datagrams(&mut timeout)? {
+                    return Ok(0);
+                }
+            }
+        }
     }
 
     /// # Safety

@@ -212,9 +212,7 @@ impl<T: Protocol> Registration<T> {
                 };
                 let this = Socket::from_raw(socket);
                 let given = Name::from_raw(name.cast(), len, unspecified(this.sk()));
-                if this.sk().has_lost_port() {
-                    state.protocol.note_move();
-                }
+                state.note_lost_port(this.sk());
                 state.protocol.may_bind(this, &given)?;
                 let before = this.sk().before_bind();
                 to_result(inner(socket, name, len))?;

@@ -107,6 +107,15 @@ impl<T> State<T> {
     }
 }
 
+impl<T: Protocol> State<T> {
+    /// Tells the protocol if the sock has lost its port, and datagrams that came to it wait. Process context.
+    pub(super) fn note_lost_port(&self, sk: &Sock) {
+        if sk.has_lost_port() {
+            self.protocol.note_move();
+        }
+    }
+}
+
 /// The state whose work it is.
 ///
 /// # Safety
