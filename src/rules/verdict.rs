@@ -235,17 +235,27 @@ impl Verdicts {
             };
             return (Outcome::Denied, stopped);
         }
-        let action = rule.as_ref().map(|rule| &rule.action);
-        // A stream's sock is changed when it is locked, and its acknowledgements have no rate.
+        // A stream's sock is changed when it is locked.
         if changes_sock && direction == Direction::Out && !sk.is_stream() {
-            self.apply(sk, action);
+            self.apply(sk, rule.as_ref().map(|rule| &rule.action));
         }
-        let Some((rule, limit)) = rule
-            .as_ref()
-            .filter(|_| !packets.again && (packets.bytes > 0 || !sk.is_stream()))
-            .and_then(|rule| Some((rule, rule.action.limit.as_ref()?)))
-        else {
-            return (Outcome::Pass, None);
+        // A stream's acknowledgements have no rate.
+        let has_rate = !packets.again && (packets.bytes > 0 || !sk.is_stream());
+        let passes = match rule.as_deref().filter(|_| has_rate) {
+            Some(rule) => self.take_of_rate(rule, direction, packets),
+            None => true,
+        };
+        let outcome = match passes {
+            true => Outcome::Pass,
+            false => Outcome::TooFast,
+        };
+        (outcome, None)
+    }
+
+    /// Takes packets of what passes by the rule's rate, if it has one; says whether they pass.
+    fn take_of_rate(&mut self, rule: &Rule, direction: Direction, packets: Packets) -> bool {
+        let Some(limit) = &rule.action.limit else {
+            return true;
         };
         let units = if limit.of_bytes {
             packets.bytes
@@ -253,16 +263,11 @@ impl Verdicts {
             packets.datagrams
         };
         let now = context::now();
-        let passes = if limit.shared {
+        if limit.shared {
             rule.bucket.lock().take(&limit.rate, now, units)
         } else {
             let buckets = &mut self.side(direction).buckets;
             buckets.take(rule.handle, &limit.rate, now, units)
-        };
-        if passes {
-            (Outcome::Pass, None)
-        } else {
-            (Outcome::TooFast, None)
         }
     }
 
@@ -332,31 +337,35 @@ impl Verdicts {
 
     /// Gives the sock the rule's mark and priority, or its own back.
     pub(super) fn apply(&mut self, sk: &Sock, action: Option<&Action>) {
-        let new = action.and_then(|action| action.mark);
-        match (new, self.own_mark) {
-            (Some(mark), own) => {
-                self.own_mark = Some(own.unwrap_or_else(|| sk.mark()));
-                if sk.mark() != mark {
-                    sk.set_mark(mark);
-                }
+        let mark = action.and_then(|action| action.mark);
+        let own = &mut self.own_mark;
+        replace(own, mark, || sk.mark(), |mark| sk.set_mark(mark));
+        let priority = action.and_then(|action| action.priority);
+        let own = &mut self.own_priority;
+        replace(own, priority, || sk.priority(), |new| sk.set_priority(new));
+    }
+}
+
+/// Puts a rule's value in place of the sock's, which it has `now`, and keeps the sock's own one; without a rule's,
+/// gives the own one back.
+fn replace(
+    own: &mut Option<u32>,
+    of_rule: Option<u32>,
+    now: impl FnOnce() -> u32,
+    set: impl FnOnce(u32),
+) {
+    match of_rule {
+        Some(new) => {
+            let now = now();
+            own.get_or_insert(now);
+            if now != new {
+                set(new);
             }
-            (None, Some(own)) => {
-                sk.set_mark(own);
-                self.own_mark = None;
-            }
-            (None, None) => {}
         }
-        let new = action.and_then(|action| action.priority);
-        match (new, self.own_priority) {
-            (Some(priority), own) => {
-                self.own_priority = Some(own.unwrap_or_else(|| sk.priority()));
-                sk.set_priority(priority);
+        None => {
+            if let Some(own) = own.take() {
+                set(own);
             }
-            (None, Some(own)) => {
-                sk.set_priority(own);
-                self.own_priority = None;
-            }
-            (None, None) => {}
         }
     }
 }

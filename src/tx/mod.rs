@@ -320,17 +320,9 @@ impl Sender {
         let (count, bytes) = (self.batch.count(), self.batch.bytes());
         let datagrams = self.batch.datagrams(segmentation.size);
 
-        let outcome = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
-        if let Some((counter, error)) = judge::refusal(flow, outcome) {
-            judge::show_refused(
-                channel,
-                (flow, sk),
-                (&self.batch, meta),
-                outcome,
-                segmentation,
-            );
-            counter.add(datagrams);
-            flow.counters.tx_taken.add(datagrams);
+        let judged = (datagrams, segmentation.segment);
+        let passed = &mut self.passed;
+        if let Err(error) = passed.judge(channel, (flow, sk), (&self.batch, meta), judged) {
             return self.complete(channel, error);
         }
         if batched.is_by_route() && sk.mark() != mark {

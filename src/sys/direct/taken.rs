@@ -106,6 +106,14 @@ pub(crate) enum XmitResult {
     Failed,
 }
 
+/// The payload of a datagram or GSO packet.
+struct Payload {
+    /// Bytes of all.
+    len: u32,
+    /// Bytes of each datagram; the last may have less.
+    segment: u32,
+}
+
 /// What an open flow has of a packet.
 pub(crate) struct Part<'s, 'a, T> {
     /// The parts of a packet are numbered; those of flows that were closed keep their numbers.
@@ -296,30 +304,21 @@ impl TakenSkb {
         if self.cb().is_batch {
             return self.send_frames(device, softirqs);
         }
-        // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
-        // hook.
-        let (headers, len) = unsafe { (headers(self.as_ptr()), (*self.as_ptr()).len) };
-        let Some(mut headers) = headers else {
+        let Some((mut headers, Payload { len, segment })) = self.datagram() else {
             return XmitResult::Failed;
         };
-        let payload = len.saturating_sub(headers.size() as u32);
-        // SAFETY: This value owns a valid skb, and the call only reads it.
-        let segment = match unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) } {
-            0 => payload,
-            segment => segment,
-        };
-        let longest = (headers.size() as u32).saturating_add(segment.min(payload));
+        let longest = (headers.size() as u32).saturating_add(segment.min(len));
         if !device.is_ready() || !device.fits_mtu(longest) {
             return XmitResult::Failed;
         }
         let before = self.cb().number;
         loop {
-            let left = self.taken_bytes(segment, payload);
-            let Some(mut frames) = self.make_frames(&mut headers, segment, payload) else {
+            let taken = self.taken_bytes(segment, len);
+            let Some(mut frames) = self.make_frames(&mut headers, segment, len) else {
                 return XmitResult::Failed;
             };
             let ready = frames.len() as u32;
-            let last = left.saturating_add(ready.saturating_mul(segment)) >= payload;
+            let last = taken.saturating_add(ready.saturating_mul(segment)) >= len;
             // An attempt that failed may have left frames with the driver of which it hasn't told the
             // device, if it ignores a flush without frames, as sfc does.
             let flush = last || self.cb().stuck_since != 0;
@@ -329,17 +328,31 @@ impl TakenSkb {
             self.count_taken(sent as u16);
             if sent < ready {
                 device.flush(softirqs);
-                let any = self.cb().number != before;
-                return if any {
-                    XmitResult::Some
-                } else {
-                    XmitResult::None
+                return match self.cb().number == before {
+                    true => XmitResult::None,
+                    false => XmitResult::Some,
                 };
             }
             if last {
                 return XmitResult::All;
             }
         }
+    }
+
+    /// The headers and the payload of an skb that the stack has made; `None` if the headers aren't those of a
+    /// datagram that can leave.
+    #[inline]
+    fn datagram(&self) -> Option<(Headers, Payload)> {
+        // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
+        // hook.
+        let (headers, len) = unsafe { (headers(self.as_ptr())?, (*self.as_ptr()).len) };
+        let len = len.saturating_sub(headers.size() as u32);
+        // SAFETY: This value owns a valid skb, and the call only reads it.
+        let segment = match unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) } {
+            0 => len,
+            segment => segment,
+        };
+        Some((headers, Payload { len, segment }))
     }
 
     /// Bytes of payload that the driver has taken.
@@ -349,17 +362,18 @@ impl TakenSkb {
 
     /// Makes the next frames, at most [`BULK`]; `None` if memory is short.
     fn make_frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
-        let (left, number) = (self.taken_bytes(segment, payload), self.cb().number);
+        let (taken, number) = (self.taken_bytes(segment, payload), self.cb().number);
         let whole = headers.size().checked_add(segment as usize)?;
         let slot = slot_of(whole)?;
-        let fit = BULK.min(BULK_BYTES.checked_div(slot)?).max(1);
-        let count = match payload.saturating_sub(left).div_ceil(segment.max(1)) {
+        let most = BULK.min(BULK_BYTES.checked_div(slot)?).max(1);
+        let count = match payload.saturating_sub(taken).div_ceil(segment.max(1)) {
+            // A datagram without payload.
             0 => 1,
-            count => fit.min(count as usize),
+            count => most.min(count as usize),
         };
         let pages = FramePages::new(slot.checked_mul(count)?)?;
         let mut frames = Frames::new();
-        let mut at = left;
+        let mut at = taken;
         for index in 0..count {
             let bytes = segment.min(payload.saturating_sub(at));
             let memory = pages.start().wrapping_add(index.wrapping_mul(slot));
