@@ -134,7 +134,7 @@ impl Incoming {
         // struct is in front of the data.
         unsafe {
             match self.version {
-                IpVersion::V4 => bindings::kopi_count_input(self.as_ptr(), frame),
+                IpVersion::V4 => bindings::kopi_count_input4(self.as_ptr(), frame),
                 IpVersion::V6 => bindings::kopi_count_input6(self.as_ptr(), frame),
             }
         }
@@ -212,7 +212,7 @@ impl Incoming {
                 return true;
             }
             let ends_here = match self.version {
-                IpVersion::V4 => bindings::kopi_route_here(self.as_ptr()),
+                IpVersion::V4 => bindings::kopi_route_here4(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_route_here6(self.as_ptr()),
             };
             if ends_here {
@@ -237,7 +237,7 @@ impl Incoming {
         // frame's memory.
         let passes = unsafe {
             match self.version {
-                IpVersion::V4 => bindings::kopi_ask_input_hooks(self.as_ptr(), known),
+                IpVersion::V4 => bindings::kopi_ask_input_hooks4(self.as_ptr(), known),
                 IpVersion::V6 => bindings::kopi_ask_input_hooks6(self.as_ptr(), known),
             }
         };
@@ -250,7 +250,7 @@ impl Incoming {
         // SAFETY: This value owns the skb, whose data begin with the IP header.
         let is_datagram = || unsafe {
             match self.version {
-                IpVersion::V4 => bindings::kopi_is_datagram(self.as_ptr()),
+                IpVersion::V4 => bindings::kopi_is_datagram4(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_is_datagram6(self.as_ptr()),
             }
         };
@@ -267,7 +267,7 @@ impl Incoming {
         // keeps the sock, and a flow's state.
         unsafe {
             let sk = match self.version {
-                IpVersion::V4 => bindings::kopi_find_receiver(self.as_ptr()),
+                IpVersion::V4 => bindings::kopi_find_receiver4(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_find_receiver6(self.as_ptr()),
             };
             let (sock, flow) = family::flow_of::<T>(sk)?;
@@ -283,7 +283,7 @@ impl Incoming {
         // from here, and with it the frame's memory.
         unsafe {
             match self.version {
-                IpVersion::V4 => bindings::kopi_input_by_stack(self.as_ptr()),
+                IpVersion::V4 => bindings::kopi_input_by_stack4(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_input_by_stack6(self.as_ptr()),
             }
         }
@@ -309,8 +309,8 @@ impl Incoming {
         let reason = unsafe {
             match self.version {
                 IpVersion::V4 => {
-                    bindings::kopi_enter_udp(self.as_ptr());
-                    bindings::kopi_filter_datagram(sk.as_ptr(), self.as_ptr())
+                    bindings::kopi_enter_udp4(self.as_ptr());
+                    bindings::kopi_filter_datagram4(sk.as_ptr(), self.as_ptr())
                 }
                 IpVersion::V6 => {
                     bindings::kopi_enter_udp6(self.as_ptr());
