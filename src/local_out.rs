@@ -47,7 +47,7 @@ fn judge(
     judge: impl FnOnce(&mut OutPacket) -> Outcome,
 ) -> Result {
     if packet.is_reset {
-        // It has no payload, and tells the peer of the end of what the rules deny.
+        // A RST has no payload, and tells the peer that the connection which the rules deny has ended.
         return Ok(());
     }
     let mut sent = OutPacket {

@@ -19,7 +19,7 @@ pub(crate) struct Counters {
     pub(crate) dropped: AtomicU64,
     /// Datagrams that the XDP program redirected.
     pub(crate) received: AtomicU64,
-    /// Those of them that went to their flows without the stack, or were dropped there.
+    /// Redirected datagrams that went to their flows without the stack, or were dropped on that way.
     pub(crate) received_direct: AtomicU64,
     /// GRO packets that were made of redirected datagrams for the stack.
     pub(crate) gro_packets: AtomicU64,

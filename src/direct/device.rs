@@ -178,7 +178,7 @@ impl AttachedDevice {
         softirqs: &SoftirqsOff,
     ) {
         let (here, user) = (CpuId::current().as_u32(), flow.charged_user());
-        // Which may be on another CPU's queue.
+        // The flow's packets in flight may be on another CPU's queue.
         let cpu = u32::from(flow.direct.cpu.load(Relaxed));
         if in_flight != 0 && cpu != here {
             let Some(back) = self.join_queue(cpu, user, packet) else {

@@ -87,7 +87,7 @@ impl Direct {
             .store(pause_clock().wrapping_add(PAUSE).max(1), Relaxed);
     }
 
-    /// Whether such a while isn't over. One that nobody asked about for 52 days may come again.
+    /// Whether the flow still has to pause. A pause that nobody asked about for 52 days may seem to begin again.
     fn is_pausing(&self) -> bool {
         let end = self.pause.load(Relaxed);
         end != 0 && end.wrapping_sub(pause_clock()) <= PAUSE

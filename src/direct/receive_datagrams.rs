@@ -84,9 +84,9 @@ pub(super) struct DatagramReceiver<'a> {
     rcu: &'a rcu::Guard,
     softirqs: &'a SoftirqsOff,
     methods: Methods,
-    /// Who received the datagram before, its ends, and which others that one receives.
+    /// The receiver of the previous datagram, the ends of that datagram, and which others the receiver gets.
     last: Option<(Target<'a>, DatagramEnds, Receives)>,
-    /// What that one has got.
+    /// What that receiver gets of this bulk.
     open: Option<Delivery<'a>>,
     /// Number of datagrams that didn't go by the stack.
     received: u64,

@@ -35,11 +35,11 @@ pub(crate) struct DatagramSender {
     flow: u32,
     /// Enough datagrams follow in the ring that can go with the first one, for that to leave directly.
     is_worth_it: bool,
-    /// Batches in a row that a datagram ended which couldn't go with them, and that had too few frames.
+    /// Batches in a row that had too few frames, and that ended because the next datagram couldn't go with them.
     short: u8,
-    /// For so many doorbells, flows that take turns aren't taken to have datagrams that can go together.
+    /// For so many doorbells, flows that take turns aren't expected to have datagrams that can go together.
     apart: u8,
-    /// This is so, and the next datagram in the ring isn't of the same flow.
+    /// `apart` isn't 0, and the next datagram in the ring is another flow's: a batch would have one frame.
     is_single: bool,
     /// The user who is charged for the frames that are there.
     user: u32,
@@ -80,7 +80,7 @@ impl DatagramSender {
         }
     }
 
-    /// The same, of a datagram that doesn't simply fit.
+    /// The same as [`Self::take`], of a datagram that doesn't simply fit.
     // Apart from what each datagram of a flow takes, which would lose its registers.
     #[inline(never)]
     fn join_or_begin(&mut self, fit: Fit, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
@@ -138,7 +138,7 @@ impl DatagramSender {
                 return false;
             }
             if self.is_single {
-                // It would have a batch for each of its datagrams.
+                // Each of the flow's datagrams would have a batch of its own.
                 flow.direct.leave();
                 return false;
             }
@@ -148,7 +148,7 @@ impl DatagramSender {
             Answer::NotNow => return false,
             Answer::NotHere => {
                 self.stack_device = datagram.device();
-                // By another device some may leave directly: from now on they aren't counted.
+                // By another device, datagrams may leave directly. How many follow isn't looked at any more.
                 self.is_worth_it = true;
                 return false;
             }
@@ -162,8 +162,8 @@ impl DatagramSender {
         true
     }
 
-    /// Finds out whether enough datagrams are in the ring for a flow to begin to leave directly: the first
-    /// `count` descriptors are being sent, and `flow_at` says whose those behind them are.
+    /// Finds out whether enough datagrams are in the ring for a flow to enter the direct path. The first
+    /// `count` descriptors are being sent; `flow_at` gives the flow of each descriptor behind them.
     #[inline]
     pub(crate) fn look_ahead(&mut self, flow: u32, count: u32, flow_at: impl Fn(u32) -> u32) {
         let is_other = core::mem::replace(&mut self.flow, flow) != flow;

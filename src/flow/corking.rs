@@ -34,7 +34,7 @@ const ON_CHANNEL: u32 = 1 << 31;
 pub(super) struct Corking(Atomic<u32>);
 
 impl Corking {
-    /// Neither.
+    /// Neither corked nor on a channel.
     pub(super) fn new() -> Self {
         Self(Atomic::new(0))
     }
@@ -75,7 +75,7 @@ impl Corking {
         entered.map(|_| ()).map_err(|_| EBUSY)
     }
 
-    /// It didn't come there. Messages that cork may be under way, if the channel only sends.
+    /// The flow didn't come to the channel. Messages that cork may be under way, if the channel only sends.
     pub(super) fn leave_channel(&self, tx_only: bool) {
         self.0.fetch_sub(on_channel(tx_only), Release);
     }

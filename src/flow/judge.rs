@@ -36,7 +36,7 @@ impl OutPacket {
         datagrams(self.bytes, self.gso_size.into()).into()
     }
 
-    /// Whether it leaves from another port than its socket has now: udp_v6_send_skb() (net/ipv6/udp.c, 7.3.4)
+    /// Whether the packet leaves from another port than its socket has now: udp_v6_send_skb() (net/ipv6/udp.c, 7.3.4)
     /// gives a datagram the port that the socket had when the datagram was begun. Rules can't judge it.
     pub(crate) fn is_from_elsewhere(&self, sk: &Sock) -> bool {
         self.from_port != u16::from_be(sk.local_port())
@@ -49,7 +49,7 @@ impl OutPacket {
     }
 }
 
-/// Who makes the call that goes on now on a flow: the current process, which becomes its owner. A call that the
+/// The process that is making a call on a flow: the current one, which becomes the flow's owner. A call that the
 /// kernel makes by itself is the owner's, whatever process it interrupts: `ENOMEM`. Process context.
 pub(super) fn caller(policy: &Policy, socket: &Socket) -> Result<Owner> {
     if socket.is_called_by_kernel() {
@@ -105,7 +105,7 @@ impl Flow {
             .0
     }
 
-    /// What the rules decide for a process, or for the owner of now, and whether they have just stopped the
+    /// What the rules decide for a process, or for the current owner; and whether they have just stopped the
     /// direction, of which listeners are told.
     fn judge(
         &self,

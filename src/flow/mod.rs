@@ -84,7 +84,7 @@ impl Flow {
         &self.policy
     }
 
-    /// The same, if there are rules, or if one has marked the sock. Any context.
+    /// The policy, if there are rules, or if a rule has marked the sock. Any context.
     pub(crate) fn policy_in_force(&self) -> Option<&Policy> {
         Some(self.policy()).filter(|policy| policy.is_in_force())
     }

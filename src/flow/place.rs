@@ -54,8 +54,8 @@ impl Flow {
         Ok(&place.channel)
     }
 
-    /// The same for who maps the rings, or has all sent that is in them: of a channel that only sends,
-    /// `EPERM` but by the flow that made it. Whoever is passed the descriptor of a socket may use that socket,
+    /// The channel, for a process that maps the rings, or has everything sent that is in them. Of a channel that
+    /// only sends, `EPERM` unless this flow made it. Whoever is passed the descriptor of a socket may use that socket,
     /// and has no part in what a program sends by others.
     pub(super) fn whole_channel(&self) -> Result<&Arc<Channel>> {
         let channel = self.usable_channel()?;
@@ -65,7 +65,8 @@ impl Flow {
         Ok(channel)
     }
 
-    /// The same for who has packets of this flow sent, and of no other: it is that process's, as by sendmsg().
+    /// The channel, for a process that has packets of this flow sent, and of no other. The process becomes the
+    /// flow's owner, as by sendmsg().
     pub(super) fn channel_to_send_by(&self, sk: &Sock) -> Result<&Arc<Channel>> {
         let channel = self.usable_channel()?;
         if let Some(policy) = self.policy_in_force() {

@@ -78,7 +78,7 @@ unsafe impl Protocol for Flow {
 
     fn release(&self, socket: &Socket) {
         if self.id() == 0 {
-            // It was never opened.
+            // The flow was never opened.
             return;
         }
         let net = socket.sk().net().state();
@@ -99,7 +99,7 @@ unsafe impl Protocol for Flow {
         let policy = self.policy();
         let caller = policy.identify(socket.sk())?;
         match name.peer() {
-            // Which port it gets is known afterwards.
+            // The port that the kernel chooses is known afterwards.
             Some(end) if end.port != 0 => {
                 let decision = policy.may_bind(Some(&caller), socket.sk(), end.port);
                 self.permit(socket, decision, |stopped| Event::BindDenied(stopped, end))
@@ -249,7 +249,7 @@ unsafe impl Protocol for Flow {
         message: impl FnOnce() -> Option<PlainMessage>,
     ) -> Option<i32> {
         let channel = self.channel()?;
-        // An engine that ends waits for who has the sender, and others wait in line.
+        // An engine that ends waits for the holder of the sender, and other calls wait in line.
         if channel.wants_engine() || channel.is_sender_wanted() {
             return None;
         }
@@ -363,7 +363,7 @@ unsafe impl Protocol for Flow {
             // Another process may have read since may_read().
             let caller = caller(policy, socket)?;
             let outcome = self.decide_for(policy, &caller, sk, Direction::In, peer, packets);
-            // Afterwards, as it was judged by the port of then.
+            // Asked after the judgement, which used the port that the socket had at that moment.
             let cant_be = || self.cant_judge(size.is_mapped, || sk.is_first_stray());
             Ok::<_, Error>(outcome.unless(cant_be))
         };

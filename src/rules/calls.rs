@@ -31,8 +31,8 @@ impl Policy {
         Ok(caller)
     }
 
-    /// The same, if it is another process than before, runs another program, or has other ids. Process
-    /// context.
+    /// The same as [`Self::identify`], if the current process is another one than the owner, runs another program, or
+    /// has other ids. Process context.
     pub(crate) fn identify_if_new(&self, sk: &Sock) -> Result<Owner> {
         let owner = self.owner();
         if owner.identity.is_process() || owner.is_kept(sk) {

@@ -42,7 +42,7 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// The same; denied if it would pass, and `is_denied` says that something else denies it.
+    /// This outcome, but [`Self::Denied`] instead of [`Self::Pass`] if `is_denied` returns true.
     #[inline]
     pub(crate) fn unless(self, is_denied: impl FnOnce() -> bool) -> Self {
         match self {

@@ -33,7 +33,7 @@ pub(super) struct PolicyState {
 }
 
 /// The process whose call is judged, as [`Policy::identify`] has found it; `None` where it is no call, and the
-/// owner of now is judged.
+/// current owner is judged.
 pub(super) type Caller<'a> = Option<&'a Owner>;
 
 /// What the rules decide about a stream.
@@ -57,13 +57,13 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// That of a flow that this owner opens, in a network namespace with this policy: `ENOMEM`.
+    /// The policy of a flow that this owner opens, in a network namespace with this policy: `ENOMEM`.
     /// Process context.
     pub(crate) fn new(net: Arc<NetPolicy>, owner: Owner) -> Result<Pin<KBox<Self>>> {
         KBox::pin_init(Self::of(net, owner, true), GFP_KERNEL_ACCOUNT)
     }
 
-    /// That of a socket with this owner. `is_flow` says that its sock gets a rule's mark and
+    /// The policy of a socket with this owner. `is_flow` says that its sock gets a rule's mark and
     /// priority; those of ordinary sockets stay as they are, and only their packets get them.
     pub(crate) fn of(net: Arc<NetPolicy>, owner: Owner, is_flow: bool) -> impl PinInit<Self> {
         pin_init!(Self {
@@ -79,12 +79,12 @@ impl Policy {
         })
     }
 
-    /// That of the flow's network namespace.
+    /// The policy of the flow's network namespace.
     pub(crate) fn net(&self) -> &NetPolicy {
         &self.net
     }
 
-    /// The same, to be kept.
+    /// The policy of the flow's network namespace, to be kept.
     pub(crate) fn shared_net(&self) -> Arc<NetPolicy> {
         self.net.clone()
     }
@@ -112,13 +112,13 @@ impl Policy {
         user.note_flow_change();
     }
 
-    /// Acts on the flow's owner of now, and the verdicts on it.
+    /// Acts on the flow's current owner, and the verdicts on it.
     pub(super) fn with_state<T>(&self, act: impl FnOnce(&mut PolicyState) -> T) -> T {
         self.with_state_of(None, act)
     }
 
-    /// The same; the process that makes a call is the owner meanwhile, whoever makes another call at the
-    /// same time.
+    /// The same as [`Self::with_state`], for the process that makes a call: it is the owner meanwhile, whichever
+    /// process makes another call at the same time.
     pub(super) fn with_state_of<T>(
         &self,
         caller: Caller<'_>,
@@ -138,7 +138,7 @@ impl Policy {
         result
     }
 
-    /// Acts on the verdicts of the rules of now; `None` if there is no memory for these.
+    /// Acts on the verdicts of the current rules; `None` if there is no memory for these.
     fn with_evaluation<T>(
         &self,
         sk: &Sock,
@@ -147,7 +147,7 @@ impl Policy {
         self.with_evaluation_of(None, sk, act)
     }
 
-    /// The same for the process that makes a call.
+    /// The same as [`Self::with_evaluation`], for the process that makes a call.
     pub(super) fn with_evaluation_of<T>(
         &self,
         caller: Caller<'_>,
@@ -209,7 +209,7 @@ impl Policy {
         decided.unwrap_or((Outcome::TooFast, None))
     }
 
-    /// Judges the flow by the rules of now; says which directions they have just stopped.
+    /// Judges the flow by the current rules; says which directions these have just stopped.
     /// Process context.
     pub(crate) fn sweep(&self, sk: &Sock) -> [Option<Stopped>; 2] {
         let stopped = self.with_evaluation(sk, |Evaluation { verdicts, .. }| {
@@ -226,7 +226,7 @@ impl Policy {
         stopped.unwrap_or_default()
     }
 
-    /// Judges a stream by the rules of now, with its peer if it has one; `None` without memory. Any context
+    /// Judges a stream by the current rules, with its peer if it has one; `None` without memory. Any context
     /// but hard interrupts.
     pub(crate) fn judge_stream(
         &self,

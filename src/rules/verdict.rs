@@ -26,7 +26,7 @@ pub(super) struct Side {
     pub(super) judgement: Judgement,
     /// Where it depends on the peer: the last one.
     pub(super) last: Option<(Peer, Judgement)>,
-    /// Those of the rules with a rate for each flow, by the rule's handle.
+    /// The buckets of rules with a rate for each flow, by the rule's handle.
     buckets: Buckets,
     /// The process was notified that nothing passes.
     notified: bool,
@@ -42,8 +42,8 @@ pub(super) struct Verdicts {
     pub(super) generation: u64,
     port: u16,
     device: i32,
-    /// What that device was called, if a rule names a device: it may have come after the sock was bound to its
-    /// number, and be called otherwise later.
+    /// The name of that device, if a rule names a device. The device may have come after the sock was bound to its
+    /// index, and may be renamed later.
     device_name: Option<DeviceName>,
     by_device: bool,
     pub(super) out: Side,
@@ -168,7 +168,7 @@ impl Evaluation<'_> {
         judgement
     }
 
-    /// The same; without a peer, whatever the peer.
+    /// The same as [`Self::judge`]; without a peer, the judgement that holds for any.
     pub(super) fn judge_on(&mut self, direction: Direction, peer: Option<&Peer>) -> Judgement {
         match peer {
             Some(peer) => self.judge(direction, peer),

@@ -103,8 +103,8 @@ impl Receiver {
         })
     }
 
-    /// Notes, and says, whether the FILL ring has had an entry. What comes before stays in the queue of its sock, within that one's
-    /// limits: the program could give no frame, since it has the rings only with the channel.
+    /// Notes, and says, whether the FILL ring has had an entry. Packets that come before stay in the queue of their
+    /// sock, within its limits: the program could give no frame, since it has the rings only with the channel.
     fn note_begun(&mut self) -> bool {
         self.begun = self.begun || self.fill.positions() != (0, 0);
         self.begun
@@ -263,7 +263,7 @@ impl Receiver {
         stop.map_or(Ok(end), |reason| Err((end, reason)))
     }
 
-    /// The same for a packet that one frame holds, in half as many steps.
+    /// Delivers a packet that one frame holds, as [`Self::deliver_some`] does, in half as many steps.
     fn deliver_one(
         &mut self,
         channel: &Channel,

@@ -29,7 +29,7 @@ struct Sending {
 }
 
 impl Call {
-    /// One of the flow of that number, if one is given.
+    /// A call of the flow of that number; no call without a number.
     pub(super) fn of(flow: Option<u32>) -> Self {
         Self(flow.map(|flow| Sending {
             flow,
@@ -37,12 +37,12 @@ impl Call {
         }))
     }
 
-    /// Whether one is, which is about another flow than that of the number.
+    /// Whether a call is under way that is about another flow than the one of this number.
     pub(super) fn is_of_another(&self, flow: u32) -> bool {
         self.0.as_ref().is_some_and(|call| call.flow != flow)
     }
 
-    /// Whether one is.
+    /// Whether a call is under way.
     pub(super) fn is_under_way(&self) -> bool {
         self.0.is_some()
     }

@@ -64,7 +64,8 @@ impl Retry {
         if was_full && Channel::stall_buffer(channel, socket) {
             return Verdict::Stay(Progress::Stop);
         }
-        // The buffer drained meanwhile; but what UDP asks, as a cgroup's programs, may say EAGAIN, too, and for ever.
+        // The send buffer has drained meanwhile. The number of attempts is limited, because a cgroup's program that
+        // UDP asks may say EAGAIN, too, each time.
         if was_full && self.full < FULL_MAX {
             self.full = self.full.wrapping_add(1);
             return Verdict::Stay(Progress::Took(0));
@@ -88,7 +89,7 @@ pub(super) enum Batched {
 }
 
 impl Batched {
-    /// Whether that follows from a route.
+    /// Whether it depends on the route that KOPI makes a GSO packet.
     pub(super) fn is_by_route(self) -> bool {
         self == Self::Fitting
     }

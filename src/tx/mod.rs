@@ -145,7 +145,7 @@ impl Sender {
         completions: u32,
         counters: Arc<SenderCounters>,
     ) -> Result<Self> {
-        // The ring is read when the doorbell rings, and only then; but for engines.
+        // Unless an engine polls the ring, it is read only when the doorbell rings.
         ring.want_wakeup(true);
         Ok(Self {
             longest: CHAIN_MAX.min(completions).min(ring.size()),
@@ -165,7 +165,7 @@ impl Sender {
         })
     }
 
-    /// What the rules let pass is forgotten: numbers of flows are used again.
+    /// Forgets what the rules let pass: numbers of flows are used again.
     pub(crate) fn forget_passed(&mut self) {
         self.passed = Passed::NOTHING;
     }
@@ -280,7 +280,8 @@ impl Sender {
             return self.complete_invalid(channel, Bad::Chain);
         }
         if self.call.is_under_way() && self.begins_with_another() {
-            // It isn't the caller's to send, nor to complete. Whoever waited for its room has been forgotten.
+            // That packet is neither the caller's to send, nor to complete. take() has forgotten a sender that waited
+            // for its room.
             channel.wake_writers();
             return Progress::Stop;
         }
@@ -326,7 +327,7 @@ impl Sender {
             return self.complete(channel, error);
         }
         if batched.is_by_route() && sk.mark() != mark {
-            // A rule's mark has just come, by which another route may be taken.
+            // A rule has just marked the sock, so the packet may take another route.
             return Progress::Took(0);
         }
         self.output.message.judged = self.passed.judged();
@@ -352,7 +353,7 @@ impl Sender {
         self.passed.spend(datagrams, bytes);
         count_sent(flow, result, (datagrams, bytes), by_reference);
         if result.is_ok() {
-            // The stack may have chosen one.
+            // The stack may have chosen a port.
             flow.follow_port(sk);
         }
         self.release()

@@ -45,7 +45,8 @@ struct Lists {
     waiting: Waiting,
     /// Packets with the driver, in order.
     with_driver: List,
-    /// The same of those whose memory a hook has kept: they would make the others wait.
+    /// Packets with the driver of whose memory a hook has a part, apart from the others, which would have to wait
+    /// for that hook.
     kept: List,
     /// The queue will be polled again.
     awake: bool,
@@ -199,7 +200,7 @@ impl Queue {
     /// Gives a packet whose charge was left to the stack, and counts what is lost if memory is short.
     /// Softirqs are off.
     fn pass_on(&self, packet: TakenSkb) {
-        // Not before: the flow's next packet might overtake this one.
+        // Ended only when the stack has the packet: the flow's next one might overtake it.
         let lost = packet.pass_on(|flow: &Flow| flow.direct.end_flight());
         self.counters.dropped.fetch_add(lost.into(), Relaxed);
     }

@@ -36,7 +36,7 @@ pub(crate) struct FrameBatch {
     last: usize,
     /// An skb without data for the next datagram that hooks are asked about, or null.
     spare: *mut bindings::sk_buff,
-    /// A datagram that a hook has changed so that the stack has to go on with it.
+    /// The datagram that a hook has just changed, if it has.
     stray: Option<Stray>,
 }
 
@@ -62,7 +62,7 @@ struct Open {
     count: usize,
 }
 
-/// A datagram that the stack goes on with.
+/// A datagram that a hook has changed, so that the stack has to send it.
 struct Stray {
     skb: NonNull<bindings::sk_buff>,
     stage: bindings::kopi_hooks,
@@ -138,7 +138,7 @@ impl FrameBatch {
         unsafe { can_push(sk.as_ptr(), datagram, rcu) }
     }
 
-    /// Whether it was begun.
+    /// Whether a batch was begun.
     pub(crate) fn is_open(&self) -> bool {
         self.open.is_some()
     }

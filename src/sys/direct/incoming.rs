@@ -244,8 +244,8 @@ impl Incoming {
         passes.then_some(self)
     }
 
-    /// Whether it is still one whole datagram with a right checksum, and no hook has chosen its
-    /// receiver.
+    /// Whether this is still one whole datagram with a right checksum after hooks have seen it, and no hook has
+    /// chosen its receiver.
     pub(crate) fn is_whole(&self) -> bool {
         // SAFETY: This value owns the skb, whose data begin with the IP header.
         let is_datagram = || unsafe {
@@ -276,7 +276,7 @@ impl Incoming {
         }
     }
 
-    /// Has UDP go on with it, which hooks have let pass. In an RCU read-side section, with softirqs
+    /// Gives UDP a datagram that hooks have let pass. In an RCU read-side section, with softirqs
     /// off.
     pub(crate) fn go_on(self, _rcu: &rcu::Guard) {
         // SAFETY: This value owned the skb, whose data begin with the IP header. The stack owns it
@@ -338,7 +338,7 @@ impl Incoming {
         unsafe { SkBuff::from_raw(self.skb) }
     }
 
-    /// Ends it, which was received.
+    /// Frees a datagram that was received, or keeps its skb for the next one.
     #[inline]
     pub(crate) fn finish(self, spare: &mut SpareSkb) {
         let head = self.frame.memory();

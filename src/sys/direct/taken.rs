@@ -418,7 +418,7 @@ impl TakenSkb {
             .is_some_and(|pages| pages.is_shared())
     }
 
-    /// Whether its pages return only when a hook lets go of a datagram that isn't the driver's.
+    /// Whether its pages return only when a hook frees a datagram that it has kept.
     pub(crate) fn is_kept(&self) -> bool {
         self.cb().is_kept
     }

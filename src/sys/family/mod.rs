@@ -78,18 +78,18 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// The socket is complete, and has no other user yet. An error closes it. Process context.
     fn after_open(&self, socket: &Socket) -> Result;
 
-    /// Whether it may be bound to an address. Updates the identity from the current process.
+    /// Whether the socket may be bound to an address. Updates the identity from the current process.
     /// Process context.
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result;
 
-    /// It was bound. An error undoes this, and is the result of bind(). Process context.
+    /// The socket was bound. An error undoes this, and is the result of bind(). Process context.
     fn after_bind(&self, socket: &Socket) -> Result;
 
     /// Whether the stream may wait for connections. Updates the identity from the current process.
     /// Process context.
     fn may_listen(&self, socket: &Socket) -> Result;
 
-    /// It waits for connections. An error undoes this, and is the result of listen(). Process
+    /// The stream waits for connections. An error undoes this, and is the result of listen(). Process
     /// context.
     fn after_listen(&self, socket: &Socket) -> Result;
 
@@ -102,17 +102,17 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// The stream's sock is locked, after [`follow_later`]. Process context.
     fn follow_locked(&self, sk: &LockedStream<'_>);
 
-    /// Whether it may be connected to an address. Updates the identity from the current process.
+    /// Whether the socket may be connected to an address. Updates the identity from the current process.
     /// Process context.
     fn may_connect(&self, socket: &Socket, name: &Name) -> Result;
 
-    /// It was connected or disconnected, or is a stream that accept() made, after
+    /// The socket was connected or disconnected, or is a stream that accept() made, after
     /// [`Protocol::after_open`]. An error undoes this, and is the result of connect(); of accept() it
     /// ends the connection. Process context.
     fn after_connect(&self, socket: &Socket) -> Result;
 
-    /// A connect() has changed its ends, or tried to: no packet is sent by earlier ones when this returns.
-    /// Process context.
+    /// A connect() has changed the socket's ends, or tried to: when this returns, no packet is sent by the earlier
+    /// ends any more. Process context.
     fn after_ends_change(&self);
 
     /// The socket is about to be corked: `EOPNOTSUPP` if it may not. Process context.
@@ -128,7 +128,7 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// process likes. Process context.
     fn begin_option(&self);
 
-    /// Ends it. Process context.
+    /// Ends a call about the socket's options. Process context.
     fn end_option(&self);
 
     /// The local port or the device of a socket may change: what waits in its queue then has come to the one

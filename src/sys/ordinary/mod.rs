@@ -61,11 +61,11 @@ pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
     /// Whether the ordinary sockets of a network namespace are judged. In an RCU read-side section.
     fn are_judged(net: &NetRef) -> bool;
 
-    /// Whether it is noted who uses the ordinary sockets of a network namespace: also while its rules
-    /// can refuse nothing, since others may come. In an RCU read-side section.
+    /// Whether the owners of a network namespace's ordinary sockets are noted: also while its rules
+    /// can refuse nothing, since other rules may come. In an RCU read-side section.
     fn are_noted(net: &NetRef) -> bool;
 
-    /// Whether that was so ever since this was noted. Any context.
+    /// Whether owners were noted all the time since this one was. Any context.
     fn is_noted(&self) -> bool;
 
     /// Whether a process that used it was noted, by itself or by the socket that it was made out of. Any
@@ -135,7 +135,8 @@ fn known_or<T: JudgesOrdinary>(
     }
 }
 
-/// The same, without sleeping, of a sock that a task uses. In an RCU read-side section.
+/// The value of a sock that a task uses, which is made, without sleeping, if there is none. In an RCU read-side
+/// section.
 fn known_or_of<T: JudgesOrdinary>(sk: &Sock, task: &Task, flags: Flags) -> Result<Arc<T>> {
     known_or(sk, flags, || T::of_task(sk, task, flags))
 }
