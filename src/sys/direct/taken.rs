@@ -304,9 +304,10 @@ impl TakenSkb {
         if self.cb().is_batch {
             return self.send_frames(device, softirqs);
         }
-        let Some((mut headers, Payload { len, segment })) = self.datagram() else {
+        let Some(mut headers) = self.headers() else {
             return XmitResult::Failed;
         };
+        let Payload { len, segment } = self.payload(&headers);
         let longest = (headers.size() as u32).saturating_add(segment.min(len));
         if !device.is_ready() || !device.fits_mtu(longest) {
             return XmitResult::Failed;
@@ -339,20 +340,28 @@ impl TakenSkb {
         }
     }
 
-    /// The headers and the payload of an skb that the stack has made; `None` if the headers aren't those of a
-    /// datagram that can leave.
-    #[inline]
-    fn datagram(&self) -> Option<(Headers, Payload)> {
+    /// The headers of an skb that the stack has made; `None` if they aren't those of a datagram that can leave.
+    fn headers(&self) -> Option<Headers> {
         // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
         // hook.
-        let (headers, len) = unsafe { (headers(self.as_ptr())?, (*self.as_ptr()).len) };
-        let len = len.saturating_sub(headers.size() as u32);
+        unsafe { headers(self.as_ptr()) }
+    }
+
+    /// The payload of an skb that the stack has made, behind these headers.
+    fn payload(&self, headers: &Headers) -> Payload {
         // SAFETY: This value owns a valid skb, and the call only reads it.
-        let segment = match unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) } {
+        let (len, gso_size) = unsafe {
+            (
+                (*self.as_ptr()).len,
+                bindings::kopi_skb_gso_size(self.as_ptr()),
+            )
+        };
+        let len = len.saturating_sub(headers.size() as u32);
+        let segment = match gso_size {
             0 => len,
             segment => segment,
         };
-        Some((headers, Payload { len, segment }))
+        Payload { len, segment }
     }
 
     /// Bytes of payload that the driver has taken.
