@@ -123,7 +123,7 @@ impl Owner {
         Arc::ptr_eq(&self.identity, &other.identity) || self.identity.is_as(&other.identity)
     }
 
-    /// The same one, from now on.
+    /// The same owner, as found now.
     fn again(&self) -> Self {
         Self {
             identity: self.identity.clone(),
@@ -174,12 +174,12 @@ impl ChannelUser {
         )
     }
 
-    /// Any context but hard interrupts.
+    /// The process that used the channel last. Any context but hard interrupts.
     pub(crate) fn latest(&self) -> Option<Owner> {
         self.latest.lock().clone()
     }
 
-    /// Whether it is the current process. Process context.
+    /// Whether the current process used the channel last. Process context.
     fn is_current(&self) -> bool {
         let latest = self.latest.lock();
         latest
@@ -245,7 +245,7 @@ impl ChannelUser {
             .is_some_and(|owner| owner.identity.process.is_running())
     }
 
-    /// The credentials of now of the process that used it last; `None` if that has ended. Any
+    /// The current credentials of the process that used the channel last; `None` if that has ended. Any
     /// context but hard interrupts.
     pub(crate) fn credentials(&self) -> Option<Credentials> {
         let latest = self.latest.lock();
@@ -254,7 +254,7 @@ impl ChannelUser {
 
     /// A flow of the channel has the current process's identity, or one that isn't known. Process
     /// context.
-    pub(crate) fn flow_changed(&self) {
+    pub(crate) fn note_flow_change(&self) {
         if !self.is_current() {
             self.outdated.store(true, Relaxed);
         }

@@ -202,7 +202,7 @@ fn take(holders: [Holder; 2], holding: Holding) -> Result<Result<(), (Holder, Ov
     }
 }
 
-/// The same; `None` if a holder is new, and has no node in `spare`.
+/// Enters what is held, under the lock; `None` if a holder is new, and has no node in `spare`.
 fn enter(
     holders: [Holder; 2],
     holding: Holding,

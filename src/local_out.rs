@@ -16,26 +16,26 @@ use kernel::{prelude::*, sync::rcu};
 local_out::serve!(Flow);
 
 impl LocalOut for Flow {
-    fn leaves(&self, sk: &Sock, packet: &mut Leaving, rcu: &rcu::Guard) -> Result {
+    fn judge_leaving(&self, sk: &Sock, packet: &mut Leaving, rcu: &rcu::Guard) -> Result {
         let (to, via) = (packet.to, packet.via);
         let again = packet.again;
         // UDP hides ENOBUFS from its caller. The family's sendmsg turns EDQUOT into ENOBUFS.
         judge(packet, edquot, |sent| {
             // The first hop of a source route must not be denied. The packet counts for its final
             // peer.
-            if via != to && self.denies_hop(sk, via, sent) {
+            if via != to && self.deny_hop(sk, via, sent) {
                 return Outcome::Denied;
             }
             let judged = again || family::was_judged::<Self>(sk, &to, sent.packets(), rcu);
-            self.sends(sk, sent, judged)
+            self.judge_sent(sk, sent, judged)
         })
     }
 
-    fn leaves_ordinary(sk: &Sock, packet: &mut Leaving) -> Result {
+    fn judge_leaving_ordinary(sk: &Sock, packet: &mut Leaving) -> Result {
         let (via, again) = (packet.via, packet.again);
         // As a full queue.
         judge(packet, enobufs, |sent| {
-            ordinary::sends(sk, sent, &via, again)
+            ordinary::judge_sent(sk, sent, &via, again)
         })
     }
 }
@@ -47,7 +47,7 @@ fn judge(
     judge: impl FnOnce(&mut OutPacket) -> Outcome,
 ) -> Result {
     if packet.is_reset {
-        // It has no payload, and tells the peer of the end of what the rules deny.
+        // A RST has no payload, and tells the peer that the connection which the rules deny has ended.
         return Ok(());
     }
     let mut sent = OutPacket {

@@ -80,7 +80,7 @@ impl Ordinary {
         let permission = policy.may_exchange(&caller, sk, direction, judged.as_ref());
         permission.map_err(|_| {
             notify_refused(policy, sk, Refused::Call(call, peer), || {
-                policy.what_to_tell(sk, direction, judged.as_ref())
+                policy.note_told(sk, direction, judged.as_ref())
             });
             EACCES
         })
@@ -89,12 +89,12 @@ impl Ordinary {
     /// Tells listeners of a packet that is refused.
     fn tell_of_packet(&self, sk: &Sock, direction: Direction, peer: &Peer) {
         notify_refused(&self.policy, sk, Refused::Packet(*peer), || {
-            self.policy.what_to_tell(sk, direction, Some(peer))
+            self.policy.note_told(sk, direction, Some(peer))
         });
     }
 
     /// Judges a packet that leaves by `via`, and gives it the rule's mark and priority.
-    fn sends(&self, sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
+    fn judge_sent(&self, sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
         let peer = sent.peer;
         let denied_hop =
             (*via != peer && self.policy.denies(sk, Direction::Out, via)).then_some(via);
@@ -159,7 +159,7 @@ impl JudgesOrdinary for Ordinary {
         )
     }
 
-    fn calls(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result {
+    fn judge_call(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result {
         let policy = &self.policy;
         // Seldom written: threads that use a socket at once share its cache line.
         if !self.was_used() {
@@ -202,7 +202,7 @@ impl JudgesOrdinary for Ordinary {
         })
     }
 
-    fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result {
+    fn judge_received(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result {
         let packets = Packets {
             datagrams: size.datagrams,
             bytes: size.bytes,
@@ -215,7 +215,7 @@ impl JudgesOrdinary for Ordinary {
                 count_unjudged(sk);
                 Outcome::Denied
             }
-            None => unknown(sk, u16::from_be(port), Direction::In, from),
+            None => judge_unknown(sk, u16::from_be(port), Direction::In, from),
             Some(Self { policy, .. }) if !sk.is_stream() => {
                 policy.decide(None, sk, Direction::In, from, packets).0
             }
@@ -247,13 +247,13 @@ fn count_unjudged(sk: &Sock) {
 /// A connection without a socket passes: a flow's, before accept() or after close(), whose handshake
 /// was judged, or one that was closed before the rules were enforced. So does one of a flow that is
 /// being accepted or closed: close() sends before it takes the socket away.
-fn unknown(sk: &Sock, port: u16, direction: Direction, peer: &Peer) -> Outcome {
+fn judge_unknown(sk: &Sock, port: u16, direction: Direction, peer: &Peer) -> Outcome {
     // In this order, as close() takes the socket away.
     if sk.is_stream() && (family::has_our_socket(sk) || !sk.has_socket()) {
         return Outcome::Pass;
     }
     match net_of(sk.net()) {
-        Some(net) if !rules::denies_process(&net.policy, None, sk, port, direction, peer) => {
+        Some(net) if !rules::deny_process(&net.policy, None, sk, port, direction, peer) => {
             Outcome::Pass
         }
         _ => Outcome::Denied,
@@ -267,7 +267,7 @@ pub(crate) fn forget_unnoted() {
 
 /// Judges a packet that an ordinary socket sends by `via`, and gives it the rule's mark and priority.
 /// In an RCU read-side section.
-pub(crate) fn sends(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
+pub(crate) fn judge_sent(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
     if !Ordinary::are_judged(sk.net()) {
         return Outcome::Pass;
     }
@@ -278,8 +278,8 @@ pub(crate) fn sends(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) ->
         count_unjudged(sk);
         return Outcome::Denied;
     }
-    if let Some(known) = ordinary::known::<Ordinary>(sk) {
-        return known.sends(sk, sent, via, again);
+    if let Some(known) = ordinary::look_up::<Ordinary>(sk) {
+        return known.judge_sent(sk, sent, via, again);
     }
     // A flow that was closed since its VRF, where it was judged, had the packet.
     if again && !sk.is_stream() && !sk.has_socket() {
@@ -289,8 +289,8 @@ pub(crate) fn sends(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) ->
         true => sent.from_port,
         false => u16::from_be(sk.local_port()),
     };
-    if *via != sent.peer && unknown(sk, port, Direction::Out, via) == Outcome::Denied {
+    if *via != sent.peer && judge_unknown(sk, port, Direction::Out, via) == Outcome::Denied {
         return Outcome::Denied;
     }
-    unknown(sk, port, Direction::Out, &sent.peer)
+    judge_unknown(sk, port, Direction::Out, &sent.peer)
 }

@@ -27,7 +27,7 @@ impl Probes for OfFlows {
         limits::charged_uid()
     }
 
-    fn transmitted(packet: ProbedSkb<'_>, net: &NetRef, ifindex: u32, rcu: &rcu::Guard) {
+    fn on_transmit(packet: ProbedSkb<'_>, net: &NetRef, ifindex: u32, rcu: &rcu::Guard) {
         // A packet keeps its sock on its way through other namespaces, until IP receives it.
         let of_net = |(sk, _): &(&Sock, &Flow)| ptr::eq(sk.net(), net);
         if let Some((sk, flow)) = packet.flow(rcu).filter(of_net) {
@@ -36,18 +36,18 @@ impl Probes for OfFlows {
         }
     }
 
-    fn received(packet: ProbedSkb<'_>, by: ReceivedBy<'_>, rcu: &rcu::Guard) {
+    fn on_receive(packet: ProbedSkb<'_>, by: ReceivedBy<'_>, rcu: &rcu::Guard) {
         if let Some((sk, flow)) = by.flow::<Flow>(rcu) {
             let fate = PacketFate::received(None, packet.iif(), packet.gso_size());
             monitor::show(flow, sk, fate, &Packet::Skb(packet));
         }
     }
 
-    fn dropped(packet: ProbedSkb<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard) {
+    fn on_drop(packet: ProbedSkb<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard) {
         let iif = packet.iif();
         let show = |sk: &Sock, flow: &Flow, ifindex: u32| {
             // KOPI drops this packet itself, and shows it with its own reason.
-            if flow.is_refusing(packet.id()) {
+            if flow.is_dropping(packet.id()) {
                 return;
             }
             let fate = PacketFate::dropped(iif != 0, reason, ifindex, packet.gso_size());

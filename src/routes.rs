@@ -70,12 +70,12 @@ impl Routes {
         }
     }
 
-    /// Whether a flow's datagram that goes where `meta` says may be sent by a remembered route as of this batch.
-    /// Process context.
-    pub(crate) fn are_for(&mut self, number: u32, flow: &Flow, sk: &Sock, meta: &Meta) -> bool {
+    /// Reads the options by which a flow sends where `meta` says. Returns whether its datagrams may go by a
+    /// remembered route as of this batch. Process context.
+    pub(crate) fn prepare_for(&mut self, number: u32, flow: &Flow, sk: &Sock, meta: &Meta) -> bool {
         match sk.is_ipv6() && peer_of_ipv4(sk, meta).is_none() {
-            false => self.v4.know(number, flow, sk).is_some(),
-            true => self.v6.know(number, flow, sk).is_some(),
+            false => self.v4.refresh_options(number, flow, sk).is_some(),
+            true => self.v6.refresh_options(number, flow, sk).is_some(),
         }
     }
 
@@ -164,7 +164,7 @@ impl<O: Options> Known<O> {
         meta: &Meta,
         data: Bytes<'a>,
     ) -> Option<Datagram<'a>> {
-        self.know(number, flow, sk);
+        self.refresh_options(number, flow, sk);
         if meta.flags & !META_LOCAL != 0 || ![0, O::FAMILY].contains(&meta.family) {
             return None;
         }
@@ -181,9 +181,9 @@ impl<O: Options> Known<O> {
         Some(self.current()?.by(&key, route, data))
     }
 
-    /// The options of a flow.
+    /// Reads the options of a flow, unless those that are known are its own and current; gives them.
     #[inline(always)]
-    fn know(&mut self, number: u32, flow: &Flow, sk: &Sock) -> Option<&O> {
+    fn refresh_options(&mut self, number: u32, flow: &Flow, sk: &Sock) -> Option<&O> {
         let known = match &self.options {
             Some((of, options)) if *of == number => options
                 .as_ref()

@@ -332,21 +332,13 @@ enum kopi_rx_path {
 enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev);
 
 /* shim/receive.c */
-bool kopi_has_input_hooks(const struct net_device *dev);
 struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_frame *frame,
 				struct net_device *dev, unsigned int len, u32 napi_id);
-u32 kopi_route_conf(const struct net_device *dev);
 struct dst_entry *kopi_hold_route(const struct sk_buff *skb);
 struct dst_entry *kopi_skb_dst(const struct sk_buff *skb);
 void kopi_unwrap_frame(struct sk_buff *skb);
 bool kopi_is_frame_alone(const struct sk_buff *skb, const void *head);
-void kopi_count_input(const struct sk_buff *skb, const struct xdp_frame *frame);
-bool kopi_route_here(struct sk_buff *skb);
-bool kopi_ask_input_hooks(struct sk_buff *skb, struct dst_entry *known);
-void kopi_input_by_stack(struct sk_buff *skb);
-bool kopi_is_datagram(const struct sk_buff *skb);
 struct sock *kopi_unless_chosen(struct sock *sk);
-struct sock *kopi_find_receiver(struct sk_buff *skb);
 enum kopi_receives {
 	/* The datagram that it was found for. */
 	KOPI_RECEIVES_THIS,
@@ -357,10 +349,20 @@ enum kopi_receives {
 };
 enum kopi_receives kopi_sock_receives(const struct sock *sk);
 bool kopi_sock_receives_plainly(const struct sock *sk, const void *data_ready);
-void kopi_enter_udp(struct sk_buff *skb);
-int kopi_filter_datagram(struct sock *sk, struct sk_buff *skb);
 
-/* shim/receive6.c: as those without the 6 */
+/* shim/receive4.c */
+bool kopi_has_input_hooks4(const struct net_device *dev);
+u32 kopi_route_conf4(const struct net_device *dev);
+void kopi_count_input4(const struct sk_buff *skb, const struct xdp_frame *frame);
+bool kopi_route_here4(struct sk_buff *skb);
+bool kopi_ask_input_hooks4(struct sk_buff *skb, struct dst_entry *known);
+void kopi_input_by_stack4(struct sk_buff *skb);
+bool kopi_is_datagram4(const struct sk_buff *skb);
+struct sock *kopi_find_receiver4(struct sk_buff *skb);
+void kopi_enter_udp4(struct sk_buff *skb);
+int kopi_filter_datagram4(struct sock *sk, struct sk_buff *skb);
+
+/* shim/receive6.c */
 bool kopi_has_input_hooks6(const struct net_device *dev);
 bool kopi_routes_by_destination6(const struct net_device *dev);
 int kopi_routes_generation6(const struct net_device *dev);

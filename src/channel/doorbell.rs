@@ -113,7 +113,7 @@ impl Channel {
         if !self.polled.load(Relaxed) {
             return true;
         }
-        // As the program sees the ring: whoever has the sender may have much to send.
+        // As the program sees the ring, without the sender's lock: its holder may have much to send.
         let (written, taken) = self.tx.positions();
         written.wrapping_sub(taken) <= self.tx.size() / 2
     }

@@ -72,7 +72,7 @@ pub(crate) struct Channel {
     region: Arc<SharedRegion>,
     #[pin]
     pub(crate) sender: Mutex<Sender>,
-    /// Calls that wait for the sender, and that its holder lets go first.
+    /// Number of calls that wait for the sender, for which its holder releases it early.
     wanted: AtomicU32,
     /// The sender's counters and the position of its ring, for readers that don't wait for it.
     sent: Arc<SenderCounters>,
@@ -102,7 +102,7 @@ pub(crate) struct Channel {
     /// A doorbell has the sender; written under `sender`.
     ringing: Atomic<bool>,
     /// The packet that the receiver is dropping, which it has shown to monitors; 0 for none.
-    refused: Atomic<usize>,
+    dropping: Atomic<usize>,
     /// Nanoseconds that engines have worked for it; written under `sender`.
     pub(crate) engine_time: Counter,
     /// Its place with an engine, and whether it has one.
@@ -168,7 +168,7 @@ impl Channel {
                 stall: Atomic::new(STALL_NONE),
                 room <- RoomEntry::new(),
                 needed: Atomic::new(0),
-                refused: Atomic::new(0),
+                dropping: Atomic::new(0),
                 got_room: Atomic::new(false),
                 polled: Atomic::new(false),
                 unpoll: Atomic::new(false),
@@ -277,8 +277,8 @@ impl Channel {
         Ok(())
     }
 
-    /// The sender, for a call that isn't to wait for all that a doorbell or an engine has to send:
-    /// whoever has it lets go after the packet that is being sent. Process context.
+    /// Locks the sender, for a call that isn't to wait for all that a doorbell or an engine has to send:
+    /// the holder releases it after the packet that is being sent. Process context.
     ///
     /// The last to close a flow may be anybody: a process that was passed it, or the kernel's worker
     /// that closes what is left in queues of messages.
@@ -300,14 +300,14 @@ impl Channel {
     pub(crate) fn remove_flow(this: &Arc<Self>, number: u32) -> u32 {
         let mut sender = this.interrupt_sender();
         sender.sockets.remove(number);
-        // It may wait for this flow's room. Also if the room has come: another CPU may be noting
-        // that.
+        // The channel may wait for room in this flow's send buffer. It leaves the wait queue also if there is room
+        // by now: another CPU may be noting that.
         this.room.leave();
         if this.is_stalled_by_buffer() {
             // The other flows are tried anew.
             <Self as wait::RoomWaiter>::on_write_space(this);
         }
-        // These are options of a flow that is gone, and numbers are used again.
+        // The options that are remembered may be this flow's, whose number is used again.
         sender.output.routes.begin();
         sender.forget_passed();
         let left = sender.sockets.len();
@@ -326,12 +326,12 @@ impl Channel {
     }
 
     /// Notes the packet that the receiver is dropping; 0 for none. Under the receiver's lock.
-    pub(crate) fn refuse(&self, packet: usize) {
-        self.refused.store(packet, Relaxed);
+    pub(crate) fn set_dropping(&self, packet: usize) {
+        self.dropping.store(packet, Relaxed);
     }
 
     /// Whether the receiver is dropping this packet. On the CPU where it does.
-    pub(crate) fn is_refusing(&self, packet: usize) -> bool {
-        self.refused.load(Relaxed) == packet
+    pub(crate) fn is_dropping(&self, packet: usize) -> bool {
+        self.dropping.load(Relaxed) == packet
     }
 }

@@ -15,7 +15,7 @@ impl Channel {
     }
 
     /// Asks that the TX ring is said to be polled no more, by the holder of the sender, or the next
-    /// one. The caller tries to be that one, unless the channel [`Channel::is_ringing`].
+    /// one. The caller tries to be the next holder, unless the channel [`Channel::is_ringing`].
     pub(crate) fn ask_to_unpoll(&self) {
         // Full order: pairs with that in stop_ringing(). Either this is seen there, or the end of
         // the ringing here.

@@ -67,7 +67,7 @@ impl Channel {
     /// The sender, which calls this, stops while `is_busy` is true, until
     /// [`wait::RoomWaiter::on_write_space`] is called; says whether it does.
     pub(crate) fn stall_while(&self, is_busy: impl FnOnce() -> bool) -> bool {
-        // Full order: either this sees that it is over, or whoever ends it sees the stall.
+        // Full order: either this sees that the flow is busy no more, or end_busy() sees the stall.
         self.stall.xchg(STALL_BUFFER, Full);
         if !is_busy() {
             self.unstall();
@@ -76,7 +76,7 @@ impl Channel {
         true
     }
 
-    /// The sender, which calls this, goes on.
+    /// The sender, which calls this, isn't stalled any more.
     pub(crate) fn unstall(&self) {
         self.room.leave();
         self.stall.store(STALL_NONE, Relaxed);

@@ -100,7 +100,16 @@ pub(crate) fn attach(
 ) -> core::result::Result<(), AttachError> {
     let rtnl = Rtnl::lock();
     let device = Device::get(net, ifindex).map_err(|_| AttachError::Absent)?;
-    if !device.is_ethernet(&rtnl) || !device.is_nic(&rtnl) {
+    check(&device, &rtnl)?;
+    reserve_place(net, ifindex)?;
+    let hooked = Hooked::new(AttachedDevice::new(device, port_map, &rtnl)?, &rtnl)?;
+    let added = ATTACHED.lock().push_within_capacity(hooked);
+    added.map_err(|_| AttachError::Other(ENOMEM))
+}
+
+/// Whether a device can be attached, whatever others are.
+fn check(device: &Device, rtnl: &Rtnl) -> core::result::Result<(), AttachError> {
+    if !device.is_ethernet(rtnl) || !device.is_nic(rtnl) {
         return Err(AttachError::NotNic);
     }
     if !device.has_xdp_xmit() {
@@ -109,25 +118,25 @@ pub(crate) fn attach(
     if cfg!(CONFIG_PREEMPT_RT) {
         return Err(AttachError::Realtime);
     }
-    if UNSOUND.iter().any(|name| device.is_driven_by(name, &rtnl)) {
+    if UNSOUND.iter().any(|name| device.is_driven_by(name, rtnl)) {
         return Err(AttachError::UnsoundDriver);
     }
-    {
-        let mut devices = ATTACHED.lock();
-        if devices.iter().any(|hooked| is_of(hooked, net, ifindex)) {
-            return Err(AttachError::Attached);
-        }
-        if devices.len() >= ATTACHED_MAX {
-            return Err(AttachError::TooMany);
-        }
-        // The place stays free without the lock: devices are only added under RTNL.
-        devices
-            .reserve(1, GFP_KERNEL_ACCOUNT)
-            .map_err(|_| AttachError::Other(ENOMEM))?;
+    Ok(())
+}
+
+/// Makes room for another attached device. It stays free without the lock, as devices are only added under RTNL, which
+/// the caller holds.
+fn reserve_place(net: &NetRef, ifindex: u32) -> core::result::Result<(), AttachError> {
+    let mut devices = ATTACHED.lock();
+    if devices.iter().any(|hooked| is_of(hooked, net, ifindex)) {
+        return Err(AttachError::Attached);
     }
-    let hooked = Hooked::new(AttachedDevice::new(device, port_map, &rtnl)?, &rtnl)?;
-    let refused = ATTACHED.lock().push_within_capacity(hooked);
-    refused.map_err(|_| AttachError::Other(ENOMEM))
+    if devices.len() >= ATTACHED_MAX {
+        return Err(AttachError::TooMany);
+    }
+    devices
+        .reserve(1, GFP_KERNEL_ACCOUNT)
+        .map_err(|_| AttachError::Other(ENOMEM))
 }
 
 /// Detaches a device once no packet is in flight, or after [`CLOSING`]. `ENODEV` if it isn't
@@ -272,13 +281,13 @@ impl Attaching {
 netdev::serve!(Attaching);
 
 impl DeviceEvents for Attaching {
-    fn going(is_it: impl Fn(&Device) -> bool) {
+    fn on_going(is_it: impl Fn(&Device) -> bool) {
         while let Some(hooked) = take(|attached| is_it(attached.device())) {
             drop(hooked);
         }
     }
 
-    fn down(is_it: impl Fn(&Device) -> bool) {
+    fn on_down(is_it: impl Fn(&Device) -> bool) {
         for hooked in ATTACHED.lock().iter() {
             if is_it(hooked.get().device()) {
                 hooked.get().empty();
@@ -286,7 +295,7 @@ impl DeviceEvents for Attaching {
         }
     }
 
-    fn changed(is_it: impl Fn(&Device) -> bool) {
+    fn on_change(is_it: impl Fn(&Device) -> bool) {
         for hooked in ATTACHED.lock().iter() {
             let attached = hooked.get();
             if let (true, Some(redirect)) = (is_it(attached.device()), &attached.receiving) {

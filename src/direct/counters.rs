@@ -19,15 +19,15 @@ pub(crate) struct Counters {
     pub(crate) dropped: AtomicU64,
     /// Datagrams that the XDP program redirected.
     pub(crate) received: AtomicU64,
-    /// Those of them that went to their flows without the stack, or were dropped there.
+    /// Redirected datagrams that went to their flows without the stack, or were dropped on that way.
     pub(crate) received_direct: AtomicU64,
     /// GRO packets that were made of redirected datagrams for the stack.
     pub(crate) gro_packets: AtomicU64,
     /// Redirected datagrams that were dropped because memory was short.
     pub(crate) receive_dropped: AtomicU64,
-    /// The time in nanoseconds until which the driver gets no frames, because it took none for too
-    /// long; 0 if there is none.
-    pub(super) refused_until: AtomicU64,
+    /// The time in nanoseconds until which the driver counts as stuck, and gets no frames, because it took
+    /// none for too long; 0 if it never did.
+    pub(super) stuck_until: AtomicU64,
 }
 
 impl Counters {
@@ -37,9 +37,9 @@ impl Counters {
         self.gso_packets.fetch_add(u64::from(is_gso), Relaxed);
     }
 
-    /// Whether the driver gets no frames now, because it took none for too long.
-    pub(super) fn is_refused(&self) -> bool {
-        match self.refused_until.load(Relaxed) {
+    /// Whether the driver counts as stuck now.
+    pub(super) fn is_stuck(&self) -> bool {
+        match self.stuck_until.load(Relaxed) {
             0 => false,
             until => now() < until,
         }

@@ -100,7 +100,7 @@ impl AttachedDevice {
             TxPath::NoProgram
         } else if !self.device.is_ready() {
             TxPath::Down
-        } else if self.device.lacks_queues(softirqs) || self.counters.is_refused() {
+        } else if self.device.lacks_queues(softirqs) || self.counters.is_stuck() {
             TxPath::Refused
         } else if self.device.has_tc_egress() {
             TxPath::Tc
@@ -178,7 +178,7 @@ impl AttachedDevice {
         softirqs: &SoftirqsOff,
     ) {
         let (here, user) = (CpuId::current().as_u32(), flow.charged_user());
-        // Which may be on another CPU's queue.
+        // The flow's packets in flight may be on another CPU's queue.
         let cpu = u32::from(flow.direct.cpu.load(Relaxed));
         if in_flight != 0 && cpu != here {
             let Some(back) = self.join_queue(cpu, user, packet) else {
@@ -232,13 +232,13 @@ impl Egress for AttachedDevice {
         };
         if skb.is_gso() {
             direct.record_bulk();
-        } else if in_flight == 0 && !direct.takes_datagram(self.number) {
+        } else if in_flight == 0 && !direct.admit_datagram(self.number) {
             direct.record_path(self.number, why_not(&skb));
             return EgressVerdict::Pass;
         }
         let path = self.path_of(&skb, softirqs);
         let can = self.is_open(path);
-        if in_flight == 0 && !(can && direct.may_leave_by(self.number)) {
+        if in_flight == 0 && !(can && direct.enter_by(self.number)) {
             let path = if can { TxPath::Behind } else { path };
             direct.record_path(self.number, path);
             direct.leave();

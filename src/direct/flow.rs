@@ -64,8 +64,8 @@ fn pause_clock() -> u32 {
 
 impl Direct {
     /// Records the path of a packet.
-    pub(super) fn record_path(&self, attached: u32, path: TxPath) {
-        let last = attached << PATH_BITS | path as u32;
+    pub(super) fn record_path(&self, number: u32, path: TxPath) {
+        let last = number << PATH_BITS | path as u32;
         if self.last.load(Relaxed) != last {
             self.last.store(last, Relaxed);
         }
@@ -73,9 +73,9 @@ impl Direct {
 
     /// The path of the last packet that an attached device of this number saw, numbered as [`TxPath`];
     /// `None` if the last one was another's.
-    pub(super) fn last_at(&self, attached: u32) -> Option<u32> {
+    pub(super) fn last_at(&self, number: u32) -> Option<u32> {
         let last = self.last.load(Relaxed);
-        (last >> PATH_BITS == attached << PATH_BITS >> PATH_BITS)
+        (last >> PATH_BITS == number << PATH_BITS >> PATH_BITS)
             .then_some(last & ((1 << PATH_BITS) - 1))
     }
 
@@ -87,44 +87,44 @@ impl Direct {
             .store(pause_clock().wrapping_add(PAUSE).max(1), Relaxed);
     }
 
-    /// Whether such a while isn't over. One that nobody asked about for 52 days may come again.
+    /// Whether the flow still has to pause. A pause that nobody asked about for 52 days may seem to begin again.
     fn is_pausing(&self) -> bool {
         let end = self.pause.load(Relaxed);
         end != 0 && end.wrapping_sub(pause_clock()) <= PAUSE
     }
 
     /// Whether the flow's packets leave directly by the attached device of this number.
-    pub(super) fn leaves_by(&self, attached: u32) -> bool {
-        self.attached_device.load(Relaxed) == attached
+    pub(super) fn leaves_by(&self, number: u32) -> bool {
+        self.attached_device.load(Relaxed) == number
     }
 
-    /// Whether packets may leave by this attached device now. A flow that doesn't enters the direct
-    /// path, unless it has to pause.
-    pub(super) fn may_leave_by(&self, attached: u32) -> bool {
-        if !self.leaves_by(attached) {
+    /// Has the flow enter the direct path by this attached device, unless it leaves by it already, or has to
+    /// pause. Returns whether its packets may leave by the device now.
+    pub(super) fn enter_by(&self, number: u32) -> bool {
+        if !self.leaves_by(number) {
             if self.is_pausing() {
                 return false;
             }
             self.entering.store(true, Relaxed);
-            self.attached_device.store(attached, Relaxed);
+            self.attached_device.store(number, Relaxed);
         }
         true
     }
 
-    /// Whether packets may leave by this attached device, as [`Self::may_leave_by`] says, or behind what is in
-    /// flight there.
-    pub(super) fn may_leave(&self, attached: u32) -> bool {
-        match self.in_flight_at(attached) {
+    /// Returns whether packets may leave by this attached device: behind those that are in flight there, or
+    /// after [`Self::enter_by`] if none are in flight.
+    pub(super) fn enter_or_follow(&self, number: u32) -> bool {
+        match self.in_flight_at(number) {
             None => false,
-            Some(0) => self.may_leave_by(attached),
-            Some(_) => self.leaves_by(attached),
+            Some(0) => self.enter_by(number),
+            Some(_) => self.leaves_by(number),
         }
     }
 
-    /// Whether a non-GSO datagram takes the direct path, too, while nothing of the flow is in
-    /// flight.
-    pub(super) fn takes_datagram(&self, attached: u32) -> bool {
-        if !self.leaves_by(attached) {
+    /// Counts a non-GSO datagram that comes while nothing of the flow is in flight. Returns whether it takes the
+    /// direct path, which the flow leaves after [`DATAGRAMS_MAX`] of them.
+    pub(super) fn admit_datagram(&self, number: u32) -> bool {
+        if !self.leaves_by(number) {
             return false;
         }
         let datagrams = self.datagrams.load(Relaxed);
@@ -154,18 +154,18 @@ impl Direct {
     }
 
     /// Packets in flight at this attached device; `None` if there are some at another one.
-    pub(super) fn in_flight_at(&self, attached: u32) -> Option<u32> {
-        at_device(self.in_flight.load(Relaxed), attached)
+    pub(super) fn in_flight_at(&self, number: u32) -> Option<u32> {
+        at_device(self.in_flight.load(Relaxed), number)
     }
 
     /// Counts a packet as in flight at this attached device. Refuses it if there are packets in
     /// flight at another one: a queue must not wait for another device's driver.
-    pub(super) fn take(&self, attached: u32, charge: u32) -> bool {
+    pub(super) fn take(&self, number: u32, charge: u32) -> bool {
         let taken = self
             .in_flight
             .fetch_update(Relaxed, Relaxed, |in_flight| {
-                let count = at_device(in_flight, attached)?.wrapping_add(1);
-                Some(u64::from(attached) << 32 | u64::from(count))
+                let count = at_device(in_flight, number)?.wrapping_add(1);
+                Some(u64::from(number) << 32 | u64::from(count))
             })
             .is_ok();
         if taken {
@@ -209,9 +209,9 @@ impl Direct {
 
 /// Packets in flight at an attached device, of a flow that has these in flight; `None` if they are
 /// at another device.
-fn at_device(in_flight: u64, attached: u32) -> Option<u32> {
+fn at_device(in_flight: u64, number: u32) -> Option<u32> {
     match in_flight as u32 {
         0 => Some(0),
-        count => (in_flight >> 32 == u64::from(attached)).then_some(count),
+        count => (in_flight >> 32 == u64::from(number)).then_some(count),
     }
 }

@@ -149,32 +149,20 @@ impl GroTable {
     /// Adds a frame that doesn't continue the most recent GRO packet, or gives it back if there are
     /// too many GRO packets.
     #[inline(never)]
-    fn place(&mut self, frame: XdpFrame) -> core::result::Result<(), XdpFrame> {
+    fn insert(&mut self, frame: XdpFrame) -> core::result::Result<(), XdpFrame> {
         let Some((used, free)) = self.packets.split_at_mut_checked(self.used) else {
             return Err(frame);
         };
         let datagram = frame.datagram();
-        let place = match &datagram {
-            Some(datagram) => {
-                let (headers, len) = (datagram.headers(), datagram.payload().len());
-                let of_flow = |packet: &&mut Coalesced| {
-                    packet.room > 0 && are_of_one_flow(packet.first.headers(), headers)
-                };
-                let found = used.iter_mut().rev().find(of_flow);
-                found.and_then(|packet| {
-                    let first = &packet.first;
-                    let is_alike = are_alike(first.headers(), headers)
-                        && first.is_next(headers, packet.frames.len());
-                    packet.join(len, is_alike).then_some(packet)
-                })
-            }
-            // The frame may belong to any flow, so no later datagram may overtake it.
+        let joined = match &datagram {
+            Some(datagram) => join_one_of(used, datagram),
             None => {
+                // The frame may belong to any flow, so no later datagram may overtake it.
                 used.iter_mut().for_each(|packet| packet.room = 0);
                 None
             }
         };
-        let packet = match place {
+        let packet = match joined {
             Some(packet) => packet,
             None => {
                 let Some(packet) = free.first_mut() else {
@@ -187,6 +175,23 @@ impl GroTable {
         };
         packet.take(frame)
     }
+}
+
+/// Makes a datagram a part of its flow's GRO packet, if it can be one, and gives that packet. If the datagram can't,
+/// the packet is closed.
+fn join_one_of<'a>(
+    packets: &'a mut [Coalesced],
+    datagram: &UdpFrame<'_>,
+) -> Option<&'a mut Coalesced> {
+    let (headers, len) = (datagram.headers(), datagram.payload().len());
+    let is_of_flow = |packet: &&mut Coalesced| {
+        packet.room > 0 && are_of_one_flow(packet.first.headers(), headers)
+    };
+    let packet = packets.iter_mut().rev().find(is_of_flow)?;
+    let first = &packet.first;
+    let is_alike =
+        are_alike(first.headers(), headers) && first.is_next(headers, packet.frames.len());
+    packet.join(len, is_alike).then_some(packet)
 }
 
 /// What one CPU has for the frames that it receives.
@@ -332,10 +337,10 @@ impl RedirectReceiver {
             return self.deliver_datagram(frame, datagram, direct);
         }
         let mut dropped = 0;
-        if let Err(frame) = table.place(frame) {
+        if let Err(frame) = table.insert(frame) {
             dropped = self.deliver(table, direct);
             // There is room now.
-            let _ = table.place(frame);
+            let _ = table.insert(frame);
         }
         dropped
     }
@@ -348,7 +353,7 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
         &self.device
     }
 
-    fn redirects_to(&self, ifindex: u32) {
+    fn redirect_to(&self, ifindex: u32) {
         self.port_map.send_to(ifindex);
     }
 
@@ -359,12 +364,12 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
             return Ok(());
         }
         let room = ProgramRoom::new()?;
-        self.with_redirected_ports(|ports| ports.attach(&self.port_map, room))
+        self.with_redirected_ports(|ports| ports.add_program(&self.port_map, room))
     }
 
     /// Makes the program redirect nothing. Under RTNL.
     fn close(&self) {
-        self.with_redirected_ports(|ports| ports.detach(&self.port_map));
+        self.with_redirected_ports(|ports| ports.remove_program(&self.port_map));
     }
 
     /// Takes no frames if this CPU is already within this function, or has no memory for its table.

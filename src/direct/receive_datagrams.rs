@@ -84,9 +84,9 @@ pub(super) struct DatagramReceiver<'a> {
     rcu: &'a rcu::Guard,
     softirqs: &'a SoftirqsOff,
     methods: Methods,
-    /// Who received the datagram before, its ends, and which others that one receives.
+    /// The receiver of the previous datagram, the ends of that datagram, and which others the receiver gets.
     last: Option<(Target<'a>, DatagramEnds, Receives)>,
-    /// What that one has got.
+    /// What that receiver gets of this bulk.
     open: Option<Delivery<'a>>,
     /// Number of datagrams that didn't go by the stack.
     received: u64,
@@ -149,12 +149,12 @@ impl<'a> DatagramReceiver<'a> {
             return Ok(());
         }
         let ends = datagram.ends();
-        let left = match datagram.is_for_here(&ends, &mut self.kept.routes, self.rcu) {
+        let left = match datagram.route_here(&ends, &mut self.kept.routes, self.rcu) {
             true => self.deliver(datagram, &ends),
             false => Some(datagram),
         };
         match left {
-            Some(datagram) => Err(datagram.back(&mut self.kept.spare)),
+            Some(datagram) => Err(datagram.into_frame(&mut self.kept.spare)),
             None => Ok(()),
         }
     }
@@ -180,7 +180,7 @@ impl<'a> DatagramReceiver<'a> {
         let target = match self.last {
             _ if !datagram.is_whole() => None,
             Some((target, last, receives)) if last.include(ends, receives) => Some(target),
-            _ => self.find(&datagram, ends),
+            _ => self.look_up_target(&datagram, ends),
         };
         let Some(target) = target else {
             return Some(datagram);
@@ -197,9 +197,9 @@ impl<'a> DatagramReceiver<'a> {
         left
     }
 
-    /// The flow that receives a datagram, if it is on a channel and no cgroup's program looks at
-    /// what it reads.
-    fn find(&mut self, datagram: &Incoming, ends: &DatagramEnds) -> Option<Target<'a>> {
+    /// Looks up, and remembers, the flow that receives a datagram, if it is on a channel and no cgroup's program
+    /// looks at what it reads.
+    fn look_up_target(&mut self, datagram: &Incoming, ends: &DatagramEnds) -> Option<Target<'a>> {
         let (sk, flow, receives) = datagram.receiver::<Flow>(self.rcu)?;
         let channel = flow.ring_receiver()?;
         if sk.has_receive_hook() {

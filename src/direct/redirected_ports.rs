@@ -100,7 +100,11 @@ impl RedirectedPorts {
 
     /// Makes a program redirect these ports, and the ports that are added later: `ENOMEM` if there
     /// are more programs than devices can be attached.
-    pub(crate) fn attach(&mut self, program: &Arc<PinnedPortMap>, room: ProgramRoom) -> Result {
+    pub(crate) fn add_program(
+        &mut self,
+        program: &Arc<PinnedPortMap>,
+        room: ProgramRoom,
+    ) -> Result {
         let mut programs = room.0;
         for each in &self.programs {
             programs
@@ -118,7 +122,7 @@ impl RedirectedPorts {
     }
 
     /// Makes a program redirect nothing.
-    pub(crate) fn detach(&mut self, program: &Arc<PinnedPortMap>) {
+    pub(crate) fn remove_program(&mut self, program: &Arc<PinnedPortMap>) {
         self.programs.retain(|each| !Arc::ptr_eq(each, program));
         program.clear();
     }

@@ -28,22 +28,23 @@ const SHORT_MAX: u8 = 4;
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {
     batch: FrameBatch,
-    /// The address of the device by which no datagram of this batch of the ring leaves directly. It is only
+    /// The address of a device by which, in this run of the sender, all datagrams take the stack. It is only
     /// compared; 0 for none.
-    refused: usize,
+    stack_device: usize,
     /// The number of the flow that sent last.
     flow: u32,
     /// Enough datagrams follow in the ring that can go with the first one, for that to leave directly.
     is_worth_it: bool,
-    /// Batches in a row that a datagram ended which couldn't go with them, and that had too few frames.
+    /// Batches in a row that had too few frames, and that ended because the next datagram couldn't go with them.
     short: u8,
-    /// For so many doorbells, flows that take turns aren't taken to have datagrams that can go together.
+    /// For so many doorbells, flows that take turns aren't expected to have datagrams that can go together.
     apart: u8,
-    /// This is so, and the next datagram in the ring isn't of the same flow.
+    /// `apart` isn't 0, and the next datagram in the ring is another flow's: a batch would have one frame.
     is_single: bool,
-    /// Who is charged for the frames that are there, and the number of the attached device by which they leave.
+    /// The user who is charged for the frames that are there.
     user: u32,
-    attached: u32,
+    /// The number of the attached device by which they leave.
+    device_number: u32,
     /// Datagrams that may follow in the ring, of whichever flow.
     pub(crate) ahead: u32,
 }
@@ -53,14 +54,14 @@ impl DatagramSender {
     pub(crate) fn new() -> Self {
         Self {
             batch: FrameBatch::new(leave),
-            refused: 0,
+            stack_device: 0,
             flow: 0,
             is_worth_it: false,
             short: 0,
             apart: 0,
             is_single: false,
             user: 0,
-            attached: 0,
+            device_number: 0,
             ahead: 0,
         }
     }
@@ -69,7 +70,7 @@ impl DatagramSender {
     /// for another flow or device, the earlier ones leave now. Process context.
     #[inline]
     pub(crate) fn take(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
-        if datagram.device() == self.refused {
+        if datagram.device() == self.stack_device {
             self.flush();
             return false;
         }
@@ -79,7 +80,7 @@ impl DatagramSender {
         }
     }
 
-    /// The same, of a datagram that doesn't simply fit.
+    /// The same as [`Self::take`], of a datagram that doesn't simply fit.
     // Apart from what each datagram of a flow takes, which would lose its registers.
     #[inline(never)]
     fn join_or_begin(&mut self, fit: Fit, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
@@ -116,7 +117,7 @@ impl DatagramSender {
         // The flow enters the direct path only with what can leave so.
         if flow.charged_user() != self.user
             || !FrameBatch::accepts(sk, datagram, &rcu::read_lock())
-            || !flow.direct.may_leave(self.attached)
+            || !flow.direct.enter_or_follow(self.device_number)
         {
             return false;
         }
@@ -137,17 +138,17 @@ impl DatagramSender {
                 return false;
             }
             if self.is_single {
-                // It would have a batch for each of its datagrams.
+                // Each of the flow's datagrams would have a batch of its own.
                 flow.direct.leave();
                 return false;
             }
         }
         match ask(sk, flow, datagram, self.is_worth_it) {
-            Answer::Yes(attached) => self.attached = attached,
+            Answer::Yes(number) => self.device_number = number,
             Answer::NotNow => return false,
             Answer::NotHere => {
-                self.refused = datagram.device();
-                // By another device some may leave directly: from now on they aren't counted.
+                self.stack_device = datagram.device();
+                // By another device, datagrams may leave directly. How many follow isn't looked at any more.
                 self.is_worth_it = true;
                 return false;
             }
@@ -161,12 +162,12 @@ impl DatagramSender {
         true
     }
 
-    /// Finds out whether enough datagrams are in the ring for a flow to begin to leave directly: the first
-    /// `count` descriptors are being sent, and `flow_at` says whose those behind them are.
+    /// Finds out whether enough datagrams are in the ring for a flow to enter the direct path. The first
+    /// `count` descriptors are being sent; `flow_at` gives the flow of each descriptor behind them.
     #[inline]
     pub(crate) fn look_ahead(&mut self, flow: u32, count: u32, flow_at: impl Fn(u32) -> u32) {
         let is_other = core::mem::replace(&mut self.flow, flow) != flow;
-        if self.refused == 0 && (is_other || !self.batch.is_open()) {
+        if self.stack_device == 0 && (is_other || !self.batch.is_open()) {
             self.is_worth_it = self.ahead >= OTHERS_MIN
                 && (self.apart == 0 || (count..=OTHERS_MIN).all(|ahead| flow_at(ahead) == flow));
             self.is_single = self.apart != 0 && (self.ahead == 0 || flow_at(count) != flow);
@@ -175,7 +176,7 @@ impl DatagramSender {
 
     /// Forgets what was found out of devices: they may have been attached since. Process context.
     pub(crate) fn begin(&mut self) {
-        self.refused = 0;
+        self.stack_device = 0;
         self.apart = self.apart.saturating_sub(1);
     }
 
@@ -209,7 +210,7 @@ fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> An
             let may_begin = is_worth_it || attached.has_in_flight(flow);
             if may_begin
                 && FrameBatch::accepts(sk, datagram, &rcu)
-                && flow.direct.may_leave(attached.number)
+                && flow.direct.enter_or_follow(attached.number)
             {
                 Answer::Yes(attached.number)
             } else {
@@ -225,7 +226,7 @@ fn leave(mut packet: TakenSkb) {
     let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     if packet.is_mixed() {
-        leave_surplus(&mut packet, &rcu);
+        end_surplus(&mut packet, &rcu);
     }
     let attached = packet.only_hook::<AttachedDevice>(&rcu);
     if packet.datagrams() == 0 {
@@ -254,18 +255,15 @@ fn set_cpu(packet: &TakenSkb, cpu: u32, rcu: &rcu::Guard) {
     }
 }
 
-/// The sock of a batch's first frame is charged no more for frames of others.
-fn leave_surplus(packet: &mut TakenSkb, rcu: &rcu::Guard) {
-    let surplus = packet.surplus();
-    // First: so the flow is never taken to be alone while it isn't.
-    if let Some(first) = packet
-        .parts::<Flow>(rcu)
-        .next()
-        .filter(|part| part.number == 0)
-    {
-        first.flow.direct.charge.fetch_sub(surplus, Relaxed);
-    }
-    packet.lower_charge(surplus);
+/// Ends what the sock of a batch's first frame is charged for frames of others.
+fn end_surplus(packet: &mut TakenSkb, rcu: &rcu::Guard) {
+    packet.end_surplus(|packet, surplus| {
+        // Before the sock's charge: so the flow is never taken to be alone while it isn't.
+        let first = packet.parts::<Flow>(rcu).next();
+        if let Some(first) = first.filter(|part| part.number == 0) {
+            first.flow.direct.charge.fetch_sub(surplus, Relaxed);
+        }
+    });
 }
 
 /// What flows are charged for a packet counts no more as what the direct path has of them.
@@ -286,7 +284,7 @@ impl AttachedDevice {
     fn send_batch(&self, flow: &Flow, mut packet: TakenSkb, softirqs: &SoftirqsOff) {
         let direct = &flow.direct;
         let path = self.tx_path(softirqs);
-        let directly = self.is_open(path) && direct.may_leave(self.number);
+        let directly = self.is_open(path) && direct.enter_or_follow(self.number);
         let in_flight = direct.in_flight_at(self.number);
         let goes_here = directly || in_flight.is_some_and(|count| count != 0);
         if !goes_here || !direct.take(self.number, packet.charge()) {
@@ -335,7 +333,7 @@ impl AttachedDevice {
         }
         let take = |flow: &Flow| {
             let direct = &flow.direct;
-            let can = direct.may_leave(self.number) && direct.take(self.number, 0);
+            let can = direct.enter_or_follow(self.number) && direct.take(self.number, 0);
             if can {
                 direct.cpu.store(cpu as u16, Relaxed);
                 direct.record_bulk();
@@ -343,11 +341,11 @@ impl AttachedDevice {
             }
             can
         };
-        let refused = packet.parts(rcu).find(|part| !take(part.flow));
-        let Some(refused) = refused else {
+        let not_taken = packet.parts(rcu).find(|part| !take(part.flow));
+        let Some(not_taken) = not_taken else {
             return Some(cpu);
         };
-        let before = |part: &Part<'_, '_, Flow>| part.number < refused.number;
+        let before = |part: &Part<'_, '_, Flow>| part.number < not_taken.number;
         for part in packet.parts::<Flow>(rcu).filter(before) {
             part.flow.direct.end_flight();
         }

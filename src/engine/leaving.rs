@@ -92,7 +92,7 @@ impl Engine {
             fsleep(Delta::from_micros(LEAVING_TICK));
             return true;
         };
-        let (visit, _) = self.timed(channel, || self.serve(channel, &mut sender, || false));
+        let (visit, _) = self.count_time(channel, || self.serve(channel, &mut sender, || false));
         matches!(visit, Visit::Sent | Visit::Waits)
     }
 }

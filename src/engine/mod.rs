@@ -208,13 +208,13 @@ impl Engine {
         let Some(mut sender) = channel.sender.try_lock() else {
             return (Visit::Nothing, 0);
         };
-        self.timed(channel, || {
+        self.count_time(channel, || {
             self.visit_locked(thread, channel, &mut sender, now)
         })
     }
 
     /// Does something for a channel whose sender is locked, and counts the time; gives that, too.
-    fn timed(&self, channel: &Channel, act: impl FnOnce() -> Visit) -> (Visit, u64) {
+    fn count_time(&self, channel: &Channel, act: impl FnOnce() -> Visit) -> (Visit, u64) {
         let start = now();
         let visit = act();
         let time = now().saturating_sub(start);

@@ -12,13 +12,13 @@ use crate::sys::wait::RoomWaiter;
 use kernel::sync::atomic::ordering::{Full, Relaxed};
 
 impl Flow {
-    /// Whether such a call is under way. Under the sender of its channel.
+    /// Whether a call about the flow's options is under way. Under the sender of its channel.
     #[inline]
     pub(crate) fn is_busy(&self) -> bool {
         self.busy.load(Relaxed) != 0
     }
 
-    /// Begins such a call: no packet of a ring is being sent for the flow from now on. Process
+    /// Begins a call about the flow's options: no packet of a ring is being sent for the flow from now on. Process
     /// context.
     pub(super) fn begin_busy(&self) {
         // Full order: either this finds the channel, or the flow comes to it later than this.
@@ -34,7 +34,8 @@ impl Flow {
         }
     }
 
-    /// Ends it. What was held back is sent, as when the send buffer gets room. Process context.
+    /// Ends a call about the flow's options. Packets that the ring held back are sent, as when the send buffer
+    /// gets room. Process context.
     pub(super) fn end_busy(&self) {
         if self.busy.fetch_sub(1, Full) != 1 {
             return;

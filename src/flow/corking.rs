@@ -34,7 +34,7 @@ const ON_CHANNEL: u32 = 1 << 31;
 pub(super) struct Corking(Atomic<u32>);
 
 impl Corking {
-    /// Neither.
+    /// Neither corked nor on a channel.
     pub(super) fn new() -> Self {
         Self(Atomic::new(0))
     }
@@ -75,7 +75,7 @@ impl Corking {
         entered.map(|_| ()).map_err(|_| EBUSY)
     }
 
-    /// It didn't come there. Messages that cork may be under way, if the channel only sends.
+    /// The flow didn't come to the channel. Messages that cork may be under way, if the channel only sends.
     pub(super) fn leave_channel(&self, tx_only: bool) {
         self.0.fetch_sub(on_channel(tx_only), Release);
     }
@@ -104,7 +104,7 @@ impl Flow {
     /// Whether a packet of a ring may be sent: not if the flow was corked after it came to the channel. Under the
     /// channel's sender.
     pub(crate) fn sends_by_ring(&self) -> bool {
-        if self.attachment.as_ref().is_none() {
+        if self.place.as_ref().is_none() {
             // Not before cork() can find the channel.
             return false;
         }

@@ -23,7 +23,7 @@ macro_rules! flow_counters {
             /// Gives those of sending, which agree with each other under the channel's sender.
             pub(crate) fn fill_sent(&self, stats: &mut Stats) {
                 $(stats.$sent = self.$sent.get();)*
-                stats.tx_errors = self.refused();
+                stats.tx_errors = self.tx_errors();
             }
 
             /// Gives those of receiving, which agree with each other under the channel's receiver.
@@ -56,8 +56,8 @@ macro_rules! flow_counters {
 with_counters!(flow_counters);
 
 impl FlowCounters {
-    /// Datagrams that the stack refused, for whatever reason.
-    fn refused(&self) -> u64 {
+    /// Datagrams that the stack didn't take, for whatever reason.
+    fn tx_errors(&self) -> u64 {
         let reasons = [
             &self.tx_drop_denied,
             &self.tx_drop_unreachable,

@@ -36,7 +36,7 @@ impl OutPacket {
         datagrams(self.bytes, self.gso_size.into()).into()
     }
 
-    /// Whether it leaves from another port than its socket has now: udp_v6_send_skb() (net/ipv6/udp.c, 7.3.4)
+    /// Whether the packet leaves from another port than its socket has now: udp_v6_send_skb() (net/ipv6/udp.c, 7.3.4)
     /// gives a datagram the port that the socket had when the datagram was begun. Rules can't judge it.
     pub(crate) fn is_from_elsewhere(&self, sk: &Sock) -> bool {
         self.from_port != u16::from_be(sk.local_port())
@@ -49,7 +49,7 @@ impl OutPacket {
     }
 }
 
-/// Who makes the call that goes on now on a flow: the current process, which becomes its owner. A call that the
+/// The process that is making a call on a flow: the current one, which becomes the flow's owner. A call that the
 /// kernel makes by itself is the owner's, whatever process it interrupts: `ENOMEM`. Process context.
 pub(super) fn caller(policy: &Policy, socket: &Socket) -> Result<Owner> {
     if socket.is_called_by_kernel() {
@@ -61,8 +61,15 @@ pub(super) fn caller(policy: &Policy, socket: &Socket) -> Result<Owner> {
 impl Flow {
     /// Has the rules decide about datagrams that no call is about: a refusal is an error of the next one. Any
     /// context but hard interrupts.
-    fn decide(&self, sk: &Sock, direction: Direction, peer: Peer, packets: Packets) -> Outcome {
-        let (outcome, is_stopped) = self.judge(None, sk, direction, peer, packets);
+    fn decide(
+        &self,
+        policy: &Policy,
+        sk: &Sock,
+        direction: Direction,
+        peer: Peer,
+        packets: Packets,
+    ) -> Outcome {
+        let (outcome, is_stopped) = self.judge(policy, None, sk, direction, peer, packets);
         if is_stopped {
             sk.set_error(EACCES);
         }
@@ -73,45 +80,42 @@ impl Flow {
     /// and owns it, they must let them pass for the ring's user, too. Any context but hard interrupts.
     pub(crate) fn decide_in_ring(
         &self,
+        policy: &Policy,
         sk: &Sock,
         direction: Direction,
-        peer: impl FnOnce() -> Peer,
+        peer: Peer,
         packets: Packets,
     ) -> Outcome {
-        let Some(policy) = self.policy_in_force() else {
-            return Outcome::Pass;
-        };
-        let peer = peer();
-        self.decide(sk, direction, peer, packets)
-            .unless(|| policy.denies_user(sk, direction, &peer))
+        self.decide(policy, sk, direction, peer, packets)
+            .unless(|| policy.deny_user(sk, direction, &peer))
     }
 
     /// Has the rules decide about datagrams of a call, which gives the error itself. Any context but hard
     /// interrupts.
     pub(super) fn decide_for(
         &self,
+        policy: &Policy,
         caller: &Owner,
         sk: &Sock,
         direction: Direction,
         peer: Peer,
         packets: Packets,
     ) -> Outcome {
-        self.judge(Some(caller), sk, direction, peer, packets).0
+        self.judge(policy, Some(caller), sk, direction, peer, packets)
+            .0
     }
 
-    /// What the rules decide for a process, or for the owner of now, and whether they have just stopped the
+    /// What the rules decide for a process, or for the current owner; and whether they have just stopped the
     /// direction, of which listeners are told.
     fn judge(
         &self,
+        policy: &Policy,
         process: Option<&Owner>,
         sk: &Sock,
         direction: Direction,
         peer: Peer,
         packets: Packets,
     ) -> (Outcome, bool) {
-        let Some(policy) = self.policy_in_force() else {
-            return (Outcome::Pass, false);
-        };
         let (outcome, stopped) = policy.decide(process, sk, direction, &peer, packets);
         let is_stopped = stopped.is_some();
         if let Some(stopped) = stopped {
@@ -122,9 +126,9 @@ impl Flow {
 
     /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was
     /// counted before. Any context but hard interrupts.
-    pub(crate) fn sends(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
+    pub(crate) fn judge_sent(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
         if sk.is_stream() {
-            return self.sends_segment(sk, sent, again);
+            return self.judge_segment(sk, sent, again);
         }
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
@@ -137,7 +141,7 @@ impl Flow {
         let peer = sent.peer;
         let outcome = match sent.is_from_elsewhere(sk) {
             true => Outcome::Denied,
-            false => self.decide(sk, Direction::Out, peer, packets),
+            false => self.decide(policy, sk, Direction::Out, peer, packets),
         };
         if outcome == Outcome::Pass {
             sent.change(policy.changes(sk, &peer));
@@ -147,17 +151,20 @@ impl Flow {
         outcome
     }
 
-    /// Whether the rules deny the first hop of a source route; counts it then. Any context but hard
-    /// interrupts.
-    pub(crate) fn denies_hop(&self, sk: &Sock, hop: Peer, sent: &OutPacket) -> bool {
+    /// Counts a packet as denied if the rules deny the first hop of its source route; says whether they do. Any
+    /// context but hard interrupts.
+    pub(crate) fn deny_hop(&self, sk: &Sock, hop: Peer, sent: &OutPacket) -> bool {
+        let Some(policy) = self.policy_in_force() else {
+            return false;
+        };
         let mut by_hop = OutPacket { peer: hop, ..*sent };
         let packets = Packets {
             datagrams: 1,
             bytes: u64::from(sent.bytes),
             again: true,
         };
-        self.decide(sk, Direction::Out, hop, packets) == Outcome::Denied
-            && self.sends(sk, &mut by_hop, false) == Outcome::Denied
+        self.decide(policy, sk, Direction::Out, hop, packets) == Outcome::Denied
+            && self.judge_sent(sk, &mut by_hop, false) == Outcome::Denied
     }
 
     /// Shows a packet to monitors that isn't sent.

@@ -2,16 +2,16 @@
 
 //! A flow: what a KOPI socket is beyond the UDP or TCP socket that it is.
 //!
-//! `protocol.rs` has the calls of its socket, `attach.rs` its place on a channel, `corking.rs` which of
+//! `protocol.rs` has the calls of its socket, `place.rs` its place on a channel, `corking.rs` which of
 //! a channel and corking excludes the other, `busy.rs` the calls about its options, `judge.rs` what rules
 //! decide about it, `stream.rs` what is different if it is TCP's, `port.rs` what XDP programs redirect to
 //! it, `counters.rs` its counters.
 
-mod attach;
 mod busy;
 mod corking;
 mod counters;
 mod judge;
+mod place;
 mod port;
 mod protocol;
 mod stream;
@@ -27,7 +27,6 @@ use crate::sys::{
     family,
     sock::Sock, //
 };
-use attach::Attachment;
 use corking::Corking;
 use kernel::{
     prelude::*,
@@ -37,6 +36,7 @@ use kernel::{
         SetOnce, //
     }, //
 };
+use place::Place;
 
 pub(crate) use counters::FlowCounters;
 pub(crate) use judge::OutPacket;
@@ -48,7 +48,7 @@ pub(crate) struct Flow {
     /// Its number in its network namespace; 0 until it is open.
     id: Atomic<u32>,
     /// Set once: a flow stays on its channel until it is closed.
-    attachment: SetOnce<Attachment>,
+    place: SetOnce<Place>,
     pub(crate) counters: FlowCounters,
     /// What the direct path knows of it.
     pub(crate) direct: Direct,
@@ -57,8 +57,8 @@ pub(crate) struct Flow {
     corking: Corking,
     /// Calls under way during which no ring sends for the flow: see [`Flow::is_busy`].
     busy: Atomic<u32>,
-    /// The errno of the last request for a channel, if it was refused; 0 otherwise.
-    refused: Atomic<i16>,
+    /// The errno of the last request for a channel; 0 if it succeeded, or there was none.
+    channel_errno: Atomic<i16>,
     /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once
     /// and for all.
     polled_early: Atomic<bool>,
@@ -71,7 +71,7 @@ pub(crate) struct Flow {
 
 impl Flow {
     pub(crate) fn channel(&self) -> Option<&Arc<Channel>> {
-        Some(&self.attachment.as_ref()?.channel)
+        Some(&self.place.as_ref()?.channel)
     }
 
     /// The channel into whose RX ring it receives.
@@ -84,7 +84,7 @@ impl Flow {
         &self.policy
     }
 
-    /// The same, if there are rules, or if one has marked the sock. Any context.
+    /// The policy, if there are rules, or if a rule has marked the sock. Any context.
     pub(crate) fn policy_in_force(&self) -> Option<&Policy> {
         Some(self.policy()).filter(|policy| policy.is_in_force())
     }
@@ -98,7 +98,7 @@ impl Flow {
 
     /// The flow's number on its channel; 0 without one.
     pub(crate) fn number(&self) -> u32 {
-        self.attachment.as_ref().map_or(0, |at| at.number)
+        self.place.as_ref().map_or(0, |place| place.number)
     }
 
     /// The flow's number in its network namespace.
@@ -118,9 +118,9 @@ impl Flow {
     }
 
     /// Whether its channel's receiver is dropping this packet. On the CPU where it does.
-    pub(crate) fn is_refusing(&self, packet: usize) -> bool {
+    pub(crate) fn is_dropping(&self, packet: usize) -> bool {
         self.channel()
-            .is_some_and(|channel| channel.is_refusing(packet))
+            .is_some_and(|channel| channel.is_dropping(packet))
     }
 
     pub(super) fn info(&self) -> abi::Info {

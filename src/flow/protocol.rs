@@ -51,20 +51,20 @@ unsafe impl Protocol for Flow {
                 Policy::new(net.policy.clone(), net.opener()?)?
             },
             id: Atomic::new(0),
-            attachment: SetOnce::new(),
+            place: SetOnce::new(),
             counters: FlowCounters::default(),
             direct: Direct::default(),
             redirected: Atomic::new(0),
             corking: Corking::new(),
             busy: Atomic::new(0),
-            refused: Atomic::new(0),
+            channel_errno: Atomic::new(0),
             polled_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
             moved: Atomic::new(false),
         }? Error)
     }
 
-    fn opened(&self, socket: &Socket) -> Result {
+    fn after_open(&self, socket: &Socket) -> Result {
         // accept() may have waited since the policy was made.
         self.policy.identify(socket.sk())?;
         let net = socket.sk().net().state();
@@ -78,13 +78,13 @@ unsafe impl Protocol for Flow {
 
     fn release(&self, socket: &Socket) {
         if self.id() == 0 {
-            // It was never opened.
+            // The flow was never opened.
             return;
         }
         let net = socket.sk().net().state();
-        if let Some(at) = self.attachment.as_ref() {
-            if Channel::remove_flow(&at.channel, at.number) == 0 {
-                let unlisted = net.channels.lock().remove(&at.channel.id());
+        if let Some(place) = self.place.as_ref() {
+            if Channel::remove_flow(&place.channel, place.number) == 0 {
+                let unlisted = net.channels.lock().remove(&place.channel.id());
                 drop(unlisted);
             }
         }
@@ -99,7 +99,7 @@ unsafe impl Protocol for Flow {
         let policy = self.policy();
         let caller = policy.identify(socket.sk())?;
         match name.peer() {
-            // Which port it gets is known afterwards.
+            // The port that the kernel chooses is known afterwards.
             Some(end) if end.port != 0 => {
                 let decision = policy.may_bind(Some(&caller), socket.sk(), end.port);
                 self.permit(socket, decision, |stopped| Event::BindDenied(stopped, end))
@@ -108,7 +108,7 @@ unsafe impl Protocol for Flow {
         }
     }
 
-    fn bound(&self, socket: &Socket) -> Result {
+    fn after_bind(&self, socket: &Socket) -> Result {
         let policy = self.policy();
         let port = u16::from_be(socket.sk().local_port());
         let decision = policy.may_bind(None, socket.sk(), port);
@@ -132,7 +132,7 @@ unsafe impl Protocol for Flow {
         }
     }
 
-    fn connected(&self, socket: &Socket) -> Result {
+    fn after_connect(&self, socket: &Socket) -> Result {
         let policy = self.policy();
         let Some(peer) = socket.sk().peer() else {
             // The port may be gone, too.
@@ -151,7 +151,7 @@ unsafe impl Protocol for Flow {
         Ok(())
     }
 
-    fn has_other_ends(&self) {
+    fn after_ends_change(&self) {
         self.interrupt_ring();
     }
 
@@ -162,7 +162,7 @@ unsafe impl Protocol for Flow {
         self.permit(socket, decision, Event::Denied)
     }
 
-    fn listening(&self, socket: &Socket) -> Result {
+    fn after_listen(&self, socket: &Socket) -> Result {
         let policy = self.policy();
         // By the local port that it has now.
         let decision = policy.may_listen(None, socket.sk());
@@ -188,11 +188,11 @@ unsafe impl Protocol for Flow {
         self.follow_rules_locked(locked);
     }
 
-    fn may_cork(&self, by: Cork) -> Result {
+    fn begin_cork(&self, by: Cork) -> Result {
         self.cork(by)
     }
 
-    fn has_corked(&self) {
+    fn end_cork(&self) {
         self.corking.end_message();
     }
 
@@ -204,7 +204,7 @@ unsafe impl Protocol for Flow {
         self.end_busy();
     }
 
-    fn may_move(&self) {
+    fn note_move(&self) {
         self.moved.store(true, Relaxed);
     }
 
@@ -229,7 +229,7 @@ unsafe impl Protocol for Flow {
                 bytes: bytes as u64,
                 again,
             };
-            self.decide_for(&caller, socket.sk(), Direction::Out, peer, packets)
+            self.decide_for(policy, &caller, socket.sk(), Direction::Out, peer, packets)
         };
         let outcome = judge(true);
         let Err(refusal) = outcome.result(enobufs) else {
@@ -249,7 +249,7 @@ unsafe impl Protocol for Flow {
         message: impl FnOnce() -> Option<PlainMessage>,
     ) -> Option<i32> {
         let channel = self.channel()?;
-        // An engine that ends waits for who has the sender, and others wait in line.
+        // An engine that ends waits for the holder of the sender, and other calls wait in line.
         if channel.wants_engine() || channel.is_sender_wanted() {
             return None;
         }
@@ -299,11 +299,11 @@ unsafe impl Protocol for Flow {
         match name {
             abi::OPT_CHANNEL => {
                 refuse_stream(socket)?;
-                self.note_refused(self.open_channel(socket, &value.read()?))
+                self.note_channel_request(self.open_channel(socket, &value.read()?))
             }
             abi::OPT_JOIN => {
                 refuse_stream(socket)?;
-                self.note_refused(self.join_channel(socket, &value.read()?))
+                self.note_channel_request(self.join_channel(socket, &value.read()?))
             }
             _ => Err(enoprotoopt()),
         }
@@ -362,8 +362,8 @@ unsafe impl Protocol for Flow {
         let judge = |policy: &Policy| {
             // Another process may have read since may_read().
             let caller = caller(policy, socket)?;
-            let outcome = self.decide_for(&caller, sk, Direction::In, peer, packets);
-            // Afterwards, as it was judged by the port of then.
+            let outcome = self.decide_for(policy, &caller, sk, Direction::In, peer, packets);
+            // Asked after the judgement, which used the port that the socket had at that moment.
             let cant_be = || self.cant_judge(size.is_mapped, || sk.is_first_stray());
             Ok::<_, Error>(outcome.unless(cant_be))
         };

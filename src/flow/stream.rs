@@ -22,7 +22,8 @@ use crate::sys::{
 use kernel::prelude::*;
 
 impl Flow {
-    /// Whether the rules of now deny the stream; tells listeners what they have just stopped: `ENOMEM`.
+    /// Judges the stream by the current rules, and tells listeners what these have just stopped. Returns whether they
+    /// deny the stream: `ENOMEM`.
     fn judge_stream(&self, caller: Option<&Owner>, sk: &Sock) -> Result<bool> {
         let verdict = self.policy().judge_stream(caller, sk, sk.peer().as_ref());
         let StreamVerdict { denied, stopped } = verdict.ok_or(ENOMEM)?;
@@ -52,7 +53,7 @@ impl Flow {
             return;
         }
         if self.judge_stream(None, sk) == Ok(true) && sk.is_listening() {
-            // It stays, and accept() says why nothing comes.
+            // The listener stays, and accept() says why no connection comes.
             sk.set_error(EACCES);
         } else if sk.peer().is_some() {
             family::follow_later::<Self>(sk);
@@ -84,7 +85,7 @@ impl Flow {
 
     /// Judges a segment that leaves, or a listener's SYN-ACK. Any context but hard interrupts, with
     /// the sock locked unless it is a listener.
-    pub(super) fn sends_segment(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
+    pub(super) fn judge_segment(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };

@@ -58,7 +58,7 @@ fn put_engine(message: &mut Message, engine: &Engine) -> Result {
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     let (engines, generation) = engine::all()?;
-    dump.shows(generation);
+    dump.set_generation(generation);
     for (place, engine) in engines.iter().enumerate().skip(start) {
         if !dump.add(uapi::KOPI_CMD_ENGINE_GET, |message| {
             put_engine(message, engine)

@@ -66,9 +66,9 @@ fn put_facts(
         message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel.id())?;
         message.u32(uapi::KOPI_A_FLOW_NUMBER, flow.number())?;
     }
-    let (channel_use, refused) = flow.channel_use(socket.sk());
+    let (channel_use, errno) = flow.channel_use(socket.sk());
     message.u32(uapi::KOPI_A_FLOW_CHANNEL_USE, channel_use)?;
-    if let Some(errno) = refused {
+    if let Some(errno) = errno {
         message.u32(uapi::KOPI_A_FLOW_CHANNEL_ERROR, errno)?;
     }
     put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats(socket.sk()))?;

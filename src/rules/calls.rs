@@ -26,13 +26,13 @@ impl Policy {
         let (old, user) = self.with_state(|state| (state.change_owner(owner), state.user.clone()));
         drop(old);
         if let Some(user) = user {
-            user.flow_changed();
+            user.note_flow_change();
         }
         Ok(caller)
     }
 
-    /// The same, if it is another process than before, runs another program, or has other ids. Process
-    /// context.
+    /// The same as [`Self::identify`], if the current process is another one than the owner, runs another program, or
+    /// has other ids. Process context.
     pub(crate) fn identify_if_new(&self, sk: &Sock) -> Result<Owner> {
         let owner = self.owner();
         if owner.identity.is_process() || owner.is_kept(sk) {
@@ -94,11 +94,11 @@ impl Policy {
         let Some((judgement, direction)) = found else {
             return Ok(());
         };
-        Err(self.refused(set.rule(judgement), direction))
+        Err(self.count_denied(set.rule(judgement), direction))
     }
 
-    /// Counts a call that a rule, or the default, has refused.
-    fn refused(&self, rule: Option<&Arc<Rule>>, direction: Direction) -> Stopped {
+    /// Counts a call that a rule, or the default, denies.
+    fn count_denied(&self, rule: Option<&Arc<Rule>>, direction: Direction) -> Stopped {
         self.net.count_denied(rule.map(Arc::as_ref));
         Stopped {
             rule: rule.map_or(0, |rule| rule.handle),
@@ -116,23 +116,23 @@ impl Policy {
         peer: Option<&Peer>,
     ) -> Permission {
         let other = (sk.is_stream() && peer.is_some()).then_some(direction.other());
-        let refused = self.with_evaluation_of(Some(caller), sk, |evaluation| {
+        let denied = self.with_evaluation_of(Some(caller), sk, |evaluation| {
             [Some(direction), other]
                 .into_iter()
                 .flatten()
                 .find_map(|direction| {
-                    let judgement = evaluation.judgement_on(direction, peer);
+                    let judgement = evaluation.judge_on(direction, peer);
                     let verdicts = &evaluation.verdicts;
                     verdicts
                         .denies(judgement)
                         .then(|| (verdicts.rule(judgement).cloned(), direction))
                 })
         });
-        match refused {
+        match denied {
             Some(None) => Ok(()),
-            Some(Some((rule, direction))) => Err(self.refused(rule.as_ref(), direction)),
+            Some(Some((rule, direction))) => Err(self.count_denied(rule.as_ref(), direction)),
             // Without memory.
-            None => Err(self.refused(None, direction)),
+            None => Err(self.count_denied(None, direction)),
         }
     }
 }

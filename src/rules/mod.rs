@@ -20,7 +20,7 @@ use kernel::prelude::*;
 pub(crate) use net_policy::NetPolicy;
 pub(crate) use policy::{Policy, StreamVerdict};
 pub(crate) use set::{Action, Limit, Parts, Replaced, Rule, RuleSet, SharedRules};
-pub(crate) use verdict::denies_process;
+pub(crate) use verdict::deny_process;
 
 /// Datagrams that are judged together.
 #[derive(Clone, Copy)]
@@ -42,7 +42,7 @@ pub(crate) enum Outcome {
 }
 
 impl Outcome {
-    /// The same; denied if it would pass, and `is_denied` says that something else denies it.
+    /// This outcome, but [`Self::Denied`] instead of [`Self::Pass`] if `is_denied` returns true.
     #[inline]
     pub(crate) fn unless(self, is_denied: impl FnOnce() -> bool) -> Self {
         match self {

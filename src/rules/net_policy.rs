@@ -43,10 +43,10 @@ impl Drop for Enforcing {
 /// See the module's documentation.
 #[pin_data]
 pub(crate) struct NetPolicy {
-    /// The rules of now. Taken with interrupts off, since it is held under any other lock.
+    /// The current rules. The lock is taken with interrupts off, since it is taken under any other lock.
     #[pin]
     rules: SpinLockIrq<SharedRules>,
-    /// That of `rules`. Flows compare it with the generation of their cached verdicts.
+    /// The generation of `rules`. Flows compare it with the generation of their cached verdicts.
     generation: Atomic<u64>,
     /// Whether the rules can refuse any packet, or mark one.
     in_force: AtomicBool,
@@ -54,7 +54,7 @@ pub(crate) struct NetPolicy {
     enforced: Atomic<bool>,
     /// The generation since which they do, whether or not they refuse anything; 0 while they don't.
     enforced_since: Atomic<u64>,
-    /// The same, among the namespaces.
+    /// Counts this namespace among those whose rules judge ordinary sockets.
     #[pin]
     enforcing: SpinLockBh<Option<Enforcing>>,
     /// See [`Self::count_denied`].
@@ -89,13 +89,13 @@ impl NetPolicy {
         self.rules.lock().clone()
     }
 
-    /// The rules, and which they are. Any context but hard interrupts.
+    /// The rules, and their generation. Any context but hard interrupts.
     pub(crate) fn rules_and_generation(&self) -> (SharedRules, u64) {
         let rules = self.rules.lock();
         (rules.clone(), self.generation())
     }
 
-    /// Which rules they are: rises with each change. Any context.
+    /// The generation of the rules, which rises with each change. Any context.
     pub(crate) fn generation(&self) -> u64 {
         self.generation.load(Acquire)
     }

@@ -3,7 +3,7 @@
 //! The policy of a flow: its owner, and what the rules decide about its calls and its packets.
 
 use super::net_policy::NetPolicy;
-use super::verdict::{denies_process, Evaluation, Verdicts};
+use super::verdict::{deny_process, Evaluation, Verdicts};
 use super::{Outcome, Packets, Stopped};
 use crate::identity::{ChannelUser, Owner};
 use crate::pure::rule::{Direction, Peer};
@@ -33,7 +33,7 @@ pub(super) struct PolicyState {
 }
 
 /// The process whose call is judged, as [`Policy::identify`] has found it; `None` where it is no call, and the
-/// owner of now is judged.
+/// current owner is judged.
 pub(super) type Caller<'a> = Option<&'a Owner>;
 
 /// What the rules decide about a stream.
@@ -57,13 +57,13 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// That of a flow that this owner opens, in a network namespace with this policy: `ENOMEM`.
+    /// The policy of a flow that this owner opens, in a network namespace with this policy: `ENOMEM`.
     /// Process context.
     pub(crate) fn new(net: Arc<NetPolicy>, owner: Owner) -> Result<Pin<KBox<Self>>> {
         KBox::pin_init(Self::of(net, owner, true), GFP_KERNEL_ACCOUNT)
     }
 
-    /// That of a socket with this owner. `is_flow` says that its sock gets a rule's mark and
+    /// The policy of a socket with this owner. `is_flow` says that its sock gets a rule's mark and
     /// priority; those of ordinary sockets stay as they are, and only their packets get them.
     pub(crate) fn of(net: Arc<NetPolicy>, owner: Owner, is_flow: bool) -> impl PinInit<Self> {
         pin_init!(Self {
@@ -79,12 +79,12 @@ impl Policy {
         })
     }
 
-    /// That of the flow's network namespace.
+    /// The policy of the flow's network namespace.
     pub(crate) fn net(&self) -> &NetPolicy {
         &self.net
     }
 
-    /// The same, to be kept.
+    /// The policy of the flow's network namespace, to be kept.
     pub(crate) fn shared_net(&self) -> Arc<NetPolicy> {
         self.net.clone()
     }
@@ -109,16 +109,16 @@ impl Policy {
             (own, state.user.replace(user.clone()))
         });
         drop(before);
-        user.flow_changed();
+        user.note_flow_change();
     }
 
-    /// Acts on the flow's owner of now, and the verdicts on it.
+    /// Acts on the flow's current owner, and the verdicts on it.
     pub(super) fn with_state<T>(&self, act: impl FnOnce(&mut PolicyState) -> T) -> T {
         self.with_state_of(None, act)
     }
 
-    /// The same; the process that makes a call is the owner meanwhile, whoever makes another call at the
-    /// same time.
+    /// The same as [`Self::with_state`], for the process that makes a call: it is the owner meanwhile, whichever
+    /// process makes another call at the same time.
     pub(super) fn with_state_of<T>(
         &self,
         caller: Caller<'_>,
@@ -138,7 +138,7 @@ impl Policy {
         result
     }
 
-    /// Acts on the verdicts of the rules of now; `None` if there is no memory for these.
+    /// Acts on the verdicts of the current rules; `None` if there is no memory for these.
     fn with_evaluation<T>(
         &self,
         sk: &Sock,
@@ -147,7 +147,7 @@ impl Policy {
         self.with_evaluation_of(None, sk, act)
     }
 
-    /// The same for the process that makes a call.
+    /// The same as [`Self::with_evaluation`], for the process that makes a call.
     pub(super) fn with_evaluation_of<T>(
         &self,
         caller: Caller<'_>,
@@ -209,7 +209,7 @@ impl Policy {
         decided.unwrap_or((Outcome::TooFast, None))
     }
 
-    /// Judges the flow by the rules of now; says which directions they have just stopped.
+    /// Judges the flow by the current rules; says which directions these have just stopped.
     /// Process context.
     pub(crate) fn sweep(&self, sk: &Sock) -> [Option<Stopped>; 2] {
         let stopped = self.with_evaluation(sk, |Evaluation { verdicts, .. }| {
@@ -226,7 +226,7 @@ impl Policy {
         stopped.unwrap_or_default()
     }
 
-    /// Judges a stream by the rules of now, with its peer if it has one; `None` without memory. Any context
+    /// Judges a stream by the current rules, with its peer if it has one; `None` without memory. Any context
     /// but hard interrupts.
     pub(crate) fn judge_stream(
         &self,
@@ -238,7 +238,7 @@ impl Policy {
             let mut verdict = StreamVerdict::default();
             let directions = [Direction::Out, Direction::In];
             for (stopped, direction) in verdict.stopped.iter_mut().zip(directions) {
-                let judgement = evaluation.judgement_on(direction, peer);
+                let judgement = evaluation.judge_on(direction, peer);
                 verdict.denied |= evaluation.verdicts.denies(judgement);
                 *stopped = evaluation.verdicts.stop(&self.net, direction, judgement);
             }
@@ -246,10 +246,10 @@ impl Policy {
         })
     }
 
-    /// What to tell listeners of an ordinary socket's refused packets of a direction, to or from a
-    /// peer, if it has one: `None` within a second after it was told last, whoever the peer was. Any
-    /// context but hard interrupts.
-    pub(crate) fn what_to_tell(
+    /// Notes that listeners are told of an ordinary socket's refused packets of a direction, to or from a
+    /// peer, if it has one. Gives what to tell them: `None` within a second after they were told last, whoever
+    /// the peer was. Any context but hard interrupts.
+    pub(crate) fn note_told(
         &self,
         sk: &Sock,
         direction: Direction,
@@ -259,25 +259,25 @@ impl Policy {
         let directions = [Some(direction), sk.is_stream().then_some(direction.other())];
         let told = self.with_evaluation(sk, |evaluation| {
             directions.into_iter().flatten().find_map(|direction| {
-                let judgement = evaluation.judgement_on(direction, peer);
-                evaluation.verdicts.what_to_tell(direction, judgement)
+                let judgement = evaluation.judge_on(direction, peer);
+                evaluation.verdicts.note_told(direction, judgement)
             })
         });
         told.flatten()
     }
 
-    /// Whether the rules deny a peer's packets to the user of the flow's channel, where that is another process
-    /// than the owner. Counts them. Any context but hard interrupts.
-    pub(crate) fn denies_user(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
+    /// Counts a peer's packets as denied if the rules deny them to the user of the flow's channel, where that is
+    /// another process than the owner. Returns whether they do. Any context but hard interrupts.
+    pub(crate) fn deny_user(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
         let other = self.with_state(|state| state.user.as_ref()?.other_than(&state.owner));
         let port = u16::from_be(sk.local_port());
-        other.is_some_and(|user| denies_process(&self.net, Some(&user), sk, port, direction, peer))
+        other.is_some_and(|user| deny_process(&self.net, Some(&user), sk, port, direction, peer))
     }
 
     /// Whether a peer's packets are denied in a direction. Any context but hard interrupts.
     pub(crate) fn denies(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
         let denied = self.with_evaluation(sk, |evaluation| {
-            let judgement = evaluation.judgement(direction, peer);
+            let judgement = evaluation.judge(direction, peer);
             evaluation.verdicts.denies(judgement)
         });
         denied.unwrap_or(true)
@@ -287,7 +287,7 @@ impl Policy {
     pub(crate) fn apply_locked(&self, locked: &LockedStream<'_>, peer: &Peer) {
         let sk = locked.sk();
         self.with_evaluation(sk, |evaluation| {
-            let judgement = evaluation.judgement(Direction::Out, peer);
+            let judgement = evaluation.judge(Direction::Out, peer);
             let rule = evaluation.verdicts.rule(judgement).cloned();
             let action = rule.as_deref().map(|rule| &rule.action);
             evaluation.verdicts.apply_locked(locked, action);
@@ -300,7 +300,7 @@ impl Policy {
     /// but hard interrupts.
     pub(crate) fn rule_for(&self, sk: &Sock, direction: Direction, peer: &Peer) -> u32 {
         let handle = self.with_evaluation(sk, |evaluation| {
-            let judgement = evaluation.judgement(direction, peer);
+            let judgement = evaluation.judge(direction, peer);
             Some(evaluation.verdicts.rule(judgement)?.handle)
         });
         handle.flatten().unwrap_or(0)
@@ -310,7 +310,7 @@ impl Policy {
     /// interrupts.
     pub(crate) fn changes(&self, sk: &Sock, peer: &Peer) -> (Option<u32>, Option<u32>) {
         let changes = self.with_evaluation(sk, |evaluation| {
-            let judgement = evaluation.judgement(Direction::Out, peer);
+            let judgement = evaluation.judge(Direction::Out, peer);
             let rule = evaluation.verdicts.rule(judgement)?;
             Some((rule.action.mark, rule.action.priority))
         });
@@ -345,7 +345,7 @@ impl Policy {
         let shown = self.with_evaluation_of(caller, sk, |evaluation| {
             let mut denied = 0;
             let handles = [Direction::Out, Direction::In].map(|direction| {
-                let judgement = evaluation.judgement_on(direction, peer.as_ref());
+                let judgement = evaluation.judge_on(direction, peer.as_ref());
                 if evaluation.verdicts.denies(judgement) {
                     denied |= direction as u32;
                 }

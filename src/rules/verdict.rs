@@ -26,7 +26,7 @@ pub(super) struct Side {
     pub(super) judgement: Judgement,
     /// Where it depends on the peer: the last one.
     pub(super) last: Option<(Peer, Judgement)>,
-    /// Those of the rules with a rate for each flow, by the rule's handle.
+    /// The buckets of rules with a rate for each flow, by the rule's handle.
     buckets: Buckets,
     /// The process was notified that nothing passes.
     notified: bool,
@@ -42,8 +42,8 @@ pub(super) struct Verdicts {
     pub(super) generation: u64,
     port: u16,
     device: i32,
-    /// What that device was called, if a rule names a device: it may have come after the sock was bound to its
-    /// number, and be called otherwise later.
+    /// The name of that device, if a rule names a device. The device may have come after the sock was bound to its
+    /// index, and may be renamed later.
     device_name: Option<DeviceName>,
     by_device: bool,
     pub(super) out: Side,
@@ -77,10 +77,10 @@ pub(super) fn with_facts<T>(
     })
 }
 
-/// Whether the rules deny a process a sock's packets of a direction, apart from the verdicts on the sock's
-/// owner; with `None`, one that isn't known. They are of this local port. Counts what is denied. Any context but
-/// hard interrupts.
-pub(crate) fn denies_process(
+/// Counts a sock's packets of a direction as denied if the rules deny them to a process, apart from the verdicts
+/// on the sock's owner; with `None`, to a process that isn't known. They are of this local port. Returns whether they
+/// do. Any context but hard interrupts.
+pub(crate) fn deny_process(
     net: &NetPolicy,
     process: Option<&Owner>,
     sk: &Sock,
@@ -140,8 +140,8 @@ impl Evaluation<'_> {
         verdicts.set.replace(set)
     }
 
-    /// The judgement on a peer's packets.
-    pub(super) fn judgement(&mut self, direction: Direction, peer: &Peer) -> Judgement {
+    /// Gives the judgement on a peer's packets, and remembers it as that on the last peer.
+    pub(super) fn judge(&mut self, direction: Direction, peer: &Peer) -> Judgement {
         let side = self.verdicts.side(direction);
         match side.last {
             _ if side.judgement != Judgement::ByPeer => return side.judgement,
@@ -168,10 +168,10 @@ impl Evaluation<'_> {
         judgement
     }
 
-    /// The same; without a peer, whatever the peer.
-    pub(super) fn judgement_on(&mut self, direction: Direction, peer: Option<&Peer>) -> Judgement {
+    /// The same as [`Self::judge`]; without a peer, the judgement that holds for any.
+    pub(super) fn judge_on(&mut self, direction: Direction, peer: Option<&Peer>) -> Judgement {
         match peer {
-            Some(peer) => self.judgement(direction, peer),
+            Some(peer) => self.judge(direction, peer),
             None => self.verdicts.side(direction).judgement,
         }
     }
@@ -186,7 +186,7 @@ impl Evaluation<'_> {
         packets: Packets,
         changes_sock: bool,
     ) -> (Outcome, Option<Stopped>) {
-        let judgement = self.judgement(direction, peer);
+        let judgement = self.judge(direction, peer);
         self.verdicts
             .decide(net, self.sk, direction, judgement, packets, changes_sock)
     }
@@ -235,17 +235,27 @@ impl Verdicts {
             };
             return (Outcome::Denied, stopped);
         }
-        let action = rule.as_ref().map(|rule| &rule.action);
-        // A stream's sock is changed when it is locked, and its acknowledgements have no rate.
+        // A stream's sock is changed when it is locked.
         if changes_sock && direction == Direction::Out && !sk.is_stream() {
-            self.apply(sk, action);
+            self.apply(sk, rule.as_ref().map(|rule| &rule.action));
         }
-        let Some((rule, limit)) = rule
-            .as_ref()
-            .filter(|_| !packets.again && (packets.bytes > 0 || !sk.is_stream()))
-            .and_then(|rule| Some((rule, rule.action.limit.as_ref()?)))
-        else {
-            return (Outcome::Pass, None);
+        // A stream's acknowledgements have no rate.
+        let has_rate = !packets.again && (packets.bytes > 0 || !sk.is_stream());
+        let passes = match rule.as_deref().filter(|_| has_rate) {
+            Some(rule) => self.take_of_rate(rule, direction, packets),
+            None => true,
+        };
+        let outcome = match passes {
+            true => Outcome::Pass,
+            false => Outcome::TooFast,
+        };
+        (outcome, None)
+    }
+
+    /// Takes packets of what passes by the rule's rate, if it has one; says whether they pass.
+    fn take_of_rate(&mut self, rule: &Rule, direction: Direction, packets: Packets) -> bool {
+        let Some(limit) = &rule.action.limit else {
+            return true;
         };
         let units = if limit.of_bytes {
             packets.bytes
@@ -253,16 +263,11 @@ impl Verdicts {
             packets.datagrams
         };
         let now = context::now();
-        let passes = if limit.shared {
+        if limit.shared {
             rule.bucket.lock().take(&limit.rate, now, units)
         } else {
             let buckets = &mut self.side(direction).buckets;
             buckets.take(rule.handle, &limit.rate, now, units)
-        };
-        if passes {
-            (Outcome::Pass, None)
-        } else {
-            (Outcome::TooFast, None)
         }
     }
 
@@ -284,9 +289,9 @@ impl Verdicts {
         })
     }
 
-    /// What to tell listeners of an ordinary socket's refused packets: not more often than once in
-    /// [`TELL_INTERVAL`], since anybody can send them.
-    pub(super) fn what_to_tell(
+    /// Notes that listeners are told of an ordinary socket's refused packets. Gives what to tell them, not more
+    /// often than once in [`TELL_INTERVAL`], since anybody can send such packets.
+    pub(super) fn note_told(
         &mut self,
         direction: Direction,
         judgement: Judgement,
@@ -332,31 +337,35 @@ impl Verdicts {
 
     /// Gives the sock the rule's mark and priority, or its own back.
     pub(super) fn apply(&mut self, sk: &Sock, action: Option<&Action>) {
-        let new = action.and_then(|action| action.mark);
-        match (new, self.own_mark) {
-            (Some(mark), own) => {
-                self.own_mark = Some(own.unwrap_or_else(|| sk.mark()));
-                if sk.mark() != mark {
-                    sk.set_mark(mark);
-                }
+        let mark = action.and_then(|action| action.mark);
+        let own = &mut self.own_mark;
+        replace(own, mark, || sk.mark(), |mark| sk.set_mark(mark));
+        let priority = action.and_then(|action| action.priority);
+        let own = &mut self.own_priority;
+        replace(own, priority, || sk.priority(), |new| sk.set_priority(new));
+    }
+}
+
+/// Puts a rule's value in place of the sock's, which it has `now`, and keeps the sock's own one; without a rule's,
+/// gives the own one back.
+fn replace(
+    own: &mut Option<u32>,
+    of_rule: Option<u32>,
+    now: impl FnOnce() -> u32,
+    set: impl FnOnce(u32),
+) {
+    match of_rule {
+        Some(new) => {
+            let now = now();
+            own.get_or_insert(now);
+            if now != new {
+                set(new);
             }
-            (None, Some(own)) => {
-                sk.set_mark(own);
-                self.own_mark = None;
-            }
-            (None, None) => {}
         }
-        let new = action.and_then(|action| action.priority);
-        match (new, self.own_priority) {
-            (Some(priority), own) => {
-                self.own_priority = Some(own.unwrap_or_else(|| sk.priority()));
-                sk.set_priority(priority);
+        None => {
+            if let Some(own) = own.take() {
+                set(own);
             }
-            (None, Some(own)) => {
-                sk.set_priority(own);
-                self.own_priority = None;
-            }
-            (None, None) => {}
         }
     }
 }

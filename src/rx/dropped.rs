@@ -77,8 +77,8 @@ pub(super) fn give_up(channel: &Channel, sk: &Sock, skb: SkBuff, loss: &Loss) {
         skb.consume(sk);
     } else {
         // Monitors have seen it, and must not see it again as a packet that the stack drops.
-        channel.refuse(skb.address());
+        channel.set_dropping(skb.address());
         skb.drop_for(sk);
-        channel.refuse(0);
+        channel.set_dropping(0);
     }
 }

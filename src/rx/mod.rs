@@ -103,9 +103,9 @@ impl Receiver {
         })
     }
 
-    /// Whether the FILL ring has had an entry. What comes before stays in the queue of its sock, within that one's
-    /// limits: the program could give no frame, since it has the rings only with the channel.
-    fn has_begun(&mut self) -> bool {
+    /// Notes, and says, whether the FILL ring has had an entry. Packets that come before stay in the queue of their
+    /// sock, within its limits: the program could give no frame, since it has the rings only with the channel.
+    fn note_begun(&mut self) -> bool {
         self.begun = self.begun || self.fill.positions() != (0, 0);
         self.begun
     }
@@ -263,7 +263,7 @@ impl Receiver {
         stop.map_or(Ok(end), |reason| Err((end, reason)))
     }
 
-    /// The same for a packet that one frame holds, in half as many steps.
+    /// Delivers a packet that one frame holds, as [`Self::deliver_some`] does, in half as many steps.
     fn deliver_one(
         &mut self,
         channel: &Channel,
@@ -370,7 +370,7 @@ fn count(flow: &Flow, meta: &Meta, packets: u64, bytes: u32) {
 impl Channel {
     /// Whether the program has given frames for receiving. Process context.
     pub(crate) fn has_begun(&self) -> bool {
-        self.receiver.lock().has_begun()
+        self.receiver.lock().note_begun()
     }
 
     /// Moves packets that are queued on the flow's sock to the RX ring, at most [`RECEIVED_MAX`];
@@ -383,7 +383,7 @@ impl Channel {
         softirqs: &SoftirqsOff,
     ) -> bool {
         let mut receiver = self.receiver.lock_with(softirqs);
-        if !receiver.has_begun() {
+        if !receiver.note_begun() {
             drop(receiver);
             // epoll asks again about what was woken, and only about that: by then there may be frames.
             self.tell(flow, sk, false, Wake::All);
@@ -428,12 +428,14 @@ impl Channel {
 
 /// The rules' verdict on a packet that comes. Softirqs are off.
 fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outcome {
+    let Some(policy) = flow.policy_in_force() else {
+        return Outcome::Pass;
+    };
     let packets = Packets {
         datagrams: size.datagrams(),
         bytes: u64::from(size.total),
         again: false,
     };
-    let outcome = flow.decide_in_ring(sk, Direction::In, || meta.peer(), packets);
-    let cant_be = || flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk));
-    outcome.unless(|| flow.policy_in_force().is_some() && cant_be())
+    let outcome = flow.decide_in_ring(policy, sk, Direction::In, meta.peer(), packets);
+    outcome.unless(|| flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk)))
 }

@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * Datagrams of IPv6 that are received as frames, as receive.c has those of IPv4. Each function here mirrors a
+ * Datagrams of IPv6 that are received as frames, as receive4.c has those of IPv4. Each function mirrors a
  * part of the way from the driver to UDP's queue; its comment names the functions, of 7.3.4
- * (net/ipv6/ip6_input.c, unless said). selftests/direct_receives_datagrams.py holds the two together.
+ * (net/ipv6/ip6_input.c, unless said).
  */
 
-#include <linux/filter.h>
 #include <linux/ipv6.h>
 #include <linux/netfilter.h>
 #include <linux/skbuff.h>
 #include <linux/udp.h>
 #include <net/addrconf.h>
-#include <net/busy_poll.h>
 #include <net/dst_metadata.h>
 #include <net/inet6_hashtables.h>
 #include <net/inet_hashtables.h>
@@ -25,6 +23,7 @@
 #include <net/xfrm.h>
 
 #include "../shim.h"
+#include "receive.h"
 
 /* Whether there are hooks that look at what is received by IPv6. RCU is held. */
 bool kopi_has_input_hooks6(const struct net_device *dev)
@@ -118,7 +117,6 @@ static struct sock *early_demux6(struct net *net, struct sk_buff *skb)
 	const struct udphdr *udp = udp_hdr(skb);
 	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
 	unsigned int hash = ipv6_portaddr_hash(net, &ip6h->daddr, ntohs(udp->dest));
-	struct dst_entry *dst;
 	struct sock *sk;
 
 	if (!READ_ONCE(net->ipv4.sysctl_ip_early_demux) ||
@@ -130,13 +128,7 @@ static struct sock *early_demux6(struct net *net, struct sk_buff *skb)
 		    !inet6_match(net, sk, &ip6h->saddr, &ip6h->daddr, ports, inet6_iif(skb),
 				 inet6_sdif(skb)))
 			break;
-		skb->sk = sk;
-		skb->destructor = sock_pfree;
-		dst = rcu_dereference(sk->sk_rx_dst);
-		if (dst)
-			dst = dst_check(dst, READ_ONCE(sk->sk_rx_dst_cookie));
-		if (dst)
-			skb_dst_set_noref(skb, dst);
+		set_early_sock(skb, sk, READ_ONCE(sk->sk_rx_dst_cookie));
 		return sk;
 	}
 	return NULL;
@@ -151,8 +143,8 @@ static int after_pre_routing6(struct net *net, struct sock *sk, struct sk_buff *
 }
 
 /*
- * The packet's data begin with UDP's header from here: ip6_protocol_deliver_rcu(), which counts it when UDP has
- * it.
+ * The packet's data begin with UDP's header from here: ip6_protocol_deliver_rcu(), which counts it when UDP
+ * has it.
  */
 void kopi_enter_udp6(struct sk_buff *skb)
 {
@@ -227,11 +219,7 @@ bool kopi_ask_input_hooks6(struct sk_buff *skb, struct dst_entry *known)
 	if (nf_hook(NFPROTO_IPV6, NF_INET_LOCAL_IN, net, NULL, skb, dev, NULL,
 		    after_local_in6) != 1)
 		return false;
-	/* UDP finds it again, or another one that has come since. */
-	if (sk && skb->sk == sk && skb->destructor == sock_pfree) {
-		skb->sk = NULL;
-		skb->destructor = NULL;
-	}
+	clear_early_sock(skb, sk);
 	return true;
 }
 
@@ -241,18 +229,12 @@ void kopi_input_by_stack6(struct sk_buff *skb)
 	after_local_in6(dev_net_rcu(skb->dev), NULL, skb);
 }
 
-/*
- * Whether a packet that hooks have seen is still one whole datagram, with a right checksum, whose
- * sock they haven't chosen.
- */
+/* Whether a packet that hooks have seen is still one whole datagram, whose sock they haven't chosen. */
 bool kopi_is_datagram6(const struct sk_buff *skb)
 {
 	const struct ipv6hdr *ip6h = ipv6_hdr(skb);
-	const unsigned int headers = sizeof(*ip6h) + sizeof(struct udphdr);
 
-	return !skb->sk && !skb_is_nonlinear(skb) && skb->ip_summed == CHECKSUM_UNNECESSARY &&
-	       skb->len >= headers && ip6h->version == 6 && ip6h->nexthdr == IPPROTO_UDP &&
-	       skb->len == sizeof(*ip6h) + ntohs(udp_hdr(skb)->len);
+	return is_whole_datagram(skb, sizeof(*ip6h)) && ip6h->version == 6 && ip6h->nexthdr == IPPROTO_UDP;
 }
 
 /*
@@ -278,22 +260,12 @@ struct sock *kopi_find_receiver6(struct sk_buff *skb)
  */
 int kopi_filter_datagram6(struct sock *sk, struct sk_buff *skb)
 {
-	int reason;
+	int reason = ask_filters(sk, skb);
 
-	nf_reset_ct(skb);
-	reason = sk_filter_trim_cap(sk, skb, sizeof(struct udphdr));
 	if (reason) {
 		__UDP6_INC_STATS(sock_net(sk), UDP_MIB_INERRORS);
-		udp_drops_inc(sk);
 		return reason;
 	}
-	__skb_pull(skb, sizeof(struct udphdr));
-	skb_dst_drop(skb);
-	if (ipv6_addr_any(&sk->sk_v6_daddr)) {
-		sk_mark_napi_id_once(sk, skb);
-	} else {
-		sk_mark_napi_id(sk, skb);
-		sk_incoming_cpu_update(sk);
-	}
+	enter_payload(sk, skb, !ipv6_addr_any(&sk->sk_v6_daddr));
 	return 0;
 }

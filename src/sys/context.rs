@@ -91,7 +91,7 @@ pub(crate) fn current_euid() -> u32 {
 }
 
 /// Whether the current process was started from a set-user-ID or set-group-ID file, or one with capabilities.
-/// It can change what this reads. Process context.
+/// The process can change the memory that says so. Process context.
 pub(crate) fn is_secure() -> bool {
     // SAFETY: The call reads the memory map of the current task, which it keeps.
     unsafe { bindings::kopi_current_is_secure() }
@@ -165,7 +165,7 @@ pub(crate) struct RxRun {
 }
 
 impl RxRun {
-    /// The run that goes on now, or that ended last on this CPU. Softirqs are off.
+    /// The current run of softirqs on this CPU, or the last one. Softirqs are off.
     pub(crate) fn current(_softirqs: &SoftirqsOff) -> Self {
         Self {
             // SAFETY: The call only reads a counter. The task doesn't leave its CPU.

@@ -63,10 +63,10 @@ pub(crate) struct Leaving {
 pub(crate) trait LocalOut: Protocol {
     /// Judges a packet of a flow, and may change its mark and priority. A listener's is a SYN-ACK.
     /// An error drops the packet, and becomes the result of UDP's sendmsg.
-    fn leaves(&self, sk: &Sock, packet: &mut Leaving, rcu: &rcu::Guard) -> Result;
+    fn judge_leaving(&self, sk: &Sock, packet: &mut Leaving, rcu: &rcu::Guard) -> Result;
 
     /// The same of a packet of an ordinary socket. In an RCU read-side section.
-    fn leaves_ordinary(sk: &Sock, packet: &mut Leaving) -> Result;
+    fn judge_leaving_ordinary(sk: &Sock, packet: &mut Leaving) -> Result;
 }
 
 /// The body of `kopi_local_out`.
@@ -75,7 +75,10 @@ pub(crate) trait LocalOut: Protocol {
 ///
 /// Only the hook may call it, with the sock of an outgoing packet, which is a full one of UDP or TCP,
 /// and a description of the packet.
-pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::Sent) -> c_int {
+pub(crate) unsafe fn judge_leaving<T: LocalOut>(
+    sk: *mut raw::Sock,
+    packet: *mut raw::Sent,
+) -> c_int {
     let rcu = rcu::read_lock();
     // SAFETY: The packet keeps its sock, or RCU does, if it is a listener. RCU, held here, keeps the
     // flow. `packet` is a structure on the hook's stack that nothing else accesses.
@@ -98,8 +101,8 @@ pub(crate) unsafe fn leaves<T: LocalOut>(sk: *mut raw::Sock, packet: *mut raw::S
             is_reset: packet.is_reset,
         };
         let judged = match flow {
-            Some((sk, flow)) => flow.leaves(sk, &mut leaving, &rcu),
-            None => T::leaves_ordinary(Sock::from_raw(sk), &mut leaving),
+            Some((sk, flow)) => flow.judge_leaving(sk, &mut leaving, &rcu),
+            None => T::judge_leaving_ordinary(Sock::from_raw(sk), &mut leaving),
         };
         match judged {
             Ok(()) => {
@@ -125,7 +128,7 @@ macro_rules! serve {
         ) -> c_int {
             // SAFETY: C's hook is the only caller, and passes a packet's sock and its own
             // structure.
-            unsafe { $crate::sys::local_out::leaves::<$protocol>(sk, packet) }
+            unsafe { $crate::sys::local_out::judge_leaving::<$protocol>(sk, packet) }
         }
     };
 }

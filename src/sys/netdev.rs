@@ -347,7 +347,7 @@ unsafe extern "C" fn egress<T: Egress>(
 pub(crate) trait Polled: Send + Sync + 'static {
     /// Makes the driver free the frames that were sent. Called when the timer has expired, before
     /// [`Self::poll`].
-    fn expired(&self, softirqs: &SoftirqsOff);
+    fn on_expiry(&self, softirqs: &SoftirqsOff);
 
     /// Processes the queue. Returns in how many nanoseconds the timer is to expire, if it has to be
     /// started anew.
@@ -374,7 +374,7 @@ impl<Q: Polled> Timer<Q> {
         try_pin_init!(Self {
             // SAFETY: The memory is of that type and pinned, and `drop` cancels the timer.
             timer <- Opaque::ffi_init(|timer| unsafe {
-                bindings::kopi_timer_setup(timer, Some(expired::<Q>));
+                bindings::kopi_timer_setup(timer, Some(on_expiry::<Q>));
             }),
             queue <- queue,
         })
@@ -403,7 +403,7 @@ impl<Q: Polled> PinnedDrop for Timer<Q> {
 /// # Safety
 ///
 /// Only the kernel may call it, as the function of a [`Timer<Q>`]'s timer.
-unsafe extern "C" fn expired<Q: Polled>(timer: *mut c_void) {
+unsafe extern "C" fn on_expiry<Q: Polled>(timer: *mut c_void) {
     let timer = timer.cast::<Opaque<bindings::kopi_timer>>();
     // SAFETY: The timer is a field of a `Timer<Q>`, which cancels it before it is freed. It expires in a
     // softirq.
@@ -411,20 +411,20 @@ unsafe extern "C" fn expired<Q: Polled>(timer: *mut c_void) {
         let expired = &*kernel::container_of!(timer, Timer<Q>, timer);
         (expired, SoftirqsOff::assume())
     };
-    expired.queue.expired(softirqs);
+    expired.queue.on_expiry(softirqs);
     expired.poll(softirqs);
 }
 
 /// The receiver of device events. `is_it` is true of the device in question.
 pub(crate) trait DeviceEvents {
     /// The device is being unregistered, leaves its namespace, or gets lower devices. Under RTNL.
-    fn going(is_it: impl Fn(&Device) -> bool);
+    fn on_going(is_it: impl Fn(&Device) -> bool);
 
     /// The device has gone down. Under RTNL.
-    fn down(is_it: impl Fn(&Device) -> bool);
+    fn on_down(is_it: impl Fn(&Device) -> bool);
 
     /// The device's features have changed. Under RTNL.
-    fn changed(is_it: impl Fn(&Device) -> bool);
+    fn on_change(is_it: impl Fn(&Device) -> bool);
 }
 
 /// While it lives, [`DeviceEvents`] are called.
@@ -459,7 +459,7 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's notifier calls it")]
         extern "C" fn kopi_device_going(dev: *mut $crate::sys::raw::Device) {
-            <$events as $crate::sys::netdev::DeviceEvents>::going(|device| {
+            <$events as $crate::sys::netdev::DeviceEvents>::on_going(|device| {
                 $crate::sys::netdev::is(device, dev)
             });
         }
@@ -467,7 +467,7 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's notifier calls it")]
         extern "C" fn kopi_device_down(dev: *mut $crate::sys::raw::Device) {
-            <$events as $crate::sys::netdev::DeviceEvents>::down(|device| {
+            <$events as $crate::sys::netdev::DeviceEvents>::on_down(|device| {
                 $crate::sys::netdev::is(device, dev)
             });
         }
@@ -475,7 +475,7 @@ macro_rules! serve {
         #[no_mangle]
         #[expect(unsafe_code, reason = "C's notifier calls it")]
         extern "C" fn kopi_device_changed(dev: *mut $crate::sys::raw::Device) {
-            <$events as $crate::sys::netdev::DeviceEvents>::changed(|device| {
+            <$events as $crate::sys::netdev::DeviceEvents>::on_change(|device| {
                 $crate::sys::netdev::is(device, dev)
             });
         }

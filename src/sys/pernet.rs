@@ -85,7 +85,7 @@ impl NetRef {
         }
     }
 
-    /// The same of a namespace that may be ending, as one of a kernel's sock may be: `None` then.
+    /// The state of a namespace that may be ending, as one of a kernel's sock may be: `None` then.
     pub(crate) fn state_if_alive<N: Namespace>(&self, _rcu: &rcu::Guard) -> Option<Arc<N>> {
         // SAFETY: The namespace is borrowed. If it is alive, its slot has its state as long as RCU is
         // held, which the argument proves.

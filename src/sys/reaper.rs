@@ -53,9 +53,9 @@ pub(super) fn will_free() {
     LEFT.add(1, Relaxed);
 }
 
-/// It has. Any context.
+/// RCU or the workqueue has freed that, and returned its charge. Any context.
 pub(super) fn has_freed() {
-    // Whoever finds nothing left finds the charge returned.
+    // Release: a caller who finds nothing left finds the charge returned, too.
     LEFT.fetch_sub(1, Release);
 }
 

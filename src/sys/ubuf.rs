@@ -23,7 +23,7 @@ pub(crate) const REFERENCES_MAX: usize = bindings::KOPI_CONST_MAX_SKB_FRAGS as u
 pub(crate) trait Released: Send + Sync + Sized {
     /// The stack has released the pages. This is the last call for the value. Any context but hard
     /// interrupts.
-    fn released(&self);
+    fn on_released(&self);
 }
 
 /// A notification with its value.
@@ -79,7 +79,7 @@ unsafe fn put<T: Released>(inner: *mut Inner<T>) -> bool {
         // SAFETY: The pointer comes from a `KBox<Inner<T>>`. All references are put, so there is no
         // other user.
         let inner = unsafe { KBox::from_raw(inner) };
-        inner.value.released();
+        inner.value.on_released();
     }
     last
 }

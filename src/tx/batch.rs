@@ -162,7 +162,7 @@ impl Sender {
         if meta.gso_size != 0 {
             return u32::from(meta.gso_size);
         }
-        if self.retry.goes_alone() || !channel.has_gso() || self.batch.count() > 1 {
+        if self.retry.spend_alone() || !channel.has_gso() || self.batch.count() > 1 {
             return 0;
         }
         let first = self.batch.first();

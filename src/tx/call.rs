@@ -18,7 +18,7 @@ pub(super) enum Held {
     /// Calls about the flow's options are under way.
     Busy,
     /// It is completed with this error.
-    Refused(Error),
+    WithError(Error),
 }
 
 struct Sending {
@@ -29,7 +29,7 @@ struct Sending {
 }
 
 impl Call {
-    /// One of the flow of that number, if one is given.
+    /// A call of the flow of that number; no call without a number.
     pub(super) fn of(flow: Option<u32>) -> Self {
         Self(flow.map(|flow| Sending {
             flow,
@@ -37,12 +37,12 @@ impl Call {
         }))
     }
 
-    /// Whether one is, which is about another flow than that of the number.
+    /// Whether a call is under way that is about another flow than the one of this number.
     pub(super) fn is_of_another(&self, flow: u32) -> bool {
         self.0.as_ref().is_some_and(|call| call.flow != flow)
     }
 
-    /// Whether one is.
+    /// Whether a call is under way.
     pub(super) fn is_under_way(&self) -> bool {
         self.0.is_some()
     }
@@ -62,10 +62,12 @@ impl Call {
     fn reason(&self, channel: &Channel, flow: &Flow) -> Option<Held> {
         match &self.0 {
             // Whoever shares the memory has changed it since `Sender::step` looked.
-            Some(call) if call.flow != flow.number() => Some(Held::Refused(EBADF)),
+            Some(call) if call.flow != flow.number() => Some(Held::WithError(EBADF)),
             _ if flow.is_busy() => Some(Held::Busy),
-            Some(call) if call.failed => Some(Held::Refused(ecanceled())),
-            _ if channel.is_tx_only() && !flow.sends_by_ring() => Some(Held::Refused(eopnotsupp())),
+            Some(call) if call.failed => Some(Held::WithError(ecanceled())),
+            _ if channel.is_tx_only() && !flow.sends_by_ring() => {
+                Some(Held::WithError(eopnotsupp()))
+            }
             _ => None,
         }
     }

@@ -41,8 +41,8 @@ pub(super) struct Retry {
 }
 
 impl Retry {
-    /// Whether the next packet goes without others; counts it.
-    pub(super) fn goes_alone(&mut self) -> bool {
+    /// Takes one off the packets that go without others. Returns whether the next packet is such a one.
+    pub(super) fn spend_alone(&mut self) -> bool {
         let alone = self.alone > 0;
         self.alone = self.alone.saturating_sub(1);
         alone
@@ -64,7 +64,8 @@ impl Retry {
         if was_full && Channel::stall_buffer(channel, socket) {
             return Verdict::Stay(Progress::Stop);
         }
-        // The buffer drained meanwhile; but what UDP asks, as a cgroup's programs, may say EAGAIN, too, and for ever.
+        // The send buffer has drained meanwhile. The number of attempts is limited, because a cgroup's program that
+        // UDP asks may say EAGAIN, too, each time.
         if was_full && self.full < FULL_MAX {
             self.full = self.full.wrapping_add(1);
             return Verdict::Stay(Progress::Took(0));
@@ -88,7 +89,7 @@ pub(super) enum Batched {
 }
 
 impl Batched {
-    /// Whether that follows from a route.
+    /// Whether it depends on the route that KOPI makes a GSO packet.
     pub(super) fn is_by_route(self) -> bool {
         self == Self::Fitting
     }
@@ -180,7 +181,7 @@ impl InFlight {
 }
 
 impl Released for InFlight {
-    fn released(&self) {
+    fn on_released(&self) {
         let descs = self.descs.get(..self.count).unwrap_or(&[]);
         match self.verdict.load(Relaxed) {
             Self::CANCELLED => self.channel.cancel_completions(self.count as u32),

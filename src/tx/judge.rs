@@ -3,9 +3,7 @@
 //! Asking the rules about packets that don't exist yet, and showing monitors those that don't pass.
 
 use super::batch::Batch;
-use super::output::Segmentation;
 use crate::channel::Channel;
-use crate::counter::Counter;
 use crate::flow::Flow;
 use crate::monitor::{self, Unsent};
 use crate::pure::{
@@ -73,17 +71,33 @@ impl Passed {
         }
     }
 
-    /// The batch was sent, or refused.
+    /// Forgets so much of it: the batch was sent, or the stack didn't take it.
     pub(super) fn spend(&mut self, datagrams: u64, bytes: u32) {
         self.datagrams = self.datagrams.saturating_sub(datagrams);
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Has the rules decide about a batch of the flow.
+    /// Has the rules decide about a batch of so many datagrams, each of `segment` bytes if that isn't 0. One that
+    /// they refuse is counted, and shown to monitors: `EACCES`, or `ENOBUFS` over a rate.
+    pub(super) fn judge(
+        &mut self,
+        channel: &Channel,
+        (flow, sk): (&Flow, &Sock),
+        (batch, meta): (&Batch, &Meta),
+        (datagrams, segment): (u64, u32),
+    ) -> Result {
+        let outcome = self.decide(flow, sk, batch, meta, datagrams);
+        outcome.result(enobufs).inspect_err(|_| {
+            count_refused(flow, outcome, datagrams);
+            show_refused(channel, (flow, sk), (batch, meta), outcome, segment);
+        })
+    }
+
+    /// What the rules decide about a batch.
     ///
     /// A packet that stayed in the ring, since the stack had no room for it, was counted before. It
     /// may be another packet meanwhile: the ring is the program's.
-    pub(super) fn judge(
+    fn decide(
         &mut self,
         flow: &Flow,
         sk: &Sock,
@@ -91,11 +105,11 @@ impl Passed {
         meta: &Meta,
         datagrams: u64,
     ) -> Outcome {
-        if flow.policy_in_force().is_none() {
+        let Some(policy) = flow.policy_in_force() else {
             // Where rules come meanwhile, the hook of LOCAL_OUT finds that no peer was judged.
             *self = Self::NOTHING;
             return Outcome::Pass;
-        }
+        };
         let number = batch.first().flow;
         let bytes = batch.bytes();
         let Some(peer) = peer_of(meta, sk) else {
@@ -109,7 +123,7 @@ impl Passed {
             bytes: u64::from(bytes),
             again,
         };
-        let outcome = flow.decide_in_ring(sk, Direction::Out, || peer, packets);
+        let outcome = flow.decide_in_ring(policy, sk, Direction::Out, peer, packets);
         if outcome == Outcome::Pass && !again {
             *self = Self {
                 flow: number,
@@ -122,22 +136,26 @@ impl Passed {
     }
 }
 
-/// The counter and the errno of what the rules decide; `None` if they let it pass.
-pub(super) fn refusal(flow: &Flow, outcome: Outcome) -> Option<(&Counter, Error)> {
-    match outcome {
-        Outcome::Pass => None,
-        Outcome::Denied => Some((&flow.counters.tx_drop_rule, EACCES)),
-        Outcome::TooFast => Some((&flow.counters.tx_drop_rate, enobufs())),
-    }
+/// Counts the datagrams of a batch that the rules refuse.
+#[cold]
+fn count_refused(flow: &Flow, outcome: Outcome, datagrams: u64) {
+    let counter = match outcome {
+        Outcome::Pass => return,
+        Outcome::Denied => &flow.counters.tx_drop_rule,
+        Outcome::TooFast => &flow.counters.tx_drop_rate,
+    };
+    counter.add(datagrams);
+    flow.counters.tx_taken.add(datagrams);
 }
 
-/// Shows a batch to monitors that the rules don't let pass.
-pub(super) fn show_refused(
+/// Shows a batch to monitors that the rules refuse.
+#[cold]
+fn show_refused(
     channel: &Channel,
     (flow, sk): (&Flow, &Sock),
     (batch, meta): (&Batch, &Meta),
     outcome: Outcome,
-    segmentation: Segmentation,
+    gso_size: u32,
 ) {
     if !monitor::is_watched(flow) {
         return;
@@ -153,7 +171,7 @@ pub(super) fn show_refused(
         peer: peer_of(meta, sk).unwrap_or(NOBODY),
         begins,
         len: batch.bytes(),
-        gso_size: segmentation.segment,
+        gso_size,
     };
     monitor::show_unsent(flow, sk, outcome, &unsent);
 }

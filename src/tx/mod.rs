@@ -11,15 +11,15 @@
 //!    counted and queued as one from a UDP socket.
 //! 4. `completion.rs` gives the frames back to the program, or leaves the descriptors in the ring.
 //!
-//! `call.rs` has what is different if the doorbell sends as sendmmsg() would. `message.rs` sends what comes
-//! by sendmsg() in the same way, past the ring.
+//! `call.rs` has what is different if the doorbell sends as sendmmsg() would. `sendmsg.rs` sends in the same way
+//! what comes by sendmsg(), past the ring.
 
 mod batch;
 mod call;
 mod completion;
 mod judge;
-mod message;
 mod output;
+mod sendmsg;
 
 use crate::channel::Channel;
 use crate::counter::Counter;
@@ -46,8 +46,8 @@ use kernel::{
     sync::Arc,
     time::{delay::fsleep, Delta}, //
 };
-use message::MessageBuffer;
 use output::{Output, Segmentation};
+use sendmsg::MessageBuffer;
 
 /// Microseconds that a doorbell sleeps when others want the sender, and don't take it.
 const WANTED_SLEEP_US: i64 = 100;
@@ -65,7 +65,7 @@ pub(crate) struct Sender {
     done: CompletionBatch,
     /// Entries of the COMPLETION ring that are known to be free, besides those for `done`.
     room: u32,
-    /// In the middle of a packet that is refused for its length.
+    /// The ring goes on with the rest of a packet that is too long.
     skipping: bool,
     retry: Retry,
     passed: Passed,
@@ -81,7 +81,7 @@ pub(crate) struct Sender {
 /// What a sender counts besides its flows' packets; written under its lock.
 #[derive(Default)]
 pub(crate) struct SenderCounters {
-    /// Descriptors refused.
+    /// Invalid descriptors.
     pub(crate) invalid: Counter,
     /// Times that an index of the program made no sense.
     pub(crate) broken: Counter,
@@ -145,7 +145,7 @@ impl Sender {
         completions: u32,
         counters: Arc<SenderCounters>,
     ) -> Result<Self> {
-        // The ring is read when the doorbell rings, and only then; but for engines.
+        // Unless an engine polls the ring, it is read only when the doorbell rings.
         ring.want_wakeup(true);
         Ok(Self {
             longest: CHAIN_MAX.min(completions).min(ring.size()),
@@ -165,7 +165,7 @@ impl Sender {
         })
     }
 
-    /// What the rules let pass is forgotten: numbers of flows are used again.
+    /// Forgets what the rules let pass: numbers of flows are used again.
     pub(crate) fn forget_passed(&mut self) {
         self.passed = Passed::NOTHING;
     }
@@ -277,17 +277,18 @@ impl Sender {
         }
         if self.skipping {
             self.skip();
-            return self.discard(channel, Bad::Chain);
+            return self.complete_invalid(channel, Bad::Chain);
         }
         if self.call.is_under_way() && self.begins_with_another() {
-            // It isn't the caller's to send, nor to complete. Whoever waited for its room has been forgotten.
+            // That packet is neither the caller's to send, nor to complete. take() has forgotten a sender that waited
+            // for its room.
             channel.wake_writers();
             return Progress::Stop;
         }
         let mut meta = Meta::default();
         match self.validate(channel, available, &mut meta) {
             Found::Packet(segment) => self.send(channel, &meta, segment),
-            Found::Invalid(bad) => self.refuse(channel, bad),
+            Found::Invalid(bad) => self.reject(channel, bad),
             Found::Incomplete => Progress::Stop,
             Found::NoRoom => {
                 channel.stall_completion(self.batch.count());
@@ -308,7 +309,7 @@ impl Sender {
     fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Progress {
         let number = self.batch.first().flow;
         let Some((socket, flow)) = self.sockets.get(number).and_then(with_flow) else {
-            return self.refuse(channel, Bad::Flow);
+            return self.reject(channel, Bad::Flow);
         };
         if let Some(held) = self.call.withholds(channel, flow) {
             return self.hold_back(channel, held);
@@ -320,21 +321,13 @@ impl Sender {
         let (count, bytes) = (self.batch.count(), self.batch.bytes());
         let datagrams = self.batch.datagrams(segmentation.size);
 
-        let outcome = self.passed.judge(flow, sk, &self.batch, meta, datagrams);
-        if let Some((counter, error)) = judge::refusal(flow, outcome) {
-            judge::show_refused(
-                channel,
-                (flow, sk),
-                (&self.batch, meta),
-                outcome,
-                segmentation,
-            );
-            counter.add(datagrams);
-            flow.counters.tx_taken.add(datagrams);
-            return self.finish(channel, error);
+        let judged = (datagrams, segmentation.segment);
+        let passed = &mut self.passed;
+        if let Err(error) = passed.judge(channel, (flow, sk), (&self.batch, meta), judged) {
+            return self.complete(channel, error);
         }
         if batched.is_by_route() && sk.mark() != mark {
-            // A rule's mark has just come, by which another route may be taken.
+            // A rule has just marked the sock, so the packet may take another route.
             return Progress::Took(0);
         }
         self.output.message.judged = self.passed.judged();
@@ -360,7 +353,7 @@ impl Sender {
         self.passed.spend(datagrams, bytes);
         count_sent(flow, result, (datagrams, bytes), by_reference);
         if result.is_ok() {
-            // The stack may have chosen one.
+            // The stack may have chosen a port.
             flow.follow_port(sk);
         }
         self.release()
@@ -371,9 +364,9 @@ impl Sender {
     #[inline(never)]
     fn hold_back(&mut self, channel: &Arc<Channel>, held: Held) -> Progress {
         match held {
-            Held::Refused(error) => self.finish(channel, error),
+            Held::WithError(error) => self.complete(channel, error),
             // As if the send buffer were full.
-            Held::Busy if self.call.is_under_way() => self.finish(channel, EAGAIN),
+            Held::Busy if self.call.is_under_way() => self.complete(channel, EAGAIN),
             Held::Busy => {
                 let to = self
                     .sockets
@@ -387,19 +380,19 @@ impl Sender {
         }
     }
 
-    /// Completes the batch, which is a packet or the start of one, with an error.
+    /// Counts an invalid packet, of which the batch is all or the start, on its flow; and completes the batch.
     #[cold]
-    fn refuse(&mut self, channel: &Channel, bad: Bad) -> Progress {
+    fn reject(&mut self, channel: &Channel, bad: Bad) -> Progress {
         let number = self.batch.first().flow;
         if let Some((_, flow)) = self.sockets.get(number).and_then(with_flow) {
             flow.counters.tx_drop_invalid.add(1);
             flow.counters.tx_taken.add(1);
         }
-        self.discard(channel, bad)
+        self.complete_invalid(channel, bad)
     }
 
-    /// Completes the batch with an error.
-    fn discard(&mut self, channel: &Channel, bad: Bad) -> Progress {
+    /// Completes the batch with the error of an invalid packet.
+    fn complete_invalid(&mut self, channel: &Channel, bad: Bad) -> Progress {
         let count = u64::from(self.batch.count());
         self.counters.invalid.add(count);
         let error = match bad {
@@ -408,11 +401,11 @@ impl Sender {
             Bad::Flow => EBADF,
             Bad::Chain => EMSGSIZE,
         };
-        self.finish(channel, error)
+        self.complete(channel, error)
     }
 
     /// Completes the batch with an error, and goes on after it.
-    fn finish(&mut self, channel: &Channel, error: Error) -> Progress {
+    fn complete(&mut self, channel: &Channel, error: Error) -> Progress {
         self.call.fail();
         self.done.add(channel, self.batch.descs(), errno(error));
         self.room = self.room.saturating_sub(self.batch.count());
@@ -432,7 +425,7 @@ fn with_flow(socket: &Socket) -> Option<(&Socket, &Flow)> {
     Some((socket, family::protocol(socket)?))
 }
 
-/// Counts datagrams that the stack took or refused. `by_reference`: it still holds their frames.
+/// Counts datagrams that the stack was given, by the result. `by_reference`: it still holds their frames.
 fn count_sent(flow: &Flow, result: Result, (datagrams, bytes): (u64, u32), by_reference: bool) {
     let counters = &flow.counters;
     match result {

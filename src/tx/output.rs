@@ -13,7 +13,7 @@ use crate::pure::abi::{Meta, CHAIN_MAX};
 use crate::routes::Routes;
 use crate::sys::{
     family,
-    message::SendMsg,
+    msghdr::SendMsg,
     region::{Bytes, PageVec},
     socket::Socket,
     ubuf::{Notification, REFERENCES_MAX}, //
@@ -48,12 +48,12 @@ pub(crate) struct Output {
 pub(super) struct Segmentation {
     /// Bytes of each datagram, as the program or KOPI has it; 0 for none.
     pub(super) segment: u32,
-    /// The same, or that of the socket's option.
+    /// Bytes of each datagram: `segment`, or what the socket's option UDP_SEGMENT says.
     pub(super) size: u32,
 }
 
 impl Segmentation {
-    /// That of a packet whose datagrams are of `segment` bytes; 0 for none.
+    /// How a packet is segmented whose datagrams are of `segment` bytes; 0 for none.
     pub(super) fn of(socket: &Socket, segment: u32) -> Self {
         let size = match segment {
             // The socket's option cuts the payload of a descriptor.

@@ -23,7 +23,7 @@ use kernel::{
 /// for these packets.
 const TICK: u64 = 50_000;
 const TICK_MAX: u64 = 1_600_000;
-/// How long the driver may refuse all frames of a packet, and how long a packet may be with the
+/// How long the driver may take no frame of a packet, and how long a packet may be with the
 /// driver before it counts as sent, in nanoseconds.
 const DRIVER_MAX: u64 = 1_000_000_000;
 /// How many packets that hooks have kept are looked at each time.
@@ -45,7 +45,8 @@ struct Lists {
     waiting: Waiting,
     /// Packets with the driver, in order.
     with_driver: List,
-    /// The same of those whose memory a hook has kept: they would make the others wait.
+    /// Packets with the driver of whose memory a hook has a part, apart from the others, which would have to wait
+    /// for that hook.
     kept: List,
     /// The queue will be polled again.
     awake: bool,
@@ -77,7 +78,7 @@ impl Done {
 }
 
 impl Polled for Queue {
-    fn expired(&self, softirqs: &SoftirqsOff) {
+    fn on_expiry(&self, softirqs: &SoftirqsOff) {
         let is_empty = {
             let mut lists = self.lists.lock();
             lists.expires = 0;
@@ -106,7 +107,7 @@ impl Polled for Queue {
         let mut lists = self.lists.lock();
         lists.done = Some(done);
         lists.awake = !lists.is_empty();
-        lists.time_to_start()
+        lists.arm_timer()
     }
 }
 
@@ -144,31 +145,31 @@ impl Queue {
     /// Appends a packet, if there is room for its user. The caller polls the queue afterwards. Softirqs are
     /// off.
     pub(super) fn add(&self, user: u32, packet: TakenSkb) {
-        let refused = self.lists.lock().waiting.add(user, packet);
-        if let Some(packet) = refused {
-            self.refuse(packet);
+        let without_room = self.lists.lock().waiting.add(user, packet);
+        if let Some(packet) = without_room {
+            self.turn_away(packet);
         }
     }
 
     /// Appends a packet from another CPU, if there is room for its user. Gives the packet back if the queue
     /// won't be polled again. Softirqs are off.
     pub(super) fn join(&self, user: u32, packet: TakenSkb) -> core::result::Result<(), TakenSkb> {
-        let refused = {
+        let without_room = {
             let mut lists = self.lists.lock();
             if !lists.awake {
                 return Err(packet);
             }
             lists.waiting.add(user, packet)
         };
-        if let Some(packet) = refused {
-            self.refuse(packet);
+        if let Some(packet) = without_room {
+            self.turn_away(packet);
         }
         Ok(())
     }
 
-    /// Passes a packet to the stack for which there is no room, or drops it if it would overtake
+    /// Passes a packet for which there is no room to the stack, or drops it if it would overtake
     /// earlier ones of its flows.
-    fn refuse(&self, packet: TakenSkb) {
+    fn turn_away(&self, packet: TakenSkb) {
         if self.has_others_in_flight(&packet) {
             return self.drop(packet);
         }
@@ -199,7 +200,7 @@ impl Queue {
     /// Gives a packet whose charge was left to the stack, and counts what is lost if memory is short.
     /// Softirqs are off.
     fn pass_on(&self, packet: TakenSkb) {
-        // Not before: the flow's next packet might overtake this one.
+        // Ended only when the stack has the packet: the flow's next one might overtake it.
         let lost = packet.pass_on(|flow: &Flow| flow.direct.end_flight());
         self.counters.dropped.fetch_add(lost.into(), Relaxed);
     }
@@ -291,7 +292,7 @@ impl Lists {
     }
 
     /// Appends a packet that the driver was given.
-    fn given(&mut self, packet: TakenSkb) {
+    fn push_given(&mut self, packet: TakenSkb) {
         match packet.is_kept() {
             true => self.kept.push(packet),
             false => self.with_driver.push(packet),
@@ -308,9 +309,9 @@ impl Lists {
         };
     }
 
-    /// In how many nanoseconds the timer has to expire, unless it will expire before, or the queue is
-    /// empty.
-    fn time_to_start(&mut self) -> Option<u64> {
+    /// Notes when the timer is to expire. Gives in how many nanoseconds that is; `None` if it expires before that
+    /// already, or the queue is empty.
+    fn arm_timer(&mut self) -> Option<u64> {
         if !self.awake {
             return None;
         }

@@ -19,22 +19,29 @@ use kernel::sync::rcu;
 /// packets, in nanoseconds. All flows of the user that reach the head of the list one after
 /// another share this time. It begins anew when the driver has taken a packet of the user.
 const PATIENCE: u64 = 1_000_000;
-/// How long all packets take the stack after the driver has refused frames for [`DRIVER_MAX`], in
+/// How long all packets take the stack after the driver has taken no frame for [`DRIVER_MAX`], in
 /// nanoseconds.
-const REFUSED_PAUSE: u64 = 60_000_000_000;
+const STUCK_PAUSE: u64 = 60_000_000_000;
 
 /// What happens to the first packet of a user.
 enum Step {
-    /// The driver was given all of it.
-    Given,
-    /// The stack sends it.
-    ToStack,
-    /// It is dropped.
-    Drop,
+    /// It leaves the list.
+    Leaves(Recipient),
     /// It has to wait, with the user's packets behind it.
     Wait,
     /// The driver has no room: all have to wait.
     Full,
+}
+
+/// Who gets a packet that leaves its list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recipient {
+    /// The driver was given all of it.
+    Driver,
+    /// The stack sends it.
+    Stack,
+    /// It is dropped.
+    Nobody,
 }
 
 /// Whether a packet can be given to the driver; that of several flows can if it can for each.
@@ -59,7 +66,8 @@ impl Queue {
             let step = lists
                 .waiting
                 .first(at, |packet, patience| self.step(packet, patience, softirqs));
-            let given = match step {
+            let to = match step {
+                Some(Step::Leaves(to)) => to,
                 Some(Step::Wait) => {
                     later |= bit(at);
                     continue;
@@ -69,29 +77,13 @@ impl Queue {
                     lists.waiting.set_turn(at);
                     break;
                 }
-                Some(Step::Given) => true,
-                Some(Step::ToStack | Step::Drop) => false,
             };
-            let Some(mut packet) = lists.waiting.pop(at, given) else {
+            let Some(packet) = lists.waiting.pop(at, to == Recipient::Driver) else {
                 break;
             };
             any = true;
             lists.waiting.set_turn(at.wrapping_add(1));
-            match step {
-                Some(Step::Given) => {
-                    packet.set_xmit_time(now());
-                    lists.hurry |= is_waited_for(&packet);
-                    lists.given(packet);
-                }
-                Some(Step::ToStack) => {
-                    let rcu = rcu::read_lock();
-                    for part in packet.parts::<Flow>(&rcu) {
-                        part.flow.direct.leave_charge(part.charge);
-                    }
-                    done.to_stack.push(packet);
-                }
-                _ => done.dropped.push(packet),
-            }
+            move_packet(packet, to, lists, done);
         }
         any
     }
@@ -99,81 +91,78 @@ impl Queue {
     /// Sends a user's first packet, if its turn has come.
     fn step(&self, packet: &mut TakenSkb, patience: &mut Patience, softirqs: &SoftirqsOff) -> Step {
         if packet.is_to_stack() {
-            return self.may_pass_on(packet);
+            return self.step_to_stack(packet);
         }
-        let begun = packet.has_begun();
-        let turn = match begun {
-            true => Turn::Now,
-            false => self.turn(packet, patience, softirqs),
-        };
-        match turn {
-            Turn::Now => {}
-            Turn::Later => return Step::Wait,
-            Turn::Never => {
-                packet.leave_to_stack();
-                return self.may_pass_on(packet);
+        let had_begun = packet.has_begun();
+        if !had_begun {
+            match self.decide_turn(packet, patience, softirqs) {
+                Turn::Now => {}
+                Turn::Later => return Step::Wait,
+                Turn::Never => return self.leave_to_stack(packet),
             }
         }
         let sent = packet.send(&self.device, softirqs);
-        if !begun && packet.has_begun() {
+        if !had_begun && packet.has_begun() {
             begin_with_driver(packet);
         }
         match sent {
             XmitResult::All => {
                 self.counters
                     .count_sent(packet.datagrams(), packet.is_gso());
-                Step::Given
+                Step::Leaves(Recipient::Driver)
             }
             XmitResult::Some => {
-                packet.refused(now(), true);
+                packet.record_stuck(now(), true);
                 Step::Full
             }
+            XmitResult::None => self.step_when_stuck(packet, Step::Full),
             // The failure may be temporary: the program was detached in the middle of the packet,
             // say, or memory is short.
-            XmitResult::None | XmitResult::Failed
-                if packet.has_begun() || sent == XmitResult::None =>
-            {
-                let now = now();
-                if packet.refused(now, false) < DRIVER_MAX {
-                    return match sent {
-                        XmitResult::None => Step::Full,
-                        _ => Step::Wait,
-                    };
-                }
-                if sent == XmitResult::None {
-                    let until = now.saturating_add(REFUSED_PAUSE);
-                    self.counters.refused_until.store(until, Relaxed);
-                }
-                if packet.has_begun() {
-                    return Step::Drop;
-                }
-                packet.leave_to_stack();
-                self.may_pass_on(packet)
-            }
-            XmitResult::None | XmitResult::Failed => {
-                packet.leave_to_stack();
-                self.may_pass_on(packet)
-            }
+            XmitResult::Failed if packet.has_begun() => self.step_when_stuck(packet, Step::Wait),
+            XmitResult::Failed => self.leave_to_stack(packet),
         }
     }
 
-    /// Whether a packet can be given to the driver. It never can while the driver takes no frames, if a
+    /// What happens to a packet of which the driver has just taken no frame: `again`, for [`DRIVER_MAX`]. If all
+    /// have to wait for the driver, that counts as stuck then.
+    fn step_when_stuck(&self, packet: &mut TakenSkb, again: Step) -> Step {
+        let now = now();
+        if packet.record_stuck(now, false) < DRIVER_MAX {
+            return again;
+        }
+        if matches!(again, Step::Full) {
+            let until = now.saturating_add(STUCK_PAUSE);
+            self.counters.stuck_until.store(until, Relaxed);
+        }
+        if packet.has_begun() {
+            return Step::Leaves(Recipient::Nobody);
+        }
+        self.leave_to_stack(packet)
+    }
+
+    /// Decides whether a packet can be given to the driver. It never can while the driver takes no frames, if a
     /// tap was added after the packet was taken, or if the stack has held an earlier packet of its flow
     /// for too long.
-    fn turn(&self, packet: &TakenSkb, patience: &mut Patience, softirqs: &SoftirqsOff) -> Turn {
-        if self.device.is_tapped(softirqs) || self.counters.is_refused() {
+    fn decide_turn(
+        &self,
+        packet: &TakenSkb,
+        patience: &mut Patience,
+        softirqs: &SoftirqsOff,
+    ) -> Turn {
+        if self.device.is_tapped(softirqs) || self.counters.is_stuck() {
             return Turn::Never;
         }
         let rcu = rcu::read_lock();
         // A closed flow sends nothing that it could overtake.
         let turns = packet
             .parts(&rcu)
-            .map(|part| self.turn_of(part.sk, part.flow, patience));
+            .map(|part| self.decide_turn_of(part.sk, part.flow, patience));
         turns.max().unwrap_or(Turn::Now)
     }
 
-    /// Whether an open flow's packet can be given to the driver.
-    fn turn_of(&self, sk: &Sock, flow: &Flow, patience: &mut Patience) -> Turn {
+    /// Decides whether an open flow's packet can be given to the driver, and notes if the flow has entered the direct
+    /// path, or has to pause.
+    fn decide_turn_of(&self, sk: &Sock, flow: &Flow, patience: &mut Patience) -> Turn {
         let direct = &flow.direct;
         if !direct.leaves_by(self.number) {
             return Turn::Never;
@@ -193,14 +182,41 @@ impl Queue {
         Turn::Never
     }
 
-    /// Passes a packet to the stack, once no earlier packet of its flows is with the driver.
-    fn may_pass_on(&self, packet: &TakenSkb) -> Step {
+    /// Has the stack send a packet, of which the driver has taken nothing.
+    fn leave_to_stack(&self, packet: &mut TakenSkb) -> Step {
+        packet.leave_to_stack();
+        self.step_to_stack(packet)
+    }
+
+    /// What happens to a packet that the stack is to send: it waits while an earlier packet of one of its flows
+    /// is with the driver.
+    fn step_to_stack(&self, packet: &TakenSkb) -> Step {
         let rcu = rcu::read_lock();
         let mut parts = packet.parts::<Flow>(&rcu);
         match parts.any(|part| part.flow.direct.with_driver.load(Relaxed) != 0) {
-            false => Step::ToStack,
+            false => Step::Leaves(Recipient::Stack),
             true => Step::Wait,
         }
+    }
+}
+
+/// Puts a packet that has left its list among those with the driver, or those that the stack gets or that are
+/// dropped without the lock.
+fn move_packet(mut packet: TakenSkb, to: Recipient, lists: &mut Lists, done: &mut Done) {
+    match to {
+        Recipient::Driver => {
+            packet.set_xmit_time(now());
+            lists.hurry |= is_waited_for(&packet);
+            lists.push_given(packet);
+        }
+        Recipient::Stack => {
+            let rcu = rcu::read_lock();
+            for part in packet.parts::<Flow>(&rcu) {
+                part.flow.direct.leave_charge(part.charge);
+            }
+            done.to_stack.push(packet);
+        }
+        Recipient::Nobody => done.dropped.push(packet),
     }
 }
 

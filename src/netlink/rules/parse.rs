@@ -195,34 +195,34 @@ fn remote(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Option<Prefix>
     })
 }
 
-fn action(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Action> {
-    let number = |kind| table.get(kind).map(|attr| attr.u32());
+/// The rate at which packets pass, if there is one.
+fn limit(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Option<Limit>> {
     let bytes = table.get(uapi::KOPI_A_RULE_RATE_BYTES);
     let packets = table.get(uapi::KOPI_A_RULE_RATE_PACKETS);
     let burst = table.get(uapi::KOPI_A_RULE_BURST);
     let shared = table.get(uapi::KOPI_A_RULE_SHARED);
-    let limit = match (&bytes, &packets) {
-        (Some(_), Some(attr)) => {
-            return Err(request.refuse(
-                EINVAL,
-                c"a rate is of bytes or of datagrams: use two rules",
-                Some(attr),
-            ))
-        }
-        (None, None) => {
-            let stray = burst.or(shared);
-            if stray.is_some() {
-                return Err(request.refuse(EINVAL, c"there is no rate", stray.as_ref()));
-            }
-            None
-        }
-        (Some(rate), None) | (None, Some(rate)) => Some(Limit {
+    match (&bytes, &packets) {
+        (Some(_), Some(attr)) => Err(request.refuse(
+            EINVAL,
+            c"a rate is of bytes or of datagrams: use two rules",
+            Some(attr),
+        )),
+        (None, None) => match burst.or(shared) {
+            Some(stray) => Err(request.refuse(EINVAL, c"there is no rate", Some(&stray))),
+            None => Ok(None),
+        },
+        (Some(rate), None) | (None, Some(rate)) => Ok(Some(Limit {
             rate: Rate::new(rate.uint(), burst.as_ref().map(|attr| attr.uint()))
                 .ok_or_else(|| request.refuse(EINVAL, c"nothing would pass", Some(rate)))?,
             of_bytes: bytes.is_some(),
             shared: shared.is_some(),
-        }),
-    };
+        })),
+    }
+}
+
+fn action(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Action> {
+    let number = |kind| table.get(kind).map(|attr| attr.u32());
+    let limit = limit(request, table)?;
     if let Some(attr) = table.get(uapi::KOPI_A_RULE_WEIGHT) {
         if !request.requester().is_admin() {
             let why = c"a weight takes CAP_NET_ADMIN in the initial user namespace";

@@ -2,8 +2,8 @@
 
 //! Showing rules.
 
-use crate::pure::rule::Match;
-use crate::rules::{NetPolicy, Rule};
+use crate::pure::rule::{Match, Prefix};
+use crate::rules::{Action, NetPolicy, Rule};
 use crate::sys::{
     genl::{Dump, Message, Request, Requester},
     pernet::NetRef,
@@ -77,16 +77,8 @@ fn put_match(message: &mut Message, requester: &Requester<'_>, matches: &Match) 
         ),
         Message::u16,
     )?;
-    if let Some(prefix) = matches.remote {
-        let (address, bits) = prefix.parts();
-        let (skipped, bits) = if prefix.is_ipv4() {
-            (12, bits.saturating_sub(96))
-        } else {
-            (0, bits)
-        };
-        let address = address.get(skipped..).unwrap_or(&[]);
-        message.bytes(uapi::KOPI_A_RULE_REMOTE_ADDRESS, address)?;
-        message.u8(uapi::KOPI_A_RULE_REMOTE_PREFIX, bits)?;
+    if let Some(prefix) = &matches.remote {
+        put_prefix(message, prefix)?;
     }
     put_range(
         message,
@@ -106,6 +98,19 @@ fn put_match(message: &mut Message, requester: &Requester<'_>, matches: &Match) 
     Ok(())
 }
 
+fn put_prefix(message: &mut Message, prefix: &Prefix) -> Result {
+    let (address, bits) = prefix.parts();
+    // IPv4's are kept as IPv4-mapped addresses.
+    let (skipped, bits) = if prefix.is_ipv4() {
+        (12, bits.saturating_sub(96))
+    } else {
+        (0, bits)
+    };
+    let address = address.get(skipped..).unwrap_or(&[]);
+    message.bytes(uapi::KOPI_A_RULE_REMOTE_ADDRESS, address)?;
+    message.u8(uapi::KOPI_A_RULE_REMOTE_PREFIX, bits)
+}
+
 fn put_rule(message: &mut Message, requester: &Requester<'_>, rule: &Rule) -> Result {
     message.u32(uapi::KOPI_A_RULE_HANDLE, rule.handle)?;
     put_match(message, requester, &rule.matches)?;
@@ -119,7 +124,16 @@ fn put_rule(message: &mut Message, requester: &Requester<'_>, rule: &Rule) -> Re
         let stale = is_exe_stale(requester.net(), rule, path)?;
         message.flag(uapi::KOPI_A_RULE_EXE_STALE, stale)?;
     }
-    let action = &rule.action;
+    put_action(message, &rule.action)?;
+    if let Some(comment) = &rule.comment {
+        message.string(uapi::KOPI_A_RULE_COMMENT, comment)?;
+    }
+    message.uint(uapi::KOPI_A_RULE_PACKETS, rule.packets.get())?;
+    message.uint(uapi::KOPI_A_RULE_BYTES, rule.bytes.get())?;
+    message.uint(uapi::KOPI_A_RULE_DENIED, rule.denied.get())
+}
+
+fn put_action(message: &mut Message, action: &Action) -> Result {
     let verdict = if action.deny {
         uapi::KOPI_VERDICT_DENY
     } else {
@@ -145,12 +159,7 @@ fn put_rule(message: &mut Message, requester: &Requester<'_>, rule: &Rule) -> Re
         message.uint(uapi::KOPI_A_RULE_BURST, limit.rate.burst())?;
         message.flag(uapi::KOPI_A_RULE_SHARED, limit.shared)?;
     }
-    if let Some(comment) = &rule.comment {
-        message.string(uapi::KOPI_A_RULE_COMMENT, comment)?;
-    }
-    message.uint(uapi::KOPI_A_RULE_PACKETS, rule.packets.get())?;
-    message.uint(uapi::KOPI_A_RULE_BYTES, rule.bytes.get())?;
-    message.uint(uapi::KOPI_A_RULE_DENIED, rule.denied.get())
+    Ok(())
 }
 
 /// Calls `look` with a path as C has it.
@@ -185,7 +194,7 @@ pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
     let requester = dump.requester();
     let net = requester.net().state();
     let (set, generation) = net.policy.rules_and_generation();
-    dump.shows(generation);
+    dump.set_generation(generation);
     let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
     for (place, rule) in set.rules.iter().enumerate().skip(start) {
         let added = dump.add(uapi::KOPI_CMD_RULE_GET, |message| {

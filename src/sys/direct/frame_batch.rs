@@ -36,7 +36,7 @@ pub(crate) struct FrameBatch {
     last: usize,
     /// An skb without data for the next datagram that hooks are asked about, or null.
     spare: *mut bindings::sk_buff,
-    /// A datagram that a hook has changed so that the stack has to go on with it.
+    /// The datagram that a hook has just changed, if it has.
     stray: Option<Stray>,
 }
 
@@ -62,7 +62,7 @@ struct Open {
     count: usize,
 }
 
-/// A datagram that the stack goes on with.
+/// A datagram that a hook has changed, so that the stack has to send it.
 struct Stray {
     skb: NonNull<bindings::sk_buff>,
     stage: bindings::kopi_hooks,
@@ -138,7 +138,7 @@ impl FrameBatch {
         unsafe { can_push(sk.as_ptr(), datagram, rcu) }
     }
 
-    /// Whether it was begun.
+    /// Whether a batch was begun.
     pub(crate) fn is_open(&self) -> bool {
         self.open.is_some()
     }
@@ -185,32 +185,8 @@ impl FrameBatch {
         let expected = (ahead as usize)
             .saturating_add(1)
             .min(self.last.saturating_mul(2));
-        self.open = slot_for(datagram).and_then(|slot| {
-            let most = (BULK_BYTES - BatchPages::TABLES)
-                .checked_div(slot)?
-                .min(BULK);
-            let frames = most.min(expected).max(1);
-            let pages = BatchPages::new(slot.checked_mul(frames)?)?;
-            let room = pages.size();
-            // SAFETY: The sock is borrowed, and the route owns a reference to the dst.
-            let skb = unsafe {
-                bindings::kopi_alloc_frames_skb(sk.as_ptr(), datagram.dst(), room as u32)
-            };
-            // INVARIANT: Owned from here, and charged. Only the tables are in use.
-            Some(Open {
-                skb: NonNull::new(skb)?,
-                device: datagram.device(),
-                is_ipv6: datagram.is_ipv6(),
-                start: pages.start(),
-                pages,
-                room,
-                at: BatchPages::TABLES,
-                count: 0,
-            })
-        });
-        // SAFETY: The batch owns the skb.
-        let charge = |open: &Open| unsafe { bindings::kopi_skb_truesize(open.skb.as_ptr()) };
-        self.open.as_ref().map(charge)
+        self.open = Open::new(sk, datagram, expected);
+        self.open.as_ref().map(Open::charge)
     }
 
     /// Has the frames leave that are there. Process context.
@@ -266,28 +242,20 @@ impl FrameBatch {
             (memory, header)
         };
         // SAFETY: The caller passes a valid sock. RCU, held here, keeps the hooks' lists, and
-        // neighbours. In front of the header are more than 16 bytes.
-        let (mark, priority) = unsafe {
-            let dst = datagram.dst();
-            let labels = if bindings::kopi_has_output_hooks(sk, dst) {
-                match self.show_to_hooks(sk, datagram, memory, slot) {
-                    Ok(labels) => labels,
-                    Err(elsewhere) => return elsewhere,
-                }
+        // neighbours. In front of the header are more than 16 bytes, and `memory` has `slot` bytes.
+        let labels = unsafe {
+            if bindings::kopi_has_output_hooks(sk, datagram.dst()) {
+                self.show_to_hooks(sk, datagram, memory, slot)
             } else {
-                if !bindings::kopi_put_hard_header(dst, header.cast()) {
-                    return Pushed::Left;
-                }
-                let field = bindings::IPSTATS_MIB_OUTREQUESTS as i32;
-                bindings::kopi_output_inc_stats(sk, dst, field);
-                (
-                    datagram.mark(),
-                    ptr::read_volatile(&raw const (*sk).sk_priority),
-                )
-            };
-            bindings::kopi_count_output(sk, dst, datagram.whole() as u32);
-            labels
+                put_hard_header(sk, datagram, header)
+            }
         };
+        let (mark, priority) = match labels {
+            Ok(labels) => labels,
+            Err(elsewhere) => return elsewhere,
+        };
+        // SAFETY: The caller passes a valid sock. The route's reference keeps the dst.
+        unsafe { bindings::kopi_count_output(sk, datagram.dst(), datagram.whole() as u32) };
         let len = datagram.whole().wrapping_add(HEADER_ETH) as u16;
         if let Some(open) = &mut self.open {
             open.add(slot, |at| FrameEntry {
@@ -388,7 +356,65 @@ impl FrameBatch {
     }
 }
 
+/// Writes the Ethernet header of a datagram that no hook sees. Returns the mark and priority of its sock; or what has
+/// become of it, if its neighbour has to be resolved.
+///
+/// # Safety
+///
+/// `sk` must be the valid sock of the datagram, and `header` its IP header with more than 16 bytes in front. The
+/// caller must be in an RCU read-side section.
+#[inline(always)]
+unsafe fn put_hard_header(
+    sk: *mut bindings::sock,
+    datagram: &Datagram<'_>,
+    header: *mut u8,
+) -> core::result::Result<(u32, u32), Pushed> {
+    let dst = datagram.dst();
+    // SAFETY: Required of the caller. The route's reference keeps the dst.
+    unsafe {
+        if !bindings::kopi_put_hard_header(dst, header.cast()) {
+            return Err(Pushed::Left);
+        }
+        let field = bindings::IPSTATS_MIB_OUTREQUESTS as i32;
+        bindings::kopi_output_inc_stats(sk, dst, field);
+        let priority = ptr::read_volatile(&raw const (*sk).sk_priority);
+        Ok((datagram.mark(), priority))
+    }
+}
+
 impl Open {
+    /// A batch without frames, with room for as many as the datagram's as are `expected`; `None` if memory is short,
+    /// or the datagram too long. Process context.
+    fn new(sk: &Sock, datagram: &Datagram<'_>, expected: usize) -> Option<Self> {
+        let slot = slot_for(datagram)?;
+        let most = (BULK_BYTES - BatchPages::TABLES)
+            .checked_div(slot)?
+            .min(BULK);
+        let frames = most.min(expected).max(1);
+        let pages = BatchPages::new(slot.checked_mul(frames)?)?;
+        let room = pages.size();
+        // SAFETY: The sock is borrowed, and the route owns a reference to the dst.
+        let skb =
+            unsafe { bindings::kopi_alloc_frames_skb(sk.as_ptr(), datagram.dst(), room as u32) };
+        // INVARIANT: Owned from here, and charged. Only the tables are in use.
+        Some(Self {
+            skb: NonNull::new(skb)?,
+            device: datagram.device(),
+            is_ipv6: datagram.is_ipv6(),
+            start: pages.start(),
+            pages,
+            room,
+            at: BatchPages::TABLES,
+            count: 0,
+        })
+    }
+
+    /// Bytes that the sock of the skb is charged for it.
+    fn charge(&self) -> u32 {
+        // SAFETY: The batch owns the skb.
+        unsafe { bindings::kopi_skb_truesize(self.skb.as_ptr()) }
+    }
+
     /// Records a frame in the next `slot` bytes. `entry` gets its place, in cache lines.
     fn add(&mut self, slot: usize, entry: impl FnOnce(u16) -> FrameEntry) {
         let entry = entry((self.at / LINE) as u16);

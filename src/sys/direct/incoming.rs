@@ -117,7 +117,7 @@ impl Incoming {
     }
 
     /// Gives the frame back, which nobody else has seen.
-    pub(crate) fn back(self, spare: &mut SpareSkb) -> XdpFrame {
+    pub(crate) fn into_frame(self, spare: &mut SpareSkb) -> XdpFrame {
         // SAFETY: This value owns the skb, and nobody else has a reference.
         unsafe { bindings::kopi_unwrap_frame(self.as_ptr()) };
         // INVARIANT of `SpareSkb`: Without data, and nobody else's.
@@ -134,7 +134,7 @@ impl Incoming {
         // struct is in front of the data.
         unsafe {
             match self.version {
-                IpVersion::V4 => bindings::kopi_count_input(self.as_ptr(), frame),
+                IpVersion::V4 => bindings::kopi_count_input4(self.as_ptr(), frame),
                 IpVersion::V6 => bindings::kopi_count_input6(self.as_ptr(), frame),
             }
         }
@@ -191,11 +191,11 @@ impl Incoming {
         }
     }
 
-    /// Whether its route ends at this host, which is remembered. A datagram of IPv6 has the route
-    /// afterwards, whose device it is counted for. To be asked before hooks are. In an RCU read-side
-    /// section.
+    /// Finds its route, and remembers one that ends at this host. Returns whether it does. A datagram of IPv6 has
+    /// the route afterwards, whose device it is counted for. To be called before hooks are asked. In an RCU
+    /// read-side section.
     #[inline]
-    pub(crate) fn is_for_here(
+    pub(crate) fn route_here(
         &self,
         ends: &DatagramEnds,
         routes: &mut InputRoutes,
@@ -211,14 +211,14 @@ impl Incoming {
                 }
                 return true;
             }
-            let is_for_here = match self.version {
-                IpVersion::V4 => bindings::kopi_route_here(self.as_ptr()),
+            let ends_here = match self.version {
+                IpVersion::V4 => bindings::kopi_route_here4(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_route_here6(self.as_ptr()),
             };
-            if is_for_here {
+            if ends_here {
                 routes.learn(ends, self.as_ptr());
             }
-            is_for_here
+            ends_here
         }
     }
 
@@ -229,7 +229,7 @@ impl Incoming {
         self.hooked = true;
         let ends = self.ends();
         let mut known = routes.find(&ends);
-        if known.is_null() && self.is_for_here(&ends, routes, rcu) {
+        if known.is_null() && self.route_here(&ends, routes, rcu) {
             known = routes.find(&ends);
         }
         // SAFETY: This value owns the skb, whose data begin with the IP header, and RCU, held here,
@@ -237,20 +237,20 @@ impl Incoming {
         // frame's memory.
         let passes = unsafe {
             match self.version {
-                IpVersion::V4 => bindings::kopi_ask_input_hooks(self.as_ptr(), known),
+                IpVersion::V4 => bindings::kopi_ask_input_hooks4(self.as_ptr(), known),
                 IpVersion::V6 => bindings::kopi_ask_input_hooks6(self.as_ptr(), known),
             }
         };
         passes.then_some(self)
     }
 
-    /// Whether it is still one whole datagram with a right checksum, and no hook has chosen its
-    /// receiver.
+    /// Whether this is still one whole datagram with a right checksum after hooks have seen it, and no hook has
+    /// chosen its receiver.
     pub(crate) fn is_whole(&self) -> bool {
         // SAFETY: This value owns the skb, whose data begin with the IP header.
         let is_datagram = || unsafe {
             match self.version {
-                IpVersion::V4 => bindings::kopi_is_datagram(self.as_ptr()),
+                IpVersion::V4 => bindings::kopi_is_datagram4(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_is_datagram6(self.as_ptr()),
             }
         };
@@ -267,7 +267,7 @@ impl Incoming {
         // keeps the sock, and a flow's state.
         unsafe {
             let sk = match self.version {
-                IpVersion::V4 => bindings::kopi_find_receiver(self.as_ptr()),
+                IpVersion::V4 => bindings::kopi_find_receiver4(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_find_receiver6(self.as_ptr()),
             };
             let (sock, flow) = family::flow_of::<T>(sk)?;
@@ -276,14 +276,14 @@ impl Incoming {
         }
     }
 
-    /// Has UDP go on with it, which hooks have let pass. In an RCU read-side section, with softirqs
+    /// Gives UDP a datagram that hooks have let pass. In an RCU read-side section, with softirqs
     /// off.
     pub(crate) fn go_on(self, _rcu: &rcu::Guard) {
         // SAFETY: This value owned the skb, whose data begin with the IP header. The stack owns it
         // from here, and with it the frame's memory.
         unsafe {
             match self.version {
-                IpVersion::V4 => bindings::kopi_input_by_stack(self.as_ptr()),
+                IpVersion::V4 => bindings::kopi_input_by_stack4(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_input_by_stack6(self.as_ptr()),
             }
         }
@@ -309,8 +309,8 @@ impl Incoming {
         let reason = unsafe {
             match self.version {
                 IpVersion::V4 => {
-                    bindings::kopi_enter_udp(self.as_ptr());
-                    bindings::kopi_filter_datagram(sk.as_ptr(), self.as_ptr())
+                    bindings::kopi_enter_udp4(self.as_ptr());
+                    bindings::kopi_filter_datagram4(sk.as_ptr(), self.as_ptr())
                 }
                 IpVersion::V6 => {
                     bindings::kopi_enter_udp6(self.as_ptr());
@@ -338,7 +338,7 @@ impl Incoming {
         unsafe { SkBuff::from_raw(self.skb) }
     }
 
-    /// Ends it, which was received.
+    /// Frees a datagram that was received, or keeps its skb for the next one.
     #[inline]
     pub(crate) fn finish(self, spare: &mut SpareSkb) {
         let head = self.frame.memory();
@@ -346,7 +346,7 @@ impl Incoming {
         // as one; otherwise the skb is.
         unsafe {
             if bindings::kopi_is_frame_alone(self.as_ptr(), head) {
-                drop(self.back(spare));
+                drop(self.into_frame(spare));
             } else {
                 bindings::consume_skb(self.as_ptr());
             }

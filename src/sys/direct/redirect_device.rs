@@ -25,7 +25,7 @@ pub(crate) trait FrameReceiver: Send + Sync + 'static {
     fn device(&self) -> &Device;
 
     /// Makes the program redirect to the device of this index. Under RTNL.
-    fn redirects_to(&self, ifindex: u32);
+    fn redirect_to(&self, ifindex: u32);
 
     /// The redirect device takes frames now: `ENOMEM`. Under RTNL.
     fn open(&self) -> Result;
@@ -76,7 +76,7 @@ impl<R: FrameReceiver> RedirectDevice<R> {
         }
         // INVARIANT: Just registered in the NIC's namespace, with the receiver.
         let device = Self { dev, receiver };
-        device.receiver.redirects_to(device.ifindex());
+        device.receiver.redirect_to(device.ifindex());
         // SAFETY: The device is registered, and RTNL is held.
         to_result(unsafe { bindings::dev_open(dev.as_ptr(), core::ptr::null_mut()) })?;
         // Once more, to know whether there is memory for it.

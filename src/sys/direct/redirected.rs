@@ -189,32 +189,19 @@ pub(crate) fn deliver_gro(
         ptr::copy_nonoverlapping(headers.as_ptr(), data, start);
         (skb, data)
     };
-    let mut left = payload;
-    let (mut end, mut references) = (start, 0);
-    for frame in frames.drain_all() {
-        let len = segment.min(left);
-        left = left.saturating_sub(len);
-        if by_reference {
-            // SAFETY: The skb is valid, and `references` counts the fragments that were added to
-            // it.
-            let added = unsafe { frame.add_to(skb, references, start, len) };
-            references = references.wrapping_add(usize::from(added));
-            continue;
+    if by_reference {
+        // SAFETY: The skb is new, and without fragments.
+        unsafe { add_payload(skb, frames, start, (segment, payload)) };
+    } else {
+        // SAFETY: The skb has room for `payload` bytes behind the headers. What was written is put.
+        unsafe {
+            let written = copy_payload(data.add(start), frames, start, (segment, payload));
+            bindings::skb_put(skb, written as u32);
         }
-        let from = frame.bytes().get(start..).unwrap_or(&[]);
-        let len = len.min(from.len());
-        // SAFETY: The skb has room for `payload` bytes behind the headers. The sum of all `len` is
-        // at most `payload`, as `left` ensures, so `end + len` is within that room.
-        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), data.add(end), len) };
-        end = end.wrapping_add(len);
     }
-    // SAFETY: The skb is valid and owned here until the stack gets it. Exactly the bytes up to
-    // `end` were written, and these are put. They begin with the headers, of which `udp` is an
-    // offset.
+    // SAFETY: The skb is valid and owned here until the stack gets it. It begins with the headers, of which `udp` is
+    // an offset.
     unsafe {
-        if !by_reference {
-            bindings::skb_put(skb, end.wrapping_sub(start) as u32);
-        }
         let udp = udp_header(headers) as u32;
         bindings::kopi_skb_set_udp_gro(skb, udp, segment as u16, count as u16);
         bindings::kopi_skb_set_received(skb, device.as_ptr());
@@ -222,4 +209,52 @@ pub(crate) fn deliver_gro(
         bindings::netif_receive_skb(skb);
     }
     Ok(())
+}
+
+/// Gives the payload of frames, each behind `start` bytes of headers, to an skb as page fragments: of each `segment`
+/// bytes, of all together `payload`.
+///
+/// # Safety
+///
+/// The skb must be valid, and have no fragments.
+unsafe fn add_payload(
+    skb: *mut bindings::sk_buff,
+    frames: &mut KVec<XdpFrame>,
+    start: usize,
+    (segment, payload): (usize, usize),
+) {
+    let (mut left, mut references) = (payload, 0);
+    for frame in frames.drain_all() {
+        let len = segment.min(left);
+        left = left.saturating_sub(len);
+        // SAFETY: The skb is valid, and `references` counts the fragments that were added to it.
+        let added = unsafe { frame.add_to(skb, references, start, len) };
+        references = references.wrapping_add(usize::from(added));
+    }
+}
+
+/// Copies the payload of frames, as [`add_payload`] has it. Returns the bytes that were written, one frame's behind
+/// the other's.
+///
+/// # Safety
+///
+/// `to` must have room for `payload` bytes.
+unsafe fn copy_payload(
+    to: *mut u8,
+    frames: &mut KVec<XdpFrame>,
+    start: usize,
+    (segment, payload): (usize, usize),
+) -> usize {
+    let (mut left, mut written) = (payload, 0usize);
+    for frame in frames.drain_all() {
+        let len = segment.min(left);
+        left = left.saturating_sub(len);
+        let from = frame.bytes().get(start..).unwrap_or(&[]);
+        let len = len.min(from.len());
+        // SAFETY: The sum of all `len` is at most `payload`, as `left` ensures, so this is within the room that the
+        // caller has promised.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), to.add(written), len) };
+        written = written.wrapping_add(len);
+    }
+    written
 }

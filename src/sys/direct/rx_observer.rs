@@ -51,7 +51,7 @@ impl Device {
         // the argument proves to be held, keeps the lists of hooks.
         unsafe {
             match version {
-                IpVersion::V4 => bindings::kopi_has_input_hooks(self.as_ptr()),
+                IpVersion::V4 => bindings::kopi_has_input_hooks4(self.as_ptr()),
                 IpVersion::V6 => bindings::kopi_has_input_hooks6(self.as_ptr()),
             }
         }

@@ -34,8 +34,8 @@ pub(super) struct SkbCb {
     pages: Option<BatchPages>,
     /// The time at which the driver was given all of it, in nanoseconds.
     xmit_time: u64,
-    /// Since when the driver has refused all frames of it, in nanoseconds; 0 if it hasn't.
-    refused: u64,
+    /// Since when the driver has taken none of its frames, in nanoseconds; 0 if no attempt has failed.
+    stuck_since: u64,
     /// Datagrams that the driver has taken.
     number: u16,
     /// Datagrams in total.
@@ -54,7 +54,7 @@ impl SkbCb {
         Self {
             pages: None,
             xmit_time: 0,
-            refused: 0,
+            stuck_since: 0,
             number: 0,
             datagrams,
             to_stack,
@@ -69,7 +69,7 @@ impl SkbCb {
         Self {
             pages: Some(pages),
             xmit_time: 0,
-            refused: 0,
+            stuck_since: 0,
             number: 0,
             datagrams: count,
             to_stack: false,
@@ -104,6 +104,14 @@ pub(crate) enum XmitResult {
     None,
     /// The driver takes no frames of this packet, or memory is short.
     Failed,
+}
+
+/// The payload of a datagram or GSO packet.
+struct Payload {
+    /// Bytes of all.
+    len: u32,
+    /// Bytes of each datagram; the last may have less.
+    segment: u32,
 }
 
 /// What an open flow has of a packet.
@@ -191,17 +199,19 @@ impl TakenSkb {
     }
 
     /// What the sock of its skb is charged for frames of other socks, which are charged for these, too.
-    pub(crate) fn surplus(&self) -> u32 {
+    fn surplus(&self) -> u32 {
         let others = self.other_charges().iter();
         let others = others.fold(0u32, |sum, charge| sum.saturating_add(charge.bytes));
         // Some may have charges without a frame.
         others.min(self.charge() / 16 * 15)
     }
 
-    /// Ends so much of what the sock of its skb is charged: at most the surplus.
-    pub(crate) fn lower_charge(&mut self, surplus: u32) {
+    /// Ends what the sock of its skb is charged for frames of other socks; calls `before` with the bytes, before.
+    pub(crate) fn end_surplus(&mut self, before: impl FnOnce(&Self, u32)) {
+        let surplus = self.surplus();
+        before(self, surplus);
         // SAFETY: This value owns a valid skb, whose sock is charged for more than that.
-        unsafe { bindings::kopi_skb_lower_charge(self.as_ptr(), surplus.min(self.surplus())) };
+        unsafe { bindings::kopi_skb_lower_charge(self.as_ptr(), surplus) };
     }
 
     /// One of its flows that is still open.
@@ -244,7 +254,7 @@ impl TakenSkb {
     }
 
     /// Records that the driver has taken some more datagrams.
-    pub(super) fn took(&mut self, datagrams: u16) {
+    pub(super) fn count_taken(&mut self, datagrams: u16) {
         let cb = self.cb_mut();
         cb.number = cb.number.wrapping_add(datagrams);
     }
@@ -279,15 +289,14 @@ impl TakenSkb {
         self.cb().number != 0
     }
 
-    /// Records at the time `now` that the driver refused frames of it. Returns for how many
-    /// nanoseconds it has refused all of them; that time begins anew if the driver had `taken`
-    /// some.
-    pub(crate) fn refused(&mut self, now: u64, taken: bool) -> u64 {
+    /// Records at the time `now` that the driver took none of its frames, or, with `took_some`, not all. Returns
+    /// for how many nanoseconds it has taken none; that time begins anew if it took some.
+    pub(crate) fn record_stuck(&mut self, now: u64, took_some: bool) -> u64 {
         let cb = self.cb_mut();
-        if taken || cb.refused == 0 {
-            cb.refused = now;
+        if took_some || cb.stuck_since == 0 {
+            cb.stuck_since = now;
         }
-        now.saturating_sub(cb.refused)
+        now.saturating_sub(cb.stuck_since)
     }
 
     /// Gives the datagrams to the driver that it hasn't taken yet.
@@ -295,44 +304,34 @@ impl TakenSkb {
         if self.cb().is_batch {
             return self.send_frames(device, softirqs);
         }
-        // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
-        // hook.
-        let (headers, len) = unsafe { (headers(self.as_ptr()), (*self.as_ptr()).len) };
-        let Some(mut headers) = headers else {
+        let Some(mut headers) = self.headers() else {
             return XmitResult::Failed;
         };
-        let payload = len.saturating_sub(headers.size() as u32);
-        // SAFETY: This value owns a valid skb, and the call only reads it.
-        let segment = match unsafe { bindings::kopi_skb_gso_size(self.as_ptr()) } {
-            0 => payload,
-            segment => segment,
-        };
-        let longest = (headers.size() as u32).saturating_add(segment.min(payload));
+        let Payload { len, segment } = self.payload(&headers);
+        let longest = (headers.size() as u32).saturating_add(segment.min(len));
         if !device.is_ready() || !device.fits_mtu(longest) {
             return XmitResult::Failed;
         }
         let before = self.cb().number;
         loop {
-            let left = self.taken_bytes(segment, payload);
-            let Some(mut frames) = self.frames(&mut headers, segment, payload) else {
+            let taken = self.taken_bytes(segment, len);
+            let Some(mut frames) = self.make_frames(&mut headers, segment, len) else {
                 return XmitResult::Failed;
             };
             let ready = frames.len() as u32;
-            let last = left.saturating_add(ready.saturating_mul(segment)) >= payload;
-            // What was refused may have left frames with the driver of which it hasn't told the
+            let last = taken.saturating_add(ready.saturating_mul(segment)) >= len;
+            // An attempt that failed may have left frames with the driver of which it hasn't told the
             // device, if it ignores a flush without frames, as sfc does.
-            let flush = last || self.cb().refused != 0;
+            let flush = last || self.cb().stuck_since != 0;
             let Ok(sent) = frames.xmit(device, flush, softirqs) else {
                 return XmitResult::Failed;
             };
-            self.took(sent as u16);
+            self.count_taken(sent as u16);
             if sent < ready {
                 device.flush(softirqs);
-                let any = self.cb().number != before;
-                return if any {
-                    XmitResult::Some
-                } else {
-                    XmitResult::None
+                return match self.cb().number == before {
+                    true => XmitResult::None,
+                    false => XmitResult::Some,
                 };
             }
             if last {
@@ -341,24 +340,49 @@ impl TakenSkb {
         }
     }
 
+    /// The headers of an skb that the stack has made; `None` if they aren't those of a datagram that can leave.
+    fn headers(&self) -> Option<Headers> {
+        // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
+        // hook.
+        unsafe { headers(self.as_ptr()) }
+    }
+
+    /// The payload of an skb that the stack has made, behind these headers.
+    fn payload(&self, headers: &Headers) -> Payload {
+        // SAFETY: This value owns a valid skb, and the call only reads it.
+        let (len, gso_size) = unsafe {
+            (
+                (*self.as_ptr()).len,
+                bindings::kopi_skb_gso_size(self.as_ptr()),
+            )
+        };
+        let len = len.saturating_sub(headers.size() as u32);
+        let segment = match gso_size {
+            0 => len,
+            segment => segment,
+        };
+        Payload { len, segment }
+    }
+
     /// Bytes of payload that the driver has taken.
     fn taken_bytes(&self, segment: u32, payload: u32) -> u32 {
         payload.min(u32::from(self.cb().number).saturating_mul(segment))
     }
 
     /// Makes the next frames, at most [`BULK`]; `None` if memory is short.
-    fn frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
-        let (left, number) = (self.taken_bytes(segment, payload), self.cb().number);
+    fn make_frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
+        let (taken, number) = (self.taken_bytes(segment, payload), self.cb().number);
         let whole = headers.size().checked_add(segment as usize)?;
         let slot = slot_of(whole)?;
-        let fit = BULK.min(BULK_BYTES.checked_div(slot)?).max(1);
-        let count = match payload.saturating_sub(left).div_ceil(segment.max(1)) {
+        let most = BULK.min(BULK_BYTES.checked_div(slot)?).max(1);
+        let count = match payload.saturating_sub(taken).div_ceil(segment.max(1)) {
+            // A datagram without payload.
             0 => 1,
-            count => fit.min(count as usize),
+            count => most.min(count as usize),
         };
         let pages = FramePages::new(slot.checked_mul(count)?)?;
         let mut frames = Frames::new();
-        let mut at = left;
+        let mut at = taken;
         for index in 0..count {
             let bytes = segment.min(payload.saturating_sub(at));
             let memory = pages.start().wrapping_add(index.wrapping_mul(slot));
@@ -403,7 +427,7 @@ impl TakenSkb {
             .is_some_and(|pages| pages.is_shared())
     }
 
-    /// Whether its pages return only when a hook lets go of a datagram that isn't the driver's.
+    /// Whether its pages return only when a hook frees a datagram that it has kept.
     pub(crate) fn is_kept(&self) -> bool {
         self.cb().is_kept
     }
@@ -447,7 +471,7 @@ impl TakenSkb {
 impl Drop for TakenSkb {
     fn drop(&mut self) {
         self.cb_mut().pages = None;
-        let reason = match self.cb().refused {
+        let reason = match self.cb().stuck_since {
             0 => bindings::skb_drop_reason_SKB_DROP_REASON_QDISC_DROP,
             _ => bindings::skb_drop_reason_SKB_DROP_REASON_FULL_RING,
         };

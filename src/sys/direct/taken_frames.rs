@@ -76,7 +76,7 @@ impl TakenSkb {
         let Ok(sent) = frames.xmit(device, true, softirqs) else {
             return XmitResult::Failed;
         };
-        self.took(sent as u16);
+        self.count_taken(sent as u16);
         match sent {
             sent if sent >= ready => XmitResult::All,
             0 => XmitResult::None,

@@ -8,7 +8,7 @@
 //!
 //! C header: `include/linux/net.h`
 
-mod messages;
+mod datagrams;
 mod name;
 mod operations;
 mod reader;
@@ -37,12 +37,12 @@ use crate::{
     },
 };
 use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit, ptr, sync::atomic::AtomicPtr};
+pub(crate) use datagrams::has_sendmsg_hooks;
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
     sync::{atomic::Atomic, Arc},
 };
-pub(crate) use messages::has_sendmsg_hooks;
 pub(crate) use name::Name;
 pub(super) use receive::data_ready_of;
 use receive::receive_work;
@@ -61,7 +61,7 @@ pub(crate) use turn::{turn_to_read, FirstDatagram, ReadTurn};
 pub(crate) enum Cork {
     /// The option UDP_CORK, from now on: that it is taken back isn't asked about.
     Option,
-    /// A message with MSG_MORE, until [`Protocol::has_corked`].
+    /// A message with MSG_MORE, until [`Protocol::end_cork`].
     Message,
 }
 
@@ -76,22 +76,22 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     fn new(net: &NetRef) -> impl Init<Self, Error>;
 
     /// The socket is complete, and has no other user yet. An error closes it. Process context.
-    fn opened(&self, socket: &Socket) -> Result;
+    fn after_open(&self, socket: &Socket) -> Result;
 
-    /// Whether it may be bound to an address. Updates the identity from the current process.
+    /// Whether the socket may be bound to an address. Updates the identity from the current process.
     /// Process context.
     fn may_bind(&self, socket: &Socket, name: &Name) -> Result;
 
-    /// It was bound. An error undoes this, and is the result of bind(). Process context.
-    fn bound(&self, socket: &Socket) -> Result;
+    /// The socket was bound. An error undoes this, and is the result of bind(). Process context.
+    fn after_bind(&self, socket: &Socket) -> Result;
 
     /// Whether the stream may wait for connections. Updates the identity from the current process.
     /// Process context.
     fn may_listen(&self, socket: &Socket) -> Result;
 
-    /// It waits for connections. An error undoes this, and is the result of listen(). Process
+    /// The stream waits for connections. An error undoes this, and is the result of listen(). Process
     /// context.
-    fn listening(&self, socket: &Socket) -> Result;
+    fn after_listen(&self, socket: &Socket) -> Result;
 
     /// Whether the current process may take connections. Process context.
     fn may_accept(&self, socket: &Socket) -> Result;
@@ -102,38 +102,38 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// The stream's sock is locked, after [`follow_later`]. Process context.
     fn follow_locked(&self, sk: &LockedStream<'_>);
 
-    /// Whether it may be connected to an address. Updates the identity from the current process.
+    /// Whether the socket may be connected to an address. Updates the identity from the current process.
     /// Process context.
     fn may_connect(&self, socket: &Socket, name: &Name) -> Result;
 
-    /// It was connected or disconnected, or is a stream that accept() made, after
-    /// [`Protocol::opened`]. An error undoes this, and is the result of connect(); of accept() it
+    /// The socket was connected or disconnected, or is a stream that accept() made, after
+    /// [`Protocol::after_open`]. An error undoes this, and is the result of connect(); of accept() it
     /// ends the connection. Process context.
-    fn connected(&self, socket: &Socket) -> Result;
+    fn after_connect(&self, socket: &Socket) -> Result;
 
-    /// A connect() has changed its ends, or tried to: no packet is sent by earlier ones when this returns.
-    /// Process context.
-    fn has_other_ends(&self);
+    /// A connect() has changed the socket's ends, or tried to: when this returns, no packet is sent by the earlier
+    /// ends any more. Process context.
+    fn after_ends_change(&self);
 
-    /// Whether the socket may be corked: `EOPNOTSUPP`. Process context.
+    /// The socket is about to be corked: `EOPNOTSUPP` if it may not. Process context.
     ///
     /// A ring's packets are sent under locks of the module. On a corked socket they would have to
     /// wait for the sock's lock, which processes hold while they sleep.
-    fn may_cork(&self, by: Cork) -> Result;
+    fn begin_cork(&self, by: Cork) -> Result;
 
     /// A message of [`Cork::Message`] has been sent. Process context.
-    fn has_corked(&self);
+    fn end_cork(&self);
 
     /// Begins a call about the socket's options, which may hold the sock's lock for as long as the
     /// process likes. Process context.
     fn begin_option(&self);
 
-    /// Ends it. Process context.
+    /// Ends a call about the socket's options. Process context.
     fn end_option(&self);
 
     /// The local port or the device of a socket may change: what waits in its queue then has come to the one
     /// before. Process context.
-    fn may_move(&self);
+    fn note_move(&self);
 
     /// Whether a datagram may be sent by sendmsg, to an address or the peer. Process context.
     fn may_send(&self, socket: &Socket, name: Option<&Name>, bytes: usize) -> Result;
@@ -317,7 +317,7 @@ impl<T: Protocol> Registration<T> {
             bindings::kopi_sock_graft(sk, socket);
             bindings::sock_release(inner);
             let state = Self::install(state, sk);
-            if let Err(error) = state.protocol.opened(Socket::from_raw(socket)) {
+            if let Err(error) = state.protocol.after_open(Socket::from_raw(socket)) {
                 // The caller knows of no operations of a socket that couldn't be made.
                 Self::release(socket);
                 return Err(error);

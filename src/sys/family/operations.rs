@@ -123,7 +123,8 @@ impl<T: Protocol> Registration<T> {
             }
             if level == bindings::SOL_UDP as i32 && name == bindings::UDP_CORK as i32 {
                 let state = state::<T>((*socket).sk);
-                if let Some(Err(error)) = state.map(|state| state.protocol.may_cork(Cork::Option)) {
+                if let Some(Err(error)) = state.map(|state| state.protocol.begin_cork(Cork::Option))
+                {
                     return error.to_errno();
                 }
             }
@@ -140,7 +141,7 @@ impl<T: Protocol> Registration<T> {
                 }),
                 (state, Some(inner)) => option_call(state, || {
                     if let Some(state) = state.filter(|_| binds_to_device(level, name)) {
-                        state.protocol.may_move();
+                        state.protocol.note_move();
                     }
                     let result = inner(socket, level, name, value, len);
                     let attaches = level == bindings::SOL_SOCKET as i32
@@ -211,15 +212,13 @@ impl<T: Protocol> Registration<T> {
                 };
                 let this = Socket::from_raw(socket);
                 let given = Name::from_raw(name.cast(), len, unspecified(this.sk()));
-                if this.sk().has_lost_port() {
-                    state.protocol.may_move();
-                }
+                state.note_lost_port(this.sk());
                 state.protocol.may_bind(this, &given)?;
                 let before = this.sk().before_bind();
                 to_result(inner(socket, name, len))?;
-                let bound = state.protocol.bound(this);
+                let bound = state.protocol.after_bind(this);
                 bound.inspect_err(|_| {
-                    state.protocol.may_move();
+                    state.protocol.note_move();
                     this.sk().unbind(before);
                 })?;
             }
@@ -247,14 +246,14 @@ impl<T: Protocol> Registration<T> {
                 let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
                 state.protocol.may_connect(this, &given)?;
                 // Also without a port: another thread may bind it meanwhile.
-                state.protocol.may_move();
+                state.protocol.note_move();
                 let device = this.sk().bound_device();
                 let connected = to_result(inner(socket, name, len, flags));
-                state.protocol.has_other_ends();
+                state.protocol.after_ends_change();
                 connected?;
-                state.protocol.connected(this).inspect_err(|_| {
+                state.protocol.after_connect(this).inspect_err(|_| {
                     this.sk().disconnect(device);
-                    state.protocol.has_other_ends();
+                    state.protocol.after_ends_change();
                 })?;
             }
             Ok(0)

@@ -58,7 +58,7 @@ impl<T: Protocol> Reader<'_, T> {
                 // Under the lock, the datagram that is judged stays the first one until it is read.
                 let mut first = turn_within(self.turn, socket.sk(), timeout)?;
                 if !self.protocol.has_queue() {
-                    // It came to a channel, which takes what waits.
+                    // The flow has come to a channel, which takes the queued datagrams.
                     return Err(eopnotsupp());
                 }
                 let Some((peer, size)) = self.peek()? else {

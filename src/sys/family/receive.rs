@@ -109,7 +109,7 @@ pub(super) unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::w
     unsafe {
         let state = state_of_work::<T>(work);
         if bindings::kopi_bh_lock_sock_unowned(state.sk) {
-            state.has_lock();
+            state.reset_wait();
             let sk = Sock::from_raw(state.sk);
             let locked = Some(LockedSock::from_locked(sk));
             let more = state.protocol.data_ready(sk, locked, SoftirqsOff::assume());

@@ -101,9 +101,18 @@ impl<T> State<T> {
         unsafe { reaper::queue_delayed(self.work.get(), wait) };
     }
 
-    /// `work` has the sock.
-    pub(super) fn has_lock(&self) {
+    /// `work` has locked the sock: the next retry waits for a short time again.
+    pub(super) fn reset_wait(&self) {
         self.waited.store(0, Relaxed);
+    }
+}
+
+impl<T: Protocol> State<T> {
+    /// Tells the protocol if the sock has lost its port, and datagrams that came to it wait. Process context.
+    pub(super) fn note_lost_port(&self, sk: &Sock) {
+        if sk.has_lost_port() {
+            self.protocol.note_move();
+        }
     }
 }
 

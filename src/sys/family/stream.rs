@@ -3,7 +3,7 @@
 //! The operations of streams: TCP's, once the protocol lets them.
 
 use super::{
-    messages::sent_to,
+    datagrams::sent_to,
     name::{Name, Unspecified},
     state::{state, state_of_work, State},
     Operations, Protocol, Registration,
@@ -23,7 +23,7 @@ use kernel::{
     sync::atomic::ordering::{Full, Relaxed},
 };
 
-/// Of errno(3); errors of connect() that say that it goes on, and that it was done before.
+/// Of errno(3): connect() is under way, was begun before, or has succeeded before.
 const EINPROGRESS: c_int = -115;
 const EALREADY: c_int = -114;
 const EISCONN: c_int = -106;
@@ -49,8 +49,8 @@ impl<T: Protocol> Registration<T> {
                 let given = Name::from_raw(name.cast(), len, Unspecified::Nothing);
                 let _connecting = Connecting::begin(state, this.sk());
                 Self::may_become_connected(state, this, &given)?;
-                // It doesn't wait for the peer before the rules were asked about the local port
-                // that the connection has now.
+                // Without waiting: first the rules are asked about the local port that the connection
+                // has now.
                 let nonblocking = bindings::O_NONBLOCK as c_int;
                 let begun = inner(socket, name, len, flags | nonblocking);
                 if begun == 0 || begun == EINPROGRESS {
@@ -85,7 +85,7 @@ impl<T: Protocol> Registration<T> {
 
     /// The stream is being connected, or was disconnected.
     fn became_connected(state: &State<T>, socket: &Socket) -> Result {
-        state.protocol.connected(socket).inspect_err(|_| {
+        state.protocol.after_connect(socket).inspect_err(|_| {
             // SAFETY: The caller uses the socket.
             unsafe { disconnect(socket.as_ptr()) };
         })
@@ -108,7 +108,7 @@ impl<T: Protocol> Registration<T> {
                 vacate_listener(state, this.sk());
                 state
                     .protocol
-                    .listening(this)
+                    .after_listen(this)
                     .inspect_err(|_| disconnect(socket))?;
             }
             Ok(0)
@@ -158,8 +158,8 @@ impl<T: Protocol> Registration<T> {
                 // A subflow of MPTCP, say, which SO_REUSEPORT has moved here.
                 Err(econnaborted())
             } else {
-                state.protocol.opened(this).and_then(|()| {
-                    let connected = state.protocol.connected(this);
+                state.protocol.after_open(this).and_then(|()| {
+                    let connected = state.protocol.after_connect(this);
                     connected.map_err(|_| econnaborted())
                 })
             };
@@ -190,14 +190,14 @@ impl<T: Protocol> Registration<T> {
                 if (*message).msg_flags & bindings::MSG_FASTOPEN == 0 {
                     return Ok(inner(socket, message, len));
                 }
-                // It connects the socket, too.
+                // Fast Open connects the socket, too.
                 let _connecting = Connecting::begin(state, this.sk());
                 if let Some(name) = sent_to(this.sk(), &*message) {
                     Self::may_become_connected(state, this, &name)?;
                 }
                 let ports = this.sk().ports();
                 let sent = inner(socket, message, len);
-                // It found the stream connected, or being connected, and left it so.
+                // The call found the stream connected, or being connected, and left it so.
                 let changed_nothing = this.sk().ports() == ports
                     && [EALREADY, EISCONN, eopnotsupp().to_errno()].contains(&sent);
                 // Also if a signal has interrupted it: the connection is being made.
@@ -280,7 +280,7 @@ struct Connecting<'a, T> {
 
 impl<'a, T> Connecting<'a, T> {
     fn begin(state: &'a State<T>, sk: &'a Sock) -> Self {
-        // Full order: who has the sock's lock after this one's `occupy` finds it.
+        // Full order: whoever gets the sock's lock after this call's `occupy` sees the call.
         state.connecting.fetch_add(1, Full);
         Self { state, sk }
     }
@@ -290,7 +290,7 @@ impl<T> Drop for Connecting<'_, T> {
     fn drop(&mut self) {
         self.state.connecting.fetch_sub(1, Full);
         if self.sk.is_listening() {
-            // Which found this call.
+            // listen() has found this call under way, and left `sk_user_data` occupied.
             vacate_listener(self.state, self.sk);
         }
     }
@@ -353,7 +353,7 @@ pub(super) unsafe extern "C" fn work<T: Protocol>(work: *mut bindings::work_stru
     unsafe {
         let state = state_of_work::<T>(work);
         if bindings::kopi_try_lock_sock(state.sk) {
-            state.has_lock();
+            state.reset_wait();
             let locked = LockedStream::from_locked(Sock::from_raw(state.sk));
             state.protocol.follow_locked(&locked);
             bindings::release_sock(state.sk);

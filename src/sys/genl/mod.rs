@@ -7,7 +7,7 @@
 //!
 //! C header: `include/net/genetlink.h`
 
-mod message;
+mod nlmsg;
 mod request;
 
 use crate::sys::{bindings, context::might_sleep, raw};
@@ -16,8 +16,8 @@ use kernel::{
     error::{from_result, to_result},
     prelude::*,
 };
-use message::Buffer;
-pub(crate) use message::{has_listeners, send_event, Message};
+use nlmsg::Buffer;
+pub(crate) use nlmsg::{has_listeners, send_event, Message};
 pub(crate) use request::{Attribute, Request, Requester, RuleInput};
 
 /// The registered family.
@@ -87,7 +87,7 @@ impl<'a> Dump<'a> {
 
     /// Sets the generation of the state that is shown. If it changes before the dump ends, the
     /// messages say that the dump was interrupted.
-    pub(crate) fn shows(&mut self, generation: u64) {
+    pub(crate) fn set_generation(&mut self, generation: u64) {
         // The value is never 0, which means that nothing was shown yet.
         // SAFETY: Netlink keeps the callback during the dump, whose `seq` is the dump's to write.
         unsafe { (*self.callback.as_ptr()).seq = (generation as u32) | 1 << 31 };

@@ -2,7 +2,7 @@
 
 //! Requests and requesters.
 
-use super::message::{Buffer, Message};
+use super::nlmsg::{Buffer, Message};
 use crate::sys::{bindings, pernet::NetRef};
 use core::{
     marker::PhantomData,

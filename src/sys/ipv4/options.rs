@@ -29,7 +29,7 @@ pub(crate) struct OptionsV4 {
     /// The index of the device to which the sock is bound, or that of IP_UNICAST_IF.
     pub(super) device: i32,
     pub(in crate::sys) mark: u32,
-    /// Those of the sock, to be compared.
+    /// The sock's ports, to be compared.
     ports: u32,
     pub(super) tos: u8,
     /// The last two words of each [`RouteKeyV4`]: mark and user; flow, TOS and flags of the lookup. The

@@ -151,14 +151,14 @@ pub(crate) trait Probes {
 
     /// A packet is being given to the driver of a device, of this index in this namespace. Any
     /// context with interrupts on.
-    fn transmitted(packet: ProbedSkb<'_>, net: &NetRef, ifindex: u32, rcu: &rcu::Guard);
+    fn on_transmit(packet: ProbedSkb<'_>, net: &NetRef, ifindex: u32, rcu: &rcu::Guard);
 
     /// A TCP sock, whose connection is established, receives a segment. It is locked. Any context
     /// with interrupts on.
-    fn received(packet: ProbedSkb<'_>, by: ReceivedBy<'_>, rcu: &rcu::Guard);
+    fn on_receive(packet: ProbedSkb<'_>, by: ReceivedBy<'_>, rcu: &rcu::Guard);
 
     /// A packet is being dropped, with the kernel's drop reason. Any context with interrupts on.
-    fn dropped(packet: ProbedSkb<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard);
+    fn on_drop(packet: ProbedSkb<'_>, reason: u32, receiver: DroppedFor<'_>, rcu: &rcu::Guard);
 }
 
 /// The TCP sock that receives a segment.
@@ -261,7 +261,7 @@ unsafe extern "C" fn kopi_mon_unprobe(_work: *mut bindings::work_struct) {
 /// # Safety
 ///
 /// Must be called as a probe of the tracepoint `net_dev_start_xmit`.
-pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut raw::Skb, dev: *mut raw::Device) {
+pub(crate) unsafe fn on_transmit<P: Probes>(skb: *mut raw::Skb, dev: *mut raw::Device) {
     // SAFETY: The caller of the tracepoint owns the skb, which lives through the call.
     let Some(packet) = (unsafe { ProbedSkb::by_probe(skb) }) else {
         return;
@@ -273,7 +273,7 @@ pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut raw::Skb, dev: *mut raw::D
         // Packets that a program sends by a monitor device aren't shown.
         if !bindings::kopi_mon_is(dev) {
             let net = NetRef::from_raw(bindings::kopi_dev_net(dev));
-            P::transmitted(packet, net, bindings::kopi_dev_ifindex(dev) as u32, &rcu);
+            P::on_transmit(packet, net, bindings::kopi_dev_ifindex(dev) as u32, &rcu);
         }
     }
 }
@@ -283,12 +283,12 @@ pub(crate) unsafe fn transmitted<P: Probes>(skb: *mut raw::Skb, dev: *mut raw::D
 /// # Safety
 ///
 /// Must be called as a probe of the tracepoint `tcp_probe`.
-pub(crate) unsafe fn received<P: Probes>(sk: *mut raw::Sock, skb: *mut raw::Skb) {
+pub(crate) unsafe fn on_receive<P: Probes>(sk: *mut raw::Sock, skb: *mut raw::Skb) {
     // SAFETY: The caller of the tracepoint owns the skb, which lives through the call.
     let Some(packet) = (unsafe { ProbedSkb::by_probe(skb) }) else {
         return;
     };
-    P::received(packet, ReceivedBy(sk, PhantomData), &rcu::read_lock());
+    P::on_receive(packet, ReceivedBy(sk, PhantomData), &rcu::read_lock());
 }
 
 /// The body of `kopi_on_kfree_skb`.
@@ -296,12 +296,12 @@ pub(crate) unsafe fn received<P: Probes>(sk: *mut raw::Sock, skb: *mut raw::Skb)
 /// # Safety
 ///
 /// Must be called as a probe of the tracepoint `kfree_skb`.
-pub(crate) unsafe fn dropped<P: Probes>(skb: *mut raw::Skb, reason: u32, rx_sk: *mut raw::Sock) {
+pub(crate) unsafe fn on_drop<P: Probes>(skb: *mut raw::Skb, reason: u32, rx_sk: *mut raw::Sock) {
     // SAFETY: The caller of the tracepoint owns the skb, which it frees after the call.
     let Some(packet) = (unsafe { ProbedSkb::by_probe(skb) }) else {
         return;
     };
-    P::dropped(
+    P::on_drop(
         packet,
         reason,
         DroppedFor(rx_sk, PhantomData),
@@ -347,7 +347,7 @@ macro_rules! serve {
         ) {
             // SAFETY: C's probe of `net_dev_start_xmit` is the only caller, and passes its
             // arguments on.
-            unsafe { $crate::sys::monitor::transmitted::<$probes>(skb, dev) }
+            unsafe { $crate::sys::monitor::on_transmit::<$probes>(skb, dev) }
         }
 
         /// # Safety
@@ -360,7 +360,7 @@ macro_rules! serve {
             skb: *mut $crate::sys::raw::Skb,
         ) {
             // SAFETY: C's probe of `tcp_probe` is the only caller, and passes its arguments on.
-            unsafe { $crate::sys::monitor::received::<$probes>(sk, skb) }
+            unsafe { $crate::sys::monitor::on_receive::<$probes>(sk, skb) }
         }
 
         /// # Safety
@@ -374,7 +374,7 @@ macro_rules! serve {
             rx_sk: *mut $crate::sys::raw::Sock,
         ) {
             // SAFETY: C's probe of `kfree_skb` is the only caller, and passes its arguments on.
-            unsafe { $crate::sys::monitor::dropped::<$probes>(skb, reason, rx_sk) }
+            unsafe { $crate::sys::monitor::on_drop::<$probes>(skb, reason, rx_sk) }
         }
     };
 }

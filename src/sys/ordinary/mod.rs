@@ -61,11 +61,11 @@ pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
     /// Whether the ordinary sockets of a network namespace are judged. In an RCU read-side section.
     fn are_judged(net: &NetRef) -> bool;
 
-    /// Whether it is noted who uses the ordinary sockets of a network namespace: also while its rules
-    /// can refuse nothing, since others may come. In an RCU read-side section.
+    /// Whether the owners of a network namespace's ordinary sockets are noted: also while its rules
+    /// can refuse nothing, since other rules may come. In an RCU read-side section.
     fn are_noted(net: &NetRef) -> bool;
 
-    /// Whether that was so ever since this was noted. Any context.
+    /// Whether owners were noted all the time since this one was. Any context.
     fn is_noted(&self) -> bool;
 
     /// Whether a process that used it was noted, by itself or by the socket that it was made out of. Any
@@ -86,11 +86,11 @@ pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
 
     /// Judges a system call of the current process: `EACCES`. `to` is the address that it names.
     /// Process context.
-    fn calls(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result;
+    fn judge_call(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result;
 
-    /// Judges what comes from a peer; `known` is `None` for a socket of which nothing is known. In an
+    /// Judges what comes from a peer; `look_up` is `None` for a socket of which nothing is known. In an
     /// RCU read-side section.
-    fn gets(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result;
+    fn judge_received(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result;
 }
 
 /// The sock, if it is an ordinary socket's whose namespace is such a one.
@@ -135,7 +135,8 @@ fn known_or<T: JudgesOrdinary>(
     }
 }
 
-/// The same, without sleeping, of a sock that a task uses. In an RCU read-side section.
+/// The value of a sock that a task uses, which is made, without sleeping, if there is none. In an RCU read-side
+/// section.
 fn known_or_of<T: JudgesOrdinary>(sk: &Sock, task: &Task, flags: Flags) -> Result<Arc<T>> {
     known_or(sk, flags, || T::of_task(sk, task, flags))
 }
@@ -149,9 +150,9 @@ pub(crate) fn hooks_are_there(net: &NetRef) -> Result<bool> {
     Ok(found != 0)
 }
 
-/// The value of an ordinary sock, if there is one. A subflow of MPTCP has the owner of the socket that it
+/// The value of an ordinary sock, if there is one. A subflow of MPTCP gets the owner of the socket that it
 /// belongs to, whose calls name that one only. Any context but hard interrupts.
-pub(crate) fn known<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
+pub(crate) fn look_up<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
     let (known, owner) = (SockTable::<T>::find(sk), known_of_owner::<T>(sk));
     match (&known, owner) {
         (Some(known), Some(owner)) => known.follow(&owner),
@@ -217,7 +218,7 @@ pub(crate) unsafe fn calls<T: JudgesOrdinary>(
             )
         };
         let known = known_or(sk, GFP_KERNEL_ACCOUNT, || T::of_current(sk))?;
-        known.calls(sk, call, name.peer())?;
+        known.judge_call(sk, call, name.peer())?;
         Ok(0)
     })
 }
@@ -252,9 +253,9 @@ pub(crate) unsafe fn gets<T: JudgesOrdinary>(sk: *mut raw::Sock, skb: *mut raw::
         address: unsafe { address.in6_u.u6_addr8 },
         port,
     };
-    let known = known::<T>(sk);
+    let known = look_up::<T>(sk);
     from_result(|| {
-        T::gets(known.as_deref(), sk, &from, size)?;
+        T::judge_received(known.as_deref(), sk, &from, size)?;
         Ok(0)
     })
 }

@@ -203,8 +203,8 @@ impl Sock {
         unsafe { bindings::kopi_udp_is_first_stray(self.as_ptr()) }
     }
 
-    /// Whether datagrams wait that came to a port which the sock has no more: UDP's abort, by `ss -K`, takes the
-    /// port, and leaves the queue.
+    /// Whether datagrams are queued that came to a port which the sock doesn't have any more: UDP's abort, by
+    /// `ss -K`, takes the port away, and leaves the queue.
     pub(crate) fn has_lost_port(&self) -> bool {
         self.local_port() == 0 && !self.is_stream() && !self.is_queue_empty()
     }

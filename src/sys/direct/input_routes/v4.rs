@@ -52,7 +52,7 @@ impl Sources {
     /// section.
     pub(super) fn check(&mut self, device: &Device, _rcu: &rcu::Guard) {
         // SAFETY: The device is referenced, and RCU held.
-        let conf = unsafe { bindings::kopi_route_conf(device.as_ptr()) };
+        let conf = unsafe { bindings::kopi_route_conf4(device.as_ptr()) };
         if conf != self.conf || self.dst.has_ended(0) {
             self.forget();
             self.conf = conf;

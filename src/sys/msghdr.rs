@@ -72,6 +72,15 @@ impl SendMsg {
         let mapped = meta.family != AF_INET6 || is_mapped(&meta.peer);
         let as_ipv6 = ipv6 && (connected || !mapped);
         let as_ipv4 = !ipv6 || connected || mapped;
+        let push = |message: &mut Self, option_v6, option_v4, value: u8| {
+            let value = i32::from(value).to_ne_bytes();
+            if as_ipv6 {
+                message.push(bindings::SOL_IPV6, option_v6, &value);
+            }
+            if as_ipv4 {
+                message.push(bindings::SOL_IP, option_v4, &value);
+            }
+        };
         if meta.peer_port != 0 {
             self.set_peer(meta);
         }
@@ -79,22 +88,10 @@ impl SendMsg {
             self.set_source(meta);
         }
         if meta.flags & META_TOS != 0 {
-            let tos = i32::from(meta.tos).to_ne_bytes();
-            if as_ipv6 {
-                self.push(bindings::SOL_IPV6, bindings::IPV6_TCLASS, &tos);
-            }
-            if as_ipv4 {
-                self.push(bindings::SOL_IP, bindings::IP_TOS, &tos);
-            }
+            push(self, bindings::IPV6_TCLASS, bindings::IP_TOS, meta.tos);
         }
         if meta.flags & META_TTL != 0 {
-            let ttl = i32::from(meta.ttl).to_ne_bytes();
-            if as_ipv6 {
-                self.push(bindings::SOL_IPV6, bindings::IPV6_HOPLIMIT, &ttl);
-            }
-            if as_ipv4 {
-                self.push(bindings::SOL_IP, bindings::IP_TTL, &ttl);
-            }
+            push(self, bindings::IPV6_HOPLIMIT, bindings::IP_TTL, meta.ttl);
         }
         if meta.flags & META_MARK != 0 {
             self.push(

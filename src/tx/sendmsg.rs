@@ -39,7 +39,7 @@ impl Sender {
         // UDP waits for room, or counts that there was none.
         if !sk.can_send()
             || !flow.sends_by_ring()
-            || !routes.are_for(number, flow, sk, &message.meta)
+            || !routes.prepare_for(number, flow, sk, &message.meta)
         {
             return None;
         }

@@ -24,7 +24,7 @@ use kernel::{
 };
 
 /// A flow's place on a channel.
-pub(super) struct Attachment {
+pub(super) struct Place {
     pub(super) channel: Arc<Channel>,
     pub(super) number: u32,
     /// The flow is another user's than the channel. The channel's user has put it there, and nobody
@@ -41,21 +41,21 @@ impl Flow {
         }
         let owner = self.policy().identity().uid;
         let channel = Channel::new(geometry, socket.sk().net(), self.id(), owner)?;
-        self.attach(socket, channel, false)
+        self.enter(socket, channel, false)
     }
 
     /// The channel, for who uses its rings by this flow's descriptor: `ENOTCONN` without one, and
     /// `EPERM` for other users if the flow is a guest there. Process context.
     pub(super) fn usable_channel(&self) -> Result<&Arc<Channel>> {
-        let attachment = self.attachment.as_ref().ok_or_else(enotconn)?;
-        if attachment.is_guest && attachment.channel.maker() != current_uid() {
+        let place = self.place.as_ref().ok_or_else(enotconn)?;
+        if place.is_guest && place.channel.maker() != current_uid() {
             return Err(EPERM);
         }
-        Ok(&attachment.channel)
+        Ok(&place.channel)
     }
 
-    /// The same for who maps the rings, or has all sent that is in them: of a channel that only sends,
-    /// `EPERM` but by the flow that made it. Whoever is passed the descriptor of a socket may use that socket,
+    /// The channel, for a process that maps the rings, or has everything sent that is in them. Of a channel that
+    /// only sends, `EPERM` unless this flow made it. Whoever is passed the descriptor of a socket may use that socket,
     /// and has no part in what a program sends by others.
     pub(super) fn whole_channel(&self) -> Result<&Arc<Channel>> {
         let channel = self.usable_channel()?;
@@ -65,7 +65,8 @@ impl Flow {
         Ok(channel)
     }
 
-    /// The same for who has packets of this flow sent, and of no other: it is that process's, as by sendmsg().
+    /// The channel, for a process that has packets of this flow sent, and of no other. The process becomes the
+    /// flow's owner, as by sendmsg().
     pub(super) fn channel_to_send_by(&self, sk: &Sock) -> Result<&Arc<Channel>> {
         let channel = self.usable_channel()?;
         if let Some(policy) = self.policy_in_force() {
@@ -102,53 +103,53 @@ impl Flow {
         }
         // A channel's user reads what all of its flows receive.
         other.may_receive()?;
-        self.attach(socket, channel.clone(), is_guest)
+        self.enter(socket, channel.clone(), is_guest)
     }
 
     fn is_guest(&self) -> bool {
-        self.attachment.as_ref().is_some_and(|at| at.is_guest)
+        self.place.as_ref().is_some_and(|place| place.is_guest)
     }
 
-    /// Keeps why a request for a channel was refused, for those who ask by netlink.
-    pub(super) fn note_refused(&self, result: Result) -> Result {
+    /// Keeps the errno of a request for a channel, for those who ask by netlink.
+    pub(super) fn note_channel_request(&self, result: Result) -> Result {
         let errno = result.map_or_else(|error| error.to_errno().wrapping_neg(), |()| 0);
-        self.refused.store(errno as i16, Relaxed);
+        self.channel_errno.store(errno as i16, Relaxed);
         result
     }
 
-    /// What it does by a channel, or why nothing, and the errno of a refused request. Stands in
-    /// `uapi/kopi.yaml`.
+    /// What the flow does by a channel, or why nothing, as `enum channel-use` of `uapi/kopi.yaml` has it; and the
+    /// errno of a request that failed.
     pub(crate) fn channel_use(&self, sk: &Sock) -> (u32, Option<u32>) {
-        let refused = self.refused.load(Relaxed).unsigned_abs().into();
-        let is_used = match self.channel() {
+        let errno = self.channel_errno.load(Relaxed).unsigned_abs().into();
+        let channel_use = match self.channel() {
             _ if sk.is_stream() => uapi::KOPI_CHANNEL_USE_STREAM,
             _ if self.corking.is_corked() => uapi::KOPI_CHANNEL_USE_CORKED,
             Some(channel) if channel.is_tx_only() => uapi::KOPI_CHANNEL_USE_SEND_ONLY,
             Some(_) => uapi::KOPI_CHANNEL_USE_BOTH_WAYS,
-            None if refused != 0 => uapi::KOPI_CHANNEL_USE_REFUSED,
+            None if errno != 0 => uapi::KOPI_CHANNEL_USE_REFUSED,
             None => uapi::KOPI_CHANNEL_USE_NOT_REQUESTED,
         };
-        let refused = (is_used == uapi::KOPI_CHANNEL_USE_REFUSED).then_some(refused);
-        (is_used, refused)
+        let errno = (channel_use == uapi::KOPI_CHANNEL_USE_REFUSED).then_some(errno);
+        (channel_use, errno)
     }
 
     /// Puts the flow on a channel: `EBUSY` if it is corked, has another, or if a program of BPF in a sockmap has what
     /// it receives.
-    fn attach(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
+    fn enter(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
         let tx_only = channel.is_tx_only();
         self.corking.enter_channel(tx_only)?;
-        let attached = if socket.sk().is_corked() {
+        let entered = if socket.sk().is_corked() {
             Err(EBUSY)
         } else {
-            self.attach_uncorked(socket, channel, is_guest)
+            self.enter_uncorked(socket, channel, is_guest)
         };
-        if attached.is_err() {
+        if entered.is_err() {
             self.corking.leave_channel(tx_only);
         }
-        attached
+        entered
     }
 
-    fn attach_uncorked(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
+    fn enter_uncorked(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
         socket.may_receive()?;
         if !channel.is_tx_only() && !family::has_own_callback(socket) {
             return Err(EBUSY);
@@ -164,14 +165,14 @@ impl Flow {
         let _turn = reading.as_deref().map(family::turn_to_read).transpose()?;
         // A ring sends nothing for the flow before begin_busy() can find the channel.
         self.busy.fetch_add(1, Full);
-        let attached = self.attach_busy(socket, &channel, is_guest);
+        let placed = self.take_place(socket, &channel, is_guest);
         self.end_busy();
-        attached?;
-        self.join(policy, socket, &channel)
+        placed?;
+        self.begin_on(policy, socket, &channel)
     }
 
     #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
-    fn attach_busy(&self, socket: &Socket, channel: &Arc<Channel>, is_guest: bool) -> Result {
+    fn take_place(&self, socket: &Socket, channel: &Arc<Channel>, is_guest: bool) -> Result {
         // SAFETY: Removed below, or by `release`, which comes before the socket's.
         let number = unsafe { channel.add_flow(socket) }?;
         // Last of what may fail: it stays with a socket that is refused.
@@ -181,12 +182,12 @@ impl Flow {
                 return Err(error);
             }
         }
-        let attached = self.attachment.populate(Attachment {
+        let is_first = self.place.populate(Place {
             channel: channel.clone(),
             number,
             is_guest,
         });
-        if !attached {
+        if !is_first {
             // Another thread was faster.
             Channel::remove_flow(channel, number);
             return Err(EBUSY);
@@ -194,8 +195,8 @@ impl Flow {
         Ok(())
     }
 
-    /// Does what a flow has to that came to the channel.
-    fn join(&self, policy: &Policy, socket: &Socket, channel: &Arc<Channel>) -> Result {
+    /// Begins to use the channel on which the flow has a place now.
+    fn begin_on(&self, policy: &Policy, socket: &Socket, channel: &Arc<Channel>) -> Result {
         policy.join(channel.user());
         if channel.id() == self.id() {
             // Allocated before the lock is taken.
