@@ -8,7 +8,6 @@
 use crate::channel::Channel;
 use crate::direct::RedirectedPorts;
 use crate::identity::Owner;
-use crate::ordinary::forget_unnoted;
 use crate::pure::abi::Stats;
 use crate::rules::NetPolicy;
 use crate::sys::{
@@ -122,10 +121,7 @@ unsafe impl Namespace for Net {
     }
 
     fn end(&self) {
-        if self.policy.end() {
-            // Of some nobody may have seen the end.
-            forget_unnoted();
-        }
+        self.policy.end();
     }
 
     fn monitors(&self) -> &Devices {

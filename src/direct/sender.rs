@@ -333,7 +333,10 @@ impl AttachedDevice {
         }
         let take = |flow: &Flow| {
             let direct = &flow.direct;
-            let can = direct.enter_or_follow(self.number) && direct.take(self.number, 0);
+            // Another thread's packet of the flow may have come to another CPU's queue since.
+            let is_there = !direct.has_in_flight() || u32::from(direct.cpu.load(Relaxed)) == cpu;
+            let can =
+                is_there && direct.enter_or_follow(self.number) && direct.take(self.number, 0);
             if can {
                 direct.cpu.store(cpu as u16, Relaxed);
                 direct.record_bulk();

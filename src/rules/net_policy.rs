@@ -162,10 +162,12 @@ impl NetPolicy {
         }
         old.enforce && !enforce
     }
-    /// The namespace ends: its rules aren't enforced any more. Says whether they were. Process context.
-    pub(crate) fn end(&self) -> bool {
+
+    /// The namespace ends: its rules aren't enforced any more. What is known of its sockets, if nobody saw their end,
+    /// goes with the next that are forgotten. Process context.
+    pub(crate) fn end(&self) {
         self.enforced.store(false, Relaxed);
         self.enforced_since.store(0, Relaxed);
-        self.enforcing.lock().take().is_some()
+        self.enforcing.lock().take();
     }
 }

@@ -311,9 +311,18 @@ bool kopi_put_hard_header(const struct dst_entry *dst, void *header)
  */
 static int go_on(struct sk_buff *skb, int stage)
 {
+	const unsigned int size = skb_end_offset(skb);
+	unsigned int more;
+
 	skb_dst_force(skb);
-	if (skb->head_frag && !skb_shared(skb))
-		pskb_expand_head(skb, 0, 0, GFP_ATOMIC | __GFP_NOWARN);
+	if (!skb->head_frag || skb_shared(skb) || pskb_expand_head(skb, 0, 0, GFP_ATOMIC | __GFP_NOWARN))
+		return stage;
+	/* It has more memory there, for which pskb_expand_head() charges no owner. */
+	more = skb_end_offset(skb) - size;
+	if (skb->destructor == sock_wfree) {
+		skb->truesize += more;
+		refcount_add(more, &skb->sk->sk_wmem_alloc);
+	}
 	return stage;
 }
 

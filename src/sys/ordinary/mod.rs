@@ -88,7 +88,7 @@ pub(crate) trait JudgesOrdinary: Sized + Send + Sync + 'static {
     /// Process context.
     fn judge_call(&self, sk: &Sock, call: SocketCall, to: Option<Peer>) -> Result;
 
-    /// Judges what comes from a peer; `look_up` is `None` for a socket of which nothing is known. In an
+    /// Judges what comes from a peer; `known` is `None` for a socket of which nothing is known. In an
     /// RCU read-side section.
     fn judge_received(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result;
 }
