@@ -47,6 +47,7 @@ def receives():
         kopi.check(f"{name}: writable, and nothing to read", polled.poll(0) == [(flow.fileno(), select.POLLOUT)])
         other.sendto(b"one", flow.getsockname())
         other.sendto(b"two", flow.getsockname())
+        kopi.settle()
         kopi.check(f"{name}: poll, epoll report it", polled.poll(0) == [(flow.fileno(), 5)] and len(early.poll(0)) == 1)
         kopi.check(f"{name}: MSG_PEEK and recvmsg", flow.recv(10, socket.MSG_PEEK) == flow.recv(10) == b"one")
         child = kopi.in_child(lambda flow=flow: kopi.expect(flow.recv(10) == b"two", "the child reads the other one"))
@@ -202,6 +203,7 @@ def corks_while_sending():
         channel.sock.send(b"b")
     stop.set()
     thread.join()
+    kopi.settle()
     other.setblocking(False)
     got = []
     try:

@@ -68,6 +68,7 @@ def test(what, expected, steps, *arguments):
     """What the steps give must be this, and nothing is received that isn't sent."""
     got = kopi.told_by_child(lambda: steps(*arguments))
     received = 0
+    kopi.settle()
     plain.setblocking(False)
     try:
         while plain.recv(99):

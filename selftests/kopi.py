@@ -328,6 +328,23 @@ def wait_until(condition, patience=60.0):
     return got
 
 
+def settle():
+    """Waits until what was sent over lo, or a veth pair, has come: a busy machine has ksoftirqd go on with it."""
+    def is_idle():
+        # net/core/net-procfs.c: how many packets wait in a CPU's backlog.
+        with open("/proc/net/softnet_stat", encoding="ascii") as stats:
+            return not any(int(line.split()[11], 16) for line in stats)
+
+    def stays_idle():
+        if not is_idle():
+            return False
+        # For the one that was just taken out.
+        time.sleep(0.002)
+        return is_idle()
+
+    expect(wait_until(stays_idle), "what was sent has come")
+
+
 class Wrong(Exception):
     """What must hold doesn't."""
 

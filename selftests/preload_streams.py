@@ -138,6 +138,8 @@ def case_reuseport():
             sock.listen(64)
             sock.setblocking(False)
         clients = [socket.create_connection(one.getsockname()) for _ in range(40)]
+        # connect() is over before the listener has heard of it.
+        kopi.settle()
         count = 0
         for sock, kinds in found.items():
             try:

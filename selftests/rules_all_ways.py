@@ -50,6 +50,7 @@ def send_with(sock, data, name, *control):
 
 def drain(sock):
     """Number of datagrams that have come, and their bytes."""
+    kopi.settle()
     count = size = 0
     while True:
         try:
@@ -435,6 +436,7 @@ def looks(ynl):
     add(ynl, local_port_min=7102, rate_packets=1, burst=1)
     for number in range(3):
         sender.sendto(bytes([number]), (LOCAL, 7102))
+    kopi.settle()
     seen = []
     for _ in range(3):
         for flags in (socket.MSG_PEEK, 0):

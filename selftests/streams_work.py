@@ -337,6 +337,8 @@ def reuseport(make, proto):
             client = make(proto)
             client.connect(first.getsockname())
             clients.append(client)
+        # connect() is over before the listener has heard of it.
+        kopi.settle()
         counts = []
         for sock in (first, second):
             sock.setblocking(False)

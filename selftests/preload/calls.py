@@ -15,6 +15,7 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+from kopi import settle
 from linux import (Iovec, Mmsghdr, IP_MTU_DISCOVER, IP_PKTINFO, IP_RECVERR, IP_RECVTOS, IP_RECVTTL,
                    IPV6_PKTINFO, IPV6_RECVERR, IPV6_RECVHOPLIMIT, IPV6_RECVPKTINFO, IPV6_RECVTCLASS, SO_TIMESTAMPNS,
                    UDP_CORK, UDP_GRO, UDP_SEGMENT)
@@ -358,6 +359,8 @@ def main():
                              calls.sendmmsg_bad]
     for _ in range(int(sys.argv[2])):
         calls.random.choice(ways)()
+        # What comes late would depend on time.
+        settle()
     for sock in calls.sockets:
         calls.count(sock)
     print(f"# by rings {calls.by_rings}")
