@@ -3,7 +3,7 @@
 //! The hooks by which the module judges ordinary sockets: programs of BPF's LSM, which stay when
 //! kopictl has ended, since they are pinned.
 
-use crate::{programs, runtime};
+use crate::{output::remark, programs, runtime};
 use anyhow::{bail, Context};
 use libbpf_rs::{Iter, Link, ObjectBuilder, OpenObject};
 use nix::{
@@ -116,12 +116,6 @@ fn to_load() -> anyhow::Result<(OpenObject, Vec<String>)> {
             elsewhere("hooks that are pinned in it are gone with it")
         );
     }
-    if !sees_all_processes(Path::new("/proc/self/ns/pid")) {
-        bail!(
-            "this PID namespace isn't the machine's, as in a container, and the sockets that processes have open \
-             outside of it would not be found: run kopictl outside"
-        );
-    }
     // Whoever owns the folder could take the hooks away, or have others in their place.
     if is_there(PINS) {
         runtime::check(Path::new(PINS), 0).with_context(folder_of_pins)?;
@@ -218,8 +212,14 @@ fn pin(object: OpenObject, names: &[String]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Has the module note the sockets that processes have open.
+/// Has the module note the sockets that processes have open, as far as this one sees them.
 pub(crate) fn find_sockets() -> anyhow::Result<()> {
+    if !sees_all_processes(Path::new("/proc/self/ns/pid")) {
+        remark(
+            "this PID namespace isn't the machine's, as in a container: of sockets that processes have open outside \
+             of it, the program isn't known before they are used again",
+        );
+    }
     let link = Link::open(Path::new(PINS).join(FIND)).context("the hooks for ordinary sockets")?;
     let mut iter = Iter::new(&link)?;
     // It writes nothing: to read it is to run it.
