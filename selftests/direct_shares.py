@@ -174,9 +174,9 @@ def until_sent(flow, left=0):
     return time.monotonic() - begin
 
 
-def soon(what, took, *details):
+def soon(what, took):
     """Checks that most of some times are less than the second that the driver has at the most."""
-    check(what, sorted(took)[len(took) // 2] < 0.4, (took, *details))
+    check(what, sorted(took)[len(took) // 2] < 0.4, took)
 
 
 def completes():
@@ -227,7 +227,7 @@ def waits_for_address():
                     host(f"ip neigh replace {address} {state} dev eth0")
                 put_few(flow, (address, PEER[1]))
                 flow.bell()
-                # But for the one that waits.
+                # But for those that wait, of which a neighbour keeps few.
                 took[what].append(until_sent(flow, 0 if state else 5 * 1024))
     for what, times in took.items():
         soon(f"what was sent with a datagram for which there is {what} is complete at once", times)

@@ -286,7 +286,7 @@ class Case:
 
         def far_result(member):
             if state in UNREAD and self.is_down:
-                # Nothing is read that it can't tell: it would tell of that room no more.
+                # What is read now opens a window of which the sender would not hear.
                 return [failure_of(far) for far in member.far]
             ends = member.far_result()
             return [how.replace("end", "more may come") for (_, how), _ in ends] if state in UNREAD else ends

@@ -273,8 +273,7 @@ pub(crate) fn judge_sent(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: boo
     }
     // The kernel's own need no port: soft-RoCE gives each packet one of its own choice (rxe_send()). The segments of
     // a handshake have the port to which the SYN came, as TPROXY may have it.
-    let has_own_port = sk.is_kernels() && !sk.is_stream();
-    if !sk.is_stream() && !has_own_port && sent.is_from_elsewhere(sk) {
+    if !sk.is_stream() && !sk.is_kernels() && sent.is_from_elsewhere(sk) {
         count_unjudged(sk);
         return Outcome::Denied;
     }
@@ -285,9 +284,9 @@ pub(crate) fn judge_sent(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: boo
     if again && !sk.is_stream() && !sk.has_socket() {
         return Outcome::Pass;
     }
-    let port = match has_own_port {
-        true => sent.from_port,
-        false => u16::from_be(sk.local_port()),
+    let port = match sk.is_stream() {
+        true => u16::from_be(sk.local_port()),
+        false => sent.from_port,
     };
     if *via != sent.peer && judge_unknown(sk, port, Direction::Out, via) == Outcome::Denied {
         return Outcome::Denied;

@@ -323,17 +323,13 @@ impl AttachedDevice {
     /// Counts what flows have of a packet as in flight here: all, or nothing and `None`. They are charged for it
     /// already. Gives the CPU whose queue it has to join: that of what the flows have in flight.
     fn take_all(&self, packet: &TakenSkb, path: TxPath, rcu: &rcu::Guard) -> Option<u32> {
-        let mut queues = packet
-            .parts::<Flow>(rcu)
-            .filter(|part| part.flow.direct.has_in_flight())
-            .map(|part| u32::from(part.flow.direct.cpu.load(Relaxed)));
-        let cpu = queues.next().unwrap_or(CpuId::current().as_u32());
-        if queues.any(|other| other != cpu) {
-            return None;
-        }
+        let mut flows = packet.parts::<Flow>(rcu).map(|part| &part.flow.direct);
+        let cpu = match flows.find(|direct| direct.has_in_flight()) {
+            Some(direct) => direct.cpu.load(Relaxed).into(),
+            None => CpuId::current().as_u32(),
+        };
         let take = |flow: &Flow| {
             let direct = &flow.direct;
-            // Another thread's packet of the flow may have come to another CPU's queue since.
             let is_there = !direct.has_in_flight() || u32::from(direct.cpu.load(Relaxed)) == cpu;
             let can =
                 is_there && direct.enter_or_follow(self.number) && direct.take(self.number, 0);

@@ -218,21 +218,14 @@ impl Queue {
         let now = now();
         let is_sent =
             |packet: &mut TakenSkb| packet.has_returned() || packet.since_xmit(now) > DRIVER_MAX;
-        let mut complete = |packet: TakenSkb| {
-            end_flights(&packet);
-            done.sent.push(packet);
-            any = true;
-        };
         while lists.with_driver.first(is_sent) == Some(true) {
-            lists.with_driver.pop().into_iter().for_each(&mut complete);
+            any |= complete_first(&mut lists.with_driver, done);
         }
         // Hooks let go of packets in any order. Those of one user must not stand before those of others.
         for _ in 0..lists.kept.len().min(KEPT_LOOKS) {
-            let is_sent = lists.kept.first(is_sent) == Some(true);
-            match lists.kept.pop() {
-                Some(packet) if is_sent => complete(packet),
-                Some(packet) => lists.kept.push(packet),
-                None => break,
+            match lists.kept.first(is_sent) {
+                Some(true) => any |= complete_first(&mut lists.kept, done),
+                _ => lists.kept.rotate(),
             }
         }
         any
@@ -271,6 +264,16 @@ impl Queue {
             self.drop(packet);
         }
     }
+}
+
+/// Completes the first packet of a list; returns whether there is one.
+fn complete_first(list: &mut List, done: &mut Done) -> bool {
+    let Some(packet) = list.pop() else {
+        return false;
+    };
+    end_flights(&packet);
+    done.sent.push(packet);
+    true
 }
 
 /// Ends the time in flight of what flows have of a packet.

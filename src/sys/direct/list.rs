@@ -59,6 +59,13 @@ impl List {
         NonNull::new(skb).map(TakenSkb)
     }
 
+    /// Puts the first packet behind all others.
+    pub(crate) fn rotate(&mut self) {
+        if let Some(packet) = self.pop() {
+            self.push(packet);
+        }
+    }
+
     /// Calls `act` with the first packet, which stays on the list.
     pub(crate) fn first<T>(&mut self, act: impl FnOnce(&mut TakenSkb) -> T) -> Option<T> {
         // SAFETY: The list is initialised, and borrowed exclusively.

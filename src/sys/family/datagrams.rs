@@ -172,12 +172,12 @@ impl<T: Protocol> Registration<T> {
                 if !protocol.has_queue() {
                     return Err(eopnotsupp());
                 }
-                let got = match turn.as_deref() {
+                let got = match turn {
                     Some(turn) => Reader {
                         socket,
                         inner,
                         protocol,
-                        turn,
+                        turn: &turn,
                     }
                     .read(message, len, flags, &mut timeout)?,
                     None => inner(socket, message, len, flags | DONTWAIT),
