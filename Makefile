@@ -92,7 +92,8 @@ suites: build
 # What of the selftests sends by the machine's NICs, with these attached.
 DIRECT := $(addsuffix .py,policy_nftables policy_tc policy_routing policy_options policy_ports policy_bpf policy_devices policy_iptables \
 	policy_seeing live_changes direct_sends direct_receives direct_receives_hooked \
-	direct_receives_datagrams direct_receives_changing direct_reasons direct_datagrams)
+	direct_receives_datagrams direct_receives_routed direct_receives_rewritten direct_receives_changing \
+	direct_reasons direct_datagrams)
 test-direct: build bpf ynl
 	@qemu/vm --timeout 3600 -- env DIRECT=1 selftests/run $(DIRECT)
 

@@ -301,6 +301,26 @@ def occupied():
         got = impostor("libc.bind(x.fileno(), name, len(name)) and errno.errorcode[ctypes.get_errno()]")
         check("without enforcing, it is bound", got == "0", got)
     enforce("on")
+    by_rds()
+
+
+def by_rds():
+    """AF_RDS sends by a connection of the kernel's, for all users."""
+    sh("modprobe -a rds rds_tcp")
+    with Program(IMPOSTOR, CHARLIE) as impostor:
+        impostor("!import ctypes, struct; libc = ctypes.CDLL(None, use_errno=True)")
+        impostor("!x = socket.socket(21, socket.SOCK_SEQPACKET, 0)")
+        for what, address, call in (("37: RDS", HOST, "libc.bind(x.fileno(), name, 16)"),
+                                    ("38: RDS, sending", PEER, "libc.sendto(x.fileno(), b'x', 1, 0, name, 16)")):
+            impostor(f"!name = struct.pack('=H', 2) + struct.pack('>H', 4000) + socket.inet_aton({address!r}) + bytes(8)")
+            got = impostor(f"{call} and errno.errorcode[ctypes.get_errno()]")
+            check(what, got == "'EACCES'", got)
+        enforce("off")
+        impostor(f"!name = struct.pack('=H', 2) + struct.pack('>H', 4000) + socket.inet_aton({HOST!r}) + bytes(8)")
+        got = impostor("libc.bind(x.fileno(), name, 16) and errno.errorcode[ctypes.get_errno()]")
+        check("without enforcing, it is bound", got == "0", got)
+    enforce("on")
+    sh("modprobe -r rds_tcp rds")
 
 
 def tunnel_of_flow():

@@ -423,12 +423,13 @@ def sets(ynl):
             ("a path that isn't absolute", {"exe": "bin/sh"})):
         refused(f"{what}: EINVAL", errno.EINVAL, lambda rule=rule: ask(ynl, "rule-add", {"rule": rule}))
     refused("a handle of no rule: ENOENT", errno.ENOENT, lambda: ask(ynl, "rule-del", {"rule": {"handle": 1 << 30}}))
-    with namespace("peer"):
-        theirs = kopi.flow()
+    ask(ynl, "ruleset-set", {"default": "deny"})
+    with kopi.flow() as ours:
+        fails("a default of its own denies here", errno.EACCES, lambda: ours.bind((HOST, 6300)))
+    with namespace("peer"), kopi.flow() as theirs:
         theirs.bind((PEER, 6300))
-        theirs.close()
-    check("another namespace has rules of its own", True)
-    ask(ynl, "ruleset-set")
+        check("another namespace has rules of its own", theirs.getsockname() == (PEER, 6300))
+    ask(ynl, "ruleset-set", {"default": "allow"})
 
 
 if sys.argv[1:2] == ["trusted"]:

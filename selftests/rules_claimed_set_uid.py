@@ -9,7 +9,7 @@ import shutil
 import socket
 import struct
 
-from enforced import CHARLIE, IMPOSTOR, Program, begin, end, restore
+from enforced import CHARLIE, IMPOSTOR, POSTGRES, Program, begin, end, restore
 from equivalence import namespace
 from kopi import check, expect, finish, ip_flow, wait_until
 
@@ -56,6 +56,40 @@ def of_capable_program():
     restore("default allow\nenforce off\n")
 
 
+def of_same_user():
+    """What a program has opened isn't that program's any more in the hands of another one of the same user, whatever
+    that says of itself: each call of a flow and of a socket is judged as of who makes it."""
+    restore(f"default deny\nenforce on\nuser charlie exe {POSTGRES} allow\n")
+    with Program(POSTGRES, CHARLIE) as charlie:
+        for line in ("sys.path.insert(0, '/kopi/selftests')", "import kopi", "to = ('192.0.2.2', 9)",
+                     "make = [kopi.ip_flow, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]",
+                     "socks = [each() for each in make * 2]",
+                     "[each.set_inheritable(True) for each in socks]"):
+            said = charlie(f"!{line}")
+            expect(said == "None", line, said)
+        sent = charlie("[each.sendto(b'x', to) for each in socks]")
+        expect(sent == "[1, 1, 1, 1]", "the program that rules name sends", sent)
+        numbers = charlie("[each.fileno() for each in socks]")
+        charlie.tell(f"!os.execv({IMPOSTOR!r}, [{IMPOSTOR!r}, '-c', {Program.FEED!r}])")
+        wait_until(lambda: os.readlink(f"/proc/{charlie.process.pid}/exe") == IMPOSTOR)
+        for line in ("sys.path.insert(0, '/kopi/selftests')", "from rules_claimed_set_uid import claim_set_uid",
+                     f"given = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM, fileno=fd) for fd in {numbers}]",
+                     "to = ('192.0.2.2', 9)"):
+            said = charlie(f"!{line}")
+            expect(said == "None", line, said)
+        for what, at in ("flow", 0), ("socket", 1):
+            got = charlie(f"given[{at}].sendto(b'x', to)")
+            check(f"another program of the user's may not use its {what}", got == "EACCES", got)
+        claimed = charlie("claim_set_uid()")
+        expect(claimed == "True", "it claims to be a set-user-ID program", claimed)
+        # Those that it has not used yet.
+        for what, at in ("flow", 2), ("socket", 3):
+            for call in "sendto(b'x', to)", "connect(to)":
+                got = charlie(f"given[{at}].{call}")
+                check(f"nor may it then: its {what}'s {call}", got == "EACCES", got)
+    restore("default allow\nenforce off\n")
+
+
 def main():
     """The test."""
     with namespace("host"):
@@ -85,6 +119,7 @@ def main():
                     check(f"who uses another user's {what} is judged as of himself", got == "EACCES", got)
         restore("default allow\nenforce off\n")
         of_capable_program()
+        of_same_user()
         end()
     finish()
 

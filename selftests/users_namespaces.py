@@ -66,7 +66,7 @@ def unread_datagrams_die_beside_a_monitor():
     sh("tc qdisc del dev d0 root")
     flow.close()
     sh("ip link del mon0")
-    check("a monitor is up while packets die in queues", True)
+    check("the kernel survives a monitor that is up while packets die in queues", True)
 
 
 def invalid_entries_are_bounded():

@@ -143,10 +143,12 @@ fn is_lent_to_root(euid: u32, sk: &Sock) -> bool {
 /// have started, and given a socket to: it doesn't own the socket, for the same reason. Process context.
 ///
 /// Any process can say that it is such a program (PR_SET_MM_MAP). So those are believed that gain nothing:
-/// root, and who has that user's ids in truth, unless that process had capabilities, too.
+/// root, and who has that user's ids in truth, unless that process had capabilities, too; and of these only who has
+/// other ids besides, since another program of that user's would gain what rules allow to the one before.
 fn was_started_by(ids: (u32, u32), had_capabilities: bool) -> bool {
     let are_own = || (context::current_uid(), context::current_gid()) == ids;
-    context::is_secure() && (context::current_euid() == 0 || are_own() && !had_capabilities)
+    let gains_nothing = || are_own() && !had_capabilities && context::has_other_ids();
+    context::is_secure() && (context::current_euid() == 0 || gains_nothing())
 }
 
 /// The process that used a channel last, by its doorbell or by mapping it. Of a channel that only sends, a doorbell

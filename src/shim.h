@@ -496,6 +496,7 @@ bool kopi_fatal_signal_pending(void);
 struct pid *kopi_get_current_tgid(void);
 pid_t kopi_pid_nr_here(struct pid *pid);
 bool kopi_current_is_secure(void);
+bool kopi_current_has_other_ids(void);
 uid_t kopi_current_euid(void);
 gid_t kopi_current_egid(void);
 void kopi_current_comm(char *comm);

@@ -170,13 +170,14 @@ static bool is_l2tp(const struct sock *sk)
 }
 
 /*
- * A socket of AF_RXRPC. It has a UDP socket of the kernel's own bound, to a port that rules may keep for others; or
- * shares one that was made for another user, whose rules its packets would have (rxrpc_lookup_local(), 7.3.4). So
- * it is refused all, too.
+ * A socket that sends by one of the kernel's own, whose packets aren't the user's: so it is refused all, too. That of
+ * AF_RXRPC may have been made for another user, and be bound to a port that rules keep for others
+ * (rxrpc_lookup_local(), 7.3.4); RDS has one for all users (rds_tcp_conn_path_connect()); SMC one for each of its own
+ * (smc_create_clcsk()).
  */
-static bool is_rxrpc(const struct sock *sk)
+static bool sends_by_kernels_socket(const struct sock *sk)
 {
-	return sk && sk->sk_family == AF_RXRPC;
+	return sk && (sk->sk_family == AF_RXRPC || sk->sk_family == AF_RDS || sk->sk_family == AF_SMC);
 }
 
 /* The socket that asks whether the programs are there, and whether one was called for it; one at a time. */
@@ -229,7 +230,7 @@ static int ask(struct socket *sock, enum kopi_call call, const void *address, in
 		return 0;
 	if (is_asked(sk))
 		return kopi_ordinary_calls(sk, call, address, len);
-	if (!is_l2tp(sk) && !is_rxrpc(sk))
+	if (!is_l2tp(sk) && !sends_by_kernels_socket(sk))
 		return 0;
 	return kopi_ordinary_are_judged(sock_net(sk)) ? -EACCES : 0;
 }

@@ -32,11 +32,11 @@ static inline void set_early_sock(struct sk_buff *skb, struct sock *sk, u32 cook
 
 /*
  * Takes that sock away again, unless hooks have given the packet another one: UDP finds it once more, or one
- * that has come since. `sk` may be NULL.
+ * that has come since.
  */
 static inline void clear_early_sock(struct sk_buff *skb, const struct sock *sk)
 {
-	if (sk && skb->sk == sk && skb->destructor == sock_pfree) {
+	if (skb->sk == sk && skb->destructor == sock_pfree) {
 		skb->sk = NULL;
 		skb->destructor = NULL;
 	}

@@ -45,7 +45,9 @@ static bool needs_ports(const struct net *net)
 
 /*
  * What decides about sources besides addresses, TOS, and the tables of routes, whose changes make
- * routes expire: __fib_validate_source() (net/ipv4/fib_frontend.c). ~0 if ports do, too. RCU is held.
+ * routes expire: __fib_validate_source() (net/ipv4/fib_frontend.c). It changes each tenth of a second, too, since
+ * some things change without a word: another device's ignore_routes_with_linkdown, and the groups of devices for
+ * rules with suppress_ifgroup. ~0 if ports decide, too. RCU is held.
  */
 u32 kopi_route_conf4(const struct net_device *dev)
 {
@@ -54,7 +56,8 @@ u32 kopi_route_conf4(const struct net_device *dev)
 	if (!in_dev || needs_ports(dev_net_rcu(dev)))
 		return ~0U;
 	return IN_DEV_RPFILTER(in_dev) | IN_DEV_ACCEPT_LOCAL(in_dev) << 8 |
-	       IN_DEV_ROUTE_LOCALNET(in_dev) << 9 | !!IN_DEV_SRC_VMARK(in_dev) << 10;
+	       IN_DEV_ROUTE_LOCALNET(in_dev) << 9 | !!IN_DEV_SRC_VMARK(in_dev) << 10 |
+	       (u32)(u16)(jiffies / (HZ / 10)) << 16;
 }
 
 /* Counts a packet that has come in a frame, with the frame's padding: ip_rcv_core(). */
@@ -97,14 +100,47 @@ static int drop_unrouted(struct net *net, struct sk_buff *skb, int reason)
 	return NET_RX_DROP;
 }
 
+/*
+ * Whether a hook has made of a packet for one host one that the link has given to many, which such a host may
+ * refuse: ip_rcv_finish_core().
+ */
+static bool is_refused_from_many(const struct sk_buff *skb)
+{
+	const struct in_device *in_dev = __in_dev_get_rcu(skb->dev);
+
+	return (skb->pkt_type == PACKET_BROADCAST || skb->pkt_type == PACKET_MULTICAST) && in_dev &&
+	       IN_DEV_ORCONF(in_dev, DROP_UNICAST_IN_L2_MULTICAST);
+}
+
 /* What follows a route: ip_rcv_finish_core(), ip_rcv_finish(). */
 static int after_route(struct net *net, struct sk_buff *skb)
 {
-	if (skb_rtable(skb)->rt_type == RTN_MULTICAST)
+	if (skb_rtable(skb)->rt_type == RTN_MULTICAST) {
 		__IP_UPD_PO_STATS(net, IPSTATS_MIB_INMCAST, skb->len);
-	else if (skb_rtable(skb)->rt_type == RTN_BROADCAST)
+	} else if (skb_rtable(skb)->rt_type == RTN_BROADCAST) {
 		__IP_UPD_PO_STATS(net, IPSTATS_MIB_INBCAST, skb->len);
+	} else if (is_refused_from_many(skb)) {
+		kfree_skb_reason(skb, SKB_DROP_REASON_UNICAST_IN_L2_MULTICAST);
+		return NET_RX_DROP;
+	}
 	return dst_input(skb);
+}
+
+/* Whether a connected sock gets a packet: __udp4_lib_demux_lookup() (net/ipv4/udp.c). */
+static bool is_connected4(struct net *net, const struct sock *sk, const struct sk_buff *skb)
+{
+	INET_ADDR_COOKIE(cookie, ip_hdr(skb)->saddr, ip_hdr(skb)->daddr);
+	const struct udphdr *udp = udp_hdr(skb);
+	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
+
+	return inet_match(net, sk, cookie, ports, inet_iif(skb), inet_sdif(skb));
+}
+
+/* Whether the headers of a datagram without IP options can be read. */
+static bool has_headers4(const struct sk_buff *skb)
+{
+	return skb_headlen(skb) >= sizeof(struct iphdr) + sizeof(struct udphdr) && ip_hdr(skb)->ihl == 5 &&
+	       ip_hdr(skb)->protocol == IPPROTO_UDP;
 }
 
 /*
@@ -113,20 +149,16 @@ static int after_route(struct net *net, struct sk_buff *skb)
  */
 static struct sock *early_demux4(struct net *net, struct sk_buff *skb)
 {
-	INET_ADDR_COOKIE(cookie, ip_hdr(skb)->saddr, ip_hdr(skb)->daddr);
-	const struct iphdr *iph = ip_hdr(skb);
-	const struct udphdr *udp = udp_hdr(skb);
-	unsigned int hash = ipv4_portaddr_hash(net, iph->daddr, ntohs(udp->dest));
-	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
+	unsigned int hash;
 	struct sock *sk;
 
 	if (!READ_ONCE(net->ipv4.sysctl_ip_early_demux) ||
 	    !READ_ONCE(net->ipv4.sysctl_udp_early_demux) || skb_dst(skb) || skb->sk ||
-	    iph->protocol != IPPROTO_UDP || iph->ihl != 5 ||
-	    skb_headlen(skb) < sizeof(*iph) + sizeof(*udp))
+	    skb->pkt_type != PACKET_HOST || !has_headers4(skb))
 		return NULL;
+	hash = ipv4_portaddr_hash(net, ip_hdr(skb)->daddr, ntohs(udp_hdr(skb)->dest));
 	udp_portaddr_for_each_entry_rcu(sk, &udp_hashslot2(net->ipv4.udp_table, hash)->head) {
-		if (!inet_match(net, sk, cookie, ports, inet_iif(skb), inet_sdif(skb)))
+		if (!is_connected4(net, sk, skb))
 			break;
 		set_early_sock(skb, sk, 0);
 		return sk;
@@ -216,13 +248,15 @@ bool kopi_ask_input_hooks4(struct sk_buff *skb, struct dst_entry *known)
 		drop_unrouted(net, skb, reason);
 		return false;
 	}
-	if (!is_for_here4(skb)) {
+	if (!is_for_here4(skb) || is_refused_from_many(skb)) {
 		after_route(net, skb);
 		return false;
 	}
 	if (nf_hook(NFPROTO_IPV4, NF_INET_LOCAL_IN, net, NULL, skb, dev, NULL, after_local_in4) != 1)
 		return false;
-	clear_early_sock(skb, sk);
+	/* UDP gives it to that sock, also if hooks have written other addresses or ports to it. */
+	if (sk && has_headers4(skb) && is_connected4(net, sk, skb))
+		clear_early_sock(skb, sk);
 	return true;
 }
 

@@ -106,6 +106,24 @@ bool kopi_route_here6(struct sk_buff *skb)
 	return is_for_here6(skb);
 }
 
+/* Whether a connected sock gets a packet: __udp6_lib_demux_lookup() (net/ipv6/udp.c). */
+static bool is_connected6(struct net *net, const struct sock *sk, const struct sk_buff *skb)
+{
+	const struct ipv6hdr *ip6h = ipv6_hdr(skb);
+	const struct udphdr *udp = udp_hdr(skb);
+	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
+
+	return READ_ONCE(sk->sk_state) == TCP_ESTABLISHED &&
+	       inet6_match(net, sk, &ip6h->saddr, &ip6h->daddr, ports, inet6_iif(skb), inet6_sdif(skb));
+}
+
+/* Whether the headers of a datagram without extension headers can be read. */
+static bool has_headers6(const struct sk_buff *skb)
+{
+	return skb_headlen(skb) >= sizeof(struct ipv6hdr) + sizeof(struct udphdr) &&
+	       ipv6_hdr(skb)->nexthdr == IPPROTO_UDP;
+}
+
 /*
  * Finds a connected sock that gets a packet, and the route that it remembers, so that hooks of LOCAL_IN can
  * ask whose it is: ip6_rcv_finish_core(), udp_v6_early_demux(), __udp6_lib_demux_lookup()
@@ -113,20 +131,16 @@ bool kopi_route_here6(struct sk_buff *skb)
  */
 static struct sock *early_demux6(struct net *net, struct sk_buff *skb)
 {
-	const struct ipv6hdr *ip6h = ipv6_hdr(skb);
-	const struct udphdr *udp = udp_hdr(skb);
-	const __portpair ports = INET_COMBINED_PORTS(udp->source, ntohs(udp->dest));
-	unsigned int hash = ipv6_portaddr_hash(net, &ip6h->daddr, ntohs(udp->dest));
+	unsigned int hash;
 	struct sock *sk;
 
 	if (!READ_ONCE(net->ipv4.sysctl_ip_early_demux) ||
 	    !READ_ONCE(net->ipv4.sysctl_udp_early_demux) || skb_dst(skb) || skb->sk ||
-	    ip6h->nexthdr != IPPROTO_UDP || skb_headlen(skb) < sizeof(*ip6h) + sizeof(*udp))
+	    skb->pkt_type != PACKET_HOST || !has_headers6(skb))
 		return NULL;
+	hash = ipv6_portaddr_hash(net, &ipv6_hdr(skb)->daddr, ntohs(udp_hdr(skb)->dest));
 	udp_portaddr_for_each_entry_rcu(sk, &udp_hashslot2(net->ipv4.udp_table, hash)->head) {
-		if (READ_ONCE(sk->sk_state) != TCP_ESTABLISHED ||
-		    !inet6_match(net, sk, &ip6h->saddr, &ip6h->daddr, ports, inet6_iif(skb),
-				 inet6_sdif(skb)))
+		if (!is_connected6(net, sk, skb))
 			break;
 		set_early_sock(skb, sk, READ_ONCE(sk->sk_rx_dst_cookie));
 		return sk;
@@ -219,7 +233,9 @@ bool kopi_ask_input_hooks6(struct sk_buff *skb, struct dst_entry *known)
 	if (nf_hook(NFPROTO_IPV6, NF_INET_LOCAL_IN, net, NULL, skb, dev, NULL,
 		    after_local_in6) != 1)
 		return false;
-	clear_early_sock(skb, sk);
+	/* UDP gives it to that sock, also if hooks have written other addresses or ports to it. */
+	if (sk && has_headers6(skb) && is_connected6(net, sk, skb))
+		clear_early_sock(skb, sk);
 	return true;
 }
 

@@ -109,6 +109,18 @@ bool kopi_has_capabilities_of(struct task_struct *task)
 	return has_capabilities(__task_cred(task));
 }
 
+/*
+ * Whether the current process has, or can take again, other ids than its real ones, or has capabilities: so it is with
+ * programs whose file gave them these, unless they have put them away for ever.
+ */
+bool kopi_current_has_other_ids(void)
+{
+	const struct cred *cred = current_cred();
+
+	return !uid_eq(cred->euid, cred->uid) || !uid_eq(cred->suid, cred->uid) ||
+	       !gid_eq(cred->egid, cred->gid) || !gid_eq(cred->sgid, cred->gid) || has_capabilities(cred);
+}
+
 uid_t kopi_current_euid(void)
 {
 	return from_kuid(&init_user_ns, current_euid());

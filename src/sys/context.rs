@@ -97,6 +97,13 @@ pub(crate) fn is_secure() -> bool {
     unsafe { bindings::kopi_current_is_secure() }
 }
 
+/// Whether the current process has, or can take again, other ids than its real ones, or has capabilities. Process
+/// context.
+pub(crate) fn has_other_ids() -> bool {
+    // SAFETY: The call reads the credentials of the current task, which only that task replaces.
+    unsafe { bindings::kopi_current_has_other_ids() }
+}
+
 /// A user namespace, by ids of the initial one.
 pub(crate) struct UserNamespace {
     /// The maker of the namespace, if the user has an id.

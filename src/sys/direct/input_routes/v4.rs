@@ -5,7 +5,7 @@
 //!
 //! `ip_route_input_noref()` decides by both addresses, TOS and the tables of routes, and by a few
 //! options of the device. A change of the tables makes all routes expire, and so ends what is
-//! remembered; the options are compared.
+//! remembered; the options are compared. Nothing is remembered for more than a tenth of a second.
 
 use super::HeldRoute;
 use crate::sys::{bindings, direct::datagram_ends::AddressesV4, netdev::Device};
@@ -29,7 +29,7 @@ pub(super) struct Sources {
     dst: HeldRoute,
     /// The address of this host for which it is the route.
     local: u32,
-    /// The device's options then.
+    /// The device's options, and the tenth of a second.
     conf: u32,
     /// The current round: earlier sources aren't known any more.
     round: u16,
