@@ -20,23 +20,49 @@ AGAIN = 0.001
 async def create_datagram_endpoint(protocol_factory, local_addr=None, remote_addr=None, *, family=0, **options):
     """As loop.create_datagram_endpoint(): gives (transport, protocol). `options` are Socket's."""
     loop = asyncio.get_running_loop()
-    given = remote_addr or local_addr
-    if not given:
+    if not local_addr and not remote_addr:
         raise ValueError("an address is needed")
-    found = await loop.getaddrinfo(*given[:2], family=family, type=socket.SOCK_DGRAM)
-    sock = Socket(found[0][0], **options)
+    errors = []
+    for version, local, remote in await _pairs(loop, local_addr, remote_addr, family):
+        try:
+            sock = _opened(version, local, remote, options)
+            break
+        except OSError as error:
+            errors.append(error)
+    else:
+        raise errors[0]
+    protocol = protocol_factory()
+    return Transport(loop, sock, protocol, remote), protocol
+
+
+async def _pairs(loop, local_addr, remote_addr, family):
+    """The families of which both addresses have one, and these, as loop.create_datagram_endpoint() finds them."""
+    found = {}
+    for which, address in enumerate((local_addr, remote_addr)):
+        if address:
+            infos = await loop.getaddrinfo(*address[:2], family=family, type=socket.SOCK_DGRAM)
+            for version, _, _, _, resolved in infos:
+                found.setdefault(version, [None, None])[which] = resolved
+    pairs = [(version, local, remote) for version, (local, remote) in found.items()
+             if bool(local) == bool(local_addr) and bool(remote) == bool(remote_addr)]
+    if not pairs:
+        raise ValueError("can not get address information")
+    return pairs
+
+
+def _opened(version, local, remote, options):
+    """A socket with these addresses, whose calls don't wait."""
+    sock = Socket(version, **options)
     try:
         sock.setblocking(False)
-        if local_addr:
-            sock.bind(local_addr)
-        if remote_addr:
-            sock.connect(found[0][4])
+        if local:
+            sock.bind(local)
+        if remote:
+            sock.connect(remote)
     except BaseException:
         sock.close()
         raise
-    protocol = protocol_factory()
-    transport = Transport(loop, sock, protocol, found[0][4] if remote_addr else None)
-    return transport, protocol
+    return sock
 
 
 class Transport(asyncio.DatagramTransport):

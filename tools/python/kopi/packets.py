@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """Received packets where the kernel has put them: no copy, until their batch ends."""
 
+import contextlib
 import ctypes
+import os
 import weakref
 from ctypes import byref
 
@@ -12,15 +14,18 @@ from ._library import library
 class Packet:
     """A received packet of a batch; with GRO it may be several datagrams of one peer."""
 
-    __slots__ = ("frames", "parts", "_memory")
+    __slots__ = ("frames", "parts", "_memory", "_mapping")
 
-    def __init__(self, frames):
-        self.frames = frames
+    def __init__(self, frames, mapping):
+        self.frames, self._mapping = frames, mapping
         self.show()
 
     def show(self):
         """Makes the views of the payload, anew if they had ended."""
+        mapping = self._mapping
         memory = [(ctypes.c_uint8 * frame.len).from_address(frame.data) for frame in self.frames]
+        for part in memory:
+            part.mapping = mapping
         #: The payload, as writable memoryviews: one, unless it didn't fit into a frame.
         self.parts = [memoryview(part).cast("B") for part in memory]
         # Views keep the array that they are of; nothing else does.
@@ -33,11 +38,21 @@ class Packet:
         if any(memory() is not None for memory in self._memory):
             raise BufferError("a view of the packet is in use")
 
+    def take(self):
+        """Its frames, for whoever ends its time in the batch."""
+        frames, self.frames = self.frames, []
+        self._mapping = None
+        return frames
+
     @property
     def _meta(self):
-        if not self.frames:
+        # Another thread may close the socket meanwhile: the mapping first, which keeps what the frames tell of.
+        mapping, frames = self._mapping, self.frames
+        if not mapping or not frames:
             raise ValueError("the packet isn't the batch's any more")
-        return self.frames[0].meta.contents
+        meta = frames[0].meta.contents
+        meta.mapping = mapping
+        return meta
 
     @property
     def data(self):
@@ -79,13 +94,13 @@ class Batch:
     are lost to the socket.
     """
 
-    def __init__(self, channel, frames, count):
+    def __init__(self, channel, mapping, frames, count):
         self._channel = channel
         self.packets = []
         begin = 0
         for at in range(count):
             if not frames[at].flags & _library.DESC_MORE:
-                self.packets.append(Packet([frames[index] for index in range(begin, at + 1)]))
+                self.packets.append(Packet([frames[index] for index in range(begin, at + 1)], mapping))
                 begin = at + 1
 
     def __iter__(self):
@@ -130,17 +145,19 @@ class Batch:
                 return False
             raise
         self.packets.remove(packet)
-        packet.frames = []
+        packet.take()
         return True
 
     def release(self):
         """Ends the batch; its packets can't be used any more."""
-        for packet in self.packets:
+        for packet in list(self.packets):
             packet.end()
-        frames = [frame for packet in self.packets for frame in packet.frames]
-        for packet in self.packets:
-            packet.frames = []
-        self.packets = []
-        if frames and self._channel.pointer:
+        frames = []
+        # Another thread may be about to end it, too: each packet is given to one of both.
+        with contextlib.suppress(IndexError):
+            while True:
+                frames += self.packets.pop().take()
+        # What a child has of them is its parent's.
+        if frames and self._channel.pointer and self._channel.maker == os.getpid():
             library.release(self._channel.pointer, (_library.Frame * len(frames))(*frames), len(frames))
         self._channel.batches.discard(self)

@@ -37,6 +37,18 @@ def _no_flags(flags=0):
         raise OSError(errno.EOPNOTSUPP, f"flags {flags:#x}: KOPI sockets take only 0 and MSG_NOSIGNAL")
 
 
+class Mapping:
+    """A channel's memory, which is unmapped when nothing refers to it any more: what reads there holds it, since
+    another thread, or a signal handler, may close the socket at any time."""
+
+    def __init__(self, channel, flow):
+        self._channel, self._flow = channel, flow
+
+    def __del__(self, library=library):
+        library.channel_close(self._channel)
+        library.flow_close(self._flow)
+
+
 class Channel:
     """A flow on a channel of its own."""
 
@@ -49,6 +61,7 @@ class Channel:
         except OSError:
             library.flow_close(self.flow)
             raise
+        self.mapping = Mapping(ctypes.c_void_p(self.pointer.value), ctypes.c_void_p(self.flow.value))
 
     def close(self):
         """Frees it: `batches` must have ended. What is queued leaves if there is room by now; of a child's copy it
@@ -56,11 +69,8 @@ class Channel:
         if self.maker == os.getpid():
             with contextlib.suppress(OSError):
                 library.flush(self.pointer)
-        channel, flow = ctypes.c_void_p(self.pointer.value), ctypes.c_void_p(self.flow.value)
         # A thread that is about to call finds NULL, which the library refuses.
-        self.pointer.value = self.flow.value = None
-        library.channel_close(channel)
-        library.flow_close(flow)
+        self.pointer.value = self.flow.value = self.mapping = None
 
 
 class Socket:
@@ -102,7 +112,7 @@ class Socket:
         self.close()
 
     def __del__(self):
-        # With views in use it is never unmapped.
+        # With views in use it is unmapped when those are gone.
         with contextlib.suppress(BufferError):
             self.close()
 
@@ -401,7 +411,10 @@ class Socket:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             return count
         count, channel = self._receive(take), self._opened
-        batch = Batch(channel, frames, count)
+        mapping = channel.mapping
+        if not mapping:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        batch = Batch(channel, mapping, frames, count)
         channel.batches.add(batch)
         return batch
 

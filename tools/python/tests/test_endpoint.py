@@ -2,6 +2,7 @@
 """asyncio's endpoints with a real kernel: the standard library's and KOPI's alike."""
 
 import asyncio
+import errno
 import socket
 import threading
 import unittest
@@ -63,6 +64,33 @@ class Endpoints(unittest.IsolatedAsyncioTestCase):
                 transport.close()
                 self.assertTrue(transport.is_closing())
             self.assertIsNone(await asyncio.wait_for(mine.lost, PATIENCE))
+
+    async def test_names_with_addresses_of_both_families(self):
+        loop = asyncio.get_running_loop()
+        look_up = loop.getaddrinfo
+
+        async def getaddrinfo(host, port, **options):
+            if host == "elsewhere":
+                # Nobody here has it.
+                return [(socket.AF_INET, socket.SOCK_DGRAM, 17, "", ("198.51.100.1", port))]
+            if host != "both":
+                return await look_up(host, port, **options)
+            return [(socket.AF_INET6, socket.SOCK_DGRAM, 17, "", ("2001:db8:9::9", port, 0, 0)),
+                    (socket.AF_INET, socket.SOCK_DGRAM, 17, "", (LOCAL, port))]
+        loop.getaddrinfo = getaddrinfo
+        async for make in self.kinds():
+            for local, remote in ((LOCAL, 0), ("both", 9)), (("both", 0), None), (("both", 0), (LOCAL, 9)):
+                with self.subTest(local=local, remote=remote):
+                    transport, mine = await make(Collector, local_addr=local, remote_addr=remote)
+                    self.assertEqual(transport.get_extra_info("sockname")[0], LOCAL)
+                    self.assertEqual(transport.get_extra_info("peername"), (LOCAL, 9) if remote else None)
+                    transport.close()
+                    await asyncio.wait_for(mine.lost, PATIENCE)
+            with self.assertRaises(ValueError):
+                await make(Collector, local_addr=("::1", 0), remote_addr=(LOCAL, 9))
+            with self.assertRaises(OSError) as raised:
+                await make(Collector, local_addr=("elsewhere", 0))
+            self.assertEqual(raised.exception.errno, errno.EADDRNOTAVAIL)
 
     async def test_errors_are_told(self):
         async for make in self.kinds():

@@ -3,6 +3,7 @@
 
 import errno
 import gc
+import os
 import select
 import socket
 import sys
@@ -12,7 +13,7 @@ import unittest
 from unittest import mock
 
 import kopi
-from kopi import _library, sockets
+from kopi import _library, packets, sockets
 
 LOCAL = "127.0.0.1"
 # A hang, and not a busy machine.
@@ -437,6 +438,77 @@ class Batches(Pair):
         del sock
         gc.collect()
         self.assertEqual(bytes(view), b"kept")
+
+    def in_a_child(self, run):
+        """A child process does this, and doesn't die of it."""
+        child = os.fork()
+        if not child:
+            try:
+                run()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        self.assertEqual(os.waitpid(child, 0), (child, 0))
+
+    def test_closing_while_a_batch_is_made(self):
+        def make(*arguments):
+            # As another thread may, or a signal handler.
+            self.sock.close()
+            return packets.Batch(*arguments)
+
+        def run():
+            with mock.patch.object(sockets, "Batch", make):
+                batch = self.sock.recv_batch()
+            packet = batch.packets[0]
+            self.assertEqual((bytes(packet.data), packet.peer, packet.local), (b"number 0", self.address, address))
+            self.assertRaises(OSError, self.sock.recv, 10)
+            batch.release()
+            self.assertRaises(ValueError, lambda: packet.peer)
+        address = self.sock.getsockname()
+        self.ask(1)
+        self.in_a_child(run)
+
+    def test_closing_while_an_answer_is_made(self):
+        def run():
+            batch = self.sock.recv_batch()
+            with mock.patch.object(_library.library, "meta_reply", lambda _: self.sock.close()):
+                self.assertRaises(OSError, batch.answer, batch.packets[0])
+            self.assertEqual(len(batch), 0)
+        self.ask(1)
+        self.in_a_child(run)
+
+    def test_what_is_closed_is_unmapped(self):
+        def mapped():
+            with open("/proc/self/maps", encoding="utf-8") as maps:
+                return len([line for line in maps if "KOPI" in line or "socket:" in line])
+        before = mapped()
+        sock = kopi.Socket()
+        sock.bind((LOCAL, 0))
+        self.assertGreater(mapped(), before)
+        self.peer.sendto(b"gone", sock.getsockname())
+        # These are still known, and hold nothing.
+        batch = sock.recv_batch()
+        packet = batch.packets[0]
+        sock.close()
+        self.assertEqual(mapped(), before)
+        self.assertEqual((len(batch), packet.frames), (0, []))
+
+    def test_a_child_that_closes_takes_no_frame_of_its_parents(self):
+        sock = kopi.Socket(frames=64)
+        sock.bind((LOCAL, 0))
+        self.peer.sendto(b"the parent's", sock.getsockname())
+        batch = sock.recv_batch()
+        child = os.fork()
+        if not child:
+            sock.close()
+            os._exit(0)
+        self.assertEqual(os.waitpid(child, 0), (child, 0))
+        for number in range(200):
+            self.peer.sendto(b"number %6d" % number, sock.getsockname())
+            self.assertEqual(sock.recv(100), b"number %6d" % number)
+        self.assertEqual(bytes(batch.packets[0].data), b"the parent's")
+        batch.release()
+        sock.close()
 
     def test_frames_come_back(self):
         for _ in range(40):

@@ -45,6 +45,9 @@ pub(crate) fn is_permission(error: &anyhow::Error) -> bool {
     }
 }
 
+/// The longest time on the command line: a year.
+const SECONDS_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// Seconds on the command line, with or without a fraction.
 pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text
@@ -52,11 +55,27 @@ pub(crate) fn seconds(text: &str) -> Result<Duration, String> {
         .ok()
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     seconds
-        .filter(|seconds| !seconds.is_zero())
-        .ok_or_else(|| "a number of seconds was expected".to_owned())
+        .filter(|seconds| !seconds.is_zero() && *seconds <= SECONDS_MAX)
+        .ok_or_else(|| "a number of seconds was expected, at most those of a year".to_owned())
 }
 
 /// A user on the command line, by name or number.
 pub(crate) fn user(text: &str) -> Result<u32, String> {
     uid(text).ok_or_else(|| format!("there is no user {text}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_bounded() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(seconds("31536000").is_ok());
+        for wrong in [
+            "0", "-1", "31536001", "1e19", "1e400", "nan", "inf", "x", "",
+        ] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -37,7 +37,7 @@ pub(crate) fn not_in_force(connection: &mut Connection) -> Option<(String, &'sta
 
 /// What of a file isn't in force where there are so many rules, which are the file's or not.
 fn missing(file: &File, rules: usize, differs: bool, set: &Ruleset) -> Option<&'static str> {
-    let enforce = file.rules.enforce.is_some_and(|(_, on)| on);
+    let is_enforced = set.enforce == Some(1);
     let default = file.rules.default;
     if !file.rules.rules.is_empty() && rules == 0 {
         Some("none of its rules is")
@@ -45,10 +45,12 @@ fn missing(file: &File, rules: usize, differs: bool, set: &Ruleset) -> Option<&'
         Some("its default isn't")
     } else if differs {
         Some("other rules than its are")
-    } else if enforce && set.enforce != Some(1) {
-        Some("its `enforce on` isn't")
     } else {
-        None
+        match file.rules.enforce {
+            Some((_, true)) if !is_enforced => Some("its `enforce on` isn't"),
+            Some((_, false)) if is_enforced => Some("its `enforce off` isn't"),
+            _ => None,
+        }
     }
 }
 
@@ -73,7 +75,12 @@ mod tests {
         assert_eq!(of_both(1, true, &on), Some("other rules than its are"));
         assert_eq!(of_both(1, false, &off), Some("its `enforce on` isn't"));
         assert_eq!(of_both(1, false, &on), None);
-        assert_eq!(missing(&file("enforce off\n"), 0, false, &on), None);
+        let enforce_off = file("enforce off\n");
+        assert_eq!(
+            missing(&enforce_off, 0, false, &on),
+            Some("its `enforce off` isn't")
+        );
+        assert_eq!(missing(&enforce_off, 0, false, &off), None);
         let deny = file("default deny\n");
         let allowed = Ruleset {
             default: Some(Verdict::Allow),

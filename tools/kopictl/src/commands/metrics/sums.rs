@@ -2,6 +2,7 @@
 
 //! Sums of processes, as many as there may be.
 
+use super::text::visible;
 use crate::rates::{Counts, Process};
 use std::collections::HashMap;
 
@@ -20,7 +21,9 @@ impl Sums {
     /// Adds what the processes that have flows did. Those that have none are gone.
     pub(super) fn add(&mut self, changes: impl Iterator<Item = (Process, Counts)>) {
         let short = |(process, change): (Process, Counts)| {
-            let program = process.program.chars().take(NAME_MAX).collect();
+            let program: String = process.program.chars().take(NAME_MAX).collect();
+            // Names that look alike are one label's value, which OpenMetrics has once.
+            let program = visible(&program);
             (Process { program, ..process }, change)
         };
         let mut changes: Vec<_> = changes.map(short).collect();
@@ -117,6 +120,15 @@ mod tests {
         let mut sums = Sums::default();
         let name = "\u{10}".repeat(255);
         sums.add([change(1, &name, 0)].into_iter());
-        assert_eq!(packets(&sums, 1, &name[..NAME_MAX], 0), Some(1.0));
+        let shown = "\\u{10}".repeat(NAME_MAX);
+        assert_eq!(packets(&sums, 1, &shown, 0), Some(1.0));
+    }
+
+    #[test]
+    fn names_that_look_alike_have_one_sum() {
+        let mut sums = Sums::default();
+        sums.add([change(0, "a\u{1}", 7), change(0, "a\\u{1}", 7)].into_iter());
+        assert_eq!(packets(&sums, 0, "a\\u{1}", 7), Some(2.0));
+        assert_eq!(sums.0.len(), 1);
     }
 }

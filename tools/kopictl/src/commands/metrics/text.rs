@@ -38,6 +38,12 @@ pub(super) fn text(
 /// A metric's name, its help, and where its values are.
 type Kind<T, V> = (&'static str, &'static str, fn(&T) -> V);
 
+/// A label's value without what deceives. OpenMetrics has a word for the end of a line, and for no other of those.
+pub(super) fn visible(value: &str) -> String {
+    let lines = value.split('\n').map(clean);
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 /// Text in the making.
 struct Text(String);
 
@@ -53,10 +59,7 @@ impl Text {
     /// Adds a sample of it.
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
         let label = |(name, value): &(&str, &str)| {
-            // OpenMetrics has a word for the end of a line, and for no other of those.
-            let lines = value.split('\n').map(clean).collect::<Vec<_>>();
-            let escaped = lines
-                .join("\n")
+            let escaped = visible(value)
                 .replace('\\', "\\\\")
                 .replace('"', "\\\"")
                 .replace('\n', "\\n");
