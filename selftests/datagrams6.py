@@ -6,6 +6,7 @@ Begin with `ways()`; WAY is the flow's from then on."""
 
 import contextlib
 import errno
+import json
 import socket
 import struct
 import time
@@ -305,8 +306,6 @@ def sources_and_scopes(wire):
     host("ip addr del 2001:db8::11/64 dev eth0")
     scoped = peer("ip -6 -j addr show dev eth1 scope link")
     near = scoped.split('"local":"')[1].split('"')[0]
-    # Its neighbour is known from here.
-    host(f"ping -q -c1 -w20 {near}%eth0")
     same(wire, "a link-local peer", [b"a"] * 5, bind=("::", FROM), address=(near, PORT), ifindex=index)
     same(wire, "a link-local peer without a device", [b"a"] * 3, bind=("::", FROM), address=(near, PORT))
     same(wire, "the any-address", [b"a"] * 3, bind=("::", FROM), address=("::", PORT), directly=False)
@@ -419,16 +418,24 @@ def changes(wire):
         host(f"ping -q -c1 -w20 {FAR}")
 
 
+def know_neighbours():
+    """Neither end asks for the other one, which would count, too."""
+    ends = {"host": ("eth0", NEAR, "192.0.2.1"), "peer": ("eth1", FAR, "192.0.2.2")}
+    shown = {where: json.loads(sh(f"ip -n {where} -j addr show {nic}"))[0] for where, (nic, *_) in ends.items()}
+    for where, other in ("host", "peer"), ("peer", "host"):
+        scoped = [each["local"] for each in shown[other]["addr_info"] if each["scope"] == "link"]
+        for address in *ends[other][1:], *scoped:
+            sh(f"ip -n {where} neigh replace {address} lladdr {shown[other]['address']} nud permanent "
+               f"dev {ends[where][0]}")
+
+
 def ways(way):
     """Has flows send so from now on; gives what hears what arrives."""
     global WAY, YNL
     WAY = way
     with namespace("host"):
         YNL = family()
-    # What asks for neighbours counts, too: they stay known for an hour.
-    for where, nic in ("host", "eth0"), ("peer", "eth1"):
-        for ip in "ipv4", "ipv6":
-            sh(f"ip netns exec {where} sysctl -qw net.{ip}.neigh.{nic}.base_reachable_time_ms=3600000")
+    know_neighbours()
     sh(f"ip netns exec host ping -q -c1 -w20 {FAR}")
     if not SINKS:
         with namespace("peer"):

@@ -179,6 +179,8 @@ def neighbours_are_asked(ynl, version):
         # The kernel keeps a limited number of bytes while it asks.
         if received != datagrams and not set(received) <= {data for _, data in datagrams}:
             kopi.check("unknown neighbours", False, len(received))
+    # The driver has let go of what the stack sent.
+    kopi.wait_until(lambda: not unsent(traffic.channel.sock))
     before = link(ynl)
     traffic.send(several(100))
     traffic.arrive("known again", several(100))

@@ -22,7 +22,7 @@ start() {
 	local space=$1 user=bob number=${#pids[@]}
 	local run=(--seed $((seed + 1000000 * number)) --seconds "$seconds" "${@:2}")
 	if [ -e /sys/kernel/debug/kcov ] && [ "$space" != hostile ]; then
-		# Which only root of the first user namespace may have.
+		# Which only root of the initial user namespace may have.
 		run+=(--coverage "$log/reached.$number")
 		user=root
 	fi

@@ -13,7 +13,7 @@
     tap0       198.18.1.1, read by nobody
     mon        a monitor device, up
 
-Root of the first namespace has installed rules there, with rates, a priority and cgroups, and engines. From
+Root of the initial namespace has installed rules there, with rates, a priority and cgroups, and engines. From
 there kopi-fuzz sends what no host should. $HOSTILE_SLOW is a file by FUSE, whose pages come when it
 pleases its server; $HOSTILE_THERE the way to the other namespace. With HOSTILE_CHURN=1 devices, addresses and qdiscs
 come and go. What is started here ends with the command.
@@ -182,7 +182,7 @@ def from_within(ready, go, command):
     batch("ip", f"link set vb netns {there}\nlink set vd netns {there}\n")
     os.write(to_there, b"x")
     os.read(from_there, 1)
-    # Root of the first namespace puts rules in force.
+    # Root of the initial namespace puts rules in force.
     os.write(ready, b"x")
     os.read(go, 1)
     if os.environ.get("HOSTILE_CHURN") and os.fork() == 0:
@@ -198,7 +198,7 @@ def from_within(ready, go, command):
 
 
 def run(command):
-    """As root of the first namespace: has bob make the place and run the command; gives its status."""
+    """As root of the initial namespace: has bob make the place and run the command; gives its status."""
     for module in ("tun", "fuse", "veth", "vxlan", "sch_tbf", "sch_netem", "macvlan", "bonding", "8021q"):
         # Any of them may be built in.
         subprocess.run(["modprobe", "-q", module], check=False)

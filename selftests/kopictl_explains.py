@@ -107,7 +107,7 @@ def programs():
 with namespace("host"):
     own()
     programs()
-# The limits are those of the first network namespace.
+# The limits are those of the initial network namespace.
 with limits.limited(user_max_channels=0), namespace("host"):
     program("kopi run, at the limit of channels", "refused", "EMFILE", "a channel was refused", by=BOB)
 kopi.finish()

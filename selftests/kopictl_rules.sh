@@ -232,7 +232,7 @@ check "a rule stops it at once" eval '! echoes 7777 stopped 1'
 check "its program learns why" wait_for grep -q 'Permission denied' /tmp/echo.out
 check "ps says which" eval 'kopictl ps --json | has --argjson handle "$handle" \
 	".[0] | .denied == [\"out\", \"in\"] and .rule_in == \$handle and .rule_out == \$handle"'
-check "and its drops" eval 'kopictl ps --json | has ".[0].stats.rx_drop_rule >= 1"'
+check "and its drops" wait_for eval 'kopictl ps --json | has ".[0].stats.rx_drop_rule >= 1"'
 rule del "$handle"
 check "without the rule it goes on" echoes 7777 again
 
@@ -276,7 +276,7 @@ check "engines are as a line says" engines "cpus 0 idle 500 budget 2048" '.[0] |
 check "what it doesn't say is as after a boot" engines "cpus 0" '.[0] | .idle == 1000 and .budget == 65536'
 check "none" engines off '. == []'
 
-# In the first network namespace, for which kopi.conf is.
+# In the initial network namespace, for which kopi.conf is.
 mkdir -p /etc/kopi && mount -t tmpfs none /etc/kopi
 told() { "$@" kopictl doctor --json 2>/dev/null | jq -r '.[] | select(.what == "kopi.conf") | .state + ": " + .text'; }
 check "without a kopi.conf, doctor has no word of it" [ -z "$(told command)" ]

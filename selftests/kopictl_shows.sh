@@ -55,7 +55,7 @@ table inet t {
 }
 EOF
 check "a filtered answer doesn't come" eval '! echoes 7777 lost 1'
-check "and is a drop with its reason" eval 'flow | has ".stats.tx_drop_denied == 1 and .stats.rx_packets == 4"'
+check "and is a drop with its reason" wait_for eval 'flow | has ".stats.tx_drop_denied == 1 and .stats.rx_packets == 4"'
 check "stats has it, too" eval '[ "$(denied)" = $((before + 1)) ]'
 in_host nft flush ruleset
 
@@ -94,7 +94,7 @@ check "which get them" paint ''
 check "unless NO_COLOR is set" eval '! paint NO_COLOR=1'
 check "an early reader's end is no error" eval 'set -o pipefail; kopictl stats | head -1 | grep -q COUNTER'
 
-# In the first network namespace.
+# In the initial network namespace.
 limit=$(sysctl -n net.kopi.user_max_flows)
 check "limits are shown and set" eval 'command kopictl limit user_max_flows 77 &&
 	[ "$(command kopictl limit user_max_flows)" = 77 ] && command kopictl limit --json | has ".user_max_flows == 77"'

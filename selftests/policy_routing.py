@@ -260,7 +260,7 @@ def impatient():
     """Neighbours are asked for once, and for a short time."""
     links()
     for version in (4, 6):
-        for name, value in (("mcast_solicit", "1"), ("retrans_time_ms", "1000")):
+        for name, value in (("mcast_solicit", "1"), ("retrans_time_ms", "5000")):
             set_sysctl(f"net/ipv{version}/neigh/d0/{name}", value)
 
 

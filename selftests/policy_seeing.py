@@ -44,13 +44,15 @@ class Watcher:
     def lines(self, least, pattern):
         """Its lines that match, when there are at least that number and no more come."""
         deadline = time.monotonic() + PATIENCE
-        before = None
+        before, same = None, 0
         while True:
             now = [line for line in self.text().splitlines() if re.search(pattern, line)]
-            if (now == before and len(now) >= least) or time.monotonic() > deadline:
+            same = same + 1 if now == before else 0
+            # Where the machine stood still for a while, the program gets its turn in the next round.
+            if (same >= 10 and len(now) >= least) or time.monotonic() > deadline:
                 return now
             before = now
-            time.sleep(self.settle)
+            time.sleep(self.settle / 10)
 
     def stop(self):
         """Ends it."""
@@ -97,7 +99,7 @@ def tcpdump(device):
 
     def seen_by_tcpdump():
         running[0] += COUNT
-        kopi.wait_until(lambda: len(packets_of(path)) >= running[0], 5)
+        kopi.wait_until(lambda: len(packets_of(path)) >= running[0], PATIENCE)
         if "bad udp cksum" in sh(f"tcpdump -r {path} -nn -vv 2>/dev/null"):
             raise RuntimeError("a bad checksum")
         found = packets_of(path)

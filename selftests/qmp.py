@@ -63,7 +63,7 @@ class Nic:
 
     @staticmethod
     def _devices():
-        """The NIC's network device in the machine's first namespace, if it is there."""
+        """The NIC's network device in the machine's initial namespace, if it is there."""
         # Not what bonding has there besides.
         return [os.path.dirname(path) for path in glob.glob("/sys/class/net/*/address")
                 if Nic._read(path) == MAC]

@@ -4,7 +4,7 @@
 
 Every half second, on each CPU: another user opens a socket of KOPI and closes it; from one of them: he has a datagram
 sent, by an engine if there is any; and, anywhere: root shows the
-links of the first namespace and sets its loopback device up, and lists the flows of another namespace. Each
+links of the initial namespace and sets its loopback device up, and lists the flows of another namespace. Each
 is a process, which may come to stand for ever. All have real-time priority: busy CPUs don't delay
 them, but locks and softirqs do.
 

@@ -228,7 +228,7 @@ def grown(before):
 
 
 def charges_left():
-    """Whether the limits of net.kopi.*, which the first namespace has, still hold something, in words."""
+    """Whether the limits of net.kopi.*, which the initial namespace has, still hold something, in words."""
     expected = {f"/proc/sys/net/kopi/{who}_max_{what}": number for who in ("user", "netns")
               for what, number in (("flows", 1), ("channels", 1), ("frames", 64))}
     before = {name: get(name) for name in expected}

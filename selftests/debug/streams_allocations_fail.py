@@ -106,7 +106,7 @@ def new(server, ordinary=False):
 def over_limit(server):
     """socket(), where a user has as many flows as he may."""
     sysctl = "/proc/sys/net/kopi/user_max_flows"
-    # The first namespace has it.
+    # The initial namespace has it.
     with inside("/proc/1/ns/net"):
         before = faults.get(sysctl)
     held = server.make()

@@ -151,6 +151,11 @@ impl Headers {
         self.len
     }
 
+    /// The headers as they were, before any were made of them.
+    pub fn as_they_are(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
+
     /// Makes the headers of datagram `number` of the packet, with `payload` bytes, of which `sum`
     /// is the sum of the 16-bit words as they lie in memory.
     pub fn make(&mut self, number: u16, payload: u16, sum: u32) -> &[u8] {
@@ -183,7 +188,7 @@ impl Headers {
         };
         put(to, self.udp.wrapping_add(4), udp_len.to_be_bytes());
         put(to, self.udp.wrapping_add(6), checksum.to_ne_bytes());
-        self.bytes.get(..self.len).unwrap_or(&[])
+        self.as_they_are()
     }
 }
 

@@ -59,11 +59,12 @@ bool kopi_look_up_lasts(const struct sock *sk, unsigned long until)
 
 /*
  * How long it may: redirects that expire, and gateways that don't answer any more (fib_select_default(),
- * fib_select_multipath()), have no generation.
+ * fib_select_multipath()), have no generation; nor have the groups of devices (fib4_rule_suppress()), nor
+ * ignore_routes_with_linkdown.
  */
 unsigned long kopi_look_up4_ends(void)
 {
-	return jiffies + HZ;
+	return jiffies + HZ / 10;
 }
 
 unsigned int kopi_ll_reserved_space(const struct dst_entry *dst)

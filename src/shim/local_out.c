@@ -153,21 +153,19 @@ static struct sock *judging_sock(const struct sk_buff *skb, const struct nf_hook
 {
 	struct sock *sk = skb->sk, *listener;
 
-	if (!sk)
-		return tunnel_sock(state->sk);
-	if (sk_fullsock(sk)) {
-		if (sk != state->sk)
-			return tunnel_sock(state->sk);
+	if (sk && sk == state->sk && sk_fullsock(sk)) {
 		if (!is_judged(sk) || is_wrapped(skb, sk, state))
 			return NULL;
 		listener = fastopen_listener(sk);
 		return listener ? listener : sk;
 	}
-	if (sk->sk_state != TCP_NEW_SYN_RECV)
-		return NULL;
+	if (!sk || sk->sk_state != TCP_NEW_SYN_RECV)
+		return tunnel_sock(state->sk);
 	/* The request, which the packet holds, holds its listener. ip6_xmit() gives that. */
 	listener = inet_reqsk(sk)->rsk_listener;
-	return state->sk == sk || state->sk == listener || is_fastopen_child(state->sk, inet_reqsk(sk)) ? listener : NULL;
+	if (state->sk != sk && state->sk != listener && !is_fastopen_child(state->sk, inet_reqsk(sk)))
+		return tunnel_sock(state->sk);
+	return is_wrapped(skb, listener, state) ? NULL : listener;
 }
 
 /* Reads ports and payload from the header behind IP's: false if memory is short. */

@@ -158,24 +158,30 @@ bool kopi_dev_fits_mtu(const struct net_device *dev, unsigned int len)
 
 /*
  * The check of __dev_xmit_skb() (net/core/dev.c, 7.3.4), but without qdisc_run_begin(), so the
- * result may be outdated when it is used. A rate that the NIC keeps for the queue isn't kept for frames.
+ * result may be outdated when it is used. A rate that the NIC keeps for the queue isn't kept for frames, and a
+ * table of sizes (qdisc_calculate_pkt_len()) isn't asked about them.
  */
 bool kopi_txq_can_bypass(struct net_device *dev, unsigned int index)
 {
 	struct netdev_queue *txq = netdev_get_tx_queue(dev, index);
 	struct Qdisc *q = rcu_dereference_bh(txq->qdisc);
 
-	if (READ_ONCE(txq->tx_maxrate))
+	if (READ_ONCE(txq->tx_maxrate) || rcu_access_pointer(q->stab))
 		return false;
 	return !q->enqueue || (q->flags & TCQ_F_CAN_BYPASS && qdisc_is_empty(q) &&
 			       !test_bit(__QDISC_STATE_DEACTIVATED, &q->state));
 }
 
-/* Counts packets that bypass the qdisc, as __dev_xmit_skb() (net/core/dev.c, 7.3.4) does. */
+/*
+ * Counts packets that bypass the qdisc, as __dev_xmit_skb() (net/core/dev.c, 7.3.4) does; without a queue, nothing
+ * does.
+ */
 void kopi_qdisc_bstats_add(struct net_device *dev, unsigned int index, u32 bytes, u32 packets)
 {
 	struct Qdisc *q = rcu_dereference_bh(netdev_get_tx_queue(dev, index)->qdisc);
 
+	if (!q->enqueue)
+		return;
 	if (qdisc_is_percpu_stats(q)) {
 		_bstats_update(this_cpu_ptr(q->cpu_bstats), bytes, packets);
 		return;

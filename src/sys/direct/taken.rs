@@ -364,6 +364,16 @@ impl TakenSkb {
         Payload { len, segment }
     }
 
+    /// Whether the headers of an skb that the stack has made are to leave as they are, with what hooks have written
+    /// there: it is one datagram, and its checksum isn't left to the device.
+    fn is_final(&self) -> bool {
+        // SAFETY: This value owns a valid skb, and the calls only read it.
+        unsafe {
+            bindings::kopi_skb_gso_size(self.as_ptr()) == 0
+                && !bindings::kopi_skb_is_partial(self.as_ptr())
+        }
+    }
+
     /// Bytes of payload that the driver has taken.
     fn taken_bytes(&self, segment: u32, payload: u32) -> u32 {
         payload.min(u32::from(self.cb().number).saturating_mul(segment))
@@ -381,6 +391,7 @@ impl TakenSkb {
             count => most.min(count as usize),
         };
         let pages = FramePages::new(slot.checked_mul(count)?)?;
+        let is_final = self.is_final();
         let mut frames = Frames::new();
         let mut at = taken;
         for index in 0..count {
@@ -396,7 +407,10 @@ impl TakenSkb {
                 let sum =
                     bindings::skb_copy_and_csum_bits(self.as_ptr(), from as i32, to, bytes as i32);
                 let number = number.wrapping_add(index as u16);
-                let header = headers.make(number, bytes as u16, sum);
+                let header = match is_final {
+                    true => headers.as_they_are(),
+                    false => headers.make(number, bytes as u16, sum),
+                };
                 ptr::copy_nonoverlapping(header.as_ptr(), data, header.len());
                 let len = (headers.size() as u32).wrapping_add(bytes);
                 frames.push(memory, len, slot);

@@ -26,7 +26,7 @@ const MACHINES_PINS: &str = "/proc/1/root/sys/fs/bpf/kopi-enforce";
 const PINS: &str = "/sys/fs/bpf/kopi-enforce";
 /// The program that looks at open files, and isn't a hook.
 const FIND: &str = "kopi_found";
-/// The inode number of the machine's first PID namespace: PROC_PID_INIT_INO (include/linux/proc_ns.h).
+/// The inode number of the machine's initial PID namespace: PROC_PID_INIT_INO (include/linux/proc_ns.h).
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// The lock of those who load and unload, below the folder of what there is as long as the machine
 /// runs.

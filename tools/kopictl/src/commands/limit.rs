@@ -82,7 +82,7 @@ fn read(folder: &Path) -> anyhow::Result<BTreeMap<String, u64>> {
     let files = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             Connection::open()?;
-            bail!("limits are kept in the first network namespace: ask there");
+            bail!("limits are kept in the initial network namespace: ask there");
         }
         files => files?,
     };

@@ -134,7 +134,7 @@ fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
 
 /// Has the kernel check a file; whether its rules would change anything.
 fn ask_kernel(file: &File, name: &str) -> anyhow::Result<bool> {
-    // Only the first network namespace has them.
+    // Only the initial network namespace has them.
     let known = match file.limits.is_empty() {
         true => BTreeMap::new(),
         false => limit::all()?,

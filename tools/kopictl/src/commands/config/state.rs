@@ -11,7 +11,7 @@ use crate::{
 use std::path::Path;
 
 /// Why the usual file isn't in force, and what to do; none where that isn't seen, or for who may not ask. The
-/// service puts it in force in the first network namespace.
+/// service puts it in force in the initial network namespace.
 pub(crate) fn not_in_force(connection: &mut Connection) -> Option<(String, &'static str)> {
     if !limit::are_here() || !Path::new(USUAL).exists() {
         return None;
