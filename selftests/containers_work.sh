@@ -72,7 +72,7 @@ serve() {
 	shift
 	[ $# -gt 0 ] || set -- "${server[@]}"
 	run --name "$name" --detach --user 1002 "${options[@]}" -- "$@" >"$work/said" 2>&1 &&
-		TENTHS=300 wait_for echoes 7777 hello 4 ||
+		TENTHS=300 wait_for echoes 7777 hello 2 ||
 		{ sed 's/^/# /' "$work/said"; "${engine[@]}" logs "$name" 2>&1 | sed 's/^/# /'; return 1; }
 }
 end() { "${engine[@]}" rm --force "$1" >/dev/null; }
@@ -103,7 +103,7 @@ beside own kopictl rule flush >/dev/null
 check "and by nft outside" eval "in_host nft 'add table inet stop { chain f {
 	type filter hook forward priority 0; udp dport 7777 drop; }; }' && refused echoes 7777 hello 1"
 in_host nft delete table inet stop
-check "then it goes on" wait_for echoes 7777 hello 4
+check "then it goes on" wait_for echoes 7777 hello 2
 end own
 
 check "a container with the machine's network" serve host --network host
@@ -138,7 +138,7 @@ check "he has no capability in the machine" says "needs CAP_NET_ADMIN" refused a
 end bobs
 check "one with the machine's network" serve bobs --user 0 --network host
 check "is ruled there as bob's" eval 'in_host kopictl rule add user bob deny >/dev/null && refused echoes 7777 hello 1 &&
-	in_host kopictl rule flush && wait_for echoes 7777 hello 4'
+	in_host kopictl rule flush && wait_for echoes 7777 hello 2'
 end bobs
 
 mkdir -p "$work/docker"
@@ -153,7 +153,7 @@ end_docker
 systemd-machine-id-setup >/dev/null 2>&1
 in_host systemd-nspawn --quiet --register=no --keep-unit --directory="$image" --bind-ro=/usr --bind-ro=/kopi --user bob \
 	/kopi/build/cargo/release/kopi-echo --bind 0.0.0.0:7777 >"$work/nspawn" 2>&1 </dev/null &
-check "systemd-nspawn: a user's server answers" wait_for echoes 7777 hello 4
+check "systemd-nspawn: a user's server answers" wait_for echoes 7777 hello 2
 check "under its seccomp filter" grep -q "Seccomp:.2" "/proc/$(pgrep -u bob kopi-echo | head -1)/status"
 sed 's/^/# /' "$work/nspawn"
 pkill -u bob kopi-echo
