@@ -106,7 +106,7 @@ impl Ordinary {
         let packets = Packets {
             datagrams: sent.packets(),
             bytes: sent.bytes.into(),
-            again,
+            uncounted: again,
         };
         let (outcome, _) = self.policy.decide(None, sk, Direction::Out, &peer, packets);
         match outcome {
@@ -206,7 +206,7 @@ impl JudgesOrdinary for Ordinary {
         let packets = Packets {
             datagrams: size.datagrams,
             bytes: size.bytes,
-            again: false,
+            uncounted: false,
         };
         let port = sk.local_port();
         let outcome = match known {

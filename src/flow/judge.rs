@@ -136,7 +136,7 @@ impl Flow {
         let packets = Packets {
             datagrams: sent.packets(),
             bytes: u64::from(sent.bytes),
-            again,
+            uncounted: again,
         };
         let peer = sent.peer;
         let outcome = match sent.is_from_elsewhere(sk) {
@@ -161,7 +161,7 @@ impl Flow {
         let packets = Packets {
             datagrams: 1,
             bytes: u64::from(sent.bytes),
-            again: true,
+            uncounted: true,
         };
         self.decide(policy, sk, Direction::Out, hop, packets) == Outcome::Denied
             && self.judge_sent(sk, &mut by_hop, false) == Outcome::Denied

@@ -223,11 +223,11 @@ unsafe impl Protocol for Flow {
         };
         // What passes is judged, and counted, when it is a packet; what is refused never becomes
         // one.
-        let judge = |again| {
+        let judge = |uncounted| {
             let packets = Packets {
                 datagrams: 1,
                 bytes: bytes as u64,
-                again,
+                uncounted,
             };
             self.decide_for(policy, &caller, socket.sk(), Direction::Out, peer, packets)
         };
@@ -350,13 +350,13 @@ unsafe impl Protocol for Flow {
         socket: &Socket,
         peer: Peer,
         size: Received,
-        again: bool,
+        is_counted: bool,
         peeks: bool,
     ) -> bool {
         let packets = Packets {
             datagrams: size.datagrams,
             bytes: size.bytes,
-            again,
+            uncounted: is_counted,
         };
         let sk = socket.sk();
         let judge = |policy: &Policy| {

@@ -92,7 +92,7 @@ impl Flow {
         let packets = Packets {
             datagrams: sent.packets(),
             bytes: sent.bytes.into(),
-            again,
+            uncounted: again,
         };
         // What comes back would be denied.
         if sk.is_listening() && policy.denies(sk, Direction::In, &sent.peer) {

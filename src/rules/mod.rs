@@ -28,8 +28,9 @@ pub(crate) struct Packets {
     pub(crate) datagrams: u64,
     /// Bytes of payload, of all together.
     pub(crate) bytes: u64,
-    /// They were counted before, and charged to the rate.
-    pub(crate) again: bool,
+    /// A rule's packets, bytes and rate don't count them: they were counted before, or will be as packets, or only a
+    /// hop is asked about.
+    pub(crate) uncounted: bool,
 }
 
 /// The verdict on packets.

@@ -220,7 +220,7 @@ impl Verdicts {
         changes_sock: bool,
     ) -> (Outcome, Option<Stopped>) {
         let rule = self.rule(judgement).cloned();
-        if let Some(rule) = rule.as_ref().filter(|_| !packets.again) {
+        if let Some(rule) = rule.as_ref().filter(|_| !packets.uncounted) {
             rule.packets.add(packets.datagrams);
             rule.bytes.add(packets.bytes);
         }
@@ -240,7 +240,7 @@ impl Verdicts {
             self.apply(sk, rule.as_ref().map(|rule| &rule.action));
         }
         // A stream's acknowledgements have no rate.
-        let has_rate = !packets.again && (packets.bytes > 0 || !sk.is_stream());
+        let has_rate = !packets.uncounted && (packets.bytes > 0 || !sk.is_stream());
         let passes = match rule.as_deref().filter(|_| has_rate) {
             Some(rule) => self.take_of_rate(rule, direction, packets),
             None => true,

@@ -434,7 +434,7 @@ fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outc
     let packets = Packets {
         datagrams: size.datagrams(),
         bytes: u64::from(size.total),
-        again: false,
+        uncounted: false,
     };
     let outcome = flow.decide_in_ring(policy, sk, Direction::In, meta.peer(), packets);
     outcome.unless(|| flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk)))

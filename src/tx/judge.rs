@@ -121,7 +121,7 @@ impl Passed {
         let packets = Packets {
             datagrams,
             bytes: u64::from(bytes),
-            again,
+            uncounted: again,
         };
         let outcome = flow.decide_in_ring(policy, sk, Direction::Out, peer, packets);
         if outcome == Outcome::Pass && !again {
