@@ -14,7 +14,7 @@ use crate::pure::{
     abi,
     rule::{Direction, Peer, Received}, //
 };
-use crate::rules::{Outcome, Packets, Policy};
+use crate::rules::{Outcome, Packets, Policy, Traffic};
 use crate::sys::{
     context::SoftirqsOff,
     cred::AllowedCreds,
@@ -229,7 +229,12 @@ unsafe impl Protocol for Flow {
                 bytes: bytes as u64,
                 uncounted,
             };
-            self.decide_for(policy, &caller, socket.sk(), Direction::Out, peer, packets)
+            let traffic = Traffic {
+                direction: Direction::Out,
+                peer,
+                packets,
+            };
+            self.decide_for(policy, &caller, socket.sk(), &traffic)
         };
         let outcome = judge(true);
         let Err(refusal) = outcome.result(enobufs) else {
@@ -353,16 +358,20 @@ unsafe impl Protocol for Flow {
         is_counted: bool,
         peeks: bool,
     ) -> bool {
-        let packets = Packets {
-            datagrams: size.datagrams,
-            bytes: size.bytes,
-            uncounted: is_counted,
+        let traffic = Traffic {
+            direction: Direction::In,
+            peer,
+            packets: Packets {
+                datagrams: size.datagrams,
+                bytes: size.bytes,
+                uncounted: is_counted,
+            },
         };
         let sk = socket.sk();
         let judge = |policy: &Policy| {
             // Another process may have read since may_read().
             let caller = caller(policy, socket)?;
-            let outcome = self.decide_for(policy, &caller, sk, Direction::In, peer, packets);
+            let outcome = self.decide_for(policy, &caller, sk, &traffic);
             // Asked after the judgement, which used the port that the socket had at that moment.
             let cant_be = || self.cant_judge(size.is_mapped, || sk.is_first_stray());
             Ok::<_, Error>(outcome.unless(cant_be))

@@ -4,7 +4,7 @@
 
 use super::net_policy::NetPolicy;
 use super::verdict::{deny_process, Evaluation, Verdicts};
-use super::{Outcome, Packets, Stopped};
+use super::{Outcome, Stopped, Traffic};
 use crate::identity::{ChannelUser, Owner};
 use crate::pure::rule::{Direction, Peer};
 use crate::sys::{
@@ -193,17 +193,15 @@ impl Policy {
         self.net.is_in_force() || self.applied.load(Ordering::Relaxed)
     }
 
-    /// Decides about datagrams to or from a peer, and counts them. Any context but hard interrupts.
+    /// Decides about packets, and counts them. Any context but hard interrupts.
     pub(crate) fn decide(
         &self,
         caller: Caller<'_>,
         sk: &Sock,
-        direction: Direction,
-        peer: &Peer,
-        packets: Packets,
+        traffic: &Traffic,
     ) -> (Outcome, Option<Stopped>) {
         let decided = self.with_evaluation_of(caller, sk, |evaluation| {
-            let result = evaluation.decide(&self.net, direction, peer, packets);
+            let result = evaluation.decide(&self.net, traffic);
             self.applied
                 .store(evaluation.verdicts.is_applied(), Ordering::Relaxed);
             result

@@ -4,7 +4,7 @@
 
 use super::net_policy::NetPolicy;
 use super::set::{Action, Rule, SharedRules};
-use super::{Outcome, Packets, Stopped};
+use super::{Outcome, Packets, Stopped, Traffic};
 use crate::identity::Owner;
 use crate::pure::{
     bucket::Buckets,
@@ -178,15 +178,14 @@ impl Evaluation<'_> {
         }
     }
 
-    /// Decides about packets to or from a peer, and counts them.
+    /// Decides about packets, and counts them.
     pub(super) fn decide(
         &mut self,
         net: &NetPolicy,
-        direction: Direction,
-        peer: &Peer,
-        packets: Packets,
+        traffic: &Traffic,
     ) -> (Outcome, Option<Stopped>) {
-        let judgement = self.judge(direction, peer);
+        let (direction, packets) = (traffic.direction, traffic.packets);
+        let judgement = self.judge(direction, &traffic.peer);
         let (verdicts, sk) = (&mut *self.verdicts, self.sk);
         let rule = verdicts.rule(judgement).cloned();
         if let Some(rule) = rule.as_ref().filter(|_| !packets.uncounted) {
