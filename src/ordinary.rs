@@ -11,7 +11,10 @@ use crate::events::{notify_refused, Refused};
 use crate::flow::{Flow, OutPacket};
 use crate::identity::Owner;
 use crate::netns::Net;
-use crate::pure::rule::{Direction, Peer, Received};
+use crate::pure::{
+    peer::Peer,
+    rule::{Direction, Received}, //
+};
 use crate::rules::{self, Outcome, Packets, Policy, Traffic};
 use crate::sys::{
     errno::enobufs,

@@ -8,7 +8,8 @@ use crate::identity::Owner;
 use crate::monitor::{self, Unsent};
 use crate::pure::{
     gso::datagrams,
-    rule::{Direction, Peer}, //
+    peer::Peer,
+    rule::Direction, //
 };
 use crate::rules::{Outcome, Packets, Policy, Stopped, Traffic};
 use crate::sys::{

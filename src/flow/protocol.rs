@@ -12,7 +12,8 @@ use crate::limits::{Charge, OneFlow};
 use crate::monitor;
 use crate::pure::{
     abi,
-    rule::{Direction, Peer, Received}, //
+    peer::Peer,
+    rule::{Direction, Received}, //
 };
 use crate::rules::{Outcome, Packets, Policy, Traffic};
 use crate::sys::{

@@ -11,7 +11,8 @@ use crate::events::{notify, Event};
 use crate::identity::Owner;
 use crate::pure::{
     abi::Stats,
-    rule::{Direction, Peer}, //
+    peer::Peer,
+    rule::Direction, //
 };
 use crate::rules::{Outcome, StreamVerdict};
 use crate::sys::{

@@ -14,7 +14,7 @@ mod policy;
 mod set;
 mod verdict;
 
-use crate::pure::rule::{Direction, Peer};
+use crate::pure::{peer::Peer, rule::Direction};
 use kernel::prelude::*;
 
 pub(crate) use net_policy::NetPolicy;

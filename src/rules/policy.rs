@@ -6,7 +6,7 @@ use super::net_policy::NetPolicy;
 use super::verdict::{deny_process, Evaluation, Verdicts};
 use super::{Outcome, Stopped, Traffic};
 use crate::identity::{ChannelUser, Owner};
-use crate::pure::rule::{Direction, Peer};
+use crate::pure::{peer::Peer, rule::Direction};
 use crate::sys::{
     family::{FirstDatagram, ReadTurn},
     lock::SpinLockBh,

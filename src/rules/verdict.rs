@@ -8,7 +8,8 @@ use super::{Outcome, Packets, Stopped, Traffic};
 use crate::identity::Owner;
 use crate::pure::{
     bucket::Buckets,
-    rule::{DeviceName, Direction, Facts, Judgement, Peer}, //
+    peer::Peer,
+    rule::{DeviceName, Direction, Facts, Judgement}, //
 };
 use crate::sys::{
     context,

@@ -8,7 +8,8 @@ use crate::flow::Flow;
 use crate::monitor::{self, Unsent};
 use crate::pure::{
     abi::Meta,
-    rule::{Direction, Peer}, //
+    peer::Peer,
+    rule::Direction, //
 };
 use crate::rules::{Outcome, Packets, Traffic};
 use crate::sys::{

@@ -20,7 +20,7 @@ mod tables;
 mod turn;
 
 use crate::{
-    pure::rule::{Peer, Received},
+    pure::{peer::Peer, rule::Received},
     sys::{
         bindings,
         context::SoftirqsOff,
