@@ -318,8 +318,8 @@ int kopi_xmit_frame_copy(const struct sk_buff *of, struct sock *sk, const void *
 			 unsigned int len, u32 mark, u32 priority, u32 hash, bool skip);
 
 /* shim/rx_observer.c */
-enum kopi_rx_path {
-	KOPI_RX_PLAIN,
+enum kopi_rx_observer {
+	KOPI_RX_NONE,
 	KOPI_RX_TAP,
 	KOPI_RX_TC,
 	KOPI_RX_HOOK,
@@ -329,7 +329,7 @@ enum kopi_rx_path {
 	KOPI_RX_RPS,
 	KOPI_RX_IPSEC,
 };
-enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev);
+enum kopi_rx_observer kopi_dev_rx_observer(const struct net_device *dev);
 
 /* shim/receive.c */
 struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_frame *frame,
