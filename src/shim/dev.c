@@ -4,7 +4,6 @@
 #include <linux/bpf.h>
 #include <linux/if_arp.h>
 #include <linux/netdevice.h>
-#include <linux/rtnetlink.h>
 #include <net/dsa.h>
 #include <net/pkt_sched.h>
 #include <net/sock.h>
@@ -81,21 +80,6 @@ bool kopi_dev_runs_xdp(const struct net_device *dev, const char *name)
 bool kopi_dev_has_gro(const struct net_device *dev)
 {
 	return dev->features & NETIF_F_GRO;
-}
-
-void kopi_rtnl_lock(void)
-{
-	rtnl_lock();
-}
-
-void kopi_rtnl_unlock(void)
-{
-	rtnl_unlock();
-}
-
-struct net_device *kopi_dev_get_by_index(struct net *net, int ifindex)
-{
-	return dev_get_by_index(net, ifindex);
 }
 
 void kopi_dev_put(struct net_device *dev)
@@ -232,11 +216,6 @@ int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, 
 bool kopi_dev_has_tcx_egress(const struct net_device *dev)
 {
 	return rcu_access_pointer(dev->tcx_egress);
-}
-
-bool kopi_dev_nit_active(const struct net_device *dev)
-{
-	return dev_nit_active_rcu(dev);
 }
 
 unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev)

@@ -55,11 +55,6 @@ struct pid *kopi_get_current_tgid(void)
 	return get_pid(task_tgid(current));
 }
 
-pid_t kopi_pid_nr_here(struct pid *pid)
-{
-	return pid_vnr(pid);
-}
-
 /* Whether the current program is a 32-bit one, by whatever system call it comes. */
 static bool has_compat_auxv(void)
 {

@@ -54,11 +54,6 @@ bool kopi_tcp_has_ulp(const struct sock *sk)
 	return READ_ONCE(inet_csk(sk)->icsk_ulp_ops);
 }
 
-void kopi_tcp_abort(struct sock *sk, int error)
-{
-	tcp_abort(sk, error);
-}
-
 #ifndef CONFIG_BPF_SYSCALL
 #error "tcp_abort() would lock the sock again"
 #endif
