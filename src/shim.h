@@ -395,13 +395,15 @@ bool kopi_dev_is_ethernet(const struct net_device *dev);
 bool kopi_dev_is_nic(struct net_device *dev);
 bool kopi_dev_is_ready(const struct net_device *dev);
 bool kopi_dev_has_xdp_xmit(const struct net_device *dev);
+bool kopi_dev_has_tcx_egress(const struct net_device *dev);
+unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev);
+bool kopi_dev_has_classes(const struct net_device *dev);
+
+/* shim/xdp_xmit.c */
 bool kopi_dev_can_xdp_xmit(const struct net_device *dev);
 bool kopi_dev_is_driven_by(const struct net_device *dev, const char *name);
 bool kopi_dev_lacks_queues(const struct net_device *dev);
 int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags);
-bool kopi_dev_has_tcx_egress(const struct net_device *dev);
-unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev);
-bool kopi_dev_has_classes(const struct net_device *dev);
 
 /* shim/net.c */
 u64 kopi_net_cookie(const struct net *net);

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Processes: users, credentials, files, cgroups. */
+/*
+ * Processes: users, credentials, files, cgroups. Besides helpers: whether a process was given ids or
+ * capabilities by its file, or has others than its own.
+ */
 
 #include <linux/cgroup.h>
 #include <linux/cred.h>

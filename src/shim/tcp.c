@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* TCP sockets: who may take them over, their end, their counters. */
+/*
+ * TCP sockets. Besides helpers: who may take them over, their end, undoing a bind(), their greatest rate, and their
+ * counters.
+ */
 
 #include <linux/bpf.h>
 #include <linux/tcp.h>
