@@ -29,6 +29,7 @@ use crate::sys::{
     user::{OptionIn, OptionOut},
     wait::PollTable, //
 };
+use crate::tx::Destination;
 use kernel::{
     prelude::*,
     sync::{
@@ -262,7 +263,7 @@ unsafe impl Protocol for Flow {
         let mut message = message()?;
         // Another thread sends by the channel: UDP doesn't wait for it.
         let mut sender = channel.sender.try_lock()?;
-        sender.send_message((socket, self), &mut message)
+        sender.send_message(Destination { socket, flow: self }, &mut message)
     }
 
     fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32 {
