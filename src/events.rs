@@ -5,7 +5,7 @@
 //! An event that finds no memory is lost, as netlink's are.
 
 use crate::describe::{put_ends, put_stats};
-use crate::pure::rule::Peer;
+use crate::pure::peer::Peer;
 use crate::rules::{Policy, Stopped};
 use crate::subject::Subject;
 use crate::sys::{

@@ -9,7 +9,8 @@ use crate::pure::{
         MON_REFUSED, MON_VERSION,
     },
     ip::{self, FourTuple},
-    rule::{Direction, Peer}, //
+    peer::Peer,
+    rule::Direction, //
 };
 use crate::rules::{Outcome, Policy};
 use crate::subject::Subject;

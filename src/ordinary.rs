@@ -11,8 +11,11 @@ use crate::events::{notify_refused, Refused};
 use crate::flow::{Flow, OutPacket};
 use crate::identity::Owner;
 use crate::netns::Net;
-use crate::pure::rule::{Direction, Peer, Received};
-use crate::rules::{self, Outcome, Packets, Policy};
+use crate::pure::{
+    peer::Peer,
+    rule::{Direction, Received}, //
+};
+use crate::rules::{self, Outcome, Packets, Policy, Traffic};
 use crate::sys::{
     errno::enobufs,
     family,
@@ -103,12 +106,7 @@ impl Ordinary {
             self.tell_of_packet(sk, Direction::Out, denied_hop.unwrap_or(&peer));
             return Outcome::Denied;
         }
-        let packets = Packets {
-            datagrams: sent.packets(),
-            bytes: sent.bytes.into(),
-            again,
-        };
-        let (outcome, _) = self.policy.decide(None, sk, Direction::Out, &peer, packets);
+        let (outcome, _) = self.policy.decide(None, sk, &sent.traffic(again));
         match outcome {
             Outcome::Pass => sent.change(self.policy.changes(sk, &peer)),
             Outcome::Denied => self.tell_of_packet(sk, Direction::Out, &peer),
@@ -203,10 +201,14 @@ impl JudgesOrdinary for Ordinary {
     }
 
     fn judge_received(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result {
-        let packets = Packets {
-            datagrams: size.datagrams,
-            bytes: size.bytes,
-            again: false,
+        let traffic = Traffic {
+            direction: Direction::In,
+            peer: *from,
+            packets: Packets {
+                datagrams: size.datagrams,
+                bytes: size.bytes,
+                uncounted: false,
+            },
         };
         let port = sk.local_port();
         let outcome = match known {
@@ -216,9 +218,7 @@ impl JudgesOrdinary for Ordinary {
                 Outcome::Denied
             }
             None => judge_unknown(sk, u16::from_be(port), Direction::In, from),
-            Some(Self { policy, .. }) if !sk.is_stream() => {
-                policy.decide(None, sk, Direction::In, from, packets).0
-            }
+            Some(Self { policy, .. }) if !sk.is_stream() => policy.decide(None, sk, &traffic).0,
             Some(Self { policy, .. }) if policy.denies(sk, Direction::In, from) => Outcome::Denied,
             Some(_) => Outcome::Pass,
         };

@@ -8,7 +8,7 @@ use crate::pure::{
     abi::{Meta, AF_INET, AF_INET6, META_LOCAL},
     cache::Set,
     ip::IpVersion,
-    rule::unmapped, //
+    peer::unmapped, //
 };
 use crate::sys::{
     datagram::{Datagram, Options},

@@ -122,7 +122,6 @@ void kopi_lock_sock(struct sock *sk);
 int kopi_tcp_occupy(struct sock *sk);
 void kopi_tcp_vacate(struct sock *sk);
 bool kopi_tcp_has_ulp(const struct sock *sk);
-void kopi_tcp_abort(struct sock *sk, int error);
 void kopi_tcp_abort_locked(struct sock *sk, int error);
 void kopi_tcp_unbind(struct sock *sk, int device, bool ipv6only);
 unsigned long kopi_sk_max_pacing_rate(const struct sock *sk);
@@ -318,8 +317,8 @@ int kopi_xmit_frame_copy(const struct sk_buff *of, struct sock *sk, const void *
 			 unsigned int len, u32 mark, u32 priority, u32 hash, bool skip);
 
 /* shim/rx_observer.c */
-enum kopi_rx_path {
-	KOPI_RX_PLAIN,
+enum kopi_rx_observer {
+	KOPI_RX_NONE,
 	KOPI_RX_TAP,
 	KOPI_RX_TC,
 	KOPI_RX_HOOK,
@@ -329,7 +328,7 @@ enum kopi_rx_path {
 	KOPI_RX_RPS,
 	KOPI_RX_IPSEC,
 };
-enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev);
+enum kopi_rx_observer kopi_dev_rx_observer(const struct net_device *dev);
 
 /* shim/receive.c */
 struct sk_buff *kopi_wrap_frame(struct sk_buff *skb, bool is_plain, struct xdp_frame *frame,
@@ -390,23 +389,21 @@ bool kopi_dev_is_up(const struct net_device *dev);
 bool kopi_dev_strips_vlans(const struct net_device *dev);
 bool kopi_dev_has_gro(const struct net_device *dev);
 bool kopi_dev_runs_xdp(const struct net_device *dev, const char *name);
-void kopi_rtnl_lock(void);
-void kopi_rtnl_unlock(void);
-struct net_device *kopi_dev_get_by_index(struct net *net, int ifindex);
 void kopi_dev_put(struct net_device *dev);
 bool kopi_dev_is_registered(const struct net_device *dev);
 bool kopi_dev_is_ethernet(const struct net_device *dev);
 bool kopi_dev_is_nic(struct net_device *dev);
 bool kopi_dev_is_ready(const struct net_device *dev);
 bool kopi_dev_has_xdp_xmit(const struct net_device *dev);
+bool kopi_dev_has_tcx_egress(const struct net_device *dev);
+unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev);
+bool kopi_dev_has_classes(const struct net_device *dev);
+
+/* shim/xdp_xmit.c */
 bool kopi_dev_can_xdp_xmit(const struct net_device *dev);
 bool kopi_dev_is_driven_by(const struct net_device *dev, const char *name);
 bool kopi_dev_lacks_queues(const struct net_device *dev);
 int kopi_dev_xdp_xmit(struct net_device *dev, int n, struct xdp_frame **frames, u32 flags);
-bool kopi_dev_has_tcx_egress(const struct net_device *dev);
-bool kopi_dev_nit_active(const struct net_device *dev);
-unsigned int kopi_dev_real_num_tx_queues(const struct net_device *dev);
-bool kopi_dev_has_classes(const struct net_device *dev);
 
 /* shim/net.c */
 u64 kopi_net_cookie(const struct net *net);
@@ -494,7 +491,6 @@ uid_t kopi_user_ns_root(struct user_namespace *ns);
 bool kopi_signal_pending(void);
 bool kopi_fatal_signal_pending(void);
 struct pid *kopi_get_current_tgid(void);
-pid_t kopi_pid_nr_here(struct pid *pid);
 bool kopi_current_is_secure(void);
 bool kopi_current_has_other_ids(void);
 uid_t kopi_current_euid(void);

@@ -6,7 +6,7 @@ use crate::pure::abi::Stats;
 use crate::rules::Policy;
 use crate::sys::sock::Sock;
 
-/// See the module's documentation.
+/// A flow. Only `Flow` implements it: `events` and `monitor`, which `flow` uses, must not import `flow`.
 pub(crate) trait Subject {
     /// Its number in its network namespace. Any context.
     fn id(&self) -> u32;

@@ -4,7 +4,8 @@
 
 use super::{
     device::AttachedDevice,
-    path::{RxPath, TxPath}, //
+    path::{RxPath, TxPath},
+    ATTACHED_MAX, //
 };
 use crate::flow::Flow;
 use crate::sys::{
@@ -23,8 +24,6 @@ use kernel::{
 const CLOSING: u64 = 1_000_000_000;
 /// Interval at which detaching checks for packets in flight, in nanoseconds.
 const CLOSING_TICK: i64 = 1_000_000;
-/// Maximum number of attached devices, in all network namespaces together.
-pub(crate) const ATTACHED_MAX: usize = 64;
 
 /// Drivers whose ndo_xdp_xmit can't be relied on, by a reading of 7.3.4. The kernel frees the last of a
 /// bulk's frames if fewer were sent.

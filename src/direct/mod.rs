@@ -25,9 +25,12 @@ mod redirected_ports;
 mod sender;
 mod waiting;
 
-pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching, ATTACHED_MAX};
+pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching};
 pub(crate) use device::AttachedDevice;
 pub(crate) use flow::Direct;
 pub(crate) use path::TxPath;
 pub(crate) use redirected_ports::{PortRoom, RedirectedPorts};
 pub(crate) use sender::DatagramSender;
+
+/// Maximum number of attached devices, in all network namespaces together.
+pub(crate) const ATTACHED_MAX: usize = 64;

@@ -3,7 +3,7 @@
 //! The local UDP ports of a namespace's flows on channels, which the XDP programs of attached devices
 //! redirect.
 
-use super::attach::ATTACHED_MAX;
+use super::ATTACHED_MAX;
 use crate::sys::direct::port_map::PinnedPortMap;
 use kernel::{
     prelude::*,

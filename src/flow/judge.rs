@@ -8,9 +8,10 @@ use crate::identity::Owner;
 use crate::monitor::{self, Unsent};
 use crate::pure::{
     gso::datagrams,
-    rule::{Direction, Peer}, //
+    peer::Peer,
+    rule::Direction, //
 };
-use crate::rules::{Outcome, Packets, Policy, Stopped};
+use crate::rules::{Outcome, Packets, Policy, Stopped, Traffic};
 use crate::sys::{
     sock::Sock,
     socket::Socket, //
@@ -34,6 +35,19 @@ impl OutPacket {
     /// Number of its datagrams or segments.
     pub(crate) fn packets(&self) -> u64 {
         datagrams(self.bytes, self.gso_size.into()).into()
+    }
+
+    /// What the rules are asked about.
+    pub(crate) fn traffic(&self, uncounted: bool) -> Traffic {
+        Traffic {
+            direction: Direction::Out,
+            peer: self.peer,
+            packets: Packets {
+                datagrams: self.packets(),
+                bytes: self.bytes.into(),
+                uncounted,
+            },
+        }
     }
 
     /// Whether the packet leaves from another port than its socket has now: udp_v6_send_skb() (net/ipv6/udp.c, 7.3.4)
@@ -61,15 +75,8 @@ pub(super) fn caller(policy: &Policy, socket: &Socket) -> Result<Owner> {
 impl Flow {
     /// Has the rules decide about datagrams that no call is about: a refusal is an error of the next one. Any
     /// context but hard interrupts.
-    fn decide(
-        &self,
-        policy: &Policy,
-        sk: &Sock,
-        direction: Direction,
-        peer: Peer,
-        packets: Packets,
-    ) -> Outcome {
-        let (outcome, is_stopped) = self.judge(policy, None, sk, direction, peer, packets);
+    fn decide(&self, policy: &Policy, sk: &Sock, traffic: &Traffic) -> Outcome {
+        let (outcome, is_stopped) = self.judge(policy, None, sk, traffic);
         if is_stopped {
             sk.set_error(EACCES);
         }
@@ -78,16 +85,9 @@ impl Flow {
 
     /// Has the rules decide about datagrams of a ring. Where another process has made calls on the flow since,
     /// and owns it, they must let them pass for the ring's user, too. Any context but hard interrupts.
-    pub(crate) fn decide_in_ring(
-        &self,
-        policy: &Policy,
-        sk: &Sock,
-        direction: Direction,
-        peer: Peer,
-        packets: Packets,
-    ) -> Outcome {
-        self.decide(policy, sk, direction, peer, packets)
-            .unless(|| policy.deny_user(sk, direction, &peer))
+    pub(crate) fn decide_in_ring(&self, policy: &Policy, sk: &Sock, traffic: &Traffic) -> Outcome {
+        self.decide(policy, sk, traffic)
+            .unless(|| policy.deny_user(sk, traffic.direction, &traffic.peer))
     }
 
     /// Has the rules decide about datagrams of a call, which gives the error itself. Any context but hard
@@ -97,12 +97,9 @@ impl Flow {
         policy: &Policy,
         caller: &Owner,
         sk: &Sock,
-        direction: Direction,
-        peer: Peer,
-        packets: Packets,
+        traffic: &Traffic,
     ) -> Outcome {
-        self.judge(policy, Some(caller), sk, direction, peer, packets)
-            .0
+        self.judge(policy, Some(caller), sk, traffic).0
     }
 
     /// What the rules decide for a process, or for the current owner; and whether they have just stopped the
@@ -112,11 +109,9 @@ impl Flow {
         policy: &Policy,
         process: Option<&Owner>,
         sk: &Sock,
-        direction: Direction,
-        peer: Peer,
-        packets: Packets,
+        traffic: &Traffic,
     ) -> (Outcome, bool) {
-        let (outcome, stopped) = policy.decide(process, sk, direction, &peer, packets);
+        let (outcome, stopped) = policy.decide(process, sk, traffic);
         let is_stopped = stopped.is_some();
         if let Some(stopped) = stopped {
             notify(self, sk, Event::Denied(stopped));
@@ -133,15 +128,11 @@ impl Flow {
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };
-        let packets = Packets {
-            datagrams: sent.packets(),
-            bytes: u64::from(sent.bytes),
-            again,
-        };
         let peer = sent.peer;
+        let traffic = sent.traffic(again);
         let outcome = match sent.is_from_elsewhere(sk) {
             true => Outcome::Denied,
-            false => self.decide(policy, sk, Direction::Out, peer, packets),
+            false => self.decide(policy, sk, &traffic),
         };
         if outcome == Outcome::Pass {
             sent.change(policy.changes(sk, &peer));
@@ -158,12 +149,7 @@ impl Flow {
             return false;
         };
         let mut by_hop = OutPacket { peer: hop, ..*sent };
-        let packets = Packets {
-            datagrams: 1,
-            bytes: u64::from(sent.bytes),
-            again: true,
-        };
-        self.decide(policy, sk, Direction::Out, hop, packets) == Outcome::Denied
+        self.decide(policy, sk, &by_hop.traffic(true)) == Outcome::Denied
             && self.judge_sent(sk, &mut by_hop, false) == Outcome::Denied
     }
 

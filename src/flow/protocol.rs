@@ -12,9 +12,10 @@ use crate::limits::{Charge, OneFlow};
 use crate::monitor;
 use crate::pure::{
     abi,
-    rule::{Direction, Peer, Received}, //
+    peer::Peer,
+    rule::{Direction, Received}, //
 };
-use crate::rules::{Outcome, Packets, Policy};
+use crate::rules::{Outcome, Packets, Policy, Traffic};
 use crate::sys::{
     context::SoftirqsOff,
     cred::AllowedCreds,
@@ -28,6 +29,7 @@ use crate::sys::{
     user::{OptionIn, OptionOut},
     wait::PollTable, //
 };
+use crate::tx::Destination;
 use kernel::{
     prelude::*,
     sync::{
@@ -223,13 +225,18 @@ unsafe impl Protocol for Flow {
         };
         // What passes is judged, and counted, when it is a packet; what is refused never becomes
         // one.
-        let judge = |again| {
+        let judge = |uncounted| {
             let packets = Packets {
                 datagrams: 1,
                 bytes: bytes as u64,
-                again,
+                uncounted,
             };
-            self.decide_for(policy, &caller, socket.sk(), Direction::Out, peer, packets)
+            let traffic = Traffic {
+                direction: Direction::Out,
+                peer,
+                packets,
+            };
+            self.decide_for(policy, &caller, socket.sk(), &traffic)
         };
         let outcome = judge(true);
         let Err(refusal) = outcome.result(enobufs) else {
@@ -256,7 +263,7 @@ unsafe impl Protocol for Flow {
         let mut message = message()?;
         // Another thread sends by the channel: UDP doesn't wait for it.
         let mut sender = channel.sender.try_lock()?;
-        sender.send_message((socket, self), &mut message)
+        sender.send_message(Destination { socket, flow: self }, &mut message)
     }
 
     fn poll(&self, socket: &Socket, table: &PollTable, inner: u32) -> u32 {
@@ -350,19 +357,23 @@ unsafe impl Protocol for Flow {
         socket: &Socket,
         peer: Peer,
         size: Received,
-        again: bool,
+        is_counted: bool,
         peeks: bool,
     ) -> bool {
-        let packets = Packets {
-            datagrams: size.datagrams,
-            bytes: size.bytes,
-            again,
+        let traffic = Traffic {
+            direction: Direction::In,
+            peer,
+            packets: Packets {
+                datagrams: size.datagrams,
+                bytes: size.bytes,
+                uncounted: is_counted,
+            },
         };
         let sk = socket.sk();
         let judge = |policy: &Policy| {
             // Another process may have read since may_read().
             let caller = caller(policy, socket)?;
-            let outcome = self.decide_for(policy, &caller, sk, Direction::In, peer, packets);
+            let outcome = self.decide_for(policy, &caller, sk, &traffic);
             // Asked after the judgement, which used the port that the socket had at that moment.
             let cant_be = || self.cant_judge(size.is_mapped, || sk.is_first_stray());
             Ok::<_, Error>(outcome.unless(cant_be))

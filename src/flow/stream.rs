@@ -11,9 +11,10 @@ use crate::events::{notify, Event};
 use crate::identity::Owner;
 use crate::pure::{
     abi::Stats,
-    rule::{Direction, Peer}, //
+    peer::Peer,
+    rule::Direction, //
 };
-use crate::rules::{Outcome, Packets, StreamVerdict};
+use crate::rules::{Outcome, StreamVerdict};
 use crate::sys::{
     family,
     sock::{LockedStream, Sock},
@@ -89,16 +90,11 @@ impl Flow {
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };
-        let packets = Packets {
-            datagrams: sent.packets(),
-            bytes: sent.bytes.into(),
-            again,
-        };
         // What comes back would be denied.
         if sk.is_listening() && policy.denies(sk, Direction::In, &sent.peer) {
             return Outcome::Denied;
         }
-        let (outcome, stopped) = policy.decide(None, sk, Direction::Out, &sent.peer, packets);
+        let (outcome, stopped) = policy.decide(None, sk, &sent.traffic(again));
         if let Some(stopped) = stopped {
             notify(self, sk, Event::Denied(stopped));
         }

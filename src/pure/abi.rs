@@ -6,7 +6,7 @@
 //! time (`src/sys/bindings/mod.rs`), and so does a host test.
 
 use super::counters::{with_counters, COUNTERS};
-use super::rule::{mapped, Peer};
+use super::peer::{mapped, Peer};
 
 /// The version of the interface, as `KOPI_OPT_INFO` reports it.
 pub const ABI_VERSION: u32 = 2;

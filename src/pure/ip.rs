@@ -4,7 +4,7 @@
 //!
 //! RFC 791, RFC 8200, RFC 768.
 
-use super::rule::{mapped, unmapped, Peer};
+use super::peer::{mapped, unmapped, Peer};
 
 /// UDP's number among the protocols of IP.
 pub const UDP: u8 = 17;

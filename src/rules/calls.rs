@@ -10,7 +10,10 @@ use super::set::{Rule, RuleSet};
 use super::verdict::with_facts;
 use super::Stopped;
 use crate::identity::Owner;
-use crate::pure::rule::{Direction, Judgement, Peer};
+use crate::pure::{
+    peer::Peer,
+    rule::{Direction, Judgement}, //
+};
 use crate::sys::sock::Sock;
 use kernel::{prelude::*, sync::Arc};
 

@@ -14,7 +14,7 @@ mod policy;
 mod set;
 mod verdict;
 
-use crate::pure::rule::Direction;
+use crate::pure::{peer::Peer, rule::Direction};
 use kernel::prelude::*;
 
 pub(crate) use net_policy::NetPolicy;
@@ -28,8 +28,17 @@ pub(crate) struct Packets {
     pub(crate) datagrams: u64,
     /// Bytes of payload, of all together.
     pub(crate) bytes: u64,
-    /// They were counted before, and charged to the rate.
-    pub(crate) again: bool,
+    /// A rule's packets, bytes and rate don't count them: they were counted before, or will be as packets, or only a
+    /// hop is asked about.
+    pub(crate) uncounted: bool,
+}
+
+/// Packets, and their way.
+pub(crate) struct Traffic {
+    pub(crate) direction: Direction,
+    /// From whom they come, or to whom they go.
+    pub(crate) peer: Peer,
+    pub(crate) packets: Packets,
 }
 
 /// The verdict on packets.

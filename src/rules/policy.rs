@@ -4,9 +4,9 @@
 
 use super::net_policy::NetPolicy;
 use super::verdict::{deny_process, Evaluation, Verdicts};
-use super::{Outcome, Packets, Stopped};
+use super::{Outcome, Stopped, Traffic};
 use crate::identity::{ChannelUser, Owner};
-use crate::pure::rule::{Direction, Peer};
+use crate::pure::{peer::Peer, rule::Direction};
 use crate::sys::{
     family::{FirstDatagram, ReadTurn},
     lock::SpinLockBh,
@@ -49,7 +49,9 @@ pub(crate) struct StreamVerdict {
 #[pin_data]
 pub(crate) struct Policy {
     pub(super) net: Arc<NetPolicy>,
-    is_flow: bool,
+    /// The sock of a datagram gets a rule's mark and priority: it is a flow's. Those of ordinary sockets stay as
+    /// they are, and only their packets get them.
+    changes_sock: bool,
     #[pin]
     state: SpinLockBh<PolicyState>,
     /// The sock has a rule's mark, priority or rate, which may have to be undone.
@@ -63,12 +65,12 @@ impl Policy {
         KBox::pin_init(Self::of(net, owner, true), GFP_KERNEL_ACCOUNT)
     }
 
-    /// The policy of a socket with this owner. `is_flow` says that its sock gets a rule's mark and
-    /// priority; those of ordinary sockets stay as they are, and only their packets get them.
-    pub(crate) fn of(net: Arc<NetPolicy>, owner: Owner, is_flow: bool) -> impl PinInit<Self> {
+    /// The policy of a socket with this owner, of whose rules the sock gets the mark and the priority if it
+    /// `changes_sock`.
+    pub(crate) fn of(net: Arc<NetPolicy>, owner: Owner, changes_sock: bool) -> impl PinInit<Self> {
         pin_init!(Self {
             net,
-            is_flow,
+            changes_sock,
             state <- SpinLockBh::new(new_spinlock!(PolicyState {
                 owner,
                 user: None,
@@ -155,7 +157,7 @@ impl Policy {
         act: impl FnOnce(&mut Evaluation<'_>) -> T,
     ) -> Option<T> {
         let (result, old) = self.with_state_of(caller, |state| {
-            let mut evaluation = state.evaluation(sk)?;
+            let mut evaluation = state.evaluation(sk, self.changes_sock)?;
             let old = evaluation.refresh(&self.net);
             Some((act(&mut evaluation), old))
         })?;
@@ -191,17 +193,15 @@ impl Policy {
         self.net.is_in_force() || self.applied.load(Ordering::Relaxed)
     }
 
-    /// Decides about datagrams to or from a peer, and counts them. Any context but hard interrupts.
+    /// Decides about packets, and counts them. Any context but hard interrupts.
     pub(crate) fn decide(
         &self,
         caller: Caller<'_>,
         sk: &Sock,
-        direction: Direction,
-        peer: &Peer,
-        packets: Packets,
+        traffic: &Traffic,
     ) -> (Outcome, Option<Stopped>) {
         let decided = self.with_evaluation_of(caller, sk, |evaluation| {
-            let result = evaluation.decide(&self.net, direction, peer, packets, self.is_flow);
+            let result = evaluation.decide(&self.net, traffic);
             self.applied
                 .store(evaluation.verdicts.is_applied(), Ordering::Relaxed);
             result
@@ -367,7 +367,7 @@ impl PolicyState {
     }
 
     /// The verdicts, which `Evaluation::refresh` brings up to date; `None` without memory.
-    fn evaluation<'a>(&'a mut self, sk: &'a Sock) -> Option<Evaluation<'a>> {
+    fn evaluation<'a>(&'a mut self, sk: &'a Sock, changes_sock: bool) -> Option<Evaluation<'a>> {
         if self.verdicts.is_none() {
             let account = GFP_KERNEL_ACCOUNT & !GFP_KERNEL;
             let flags = GFP_ATOMIC | account | __GFP_NOWARN;
@@ -377,6 +377,7 @@ impl PolicyState {
             owner: &self.owner,
             verdicts: self.verdicts.as_mut()?,
             sk,
+            changes_sock,
         })
     }
 }

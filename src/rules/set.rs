@@ -4,7 +4,8 @@
 
 use crate::pure::{
     bucket::{Bucket, Rate},
-    rule::{judge, Facts, Judgement, Match, Peer}, //
+    peer::Peer,
+    rule::{judge, Facts, Judgement, Match}, //
 };
 use crate::sys::reaper::Deferred;
 use kernel::{

@@ -4,11 +4,12 @@
 
 use super::net_policy::NetPolicy;
 use super::set::{Action, Rule, SharedRules};
-use super::{Outcome, Packets, Stopped};
+use super::{Outcome, Packets, Stopped, Traffic};
 use crate::identity::Owner;
 use crate::pure::{
     bucket::Buckets,
-    rule::{DeviceName, Direction, Facts, Judgement, Peer}, //
+    peer::Peer,
+    rule::{DeviceName, Direction, Facts, Judgement}, //
 };
 use crate::sys::{
     context,
@@ -106,6 +107,8 @@ pub(super) struct Evaluation<'a> {
     pub(super) owner: &'a Owner,
     pub(super) verdicts: &'a mut Verdicts,
     pub(super) sk: &'a Sock,
+    /// The sock of a datagram gets the rule's mark and priority.
+    pub(super) changes_sock: bool,
 }
 
 impl Evaluation<'_> {
@@ -176,19 +179,46 @@ impl Evaluation<'_> {
         }
     }
 
-    /// Decides about packets to or from a peer, and counts them. `changes_sock` says that the sock of
-    /// a datagram gets the rule's mark and priority.
+    /// Decides about packets, and counts them.
     pub(super) fn decide(
         &mut self,
         net: &NetPolicy,
-        direction: Direction,
-        peer: &Peer,
-        packets: Packets,
-        changes_sock: bool,
+        traffic: &Traffic,
     ) -> (Outcome, Option<Stopped>) {
-        let judgement = self.judge(direction, peer);
-        self.verdicts
-            .decide(net, self.sk, direction, judgement, packets, changes_sock)
+        let (direction, packets) = (traffic.direction, traffic.packets);
+        let judgement = self.judge(direction, &traffic.peer);
+        let (verdicts, sk) = (&mut *self.verdicts, self.sk);
+        let rule = verdicts.rule(judgement).cloned();
+        if let Some(rule) = rule.as_ref().filter(|_| !packets.uncounted) {
+            rule.packets.add(packets.datagrams);
+            rule.bytes.add(packets.bytes);
+        }
+        if verdicts.denies(judgement) {
+            // Where it depends on the peer, other packets may pass. A connection has one peer.
+            let always = verdicts.side(direction).judgement == judgement
+                || sk.is_stream() && !sk.is_listening();
+            let stopped = if always {
+                verdicts.stop(net, direction, judgement)
+            } else {
+                None
+            };
+            return (Outcome::Denied, stopped);
+        }
+        // A stream's sock is changed when it is locked.
+        if self.changes_sock && direction == Direction::Out && !sk.is_stream() {
+            verdicts.apply(sk, rule.as_ref().map(|rule| &rule.action));
+        }
+        // A stream's acknowledgements have no rate.
+        let has_rate = !packets.uncounted && (packets.bytes > 0 || !sk.is_stream());
+        let passes = match rule.as_deref().filter(|_| has_rate) {
+            Some(rule) => verdicts.take_of_rate(rule, direction, packets),
+            None => true,
+        };
+        let outcome = match passes {
+            true => Outcome::Pass,
+            false => Outcome::TooFast,
+        };
+        (outcome, None)
     }
 }
 
@@ -208,48 +238,6 @@ impl Verdicts {
     /// Whether a judgement is to deny.
     pub(super) fn denies(&self, judgement: Judgement) -> bool {
         self.set.as_ref().is_some_and(|set| set.denies(judgement))
-    }
-
-    fn decide(
-        &mut self,
-        net: &NetPolicy,
-        sk: &Sock,
-        direction: Direction,
-        judgement: Judgement,
-        packets: Packets,
-        changes_sock: bool,
-    ) -> (Outcome, Option<Stopped>) {
-        let rule = self.rule(judgement).cloned();
-        if let Some(rule) = rule.as_ref().filter(|_| !packets.again) {
-            rule.packets.add(packets.datagrams);
-            rule.bytes.add(packets.bytes);
-        }
-        if self.denies(judgement) {
-            // Where it depends on the peer, other packets may pass. A connection has one peer.
-            let always =
-                self.side(direction).judgement == judgement || sk.is_stream() && !sk.is_listening();
-            let stopped = if always {
-                self.stop(net, direction, judgement)
-            } else {
-                None
-            };
-            return (Outcome::Denied, stopped);
-        }
-        // A stream's sock is changed when it is locked.
-        if changes_sock && direction == Direction::Out && !sk.is_stream() {
-            self.apply(sk, rule.as_ref().map(|rule| &rule.action));
-        }
-        // A stream's acknowledgements have no rate.
-        let has_rate = !packets.again && (packets.bytes > 0 || !sk.is_stream());
-        let passes = match rule.as_deref().filter(|_| has_rate) {
-            Some(rule) => self.take_of_rate(rule, direction, packets),
-            None => true,
-        };
-        let outcome = match passes {
-            true => Outcome::Pass,
-            false => Outcome::TooFast,
-        };
-        (outcome, None)
     }
 
     /// Takes packets of what passes by the rule's rate, if it has one; says whether they pass.

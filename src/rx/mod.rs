@@ -24,7 +24,7 @@ use crate::pure::{
     ring::{Consumer, Producer},
     rule::Direction, //
 };
-use crate::rules::{Outcome, Packets};
+use crate::rules::{Outcome, Packets, Traffic};
 use crate::sys::{
     context::{RxRun, SoftirqsOff},
     family,
@@ -431,11 +431,15 @@ fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outc
     let Some(policy) = flow.policy_in_force() else {
         return Outcome::Pass;
     };
-    let packets = Packets {
-        datagrams: size.datagrams(),
-        bytes: u64::from(size.total),
-        again: false,
+    let traffic = Traffic {
+        direction: Direction::In,
+        peer: meta.peer(),
+        packets: Packets {
+            datagrams: size.datagrams(),
+            bytes: u64::from(size.total),
+            uncounted: false,
+        },
     };
-    let outcome = flow.decide_in_ring(policy, sk, Direction::In, meta.peer(), packets);
+    let outcome = flow.decide_in_ring(policy, sk, &traffic);
     outcome.unless(|| flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk)))
 }

@@ -71,7 +71,7 @@ static bool has_raw(const struct net *net, const struct raw_hashinfo *of)
  * (net/core/dev.c), ip_rcv_finish(); what else gets it, ip_protocol_deliver_rcu(); and the policies
  * of IPsec, which UDP asks. RCU is held.
  */
-enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev)
+enum kopi_rx_observer kopi_dev_rx_observer(const struct net_device *dev)
 {
 	const struct net *net = dev_net_rcu(dev);
 
@@ -93,5 +93,5 @@ enum kopi_rx_path kopi_dev_rx_path(const struct net_device *dev)
 	if (READ_ONCE(net->xfrm.policy_count[XFRM_POLICY_IN]) ||
 	    READ_ONCE(net->xfrm.policy_default[XFRM_POLICY_IN]) != XFRM_USERPOLICY_ACCEPT)
 		return KOPI_RX_IPSEC;
-	return KOPI_RX_PLAIN;
+	return KOPI_RX_NONE;
 }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Packets. */
+/*
+ * Packets. Besides helpers: the IP IDs of what no connected sock sends, and which packets need no more than
+ * segmentation and checksums.
+ */
 
 #include <linux/etherdevice.h>
 #include <linux/ip.h>

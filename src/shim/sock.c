@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Sockets. */
+/*
+ * Sockets. Besides helpers: undoing a bind() that has succeeded, disconnecting, and forgetting a classic filter as it
+ * was given.
+ */
 
 #include <linux/fs.h>
 #include <linux/ipv6.h>

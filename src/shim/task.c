@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Processes: users, credentials, files, cgroups. */
+/*
+ * Processes: users, credentials, files, cgroups. Besides helpers: whether a process was given ids or
+ * capabilities by its file, or has others than its own.
+ */
 
 #include <linux/cgroup.h>
 #include <linux/cred.h>
@@ -53,11 +56,6 @@ bool kopi_fatal_signal_pending(void)
 struct pid *kopi_get_current_tgid(void)
 {
 	return get_pid(task_tgid(current));
-}
-
-pid_t kopi_pid_nr_here(struct pid *pid)
-{
-	return pid_vnr(pid);
 }
 
 /* Whether the current program is a 32-bit one, by whatever system call it comes. */

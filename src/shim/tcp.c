@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* TCP sockets: who may take them over, their end, their counters. */
+/*
+ * TCP sockets. Besides helpers: who may take them over, their end, undoing a bind(), their greatest rate, and their
+ * counters.
+ */
 
 #include <linux/bpf.h>
 #include <linux/tcp.h>
@@ -52,11 +55,6 @@ void kopi_tcp_vacate(struct sock *sk)
 bool kopi_tcp_has_ulp(const struct sock *sk)
 {
 	return READ_ONCE(inet_csk(sk)->icsk_ulp_ops);
-}
-
-void kopi_tcp_abort(struct sock *sk, int error)
-{
-	tcp_abort(sk, error);
 }
 
 #ifndef CONFIG_BPF_SYSCALL

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
-/* UDP sockets: queues, counters, BPF programs of cgroups. */
+/*
+ * UDP sockets: queues, counters, BPF programs of cgroups. Besides helpers: which datagrams rules
+ * can't judge, because they came to another port or device, or from an address that stands for one of IPv4.
+ */
 
 #include <linux/bpf-cgroup.h>
 #include <linux/udp.h>

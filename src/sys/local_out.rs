@@ -17,7 +17,7 @@ use super::{
     raw,
     sock::Sock, //
 };
-use crate::pure::rule::Peer;
+use crate::pure::peer::Peer;
 use kernel::{error::to_result, prelude::*, sync::rcu};
 
 impl NetRef {

@@ -33,7 +33,7 @@ impl Device {
     pub(crate) fn get(net: &NetRef, ifindex: u32) -> Result<Self> {
         let ifindex = i32::try_from(ifindex).map_err(|_| ENODEV)?;
         // SAFETY: The namespace is borrowed, and so lives. The call gives a reference.
-        let dev = unsafe { bindings::kopi_dev_get_by_index(net.as_ptr(), ifindex) };
+        let dev = unsafe { bindings::dev_get_by_index(net.as_ptr(), ifindex) };
         // INVARIANT: The reference is this value's.
         NonNull::new(dev).map(Self).ok_or(ENODEV)
     }
@@ -147,7 +147,7 @@ impl Device {
     pub(crate) fn is_tapped(&self, _softirqs: &SoftirqsOff) -> bool {
         // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. The call
         // takes softirqs that are off for RCU.
-        unsafe { bindings::kopi_dev_nit_active(self.as_ptr()) }
+        unsafe { bindings::dev_nit_active_rcu(self.as_ptr()) }
     }
 
     /// Number of transmit queues in use.
@@ -206,7 +206,7 @@ impl Rtnl {
     pub(crate) fn lock() -> Self {
         // SAFETY: The caller is in process context, where the mutex may be waited for. `drop`
         // releases it.
-        unsafe { bindings::kopi_rtnl_lock() };
+        unsafe { bindings::rtnl_lock() };
         Self(())
     }
 }
@@ -214,7 +214,7 @@ impl Rtnl {
 impl Drop for Rtnl {
     fn drop(&mut self) {
         // SAFETY: `lock` took the mutex, and only this value releases it.
-        unsafe { bindings::kopi_rtnl_unlock() };
+        unsafe { bindings::rtnl_unlock() };
     }
 }
 

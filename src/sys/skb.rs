@@ -11,7 +11,7 @@ use super::{
 };
 use crate::pure::{
     abi::{Meta, AF_INET, AF_INET6, META_MARK, META_TIMESTAMP},
-    rule::mapped, //
+    peer::mapped, //
 };
 use core::{
     mem::ManuallyDrop,

@@ -48,7 +48,7 @@ impl Pid {
     /// The number in the current process's pid namespace; 0 where it has none there.
     pub(crate) fn here(&self) -> u32 {
         // SAFETY: This value's reference keeps the pid.
-        u32::try_from(unsafe { bindings::kopi_pid_nr_here(self.0.as_ptr()) }).unwrap_or(0)
+        u32::try_from(unsafe { bindings::pid_vnr(self.0.as_ptr()) }).unwrap_or(0)
     }
 
     /// The number for the owner of a network namespace. If that belongs to the initial user

@@ -2,7 +2,7 @@
 
 //! A doorbell with BELL_SEND: what is in the TX ring is sent as sendmmsg() would send it.
 
-use super::completion::{errno, Verdict};
+use super::completion::{errno, DescsFate};
 use super::Progress;
 use crate::channel::Channel;
 use crate::flow::Flow;
@@ -81,26 +81,26 @@ impl Call {
 
     /// Learns what became of a packet: what would stay in the ring fails instead.
     #[inline]
-    pub(super) fn settle(&mut self, channel: &Channel, verdict: Verdict) -> Verdict {
+    pub(super) fn settle(&mut self, channel: &Channel, fate: DescsFate) -> DescsFate {
         if self.0.is_none() {
-            return verdict;
+            return fate;
         }
-        self.settle_call(channel, verdict)
+        self.settle_call(channel, fate)
     }
 
     #[cold]
     #[inline(never)]
-    fn settle_call(&mut self, channel: &Channel, verdict: Verdict) -> Verdict {
-        match verdict {
-            Verdict::Complete(0) | Verdict::Stay(Progress::Took(_)) => verdict,
-            Verdict::Complete(_) => {
+    fn settle_call(&mut self, channel: &Channel, fate: DescsFate) -> DescsFate {
+        match fate {
+            DescsFate::Complete(0) | DescsFate::Stay(Progress::Took(_)) => fate,
+            DescsFate::Complete(_) => {
                 self.fail();
-                verdict
+                fate
             }
-            Verdict::Stay(Progress::Stop) => {
+            DescsFate::Stay(Progress::Stop) => {
                 self.fail();
                 channel.unstall();
-                Verdict::Complete(errno(EAGAIN))
+                DescsFate::Complete(errno(EAGAIN))
             }
         }
     }

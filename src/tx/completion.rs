@@ -22,9 +22,17 @@ use kernel::{
 /// How often a full send buffer that has room again is tried at once.
 const FULL_MAX: u32 = 4;
 
+/// What the stack said to a packet.
+#[derive(Clone, Copy)]
+pub(super) struct Said {
+    pub(super) result: Result,
+    /// UDP has said `EAGAIN`, and no hook or security module.
+    pub(super) was_full: bool,
+}
+
 /// What becomes of descriptors that the stack was given.
 #[derive(Clone, Copy)]
-pub(super) enum Verdict {
+pub(super) enum DescsFate {
     /// They complete, with an errno or 0.
     Complete(u16),
     /// They stay in the TX ring.
@@ -48,34 +56,33 @@ impl Retry {
         alone
     }
 
-    /// Decides about `count` descriptors by what the stack said. `was_full`: UDP has said `EAGAIN`, and no hook or
-    /// security module.
+    /// Decides about `count` descriptors by what the stack said.
     pub(super) fn decide(
         &mut self,
         channel: &Arc<Channel>,
         socket: &Socket,
-        (result, was_full): (Result, bool),
+        said: Said,
         (count, batched): (u32, Batched),
-    ) -> Verdict {
-        let Err(error) = result else {
+    ) -> DescsFate {
+        let Err(error) = said.result else {
             self.full = 0;
-            return Verdict::Complete(0);
+            return DescsFate::Complete(0);
         };
-        if was_full && Channel::stall_buffer(channel, socket) {
-            return Verdict::Stay(Progress::Stop);
+        if said.was_full && Channel::stall_buffer(channel, socket) {
+            return DescsFate::Stay(Progress::Stop);
         }
         // The send buffer has drained meanwhile. The number of attempts is limited, because a cgroup's program that
         // UDP asks may say EAGAIN, too, each time.
-        if was_full && self.full < FULL_MAX {
+        if said.was_full && self.full < FULL_MAX {
             self.full = self.full.wrapping_add(1);
-            return Verdict::Stay(Progress::Took(0));
+            return DescsFate::Stay(Progress::Took(0));
         }
         if batched.can_split(error) {
             self.alone = count;
-            return Verdict::Stay(Progress::Took(0));
+            return DescsFate::Stay(Progress::Took(0));
         }
         self.full = 0;
-        Verdict::Complete(errno(error))
+        DescsFate::Complete(errno(error))
     }
 }
 
@@ -142,24 +149,24 @@ impl CompletionBatch {
         }
     }
 
-    /// Carries out the verdict on descriptors that the stack was given; says whether it still holds
+    /// Does what was decided about descriptors that the stack was given; says whether it still holds
     /// their frames.
-    pub(super) fn settle(
+    pub(super) fn carry_out(
         &mut self,
         channel: &Channel,
         descs: &[Desc],
-        verdict: Verdict,
+        fate: DescsFate,
         notification: Option<Notification<InFlight>>,
     ) -> bool {
         if let Some(notification) = notification {
-            let verdict = match verdict {
-                Verdict::Complete(error) => u32::from(error),
-                Verdict::Stay(_) => InFlight::CANCELLED,
+            let outcome = match fate {
+                DescsFate::Complete(error) => u32::from(error),
+                DescsFate::Stay(_) => InFlight::CANCELLED,
             };
-            notification.value().verdict.store(verdict, Relaxed);
+            notification.value().outcome.store(outcome, Relaxed);
             return !notification.put();
         }
-        if let Verdict::Complete(error) = verdict {
+        if let DescsFate::Complete(error) = fate {
             self.add(channel, descs, error);
         }
         false
@@ -172,7 +179,7 @@ pub(super) struct InFlight {
     descs: [Desc; REFERENCES_MAX],
     count: usize,
     /// What to complete them with: an errno, 0, or [`InFlight::CANCELLED`].
-    verdict: Atomic<u32>,
+    outcome: Atomic<u32>,
 }
 
 impl InFlight {
@@ -183,10 +190,10 @@ impl InFlight {
 impl Released for InFlight {
     fn on_released(&self) {
         let descs = self.descs.get(..self.count).unwrap_or(&[]);
-        match self.verdict.load(Relaxed) {
+        match self.outcome.load(Relaxed) {
             Self::CANCELLED => self.channel.cancel_completions(self.count as u32),
-            verdict => {
-                let error = verdict as u16;
+            outcome => {
+                let error = outcome as u16;
                 let done = descs.iter().map(|desc| Desc { error, ..*desc });
                 self.channel.complete(done, self.count as u32);
             }
@@ -202,7 +209,7 @@ pub(super) fn in_flight(channel: &Arc<Channel>, batch: &[Desc]) -> Option<Notifi
         channel: channel.clone(),
         descs <- pin_init::init_array_from_fn(|at| batch.get(at).copied().unwrap_or_default()),
         count: batch.len(),
-        verdict: Atomic::new(0),
+        outcome: Atomic::new(0),
     });
     match Notification::new(in_flight) {
         Ok(notification) => Some(notification),

@@ -8,9 +8,10 @@ use crate::flow::Flow;
 use crate::monitor::{self, Unsent};
 use crate::pure::{
     abi::Meta,
-    rule::{Direction, Peer}, //
+    peer::Peer,
+    rule::Direction, //
 };
-use crate::rules::{Outcome, Packets};
+use crate::rules::{Outcome, Packets, Traffic};
 use crate::sys::{
     errno::enobufs,
     family::Judged,
@@ -118,12 +119,16 @@ impl Passed {
             return Outcome::Pass;
         };
         let again = self.has(number, &peer, datagrams, bytes);
-        let packets = Packets {
-            datagrams,
-            bytes: u64::from(bytes),
-            again,
+        let traffic = Traffic {
+            direction: Direction::Out,
+            peer,
+            packets: Packets {
+                datagrams,
+                bytes: u64::from(bytes),
+                uncounted: again,
+            },
         };
-        let outcome = flow.decide_in_ring(policy, sk, Direction::Out, peer, packets);
+        let outcome = flow.decide_in_ring(policy, sk, &traffic);
         if outcome == Outcome::Pass && !again {
             *self = Self {
                 flow: number,

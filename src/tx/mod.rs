@@ -33,13 +33,12 @@ use crate::pure::{
 use crate::sys::{
     context::{cond_resched, fatal_signal_pending, signal_pending},
     errno::{eproto, SendErrorKind},
-    family,
     region::RegionRing,
     socket::{Socket, SocketTable}, //
 };
 use batch::{Batch, Found};
 use call::{Call, Held};
-use completion::{errno, CompletionBatch, Retry, Verdict};
+use completion::{errno, CompletionBatch, DescsFate, Retry, Said};
 use judge::Passed;
 use kernel::{
     prelude::*,
@@ -48,6 +47,8 @@ use kernel::{
 };
 use output::{Output, Segmentation};
 use sendmsg::MessageBuffer;
+
+pub(crate) use output::Destination;
 
 /// Microseconds that a doorbell sleeps when others want the sender, and don't take it.
 const WANTED_SLEEP_US: i64 = 100;
@@ -308,13 +309,14 @@ impl Sender {
     #[inline(never)]
     fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Progress {
         let number = self.batch.first().flow;
-        let Some((socket, flow)) = self.sockets.get(number).and_then(with_flow) else {
+        let Some(to) = self.sockets.get(number).and_then(Destination::of) else {
             return self.reject(channel, Bad::Flow);
         };
+        let Destination { socket, flow } = to;
         if let Some(held) = self.call.withholds(channel, flow) {
             return self.hold_back(channel, held);
         }
-        let (to, sk, mark) = ((socket, flow), socket.sk(), socket.sk().mark());
+        let (sk, mark) = (socket.sk(), socket.sk().mark());
         let segmentation = Segmentation::of(socket, segment);
         let batch = &mut self.batch;
         let (batched, segmentation) = self.output.batched(channel, to, batch, meta, segmentation);
@@ -339,15 +341,18 @@ impl Sender {
         // Even if nothing completes: what was reserved by reference may come back later.
         self.room = self.room.saturating_sub(count);
 
-        let said = (result, result == Err(EAGAIN) && output.message.was_full);
+        let said = Said {
+            result,
+            was_full: result == Err(EAGAIN) && output.message.was_full,
+        };
         let decided = self.retry.decide(channel, socket, said, (count, batched));
-        let verdict = self.call.settle(channel, decided);
+        let fate = self.call.settle(channel, decided);
         let descs = self.batch.descs();
-        let by_reference = self.done.settle(channel, descs, verdict, notification);
-        match (verdict, decided) {
-            (Verdict::Stay(progress), _) => return progress,
+        let by_reference = self.done.carry_out(channel, descs, fate, notification);
+        match (fate, decided) {
+            (DescsFate::Stay(progress), _) => return progress,
             // A call that fails for a full send buffer: the packet isn't counted, since it may come again.
-            (_, Verdict::Stay(_)) => return self.release(),
+            (_, DescsFate::Stay(_)) => return self.release(),
             _ => {}
         }
         self.passed.spend(datagrams, bytes);
@@ -371,8 +376,8 @@ impl Sender {
                 let to = self
                     .sockets
                     .get(self.batch.first().flow)
-                    .and_then(with_flow);
-                match channel.stall_while(|| to.is_some_and(|(_, flow)| flow.is_busy())) {
+                    .and_then(Destination::of);
+                match channel.stall_while(|| to.is_some_and(|to| to.flow.is_busy())) {
                     true => Progress::Stop,
                     false => Progress::Took(0),
                 }
@@ -384,7 +389,7 @@ impl Sender {
     #[cold]
     fn reject(&mut self, channel: &Channel, bad: Bad) -> Progress {
         let number = self.batch.first().flow;
-        if let Some((_, flow)) = self.sockets.get(number).and_then(with_flow) {
+        if let Some(Destination { flow, .. }) = self.sockets.get(number).and_then(Destination::of) {
             flow.counters.tx_drop_invalid.add(1);
             flow.counters.tx_taken.add(1);
         }
@@ -418,11 +423,6 @@ impl Sender {
         self.ring.release(count);
         Progress::Took(count)
     }
-}
-
-/// A socket of the table, and the flow that it is.
-fn with_flow(socket: &Socket) -> Option<(&Socket, &Flow)> {
-    Some((socket, family::protocol(socket)?))
 }
 
 /// Counts datagrams that the stack was given, by the result. `by_reference`: it still holds their frames.

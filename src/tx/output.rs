@@ -43,6 +43,21 @@ pub(crate) struct Output {
     pub(super) copies_all: bool,
 }
 
+/// Where packets are handed over: a flow, and its socket.
+#[derive(Clone, Copy)]
+pub(crate) struct Destination<'a> {
+    pub(crate) socket: &'a Socket,
+    pub(crate) flow: &'a Flow,
+}
+
+impl<'a> Destination<'a> {
+    /// The flow of a socket of the table.
+    pub(super) fn of(socket: &'a Socket) -> Option<Self> {
+        let flow = family::protocol(socket)?;
+        Some(Self { socket, flow })
+    }
+}
+
 /// How a packet is segmented into datagrams.
 #[derive(Clone, Copy)]
 pub(super) struct Segmentation {
@@ -80,11 +95,12 @@ impl Output {
     pub(super) fn hand_over(
         &mut self,
         channel: &Arc<Channel>,
-        (socket, flow): (&Socket, &Flow),
+        to: Destination<'_>,
         batch: &Batch,
         meta: &Meta,
         segmentation: Segmentation,
     ) -> (Result, Option<Notification<InFlight>>) {
+        let Destination { socket, .. } = to;
         self.message.address(meta, socket.sk().is_ipv6());
         // The size of a descriptor decides: each costs a reference, whatever the packet is
         // segmented into.
@@ -104,7 +120,7 @@ impl Output {
         }
         if let ([desc], 0, true) = (batch.descs(), segmentation.size, copied) {
             if let Ok(data) = region.bytes(desc.offset, desc.len) {
-                if let Some(result) = self.send_datagram((socket, flow), desc.flow, meta, data) {
+                if let Some(result) = self.send_datagram(to, desc.flow, meta, data) {
                     return (result, None);
                 }
             }
@@ -140,7 +156,7 @@ impl Output {
     pub(super) fn batched(
         &mut self,
         channel: &Channel,
-        (socket, flow): (&Socket, &Flow),
+        to: Destination<'_>,
         batch: &mut Batch,
         meta: &Meta,
         segmentation: Segmentation,
@@ -148,6 +164,7 @@ impl Output {
         if segmentation.segment == 0 || meta.gso_size != 0 {
             return (Batched::No, segmentation);
         }
+        let Destination { socket, flow } = to;
         let (sk, first) = (socket.sk(), batch.first());
         if !sk.is_ipv6() {
             return (Batched::Yes, segmentation);
@@ -167,11 +184,12 @@ impl Output {
     /// Sends a datagram by a remembered route: directly, or by the stack. `None` if there is no such route.
     fn send_datagram(
         &mut self,
-        (socket, flow): (&Socket, &Flow),
+        to: Destination<'_>,
         number: u32,
         meta: &Meta,
         data: Bytes<'_>,
     ) -> Option<Result> {
+        let Destination { socket, flow } = to;
         let sk = socket.sk();
         let datagram = self.routes.datagram(number, flow, sk, meta, data)?;
         let frames = if self.direct.take(sk, flow, &datagram) {

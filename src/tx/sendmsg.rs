@@ -2,9 +2,8 @@
 
 //! sendmsg() of a flow on a channel: by the routes that the channel remembers, as what comes by the ring.
 
-use super::{count_sent, Sender};
-use crate::flow::Flow;
-use crate::sys::{plain_message::PlainMessage, region::Bytes, socket::Socket};
+use super::{count_sent, output::Destination, Sender};
+use crate::sys::{plain_message::PlainMessage, region::Bytes};
 use kernel::prelude::*;
 
 /// Bytes of the longest datagram that is sent so.
@@ -30,7 +29,7 @@ impl Sender {
     /// send it. Doesn't wait for room. Process context.
     pub(crate) fn send_message(
         &mut self,
-        (socket, flow): (&Socket, &Flow),
+        Destination { socket, flow }: Destination<'_>,
         message: &mut PlainMessage,
     ) -> Option<i32> {
         let sk = socket.sk();

@@ -9,7 +9,7 @@ mod first;
 
 use super::gso::{fold, put, sum, CHECKSUM_V4, FRAGMENT, HEADER_ETHERNET, IPV4, IPV6};
 use super::ip::{FourTuple, IpVersion, HEADER_IP_V4, HEADER_IP_V6, HEADER_UDP, UDP};
-use super::rule::{mapped, Peer};
+use super::peer::{mapped, Peer};
 use core::ops::Range;
 
 pub use first::FirstFrame;

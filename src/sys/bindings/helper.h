@@ -16,8 +16,10 @@
 #include <linux/namei.h>
 #include <linux/net.h>
 #include <linux/netdevice.h>
+#include <linux/pid.h>
 #include <linux/poll.h>
 #include <linux/rcupdate.h>
+#include <linux/rtnetlink.h>
 #include <linux/sched/user.h>
 #include <linux/skbuff.h>
 #include <linux/socket.h>
@@ -35,6 +37,7 @@
 #include <net/net_namespace.h>
 #include <net/route.h>
 #include <net/sock.h>
+#include <net/tcp.h>
 #include <net/udp.h>
 #include <net/xdp.h>
 #include <uapi/linux/tcp.h>

@@ -32,15 +32,17 @@ impl Device {
     pub(crate) fn rx_observer(&self, _rcu: &rcu::Guard) -> Option<RxObserver> {
         // SAFETY: The reference keeps the device's memory, and with it the namespace's fields. RCU, which
         // the argument proves to be held, keeps the lists.
-        match unsafe { bindings::kopi_dev_rx_path(self.as_ptr()) } {
-            bindings::kopi_rx_path_KOPI_RX_PLAIN => None,
-            bindings::kopi_rx_path_KOPI_RX_TAP => Some(RxObserver::Tap),
-            bindings::kopi_rx_path_KOPI_RX_TC => Some(RxObserver::Tc),
-            bindings::kopi_rx_path_KOPI_RX_HOOK => Some(RxObserver::Hook),
-            bindings::kopi_rx_path_KOPI_RX_XDP => Some(RxObserver::Xdp),
-            bindings::kopi_rx_path_KOPI_RX_RAW => Some(RxObserver::Raw),
-            bindings::kopi_rx_path_KOPI_RX_RPS => Some(RxObserver::Rps),
-            bindings::kopi_rx_path_KOPI_RX_IPSEC => Some(RxObserver::Ipsec),
+        match unsafe { bindings::kopi_dev_rx_observer(self.as_ptr()) } {
+            bindings::kopi_rx_observer_KOPI_RX_NONE => None,
+            bindings::kopi_rx_observer_KOPI_RX_TAP => Some(RxObserver::Tap),
+            bindings::kopi_rx_observer_KOPI_RX_TC => Some(RxObserver::Tc),
+            bindings::kopi_rx_observer_KOPI_RX_HOOK => Some(RxObserver::Hook),
+            bindings::kopi_rx_observer_KOPI_RX_XDP => Some(RxObserver::Xdp),
+            bindings::kopi_rx_observer_KOPI_RX_RAW => Some(RxObserver::Raw),
+            bindings::kopi_rx_observer_KOPI_RX_UPPER => Some(RxObserver::Upper),
+            bindings::kopi_rx_observer_KOPI_RX_RPS => Some(RxObserver::Rps),
+            bindings::kopi_rx_observer_KOPI_RX_IPSEC => Some(RxObserver::Ipsec),
+            // C gives no other value; if it did, something would look.
             _ => Some(RxObserver::Upper),
         }
     }

@@ -20,7 +20,7 @@ mod tables;
 mod turn;
 
 use crate::{
-    pure::rule::{Peer, Received},
+    pure::{peer::Peer, rule::Received},
     sys::{
         bindings,
         context::SoftirqsOff,
@@ -152,14 +152,14 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReadTurn>>>;
 
     /// Whether the first datagram in the queue, which came from `peer`, may be read; otherwise it
-    /// is dropped. `again` means that this was called for the datagram before, `peeks` that the
-    /// datagram stays in the queue. Process context.
+    /// is dropped. `is_counted` means that this was called for the datagram before, and that it passed and was
+    /// counted; `peeks` that the datagram stays in the queue. Process context.
     fn may_take(
         &self,
         socket: &Socket,
         peer: Peer,
         size: Received,
-        again: bool,
+        is_counted: bool,
         peeks: bool,
     ) -> bool;
 

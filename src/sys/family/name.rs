@@ -3,7 +3,7 @@
 //! Socket addresses that processes pass to system calls.
 
 use crate::{
-    pure::rule::{mapped, Peer},
+    pure::peer::{mapped, Peer},
     sys::{bindings, sock::Sock},
 };
 

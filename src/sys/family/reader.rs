@@ -8,7 +8,7 @@ use super::{
     Protocol, //
 };
 use crate::{
-    pure::rule::{Peer, Received},
+    pure::{peer::Peer, rule::Received},
     sys::{
         bindings,
         context::{cond_resched, signal_pending},

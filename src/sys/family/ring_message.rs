@@ -4,7 +4,7 @@
 
 use super::{state::state, Protocol};
 use crate::{
-    pure::rule::Peer,
+    pure::peer::Peer,
     sys::{
         bindings,
         datagram::Datagram,

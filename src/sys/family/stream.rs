@@ -165,7 +165,7 @@ impl<T: Protocol> Registration<T> {
             };
             // The peer isn't to take it for a connection that was served, and has ended.
             accepted.inspect_err(|_| {
-                bindings::kopi_tcp_abort((*new).sk, econnaborted().to_errno().wrapping_neg());
+                bindings::tcp_abort((*new).sk, econnaborted().to_errno().wrapping_neg());
             })
         }
     }

@@ -7,7 +7,7 @@ use crate::{
     pure::{
         abi::MonHdr,
         ip::{self, HEADER_MAX},
-        rule::Peer,
+        peer::Peer,
     },
     sys::{
         bindings,

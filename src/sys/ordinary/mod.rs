@@ -18,7 +18,7 @@ use super::{
     sock::Sock,
     task::Task, //
 };
-use crate::pure::rule::{Peer, Received};
+use crate::pure::{peer::Peer, rule::Received};
 use kernel::{
     alloc::Flags,
     error::{from_result, to_result},

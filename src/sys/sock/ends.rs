@@ -2,7 +2,7 @@
 
 //! The two ends of a sock, and binding.
 
-use crate::pure::rule::{mapped, Peer};
+use crate::pure::peer::{mapped, Peer};
 
 /// The state that bind() may change in addition to the address.
 pub(in crate::sys) struct BeforeBind {

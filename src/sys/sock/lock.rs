@@ -4,7 +4,7 @@
 
 use super::Sock;
 use crate::{
-    pure::{abi::Meta, ip::FourTuple, rule::unmapped},
+    pure::{abi::Meta, ip::FourTuple, peer::unmapped},
     sys::{
         bindings,
         family::{self, Protocol},

@@ -9,7 +9,7 @@ mod lock;
 mod stream;
 
 use crate::{
-    pure::rule::{mapped, Peer},
+    pure::peer::{mapped, Peer},
     sys::{
         bindings,
         context::might_sleep,

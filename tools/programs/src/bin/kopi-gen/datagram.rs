@@ -12,7 +12,7 @@ const MAGIC: u32 = u32::from_le_bytes(*b"KOPI");
 /// The first four bytes of an acknowledgement.
 const ACK_MAGIC: u32 = u32::from_le_bytes(*b"KACK");
 /// The most payload of a datagram over IPv4.
-pub(crate) const LEN_MAX: u32 = 65507;
+const LEN_MAX: u32 = 65507;
 
 /// From how many bytes to how many, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

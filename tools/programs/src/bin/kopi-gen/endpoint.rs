@@ -29,16 +29,10 @@ pub(crate) trait Endpoint {
     /// The local address of a flow.
     fn local(&self, flow: usize) -> io::Result<SocketAddr>;
 
-    /// Sends a datagram, or pieces of `segment` bytes; to the connected peer if there is no `to`.
+    /// Sends a datagram; to the connected peer if there is no `to`.
     ///
     /// What the stack says to it is counted in [`Endpoint::errors`].
-    fn send(
-        &mut self,
-        flow: usize,
-        to: Option<SocketAddr>,
-        data: &[u8],
-        segment: Option<u16>,
-    ) -> io::Result<()>;
+    fn send(&mut self, flow: usize, to: Option<SocketAddr>, data: &[u8]) -> io::Result<()>;
 
     /// Has everything sent.
     fn flush(&mut self) -> io::Result<()>;
@@ -121,8 +115,6 @@ impl Rings {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let channel = Channel::builder()
-            .frame_size(options.frame_size)
-            .frames(options.frames)
             .gso(options.offloads)
             .gro(options.offloads)
             .gro_merged(options.merged)
@@ -152,17 +144,8 @@ impl Endpoint for Rings {
         self.flows[flow].local_addr()
     }
 
-    fn send(
-        &mut self,
-        flow: usize,
-        to: Option<SocketAddr>,
-        data: &[u8],
-        segment: Option<u16>,
-    ) -> io::Result<()> {
-        let mut message = to.map_or(Message::connected(), Message::to);
-        if let Some(segment) = segment {
-            message = message.segment_size(segment);
-        }
+    fn send(&mut self, flow: usize, to: Option<SocketAddr>, data: &[u8]) -> io::Result<()> {
+        let message = to.map_or(Message::connected(), Message::to);
         let Self {
             channel, errors, ..
         } = self;
@@ -315,25 +298,17 @@ impl Endpoint for Plain {
         self.sockets[flow].local_addr()
     }
 
-    fn send(
-        &mut self,
-        flow: usize,
-        to: Option<SocketAddr>,
-        data: &[u8],
-        segment: Option<u16>,
-    ) -> io::Result<()> {
+    fn send(&mut self, flow: usize, to: Option<SocketAddr>, data: &[u8]) -> io::Result<()> {
         let socket = &self.sockets[flow];
-        for data in split(data, segment) {
-            let sent = match to {
-                Some(to) => socket.send_to(data, to),
-                None => socket.send(data),
-            };
-            if let Err(error) = sent {
-                *self
-                    .errors
-                    .entry(error.raw_os_error().unwrap_or(0))
-                    .or_default() += 1;
-            }
+        let sent = match to {
+            Some(to) => socket.send_to(data, to),
+            None => socket.send(data),
+        };
+        if let Err(error) = sent {
+            *self
+                .errors
+                .entry(error.raw_os_error().unwrap_or(0))
+                .or_default() += 1;
         }
         Ok(())
     }
@@ -381,13 +356,6 @@ impl Endpoint for Plain {
     fn errors(&self) -> &Errors {
         &self.errors
     }
-}
-
-/// The datagrams of a payload.
-fn split(data: &[u8], segment: Option<u16>) -> impl Iterator<Item = &[u8]> {
-    let segment = segment.map_or(usize::MAX, usize::from).max(1);
-    let empty = data.is_empty().then_some(data);
-    empty.into_iter().chain(data.chunks(segment))
 }
 
 /// Errors as text: `{"EPERM": 3}`.

@@ -89,7 +89,7 @@ pub(crate) fn flood(options: &FloodOptions) -> io::Result<ExitCode> {
                 port: options.address.port(),
             };
             datagram::make(&header, &mut data);
-            endpoint.send(flow as usize, None, &data, None)?;
+            endpoint.send(flow as usize, None, &data)?;
             sent += 1;
             bytes += data.len() as u64;
         }

@@ -64,14 +64,6 @@ struct SocketOptions {
     /// Number of flows, all on one channel
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     flows: u32,
-
-    /// Bytes of each frame of the channel
-    #[arg(long, value_name = "BYTES", default_value_t = 2048)]
-    frame_size: u32,
-
-    /// Frames of the channel
-    #[arg(long, value_name = "N", default_value_t = 1024)]
-    frames: u32,
 }
 
 fn main() -> ExitCode {

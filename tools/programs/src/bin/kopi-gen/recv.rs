@@ -74,7 +74,7 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
                 count: tally.received,
                 flow: theirs,
             };
-            endpoint.send(flow, Some(peer), &ack.to_bytes(), None)?;
+            endpoint.send(flow, Some(peer), &ack.to_bytes())?;
             endpoint.flush()?;
         }
     }

@@ -16,6 +16,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// Datagrams on their way at a time, not acknowledged yet.
+const WINDOW: usize = 32;
+
+/// Bytes on their way at a time; one datagram always may be.
+const WINDOW_BYTES: usize = 65536;
+
+/// Time without an acknowledgement after which datagrams count as lost.
+const STALL: Duration = Duration::from_secs(3);
+
 /// What to send.
 ///
 /// Nothing is sent twice: what is lost is reported as lost.
@@ -36,25 +45,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Datagrams on their way at a time, not acknowledged yet
-    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
-    window: u32,
-
-    /// Bytes on their way at a time; one datagram always may be
-    #[arg(long, value_name = "BYTES", default_value_t = 65536)]
-    window_bytes: usize,
-
-    /// Send this many datagrams of a fixed size at once, as one GSO packet (needs --offloads, or --plain)
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..64))]
-    gso: u32,
-
     /// Ports, from ADDRESS's on, to which the flows are connected in turn
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     ports: u32,
-
-    /// Seconds without an acknowledgement after which datagrams count as lost
-    #[arg(long, value_name = "SECONDS", default_value_t = 3)]
-    stall: u64,
 
     /// Print the report as JSON
     #[arg(long)]
@@ -64,28 +57,7 @@ pub(crate) struct Options {
     socket: SocketOptions,
 }
 
-impl Options {
-    /// Refuses what doesn't go together.
-    fn check(&self) -> io::Result<()> {
-        if self.gso <= 1 {
-            return Ok(());
-        }
-        let size = u32::from(self.size.max);
-        if self.size.min != self.size.max || size == 0 {
-            return Err(invalid("--gso needs one --size, and not 0"));
-        }
-        if self.gso * size > datagram::LEN_MAX {
-            return Err(invalid("--gso times --size is more than 65507 bytes"));
-        }
-        if !self.socket.plain && !self.socket.offloads {
-            return Err(invalid("--gso needs --offloads"));
-        }
-        Ok(())
-    }
-}
-
 pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
-    options.check()?;
     let place = Place::Connected(options.address, options.ports);
     let mut endpoint = endpoint::open(&options.socket, place)?;
     let start = Instant::now();
@@ -108,7 +80,7 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
         )?;
         if state.acked > before {
             progress = Instant::now();
-        } else if progress.elapsed() > Duration::from_secs(options.stall) {
+        } else if progress.elapsed() > STALL {
             state.write_off();
             progress = Instant::now();
         }
@@ -119,14 +91,9 @@ pub(crate) fn run(options: &Options) -> io::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!is_good)))
 }
 
-fn invalid(what: &str) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidInput, what)
-}
-
 /// What is on its way.
 #[derive(Default)]
 struct State {
-    batches: u32,
     sent: u32,
     bytes: u64,
     acked: u32,
@@ -141,27 +108,21 @@ struct State {
 impl State {
     /// Sends as much as may be on its way.
     fn send_window(&mut self, options: &Options, endpoint: &mut dyn Endpoint) -> io::Result<()> {
-        let (mut data, mut gso) = (vec![], vec![]);
+        let mut data = vec![];
         while self.sent < options.count && self.may_send(options) {
-            let flow = self.batches % options.socket.flows;
+            let flow = self.sent % options.socket.flows;
             let port = next_port(options.address, (flow % options.ports) as usize)?.port();
-            gso.clear();
-            for _ in 0..options.gso.min(options.count - self.sent) {
-                let header = Header {
-                    seed: options.seed,
-                    sequence: self.sent,
-                    total: options.count,
-                    sizes: options.size,
-                    flow,
-                    port,
-                };
-                datagram::make(&header, &mut data);
-                gso.extend_from_slice(&data);
-                self.add(data.len());
-            }
-            let segment = (options.gso > 1).then_some(options.size.max);
-            endpoint.send(flow as usize, None, &gso, segment)?;
-            self.batches = self.batches.wrapping_add(1);
+            let header = Header {
+                seed: options.seed,
+                sequence: self.sent,
+                total: options.count,
+                sizes: options.size,
+                flow,
+                port,
+            };
+            datagram::make(&header, &mut data);
+            self.add(data.len());
+            endpoint.send(flow as usize, None, &data)?;
         }
         endpoint.flush()
     }
@@ -171,14 +132,9 @@ impl State {
     }
 
     fn may_send(&self, options: &Options) -> bool {
-        let next = self.next_size(options) * options.gso as usize;
+        let next = options.size.of(options.seed, self.sent);
         self.flying.is_empty()
-            || (self.flying.len() + options.gso as usize <= options.window as usize
-                && self.flying_bytes + next <= options.window_bytes)
-    }
-
-    fn next_size(&self, options: &Options) -> usize {
-        options.size.of(options.seed, self.sent)
+            || (self.flying.len() < WINDOW && self.flying_bytes + next <= WINDOW_BYTES)
     }
 
     fn add(&mut self, len: usize) {
