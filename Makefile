@@ -101,7 +101,7 @@ test-direct: build bpf ynl
 NICS := nic_offloads.py integrity_traffic.sh held_frames.py
 test-nics: build bpf ynl
 	@for model in igb vmxnet3; do echo "$$model:"; qemu/vm --model $$model --timeout 3600 -- selftests/run $(NICS) \
-		direct_receives_datagrams.py fuzz_frames.py nic_changes.py queues_spread.py && \
+		direct_receives_datagrams.py direct_receives_routed.py fuzz_frames.py nic_changes.py queues_spread.py && \
 		qemu/vm --model $$model --timeout 1800 -- selftests/lifetimes_matrix.py 'unplug/*' || exit 1; done
 	@echo e1000e:; qemu/vm --model e1000e --timeout 1200 -- selftests/run $(NICS)
 	@echo virtio:; qemu/vm --timeout 1200 -- env ALL=1 selftests/run uppers_hooked.py
@@ -142,7 +142,7 @@ smoke-debug: build-debug
 # Data races in which KOPI has a part: what has many threads and CPUs at once.
 RACES := rings_work.py fuzz_rings.sh fuzz_calls.sh closed_while_receiving.py killed_processes.py integrity_traffic.sh \
 	live_changes.py rules_by_process.py monitor_devices.py \
-	direct_datagrams.py direct_receives_datagrams.py sendmsg_by_routes.py
+	direct_datagrams.py direct_receives_datagrams.py direct_receives_routed.py sendmsg_by_routes.py
 test-kcsan: tools bpf ynl
 	@$(step) kernel-kcsan qemu/kernel kcsan
 	@$(step) module-kcsan qemu/build module $$(qemu/kernel kcsan)

@@ -56,11 +56,13 @@ class Program:
             "    except Exception as error: out = repr(error)\n"
             "    print(out, flush=True)\n")
 
-    def __init__(self, program=POSTGRES, user=BOB, pass_fds=(), group=None):
+    def __init__(self, program=POSTGRES, user=BOB, pass_fds=(), group=None, groups=()):
         def prepare():
             if group:
                 with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
                     procs.write(str(os.getpid()))
+            if groups:
+                os.setgroups(groups)
             become(user)
         self.process = subprocess.Popen([program, "-c", self.FEED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True, preexec_fn=prepare, pass_fds=pass_fds,

@@ -9,7 +9,7 @@ import shutil
 import socket
 import struct
 
-from enforced import CHARLIE, IMPOSTOR, POSTGRES, Program, begin, end, restore
+from enforced import BOB, CHARLIE, IMPOSTOR, POSTGRES, Program, begin, end, restore
 from equivalence import namespace
 from kopi import check, expect, finish, ip_flow, wait_until
 
@@ -60,7 +60,19 @@ def of_same_user():
     """What a program has opened isn't that program's any more in the hands of another one of the same user, whatever
     that says of itself: each call of a flow and of a socket is judged as of who makes it."""
     restore(f"default deny\nenforce on\nuser charlie exe {POSTGRES} allow\n")
-    with Program(POSTGRES, CHARLIE) as charlie:
+    # A user can give each file of his to one of his groups, as a set-group-ID program.
+    copy = "/tmp/enforced/copy"
+    shutil.copy(IMPOSTOR, copy)
+    os.chown(copy, CHARLIE, BOB)
+    os.chmod(copy, 0o2755)
+    for program in IMPOSTOR, copy:
+        inherited_by(program)
+    restore("default allow\nenforce off\n")
+
+
+def inherited_by(program):
+    """Another program gets a flow and a socket of charlie's by exec."""
+    with Program(POSTGRES, CHARLIE, groups=(BOB,)) as charlie:
         for line in ("sys.path.insert(0, '/kopi/selftests')", "import kopi", "to = ('192.0.2.2', 9)",
                      "make = [kopi.ip_flow, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]",
                      "socks = [each() for each in make * 2]",
@@ -70,8 +82,8 @@ def of_same_user():
         sent = charlie("[each.sendto(b'x', to) for each in socks]")
         expect(sent == "[1, 1, 1, 1]", "the program that rules name sends", sent)
         numbers = charlie("[each.fileno() for each in socks]")
-        charlie.tell(f"!os.execv({IMPOSTOR!r}, [{IMPOSTOR!r}, '-c', {Program.FEED!r}])")
-        wait_until(lambda: os.readlink(f"/proc/{charlie.process.pid}/exe") == IMPOSTOR)
+        charlie.tell(f"!os.execv({program!r}, [{program!r}, '-c', {Program.FEED!r}])")
+        wait_until(lambda: os.readlink(f"/proc/{charlie.process.pid}/exe") == program)
         for line in ("sys.path.insert(0, '/kopi/selftests')", "from rules_claimed_set_uid import claim_set_uid",
                      f"given = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM, fileno=fd) for fd in {numbers}]",
                      "to = ('192.0.2.2', 9)"):
@@ -79,7 +91,7 @@ def of_same_user():
             expect(said == "None", line, said)
         for what, at in ("flow", 0), ("socket", 1):
             got = charlie(f"given[{at}].sendto(b'x', to)")
-            check(f"another program of the user's may not use its {what}", got == "EACCES", got)
+            check(f"{program}, the same user's, may not use its {what}", got == "EACCES", got)
         claimed = charlie("claim_set_uid()")
         expect(claimed == "True", "it claims to be a set-user-ID program", claimed)
         # Those that it has not used yet.
@@ -87,7 +99,6 @@ def of_same_user():
             for call in "sendto(b'x', to)", "connect(to)":
                 got = charlie(f"given[{at}].{call}")
                 check(f"nor may it then: its {what}'s {call}", got == "EACCES", got)
-    restore("default allow\nenforce off\n")
 
 
 def main():

@@ -144,7 +144,7 @@ fn is_lent_to_root(euid: u32, sk: &Sock) -> bool {
 ///
 /// Any process can say that it is such a program (PR_SET_MM_MAP). So those are believed that gain nothing:
 /// root, and who has that user's ids in truth, unless that process had capabilities, too; and of these only who has
-/// other ids besides, since another program of that user's would gain what rules allow to the one before.
+/// ids besides that the user hasn't, since another program of his would gain what rules allow to the one before.
 fn was_started_by(ids: (u32, u32), had_capabilities: bool) -> bool {
     let are_own = || (context::current_uid(), context::current_gid()) == ids;
     let gains_nothing = || are_own() && !had_capabilities && context::has_other_ids();

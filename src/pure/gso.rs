@@ -156,6 +156,24 @@ impl Headers {
         self.bytes.get(..self.len).unwrap_or(&[])
     }
 
+    /// The headers of the packet, which is one datagram, with the checksum that was left to the device: of what is
+    /// in UDP's header, with the seed of the checksum there, and in the payload, of whose words `payload_sum` is the
+    /// sum. As skb_checksum_help() (net/core/dev.c) has it.
+    pub fn complete(&mut self, payload_sum: u32) -> &[u8] {
+        let header = self.bytes.get(self.udp..self.len).unwrap_or(&[]);
+        let checksum = match fold(sum(header).wrapping_add(u64::from(payload_sum))) {
+            // That would say that there is none.
+            0 => 0xffff,
+            checksum => checksum,
+        };
+        put(
+            &mut self.bytes,
+            self.udp.wrapping_add(6),
+            checksum.to_ne_bytes(),
+        );
+        self.as_they_are()
+    }
+
     /// Makes the headers of datagram `number` of the packet, with `payload` bytes, of which `sum`
     /// is the sum of the 16-bit words as they lie in memory.
     pub fn make(&mut self, number: u16, payload: u16, sum: u32) -> &[u8] {
@@ -290,6 +308,25 @@ mod tests {
             let len = (udp.len() as u16).to_be_bytes();
             assert_eq!(check(&[&ip[8..], &[0, 17], &len, udp]), 0xffff);
             assert_eq!(ip[4..6], len);
+        }
+    }
+
+    #[test]
+    fn what_is_left_to_the_device_is_completed() {
+        for payload in [&b""[..], b"x", b"\xff\xff\xff", &[0xab; 1472]] {
+            let len = (8 + payload.len() as u16).to_be_bytes();
+            let mut packet = ipv4();
+            packet[38..40].copy_from_slice(&len);
+            let pseudo_header = [&packet[26..34], &[0, 17], &len].concat();
+            let seed = words(&pseudo_header) as u16;
+            packet[40..42].copy_from_slice(&seed.to_ne_bytes());
+            let mut headers = Headers::parse(&packet, false).unwrap();
+            let mut padded = payload.to_vec();
+            padded.resize(payload.len().next_multiple_of(2), 0);
+            let made = headers.complete(words(&padded)).to_vec();
+            assert_eq!(check(&[&pseudo_header, &made[34..], payload]), 0xffff);
+            // Nothing else is changed: not what a hook has written, either.
+            assert_eq!(made[..40], packet[..40]);
         }
     }
 

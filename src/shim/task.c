@@ -107,8 +107,21 @@ bool kopi_has_capabilities_of(struct task_struct *task)
 	return has_capabilities(__task_cred(task));
 }
 
+/* Whether a user has a group in any case: then he can make a set-group-ID copy of any program. */
+static bool has_group(const struct cred *cred, kgid_t gid)
+{
+	const struct group_info *groups = cred->group_info;
+
+	if (gid_eq(gid, cred->gid))
+		return true;
+	for (int at = 0; at < groups->ngroups; at++)
+		if (gid_eq(gid, groups->gid[at]))
+			return true;
+	return false;
+}
+
 /*
- * Whether the current process has, or can take again, other ids than its real ones, or has capabilities: so it is with
+ * Whether the current process has, or can take again, ids that its user hasn't, or has capabilities: so it is with
  * programs whose file gave them these, unless they have put them away for ever.
  */
 bool kopi_current_has_other_ids(void)
@@ -116,7 +129,7 @@ bool kopi_current_has_other_ids(void)
 	const struct cred *cred = current_cred();
 
 	return !uid_eq(cred->euid, cred->uid) || !uid_eq(cred->suid, cred->uid) ||
-	       !gid_eq(cred->egid, cred->gid) || !gid_eq(cred->sgid, cred->gid) || has_capabilities(cred);
+	       !has_group(cred, cred->egid) || !has_group(cred, cred->sgid) || has_capabilities(cred);
 }
 
 uid_t kopi_current_euid(void)

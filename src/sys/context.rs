@@ -97,8 +97,8 @@ pub(crate) fn is_secure() -> bool {
     unsafe { bindings::kopi_current_is_secure() }
 }
 
-/// Whether the current process has, or can take again, other ids than its real ones, or has capabilities. Process
-/// context.
+/// Whether the current process has, or can take again, ids that its user hasn't (the real ones, and supplementary
+/// groups), or has capabilities. Process context.
 pub(crate) fn has_other_ids() -> bool {
     // SAFETY: The call reads the credentials of the current task, which only that task replaces.
     unsafe { bindings::kopi_current_has_other_ids() }

@@ -14,5 +14,6 @@ pub(crate) mod port_map;
 pub(crate) mod redirect_device;
 pub(crate) mod redirected;
 pub(crate) mod rx_observer;
+mod segments;
 pub(crate) mod taken;
 mod taken_frames;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Packets that were taken from the stack: GSO packets, whose frames for the driver are made here, single
-//! datagrams, and batches of frames (`taken_frames.rs`).
+//! Packets that were taken from the stack: GSO packets and single datagrams, whose frames for the driver are made
+//! (`segments.rs`), and batches of frames (`taken_frames.rs`).
 //!
 //! A frame lies in pages that no process can write. The driver frees the frame; the reference count
 //! of the pages shows when it has freed all of them.
@@ -10,10 +10,9 @@
 
 use super::{
     batch_pages::{BatchPages, SockCharge},
-    egress::headers,
-    frames::{slot_of, FramePages, Frames, BULK, BULK_BYTES, START},
+    frames::FramePages,
+    segments::Payload,
 };
-use crate::pure::gso::Headers;
 use crate::sys::{
     bindings,
     context::SoftirqsOff,
@@ -104,14 +103,6 @@ pub(crate) enum XmitResult {
     None,
     /// The driver takes no frames of this packet, or memory is short.
     Failed,
-}
-
-/// The payload of a datagram or GSO packet.
-struct Payload {
-    /// Bytes of all.
-    len: u32,
-    /// Bytes of each datagram; the last may have less.
-    segment: u32,
 }
 
 /// What an open flow has of a packet.
@@ -340,86 +331,9 @@ impl TakenSkb {
         }
     }
 
-    /// The headers of an skb that the stack has made; `None` if they aren't those of a datagram that can leave.
-    fn headers(&self) -> Option<Headers> {
-        // SAFETY: This value owns a valid skb, which begins with the Ethernet header, as at the
-        // hook.
-        unsafe { headers(self.as_ptr()) }
-    }
-
-    /// The payload of an skb that the stack has made, behind these headers.
-    fn payload(&self, headers: &Headers) -> Payload {
-        // SAFETY: This value owns a valid skb, and the call only reads it.
-        let (len, gso_size) = unsafe {
-            (
-                (*self.as_ptr()).len,
-                bindings::kopi_skb_gso_size(self.as_ptr()),
-            )
-        };
-        let len = len.saturating_sub(headers.size() as u32);
-        let segment = match gso_size {
-            0 => len,
-            segment => segment,
-        };
-        Payload { len, segment }
-    }
-
-    /// Whether the headers of an skb that the stack has made are to leave as they are, with what hooks have written
-    /// there: it is one datagram, and its checksum isn't left to the device.
-    fn is_final(&self) -> bool {
-        // SAFETY: This value owns a valid skb, and the calls only read it.
-        unsafe {
-            bindings::kopi_skb_gso_size(self.as_ptr()) == 0
-                && !bindings::kopi_skb_is_partial(self.as_ptr())
-        }
-    }
-
-    /// Bytes of payload that the driver has taken.
-    fn taken_bytes(&self, segment: u32, payload: u32) -> u32 {
-        payload.min(u32::from(self.cb().number).saturating_mul(segment))
-    }
-
-    /// Makes the next frames, at most [`BULK`]; `None` if memory is short.
-    fn make_frames(&mut self, headers: &mut Headers, segment: u32, payload: u32) -> Option<Frames> {
-        let (taken, number) = (self.taken_bytes(segment, payload), self.cb().number);
-        let whole = headers.size().checked_add(segment as usize)?;
-        let slot = slot_of(whole)?;
-        let most = BULK.min(BULK_BYTES.checked_div(slot)?).max(1);
-        let count = match payload.saturating_sub(taken).div_ceil(segment.max(1)) {
-            // A datagram without payload.
-            0 => 1,
-            count => most.min(count as usize),
-        };
-        let pages = FramePages::new(slot.checked_mul(count)?)?;
-        let is_final = self.is_final();
-        let mut frames = Frames::new();
-        let mut at = taken;
-        for index in 0..count {
-            let bytes = segment.min(payload.saturating_sub(at));
-            let memory = pages.start().wrapping_add(index.wrapping_mul(slot));
-            let data = memory.wrapping_add(START);
-            // SAFETY: A slot has room for the headers and `segment` bytes, and the pages have `count`
-            // slots. `bytes` is at most `segment`, and at most the skb's payload behind `at`. The skb
-            // is owned, and the pages have no other user yet. The frames' references follow below.
-            unsafe {
-                let from = (headers.size() as u32).wrapping_add(at);
-                let to = data.add(headers.size());
-                let sum =
-                    bindings::skb_copy_and_csum_bits(self.as_ptr(), from as i32, to, bytes as i32);
-                let number = number.wrapping_add(index as u16);
-                let header = match is_final {
-                    true => headers.as_they_are(),
-                    false => headers.make(number, bytes as u16, sum),
-                };
-                ptr::copy_nonoverlapping(header.as_ptr(), data, header.len());
-                let len = (headers.size() as u32).wrapping_add(bytes);
-                frames.push(memory, len, slot);
-            }
-            at = at.saturating_add(bytes);
-        }
-        pages.share(frames.len());
+    /// The pages of the frames that the driver gets next.
+    pub(super) fn set_pages(&mut self, pages: FramePages) {
         self.cb_mut().pages = Some(BatchPages::without_tables(pages));
-        Some(frames)
     }
 
     /// Records the time at which the driver was given all of it, in nanoseconds.

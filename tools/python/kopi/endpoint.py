@@ -40,7 +40,9 @@ async def _pairs(loop, local_addr, remote_addr, family):
     found = {}
     for which, address in enumerate((local_addr, remote_addr)):
         if address:
-            infos = await loop.getaddrinfo(*address[:2], family=family, type=socket.SOCK_DGRAM)
+            if not (isinstance(address, tuple) and len(address) == 2):
+                raise TypeError("2-tuple is expected")
+            infos = await loop.getaddrinfo(*address, family=family, type=socket.SOCK_DGRAM)
             for version, _, _, _, resolved in infos:
                 found.setdefault(version, [None, None])[which] = resolved
     pairs = [(version, local, remote) for version, (local, remote) in found.items()

@@ -88,6 +88,8 @@ class Endpoints(unittest.IsolatedAsyncioTestCase):
                     await asyncio.wait_for(mine.lost, PATIENCE)
             with self.assertRaises(ValueError):
                 await make(Collector, local_addr=("::1", 0), remote_addr=(LOCAL, 9))
+            with self.assertRaises(TypeError):
+                await make(Collector, local_addr=("::1", 0, 0, 0))
             with self.assertRaises(OSError) as raised:
                 await make(Collector, local_addr=("elsewhere", 0))
             self.assertEqual(raised.exception.errno, errno.EADDRNOTAVAIL)
