@@ -6,14 +6,13 @@ Begin with `ways()`; WAY is the flow's from then on."""
 
 import contextlib
 import errno
-import json
 import socket
 import struct
 import time
 
 import kernel_counters
 import kopi
-from attached import host, link, overheard, peer, sysctl
+from attached import host, know_neighbours, link, overheard, peer, sysctl
 from control import family
 from equivalence import checksum, namespace, payload, sh
 from linux import (ETH_P_IPV6, IPV6_ADDR_PREFERENCES, IPV6_AUTOFLOWLABEL, IPV6_DONTFRAG, IPV6_FLOWINFO_SEND,
@@ -416,17 +415,6 @@ def changes(wire):
         host(f"ip -6 rule del to {FAR} lookup 100 pref 60")
         living.close()
         host(f"ping -q -c1 -w20 {FAR}")
-
-
-def know_neighbours():
-    """Neither end asks for the other one, which would count, too."""
-    ends = {"host": ("eth0", NEAR, "192.0.2.1"), "peer": ("eth1", FAR, "192.0.2.2")}
-    shown = {where: json.loads(sh(f"ip -n {where} -j addr show {nic}"))[0] for where, (nic, *_) in ends.items()}
-    for where, other in ("host", "peer"), ("peer", "host"):
-        scoped = [each["local"] for each in shown[other]["addr_info"] if each["scope"] == "link"]
-        for address in *ends[other][1:], *scoped:
-            sh(f"ip -n {where} neigh replace {address} lladdr {shown[other]['address']} nud permanent "
-               f"dev {ends[where][0]}")
 
 
 def ways(way):

@@ -7,7 +7,7 @@ import json
 import socket
 
 import kopi
-from attached import attach, host, kopictl, link
+from attached import attach, host, know_neighbours, kopictl, link
 from control import family
 from equivalence import namespace
 
@@ -40,7 +40,7 @@ def shown():
     return qdisc["bytes"], qdisc["packets"]
 
 
-host(f"ip neigh replace {FAR} lladdr 02:00:00:00:00:09 dev eth0 nud permanent")
+know_neighbours()
 attach()
 with namespace("host"):
     YNL = family()
