@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 from equivalence import namespace, sh
+from kopi import expect
 
 HOST, PEER, PORT = "192.0.2.1", "192.0.2.2", 5432
 HOST6 = "2001:db8::1"
@@ -85,6 +86,12 @@ class Program:
     def __call__(self, line):
         self.tell(line)
         return self.process.stdout.readline().strip()
+
+    def do(self, *lines):
+        """Executes statements, each of which has to succeed."""
+        for line in lines:
+            said = self(f"!{line}")
+            expect(said == "None", line, said)
 
     def listen(self, address=HOST, port=PORT, options=""):
         """Makes `s`, a listener; gives what the first call gave that failed, or None."""

@@ -40,12 +40,10 @@ def of_capable_program():
     shutil.copy(shutil.which("sleep"), capable)
     os.setxattr(capable, "security.capability", struct.pack("<5I", 0x02000001, 1 << 13, 0, 0, 0))
     with Program(IMPOSTOR, CHARLIE) as charlie:
-        for line in ("sys.path.insert(0, '/kopi/selftests')", "import subprocess",
-                     "from rules_claimed_set_uid import claim_set_uid", "to = ('192.0.2.2', 9)",
-                     "sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", "sock.bind(('192.0.2.1', 0))",
-                     f"started = subprocess.Popen(['{capable}', '600'], pass_fds=[sock.fileno()])"):
-            said = charlie(f"!{line}")
-            expect(said == "None", line, said)
+        charlie.do("sys.path.insert(0, '/kopi/selftests')", "import subprocess",
+                   "from rules_claimed_set_uid import claim_set_uid", "to = ('192.0.2.2', 9)",
+                   "sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)", "sock.bind(('192.0.2.1', 0))",
+                   f"started = subprocess.Popen(['{capable}', '600'], pass_fds=[sock.fileno()])")
         wait_until(lambda: charlie("os.readlink(f'/proc/{started.pid}/exe')") in (f"'{capable}'", "EACCES"))
         restore(f"default deny\nenforce on\nuser charlie exe {capable} allow\n")
         claimed = charlie("claim_set_uid()")
@@ -74,22 +72,18 @@ def of_same_user():
 def inherited_by(program, becomes):
     """Another program gets a flow and a socket of charlie's by exec; what makes it a set-user-ID program is said."""
     with Program(POSTGRES, CHARLIE, groups=(BOB,)) as charlie:
-        for line in ("sys.path.insert(0, '/kopi/selftests')", "import kopi", "to = ('192.0.2.2', 9)",
-                     "make = [kopi.ip_flow, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]",
-                     "socks = [each() for each in make * 2]",
-                     "[each.set_inheritable(True) for each in socks]"):
-            said = charlie(f"!{line}")
-            expect(said == "None", line, said)
+        charlie.do("sys.path.insert(0, '/kopi/selftests')", "import kopi", "to = ('192.0.2.2', 9)",
+                   "make = [kopi.ip_flow, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]",
+                   "socks = [each() for each in make * 2]",
+                   "[each.set_inheritable(True) for each in socks]")
         sent = charlie("[each.sendto(b'x', to) for each in socks]")
         expect(sent == "[1, 1, 1, 1]", "the program that rules name sends", sent)
         numbers = charlie("[each.fileno() for each in socks]")
         charlie.tell(f"!os.execv({program!r}, [{program!r}, '-c', {Program.FEED!r}])")
         wait_until(lambda: os.readlink(f"/proc/{charlie.process.pid}/exe") == program)
-        for line in ("sys.path.insert(0, '/kopi/selftests')", "from rules_claimed_set_uid import claim_set_uid",
-                     f"given = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM, fileno=fd) for fd in {numbers}]",
-                     "to = ('192.0.2.2', 9)"):
-            said = charlie(f"!{line}")
-            expect(said == "None", line, said)
+        charlie.do("sys.path.insert(0, '/kopi/selftests')", "from rules_claimed_set_uid import claim_set_uid",
+                   f"given = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM, fileno=fd) for fd in {numbers}]",
+                   "to = ('192.0.2.2', 9)")
         for what, at in ("flow", 0), ("socket", 1):
             got = charlie(f"given[{at}].sendto(b'x', to)")
             check(f"{program}, the same user's, may not use its {what}", got == "EACCES", got)
@@ -113,12 +107,10 @@ def main():
                 each.sendto(b"root's", ("192.0.2.2", 9))
             passed = [roots_flow.fileno(), roots_socket.fileno()]
             with Program(IMPOSTOR, CHARLIE, pass_fds=passed) as charlie:
-                for line in ("sys.path.insert(0, '/kopi/selftests')",
-                             "import kopi; from rules_claimed_set_uid import claim_set_uid",
-                             f"fds = {passed}", "to = ('192.0.2.2', 9)", "new = kopi.ip_flow()",
-                             "given = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM, fileno=fd) for fd in fds]"):
-                    said = charlie(f"!{line}")
-                    expect(said == "None", line, said)
+                charlie.do("sys.path.insert(0, '/kopi/selftests')",
+                           "import kopi; from rules_claimed_set_uid import claim_set_uid",
+                           f"fds = {passed}", "to = ('192.0.2.2', 9)", "new = kopi.ip_flow()",
+                           "given = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM, fileno=fd) for fd in fds]")
                 denied = charlie("new.sendto(b'x', to)")
                 expect(denied == "EACCES", "charlie may not send", denied)
                 claimed = charlie("claim_set_uid()")

@@ -8,7 +8,7 @@ import socket
 
 from enforced import CHARLIE, HOST, IMPOSTOR, PYTHON, Program, begin, end, kopictl, restore
 from equivalence import namespace, sh
-from kopi import check, expect, finish, wait_until
+from kopi import check, finish, wait_until
 
 SET_UID = "/tmp/enforced/root"
 
@@ -23,10 +23,8 @@ with namespace("host"):
     sh(f"cp {PYTHON} {SET_UID} && chown root {SET_UID} && chmod 4755 {SET_UID} && mount -o remount,suid /tmp || true")
     restore("default allow\n")
     with Program(IMPOSTOR, CHARLIE) as charlie:
-        for line in ("import kopi, subprocess", "u = kopi.flow()", "ch = kopi.Channel(u)",
-                     "for n in range(ch.frame_count): ch.fill.push(ch.frame(n))"):
-            said = charlie(f"!sys.path.insert(0, '/kopi/selftests'); {line}" if "import" in line else f"!{line}")
-            expect(said == "None", line, said)
+        charlie.do("sys.path.insert(0, '/kopi/selftests')", "import kopi, subprocess", "u = kopi.flow()",
+                   "ch = kopi.Channel(u)", "for n in range(ch.frame_count): ch.fill.push(ch.frame(n))")
         restore("default deny\nuser root protocol udp allow\n")
         code = "import os; print(os.geteuid()); os.write(9, bytes(1))"
         ran = charlie(f"(os.dup2(u.fileno(), 9), subprocess.run([{SET_UID!r}, '-c', {code!r}], pass_fds=[9], "
@@ -41,9 +39,7 @@ with namespace("host"):
         check("and so is what it sends", got == "13", got)
     restore("default allow\nenforce on\nuser root protocol udp allow\nremote 192.0.2.2 protocol udp deny\n")
     with Program(IMPOSTOR, CHARLIE) as charlie:
-        for line in ("import subprocess", "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)"):
-            said = charlie(f"!{line}")
-            expect(said == "None", line, said)
+        charlie.do("import subprocess", "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)")
         ran = charlie(f"(os.dup2(s.fileno(), 9), subprocess.run([{SET_UID!r}, '-c', {code!r}], pass_fds=[9], "
                       "capture_output=True, text=True))[1]")
         check("the program made the first call on an ordinary socket", "stdout='0" in ran, ran)
