@@ -200,6 +200,11 @@ def observe(wire, rings, datagrams, setup=None, bind=(NEAR, FROM), connect=None,
     return (errors, packets, told), taken
 
 
+def unlike(want, have):
+    """Counters that differ, by name."""
+    return {name: (number, have[name]) for name, number in want.items() if number != have[name]}
+
+
 def same(wire, what, datagrams=None, directly=True, **how):
     """Checks that a flow's datagrams become what a UDP socket's do, and whether they go the flow's way."""
     datagrams = datagrams or [payload(number, size) for number, size in enumerate((0, 1, 7, 64, 511, 1400, 1452) * 2)]
@@ -209,12 +214,12 @@ def same(wire, what, datagrams=None, directly=True, **how):
         ring, taken = observe(wire, True, datagrams, patience=patience, **how)
         if plain == ring:
             break
-        differ = {name: (number, ring[2][name]) for name, number in plain[2].items() if number != ring[2][name]}
-        print(f"# {what}, within {patience} s: {plain[0] == ring[0]} {plain[1] == ring[1]} {differ}", flush=True)
+        print(f"# {what}, within {patience} s: {plain[0] == ring[0]} {plain[1] == ring[1]} {unlike(plain[2], ring[2])}",
+              flush=True)
     for part, want, have in zip(("errors", "packets", "counters"), plain, ring):
         said = (want, have)
         if part == "counters":
-            said = {name: (number, have[name]) for name, number in want.items() if number != have[name]}
+            said = unlike(want, have)
         if part == "packets" and want != have:
             pairs = [(a.hex(), b.hex()) for a, b in zip(want, have) if a != b]
             said = (len(want), len(have), [(a[:160], b[:160]) for a, b in pairs[:1]])

@@ -12,12 +12,11 @@ import struct
 
 import kopi
 import nfqueue
-from attached import attach, counted, host, kopictl, link, rules
-from control import family
+from attached import counted, host, kopictl, link, rules
 from equivalence import await_address, namespace, payload, run_nft, sh
 from linux import (ETH_P_ALL, SO_ATTACH_FILTER, SO_ATTACH_REUSEPORT_CBPF, SO_DETACH_FILTER, SO_RCVBUFFORCE,
                    SO_RCVMARK, SO_TIMESTAMPNS)
-from wire import FROM, PORT, V4, V6, Receiver, Told, Wire, counters, know_senders
+from wire import FROM, PORT, V4, V6, Receiver, Told, begin, counters
 
 
 def all_are_whole(ynl, wire, ip):
@@ -361,11 +360,7 @@ def rings_are_full(ynl, wire, ip):
     receiver.close()
 
 
-attach()
-with namespace("host"):
-    YNL = family()
-WIRE = Wire()
-know_senders()
+YNL, WIRE = begin()
 for case in (all_are_whole, counts_are_a_sockets, hooks_are_asked, queued_ones_have_owners, filters_are_asked,
              frames_stay_the_programs, observers_see_all, sockets_are_chosen, rings_are_full):
     for version in V4, V6:

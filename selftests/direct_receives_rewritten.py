@@ -6,10 +6,9 @@ the one that it would be of UDP sockets, and what a host refuses, flows don't ge
 import contextlib
 
 import kopi
-from attached import attach, host, kopictl, rules, sysctl
-from control import family
+from attached import host, kopictl, rules, sysctl
 from equivalence import namespace, payload, run_nft
-from wire import FROM, PORT, V4, V6, Receiver, Told, Wire, know_senders
+from wire import FROM, PORT, V4, V6, Receiver, Told, begin
 
 OTHER, COUNT = PORT + 2, 8
 
@@ -89,12 +88,8 @@ def rewritten_at_prerouting(ynl, wire, ip):
             run_nft(f"delete table {ip.table} o")
 
 
-attach()
-with namespace("host"):
-    YNL = family()
+YNL, WIRE = begin()
 host("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0")
-know_senders()
-WIRE = Wire()
 for IP in V4, V6:
     rewritten_at_input(YNL, WIRE, IP)
     rewritten_at_prerouting(YNL, WIRE, IP)

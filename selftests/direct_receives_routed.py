@@ -6,10 +6,9 @@ address of the host, holds, though it is remembered."""
 import time
 
 import kopi
-from attached import attach, host, kopictl
-from control import family
+from attached import host, kopictl
 from equivalence import await_address, namespace
-from wire import FROM, PORT, V4, V6, Receiver, Told, Wire, know_senders
+from wire import FROM, PORT, V4, V6, Receiver, Told, begin
 
 
 def comes(wire, receiver, source):
@@ -142,11 +141,7 @@ def routes_of_ipv6_are_kept(ynl, wire, ip=V6):
     receiver.close()
 
 
-attach()
-with namespace("host"):
-    YNL = family()
-WIRE = Wire()
-know_senders()
+YNL, WIRE = begin()
 for case in routes_of_ipv4_are_kept, routes_of_ipv6_are_kept:
     case(YNL, WIRE)
 kopictl("detach", "eth0")

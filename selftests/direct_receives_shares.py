@@ -6,10 +6,9 @@ what they lose is counted."""
 import itertools
 
 import kopi
-from attached import attach, kopictl
-from control import family
-from equivalence import namespace, payload
-from wire import FRAMES, PORT, V4, V6, Receiver, Told, Wire, know_senders
+from attached import kopictl
+from equivalence import payload
+from wire import FRAMES, PORT, V4, V6, Receiver, Told, begin
 
 # Of each burst, which a NIC's ring has room for; and more bursts than the greedy one has frames.
 FLOOD, OTHERS, BURSTS = 60, 4, 40
@@ -48,11 +47,7 @@ def others_get_all(ynl, wire, ip, what, reads):
     neighbour.close()
 
 
-attach()
-with namespace("host"):
-    YNL = family()
-WIRE = Wire()
-know_senders()
+YNL, WIRE = begin()
 for version in V4, V6:
     others_get_all(YNL, WIRE, version, f"IPv{version.version}, flooded", True)
     others_get_all(YNL, WIRE, version, f"IPv{version.version}, who never reads", False)

@@ -9,7 +9,8 @@ import struct
 
 import kernel_counters
 import kopi
-from attached import ADDRESSES, host, link
+from attached import ADDRESSES, attach, host, link
+from control import family
 from equivalence import checksum, namespace, sh
 from linux import PACKET_QDISC_BYPASS, SO_RCVBUFFORCE, SOL_PACKET
 
@@ -179,3 +180,12 @@ def know_senders():
     for ip in V4, V6:
         for address in ip.others:
             host(f"{ip.command()} neigh replace {address} lladdr 02:00:00:00:00:09 dev eth0 nud permanent")
+
+
+def begin():
+    """Attaches the host's NIC, which answers to all senders; gives its control, and what sends by the peer's."""
+    attach()
+    with namespace("host"):
+        ynl = family()
+    know_senders()
+    return ynl, Wire()
