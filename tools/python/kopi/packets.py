@@ -123,9 +123,8 @@ class Batch:
 
         The broadcast address of a subnet looks like any other: the kernel refuses answers from there, which stats()
         counts. A program that is asked at one answers by sendto()."""
-        meta, frames = packet._meta, packet.frames
-        if not frames:
-            raise ValueError("the packet isn't the batch's any more")
+        # In this order: if another thread's close() has taken them meanwhile, there is no metadata.
+        frames, meta = packet.frames, packet._meta
         if size is not None:
             if len(frames) != 1 or not 0 <= size <= len(packet.parts[0]):
                 raise ValueError("size is more than the packet's, or the packet has several parts")
