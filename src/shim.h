@@ -19,6 +19,12 @@
 
 #include <net/genetlink.h>
 
+/*
+ * How long a look-up of a route holds, in jiffies: some of what it depends on has no generation
+ * (kopi_look_up4_ends()).
+ */
+#define ROUTE_AGE (HZ / 10)
+
 struct cgroup;
 struct cred;
 struct flowi4;

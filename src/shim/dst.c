@@ -64,7 +64,7 @@ bool kopi_look_up_lasts(const struct sock *sk, unsigned long until)
  */
 unsigned long kopi_look_up4_ends(void)
 {
-	return jiffies + HZ / 10;
+	return jiffies + ROUTE_AGE;
 }
 
 unsigned int kopi_ll_reserved_space(const struct dst_entry *dst)

@@ -206,7 +206,7 @@ struct dst_entry *kopi_look_up_route6(struct sock *sk, const struct kopi_flow6 *
 	 * That a router answers again, and options of devices by which sources are chosen, have no
 	 * generation.
 	 */
-	generation->until = jiffies + HZ / 10;
+	generation->until = jiffies + ROUTE_AGE;
 	return dst;
 }
 

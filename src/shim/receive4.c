@@ -57,7 +57,7 @@ u32 kopi_route_conf4(const struct net_device *dev)
 		return ~0U;
 	return IN_DEV_RPFILTER(in_dev) | IN_DEV_ACCEPT_LOCAL(in_dev) << 8 |
 	       IN_DEV_ROUTE_LOCALNET(in_dev) << 9 | !!IN_DEV_SRC_VMARK(in_dev) << 10 |
-	       (u32)(u16)(jiffies / (HZ / 10)) << 16;
+	       (u32)(u16)(jiffies / ROUTE_AGE) << 16;
 }
 
 /* Counts a packet that has come in a frame, with the frame's padding: ip_rcv_core(). */
