@@ -9,6 +9,7 @@ use crate::pure::peer::Peer;
 use crate::rules::{Policy, Stopped};
 use crate::subject::Subject;
 use crate::sys::{
+    cgroup,
     context,
     genl::{self, Message},
     ordinary::SocketCall,
@@ -106,7 +107,7 @@ fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
 /// Puts the ends of a sock, and its owner.
 fn put_owned(message: &mut Message, policy: &Policy, sk: &Sock, ends: &Ends) -> Result {
     let identity = policy.identity();
-    put_ends(message, ends, &identity, task::cgroup_of(sk))?;
+    put_ends(message, ends, &identity, cgroup::of(sk))?;
     message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
     message.u32(

@@ -201,9 +201,29 @@ impl ChannelUser {
         })
     }
 
+    /// Notes that the process which used the channel last is another user or group by now: it may go on with the
+    /// rings without a call that would say so. `ENOMEM`. Any context but hard interrupts.
+    pub(crate) fn follow_ids(&self) -> Result {
+        let flags = GFP_ATOMIC | __GFP_NOWARN;
+        let changed = {
+            let latest = self.latest.lock();
+            let Some(Owner { identity, .. }) = latest.as_ref() else {
+                return Ok(());
+            };
+            // A reference is taken only if it has changed: each packet asks.
+            let new = identity.with_new_ids()?;
+            new.map(|new| (identity.clone(), new))
+        };
+        match changed {
+            None => Ok(()),
+            Some((before, new)) => self.record(Some(&before), || Owner::new(|| Ok(new), flags)),
+        }
+    }
+
     /// The last user of the rings is the writer of what is in them, as if it rang the doorbell. An
     /// engine calls this before it sends. Process context.
     pub(crate) fn restamp(&self) -> Result {
+        self.follow_ids()?;
         if !self.outdated.load(Relaxed) {
             return Ok(());
         }

@@ -15,9 +15,9 @@ use crate::pure::{
 use crate::rules::{Outcome, Policy};
 use crate::subject::Subject;
 use crate::sys::{
+    cgroup,
     monitor::{Packet, QueuedSkb},
-    sock::Sock,
-    task, //
+    sock::Sock, //
 };
 
 /// The reason why KOPI refused a packet.
@@ -115,7 +115,7 @@ fn header(policy: &Policy, flow: &impl Subject, sk: &Sock, fate: PacketFate) -> 
         pid: identity.process.pid().shown_in(net),
         uid: net.show_uid(identity.uid),
         gid: net.show_gid(identity.gid),
-        cgroup: task::cgroup_of(sk).unwrap_or(0),
+        cgroup: cgroup::of(sk).unwrap_or(0),
         exe_inode: program.map_or(0, |program| program.id.inode),
         exe_device: program.map_or(0, |program| program.id.device),
         gso_size: fate.gso_size,

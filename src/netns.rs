@@ -81,7 +81,7 @@ pub(crate) struct Net {
     /// One change of the rules at a time.
     #[pin]
     pub(crate) changing: Mutex<()>,
-    /// Process context.
+    /// The UDP ports whose datagrams the XDP programs of attached devices redirect. Process context.
     #[pin]
     pub(crate) redirected_ports: Mutex<RedirectedPorts>,
 }

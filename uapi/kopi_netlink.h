@@ -94,17 +94,19 @@ enum kopi_operation {
  * @KOPI_PATH_DOWN: Through the stack, because the device is down, has no
  *   carrier, or is not present, for instance while the machine is suspended.
  * @KOPI_PATH_REFUSED: Through the stack, because the driver accepted no frames
- *   for a second; it is tried again after a minute.
+ *   for a second, and is tried again after a minute; or because it has fewer
+ *   queues for frames than it needs (virtio_net).
  * @KOPI_PATH_DATAGRAM: Through the stack, because the last packet was a
- *   datagram that something looks at, or one of fewer than three that were
- *   sent at once.
+ *   datagram with special needs, one that something looks at, or one of fewer
+ *   than three that were sent at once.
  * @KOPI_PATH_TRANSFORMED: Through the stack, because IPsec or a tunnel had
  *   transformed the packet.
  * @KOPI_PATH_EXTRAS: Through the stack, because the packet had IP options, a
  *   VLAN tag, a time stamp request, or a transmission time.
  * @KOPI_PATH_BEHIND: Through the stack, because another attached device had
- *   earlier packets of the flow, or because the stack held them for too long;
- *   the direct path is then tried again after a second.
+ *   earlier packets of the flow, the queue had no room for the packet, or the
+ *   stack held earlier ones for too long; the direct path is then tried again
+ *   after a second.
  */
 enum kopi_path {
 	KOPI_PATH_DIRECT,

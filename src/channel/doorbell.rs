@@ -31,8 +31,8 @@ impl Channel {
             return Err(EINVAL);
         }
         let taken = if flags & abi::BELL_TX != 0 {
-            let only = (flags & abi::BELL_SEND != 0).then_some(number);
-            let taken = Self::transmit(this, only)?;
+            let bell_send = (flags & abi::BELL_SEND != 0).then_some(number);
+            let taken = Self::transmit(this, bell_send)?;
             // More may come soon.
             engine::kick(this);
             taken
@@ -121,6 +121,11 @@ impl Channel {
     /// Wakes those that wait for the RX ring. Any context.
     pub(crate) fn wake_readers(&self) {
         self.wait.wake(POLL_IN);
+    }
+
+    /// Wakes those that wait for room in the TX ring, or for completions. Any context.
+    pub(crate) fn wake_senders(&self) {
+        self.wait.wake(POLL_OUT | POLL_WRBAND);
     }
 
     /// Wakes those that wait for room in the TX ring. Any context.

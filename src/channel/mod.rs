@@ -88,7 +88,7 @@ pub(crate) struct Channel {
     wait: WaitQueue,
     /// Why the sender stopped: `STALL_*`.
     stall: Atomic<u32>,
-    /// With `STALL_BUFFER`: the notification of room; used under `sender`.
+    /// With `STALL_FLOW`, if a send buffer is full: the notification of room; used under `sender`.
     #[pin]
     room: RoomEntry<Self>,
     /// With `STALL_COMPLETION`: the room that the next packet needs.
@@ -270,9 +270,9 @@ impl Channel {
     /// Makes the places for an IP version's routes, which would be charged to nobody if an engine made them;
     /// without the sender's lock, for which others wait: `ENOMEM`.
     fn make_route_places(&self, version: IpVersion) -> Result {
-        if !self.sender.lock().output.routes.has_places(version) {
+        if !self.sender.lock().has_route_places(version) {
             let places = RoutePlaces::new(version)?;
-            self.sender.lock().output.routes.put_places(places);
+            self.sender.lock().put_route_places(places);
         }
         Ok(())
     }
@@ -303,18 +303,13 @@ impl Channel {
         // The channel may wait for room in this flow's send buffer. It leaves the wait queue also if there is room
         // by now: another CPU may be noting that.
         this.room.leave();
-        if this.is_stalled_by_buffer() {
+        if this.is_stalled_by_flow() {
             // The other flows are tried anew.
             <Self as wait::RoomWaiter>::on_write_space(this);
         }
-        // The options that are remembered may be this flow's, whose number is used again.
-        sender.output.routes.begin();
-        sender.forget_passed();
+        sender.forget_flows();
         let left = sender.sockets.len();
         this.flows.store(left, Relaxed);
-        if left == 0 {
-            sender.output.routes.forget();
-        }
         left
     }
 

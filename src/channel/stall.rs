@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Stalls of sending: the COMPLETION ring or a send buffer is full, until there is room.
+//! Stalls of sending: the COMPLETION ring or a send buffer is full, or a flow's options are being set.
 
 use super::Channel;
 use crate::engine;
@@ -12,8 +12,9 @@ use kernel::sync::{
 
 /// Sending goes on as soon as the doorbell rings.
 pub(super) const STALL_NONE: u32 = 0;
-/// A flow's send buffer is full.
-const STALL_BUFFER: u32 = 1;
+/// A flow can't send now: its send buffer is full, and `room` tells of room there, or a call about its options is
+/// under way, whose end `Flow::end_busy` tells.
+const STALL_FLOW: u32 = 1;
 /// The COMPLETION ring has no room for what is in flight.
 const STALL_COMPLETION: u32 = 2;
 
@@ -28,8 +29,8 @@ impl Channel {
     }
 
     /// Whether sending goes on when [`wait::RoomWaiter::on_write_space`] is called.
-    pub(crate) fn is_stalled_by_buffer(&self) -> bool {
-        self.stall.load(Relaxed) == STALL_BUFFER
+    pub(crate) fn is_stalled_by_flow(&self) -> bool {
+        self.stall.load(Relaxed) == STALL_FLOW
     }
 
     /// Begins to note whether a full send buffer got room.
@@ -53,7 +54,7 @@ impl Channel {
     /// whether it is.
     #[expect(unsafe_code, reason = "the entry trusts its owner to leave")]
     pub(crate) fn stall_buffer(this: &Arc<Self>, socket: &Socket) -> bool {
-        this.stall.store(STALL_BUFFER, Relaxed);
+        this.stall.store(STALL_FLOW, Relaxed);
         // SAFETY: Only the holder of the sender uses `room`. remove_flow() leaves before the socket
         // is released, and before its flow drops the channel.
         unsafe { this.room.join(socket, this) };
@@ -68,7 +69,7 @@ impl Channel {
     /// [`wait::RoomWaiter::on_write_space`] is called; says whether it does.
     pub(crate) fn stall_while(&self, is_busy: impl FnOnce() -> bool) -> bool {
         // Full order: either this sees that the flow is busy no more, or end_busy() sees the stall.
-        self.stall.xchg(STALL_BUFFER, Full);
+        self.stall.xchg(STALL_FLOW, Full);
         if !is_busy() {
             self.unstall();
             return false;

@@ -194,15 +194,14 @@ fn of_net<'a>(
     devices.iter().map(Hooked::get).filter(here)
 }
 
-/// Calls `show` with the attached devices of a network namespace, except the first `start`, until
-/// it returns `false`. Process context.
+/// Calls `show` with the attached devices of a network namespace, in order of their numbers, until it returns
+/// `false`. Process context.
 pub(crate) fn each(
     net: &NetRef,
-    start: usize,
     mut show: impl FnMut(&AttachedDevice, TxPath) -> Result<bool>,
 ) -> Result {
     let devices = ATTACHED.lock();
-    for attached in of_net(&devices, net).skip(start) {
+    for attached in of_net(&devices, net) {
         let path = attached.tx_path(&BottomHalvesOff::new());
         if !show(attached, path)? {
             break;

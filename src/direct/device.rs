@@ -37,7 +37,7 @@ static NUMBER: Atomic<u32> = Atomic::new(1);
 /// A device whose driver KOPI gives frames to.
 pub(crate) struct AttachedDevice {
     /// Unique among all attached devices, including earlier ones.
-    pub(super) number: u32,
+    pub(crate) number: u32,
     pub(super) device: Arc<Device>,
     pub(super) queues: KVec<Pin<KBox<Timer<Queue>>>>,
     /// It takes no more packets.
@@ -94,7 +94,7 @@ impl AttachedDevice {
         })
     }
 
-    /// The path of GSO packets now.
+    /// The path of outgoing packets now, as far as the device decides.
     pub(crate) fn tx_path(&self, softirqs: &SoftirqsOff) -> TxPath {
         if !self.device.takes_frames() {
             TxPath::NoProgram

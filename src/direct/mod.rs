@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The direct path: GSO packets leave by the driver's `ndo_xdp_xmit`, datagram by datagram, instead
-//! of as skbs.
+//! The direct path: packets of flows go to and come from an attached device's driver as frames.
 //!
-//! An attached device is the last egress hook of its device. Its packets have met LOCAL_OUT and
-//! POSTROUTING, the cgroup's programs, the neighbour table and nft's egress hook; a GSO packet has
-//! met each of them as one packet. If no other observer is left (tc, a qdisc that isn't empty, a
-//! tap, a monitor), the GSO packet is segmented here; otherwise it passes to the stack. Packets of
-//! a flow never overtake each other: while some are with the driver, the stack gets none, and vice
-//! versa. There is no order between devices.
+//! - GSO packets leave by the driver's `ndo_xdp_xmit`, datagram by datagram. An attached device is the
+//!   last egress hook of its device (`device`). Its packets have met LOCAL_OUT and POSTROUTING, the
+//!   cgroup's programs, the neighbour table and nft's egress hook; a GSO packet has met each of them as
+//!   one packet. If no other observer is left (tc, a qdisc that isn't empty, a tap, a monitor), the GSO
+//!   packet is segmented here; otherwise it passes to the stack.
+//! - Non-GSO datagrams leave as frames, without an skb for each (`sender`).
+//! - Frames that the XDP program of an attached device redirects are received here (`receive`,
+//!   `receive_datagrams`).
 //!
-//! Non-GSO datagrams leave as frames, without an skb for each (`sender`). Frames that the XDP program
-//! of an attached device redirects are received here (`receive`, `receive_datagrams`).
+//! Packets of a flow never overtake each other: while some are with the driver, the stack gets none, and
+//! vice versa. There is no order between devices.
 
 mod attach;
 mod counters;

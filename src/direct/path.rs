@@ -28,16 +28,17 @@ pub(crate) enum TxPath {
     Qdisc = uapi::KOPI_PATH_QDISC,
     /// Through the stack: the device can't send.
     Down = uapi::KOPI_PATH_DOWN,
-    /// Through the stack: the driver took no frames for too long.
+    /// Through the stack: the driver took no frames for too long, or has too few queues for them.
     Refused = uapi::KOPI_PATH_REFUSED,
-    /// Through the stack: a datagram that isn't a frame, because something looks at it.
+    /// Through the stack: a datagram that isn't a frame, because it has special needs, something looks at
+    /// it, or fewer than three were sent at once.
     Datagram = uapi::KOPI_PATH_DATAGRAM,
     /// Through the stack: the packet isn't UDP any more.
     Transformed = uapi::KOPI_PATH_TRANSFORMED,
     /// Through the stack: the packet needs more than an XDP frame can express.
     Extras = uapi::KOPI_PATH_EXTRAS,
-    /// Through the stack: the stack has held earlier packets of the flow for too long, or another
-    /// attached device has some.
+    /// Through the stack: the stack has held earlier packets of the flow for too long, another attached
+    /// device has some, or there was no room on the queue.
     Behind = uapi::KOPI_PATH_BEHIND,
 }
 

@@ -21,9 +21,10 @@ use kernel::{cpu::CpuId, sync::rcu};
 /// path; for fewer the stack costs less.
 const OTHERS_MIN: u32 = 2;
 
-/// For how many doorbells flows aren't taken to go together, after so many batches in a row had too few frames.
-const APART: u8 = 64;
+/// After so many batches in a row of fewer than three frames, flows that take turns don't begin batches.
 const SHORT_MAX: u8 = 4;
+/// They don't for this many doorbells, or visits of an engine.
+const APART: u8 = 64;
 
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {

@@ -73,7 +73,7 @@ static ANY: Atomic<bool> = Atomic::new(false);
 #[derive(Default)]
 pub(crate) struct Schedule {
     deficit: Deficit,
-    /// When something was in the ring last.
+    /// When something was in the ring last, in ns.
     since: u64,
     /// An engine has the channel, and polls it.
     pub(crate) polled: bool,
@@ -101,7 +101,7 @@ pub(crate) struct Engine {
     wait: WaitQueue,
     /// Number of its channels.
     pub(crate) channels: Atomic<u32>,
-    /// Until when it sends what is left in rings, once it is retired; else 0.
+    /// Until when, in ns, it sends what is left in rings, once it is retired; else 0.
     leave_until: Atomic<u64>,
     /// Written by its thread.
     pub(crate) counters: EngineCounters,
@@ -233,10 +233,12 @@ impl Engine {
         sender: &mut Sender,
         now: u64,
     ) -> Visit {
-        if sender.sockets.len() == 0 {
-            // No room will come any more, and room that came once would bring the channel back.
+        if sender.sockets.len() == 0 || !channel.user().is_running() {
+            // No room will come any more, or nobody is there to act for; and room that came once would bring the
+            // channel back.
             channel.forget_room();
             channel.set_polled(sender, false);
+            wake_for_rest(channel, sender);
             return Visit::Over;
         }
         if !sender.schedule.polled {
@@ -251,7 +253,7 @@ impl Engine {
             }
             // A stalled channel comes back when there is room.
             Visit::Nothing
-                if !channel.is_stalled_by_buffer()
+                if !channel.is_stalled_by_flow()
                     && now.saturating_sub(sender.schedule.since) < self.settings.idle =>
             {
                 return visit;
@@ -266,6 +268,9 @@ impl Engine {
             sender.schedule.since = now;
             channel.set_polled(sender, true);
             return last;
+        }
+        if matches!(last, Visit::Over) {
+            wake_for_rest(channel, sender);
         }
         Visit::Over
     }
@@ -283,11 +288,6 @@ impl Engine {
         }
         if channel.is_stalled() {
             return Visit::Nothing;
-        }
-        if family::has_sendmsg_hooks() {
-            // For these UDP waits for the sock's lock, which a process can hold for long: the
-            // program rings, and waits itself.
-            return Visit::Over;
         }
         let waiting = match sender.waiting() {
             Ok((0, _)) => return Visit::Nothing,
@@ -357,6 +357,13 @@ impl Engine {
         if channel.got_room() {
             kick(&channel);
         }
+    }
+}
+
+/// Wakes who sleeps until something is sent that no engine will send: it finds that it has to ring.
+fn wake_for_rest(channel: &Channel, sender: &mut Sender) {
+    if sender.waiting().is_ok_and(|(waiting, _)| waiting != 0) {
+        channel.wake_senders();
     }
 }
 

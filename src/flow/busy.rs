@@ -42,7 +42,7 @@ impl Flow {
         }
         if let Some(channel) = self
             .channel()
-            .filter(|channel| channel.is_stalled_by_buffer())
+            .filter(|channel| channel.is_stalled_by_flow())
         {
             RoomWaiter::on_write_space(channel);
         }

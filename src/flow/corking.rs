@@ -20,8 +20,10 @@ use kernel::{
     },
 };
 
-/// UDP_CORK was set once, and may be on now; or, with [`TX_ONLY`], a message was sent with MSG_MORE.
+/// UDP_CORK was set once, and may be on now.
 const CORKED: u32 = 1 << 30;
+/// With [`TX_ONLY`]: a message was sent with MSG_MORE since.
+const CORKED_BY_MESSAGE: u32 = 1 << 28;
 /// With [`ON_CHANNEL`]: the channel only sends. The flow can be corked, and sends by no ring then.
 const TX_ONLY: u32 = 1 << 29;
 /// The flow is on a channel, or about to be. Without [`TX_ONLY`] it can't be corked.
@@ -29,8 +31,7 @@ const ON_CHANNEL: u32 = 1 << 31;
 
 /// Whether a flow is corked, and whether it is on a channel.
 ///
-/// The value is the number of messages being sent that may cork the socket, with [`CORKED`], [`TX_ONLY`] and
-/// [`ON_CHANNEL`].
+/// The value is the number of messages being sent that may cork the socket, with the bits above.
 pub(super) struct Corking(Atomic<u32>);
 
 impl Corking {
@@ -41,7 +42,7 @@ impl Corking {
 
     /// Whether the socket was corked for good. Any context.
     pub(super) fn is_corked(&self) -> bool {
-        self.0.load(Relaxed) & CORKED != 0
+        self.0.load(Relaxed) & (CORKED | CORKED_BY_MESSAGE) != 0
     }
 
     /// The socket is about to be corked: `EOPNOTSUPP` on a channel that also receives. On one that only sends,
@@ -49,13 +50,11 @@ impl Corking {
     fn begin(&self, by: Cork) -> Result {
         let mut now = self.0.load(Relaxed);
         while now & (ON_CHANNEL | TX_ONLY) != ON_CHANNEL {
-            let mut next = match by {
+            let next = match by {
                 Cork::Option => now | CORKED,
+                Cork::Message if now & TX_ONLY != 0 => now.wrapping_add(1) | CORKED_BY_MESSAGE,
                 Cork::Message => now.wrapping_add(1),
             };
-            if now & TX_ONLY != 0 {
-                next |= CORKED;
-            }
             match self.0.cmpxchg(now, next, Full) {
                 Ok(_) => return Ok(()),
                 Err(changed) => now = changed,
@@ -75,9 +74,14 @@ impl Corking {
         entered.map(|_| ()).map_err(|_| EBUSY)
     }
 
-    /// The flow didn't come to the channel. Messages that cork may be under way, if the channel only sends.
-    pub(super) fn leave_channel(&self, tx_only: bool) {
-        self.0.fetch_sub(on_channel(tx_only), Release);
+    /// The flow didn't come to the channel. Messages that cork may be under way, if the channel only sends; once they
+    /// are sent, the flow can come to one.
+    pub(super) fn leave_channel(&self) {
+        let mut now = self.0.load(Relaxed);
+        let left = ON_CHANNEL | TX_ONLY | CORKED_BY_MESSAGE;
+        while let Err(changed) = self.0.cmpxchg(now, now & !left, Full) {
+            now = changed;
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::channel::Channel;
 use crate::pure::{abi, geometry::Geometry};
 use crate::rules::Policy;
 use crate::sys::{
-    context::current_uid,
+    context::current_euid,
     errno::{enotconn, eopnotsupp},
     family,
     sock::Sock,
@@ -39,8 +39,7 @@ impl Flow {
         if self.channel().is_some() {
             return Err(EBUSY);
         }
-        let owner = self.policy().identity().uid;
-        let channel = Channel::new(geometry, socket.sk().net(), self.id(), owner)?;
+        let channel = Channel::new(geometry, socket.sk().net(), self.id(), current_euid())?;
         self.enter(socket, channel, false)
     }
 
@@ -48,7 +47,7 @@ impl Flow {
     /// `EPERM` for other users if the flow is a guest there. Process context.
     pub(super) fn usable_channel(&self) -> Result<&Arc<Channel>> {
         let place = self.place.as_ref().ok_or_else(enotconn)?;
-        if place.is_guest && place.channel.maker() != current_uid() {
+        if place.is_guest && place.channel.maker() != current_euid() {
             return Err(EPERM);
         }
         Ok(&place.channel)
@@ -98,7 +97,7 @@ impl Flow {
         }
         let same_user = socket.sk().same_user(other.sk()) || socket.sk().net_admin();
         let is_guest = !same_user || flow.is_guest();
-        if is_guest && !(channel.is_tx_only() && channel.maker() == current_uid()) {
+        if is_guest && !(channel.is_tx_only() && channel.maker() == current_euid()) {
             return Err(EPERM);
         }
         // A channel's user reads what all of its flows receive.
@@ -144,7 +143,7 @@ impl Flow {
             self.enter_uncorked(socket, channel, is_guest)
         };
         if entered.is_err() {
-            self.corking.leave_channel(tx_only);
+            self.corking.leave_channel();
         }
         entered
     }
@@ -215,6 +214,8 @@ impl Flow {
         family::install_callbacks::<Flow>(socket);
         // The packets that are queued already go to the ring, too.
         family::drain::<Flow>(socket);
+        // Who sleeps in recvmsg() gets nothing there any more.
+        socket.sk().wake_readers();
         Ok(())
     }
 }

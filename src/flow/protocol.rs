@@ -60,7 +60,7 @@ unsafe impl Protocol for Flow {
             corking: Corking::new(),
             busy: Atomic::new(0),
             channel_errno: Atomic::new(0),
-            polled_early: Atomic::new(false),
+            waited_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
             moved: Atomic::new(false),
         }? Error)
@@ -271,9 +271,7 @@ unsafe impl Protocol for Flow {
             return inner;
         }
         if self.channel().is_none() {
-            // Full order, as the fence in needs_wakeup(): either this sees the channel now, or the
-            // channel sees this.
-            self.polled_early.xchg(true, Full);
+            self.note_sleeper();
         }
         match self.channel() {
             Some(channel) => {
@@ -399,8 +397,18 @@ unsafe impl Protocol for Flow {
         self.ring_receiver().is_none()
     }
 
+    fn note_sleeper(&self) {
+        if !self.waited_early.load(Relaxed) {
+            // Full order, as the fence in needs_wakeup(): either the caller sees the channel after this, or the
+            // channel sees this.
+            self.waited_early.xchg(true, Full);
+        }
+    }
+
     fn map(&self, vma: &Vma) -> Result {
-        let channel = self.channel().ok_or(ENODEV)?;
+        // Of a channel that only sends, others than its maker have no memory, as UDP sockets have none.
+        let is_whole = |channel: &&Arc<Channel>| !channel.is_tx_only() || channel.id() == self.id();
+        let channel = self.channel().filter(is_whole).ok_or(ENODEV)?;
         if !self.may_map.are_current() {
             return Err(EACCES);
         }

@@ -112,17 +112,19 @@ fn put(message: &mut Message, device: &AttachedDevice, path: TxPath) -> Result {
     message.uint(uapi::KOPI_A_DEVICE_RECEIVE_DROPPED, dropped)
 }
 
-/// `device-get` of all.
+/// `device-get` of all. It goes on behind the number of the last one, whatever was detached meanwhile.
 pub(crate) fn dump(dump: &mut Dump<'_>) -> Result {
-    let start = usize::try_from(dump.position()).unwrap_or(usize::MAX);
-    let mut place = start as u64;
-    direct::each(dump.requester().net(), start, |device, path| {
+    let start = dump.position();
+    direct::each(dump.requester().net(), |device, path| {
+        let number = u64::from(device.number);
+        if number < start {
+            return Ok(true);
+        }
         let added = dump.add(uapi::KOPI_CMD_DEVICE_GET, |message| {
             put(message, device, path)
         })?;
         if added {
-            place = place.wrapping_add(1);
-            dump.go_on_at(place);
+            dump.go_on_at(number.wrapping_add(1));
         }
         Ok(added)
     })

@@ -14,9 +14,9 @@ use kernel::{
 
 /// Nanoseconds in the unit of a request's times.
 const NS_PER_US: u64 = 1000;
-/// The idle time without a word, in microseconds.
+/// The idle time if the request has no such attribute, in microseconds.
 const DEFAULT_IDLE_US: u64 = 1000;
-/// The share of a channel in a round without a word, in bytes.
+/// The share of a channel in a round if the request has no such attribute, in bytes.
 const DEFAULT_BUDGET: u32 = 65536;
 
 /// `engine-set`: `EINVAL` for a CPU that isn't there, `EEXIST` for one that is named twice.

@@ -9,11 +9,12 @@ use crate::flow::Flow;
 use crate::netns::{Net, FLOWS_AT_ONCE};
 use crate::pure::abi::{self, Stats};
 use crate::sys::{
+    cgroup,
     context::cond_resched,
     family,
     genl::{Dump, Message, Request, Requester},
     socket::Socket,
-    task, uapi,
+    uapi, //
 };
 use kernel::prelude::*;
 
@@ -56,7 +57,7 @@ fn put_facts(
     let policy = flow.policy();
     let identity = policy.identity();
     message.u32(uapi::KOPI_A_FLOW_ID, number)?;
-    let cgroup = task::cgroup_of(socket.sk());
+    let cgroup = cgroup::of(socket.sk());
     let ends = socket.sk().ends();
     put_ends(message, &ends, &identity, cgroup)?;
     message.u32(uapi::KOPI_A_FLOW_UID, requester.show_uid(identity.uid))?;

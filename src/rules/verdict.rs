@@ -12,9 +12,9 @@ use crate::pure::{
     rule::{DeviceName, Direction, Facts, Judgement}, //
 };
 use crate::sys::{
+    cgroup,
     context,
-    sock::{LockedStream, Sock},
-    task, //
+    sock::{LockedStream, Sock}, //
 };
 use kernel::sync::Arc;
 
@@ -70,7 +70,7 @@ pub(super) fn with_facts<T>(
     use_them(&Facts {
         uid,
         gid,
-        in_cgroup: &|cgroup| task::is_in_cgroup(sk, cgroup),
+        in_cgroup: &|cgroup| cgroup::is_in(sk, cgroup),
         exe,
         protocol: sk.protocol(),
         local_port,

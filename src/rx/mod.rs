@@ -3,9 +3,10 @@
 //! Receiving: from a flow's queue to the RX ring.
 //!
 //! UDP queues a packet on the sock when every hook has passed it, and calls `data_ready`. That
-//! takes all that is queued, asks KOPI's rules, copies payload into frames of the FILL ring
-//! (`frames.rs`, `pieces.rs`) and adds entries to the RX ring. A packet that finds no frame or no
-//! room is dropped and counted (`dropped.rs`): a softirq doesn't wait for a program.
+//! takes up to [`RECEIVED_MAX`] of what is queued, asks KOPI's rules, copies payload into frames of the
+//! FILL ring (`frames.rs`, `pieces.rs`) and adds entries to the RX ring. A packet that finds no frame or
+//! no room is dropped and counted (`dropped.rs`): a softirq doesn't wait for a program. Datagrams from an
+//! attached device come by `incoming.rs`, without the queue.
 
 mod dropped;
 mod frames;
@@ -39,8 +40,8 @@ use frames::INVALID_MAX;
 use kernel::prelude::*;
 use pieces::{Piece, Pieces, Size};
 
-/// Packets that are received under the sock's lock at once. There senders don't wait for the
-/// receiver's lock.
+/// Packets that one call of [`Channel::receive`] takes off a queue. Softirqs are off meanwhile, and the sock
+/// may be locked; work delivers the rest.
 const RECEIVED_MAX: u32 = 64;
 
 /// Those who are woken for what was received.
@@ -419,7 +420,7 @@ impl Channel {
             Wake::OfFlow => (),
             Wake::All => self.wake_readers(),
         }
-        if flow.was_polled_early() {
+        if flow.was_waited_for() {
             sk.wake_readers();
         }
         sk.signal_io();

@@ -254,6 +254,11 @@ u32 kopi_inode_generation(const struct inode *inode)
 	return inode->i_generation;
 }
 
+bool kopi_inode_is_regular(const struct inode *inode)
+{
+	return S_ISREG(inode->i_mode);
+}
+
 const struct path *kopi_file_path(const struct file *file)
 {
 	return &file->f_path;

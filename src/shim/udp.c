@@ -136,12 +136,6 @@ int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len)
 	return BPF_CGROUP_RUN_SA_PROG(sk, addr, len, CGROUP_UDP6_RECVMSG);
 }
 
-/* Whether any cgroup has a BPF program for which udp_sendmsg() locks the sock. */
-bool kopi_has_sendmsg_hooks(void)
-{
-	return cgroup_bpf_enabled(CGROUP_UDP4_SENDMSG) || cgroup_bpf_enabled(CGROUP_UDP6_SENDMSG);
-}
-
 bool kopi_udp_is_corked(const struct sock *sk)
 {
 	return udp_test_bit(CORK, sk) || READ_ONCE(udp_sk(sk)->pending);

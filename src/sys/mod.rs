@@ -6,6 +6,7 @@
 //! it but `pure`. Decisions belong to the types that implement the traits here.
 
 mod bindings;
+pub(crate) mod cgroup;
 pub(crate) mod context;
 pub(crate) mod cred;
 pub(crate) mod datagram;

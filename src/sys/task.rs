@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The identity of a process: its program, its user and group, its cgroup.
+//! The identity of a process: its program, its user and group.
 //!
-//! C headers: `include/linux/sched.h`, `include/linux/fs.h`, `include/linux/cgroup.h`
+//! C headers: `include/linux/sched.h`, `include/linux/fs.h`
 
 use super::bindings;
 use super::{
@@ -11,14 +11,14 @@ use super::{
     raw,
     sock::Sock,
 };
-use crate::pure::rule::{Cgroup, FileId};
+use crate::pure::rule::FileId;
 use core::ptr::NonNull;
 use kernel::{
     alloc::Flags,
     error::{from_err_ptr, to_result},
     prelude::*,
     str::CStr,
-    sync::rcu,
+    sync::{rcu, Arc},
     types::Opaque, //
 };
 
@@ -110,7 +110,7 @@ const PATH_MAX: usize = bindings::KOPI_FILE_PATH_MAX as usize + 1;
 
 /// Calls `write` with a buffer of [`PATH_MAX`] bytes, and returns a copy of the part that it names
 /// by start and length. The context is that of the flags.
-fn copy_path(
+pub(super) fn copy_path(
     flags: Flags,
     write: impl FnOnce(&mut [u8]) -> Result<(usize, usize)>,
 ) -> Result<KVec<u8>> {
@@ -123,7 +123,7 @@ fn copy_path(
 }
 
 /// A path, or an empty one if it is too long or not available. Only `ENOMEM` stays an error.
-fn known(path: Result<KVec<u8>>) -> Result<KVec<u8>> {
+pub(super) fn known(path: Result<KVec<u8>>) -> Result<KVec<u8>> {
     match path {
         Err(error) if error != ENOMEM => Ok(KVec::new()),
         result => result,
@@ -159,9 +159,9 @@ unsafe fn file_id(path: *const bindings::path) -> FileId {
     }
 }
 
-/// The file of an absolute path, in the current process's view: `ENOENT` and the like. Without
-/// `may_wait` it fails with `EAGAIN` if a file system would have to be asked, since a user's file
-/// system may never answer. Process context.
+/// The file of an absolute path, in the current process's view: `ENOENT` and the like, `ENOEXEC` if it is no
+/// regular file and so no program. Without `may_wait` it fails with `EAGAIN` if a file system would have to be
+/// asked, since a user's file system may never answer. Process context.
 pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
     might_sleep();
     let cached = if may_wait {
@@ -179,9 +179,14 @@ pub(crate) fn file_at(path: &CStr, may_wait: bool) -> Result<FileId> {
             bindings::KOPI_CONST_LOOKUP_FOLLOW | cached,
             &mut found,
         ))?;
+        let is_program = bindings::kopi_inode_is_regular(bindings::kopi_path_inode(&found));
         let id = file_id(&found);
         bindings::path_put(&found);
-        Ok(id)
+        if is_program {
+            Ok(id)
+        } else {
+            Err(ENOEXEC)
+        }
     }
 }
 
@@ -196,7 +201,7 @@ pub(crate) struct Identity {
     /// The command name of the process, padded with zeroes.
     pub(crate) command: [u8; 16],
     /// `None` for a process without a program, such as a kernel thread.
-    pub(crate) program: Option<Program>,
+    pub(crate) program: Option<Arc<Program>>,
 }
 
 impl Identity {
@@ -239,6 +244,37 @@ impl Identity {
                 )?,
             })
         }
+    }
+
+    /// The same with the user and group that the process's first thread has now, if they are others and it still
+    /// runs the program. Any context.
+    pub(crate) fn with_new_ids(&self) -> Result<Option<Self>> {
+        let _rcu = rcu::read_lock();
+        // SAFETY: The pid is kept by its reference. RCU, held here, keeps its task, and that one's credentials. The
+        // call for the pid takes a reference, which `Pid` puts.
+        let (process, (uid, gid), has_capabilities) = unsafe {
+            let task = bindings::kopi_pid_task(self.process.pid.as_ptr());
+            if task.is_null() || bindings::kopi_task_exec_id(task) != self.process.programs {
+                return Ok(None);
+            }
+            let ids = (bindings::kopi_euid_of(task), bindings::kopi_egid_of(task));
+            if ids == (self.uid, self.gid) {
+                return Ok(None);
+            }
+            let process = Process {
+                pid: Pid(NonNull::new(bindings::kopi_get_tgid_of(task)).ok_or(ESRCH)?),
+                programs: self.process.programs,
+            };
+            (process, ids, bindings::kopi_has_capabilities_of(task))
+        };
+        Ok(Some(Self {
+            process,
+            uid,
+            gid,
+            has_capabilities,
+            command: self.command,
+            program: self.program.clone(),
+        }))
     }
 
     /// Where a socket isn't its own, the same of the user who made the socket, and without a program unless
@@ -379,87 +415,13 @@ impl Drop for Executable {
 }
 
 /// What is kept of the file of a program. The context is that of the flags.
-fn program(file: Option<Executable>, flags: Flags) -> Result<Option<Program>> {
+fn program(file: Option<Executable>, flags: Flags) -> Result<Option<Arc<Program>>> {
     let Some(file) = file else {
         return Ok(None);
     };
-    Ok(Some(Program {
+    let program = Program {
         id: file.id(),
         path: known(file.path(flags))?,
-    }))
-}
-
-/// The id of a sock's cgroup, which never changes. Any context.
-pub(crate) fn cgroup_of(sk: &Sock) -> Option<u64> {
-    // SAFETY: The sock is borrowed, and holds a reference to its cgroup.
-    unsafe {
-        let cgroup = NonNull::new(bindings::kopi_sk_cgroup(sk.as_ptr()))?;
-        Some(bindings::kopi_cgroup_id(cgroup.as_ptr()))
-    }
-}
-
-/// Whether a sock's cgroup is `cgroup`, or is below it. The time doesn't depend on the depth. Any
-/// context.
-pub(crate) fn is_in_cgroup(sk: &Sock, cgroup: Cgroup) -> bool {
-    // SAFETY: The sock is borrowed, and holds a reference to its cgroup, which keeps its ancestors.
-    unsafe { bindings::kopi_sk_cgroup_id_at(sk.as_ptr(), cgroup.level) == cgroup.id }
-}
-
-/// A reference to a cgroup, which this value owns.
-pub(crate) struct CgroupRef(NonNull<bindings::cgroup>);
-
-impl Sock {
-    /// A reference to the sock's cgroup. Any context.
-    pub(crate) fn cgroup(&self) -> Option<CgroupRef> {
-        // SAFETY: The sock is borrowed, and holds a reference to its cgroup. The call takes another
-        // one, which `drop` puts.
-        NonNull::new(unsafe { bindings::kopi_sk_cgroup_get(self.as_ptr()) }).map(CgroupRef)
-    }
-}
-
-impl CgroupRef {
-    /// The path of the cgroup in the current process's cgroup namespace; empty if it is too long.
-    /// Process context; takes the kernel's mutex of cgroups.
-    pub(crate) fn path(&self) -> Result<KVec<u8>> {
-        let path = copy_path(GFP_KERNEL_ACCOUNT, |buffer| {
-            // SAFETY: This value's reference keeps the cgroup. The buffer has room for the length
-            // that is passed. The current process, which there is in process context, keeps its
-            // namespaces.
-            let len = unsafe {
-                bindings::kopi_cgroup_path_here(
-                    self.0.as_ptr(),
-                    buffer.as_mut_ptr().cast(),
-                    buffer.len(),
-                )
-            };
-            to_result(len)?;
-            Ok((0, usize::try_from(len)?))
-        });
-        known(path)
-    }
-}
-
-impl Drop for CgroupRef {
-    fn drop(&mut self) {
-        // SAFETY: This value owns the reference, and isn't used any more.
-        unsafe { bindings::kopi_cgroup_put(self.0.as_ptr()) };
-    }
-}
-
-/// The cgroup of a path in the current process's cgroup namespace: `ENOENT`, `ENOTDIR`. Process
-/// context.
-pub(crate) fn cgroup_at(path: &CStr) -> Result<Cgroup> {
-    might_sleep();
-    // SAFETY: The lookup is for the current process, which there is in process context, as this
-    // function requires. The path ends with a zero. The result has a reference, which keeps the
-    // cgroup until it is put below.
-    unsafe {
-        let cgroup = from_err_ptr(bindings::cgroup_get_from_path(path.as_char_ptr()))?;
-        let found = Cgroup {
-            id: bindings::kopi_cgroup_id(cgroup),
-            level: bindings::kopi_cgroup_level(cgroup),
-        };
-        bindings::kopi_cgroup_put(cgroup);
-        Ok(found)
-    }
+    };
+    Ok(Some(Arc::new(program, flags)?))
 }

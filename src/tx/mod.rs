@@ -28,8 +28,10 @@ use crate::flow::Flow;
 use crate::pure::{
     abi::{Desc, Meta, BELL_SEND_MAX, CHAIN_MAX},
     descriptor::Bad,
+    ip::IpVersion,
     ring::Consumer, //
 };
+use crate::routes::RoutePlaces;
 use crate::sys::{
     context::{cond_resched, fatal_signal_pending, signal_pending},
     errno::{eproto, SendErrorKind},
@@ -61,7 +63,7 @@ pub(crate) struct Sender {
     /// The sockets of the channel's flows, by number.
     pub(crate) sockets: SocketTable,
     batch: Batch,
-    pub(crate) output: Output,
+    output: Output,
     /// Completions of what was copied.
     done: CompletionBatch,
     /// Entries of the COMPLETION ring that are known to be free, besides those for `done`.
@@ -101,21 +103,21 @@ impl Channel {
     /// Takes what is in the TX ring, as far as it can be sent now; gives the number of descriptors.
     ///
     /// `EPROTO` when the ring's index makes no sense, `ENOMEM`. Process context.
-    /// With the number of a flow, sends as BELL_SEND says. On a channel that only sends, whoever has that flow's
-    /// descriptor may: the others aren't the caller's then.
-    pub(crate) fn transmit(this: &Arc<Self>, only: Option<u32>) -> Result<u32> {
-        if only.is_none() || !this.is_tx_only() {
+    /// With BELL_SEND, `bell_send` is the number of the flow whose descriptor rang. On a channel that only sends,
+    /// whoever has that descriptor may: the other flows aren't the caller's then.
+    pub(crate) fn transmit(this: &Arc<Self>, bell_send: Option<u32>) -> Result<u32> {
+        if bell_send.is_none() || !this.is_tx_only() {
             this.user().record_current()?;
         }
-        let mut call = Call::of(only);
-        let mut left = only.map_or(u32::MAX, |_| BELL_SEND_MAX);
+        let mut call = Call::of(bell_send);
+        let mut left = bell_send.map_or(u32::MAX, |_| BELL_SEND_MAX);
         let mut taken = 0u32;
         loop {
             let mut sender = this.sender.lock();
             let (waiting, count) = if call.is_under_way() {
-                sender.send_only(this, &mut call, left)?
+                sender.take_as_sendmmsg(this, &mut call, left)?
             } else {
-                sender.ring(this, left)?
+                sender.take_for_doorbell(this, left)?
             };
             taken = taken.saturating_add(count);
             left = waiting.min(left).saturating_sub(count);
@@ -166,9 +168,24 @@ impl Sender {
         })
     }
 
-    /// Forgets what the rules let pass: numbers of flows are used again.
-    pub(crate) fn forget_passed(&mut self) {
+    /// Forgets what the rules let pass and which options were read, since numbers of flows are used again; and the
+    /// routes, once there is no flow.
+    pub(crate) fn forget_flows(&mut self) {
+        self.output.routes.begin();
         self.passed = Passed::NOTHING;
+        if self.sockets.len() == 0 {
+            self.output.routes.forget();
+        }
+    }
+
+    /// Whether there are places for an IP version's routes.
+    pub(crate) fn has_route_places(&self, version: IpVersion) -> bool {
+        self.output.routes.has_places(version)
+    }
+
+    /// Puts places for an IP version's routes there.
+    pub(crate) fn put_route_places(&mut self, places: RoutePlaces) {
+        self.output.routes.put_places(places);
     }
 
     /// Says whether the program must ring the doorbell for what it writes from now on. If it must,
@@ -229,7 +246,7 @@ impl Sender {
 
     /// Takes `most` descriptors that are in the ring, for a doorbell. Gives how many there were, and
     /// how many were taken.
-    fn ring(&mut self, channel: &Arc<Channel>, most: u32) -> Result<(u32, u32)> {
+    fn take_for_doorbell(&mut self, channel: &Arc<Channel>, most: u32) -> Result<(u32, u32)> {
         let (mut waited, mut taken) = (0u32, 0u32);
         loop {
             channel.start_ringing();
@@ -250,13 +267,14 @@ impl Sender {
 
     /// Takes `most` descriptors that are in the ring as sendmmsg() would, without waiting. Gives how
     /// many there were, and how many were taken.
-    fn send_only(
+    fn take_as_sendmmsg(
         &mut self,
         channel: &Arc<Channel>,
         call: &mut Call,
         most: u32,
     ) -> Result<(u32, u32)> {
         let (waiting, _) = self.waiting()?;
+        // The sender has the call while it is locked for it; in between, others lock it.
         core::mem::swap(&mut self.call, call);
         self.output.copies_all = true;
         // As sendmmsg(), this ends early only for an error.

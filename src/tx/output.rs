@@ -36,7 +36,7 @@ pub(crate) struct Output {
     /// The destination and the options, as `sendmsg` gets them.
     pub(super) message: SendMsg,
     /// Routes of packets without special options.
-    pub(crate) routes: Routes,
+    pub(super) routes: Routes,
     /// Datagrams that leave directly.
     pub(super) direct: DatagramSender,
     /// No payload goes by reference.

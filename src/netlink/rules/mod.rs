@@ -179,7 +179,8 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
     Ok(())
 }
 
-/// Whether the new set judges ordinary sockets, too: `EPERM`, `EOPNOTSUPP`. Without a word it stays.
+/// Whether the new set judges ordinary sockets, too, which stays if the request has no such attribute:
+/// `EPERM`, `EOPNOTSUPP`.
 ///
 /// Root of a user namespace can't have it: the hooks are in the way of all sockets of the machine.
 fn enforce(request: &Request<'_>, old: &RuleSet) -> Result<bool> {

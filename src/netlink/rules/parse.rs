@@ -9,6 +9,7 @@ use crate::pure::{
 };
 use crate::rules::{Action, Limit, Parts};
 use crate::sys::{
+    cgroup,
     errno::eopnotsupp,
     genl::{Attribute, Request, Requester, RuleInput},
     task,
@@ -70,14 +71,19 @@ pub(super) fn parts(request: &Request<'_>, table: &RuleInput<'_>) -> Result<Part
         }
         // Generic netlink's `cb_lock` is held, for reading.
         let may_wait = requester.net().is_of_initial_users();
-        let file = task::file_at(path, may_wait)
-            .map_err(|error| request.refuse(error, c"exe can't be looked up", Some(&attr)))?;
+        let file = task::file_at(path, may_wait).map_err(|error| {
+            let why = match error {
+                ENOEXEC => c"exe is no regular file, and so no program",
+                _ => c"exe can't be looked up",
+            };
+            request.refuse(error, why, Some(&attr))
+        })?;
         parts.matches.exe = Some(file);
         parts.exe_path = Some(copied(path)?);
     }
     if let Some(attr) = table.get(uapi::KOPI_A_RULE_CGROUP_PATH) {
         let path = attr.string()?;
-        let cgroup = task::cgroup_at(path).map_err(|error| {
+        let cgroup = cgroup::at(path).map_err(|error| {
             request.refuse(error, c"the cgroup can't be looked up", Some(&attr))
         })?;
         parts.matches.cgroup = Some(cgroup);

@@ -5,6 +5,7 @@
 use crate::pure::rule::{Match, Prefix};
 use crate::rules::{Action, NetPolicy, Rule};
 use crate::sys::{
+    cgroup,
     genl::{Dump, Message, Request, Requester},
     pernet::NetRef,
     task,
@@ -184,9 +185,7 @@ fn is_exe_stale(net: &NetRef, rule: &Rule, path: &[u8]) -> Result<bool> {
 /// Whether the path of the rule's cgroup leads to another cgroup now, or to none, as the requester
 /// sees it.
 fn is_cgroup_stale(rule: &Rule, path: &[u8]) -> Result<bool> {
-    with_path(path, |path| {
-        task::cgroup_at(path).ok() != rule.matches.cgroup
-    })
+    with_path(path, |path| cgroup::at(path).ok() != rule.matches.cgroup)
 }
 
 /// `rule-get` of all.

@@ -170,6 +170,8 @@ impl<T: Protocol> Registration<T> {
                     return Ok(inner(socket, message, len, flags));
                 }
                 if !protocol.has_queue() {
+                    // One of those that slept is woken at a time.
+                    this.sk().wake_readers();
                     return Err(eopnotsupp());
                 }
                 let got = match turn {
@@ -185,7 +187,8 @@ impl<T: Protocol> Registration<T> {
                 if got != EAGAIN.to_errno() || flags & DONTWAIT != 0 {
                     return Ok(got);
                 }
-                if !this.sk().wait_for_datagrams(&mut timeout)? {
+                protocol.note_sleeper();
+                if protocol.has_queue() && !this.sk().wait_for_datagrams(&mut timeout)? {
                     return Ok(0);
                 }
             }
@@ -238,11 +241,4 @@ pub(super) fn without_edquot(sent: c_int) -> c_int {
     } else {
         sent
     }
-}
-
-/// Whether programs of BPF are called before UDP sends to an address, for which the sock is locked.
-/// Any context.
-pub(crate) fn has_sendmsg_hooks() -> bool {
-    // SAFETY: The call only reads static keys.
-    unsafe { bindings::kopi_has_sendmsg_hooks() }
 }

@@ -37,7 +37,6 @@ use crate::{
     },
 };
 use core::{cell::UnsafeCell, marker::PhantomData, mem::MaybeUninit, ptr, sync::atomic::AtomicPtr};
-pub(crate) use datagrams::has_sendmsg_hooks;
 use kernel::{
     error::{from_result, to_result},
     prelude::*,
@@ -183,6 +182,10 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
 
     /// Whether packets can be read by recvmsg. Any context.
     fn has_queue(&self) -> bool;
+
+    /// Notes that somebody is about to sleep on the socket's own queue, who is to be woken for what comes without it,
+    /// too. Process context.
+    fn note_sleeper(&self);
 
     /// Maps the socket's memory. Process context, with the process's memory locked. It must not
     /// take a lock under which other code accesses a program's memory.
@@ -384,9 +387,7 @@ impl<T: Protocol> Registration<T> {
             if let Some(state) = state::<T>(sk) {
                 state.protocol.release(Socket::from_raw(socket));
                 bindings::kopi_write_lock_bh_callback(sk);
-                if let Some(data_ready) = *state.data_ready.get() {
-                    (*sk).sk_data_ready = Some(data_ready);
-                }
+                receive::restore_callback(state, sk);
                 bindings::kopi_set_sk_inode_private(sk, ptr::null_mut());
                 bindings::kopi_write_unlock_bh_callback(sk);
                 // This waits for work that runs. Softirqs that still have the state can't queue it

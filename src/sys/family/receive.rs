@@ -4,7 +4,7 @@
 //! which the callback can't do it.
 
 use super::{
-    state::{state, state_of_work, Callback},
+    state::{state, state_of_work, Callback, State},
     Protocol,
 };
 use crate::sys::{
@@ -72,14 +72,57 @@ pub(crate) fn install_callbacks<T: Protocol>(socket: &Socket) {
     }
 }
 
+/// Puts back the callback that [`install_callbacks`] replaced. A sockmap that has it keeps this one's until the sock is
+/// closed, which calls nobody then.
+///
 /// # Safety
 ///
-/// Only the kernel may call it, as `sk_data_ready` of a flow's sock, and [`drain`].
+/// `state` must be that of `sk`, which must be valid, and its callback lock must be held.
+pub(super) unsafe fn restore_callback<T: Protocol>(state: &State<T>, sk: *mut bindings::sock) {
+    // SAFETY: Required of the caller. The lock, which the writers of the copy hold, is held.
+    unsafe {
+        if has_data_ready::<T>(sk) {
+            ptr::write_volatile(&raw mut (*sk).sk_data_ready, *state.data_ready.get());
+        }
+    }
+}
+
+/// Whether what the sock gets is the protocol's: not while a program of a sockmap has it, which keeps the protocol's
+/// callback, and calls it.
+///
+/// # Safety
+///
+/// `sk` must be valid.
+unsafe fn has_data_ready<T: Protocol>(sk: *mut bindings::sock) -> bool {
+    // SAFETY: Required of the caller.
+    ptr::eq(unsafe { callback_of(sk) }, data_ready_of::<T>())
+}
+
+/// # Safety
+///
+/// Only the kernel may call it, as `sk_data_ready` of a flow's sock, or a sockmap for a sock that has a program.
 pub(super) unsafe extern "C" fn data_ready<T: Protocol>(sk: *mut bindings::sock) {
     let _rcu = kernel::sync::rcu::read_lock();
+    // SAFETY: The caller uses the sock, which RCU keeps from here: close() may release the last reference
+    // meanwhile. UDP calls this with softirqs off, and so does a sockmap.
+    unsafe {
+        if has_data_ready::<T>(sk) {
+            deliver::<T>(sk);
+        } else {
+            Sock::from_raw(sk).wake_readers();
+        }
+    }
+}
+
+/// Delivers the queued packets, as far as that is done at once.
+///
+/// # Safety
+///
+/// The caller must use the sock, which must be a flow's, with softirqs off.
+unsafe fn deliver<T: Protocol>(sk: *mut bindings::sock) {
+    let _rcu = kernel::sync::rcu::read_lock();
     // SAFETY: The caller uses the sock, and RCU, held here, keeps it and the flow's state: close()
-    // may release the last reference meanwhile. UDP calls this with softirqs off, and so does
-    // `drain`.
+    // may release the last reference meanwhile. Softirqs are off, as the caller says.
     unsafe {
         if let Some(state) = state::<T>(sk) {
             let sk = Sock::from_raw(sk);
@@ -112,7 +155,8 @@ pub(super) unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::w
             state.reset_wait();
             let sk = Sock::from_raw(state.sk);
             let locked = Some(LockedSock::from_locked(sk));
-            let more = state.protocol.data_ready(sk, locked, SoftirqsOff::assume());
+            let more = has_data_ready::<T>(state.sk)
+                && state.protocol.data_ready(sk, locked, SoftirqsOff::assume());
             bindings::kopi_bh_unlock_sock(state.sk);
             if more {
                 reaper::queue_delayed(state.work.get(), 0);
@@ -123,11 +167,17 @@ pub(super) unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::w
     }
 }
 
-/// Delivers the packets that are queued on a socket, after [`install_callbacks`]. Process context.
+/// Delivers the packets that are queued on a socket, after [`install_callbacks`], unless a sockmap's program has them.
+/// Process context.
 pub(crate) fn drain<T: Protocol>(socket: &Socket) {
     let _softirqs = BottomHalvesOff::new();
+    let sk = socket.sk().as_ptr();
     // SAFETY: The caller uses the socket, which keeps its sock. Softirqs are off.
-    unsafe { data_ready::<T>(socket.sk().as_ptr()) };
+    unsafe {
+        if has_data_ready::<T>(sk) {
+            deliver::<T>(sk);
+        }
+    }
 }
 
 /// Takes the next packet off the sock's queue, with a verified checksum. Packets with a wrong
