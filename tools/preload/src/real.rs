@@ -9,7 +9,10 @@
 use libc::{
     c_char, c_int, c_long, c_uint, c_ulong, c_void, iovec, mmsghdr, msghdr, size_t, ssize_t,
 };
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+use std::{
+    mem::MaybeUninit,
+    sync::atomic::{AtomicPtr, Ordering::Relaxed},
+};
 
 /// Sets errno.
 pub(crate) fn set_errno(error: c_int) {
@@ -51,6 +54,51 @@ pub(crate) fn without_cancellation<R>(run: impl FnOnce() -> R) -> R {
     let result = run();
     // SAFETY: The state that was there. The place may be null.
     unsafe { cancellation::pthread_setcancelstate(before, std::ptr::null_mut()) };
+    result
+}
+
+mod waiting {
+    use libc::{c_int, nfds_t, pollfd, sigset_t, timespec};
+
+    extern "C-unwind" {
+        pub(super) fn ppoll(
+            asked: *mut pollfd,
+            count: nfds_t,
+            timeout: *const timespec,
+            mask: *const sigset_t,
+        ) -> c_int;
+    }
+}
+
+/// Waits until there is room in a socket's send buffer, for as long as is said, and says whether there is. A
+/// signal ends it, also one whose handler has SA_RESTART. The thread may be cancelled here.
+pub(crate) fn wait_for_room(fd: c_int, timeout: Option<libc::timespec>) -> bool {
+    let mut asked = libc::pollfd {
+        fd,
+        events: libc::POLLOUT,
+        revents: 0,
+    };
+    let timeout = timeout
+        .as_ref()
+        .map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: A place for the answer, and a time or none; the mask of signals stays.
+    let count = unsafe { waiting::ppoll(&mut asked, 1, timeout, std::ptr::null()) };
+    count == 1 && asked.revents & libc::POLLOUT != 0
+}
+
+/// Runs something during which no signal is handled. A handler that leaves by siglongjmp() would leave locks
+/// locked, and the thread as [`without_cancellation`] has it.
+pub(crate) fn without_signals<R>(run: impl FnOnce() -> R) -> R {
+    let mut all = MaybeUninit::<libc::sigset_t>::zeroed();
+    let mut before = MaybeUninit::<libc::sigset_t>::zeroed();
+    // SAFETY: Places for sets of signals, which are filled. The C library keeps those that it uses itself.
+    unsafe {
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, all.as_ptr(), before.as_mut_ptr());
+    }
+    let result = run();
+    // SAFETY: The set that was there.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     result
 }
 

@@ -3,7 +3,7 @@
 //! The process's rings for sending: a few, which threads share, and of this process only.
 
 use crate::{
-    process, settings,
+    process, settings, sockets,
     table::{self, Place},
 };
 use kopi::SendRing;
@@ -42,7 +42,8 @@ pub(crate) fn at(place: Place) -> Option<MutexGuard<'static, Option<SendRing>>> 
     rings.get(usize::from(place.ring))?.try_lock().ok()
 }
 
-/// Puts a flow on a ring: the thread's. `None` if another thread uses it now.
+/// Puts a flow on a ring: the thread's, or the next one that nobody uses now, which is the thread's from then on. One
+/// that a signal handler has left by siglongjmp() is used for ever. `None` if all of them are.
 pub(crate) fn join(fd: i32) -> Option<io::Result<Place>> {
     thread_local! {
         static MINE: Cell<u8> = const { Cell::new(u8::MAX) };
@@ -53,7 +54,7 @@ pub(crate) fn join(fd: i32) -> Option<io::Result<Place>> {
     }
     let generation = process::generation()?;
     // A thread that ends can't be asked any more.
-    let number = MINE
+    let first = MINE
         .try_with(|mine| {
             if mine.get() == u8::MAX {
                 mine.set(NEXT.fetch_add(1, Relaxed) % RINGS as u8);
@@ -64,20 +65,36 @@ pub(crate) fn join(fd: i32) -> Option<io::Result<Place>> {
     let Some(rings) = ALL.get(usize::from(generation)) else {
         return Some(Err(io::Error::from_raw_os_error(libc::EMFILE)));
     };
-    let mut ring = rings.get(usize::from(number))?.try_lock().ok()?;
-    let joined = join_ring(&mut ring, fd, generation, number);
-    Some(joined.map(|flow| Place {
+    let (number, mut ring) = (0..RINGS as u8)
+        .map(|step| (first + step) % RINGS as u8)
+        .find_map(|number| Some((number, rings[usize::from(number)].try_lock().ok()?)))?;
+    let _ = MINE.try_with(|mine| mine.set(number));
+    let joined = join_ring(&mut ring, fd, generation, number).map(|flow| Place {
         generation,
         ring: number,
         flow,
+    });
+    Some(joined.or_else(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => place_of_copy(fd, generation).ok_or(error),
+        _ => Err(error),
     }))
+}
+
+/// The place of a flow that is on a ring of this process already, by another descriptor. This one is a copy that
+/// was made before. Where what is noted of the other one is out of date, the doorbell sends nothing.
+fn place_of_copy(fd: i32, generation: u8) -> Option<Place> {
+    let (number, cookie) = (sockets::number(fd)?, sockets::cookie(fd)?);
+    table::on_rings(generation)
+        .find(|(other, place)| place.flow == number && sockets::cookie(*other) == Some(cookie))
+        .map(|(_, place)| place)
 }
 
 fn join_ring(ring: &mut Option<SendRing>, fd: i32, generation: u8, number: u8) -> io::Result<u32> {
     if ring.is_some() {
         // By any flow that is on it. One whose descriptor is something else by now may lead to
         // another channel: then the doorbell doesn't find what was written, and nothing is sent.
-        for other in table::on_ring(generation, number) {
+        let mine = table::on_rings(generation).filter(|(_, place)| place.ring == number);
+        for (other, _) in mine {
             match SendRing::join(fd, other) {
                 Ok(flow) => return Ok(flow),
                 Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Err(error),

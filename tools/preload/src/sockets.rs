@@ -13,7 +13,7 @@ use kopi::pure::abi::{
 };
 use libc::{c_int, c_uint, c_ulong};
 use std::{
-    mem::size_of,
+    mem::{size_of, MaybeUninit},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
@@ -117,26 +117,63 @@ fn ask(family: c_int) -> Result<u32, c_int> {
     if fd < 0 {
         return Err(errno());
     }
-    let mut info = Info::default();
-    let mut len = size_of::<Info>() as libc::socklen_t;
-    // SAFETY: `info` has room for `len` bytes, and any bytes make one.
-    let got = unsafe {
-        libc::getsockopt(
-            fd,
-            SOL_KOPI,
-            OPT_INFO,
-            std::ptr::from_mut(&mut info).cast(),
-            &mut len,
-        )
-    };
-    let asked = if got < 0 {
-        Err(errno())
-    } else {
-        Ok(info.abi_version)
-    };
+    let version = info(fd).map(|info| info.abi_version);
     // SAFETY: The socket is this function's.
     unsafe { real::syscall(libc::SYS_close, fd.into(), 0, 0, 0, 0, 0) };
-    asked
+    version
+}
+
+/// What a flow says of itself, or an errno.
+fn info(fd: c_int) -> Result<Info, c_int> {
+    let mut info = Info::default();
+    let mut len = size_of::<Info>() as libc::socklen_t;
+    let at = std::ptr::from_mut(&mut info).cast();
+    // SAFETY: `info` has room for `len` bytes, and any bytes make one.
+    let got = unsafe { libc::getsockopt(fd, SOL_KOPI, OPT_INFO, at, &mut len) };
+    if got < 0 {
+        return Err(errno());
+    }
+    Ok(info)
+}
+
+/// The number of a flow on its channel, if it is on one.
+pub(crate) fn number(fd: c_int) -> Option<u32> {
+    info(fd)
+        .ok()
+        .and_then(|info| (info.has_channel == 1).then_some(info.flow))
+}
+
+/// What a descriptor's socket says to a question of SOL_SOCKET.
+fn asked<T: Copy>(fd: c_int, option: c_int) -> Option<T> {
+    let mut answer = MaybeUninit::<T>::zeroed();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let at = answer.as_mut_ptr().cast();
+    // SAFETY: There is room for `len` bytes. Callers ask for numbers, of which any bytes make one.
+    unsafe {
+        (libc::getsockopt(fd, libc::SOL_SOCKET, option, at, &mut len) == 0)
+            .then(|| answer.assume_init())
+    }
+}
+
+/// The number that no other socket has or will have; `None` if the descriptor is no socket.
+pub(crate) fn cookie(fd: c_int) -> Option<u64> {
+    asked(fd, libc::SO_COOKIE)
+}
+
+/// Whether calls of the descriptor wait for room in the send buffer.
+pub(crate) fn waits_for_room(fd: c_int) -> bool {
+    // SAFETY: It takes no argument.
+    let flags = unsafe { real::fcntl(fd, libc::F_GETFL, 0) };
+    flags >= 0 && flags & libc::O_NONBLOCK == 0
+}
+
+/// How long a call waits for room: SO_SNDTIMEO. `None`: as long as it takes.
+pub(crate) fn send_timeout(fd: c_int) -> Option<libc::timespec> {
+    let time: libc::timeval = asked(fd, libc::SO_SNDTIMEO)?;
+    (time.tv_sec != 0 || time.tv_usec != 0).then_some(libc::timespec {
+        tv_sec: time.tv_sec,
+        tv_nsec: time.tv_usec * 1000,
+    })
 }
 
 /// Notes what a descriptor of this process is from now on.

@@ -107,11 +107,11 @@ pub(crate) fn forget(first: u32, last: u32) {
     }
 }
 
-/// Descriptors of flows on a ring.
-pub(crate) fn on_ring(generation: u8, ring: u8) -> impl Iterator<Item = i32> {
-    (0..USED.load(Relaxed) as i32).filter(move |fd| {
-        matches!(get(*fd), Slot::OnRing { place, .. }
-            if place.generation == generation && place.ring == ring)
+/// Descriptors of flows on rings of a process, with their places.
+pub(crate) fn on_rings(generation: u8) -> impl Iterator<Item = (i32, Place)> {
+    (0..USED.load(Relaxed) as i32).filter_map(move |fd| match get(fd) {
+        Slot::OnRing { place, .. } if place.generation == generation => Some((fd, place)),
+        _ => None,
     })
 }
 

@@ -41,7 +41,7 @@ enum Action {
     Run(Run),
 }
 
-/// Start a program whose UDP sockets are KOPI flows, and send by channels.
+/// Start a program. Its UDP sockets become KOPI flows, which send by channels.
 ///
 /// Where that can't be, the program runs with ordinary sockets. It is this process: exit status, standard
 /// streams, process group and signals are the program's.
@@ -57,7 +57,7 @@ struct Run {
     #[arg(long)]
     tcp: bool,
 
-    /// Say on standard error, once, why a process gets ordinary sockets
+    /// Say on standard error, once for each process, why it gets ordinary sockets
     #[arg(long, short)]
     verbose: bool,
 

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The messages of one sendmmsg(), by a ring.
+//!
+//! The kernel looks the descriptor of such a call up once, and sends all messages by that socket. Here each
+//! doorbell looks it up, and another thread may have made it another socket meanwhile. So what a flow has
+//! begun goes on by that flow, or ends: the call may say that it has sent fewer.
+
+use crate::{
+    datagram::Datagram,
+    real::{self, set_errno},
+    rings, settings, sockets,
+    table::{self, Place, Slot},
+};
+use kopi::{SendRing, Sent};
+use libc::{c_int, mmsghdr, msghdr};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+/// Bytes of payload of each message of a batch.
+type Lengths = [u32; SendRing::BATCH_MAX as usize];
+
+/// Times in a row that there is said to be room, and yet there is none. Another thread may be quicker; but programs
+/// of a cgroup may say so, too, each time.
+const IN_VAIN_MAX: u32 = 16;
+
+/// Why a ring has sent no more messages.
+enum Stop {
+    /// All were sent, or the ring can't have the next one.
+    Over,
+    /// The send buffer has no room. The socket's cookie.
+    Full(Option<u64>),
+    /// Another thread uses the ring now.
+    Taken,
+    /// The flow isn't to use the ring any more.
+    Leave,
+    /// The next one failed.
+    Failed(c_int),
+}
+
+/// Messages, of which the first ones were sent.
+pub(crate) struct List {
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: u32,
+    done: u32,
+}
+
+impl List {
+    /// The messages of a call, none of which was sent.
+    pub(crate) fn new(fd: c_int, messages: *mut mmsghdr, count: u32) -> Self {
+        Self {
+            fd,
+            messages,
+            count,
+            done: 0,
+        }
+    }
+
+    /// Sends them by the ring of a place, for a flow that is of IPv6 or not; gives the call's result. `None`:
+    /// nothing was sent, and the function that the program called is to send.
+    ///
+    /// Where the send buffer has no more room, this waits as that function does, which can't be called for the
+    /// rest: a signal whose handler has SA_RESTART would begin that call anew each time, as one that has sent
+    /// nothing.
+    ///
+    /// # Safety
+    ///
+    /// The list must be one as sendmmsg(2) takes it.
+    pub(crate) unsafe fn send(mut self, on: (Place, bool), flags: c_int) -> Option<c_int> {
+        let before = real::errno();
+        let (mut whose, mut in_vain) = (None, 0);
+        while self.done < self.count {
+            let done = self.done;
+            // SAFETY: As the caller says.
+            let stop = unsafe { self.by_ring(on) };
+            set_errno(before);
+            match stop {
+                Stop::Failed(error) if self.done == 0 => {
+                    set_errno(error);
+                    return Some(-1);
+                }
+                _ if self.done == 0 => return None,
+                Stop::Full(socket) => whose = socket,
+                // SAFETY: As the caller says.
+                Stop::Taken if !unsafe { self.one_by_itself(flags, whose) } => break,
+                Stop::Taken => {}
+                Stop::Over | Stop::Leave | Stop::Failed(_) => break,
+            }
+            in_vain = if self.done > done { 0 } else { in_vain + 1 };
+            if self.done == self.count || in_vain > IN_VAIN_MAX || !self.waits(flags, whose) {
+                break;
+            }
+        }
+        set_errno(before);
+        Some(self.done as c_int)
+    }
+
+    /// Waits for room in the send buffer: whether the rest may be tried, by the socket of that cookie.
+    #[cold]
+    fn waits(&self, flags: c_int, whose: Option<u64>) -> bool {
+        let fd = self.fd;
+        flags & libc::MSG_DONTWAIT == 0
+            && !settings::is_stopped()
+            && sockets::waits_for_room(fd)
+            && real::wait_for_room(fd, sockets::send_timeout(fd))
+            && !settings::is_stopped()
+            // While it waited, the flow may have been closed, and another one may have its number.
+            && sockets::cookie(fd) == whose
+    }
+
+    /// Sends the next one by a call of its own, as another thread uses the ring; whether the rest may be tried.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::send`].
+    #[cold]
+    unsafe fn one_by_itself(&mut self, flags: c_int, whose: Option<u64>) -> bool {
+        if sockets::cookie(self.fd) != whose {
+            return false;
+        }
+        let message = self.message(self.done);
+        // SAFETY: As the caller says.
+        let sent = unsafe { real::sendmsg(self.fd, message, flags | libc::MSG_DONTWAIT) };
+        if sent < 0 {
+            return real::errno() == libc::EAGAIN;
+        }
+        // SAFETY: As the caller says.
+        unsafe { self.note(1, &[sent as u32]) };
+        true
+    }
+
+    /// Sends by a ring, as [`Self::batches`] does, and no panic comes from it.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::send`].
+    unsafe fn by_ring(&mut self, (place, ipv6): (Place, bool)) -> Stop {
+        // SAFETY: As the caller says.
+        let attempt = AssertUnwindSafe(|| unsafe { self.batches(place, ipv6) });
+        // A panic must not leave the library. There may be messages in the ring that the kernel doesn't
+        // know of; its lock says that something is wrong, and nobody uses it any more.
+        let stop = catch_unwind(attempt).unwrap_or(Stop::Over);
+        if let Stop::Leave = stop {
+            leave_ring(self.fd, place, ipv6);
+        }
+        stop
+    }
+
+    fn message(&self, at: u32) -> *const msghdr {
+        self.messages.wrapping_add(at as usize).cast()
+    }
+
+    /// Sends those that were not sent yet by a ring, batch by batch, unless there is one that a ring can't have.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::send`].
+    unsafe fn batches(&mut self, place: Place, ipv6: bool) -> Stop {
+        // SAFETY: As the caller says.
+        let fits = |at| unsafe { Datagram::of(self.message(at), ipv6) }.is_some();
+        // One call of the program's sends all of them by one socket, which several could not: what goes in several
+        // batches is looked at before.
+        let is_long = self.count > SendRing::BATCH_MAX;
+        if self.done == 0 && is_long && !(0..self.count).all(fits) {
+            return Stop::Over;
+        }
+        // Its lock is held to the end. If the flow is closed meanwhile, none that joins gets its number.
+        let Some(mut ring) = rings::at(place) else {
+            return Stop::Taken;
+        };
+        let Some(ring) = ring.as_mut() else {
+            return Stop::Over;
+        };
+        while self.done < self.count {
+            // SAFETY: As the caller says.
+            let Some(lengths) = (unsafe { self.write(ring, place, ipv6) }) else {
+                return Stop::Over;
+            };
+            let rung = ring.send(self.fd);
+            if !rings::is_own(place) {
+                // SAFETY: As the caller says.
+                return unsafe { self.end_in_child(rung.taken(), &lengths) };
+            }
+            let (sent, error) = match ring.collect(rung) {
+                Ok(Sent { count, error }) if count > 0 || error.is_some() => (count, error),
+                // It is something else by now, or another flow of the channel: nothing was sent.
+                Ok(_) | Err(_) => return Stop::Leave,
+            };
+            // SAFETY: As the caller says.
+            unsafe { self.note(sent, &lengths) };
+            match error {
+                None => {}
+                Some(libc::EAGAIN) => return Stop::Full(sockets::cookie(self.fd)),
+                // It has been corked; or its number is no flow's any more; or rings can't say why.
+                Some(libc::EOPNOTSUPP | libc::EBADF | libc::EINVAL | libc::EFAULT) => {
+                    return Stop::Leave;
+                }
+                Some(error) => return Stop::Failed(error),
+            }
+        }
+        Stop::Over
+    }
+
+    /// A signal handler has called fork() when the doorbell had rung, and this is the child: it has no memory of
+    /// the ring that would say which ones failed. They count as sent.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::send`].
+    #[cold]
+    unsafe fn end_in_child(&mut self, taken: u32, lengths: &Lengths) -> Stop {
+        // SAFETY: As the caller says.
+        unsafe { self.note(taken, lengths) };
+        // Of nothing, the parent makes the program's own call, and has its result.
+        Stop::Failed(libc::EINTR)
+    }
+
+    /// Writes the next messages into a ring, as many as there is room for; `None` if that is none, if it can't have one
+    /// of the first, or if it is another process's by now.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::send`].
+    unsafe fn write(&self, ring: &mut SendRing, place: Place, ipv6: bool) -> Option<Lengths> {
+        let mut lengths = [0; SendRing::BATCH_MAX as usize];
+        for (at, length) in (self.done..self.count).zip(&mut lengths) {
+            // SAFETY: As the caller says.
+            unsafe {
+                let datagram = Datagram::of(self.message(at), ipv6);
+                if !rings::is_own(place) {
+                    return None;
+                }
+                let Some(datagram) = datagram else {
+                    if self.done == 0 {
+                        ring.discard();
+                        return None;
+                    }
+                    // Another thread has changed it.
+                    break;
+                };
+                if !datagram.write(ring, place.flow) {
+                    break;
+                }
+                *length = datagram.len as u32;
+            }
+        }
+        // Else the parent sends its own.
+        (ring.written() > 0 && rings::is_own(place)).then_some(lengths)
+    }
+
+    /// So many more were sent.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::send`].
+    unsafe fn note(&mut self, sent: u32, lengths: &[u32]) {
+        for (at, len) in (self.done..self.done + sent).zip(lengths) {
+            // SAFETY: These were read, and are written as the kernel would.
+            unsafe { (*self.messages.add(at as usize)).msg_len = *len };
+        }
+        self.done += sent;
+    }
+}
+
+#[cold]
+fn leave_ring(fd: c_int, place: Place, ipv6: bool) {
+    settings::explain(format_args!(
+        "socket {fd}: sends without a channel from now on"
+    ));
+    table::change(fd, Slot::OnRing { place, ipv6 }, Slot::Other);
+}
