@@ -84,7 +84,7 @@ pub use self::{
     frame::{Frame, Payload},
     message::{has_scope, Message},
     packet::Packet,
-    send_ring::{SendRing, Sent},
+    send_ring::{Rung, SendRing, Sent},
     sys::is_absence,
     udp::UdpSocket,
 };

@@ -51,6 +51,25 @@ pub struct Sent {
     pub error: Option<i32>,
 }
 
+/// A doorbell that has rung. The ring has what became of the datagrams.
+#[derive(Debug)]
+pub struct Rung {
+    /// Where the batch begins.
+    start: u32,
+    /// Datagrams that were written.
+    count: u32,
+    taken: io::Result<u32>,
+}
+
+impl Rung {
+    /// Number of datagrams that the kernel has taken; some may have failed.
+    pub fn taken(&self) -> u32 {
+        self.taken
+            .as_ref()
+            .map_or(0, |&taken| taken.min(self.count))
+    }
+}
+
 impl SendRing {
     /// Datagrams that one batch can have.
     pub const BATCH_MAX: u32 = 64;
@@ -161,16 +180,40 @@ impl SendRing {
         true
     }
 
-    /// Sends what was written, by the flow that `fd` is now.
+    /// Takes back what was written, and not sent.
+    pub fn discard(&mut self) {
+        let (start, _) = self.tx.positions();
+        self.take_back(start);
+        self.written = 0;
+    }
+
+    /// Sends what was written, by the flow that `fd` is now. [`SendRing::collect`] says what became of it.
+    ///
+    /// A signal handler that runs at the end may call fork(): then this returns in the child, too, which
+    /// must not use the ring.
+    pub fn send(&mut self, fd: RawFd) -> Rung {
+        let (start, _) = self.tx.positions();
+        self.tx.submit();
+        let taken = sys::ring_send(fd);
+        let count = std::mem::take(&mut self.written);
+        Rung {
+            start,
+            count,
+            taken,
+        }
+    }
+
+    /// What became of what was sent.
     ///
     /// An error means that the descriptor is not a flow on this channel (any more), or that the
     /// kernel refuses: then nothing was sent. Nothing was sent either, without an error, if it is another
     /// flow of the channel than the datagrams'.
-    pub fn send(&mut self, fd: RawFd) -> io::Result<Sent> {
-        let (start, _) = self.tx.positions();
-        self.tx.submit();
-        let rung = sys::ring_send(fd);
-        let count = std::mem::take(&mut self.written);
+    pub fn collect(&mut self, rung: Rung) -> io::Result<Sent> {
+        let Rung {
+            start,
+            count,
+            taken,
+        } = rung;
         let mut sent = Sent {
             count: 0,
             error: None,
@@ -189,7 +232,7 @@ impl SendRing {
         if completed < count {
             self.take_back(start.wrapping_add(completed));
         }
-        match rung {
+        match taken {
             Err(error) if completed == 0 => Err(error),
             _ => Ok(sent),
         }

@@ -3,6 +3,7 @@
 
 import contextlib
 import ctypes
+import operator
 import os
 import weakref
 from ctypes import byref
@@ -123,6 +124,10 @@ class Batch:
 
         The broadcast address of a subnet looks like any other: the kernel refuses answers from there, which stats()
         counts. A program that is asked at one answers by sendto()."""
+        if packet not in self.packets:
+            raise ValueError("the packet isn't this batch's")
+        # Whatever is a whole number, and before anything has changed.
+        size = None if size is None else operator.index(size)
         # In this order: if another thread's close() has taken them meanwhile, there is no metadata.
         frames, meta = packet.frames, packet._meta
         if size is not None:
@@ -145,7 +150,9 @@ class Batch:
             if isinstance(error, BlockingIOError):
                 return False
             raise
-        self.packets.remove(packet)
+        # Another thread may be ending the batch.
+        with contextlib.suppress(ValueError):
+            self.packets.remove(packet)
         packet.take()
         return True
 
@@ -158,7 +165,19 @@ class Batch:
         with contextlib.suppress(IndexError):
             while True:
                 frames += self.packets.pop().take()
-        # What a child has of them is its parent's.
-        if frames and self._channel.pointer and self._channel.maker == os.getpid():
+        try:
+            # What a child has of them is its parent's.
+            if frames and self._channel.pointer and self._channel.maker == os.getpid():
+                self._give_back(frames)
+        finally:
+            self._channel.batches.discard(self)
+
+    def _give_back(self, frames):
+        try:
             library.release(self._channel.pointer, (_library.Frame * len(frames))(*frames), len(frames))
-        self._channel.batches.discard(self)
+        except OSError:
+            # Those behind the one that isn't the program's are not lost for that.
+            for frame in frames:
+                with contextlib.suppress(OSError):
+                    library.release(self._channel.pointer, byref(frame), 1)
+            raise

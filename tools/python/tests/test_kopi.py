@@ -418,6 +418,55 @@ class Batches(Pair):
         with self.sock.recv_batch() as batch:
             self.assertRaises(ValueError, batch.answer, batch.packets[0], size=9)
 
+    def test_sizes_are_whole_numbers(self):
+        class Six:
+            """As numpy's integers."""
+
+            def __index__(self):
+                return 6
+
+        self.ask(1)
+        with self.sock.recv_batch() as batch:
+            packet, = batch
+            for size in 6.0, "6":
+                self.assertRaises(TypeError, batch.answer, packet, size)
+            self.assertEqual((bytes(packet.data), packet.peer), (b"number 0", self.address))
+            self.assertTrue(batch.answer(packet, Six()))
+        self.assertTrue(self.sock.flush())
+        self.assertEqual(self.peer.recv(10), b"number")
+
+    def test_a_batch_answers_only_its_own(self):
+        self.ask(1)
+        with self.sock.recv_batch() as one:
+            packet, = one
+            self.ask(1)
+            with self.sock.recv_batch() as other:
+                self.assertRaises(ValueError, other.answer, packet)
+                self.assertEqual((bytes(packet.data), len(one), len(other)), (b"number 0", 1, 1))
+            self.assertTrue(self.sock.flush())
+            self.assertEqual(self.sock.stats()["tx_taken"], 0)
+            self.assertTrue(one.answer(packet))
+        self.assertTrue(self.sock.flush())
+        self.assertEqual(self.peer.recv(10), b"number 0")
+
+    def test_an_error_at_the_end_loses_no_frame(self):
+        self.ask(1)
+        batch = self.sock.recv_batch()
+        packet, = batch
+        # One that isn't the program's any more when its turn comes, before another one.
+        self.ask(1)
+        other = self.sock.recv_batch()
+        frames = [packet.frames[0], packet.frames[0], other.packets[0].frames[0]]
+        packet.frames = list(frames)
+        self.assertRaises(OSError, batch.release)
+        channel = self.sock._channel
+        for frame in frames:
+            self.assertRaises(OSError, _library.library.release, channel.pointer, frame, 1)
+        self.assertNotIn(batch, channel.batches)
+        other.packets[0].take()
+        other.packets.clear()
+        other.release()
+
     def test_a_view_in_use_keeps_its_frame(self):
         self.ask(1)
         batch = self.sock.recv_batch()

@@ -57,7 +57,7 @@ struct SocketOptions {
     #[arg(long, conflicts_with = "plain")]
     offloads: bool,
 
-    /// Receives GRO packets as one packet (KOPI only)
+    /// Receive GRO packets as one packet (KOPI only)
     #[arg(long, requires = "offloads")]
     merged: bool,
 
