@@ -9,7 +9,7 @@ use nix::{
 };
 use std::{
     io::{self, ErrorKind, Read, Write},
-    net::TcpListener,
+    net::{IpAddr, Ipv6Addr, TcpListener},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::UnixListener,
@@ -34,7 +34,7 @@ const NAP: Duration = Duration::from_millis(100);
 pub(crate) enum Listener {
     /// Those who may open the file.
     Unix(UnixListener),
-    /// All of this machine, or more.
+    /// All of this machine, by its own addresses.
     Tcp(TcpListener),
 }
 
@@ -52,6 +52,12 @@ impl Listener {
                 Box::new(stream)
             }
         })
+    }
+
+    /// Whether clients may call this machine what they like. A browser connects to an address for any page whose
+    /// name leads there, and gives the page what it gets; no browser opens a file of a socket.
+    fn has_any_name(&self) -> bool {
+        matches!(self, Self::Unix(_))
     }
 
     fn set_nonblocking(&self) -> io::Result<()> {
@@ -122,6 +128,8 @@ impl Recent {
 
 struct Connection {
     stream: Box<dyn Stream>,
+    /// Whether a request may have any Host.
+    any_name: bool,
     deadline: Instant,
     request: Vec<u8>,
     /// Once there is one, and how many of its bytes are sent.
@@ -129,9 +137,10 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(stream: Box<dyn Stream>) -> Self {
+    fn new(stream: Box<dyn Stream>, any_name: bool) -> Self {
         Self {
             stream,
+            any_name,
             deadline: Instant::now() + PATIENCE,
             request: Vec::new(),
             answer: None,
@@ -154,7 +163,7 @@ impl Connection {
                 return Err(ErrorKind::UnexpectedEof.into());
             }
             self.request.extend(&buffer[..count]);
-            if let Some(answer) = answer(&self.request, page) {
+            if let Some(answer) = answer(&self.request, self.any_name, page) {
                 // What it took to make it isn't the client's fault.
                 self.deadline = Instant::now() + PATIENCE;
                 self.answer = Some((answer, 0));
@@ -179,7 +188,7 @@ impl Connection {
 }
 
 /// The answer to a request, once its header is complete.
-fn answer(request: &[u8], page: &mut impl FnMut(&str) -> Answer) -> Option<Answer> {
+fn answer(request: &[u8], any_name: bool, page: &mut impl FnMut(&str) -> Answer) -> Option<Answer> {
     let ends = |end: &[u8]| request.windows(end.len()).any(|part| part == end);
     if request.len() > HEADER_MAX {
         let status = "431 Request Header Fields Too Large";
@@ -188,9 +197,15 @@ fn answer(request: &[u8], page: &mut impl FnMut(&str) -> Answer) -> Option<Answe
     if !ends(b"\r\n\r\n") && !ends(b"\n\n") {
         return None;
     }
-    let line = request.split(|&byte| byte == b'\n').next()?;
-    let line = String::from_utf8_lossy(line);
-    let words: Vec<&str> = line.split_whitespace().collect();
+    let request = String::from_utf8_lossy(request);
+    let mut lines = request.lines();
+    let words: Vec<&str> = lines.next()?.split_whitespace().collect();
+    if !any_name && !lines.filter_map(host).all(is_this_machine) {
+        return Some(Answer::line(
+            "403 Forbidden",
+            "for localhost and this machine's own addresses only",
+        ));
+    }
     Some(match words[..] {
         ["GET", path, version] if version.starts_with("HTTP/1.") => page(path),
         [_, _, version] if version.starts_with("HTTP/1.") => {
@@ -198,6 +213,24 @@ fn answer(request: &[u8], page: &mut impl FnMut(&str) -> Answer) -> Option<Answe
         }
         _ => Answer::line("400 Bad Request", "HTTP/1.1 only"),
     })
+}
+
+/// What a line of a header says of the host that it asks, if it is about that.
+fn host(line: &str) -> Option<&str> {
+    let (name, value) = line.split_once(':')?;
+    let is_it = name.trim().eq_ignore_ascii_case("host");
+    is_it.then(|| value.trim())
+}
+
+/// Whether a Host, with a port or without, can only be this machine.
+fn is_this_machine(host: &str) -> bool {
+    if let Some(rest) = host.strip_prefix('[') {
+        let address = rest.split_once(']').map(|(address, _)| address.parse());
+        return matches!(address, Some(Ok(Ipv6Addr::LOCALHOST)));
+    }
+    let name = host.split_once(':').map_or(host, |(name, _)| name);
+    let address = name.parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// Answers requests for ever; `page` has the answer to a path.
@@ -214,7 +247,7 @@ pub(crate) fn serve(listener: &Listener, mut page: impl FnMut(&str) -> Answer) -
         for _ in 0..if comes { ACCEPTED } else { 0 } {
             match listener.accept() {
                 Ok(stream) => {
-                    let mut connection = Connection::new(stream);
+                    let mut connection = Connection::new(stream, listener.has_any_name());
                     if !connection.goes_on(&mut page) {
                         continue;
                     }
@@ -307,7 +340,7 @@ mod tests {
     fn pages_are_served() {
         let server = server();
         let get = |request: &str| reply(send(server, request.as_bytes()));
-        let page = get("GET /page HTTP/1.1\r\nHost: a\r\n\r\n");
+        let page = get("GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n");
         assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{}", &page[..20]);
         let (header, body) = page.split_once("\r\n\r\n").unwrap();
         assert!(header.contains(&format!("Content-Length: {}", body.len())));
@@ -332,6 +365,37 @@ mod tests {
             reply.is_empty() || reply.starts_with("HTTP/1.1 431"),
             "{reply}"
         );
+    }
+
+    #[test]
+    fn pages_of_others_get_nothing() {
+        let server = server();
+        for (hosts, is_served) in [
+            ("", true),
+            ("Host: 127.0.0.1:9\r\n", true),
+            ("host:LOCALHOST\r\n", true),
+            ("HOST: 127.9.9.9\r\n", true),
+            ("Host: [::1]:9\r\n", true),
+            ("Host: evil.example:9\r\n", false),
+            ("Host: 127.0.0.1.evil.example\r\n", false),
+            ("Host: [2001:db8::1]\r\n", false),
+            ("Host: 192.0.2.1\r\n", false),
+            ("Host:\r\n", false),
+            ("Host: localhost\r\nX: y\r\nHost : evil.example\r\n", false),
+        ] {
+            let request = format!("GET /page HTTP/1.1\r\n{hosts}\r\n");
+            let status = match is_served {
+                true => "HTTP/1.1 200",
+                false => "HTTP/1.1 403",
+            };
+            let reply = reply(send(server, request.as_bytes()));
+            assert!(reply.starts_with(status), "{hosts}");
+        }
+        let named = b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n";
+        let served = answer(named, true, &mut |_| {
+            Answer::line("200 OK", "by a Unix socket")
+        });
+        assert!(served.unwrap().0.starts_with(b"HTTP/1.1 200"));
     }
 
     #[test]

@@ -8,10 +8,13 @@ use netlink_packet_route::{
     RouteNetlinkMessage,
 };
 use netlink_sys::{protocols::NETLINK_ROUTE, Socket};
+use nix::errno::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// To replace no program, and by the driver: XDP_FLAGS_UPDATE_IF_NOEXIST, XDP_FLAGS_DRV_MODE.
+/// To replace no program, only that of a descriptor, and by the driver: XDP_FLAGS_UPDATE_IF_NOEXIST,
+/// XDP_FLAGS_REPLACE, XDP_FLAGS_DRV_MODE.
 const NEW: u32 = 1;
+const REPLACE: u32 = 1 << 4;
 const BY_DRIVER: u32 = 4;
 
 /// Opens a socket.
@@ -28,7 +31,7 @@ pub(crate) fn ask(
     exchange(socket, 1, message, flags, &[])
 }
 
-/// The device of that name.
+/// The device of that name, which may be one of its alternative names.
 pub(crate) fn find(socket: &Socket, name: &str) -> Result<Option<LinkMessage>, Error> {
     let mut link = LinkMessage::default();
     link.attributes = vec![LinkAttribute::IfName(name.to_owned())];
@@ -37,6 +40,24 @@ pub(crate) fn find(socket: &Socket, name: &str) -> Result<Option<LinkMessage>, E
         RouteNetlinkMessage::NewLink(link) => Some(link),
         _ => None,
     }))
+}
+
+/// The device of that name, or none where the kernel knows of none.
+pub(crate) fn find_if_there(socket: &Socket, name: &str) -> Result<Option<LinkMessage>, Error> {
+    match find(socket, name) {
+        Err(error) if error.is(Errno::ENODEV) => Ok(None),
+        found => found,
+    }
+}
+
+/// The name by which a device is shown.
+pub(crate) fn name_of(link: &LinkMessage) -> Option<&str> {
+    link.attributes
+        .iter()
+        .find_map(|attribute| match attribute {
+            LinkAttribute::IfName(name) => Some(&**name),
+            _ => None,
+        })
 }
 
 /// A device's MTU, in bytes.
@@ -84,19 +105,57 @@ pub(crate) fn program_of(link: &LinkMessage) -> (XdpAttached, Option<u32>) {
     (attached, number)
 }
 
-/// Has the driver run a program, if it has none; or none.
+/// Has the driver run a program, if it has none.
 pub(crate) fn set_program(
     socket: &Socket,
     index: u32,
-    program: Option<BorrowedFd<'_>>,
+    program: BorrowedFd<'_>,
 ) -> Result<(), Error> {
+    let flags = LinkXdp::Flags(BY_DRIVER | NEW);
+    set_xdp(socket, index, vec![LinkXdp::Fd(program.as_raw_fd()), flags])
+}
+
+/// Has the driver run none, if it runs this program; says whether it did.
+pub(crate) fn take_off_program(
+    socket: &Socket,
+    index: u32,
+    program: BorrowedFd<'_>,
+) -> Result<bool, Error> {
+    match set_xdp(socket, index, none_for(program)) {
+        // It runs another, or none.
+        Err(error) if error.is(Errno::EEXIST) => Ok(false),
+        result => result.map(|()| true),
+    }
+}
+
+/// Asks for no program in the place of this one, and of no other.
+fn none_for(program: BorrowedFd<'_>) -> Vec<LinkXdp> {
+    vec![
+        LinkXdp::Fd(-1),
+        LinkXdp::ExpectedFd(program.as_raw_fd().unsigned_abs()),
+        LinkXdp::Flags(BY_DRIVER | REPLACE),
+    ]
+}
+
+fn set_xdp(socket: &Socket, index: u32, xdp: Vec<LinkXdp>) -> Result<(), Error> {
     let mut link = LinkMessage::default();
     link.header.index = index;
-    let (fd, flags) = match program {
-        Some(program) => (program.as_raw_fd(), BY_DRIVER | NEW),
-        None => (-1, BY_DRIVER),
-    };
-    let xdp = vec![LinkXdp::Fd(fd), LinkXdp::Flags(flags)];
     link.attributes = vec![LinkAttribute::Xdp(xdp)];
     ask(socket, RouteNetlinkMessage::SetLink(link), 0).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs::File, os::fd::AsFd};
+
+    #[test]
+    fn only_the_program_that_is_meant_is_taken_off() {
+        let program = File::open("/").unwrap();
+        let number = u32::try_from(program.as_raw_fd()).unwrap();
+        let asked = none_for(program.as_fd());
+        assert_eq!(asked.first(), Some(&LinkXdp::Fd(-1)));
+        assert!(asked.contains(&LinkXdp::ExpectedFd(number)));
+        assert!(asked.contains(&LinkXdp::Flags(BY_DRIVER | REPLACE)));
+    }
 }

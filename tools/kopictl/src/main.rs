@@ -20,6 +20,7 @@ mod programs;
 mod rates;
 mod replace;
 mod runtime;
+mod script;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use commands::{

@@ -3,7 +3,7 @@
 //! `kopictl attach`, `kopictl detach`
 
 use crate::{
-    link::{connect, find, program_of, set_program},
+    link::{self, connect, program_of, set_program, take_off_program},
     message::{device::Device, Command},
     netlink::{Connection, Error},
     offloads::Offloads,
@@ -118,14 +118,11 @@ impl Drop for Undisturbed {
 /// Has the offloads of an attached device be as if it had been attached so. Where the program isn't
 /// kopictl's, they are left alone, as they were then.
 fn change_offloads(device: &Found<'_>, keep_offloads: bool) -> anyhow::Result<()> {
-    let (XdpAttached::Driver, Some(number)) = program_of(&device.link) else {
+    // An older program has no note, and may be without one.
+    let Some(own) = Own::of(&device.link).filter(|own| own.note().is_ok()) else {
         return Ok(());
     };
-    // An older program has no note, and may be without one.
-    if !is_own(number) || note_of(number).is_err() {
-        return Ok(());
-    }
-    let mut off = TurnedOff::before(device, Some(number))?;
+    let mut off = TurnedOff::before(device, Some(&own))?;
     let before = off.names.clone();
     let (changed, what) = if keep_offloads {
         off.restore()?;
@@ -140,7 +137,7 @@ fn change_offloads(device: &Found<'_>, keep_offloads: bool) -> anyhow::Result<()
     if changed.is_empty() {
         return Ok(());
     }
-    set_note(&mut note_map(number)?, off.bits())?;
+    set_note(&mut own.map()?, off.bits())?;
     off.names = changed;
     off.remark(what);
     Ok(())
@@ -148,10 +145,11 @@ fn change_offloads(device: &Found<'_>, keep_offloads: bool) -> anyhow::Result<()
 
 fn attach_found(device: &mut Found<'_>, keep_offloads: bool) -> anyhow::Result<()> {
     let name = device.name;
-    let old = match program_of(&device.link) {
-        (XdpAttached::None, _) => None,
-        // It redirects to a module that is gone. Who may not look at it leaves it, as he does others.
-        (XdpAttached::Driver, Some(number)) if is_own(number) => Some(number),
+    // It redirects to a module that is gone. Who may not look at it leaves it, as he does others.
+    let old = Own::of(&device.link);
+    match program_of(&device.link) {
+        (XdpAttached::None, _) => (),
+        _ if old.is_some() => (),
         (XdpAttached::Driver | XdpAttached::Multiple, _) => {
             return device.request(Command::DeviceAttach, None)
         }
@@ -159,17 +157,17 @@ fn attach_found(device: &mut Found<'_>, keep_offloads: bool) -> anyhow::Result<(
             "{name} has an XDP program that its driver doesn't run ({how:?}): take it off, or \
              attach it with `ip link set dev {name} xdpdrv …`"
         ),
-    };
+    }
     let no_program = || format!("{name}: no XDP program");
     let mut program = Program::load().with_context(no_program)?;
-    let mut off = TurnedOff::before(device, old)?;
+    let mut off = TurnedOff::before(device, old.as_ref())?;
     // Before anything is changed, since that is refused where the device is attached already, with a
     // program in use.
     device.request(
         Command::DeviceAttach,
         Some(program.port_map.as_ptr() as u64),
     )?;
-    if let Err(error) = device.start(old.is_some(), &mut program, &mut off, keep_offloads) {
+    if let Err(error) = device.start(old.as_ref(), &mut program, &mut off, keep_offloads) {
         device.request(Command::DeviceDetach, None)?;
         off.restore()?;
         return Err(error).with_context(no_program);
@@ -186,22 +184,26 @@ pub(crate) fn detach(which: &Which) -> anyhow::Result<()> {
         connection => Some(connection?),
     };
     let mut device = Found::find(&which.device, connection)?;
-    let own = match program_of(&device.link) {
-        (XdpAttached::Driver, Some(number)) if is_own(number) => Some(number),
-        _ => None,
-    };
+    let own = Own::of(&device.link);
     match device.ask(Command::DeviceDetach, None) {
         // There was nothing of the module's to detach.
         Err(Error::NoKopi) if own.is_some() => (),
         Err(error) if own.is_some() && error.is(Errno::ENODEV) => (),
         answer => answer.with_context(|| device.name.to_owned())?,
     }
-    if own.is_some() {
-        let mut off = TurnedOff::before(&device, own)?;
-        set_program(&device.socket, device.link.header.index, None)?;
-        off.restore()?;
-        off.remark("turned on again");
+    let Some(own) = own else {
+        return Ok(());
+    };
+    let mut off = TurnedOff::before(&device, Some(&own))?;
+    if !device.take_off(&own)? {
+        remark(format!(
+            "{}: its XDP program was replaced or taken off by somebody meanwhile: that stays so, and offloads are as they are",
+            device.name
+        ));
+        return Ok(());
     }
+    off.restore()?;
+    off.remark("turned on again");
     Ok(())
 }
 
@@ -223,12 +225,8 @@ impl<'a> Found<'a> {
         connection: Option<Connection>,
     ) -> anyhow::Result<Option<Self>> {
         let socket = connect()?;
-        let link = match find(&socket, name) {
-            Ok(Some(link)) => link,
-            Err(error) if !error.is(Errno::ENODEV) => return Err(error.into()),
-            _ => return Ok(None),
-        };
-        Ok(Some(Self {
+        let found = link::find_if_there(&socket, name)?;
+        Ok(found.map(|link| Self {
             name,
             link,
             connection,
@@ -260,20 +258,25 @@ impl<'a> Found<'a> {
         connection.request::<_, Device>(command, &device).map(drop)
     }
 
+    /// Has the driver run a program of kopictl's no more; says whether it still did, since somebody may have put
+    /// another in its place meanwhile.
+    fn take_off(&self, own: &Own) -> Result<bool, Error> {
+        take_off_program(&self.socket, self.link.header.index, own.fd.as_fd())
+    }
+
     /// Has the driver run the program, in place of an old one, with the offloads that it and the program
     /// need.
     fn start(
         &self,
-        old: bool,
+        old: Option<&Own>,
         program: &mut Program,
         off: &mut TurnedOff,
         keep_offloads: bool,
     ) -> anyhow::Result<()> {
         let index = self.link.header.index;
-        if old {
-            set_program(&self.socket, index, None)?;
-        }
-        let run = |program: &Program| set_program(&self.socket, index, Some(program.fd.as_fd()));
+        // What is in the place of an old one by now isn't replaced.
+        old.map(|old| self.take_off(old)).transpose()?;
+        let run = |program: &Program| set_program(&self.socket, index, program.fd.as_fd());
         if !keep_offloads {
             off.turn_off(STRIP)?;
         }
@@ -315,8 +318,8 @@ struct TurnedOff {
 
 impl TurnedOff {
     /// Those that the note of a program has.
-    fn before(device: &Found<'_>, program: Option<u32>) -> anyhow::Result<Self> {
-        let note = program.and_then(|number| note_of(number).ok());
+    fn before(device: &Found<'_>, program: Option<&Own>) -> anyhow::Result<Self> {
+        let note = program.and_then(|own| own.note().ok());
         let bits = note.unwrap_or_default();
         let known = STRIP.iter().chain(COALESCE).copied().enumerate();
         Ok(Self {
@@ -401,30 +404,41 @@ impl Program {
     }
 }
 
-/// The map of a program of kopictl's.
-fn note_map(program: u32) -> anyhow::Result<Map> {
-    let is_it = |info: &ProgramInfo| info.id() == program;
-    let info = loaded_programs().filter_map(Result::ok).find(is_it);
-    let maps = info.context("no program")?.map_ids()?.unwrap_or_default();
-    let map = MapData::from_id(*maps.first().context("no map")?)?;
-    Ok(Map::Array(map))
+/// A program of kopictl's that a driver ran. It is kept open, so that no other can have its number.
+struct Own {
+    info: ProgramInfo,
+    fd: ProgramFd,
 }
 
-/// The note of a program of kopictl's; an error if it is an older one, which has none.
-fn note_of(program: u32) -> anyhow::Result<u64> {
-    let map = note_map(program)?;
-    Ok(Array::<_, Entry>::try_from(&map)?.get(&NOTE, 0)?[0])
+impl Own {
+    /// That of a device, if it is known to be kopictl's.
+    fn of(link: &LinkMessage) -> Option<Self> {
+        let (XdpAttached::Driver, Some(number)) = program_of(link) else {
+            return None;
+        };
+        let is_it = |info: &ProgramInfo| info.id() == number && info.name_as_str() == Some(PROGRAM);
+        let info = loaded_programs().filter_map(Result::ok).find(is_it)?;
+        let fd = info.fd().ok()?;
+        Some(Self { info, fd })
+    }
+
+    /// Its map.
+    fn map(&self) -> anyhow::Result<Map> {
+        let maps = self.info.map_ids()?.unwrap_or_default();
+        let map = MapData::from_id(*maps.first().context("no map")?)?;
+        Ok(Map::Array(map))
+    }
+
+    /// Its note; an error if it is an older one, which has none.
+    fn note(&self) -> anyhow::Result<u64> {
+        Ok(Array::<_, Entry>::try_from(&self.map()?)?.get(&NOTE, 0)?[0])
+    }
 }
 
 fn set_note(map: &mut Map, bits: u64) -> anyhow::Result<()> {
     let mut entry = [0; ENTRY];
     entry[0] = bits;
     Ok(Array::<_, Entry>::try_from(map)?.set(NOTE, entry, 0)?)
-}
-
-/// Whether a program is known to be kopictl's.
-fn is_own(number: u32) -> bool {
-    whether_own(number) == Some(true)
 }
 
 /// Whether a program is kopictl's, if it is permitted to ask.

@@ -25,7 +25,14 @@ pub(crate) struct Options {
     name: Option<String>,
 
     /// The new value
-    value: Option<u64>,
+    #[arg(value_parser = value)]
+    value: Option<u32>,
+}
+
+/// What a limit can be: the sysctls are of 32 bits.
+pub(crate) fn value(text: &str) -> Result<u32, String> {
+    let wrong = |_| format!("{text} is no number from 0 to {}", u32::MAX);
+    text.parse().map_err(wrong)
 }
 
 /// Whether this network namespace, which is the first one then, shows them.
@@ -72,7 +79,7 @@ pub(crate) fn all() -> anyhow::Result<BTreeMap<String, u64>> {
 }
 
 /// Sets a limit, which must be one.
-pub(crate) fn set(name: &str, value: u64) -> anyhow::Result<()> {
+pub(crate) fn set(name: &str, value: u32) -> anyhow::Result<()> {
     let path: PathBuf = [FOLDER, name].iter().collect();
     fs::write(path, value.to_string()).with_context(|| format!("net.kopi.{name}"))
 }

@@ -24,7 +24,8 @@ A rule is a list of words, in any order. It applies to flows that match all of:
   cgroup PATH              the socket's cgroup, or one below it
   exe PATH                 the process's program: the file with this
                            path now, even after it is moved; not a
-                           file that replaces it
+                           file that replaces it, nor a script, of
+                           which the program is the interpreter
   protocol udp|tcp         the flow's protocol
   local-port N[-M]         the local port
   remote ADDR[/LEN]        the peer's address
@@ -33,8 +34,10 @@ A rule is a list of words, in any order. It applies to flows that match all of:
   direction in|out         only incoming or outgoing packets
 and decides about their packets:
   allow                    they pass
-  deny                     they don't; bind(), connect() fail: EACCES;
-                           a connection of TCP ends
+  deny                     they don't, and a connection of TCP ends;
+                           bind() fails (EACCES) if both directions
+                           are denied, connect() if out is, of TCP
+                           either, and listen() if either is
   mark N                   outgoing packets get this mark (SO_MARK)
   priority N|MAJOR:MINOR   or this priority, or class, as in tc (hex)
   weight N                 N times the bytes of others where engines
@@ -42,7 +45,9 @@ and decides about their packets:
   rate N[k|M|G]bit         bits of payload that pass per second, or
        N[k|M|G]byte        bytes, or
        N[k|M|G]pps         datagrams, not of TCP; k is 1000
-  burst N[k|M|G]           bytes, or datagrams, that may pass at once
+  burst N[k|M|G]           bytes, or datagrams, that may pass at once;
+                           by default what the rate lets pass in a
+                           tenth of a second, but at least 1
   shared                   the rate applies to all flows together
 and has properties of its own:
   comment TEXT             a comment

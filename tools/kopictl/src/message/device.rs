@@ -6,11 +6,11 @@ use super::path::{Path, ReceivePath};
 use crate::attributes::attributes;
 
 attributes! {
-    /// An attached network device, whose driver gets the datagrams of GSO packets.
+    /// An attached network device, whose driver gives and takes frames of flows.
     Device {
         /// Index of the device.
         1 ifindex: Option<u32>,
-        /// The current TX path of GSO packets through the device, with the reason.
+        /// The current TX path of flows' packets through the device, with the reason.
         2 path: Option<Path>,
         /// Datagrams that the driver accepted.
         3 packets: Option<u64>,
@@ -18,7 +18,8 @@ attributes! {
         4 gso_packets: Option<u64>,
         /// GSO packets that left through the stack.
         5 passed: Option<u64>,
-        /// Datagrams that were dropped because too many waited, or because the device went down.
+        /// Datagrams that were dropped because too many waited, memory was short, the driver took no
+        /// more, or the device went down.
         6 dropped: Option<u64>,
         /// In a request, the address of a struct kopi_port_map in the requesting process. The
         /// device's XDP program shares this memory, and redirects the datagrams for the ports that

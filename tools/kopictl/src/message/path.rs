@@ -30,19 +30,20 @@ pub(crate) enum Path {
     /// Through the stack, because the device is down, has no carrier, or is not present, for
     /// instance while the machine is suspended.
     Down,
-    /// Through the stack, because the driver accepted no frames for a second; it is tried again
-    /// after a minute.
+    /// Through the stack, because the driver accepted no frames for a second, and is tried again
+    /// after a minute; or because it has fewer queues for frames than it needs (virtio_net).
     Refused,
-    /// Through the stack, because the last packet was a datagram that something looks at, or one of
-    /// fewer than three that were sent at once.
+    /// Through the stack, because the last packet was a datagram with special needs, one that
+    /// something looks at, or one of fewer than three that were sent at once.
     Datagram,
     /// Through the stack, because IPsec or a tunnel had transformed the packet.
     Transformed,
     /// Through the stack, because the packet had IP options, a VLAN tag, a time stamp request, or a
     /// transmission time.
     Extras,
-    /// Through the stack, because another attached device had earlier packets of the flow, or because
-    /// the stack held them for too long; the direct path is then tried again after a second.
+    /// Through the stack, because another attached device had earlier packets of the flow, the
+    /// queue had no room for the packet, or the stack held earlier ones for too long; the direct
+    /// path is then tried again after a second.
     Behind,
 }
 

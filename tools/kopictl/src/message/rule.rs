@@ -84,8 +84,8 @@ attributes! {
         29 packets: Option<u64>,
         /// Their payload, in bytes.
         30 bytes: Option<u64>,
-        /// Number of bind() and connect() calls that the rule refused, and of live flows that it
-        /// stopped.
+        /// Number of calls that the rule refused, of flows that it stopped, once for each direction, and
+        /// of a few packets, as those of which no process is known.
         31 denied: Option<u64>,
         /// Multiple of an engine's budget that a channel gets for packets about which this rule
         /// decides; by default 1.

@@ -75,7 +75,7 @@ attributes! {
         1 stats: Option<Stats>,
         /// Number of flows that were opened, including closed ones.
         2 flows_opened: Option<u64>,
-        /// Number of bind() and connect() calls, and of live flows, that a rule denied.
+        /// Number of calls that rules refused, of flows that they stopped, and of a few packets.
         3 flows_denied: Option<u64>,
     }
 }

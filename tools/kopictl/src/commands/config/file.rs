@@ -3,7 +3,10 @@
 //! The configuration file, kopi.conf(5).
 
 use crate::{
-    commands::engine::{cpus, BUDGETS, IDLE_MAX},
+    commands::{
+        engine::{cpus, BUDGETS, IDLE_MAX},
+        limit,
+    },
     grammar::{self, each_line},
     message::{engine::Engines, rule::DEVICE_MAX},
 };
@@ -13,7 +16,7 @@ use std::str::FromStr;
 #[derive(Debug, Default)]
 pub(super) struct File {
     /// Each with its line.
-    pub(super) limits: Vec<(usize, String, u64)>,
+    pub(super) limits: Vec<(usize, String, u32)>,
     /// Each with its line, and whether its offloads are left as they are.
     pub(super) devices: Vec<(usize, String, bool)>,
     /// The engines and their line; none are to be there where the list of CPUs is empty.
@@ -33,12 +36,20 @@ impl FromStr for File {
 }
 
 impl File {
-    /// Only what it says of attaching that device.
-    pub(super) fn only(self, device: &str) -> Self {
+    /// Only what it says of attaching devices whose name is such a one.
+    pub(super) fn only(self, is_it: impl Fn(&str) -> bool) -> Self {
         let mut devices = self.devices;
-        devices.retain(|(_, named, _)| named == device);
+        devices.retain(|(_, named, _)| is_it(named));
         Self {
             devices,
+            ..Self::default()
+        }
+    }
+
+    /// Only its rules, with what it says of the default and of enforcing.
+    pub(super) fn only_rules(self) -> Self {
+        Self {
+            rules: self.rules,
             ..Self::default()
         }
     }
@@ -47,9 +58,7 @@ impl File {
         match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             [] => {}
             ["limit", name, value] => {
-                let value = value
-                    .parse()
-                    .map_err(|_| format!("limit {name}: {value} is no number"))?;
+                let value = limit::value(value).map_err(|what| format!("limit {name}: {what}"))?;
                 if self.limits.iter().any(|(_, known, _)| known == name) {
                     return Err(format!("limit {name} is there twice"));
                 }
@@ -127,7 +136,7 @@ mod tests {
 
     #[test]
     fn lines_are_understood() {
-        let file: File = "\
+        let text = "\
 # a comment
 limit user_max_flows 10   # another
 attach eth0
@@ -136,9 +145,8 @@ engines cpus 1,3-4 idle 500
 rule user 0 local-port 53 allow
 rule local-port 53 deny comment 'of root only'
 default allow
-"
-        .parse()
-        .unwrap();
+";
+        let file: File = text.parse().unwrap();
         assert_eq!(file.limits, [(2, "user_max_flows".to_owned(), 10)]);
         assert_eq!(
             file.devices,
@@ -155,7 +163,11 @@ default allow
         assert!(empty.rules.is_empty() && empty.engines.is_none());
         let off: File = "engines off".parse().unwrap();
         assert!(off.engines.unwrap().1.cpu.is_empty());
-        let one = file.only("eth0");
+        let rules = text.parse::<File>().unwrap().only_rules();
+        assert_eq!(rules.rules.rules.len(), 2);
+        assert!(rules.rules.default.is_some());
+        assert!(rules.limits.is_empty() && rules.devices.is_empty() && rules.engines.is_none());
+        let one = file.only(|name| name == "eth0");
         assert_eq!(one.devices, [(3, "eth0".to_owned(), false)]);
         assert!(one.limits.is_empty() && one.rules.is_empty());
     }
@@ -170,6 +182,7 @@ default allow
             ("attach 0123456789abcdef", 1, "no name"),
             ("limit x", 1, "limit has"),
             ("limit x -1", 1, "no number"),
+            ("limit x 4294967296", 1, "0 to 4294967295"),
             ("limit x 1\nlimit x 2", 2, "twice"),
             ("engines", 1, "which cpus"),
             ("engines cpus", 1, "no value"),

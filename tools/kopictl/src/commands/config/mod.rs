@@ -13,19 +13,23 @@ use super::{
     rule::{adjust, check_enforce, put_in_force},
 };
 use crate::{
-    grammar,
+    grammar::{self, text_of},
+    link::{connect, find_if_there, name_of},
     message::{
         engine::{Engine, Engines},
+        rule::Rule,
         Command,
     },
+    names::Names,
     netlink::{Connection, Error},
     output::{complain, json, remark},
+    script,
 };
 use anyhow::{anyhow, bail, Context};
 use clap::{Args, Subcommand};
 use file::File;
 use serde::Serialize;
-pub(crate) use state::not_in_force;
+pub(crate) use state::{not_attached, not_in_force};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -47,8 +51,13 @@ pub(crate) enum What {
         which: Which,
 
         /// Only attach this device, and only if the file says so
-        #[arg(long, value_name = "DEV")]
+        #[arg(long, value_name = "DEV", conflicts_with = "rules")]
         device: Option<String>,
+
+        /// Only put the rules in force, with the default and enforce, as a service may do before it
+        /// starts
+        #[arg(long)]
+        rules: bool,
     },
 }
 
@@ -60,11 +69,21 @@ pub(crate) struct Which {
     file: PathBuf,
 }
 
+/// What of a file is applied.
+enum Part<'a> {
+    All,
+    Rules,
+    /// What it says of a device that has come.
+    Device(&'a str),
+}
+
 /// What came of it.
 #[derive(Default, Serialize)]
 struct Applied {
     limits: usize,
     rules: usize,
+    /// Rules that were in force, and aren't the file's.
+    rules_taken_away: usize,
     engines: usize,
     attached: Vec<String>,
     absent: Vec<String>,
@@ -89,7 +108,18 @@ struct Checked {
 pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
     match what {
         What::Check(which) => check(which, as_json),
-        What::Apply { which, device } => apply(which, device.as_deref(), as_json),
+        What::Apply {
+            which,
+            device,
+            rules,
+        } => {
+            let part = match device {
+                Some(device) => Part::Device(device),
+                None if *rules => Part::Rules,
+                None => Part::All,
+            };
+            apply(which, &part, as_json)
+        }
     }
 }
 
@@ -110,6 +140,7 @@ impl Which {
 fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
     let mut by_kernel = false;
     let checked = which.read().and_then(|file| {
+        script::remark_on(&file.rules, &which.name());
         match Connection::open() {
             Err(Error::NoKopi) => {
                 remark("KOPI isn't loaded: names of limits, programs and cgroups were not checked");
@@ -151,16 +182,20 @@ fn ask_kernel(file: &File, name: &str) -> anyhow::Result<bool> {
     Ok(put_in_force(&file.rules, name, true)?.changed)
 }
 
-/// Applies a file, or only what it says of a device that has come.
-fn apply(which: &Which, device: Option<&str>, as_json: bool) -> anyhow::Result<()> {
+/// Applies a file, or a part of it.
+fn apply(which: &Which, part: &Part<'_>, as_json: bool) -> anyhow::Result<()> {
     let name = which.name();
     let mut applied = Applied::default();
     let begun = which.read().and_then(|mut file| {
-        if let Some(device) = device {
-            file = file.only(device);
-            // Others come, too, with or without the module.
-            if file.devices.is_empty() {
-                return Ok(());
+        match part {
+            Part::All => (),
+            Part::Rules => file = file.only_rules(),
+            Part::Device(device) => {
+                file = file.only(|named| named == *device || is_of(named, device));
+                // Others come, too, with or without the module.
+                if file.devices.is_empty() {
+                    return Ok(());
+                }
             }
         }
         Connection::open()?;
@@ -176,6 +211,12 @@ fn apply(which: &Which, device: Option<&str>, as_json: bool) -> anyhow::Result<(
     };
     // Whether anybody reads it changes nothing of what came of it.
     begun.and_then(|()| applied.came_of_it(&name)).and(printed)
+}
+
+/// Whether a name in a file is an alternative one of a device, as `kopictl attach` takes it, too.
+fn is_of(named: &str, device: &str) -> bool {
+    let found = connect().and_then(|socket| find_if_there(&socket, named));
+    found.is_ok_and(|link| link.as_ref().and_then(name_of) == Some(device))
 }
 
 impl Applied {
@@ -223,7 +264,11 @@ impl Applied {
             put = rest;
         }
         match put {
-            Ok(rules) => self.rules = rules,
+            Ok((rules, taken_away)) => {
+                self.rules = rules;
+                self.rules_taken_away = taken_away;
+                script::remark_on(file, name);
+            }
             // It has the line.
             Err(error) => {
                 self.rules_refused = !file.rules.is_empty();
@@ -280,16 +325,46 @@ impl Applied {
     }
 }
 
-/// The number of rules that are the file's. Without one, those in force stay, whatever else it says.
-fn rules_in_force(file: &grammar::File, name: &str) -> anyhow::Result<usize> {
+/// How many rules are the file's, and how many were taken away. Without one, those in force stay, whatever else it
+/// says.
+fn rules_in_force(file: &grammar::File, name: &str) -> anyhow::Result<(usize, usize)> {
     if file.is_empty() {
-        return Ok(0);
+        return Ok((0, 0));
     }
     if file.rules.is_empty() {
         adjust(file, name)?;
-        return Ok(0);
+        return Ok((0, 0));
     }
-    Ok(put_in_force(file, name, false)?.rules)
+    // Where they can't be asked for, the change says why, or isn't less in force.
+    let rules = || Connection::open().and_then(|mut connection| connection.rules());
+    let before = rules().unwrap_or_default();
+    let put = put_in_force(file, name, false)?;
+    let after = put.changed.then(rules).and_then(Result::ok);
+    let gone = after.map_or(0, |after| taken_away(&before, &after));
+    let whose = format!("{name} doesn't have");
+    match gone {
+        0 => (),
+        1 => remark(format!("a rule that {whose} was taken away")),
+        gone => remark(format!("{gone} rules that {whose} were taken away")),
+    }
+    Ok((put.rules, gone))
+}
+
+/// How many of the rules aren't there any more. Those that say the same are the same, whatever their handles.
+fn taken_away(before: &[Rule], after: &[Rule]) -> usize {
+    let names = Names::new(true);
+    let mut left = BTreeMap::<_, usize>::new();
+    for rule in after {
+        *left.entry(text_of(rule, &names)).or_default() += 1;
+    }
+    let is_gone = |rule: &&Rule| match left.get_mut(&text_of(rule, &names)) {
+        Some(count @ 1..) => {
+            *count -= 1;
+            false
+        }
+        _ => true,
+    };
+    before.iter().filter(is_gone).count()
 }
 
 /// Sets the engines, unless they are as they should be.
@@ -335,6 +410,26 @@ mod tests {
         assert!(!are_as(&[engine(IDLE, 1024)], &line(None, None)));
         assert!(!are_as(&[], &line(None, None)));
         assert!(are_as(&[], &Engines::default()));
+    }
+
+    #[test]
+    fn rules_that_are_taken_away_are_counted() {
+        let rules = |texts: &[&str]| -> Vec<Rule> {
+            let words = texts.iter().map(|text| text.split(' ').collect::<Vec<_>>());
+            (1..)
+                .zip(words)
+                .map(|(handle, words)| Rule {
+                    handle: Some(handle),
+                    ..grammar::parse(&words).unwrap()
+                })
+                .collect()
+        };
+        let (first, second) = ("user 5 deny", "user 6 allow");
+        let of = |before: &[&str], after: &[&str]| taken_away(&rules(before), &rules(after));
+        assert_eq!(of(&[], &[first]), 0);
+        assert_eq!(of(&[first, second], &[second, first]), 0);
+        assert_eq!(of(&[first, second], &[second]), 1);
+        assert_eq!(of(&[first, first], &[first]), 1);
     }
 
     #[test]

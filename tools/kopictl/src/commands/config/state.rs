@@ -4,9 +4,10 @@
 
 use super::{ask_kernel, File, Which, USUAL};
 use crate::{
-    commands::{is_permission, limit},
-    message::{rule::Ruleset, Command},
-    netlink::Connection,
+    commands::{direct::whichever_attached, is_permission, limit, place::Place},
+    link::{connect, find_if_there},
+    message::{device::Device, rule::Ruleset, Command},
+    netlink::{Connection, Error},
 };
 use std::path::Path;
 
@@ -35,6 +36,50 @@ pub(crate) fn not_in_force(connection: &mut Connection) -> Option<(String, &'sta
     }
 }
 
+/// The devices of the usual file that aren't attached: where in the file, what is the matter, and what to do. None
+/// where that isn't seen, and of a file that can't be understood.
+pub(crate) fn not_attached(
+    connection: &mut Connection,
+) -> Result<Vec<(String, String, String)>, Error> {
+    let which = Which { file: USUAL.into() };
+    let file = match which.read() {
+        Ok(file) if limit::are_here() && !file.devices.is_empty() => file,
+        _ => return Ok(Vec::new()),
+    };
+    let Some(attached) = whichever_attached(connection)? else {
+        return Ok(Vec::new());
+    };
+    let socket = connect()?;
+    let index = |name: &str| {
+        let found = find_if_there(&socket, name).ok().flatten();
+        found.map(|link| link.header.index)
+    };
+    Ok(unattached(&file, &attached, index))
+}
+
+fn unattached(
+    file: &File,
+    attached: &[Device],
+    index: impl Fn(&str) -> Option<u32>,
+) -> Vec<(String, String, String)> {
+    let is_attached = |index| attached.iter().any(|device| device.ifindex == Some(index));
+    let unattached = |(line, name, _): &(usize, String, bool)| {
+        let (what, mend) = match index(name) {
+            Some(index) if is_attached(index) => return None,
+            Some(_) => (
+                format!("{name} isn't attached"),
+                format!("kopictl attach {name}, or take the line away"),
+            ),
+            None => (
+                format!("there is no device {name}: it is attached when it comes"),
+                "if the name is wrong: `ip link` shows the right one".to_owned(),
+            ),
+        };
+        Some((Place::line(USUAL, *line).to_string(), what, mend))
+    };
+    file.devices.iter().filter_map(unattached).collect()
+}
+
 /// What of a file isn't in force where there are so many rules, which are the file's or not.
 fn missing(file: &File, rules: usize, differs: bool, set: &Ruleset) -> Option<&'static str> {
     let is_enforced = set.enforce == Some(1);
@@ -58,6 +103,27 @@ fn missing(file: &File, rules: usize, differs: bool, set: &Ruleset) -> Option<&'
 mod tests {
     use super::*;
     use crate::message::rule::Verdict;
+
+    #[test]
+    fn devices_that_are_not_attached_are_named() {
+        let file: File = "attach eth0\nattach eth1\nattach eht2\n".parse().unwrap();
+        let attached = [Device {
+            ifindex: Some(2),
+            ..Device::default()
+        }];
+        let index = |name: &str| match name {
+            "eth0" => Some(2),
+            "eth1" => Some(3),
+            _ => None,
+        };
+        let found = unattached(&file, &attached, index);
+        let [(place, off, _), (_, absent, _)] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!(place, "/etc/kopi/kopi.conf:2");
+        assert_eq!(off, "eth1 isn't attached");
+        assert!(absent.starts_with("there is no device eht2"), "{absent}");
+    }
 
     #[test]
     fn what_is_missing_is_said() {

@@ -42,7 +42,7 @@ fn numbers(release: &str) -> Vec<u64> {
 }
 
 /// The releases of those whose image is there.
-fn installed(root: &Path) -> BTreeSet<String> {
+pub(super) fn installed(root: &Path) -> BTreeSet<String> {
     let named = |folder: &str| {
         let entries = fs::read_dir(root.join(folder)).into_iter().flatten();
         entries

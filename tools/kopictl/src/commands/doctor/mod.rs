@@ -5,10 +5,11 @@
 mod kernels;
 mod nics;
 mod rules;
+mod signatures;
 mod units;
 
 use crate::{
-    commands::config::not_in_force,
+    commands::config::{not_attached, not_in_force},
     hooks::{self, Switch},
     kernel::{release, way_to_module},
     message::{info::Info, Command},
@@ -33,8 +34,6 @@ const CHANNEL: u64 = 2200 << 10;
 
 /// Where packages put the guide for administrators.
 const GUIDE: &str = "/usr/share/doc/kopi-tools/admin.md";
-/// What the kernel's lockdown keeps even root from.
-const LOCKDOWN: &str = "/sys/kernel/security/lockdown";
 
 /// How something is.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -94,9 +93,6 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         }
         Err(Error::NoKopi) => {
             findings.push(missing_module());
-            // Who can't read it gets no word of it.
-            let lockdown = fs::read_to_string(LOCKDOWN);
-            findings.extend(lockdown.ok().as_deref().and_then(locked_down));
             None
         }
         Err(error) => {
@@ -105,6 +101,8 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         }
     };
     if let Ok(running) = release() {
+        let is_missing = matches!(connection, Err(Error::NoKopi));
+        findings.extend(signatures::demanded(Path::new("/"), &running, is_missing));
         findings.extend(kernels::without_module(Path::new("/"), &running));
     }
     if let Some(family) = family {
@@ -119,7 +117,11 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     if let Some(connection) = &mut connection {
         let config = not_in_force(connection);
         findings.extend(config.map(|(text, mend)| Finding::wrong("kopi.conf", text, mend)));
-        findings.extend(rules::stale(connection)?);
+        let off = not_attached(connection)?.into_iter();
+        findings.extend(off.map(|(place, text, mend)| {
+            Finding::note("kopi.conf", format!("{place}: {text}"), Some(mend))
+        }));
+        findings.extend(rules::matching_nobody(connection)?);
     }
     findings.extend(nics::all(connection.as_mut())?);
     let printed = match as_json {
@@ -173,22 +175,6 @@ fn missing_module() -> Finding {
             way_to_module(&release),
         )
     }
-}
-
-/// Whether the kernel, by what it says of its lockdown, takes no module but signed ones.
-fn locked_down(modes: &str) -> Option<Finding> {
-    let (_, mode) = modes.split_once('[')?;
-    let (mode, _) = mode.split_once(']')?;
-    (mode != "none").then(|| {
-        Finding::note(
-            "lockdown",
-            format!("{mode}, as with Secure Boot: the kernel loads only signed modules; that of KOPI's packages isn't"),
-            Some(format!(
-                "sign it with a key that mokutil has enrolled, or turn Secure Boot off: {}",
-                guide()
-            )),
-        )
-    })
 }
 
 /// The guide for administrators, where it is.
@@ -275,15 +261,6 @@ mod tests {
             (State::Note, Some("boot"))
         );
         assert!(off.text.ends_with("bpf is off"), "{}", off.text);
-    }
-
-    #[test]
-    fn a_locked_kernel_is_told() {
-        assert_eq!(locked_down("[none] integrity confidentiality\n"), None);
-        let found = locked_down("none [integrity] confidentiality\n").unwrap();
-        assert!(found.text.starts_with("integrity, "), "{}", found.text);
-        assert!(found.mend.unwrap().contains("mokutil"));
-        assert_eq!(locked_down(""), None);
     }
 
     #[test]

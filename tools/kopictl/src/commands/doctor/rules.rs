@@ -11,15 +11,24 @@ use crate::{
     },
     netlink::{Connection, Error},
     output::or_dash,
+    script,
 };
 
-/// The rules that name a program or a cgroup which isn't there any more; none for those who may not see
-/// the rules.
-pub(super) fn stale(connection: &mut Connection) -> Result<Vec<Finding>, Error> {
+/// The rules that name a program or a cgroup which isn't there any more, or a script; none for those who may not
+/// see the rules.
+pub(super) fn matching_nobody(connection: &mut Connection) -> Result<Vec<Finding>, Error> {
     match connection.rules() {
         Err(error) if error.is_permission() => Ok(Vec::new()),
-        rules => Ok(rules?.iter().filter_map(finding).collect()),
+        rules => Ok(rules?
+            .iter()
+            .filter_map(|rule| finding(rule).or_else(|| script(rule)))
+            .collect()),
     }
+}
+
+fn script(rule: &Rule) -> Option<Finding> {
+    let what = format!("rule {}", or_dash(rule.handle));
+    script::of_rule(rule).map(|text| Finding::note(what, text, None))
 }
 
 /// Whether rules that are to judge ordinary sockets do: their hooks may be gone, as with the mount namespace in

@@ -37,8 +37,9 @@ const LASTS: Duration = Duration::from_secs(1);
 Anyone who can connect sees data that the kernel gives only to CAP_NET_ADMIN: who
 sends and receives how much (process, program, user), and the rules. A Unix
 socket is for its owner, and for --group; ADDR:PORT is one of this machine's own
-(127.0.0.1, ::1), and is for every user of it. For other machines put a proxy in
-front of it that asks who they are.")]
+(127.0.0.1, ::1), and is for every user of it who asks it by such an address or as
+localhost (Host). For other machines put a proxy in front of it that asks who they
+are.")]
 pub(crate) struct Options {
     /// Serve the metrics by HTTP at /metrics on this Unix socket; without it they are printed once
     #[arg(long, value_name = "PATH|ADDR:PORT", num_args = 0..=1, default_missing_value = SOCKET)]

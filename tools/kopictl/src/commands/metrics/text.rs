@@ -100,7 +100,7 @@ impl Text {
         self.metric(
             "flows_denied",
             "counter",
-            "Number of bind() and connect() calls, and of live flows, that a rule denied.",
+            "Number of calls that rules refused, of flows that they stopped, and of a few packets.",
         );
         self.sample("flows_denied_total", &[], totals.flows_denied.unwrap_or(0));
 
@@ -182,7 +182,7 @@ impl Text {
             ("rule_bytes", "Their payload, in bytes.", |rule| rule.bytes),
             (
                 "rule_denied",
-                "Number of bind() and connect() calls that the rule refused, and of live flows that it stopped.",
+                "Number of calls that the rule refused, of flows that it stopped, and of a few packets.",
                 |rule| rule.denied,
             ),
         ];

@@ -2,6 +2,7 @@
 
 //! `kopictl rule` and `kopictl restore`
 
+mod enforce;
 mod save;
 
 use super::{
@@ -10,17 +11,19 @@ use super::{
 };
 use crate::{
     grammar::{parse, text_of, File, HELP},
-    hooks,
     message::{
         rule::{Rule, Ruleset, Verdict},
         Command,
     },
     names::Names,
     netlink::{Connection, Error},
-    output::{json, or_dash, Table},
+    output::{json, or_dash, remark, Table},
+    script,
 };
 use anyhow::{anyhow, bail, Context};
 use clap::{Args, Subcommand, ValueEnum};
+pub(crate) use enforce::check_enforce;
+use enforce::{at_enforce, with_hooks};
 use nix::errno::Errno;
 use save::Save;
 use serde::Serialize;
@@ -138,11 +141,14 @@ pub(crate) fn run(what: What, as_json: bool) -> anyhow::Result<()> {
 }
 
 fn add(words: &[String], as_json: bool) -> anyhow::Result<()> {
+    let rule = parse(words).map_err(Usage)?;
+    let script = script::of_rule(&rule);
     let question = Ruleset {
-        rule: vec![parse(words).map_err(Usage)?],
+        rule: vec![rule],
         ..Ruleset::default()
     };
     let answer: Ruleset = Connection::open()?.get(Command::RuleAdd, &question)?;
+    script.into_iter().for_each(remark);
     if as_json {
         return json(&answer);
     }
@@ -263,53 +269,9 @@ pub(crate) fn adjust(file: &File, name: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Says that it is about the line with `enforce`, unless another place is known.
-fn at_enforce(error: anyhow::Error, name: &str, line: usize) -> anyhow::Error {
-    match error.is::<Place>() {
-        true => error,
-        false => error.context(Place::line(name, line)),
-    }
-}
-
-/// Whether enforcing could be had where a file of that name wants it. Nothing is loaded.
-pub(crate) fn check_enforce(file: &File, name: &str) -> anyhow::Result<()> {
-    match file.enforce {
-        Some((line, true)) => hooks::could_load().with_context(|| Place::line(name, line)),
-        _ => Ok(()),
-    }
-}
-
 /// Turns it on or off.
 fn enforce(on: bool) -> anyhow::Result<()> {
     with_hooks(on, || change(None, Some(on)))
-}
-
-/// Makes a change that has the rules enforced, or no more, with the hooks that it takes.
-fn with_hooks<T>(on: bool, change: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
-    let before: Ruleset = Connection::open()?.get(Command::RulesetGet, &Ruleset::default())?;
-    // Others than root of the machine see no number, and the kernel says what they lack.
-    if before.enforcing.is_none() {
-        return change();
-    }
-    let _turn = hooks::take_turn()?;
-    if on {
-        hooks::load()?;
-    }
-    let changed = change();
-    follow(on)?;
-    changed
-}
-
-/// Once the rules are enforced, what sockets there are is noted; the hooks go when no rules are.
-fn follow(on: bool) -> anyhow::Result<()> {
-    let set: Ruleset = Connection::open()?.get(Command::RulesetGet, &Ruleset::default())?;
-    if on && set.enforce == Some(1) {
-        return hooks::find_sockets();
-    }
-    if set.enforcing == Some(0) {
-        hooks::unload()?;
-    }
-    Ok(())
 }
 
 /// Puts a file's rules in force. JSON says what is wrong, too.
@@ -344,6 +306,7 @@ fn restored(options: &Restore) -> anyhow::Result<Restored> {
         bail!("{name}: nothing is in it; `default allow` or `default deny` takes all rules away");
     }
     let mut restored = put_in_force(&file, name, options.check)?;
+    script::remark_on(&file, name);
     if options.check {
         // What the kernel checks is without it.
         restored.changed |= changes_enforce(&file)?;
