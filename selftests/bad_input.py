@@ -236,8 +236,7 @@ def memcg():
     os.makedirs("/sys/fs/cgroup/small", exist_ok=True)
     with open("/sys/fs/cgroup/small/memory.max", "w", encoding="ascii") as limit:
         limit.write("30M")
-    with open("/sys/fs/cgroup/small/cgroup.procs", "w", encoding="ascii") as procs:
-        procs.write(str(os.getpid()))
+    kopi.move_to("small")
     flow().setsockopt(SOL_KOPI, CHANNEL, request(frames=32768))
 
 

@@ -12,7 +12,7 @@ import subprocess
 import threading
 
 import kopi
-from kopi import BELL_SEND, BELL_TX, BELL_WAIT_RX, ENGINE, GRO, SOL_KOPI, TX_ONLY
+from kopi import BELL_SEND, BELL_TX, BELL_WAIT_RX, ENGINE, GRO, SOL_KOPI, TX_ONLY, become
 
 MSG_MORE, UDP_CORK = 0x8000, 1
 ALICE, BOB = 1001, 1002
@@ -291,13 +291,6 @@ def forked_worker():
         subprocess.run(["kopictl", "restore", "-"], input="default allow\n", text=True, check=True)
 
 
-def become(uid):
-    """Gives up all that another user hasn't."""
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-
-
 def is_refused(call):
     """Whether it fails with EPERM."""
     try:
@@ -355,8 +348,24 @@ def guests():
     kopi.check("the server ends", os.waitpid(child, 0)[1] == 0)
 
 
+def passed_by_root():
+    """Who makes a channel on a flow that root has made puts flows of his own there, too."""
+    roots = kopi.flow()
+
+    def server():
+        become(BOB)
+        channel, own = kopi.Channel(roots, flags=TX_ONLY), kopi.flow()
+        own.setsockopt(SOL_KOPI, kopi.JOIN, kopi.join_request(channel.sock))
+        kopi.expect(kopi.number_of(own) == 1, "it has joined")
+        kopi.libc_fails("of which it has no memory, as UDP has none", errno.ENODEV,
+                        lambda: kopi.libc.mmap(None, channel.size, 3, 1, own.fileno(), 0))
+
+    kopi.check("on a channel that its user has made by root's flow", os.waitpid(kopi.in_child(server), 0)[1] == 0)
+
+
 def main():
-    for part in (receives, is_not_inherited, waits, sends, full, corks, corks_while_sending, rules_and_owner, passed_flow, forked_worker, guests):
+    for part in (receives, is_not_inherited, waits, sends, full, corks, corks_while_sending, rules_and_owner, passed_flow, forked_worker, guests,
+                 passed_by_root):
         kopi.attempt(part)
     kopi.finish()
 

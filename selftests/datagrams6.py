@@ -145,7 +145,7 @@ class Sender:
         return 0
 
 
-class Wire:
+class Overheard:
     """What arrives at the peer's NIC, with its Ethernet headers: what UDP sends by IPv6, or by IPv4."""
 
     def __init__(self, protocol=ETH_P_IPV6):
@@ -434,4 +434,4 @@ def ways(way):
         with namespace("peer"):
             SINKS.append(socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
         SINKS[0].bind(("::", PORT))
-    return Wire()
+    return Overheard()

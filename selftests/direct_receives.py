@@ -13,13 +13,13 @@ from attached import attach, host, kopictl, link
 from control import family
 from equivalence import checksum, namespace, payload, sh, snmp
 from linux import ETH_P_ALL, SO_NO_CHECK
-from redirected import BATCH, FROM, PORT, Traffic
+from redirected import BATCH, FROM, PORT, Incoming
 
 
 def data_is_whole(ynl):
     """All lengths, by both versions of IP, merged and not."""
     for version, merged in itertools.product((4, 6), (False, True)):
-        traffic = Traffic(version, merged=merged)
+        traffic = Incoming(version, merged=merged)
         what = f"IPv{version}{', merged' if merged else ''}"
         largest = 1472 if version == 4 else 1452
         for size in (1, 2, 63, 64, 65, 128, 129, 511, 1400, largest):
@@ -37,7 +37,7 @@ def data_is_whole(ynl):
 
 def lengths_mix(_ynl):
     """A GRO packet ends where another length begins, or other headers."""
-    traffic = Traffic()
+    traffic = Incoming()
     sizes = [64] * 5 + [10] + [64] * 2 + [200] * 3 + [199, 200, 1] + [1400] * 30 + [7] * 70
     for number, size in enumerate(sizes):
         if number % 7 == 0:
@@ -67,7 +67,7 @@ def lengths_mix(_ynl):
 
 def damage_is_seen(ynl):
     """A wrong checksum is counted, and nothing of it delivered; nor is anything that is cut off."""
-    traffic = Traffic()
+    traffic = Incoming()
     mac = {name: json.loads(sh(f"ip -n {name} -j link show {nic}"))[0]["address"]
            for name, nic in (("host", "eth0"), ("peer", "eth1"))}
     ethernet = b"".join(bytes.fromhex(mac[name].replace(":", "")) for name in ("host", "peer")) + b"\x08\x00"

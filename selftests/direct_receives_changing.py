@@ -5,6 +5,7 @@
 import contextlib
 import errno
 import json
+import pathlib
 import shutil
 import socket
 import struct
@@ -16,7 +17,7 @@ import memory
 from attached import attach, change_by, detached, host, kopictl, link, redirection
 from control import ask, family, refused
 from equivalence import devices, namespace, payload, sh, snmp
-from redirected import BATCH, PORT, Traffic
+from redirected import BATCH, PORT, Incoming
 
 
 def ways_change(ynl):
@@ -31,7 +32,7 @@ def ways_change(ynl):
         finally:
             host(end)
 
-    traffic = Traffic()
+    traffic = Incoming()
     for what, way, other in (
             ("down", "down", lambda: changed(f"ip link set {target} down", f"ip link set {target} up")),
             ("gro", "direct", lambda: changed("ethtool -K eth0 gro off", "ethtool -K eth0 gro on"))):
@@ -70,7 +71,7 @@ def ports_come_and_go(ynl):
     unspecified = struct.pack("=H14x", socket.AF_UNSPEC)
     for what, bind, how in (("bound first", True, "closed"), ("chosen by the stack", False, "closed"),
                             ("chosen by the stack", False, "disconnected")):
-        traffic = Traffic()
+        traffic = Incoming()
         with namespace("host"):
             flow = kopi.flow()
         if bind:
@@ -126,13 +127,37 @@ def programs_are_left_alone():
     with namespace("host"):
         ynl = family()
     kopi.check("another program: sending only", link(ynl)["receive-path"] == "no-program", link(ynl))
-    traffic = Traffic()
+    traffic = Incoming()
     traffic.passes("another program: all arrive, in order", BATCH, 90)
     traffic.close()
     ynl.sock.close()
     kopictl("detach", "eth0")
     shown = json.loads(host("ip -j link show eth0"))[0]
     kopi.check("another program: stays", "xdp" in shown, shown)
+    host("ip link set dev eth0 xdp off")
+
+
+def programs_that_come_meanwhile_are_left_alone():
+    """One that is put in the place of kopictl's between kopictl's look at the device and its change of it."""
+    calls = "/tmp/calls"
+    traced = ["nsenter", "--net=/run/netns/host", "strace", "-o", calls, "-e", "trace=sendto"]
+    kopictl("attach", "eth0")
+    subprocess.run([*traced, "kopictl", "detach", "eth0"], check=True)
+    with open(calls, encoding="utf-8") as file:
+        change = next(number for number, line in enumerate(file) if "RTM_SETLINK" in line)
+    sh("bpftool prog loadall /kopi/build/bpf/policy.bpf.o /sys/fs/bpf/others")
+    kopictl("attach", "eth0")
+    # Behind the last request before that one.
+    stop = f"inject=sendto:signal=SIGSTOP:when={change}"
+    with subprocess.Popen([*traced, "-e", stop, "kopictl", "detach", "eth0"], stderr=subprocess.PIPE) as tracer:
+        kopi.expect(kopi.wait_until(lambda: "stopped by" in pathlib.Path(calls).read_text("utf-8")), "kopictl stops")
+        host("bpftool net attach xdpdrv pinned /sys/fs/bpf/others/others_pass dev eth0 overwrite")
+        subprocess.run(["pkill", "-CONT", "-P", str(tracer.pid)], check=True)
+        said = tracer.communicate()[1].decode()
+    shown = json.loads(host("ip -j link show eth0"))[0]
+    kopi.check("another program that came while the device was detached: stays", "xdp" in shown, shown)
+    kopi.check("which is said", tracer.returncode == 0 and "by somebody meanwhile" in said, said)
+    shutil.rmtree("/sys/fs/bpf/others")
     host("ip link set dev eth0 xdp off")
 
 
@@ -167,7 +192,7 @@ def namespace_goes(ynl):
     # It would keep the namespace.
     ynl.sock.close()
     kopictl("attach", "eth0")
-    traffic = Traffic()
+    traffic = Incoming()
     traffic.send(4 * BATCH, 1000)
     sh("ip netns del host")
     traffic.close()
@@ -175,7 +200,7 @@ def namespace_goes(ynl):
     shown = devices("host")
     kopi.check("it isn't attached any more", not shown, shown)
     # The program stays, and redirects nothing.
-    traffic = Traffic()
+    traffic = Incoming()
     traffic.passes("what comes comes by the stack", BATCH, 1000)
     kopictl("attach", "eth0")
     with namespace("host"):
@@ -203,7 +228,7 @@ def module_goes():
     kopi.check("and the program is there, but no device", "prog/xdp" in shown and "kopirx" not in shown, shown)
     kopi.expect(memory.load(), "the module comes again")
     kopictl("attach", "eth0")
-    traffic = Traffic()
+    traffic = Incoming()
     traffic.passes("with a new module: all arrive, in order", BATCH, 90)
     # Not by YNL's library, which remembers the old one's number.
     device = devices("host")[0]
@@ -218,6 +243,7 @@ for case in (ways_change, ports_come_and_go, devices_on_top):
     case(YNL)
 YNL.sock.close()
 programs_are_left_alone()
+programs_that_come_meanwhile_are_left_alone()
 with namespace("host"):
     YNL = family()
 bad_input(YNL)

@@ -12,13 +12,13 @@ from attached import attach, counted, host, kopictl, link, rules, tapped
 from control import family
 from equivalence import namespace, payload, run_nft, sh, snmp
 from linux import UDP_SEGMENT
-from redirected import BATCH, FROM, PORT, Traffic
+from redirected import BATCH, FROM, PORT, Incoming
 
 
 def others_get_theirs(ynl):
     """Other sockets of the port, and those that didn't ask for GRO packets, get datagrams."""
     host("ip addr add 192.0.2.50/24 dev eth0")
-    traffic = Traffic()
+    traffic = Incoming()
     with namespace("host"):
         other = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         plain = kopi.flow()
@@ -89,7 +89,7 @@ def others_get_theirs(ynl):
 
 def hooks_see_it(ynl):
     """Rules, tc and taps see what is redirected, and hold."""
-    traffic = Traffic()
+    traffic = Incoming()
     with namespace("host"):
         rules("table netdev early {", "counter seen { }", "chain i {",
               "type filter hook ingress device eth0 priority 0", f"udp dport {PORT} counter name seen", "}", "}",

@@ -15,6 +15,7 @@ from enforced import (BOB, CHARLIE, HOST, HOST6, IMPOSTOR, PEER, PORT, POSTGRES,
 from equivalence import namespace, sh
 from kopi import check, finish, wait_until
 from linux import IPPROTO_MPTCP
+from memory import wait_until_unused
 
 GROUP = "/sys/fs/cgroup/enforced"
 
@@ -457,11 +458,7 @@ def others_are_as_they_were():
     check("without a word it stays", "enforce on" in kopictl("rule", "list")[1])
     enforce("off")
     check("off: the hooks are gone", not os.path.exists("/sys/fs/bpf/kopi-enforce"))
-
-    def unused():
-        with open("/sys/module/kopi/refcnt", encoding="ascii") as count:
-            return count.read().strip() == "0"
-    check("and nothing holds the module", wait_until(unused))
+    check("and nothing holds the module", wait_until_unused())
 
 
 with namespace("host"):

@@ -6,9 +6,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 
 from equivalence import namespace, sh
-from kopi import expect
+from kopi import become, expect, move_to
 
 HOST, PEER, PORT = "192.0.2.1", "192.0.2.2", 5432
 HOST6 = "2001:db8::1"
@@ -40,12 +41,6 @@ def enforce(switch):
     assert status == 0, said
 
 
-def become(user):
-    """Of another user from now on."""
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
-
-
 class Program:
     """A program that a user runs, as Python code that is fed line by line; each line's result is an errno's name,
     or what the expression gives."""
@@ -60,11 +55,8 @@ class Program:
     def __init__(self, program=POSTGRES, user=BOB, pass_fds=(), group=None, groups=()):
         def prepare():
             if group:
-                with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
-                    procs.write(str(os.getpid()))
-            if groups:
-                os.setgroups(groups)
-            become(user)
+                move_to(group)
+            become(user, groups)
         self.process = subprocess.Popen([program, "-c", self.FEED], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True, preexec_fn=prepare, pass_fds=pass_fds,
                                         env=os.environ | {"PYTHONHOME": sys.base_prefix})
@@ -129,6 +121,15 @@ def reaches(address=HOST, port=PORT, within=20):
     with namespace("peer"), socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
         sock.settimeout(within)
         return sock.connect_ex((address, port)) == 0
+
+
+def floods(port, pause=0):
+    """The peer, which sends all the time, with a pause in seconds behind each datagram."""
+    with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        while True:
+            sender.sendto(b"for bob", (HOST, port))
+            if pause:
+                time.sleep(pause)
 
 
 def end():

@@ -204,7 +204,7 @@ for name, sizes, shares in (
             add(ynl, local_port_min=channel.sock.getsockname()[1], weight=share)
     costs = [size + PER_DESCRIPTOR for size in sizes]
     # A visit ends early when the host lets the CPU stand, and its rest is lost: that is no share of the engine's.
-    for _ in range(5):
+    for _ in range(15):
         order = backlogged(channels, sizes)
         apart, longest, bytes_sent = worst(order, costs, shares)
         if apart <= BUDGET + 2 * max(costs):

@@ -15,7 +15,7 @@ import kopi
 from apparmor import confine, profiles
 from control import add, ask, family
 from equivalence import run_nft
-from kopi import ENGINE, Channel, check, finish, wait_until
+from kopi import ENGINE, Channel, become, check, finish, wait_until
 from linux import LANDLOCK_SEND_UDP, PR_SET_NO_NEW_PRIVS, SYS_LANDLOCK_CREATE, SYS_LANDLOCK_RESTRICT
 
 ALICE, BOB = 1001, 1002
@@ -58,12 +58,6 @@ class Sender:
         return "nothing" if entry is None else errno.errorcode.get(entry[4], "sent")
 
 
-def become(uid):
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-
-
 def test(what, expected, steps, *arguments):
     """What the steps give must be this, and nothing is received that isn't sent."""
     got = kopi.told_by_child(lambda: steps(*arguments))
@@ -90,6 +84,14 @@ def given_up(meta):
     before = sender.send(**meta)
     become(BOB)
     return f"{before} {sender.send(**meta)} {sender.send()}"
+
+
+def other_user():
+    """The same, as rules see it."""
+    sender = Sender()
+    before = sender.send()
+    become(BOB)
+    return f"{before} {sender.send()}"
 
 
 def capability_dropped():
@@ -221,6 +223,10 @@ ask(ynl, "ruleset-set")
 add(ynl, uid_min=ALICE, verdict="deny", direction={"out"})
 test("a flow that who is denied tried to connect, by another process", "sent sent", passed_on)
 ask(ynl, "ruleset-set")
+
+ask(ynl, "ruleset-set", {"default": "deny", "rule": [{"uid-min": 0, "verdict": "allow"}]})
+test("rules for the superuser, who is bob then, and doesn't ring", "sent EACCES", other_user)
+ask(ynl, "ruleset-set", {"default": "allow"})
 
 test("who mapped the channel ends, another rings", "True EPERM sent", orphaned)
 ask(ynl, "engine-set")

@@ -11,6 +11,7 @@ import kopi
 from control import ask, family
 from equivalence import sh
 from kopi import ENGINE, JOIN, SOL_KOPI, Channel, check, flow, in_child, join_request, number_of, wait_until
+from memory import module_users
 
 DATA = 900
 RING = 64
@@ -107,15 +108,8 @@ check("its packets are refused, and the other flow's go",
 # An engine waits for the room, and has nothing more to do with the channel when that is gone.
 ynl = family()
 ask(ynl, "engine-set", {"cpu": [0], "idle": 3_600_000_000})
-
-
-def references():
-    """Of the module: each region has some."""
-    with open("/sys/module/kopi/refcnt", encoding="ascii") as count:
-        return int(count.read())
-
-
-idle = references()
+# Each region has some.
+idle = module_users()
 polled = Channel(sock=connected(flow()), tx=RING, completion=RING, frames=RING, flags=ENGINE)
 fill(polled)
 sh("tc qdisc replace dev full0 root tbf rate 2mbit burst 2000 limit 10m")
@@ -123,8 +117,8 @@ check("an engine sends the rest when there is room", wait_until(lambda: waiting(
       len(completed(polled)) == RING)
 polled.sock.close()
 polled.region.close()
-check("it lets go of the channel for good", wait_until(lambda: references() == idle),
-      (references(), idle, ynl.dump("engine-get", {})))
+check("it lets go of the channel for good", wait_until(lambda: module_users() == idle),
+      (module_users(), idle, ynl.dump("engine-get", {})))
 ask(ynl, "engine-set")
 ynl.sock.close()
 slow()

@@ -32,13 +32,6 @@ ROUNDS, MOST_ROUNDS = 5, 40
 PATIENCE = 120
 
 
-def become(name):
-    """Makes the process the user's."""
-    who = pwd.getpwnam(name).pw_uid
-    os.setresgid(who, who, who)
-    os.setresuid(who, who, who)
-
-
 @contextlib.contextmanager
 def process(name, work, *arguments, cpu=None, group=None):
     """A user's process that says something when it is ready, and lives until the block ends."""
@@ -48,11 +41,10 @@ def process(name, work, *arguments, cpu=None, group=None):
         try:
             os.close(reader)
             if group:
-                with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
-                    procs.write("0")
+                kopi.move_to(group)
             if cpu is not None:
                 os.sched_setaffinity(0, {cpu})
-            become(name)
+            kopi.become(pwd.getpwnam(name).pw_uid)
             work(lambda text: os.write(writer, text.encode()), *arguments)
         finally:
             os._exit(1)
@@ -77,7 +69,7 @@ def exchange(seconds):
     if pid == 0:
         try:
             os.sched_setaffinity(0, {CPUS[0]})
-            become("alice")
+            kopi.become(pwd.getpwnam("alice").pw_uid)
             channel = Channel()
             channel.sock.bind(("127.0.0.1", 0))
             address = channel.sock.getsockname()

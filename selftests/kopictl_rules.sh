@@ -46,6 +46,17 @@ check "whose file doesn't get it by that" eval 'cannot bob /tmp/postgres 5432 &&
 check "doctor finds it" eval 'kopictl doctor --json 2>/dev/null | has --arg rule "rule $first" \
 	"map(select(.what == \$rule)) | length == 1 and .[0].text == \"exe /tmp/postgres: the program\u0027s file was replaced\""'
 
+printf '#!/bin/sh -e\nexit\n' >/tmp/script
+remarks() { says "exe /tmp/script is a script: the program of who runs it is the interpreter (#!/bin/sh -e)"; }
+check "a rule by a script is added" ends_with 0 rule add exe /tmp/script remote-port 9 deny
+check "with a remark" remarks
+check "doctor has it, too" eval 'kopictl doctor >/tmp/out 2>&1; remarks'
+rule del "$(rule list --json | jq '.rules[-1].handle')"
+echo 'exe /tmp/script remote-port 9 deny' >/tmp/only
+check "so has who restores" eval 'ends_with 0 kopictl restore --check /tmp/only && remarks'
+sed -i 's/^/rule /' /tmp/only
+check "and who checks a configuration" eval 'ends_with 0 kopictl config check /tmp/only && remarks && says /tmp/only:1:'
+
 cat >/tmp/rules <<'EOF'
 # As before.
 default allow
@@ -134,6 +145,19 @@ echo 'rule user root allow' >/tmp/only
 check "one with rules replaces them" eval 'kopictl config apply /tmp/only && rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 1"'
 
+printf 'limit nothing 1\nattach nowhere0\nengines cpus 999\nrule user 2000 deny\nrule user root allow\n' >/tmp/only
+check "its rules alone are put in force" eval 'kopictl config apply --rules --json /tmp/only 2>/tmp/out | has \
+	".failed == 0 and .rules == 2 and .absent == [] and .rules_taken_away == 0" && rule list --json | has "(.rules | length) == 2"'
+rule add user bob deny >/dev/null
+rule add user alice deny >/dev/null
+check "those that it doesn't have are taken away" eval 'kopictl config apply --rules --json /tmp/only 2>/tmp/out | has \
+	".rules == 2 and .rules_taken_away == 2"'
+check "which is said" says "2 rules that /tmp/only doesn't have were taken away"
+check "once" eval 'kopictl config apply --rules /tmp/only 2>/tmp/out && [ ! -s /tmp/out ]'
+check "of a device, it has no rules" ends_with 2 kopictl config apply --rules --device eth0 /tmp/only
+
+echo 'rule user root allow' >/tmp/only
+kopictl config apply /tmp/only 2>/dev/null
 rule default allow
 mount -t tmpfs none /sys/fs/bpf
 printf 'rule user root allow\nenforce on\nrule user bob deny\ndefault deny\n' >/tmp/cant_be_had
@@ -255,6 +279,14 @@ rm -r "$hooks"
 check "doctor finds that hooks are gone" wait_for enforce_is wrong
 check "and fails" ends_with 1 kopictl doctor
 check "they come back" eval 'rule enforce on && [ -e "$hooks/kopi_bind" ] && enforce_is ok'
+# A pin that leads to nothing.
+rm "$hooks/kopi_found" && mkdir "$hooks/kopi_found"
+printf 'enforce on\n' >/tmp/only
+check "rules are enforced where open sockets can't be looked up" eval 'kopictl config apply --json /tmp/only 2>/tmp/out | has \
+	".failed == 0" && rule list --json | has .enforce'
+check "which is said" says "the sockets that are open now can't be looked up"
+rmdir "$hooks/kopi_found"
+check "they are again" rule enforce on
 cp "$nc" /tmp/removed
 rule add exe /tmp/removed local-port 5434 allow >/dev/null
 rm /tmp/removed
@@ -298,6 +330,12 @@ echo 'rule exe /tmp/nowhere deny' >>/etc/kopi/kopi.conf
 check "one that is wrong is found before a boot" eval '[[ $(told command) == \
 	"wrong: can'"'"'t be put in force as it is: /etc/kopi/kopi.conf:2: exe can'"'"'t be looked up"* ]]'
 command kopictl rule flush
+echo 'attach nowhere0' >/etc/kopi/kopi.conf
+check "a device that isn't there is told" [ "$(told command)" = \
+	'note: /etc/kopi/kopi.conf:1: there is no device nowhere0: it is attached when it comes' ]
+echo 'limit user_max_flows 5000000000' >/tmp/only
+check "a limit of more than 32 bits is found by a check" ends_with 1 kopictl config check /tmp/only
+check "with what it can be" says "/tmp/only:1: limit user_max_flows: 5000000000 is no number from 0 to 4294967295"
 umount /etc/kopi
 
 as_bob() { in_host setpriv --reuid bob --regid bob --clear-groups -- kopictl "$@"; }

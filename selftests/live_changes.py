@@ -68,8 +68,7 @@ def stop(pid):
 def flow_sends(gso):
     """A KOPI flow that sends."""
     def work(pace):
-        with open(f"{GROUP}/cgroup.procs", "w", encoding="ascii") as procs:
-            procs.write("0")
+        kopi.move_to(GROUP)
         flow = kopi.flow()
         flow.bind(("192.0.2.1", 7000))
         channel = kopi.Channel(flow, flags=kopi.OFFLOADS if gso else 0)
@@ -129,8 +128,7 @@ class FlowReceiver:
     """The KOPI end."""
 
     def __init__(self, gso):
-        with open(f"{GROUP}/cgroup.procs", "w", encoding="ascii") as procs:
-            procs.write("0")
+        kopi.move_to(GROUP)
         with namespace("host"):
             self.sock = kopi.flow()
         self.sock.bind(("192.0.2.1", 7000))
@@ -138,8 +136,7 @@ class FlowReceiver:
                                     frame_size=512)
         for frame in range(2048):
             self.channel.fill.push(self.channel.frame(frame))
-        with open("/sys/fs/cgroup/cgroup.procs", "w", encoding="ascii") as procs:
-            procs.write("0")
+        kopi.move_to("")
 
     def receive(self):
         """What has come."""

@@ -20,7 +20,7 @@ IP, UDP = socket.IPPROTO_IP, socket.IPPROTO_UDP
 TO = {"address": (FAR, PORT)}
 
 
-class Wire(datagrams6.Wire):
+class Overheard(datagrams6.Overheard):
     """The same of IPv4, without IDs that are chosen by chance."""
 
     def __init__(self):
@@ -142,7 +142,7 @@ def with_rules(wire):
 def every_way(way):
     """All of that, by one of a flow's ways."""
     datagrams6.ways(way)
-    wire = Wire()
+    wire = Overheard()
     for case in (options, sources, of_both_versions, with_rules):
         case(wire)
 

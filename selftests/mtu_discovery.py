@@ -23,7 +23,7 @@ HEADERS = {4: 28, 6: 48}
 WHOLE = (200, 1300, 1301, 1500, 1501)
 
 
-class Wire:
+class Overheard:
     """What arrives at the peer's NIC."""
 
     def __init__(self):
@@ -170,7 +170,7 @@ def lock_by_error():
 
 
 def main():
-    wire = Wire()
+    wire = Overheard()
     sh(f"ip netns exec host ping -q -c1 -w20 {ADDRESSES[6][1]}; ip netns exec host ping -q -c1 -w20 {ADDRESSES[4][1]}")
     for version, path in itertools.product((4, 6), (1500, 1300)):
         far = ADDRESSES[version][1]

@@ -19,12 +19,6 @@ from linux import NETLINK_GET_STRICT_CHK, SOL_NETLINK
 KINDS = {"local": "192.0.2.1", "peer": "192.0.2.2"}
 
 
-def move(group):
-    """Moves this process to a cgroup."""
-    with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
-        procs.write("0")
-
-
 with namespace("host"):
     ynl = family()
     info = ask(ynl, "info-get")
@@ -144,9 +138,9 @@ with namespace("host"):
     os.makedirs(path)
     with open("/proc/self/cgroup", encoding="ascii") as own:
         before_that = own.read().strip().rpartition(":")[2]
-    move(path)
+    kopi.move_to(path)
     long = kopi.flow()
-    move(f"/sys/fs/cgroup{before_that}")
+    kopi.move_to(f"/sys/fs/cgroup{before_that}")
     shown = [each for each in family().dump("flow-get", {}) if len(each["cgroup-path"]) > 3000]
     check("a flow whose path is long is shown", len(shown) == 1 and shown[0]["cgroup-path"] == path[14:], shown)
     long.close()

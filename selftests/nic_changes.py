@@ -14,7 +14,7 @@ import subprocess
 import kopi
 from attached import carrier, host, kopictl, model, said_of
 from equivalence import devices, namespace, payload
-from redirected import BATCH, Traffic
+from redirected import BATCH, Incoming
 from uppers import KINDS, TEAMS, above
 
 AF_XDP, SOL_XDP = 44, 283
@@ -48,7 +48,7 @@ def comes(what, way):
 
 def both_ways(what, way=None):
     """All arrive, and it is shown how they come in."""
-    traffic = Traffic()
+    traffic = Incoming()
     traffic.passes(f"{what}: all come, in order", BATCH, 200)
     traffic.close()
     sends(f"{what}: all leave, in order")
@@ -126,7 +126,7 @@ def channels():
     if driver != "igb":
         print(f"# {driver} has one queue here, or other numbers only while no program is attached", flush=True)
         return
-    traffic = Traffic()
+    traffic = Incoming()
     for number in 2, 1:
         host(f"ethtool -L eth0 combined {number}")
         carrier()

@@ -12,7 +12,7 @@ import kopi
 import memory
 from attached import carrier, host, peer, said_of
 from equivalence import devices, namespace
-from redirected import BATCH, Traffic
+from redirected import BATCH, Incoming
 
 STRIPS = "rx-vlan-offload"
 ON, OFF = f"eth0: {STRIPS} turned on again", f"eth0: {STRIPS} turned off until it is detached"
@@ -23,11 +23,16 @@ def strips():
     return json.loads(host("ethtool --json -k eth0"))[0][STRIPS]["active"]
 
 
-def applies(line):
+def index():
+    """The NIC's number."""
+    return json.loads(host("ip -j link show eth0"))[0]["ifindex"]
+
+
+def applies(line, *options):
     """Puts a configuration of one line in force."""
     with open("/tmp/offloads.conf", "w", encoding="utf-8") as file:
         file.write(f"{line}\n")
-    return said_of("kopictl", "config", "apply", "/tmp/offloads.conf")
+    return said_of("kopictl", "config", "apply", *options, "/tmp/offloads.conf")
 
 
 def vlan_works(what):
@@ -36,7 +41,7 @@ def vlan_works(what):
         for command in (f"link add tagged0 link {nic} type vlan id 7", f"addr add 198.51.100.{number}/24 dev tagged0",
                         "link set tagged0 up"):
             kopi.expect(subprocess.run(["ip", "-n", side, *command.split()], check=False).returncode == 0, command)
-    traffic = Traffic()
+    traffic = Incoming()
     with namespace("host"):
         tagged = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     tagged.bind(("198.51.100.1", traffic.source.getpeername()[1]))
@@ -117,6 +122,20 @@ def attaches(stripped):
     carrier()
 
 
+def by_another_name():
+    """The configuration has an alternative name of a NIC, which comes by the one that is shown."""
+    host("ip link property add dev eth0 altname other0")
+    status, said = applies("attach other0", "--device", "eth1")
+    kopi.check("another NIC comes: nothing is attached", status == 0 and not devices("host"), said)
+    status, said = applies("attach other0", "--device", "eth0")
+    kopi.check("one comes that the configuration has by an alternative name: attached",
+               status == 0 and [device["ifindex"] for device in devices("host")] == [index()], said)
+    carrier()
+    host("ip link property del dev eth0 altname other0")
+    said_of("kopictl", "detach", "eth0")
+    carrier()
+
+
 def at_once():
     """Several put one configuration in force."""
     with open("/tmp/offloads.conf", "w", encoding="utf-8") as file:
@@ -141,7 +160,7 @@ def without_program():
     carrier()
     [device] = devices("host")
     kopi.check("and packets come directly", device["receive_path"] == "direct", device)
-    traffic = Traffic()
+    traffic = Incoming()
     traffic.passes("all comes, in order", BATCH, 200)
     traffic.close()
     found = subprocess.run("ip netns exec host kopictl doctor".split(), capture_output=True, text=True, check=False).stdout
@@ -155,7 +174,7 @@ def is_refused(stripped):
     status, said = said_of("kopictl", "attach", "eth0")
     kopi.check("the driver takes no frames: refused with a word", status == 1 and "can't send frames" in said, said)
     kopi.check("and its offload is as it was", strips() == stripped)
-    traffic = Traffic()
+    traffic = Incoming()
     traffic.passes("all comes by the stack, in order", BATCH, 200)
     traffic.close()
 
@@ -167,6 +186,7 @@ if driver == "e1000e":
     is_refused(on)
 else:
     attaches(on)
+    by_another_name()
     at_once()
     without_program()
 kopi.finish()

@@ -2,10 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0
 """iptables, over nftables and legacy, gives the same verdict on a KOPI flow as on a UDP socket."""
 
-import os
 import subprocess
 
-from equivalence import NONE, Policy, current, run, sh, undo
+from equivalence import NONE, Policy, cgroup, current, run, sh, together, undo
 
 GROUP = "iptables"
 OUT, IN = "-A OUTPUT -p udp --dport 7001", "-A INPUT -p udp --dport 7000"
@@ -57,26 +56,12 @@ def counters(backend):
     return (iptables_counters,)
 
 
-def cgroup():
-    """Makes the cgroup of the test."""
-    os.makedirs(f"/sys/fs/cgroup/{GROUP}", exist_ok=True)
-    undo(sh, f"rmdir /sys/fs/cgroup/{GROUP}", False)
-
-
-def with_cgroup(setup):
-    """A setup in which the cgroup exists."""
-    def both():
-        cgroup()
-        setup()
-    return both
-
-
 def policies(backend):
     """All of them, over one back end."""
     def policy(name, rules, table="filter", **fields):
         setup = iptables(backend, rules if isinstance(rules, dict) else {table: rules})
         if "cgroup" in fields:
-            setup = with_cgroup(setup)
+            setup = together(cgroup(GROUP), setup)
         return Policy(f"{backend}: {name}", setup, observe=counters(backend), **fields)
 
     denied = {"out": NONE, "errors": ("EPERM",)}

@@ -7,7 +7,7 @@ import socket
 
 import nfqueue
 from equivalence import (ADDRESSES, ALL, COUNT, NONE, PEER_PORT, SECOND, SUBJECT_PORT, Policy,
-                         chain, conntrack, namespace, nft, nft_counters, nft_table, run,
+                         cgroup, chain, conntrack, namespace, nft, nft_counters, nft_table, run,
                          second_address, sh, together, undo)
 
 PREROUTING = "filter hook prerouting priority 0"
@@ -27,15 +27,9 @@ def rules(*parts, family="inet", **fields):
     return {"setup": nft_table(*parts, family=family), "observe": (nft_counters,), **fields}
 
 
-def cgroup():
-    """Makes the cgroup of the test."""
-    os.makedirs(f"/sys/fs/cgroup/{GROUP}", exist_ok=True)
-    undo(sh, f"rmdir /sys/fs/cgroup/{GROUP}", False)
-
-
 def in_cgroup(*parts):
     """A setup that makes the cgroup, and then loads the table, which names it."""
-    return together(cgroup, nft_table(*parts))
+    return together(cgroup(GROUP), nft_table(*parts))
 
 
 def logged():

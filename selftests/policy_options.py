@@ -7,8 +7,8 @@ import struct
 
 import kopi
 from equivalence import (ADDRESSES, COUNT, FAMILIES, NONE, PEER_PORT, PEERS, SECOND, SUBJECT_PORT, Policy,
-                         UdpSubject, arrived, await_address, chain, namespace, nft_counters, nft_table, run,
-                         second_address, sh, undo)
+                         UdpSubject, arrived, await_address, by_family, chain, namespace, nft_counters, nft_table,
+                         run, second_address, sh, undo)
 from linux import (IPV6_AUTOFLOWLABEL, IPV6_FREEBIND, IPV6_HOPOPTS, IPV6_JOIN_GROUP, IPV6_MULTICAST_ALL,
                    IPV6_MULTICAST_HOPS, IPV6_MULTICAST_IF, IPV6_MULTICAST_LOOP, IPV6_TCLASS, IPV6_TRANSPARENT,
                    IPV6_MTU_DISCOVER, IPV6_UNICAST_HOPS, IP_ADD_MEMBERSHIP, IP_FREEBIND, IP_MTU_DISCOVER,
@@ -25,16 +25,6 @@ DEVICES = {"host": "eth0", "peer": "eth1"}
 def option(level, name, value):
     """The field for one option."""
     return {"options": ((level, name, value),)}
-
-
-def by_family(option4, option6, value):
-    """What sets the option that the IP version has for it."""
-    def prepare(subject):
-        if subject.family == 4:
-            subject.sock.setsockopt(socket.IPPROTO_IP, option4, value)
-        else:
-            subject.sock.setsockopt(socket.IPPROTO_IPV6, option6, value)
-    return prepare
 
 
 def both(*steps):

@@ -9,7 +9,7 @@ import time
 
 import kopi
 from equivalence import (ADDRESSES, COUNT, FAMILIES, NONE, PATIENCE, PEER_PORT, SUBJECT_PORT, SUBJECTS,
-                         WHATEVER, Policy, arrived, await_address, errno_name, namespace, run, sh, together,
+                         WHATEVER, Policy, arrived, await_address, by_family, errno_name, namespace, run, sh, together,
                          undo)
 from linux import (IPV6_MTU, IPV6_MTU_DISCOVER, IPV6_RECVERR, IPV6_TCLASS, IPV6_UNICAST_HOPS, IP_MTU,
                    IP_MTU_DISCOVER, IP_RECVERR, IP_TOS, IP_TTL, IP_UNICAST_IF)
@@ -189,16 +189,6 @@ def undo_in_peer(name, value):
         with namespace("peer"):
             set_sysctl(name, value)
     undo(back)
-
-
-def by_family(option4, option6, value):
-    """What sets the option that the IP version has for it."""
-    def prepare(subject):
-        if subject.family == 4:
-            subject.sock.setsockopt(socket.IPPROTO_IP, option4, value)
-        else:
-            subject.sock.setsockopt(socket.IPPROTO_IPV6, option6, value)
-    return prepare
 
 
 report_errors = by_family(IP_RECVERR, IPV6_RECVERR, 1)

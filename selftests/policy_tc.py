@@ -7,8 +7,8 @@ import socket
 import struct
 import time
 
-from equivalence import (ADDRESSES, ANY, COUNT, FAMILIES, NONE, PEERS, Policy, UdpSubject, chain, nft_table, run, sh,
-                         together, undo)
+from equivalence import (ADDRESSES, ANY, COUNT, FAMILIES, NONE, PEERS, Policy, UdpSubject, cgroup, chain, nft_table,
+                         run, together)
 from linux import IP_RECVERR, SO_MAX_PACING_RATE, SO_TXTIME
 from tc import class_of_subject, htb, on_other, other, remove_other, run_tc, tc
 
@@ -127,12 +127,6 @@ def flower(way, port, action, number=1):
             for version, name in enumerate(("ip", "ipv6"))]
 
 
-def cgroup():
-    """Makes the cgroup of the test."""
-    os.makedirs(f"/sys/fs/cgroup/{GROUP}", exist_ok=True)
-    undo(sh, f"rmdir /sys/fs/cgroup/{GROUP}", False)
-
-
 def pedit(way, port):
     """Filters that give datagrams to a port another TOS and TTL."""
     match = f"flower ip_proto udp dst_port {port} action pedit ex munge"
@@ -165,7 +159,7 @@ run("tc", [
     Policy("htb by flower", htb(*[each.replace("egress", "parent 1:").replace("action", "flowid")
                                   for each in flower("egress", 7001, "1:20")]),
            observe=(class_of_subject,)),
-    Policy("htb by cgroup", together(cgroup, htb(), nft_table(
+    Policy("htb by cgroup", together(cgroup(GROUP), htb(), nft_table(
         chain("filter hook output priority 0",
               f'socket cgroupv2 level 1 "{GROUP}" meta priority set 1:20'))),
            observe=(class_of_subject,), cgroup=GROUP),

@@ -98,6 +98,17 @@ def cancelled():
     is_same("threads that are cancelled", build("cancelled", "-pthread", source=f"{HERE}/preload/cancelled.c"), lines=83)
 
 
+def forked():
+    """A signal handler calls fork() as a ring has sent: parent and child go on as they would alone."""
+    is_same("a handler that calls fork()", build("forked", source=f"{HERE}/preload/forked.c"), lines=15)
+
+
+def jumped():
+    """Signal handlers leave calls by siglongjmp(): threads can be cancelled, and further sockets get to rings."""
+    program = build("jumped", "-pthread", source=f"{HERE}/preload/jumped.c")
+    is_same("handlers that leave by siglongjmp()", program, lines=2)
+
+
 def capable():
     """The loader loads no libraries of its caller's into a program whose file has capabilities, but for root."""
     plain = build("capable")
@@ -231,6 +242,8 @@ with tempfile.TemporaryDirectory() as folder:
     built()
     beside()
     cancelled()
+    forked()
+    jumped()
     capable()
     transient()
     asking()

@@ -4,6 +4,7 @@
 as those of UDP sockets; each datagram is read once; the program's end is its own."""
 
 import array
+import contextlib
 import ctypes
 import errno
 import os
@@ -136,6 +137,40 @@ def case_reused_number():
         os.dup2(keeps, fd)
         assert os.write(fd, b"again") == 5 and receiver.recv(100) == b"again"
         assert together(fd, *FOUR) == 4 and [receiver.recv(100) for _ in FOUR] == FOUR
+
+
+def case_exchanged_number():
+    """A number that another thread makes another socket all the time: each call sends by one of the two."""
+    pairs = [pair() for _ in range(2)]
+    for receiver, _ in pairs:
+        receiver.setsockopt(socket.SOL_SOCKET, 33, 1 << 24)
+    got, sent, stop = [[], []], 0, threading.Event()
+
+    def exchange():
+        while not stop.is_set():
+            for _, sender in pairs:
+                LIBC.dup2(sender.fileno(), 300)
+
+    def drain():
+        while (ready := select.select([receiver for receiver, _ in pairs], [], [], 0)[0]):
+            for number, (receiver, _) in enumerate(pairs):
+                if receiver in ready:
+                    got[number].append(receiver.recv(100))
+
+    os.dup2(pairs[0][1].fileno(), 300)
+    exchanging = threading.Thread(target=exchange)
+    exchanging.start()
+    for call in range(300):
+        count = together(300, *[b"%d" % call] * 200)
+        assert 1 <= count <= 200, (call, count)
+        sent += count
+        drain()
+    stop.set()
+    exchanging.join()
+    while sum(map(len, got)) < sent:
+        assert select.select([receiver for receiver, _ in pairs], [], [], 60)[0], (sent, got)
+        drain()
+    assert got[0] and got[1] and not set(got[0]) & set(got[1]), sorted(set(got[0]) & set(got[1]), key=int)
 
 
 def case_fork():
@@ -327,17 +362,28 @@ def case_threads():
         thread.join()
 
 
-def case_full():
-    """A full send buffer: EAGAIN without blocking, and a wait with it, which a signal or a timeout ends."""
-    receiver, sender = pair()
+HOLD = "tc qdisc add dev hold root tbf rate 8bit burst 1700 limit 1000000"
+LET_GO = "tc qdisc del dev hold root"
+
+
+@contextlib.contextmanager
+def held():
+    """A sender that is on a ring, with a small send buffer, to a device that hardly anything leaves."""
+    _, sender = pair()
     LIBC.connect(sender.fileno(), bytes(16), 16)
     sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4608)
-    # Hardly anything leaves this device.
-    subprocess.run("""ip link add hold type dummy; ip addr add 198.18.0.1/24 dev hold; ip link set hold up
-        tc qdisc add dev hold root tbf rate 8bit burst 1700 limit 1000000; ip neigh add 198.18.0.2 lladdr 2:2:2:2:2:2 dev hold""",
-                   shell=True, check=True)
+    subprocess.run(f"""ip link add hold type dummy; ip addr add 198.18.0.1/24 dev hold; ip link set hold up
+        {HOLD}; ip neigh add 198.18.0.2 lladdr 2:2:2:2:2:2 dev hold""", shell=True, check=True)
     try:
         sender.connect(("198.18.0.2", 9))
+        yield sender
+    finally:
+        subprocess.run("ip link del hold", shell=True, check=True)
+
+
+def case_full():
+    """A full send buffer: EAGAIN without blocking, and a wait with it, which a signal or a timeout ends."""
+    with held() as sender:
         sender.setblocking(False)
         sent = 0
         try:
@@ -362,8 +408,44 @@ def case_full():
         ctypes.set_errno(0)
         assert LIBC.send(sender.fileno(), b"x" * 500, 500, 0) == -1 and ctypes.get_errno() == errno.EINTR
         signal.setitimer(signal.ITIMER_REAL, 0)
-    finally:
-        subprocess.run("ip link del hold", shell=True, check=True)
+
+
+def case_full_within_a_list():
+    """A send buffer that is full within a list: a signal or a timeout ends the wait, with what was sent; room goes on."""
+    many = [b"x" * 500] * 64
+    with held() as sender:
+        signal.signal(signal.SIGALRM, lambda *_: None)
+        # SA_RESTART
+        signal.siginterrupt(signal.SIGALRM, False)
+        signal.setitimer(signal.ITIMER_REAL, 0.3, 0.3)
+        sent = together(sender.fileno(), *many)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert 1 <= sent < 64, sent
+
+        def renew():
+            subprocess.run(f"{LET_GO}; {HOLD}", shell=True, check=True)
+            assert select.select([], [sender], [], 60)[1]
+
+        renew()
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("=qq", 0, 200000))
+        sent = together(sender.fileno(), *many)
+        assert 1 <= sent < 64, sent
+        sender.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bytes(16))
+        renew()
+        sender.setblocking(False)
+        sent = together(sender.fileno(), *many)
+        assert 1 <= sent < 64, sent
+        sender.setblocking(True)
+        renew()
+        results = []
+        thread = threading.Thread(target=lambda: results.append(together(sender.fileno(), *many)))
+        thread.start()
+        while select.select([], [sender], [], 0)[1]:
+            pass
+        assert not results
+        subprocess.run(LET_GO, shell=True, check=True)
+        thread.join()
+        assert results == [64], results
 
 
 def restrict(by):
@@ -466,6 +548,15 @@ def limited():
     kopi.expect(memory.load(), "the module comes again")
 
 
+def copied_before():
+    """A descriptor that was copied before its socket joined a channel uses the ring, too."""
+    code = ("import os, socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('127.0.0.1', 0)); "
+            "s.connect(s.getsockname()); copy = os.dup(s.fileno()); s.send(b'x'); os.write(copy, b'x'); print(len(s.recv(9)))")
+    done = subprocess.run([*RUN[:2], "--explain", *RUN[2:], sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    kopi.check("a copy from before there was a channel sends by it, too",
+               done.stdout == "1\n" and done.stderr.count("sends by a channel") == 2, str(done))
+
+
 def short_lived():
     """Sockets that live for a few datagrams get no channel each."""
     code = ("import socket\nfor _ in range(200):\n s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
@@ -486,6 +577,7 @@ def main():
         kopi.check(f"{case}: {work.__doc__.splitlines()[0]}", done.returncode == 0,
                    f"{done.returncode} {done.stderr[-1500:]}".replace("\n", "\n# "))
     compared()
+    copied_before()
     short_lived()
     limited()
     kopi.finish()

@@ -15,7 +15,7 @@ BATCH = 32
 FRAMES = 512
 
 
-class Traffic:
+class Incoming:
     """A flow that receives, on a channel with GRO packets, and a sender in the other namespace."""
 
     def __init__(self, version=4, merged=False):

@@ -21,6 +21,9 @@ from linux import IP_UNICAST_IF, UDP_CORK, UDP_SEGMENT
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 LOCAL, PORT = "127.0.0.1", 7001
 SOL_UDP = 17
+# What a rate lets pass once: the next has to wait for minutes, however slow the machine is.
+WHOLE = b"x" * 500
+ONCE = {"rate_bytes": 1, "burst": len(WHOLE)}
 PORTS = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
@@ -214,9 +217,9 @@ def source_routes(ynl):
         plain = kopi.flow(proto)
         plain.setsockopt(level, option, value)
         where = {"remote_address": address, "remote_prefix": 128 if ":" in address else 32}
-        add(ynl, rate_packets=1, burst=1, **where)
-        send(plain, b"x", name)
-        fails(f"{what}: faster than a peer's rate by way of another", errno.ENOBUFS, lambda: send(plain, b"x", name))
+        add(ynl, **ONCE, **where)
+        send(plain, WHOLE, name)
+        fails(f"{what}: faster than a peer's rate by way of another", errno.ENOBUFS, lambda: send(plain, WHOLE, name))
         counted = [rule["packets"] for rule in rules(ynl)]
         check(f"{what}: it is counted for the peer", counted == [2], counted)
         ask(ynl, "ruleset-set")
@@ -231,9 +234,9 @@ def source_routes(ynl):
     plain = kopi.flow(kopi.UDP6)
     plain.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RTHDR,
                      struct.pack("=BBBBBBH", 0, 2, 4, 0, 0, 0, 0) + socket.inet_pton(socket.AF_INET6, "::1"))
-    add(ynl, rate_packets=1, burst=1, remote_address="::1", remote_prefix=128)
-    send(plain, b"x", pack_address(far6, PORT))
-    fails("a routing header at its end", errno.ENOBUFS, lambda: send(plain, b"x", pack_address(far6, PORT)))
+    add(ynl, **ONCE, remote_address="::1", remote_prefix=128)
+    send(plain, WHOLE, pack_address(far6, PORT))
+    fails("a routing header at its end", errno.ENOBUFS, lambda: send(plain, WHOLE, pack_address(far6, PORT)))
     ask(ynl, "ruleset-set")
 
 
@@ -433,9 +436,9 @@ def looks(ynl):
         reader = kopi.flow()
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     reader.bind((LOCAL, 7102))
-    add(ynl, local_port_min=7102, rate_packets=1, burst=1)
+    add(ynl, local_port_min=7102, **ONCE)
     for number in range(3):
-        sender.sendto(bytes([number]), (LOCAL, 7102))
+        sender.sendto(bytes([number]) + WHOLE[1:], (LOCAL, 7102))
     kopi.settle()
     seen = []
     for _ in range(3):

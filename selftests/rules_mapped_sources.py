@@ -30,14 +30,9 @@ def send(port):
         other.sendto(b"true", ("192.0.2.1", port))
 
 
-def plain():
-    """A socket that isn't KOPI's."""
-    return socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
-
-
 with ruled() as ynl:
     wire = Wire()
-    with sink(plain) as usual:
+    with sink(lambda: kopi.plain_datagram(UDP6)) as usual:
         send(usual.getsockname()[1])
         got = {usual.recv(64) for _ in range(2)}
         check("a socket without rules gets both", got == {b"forged", b"true"}, got)
@@ -57,7 +52,7 @@ with ruled() as ynl:
 with namespace("host"):
     begin()
     restore("default deny\nenforce on\nremote 192.0.2.0/24 allow\n")
-    with sink(plain) as judged:
+    with sink(lambda: kopi.plain_datagram(UDP6)) as judged:
         send(judged.getsockname()[1])
         check("a socket under enforced rules does", (got := judged.recv(64)) == b"true", got)
     restore("default allow\nenforce off\n")

@@ -5,14 +5,12 @@
 import contextlib
 import os
 import signal
-import socket
 import time
 
 import kopi
 from control import ask, ruled
-from enforced import BOB, CHARLIE, become
-from equivalence import namespace
-from kopi import SOL_KOPI, TX_ONLY, check, told_by_child
+from enforced import BOB, CHARLIE, floods
+from kopi import SOL_KOPI, TX_ONLY, become, check, told_by_child
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 SECONDS = 10
@@ -25,13 +23,6 @@ def calls(sock):
         # The flow's pending error may be for what Charlie did.
         with contextlib.suppress(PermissionError):
             sock.sendto(b"bob's", (PEER, 9))
-
-
-def floods(port):
-    """The peer, which sends all the time."""
-    with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        while True:
-            sender.sendto(b"for bob", (HOST, port))
 
 
 def patiently(call):

@@ -12,9 +12,9 @@ import time
 
 import kopi
 from control import ask, ruled
-from enforced import BOB, CHARLIE, become, begin, end, kopictl, restore
+from enforced import BOB, CHARLIE, begin, end, floods, kopictl, restore
 from equivalence import namespace
-from kopi import check, told_by_child, wait_until
+from kopi import become, check, told_by_child, wait_until
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 SECONDS = 15
@@ -33,19 +33,11 @@ def reads(sock, user, until):
     return got
 
 
-def floods(port):
-    """The peer, which sends all the time."""
-    with namespace("peer"), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        while True:
-            sender.sendto(b"for bob", (HOST, port))
-            time.sleep(0.0005)
-
-
 def race(what, make):
     """Bob may read, and Charlie may not."""
     with make() as sock:
         sock.bind((HOST, 0))
-        sender = kopi.in_child(lambda: floods(sock.getsockname()[1]))
+        sender = kopi.in_child(lambda: floods(sock.getsockname()[1], 0.0005))
         until = time.monotonic() + SECONDS
         readers = []
         for user in (BOB, CHARLIE, CHARLIE):
@@ -112,16 +104,12 @@ def receives_as_another():
         channel.fill.push(channel.frame(number))
     with namespace("peer"):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    become(CHARLIE)
     channel.sock.bind((HOST, 0))
+    become(CHARLIE)
+    # Nothing else says so: no call follows.
     sender.sendto(b"for charlie", channel.sock.getsockname())
     wait_until(lambda: channel.stats()["rx_taken"] == 1)
     return channel.stats()["rx_drop_rule"]
-
-
-def plain():
-    """A socket that isn't KOPI's."""
-    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 
 
 with ruled() as YNL:
@@ -142,11 +130,11 @@ with ruled() as YNL:
 with namespace("host"):
     begin()
     restore("default deny\nenforce on\nuser root allow\nuser bob allow\n")
-    said = told_by_child(lambda: changes_user(plain))
+    said = told_by_child(lambda: changes_user(kopi.plain_datagram))
     check("so is that of an ordinary socket", said == "Permission denied", said)
-    race("an ordinary socket", plain)
+    race("an ordinary socket", kopi.plain_datagram)
     restore("default allow\nenforce on\nuser charlie deny\n")
-    told_by_child(lambda: changes_user(plain))
+    told_by_child(lambda: changes_user(kopi.plain_datagram))
     check("the rule counts the call that it has refused",
           wait_until(lambda: '"denied": 1' in kopictl("rule", "list", "--json")[1] or
                      '"denied":1' in kopictl("rule", "list", "--json")[1]), kopictl("rule", "list", "--json"))

@@ -216,7 +216,7 @@ upgrade() {
 	cp "$postgres" "$postgres.new"
 	mv "$postgres.new" "$postgres"
 	other_postgres bob "a postgres that is newer than its rule" "$postgres"
-	check "the rules are put in force again" apply
+	check "the rules are put in force again" in_host kopictl config apply --rules
 }
 if [ -z "$short" ]; then
 	tell "A rule stops sessions, while they last:"

@@ -29,8 +29,7 @@ def work(worker, end, writer):
     """What a child does."""
     count = {}
     try:
-        with open(f"{GROUP}/cgroup.procs", "w", encoding="ascii") as procs:
-            procs.write("0")
+        kopi.move_to(GROUP)
         worker(end, count)
     except Exception:  # pylint: disable=broad-except
         count["fault"] = f"{worker.__name__}: {traceback.format_exc()}"

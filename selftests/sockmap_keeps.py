@@ -1,14 +1,20 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""A program of BPF that has a flow's datagrams, by a sockmap, keeps them: the flow gets no channel that receives."""
+"""A program of BPF that has a flow's datagrams, by a sockmap, keeps them: the flow gets no channel that receives,
+and the ring of one that it has gets nothing."""
 
 import errno
+import os
+import select
 import socket
 import struct
 
 import bpf
 import kopi
 from kopi import CHANNEL, SOL_KOPI, check, fails
+
+# Datagrams of each sender.
+FLOOD = 20_000
 
 bpf.load()
 flow = kopi.flow()
@@ -26,6 +32,34 @@ check("a channel that only sends", kopi.number_of(flow) == 0)
 plain.send(b"to the program")
 fails("with which it drops what comes, too", errno.EAGAIN, lambda: flow.recv(99))
 flow.close()
+
+
+def floods(cpu, name):
+    """A process that sends as fast as it can, on a CPU."""
+    os.sched_setaffinity(0, [cpu])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for _ in range(FLOOD):
+            sender.sendto(b"to the program", name)
+
+
+# The channel came first: several packets are queued at once, and each call gives the program one.
+channel = kopi.Channel()
+channel.sock.bind(("127.0.0.1", 0))
+for number in range(channel.frame_count):
+    channel.fill.push(channel.frame(number))
+bpf.update("sockets", 0, struct.pack("=Q", channel.sock.fileno()))
+senders = [kopi.in_child(lambda cpu=cpu: floods(cpu, channel.sock.getsockname())) for cpu in sorted(os.sched_getaffinity(0))]
+polled = select.poll()
+polled.register(channel.sock, select.POLLIN)
+while senders:
+    polled.poll(0)
+    if os.waitpid(senders[0], os.WNOHANG)[0]:
+        senders.pop(0)
+kopi.settle()
+polled.poll(0)
+check("nothing that is the program's comes to the ring", channel.stats()["rx_taken"] == 0, channel.stats())
 detach()
+# Its place in the map is left, and with it the program's callback.
+channel.sock.close()
 bpf.unload()
 kopi.finish()

@@ -12,7 +12,7 @@ import time
 import bpf
 import kopi
 import memory
-from kopi import TCP6, attempt, check, fails, listener, stream, wait_until
+from kopi import TCP6, attempt, check, fails, listener, plain_stream, stream, wait_until
 from linux import SO_ATTACH_REUSEPORT_EBPF, SO_COOKIE
 
 GROUP = "/sys/fs/cgroup/streams-bpf"
@@ -20,11 +20,6 @@ GROUP = "/sys/fs/cgroup/streams-bpf"
 PORTS = iter(range(7400, 7500))
 OPERATIONS = ("void timeout_init rwnd_init connect active_established passive_established needs_ecn base_rtt rto "
               "retrans state listen rtt parse_hdr hdr_opt_len write_hdr tstamp_sched tstamp_sw tstamp_hw tstamp_ack").split()
-
-
-def plain(proto=0):
-    """A socket that isn't KOPI's."""
-    return socket.socket(socket.AF_INET6 if proto == TCP6 else socket.AF_INET, socket.SOCK_STREAM)
 
 
 def counted():
@@ -72,25 +67,19 @@ def sockops_see_them():
     os.close(target)
     with open("/proc/self/cgroup", encoding="ascii") as own:
         home = "/sys/fs/cgroup" + own.read().strip().split("::")[1]
-    move(GROUP)
+    kopi.move_to(GROUP)
     try:
         for proto in (0, TCP6):
             version = 6 if proto else 4
-            usual, seen = connects(plain, proto), connects(stream, proto)
+            usual, seen = connects(plain_stream, proto), connects(stream, proto)
             check(f"sockops: the same operations, IPv{version}", usual[0] == seen[0] and "state" in seen[0]
                   and {"connect", "active_established", "passive_established", "listen"} <= seen[0].keys(), (usual, seen))
             check(f"of these sockets, IPv{version}", seen[1] == [None, None], seen[1])
             check(f"options that they set hold, IPv{version}", seen[2] == [b"reno", b"reno"] == usual[2], seen[2])
     finally:
-        move(home)
+        kopi.move_to(home)
         detach()
         wait_until(lambda: not os.rmdir(GROUP))
-
-
-def move(group):
-    """Goes to another cgroup."""
-    with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
-        procs.write(str(os.getpid()))
 
 
 def takes(socks):
@@ -110,7 +99,7 @@ def programs_choose():
     for proto in (0, TCP6):
         version, address = (6, "::1") if proto else (4, "127.0.0.1")
         port = next(PORTS)
-        socks = [stream(proto), stream(proto), plain(proto)]
+        socks = [stream(proto), stream(proto), plain_stream(proto)]
         for number, sock in enumerate(socks):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             sock.bind((address, port))
@@ -123,7 +112,7 @@ def programs_choose():
 
         def connect():
             for _ in range(8):
-                clients.append(plain(proto))
+                clients.append(plain_stream(proto))
                 clients[-1].connect((address, port))
 
         for number in (1, 2, 0):
@@ -152,7 +141,7 @@ def programs_choose():
 def listens_after_a_refused_connection():
     """A map of listeners takes a stream that first tried to connect, in vain: it has given sk_user_data up."""
     for proto in (0, TCP6):
-        sock, closed = stream(proto), plain(proto)
+        sock, closed = stream(proto), plain_stream(proto)
         closed.bind(("::1" if proto else "127.0.0.1", 0))
         fails("a port that nobody listens at", errno.ECONNREFUSED,
               lambda sock=sock, closed=closed: sock.connect(closed.getsockname()[:2]))

@@ -15,16 +15,11 @@ import time
 
 import kopi
 from equivalence import namespace
-from kopi import TCP6, attempt, check, connection, in_child, listener, stream, wait_until
+from kopi import attempt, check, connection, in_child, listener, plain_stream, stream, wait_until
 from linux import CLONE_NEWNET, SYS_DELETE_MODULE
 from memory import grown, counts, module_users
 
 O_NONBLOCK = 0o4000
-
-
-def plain(proto=0):
-    """A socket that isn't KOPI's."""
-    return socket.socket(socket.AF_INET6 if proto == TCP6 else socket.AF_INET, socket.SOCK_STREAM)
 
 
 def unload():
@@ -72,7 +67,7 @@ def module_is_held():
                 other.close()
         # The last of these go on for a minute, in FIN_WAIT and TIME_WAIT, with data that nobody takes.
         with namespace("peer"):
-            far = plain()
+            far = plain_stream()
             far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
             far.bind(("192.0.2.2", 0))
             far.listen(2)
@@ -102,13 +97,13 @@ def queued_ones_hold_nothing():
     """Connections that nobody has accepted go to another listener, or end, without the module."""
     with open("/proc/sys/net/ipv4/tcp_migrate_req", "w", encoding="ascii") as sysctl:
         sysctl.write("1")
-    for makes in ((stream, plain), (plain, stream)):
+    for makes in ((stream, plain_stream), (plain_stream, stream)):
         first, second = (make() for make in makes)
         for sock in (first, second):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         first.bind(("127.0.0.1", 0))
         first.listen(64)
-        clients = [plain() for _ in range(8)]
+        clients = [plain_stream() for _ in range(8)]
         for client in clients:
             client.connect(first.getsockname())
         # A handshake that is not complete.
@@ -127,7 +122,7 @@ def queued_ones_hold_nothing():
         expected = 9 if makes[1] is stream else 0
         check("migrated ones hold the module only if they are streams",
               wait_until(lambda: module_users() == expected), module_users())
-        if makes[1] is plain:
+        if makes[1] is plain_stream:
             check("rmmod with migrated ones", unload() == 0)
             clients[0].sendall(b"later")
             check("which go on", any(select.select([sock], [], [], 1)[0] and sock.recv(9) == b"later" for sock in accepted))
@@ -231,8 +226,7 @@ class Acceptor:
     def _run(self, asks, answers):
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:
             score.write("-1000")
-        with open(f"{self.GROUP}/cgroup.procs", "w", encoding="ascii") as procs:
-            procs.write("0")
+        kopi.move_to(self.GROUP)
         os.close(self.ask)
         os.write(answers, b"!")
         fd = self.listener.fileno()
@@ -281,7 +275,7 @@ def accepted_in_vain():
     seen = []
     with Acceptor() as acceptor:
         for pages in [*range(8)] * 2:
-            with plain() as client:
+            with plain_stream() as client:
                 client.settimeout(20)
                 client.connect(acceptor.listener.getsockname())
                 if acceptor.accepts(pages * 4096):
@@ -306,7 +300,7 @@ def many_come_and_go():
 
         def turn(count):
             for number in range(count):
-                one = plain() if number % 2 else stream()
+                one = plain_stream() if number % 2 else stream()
                 # No TIME_WAIT.
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("=ii", 1, 0))
                 one.connect(address)

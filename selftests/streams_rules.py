@@ -14,7 +14,7 @@ import time
 import kopi
 from control import add, ask, flows, mine, refused, rules, ruled
 from equivalence import namespace, run_nft, sh
-from kopi import TCP6, attempt, check, fails, listener, stream, wait_until
+from kopi import TCP6, attempt, check, fails, listener, plain_stream, stream, wait_until
 from linux import MSG_FASTOPEN, SO_MAX_PACING_RATE, TCP_FASTOPEN
 from slow import SlowCall
 
@@ -22,11 +22,6 @@ HOST, PEER = "192.0.2.1", "192.0.2.2"
 HOST6, PEER6 = "2001:db8::1", "2001:db8::2"
 # Of TCP_INFO: states, and that the peer took the data of a SYN.
 SYN_SENT, CLOSE, TOOK_SYN_DATA = 2, 7, 32
-
-
-def plain(proto=0):
-    """A socket that isn't KOPI's."""
-    return socket.socket(socket.AF_INET6 if proto == TCP6 else socket.AF_INET, socket.SOCK_STREAM)
 
 
 def clear(ynl):
@@ -39,7 +34,7 @@ def pair(proto=0):
     host = HOST6 if proto == TCP6 else HOST
     with listener(proto, (host, 0)) as waits:
         with namespace("peer"):
-            far = plain(proto)
+            far = plain_stream(proto)
         far.connect(waits.getsockname())
         near, _ = waits.accept()
     return near, far
@@ -72,7 +67,7 @@ def calls_are_judged(ynl):
             fails(f"listen on a chosen port, IPv{version}", errno.EACCES, lambda: sock.listen(1))
             check(f"it doesn't listen, IPv{version}",
                   sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 0)
-            with plain(proto) as other:
+            with plain_stream(proto) as other:
                 other.bind((host, sock.getsockname()[1]))
                 check(f"it has no port, IPv{version}", True)
         with listener_of_peer(proto) as (waits, address), stream(proto) as sock:
@@ -93,7 +88,7 @@ class listener_of_peer:
 
     def __init__(self, proto=0):
         with namespace("peer"):
-            self.sock = plain(proto)
+            self.sock = plain_stream(proto)
         self.sock.bind((PEER6 if proto == TCP6 else PEER, 0))
         self.sock.listen(8)
 
@@ -111,14 +106,14 @@ def peers_are_judged(ynl):
         with listener(proto, (host, 0)) as waits:
             # Done before there is a rule.
             with namespace("peer"):
-                early = plain(proto)
+                early = plain_stream(proto)
             early.connect(waits.getsockname())
             add(ynl, remote_address=peer, verdict="deny")
             fails(f"accept, IPv{version}", errno.ECONNABORTED, waits.accept)
             fails(f"the peer is told, IPv{version}", errno.ECONNRESET, lambda: early.recv(1))
             early.close()
             with namespace("peer"):
-                late = plain(proto)
+                late = plain_stream(proto)
             late.setblocking(False)
             late.connect_ex(waits.getsockname())
             check(f"no SYN-ACK, IPv{version}", not select.select([], [late], [], 1.5)[1])
@@ -145,7 +140,7 @@ def opens_fast(waits, proto, is_answered=True):
     """A socket of the peer's that has sent a SYN, with data if it has a cookie. Who waits for an answer has a cookie
     then."""
     with namespace("peer"):
-        far = plain(proto)
+        far = plain_stream(proto)
     far.setblocking(is_answered)
     far.sendto(b"first", MSG_FASTOPEN, waits.getsockname())
     return far
@@ -157,7 +152,7 @@ def fast_open_is_judged(ynl):
     for space in "host", "peer":
         with namespace(space):
             sh("sysctl -qw net.ipv4.tcp_fastopen=3")
-    for make, proto in ((stream, 0), (stream, TCP6), (plain, 0), (plain, TCP6)):
+    for make, proto in ((stream, 0), (stream, TCP6), (plain_stream, 0), (plain_stream, TCP6)):
         is_flow, version = make is stream, 6 if proto else 4
         what = f"{'flow' if is_flow else 'ordinary'}, IPv{version}"
         with listener(proto, (HOST6 if proto else HOST, 0), make=make) as waits:
@@ -254,7 +249,7 @@ def marks_hold(ynl):
                 "add rule inet streams out meta l4proto tcp tcp dport 7801 mark != 77 counter name other")
         try:
             with namespace("peer"):
-                waits = plain()
+                waits = plain_stream()
             waits.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             waits.bind((PEER, 7801))
             waits.listen(4)
@@ -314,7 +309,7 @@ def is_shown(ynl):
         [shown] = mine(ynl).values()
         check("a listener is shown", (shown["protocol"], shown["tcp-state"]) == (6, "listen"), shown)
         with namespace("peer"):
-            far = plain()
+            far = plain_stream()
         far.connect(waits.getsockname())
         near, _ = waits.accept()
         with near, far:
@@ -327,7 +322,7 @@ def is_shown(ynl):
                   and shown[0]["remote-port"] == far.getsockname()[1]
                   and shown[0]["stats"]["tx-bytes"] == 4 and shown[0]["stats"]["rx-bytes"] == 7, shown)
         with namespace("peer"):
-            far = plain()
+            far = plain_stream()
         far.connect(waits.getsockname())
         pid = os.fork()
         if pid == 0:

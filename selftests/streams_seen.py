@@ -13,7 +13,7 @@ import time
 
 import kopi
 from equivalence import namespace, run_nft, sh
-from kopi import TCP6, attempt, check, fails, stream
+from kopi import TCP6, attempt, check, fails, plain_stream, stream
 from monitors import DROPPED, IN, OUT, PASSED, Monitor
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
@@ -22,15 +22,10 @@ PORT = 7900
 GROUP = "/sys/fs/cgroup/streams"
 
 
-def plain(proto=0):
-    """A socket that isn't KOPI's."""
-    return socket.socket(socket.AF_INET6 if proto == TCP6 else socket.AF_INET, socket.SOCK_STREAM)
-
-
 def far_listener(proto=0):
     """An ordinary listener of the peer's."""
     with namespace("peer"):
-        waits = plain(proto)
+        waits = plain_stream(proto)
     waits.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     waits.bind((PEER6 if proto == TCP6 else PEER, PORT))
     waits.listen(8)
@@ -95,15 +90,12 @@ def as_user(make):
 def in_group(make):
     """The socket is of a cgroup."""
     def made(proto):
-        def move(group):
-            with open(f"{group}/cgroup.procs", "w", encoding="ascii") as procs:
-                procs.write(str(os.getpid()))
         os.makedirs(GROUP, exist_ok=True)
-        move(GROUP)
+        kopi.move_to(GROUP)
         try:
             return make(proto)
         finally:
-            move("/sys/fs/cgroup")
+            kopi.move_to("")
     return made
 
 
@@ -130,7 +122,7 @@ def verdicts_are_equal():
     for what, hook, rule, expected in policies:
         for proto in (0, TCP6) if what in both else (0,):
             outcomes = []
-            for make in (plain, stream):
+            for make in (plain_stream, stream):
                 if "skuid" in what:
                     make = as_user(make)
                 if "cgroupv2" in what:
@@ -184,7 +176,7 @@ def monitors_see():
         version = 6 if proto == TCP6 else 4
         monitor = Monitor()
         try:
-            with plain(proto) as other, far_listener(proto) as waits:
+            with plain_stream(proto) as other, far_listener(proto) as waits:
                 other.connect(waits.getsockname()[:2])
                 waits.accept()[0].close()
             near, far = connect(stream, proto)
@@ -260,7 +252,7 @@ def strays_are_told_apart():
                             if error.errno != errno.ENOBUFS:
                                 raise
 
-            threads = [threading.Thread(target=churn, args=(plain,)) for _ in range(2)]
+            threads = [threading.Thread(target=churn, args=(plain_stream,)) for _ in range(2)]
             threads.append(threading.Thread(target=stray))
             for thread in threads:
                 thread.start()

@@ -12,8 +12,9 @@ import subprocess
 import bpf
 import kopi
 from control import NlError, YnlFamily
-from kopi import TCP6, attempt, check, connection, fails, listener, stream
+from kopi import TCP6, attempt, check, connection, fails, listener, plain_stream, stream
 from linux import IPV6_ADDRFORM, SOL_TLS, TCP_ULP, TLS_RX, TLS_TX
+from memory import module_users
 
 # struct tls12_crypto_info_aes_gcm_128: TLS 1.2, its cipher, iv, key, salt, sequence.
 CRYPTO = struct.pack("=HH8s16s4s8s", 0x0303, 51, b"i" * 8, b"k" * 16, b"salt", bytes(8))
@@ -52,16 +53,11 @@ def ulp_is_refused():
             check(f"data go on, IPv{version}", other.recv(10) == b"plain")
 
 
-def plain(proto):
-    """A socket that isn't KOPI's."""
-    return socket.socket(socket.AF_INET6 if proto else socket.AF_INET, socket.SOCK_STREAM)
-
-
 def ktls_is_unharmed():
     """Sockets that aren't KOPI's speak TLS by the kernel."""
-    users = kopi_users()
+    users = module_users()
     for proto in (0, TCP6):
-        one, other = connection(proto, make=plain)
+        one, other = connection(proto, make=plain_stream)
         for sock in (one, other):
             sock.setsockopt(socket.IPPROTO_TCP, TCP_ULP, b"tls")
         one.setsockopt(SOL_TLS, TLS_TX, CRYPTO)
@@ -74,18 +70,12 @@ def ktls_is_unharmed():
         for sock in (one, other):
             sock.close()
         check(f"kTLS of plain sockets works, IPv{6 if proto else 4}", True)
-    check("they hold nothing of KOPI's", kopi_users() == users, kopi_users())
-
-
-def kopi_users():
-    """References to the module."""
-    with open("/proc/modules", encoding="ascii") as modules:
-        return next(int(line.split()[2]) for line in modules if line.startswith("kopi "))
+    check("they hold nothing of KOPI's", module_users() == users, module_users())
 
 
 def addrform_is_refused():
     """IPV6_ADDRFORM puts IPv4's operations in place of IPv6's."""
-    with listener(TCP6, ("::", 0)) as waits, plain(0) as one:
+    with listener(TCP6, ("::", 0)) as waits, plain_stream(0) as one:
         one.connect(("127.0.0.1", waits.getsockname()[1]))
         other, _ = waits.accept()
         with other:
@@ -137,7 +127,7 @@ def ovpn_is_refused():
     try:
         ovpn = YnlFamily(f"/kernels/{release}/source/Documentation/netlink/specs/ovpn.yaml", schema=False)
         # Made by plain sockets, too: the request is right.
-        for make, expected in ((stream, errno.ENOTSOCK), (plain, 0)):
+        for make, expected in ((stream, errno.ENOTSOCK), (plain_stream, 0)):
             one, other = connection(make=make)
             with one, other:
                 peer = {"id": 7, "socket": one.fileno()}

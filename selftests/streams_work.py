@@ -15,23 +15,18 @@ import struct
 import threading
 
 import kopi
-from kopi import CHANNEL, JOIN, SOL_KOPI, TCP, TCP6, check, connection, expect, fails, listener, stream
+from kopi import CHANNEL, JOIN, SOL_KOPI, TCP, TCP6, check, connection, expect, fails, listener, plain_stream, stream
 from linux import MSG_FASTOPEN, MSG_ZEROCOPY, SO_PEEK_OFF, SO_ZEROCOPY, TCP_FASTOPEN, TCP_ZEROCOPY_RECEIVE
 
 TCP_FASTOPEN_CONNECT = 30
 PROTOS = (0, TCP, TCP6)
 
 
-def plain(proto=0):
-    """A socket that isn't KOPI's."""
-    return socket.socket(socket.AF_INET6 if proto == TCP6 else socket.AF_INET, socket.SOCK_STREAM)
-
-
 def same(case):
     """The case gives the same with plain sockets and with streams."""
     for proto in (0, TCP6):
         results = []
-        for make in (plain, stream):
+        for make in (plain_stream, stream):
             try:
                 results.append(case(make, proto))
             except OSError as error:
@@ -325,7 +320,7 @@ def defers(make, proto):
 
 def reuseport(make, proto):
     """Two listeners of a port share connections, also one of each kind."""
-    with make(proto) as first, plain(proto) as second:
+    with make(proto) as first, plain_stream(proto) as second:
         for sock in (first, second):
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         first.bind(("::1" if proto == TCP6 else "127.0.0.1", 0))

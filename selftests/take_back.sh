@@ -24,6 +24,7 @@ for number in $(seq 300); do echo "link add dummy$number type dummy"; done >/tmp
 ip -n many -batch /tmp/links
 
 check "a NIC is attached" eval 'in_host kopictl attach eth0 && has_program'
+check "in a container nothing is taken back" eval 'unshare --pid --fork --mount-proc "$here/../packaging/take-back" && has_program'
 check "it is taken back" "$here/../packaging/take-back"
 check "the NIC has no program" eval '! has_program'
 calls=$(grep -cx "$(stat -Lc %i /run/netns/many)" /tmp/calls)

@@ -159,11 +159,12 @@ def a_locked_sock_holds_up_nobody():
     kopi.wait_until(lambda: "sock" in open(task, encoding="ascii").read())
     found = error_of(lambda: kopi.Channel(sock=flow))
     check("one with which a process sleeps gets none either", found == errno.EBUSY, found)
-    start = time.monotonic()
-    subprocess.run(["kopictl", "ps"], stdout=subprocess.DEVNULL, check=True, timeout=60)
-    kopi.flow().close()
-    took = time.monotonic() - start
-    check("meanwhile flows are listed, opened and closed", took < 40, took)
+
+    def others():
+        subprocess.run(["kopictl", "ps"], stdout=subprocess.DEVNULL, check=True, timeout=300)
+        kopi.flow().close()
+    is_quick, took = kopi.quick(20, others)
+    check("meanwhile flows are listed, opened and closed", is_quick, took)
 
 
 def monitors_come_and_go():

@@ -18,7 +18,7 @@ counters, policy.py the fields of a policy and the comparison, and runner.py the
 from .observers import conntrack, nft_counters, snmp  # noqa: F401
 from .policy import ALL, ANY, NONE, WHATEVER, Policy, arrived  # noqa: F401
 from .runner import current, run, same  # noqa: F401
-from .setups import (ADDRESSES, PATIENCE, SECOND, as_root, await_address, chain,  # noqa: F401
+from .setups import (ADDRESSES, PATIENCE, SECOND, as_root, await_address, by_family, cgroup, chain,  # noqa: F401
                      devices, do, namespace, nft, nft_table, run_nft, second_address, sh, together, undo, user)
 from .subjects import (COUNT, FAMILIES, PEER_PORT, PEERS, SUBJECT_PORT, SUBJECTS, KopiSubject,  # noqa: F401
                        UdpSubject, checksum, errno_name, payload, tells)

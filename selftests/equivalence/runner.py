@@ -74,17 +74,11 @@ def said_by(function, *of):
         return "not connected"
 
 
-def move_to(cgroup):
-    """Moves this process to a cgroup, by its path below the root."""
-    with open(f"/sys/fs/cgroup/{cgroup}/cgroup.procs", "w", encoding="ascii") as procs:
-        procs.write(str(os.getpid()))
-
-
 @contextlib.contextmanager
 def as_owner(owner):
     """Makes what the block opens the user's and the cgroup's."""
     if owner.cgroup:
-        move_to(owner.cgroup)
+        kopi.move_to(owner.cgroup)
     if owner.user:
         entry = pwd.getpwnam(owner.user)
         os.setegid(entry.pw_gid)
@@ -96,7 +90,7 @@ def as_owner(owner):
             os.seteuid(0)
             os.setegid(0)
         if owner.cgroup:
-            move_to("")
+            kopi.move_to("")
 
 
 class Exchange:

@@ -164,6 +164,24 @@ def together(*setups):
     return setup
 
 
+def cgroup(name):
+    """A setup that makes a cgroup below the root."""
+    def make():
+        os.makedirs(f"/sys/fs/cgroup/{name}", exist_ok=True)
+        undo(sh, f"rmdir /sys/fs/cgroup/{name}", False)
+    return make
+
+
+def by_family(option4, option6, value):
+    """What sets the option that the IP version has for it."""
+    def prepare(subject):
+        if subject.family == 4:
+            subject.sock.setsockopt(socket.IPPROTO_IP, option4, value)
+        else:
+            subject.sock.setsockopt(socket.IPPROTO_IPV6, option6, value)
+    return prepare
+
+
 def fix_neighbours():
     """Nothing but the exchange's packets is to be on the wire, so that they can be counted."""
     links = {"host": "eth0", "peer": "eth1"}

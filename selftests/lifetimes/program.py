@@ -10,6 +10,7 @@ import struct
 import sys
 import threading
 import time
+import traceback
 
 import kopi
 from kopi import expect

@@ -16,10 +16,10 @@
 #include <unistd.h>
 
 #include "../../uapi/kopi.h"
+#include "batch.h"
 
 /* More than there are rings. */
 #define ROUNDS 40
-#define BATCH 8
 
 static struct sockaddr_in here;
 static atomic_bool is_ready, is_cancelled;
@@ -32,18 +32,6 @@ static void await_cancellation(void)
 	is_ready = true;
 	while (!is_cancelled)
 		;
-}
-
-static int send_batch(int fd)
-{
-	struct mmsghdr messages[BATCH] = {};
-	struct iovec piece = { "batch", 5 };
-
-	for (int i = 0; i < BATCH; i++) {
-		messages[i].msg_hdr.msg_iov = &piece;
-		messages[i].msg_hdr.msg_iovlen = 1;
-	}
-	return sendmmsg(fd, messages, BATCH, 0);
 }
 
 static int connected(void)
