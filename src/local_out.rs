@@ -18,7 +18,6 @@ local_out::serve!(Flow);
 impl LocalOut for Flow {
     fn judge_leaving(&self, sk: &Sock, packet: &mut Leaving, rcu: &rcu::Guard) -> Result {
         let (to, via) = (packet.to, packet.via);
-        let again = packet.again;
         // UDP hides ENOBUFS from its caller. The family's sendmsg turns EDQUOT into ENOBUFS.
         judge(packet, edquot, |sent| {
             // The first hop of a source route must not be denied. The packet counts for its final
@@ -26,17 +25,16 @@ impl LocalOut for Flow {
             if via != to && self.deny_hop(sk, via, sent) {
                 return Outcome::Denied;
             }
-            let judged = again || family::was_judged::<Self>(sk, &to, sent.packets(), rcu);
-            self.judge_sent(sk, sent, judged)
+            sent.counted_before =
+                sent.counted_before || family::was_judged::<Self>(sk, &to, sent.packets(), rcu);
+            self.judge_sent(sk, sent)
         })
     }
 
     fn judge_leaving_ordinary(sk: &Sock, packet: &mut Leaving) -> Result {
-        let (via, again) = (packet.via, packet.again);
+        let via = packet.via;
         // As a full queue.
-        judge(packet, enobufs, |sent| {
-            ordinary::judge_sent(sk, sent, &via, again)
-        })
+        judge(packet, enobufs, |sent| ordinary::judge_sent(sk, sent, &via))
     }
 }
 
@@ -57,6 +55,7 @@ fn judge(
         bytes: packet.bytes,
         mark: packet.mark,
         priority: packet.priority,
+        counted_before: packet.counted_before,
     };
     judge(&mut sent).result(too_fast)?;
     (packet.mark, packet.priority) = (sent.mark, sent.priority);

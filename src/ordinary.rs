@@ -15,7 +15,7 @@ use crate::pure::{
     peer::Peer,
     rule::{Direction, Received}, //
 };
-use crate::rules::{self, Outcome, Packets, Policy, Traffic};
+use crate::rules::{self, Counting, Outcome, Packets, Policy, Traffic};
 use crate::sys::{
     errno::enobufs,
     family,
@@ -61,7 +61,7 @@ impl Ordinary {
 
     fn of(net: Arc<rules::NetPolicy>, owner: Owner, used: bool, flags: Flags) -> Result<Arc<Self>> {
         let noted_generation = net.enforced_since();
-        let policy = Policy::of(net, owner, false);
+        let policy = Policy::of_ordinary(net, owner);
         Arc::pin_init(
             try_pin_init!(Self { policy <- policy, noted_generation, used: Atomic::new(used) }? Error),
             flags,
@@ -97,7 +97,7 @@ impl Ordinary {
     }
 
     /// Judges a packet that leaves by `via`, and gives it the rule's mark and priority.
-    fn judge_sent(&self, sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
+    fn judge_sent(&self, sk: &Sock, sent: &mut OutPacket, via: &Peer) -> Outcome {
         let peer = sent.peer;
         let denied_hop =
             (*via != peer && self.policy.denies(sk, Direction::Out, via)).then_some(via);
@@ -106,7 +106,7 @@ impl Ordinary {
             self.tell_of_packet(sk, Direction::Out, denied_hop.unwrap_or(&peer));
             return Outcome::Denied;
         }
-        let (outcome, _) = self.policy.decide(None, sk, &sent.traffic(again));
+        let (outcome, _) = self.policy.decide(None, sk, &sent.traffic());
         match outcome {
             Outcome::Pass => sent.change(self.policy.changes(sk, &peer)),
             Outcome::Denied => self.tell_of_packet(sk, Direction::Out, &peer),
@@ -207,7 +207,7 @@ impl JudgesOrdinary for Ordinary {
             packets: Packets {
                 datagrams: size.datagrams,
                 bytes: size.bytes,
-                uncounted: false,
+                counting: Counting::Now,
             },
         };
         let port = sk.local_port();
@@ -267,7 +267,7 @@ pub(crate) fn forget_unnoted() {
 
 /// Judges a packet that an ordinary socket sends by `via`, and gives it the rule's mark and priority.
 /// In an RCU read-side section.
-pub(crate) fn judge_sent(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: bool) -> Outcome {
+pub(crate) fn judge_sent(sk: &Sock, sent: &mut OutPacket, via: &Peer) -> Outcome {
     if !Ordinary::are_judged(sk.net()) {
         return Outcome::Pass;
     }
@@ -278,10 +278,10 @@ pub(crate) fn judge_sent(sk: &Sock, sent: &mut OutPacket, via: &Peer, again: boo
         return Outcome::Denied;
     }
     if let Some(known) = ordinary::look_up::<Ordinary>(sk) {
-        return known.judge_sent(sk, sent, via, again);
+        return known.judge_sent(sk, sent, via);
     }
     // A flow that was closed since its VRF, where it was judged, had the packet.
-    if again && !sk.is_stream() && !sk.has_socket() {
+    if sent.counted_before && !sk.is_stream() && !sk.has_socket() {
         return Outcome::Pass;
     }
     let port = match sk.is_stream() {

@@ -252,13 +252,15 @@ impl Egress for AttachedDevice {
         if !directly {
             self.count_passed(&skb);
         }
-        if !direct.take(self.number, skb.charge()) {
+        if !direct.begin_flight(self.number, skb.charge()) {
             return self.pass_elsewhere(direct, &skb);
         }
-        if directly {
+        let packet = if directly {
             skb.count(&self.device, self.tx_queue());
-        }
-        let packet = skb.take(!directly);
+            skb.take_for_driver()
+        } else {
+            skb.take_for_stack()
+        };
         self.enqueue(flow, packet, in_flight, softirqs);
         EgressVerdict::Taken
     }

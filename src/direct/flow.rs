@@ -160,7 +160,7 @@ impl Direct {
 
     /// Counts a packet as in flight at this attached device. Refuses it if there are packets in
     /// flight at another one: a queue must not wait for another device's driver.
-    pub(super) fn take(&self, number: u32, charge: u32) -> bool {
+    pub(super) fn begin_flight(&self, number: u32, charge: u32) -> bool {
         let taken = self
             .in_flight
             .fetch_update(Relaxed, Relaxed, |in_flight| {
@@ -174,7 +174,7 @@ impl Direct {
         taken
     }
 
-    /// Ends a packet's time in flight, which [`Self::take`] began with this charge. `had_begun`: the driver has
+    /// Ends a packet's time in flight, which [`Self::begin_flight`] began with this charge. `had_begun`: the driver has
     /// some of it.
     pub(super) fn complete(&self, charge: u32, had_begun: bool) {
         self.with_driver.fetch_sub(u32::from(had_begun), Relaxed);
@@ -185,7 +185,7 @@ impl Direct {
     /// A packet that no driver has begun goes to the stack: the flow's packets that can leave directly
     /// wait from now on until the stack has sent it. [`Self::end_flight`] follows when the stack has
     /// it: those that go by the stack wait until then.
-    pub(super) fn leave_charge(&self, charge: u32) {
+    pub(super) fn end_charge(&self, charge: u32) {
         self.entering.store(true, Relaxed);
         self.charge.fetch_sub(charge, Relaxed);
     }

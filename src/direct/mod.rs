@@ -18,6 +18,7 @@ mod attach;
 mod counters;
 mod device;
 mod flow;
+mod gro_table;
 mod path;
 mod queue;
 mod receive;

@@ -5,6 +5,7 @@
 
 use super::{device::AttachedDevice, path::TxPath};
 use crate::flow::Flow;
+use crate::pure::lookahead::{Lookahead, Prospect};
 use crate::sys::{
     context::{BottomHalvesOff, SoftirqsOff},
     datagram::Datagram,
@@ -17,53 +18,28 @@ use crate::sys::{
 use core::sync::atomic::Ordering::Relaxed;
 use kernel::{cpu::CpuId, sync::rcu};
 
-/// The fewest datagrams that must follow in the TX ring before a flow with nothing in flight begins the direct
-/// path; for fewer the stack costs less.
-const OTHERS_MIN: u32 = 2;
-
-/// After so many batches in a row of fewer than three frames, flows that take turns don't begin batches.
-const SHORT_MAX: u8 = 4;
-/// They don't for this many doorbells, or visits of an engine.
-const APART: u8 = 64;
-
 /// The datagrams of one sender that leave directly.
 pub(crate) struct DatagramSender {
     batch: FrameBatch,
     /// The address of a device by which, in this run of the sender, all datagrams take the stack. It is only
     /// compared; 0 for none.
     stack_device: usize,
-    /// The number of the flow that sent last.
-    flow: u32,
-    /// Enough datagrams follow in the ring that can go with the first one, for that to leave directly.
-    is_worth_it: bool,
-    /// Batches in a row that had too few frames, and that ended because the next datagram couldn't go with them.
-    short: u8,
-    /// For so many doorbells, flows that take turns aren't expected to have datagrams that can go together.
-    apart: u8,
-    /// `apart` isn't 0, and the next datagram in the ring is another flow's: a batch would have one frame.
-    is_single: bool,
+    lookahead: Lookahead,
     /// The user who is charged for the frames that are there.
     user: u32,
     /// The number of the attached device by which they leave.
     device_number: u32,
-    /// Datagrams that may follow in the ring, of whichever flow.
-    pub(crate) ahead: u32,
 }
 
 impl DatagramSender {
     /// Without datagrams.
     pub(crate) fn new() -> Self {
         Self {
-            batch: FrameBatch::new(leave),
+            batch: FrameBatch::new(send),
             stack_device: 0,
-            flow: 0,
-            is_worth_it: false,
-            short: 0,
-            apart: 0,
-            is_single: false,
+            lookahead: Lookahead::default(),
             user: 0,
             device_number: 0,
-            ahead: 0,
         }
     }
 
@@ -90,22 +66,10 @@ impl DatagramSender {
             Fit::Yes | Fit::NoRoom => {}
             Fit::IfJoined | Fit::No => {
                 self.flush();
-                self.note_length();
+                self.lookahead.note_end(self.batch.last());
             }
         }
         self.begin_batch(sk, flow, datagram)
-    }
-
-    /// Notes how many frames a batch had that a datagram of another kind has ended.
-    fn note_length(&mut self) {
-        if self.batch.last() > OTHERS_MIN as usize {
-            self.short = 0;
-            return;
-        }
-        self.short = self.short.saturating_add(1);
-        if self.short >= SHORT_MAX {
-            (self.short, self.apart) = (0, APART);
-        }
     }
 
     /// The batch for such a datagram.
@@ -134,27 +98,27 @@ impl DatagramSender {
     /// Begins a batch with a datagram, if it may leave directly.
     fn begin_batch(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
         self.flush();
-        if !self.is_worth_it {
-            if !flow.direct.has_in_flight() {
-                return false;
-            }
-            if self.is_single {
-                // Each of the flow's datagrams would have a batch of its own.
+        let prospect = self.lookahead.prospect();
+        match prospect {
+            Prospect::Enough => {}
+            Prospect::Few | Prospect::Alone if !flow.direct.has_in_flight() => return false,
+            Prospect::Few => {}
+            Prospect::Alone => {
                 flow.direct.leave();
                 return false;
             }
         }
-        match ask(sk, flow, datagram, self.is_worth_it) {
+        match ask(sk, flow, datagram, prospect) {
             Answer::Yes(number) => self.device_number = number,
             Answer::NotNow => return false,
             Answer::NotHere => {
                 self.stack_device = datagram.device();
                 // By another device, datagrams may leave directly. How many follow isn't looked at any more.
-                self.is_worth_it = true;
+                self.lookahead.expect_enough();
                 return false;
             }
         }
-        let Some(charge) = self.batch.begin(sk, datagram, self.ahead) else {
+        let Some(charge) = self.batch.begin(sk, datagram, self.lookahead.ahead()) else {
             return false;
         };
         self.user = flow.charged_user();
@@ -167,18 +131,22 @@ impl DatagramSender {
     /// `count` descriptors are being sent; `flow_at` gives the flow of each descriptor behind them.
     #[inline]
     pub(crate) fn look_ahead(&mut self, flow: u32, count: u32, flow_at: impl Fn(u32) -> u32) {
-        let is_other = core::mem::replace(&mut self.flow, flow) != flow;
+        let is_other = self.lookahead.is_other(flow);
         if self.stack_device == 0 && (is_other || !self.batch.is_open()) {
-            self.is_worth_it = self.ahead >= OTHERS_MIN
-                && (self.apart == 0 || (count..=OTHERS_MIN).all(|ahead| flow_at(ahead) == flow));
-            self.is_single = self.apart != 0 && (self.ahead == 0 || flow_at(count) != flow);
+            self.lookahead.look(count, flow_at);
         }
+    }
+
+    /// So many datagrams may follow in the ring, of whichever flow, behind the one that is sent next.
+    #[inline]
+    pub(crate) fn set_ahead(&mut self, ahead: u32) {
+        self.lookahead.set_ahead(ahead);
     }
 
     /// Forgets what was found out of devices: they may have been attached since. Process context.
     pub(crate) fn begin(&mut self) {
         self.stack_device = 0;
-        self.apart = self.apart.saturating_sub(1);
+        self.lookahead.begin();
     }
 
     /// Has the datagrams leave that were gathered. Process context.
@@ -202,13 +170,13 @@ enum Answer {
 
 /// Asks whether a flow's datagram may leave directly now: as the first one of several, or behind what is in
 /// flight.
-fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> Answer {
+fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, prospect: Prospect) -> Answer {
     let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     match FrameBatch::only_hook::<AttachedDevice>(datagram, &rcu) {
         Some(attached) if attached.is_open(attached.tx_path(&softirqs)) => {
             // The flow enters the direct path only with what can leave so.
-            let may_begin = is_worth_it || attached.has_in_flight(flow);
+            let may_begin = prospect == Prospect::Enough || attached.has_in_flight(flow);
             if may_begin
                 && FrameBatch::accepts(sk, datagram, &rcu)
                 && flow.direct.enter_or_follow(attached.number)
@@ -223,7 +191,7 @@ fn ask(sk: &Sock, flow: &Flow, datagram: &Datagram<'_>, is_worth_it: bool) -> An
 }
 
 /// Has a batch leave by its device, or by the stack if the device isn't attached any more.
-fn leave(mut packet: TakenSkb) {
+fn send(mut packet: TakenSkb) {
     let softirqs = BottomHalvesOff::new();
     let rcu = rcu::read_lock();
     if packet.is_mixed() {
@@ -231,7 +199,7 @@ fn leave(mut packet: TakenSkb) {
     }
     let attached = packet.only_hook::<AttachedDevice>(&rcu);
     if packet.datagrams() == 0 {
-        leave_charges(&packet, &rcu);
+        end_charges(&packet, &rcu);
         return packet.finish();
     }
     match (attached, packet.flow::<Flow>(&rcu)) {
@@ -239,11 +207,11 @@ fn leave(mut packet: TakenSkb) {
             attached.send_mixed(flow.charged_user(), packet, &softirqs, &rcu);
         }
         (Some(attached), Some(flow)) => {
-            leave_charges(&packet, &rcu);
+            end_charges(&packet, &rcu);
             attached.send_batch(flow, packet, &softirqs);
         }
         _ => {
-            leave_charges(&packet, &rcu);
+            end_charges(&packet, &rcu);
             packet.pass_to_hooks();
         }
     }
@@ -268,7 +236,7 @@ fn end_surplus(packet: &mut TakenSkb, rcu: &rcu::Guard) {
 }
 
 /// What flows are charged for a packet counts no more as what the direct path has of them.
-fn leave_charges(packet: &TakenSkb, rcu: &rcu::Guard) {
+fn end_charges(packet: &TakenSkb, rcu: &rcu::Guard) {
     for part in packet.parts::<Flow>(rcu) {
         part.flow.direct.charge.fetch_sub(part.charge, Relaxed);
     }
@@ -288,7 +256,7 @@ impl AttachedDevice {
         let directly = self.is_open(path) && direct.enter_or_follow(self.number);
         let in_flight = direct.in_flight_at(self.number);
         let goes_here = directly || in_flight.is_some_and(|count| count != 0);
-        if !goes_here || !direct.take(self.number, packet.charge()) {
+        if !goes_here || !direct.begin_flight(self.number, packet.charge()) {
             // The stack may have it at once: nothing of the flow is here.
             if direct.leaves_by(self.number) {
                 direct.leave();
@@ -314,7 +282,7 @@ impl AttachedDevice {
             false => None,
         };
         let Some(cpu) = cpu else {
-            leave_charges(&packet, rcu);
+            end_charges(&packet, rcu);
             return self.pass_batch(packet);
         };
         packet.count_frames(&self.device, self.tx_queue(), softirqs);
@@ -332,8 +300,9 @@ impl AttachedDevice {
         let take = |flow: &Flow| {
             let direct = &flow.direct;
             let is_there = !direct.has_in_flight() || u32::from(direct.cpu.load(Relaxed)) == cpu;
-            let can =
-                is_there && direct.enter_or_follow(self.number) && direct.take(self.number, 0);
+            let can = is_there
+                && direct.enter_or_follow(self.number)
+                && direct.begin_flight(self.number, 0);
             if can {
                 direct.cpu.store(cpu as u16, Relaxed);
                 direct.record_bulk();

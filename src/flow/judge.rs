@@ -11,7 +11,7 @@ use crate::pure::{
     peer::Peer,
     rule::Direction, //
 };
-use crate::rules::{Outcome, Packets, Policy, Stopped, Traffic};
+use crate::rules::{Counting, Outcome, Packets, Policy, Stopped, Traffic};
 use crate::sys::{
     sock::Sock,
     socket::Socket, //
@@ -29,6 +29,8 @@ pub(crate) struct OutPacket {
     pub(crate) bytes: u32,
     pub(crate) mark: u32,
     pub(crate) priority: u32,
+    /// It was judged, and counted, before.
+    pub(crate) counted_before: bool,
 }
 
 impl OutPacket {
@@ -38,14 +40,14 @@ impl OutPacket {
     }
 
     /// What the rules are asked about.
-    pub(crate) fn traffic(&self, uncounted: bool) -> Traffic {
+    pub(crate) fn traffic(&self) -> Traffic {
         Traffic {
             direction: Direction::Out,
             peer: self.peer,
             packets: Packets {
                 datagrams: self.packets(),
                 bytes: self.bytes.into(),
-                uncounted,
+                counting: Counting::unless(self.counted_before),
             },
         }
     }
@@ -127,17 +129,16 @@ impl Flow {
         (outcome, is_stopped)
     }
 
-    /// Judges what leaves, and gives it the rule's mark and priority. `again` says that it was
-    /// counted before. Any context but hard interrupts.
-    pub(crate) fn judge_sent(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
+    /// Judges what leaves, and gives it the rule's mark and priority. Any context but hard interrupts.
+    pub(crate) fn judge_sent(&self, sk: &Sock, sent: &mut OutPacket) -> Outcome {
         if sk.is_stream() {
-            return self.judge_segment(sk, sent, again);
+            return self.judge_segment(sk, sent);
         }
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };
         let peer = sent.peer;
-        let traffic = sent.traffic(again);
+        let traffic = sent.traffic();
         let outcome = match sent.is_from_elsewhere(sk) {
             true => Outcome::Denied,
             false => self.decide(policy, sk, &traffic),
@@ -156,9 +157,16 @@ impl Flow {
         let Some(policy) = self.policy_in_force() else {
             return false;
         };
-        let mut by_hop = OutPacket { peer: hop, ..*sent };
-        self.decide(policy, sk, &by_hop.traffic(true)) == Outcome::Denied
-            && self.judge_sent(sk, &mut by_hop, false) == Outcome::Denied
+        let mut by_hop = OutPacket {
+            peer: hop,
+            counted_before: true,
+            ..*sent
+        };
+        if self.decide(policy, sk, &by_hop.traffic()) != Outcome::Denied {
+            return false;
+        }
+        by_hop.counted_before = false;
+        self.judge_sent(sk, &mut by_hop) == Outcome::Denied
     }
 
     /// Shows a packet to monitors that isn't sent.

@@ -86,7 +86,7 @@ impl Flow {
 
     /// Judges a segment that leaves, or a listener's SYN-ACK. Any context but hard interrupts, with
     /// the sock locked unless it is a listener.
-    pub(super) fn judge_segment(&self, sk: &Sock, sent: &mut OutPacket, again: bool) -> Outcome {
+    pub(super) fn judge_segment(&self, sk: &Sock, sent: &mut OutPacket) -> Outcome {
         let Some(policy) = self.policy_in_force() else {
             return Outcome::Pass;
         };
@@ -94,7 +94,7 @@ impl Flow {
         if sk.is_listening() && policy.denies(sk, Direction::In, &sent.peer) {
             return Outcome::Denied;
         }
-        let (outcome, stopped) = policy.decide(None, sk, &sent.traffic(again));
+        let (outcome, stopped) = policy.decide(None, sk, &sent.traffic());
         if let Some(stopped) = stopped {
             notify(self, sk, Event::Denied(stopped));
         }

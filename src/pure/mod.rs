@@ -18,6 +18,7 @@ pub mod gro;
 pub mod gso;
 pub mod gso_batch;
 pub mod ip;
+pub mod lookahead;
 pub mod peer;
 pub mod quota;
 #[expect(unsafe_code, reason = "rings lie in memory shared with the other side")]

@@ -22,15 +22,31 @@ pub(crate) use policy::{Policy, StreamVerdict};
 pub(crate) use set::{Action, Limit, Parts, Replaced, Rule, RuleSet, SharedRules};
 pub(crate) use verdict::deny_process;
 
+/// Whether packets that are judged count: for the packets, bytes and rate of their rule.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counting {
+    Now,
+    /// They were counted before, or will be as packets, or only a hop is asked about.
+    Elsewhere,
+}
+
+impl Counting {
+    /// Counts what wasn't counted before.
+    pub(crate) fn unless(counted_before: bool) -> Self {
+        match counted_before {
+            true => Self::Elsewhere,
+            false => Self::Now,
+        }
+    }
+}
+
 /// Datagrams that are judged together.
 #[derive(Clone, Copy)]
 pub(crate) struct Packets {
     pub(crate) datagrams: u64,
     /// Bytes of payload, of all together.
     pub(crate) bytes: u64,
-    /// A rule's packets, bytes and rate don't count them: they were counted before, or will be as packets, or only a
-    /// hop is asked about.
-    pub(crate) uncounted: bool,
+    pub(crate) counting: Counting,
 }
 
 /// Packets, and their way.

@@ -65,9 +65,13 @@ impl Policy {
         KBox::pin_init(Self::of(net, owner, true), GFP_KERNEL_ACCOUNT)
     }
 
-    /// The policy of a socket with this owner, of whose rules the sock gets the mark and the priority if it
-    /// `changes_sock`.
-    pub(crate) fn of(net: Arc<NetPolicy>, owner: Owner, changes_sock: bool) -> impl PinInit<Self> {
+    /// The policy of an ordinary socket with this owner, in a network namespace with this policy. The sock doesn't
+    /// get the mark and the priority of rules: only packets do.
+    pub(crate) fn of_ordinary(net: Arc<NetPolicy>, owner: Owner) -> impl PinInit<Self> {
+        Self::of(net, owner, false)
+    }
+
+    fn of(net: Arc<NetPolicy>, owner: Owner, changes_sock: bool) -> impl PinInit<Self> {
         pin_init!(Self {
             net,
             changes_sock,

@@ -4,7 +4,7 @@
 
 use super::net_policy::NetPolicy;
 use super::set::{Action, Rule, SharedRules};
-use super::{Outcome, Packets, Stopped, Traffic};
+use super::{Counting, Outcome, Packets, Stopped, Traffic};
 use crate::identity::Owner;
 use crate::pure::{
     bucket::Buckets,
@@ -186,10 +186,11 @@ impl Evaluation<'_> {
         traffic: &Traffic,
     ) -> (Outcome, Option<Stopped>) {
         let (direction, packets) = (traffic.direction, traffic.packets);
+        let counts = packets.counting == Counting::Now;
         let judgement = self.judge(direction, &traffic.peer);
         let (verdicts, sk) = (&mut *self.verdicts, self.sk);
         let rule = verdicts.rule(judgement).cloned();
-        if let Some(rule) = rule.as_ref().filter(|_| !packets.uncounted) {
+        if let Some(rule) = rule.as_ref().filter(|_| counts) {
             rule.packets.add(packets.datagrams);
             rule.bytes.add(packets.bytes);
         }
@@ -209,7 +210,7 @@ impl Evaluation<'_> {
             verdicts.apply(sk, rule.as_ref().map(|rule| &rule.action));
         }
         // A stream's acknowledgements have no rate.
-        let has_rate = !packets.uncounted && (packets.bytes > 0 || !sk.is_stream());
+        let has_rate = counts && (packets.bytes > 0 || !sk.is_stream());
         let passes = match rule.as_deref().filter(|_| has_rate) {
             Some(rule) => verdicts.take_of_rate(rule, direction, packets),
             None => true,

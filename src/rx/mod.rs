@@ -25,7 +25,7 @@ use crate::pure::{
     ring::{Consumer, Producer},
     rule::Direction, //
 };
-use crate::rules::{Outcome, Packets, Traffic};
+use crate::rules::{Counting, Outcome, Packets, Traffic};
 use crate::sys::{
     context::{RxRun, SoftirqsOff},
     family,
@@ -438,7 +438,7 @@ fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outc
         packets: Packets {
             datagrams: size.datagrams(),
             bytes: u64::from(size.total),
-            uncounted: false,
+            counting: Counting::Now,
         },
     };
     let outcome = flow.decide_in_ring(policy, sk, &traffic);

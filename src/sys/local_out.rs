@@ -54,7 +54,7 @@ pub(crate) struct Leaving {
     /// The packet's priority, which a rule may set.
     pub(crate) priority: u32,
     /// It was judged, and counted, before.
-    pub(crate) again: bool,
+    pub(crate) counted_before: bool,
     /// It is a RST of TCP.
     pub(crate) is_reset: bool,
 }
@@ -97,7 +97,7 @@ pub(crate) unsafe fn judge_leaving<T: LocalOut>(
             bytes: packet.bytes,
             mark: packet.mark,
             priority: packet.priority,
-            again: packet.again,
+            counted_before: packet.counted_before,
             is_reset: packet.is_reset,
         };
         let judged = match flow {

@@ -11,7 +11,7 @@ use crate::pure::{
     peer::Peer,
     rule::Direction, //
 };
-use crate::rules::{Outcome, Packets, Traffic};
+use crate::rules::{Counting, Outcome, Packets, Traffic};
 use crate::sys::{
     errno::enobufs,
     family::Judged,
@@ -118,18 +118,18 @@ impl Passed {
             *self = Self::NOTHING;
             return Outcome::Pass;
         };
-        let again = self.has(number, &peer, datagrams, bytes);
+        let counted_before = self.has(number, &peer, datagrams, bytes);
         let traffic = Traffic {
             direction: Direction::Out,
             peer,
             packets: Packets {
                 datagrams,
                 bytes: u64::from(bytes),
-                uncounted: again,
+                counting: Counting::unless(counted_before),
             },
         };
         let outcome = flow.decide_in_ring(policy, sk, &traffic);
-        if outcome == Outcome::Pass && !again {
+        if outcome == Outcome::Pass && !counted_before {
             *self = Self {
                 flow: number,
                 peer,

@@ -178,7 +178,7 @@ impl Queue {
             let direct = &part.flow.direct;
             direct.record_path(self.number, TxPath::Behind);
             direct.leave();
-            direct.leave_charge(part.charge);
+            direct.end_charge(part.charge);
         }
         let is_gso = u64::from(packet.is_gso());
         self.counters.passed.fetch_add(is_gso, Relaxed);

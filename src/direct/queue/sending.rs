@@ -112,7 +112,7 @@ impl Queue {
                 Step::Leaves(Recipient::Driver)
             }
             XmitResult::Some => {
-                packet.record_stuck(now(), true);
+                packet.record_progress(now());
                 Step::Full
             }
             XmitResult::None => self.step_when_stuck(packet, Step::Full),
@@ -127,7 +127,7 @@ impl Queue {
     /// have to wait for the driver, that counts as stuck then.
     fn step_when_stuck(&self, packet: &mut TakenSkb, again: Step) -> Step {
         let now = now();
-        if packet.record_stuck(now, false) < DRIVER_MAX {
+        if packet.record_stuck(now) < DRIVER_MAX {
             return again;
         }
         if matches!(again, Step::Full) {
@@ -212,7 +212,7 @@ fn move_packet(mut packet: TakenSkb, to: Recipient, lists: &mut Lists, done: &mu
         Recipient::Stack => {
             let rcu = rcu::read_lock();
             for part in packet.parts::<Flow>(&rcu) {
-                part.flow.direct.leave_charge(part.charge);
+                part.flow.direct.end_charge(part.charge);
             }
             done.to_stack.push(packet);
         }

@@ -95,8 +95,17 @@ impl<'a> EgressSkb<'a> {
         unsafe { bindings::kopi_skb_truesize(self.as_ptr()) }
     }
 
-    /// Takes it from the stack. A device's driver sends it, or the stack if `to_stack` is set.
-    pub(crate) fn take(self, to_stack: bool) -> TakenSkb {
+    /// Takes it from the stack: a device's driver is to send it.
+    pub(crate) fn take_for_driver(self) -> TakenSkb {
+        self.take(false)
+    }
+
+    /// Takes it from the stack, to which it goes back behind others.
+    pub(crate) fn take_for_stack(self) -> TakenSkb {
+        self.take(true)
+    }
+
+    fn take(self, to_stack: bool) -> TakenSkb {
         // SAFETY: The skb is valid, and the hook owns it from here, as its verdict says. At the
         // egress hook the control block has no user: a qdisc uses it later.
         unsafe {

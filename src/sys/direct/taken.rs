@@ -280,11 +280,16 @@ impl TakenSkb {
         self.cb().number != 0
     }
 
-    /// Records at the time `now` that the driver took none of its frames, or, with `took_some`, not all. Returns
-    /// for how many nanoseconds it has taken none; that time begins anew if it took some.
-    pub(crate) fn record_stuck(&mut self, now: u64, took_some: bool) -> u64 {
+    /// Records at the time `now` that the driver took some of its frames, not all.
+    pub(crate) fn record_progress(&mut self, now: u64) {
+        self.cb_mut().stuck_since = now;
+    }
+
+    /// Records at the time `now` that the driver took none of its frames. Returns for how many nanoseconds it has
+    /// taken none.
+    pub(crate) fn record_stuck(&mut self, now: u64) -> u64 {
         let cb = self.cb_mut();
-        if took_some || cb.stuck_since == 0 {
+        if cb.stuck_since == 0 {
             cb.stuck_since = now;
         }
         now.saturating_sub(cb.stuck_since)
@@ -307,6 +312,10 @@ impl TakenSkb {
         loop {
             let taken = self.taken_bytes(segment, len);
             let Some(mut frames) = self.make_frames(&mut headers, segment, len) else {
+                if self.cb().number != before {
+                    // The driver hasn't told the device of the frames before these.
+                    device.flush(softirqs);
+                }
                 return XmitResult::Failed;
             };
             let ready = frames.len() as u32;

@@ -65,11 +65,11 @@ impl<T: Protocol> Reader<'_, T> {
                     return Ok(EAGAIN.to_errno());
                 };
                 let peeks = flags & bindings::MSG_PEEK as i32 != 0;
-                let passes = self
-                    .protocol
-                    .may_take(socket, peer, size, first.is_counted, peeks);
+                let passes =
+                    self.protocol
+                        .may_take(socket, peer, size, first.counted_before, peeks);
                 // A peeked datagram was counted, and isn't counted again when it is read.
-                first.is_counted = passes && peeks;
+                first.counted_before = passes && peeks;
                 if passes {
                     // SAFETY: The socket is in use, by the invariants. The caller passes a valid
                     // message.

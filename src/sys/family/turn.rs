@@ -22,7 +22,7 @@ pub(crate) type ReadTurn = Mutex<FirstDatagram>;
 #[derive(Default)]
 pub(crate) struct FirstDatagram {
     /// It was judged, and counted, by a read that left it in the queue.
-    pub(super) is_counted: bool,
+    pub(super) counted_before: bool,
 }
 
 /// Microseconds after which the turn is tried again, at first and at last: a copy is short, unless its memory is
