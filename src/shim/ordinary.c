@@ -162,22 +162,40 @@ static bool is_asked(const struct sock *sk)
 
 /*
  * A socket of PPP over L2TP. It has any UDP socket carry what it sends, and takes what comes to that before the
- * hook for packets is asked. So it is refused all, as long as rules are enforced.
+ * hook for packets is asked. Or one of L2TP over IP, which any user may have, and which sends what he likes to whom he
+ * likes (l2tp_ip_sendmsg(), 7.3.4). So it is refused all, as long as rules are enforced.
  */
 static bool is_l2tp(const struct sock *sk)
 {
-	return sk && sk->sk_family == PF_PPPOX && sk->sk_protocol == PX_PROTO_OL2TP;
+	switch (sk->sk_family) {
+	case PF_PPPOX:
+		return sk->sk_protocol == PX_PROTO_OL2TP;
+	case AF_INET:
+	case AF_INET6:
+		return sk->sk_protocol == IPPROTO_L2TP;
+	default:
+		return false;
+	}
 }
 
 /*
- * A socket that sends by one of the kernel's own, whose packets aren't the user's: so it is refused all, too. That of
- * AF_RXRPC may have been made for another user, and be bound to a port that rules keep for others
- * (rxrpc_lookup_local(), 7.3.4); RDS has one for all users (rds_tcp_conn_path_connect()); SMC one for each of its own
- * (smc_create_clcsk()).
+ * A socket that sends by another one, whose packets aren't the user's: so it is refused all, too. That of AF_RXRPC may
+ * have been made for another user, and be bound to a port that rules keep for others (rxrpc_lookup_local(), 7.3.4); RDS
+ * has one for all users (rds_tcp_conn_path_connect()); SMC one for each of its own (smc_create_clcsk()). TIPC has a UDP
+ * bearer of the administrator's (tipc_udp_xmit()), and KCM a socket of TCP that its owner gave it (kcm_tx_work()).
  */
-static bool sends_by_kernels_socket(const struct sock *sk)
+static bool sends_by_another_socket(const struct sock *sk)
 {
-	return sk && (sk->sk_family == AF_RXRPC || sk->sk_family == AF_RDS || sk->sk_family == AF_SMC);
+	switch (sk->sk_family) {
+	case AF_RXRPC:
+	case AF_RDS:
+	case AF_SMC:
+	case AF_TIPC:
+	case AF_KCM:
+		return true;
+	default:
+		return false;
+	}
 }
 
 /* The socket that asks whether the programs are there, and whether one was called for it; one at a time. */
@@ -230,7 +248,7 @@ static int ask(struct socket *sock, enum kopi_call call, const void *address, in
 		return 0;
 	if (is_asked(sk))
 		return kopi_ordinary_calls(sk, call, address, len);
-	if (!is_l2tp(sk) && !sends_by_kernels_socket(sk))
+	if (!sk || !(is_l2tp(sk) || sends_by_another_socket(sk)))
 		return 0;
 	return kopi_ordinary_are_judged(sock_net(sk)) ? -EACCES : 0;
 }
