@@ -12,7 +12,7 @@ import subprocess
 
 from linux import SYS_BPF
 
-MAP_LOOKUP, MAP_UPDATE, OBJ_GET, PROG_ATTACH, PROG_DETACH, LINK_CREATE = 1, 2, 7, 8, 9, 28
+MAP_LOOKUP, MAP_UPDATE, MAP_DELETE, OBJ_GET, PROG_ATTACH, PROG_DETACH, LINK_CREATE = 1, 2, 3, 7, 8, 9, 28
 ATTACH = {name: number for number, name in enumerate(
     "cgroup_inet_ingress cgroup_inet_egress cgroup_inet_sock_create cgroup_sock_ops "
     "sk_skb_stream_parser sk_skb_stream_verdict cgroup_device sk_msg_verdict cgroup_inet4_bind "
@@ -88,6 +88,16 @@ def update(name, key, value):
     try:
         call(MAP_UPDATE, struct.pack("=IIQQQ", fd, 0, ctypes.addressof(keys),
                                      ctypes.addressof(values), 0))
+    finally:
+        os.close(fd)
+
+
+def delete(name, key):
+    """Takes an element of a map away."""
+    fd = pinned(f"maps/{name}")
+    keys = ctypes.create_string_buffer(struct.pack("=I", key), 4)
+    try:
+        call(MAP_DELETE, struct.pack("=IIQ", fd, 0, ctypes.addressof(keys)))
     finally:
         os.close(fd)
 

@@ -408,6 +408,15 @@ def in_child(work):
     return pid
 
 
+def where(thread):
+    """The kernel's function in which a thread of this process sleeps; nothing, if it has ended."""
+    try:
+        with open(f"/proc/self/task/{thread.native_id}/wchan", encoding="ascii") as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
 def told_by_child(work):
     """Runs it in a child process; gives as text what it gave, or the exception that ended it."""
     reader, writer = os.pipe()

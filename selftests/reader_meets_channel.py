@@ -14,12 +14,7 @@ from kopi import CHANNEL, JOIN, SOL_KOPI, TX_ONLY, check, fails, wait_until
 from slow import SlowCall
 
 MSG_MORE = 0x8000
-
-
-def where(thread):
-    """The kernel's function in which a thread sleeps."""
-    with open(f"/proc/self/task/{thread.native_id}/wchan", encoding="ascii") as file:
-        return file.read()
+ROUNDS = 1000
 
 
 def asleep(flow, results):
@@ -32,7 +27,7 @@ def asleep(flow, results):
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    wait_until(lambda: where(reader) not in ("", "0"))
+    wait_until(lambda: kopi.where(reader) not in ("", "0"))
     return reader
 
 
@@ -47,6 +42,34 @@ def sleepers_are_told():
         for reader in readers:
             reader.join(0 if len(results) < 3 else None)
         flow.close()
+
+
+def those_about_to_sleep_are_told():
+    """Readers that come to sleep just then, again and again."""
+    late = []
+    for _ in range(ROUNDS):
+        flow, results = kopi.flow(), []
+        flow.bind(("127.0.0.1", 0))
+        begin = threading.Barrier(2)
+        page = ctypes.create_string_buffer(9)
+
+        def read(flow=flow, results=results, begin=begin, page=page):
+            begin.wait()
+            got = kopi.libc.recv(flow.fileno(), page, 9, 0)
+            results.append(ctypes.get_errno() if got < 0 else got)
+
+        reader = threading.Thread(target=read, daemon=True)
+        reader.start()
+        request = kopi.request()
+        begin.wait()
+        entered = kopi.libc.setsockopt(flow.fileno(), SOL_KOPI, CHANNEL, request, len(request))
+        reader.join(20)
+        if entered or results != [errno.EOPNOTSUPP]:
+            late.append((entered, results))
+        flow.close()
+        if late:
+            break
+    check(f"{ROUNDS} readers that are about to sleep get it, too", not late, late)
 
 
 def a_refusal_leaves_no_cork():
@@ -72,7 +95,7 @@ def a_refusal_leaves_no_cork():
         with SlowCall(lambda page: kopi.libc.recv(flow.fileno(), page, 1, 0)):
             joiner = threading.Thread(target=join)
             joiner.start()
-            check("a request waits for the turn", wait_until(lambda: "kopi" in where(joiner)), where(joiner))
+            check("a request waits for the turn", wait_until(lambda: "kopi" in kopi.where(joiner)), kopi.where(joiner))
             fails("it is on the way to a channel", errno.EBUSY,
                   lambda: flow.setsockopt(SOL_KOPI, CHANNEL, kopi.request(flags=TX_ONLY)))
             flow.send(b"in ", MSG_MORE)
@@ -89,5 +112,6 @@ def a_refusal_leaves_no_cork():
 
 
 sleepers_are_told()
+those_about_to_sleep_are_told()
 a_refusal_leaves_no_cork()
 kopi.finish()

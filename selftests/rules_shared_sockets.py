@@ -8,6 +8,7 @@ import os
 import select
 import signal
 import socket
+import threading
 import time
 
 import kopi
@@ -18,6 +19,8 @@ from kopi import become, check, told_by_child, wait_until
 
 HOST, PEER = "192.0.2.1", "192.0.2.2"
 SECONDS = 15
+# Of x86-64.
+SYS_EXIT, SYS_SETRESUID, SYS_SETRESGID = 60, 117, 119
 
 
 def reads(sock, user, until):
@@ -112,6 +115,45 @@ def receives_as_another():
     return channel.stats()["rx_drop_rule"]
 
 
+def outlives_its_first_thread(tell):
+    """Root's first thread has ended; another one has become another user, and rings: what is refused of what comes."""
+    channel = kopi.Channel(kopi.ip_flow())
+    for number in range(channel.frame_count):
+        channel.fill.push(channel.frame(number))
+    with namespace("peer"):
+        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    channel.sock.bind((HOST, 0))
+
+    def has_ended():
+        with open(f"/proc/self/task/{os.getpid()}/stat", encoding="ascii") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] == "Z"
+
+    def rest():
+        wait_until(has_ended)
+        # The C library would wait for the first thread.
+        for call in (SYS_SETRESGID, SYS_SETRESUID):
+            kopi.libc.syscall(call, CHARLIE, CHARLIE, CHARLIE)
+        channel.bell()
+        sender.sendto(b"for charlie", channel.sock.getsockname())
+        wait_until(lambda: channel.stats()["rx_taken"] == 1)
+        os.write(tell, str(channel.stats()["rx_drop_rule"]).encode())
+        os._exit(0)
+
+    threading.Thread(target=rest).start()
+    kopi.libc.syscall(SYS_EXIT, 0)
+
+
+def told_without_first_thread():
+    """What that tells."""
+    told, tell = os.pipe()
+    child = kopi.in_child(lambda: outlives_its_first_thread(tell))
+    os.close(tell)
+    with os.fdopen(told) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return text
+
+
 with ruled() as YNL:
     ask(YNL, "ruleset-set", {"default": "deny", "rule": [
         {"uid-min": user, "verdict": "allow"} for user in (0, BOB)]})
@@ -127,6 +169,8 @@ with ruled() as YNL:
         {"uid-min": CHARLIE, "remote-address": PEER, "remote-prefix": 32, "direction": "in", "verdict": "deny"}]})
     refused = told_by_child(receives_as_another)
     check("who has become another user receives as that one by a ring", refused == "1", refused)
+    refused = told_without_first_thread()
+    check("so does a process whose first thread has ended, which stays what it was", refused == "1", refused)
 with namespace("host"):
     begin()
     restore("default deny\nenforce on\nuser root allow\nuser bob allow\n")

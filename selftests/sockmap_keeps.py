@@ -3,15 +3,19 @@
 """A program of BPF that has a flow's datagrams, by a sockmap, keeps them: the flow gets no channel that receives,
 and the ring of one that it has gets nothing."""
 
+import ctypes
 import errno
 import os
 import select
 import socket
 import struct
+import threading
 
 import bpf
 import kopi
-from kopi import CHANNEL, SOL_KOPI, check, fails
+from control import add, ask, ruled
+from kopi import CHANNEL, SOL_KOPI, check, fails, wait_until
+from slow import SlowCall
 
 # Datagrams of each sender.
 FLOOD = 20_000
@@ -32,6 +36,38 @@ check("a channel that only sends", kopi.number_of(flow) == 0)
 plain.send(b"to the program")
 fails("with which it drops what comes, too", errno.EAGAIN, lambda: flow.recv(99))
 flow.close()
+
+
+def comes_to_the_map_on_the_way():
+    """A flow that is coming to a channel, and waits for a reader, gets into the map: no channel, and nothing is lost."""
+    results = []
+
+    def enter():
+        # Python's own call would keep its other threads from running.
+        request = kopi.request()
+        failed = kopi.libc.setsockopt(late.fileno(), SOL_KOPI, CHANNEL, request, len(request))
+        results.append(errno.errorcode[ctypes.get_errno()] if failed else "entered")
+
+    with ruled() as ynl, kopi.flow() as late, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        add(ynl, remote_port_min=9, verdict="deny")
+        late.bind(("127.0.0.1", 0))
+        sender.sendto(b"x", late.getsockname())
+        wait_until(lambda: late.recv(1, socket.MSG_PEEK))
+        # The reader, whose memory is slow, has the turn to read.
+        with SlowCall(lambda page: kopi.libc.recv(late.fileno(), page, 1, 0)):
+            entering = threading.Thread(target=enter)
+            entering.start()
+            check("a request waits for the turn", wait_until(lambda: "kopi" in kopi.where(entering)))
+            bpf.update("sockets", 0, struct.pack("=Q", late.fileno()))
+        entering.join()
+        ask(ynl, "ruleset-set")
+        check("a flow that is in a map by now gets no channel", results == ["EBUSY"], results)
+        bpf.delete("sockets", 0)
+        sender.sendto(b"after the map", late.getsockname())
+        check("what comes behind the map can be read", late.recv(99) == b"after the map")
+
+
+comes_to_the_map_on_the_way()
 
 
 def floods(cpu, name):

@@ -211,7 +211,7 @@ impl ChannelUser {
                 return Ok(());
             };
             // A reference is taken only if it has changed: each packet asks.
-            let new = identity.with_new_ids()?;
+            let new = identity.with_new_ids();
             new.map(|new| (identity.clone(), new))
         };
         match changed {

@@ -111,7 +111,7 @@ int kopi_run_udp6_recvmsg(struct sock *sk, void *addr, int *len);
 bool kopi_udp_is_corked(const struct sock *sk);
 u16 kopi_udp_gso_size(const struct sock *sk);
 bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void);
-int kopi_udp_wait(struct sock *sk, long *timeout);
+int kopi_udp_wait(struct sock *sk, long *timeout, bool (*is_over)(void *arg), void *arg);
 bool kopi_udp_wants_gro(const struct sock *sk);
 
 /* shim/tcp.c */
@@ -488,7 +488,15 @@ unsigned long kopi_page_size(struct page *page);
 uid_t kopi_current_uid(void);
 gid_t kopi_current_gid(void);
 bool kopi_current_has_capabilities(void);
-bool kopi_has_capabilities_of(struct task_struct *task);
+/* What rules know of a task's credentials; in the initial user namespace. */
+struct kopi_ids {
+	/* The effective ones. */
+	u32 uid;
+	u32 gid;
+	bool has_capabilities;
+};
+
+struct kopi_ids kopi_ids_of(struct task_struct *task);
 struct user_namespace *kopi_current_user_ns(void);
 struct user_namespace *kopi_user_ns_parent(const struct user_namespace *ns);
 uid_t kopi_user_ns_owner(const struct user_namespace *ns);
@@ -505,9 +513,8 @@ const void *kopi_current_tgid(void);
 u64 kopi_current_exec_id(void);
 struct file *kopi_get_current_exe(void);
 bool kopi_task_is_kernels(const struct task_struct *task);
+void kopi_get_pid(struct pid *pid);
 struct pid *kopi_get_tgid_of(struct task_struct *task);
-uid_t kopi_euid_of(const struct task_struct *task);
-gid_t kopi_egid_of(const struct task_struct *task);
 void kopi_comm_of(struct task_struct *task, char *comm);
 struct file *kopi_get_exe_of(struct task_struct *task);
 struct task_struct *kopi_pid_task(struct pid *pid);
@@ -592,7 +599,7 @@ struct kopi_sent {
 	u32 mark;
 	u32 priority;
 	/* It was judged, and counted, before. */
-	bool again;
+	bool counted_before;
 	/* It is a RST. */
 	bool is_reset;
 };

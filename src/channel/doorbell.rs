@@ -50,7 +50,8 @@ impl Channel {
         let sk = socket.sk();
         let ready = || {
             flags & abi::BELL_WAIT_RX != 0 && self.has_received()
-                || flags & abi::BELL_WAIT_COMPLETION != 0 && self.has_completed()
+                || flags & abi::BELL_WAIT_COMPLETION != 0
+                    && (self.has_completed() || self.must_ring())
         };
         let over = || ready() || sk.has_error() || sk.is_receive_shutdown();
         let nonblocking = socket.is_nonblocking();
@@ -87,7 +88,7 @@ impl Channel {
         if self.has_received() || sk.is_receive_shutdown() {
             events |= POLL_IN;
         }
-        if self.has_completed() {
+        if self.has_completed() || self.must_ring() {
             events |= POLL_WRBAND;
         }
         if self.can_send() {
@@ -118,14 +119,31 @@ impl Channel {
         written.wrapping_sub(taken) <= self.tx.size() / 2
     }
 
+    /// Whether the program has to ring for what is in the TX ring, from which an engine was to send: none polls it any
+    /// more. Nothing completes until then. Any context.
+    fn must_ring(&self) -> bool {
+        if !self.wants_engine()
+            || self.polled.load(Relaxed)
+            || self.is_ringing()
+            || self.is_stalled()
+        {
+            return false;
+        }
+        let (written, taken) = self.tx.positions();
+        written != taken
+    }
+
+    /// Wakes those that wait for completions if the program has to ring before any comes: no engine polls the TX ring
+    /// any more. Any context.
+    pub(crate) fn wake_for_rest(&self) {
+        if self.must_ring() {
+            self.wait.wake(POLL_OUT | POLL_WRBAND);
+        }
+    }
+
     /// Wakes those that wait for the RX ring. Any context.
     pub(crate) fn wake_readers(&self) {
         self.wait.wake(POLL_IN);
-    }
-
-    /// Wakes those that wait for room in the TX ring, or for completions. Any context.
-    pub(crate) fn wake_senders(&self) {
-        self.wait.wake(POLL_OUT | POLL_WRBAND);
     }
 
     /// Wakes those that wait for room in the TX ring. Any context.

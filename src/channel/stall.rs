@@ -90,7 +90,9 @@ impl wait::RoomWaiter for Channel {
     fn on_write_space(this: &Arc<Self>) {
         this.stall.store(STALL_NONE, Relaxed);
         this.got_room.store(true, Relaxed);
-        engine::kick(this);
+        if !engine::kick(this) {
+            this.wake_for_rest();
+        }
         this.wake_writers();
     }
 }

@@ -238,7 +238,6 @@ impl Engine {
             // channel back.
             channel.forget_room();
             channel.set_polled(sender, false);
-            wake_for_rest(channel, sender);
             return Visit::Over;
         }
         if !sender.schedule.polled {
@@ -268,9 +267,6 @@ impl Engine {
             sender.schedule.since = now;
             channel.set_polled(sender, true);
             return last;
-        }
-        if matches!(last, Visit::Over) {
-            wake_for_rest(channel, sender);
         }
         Visit::Over
     }
@@ -347,23 +343,17 @@ impl Engine {
         }
     }
 
-    /// Gives up a channel, which is not polled any more.
+    /// Gives up a channel, which is not polled any more. What is left in its ring, its program rings for.
     fn give_up(&self, channel: ListArc<Channel>) {
         let channel = channel.into_arc();
         self.channels.fetch_sub(1, Relaxed);
+        channel.wake_for_rest();
         // Pairs with that in kick(): either on_write_space() can give the channel to an engine, or
         // it is seen here that there is room.
         smp_mb();
         if channel.got_room() {
             kick(&channel);
         }
-    }
-}
-
-/// Wakes who sleeps until something is sent that no engine will send: it finds that it has to ring.
-fn wake_for_rest(channel: &Channel, sender: &mut Sender) {
-    if sender.waiting().is_ok_and(|(waiting, _)| waiting != 0) {
-        channel.wake_senders();
     }
 }
 

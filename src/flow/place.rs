@@ -150,9 +150,6 @@ impl Flow {
 
     fn enter_uncorked(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
         socket.may_receive()?;
-        if !channel.is_tx_only() && !family::has_own_callback(socket) {
-            return Err(EBUSY);
-        }
         let policy = self.policy();
         // Before other processes can send by it.
         policy.identify_if_new(socket.sk())?;
@@ -162,10 +159,16 @@ impl Flow {
             false => None,
         };
         let _turn = reading.as_deref().map(family::turn_to_read).transpose()?;
+        if !channel.is_tx_only() {
+            family::install_callback::<Flow>(socket)?;
+        }
         // A ring sends nothing for the flow before begin_busy() can find the channel.
         self.busy.fetch_add(1, Full);
         let placed = self.take_place(socket, &channel, is_guest);
         self.end_busy();
+        if placed.is_err() && !channel.is_tx_only() {
+            family::remove_callback::<Flow>(socket);
+        }
         placed?;
         self.begin_on(policy, socket, &channel)
     }
@@ -211,11 +214,10 @@ impl Flow {
             return Ok(());
         }
         self.follow_port(socket.sk());
-        family::install_callbacks::<Flow>(socket);
         // The packets that are queued already go to the ring, too.
         family::drain::<Flow>(socket);
-        // Who sleeps in recvmsg() gets nothing there any more.
-        socket.sk().wake_readers();
+        // Those who sleep in recvmsg() get nothing there any more.
+        socket.sk().wake_all_readers();
         Ok(())
     }
 }

@@ -15,7 +15,7 @@ use crate::pure::{
     peer::Peer,
     rule::{Direction, Received}, //
 };
-use crate::rules::{Outcome, Packets, Policy, Traffic};
+use crate::rules::{Counting, Outcome, Packets, Policy, Traffic};
 use crate::sys::{
     context::SoftirqsOff,
     cred::AllowedCreds,
@@ -225,11 +225,11 @@ unsafe impl Protocol for Flow {
         };
         // What passes is judged, and counted, when it is a packet; what is refused never becomes
         // one.
-        let judge = |uncounted| {
+        let judge = |counting| {
             let packets = Packets {
                 datagrams: 1,
                 bytes: bytes as u64,
-                uncounted,
+                counting,
             };
             let traffic = Traffic {
                 direction: Direction::Out,
@@ -238,12 +238,12 @@ unsafe impl Protocol for Flow {
             };
             self.decide_for(policy, &caller, socket.sk(), &traffic)
         };
-        let outcome = judge(true);
+        let outcome = judge(Counting::Elsewhere);
         let Err(refusal) = outcome.result(enobufs) else {
             return Ok(());
         };
         if outcome == Outcome::Denied {
-            judge(false);
+            judge(Counting::Now);
         }
         let len = u32::try_from(bytes).unwrap_or(u32::MAX);
         self.show_refused(socket.sk(), outcome, peer, len, 0);
@@ -355,7 +355,7 @@ unsafe impl Protocol for Flow {
         socket: &Socket,
         peer: Peer,
         size: Received,
-        is_counted: bool,
+        counted_before: bool,
         peeks: bool,
     ) -> bool {
         let traffic = Traffic {
@@ -364,7 +364,7 @@ unsafe impl Protocol for Flow {
             packets: Packets {
                 datagrams: size.datagrams,
                 bytes: size.bytes,
-                uncounted: is_counted,
+                counting: Counting::unless(counted_before),
             },
         };
         let sk = socket.sk();
@@ -421,8 +421,12 @@ unsafe impl Protocol for Flow {
         locked: Option<LockedSock<'_>>,
         softirqs: &SoftirqsOff,
     ) -> bool {
-        self.channel()
-            .is_some_and(|channel| channel.receive(self, sk, locked, softirqs))
+        let Some(channel) = self.channel() else {
+            // It is coming to one, or was refused.
+            sk.wake_readers();
+            return false;
+        };
+        channel.receive(self, sk, locked, softirqs)
     }
 }
 

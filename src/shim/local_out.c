@@ -223,10 +223,13 @@ static unsigned int local_out_hook(void *priv, struct sk_buff *skb,
 		ipv4_destination(skb, &sent.to);
 	else if (!ipv6_destination(skb, &sent.to))
 		return NF_DROP_ERR(-EINVAL);
-	sent.again = seen_by_vrf(skb, state);
+	sent.counted_before = seen_by_vrf(skb, state);
 	error = kopi_local_out(sk, &sent);
 	if (error)
 		return NF_DROP_ERR(error);
+	/* It has the rule's mark and priority. The VRF has made it forget its source route, and so who its peer is. */
+	if (sent.counted_before)
+		return NF_ACCEPT;
 	skb->priority = sent.priority;
 	if (skb->mark == sent.mark)
 		return NF_ACCEPT;

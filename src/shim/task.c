@@ -101,10 +101,19 @@ bool kopi_current_has_capabilities(void)
 	return has_capabilities(current_cred());
 }
 
-/* In an RCU read-side section. */
-bool kopi_has_capabilities_of(struct task_struct *task)
+/* Of one set of a task's credentials. In an RCU read-side section. */
+struct kopi_ids kopi_ids_of(struct task_struct *task)
 {
-	return has_capabilities(__task_cred(task));
+	const struct cred *cred = __task_cred(task);
+	struct kopi_ids ids = {
+		.uid = from_kuid(&init_user_ns, cred->euid),
+		.gid = from_kgid(&init_user_ns, cred->egid),
+		.has_capabilities = has_capabilities(cred),
+	};
+
+	/* exec() counts the program before it changes the credentials: who looks at the count after this sees that. */
+	smp_rmb();
+	return ids;
 }
 
 /* Whether a user has a group in any case: then he can make a set-group-ID copy of any program. */
@@ -167,19 +176,14 @@ bool kopi_task_is_kernels(const struct task_struct *task)
 	return task->flags & PF_KTHREAD;
 }
 
+void kopi_get_pid(struct pid *pid)
+{
+	get_pid(pid);
+}
+
 struct pid *kopi_get_tgid_of(struct task_struct *task)
 {
 	return get_pid(task_tgid(task));
-}
-
-uid_t kopi_euid_of(const struct task_struct *task)
-{
-	return from_kuid(&init_user_ns, task_cred_xxx(task, euid));
-}
-
-gid_t kopi_egid_of(const struct task_struct *task)
-{
-	return from_kgid(&init_user_ns, task_cred_xxx(task, egid));
 }
 
 void kopi_comm_of(struct task_struct *task, char *comm)

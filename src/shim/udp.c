@@ -151,19 +151,40 @@ bool kopi_cgroup_bpf_enabled_udp4_sendmsg(void)
 	return cgroup_bpf_enabled(CGROUP_UDP4_SENDMSG);
 }
 
-/*
- * Sleeps until a packet is queued, as recvmsg() does: 1 if one may be, 0 if the receiving side
- * is shut down, or an error.
- */
-int kopi_udp_wait(struct sock *sk, long *timeout)
+static int wake_reader(struct wait_queue_entry *wait, unsigned int mode, int sync, void *key)
 {
-	struct sk_buff_head *queue = &sk->sk_receive_queue;
-	int error = 0;
+	if (key && !(key_to_poll(key) & (EPOLLIN | EPOLLERR)))
+		return 0;
+	return autoremove_wake_function(wait, mode, sync, key);
+}
+
+/*
+ * Sleeps until a packet is queued, as recvmsg() does, or until is_over(): 1 if that may be, 0 if the receiving side is
+ * shut down, or an error. Mirrors __skb_wait_for_more_packets() (net/core/datagram.c, 7.3.4), which can't ask
+ * is_over() behind prepare_to_wait_exclusive(), where it can't be missed.
+ */
+int kopi_udp_wait(struct sock *sk, long *timeout, bool (*is_over)(void *arg), void *arg)
+{
+	DEFINE_WAIT_FUNC(wait, wake_reader);
+	int error;
 
 	if (!*timeout)
 		return -EAGAIN;
-	if (!__skb_wait_for_more_packets(sk, queue, &error, timeout, (struct sk_buff *)queue))
-		return 1;
+	prepare_to_wait_exclusive(sk_sleep(sk), &wait, TASK_INTERRUPTIBLE);
+	error = sock_error(sk);
+	if (error) {
+		/* It is the result. */
+	} else if (!skb_queue_empty_lockless(&sk->sk_receive_queue) || is_over(arg)) {
+		error = 1;
+	} else if (sk->sk_shutdown & RCV_SHUTDOWN) {
+		error = 0;
+	} else if (signal_pending(current)) {
+		error = sock_intr_errno(*timeout);
+	} else {
+		*timeout = schedule_timeout(*timeout);
+		error = 1;
+	}
+	finish_wait(sk_sleep(sk), &wait);
 	return error;
 }
 

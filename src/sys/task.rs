@@ -62,6 +62,16 @@ impl Pid {
     }
 }
 
+impl Clone for Pid {
+    fn clone(&self) -> Self {
+        // SAFETY: This value's reference keeps the pid. The call takes another one, which `drop` puts.
+        Self(unsafe {
+            bindings::kopi_get_pid(self.0.as_ptr());
+            self.0
+        })
+    }
+}
+
 impl Drop for Pid {
     fn drop(&mut self) {
         // SAFETY: This value owns the reference that `current` took, and isn't used any more. It
@@ -229,14 +239,15 @@ impl Identity {
         unsafe {
             let task = task.as_ptr();
             bindings::kopi_comm_of(task, command.as_mut_ptr().cast());
+            let ids = bindings::kopi_ids_of(task);
             Ok(Self {
                 process: Process {
                     pid: Pid(NonNull::new(bindings::kopi_get_tgid_of(task)).ok_or(ESRCH)?),
                     programs: bindings::kopi_task_exec_id(task),
                 },
-                uid: bindings::kopi_euid_of(task),
-                gid: bindings::kopi_egid_of(task),
-                has_capabilities: bindings::kopi_has_capabilities_of(task),
+                uid: ids.uid,
+                gid: ids.gid,
+                has_capabilities: ids.has_capabilities,
                 command,
                 program: program(
                     NonNull::new(bindings::kopi_get_exe_of(task)).map(Executable),
@@ -246,35 +257,31 @@ impl Identity {
         }
     }
 
-    /// The same with the user and group that the process's first thread has now, if they are others and it still
-    /// runs the program. Any context.
-    pub(crate) fn with_new_ids(&self) -> Result<Option<Self>> {
+    /// The same with the user and group that the process's first thread has now, if they are others, and that thread
+    /// still runs the program. Any context.
+    pub(crate) fn with_new_ids(&self) -> Option<Self> {
         let _rcu = rcu::read_lock();
-        // SAFETY: The pid is kept by its reference. RCU, held here, keeps its task, and that one's credentials. The
-        // call for the pid takes a reference, which `Pid` puts.
-        let (process, (uid, gid), has_capabilities) = unsafe {
-            let task = bindings::kopi_pid_task(self.process.pid.as_ptr());
-            if task.is_null() || bindings::kopi_task_exec_id(task) != self.process.programs {
-                return Ok(None);
-            }
-            let ids = (bindings::kopi_euid_of(task), bindings::kopi_egid_of(task));
-            if ids == (self.uid, self.gid) {
-                return Ok(None);
-            }
-            let process = Process {
-                pid: Pid(NonNull::new(bindings::kopi_get_tgid_of(task)).ok_or(ESRCH)?),
-                programs: self.process.programs,
-            };
-            (process, ids, bindings::kopi_has_capabilities_of(task))
+        let pid = &self.process.pid;
+        // SAFETY: The pid is kept by its reference. RCU, held here, keeps its task, and that one's credentials.
+        let ids = unsafe {
+            let task = NonNull::new(bindings::kopi_pid_task(pid.as_ptr()))?;
+            bindings::kopi_ids_of(task.as_ptr())
         };
-        Ok(Some(Self {
-            process,
-            uid,
-            gid,
-            has_capabilities,
+        if (ids.uid, ids.gid) == (self.uid, self.gid) {
+            return None;
+        }
+        // After the ids, which may be another program's, or those of a thread that has ended, which stay.
+        self.process.is_running().then(|| Self {
+            process: Process {
+                pid: pid.clone(),
+                programs: self.process.programs,
+            },
+            uid: ids.uid,
+            gid: ids.gid,
+            has_capabilities: ids.has_capabilities,
             command: self.command,
             program: self.program.clone(),
-        }))
+        })
     }
 
     /// Where a socket isn't its own, the same of the user who made the socket, and without a program unless

@@ -95,14 +95,24 @@ impl WaitQueue {
 
     /// Wakes the tasks that wait for any of `events`. Any context.
     pub(crate) fn wake(&self, events: u32) {
+        // As in sock_def_readable(), all pollers are woken, and one exclusive sleeper.
+        self.wake_sleepers(events, 1);
+    }
+
+    /// The same, and all exclusive sleepers. Any context.
+    pub(crate) fn wake_all(&self, events: u32) {
+        self.wake_sleepers(events, 0);
+    }
+
+    /// Wakes all that aren't exclusive, and so many that are; 0 for all.
+    fn wake_sleepers(&self, events: u32, exclusive: c_int) {
         // SAFETY: `head` is initialised.
         if !unsafe { bindings::kopi_wq_has_sleeper(self.head.get()) } {
             return;
         }
         let key = events as usize as *mut c_void;
         // SAFETY: `head` is initialised; the key is a poll mask, as poll's wake functions expect.
-        // As in sock_def_readable(), all pollers are woken, and one exclusive sleeper.
-        unsafe { bindings::__wake_up(self.head.get(), bindings::TASK_NORMAL, 1, key) };
+        unsafe { bindings::__wake_up(self.head.get(), bindings::TASK_NORMAL, exclusive, key) };
     }
 
     /// Sleeps until `condition` holds, for at most `timeout` jiffies. Process context.

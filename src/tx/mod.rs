@@ -225,7 +225,7 @@ impl Sender {
         let mut taken = 0u32;
         while taken < available && !channel.is_sender_wanted() {
             let left = available.wrapping_sub(taken);
-            self.output.direct.ahead = left.wrapping_sub(1);
+            self.output.direct.set_ahead(left.wrapping_sub(1));
             let more = match self.step(channel, left) {
                 Progress::Took(0) => go_on(0, 0),
                 Progress::Took(count) => {
@@ -260,6 +260,10 @@ impl Sender {
             let again = channel.unpoll_if_asked(self);
             taken = taken.saturating_add(result?);
             if !again {
+                if taken < waited {
+                    // If an engine had the ring: others may sleep who wait for what it was to send.
+                    channel.wake_for_rest();
+                }
                 return Ok((waited, taken));
             }
         }

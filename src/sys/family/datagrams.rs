@@ -170,8 +170,6 @@ impl<T: Protocol> Registration<T> {
                     return Ok(inner(socket, message, len, flags));
                 }
                 if !protocol.has_queue() {
-                    // One of those that slept is woken at a time.
-                    this.sk().wake_readers();
                     return Err(eopnotsupp());
                 }
                 let got = match turn {
@@ -188,7 +186,8 @@ impl<T: Protocol> Registration<T> {
                     return Ok(got);
                 }
                 protocol.note_sleeper();
-                if protocol.has_queue() && !this.sk().wait_for_datagrams(&mut timeout)? {
+                let is_over = || !protocol.has_queue();
+                if !this.sk().wait_for_datagrams(&mut timeout, is_over)? {
                     return Ok(0);
                 }
             }

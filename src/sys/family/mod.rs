@@ -45,7 +45,7 @@ use kernel::{
 pub(crate) use name::Name;
 pub(super) use receive::data_ready_of;
 use receive::receive_work;
-pub(crate) use receive::{drain, has_own_callback, install_callbacks, next_packet};
+pub(crate) use receive::{drain, install_callback, next_packet, remove_callback};
 pub(super) use ring_message::{send_ring_message, RingMessage};
 pub(crate) use ring_message::{was_judged, Judged};
 pub(super) use state::flow_of;
@@ -151,14 +151,14 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReadTurn>>>;
 
     /// Whether the first datagram in the queue, which came from `peer`, may be read; otherwise it
-    /// is dropped. `is_counted` means that this was called for the datagram before, and that it passed and was
+    /// is dropped. `counted_before` means that this was called for the datagram before, and that it passed and was
     /// counted; `peeks` that the datagram stays in the queue. Process context.
     fn may_take(
         &self,
         socket: &Socket,
         peer: Peer,
         size: Received,
-        is_counted: bool,
+        counted_before: bool,
         peeks: bool,
     ) -> bool;
 
@@ -191,7 +191,7 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// take a lock under which other code accesses a program's memory.
     fn map(&self, vma: &Vma) -> Result;
 
-    /// Packets were queued, after [`install_callbacks`]. If the sock has a receive hook, it comes
+    /// Packets were queued, after [`install_callback`]. If the sock has a receive hook, it comes
     /// locked. The number of packets that one call then delivers is bounded, because senders don't
     /// wait. Returns whether packets are left.
     fn data_ready(&self, sk: &Sock, locked: Option<LockedSock<'_>>, softirqs: &SoftirqsOff)

@@ -45,34 +45,48 @@ pub(super) unsafe fn note_callback(sk: *mut bindings::sock) {
     FIRST_CALLBACK.store(unsafe { callback_of(sk) }, Ordering::Relaxed);
 }
 
-/// Whether the sock's callback is UDP's: else a sockmap's program has what comes, and must keep it. Any context.
-pub(crate) fn has_own_callback(socket: &Socket) -> bool {
-    // SAFETY: The caller uses the socket, and so its sock.
-    unsafe { callback_of(socket.sk().as_ptr()) == FIRST_CALLBACK.load(Ordering::Relaxed) }
-}
-
-/// Sets the sock's callback, so that the protocol's `data_ready` is called, unless a sockmap has it. Process
-/// context.
+/// Sets the sock's callback, so that the protocol's `data_ready` is called. `EBUSY` if a sockmap's program has what
+/// comes: it must keep it. Process context.
 ///
-/// To be called once for a socket. Packets that were queued before stay queued.
-pub(crate) fn install_callbacks<T: Protocol>(socket: &Socket) {
+/// Packets that were queued before stay queued.
+pub(crate) fn install_callback<T: Protocol>(socket: &Socket) -> Result {
     let sk = socket.sk().as_ptr();
     // SAFETY: The caller uses the socket. The callback and its copy are written under the callback
-    // lock. Only `release`, which takes that lock, reads the copy.
+    // lock. Only `restore_callback`, for which that lock is held, reads the copy.
     unsafe {
-        let Some(state) = state::<T>(sk) else {
-            return;
-        };
+        let state = state::<T>(sk).ok_or(EINVAL)?;
         bindings::kopi_write_lock_bh_callback(sk);
-        if has_own_callback(socket) {
+        let is_first = callback_of(sk) == FIRST_CALLBACK.load(Ordering::Relaxed);
+        if is_first {
             state.data_ready.get().write((*sk).sk_data_ready);
             ptr::write_volatile(&raw mut (*sk).sk_data_ready, Some(data_ready::<T>));
         }
+        // A sockmap that is gone has put this one's back.
+        let is_set = is_first || has_data_ready::<T>(sk);
         bindings::kopi_write_unlock_bh_callback(sk);
+        if is_set {
+            Ok(())
+        } else {
+            Err(EBUSY)
+        }
     }
 }
 
-/// Puts back the callback that [`install_callbacks`] replaced. A sockmap that has it keeps this one's until the sock is
+/// Undoes [`install_callback`], and wakes readers for what came meanwhile. Process context.
+pub(crate) fn remove_callback<T: Protocol>(socket: &Socket) {
+    let sk = socket.sk().as_ptr();
+    // SAFETY: The caller uses the socket, whose state this is. The callback lock is held.
+    unsafe {
+        if let Some(state) = state::<T>(sk) {
+            bindings::kopi_write_lock_bh_callback(sk);
+            restore_callback(state, sk);
+            bindings::kopi_write_unlock_bh_callback(sk);
+        }
+    }
+    socket.sk().wake_readers();
+}
+
+/// Puts back the callback that [`install_callback`] replaced. A sockmap that has it keeps this one's until the sock is
 /// closed, which calls nobody then.
 ///
 /// # Safety
@@ -167,7 +181,7 @@ pub(super) unsafe extern "C" fn receive_work<T: Protocol>(work: *mut bindings::w
     }
 }
 
-/// Delivers the packets that are queued on a socket, after [`install_callbacks`], unless a sockmap's program has them.
+/// Delivers the packets that are queued on a socket, after [`install_callback`], unless a sockmap's program has them.
 /// Process context.
 pub(crate) fn drain<T: Protocol>(socket: &Socket) {
     let _softirqs = BottomHalvesOff::new();

@@ -28,7 +28,7 @@ use kernel::{
 pub(super) struct State<T> {
     /// The RCU callback that frees the state, when no softirq uses it any more.
     pub(super) rcu: UnsafeCell<bindings::callback_head>,
-    /// The operation that [`install_callbacks`] replaced.
+    /// The operation that [`install_callback`] replaced.
     pub(super) data_ready: UnsafeCell<Callback>,
     /// Work in process context: a UDP sock's receives queued packets, a TCP sock's follows rules. It
     /// is disabled before the sock is released.

@@ -221,14 +221,21 @@ impl Sock {
         unsafe { bindings::kopi_sock_rcvtimeo(self.as_ptr(), nonblocking) }
     }
 
-    /// UDP socks only. Sleeps until a datagram may be queued, for at most `timeout` jiffies, and
-    /// leaves the rest of that time in `timeout`. Returns `false` if no more datagrams will come.
-    /// Errors are those of recvmsg. Process context.
-    pub(crate) fn wait_for_datagrams(&self, timeout: &mut isize) -> Result<bool> {
+    /// UDP socks only. Sleeps until a datagram may be queued, or until it is woken and `is_over` holds, for at most
+    /// `timeout` jiffies, and leaves the rest of that time in `timeout`. Returns `false` if no more datagrams will
+    /// come. Errors are those of recvmsg. Process context.
+    pub(crate) fn wait_for_datagrams<F: Fn() -> bool>(
+        &self,
+        timeout: &mut isize,
+        is_over: F,
+    ) -> Result<bool> {
         might_sleep();
-        self.busy_poll(false, || !self.is_queue_empty());
-        // SAFETY: The sock is borrowed, and a UDP sock, as said above.
-        let result = unsafe { bindings::kopi_udp_wait(self.as_ptr(), timeout) };
+        self.busy_poll(false, || !self.is_queue_empty() || is_over());
+        let asked = ptr::from_ref(&is_over).cast_mut().cast();
+        // SAFETY: The sock is borrowed, and a UDP sock, as said above. The function is called only within the call,
+        // with `is_over`, which outlives it.
+        let result =
+            unsafe { bindings::kopi_udp_wait(self.as_ptr(), timeout, Some(holds::<F>), asked) };
         to_result(result)?;
         Ok(result > 0)
     }
@@ -318,6 +325,17 @@ impl Sock {
         }
     }
 
+    /// Wakes all tasks that wait for data on the socket's own queue, also those of which each gets other data. Process
+    /// context, with the socket.
+    pub(crate) fn wake_all_readers(&self) {
+        let _rcu = kernel::sync::rcu::read_lock();
+        // SAFETY: As in `wake_readers`.
+        let queue = unsafe { WaitQueue::from_raw(bindings::kopi_sk_sleep(self.as_ptr())) };
+        if let Some(queue) = queue {
+            queue.wake_all(POLL_IN);
+        }
+    }
+
     /// Sends SIGIO for received data to the process that asked for it.
     pub(crate) fn signal_io(&self) {
         // SAFETY: The sock is borrowed, and so valid.
@@ -341,6 +359,14 @@ unsafe extern "C" fn busy_poll_end<F: Fn() -> bool>(poll: *mut c_void, start: us
     let poll = unsafe { &*poll.cast_const().cast::<BusyPoll<'_, F>>() };
     // SAFETY: The sock is borrowed, and so valid.
     (poll.done)() || unsafe { bindings::kopi_sk_busy_loop_timeout(poll.sk.as_ptr(), start) }
+}
+
+/// # Safety
+///
+/// `condition` must be a valid `F`.
+unsafe extern "C" fn holds<F: Fn() -> bool>(condition: *mut c_void) -> bool {
+    // SAFETY: Required of the caller.
+    unsafe { (*condition.cast_const().cast::<F>())() }
 }
 
 impl Sock {
