@@ -15,11 +15,13 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 
 import kopi
 import limits
 import memory
-from linux import Iovec, Mmsghdr
+from kopi import wait_until
+from linux import Iovec, Mmsghdr, SO_TIMESTAMPING
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 SOL_KOPI, OPT_INFO, OPT_STATS = 0x4b4f, 1, 4
@@ -446,6 +448,71 @@ def case_full_within_a_list():
         subprocess.run(LET_GO, shell=True, check=True)
         thread.join()
         assert results == [64], results
+
+
+def timestamped(sender):
+    """Has the socket note when packets leave, which is left unread."""
+    sender.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, struct.pack("=I", 0x12))
+
+
+def case_full_with_an_error_to_read():
+    """A list goes on when there is room, also while the error queue has something, of which poll() always tells."""
+    with held() as sender:
+        timestamped(sender)
+        subprocess.run(LET_GO, shell=True, check=True)
+        assert together(sender.fileno(), *FOUR) == 4
+        wait_until(lambda: select.select([sender], [], [], 0)[0])
+        subprocess.run(HOLD, shell=True, check=True)
+        results = []
+        thread = threading.Thread(target=lambda: results.append(together(sender.fileno(), *[b"x" * 500] * 64)))
+        thread.start()
+        polled = select.poll()
+        polled.register(sender, select.POLLOUT)
+        wait_until(lambda: polled.poll(0)[0][1] == select.POLLERR)
+        time.sleep(0.3)
+        assert not results
+        subprocess.run(LET_GO, shell=True, check=True)
+        thread.join()
+        assert results == [64], results
+
+
+def case_full_and_shut_down():
+    """shutdown() by another thread ends the wait of a list."""
+    with held() as sender:
+        results = []
+        thread = threading.Thread(target=lambda: results.append(together(sender.fileno(), *[b"x" * 500] * 64)))
+        thread.start()
+        while select.select([], [sender], [], 0)[1]:
+            pass
+        sender.shutdown(socket.SHUT_WR)
+        thread.join(30)
+        assert results and 1 <= results[0] < 64, results
+
+
+def case_lists_beside_options():
+    """Lists that don't wait are sent whole, whatever another thread does to the socket's options."""
+    receiver, sender = pair()
+    receiver.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+    LIBC.connect(sender.fileno(), bytes(16), 16)
+    sender.connect(receiver.getsockname())
+    sender.setblocking(False)
+    stop = []
+
+    def sets():
+        while not stop:
+            LIBC.setsockopt(sender.fileno(), socket.SOL_SOCKET, socket.SO_PRIORITY, struct.pack("=i", 1), 4)
+
+    thread = threading.Thread(target=sets)
+    thread.start()
+    short = []
+    for _ in range(300):
+        sent = together(sender.fileno(), *[b"x"] * 64)
+        short += [sent] if sent != 64 else []
+        for _ in range(64):
+            receiver.recv(9)
+    stop.append(True)
+    thread.join()
+    assert not short, short
 
 
 def restrict(by):

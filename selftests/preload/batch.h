@@ -7,17 +7,29 @@
 #include <sys/socket.h>
 
 #define BATCH 8
+/* More than one doorbell sends. */
+#define LONG_BATCH 128
 
-static inline int send_batch(int fd)
+static inline int send_list(int fd, int count)
 {
-	struct mmsghdr messages[BATCH] = {};
+	struct mmsghdr messages[LONG_BATCH] = {};
 	struct iovec piece = { "batch", 5 };
+	int sent;
 
-	for (int i = 0; i < BATCH; i++) {
+	for (int i = 0; i < count; i++) {
 		messages[i].msg_hdr.msg_iov = &piece;
 		messages[i].msg_hdr.msg_iovlen = 1;
 	}
-	return sendmmsg(fd, messages, BATCH, 0);
+	sent = sendmmsg(fd, messages, count, 0);
+	for (int i = 0; i < sent; i++)
+		if (messages[i].msg_len != 5)
+			return -1;
+	return sent;
+}
+
+static inline int send_batch(int fd)
+{
+	return send_list(fd, BATCH);
 }
 
 #endif

@@ -45,13 +45,13 @@ static bool receives(int fd)
 	return size == 5;
 }
 
-static void send_forking(int fd)
+static void send_forking(int fd, int count)
 {
 	int status = -1, sent;
 
 	child = -1;
 	is_armed = 1;
-	sent = send_batch(fd);
+	sent = send_list(fd, count);
 	/* On a busy machine the signal may be late. */
 	while (child == -1)
 		usleep(1000);
@@ -85,10 +85,10 @@ int main(void)
 	send(fd, "first", 5, 0);
 	receives(fd);
 	for (int i = 0; i < ROUNDS; i++) {
-		int count = 0;
+		int count = 0, all = i % 2 ? LONG_BATCH : BATCH;
 
-		send_forking(fd);
-		while (count < BATCH && receives(fd))
+		send_forking(fd, all);
+		while (count < all && receives(fd))
 			count++;
 		printf("received %d\n", count);
 		fflush(stdout);

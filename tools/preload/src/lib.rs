@@ -28,6 +28,7 @@ mod list;
 mod process;
 mod real;
 mod rings;
+mod room;
 mod send;
 mod settings;
 mod sockets;

@@ -9,7 +9,9 @@
 use crate::{
     datagram::Datagram,
     real::{self, set_errno},
-    rings, settings, sockets,
+    rings,
+    room::{Room, Wait},
+    settings, sockets,
     table::{self, Place, Slot},
 };
 use kopi::{SendRing, Sent};
@@ -35,6 +37,15 @@ enum Stop {
     Leave,
     /// The next one failed.
     Failed(c_int),
+}
+
+/// What became of a message that was sent by a call of its own.
+enum Single {
+    Sent,
+    /// There is no room for it.
+    Full,
+    /// It failed, or must not be sent.
+    Failed,
 }
 
 /// Messages, of which the first ones were sent.
@@ -68,8 +79,9 @@ impl List {
     /// The list must be one as sendmmsg(2) takes it.
     pub(crate) unsafe fn send(mut self, on: (Place, bool), flags: c_int) -> Option<c_int> {
         let before = real::errno();
-        let (mut whose, mut in_vain) = (None, 0);
-        while self.done < self.count {
+        let mut whose = None;
+        // A child that a signal handler has made, by fork(), has the result until then.
+        while self.done < self.count && (self.done == 0 || rings::is_own(on.0)) {
             let done = self.done;
             // SAFETY: As the caller says.
             let stop = unsafe { self.by_ring(on) };
@@ -81,13 +93,12 @@ impl List {
                 }
                 _ if self.done == 0 => return None,
                 Stop::Full(socket) => whose = socket,
-                // SAFETY: As the caller says.
-                Stop::Taken if !unsafe { self.one_by_itself(flags, whose) } => break,
                 Stop::Taken => {}
                 Stop::Over | Stop::Leave | Stop::Failed(_) => break,
             }
-            in_vain = if self.done > done { 0 } else { in_vain + 1 };
-            if self.done == self.count || in_vain > IN_VAIN_MAX || !self.waits(flags, whose) {
+            let by_ring = matches!(stop, Stop::Full(_)) && self.done > done;
+            // SAFETY: As the caller says.
+            if self.done < self.count && !unsafe { self.goes_on(flags, whose, by_ring) } {
                 break;
             }
         }
@@ -95,38 +106,57 @@ impl List {
         Some(self.done as c_int)
     }
 
-    /// Waits for room in the send buffer: whether the rest may be tried, by the socket of that cookie.
-    #[cold]
-    fn waits(&self, flags: c_int, whose: Option<u64>) -> bool {
-        let fd = self.fd;
-        flags & libc::MSG_DONTWAIT == 0
-            && !settings::is_stopped()
-            && sockets::waits_for_room(fd)
-            && real::wait_for_room(fd, sockets::send_timeout(fd))
-            && !settings::is_stopped()
-            // While it waited, the flow may have been closed, and another one may have its number.
-            && sockets::cookie(fd) == whose
-    }
-
-    /// Sends the next one by a call of its own, as another thread uses the ring; whether the rest may be tried.
+    /// Waits for room in the send buffer; whether the rest may be tried, by the socket of that cookie. Where the
+    /// ring has no room although there is some, or another thread has it, the next one is sent by a call of its own:
+    /// what that says is the socket's.
     ///
     /// # Safety
     ///
     /// As for [`Self::send`].
     #[cold]
-    unsafe fn one_by_itself(&mut self, flags: c_int, whose: Option<u64>) -> bool {
-        if sockets::cookie(self.fd) != whose {
-            return false;
+    unsafe fn goes_on(&mut self, flags: c_int, whose: Option<u64>, by_ring: bool) -> bool {
+        let mut wait = Wait::new(self.fd, flags);
+        let mut in_vain = 0;
+        while in_vain < IN_VAIN_MAX && !settings::is_stopped() {
+            let room = wait.room();
+            // While it waited, the flow may have been closed, and another one may have its number.
+            if settings::is_stopped() || sockets::cookie(self.fd) != whose {
+                return false;
+            }
+            match room {
+                Room::Over => return false,
+                Room::There if by_ring && wait.is_blocking() => return true,
+                Room::There => in_vain += 1,
+                Room::Perhaps => {}
+            }
+            // SAFETY: As the caller says.
+            match unsafe { self.one_by_itself(flags) } {
+                Single::Sent => return true,
+                Single::Full if wait.is_blocking() => {}
+                Single::Full | Single::Failed => return false,
+            }
         }
+        false
+    }
+
+    /// Sends the next one by a call of its own, which doesn't wait.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::send`].
+    unsafe fn one_by_itself(&mut self, flags: c_int) -> Single {
         let message = self.message(self.done);
         // SAFETY: As the caller says.
         let sent = unsafe { real::sendmsg(self.fd, message, flags | libc::MSG_DONTWAIT) };
         if sent < 0 {
-            return real::errno() == libc::EAGAIN;
+            return match real::errno() {
+                libc::EAGAIN => Single::Full,
+                _ => Single::Failed,
+            };
         }
         // SAFETY: As the caller says.
         unsafe { self.note(1, &[sent as u32]) };
-        true
+        Single::Sent
     }
 
     /// Sends by a ring, as [`Self::batches`] does, and no panic comes from it.
@@ -176,10 +206,11 @@ impl List {
             let Some(lengths) = (unsafe { self.write(ring, place, ipv6) }) else {
                 return Stop::Over;
             };
+            let written = ring.written();
             let rung = ring.send(self.fd);
             if !rings::is_own(place) {
                 // SAFETY: As the caller says.
-                return unsafe { self.end_in_child(rung.taken(), &lengths) };
+                return unsafe { self.end_in_child(rung.taken(), (written, &lengths), ipv6) };
             }
             let (sent, error) = match ring.collect(rung) {
                 Ok(Sent { count, error }) if count > 0 || error.is_some() => (count, error),
@@ -202,15 +233,28 @@ impl List {
     }
 
     /// A signal handler has called fork() when the doorbell had rung, and this is the child: it has no memory of
-    /// the ring that would say which ones failed. They count as sent.
+    /// the ring that would say which ones failed. They count as sent, and so do those of later batches, which the
+    /// parent sends.
     ///
     /// # Safety
     ///
     /// As for [`Self::send`].
     #[cold]
-    unsafe fn end_in_child(&mut self, taken: u32, lengths: &Lengths) -> Stop {
+    unsafe fn end_in_child(
+        &mut self,
+        taken: u32,
+        (written, lengths): (u32, &Lengths),
+        ipv6: bool,
+    ) -> Stop {
         // SAFETY: As the caller says.
         unsafe { self.note(taken, lengths) };
+        while taken == written && self.done < self.count {
+            // SAFETY: As the caller says.
+            let len =
+                unsafe { Datagram::of(self.message(self.done), ipv6) }.map_or(0, |each| each.len);
+            // SAFETY: As the caller says.
+            unsafe { self.note(1, &[len as u32]) };
+        }
         // Of nothing, the parent makes the program's own call, and has its result.
         Stop::Failed(libc::EINTR)
     }

@@ -7,11 +7,13 @@
 //! catch_unwind(), may be around them.
 
 use libc::{
-    c_char, c_int, c_long, c_uint, c_ulong, c_void, iovec, mmsghdr, msghdr, size_t, ssize_t,
+    c_char, c_int, c_long, c_short, c_uint, c_ulong, c_void, iovec, mmsghdr, msghdr, size_t,
+    ssize_t,
 };
 use std::{
     mem::MaybeUninit,
     sync::atomic::{AtomicPtr, Ordering::Relaxed},
+    time::Duration,
 };
 
 /// Sets errno.
@@ -70,20 +72,33 @@ mod waiting {
     }
 }
 
-/// Waits until there is room in a socket's send buffer, for as long as is said, and says whether there is. A
-/// signal ends it, also one whose handler has SA_RESTART. The thread may be cancelled here.
-pub(crate) fn wait_for_room(fd: c_int, timeout: Option<libc::timespec>) -> bool {
+/// A time as the C library takes it.
+fn timespec(time: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: time.as_secs().try_into().unwrap_or(libc::time_t::MAX),
+        tv_nsec: time.subsec_nanos().into(),
+    }
+}
+
+/// Waits until a socket can be written to, or has an error, for as long as is said. Gives the events; `None` if a
+/// signal has ended it, also one whose handler has SA_RESTART. The thread may be cancelled here.
+pub(crate) fn poll_writable(fd: c_int, timeout: Duration) -> Option<c_short> {
     let mut asked = libc::pollfd {
         fd,
         events: libc::POLLOUT,
         revents: 0,
     };
-    let timeout = timeout
-        .as_ref()
-        .map_or(std::ptr::null(), std::ptr::from_ref);
-    // SAFETY: A place for the answer, and a time or none; the mask of signals stays.
-    let count = unsafe { waiting::ppoll(&mut asked, 1, timeout, std::ptr::null()) };
-    count == 1 && asked.revents & libc::POLLOUT != 0
+    // SAFETY: A place for the answer, and a time; the mask of signals stays.
+    let count = unsafe { waiting::ppoll(&mut asked, 1, &timespec(timeout), std::ptr::null()) };
+    (count >= 0).then_some(asked.revents)
+}
+
+/// Sleeps for as long as is said; whether no signal has ended it. The thread may be cancelled here.
+pub(crate) fn sleep(time: Duration) -> bool {
+    // SAFETY: Nothing is asked about; a time; the mask of signals stays.
+    let count =
+        unsafe { waiting::ppoll(std::ptr::null_mut(), 0, &timespec(time), std::ptr::null()) };
+    count == 0
 }
 
 /// Runs something during which no signal is handled. A handler that leaves by siglongjmp() would leave locks

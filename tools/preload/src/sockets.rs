@@ -15,6 +15,7 @@ use libc::{c_int, c_uint, c_ulong};
 use std::{
     mem::{size_of, MaybeUninit},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
+    time::Duration,
 };
 
 /// What of a socket's type is not a flag.
@@ -168,12 +169,19 @@ pub(crate) fn waits_for_room(fd: c_int) -> bool {
 }
 
 /// How long a call waits for room: SO_SNDTIMEO. `None`: as long as it takes.
-pub(crate) fn send_timeout(fd: c_int) -> Option<libc::timespec> {
+pub(crate) fn send_timeout(fd: c_int) -> Option<Duration> {
     let time: libc::timeval = asked(fd, libc::SO_SNDTIMEO)?;
-    (time.tv_sec != 0 || time.tv_usec != 0).then_some(libc::timespec {
-        tv_sec: time.tv_sec,
-        tv_nsec: time.tv_usec * 1000,
-    })
+    let (seconds, micros) = (time.tv_sec.try_into().ok()?, time.tv_usec.try_into().ok()?);
+    let time = Duration::from_secs(seconds) + Duration::from_micros(micros);
+    (!time.is_zero()).then_some(time)
+}
+
+/// Whether a send buffer has room for a message: sock_alloc_send_pskb() asks for no more (net/core/sock.c, 7.3.4).
+pub(crate) fn has_room(fd: c_int) -> bool {
+    let mut used: c_int = 0;
+    // SAFETY: The place for the answer.
+    let known = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut used) } == 0;
+    known && asked::<c_int>(fd, libc::SO_SNDBUF).is_some_and(|size| used < size)
 }
 
 /// Notes what a descriptor of this process is from now on.
