@@ -16,6 +16,8 @@ from redirected import BATCH, Incoming
 
 STRIPS = "rx-vlan-offload"
 ON, OFF = f"eth0: {STRIPS} turned on again", f"eth0: {STRIPS} turned off until it is detached"
+# An alternative name may be longer than that by which a device is shown.
+OTHER = "other-name-of-eth0"
 
 
 def strips():
@@ -28,10 +30,10 @@ def index():
     return json.loads(host("ip -j link show eth0"))[0]["ifindex"]
 
 
-def applies(line, *options):
-    """Puts a configuration of one line in force."""
+def applies(lines, *options):
+    """Puts a configuration in force."""
     with open("/tmp/offloads.conf", "w", encoding="utf-8") as file:
-        file.write(f"{line}\n")
+        file.write(f"{lines}\n")
     return said_of("kopictl", "config", "apply", *options, "/tmp/offloads.conf")
 
 
@@ -124,14 +126,17 @@ def attaches(stripped):
 
 def by_another_name():
     """The configuration has an alternative name of a NIC, which comes by the one that is shown."""
-    host("ip link property add dev eth0 altname other0")
-    status, said = applies("attach other0", "--device", "eth1")
+    host(f"ip link property add dev eth0 altname {OTHER}")
+    status, said = applies(f"attach {OTHER}", "--device", "eth1")
     kopi.check("another NIC comes: nothing is attached", status == 0 and not devices("host"), said)
-    status, said = applies("attach other0", "--device", "eth0")
+    status, said = applies(f"attach {OTHER}", "--device", "eth0")
     kopi.check("one comes that the configuration has by an alternative name: attached",
                status == 0 and [device["ifindex"] for device in devices("host")] == [index()], said)
     carrier()
-    host("ip link property del dev eth0 altname other0")
+    status, said = applies(f"attach eth0\nattach {OTHER} keep-offloads")
+    kopi.check("two lines of one device: the second one is refused, and changes nothing",
+               status != 0 and "line 1 has the same device" in said and ON not in said, said)
+    host(f"ip link property del dev eth0 altname {OTHER}")
     said_of("kopictl", "detach", "eth0")
     carrier()
 

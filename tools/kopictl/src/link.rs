@@ -3,6 +3,7 @@
 //! Network devices, over rtnetlink.
 
 use crate::netlink::{exchange, open, Error};
+use netlink_packet_core::DefaultNla;
 use netlink_packet_route::{
     link::{LinkAttribute, LinkMessage, LinkXdp, XdpAttached},
     RouteNetlinkMessage,
@@ -16,6 +17,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 const NEW: u32 = 1;
 const REPLACE: u32 = 1 << 4;
 const BY_DRIVER: u32 = 4;
+
+/// Kernel: `include/uapi/linux/if_link.h`.
+const IFLA_ALT_IFNAME: u16 = 53;
 
 /// Opens a socket.
 pub(crate) fn connect() -> Result<Socket, Error> {
@@ -34,7 +38,13 @@ pub(crate) fn ask(
 /// The device of that name, which may be one of its alternative names.
 pub(crate) fn find(socket: &Socket, name: &str) -> Result<Option<LinkMessage>, Error> {
     let mut link = LinkMessage::default();
-    link.attributes = vec![LinkAttribute::IfName(name.to_owned())];
+    link.attributes = vec![if name.len() < libc::IFNAMSIZ {
+        LinkAttribute::IfName(name.to_owned())
+    } else {
+        // No longer one can be that by which a device is shown: the kernel refuses it as such.
+        let name = [name.as_bytes(), b"\0"].concat();
+        LinkAttribute::Other(DefaultNla::new(IFLA_ALT_IFNAME, name))
+    }];
     let answers = ask(socket, RouteNetlinkMessage::GetLink(link), 0)?;
     Ok(answers.into_iter().find_map(|answer| match answer {
         RouteNetlinkMessage::NewLink(link) => Some(link),

@@ -79,9 +79,15 @@ pub(crate) fn attach_if_there(name: &str, keep_offloads: bool) -> anyhow::Result
     }
     match attach_found(&mut device, keep_offloads) {
         // Another was faster, who doesn't take that lock.
-        Err(_) if device.is_attached()? => Ok(true),
+        Err(_) if device.is_attached_with_program()? => Ok(true),
         result => result.map(|()| true),
     }
+}
+
+/// The number of the device of that name, if it is there.
+pub(crate) fn index_if_there(name: &str) -> anyhow::Result<Option<u32>> {
+    let found = link::find_if_there(&connect()?, name)?;
+    Ok(found.map(|link| link.header.index))
 }
 
 /// While a device is attached or detached: no other kopictl does so, and no signal ends this one, since offloads
@@ -168,9 +174,13 @@ fn attach_found(device: &mut Found<'_>, keep_offloads: bool) -> anyhow::Result<(
         Some(program.port_map.as_ptr() as u64),
     )?;
     if let Err(error) = device.start(old.as_ref(), &mut program, &mut off, keep_offloads) {
-        device.request(Command::DeviceDetach, None)?;
-        off.restore()?;
-        return Err(error).with_context(no_program);
+        let detached = device.request(Command::DeviceDetach, None);
+        let undone = detached.and(off.restore());
+        return match undone {
+            Ok(()) => Err(error),
+            Err(other) => Err(error.context(format!("besides, that can't be undone: {other:#}"))),
+        }
+        .with_context(no_program);
     }
     off.remark("turned off until it is detached");
     Ok(())
@@ -197,9 +207,10 @@ pub(crate) fn detach(which: &Which) -> anyhow::Result<()> {
     let mut off = TurnedOff::before(&device, Some(&own))?;
     if !device.take_off(&own)? {
         remark(format!(
-            "{}: its XDP program was replaced or taken off by somebody meanwhile: that stays so, and offloads are as they are",
+            "{}: its XDP program was replaced or taken off by somebody meanwhile: that stays so",
             device.name
         ));
+        off.remark("stay off");
         return Ok(());
     }
     off.restore()?;
@@ -240,6 +251,13 @@ impl<'a> Found<'a> {
         let index = Some(self.link.header.index);
         let devices = attached(connection)?;
         Ok(devices.iter().any(|device| device.ifindex == index))
+    }
+
+    /// Whether the module has it attached, and it has an XDP program by now.
+    fn is_attached_with_program(&mut self) -> anyhow::Result<bool> {
+        let link = link::find_if_there(&self.socket, self.name)?;
+        let has_program = |link: &LinkMessage| program_of(link).0 != XdpAttached::None;
+        Ok(link.as_ref().is_some_and(has_program) && self.is_attached()?)
     }
 
     /// Asks the module to attach or detach it.

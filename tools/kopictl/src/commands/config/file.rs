@@ -8,9 +8,12 @@ use crate::{
         limit,
     },
     grammar::{self, each_line},
-    message::{engine::Engines, rule::DEVICE_MAX},
+    message::engine::Engines,
 };
 use std::str::FromStr;
+
+/// Bytes of the longest alternative name of a device: `ALTIFNAMSIZ` of the kernel, without the zero.
+const ALTERNATIVE_MAX: usize = 127;
 
 /// What a file says; what it says nothing about stays as it is.
 #[derive(Debug, Default)]
@@ -66,7 +69,7 @@ impl File {
             }
             ["attach", device] | ["attach", device, "keep-offloads"] => {
                 let wrong = |letter: char| letter == '/' || letter.is_whitespace();
-                if device.is_empty() || device.len() > DEVICE_MAX || device.contains(wrong) {
+                if device.is_empty() || device.len() > ALTERNATIVE_MAX || device.contains(wrong) {
                     return Err(format!("attach: {device:?} is no name of a device"));
                 }
                 if self.devices.iter().any(|(_, known, _)| known == device) {

@@ -6,7 +6,7 @@ mod file;
 mod state;
 
 use super::{
-    direct::attach_if_there,
+    direct::{attach_if_there, index_if_there},
     engine::{BUDGET, IDLE},
     is_permission, limit,
     place::{Place, Wrong},
@@ -219,6 +219,23 @@ fn is_of(named: &str, device: &str) -> bool {
     found.is_ok_and(|link| link.as_ref().and_then(name_of) == Some(device))
 }
 
+/// Attaches the device that a line names, if it is there; says whether it is. `known` has the lines before by the
+/// numbers of their devices: one device has several names.
+fn attach_one(
+    known: &mut BTreeMap<u32, usize>,
+    line: usize,
+    device: &str,
+    keep_offloads: bool,
+) -> anyhow::Result<bool> {
+    if let Some(index) = index_if_there(device)? {
+        let before = *known.entry(index).or_insert(line);
+        if before != line {
+            bail!("attach {device}: line {before} has the same device by another name");
+        }
+    }
+    attach_if_there(device, keep_offloads)
+}
+
 impl Applied {
     /// One line that can't be put in force doesn't keep others from it, but that rules are one change. They
     /// come before what makes packets faster.
@@ -237,8 +254,9 @@ impl Applied {
                 self.engines = engines.cpu.len();
             }
         }
+        let mut known = BTreeMap::new();
         for (line, device, keep_offloads) in &file.devices {
-            let there = attach_if_there(device, *keep_offloads);
+            let there = attach_one(&mut known, *line, device, *keep_offloads);
             match self.is_done(name, *line, there) {
                 Some(true) => self.attached.push(device.clone()),
                 Some(false) => {
