@@ -19,6 +19,7 @@ class Packet:
 
     def __init__(self, frames, mapping):
         self.frames, self._mapping = frames, mapping
+        self._memory = []
         self.show()
 
     def show(self):
@@ -29,15 +30,21 @@ class Packet:
             part.mapping = mapping
         #: The payload, as writable memoryviews: one, unless it didn't fit into a frame.
         self.parts = [memoryview(part).cast("B") for part in memory]
-        # Views keep the array that they are of; nothing else does.
-        self._memory = [weakref.ref(part) for part in memory]
+        # Views keep the array that they are of; nothing else does. There may be some from before.
+        used = [part for part in self._memory if part() is not None]
+        self._memory = used + [weakref.ref(part) for part in memory]
 
     def end(self):
-        """Ends the views of the payload: BufferError if there are others of it."""
-        for part in self.parts:
-            part.release()
-        if any(memory() is not None for memory in self._memory):
-            raise BufferError("a view of the packet is in use")
+        """Ends the views of the payload: BufferError if there are others of it, and the packet stays as it was, with
+        new views."""
+        try:
+            for part in self.parts:
+                part.release()
+            if any(memory() is not None for memory in self._memory):
+                raise BufferError("a view of the packet is in use")
+        except BufferError:
+            self.show()
+            raise
 
     def take(self):
         """Its frames, for whoever ends its time in the batch."""
@@ -157,9 +164,16 @@ class Batch:
         return True
 
     def release(self):
-        """Ends the batch; its packets can't be used any more."""
+        """Ends the batch; its packets can't be used any more. After a BufferError they all can, with new views."""
+        ended = []
         for packet in list(self.packets):
-            packet.end()
+            ended.append(packet)
+            try:
+                packet.end()
+            except BufferError:
+                for other in ended:
+                    other.show()
+                raise
         frames = []
         # Another thread may be about to end it, too: each packet is given to one of both.
         with contextlib.suppress(IndexError):

@@ -474,7 +474,13 @@ class Batches(Pair):
         self.assertRaises(BufferError, batch.release)
         self.assertRaises(BufferError, self.sock.close)
         self.assertEqual(bytes(view), b"ber 0")
+        packet = batch.packets[0]
+        self.assertRaises(BufferError, batch.answer, packet, 3)
+        self.assertEqual(bytes(packet.data), b"number 0")
         view.release()
+        self.assertTrue(batch.answer(packet, 3))
+        self.sock.flush()
+        self.assertEqual(self.peer.recv(100), b"num")
         batch.release()
         self.assertEqual(len(batch), 0)
         batch.release()
