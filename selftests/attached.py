@@ -226,7 +226,7 @@ def slow_device(run=host):
         run("ip link del slow0")
 
 
-# What has GSO packets leave by the stack: how it is said, how it begins, and how it ends. Of some the commands:
+# What has GSO packets leave through the stack: how it is said, how it begins, and how it ends. Of some the commands:
 # tc looks at what leaves; a qdisc lets nothing pass it by; a monitor is up.
 COMMANDS = {"tc": ("tc", ["qdisc add dev eth0 clsact"], ["qdisc del dev eth0 clsact"]),
             "qdisc": ("tc", ["qdisc replace dev eth0 root tbf rate 1gbit burst 100k limit 1m"],

@@ -196,7 +196,7 @@ def told_to_people(ynl):
         with OTHERS["tap"]():
             flow.send()
             shown = kopictl("show", "flow", str(flow.id))
-            kopi.check("kopictl show flow", "by the stack: a packet socket looks" in shown and "(eth0)" in shown,
+            kopi.check("kopictl show flow", "through the stack: a packet socket captures packets" in shown and "(eth0)" in shown,
                        shown)
             shown = json.loads(kopictl("show", "flow", str(flow.id), "--json"))
             kopi.check("kopictl show flow --json",

@@ -244,7 +244,7 @@ with namespace("peer"):
     SINK.bind(PEER)
     # Of IPv6, which is the same one afterwards.
     sh("sysctl -qw net.ipv6.conf.eth1.keep_addr_on_down=1")
-# No question for the peer's address leaves by the stack: nobody would take it, and the driver stop its queue.
+# No question for the peer's address leaves through the stack: nobody would take it, and the driver stop its queue.
 ADDRESS = json.loads(peer("ip -j link show eth1"))[0]["address"]
 host(f"ip neigh replace {PEER[0]} lladdr {ADDRESS} dev eth0 nud permanent")
 completes()

@@ -30,7 +30,7 @@ def plug_in(ynl):
         return None
     name = nic.plug_in(kopi.wait_until)
     sh(f"ip link set {name} down; ip link set {name} name slow0 netns host")
-    # Nothing by the stack: the driver would stop its queue.
+    # Nothing through the stack: the driver would stop its queue.
     for command in ("sysctl -qw net.ipv6.conf.slow0.disable_ipv6=1", "ip addr add 203.0.113.1/24 dev slow0",
                     "ip link set slow0 up", f"ip neigh add {SLOW} lladdr 02:00:00:00:00:09 dev slow0",
                     "kopictl attach slow0"):

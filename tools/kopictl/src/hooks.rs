@@ -123,8 +123,8 @@ fn to_load() -> anyhow::Result<(OpenObject, Vec<String>)> {
     let missing = missing(Path::new(PINS), names_of(&object));
     if !missing.is_empty() {
         // Without securityfs the kernel says what it lacks.
-        if let Some(Switch::Off(mend)) = Switch::of_kernel() {
-            bail!("{OFF}: {mend}");
+        if let Some(Switch::Off(fix)) = Switch::of_kernel() {
+            bail!("{OFF}: {fix}");
         }
         if statfs(BPFFS).map_or(true, |found| found.filesystem_type() != BPF_FS_MAGIC) {
             bail!("{}", folder_of_pins());
@@ -253,17 +253,17 @@ mod tests {
     #[test]
     fn bpf_is_looked_for() {
         assert_eq!(Switch::of("capability,landlock,apparmor,bpf\n"), Switch::On);
-        let Switch::Off(mend) = Switch::of("capability,landlock,bpfilter\n") else {
+        let Switch::Off(fix) = Switch::of("capability,landlock,bpfilter\n") else {
             panic!("on");
         };
         assert!(
-            mend.starts_with("boot with lsm=landlock,bpfilter,bpf on "),
-            "{mend}"
+            fix.starts_with("boot with lsm=landlock,bpfilter,bpf on "),
+            "{fix}"
         );
-        let Switch::Off(mend) = Switch::of("\n") else {
+        let Switch::Off(fix) = Switch::of("\n") else {
             panic!("on");
         };
-        assert!(mend.starts_with("boot with lsm=bpf on "), "{mend}");
+        assert!(fix.starts_with("boot with lsm=bpf on "), "{fix}");
     }
 
     #[test]

@@ -91,7 +91,7 @@ enum Command {
     /// Check the configuration file, or put it in force: limits, rules, engines, attached devices
     #[command(subcommand)]
     Config(config::What),
-    /// Look for what is missing or odd on this machine, and say how to mend it
+    /// Look for what is missing or odd on this machine, and say how to fix it
     Doctor,
     /// Show limits, which are the sysctls below net.kopi, or set one
     Limit(limit::Options),

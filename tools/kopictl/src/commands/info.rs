@@ -74,13 +74,12 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
         let path = or_dash(device.path);
         let (packets, gso) = (or_dash(device.packets), or_dash(device.gso_packets));
         let (passed, dropped) = (or_dash(device.passed), or_dash(device.dropped));
-        writeln!(out, "{what:<20}{path}")?;
-        writeln!(out, "{:<20}sent: {packets} datagrams; GSO packets: {gso} segmented, {passed} went through the stack; {dropped} datagrams dropped", "")?;
+        writeln!(out, "{what:<20}TX: {path}; {packets} datagrams sent; GSO packets: {gso} segmented, {passed} through the stack; {dropped} datagrams dropped")?;
         let path = or_dash(device.receive_path);
         let (received, gro) = (or_dash(device.received), or_dash(device.gro_packets));
         let directly = or_dash(device.received_direct);
         let dropped = or_dash(device.receive_dropped);
-        writeln!(out, "{:<20}receiving: {path}; {received} datagrams redirected: {directly} straight to flows; {gro} GRO packets made of others; {dropped} dropped", "")?;
+        writeln!(out, "{:<20}RX: {path}; {received} datagrams redirected: {directly} delivered directly, the rest through the stack; {gro} GRO packets; {dropped} dropped", "")?;
     }
     Ok(())
 }

@@ -159,7 +159,7 @@ impl Options {
             "DEVICE", ">CHANNEL",
         ];
         if self.wide {
-            head.extend(["BY CHANNEL", "OUT BY", "IN BY"]);
+            head.extend(["CHANNEL USE", "TX PATH", "RX PATH"]);
         }
         if self.interval.is_some() {
             head.extend([">PACKETS/S", ">BYTES/S", ">DROPS/S"]);
@@ -280,7 +280,7 @@ mod tests {
             ..flow.clone()
         };
         let lines = wide.table(&[Named::new(&by_eth0, &names, None)]).lines();
-        assert!(lines[0].ends_with("OUT BY  IN BY") && lines[1].contains("2: tap  not-redirected"));
+        assert!(lines[0].ends_with("TX PATH  RX PATH") && lines[1].contains("2: tap  not-redirected"));
         assert!(lines[1].contains("refused: ENOMEM"));
         let json = serde_json::to_value(Named::new(&flow, &names, None)).unwrap();
         assert_eq!(

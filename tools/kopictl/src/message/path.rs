@@ -51,18 +51,18 @@ impl fmt::Display for Path {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Direct => "direct",
-            Self::NoProgram => "by the stack: no XDP program",
-            Self::Tc => "by the stack: tc at its egress",
-            Self::Hook => "by the stack: a later egress hook of netfilter",
-            Self::Tap => "by the stack: a packet socket looks",
-            Self::Monitor => "by the stack: a monitor is up",
-            Self::Qdisc => "by the stack: a qdisc holds packets, or lets none pass",
-            Self::Down => "by the stack: the device is down",
-            Self::Refused => "by the stack: the driver took no frames",
-            Self::Datagram => "by the stack: a single datagram",
-            Self::Transformed => "by the stack: IPsec, or a tunnel",
-            Self::Extras => "by the stack: options, a VLAN, or time stamps",
-            Self::Behind => "by the stack: earlier packets are on their way",
+            Self::NoProgram => "through the stack: no XDP program",
+            Self::Tc => "through the stack: tc at its egress",
+            Self::Hook => "through the stack: a later egress hook of netfilter",
+            Self::Tap => "through the stack: a packet socket captures packets",
+            Self::Monitor => "through the stack: a monitor is up",
+            Self::Qdisc => "through the stack: a qdisc holds packets, or can't be bypassed",
+            Self::Down => "through the stack: the device is down",
+            Self::Refused => "through the stack: the driver takes no frames, or has too few queues",
+            Self::Datagram => "through the stack: a single datagram",
+            Self::Transformed => "through the stack: IPsec, or a tunnel",
+            Self::Extras => "through the stack: options, a VLAN, or time stamps",
+            Self::Behind => "through the stack: earlier packets are on their way",
         })
     }
 }
@@ -109,20 +109,20 @@ impl fmt::Display for ReceivePath {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Direct => "direct",
-            Self::NoProgram => "by the stack: no XDP program that redirects",
-            Self::Down => "by the stack: the device that is redirected to is down",
+            Self::NoProgram => "through the stack: no XDP program that redirects",
+            Self::Down => "through the stack: the redirect device is down",
             Self::Vlan => {
-                "by the stack: the device takes VLANs' tags off (ethtool -K … rxvlan off)"
+                "through the stack: the device strips VLAN tags (ethtool -K … rxvlan off)"
             }
-            Self::NotRedirected => "by the stack: no port, or on no channel that receives",
-            Self::Tap => "by the stack: a packet socket sees them",
-            Self::Tc => "by the stack: tc has an ingress hook",
-            Self::Hook => "by the stack: netfilter has an ingress hook",
-            Self::Xdp => "by the stack: the device has a generic XDP program",
-            Self::Raw => "by the stack: a raw socket sees UDP",
-            Self::Upper => "by the stack: the device is below a bridge, a bond or a VRF",
-            Self::Rps => "by the stack: RPS or RFS is on",
-            Self::Ipsec => "by the stack: there are policies of IPsec",
+            Self::NotRedirected => "through the stack: no port, or on no channel that receives",
+            Self::Tap => "through the stack: a packet socket captures packets",
+            Self::Tc => "through the stack: tc has an ingress hook",
+            Self::Hook => "through the stack: netfilter has an ingress hook",
+            Self::Xdp => "through the stack: the device has a generic XDP program",
+            Self::Raw => "through the stack: a raw socket sees UDP",
+            Self::Upper => "through the stack: the device is below a bridge, a bond or a VRF",
+            Self::Rps => "through the stack: RPS or RFS is on",
+            Self::Ipsec => "through the stack: there are policies of IPsec",
         })
     }
 }

@@ -86,8 +86,8 @@ fn example(spec: &Yaml, what: &str) -> Option<(Vec<Vec<u8>>, &'static str)> {
             let shown = match text(spec, "enum") {
                 "direction" => "out",
                 "verdict" => "deny",
-                "path" => "by the stack: no XDP program",
-                "receive-path" => "by the stack: no XDP program that redirects",
+                "path" => "through the stack: no XDP program",
+                "receive-path" => "through the stack: no XDP program that redirects",
                 "operation" => "connect",
                 "channel-use" => "sends by a channel, receives by system calls",
                 _ => "1",

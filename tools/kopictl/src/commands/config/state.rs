@@ -27,11 +27,11 @@ pub(crate) fn not_in_force(connection: &mut Connection) -> Option<(String, &'sta
         Err(error) if is_permission(&error) => None,
         Err(error) => Some((
             format!("can't be put in force as it is: {error:#}"),
-            "mend the file; then: systemctl reload-or-restart kopi",
+            "fix the file; then: systemctl reload-or-restart kopi",
         )),
         Ok(missing) => missing.map(|what| {
-            let mend = "systemctl reload-or-restart kopi; at each boot: systemctl enable kopi";
-            (format!("{what} in force"), mend)
+            let fix = "systemctl reload-or-restart kopi; at each boot: systemctl enable kopi";
+            (format!("{what} in force"), fix)
         }),
     }
 }
@@ -64,7 +64,7 @@ fn unattached(
 ) -> Vec<(String, String, String)> {
     let is_attached = |index| attached.iter().any(|device| device.ifindex == Some(index));
     let unattached = |(line, name, _): &(usize, String, bool)| {
-        let (what, mend) = match index(name) {
+        let (what, fix) = match index(name) {
             Some(index) if is_attached(index) => return None,
             Some(_) => (
                 format!("{name} isn't attached"),
@@ -75,7 +75,7 @@ fn unattached(
                 "if the name is wrong: `ip link` shows the right one".to_owned(),
             ),
         };
-        Some((Place::line(USUAL, *line).to_string(), what, mend))
+        Some((Place::line(USUAL, *line).to_string(), what, fix))
     };
     file.devices.iter().filter_map(unattached).collect()
 }

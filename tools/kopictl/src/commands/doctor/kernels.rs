@@ -82,13 +82,13 @@ mod tests {
         file("lib/modules/7.3.10/vmlinuz");
         file("boot/vmlinuz-6.12.118");
         let [can, cannot] = &without_module(&root, "7.3.4")[..] else {
-            panic!("what can't be mended is another finding");
+            panic!("what can't be fixed is another finding");
         };
         assert!(can.text.ends_with(": 7.3.10, 7.3.6"), "{}", can.text);
-        let mend = can.mend.as_ref().unwrap();
-        assert!(mend.contains("kopi-modules-7.3.10;"), "{mend}");
+        let fix = can.fix.as_ref().unwrap();
+        assert!(fix.contains("kopi-modules-7.3.10;"), "{fix}");
         assert!(cannot.text.ends_with(": 6.12.118"), "{}", cannot.text);
-        assert_eq!(cannot.mend, None);
+        assert_eq!(cannot.fix, None);
         fs::remove_dir_all(&root).unwrap();
     }
 }

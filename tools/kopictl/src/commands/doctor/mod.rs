@@ -55,7 +55,7 @@ struct Finding {
     text: String,
     /// What to do.
     #[serde(skip_serializing_if = "Option::is_none")]
-    mend: Option<String>,
+    fix: Option<String>,
 }
 
 impl Finding {
@@ -63,20 +63,20 @@ impl Finding {
         Self::new(what, State::Ok, text, None)
     }
 
-    fn note(what: impl Display, text: impl Display, mend: Option<String>) -> Self {
-        Self::new(what, State::Note, text, mend)
+    fn note(what: impl Display, text: impl Display, fix: Option<String>) -> Self {
+        Self::new(what, State::Note, text, fix)
     }
 
-    fn wrong(what: impl Display, text: impl Display, mend: impl Display) -> Self {
-        Self::new(what, State::Wrong, text, Some(mend.to_string()))
+    fn wrong(what: impl Display, text: impl Display, fix: impl Display) -> Self {
+        Self::new(what, State::Wrong, text, Some(fix.to_string()))
     }
 
-    fn new(what: impl Display, state: State, text: impl Display, mend: Option<String>) -> Self {
+    fn new(what: impl Display, state: State, text: impl Display, fix: Option<String>) -> Self {
         Self {
             what: what.to_string(),
             state,
             text: text.to_string(),
-            mend,
+            fix,
         }
     }
 }
@@ -116,10 +116,10 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     findings.extend(units::restricted(Path::new("/")));
     if let Some(connection) = &mut connection {
         let config = not_in_force(connection);
-        findings.extend(config.map(|(text, mend)| Finding::wrong("kopi.conf", text, mend)));
+        findings.extend(config.map(|(text, fix)| Finding::wrong("kopi.conf", text, fix)));
         let off = not_attached(connection)?.into_iter();
-        findings.extend(off.map(|(place, text, mend)| {
-            Finding::note("kopi.conf", format!("{place}: {text}"), Some(mend))
+        findings.extend(off.map(|(place, text, fix)| {
+            Finding::note("kopi.conf", format!("{place}: {text}"), Some(fix))
         }));
         findings.extend(rules::matching_nobody(connection)?);
     }
@@ -151,8 +151,8 @@ fn print(findings: &[Finding]) -> io::Result<()> {
             State::Wrong => writeln!(out, "{BAD}{what:<12}{BAD:#} {text}")?,
             _ => writeln!(out, "{what:<12} {text}")?,
         }
-        if let Some(mend) = &finding.mend {
-            writeln!(out, "{:<12} {FAINT}{}{FAINT:#}", "", clean(mend))?;
+        if let Some(fix) = &finding.fix {
+            writeln!(out, "{:<12} {FAINT}{}{FAINT:#}", "", clean(fix))?;
         }
     }
     Ok(())
@@ -240,10 +240,10 @@ fn enforcing(switch: Switch) -> Finding {
     let what = "enforce";
     match switch {
         Switch::On => Finding::ok(what, "rules can judge ordinary sockets, too"),
-        Switch::Off(mend) => Finding::note(
+        Switch::Off(fix) => Finding::note(
             what,
             format!("rules can't judge ordinary sockets: {}", hooks::OFF),
-            Some(mend),
+            Some(fix),
         ),
     }
 }
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(enforcing(Switch::On).state, State::Ok);
         let off = enforcing(Switch::Off("boot".to_owned()));
         assert_eq!(
-            (off.state, off.mend.as_deref()),
+            (off.state, off.fix.as_deref()),
             (State::Note, Some("boot"))
         );
         assert!(off.text.ends_with("bpf is off"), "{}", off.text);

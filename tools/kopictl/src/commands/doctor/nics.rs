@@ -192,7 +192,7 @@ mod tests {
         let at = |driver, mtu, program| losing("eth0", driver, mtu, program);
         let wrong = at("virtio_net", 9000, XdpAttached::Driver).unwrap();
         assert_eq!(wrong.state, State::Wrong);
-        assert!(wrong.mend.unwrap().contains("mtu 3506"));
+        assert!(wrong.fix.unwrap().contains("mtu 3506"));
         assert!(at("virtio_net", 3506, XdpAttached::Driver).is_none());
         assert!(at("virtio_net", 9000, XdpAttached::None).is_none());
         assert!(at("igb", 9000, XdpAttached::Driver).is_none());
@@ -202,7 +202,7 @@ mod tests {
     fn nics_are_told_apart() {
         let text = |driver: &str, program| finding("eth0", driver, None, program, Some(false));
         let free = text("virtio_net", XdpAttached::None);
-        assert!(free.mend.unwrap().starts_with("kopictl attach eth0"));
+        assert!(free.fix.unwrap().starts_with("kopictl attach eth0"));
         assert!(text("e1000e", XdpAttached::None).text.contains("can't"));
         let others = text("virtio_net", XdpAttached::Driver).text;
         assert!(others.contains("only send"), "{others}");
@@ -218,7 +218,7 @@ mod tests {
         );
         let left = finding("eth0", "virtio_net", None, XdpAttached::Driver, Some(true));
         assert!(left.text.contains("of kopictl's"), "{}", left.text);
-        assert!(left.mend.unwrap().ends_with("kopictl detach eth0"));
+        assert!(left.fix.unwrap().ends_with("kopictl detach eth0"));
         let device = Device::default();
         let attached = finding(
             "eth0",

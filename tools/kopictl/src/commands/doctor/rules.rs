@@ -105,7 +105,7 @@ mod tests {
         };
         let left = judging(&off(Some(0)), true).unwrap();
         assert_eq!(left.state, State::Note);
-        assert_eq!(left.mend.as_deref(), Some("kopictl rule enforce off"));
+        assert_eq!(left.fix.as_deref(), Some("kopictl rule enforce off"));
         // Another namespace needs them, or there are none, or it isn't seen.
         assert_eq!(judging(&off(Some(1)), true), None);
         assert_eq!(judging(&off(Some(0)), false), None);
