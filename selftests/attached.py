@@ -261,7 +261,7 @@ def tapped(name="eth0"):
 
 @contextlib.contextmanager
 def unprogrammed():
-    """No program of XDP is attached."""
+    """No XDP program is attached."""
     program = json.loads(host("ip -j -d link show eth0"))[0]["xdp"]["prog"]["id"]
     host(f"bpftool prog pin id {program} /sys/fs/bpf/kept")
     host("ip link set dev eth0 xdp off")

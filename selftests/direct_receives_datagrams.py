@@ -248,7 +248,7 @@ def observers_see_all(ynl, wire, ip):
 
 
 def both_versions_come(ynl, wire):
-    """A flow of IPv6 that has IPv4's addresses, too, gets both in turn, as a UDP socket does."""
+    """An IPv6 flow that has IPv4's addresses, too, gets both in turn, as a UDP socket does."""
     got = []
     for rings in (False, True):
         receiver = Receiver(V6, address="::", rings=rings)

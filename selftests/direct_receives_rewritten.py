@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""What hooks of netfilter write to a datagram that comes from an attached device's frames: the socket that gets it is
+"""What netfilter hooks write to a datagram that comes from an attached device's frames: the socket that gets it is
 the one that it would be of UDP sockets, and what a host refuses, flows don't get either."""
 
 import contextlib

@@ -134,7 +134,7 @@ def routes_of_ipv6_are_kept(ynl, wire, ip=V6):
         host("ip -6 route del 2001:db8:5::/64 from 2001:db8:77::/48 dev lo")
         comes_now("none any more", True)
     kopi.check("without the stack", told.directly == 4, told)
-    # The kernel never forgets that there were rules of routing: this comes before them.
+    # The kernel never forgets that there were routing rules: this comes before them.
     the_local_table_is_first(ynl, wire, ip)
     rules_of_routing_hold(wire, receiver, comes_now, "2001:db8:77::/48")
     addresses_end(wire, ip, "2001:db8::61/64")

@@ -39,7 +39,7 @@ def owner_works():
     with Program() as postgres:
         check("IPv6, too", postgres.listen("::") == "None" and reaches(HOST6))
     with Program() as postgres:
-        # The option makes MPTCP's first sock of TCP, before bind().
+        # The option makes MPTCP's first TCP sock, before bind().
         postgres(f"!s = socket.socket(2, 1, {IPPROTO_MPTCP}); s.setsockopt(1, 2, 1)")
         postgres(f"s.bind(({HOST!r}, {PORT}))")
         postgres("s.listen()")
@@ -447,7 +447,7 @@ def before():
 
 
 def mptcp_before():
-    """The same of MPTCP, whose sockets have socks of TCP that are the kernel's, with a connection."""
+    """The same of MPTCP, whose sockets have TCP socks that are the kernel's, with a connection."""
     def listens(program):
         program(f"!s = socket.socket(2, 1, {IPPROTO_MPTCP}); s.setsockopt(1, 2, 1)")
         return program(f"s.bind(({HOST!r}, {PORT}))"), program("s.listen()")

@@ -136,12 +136,12 @@ def connection(proto=0, address=None, make=stream):
 
 
 def plain_stream(proto=0):
-    """A socket of TCP that isn't KOPI's."""
+    """A TCP socket that isn't KOPI's."""
     return socket.socket(socket.AF_INET6 if proto == TCP6 else socket.AF_INET, socket.SOCK_STREAM)
 
 
 def plain_datagram(proto=0):
-    """A socket of UDP that isn't KOPI's."""
+    """A UDP socket that isn't KOPI's."""
     return socket.socket(socket.AF_INET6 if proto == UDP6 else socket.AF_INET, socket.SOCK_DGRAM)
 
 

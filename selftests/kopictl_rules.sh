@@ -75,7 +75,7 @@ check "a file with a rule that the kernel refuses is refused" ends_with 1 kopict
 check "by line" says "/tmp/bad:3: exe can't be looked up (ENOENT)"
 printf 'user root allow\nuser root alow\n' >/tmp/bad
 check "one that makes no sense, too" ends_with 1 kopictl restore /tmp/bad
-check "by line" says '/tmp/bad:2: alow is no word of a rule'
+check "by line" says '/tmp/bad:2: alow is not a keyword of rules'
 printf 'default deny\n' >/tmp/other
 check "--check refuses the same" ends_with 1 rule restore --check /tmp/bad
 check "in JSON, too" eval 'kopictl restore --check --json /tmp/bad 2>/dev/null | has \
@@ -162,13 +162,13 @@ rule default allow
 mount -t tmpfs none /sys/fs/bpf
 printf 'rule user root allow\nenforce on\nrule user bob deny\ndefault deny\n' >/tmp/cant_be_had
 check "that enforcing can't be had is found by a check" ends_with 1 kopictl config check /tmp/cant_be_had
-check "by line" says "/tmp/cant_be_had:2: /sys/fs/bpf has to be BPF's file system"
+check "by line" says "/tmp/cant_be_had:2: /sys/fs/bpf has to be bpffs"
 printf 'enforce on\n' >/tmp/only
 check "also where there is nothing else" ends_with 1 kopictl config check /tmp/only
 check "which changes nothing" eval 'rule list --json | has ".default == \"allow\" and (.rules | length) == 1"'
 check "it is said, too, when the file is put in force" eval 'kopictl config apply --json /tmp/cant_be_had 2>/tmp/out | has \
 	".failed == 1 and .rules == 2 and (.rules_refused | not) and (.errors | length) == 1 and .errors[0].line == 2"'
-check "by line" says "/tmp/cant_be_had:2: /sys/fs/bpf has to be BPF's file system"
+check "by line" says "/tmp/cant_be_had:2: /sys/fs/bpf has to be bpffs"
 check "and the other lines are in force" eval 'rule list --json | has \
 	".default == \"deny\" and (.rules | length) == 2 and .enforce == false"'
 printf 'enforce on\ndefault allow\n' >/tmp/only
@@ -176,7 +176,7 @@ check "as is a default by itself" eval 'kopictl config apply --json /tmp/only 2>
 	".failed == 1 and .errors[0].line == 1" && rule list --json | has ".default == \"allow\" and (.rules | length) == 2"'
 printf 'default deny\nenforce on\n' >/tmp/only
 check "a file to be restored is in force as a whole, or not at all" ends_with 1 kopictl restore /tmp/only
-check "which names the line" says "/tmp/only:2: /sys/fs/bpf has to be BPF's file system"
+check "which names the line" says "/tmp/only:2: /sys/fs/bpf has to be bpffs"
 check "and changes nothing" eval 'rule list --json | has ".default == \"allow\" and (.rules | length) == 2"'
 umount /sys/fs/bpf
 printf 'attach nowhere0\nrule user bob deny\n' >/tmp/only
@@ -260,14 +260,14 @@ check "and its drops" wait_for eval 'kopictl ps --json | has ".[0].stats.rx_drop
 rule del "$handle"
 check "without the rule it goes on" echoes 7777 again
 
-# The mount namespace of ip netns exec ends with the command, and BPF's file system in it.
+# The mount namespace of ip netns exec ends with the command, and bpffs in it.
 mountpoint -q /sys/fs/bpf || mount -t bpf none /sys/fs/bpf
 hooks=/sys/fs/bpf/kopi-enforce
 enforce_is() { kopictl doctor --json 2>/dev/null | has --arg state "$1" 'map(select(.what == "enforce")) | length == 1 and .[0].state == $state'; }
 elsewhere() { ip netns exec host bash -c "$1"; }
 check "where hooks would not stay, rules aren't enforced" ends_with 1 elsewhere 'kopictl rule enforce on'
 check "and it is said where they do" eval 'says "nsenter --net=/run/netns/NAME kopictl" && ! grep -q "mount -t" /tmp/out'
-check "nor where BPF's file system is mounted for that" ends_with 1 elsewhere 'mount -t bpf none /sys/fs/bpf && kopictl rule enforce on'
+check "nor where bpffs is mounted for that" ends_with 1 elsewhere 'mount -t bpf none /sys/fs/bpf && kopictl rule enforce on'
 check "as is said" says "nsenter --net=/run/netns/NAME kopictl"
 check "they stay as they were" eval 'rule list --json | has ".enforce == false"'
 check "with nsenter they are enforced" rule enforce on

@@ -129,7 +129,7 @@ def of_both_versions(wire):
 
 
 def with_rules(wire):
-    """nft sees packets of IPv4, and its verdicts are UDP's."""
+    """nft sees IPv4 packets, and its verdicts are UDP's."""
     with namespace("host"):
         run_nft("table ip see {\nchain o {\ntype filter hook output priority 0\n"
                 f"ip daddr 192.0.2.2 udp dport {PORT} udp length > 100 counter drop\n"

@@ -276,7 +276,7 @@ def faulting(address, flags=0):
 
 
 def transformed(mode):
-    """Sends two datagrams under a policy of IPsec, whose state ends with the first one."""
+    """Sends two datagrams under an IPsec policy, whose state ends with the first one."""
     ends = "src 203.0.113.1 dst 203.0.113.2"
     sh(f"ip xfrm policy add {ends} dir out tmpl {ends} proto esp mode {mode}; ip xfrm state add {ends} proto esp spi 7 "
        f"mode {mode} aead 'rfc4106(gcm(aes))' 0x{'5a' * 20} 128 limit packet-hard 1")

@@ -253,7 +253,7 @@ got = chosen(lambda datagrams: sent(*datagrams))
 check("each peer's datagrams go by the queue that a UDP socket's go by", got == expected and sum(got) == 60
       and sum(each > 0 for each in got) > 1, (got, expected))
 
-# A policy of IPsec that a socket sets for itself when its way is known; nobody has keys for it.
+# An IPsec policy that a socket sets for itself when its way is known; nobody has keys for it.
 subprocess.run(["modprobe", "xfrm_user"], check=True)
 before = left_by("q9")
 check("a datagram leaves", sent((b"q", (queued[0], 9))) == [0] and wait_until(lambda: left_by("q9") == before + 1))

@@ -55,8 +55,8 @@ V6 = Version("IPv6", socket.AF_INET6, ("2001:db8::1", "2001:db8::2"), headers=48
              of=(kopi.UDP6, socket.IPPROTO_IPV6, IPV6_PKTINFO, IPV6_TCLASS, IPV6_MTU_DISCOVER))
 
 
-# A socket of IPv6, and peers of IPv4.
-MAPPED = Version("IPv4 by a socket of IPv6", socket.AF_INET6, ("::", f"::ffff:{FAR}"), headers=28,
+# An IPv6 socket, and peers of IPv4.
+MAPPED = Version("IPv4 by an IPv6 socket", socket.AF_INET6, ("::", f"::ffff:{FAR}"), headers=28,
                  of=(kopi.UDP6, socket.IPPROTO_IPV6, IPV6_PKTINFO, IPV6_TCLASS, IPV6_MTU_DISCOVER))
 
 
@@ -184,7 +184,7 @@ def wrong_ones(version):
 
 
 def policies_end(version):
-    """A policy of IPsec that lets datagrams pass as they are ends, and one that blocks them is left: no route that was
+    """An IPsec policy that lets datagrams pass as they are ends, and one that blocks them is left: no route that was
     remembered goes on."""
     pairs = [Pair(version, plain=True), Pair(version)]
     to = f"dir out dst {version.far.removeprefix('::ffff:')}"
@@ -280,7 +280,7 @@ def refused():
 
 
 def a_hook_says_again():
-    """A mark of nft's leads to a policy of IPsec whose keys are not there yet: EAGAIN, after each hook was asked once.
+    """A mark of nft's leads to an IPsec policy whose keys are not there yet: EAGAIN, after each hook was asked once.
     That is a drop, and counted, whatever kind of doorbell."""
     seen = []
     bells = {"a ring": kopi.BELL_TX, "a doorbell that sends": kopi.BELL_TX | kopi.BELL_SEND}

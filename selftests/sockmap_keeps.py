@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
-"""A program of BPF that has a flow's datagrams, by a sockmap, keeps them: the flow gets no channel that receives,
+"""A BPF program that has a flow's datagrams, by a sockmap, keeps them: the flow gets no channel that receives,
 and the ring of one that it has gets nothing."""
 
 import ctypes

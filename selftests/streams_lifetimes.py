@@ -3,7 +3,7 @@
 """Every way in which a stream, or what is below it, can end, in every state in which it can be.
 
 For each way there is a network namespace on a veth pair, with two programs for each state: one has a stream in it,
-the other a plain socket of TCP. Then it ends, and whoever has the socket, or is its peer, sees the same of both;
+the other a plain TCP socket. Then it ends, and whoever has the socket, or is its peer, sees the same of both;
 rules end streams only. What was written arrives, as far as the plain socket's does. Nothing refers to the module but
 streams that are open. When all is closed nothing refers to it, and the namespace is gone.
 

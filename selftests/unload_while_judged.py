@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 """The module goes while its rules judge what ordinary sockets send: a CPU that is in its hook still has what it reads.
 
-A program of BPF makes each packet stay there for a while, where the state of the namespace is about to be read.
+A BPF program makes each packet stay there for a while, where the state of the namespace is about to be read.
 """
 
 import os
@@ -36,7 +36,7 @@ def send_for_ever(cpu):
 
 
 def slowed():
-    """The program of BPF, once it runs."""
+    """The BPF program, once it runs."""
     program = subprocess.Popen(["bpftrace", "-q", "-e", SLOW], stdout=subprocess.PIPE, text=True)
     kopi.expect("begun" in program.stdout.readline(), "bpftrace runs")
     return program

@@ -63,7 +63,7 @@ def receive(rings):
     return got
 
 
-# Hooks of a device: each has a block begin and end, and gives a function that says how many packets of UDP it has
+# Hooks of a device: each has a block begin and end, and gives a function that says how many UDP packets it has
 # seen, by direction if it knows.
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ impl Routes {
     }
 }
 
-/// The address and port of the peer, if it is one of IPv4, at a sock of IPv6. It is the one that the sock is
+/// The address and port of the peer, if it is one of IPv4, at an IPv6 sock. It is the one that the sock is
 /// connected to, if the metadata name none.
 #[inline]
 fn peer_of_ipv4(sk: &Sock, meta: &Meta) -> Option<([u8; 4], u16)> {
@@ -130,7 +130,7 @@ fn peer_of_ipv4(sk: &Sock, meta: &Meta) -> Option<([u8; 4], u16)> {
     }
 }
 
-/// Metadata of a sock of IPv6 that sends to a peer of IPv4, as those of one of IPv4: `None` if the source is
+/// Metadata of an IPv6 sock that sends to a peer of IPv4, as those of one of IPv4: `None` if the source is
 /// none of IPv4, which udp_sendmsg() refuses.
 fn of_ipv4(meta: &Meta, (peer, port): ([u8; 4], u16)) -> Option<Meta> {
     let bytes = |[a, b, c, d]: [u8; 4]| [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];

@@ -215,7 +215,7 @@ bool kopi_dst_has_queues(const struct dst_entry *dst);
 bool kopi_ip_mtu_locked(const struct dst_entry *dst);
 
 /* shim/ipv6.c */
-/* The options of a sock of IPv6 that affect each datagram. */
+/* The options of an IPv6 sock that affect each datagram. */
 struct kopi_options6 {
 	struct in6_addr source;
 	/* Only of a connected sock. */

@@ -152,7 +152,7 @@ enum kopi_path {
  * @KOPI_RECEIVE_PATH_RPS: Through the stack, because RPS or RFS choose the
  *   CPU.
  * @KOPI_RECEIVE_PATH_IPSEC: Through the stack, because the network namespace
- *   has policies of IPsec.
+ *   has IPsec policies.
  */
 enum kopi_receive_path {
 	KOPI_RECEIVE_PATH_DIRECT,

@@ -215,7 +215,7 @@ def all_paths():
 def attached_nics():
     """Flows that meet by the drivers."""
     return [Traffic("attached NIC", NIC4, 1400), Traffic("attached NIC, GSO packets", NIC4, 300, kopi.OFFLOADS),
-            Traffic("attached NIC, GSO packets of IPv6", NIC6, 700, kopi.OFFLOADS, kopi.UDP6)]
+            Traffic("attached NIC, GSO IPv6 packets", NIC6, 700, kopi.OFFLOADS, kopi.UDP6)]
 
 
 def by_drivers(nics):

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: GPL-2.0
 """Each allocation of a stream's calls fails in turn, and memory runs out at any point of them: the call gives a
-documented errno, or one that a plain socket of TCP gives, or succeeds; what was there goes on, and all is given back.
+documented errno, or one that a plain TCP socket gives, or succeeds; what was there goes on, and all is given back.
 
 FAULTS names the entry points to try, as a regular expression.
 """

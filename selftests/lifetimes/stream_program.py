@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0
-"""The program of streams_lifetimes.py: a stream or a plain socket of TCP, with which it does what it is asked to."""
+"""The program of streams_lifetimes.py: a stream or a plain TCP socket, with which it does what it is asked to."""
 
 import contextlib
 import errno

@@ -23,7 +23,7 @@ CALLS = {"recv": ("0", "45"), "accept": ("43", "288"), "send": ("44",), "close":
 
 
 class Member(Driven):
-    """A program that has a stream, or a plain socket of TCP, in a state."""
+    """A program that has a stream, or a plain TCP socket, in a state."""
 
     def __init__(self, case, state, is_flow, port):
         self.case, self.state, self.is_flow, self.port = case, state, is_flow, port

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The kernel's packetdrill scripts give the same verdicts with plain TCP sockets and by `kopi run --tcp`, by IPv4,
-# by IPv6, and by IPv4's addresses on sockets of IPv6 (or by $VERSIONS of these): packetdrill.sh [PATTERN]
+# by IPv6, and by IPv4's addresses on IPv6 sockets (or by $VERSIONS of these): packetdrill.sh [PATTERN]
 #
 # By hand, since Debian has no packetdrill: $PACKETDRILL is one that was built from its source. Timing counts, so
 # the machine is one whose clock counts instructions:

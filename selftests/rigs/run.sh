@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-2.0
 #
 # The kernel's own selftests give the same verdicts by `kopi run`, which makes KOPI flows of their UDP sockets,
-# has these send by channels from the first datagram on, and makes flows of TCP sockets for those that are
+# has these send by channels from the first datagram on, and makes TCP flows sockets for those that are
 # about TCP: programs lists them: run.sh [--with-udp | NAME]
 #
 # With --with-udp those that have no UDP traffic of their own are left out, and those that take minutes. With

@@ -71,7 +71,7 @@ pub(crate) enum RxPath {
     Upper = uapi::KOPI_RECEIVE_PATH_UPPER,
     /// Through the stack: RPS or RFS choose the CPU.
     Rps = uapi::KOPI_RECEIVE_PATH_RPS,
-    /// Through the stack: the namespace has policies of IPsec.
+    /// Through the stack: the namespace has IPsec policies.
     Ipsec = uapi::KOPI_RECEIVE_PATH_IPSEC,
 }
 

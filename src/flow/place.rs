@@ -132,7 +132,7 @@ impl Flow {
         (channel_use, errno)
     }
 
-    /// Puts the flow on a channel: `EBUSY` if it is corked, has another, or if a program of BPF in a sockmap has what
+    /// Puts the flow on a channel: `EBUSY` if it is corked, has another, or if a BPF program in a sockmap has what
     /// it receives.
     fn enter(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
         let tx_only = channel.is_tx_only();

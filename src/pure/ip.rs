@@ -108,7 +108,7 @@ pub fn header(ends: &FourTuple, len: u32) -> Header {
     header
 }
 
-/// The headers of a datagram of IPv4 for the stack to go on with, which fills in total length,
+/// The headers of an IPv4 datagram for the stack to go on with, which fills in total length,
 /// identification and IP's checksum; as they lie in memory. `udp_len` counts the header of UDP.
 /// Addresses and ports, the source first, are big-endian. UDP's checksum is there if `payload` is
 /// the payload's sum as of RFC 1071, else 0.
@@ -176,7 +176,7 @@ impl Label {
     }
 }
 
-/// The headers of a datagram of IPv6, complete, as they lie in memory. `udp_len` counts the header of
+/// The headers of an IPv6 datagram, complete, as they lie in memory. `udp_len` counts the header of
 /// UDP. Addresses and ports, the source first, are big-endian. `payload` is the payload's sum as of
 /// RFC 1071; without it the checksum stays 0.
 pub fn header_v6(

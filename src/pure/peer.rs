@@ -30,7 +30,7 @@ impl Peer {
     }
 
     /// With the address that a packet to the any-address has, if its socket sends from `source`: that one
-    /// in IPv4, as ip_route_output_key_hash_rcu() chooses it, else the loopback address. A socket of IPv6 that
+    /// in IPv4, as ip_route_output_key_hash_rcu() chooses it, else the loopback address. An IPv6 socket that
     /// sends from an address of IPv4 means IPv4 by ::, as for udpv6_sendmsg().
     pub fn or_own(self, source: impl FnOnce() -> [u8; 16]) -> Self {
         const NOWHERE: [u8; 4] = [0; 4];

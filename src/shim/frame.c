@@ -46,7 +46,7 @@ static bool is_output6(const struct dst_entry *dst)
 }
 
 /*
- * Whether nothing but hooks of netfilter looks at a sock's packets until they reach the device of
+ * Whether nothing but netfilter hooks looks at a sock's packets until they reach the device of
  * their route: l3mdev_ip_out(), dst_output(), ip_finish_output(), ip_finish_output2(); and the same of
  * IPv6, whose l3mdev_ip6_out() has the same condition.
  */
@@ -93,7 +93,7 @@ struct sk_buff *kopi_alloc_frames_skb(struct sock *sk, struct dst_entry *dst, un
 	return skb;
 }
 
-/* Charges an open sock of UDP as skb_set_owner_w() does, without an skb, if it has room for so much and more. */
+/* Charges an open UDP sock as skb_set_owner_w() does, without an skb, if it has room for so much and more. */
 bool kopi_sock_charge(struct sock *sk, unsigned int bytes)
 {
 	if (refcount_read(&sk->sk_wmem_alloc) + bytes >= READ_ONCE(sk->sk_sndbuf))

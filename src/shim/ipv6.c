@@ -37,7 +37,7 @@ static bool has_labels(const struct sock *sk)
 }
 
 /*
- * The options of a sock of IPv6; false if one is set that only udpv6_sendmsg() implements, or if the
+ * The options of an IPv6 sock; false if one is set that only udpv6_sendmsg() implements, or if the
  * peer is one of IPv4, or a group.
  */
 bool kopi_options6(const struct sock *sk, struct kopi_options6 *o)

@@ -121,7 +121,7 @@ u64 kopi_sock_cookie(struct sock *sk)
 }
 
 /*
- * The sock of MPTCP that has a sock of TCP as a subflow, with a reference: both have the same socket. In an RCU
+ * The MPTCP sock that has a TCP sock as a subflow, with a reference: both have the same socket. In an RCU
  * read-side section, which keeps the socket, and the memory of MPTCP's socks.
  */
 struct sock *kopi_subflow_owner(struct sock *sk)
@@ -182,7 +182,7 @@ static bool is_l2tp(const struct sock *sk)
  * A socket that sends by another one, whose packets aren't the user's: so it is refused all, too. That of AF_RXRPC may
  * have been made for another user, and be bound to a port that rules keep for others (rxrpc_lookup_local(), 7.3.4); RDS
  * has one for all users (rds_tcp_conn_path_connect()); SMC one for each of its own (smc_create_clcsk()). TIPC has a UDP
- * bearer of the administrator's (tipc_udp_xmit()), and KCM a socket of TCP that its owner gave it (kcm_tx_work()).
+ * bearer of the administrator's (tipc_udp_xmit()), and KCM a TCP socket that its owner gave it (kcm_tx_work()).
  */
 static bool sends_by_another_socket(const struct sock *sk)
 {
@@ -229,7 +229,7 @@ int kopi_lsm_is_there(struct net *net)
  * process isn't the socket's owner then, though it may be in a call of its own: when it reads a file, NFS and SMB
  * send by the kernel's sockets (net/sunrpc/sched.c, 7.3.4), and nbd by one that a user has made (__sock_xmit()).
  * The call of an ordinary socket isn't judged; the packets are. That of a flow, which nbd and others take for a
- * socket of TCP, is judged as its owner's. One case only looks like that: where SMC falls back to TCP, a user's
+ * TCP socket, is judged as its owner's. One case only looks like that: where SMC falls back to TCP, a user's
  * file goes over to a socket of the kernel's (smc_switch_to_fallback()). Such a file isn't the socket's own.
  */
 bool kopi_call_is_kernels(struct socket *sock)

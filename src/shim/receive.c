@@ -164,7 +164,7 @@ enum kopi_receives kopi_sock_receives(const struct sock *sk)
 }
 
 /*
- * Whether UDP queues what the sock gets as it is: no tunnel, no policy of IPsec, no sockmap:
+ * Whether UDP queues what the sock gets as it is: no tunnel, no IPsec policy, no sockmap:
  * udp_queue_rcv_one_skb() (net/ipv4/udp.c).
  */
 bool kopi_sock_receives_plainly(const struct sock *sk, const void *data_ready)

@@ -33,7 +33,7 @@ bool kopi_has_input_hooks4(const struct net_device *dev)
 	       rcu_access_pointer(net->nf.hooks_ipv4[NF_INET_LOCAL_IN]);
 }
 
-/* Whether rules of routing ask for ports: fib4_rules_early_flow_dissect() (include/net/ip_fib.h). */
+/* Whether routing rules ask for ports: fib4_rules_early_flow_dissect() (include/net/ip_fib.h). */
 static bool needs_ports(const struct net *net)
 {
 #ifdef CONFIG_IP_MULTIPLE_TABLES
@@ -276,7 +276,7 @@ bool kopi_is_datagram4(const struct sk_buff *skb)
 
 /*
  * The UDP sock to which a datagram goes: __udp4_lib_rcv() (net/ipv4/udp.c). NULL if there is none, or if
- * programs of BPF are to choose it. RCU keeps the sock.
+ * BPF programs are to choose it. RCU keeps the sock.
  */
 struct sock *kopi_find_receiver4(struct sk_buff *skb)
 {
@@ -300,7 +300,7 @@ int kopi_filter_datagram4(struct sock *sk, struct sk_buff *skb)
 	int reason = ask_filters(sk, skb);
 
 	if (reason) {
-		/* Of IPv4, also for a sock of IPv6. */
+		/* Of IPv4, also for an IPv6 sock. */
 		__UDP_INC_STATS(sock_net(sk), UDP_MIB_INERRORS);
 		return reason;
 	}

@@ -37,7 +37,7 @@ bool kopi_has_input_hooks6(const struct net_device *dev)
 /*
  * Whether nothing but its destination, and the tables of routes, whose changes make routes invalid, decides
  * about the route of a packet to this host: fib6_rule_lookup() (net/ipv6/fib6_rules.c), which asks the local
- * table first. Otherwise rules of routing, or sources, do, too. RCU is held.
+ * table first. Otherwise routing rules, or sources, do, too. RCU is held.
  */
 bool kopi_routes_by_destination6(const struct net_device *dev)
 {
@@ -46,13 +46,13 @@ bool kopi_routes_by_destination6(const struct net_device *dev)
 	return !fib6_has_custom_rules(net) && !fib6_routes_require_src(net);
 }
 
-/* Changes whenever a route of IPv6 does. RCU is held. */
+/* Changes whenever an IPv6 route does. RCU is held. */
 int kopi_routes_generation6(const struct net_device *dev)
 {
 	return rt_genid_ipv6(dev_net_rcu(dev));
 }
 
-/* What a route of IPv6 is valid by. RCU is held. */
+/* What an IPv6 route is valid by. RCU is held. */
 u32 kopi_route_cookie6(const struct dst_entry *dst)
 {
 	return rt6_get_cookie(dst_rt6_info(dst));

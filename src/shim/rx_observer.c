@@ -48,7 +48,7 @@ static bool has_rps(const struct net_device *dev)
 }
 
 /*
- * Whether a raw socket of one version of IP sees packets of UDP: raw_local_deliver() (net/ipv4/raw.c),
+ * Whether a raw socket of one version of IP sees UDP packets: raw_local_deliver() (net/ipv4/raw.c),
  * ipv6_raw_deliver() (net/ipv6/raw.c). Those of other namespaces may be in the list, which their users can
  * make long: then any raw socket of this namespace counts. RCU is held.
  */

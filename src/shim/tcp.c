@@ -63,7 +63,7 @@ bool kopi_tcp_has_ulp(const struct sock *sk)
 
 /*
  * Ends a connection whose sock is locked. tcp_abort() (net/ipv4/tcp.c, 7.3.4) takes the lock to be
- * held where a program of BPF runs.
+ * held where a BPF program runs.
  */
 void kopi_tcp_abort_locked(struct sock *sk, int error)
 {

@@ -4,7 +4,7 @@
 
 use crate::sys::bindings;
 
-/// The addresses of a datagram of IPv4, in network byte order, and its TOS.
+/// The addresses of an IPv4 datagram, in network byte order, and its TOS.
 #[derive(Clone, Copy)]
 pub(super) struct AddressesV4 {
     pub(super) source: u32,
@@ -12,7 +12,7 @@ pub(super) struct AddressesV4 {
     pub(super) tos: u8,
 }
 
-/// The addresses of a datagram of IPv6, as they lie in memory.
+/// The addresses of an IPv6 datagram, as they lie in memory.
 #[derive(Clone, Copy)]
 pub(super) struct AddressesV6 {
     pub(super) source: u128,

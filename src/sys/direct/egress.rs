@@ -50,7 +50,7 @@ impl<'a> EgressSkb<'a> {
         found.filter(|(sk, _)| !sk.is_stream())
     }
 
-    /// Whether it is a GSO packet of UDP.
+    /// Whether it is a GSO UDP packet.
     pub(crate) fn is_gso(&self) -> bool {
         // SAFETY: The skb is valid, by the invariants, and the call only reads it.
         unsafe { bindings::kopi_skb_is_udp_gso(self.as_ptr()) }

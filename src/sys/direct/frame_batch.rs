@@ -4,7 +4,7 @@
 //!
 //! A page has up to [`BULK`] frames. One skb stands for all of them: it is charged to the sock that sent
 //! the first one, and waits in a queue as the skb of a GSO packet does. Other socks that have frames in
-//! it are charged for these ([`FrameBatch::join`]). While hooks of netfilter see what is sent, each
+//! it are charged for these ([`FrameBatch::join`]). While netfilter hooks see what is sent, each
 //! datagram is shown to them as an skb around its frame.
 
 use super::{

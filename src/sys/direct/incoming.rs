@@ -191,7 +191,7 @@ impl Incoming {
         }
     }
 
-    /// Finds its route, and remembers one that ends at this host. Returns whether it does. A datagram of IPv6 has
+    /// Finds its route, and remembers one that ends at this host. Returns whether it does. An IPv6 datagram has
     /// the route afterwards, whose device it is counted for. To be called before hooks are asked. In an RCU
     /// read-side section.
     #[inline]

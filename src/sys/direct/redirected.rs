@@ -84,7 +84,7 @@ impl XdpFrame {
         UdpFrame::parse(self.bytes(), add)
     }
 
-    /// UDP's destination port of what an XDP program redirects: packets of IPv4 without options, or
+    /// UDP's destination port of what an XDP program redirects: IPv4 packets without options, or
     /// IPv6 without extension headers.
     #[inline]
     pub(crate) fn destination_port(&self) -> u16 {

@@ -23,7 +23,7 @@ pub(crate) enum RxObserver {
     Upper,
     /// RPS or RFS, which choose another CPU.
     Rps,
-    /// A policy of IPsec.
+    /// An IPsec policy.
     Ipsec,
 }
 

@@ -3,7 +3,7 @@
 //! Routes of IPv6 that a channel remembers.
 //!
 //! What the stack looks up for each datagram of an unconnected sock is looked up again after each
-//! change of the namespace's routes, rules of routing, addresses and address labels, and ten times a
+//! change of the namespace's routes, routing rules, addresses and address labels, and ten times a
 //! second.
 
 use crate::sys::{bindings, sock::Sock};

@@ -141,7 +141,7 @@ fn known_or_of<T: JudgesOrdinary>(sk: &Sock, task: &Task, flags: Flags) -> Resul
     known_or(sk, flags, || T::of_task(sk, task, flags))
 }
 
-/// Whether programs of BPF ask the module about system calls: `ENOMEM`. Process context.
+/// Whether BPF programs ask the module about system calls: `ENOMEM`. Process context.
 pub(crate) fn hooks_are_there(net: &NetRef) -> Result<bool> {
     might_sleep();
     // SAFETY: The namespace is borrowed, and so valid.
@@ -165,7 +165,7 @@ pub(crate) fn look_up<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
     known
 }
 
-/// The value of the sock of MPTCP that has this one as a subflow.
+/// The value of the MPTCP sock that has this one as a subflow.
 fn known_of_owner<T: JudgesOrdinary>(sk: &Sock) -> Option<Arc<T>> {
     let _rcu = rcu::read_lock();
     // SAFETY: The sock is borrowed, and so valid, and RCU is held. The call gives a reference to the
@@ -282,7 +282,7 @@ fn inherit<T: JudgesOrdinary>(known: &T, child: &Sock, is_new: bool) {
     }
 }
 
-/// The body of `kopi_ordinary_adds`: a socket of MPTCP gets a subflow, which is a sock of TCP that the
+/// The body of `kopi_ordinary_adds`: an MPTCP socket gets a subflow, which is a TCP sock that the
 /// kernel makes for it.
 ///
 /// # Safety
@@ -348,7 +348,7 @@ pub(crate) fn forget_unnoted<T: JudgesOrdinary>() {
     SockTable::<T>::clear();
 }
 
-/// The table of what is known, and the functions that programs of BPF can call. These programs keep
+/// The table of what is known, and the functions that BPF programs can call. These programs keep
 /// the module.
 pub(crate) struct OrdinaryHooks<T> {
     _table: SockTable<T>,
@@ -373,7 +373,7 @@ macro_rules! serve {
         ///
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        #[expect(unsafe_code, reason = "BPF programs call it, through C")]
         unsafe extern "C" fn kopi_ordinary_are_judged(net: *mut $crate::sys::raw::Net) -> bool {
             // SAFETY: C passes the namespace of a socket in a system call.
             unsafe { $crate::sys::ordinary::are_judged::<$ordinary>(net) }
@@ -383,7 +383,7 @@ macro_rules! serve {
         ///
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        #[expect(unsafe_code, reason = "BPF programs call it, through C")]
         unsafe extern "C" fn kopi_ordinary_calls(
             sk: *mut $crate::sys::raw::Sock,
             call: $crate::sys::raw::Call,
@@ -398,7 +398,7 @@ macro_rules! serve {
         ///
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        #[expect(unsafe_code, reason = "BPF programs call it, through C")]
         unsafe extern "C" fn kopi_ordinary_gets(
             sk: *mut $crate::sys::raw::Sock,
             skb: *mut $crate::sys::raw::Skb,
@@ -411,7 +411,7 @@ macro_rules! serve {
         ///
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        #[expect(unsafe_code, reason = "BPF programs call it, through C")]
         unsafe extern "C" fn kopi_ordinary_clones(
             sk: *mut $crate::sys::raw::Sock,
             child: *mut $crate::sys::raw::Sock,
@@ -424,7 +424,7 @@ macro_rules! serve {
         ///
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        #[expect(unsafe_code, reason = "BPF programs call it, through C")]
         unsafe extern "C" fn kopi_ordinary_adds(
             sk: *mut $crate::sys::raw::Sock,
             subflow: *mut $crate::sys::raw::Sock,
@@ -437,7 +437,7 @@ macro_rules! serve {
         ///
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        #[expect(unsafe_code, reason = "BPF programs call it, through C")]
         unsafe extern "C" fn kopi_ordinary_ends(sk: *const $crate::sys::raw::Sock) {
             $crate::sys::ordinary::ends::<$ordinary>(sk);
         }
@@ -446,7 +446,7 @@ macro_rules! serve {
         ///
         /// Only C may call it, as its declaration in shim.h says.
         #[no_mangle]
-        #[expect(unsafe_code, reason = "programs of BPF call it, through C")]
+        #[expect(unsafe_code, reason = "BPF programs call it, through C")]
         unsafe extern "C" fn kopi_ordinary_found(
             sk: *mut $crate::sys::raw::Sock,
             task: *mut $crate::sys::raw::Task,

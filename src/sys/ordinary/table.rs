@@ -45,7 +45,7 @@ impl<T: JudgesOrdinary> SockTable<T> {
     /// The value of a sock, if it is of any use still. Any context but hard interrupts.
     pub(super) fn find(sk: &Sock) -> Option<Arc<T>> {
         let _rcu = rcu::read_lock();
-        // SAFETY: The table exists as long as programs of BPF or hooks can call. RCU, held here,
+        // SAFETY: The table exists as long as BPF programs or hooks can call. RCU, held here,
         // keeps the entry, which `insert` made as a `SockEntry<T>`.
         let known = unsafe {
             bindings::kopi_known_find(sk.as_ptr())

@@ -71,7 +71,7 @@ enum Command {
         #[command(flatten)]
         ends: Ends,
     },
-    /// Send frames of all kinds to a flow and to a socket of UDP, and compare what they are told
+    /// Send frames of all kinds to a flow and to a UDP socket, and compare what they are told
     Frames {
         #[command(flatten)]
         run: Run,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Options and control messages that a socket of UDP knows, with values that it takes, or nearly.
+//! Options and control messages that a UDP socket knows, with values that it takes, or nearly.
 
 use crate::pick;
 use libc::{SOL_IP, SOL_IPV6, SOL_SOCKET, SOL_TCP, SOL_UDP};

@@ -25,7 +25,7 @@ impl Raw {
         }
     }
 
-    /// A datagram of UDP that may have anything wrong with it.
+    /// A UDP datagram that may have anything wrong with it.
     pub(crate) fn send(&self, from: SocketAddr, to: SocketAddr, random: &mut SmallRng) {
         let size = match random.random_range(0..8) {
             0 => random.random_range(0..3000),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The hooks by which the module judges ordinary sockets: programs of BPF's LSM, which stay when
+//! The hooks by which the module judges ordinary sockets: programs of the BPF LSM, which stay when
 //! kopictl has ended, since they are pinned.
 
 use crate::{output::remark, programs, runtime};
@@ -17,7 +17,7 @@ use std::{
     path::Path,
 };
 
-/// Where BPF's file system is, by convention.
+/// Where bpffs is, by convention.
 const BPFFS: &str = "/sys/fs/bpf";
 /// The same as the machine's first process sees it, and its pins.
 const MACHINES: &str = "/proc/1/root/sys/fs/bpf";
@@ -37,7 +37,7 @@ const LSMS: &str = "/sys/kernel/security/lsm";
 /// What is wrong where they can't be.
 pub(crate) const OFF: &str = "the kernel's security module bpf is off";
 
-/// Whether the kernel lets programs of BPF be hooks.
+/// Whether the kernel lets BPF programs be hooks.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Switch {
     On,
@@ -152,7 +152,7 @@ pub(crate) fn are_loaded() -> Option<bool> {
     Some(all)
 }
 
-/// Whether BPF's file system is here the one of the machine's first process, as far as that can be seen. Another
+/// Whether bpffs is here the one of the machine's first process, as far as that can be seen. Another
 /// one ends with the mount namespace that has it, of which `ip netns exec` makes one for each command.
 fn is_machines() -> bool {
     is_same(Path::new(BPFFS), Path::new(MACHINES))
@@ -182,9 +182,7 @@ fn elsewhere(what: &str) -> String {
 
 /// What the folder of pins needs.
 fn folder_of_pins() -> String {
-    format!(
-        "{BPFFS} has to be BPF's file system, of root's: `mount -t bpf -o mode=700 none {BPFFS}`"
-    )
+    format!("{BPFFS} has to be bpffs, of root's: `mount -t bpf -o mode=700 none {BPFFS}`")
 }
 
 /// Whether there is something of that name, be it a link to nowhere.

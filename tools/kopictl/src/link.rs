@@ -94,7 +94,7 @@ pub(crate) fn address_of(link: &LinkMessage) -> &[u8] {
     address.unwrap_or_default()
 }
 
-/// How a device has a program of XDP, and the number of that.
+/// How a device has an XDP program, and the number of that.
 pub(crate) fn program_of(link: &LinkMessage) -> (XdpAttached, Option<u32>) {
     let xdp = link
         .attributes

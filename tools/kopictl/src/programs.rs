@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The programs of BPF that are loaded.
+//! The BPF programs that are loaded.
 
 use aya::programs::{loaded_programs, ProgramError};
 use std::io::ErrorKind;

@@ -8,7 +8,7 @@
 //! three things:
 //!
 //! - `socket()` makes flows (`sockets.rs`). accept(2) does by itself, where the listener is one.
-//! - A flow of UDP that has sent some datagrams joins a channel whose rings only send (`rings.rs`). What
+//! - A UDP flow that has sent some datagrams joins a channel whose rings only send (`rings.rs`). What
 //!   flows receive stays in the kernel's queue, for whoever asks.
 //! - What a flow on a channel sends by a call of its own is that call's: the kernel uses what the channel
 //!   remembers of routes. Several messages of one sendmmsg() that have nothing that rings can't have go by

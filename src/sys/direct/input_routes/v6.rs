@@ -3,7 +3,7 @@
 //! The route to one address of IPv6 of this host.
 //!
 //! `ip6_route_input()` asks the local table first, which has this host's addresses, and that table asks for
-//! the destination alone. So it does not matter who sends, unless rules of routing or routes by source
+//! the destination alone. So it does not matter who sends, unless routing rules or routes by source
 //! are there: then nothing is remembered.
 
 use super::HeldRoute;
@@ -66,13 +66,13 @@ impl LocalRoute {
     ///
     /// # Safety
     ///
-    /// `skb` must be valid, with the route of IPv6 that the kernel has found for these addresses, in an
+    /// `skb` must be valid, with the IPv6 route that the kernel has found for these addresses, in an
     /// RCU read-side section.
     pub(super) unsafe fn learn(&mut self, addresses: &AddressesV6, skb: *const bindings::sk_buff) {
         if !self.by_destination {
             return;
         }
-        // SAFETY: Required of the caller. The cookie is read of a route of IPv6.
+        // SAFETY: Required of the caller. The cookie is read of an IPv6 route.
         unsafe {
             self.cookie = bindings::kopi_route_cookie6(bindings::kopi_skb_dst(skb));
             self.dst = HeldRoute::of(skb);

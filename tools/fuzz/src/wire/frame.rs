@@ -198,7 +198,7 @@ pub(crate) fn header(from: u16, to: u16, length: u16) -> Vec<u8> {
         .collect()
 }
 
-/// A datagram of UDP with its header, which begins with its number.
+/// A UDP datagram with its header, which begins with its number.
 pub(crate) fn datagram(
     random: &mut SmallRng,
     target: &Target,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! A host on the wire that sends frames of all kinds, each to a flow and to a socket of UDP beside it: both must be
+//! A host on the wire that sends frames of all kinds, each to a flow and to a UDP socket beside it: both must be
 //! told the same, and the kernel must count the same.
 
 mod counters;

@@ -55,7 +55,7 @@ pub(crate) struct Attach {
     keep_offloads: bool,
 }
 
-/// Attaches a device, with a program of XDP if it has none but an old one of kopictl's.
+/// Attaches a device, with an XDP program if it has none but an old one of kopictl's.
 pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
     let _undisturbed = Undisturbed::begin();
     let mut device = Found::find(&options.which.device, Some(Connection::open()?))?;
@@ -302,7 +302,7 @@ impl<'a> Found<'a> {
         match run(program) {
             Ok(()) => Ok(()),
             Err(error) if error.is(Errno::EOPNOTSUPP) => {
-                Err(error).context("the driver runs no programs of XDP, so it can't send frames")
+                Err(error).context("the driver runs no XDP programs, so it can't send frames")
             }
             Err(error) if keep_offloads || !off.turn_off(COALESCE)? => Err(error.into()),
             Err(_) => {

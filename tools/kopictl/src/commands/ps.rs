@@ -280,7 +280,9 @@ mod tests {
             ..flow.clone()
         };
         let lines = wide.table(&[Named::new(&by_eth0, &names, None)]).lines();
-        assert!(lines[0].ends_with("TX PATH  RX PATH") && lines[1].contains("2: tap  not-redirected"));
+        assert!(
+            lines[0].ends_with("TX PATH  RX PATH") && lines[1].contains("2: tap  not-redirected")
+        );
         assert!(lines[1].contains("refused: ENOMEM"));
         let json = serde_json::to_value(Named::new(&flow, &names, None)).unwrap();
         assert_eq!(

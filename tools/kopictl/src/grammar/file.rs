@@ -24,13 +24,13 @@ impl File {
         match words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             [] => (),
             ["default", _] if self.default.is_some() => {
-                return Err("the default is there twice".to_owned())
+                return Err("default is given twice".to_owned())
             }
             ["default", "allow"] => self.default = Some(Verdict::Allow),
             ["default", "deny"] => self.default = Some(Verdict::Deny),
             ["default", ..] => return Err("default is allow or deny".to_owned()),
             ["enforce", _] if self.enforce.is_some() => {
-                return Err("enforce is there twice".to_owned())
+                return Err("enforce is given twice".to_owned())
             }
             ["enforce", "on"] => self.enforce = Some((line, true)),
             ["enforce", "off"] => self.enforce = Some((line, false)),

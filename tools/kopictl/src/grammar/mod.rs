@@ -34,10 +34,10 @@ A rule is a list of words, in any order. It applies to flows that match all of:
   direction in|out         only incoming or outgoing packets
 and decides about their packets:
   allow                    they pass
-  deny                     they don't, and a connection of TCP ends;
-                           bind() fails (EACCES) if both directions
-                           are denied, connect() if out is, of TCP
-                           either, and listen() if either is
+  deny                     they don't, and a TCP connection ends.
+                           EACCES: bind() if both directions are
+                           denied; connect() of UDP if \"out\" is;
+                           connect() and listen() of TCP if either is
   mark N                   outgoing packets get this mark (SO_MARK)
   priority N|MAJOR:MINOR   or this priority, or class, as in tc (hex)
   weight N                 N times the bytes of others where engines

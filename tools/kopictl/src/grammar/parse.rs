@@ -16,7 +16,7 @@ pub(crate) fn parse<W: AsRef<str>>(words: &[W]) -> Result<Rule> {
     let mut seen = Vec::new();
     while let Some(word) = words.next() {
         if seen.contains(&word) {
-            return Err(format!("{word} is there twice"));
+            return Err(format!("{word} is given twice"));
         }
         seen.push(word);
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
@@ -25,7 +25,7 @@ pub(crate) fn parse<W: AsRef<str>>(words: &[W]) -> Result<Rule> {
             || property(&mut rule, word, &mut value)?;
         if !known {
             return Err(format!(
-                "{word} is no word of a rule; see kopictl rule --help"
+                "{word} is not a keyword of rules; see kopictl rule --help"
             ));
         }
     }
@@ -110,10 +110,10 @@ fn check(rule: &Rule) -> Result<()> {
             "the rule has no decision: add allow, deny, mark, priority, weight or rate".to_owned(),
         ),
         Some(Verdict::Deny) if rated || marked => {
-            Err("what is denied has no mark, priority, weight or rate".to_owned())
+            Err("a rule that denies can't have mark, priority, weight or rate".to_owned())
         }
         _ if (rule.shared || rule.burst.is_some()) && !rated => {
-            Err("burst and shared are of a rate".to_owned())
+            Err("burst and shared need a rate".to_owned())
         }
         _ => Ok(()),
     }
@@ -258,7 +258,7 @@ fn scaled(text: &str) -> Result<u64> {
         .and_then(|number| number.checked_mul(factor));
     number
         .filter(|&number| number > 0)
-        .ok_or_else(|| format!("{text} is no number from 1 on"))
+        .ok_or_else(|| format!("{text} is not a number of at least 1"))
 }
 
 /// Bytes or packets a second.
@@ -308,10 +308,10 @@ mod tests {
             ("comment \"a\nb\" allow", "can't be"),
             ("direction up allow", "in or out"),
             ("rate 5", "bit, byte or pps"),
-            ("rate 0pps", "from 1 on"),
+            ("rate 0pps", "at least 1"),
             ("rate 3bit", "whole number"),
-            ("rate 99999999999999999999pps", "from 1 on"),
-            ("rate 99999999999Gbyte", "from 1 on"),
+            ("rate 99999999999999999999pps", "at least 1"),
+            ("rate 99999999999Gbyte", "at least 1"),
             ("mark 0x1ffffffff", "32 bits"),
             ("priority 10000:1", "no class"),
             ("protocol sctp allow", "no protocol"),

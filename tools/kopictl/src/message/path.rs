@@ -101,7 +101,7 @@ pub(crate) enum ReceivePath {
     Upper,
     /// Through the stack, because RPS or RFS choose the CPU.
     Rps,
-    /// Through the stack, because the network namespace has policies of IPsec.
+    /// Through the stack, because the network namespace has IPsec policies.
     Ipsec,
 }
 
@@ -122,7 +122,7 @@ impl fmt::Display for ReceivePath {
             Self::Raw => "through the stack: a raw socket sees UDP",
             Self::Upper => "through the stack: the device is below a bridge, a bond or a VRF",
             Self::Rps => "through the stack: RPS or RFS is on",
-            Self::Ipsec => "through the stack: there are policies of IPsec",
+            Self::Ipsec => "through the stack: there are IPsec policies",
         })
     }
 }

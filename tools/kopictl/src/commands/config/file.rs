@@ -63,7 +63,7 @@ impl File {
             ["limit", name, value] => {
                 let value = limit::value(value).map_err(|what| format!("limit {name}: {what}"))?;
                 if self.limits.iter().any(|(_, known, _)| known == name) {
-                    return Err(format!("limit {name} is there twice"));
+                    return Err(format!("limit {name} is given twice"));
                 }
                 self.limits.push((line, name.to_owned(), value));
             }
@@ -73,13 +73,13 @@ impl File {
                     return Err(format!("attach: {device:?} is no name of a device"));
                 }
                 if self.devices.iter().any(|(_, known, _)| known == device) {
-                    return Err(format!("attach {device} is there twice"));
+                    return Err(format!("attach {device} is given twice"));
                 }
                 let keep_offloads = words.len() > 2;
                 self.devices.push((line, device.to_owned(), keep_offloads));
             }
             ["engines", ..] if self.engines.is_some() => {
-                return Err("engines is there twice".to_owned())
+                return Err("engines is given twice".to_owned())
             }
             ["engines", "off"] => self.engines = Some((line, Engines::default())),
             ["engines", ref rest @ ..] => self.engines = Some((line, engines(rest)?)),
@@ -119,7 +119,7 @@ fn engines(words: &[&str]) -> Result<Engines, String> {
                 let budget = budget.filter(|&budget| BUDGETS.contains(&i64::from(budget)));
                 engines.budget = Some(budget.ok_or_else(wrong)?);
             }
-            "cpus" | "idle" | "budget" => return Err(format!("engines: {word} is there twice")),
+            "cpus" | "idle" | "budget" => return Err(format!("engines: {word} is given twice")),
             _ => {
                 return Err(format!(
                     "engines: {word}: there are cpus, idle and budget, or off alone"

@@ -256,10 +256,7 @@ mod tests {
     fn enforcing_needs_bpf() {
         assert_eq!(enforcing(Switch::On).state, State::Ok);
         let off = enforcing(Switch::Off("boot".to_owned()));
-        assert_eq!(
-            (off.state, off.fix.as_deref()),
-            (State::Note, Some("boot"))
-        );
+        assert_eq!((off.state, off.fix.as_deref()), (State::Note, Some("boot")));
         assert!(off.text.ends_with("bpf is off"), "{}", off.text);
     }
 

@@ -22,7 +22,7 @@ const SENDING: &[&str] = &[
     "virtio_net", "vmxnet3",
 ];
 
-/// The drivers that take a larger MTU than this while they run a program of XDP, and lose the packets that need it.
+/// The drivers that take a larger MTU than this while they run an XDP program, and lose the packets that need it.
 const LOSING: &[(&str, u32)] = &[("virtio_net", 3506), ("vmxnet3", 3494)];
 
 /// Where the kernel shows NICs: those of the network namespace of who mounted it.
@@ -82,7 +82,7 @@ fn driver(shown: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// What is wrong if the driver loses packets, by a program of XDP, whosever it is.
+/// What is wrong if the driver loses packets, by an XDP program, whosever it is.
 fn losing(name: &str, driver: &str, mtu: u32, program: XdpAttached) -> Option<Finding> {
     let (_, most) = LOSING.iter().find(|(losing, _)| *losing == driver)?;
     let runs = matches!(program, XdpAttached::Driver | XdpAttached::Multiple);
@@ -97,7 +97,7 @@ fn losing(name: &str, driver: &str, mtu: u32, program: XdpAttached) -> Option<Fi
     })
 }
 
-/// What a NIC can do, or does; `own`: its program of XDP is kopictl's, if that is known.
+/// What a NIC can do, or does; `own`: its XDP program is kopictl's, if that is known.
 fn finding(
     name: &str,
     driver: &str,
