@@ -28,7 +28,7 @@ pub(crate) struct Direct {
     attached_device: AtomicU32,
     /// The stack may still hold earlier packets of the flow.
     pub(super) entering: AtomicBool,
-    /// Packets that were taken and aren't complete yet, and where they are, as [`InFlight`].
+    /// Packets that were taken and aren't complete yet, and where they are, as [`Flights`].
     in_flight: AtomicU64,
     /// Of these, the packets with the driver.
     pub(super) with_driver: AtomicU32,
@@ -47,14 +47,14 @@ pub(crate) struct Direct {
 /// Packets in flight: all are at one attached device, on one CPU's queue. Both are seen together with the number of
 /// packets, so that nobody puts one on another queue.
 #[derive(Clone, Copy)]
-struct InFlight {
+struct Flights {
     /// The number of the attached device.
     device: u32,
     cpu: u16,
     packets: u16,
 }
 
-impl InFlight {
+impl Flights {
     fn from_word(word: u64) -> Self {
         Self {
             device: (word >> 32) as u32,
@@ -183,15 +183,15 @@ impl Direct {
         self.in_flight().packets != 0
     }
 
-    fn in_flight(&self) -> InFlight {
-        InFlight::from_word(self.in_flight.load(Relaxed))
+    fn in_flight(&self) -> Flights {
+        Flights::from_word(self.in_flight.load(Relaxed))
     }
 
     /// Packets in flight at this attached device; `None` if there are some at another one.
     pub(super) fn in_flight_at(&self, number: u32) -> Option<u32> {
         match self.in_flight() {
-            InFlight { packets: 0, .. } => Some(0),
-            InFlight {
+            Flights { packets: 0, .. } => Some(0),
+            Flights {
                 device, packets, ..
             } => (device == number).then_some(packets.into()),
         }
@@ -199,7 +199,7 @@ impl Direct {
 
     /// The CPU on whose queue packets are in flight; `None` if there are none.
     pub(super) fn cpu_in_flight(&self) -> Option<u32> {
-        let InFlight { cpu, packets, .. } = self.in_flight();
+        let Flights { cpu, packets, .. } = self.in_flight();
         (packets != 0).then_some(cpu.into())
     }
 
@@ -208,7 +208,7 @@ impl Direct {
     pub(super) fn begin_flight(&self, number: u32, charge: u32, cpu: Option<u32>) -> Flight {
         let mut found = Flight::Elsewhere;
         let counted = self.in_flight.fetch_update(Relaxed, Relaxed, |word| {
-            let before = InFlight::from_word(word);
+            let before = Flights::from_word(word);
             let on = match (before.packets, cpu) {
                 (0, None) => {
                     found = Flight::Alone;
@@ -222,7 +222,7 @@ impl Direct {
                 }
             };
             found = Flight::On(on.into());
-            let after = InFlight {
+            let after = Flights {
                 device: number,
                 cpu: on,
                 packets: before.packets.checked_add(1)?,
@@ -243,13 +243,13 @@ impl Direct {
     /// on its way, and goes to the queue of `to`, unless another one was chosen meanwhile. Gives the CPU.
     pub(super) fn move_flight(&self, from: u32, to: u32) -> u32 {
         let moved = self.in_flight.fetch_update(Relaxed, Relaxed, |word| {
-            let before = InFlight::from_word(word);
+            let before = Flights::from_word(word);
             let cpu = u16::try_from(to).ok()?;
-            (u32::from(before.cpu) == from).then_some(InFlight { cpu, ..before }.word())
+            (u32::from(before.cpu) == from).then_some(Flights { cpu, ..before }.word())
         });
         match moved {
             Ok(_) => to,
-            Err(word) => InFlight::from_word(word).cpu.into(),
+            Err(word) => Flights::from_word(word).cpu.into(),
         }
     }
 
