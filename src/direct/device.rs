@@ -274,7 +274,7 @@ impl Egress for AttachedDevice {
             return self.pass_elsewhere(direct, &skb);
         };
         if skb.is_gso() {
-            direct.record_bulk();
+            direct.end_datagram_run();
         } else if in_flight == 0 && !direct.admit_datagram(self.number) {
             direct.record_path(self.number, why_not(&skb));
             return EgressVerdict::Pass;

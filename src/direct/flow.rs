@@ -167,7 +167,7 @@ impl Direct {
     }
 
     /// Records a GSO packet or a batch of frames, which ends a sequence of non-GSO datagrams.
-    pub(super) fn record_bulk(&self) {
+    pub(super) fn end_datagram_run(&self) {
         if self.datagrams.load(Relaxed) != 0 {
             self.datagrams.store(0, Relaxed);
         }

@@ -47,10 +47,10 @@ impl DatagramSender {
         }
     }
 
-    /// Whether a flow's datagram may leave directly: then it can be given to the batch. If not, and
-    /// for another flow or device, the earlier ones leave now. Process context.
+    /// Prepares the batch for a flow's datagram. Whether that may leave directly: then it can be given to the batch. If
+    /// not, and for another flow or device, the earlier ones leave now. Process context.
     #[inline]
-    pub(crate) fn take(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
+    pub(crate) fn prepare_for(&mut self, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
         if datagram.device() == self.stack_device {
             self.flush();
             return false;
@@ -61,7 +61,7 @@ impl DatagramSender {
         }
     }
 
-    /// The same as [`Self::take`], of a datagram that doesn't simply fit.
+    /// The same as [`Self::prepare_for`], of a datagram that doesn't simply fit.
     // Apart from what each datagram of a flow takes, which would lose its registers.
     #[inline(never)]
     fn join_or_begin(&mut self, fit: Fit, sk: &Sock, flow: &Flow, datagram: &Datagram<'_>) -> bool {
@@ -261,7 +261,7 @@ impl AttachedDevice {
             }
             return self.pass_batch(packet);
         };
-        direct.record_bulk();
+        direct.end_datagram_run();
         direct.record_path(self.number, path);
         if directly {
             packet.count_frames(&self.device, self.tx_queue(), softirqs);
@@ -322,7 +322,7 @@ impl AttachedDevice {
         }
         match direct.begin_flight(self.number, 0, Some(cpu)) {
             Flight::On(found) if found == cpu => {
-                direct.record_bulk();
+                direct.end_datagram_run();
                 direct.record_path(self.number, path);
                 true
             }

@@ -192,7 +192,7 @@ impl Output {
         let Destination { socket, flow } = to;
         let sk = socket.sk();
         let datagram = self.routes.datagram(number, flow, sk, meta, data)?;
-        let frames = if self.direct.take(sk, flow, &datagram) {
+        let frames = if self.direct.prepare_for(sk, flow, &datagram) {
             Some(self.direct.batch())
         } else {
             None
