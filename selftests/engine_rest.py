@@ -24,15 +24,6 @@ def must_ring(channel):
     return channel.tx.get(channel.tx.flags) & 1 != 0
 
 
-def begun(**settings):
-    """A channel whose ring an engine polls."""
-    ask(YNL, "engine-set", {"cpu": [CPU], **settings})
-    channel = Channel(flags=ENGINE)
-    channel.bell()
-    check("an engine looks", wait_until(lambda: not must_ring(channel)))
-    return channel
-
-
 def when_the_user_has_ended():
     """The process that rang has ended, so the engine leaves; another has its rings, and writes."""
     ask(YNL, "engine-set", {"cpu": [CPU], "idle": 3_600_000_000})
@@ -57,6 +48,27 @@ def when_the_user_has_ended():
     channel.sock.close()
 
 
+def when_there_is_a_part_only():
+    """A ring has the beginning of a packet: to ring for that changes nothing, before the rest is there."""
+    ask(YNL, "engine-set")
+    channel = Channel(flags=ENGINE)
+    start = channel.frame(0)
+    channel.send(0, b"x", PLAIN.getsockname())
+    # The last field but one: another descriptor follows.
+    at = channel.tx.entries + channel.tx.entry_size - 4
+    flags = struct.unpack_from("=H", channel.region, at)[0]
+    struct.pack_into("=H", channel.region, at, flags | kopi.MORE)
+    channel.bell()
+    polled = select.poll()
+    polled.register(channel.sock, select.EPOLLWRBAND)
+    check("nobody is told to ring for a part of a packet", polled.poll(0) == [], polled.poll(0))
+    channel.tx.push(start + 64, 1, 0, 0, 0)
+    check("but for the whole one", polled.poll(0) != [])
+    channel.bell()
+    check("which is sent then", wait_until(channel.completion.pop) and PLAIN.recv(9) == b"xx")
+    channel.sock.close()
+
+
 def takes_the_sender(sock):
     """A process that takes the sender, as each call about options does, as often as it may run."""
     os.sched_setaffinity(0, [CPU])
@@ -67,7 +79,9 @@ def takes_the_sender(sock):
 
 def when_others_want_the_sender():
     """The engine goes to sleep while it can't send, since another call has the sender."""
-    channel = begun(idle=300)
+    # In µs: the engine comes and goes all the time.
+    ask(YNL, "engine-set", {"cpu": [CPU], "idle": 300})
+    channel = Channel(flags=ENGINE)
     other = kopi.in_child(lambda: takes_the_sender(channel.sock))
     polled = select.poll()
     polled.register(channel.sock, select.EPOLLWRBAND)
@@ -91,7 +105,9 @@ def when_others_want_the_sender():
 YNL = family()
 PLAIN = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 PLAIN.bind(("127.0.0.1", 0))
+PLAIN.settimeout(20)
 when_the_user_has_ended()
+when_there_is_a_part_only()
 when_others_want_the_sender()
 ask(YNL, "engine-set")
 finish()

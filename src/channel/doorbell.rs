@@ -130,7 +130,7 @@ impl Channel {
             return false;
         }
         let (written, taken) = self.tx.positions();
-        written != taken
+        written != taken && !self.has_part_only(written)
     }
 
     /// Wakes those that wait for completions if the program has to ring before any comes: no engine polls the TX ring

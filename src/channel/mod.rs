@@ -91,7 +91,8 @@ pub(crate) struct Channel {
     /// With `STALL_FLOW`, if a send buffer is full: the notification of room; used under `sender`.
     #[pin]
     room: RoomEntry<Self>,
-    /// With `STALL_COMPLETION`: the room that the next packet needs.
+    /// With `STALL_COMPLETION`: the room that the next packet needs. With `STALL_CHAIN`: the index up to which the TX
+    /// ring was read.
     needed: Atomic<u32>,
     /// A send buffer that was full has room again.
     got_room: Atomic<bool>,

@@ -17,12 +17,14 @@ pub(super) const STALL_NONE: u32 = 0;
 const STALL_FLOW: u32 = 1;
 /// The COMPLETION ring has no room for what is in flight.
 const STALL_COMPLETION: u32 = 2;
+/// Sending goes on as soon as the doorbell rings, but changes nothing before the rest of a packet is in the TX ring.
+const STALL_CHAIN: u32 = 3;
 
 impl Channel {
     /// Whether sending stopped, and can't go on yet.
     pub(crate) fn is_stalled(&self) -> bool {
         match self.stall.load(Relaxed) {
-            STALL_NONE => false,
+            STALL_NONE | STALL_CHAIN => false,
             STALL_COMPLETION => self.completion_room() < self.needed.load(Relaxed),
             _ => true,
         }
@@ -31,6 +33,17 @@ impl Channel {
     /// Whether sending goes on when [`wait::RoomWaiter::on_write_space`] is called.
     pub(crate) fn is_stalled_by_flow(&self) -> bool {
         self.stall.load(Relaxed) == STALL_FLOW
+    }
+
+    /// Whether all that was written to the TX ring, up to this index, is a part of a packet.
+    pub(super) fn has_part_only(&self, written: u32) -> bool {
+        self.stall.load(Relaxed) == STALL_CHAIN && self.needed.load(Relaxed) == written
+    }
+
+    /// The sender, which calls this, finds only a part of a packet in the TX ring, which it has read up to this index.
+    pub(crate) fn stall_chain(&self, written: u32) {
+        self.needed.store(written, Relaxed);
+        self.stall.store(STALL_CHAIN, Relaxed);
     }
 
     /// Begins to note whether a full send buffer got room.

@@ -4,7 +4,7 @@
 
 use super::{
     counters::Counters,
-    flow::{Direct, Flight},
+    flow::Direct,
     path::{why_not, RxPath, TxPath},
     queue::Queue,
     receive::RedirectReceiver, //
@@ -168,68 +168,25 @@ impl AttachedDevice {
         }
     }
 
-    /// Counts a flow's packet as in flight here. Gives the CPU whose queue it has to join; `None` if the flow has
-    /// packets in flight at another device. To be followed by [`Self::enqueue`].
-    pub(super) fn begin_flight(
-        &self,
-        direct: &Direct,
-        charge: u32,
-        softirqs: &SoftirqsOff,
-    ) -> Option<u32> {
-        match direct.begin_flight(self.number, charge, None) {
-            Flight::On(cpu) => return Some(cpu),
-            Flight::Elsewhere => return None,
-            Flight::Alone => {}
-        }
-        let here = self.expect_poll();
-        let begun = direct.begin_flight(self.number, charge, Some(here));
-        match begun {
-            Flight::On(cpu) if cpu == here => return Some(here),
-            // Another thread of the flow was faster.
-            _ => self.poll_here(softirqs),
-        }
-        match begun {
-            Flight::On(cpu) => Some(cpu),
-            _ => None,
-        }
-    }
-
-    /// Has the queue of this CPU take what other CPUs have for it, before they see that it has something: it is to be
-    /// polled next. Gives the CPU.
-    pub(super) fn expect_poll(&self) -> u32 {
-        let here = CpuId::current().as_u32();
-        if let Some(own) = self.queues.get(here as usize) {
-            own.queue.expect_poll();
-        }
-        here
-    }
-
-    /// Sends what can be sent of this CPU's queue.
-    pub(super) fn poll_here(&self, softirqs: &SoftirqsOff) {
-        if let Some(own) = self.queues.get(CpuId::current().as_u32() as usize) {
-            own.poll(softirqs);
-        }
-    }
-
-    /// Puts a packet that was taken into the queue of the CPU that [`Self::begin_flight`] gave, behind those that the
-    /// flow has in flight, and sends what can be sent.
+    /// Puts a packet that was taken behind those that the flow has in flight, and sends what can be
+    /// sent.
     pub(super) fn enqueue(
         &self,
         flow: &Flow,
         mut packet: TakenSkb,
-        mut cpu: u32,
+        in_flight: u32,
         softirqs: &SoftirqsOff,
     ) {
         let (here, user) = (CpuId::current().as_u32(), flow.charged_user());
-        while cpu != here {
+        // The flow's packets in flight may be on another CPU's queue.
+        let cpu = u32::from(flow.direct.cpu.load(Relaxed));
+        if in_flight != 0 && cpu != here {
             let Some(back) = self.join_queue(cpu, user, packet) else {
                 return;
             };
             packet = back;
-            // All that was there has been sent.
-            self.expect_poll();
-            cpu = flow.direct.move_flight(cpu, here);
         }
+        flow.direct.cpu.store(here as u16, Relaxed);
         self.enqueue_here(user, packet, softirqs);
     }
 
@@ -295,16 +252,16 @@ impl Egress for AttachedDevice {
         if !directly {
             self.count_passed(&skb);
         }
-        let Some(cpu) = self.begin_flight(direct, skb.charge(), softirqs) else {
+        if !direct.begin_flight(self.number, skb.charge()) {
             return self.pass_elsewhere(direct, &skb);
-        };
+        }
         let packet = if directly {
             skb.count(&self.device, self.tx_queue());
             skb.take_for_driver()
         } else {
             skb.take_for_stack()
         };
-        self.enqueue(flow, packet, cpu, softirqs);
+        self.enqueue(flow, packet, in_flight, softirqs);
         EgressVerdict::Taken
     }
 }

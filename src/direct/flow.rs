@@ -9,6 +9,7 @@ use crate::sys::{
 };
 use core::sync::atomic::{
     AtomicBool,
+    AtomicU16,
     AtomicU32,
     AtomicU64,
     AtomicU8,
@@ -28,7 +29,10 @@ pub(crate) struct Direct {
     attached_device: AtomicU32,
     /// The stack may still hold earlier packets of the flow.
     pub(super) entering: AtomicBool,
-    /// Packets that were taken and aren't complete yet, and where they are, as [`Flights`].
+    /// The CPU whose queue holds the flow's packets in flight.
+    pub(super) cpu: AtomicU16,
+    /// Packets that were taken and aren't complete yet, and in the upper half the number of the
+    /// attached device that has taken them: all are one device's.
     in_flight: AtomicU64,
     /// Of these, the packets with the driver.
     pub(super) with_driver: AtomicU32,
@@ -42,40 +46,6 @@ pub(crate) struct Direct {
     /// Number of the attached device that saw the flow's last packet, above the [`PATH_BITS`] of that
     /// packet's path; 0 if none has seen one.
     last: AtomicU32,
-}
-
-/// Packets in flight: all are at one attached device, on one CPU's queue. Both are seen together with the number of
-/// packets, so that nobody puts one on another queue.
-#[derive(Clone, Copy)]
-struct Flights {
-    /// The number of the attached device.
-    device: u32,
-    cpu: u16,
-    packets: u16,
-}
-
-impl Flights {
-    fn from_word(word: u64) -> Self {
-        Self {
-            device: (word >> 32) as u32,
-            cpu: (word >> 16) as u16,
-            packets: word as u16,
-        }
-    }
-
-    fn word(self) -> u64 {
-        u64::from(self.device) << 32 | u64::from(self.cpu) << 16 | u64::from(self.packets)
-    }
-}
-
-/// What there is for a packet that is to be in flight at an attached device.
-pub(super) enum Flight {
-    /// It is in flight, on the queue of this CPU.
-    On(u32),
-    /// No other packet of the flow is in flight. It isn't either.
-    Alone,
-    /// Others are in flight at another device. It isn't: a queue must not wait for another device's driver.
-    Elsewhere,
 }
 
 /// Bits of a path's number.
@@ -180,77 +150,28 @@ impl Direct {
 
     /// Whether packets are in flight at any attached device.
     pub(super) fn has_in_flight(&self) -> bool {
-        self.in_flight().packets != 0
-    }
-
-    fn in_flight(&self) -> Flights {
-        Flights::from_word(self.in_flight.load(Relaxed))
+        self.in_flight.load(Relaxed) as u32 != 0
     }
 
     /// Packets in flight at this attached device; `None` if there are some at another one.
     pub(super) fn in_flight_at(&self, number: u32) -> Option<u32> {
-        match self.in_flight() {
-            Flights { packets: 0, .. } => Some(0),
-            Flights {
-                device, packets, ..
-            } => (device == number).then_some(packets.into()),
-        }
+        at_device(self.in_flight.load(Relaxed), number)
     }
 
-    /// The CPU on whose queue packets are in flight; `None` if there are none.
-    pub(super) fn cpu_in_flight(&self) -> Option<u32> {
-        let Flights { cpu, packets, .. } = self.in_flight();
-        (packets != 0).then_some(cpu.into())
-    }
-
-    /// Counts a packet as in flight at this attached device, behind those that are: on their queue. If there are none,
-    /// on that of `cpu`, or not at all.
-    pub(super) fn begin_flight(&self, number: u32, charge: u32, cpu: Option<u32>) -> Flight {
-        let mut found = Flight::Elsewhere;
-        let counted = self.in_flight.fetch_update(Relaxed, Relaxed, |word| {
-            let before = Flights::from_word(word);
-            let on = match (before.packets, cpu) {
-                (0, None) => {
-                    found = Flight::Alone;
-                    return None;
-                }
-                (0, Some(cpu)) => u16::try_from(cpu).ok()?,
-                _ if before.device == number => before.cpu,
-                _ => {
-                    found = Flight::Elsewhere;
-                    return None;
-                }
-            };
-            found = Flight::On(on.into());
-            let after = Flights {
-                device: number,
-                cpu: on,
-                packets: before.packets.checked_add(1)?,
-            };
-            Some(after.word())
-        });
-        match counted {
-            Ok(_) => {
-                self.charge.fetch_add(charge, Relaxed);
-                found
-            }
-            Err(_) if matches!(found, Flight::Alone) => found,
-            Err(_) => Flight::Elsewhere,
+    /// Counts a packet as in flight at this attached device. Refuses it if there are packets in
+    /// flight at another one: a queue must not wait for another device's driver.
+    pub(super) fn begin_flight(&self, number: u32, charge: u32) -> bool {
+        let taken = self
+            .in_flight
+            .fetch_update(Relaxed, Relaxed, |in_flight| {
+                let count = at_device(in_flight, number)?.wrapping_add(1);
+                Some(u64::from(number) << 32 | u64::from(count))
+            })
+            .is_ok();
+        if taken {
+            self.charge.fetch_add(charge, Relaxed);
         }
-    }
-
-    /// The queue of CPU `from` isn't polled any more, so nothing of the flow is on it: what is counted as in flight is
-    /// on its way, and goes to the queue of `to`, unless another one was chosen meanwhile. Gives the CPU.
-    pub(super) fn move_flight(&self, from: u32, to: u32) -> u32 {
-        let moved = self.in_flight.fetch_update(Relaxed, Relaxed, |word| {
-            let before = Flights::from_word(word);
-            let cpu = u16::try_from(to).ok()?;
-            (u32::from(before.cpu) == from).then_some(Flights { cpu, ..before }.word())
-        });
-        match moved {
-            Ok(_) => to,
-            Err(word) => Flights::from_word(word).cpu.into(),
-        }
+        taken
     }
 
     /// Ends a packet's time in flight, which [`Self::begin_flight`] began with this charge. `had_begun`: the driver has
@@ -283,5 +204,14 @@ impl Direct {
         let sending = sk.sending();
         smp_mb();
         sending <= before.min(self.charge.load(Relaxed))
+    }
+}
+
+/// Packets in flight at an attached device, of a flow that has these in flight; `None` if they are
+/// at another device.
+fn at_device(in_flight: u64, number: u32) -> Option<u32> {
+    match in_flight as u32 {
+        0 => Some(0),
+        count => (in_flight >> 32 == u64::from(number)).then_some(count),
     }
 }

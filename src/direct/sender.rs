@@ -3,11 +3,7 @@
 //! A channel's datagrams that leave directly, as frames without an skb for each: those that nothing
 //! behind netfilter looks at, by a device that is attached and is asked anew for each batch.
 
-use super::{
-    device::AttachedDevice,
-    flow::{Direct, Flight},
-    path::TxPath,
-};
+use super::{device::AttachedDevice, path::TxPath};
 use crate::flow::Flow;
 use crate::pure::lookahead::{Lookahead, Prospect};
 use crate::sys::{
@@ -221,6 +217,13 @@ fn send(mut packet: TakenSkb) {
     }
 }
 
+/// Records on which CPU's queue a packet is.
+fn set_cpu(packet: &TakenSkb, cpu: u32, rcu: &rcu::Guard) {
+    for part in packet.parts::<Flow>(rcu) {
+        part.flow.direct.cpu.store(cpu as u16, Relaxed);
+    }
+}
+
 /// Ends what the sock of a batch's first frame is charged for frames of others.
 fn end_surplus(packet: &mut TakenSkb, rcu: &rcu::Guard) {
     packet.end_surplus(|packet, surplus| {
@@ -253,14 +256,13 @@ impl AttachedDevice {
         let directly = self.is_open(path) && direct.enter_or_follow(self.number);
         let in_flight = direct.in_flight_at(self.number);
         let goes_here = directly || in_flight.is_some_and(|count| count != 0);
-        let begun = goes_here.then(|| self.begin_flight(direct, packet.charge(), softirqs));
-        let Some(cpu) = begun.flatten() else {
+        if !goes_here || !direct.begin_flight(self.number, packet.charge()) {
             // The stack may have it at once: nothing of the flow is here.
             if direct.leaves_by(self.number) {
                 direct.leave();
             }
             return self.pass_batch(packet);
-        };
+        }
         direct.end_datagram_run();
         direct.record_path(self.number, path);
         if directly {
@@ -268,7 +270,7 @@ impl AttachedDevice {
         } else {
             packet.leave_to_stack();
         }
-        self.enqueue(flow, packet, cpu, softirqs);
+        self.enqueue(flow, packet, in_flight.unwrap_or(0), softirqs);
     }
 
     /// Sends a batch of a user's flows, if the datagrams of each may leave directly by one CPU's queue. If not,
@@ -276,7 +278,7 @@ impl AttachedDevice {
     fn send_mixed(&self, user: u32, packet: TakenSkb, softirqs: &SoftirqsOff, rcu: &rcu::Guard) {
         let path = self.tx_path(softirqs);
         let cpu = match self.is_open(path) {
-            true => self.begin_flight_of_all(&packet, path, softirqs, rcu),
+            true => self.take_all(&packet, path, rcu),
             false => None,
         };
         let Some(cpu) = cpu else {
@@ -289,49 +291,34 @@ impl AttachedDevice {
 
     /// Counts what flows have of a packet as in flight here: all, or nothing and `None`. They are charged for it
     /// already. Gives the CPU whose queue it has to join: that of what the flows have in flight.
-    fn begin_flight_of_all(
-        &self,
-        packet: &TakenSkb,
-        path: TxPath,
-        softirqs: &SoftirqsOff,
-        rcu: &rcu::Guard,
-    ) -> Option<u32> {
-        let mut parts = packet.parts::<Flow>(rcu);
-        let in_flight = parts.find_map(|part| part.flow.direct.cpu_in_flight());
-        let cpu = in_flight.unwrap_or_else(|| self.expect_poll());
-        let not_begun = packet
-            .parts::<Flow>(rcu)
-            .find(|part| !self.begin_flight_at(&part.flow.direct, cpu, path));
-        let Some(not_begun) = not_begun else {
+    fn take_all(&self, packet: &TakenSkb, path: TxPath, rcu: &rcu::Guard) -> Option<u32> {
+        let mut flows = packet.parts::<Flow>(rcu).map(|part| &part.flow.direct);
+        let cpu = match flows.find(|direct| direct.has_in_flight()) {
+            Some(direct) => direct.cpu.load(Relaxed).into(),
+            None => CpuId::current().as_u32(),
+        };
+        let take = |flow: &Flow| {
+            let direct = &flow.direct;
+            let is_there = !direct.has_in_flight() || u32::from(direct.cpu.load(Relaxed)) == cpu;
+            let can = is_there
+                && direct.enter_or_follow(self.number)
+                && direct.begin_flight(self.number, 0);
+            if can {
+                direct.cpu.store(cpu as u16, Relaxed);
+                direct.end_datagram_run();
+                direct.record_path(self.number, path);
+            }
+            can
+        };
+        let not_taken = packet.parts(rcu).find(|part| !take(part.flow));
+        let Some(not_taken) = not_taken else {
             return Some(cpu);
         };
-        let before = |part: &Part<'_, '_, Flow>| part.number < not_begun.number;
+        let before = |part: &Part<'_, '_, Flow>| part.number < not_taken.number;
         for part in packet.parts::<Flow>(rcu).filter(before) {
             part.flow.direct.end_flight();
         }
-        if in_flight.is_none() {
-            self.poll_here(softirqs);
-        }
         None
-    }
-
-    /// Counts what a flow has of a packet as in flight on a CPU's queue: unless it has others on another one.
-    fn begin_flight_at(&self, direct: &Direct, cpu: u32, path: TxPath) -> bool {
-        if !direct.enter_or_follow(self.number) {
-            return false;
-        }
-        match direct.begin_flight(self.number, 0, Some(cpu)) {
-            Flight::On(found) if found == cpu => {
-                direct.end_datagram_run();
-                direct.record_path(self.number, path);
-                true
-            }
-            Flight::On(_) => {
-                direct.end_flight();
-                false
-            }
-            Flight::Alone | Flight::Elsewhere => false,
-        }
     }
 
     /// Puts a batch of several flows into a CPU's queue, or into this one's if that won't be polled.
@@ -349,10 +336,7 @@ impl AttachedDevice {
                 return;
             };
             packet = back;
-            self.expect_poll();
-            for part in packet.parts::<Flow>(rcu) {
-                part.flow.direct.move_flight(cpu, here);
-            }
+            set_cpu(&packet, here, rcu);
         }
         self.enqueue_here(user, packet, softirqs);
     }

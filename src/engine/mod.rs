@@ -351,8 +351,8 @@ impl Engine {
         // Pairs with that in kick(): either on_write_space() can give the channel to an engine, or
         // it is seen here that there is room.
         smp_mb();
-        if channel.got_room() {
-            kick(&channel);
+        if channel.got_room() && !kick(&channel) {
+            channel.wake_for_rest();
         }
     }
 }

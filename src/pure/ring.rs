@@ -296,6 +296,11 @@ impl<E: Entry> Consumer<E> {
         )
     }
 
+    /// The producer's index as it was read last.
+    pub fn known_producer(&self) -> u32 {
+        self.producer
+    }
+
     /// Number of entries to read; reads the other side's index only when fewer than `want` are
     /// known.
     pub fn available(&mut self, want: u32) -> Result<u32, Broken> {

@@ -312,7 +312,10 @@ impl Sender {
         match self.validate(channel, available, &mut meta) {
             Found::Packet(segment) => self.send(channel, &meta, segment),
             Found::Invalid(bad) => self.reject(channel, bad),
-            Found::Incomplete => Progress::Stop,
+            Found::Incomplete => {
+                channel.stall_chain(self.ring.known_producer());
+                Progress::Stop
+            }
             Found::NoRoom => {
                 channel.stall_completion(self.batch.count());
                 Progress::Stop

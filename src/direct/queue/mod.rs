@@ -142,12 +142,6 @@ impl Queue {
         lists.done.is_some() && lists.is_empty()
     }
 
-    /// Takes what other CPUs have for the queue from now on: the caller, on the queue's CPU, polls it next. Softirqs
-    /// are off.
-    pub(super) fn expect_poll(&self) {
-        self.lists.lock().awake = true;
-    }
-
     /// Appends a packet, if there is room for its user. The caller polls the queue afterwards. Softirqs are
     /// off.
     pub(super) fn add(&self, user: u32, packet: TakenSkb) {
