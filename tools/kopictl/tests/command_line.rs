@@ -32,7 +32,7 @@ fn wrong_usage_is_2() {
     let error = String::from_utf8(wrong.stderr).unwrap();
     assert_eq!(
         error,
-        "kopictl: permit is no word of a rule; see kopictl rule --help\n"
+        "kopictl: permit is not a keyword of rules; see kopictl rule --help\n"
     );
 }
 

@@ -281,7 +281,7 @@ mod tests {
         };
         let lines = wide.table(&[Named::new(&by_eth0, &names, None)]).lines();
         assert!(
-            lines[0].ends_with("TX PATH  RX PATH") && lines[1].contains("2: tap  not-redirected")
+            lines[0].ends_with("TX PATH  RX PATH") && lines[1].contains("2: tap   not-redirected")
         );
         assert!(lines[1].contains("refused: ENOMEM"));
         let json = serde_json::to_value(Named::new(&flow, &names, None)).unwrap();

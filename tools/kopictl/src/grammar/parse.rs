@@ -293,11 +293,11 @@ mod tests {
             ("user 9-1 allow", "no user"),
             ("user 1 user 2 allow", "twice"),
             ("allow deny", "either"),
-            ("deny mark 1", "no mark"),
-            ("deny weight 2", "no mark"),
+            ("deny mark 1", "can't have mark"),
+            ("deny weight 2", "can't have mark"),
             ("weight 0", "1 to 1000"),
             ("weight 1001", "1 to 1000"),
-            ("allow burst 5", "of a rate"),
+            ("allow burst 5", "need a rate"),
             ("local-port 65536 allow", "range"),
             ("local-port 9-1 allow", "empty"),
             ("remote 1.2.3.4/33 allow", "no address"),
@@ -315,7 +315,7 @@ mod tests {
             ("mark 0x1ffffffff", "32 bits"),
             ("priority 10000:1", "no class"),
             ("protocol sctp allow", "no protocol"),
-            ("please allow", "no word"),
+            ("please allow", "not a keyword"),
         ] {
             let error = parse(&shlex::split(text).unwrap()).unwrap_err();
             assert!(error.contains(part), "{text}: {error}");

@@ -15,8 +15,8 @@ attributes! {
         2 tx_bytes: Option<u64>,
         /// Those of tx-packets whose pages the stack still referenced after sending.
         3 tx_zerocopy: Option<u64>,
-        /// Datagrams taken from the TX ring; of a channel that only sends, also those that sendmsg()
-        /// sent by the channel's routes.
+        /// Datagrams taken from the TX ring, and those that sendmsg() sent by the channel's
+        /// routes.
         4 tx_taken: Option<u64>,
         /// Dropped: EPERM or EACCES of a filter, a cgroup's program or a security module.
         5 tx_drop_denied: Option<u64>,
