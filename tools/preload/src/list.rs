@@ -250,8 +250,8 @@ impl List {
         unsafe { self.note(taken, lengths) };
         while taken == written && self.done < self.count {
             // SAFETY: As the caller says.
-            let len =
-                unsafe { Datagram::of(self.message(self.done), ipv6) }.map_or(0, |each| each.len);
+            let datagram = unsafe { Datagram::of(self.message(self.done), ipv6) };
+            let len = datagram.map_or(0, |each| each.len);
             // SAFETY: As the caller says.
             unsafe { self.note(1, &[len as u32]) };
         }
