@@ -347,11 +347,10 @@ impl Engine {
     fn give_up(&self, channel: ListArc<Channel>) {
         let channel = channel.into_arc();
         self.channels.fetch_sub(1, Relaxed);
-        channel.wake_for_rest();
         // Pairs with that in kick(): either on_write_space() can give the channel to an engine, or
         // it is seen here that there is room.
         smp_mb();
-        if channel.got_room() && !kick(&channel) {
+        if !(channel.got_room() && kick(&channel)) {
             channel.wake_for_rest();
         }
     }

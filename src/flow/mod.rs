@@ -60,8 +60,8 @@ pub(crate) struct Flow {
     /// The errno of the last request for a channel; 0 if it succeeded, or there was none.
     channel_errno: Atomic<i16>,
     /// Somebody may have begun to wait for the socket before it had a channel, as epoll does once
-    /// and for all, or sleeps in recvmsg().
-    waited_early: Atomic<bool>,
+    /// and for all.
+    polled_early: Atomic<bool>,
     /// The credentials that may map the rings: those that last got the layout.
     may_map: AllowedCreds,
     /// What waits in its queue may have come to another port or device than it has.
@@ -113,8 +113,8 @@ impl Flow {
 
     /// Whether somebody may wait on the socket's own queue, and not on the channel's. To be asked
     /// after a full fence.
-    pub(crate) fn was_waited_for(&self) -> bool {
-        self.waited_early.load(Relaxed)
+    pub(crate) fn was_polled_early(&self) -> bool {
+        self.polled_early.load(Relaxed)
     }
 
     /// Whether its channel's receiver is dropping this packet. On the CPU where it does.

@@ -60,7 +60,7 @@ unsafe impl Protocol for Flow {
             corking: Corking::new(),
             busy: Atomic::new(0),
             channel_errno: Atomic::new(0),
-            waited_early: Atomic::new(false),
+            polled_early: Atomic::new(false),
             may_map: AllowedCreds::new(),
             moved: Atomic::new(false),
         }? Error)
@@ -271,7 +271,9 @@ unsafe impl Protocol for Flow {
             return inner;
         }
         if self.channel().is_none() {
-            self.note_sleeper();
+            // Full order, as the fence in needs_wakeup(): either this sees the channel now, or the
+            // channel sees this.
+            self.polled_early.xchg(true, Full);
         }
         match self.channel() {
             Some(channel) => {
@@ -395,14 +397,6 @@ unsafe impl Protocol for Flow {
 
     fn has_queue(&self) -> bool {
         self.ring_receiver().is_none()
-    }
-
-    fn note_sleeper(&self) {
-        if !self.waited_early.load(Relaxed) {
-            // Full order, as the fence in needs_wakeup(): either the caller sees the channel after this, or the
-            // channel sees this.
-            self.waited_early.xchg(true, Full);
-        }
     }
 
     fn map(&self, vma: &Vma) -> Result {

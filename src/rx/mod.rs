@@ -420,7 +420,7 @@ impl Channel {
             Wake::OfFlow => (),
             Wake::All => self.wake_readers(),
         }
-        if flow.was_waited_for() {
+        if flow.was_polled_early() {
             sk.wake_readers();
         }
         sk.signal_io();

@@ -185,7 +185,6 @@ impl<T: Protocol> Registration<T> {
                 if got != EAGAIN.to_errno() || flags & DONTWAIT != 0 {
                     return Ok(got);
                 }
-                protocol.note_sleeper();
                 let is_over = || !protocol.has_queue();
                 if !this.sk().wait_for_datagrams(&mut timeout, is_over)? {
                     return Ok(0);

@@ -183,10 +183,6 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Whether packets can be read by recvmsg. Any context.
     fn has_queue(&self) -> bool;
 
-    /// Notes that somebody is about to sleep on the socket's own queue, who is to be woken for what comes without it,
-    /// too. Process context.
-    fn note_sleeper(&self);
-
     /// Maps the socket's memory. Process context, with the process's memory locked. It must not
     /// take a lock under which other code accesses a program's memory.
     fn map(&self, vma: &Vma) -> Result;

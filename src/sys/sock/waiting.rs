@@ -65,23 +65,23 @@ impl Sock {
     /// Wakes the tasks that wait for data on the socket's own queue. Any context but hard
     /// interrupts.
     pub(crate) fn wake_readers(&self) {
-        let _rcu = rcu::read_lock();
-        // SAFETY: The sock is valid. Its pointer to the queue is read once, and is null if close()
-        // has detached the socket meanwhile. RCU, held here, keeps the queue.
-        let queue = unsafe { WaitQueue::from_raw(bindings::kopi_sk_sleep(self.as_ptr())) };
-        if let Some(queue) = queue {
-            queue.wake(POLL_IN);
-        }
+        self.with_queue(|queue| queue.wake(POLL_IN));
     }
 
     /// Wakes all tasks that wait for data on the socket's own queue, also those of which each gets other data. Process
     /// context, with the socket.
     pub(crate) fn wake_all_readers(&self) {
+        self.with_queue(|queue| queue.wake_all(POLL_IN));
+    }
+
+    /// Calls `act` with the socket's own queue, unless close() has taken the socket away.
+    fn with_queue(&self, act: impl FnOnce(&WaitQueue)) {
         let _rcu = rcu::read_lock();
-        // SAFETY: As in `wake_readers`.
+        // SAFETY: The sock is valid. Its pointer to the queue is read once, and is null if close()
+        // has detached the socket meanwhile. RCU, held here, keeps the queue.
         let queue = unsafe { WaitQueue::from_raw(bindings::kopi_sk_sleep(self.as_ptr())) };
         if let Some(queue) = queue {
-            queue.wake_all(POLL_IN);
+            act(queue);
         }
     }
 
