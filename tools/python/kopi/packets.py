@@ -167,13 +167,13 @@ class Batch:
         """Ends the batch; its packets can't be used any more. After a BufferError they all can, with new views."""
         ended = []
         for packet in list(self.packets):
-            ended.append(packet)
             try:
                 packet.end()
             except BufferError:
                 for other in ended:
                     other.show()
                 raise
+            ended.append(packet)
         frames = []
         # Another thread may be about to end it, too: each packet is given to one of both.
         with contextlib.suppress(IndexError):

@@ -96,13 +96,13 @@ fn make_or_replace(socket: &Socket, name: &str) -> Result<Option<u32>, Error> {
     if made.is_some() {
         return Ok(made);
     }
-    match link::find(socket, name) {
+    match link::find_if_there(socket, name) {
         Ok(Some(link)) if is_left(&link) => match remove(socket, link.header.index) {
             Err(error) if !error.is(Errno::ENODEV) => Err(error),
             _ => make(socket, name),
         },
         // It went meanwhile.
-        Err(error) if error.is(Errno::ENODEV) => make(socket, name),
+        Ok(None) => make(socket, name),
         found => found.map(|_| None),
     }
 }
