@@ -100,29 +100,35 @@ def rings_as_another():
     return first + channel.complete(1)
 
 
-def receives_as_another():
-    """Root's daemon has mapped its ring, and becomes another user: what is refused of what comes then."""
+def ready_ring():
+    """A channel with frames to receive into, and a socket of the peer's that may send to it."""
     channel = kopi.Channel(kopi.ip_flow())
     for number in range(channel.frame_count):
         channel.fill.push(channel.frame(number))
     with namespace("peer"):
         sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     channel.sock.bind((HOST, 0))
-    become(CHARLIE)
-    # Nothing else says so: no call follows.
+    return channel, sender
+
+
+def refused_of(channel, sender):
+    """How many of one datagram are refused."""
     sender.sendto(b"for charlie", channel.sock.getsockname())
     wait_until(lambda: channel.stats()["rx_taken"] == 1)
     return channel.stats()["rx_drop_rule"]
 
 
+def receives_as_another():
+    """Root's daemon has mapped its ring, and becomes another user: what is refused of what comes then."""
+    channel, sender = ready_ring()
+    become(CHARLIE)
+    # Nothing else says so: no call follows.
+    return refused_of(channel, sender)
+
+
 def outlives_its_first_thread(tell):
     """Root's first thread has ended; another one has become another user, and rings: what is refused of what comes."""
-    channel = kopi.Channel(kopi.ip_flow())
-    for number in range(channel.frame_count):
-        channel.fill.push(channel.frame(number))
-    with namespace("peer"):
-        sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    channel.sock.bind((HOST, 0))
+    channel, sender = ready_ring()
 
     def has_ended():
         with open(f"/proc/self/task/{os.getpid()}/stat", encoding="ascii") as stat:
@@ -134,9 +140,7 @@ def outlives_its_first_thread(tell):
         for call in (SYS_SETRESGID, SYS_SETRESUID):
             kopi.libc.syscall(call, CHARLIE, CHARLIE, CHARLIE)
         channel.bell()
-        sender.sendto(b"for charlie", channel.sock.getsockname())
-        wait_until(lambda: channel.stats()["rx_taken"] == 1)
-        os.write(tell, str(channel.stats()["rx_drop_rule"]).encode())
+        os.write(tell, str(refused_of(channel, sender)).encode())
         os._exit(0)
 
     threading.Thread(target=rest).start()

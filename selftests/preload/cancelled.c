@@ -15,8 +15,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../../uapi/kopi.h"
 #include "batch.h"
+#include "channel.h"
 
 /* More than there are rings. */
 #define ROUNDS 40
@@ -99,7 +99,6 @@ static void goes_on(void)
 {
 	struct timeval patience = { .tv_sec = 20 };
 	struct sockaddr_in name = here;
-	struct kopi_info info = {};
 	socklen_t len = sizeof(name);
 	char got[16];
 	int fd = socket(AF_INET, SOCK_DGRAM, 0), count = 0;
@@ -114,11 +113,7 @@ static void goes_on(void)
 	while (count < 1 + BATCH && recv(fd, got, sizeof(got), 0) == 5)
 		count++;
 	printf("received %d\n", count);
-	len = sizeof(info);
-	if (getsockopt(fd, SOL_KOPI, KOPI_OPT_INFO, &info, &len))
-		printf("channel: no flow\n");
-	else
-		printf("channel: %u\n", info.has_channel);
+	print_channel(fd);
 	close(fd);
 }
 

@@ -17,8 +17,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../uapi/kopi.h"
 #include "batch.h"
+#include "channel.h"
 
 #define ROUNDS 5
 
@@ -71,7 +71,6 @@ int main(void)
 	struct sigaction action = { .sa_handler = on_datagram };
 	struct timeval patience = { .tv_sec = 20 };
 	int fd = socket(AF_INET, SOCK_DGRAM, 0);
-	struct kopi_info info = {};
 	socklen_t len = sizeof(name);
 
 	if (fd < 0 || bind(fd, (struct sockaddr *)&name, sizeof(name)) ||
@@ -93,11 +92,7 @@ int main(void)
 		printf("received %d\n", count);
 		fflush(stdout);
 	}
-	len = sizeof(info);
-	if (getsockopt(fd, SOL_KOPI, KOPI_OPT_INFO, &info, &len))
-		printf("channel: no flow\n");
-	else
-		printf("channel: %u\n", info.has_channel);
+	print_channel(fd);
 	close(fd);
 	return 0;
 }

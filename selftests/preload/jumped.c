@@ -18,8 +18,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "../../uapi/kopi.h"
 #include "batch.h"
+#include "channel.h"
 
 #define ROUNDS 300
 
@@ -88,8 +88,6 @@ static void leave_batch(int fd)
 int main(void)
 {
 	struct sigaction action = { .sa_handler = on_signal };
-	struct kopi_info info = {};
-	socklen_t len = sizeof(info);
 	int fd, stuck = 0, sent = 0;
 	pthread_t thread;
 
@@ -111,9 +109,6 @@ int main(void)
 	for (int i = 0; i < 20; i++)
 		sent += send(fd, "first", 5, 0) == 5;
 	printf("sent %d\n", sent);
-	if (getsockopt(fd, SOL_KOPI, KOPI_OPT_INFO, &info, &len))
-		printf("channel: no flow\n");
-	else
-		printf("channel: %u\n", info.has_channel);
+	print_channel(fd);
 	return 0;
 }

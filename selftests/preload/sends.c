@@ -16,7 +16,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "../../uapi/kopi.h"
+#include "channel.h"
 
 #define BATCH 8
 
@@ -60,7 +60,6 @@ int main(int argc, char **argv)
 	struct sockaddr_in name = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	int fd = socket(AF_INET, SOCK_DGRAM, 0);
 	struct timeval patience = { .tv_sec = 20 };
-	struct kopi_info info = {};
 	socklen_t len = sizeof(name);
 	char *got = malloc(100);
 
@@ -77,11 +76,7 @@ int main(int argc, char **argv)
 	}
 	if (argc > 1)
 		got[100 + argc] = argv[1][0];
-	len = sizeof(info);
-	if (getsockopt(fd, SOL_KOPI, KOPI_OPT_INFO, &info, &len))
-		printf("channel: no flow\n");
-	else
-		printf("channel: %u\n", info.has_channel);
+	print_channel(fd);
 	free(got);
 	close(fd);
 	return 0;
