@@ -203,7 +203,7 @@ impl ChannelUser {
 
     /// Notes that the process which used the channel last is another user or group by now: it may go on with the
     /// rings without a call that would say so. `ENOMEM`. Any context but hard interrupts.
-    pub(crate) fn follow_ids(&self) -> Result {
+    pub(crate) fn update_ids(&self) -> Result {
         let flags = GFP_ATOMIC | __GFP_NOWARN;
         let changed = {
             let latest = self.latest.lock();
@@ -223,7 +223,7 @@ impl ChannelUser {
     /// The last user of the rings is the writer of what is in them, as if it rang the doorbell. An
     /// engine calls this before it sends. Process context.
     pub(crate) fn restamp(&self) -> Result {
-        self.follow_ids()?;
+        self.update_ids()?;
         if !self.outdated.load(Relaxed) {
             return Ok(());
         }

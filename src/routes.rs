@@ -34,7 +34,7 @@ pub(crate) struct Routes {
 
 /// What is known of the datagrams of one IP version.
 struct Known<O: Options> {
-    /// Of the flow of this number on the channel, as of this batch; `None` if they are special.
+    /// Of the flow of this number on the channel, since `begin`; `None` if they are special.
     options: Option<(u32, Option<O>)>,
     /// Made when they are needed.
     sets: Sets<O>,
@@ -71,7 +71,7 @@ impl Routes {
     }
 
     /// Reads the options by which a flow sends where `meta` says. Returns whether its datagrams may go by a
-    /// remembered route as of this batch. Process context.
+    /// remembered route, by what was read since [`Routes::begin`]. Process context.
     pub(crate) fn prepare_for(&mut self, number: u32, flow: &Flow, sk: &Sock, meta: &Meta) -> bool {
         match sk.is_ipv6() && peer_of_ipv4(sk, meta).is_none() {
             false => self.v4.refresh_options(number, flow, sk).is_some(),
@@ -79,7 +79,7 @@ impl Routes {
         }
     }
 
-    /// Another batch: options may have changed.
+    /// Sending begins anew: options may have changed.
     pub(crate) fn begin(&mut self) {
         self.v4.options = None;
         self.v6.options = None;
@@ -173,7 +173,7 @@ impl<O: Options> Known<O> {
         }
         let key = self.current()?.key(meta)?;
         let Some((set, place)) = self.find_route(sk, &key) else {
-            // Not to be looked for twice for each of a batch, where IPsec has all packets, say.
+            // Not to be looked for twice for each of many datagrams, where IPsec has all packets, say.
             self.options = Some((number, None));
             return None;
         };

@@ -65,7 +65,7 @@ pub(crate) struct Channel {
     /// The number of the flow that made it.
     id: u32,
     /// The user, as a number of the initial user namespace, whose process made it.
-    maker: u32,
+    maker_uid: u32,
     /// The process that uses it, which thereby owns all of its flows.
     user: Arc<ChannelUser>,
     geometry: Geometry,
@@ -73,9 +73,9 @@ pub(crate) struct Channel {
     #[pin]
     pub(crate) sender: Mutex<Sender>,
     /// Number of calls that wait for the sender, for which its holder releases it early.
-    wanted: AtomicU32,
+    sender_wanted: AtomicU32,
     /// The sender's counters and the position of its ring, for readers that don't wait for it.
-    sent: Arc<SenderCounters>,
+    sender_counters: Arc<SenderCounters>,
     tx: RegionRing<Consumer<Desc>>,
     /// Flows on the channel; written under `sender`.
     flows: Atomic<u32>,
@@ -90,7 +90,7 @@ pub(crate) struct Channel {
     stall: Atomic<u32>,
     /// With `STALL_FLOW`, if a send buffer is full: the notification of room; used under `sender`.
     #[pin]
-    room: RoomEntry<Self>,
+    room_entry: RoomEntry<Self>,
     /// With `STALL_COMPLETION`: the room that the next packet needs. With `STALL_CHAIN`: the index up to which the TX
     /// ring was read.
     needed: Atomic<u32>,
@@ -99,7 +99,7 @@ pub(crate) struct Channel {
     /// An engine polls the TX ring; written under `sender`.
     polled: Atomic<bool>,
     /// An engine that has ended asks that the TX ring is said to be polled no more.
-    unpoll: Atomic<bool>,
+    unpoll_asked: Atomic<bool>,
     /// A doorbell has the sender; written under `sender`.
     ringing: Atomic<bool>,
     /// The packet that the receiver is dropping, which it has shown to monitors; 0 for none.
@@ -123,7 +123,12 @@ impl_list_item! {
 impl Channel {
     /// Makes a channel on behalf of a flow of that number, whose owner has that user: `EMFILE` over a limit of
     /// channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
-    pub(crate) fn new(geometry: Geometry, net: &NetRef, id: u32, maker: u32) -> Result<Arc<Self>> {
+    pub(crate) fn new(
+        geometry: Geometry,
+        net: &NetRef,
+        id: u32,
+        maker_uid: u32,
+    ) -> Result<Arc<Self>> {
         let held = Holding {
             channels: 1,
             frames: geometry.layout().frame_count,
@@ -135,11 +140,11 @@ impl Channel {
             GFP_KERNEL_ACCOUNT,
         )?;
         let layout = geometry.layout();
-        let sent = Arc::new(SenderCounters::default(), GFP_KERNEL_ACCOUNT)?;
+        let sender_counters = Arc::new(SenderCounters::default(), GFP_KERNEL_ACCOUNT)?;
         let sender = Sender::new(
             SharedRegion::consumer(&region, &layout.tx)?,
             layout.completion.size,
-            sent.clone(),
+            sender_counters.clone(),
         )?;
         let tx = SharedRegion::consumer(&region, &layout.tx)?;
         let receiver = Receiver::new(
@@ -152,13 +157,13 @@ impl Channel {
             pin_init!(Self {
                 charge,
                 id,
-                maker,
+                maker_uid,
                 user,
                 geometry,
                 region,
                 sender <- new_mutex!(sender, "kopi::Channel::sender"),
-                wanted: AtomicU32::new(0),
-                sent,
+                sender_wanted: AtomicU32::new(0),
+                sender_counters,
                 tx,
                 flows: Atomic::new(0),
                 receiver <- SpinLockBh::new(new_spinlock!(receiver, "kopi::Channel::receiver")),
@@ -167,12 +172,12 @@ impl Channel {
                 ),
                 wait <- WaitQueue::new(),
                 stall: Atomic::new(STALL_NONE),
-                room <- RoomEntry::new(),
+                room_entry <- RoomEntry::new(),
                 needed: Atomic::new(0),
                 dropping: Atomic::new(0),
                 got_room: Atomic::new(false),
                 polled: Atomic::new(false),
-                unpoll: Atomic::new(false),
+                unpoll_asked: Atomic::new(false),
                 ringing: Atomic::new(false),
                 engine_time: Counter::default(),
                 links <- ListLinks::new(),
@@ -188,8 +193,8 @@ impl Channel {
     }
 
     /// The user, as a number of the initial user namespace, whose process made it.
-    pub(crate) fn maker(&self) -> u32 {
-        self.maker
+    pub(crate) fn maker_uid(&self) -> u32 {
+        self.maker_uid
     }
 
     /// The user whose limits the channel counts against. Any context.
@@ -284,16 +289,16 @@ impl Channel {
     /// The last to close a flow may be anybody: a process that was passed it, or the kernel's worker
     /// that closes what is left in queues of messages.
     pub(crate) fn interrupt_sender(&self) -> MutexGuard<'_, Sender> {
-        self.wanted.fetch_add(1, Ordering::Relaxed);
+        self.sender_wanted.fetch_add(1, Ordering::Relaxed);
         let sender = self.sender.lock();
-        self.wanted.fetch_sub(1, Ordering::Relaxed);
+        self.sender_wanted.fetch_sub(1, Ordering::Relaxed);
         sender
     }
 
     /// Whether somebody waits in [`Channel::interrupt_sender`].
     #[inline]
     pub(crate) fn is_sender_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Relaxed) != 0
+        self.sender_wanted.load(Ordering::Relaxed) != 0
     }
 
     /// Takes a flow's number back, and says how many are left. No packet of it is being sent when
@@ -303,7 +308,7 @@ impl Channel {
         sender.sockets.remove(number);
         // The channel may wait for room in this flow's send buffer. It leaves the wait queue also if there is room
         // by now: another CPU may be noting that.
-        this.room.leave();
+        this.room_entry.leave();
         if this.is_stalled_by_flow() {
             // The other flows are tried anew.
             <Self as wait::RoomWaiter>::on_write_space(this);

@@ -19,7 +19,7 @@ impl Channel {
     pub(crate) fn ask_to_unpoll(&self) {
         // Full order: pairs with that in stop_ringing(). Either this is seen there, or the end of
         // the ringing here.
-        self.unpoll.xchg(true, Full);
+        self.unpoll_asked.xchg(true, Full);
     }
 
     /// Whether a doorbell has the sender, and calls [`Channel::unpoll_if_asked`] before it gives
@@ -46,9 +46,9 @@ impl Channel {
     /// Has the program ring from now on, if that was asked for; says whether it was. The TX ring is
     /// to be read once more then.
     pub(crate) fn unpoll_if_asked(&self, sender: &mut Sender) -> bool {
-        let asked = self.unpoll.load(Relaxed);
+        let asked = self.unpoll_asked.load(Relaxed);
         if asked {
-            self.unpoll.store(false, Relaxed);
+            self.unpoll_asked.store(false, Relaxed);
             self.set_polled(sender, false);
         }
         asked

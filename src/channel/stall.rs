@@ -12,7 +12,7 @@ use kernel::sync::{
 
 /// Sending goes on as soon as the doorbell rings.
 pub(super) const STALL_NONE: u32 = 0;
-/// A flow can't send now: its send buffer is full, and `room` tells of room there, or a call about its options is
+/// A flow can't send now: its send buffer is full, and `room_entry` tells of room there, or a call about its options is
 /// under way, whose end `Flow::end_busy` tells.
 const STALL_FLOW: u32 = 1;
 /// The COMPLETION ring has no room for what is in flight.
@@ -68,9 +68,9 @@ impl Channel {
     #[expect(unsafe_code, reason = "the entry trusts its owner to leave")]
     pub(crate) fn stall_buffer(this: &Arc<Self>, socket: &Socket) -> bool {
         this.stall.store(STALL_FLOW, Relaxed);
-        // SAFETY: Only the holder of the sender uses `room`. remove_flow() leaves before the socket
+        // SAFETY: Only the holder of the sender uses `room_entry`. remove_flow() leaves before the socket
         // is released, and before its flow drops the channel.
-        unsafe { this.room.join(socket, this) };
+        unsafe { this.room_entry.join(socket, this) };
         if socket.sk().is_writeable() {
             this.unstall();
             return false;
@@ -92,7 +92,7 @@ impl Channel {
 
     /// The sender, which calls this, isn't stalled any more.
     pub(crate) fn unstall(&self) {
-        self.room.leave();
+        self.room_entry.leave();
         self.stall.store(STALL_NONE, Relaxed);
     }
 }

@@ -93,7 +93,7 @@ impl Flow {
         let receiver = self
             .channel()
             .filter(|_| traffic.direction == Direction::In);
-        if receiver.is_some_and(|channel| channel.user().follow_ids().is_err()) {
+        if receiver.is_some_and(|channel| channel.user().update_ids().is_err()) {
             return Outcome::TooFast;
         }
         self.decide(policy, sk, traffic)
@@ -189,11 +189,11 @@ impl Flow {
         }
     }
 
-    /// Follows rules that have changed, and tells the process what they stop. Process context.
-    pub(crate) fn follow_rules(&self, socket: &Socket) {
+    /// Applies rules that have changed, and tells the process what they stop. Process context.
+    pub(crate) fn apply_new_rules(&self, socket: &Socket) {
         let sk = socket.sk();
         if sk.is_stream() {
-            return self.follow_rules_stream(sk);
+            return self.apply_new_rules_to_stream(sk);
         }
         let stopped = self.policy().sweep(sk);
         // One error for both directions: a waiting call takes it, and another would be the next

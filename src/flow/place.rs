@@ -47,7 +47,7 @@ impl Flow {
     /// `EPERM` for other users if the flow is a guest there. Process context.
     pub(super) fn usable_channel(&self) -> Result<&Arc<Channel>> {
         let place = self.place.as_ref().ok_or_else(enotconn)?;
-        if place.is_guest && place.channel.maker() != current_euid() {
+        if place.is_guest && place.channel.maker_uid() != current_euid() {
             return Err(EPERM);
         }
         Ok(&place.channel)
@@ -97,7 +97,7 @@ impl Flow {
         }
         let same_user = socket.sk().same_user(other.sk()) || socket.sk().net_admin();
         let is_guest = !same_user || flow.is_guest();
-        if is_guest && !(channel.is_tx_only() && channel.maker() == current_euid()) {
+        if is_guest && !(channel.is_tx_only() && channel.maker_uid() == current_euid()) {
             return Err(EPERM);
         }
         // A channel's user reads what all of its flows receive.
@@ -213,7 +213,7 @@ impl Flow {
         if channel.is_tx_only() {
             return Ok(());
         }
-        self.follow_port(socket.sk());
+        self.update_redirected_port(socket.sk());
         // The packets that are queued already go to the ring, too.
         family::drain::<Flow>(socket);
         // Those who sleep in recvmsg() get nothing there any more.

@@ -10,7 +10,7 @@ use kernel::sync::atomic::ordering::Relaxed;
 impl Flow {
     /// Has XDP programs redirect the datagrams for the flow's port, which may have changed, if it is
     /// on a channel. Process context.
-    pub(crate) fn follow_port(&self, sk: &Sock) {
+    pub(crate) fn update_redirected_port(&self, sk: &Sock) {
         let port = u16::from_be(sk.local_port());
         if u32::from(port) != self.redirected.load(Relaxed) && self.ring_receiver().is_some() {
             self.redirect(sk, port);

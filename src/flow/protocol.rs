@@ -115,7 +115,7 @@ unsafe impl Protocol for Flow {
         let port = u16::from_be(socket.sk().local_port());
         let decision = policy.may_bind(None, socket.sk(), port);
         self.permit(socket, decision, Event::Denied)?;
-        self.follow_port(socket.sk());
+        self.update_redirected_port(socket.sk());
         notify(self, socket.sk(), Event::Bound);
         Ok(())
     }
@@ -138,7 +138,7 @@ unsafe impl Protocol for Flow {
         let policy = self.policy();
         let Some(peer) = socket.sk().peer() else {
             // The port may be gone, too.
-            self.follow_port(socket.sk());
+            self.update_redirected_port(socket.sk());
             return Ok(());
         };
         // By the local port that it has now.
@@ -147,8 +147,8 @@ unsafe impl Protocol for Flow {
             policy.may_connect(None, socket.sk(), &peer),
             Event::Denied,
         )?;
-        self.follow_port(socket.sk());
-        self.follow_connection(socket.sk(), &peer);
+        self.update_redirected_port(socket.sk());
+        self.apply_rules_to_connection(socket.sk(), &peer);
         notify(self, socket.sk(), Event::Connected);
         Ok(())
     }
@@ -186,8 +186,8 @@ unsafe impl Protocol for Flow {
         self.may_use_stream(socket)
     }
 
-    fn follow_locked(&self, locked: &LockedStream<'_>) {
-        self.follow_rules_locked(locked);
+    fn on_locked(&self, locked: &LockedStream<'_>) {
+        self.apply_new_rules_locked(locked);
     }
 
     fn begin_cork(&self, by: Cork) -> Result {

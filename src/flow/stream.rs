@@ -4,7 +4,7 @@
 //!
 //! A connection needs both directions, and has one peer. It is judged when it is made, when the
 //! rules change, and with each packet that it sends. What is denied is aborted, which needs the
-//! sock's lock: `family::follow_later` has it done soon.
+//! sock's lock: `family::lock_later` has it done soon.
 
 use super::{judge::caller, Flow, OutPacket};
 use crate::events::{notify, Event};
@@ -44,12 +44,12 @@ impl Flow {
         if !self.judge_stream(Some(&caller), sk)? {
             return Ok(());
         }
-        family::follow_later::<Self>(sk);
+        family::lock_later::<Self>(sk);
         Err(EACCES)
     }
 
-    /// Follows rules that have changed; without memory, the next call or packet does. Process context.
-    pub(super) fn follow_rules_stream(&self, sk: &Sock) {
+    /// Applies rules that have changed; without memory, the next call or packet does. Process context.
+    pub(super) fn apply_new_rules_to_stream(&self, sk: &Sock) {
         if self.policy_in_force().is_none() {
             return;
         }
@@ -57,19 +57,19 @@ impl Flow {
             // The listener stays, and accept() says why no connection comes.
             sk.set_error(EACCES);
         } else if sk.peer().is_some() {
-            family::follow_later::<Self>(sk);
+            family::lock_later::<Self>(sk);
         }
     }
 
     /// A connection is being made: it gets the rule's mark, priority and rate. Process context.
-    pub(super) fn follow_connection(&self, sk: &Sock, peer: &Peer) {
+    pub(super) fn apply_rules_to_connection(&self, sk: &Sock, peer: &Peer) {
         if let Some(policy) = self.policy_in_force().filter(|_| sk.is_stream()) {
             sk.with_stream_locked(|locked| policy.apply_locked(locked, peer));
         }
     }
 
-    /// Ends the connection if the rules deny it, or has it follow them. Process context.
-    pub(super) fn follow_rules_locked(&self, locked: &LockedStream<'_>) {
+    /// Ends the connection if the rules deny it, or gives it the rule's mark, priority and rate. Process context.
+    pub(super) fn apply_new_rules_locked(&self, locked: &LockedStream<'_>) {
         let sk = locked.sk();
         let Some(peer) = sk.peer() else {
             return;
@@ -100,7 +100,7 @@ impl Flow {
         }
         match outcome {
             Outcome::Pass => sent.change(policy.changes(sk, &sent.peer)),
-            Outcome::Denied if !sk.is_listening() => family::follow_later::<Self>(sk),
+            Outcome::Denied if !sk.is_listening() => family::lock_later::<Self>(sk),
             Outcome::Denied | Outcome::TooFast => {}
         }
         outcome

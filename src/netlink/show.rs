@@ -212,7 +212,7 @@ fn put_channel(message: &mut Message, requester: &Requester<'_>, channel: &Chann
     message.uint(uapi::KOPI_A_CHANNEL_RING_BROKEN, stats.ring_broken)?;
     message.u32(
         uapi::KOPI_A_CHANNEL_UID,
-        requester.show_uid(channel.maker()),
+        requester.show_uid(channel.maker_uid()),
     )?;
     message.uint(uapi::KOPI_A_CHANNEL_ENGINE_TIME, stats.engine_time)
 }
@@ -228,7 +228,7 @@ pub(crate) fn channel(request: &Request<'_>) -> Result {
     let channel = channels
         .get(&id.u32())
         .ok_or_else(|| request.refuse(ENOENT, c"no such channel", Some(&id)))?;
-    if !may_see(&requester, channel.maker()) {
+    if !may_see(&requester, channel.maker_uid()) {
         return Err(request.refuse(EPERM, c"the channel is another user's", Some(&id)));
     }
     request.reply(uapi::KOPI_CMD_CHANNEL_GET, |message| {
@@ -249,7 +249,7 @@ pub(crate) fn channels(dump: &mut Dump<'_>) -> Result {
         if number > end {
             break;
         }
-        if may_see(&requester, channel.maker())
+        if may_see(&requester, channel.maker_uid())
             && !dump.add(uapi::KOPI_CMD_CHANNEL_GET, |message| {
                 put_channel(message, &requester, channel)
             })?

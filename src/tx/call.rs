@@ -3,7 +3,6 @@
 //! A doorbell with BELL_SEND: what is in the TX ring is sent as sendmmsg() would send it.
 
 use super::completion::{errno, DescsFate};
-use super::Progress;
 use crate::channel::Channel;
 use crate::flow::Flow;
 use crate::sys::errno::{ecanceled, eopnotsupp};
@@ -14,7 +13,7 @@ use kernel::prelude::*;
 pub(super) struct Call(Option<Sending>);
 
 /// Why a packet isn't sent now.
-pub(super) enum Held {
+pub(super) enum Withheld {
     /// Calls about the flow's options are under way.
     Busy,
     /// It is completed with this error.
@@ -49,9 +48,9 @@ impl Call {
 
     /// Why a packet of the flow isn't sent now, by this call, or by a channel that only sends.
     #[inline]
-    pub(super) fn withholds(&self, channel: &Channel, flow: &Flow) -> Option<Held> {
+    pub(super) fn withholds(&self, channel: &Channel, flow: &Flow) -> Option<Withheld> {
         if self.0.is_none() && !channel.is_tx_only() {
-            return flow.is_busy().then_some(Held::Busy);
+            return flow.is_busy().then_some(Withheld::Busy);
         }
         self.reason(channel, flow)
     }
@@ -59,14 +58,14 @@ impl Call {
     // Apart from what all packets go through, as settle_call().
     #[cold]
     #[inline(never)]
-    fn reason(&self, channel: &Channel, flow: &Flow) -> Option<Held> {
+    fn reason(&self, channel: &Channel, flow: &Flow) -> Option<Withheld> {
         match &self.0 {
             // Whoever shares the memory has changed it since `Sender::step` looked.
-            Some(call) if call.flow != flow.number() => Some(Held::WithError(EBADF)),
-            _ if flow.is_busy() => Some(Held::Busy),
-            Some(call) if call.failed => Some(Held::WithError(ecanceled())),
+            Some(call) if call.flow != flow.number() => Some(Withheld::WithError(EBADF)),
+            _ if flow.is_busy() => Some(Withheld::Busy),
+            Some(call) if call.failed => Some(Withheld::WithError(ecanceled())),
             _ if channel.is_tx_only() && !flow.sends_by_ring() => {
-                Some(Held::WithError(eopnotsupp()))
+                Some(Withheld::WithError(eopnotsupp()))
             }
             _ => None,
         }
@@ -92,12 +91,12 @@ impl Call {
     #[inline(never)]
     fn settle_call(&mut self, channel: &Channel, fate: DescsFate) -> DescsFate {
         match fate {
-            DescsFate::Complete(0) | DescsFate::Stay(Progress::Took(_)) => fate,
+            DescsFate::Complete(0) | DescsFate::Again => fate,
             DescsFate::Complete(_) => {
                 self.fail();
                 fate
             }
-            DescsFate::Stay(Progress::Stop) => {
+            DescsFate::Wait => {
                 self.fail();
                 channel.unstall();
                 DescsFate::Complete(errno(EAGAIN))

@@ -3,7 +3,6 @@
 //! What becomes of descriptors that were taken: they complete with an errno or 0, at once or when
 //! the stack has released their frames, or they stay in the ring for another try.
 
-use super::Progress;
 use crate::channel::Channel;
 use crate::pure::abi::{Desc, CHAIN_MAX};
 use crate::sys::{
@@ -22,9 +21,9 @@ use kernel::{
 /// How often a full send buffer that has room again is tried at once.
 const FULL_MAX: u32 = 4;
 
-/// What the stack said to a packet.
+/// The answer of the stack to a packet.
 #[derive(Clone, Copy)]
-pub(super) struct Said {
+pub(super) struct StackAnswer {
     pub(super) result: Result,
     /// UDP has said `EAGAIN`, and no hook or security module.
     pub(super) was_full: bool,
@@ -35,8 +34,10 @@ pub(super) struct Said {
 pub(super) enum DescsFate {
     /// They complete, with an errno or 0.
     Complete(u16),
-    /// They stay in the TX ring.
-    Stay(Progress),
+    /// They stay in the TX ring, and are tried again at once.
+    Again,
+    /// They stay in the TX ring, until something has room or ends.
+    Wait,
 }
 
 /// What a sender remembers of packets that the stack didn't take.
@@ -56,30 +57,30 @@ impl Retry {
         alone
     }
 
-    /// Decides about `count` descriptors by what the stack said.
+    /// Decides about `count` descriptors by the stack's answer.
     pub(super) fn decide(
         &mut self,
         channel: &Arc<Channel>,
         socket: &Socket,
-        said: Said,
-        (count, batched): (u32, Batched),
+        answer: StackAnswer,
+        (count, made_gso): (u32, MadeGso),
     ) -> DescsFate {
-        let Err(error) = said.result else {
+        let Err(error) = answer.result else {
             self.full = 0;
             return DescsFate::Complete(0);
         };
-        if said.was_full && Channel::stall_buffer(channel, socket) {
-            return DescsFate::Stay(Progress::Stop);
+        if answer.was_full && Channel::stall_buffer(channel, socket) {
+            return DescsFate::Wait;
         }
         // The send buffer has drained meanwhile. The number of attempts is limited, because a cgroup's program that
         // UDP asks may say EAGAIN, too, each time.
-        if said.was_full && self.full < FULL_MAX {
+        if answer.was_full && self.full < FULL_MAX {
             self.full = self.full.wrapping_add(1);
-            return DescsFate::Stay(Progress::Took(0));
+            return DescsFate::Again;
         }
-        if batched.can_split(error) {
+        if made_gso.can_split(error) {
             self.alone = count;
-            return DescsFate::Stay(Progress::Took(0));
+            return DescsFate::Again;
         }
         self.full = 0;
         DescsFate::Complete(errno(error))
@@ -88,14 +89,14 @@ impl Retry {
 
 /// Whether KOPI made a GSO packet of several packets.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Batched {
+pub(super) enum MadeGso {
     No,
     Yes,
     /// Each of which fits the route that UDP sees, in IPv6.
     Fitting,
 }
 
-impl Batched {
+impl MadeGso {
     /// Whether it depends on the route that KOPI makes a GSO packet.
     pub(super) fn is_by_route(self) -> bool {
         self == Self::Fitting
@@ -106,7 +107,7 @@ impl Batched {
         match self {
             Self::No => false,
             Self::Yes => [EMSGSIZE, EINVAL, EIO, eopnotsupp()].contains(&error),
-            // One at the end has left, if it is shorter: see `Output::batched`.
+            // One at the end has left, if it is shorter: see `Output::made_gso`.
             Self::Fitting => error != EMSGSIZE && Self::Yes.can_split(error),
         }
     }
@@ -161,7 +162,7 @@ impl CompletionBatch {
         if let Some(notification) = notification {
             let outcome = match fate {
                 DescsFate::Complete(error) => u32::from(error),
-                DescsFate::Stay(_) => InFlight::CANCELLED,
+                DescsFate::Again | DescsFate::Wait => InFlight::CANCELLED,
             };
             notification.value().outcome.store(outcome, Relaxed);
             return !notification.put();
@@ -202,19 +203,19 @@ impl Released for InFlight {
 }
 
 /// Prepares descriptors to go by reference; `None` if there is no memory, and they must be copied.
-pub(super) fn in_flight(channel: &Arc<Channel>, batch: &[Desc]) -> Option<Notification<InFlight>> {
-    channel.reserve_completions(batch.len() as u32);
+pub(super) fn in_flight(channel: &Arc<Channel>, taken: &[Desc]) -> Option<Notification<InFlight>> {
+    channel.reserve_completions(taken.len() as u32);
     // Not called `descs`: within `init!` that is the array, once it is there, which is longer.
     let in_flight = init!(InFlight {
         channel: channel.clone(),
-        descs <- pin_init::init_array_from_fn(|at| batch.get(at).copied().unwrap_or_default()),
-        count: batch.len(),
+        descs <- pin_init::init_array_from_fn(|at| taken.get(at).copied().unwrap_or_default()),
+        count: taken.len(),
         outcome: Atomic::new(0),
     });
     match Notification::new(in_flight) {
         Ok(notification) => Some(notification),
         Err(_) => {
-            channel.cancel_completions(batch.len() as u32);
+            channel.cancel_completions(taken.len() as u32);
             None
         }
     }

@@ -2,7 +2,7 @@
 
 //! Asking the rules about packets that don't exist yet, and showing monitors those that don't pass.
 
-use super::batch::Batch;
+use super::packet::TxPacket;
 use crate::channel::Channel;
 use crate::flow::Flow;
 use crate::monitor::{self, Unsent};
@@ -42,14 +42,14 @@ fn peer_of(meta: &Meta, sk: &Sock) -> Option<Peer> {
 }
 
 /// What the rules have let pass, and counted, at the head of the ring: it wasn't sent yet.
-pub(super) struct Passed {
+pub(super) struct CountedPass {
     flow: u32,
     peer: Peer,
     datagrams: u64,
     bytes: u32,
 }
 
-impl Passed {
+impl CountedPass {
     pub(super) const NOTHING: Self = Self {
         flow: 0,
         peer: NOBODY,
@@ -72,29 +72,29 @@ impl Passed {
         }
     }
 
-    /// Forgets so much of it: the batch was sent, or the stack didn't take it.
+    /// Forgets so much of it: the packet was sent, or the stack didn't take it.
     pub(super) fn spend(&mut self, datagrams: u64, bytes: u32) {
         self.datagrams = self.datagrams.saturating_sub(datagrams);
         self.bytes = self.bytes.saturating_sub(bytes);
     }
 
-    /// Has the rules decide about a batch of so many datagrams, each of `segment` bytes if that isn't 0. One that
+    /// Has the rules decide about a packet of so many datagrams, each of `segment` bytes if that isn't 0. One that
     /// they refuse is counted, and shown to monitors: `EACCES`, or `ENOBUFS` over a rate.
     pub(super) fn judge(
         &mut self,
         channel: &Channel,
         (flow, sk): (&Flow, &Sock),
-        (batch, meta): (&Batch, &Meta),
+        (packet, meta): (&TxPacket, &Meta),
         (datagrams, segment): (u64, u32),
     ) -> Result {
-        let outcome = self.decide(flow, sk, batch, meta, datagrams);
+        let outcome = self.decide(flow, sk, packet, meta, datagrams);
         outcome.result(enobufs).inspect_err(|_| {
             count_refused(flow, outcome, datagrams);
-            show_refused(channel, (flow, sk), (batch, meta), outcome, segment);
+            show_refused(channel, (flow, sk), (packet, meta), outcome, segment);
         })
     }
 
-    /// What the rules decide about a batch.
+    /// What the rules decide about a packet.
     ///
     /// A packet that stayed in the ring, since the stack had no room for it, was counted before. It
     /// may be another packet meanwhile: the ring is the program's.
@@ -102,7 +102,7 @@ impl Passed {
         &mut self,
         flow: &Flow,
         sk: &Sock,
-        batch: &Batch,
+        packet: &TxPacket,
         meta: &Meta,
         datagrams: u64,
     ) -> Outcome {
@@ -111,8 +111,8 @@ impl Passed {
             *self = Self::NOTHING;
             return Outcome::Pass;
         };
-        let number = batch.first().flow;
-        let bytes = batch.bytes();
+        let number = packet.first().flow;
+        let bytes = packet.bytes();
         let Some(peer) = peer_of(meta, sk) else {
             // The hook of LOCAL_OUT judges it.
             *self = Self::NOTHING;
@@ -141,7 +141,7 @@ impl Passed {
     }
 }
 
-/// Counts the datagrams of a batch that the rules refuse.
+/// Counts the datagrams of a packet that the rules refuse.
 #[cold]
 fn count_refused(flow: &Flow, outcome: Outcome, datagrams: u64) {
     let counter = match outcome {
@@ -153,19 +153,19 @@ fn count_refused(flow: &Flow, outcome: Outcome, datagrams: u64) {
     flow.counters.tx_taken.add(datagrams);
 }
 
-/// Shows a batch to monitors that the rules refuse.
+/// Shows a packet to monitors that the rules refuse.
 #[cold]
 fn show_refused(
     channel: &Channel,
     (flow, sk): (&Flow, &Sock),
-    (batch, meta): (&Batch, &Meta),
+    (packet, meta): (&TxPacket, &Meta),
     outcome: Outcome,
     gso_size: u32,
 ) {
     if !monitor::is_watched(flow) {
         return;
     }
-    let first = batch.first();
+    let first = packet.first();
     let mut begins = [0u8; SHOWN_MAX];
     let len = SHOWN_MAX.min(first.len as usize);
     let begins = begins.get_mut(..len).unwrap_or_default();
@@ -175,7 +175,7 @@ fn show_refused(
     let unsent = Unsent {
         peer: peer_of(meta, sk).unwrap_or(NOBODY),
         begins,
-        len: batch.bytes(),
+        len: packet.bytes(),
         gso_size,
     };
     monitor::show_unsent(flow, sk, outcome, &unsent);

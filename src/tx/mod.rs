@@ -4,7 +4,7 @@
 //!
 //! The doorbell, or an engine, takes descriptors in order. A packet goes through these steps:
 //!
-//! 1. `batch.rs` copies its descriptors out of the ring and checks them. Datagrams in a row to one
+//! 1. `packet.rs` copies its descriptors out of the ring and checks them. Datagrams in a row to one
 //!    peer become one GSO packet, if the channel asked for that.
 //! 2. `judge.rs` asks KOPI's rules.
 //! 3. `output.rs` hands it over to the flow's own socket. So every packet is routed, filtered,
@@ -14,11 +14,11 @@
 //! `call.rs` has what is different if the doorbell sends as sendmmsg() would. `sendmsg.rs` sends in the same way
 //! what comes by sendmsg(), past the ring.
 
-mod batch;
 mod call;
 mod completion;
 mod judge;
 mod output;
+mod packet;
 mod sendmsg;
 
 use crate::channel::Channel;
@@ -38,16 +38,16 @@ use crate::sys::{
     region::RegionRing,
     socket::{Socket, SocketTable}, //
 };
-use batch::{Batch, Found};
-use call::{Call, Held};
-use completion::{errno, CompletionBatch, DescsFate, Retry, Said};
-use judge::Passed;
+use call::{Call, Withheld};
+use completion::{errno, CompletionBatch, DescsFate, Retry, StackAnswer};
+use judge::CountedPass;
 use kernel::{
     prelude::*,
     sync::Arc,
     time::{delay::fsleep, Delta}, //
 };
 use output::{Output, Segmentation};
+use packet::{Found, TxPacket};
 use sendmsg::MessageBuffer;
 
 pub(crate) use output::Destination;
@@ -62,7 +62,7 @@ pub(crate) struct Sender {
     longest: u32,
     /// The sockets of the channel's flows, by number.
     pub(crate) sockets: SocketTable,
-    batch: Batch,
+    packet: TxPacket,
     output: Output,
     /// Completions of what was copied.
     done: CompletionBatch,
@@ -71,7 +71,7 @@ pub(crate) struct Sender {
     /// The ring goes on with the rest of a packet that is too long.
     skipping: bool,
     retry: Retry,
-    passed: Passed,
+    passed: CountedPass,
     /// A doorbell with BELL_SEND is being carried out.
     call: Call,
     /// For what comes by sendmsg().
@@ -95,6 +95,8 @@ pub(crate) struct SenderCounters {
 enum Progress {
     /// That number of descriptors was taken.
     Took(u32),
+    /// Nothing was taken, but the same packet can be tried once more.
+    Again,
     /// The rest must wait.
     Stop,
 }
@@ -154,13 +156,13 @@ impl Sender {
             longest: CHAIN_MAX.min(completions).min(ring.size()),
             ring,
             sockets: SocketTable::new(),
-            batch: Batch::new()?,
+            packet: TxPacket::new()?,
             output: Output::new()?,
             done: CompletionBatch::new()?,
             room: 0,
             skipping: false,
             retry: Retry::default(),
-            passed: Passed::NOTHING,
+            passed: CountedPass::NOTHING,
             call: Call::default(),
             message: MessageBuffer::NONE,
             schedule: Schedule::default(),
@@ -172,7 +174,7 @@ impl Sender {
     /// routes, once there is no flow.
     pub(crate) fn forget_flows(&mut self) {
         self.output.routes.begin();
-        self.passed = Passed::NOTHING;
+        self.passed = CountedPass::NOTHING;
         if self.sockets.len() == 0 {
             self.output.routes.forget();
         }
@@ -227,10 +229,10 @@ impl Sender {
             let left = available.wrapping_sub(taken);
             self.output.direct.set_ahead(left.wrapping_sub(1));
             let more = match self.step(channel, left) {
-                Progress::Took(0) => go_on(0, 0),
+                Progress::Again => go_on(0, 0),
                 Progress::Took(count) => {
                     taken = taken.wrapping_add(count);
-                    go_on(count, self.batch.bytes())
+                    go_on(count, self.packet.bytes())
                 }
                 Progress::Stop => break,
             };
@@ -317,7 +319,7 @@ impl Sender {
                 Progress::Stop
             }
             Found::NoRoom => {
-                channel.stall_completion(self.batch.count());
+                channel.stall_completion(self.packet.count());
                 Progress::Stop
             }
         }
@@ -329,11 +331,11 @@ impl Sender {
         self.call.is_of_another(head) && self.sockets.get(head).is_some()
     }
 
-    /// Sends the batch, as a GSO packet of datagrams of `segment` bytes if that isn't 0.
+    /// Sends the packet, as a GSO packet of datagrams of `segment` bytes if that isn't 0.
     // Apart from the walk over descriptors, which would lose its registers.
     #[inline(never)]
     fn send(&mut self, channel: &Arc<Channel>, meta: &Meta, segment: u32) -> Progress {
-        let number = self.batch.first().flow;
+        let number = self.packet.first().flow;
         let Some(to) = self.sockets.get(number).and_then(Destination::of) else {
             return self.reject(channel, Bad::Flow);
         };
@@ -343,77 +345,83 @@ impl Sender {
         }
         let (sk, mark) = (socket.sk(), socket.sk().mark());
         let segmentation = Segmentation::of(socket, segment);
-        let batch = &mut self.batch;
-        let (batched, segmentation) = self.output.batched(channel, to, batch, meta, segmentation);
-        let (count, bytes) = (self.batch.count(), self.batch.bytes());
-        let datagrams = self.batch.datagrams(segmentation.size);
+        let packet = &mut self.packet;
+        let (made_gso, segmentation) =
+            self.output
+                .made_gso(channel, to, packet, meta, segmentation);
+        let (count, bytes) = (self.packet.count(), self.packet.bytes());
+        let datagrams = self.packet.datagrams(segmentation.size);
 
         let judged = (datagrams, segmentation.segment);
         let passed = &mut self.passed;
-        if let Err(error) = passed.judge(channel, (flow, sk), (&self.batch, meta), judged) {
+        if let Err(error) = passed.judge(channel, (flow, sk), (&self.packet, meta), judged) {
             return self.complete(channel, error);
         }
-        if batched.is_by_route() && sk.mark() != mark {
+        if made_gso.is_by_route() && sk.mark() != mark {
             // A rule has just marked the sock, so the packet may take another route.
-            return Progress::Took(0);
+            return Progress::Again;
         }
         self.output.message.judged = self.passed.judged();
         let (output, ring) = (&mut self.output, &self.ring);
         let flow_at = |ahead| ring.peek(ahead).flow;
         output.direct.look_ahead(number, count, flow_at);
 
-        let (result, notification) = output.hand_over(channel, to, &self.batch, meta, segmentation);
+        let (result, notification) =
+            output.hand_over(channel, to, &self.packet, meta, segmentation);
         // Even if nothing completes: what was reserved by reference may come back later.
         self.room = self.room.saturating_sub(count);
 
-        let said = Said {
+        let answer = StackAnswer {
             result,
             was_full: result == Err(EAGAIN) && output.message.was_full,
         };
-        let decided = self.retry.decide(channel, socket, said, (count, batched));
+        let decided = self
+            .retry
+            .decide(channel, socket, answer, (count, made_gso));
         let fate = self.call.settle(channel, decided);
-        let descs = self.batch.descs();
+        let descs = self.packet.descs();
         let by_reference = self.done.carry_out(channel, descs, fate, notification);
         match (fate, decided) {
-            (DescsFate::Stay(progress), _) => return progress,
+            (DescsFate::Again, _) => return Progress::Again,
+            (DescsFate::Wait, _) => return Progress::Stop,
             // A call that fails for a full send buffer: the packet isn't counted, since it may come again.
-            (_, DescsFate::Stay(_)) => return self.release(),
+            (_, DescsFate::Wait) => return self.release(),
             _ => {}
         }
         self.passed.spend(datagrams, bytes);
         count_sent(flow, result, (datagrams, bytes), by_reference);
         if result.is_ok() {
             // The stack may have chosen a port.
-            flow.follow_port(sk);
+            flow.update_redirected_port(sk);
         }
         self.release()
     }
 
-    /// Doesn't send the batch, for a reason of [`Call::withholds`].
+    /// Doesn't send the packet, for a reason of [`Call::withholds`].
     #[cold]
     #[inline(never)]
-    fn hold_back(&mut self, channel: &Arc<Channel>, held: Held) -> Progress {
+    fn hold_back(&mut self, channel: &Arc<Channel>, held: Withheld) -> Progress {
         match held {
-            Held::WithError(error) => self.complete(channel, error),
+            Withheld::WithError(error) => self.complete(channel, error),
             // As if the send buffer were full.
-            Held::Busy if self.call.is_under_way() => self.complete(channel, EAGAIN),
-            Held::Busy => {
+            Withheld::Busy if self.call.is_under_way() => self.complete(channel, EAGAIN),
+            Withheld::Busy => {
                 let to = self
                     .sockets
-                    .get(self.batch.first().flow)
+                    .get(self.packet.first().flow)
                     .and_then(Destination::of);
                 match channel.stall_while(|| to.is_some_and(|to| to.flow.is_busy())) {
                     true => Progress::Stop,
-                    false => Progress::Took(0),
+                    false => Progress::Again,
                 }
             }
         }
     }
 
-    /// Counts an invalid packet, of which the batch is all or the start, on its flow; and completes the batch.
+    /// Counts an invalid packet, all of which is here or the start, on its flow; and completes it.
     #[cold]
     fn reject(&mut self, channel: &Channel, bad: Bad) -> Progress {
-        let number = self.batch.first().flow;
+        let number = self.packet.first().flow;
         if let Some(Destination { flow, .. }) = self.sockets.get(number).and_then(Destination::of) {
             flow.counters.tx_drop_invalid.add(1);
             flow.counters.tx_taken.add(1);
@@ -421,9 +429,9 @@ impl Sender {
         self.complete_invalid(channel, bad)
     }
 
-    /// Completes the batch with the error of an invalid packet.
+    /// Completes the packet with the error of an invalid one.
     fn complete_invalid(&mut self, channel: &Channel, bad: Bad) -> Progress {
-        let count = u64::from(self.batch.count());
+        let count = u64::from(self.packet.count());
         self.counters.invalid.add(count);
         let error = match bad {
             Bad::Range => EFAULT,
@@ -434,17 +442,17 @@ impl Sender {
         self.complete(channel, error)
     }
 
-    /// Completes the batch with an error, and goes on after it.
+    /// Completes the packet with an error, and goes on after it.
     fn complete(&mut self, channel: &Channel, error: Error) -> Progress {
         self.call.fail();
-        self.done.add(channel, self.batch.descs(), errno(error));
-        self.room = self.room.saturating_sub(self.batch.count());
+        self.done.add(channel, self.packet.descs(), errno(error));
+        self.room = self.room.saturating_sub(self.packet.count());
         self.release()
     }
 
-    /// Gives the batch's descriptors back to the program's side of the ring.
+    /// Gives the packet's entries of the TX ring back to the program.
     fn release(&mut self) -> Progress {
-        let count = self.batch.count();
+        let count = self.packet.count();
         self.ring.release(count);
         Progress::Took(count)
     }

@@ -3,9 +3,9 @@
 //! Handing a packet over to the stack: by a remembered route, or by the flow's `sendmsg`; its
 //! payload copied, or by reference to the channel's pages.
 
-use super::batch::Batch;
-use super::completion::{in_flight, Batched, InFlight};
-use super::judge::Passed;
+use super::completion::{in_flight, InFlight, MadeGso};
+use super::judge::CountedPass;
+use super::packet::TxPacket;
 use crate::channel::Channel;
 use crate::direct::DatagramSender;
 use crate::flow::Flow;
@@ -83,20 +83,20 @@ impl Output {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
             pages: PageVec::new(PIECES_MAX)?,
-            message: SendMsg::new(Passed::NOTHING.judged()),
+            message: SendMsg::new(CountedPass::NOTHING.judged()),
             routes: Routes::new(),
             direct: DatagramSender::new(),
             copies_all: false,
         })
     }
 
-    /// Gives the batch to the stack. If it goes by reference, gives what is notified when the stack
+    /// Gives the packet to the stack. If it goes by reference, gives what is notified when the stack
     /// has released it, too.
     pub(super) fn hand_over(
         &mut self,
         channel: &Arc<Channel>,
         to: Destination<'_>,
-        batch: &Batch,
+        packet: &TxPacket,
         meta: &Meta,
         segmentation: Segmentation,
     ) -> (Result, Option<Notification<InFlight>>) {
@@ -104,10 +104,10 @@ impl Output {
         self.message.address(meta, socket.sk().is_ipv6());
         // The size of a descriptor decides: each costs a reference, whatever the packet is
         // segmented into.
-        let each = match batch.count() {
+        let each = match packet.count() {
             // Nearly always, and a division is slow.
-            1 => batch.bytes(),
-            count => batch.bytes().checked_div(count).unwrap_or(0),
+            1 => packet.bytes(),
+            count => packet.bytes().checked_div(count).unwrap_or(0),
         };
         let copied = self.copies_all || each <= family::copybreak();
         let region = channel.region();
@@ -118,7 +118,7 @@ impl Output {
                 self.message.segment(size);
             }
         }
-        if let ([desc], 0, true) = (batch.descs(), segmentation.size, copied) {
+        if let ([desc], 0, true) = (packet.descs(), segmentation.size, copied) {
             if let Ok(data) = region.bytes(desc.offset, desc.len) {
                 if let Some(result) = self.send_datagram(to, desc.flow, meta, data) {
                     return (result, None);
@@ -127,16 +127,16 @@ impl Output {
         }
         self.direct.flush();
         self.pages.clear();
-        let mut descs = batch.descs().iter();
+        let mut descs = packet.descs().iter();
         let pages = &mut self.pages;
-        if batch.bytes() > PAYLOAD_MAX
+        if packet.bytes() > PAYLOAD_MAX
             || !descs.all(|desc| pages.push(region, desc.offset, desc.len).is_ok())
         {
             return (Err(EMSGSIZE), None);
         }
-        let few = pages.count() <= REFERENCES_MAX && batch.descs().len() <= REFERENCES_MAX;
+        let few = pages.count() <= REFERENCES_MAX && packet.descs().len() <= REFERENCES_MAX;
         let notification = if !copied && few {
-            in_flight(channel, batch.descs())
+            in_flight(channel, packet.descs())
         } else {
             None
         };
@@ -146,38 +146,38 @@ impl Output {
         (result, notification)
     }
 
-    /// Whether KOPI makes a GSO packet of the batch, and how that is segmented.
+    /// Whether KOPI makes a GSO packet of the datagrams, and how that is segmented.
     ///
     /// In IPv6, a hook may have a GSO packet take another route, for which its datagrams are too long: a shorter
     /// one at the end leaves, and the call says EMSGSIZE (ip6_finish_output_gso_slowpath_drop()). The same is
     /// said, before any has left, where they are too long for the route that UDP sees: then they go one by
     /// one. So where they may be, they have one length, and none has left.
     #[inline]
-    pub(super) fn batched(
+    pub(super) fn made_gso(
         &mut self,
         channel: &Channel,
         to: Destination<'_>,
-        batch: &mut Batch,
+        packet: &mut TxPacket,
         meta: &Meta,
         segmentation: Segmentation,
-    ) -> (Batched, Segmentation) {
+    ) -> (MadeGso, Segmentation) {
         if segmentation.segment == 0 || meta.gso_size != 0 {
-            return (Batched::No, segmentation);
+            return (MadeGso::No, segmentation);
         }
         let Destination { socket, flow } = to;
-        let (sk, first) = (socket.sk(), batch.first());
+        let (sk, first) = (socket.sk(), packet.first());
         if !sk.is_ipv6() {
-            return (Batched::Yes, segmentation);
+            return (MadeGso::Yes, segmentation);
         }
         let data = channel.region().bytes(first.offset, first.len).ok();
         let by_route = data.and_then(|data| self.routes.datagram(first.flow, flow, sk, meta, data));
         if by_route.is_some_and(|datagram| datagram.is_ipv6() && datagram.fits_route()) {
-            return (Batched::Fitting, segmentation);
+            return (MadeGso::Fitting, segmentation);
         }
-        batch.drop_shorter(segmentation.segment);
-        match batch.count() {
-            1 => (Batched::No, Segmentation::of(socket, 0)),
-            _ => (Batched::Yes, segmentation),
+        packet.drop_shorter(segmentation.segment);
+        match packet.count() {
+            1 => (MadeGso::No, Segmentation::of(socket, 0)),
+            _ => (MadeGso::Yes, segmentation),
         }
     }
 

@@ -39,7 +39,7 @@ fn sweep(net: &Net) {
             next = number.wrapping_add(1);
             swept = swept.wrapping_add(1);
             if let Some(flow) = family::protocol::<Flow>(socket) {
-                flow.follow_rules(socket);
+                flow.apply_new_rules(socket);
             }
             if swept == FLOWS_AT_ONCE {
                 break;

@@ -51,7 +51,7 @@ pub(crate) use ring_message::{was_judged, Judged};
 pub(super) use state::flow_of;
 pub(crate) use state::{has_our_socket, protocol};
 use state::{state, State, STATES};
-pub(crate) use stream::follow_later;
+pub(crate) use stream::lock_later;
 use tables::{is_of_family, Kind, Operations, KINDS};
 pub(crate) use turn::{turn_to_read, FirstDatagram, ReadTurn};
 
@@ -98,8 +98,8 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     /// Whether the stream may be read or written. Process context.
     fn may_use(&self, socket: &Socket) -> Result;
 
-    /// The stream's sock is locked, after [`follow_later`]. Process context.
-    fn follow_locked(&self, sk: &LockedStream<'_>);
+    /// The stream's sock is locked, after [`lock_later`]. Process context.
+    fn on_locked(&self, sk: &LockedStream<'_>);
 
     /// Whether the socket may be connected to an address. Updates the identity from the current process.
     /// Process context.

@@ -30,7 +30,7 @@ pub(super) struct State<T> {
     pub(super) rcu: UnsafeCell<bindings::callback_head>,
     /// The operation that [`install_callback`] replaced.
     pub(super) data_ready: UnsafeCell<Callback>,
-    /// Work in process context: a UDP sock's receives queued packets, a TCP sock's follows rules. It
+    /// Work in process context: a UDP sock's receives queued packets, a TCP sock's applies new rules. It
     /// is disabled before the sock is released.
     pub(super) work: UnsafeCell<bindings::delayed_work>,
     /// The jiffies that `work` waited last for a sock that a process had locked; 0 if it had the sock

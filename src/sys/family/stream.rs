@@ -327,11 +327,11 @@ unsafe fn disconnect(socket: *mut bindings::socket) {
     }
 }
 
-/// Has the protocol follow rules with the stream's sock locked, soon. Any context, in an RCU
+/// Has [`Protocol::on_locked`] called soon, with the stream's sock locked. Any context, in an RCU
 /// read-side section.
 ///
 /// The lock isn't waited for: a process can hold it as long as it likes.
-pub(crate) fn follow_later<T: Protocol>(sk: &Sock) {
+pub(crate) fn lock_later<T: Protocol>(sk: &Sock) {
     let _rcu = kernel::sync::rcu::read_lock();
     // SAFETY: The sock is borrowed, and is a flow's. RCU, held here, keeps the state. Its work is
     // disabled before the state is freed.
@@ -342,7 +342,7 @@ pub(crate) fn follow_later<T: Protocol>(sk: &Sock) {
     }
 }
 
-/// Has the protocol follow rules, with the sock locked.
+/// Calls [`Protocol::on_locked`], with the sock locked.
 ///
 /// # Safety
 ///
@@ -355,7 +355,7 @@ pub(super) unsafe extern "C" fn work<T: Protocol>(work: *mut bindings::work_stru
         if bindings::kopi_try_lock_sock(state.sk) {
             state.reset_wait();
             let locked = LockedStream::from_locked(Sock::from_raw(state.sk));
-            state.protocol.follow_locked(&locked);
+            state.protocol.on_locked(&locked);
             bindings::release_sock(state.sk);
         } else {
             state.retry_later();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The descriptors that go together: those of one packet, or of one GSO packet. Copied from the
-//! ring, checked, and joined by those of packets that can go with them.
+//! The packet that is being sent: its descriptors, copied from the ring and checked, and those of the datagrams
+//! that can go in one GSO packet with it.
 
 use super::Sender;
 use crate::channel::Channel;
@@ -13,14 +13,14 @@ use crate::pure::{
 };
 use kernel::prelude::*;
 
-/// The descriptors that are being sent.
-pub(super) struct Batch {
+/// The descriptors of the packet that is being sent.
+pub(super) struct TxPacket {
     descs: KVec<Desc>,
     /// Of payload.
     bytes: u32,
 }
 
-impl Batch {
+impl TxPacket {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
             descs: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
@@ -63,7 +63,7 @@ impl Batch {
         self.descs.len() as u32
     }
 
-    /// The first one; of an empty batch, one of nothing.
+    /// The first one; if there is none, an empty one.
     pub(super) fn first(&self) -> Desc {
         self.descs.first().copied().unwrap_or_default()
     }
@@ -108,20 +108,20 @@ pub(super) enum Found {
 }
 
 impl Sender {
-    /// Copies into the batch the first of `available` descriptors, with all that go together, and
+    /// Copies into `packet` the first of `available` descriptors, with all that go together, and
     /// checks them.
     pub(super) fn validate(&mut self, channel: &Channel, available: u32, meta: &mut Meta) -> Found {
         if !self.gather(available) {
             return Found::Incomplete;
         }
-        if self.batch.count() > self.room {
+        if self.packet.count() > self.room {
             self.skipping = false;
             return Found::NoRoom;
         }
         if self.skipping {
             return Found::Invalid(Bad::Chain);
         }
-        match self.batch.check(channel, meta) {
+        match self.packet.check(channel, meta) {
             Ok(()) => Found::Packet(self.extend(channel, meta, available.min(self.room))),
             Err(bad) => Found::Invalid(bad),
         }
@@ -131,21 +131,21 @@ impl Sender {
     pub(super) fn skip(&mut self) {
         let desc = self.ring.peek(0);
         self.skipping = desc.flags & DESC_MORE != 0;
-        self.batch.clear();
-        self.batch.push(desc);
+        self.packet.clear();
+        self.packet.push(desc);
     }
 
     /// Copies the descriptors of the next packet; says whether all of it is there.
     ///
     /// Of one that is too long, copies as many as it may have, and leaves `skipping` set.
     fn gather(&mut self, available: u32) -> bool {
-        self.batch.clear();
+        self.packet.clear();
         for ahead in 0..self.longest {
             if ahead >= available {
                 return false;
             }
             let desc = self.ring.peek(ahead);
-            self.batch.push(desc);
+            self.packet.push(desc);
             if desc.flags & DESC_MORE == 0 {
                 return true;
             }
@@ -154,7 +154,7 @@ impl Sender {
         true
     }
 
-    /// Appends the packets that can go in one GSO packet with the one in the batch.
+    /// Appends the datagrams in the ring that can go in one GSO packet with this one.
     ///
     /// Gives the size of the GSO packet's datagrams, or 0 if it is none.
     #[inline(never)]
@@ -162,10 +162,10 @@ impl Sender {
         if meta.gso_size != 0 {
             return u32::from(meta.gso_size);
         }
-        if self.retry.spend_alone() || !channel.has_gso() || self.batch.count() > 1 {
+        if self.retry.spend_alone() || !channel.has_gso() || self.packet.count() > 1 {
             return 0;
         }
-        let first = self.batch.first();
+        let first = self.packet.first();
         let mut gso = GsoBatch::new(first.len);
         for ahead in 1..limit.min(CHAIN_MAX) {
             let desc = self.ring.peek(ahead);
@@ -183,7 +183,7 @@ impl Sender {
             if !gso.push(desc.len) {
                 break;
             }
-            self.batch.push(desc);
+            self.packet.push(desc);
         }
         if gso.count() > 1 {
             gso.segment()
