@@ -72,7 +72,7 @@ enum Command {
     Ps(ps::Options),
     /// Show all fields of one flow or channel, with explanations
     #[command(subcommand)]
-    Show(show::What),
+    Show(show::ShowSubject),
     /// Show the sums over all flows, including closed ones, and drops by reason
     Stats,
     /// Show processes live, by the packets that they send and receive
@@ -84,13 +84,13 @@ enum Command {
     Capture(capture::Options),
     /// Manage rules, which decide what processes may send and receive, and how much
     #[command(subcommand, after_help = grammar::HELP)]
-    Rule(rule::What),
+    Rule(rule::RuleCommand),
     /// Put the rules of a file in force; the same as `rule restore`
     #[command(after_help = grammar::HELP)]
     Restore(rule::Restore),
     /// Check the configuration file, or put it in force: limits, rules, engines, attached devices
     #[command(subcommand)]
-    Config(config::What),
+    Config(config::ConfigCommand),
     /// Look for what is missing or odd on this machine, and say how to fix it
     Doctor,
     /// Show limits, which are the sysctls below net.kopi, or set one
@@ -112,7 +112,7 @@ enum Command {
     /// call
     Engine {
         #[command(subcommand)]
-        what: Option<engine::What>,
+        what: Option<engine::EngineCommand>,
     },
     /// Print or serve metrics as OpenMetrics text, for Prometheus and similar programs
     Metrics(metrics::Options),
@@ -155,7 +155,7 @@ fn main() -> ExitCode {
 /// Why a command has no JSON.
 fn other_format(command: &Command) -> Option<&'static str> {
     match command {
-        Command::Rule(rule::What::Save { .. }) => {
+        Command::Rule(rule::RuleCommand::Save { .. }) => {
             Some("rule save writes what restore reads; rule list --json has the rules")
         }
         Command::Metrics(_) => {

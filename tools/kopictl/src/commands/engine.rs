@@ -16,7 +16,7 @@ use std::ops::RangeInclusive;
 
 /// What to do.
 #[derive(Subcommand)]
-pub(crate) enum What {
+pub(crate) enum EngineCommand {
     /// Show the engines; the default
     Show,
     /// Set the engines; all others end
@@ -97,10 +97,10 @@ impl<'a> From<&'a Engine> for Shown<'a> {
 }
 
 /// Shows engines, or sets them.
-pub(crate) fn run(what: Option<&What>, as_json: bool) -> anyhow::Result<()> {
+pub(crate) fn run(command: Option<&EngineCommand>, as_json: bool) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
-    let engines = match what {
-        None | Some(What::Show) => {
+    let engines = match command {
+        None | Some(EngineCommand::Show) => {
             let engines: Vec<Engine> = connection.dump(Command::EngineGet)?;
             let shown = engines.iter().map(Shown::from).collect::<Vec<_>>();
             if as_json {
@@ -108,12 +108,12 @@ pub(crate) fn run(what: Option<&What>, as_json: bool) -> anyhow::Result<()> {
             }
             return Ok(table(&shown).print()?);
         }
-        Some(What::Set(set)) => Engines {
+        Some(EngineCommand::Set(set)) => Engines {
             cpu: set.cpus.0.clone(),
             idle: set.idle,
             budget: set.budget,
         },
-        Some(What::Off) => Engines::default(),
+        Some(EngineCommand::Off) => Engines::default(),
     };
     connection.request::<_, Engines>(Command::EngineSet, &engines)?;
     Ok(())

@@ -16,7 +16,7 @@ use std::io::{self, Write};
 
 /// What to show.
 #[derive(Subcommand)]
-pub(crate) enum What {
+pub(crate) enum ShowSubject {
     /// Show a flow, by its number in `kopictl ps`
     Flow {
         /// The number
@@ -32,11 +32,11 @@ pub(crate) enum What {
 }
 
 /// Shows one.
-pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
+pub(crate) fn run(subject: &ShowSubject, as_json: bool) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     let names = Names::default();
-    match *what {
-        What::Flow { id } => {
+    match *subject {
+        ShowSubject::Flow { id } => {
             let question = Flow {
                 id: Some(id),
                 ..Flow::default()
@@ -63,7 +63,7 @@ pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
                 rows(stats.rows(), |_| None)?;
             }
         }
-        What::Channel { id } => {
+        ShowSubject::Channel { id } => {
             let question = Channel {
                 id: Some(id),
                 ..Channel::default()

@@ -42,7 +42,7 @@ const USUAL: &str = "/etc/kopi/kopi.conf";
 
 /// What to do with the configuration.
 #[derive(Subcommand)]
-pub(crate) enum What {
+pub(crate) enum ConfigCommand {
     /// Check a configuration file, and change nothing
     Check(Which),
     /// Put a configuration file in force; what it doesn't speak of stays as it is
@@ -105,10 +105,10 @@ struct Checked {
 }
 
 /// Checks or applies.
-pub(crate) fn run(what: &What, as_json: bool) -> anyhow::Result<()> {
-    match what {
-        What::Check(which) => check(which, as_json),
-        What::Apply {
+pub(crate) fn run(command: &ConfigCommand, as_json: bool) -> anyhow::Result<()> {
+    match command {
+        ConfigCommand::Check(which) => check(which, as_json),
+        ConfigCommand::Apply {
             which,
             device,
             rules,

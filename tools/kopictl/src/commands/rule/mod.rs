@@ -38,7 +38,7 @@ const TRIES: usize = 10;
 
 /// What to do with rules.
 #[derive(Subcommand)]
-pub(crate) enum What {
+pub(crate) enum RuleCommand {
     /// Add a rule until the next boot, and print its handle, a number by which the other commands
     /// know it
     ///
@@ -127,16 +127,16 @@ pub(crate) struct Restored {
 }
 
 /// Does it.
-pub(crate) fn run(what: What, as_json: bool) -> anyhow::Result<()> {
-    match what {
-        What::Add { words } => add(&words, as_json),
-        What::List { numeric } => list(&Names::new(numeric), as_json),
-        What::Del { handles } => del(&handles),
-        What::Flush => flush(),
-        What::Default { verdict } => change(Some(verdict), None),
-        What::Enforce { switch } => enforce(switch == Switch::On),
-        What::Save(options) => options.run(),
-        What::Restore(options) => restore(&options, as_json),
+pub(crate) fn run(command: RuleCommand, as_json: bool) -> anyhow::Result<()> {
+    match command {
+        RuleCommand::Add { words } => add(&words, as_json),
+        RuleCommand::List { numeric } => list(&Names::new(numeric), as_json),
+        RuleCommand::Del { handles } => del(&handles),
+        RuleCommand::Flush => flush(),
+        RuleCommand::Default { verdict } => change(Some(verdict), None),
+        RuleCommand::Enforce { switch } => enforce(switch == Switch::On),
+        RuleCommand::Save(options) => options.run(),
+        RuleCommand::Restore(options) => restore(&options, as_json),
     }
 }
 
