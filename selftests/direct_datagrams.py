@@ -151,7 +151,7 @@ def marks_last(ynl, version):
             # By one process, within the second after which the stack has them.
             host("tc -b - <<<$'qdisc add dev eth0 clsact\\nfilter add dev eth0 egress protocol all pref 1 "
                  "handle 7 fw action ok'")
-            kopi.wait_until(lambda: link(ynl)["path"] == "refused")
+            kopi.wait_until(lambda: link(ynl)["tx-path"] == "refused")
             shown = json.loads(host("tc -s -j filter show dev eth0 egress"))
             host("tc qdisc del dev eth0 clsact")
             kopictl("detach", "eth0")

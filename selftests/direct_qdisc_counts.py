@@ -58,7 +58,7 @@ for qdisc, path in (("pfifo", "direct"), ("stab overhead 100 pfifo", "qdisc"), (
         if have == want and took == directly:
             break
     kopi.check(f"{qdisc}: the same is counted", have == want, (have, want))
-    kopi.check(f"{qdisc}: {path}", took == directly and link(YNL)["path"] == path, (took, link(YNL)))
+    kopi.check(f"{qdisc}: {path}", took == directly and link(YNL)["tx-path"] == path, (took, link(YNL)))
 host("tc qdisc del dev eth0 root")
 kopictl("detach", "eth0")
 kopi.finish()

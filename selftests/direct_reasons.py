@@ -50,7 +50,7 @@ class Shown:
         """What is shown of it."""
         return ask(self.ynl, "flow-get", {"id": self.id})
 
-    def is_shown(self, what, expected, key="path"):
+    def is_shown(self, what, expected, key="tx-path"):
         """Checks it."""
         shown = self.shown()
         kopi.check(what, shown.get(key) == expected, shown)
@@ -58,7 +58,7 @@ class Shown:
 
     def comes_to(self, what, expected, count=8):
         """Sends until it is shown: what has left by another way before may be in this one's."""
-        kopi.wait_until(lambda: (self.send(count), self.shown()["path"])[1] == expected)
+        kopi.wait_until(lambda: (self.send(count), self.shown()["tx-path"])[1] == expected)
         self.is_shown(what, expected)
 
 
@@ -73,10 +73,10 @@ def leaving(ynl):
         index = socket.if_nametoindex("eth0")
     with gso(ynl) as flow:
         shown = flow.is_shown("nothing has left: no way", None)
-        kopi.check("nor a device", "path-ifindex" not in shown, shown)
+        kopi.check("nor a device", "tx-path-ifindex" not in shown, shown)
         flow.send()
         shown = flow.is_shown("a GSO packet: directly", "direct")
-        kopi.check("by this device", shown["path-ifindex"] == index, shown)
+        kopi.check("by this device", shown["tx-path-ifindex"] == index, shown)
         for way, other in {**OTHERS, "hook": last_hook}.items():
             with other():
                 flow.send()
@@ -117,7 +117,7 @@ def taking_turns(ynl):
 
             errors = send()
             # What has left by the stack before may be in the way of what is to leave directly.
-            kopi.wait_until(lambda: expected != "direct" or shown.shown()["path"] == "direct" or not send())
+            kopi.wait_until(lambda: expected != "direct" or shown.shown()["tx-path"] == "direct" or not send())
             shown.is_shown(f"two flows take turns, {what}", expected)
             kopi.check(f"and all are sent, {what}", errors == [0] * count, errors)
 
@@ -159,31 +159,31 @@ def leaving_behind(ynl):
 def coming(ynl):
     """The way in."""
     with gso(ynl) as flow:
-        flow.is_shown("a flow with GSO packets and a port", "direct", "receive-path")
+        flow.is_shown("a flow with GSO packets and a port", "direct", "rx-path")
         target = redirection()
         host(f"ip link set {target} down")
-        flow.is_shown("the device that is redirected to is down", "down", "receive-path")
+        flow.is_shown("the device that is redirected to is down", "down", "rx-path")
         host(f"ip link set {target} up")
         flow.flow.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
-        flow.is_shown("bound to another device", None, "receive-path")
+        flow.is_shown("bound to another device", None, "rx-path")
         flow.flow.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth0")
-        flow.is_shown("bound to this device", "direct", "receive-path")
+        flow.is_shown("bound to this device", "direct", "rx-path")
         with detached():
-            flow.is_shown("detached: no way in", None, "receive-path")
+            flow.is_shown("detached: no way in", None, "rx-path")
     with Shown(ynl) as plain:
-        plain.is_shown("a flow without GSO packets", "direct", "receive-path")
+        plain.is_shown("a flow without GSO packets", "direct", "rx-path")
     with gso(ynl, local=None) as unbound:
-        unbound.is_shown("no port yet", "not-redirected", "receive-path")
+        unbound.is_shown("no port yet", "not-redirected", "rx-path")
         unbound.send()
-        unbound.is_shown("a port, since it has sent", "direct", "receive-path")
+        unbound.is_shown("a port, since it has sent", "direct", "rx-path")
     # Of several devices the best counts, for who isn't bound to one.
     with second_nic():
         kopictl("attach", "eth1")
         host("ip link set dev eth1 xdp off")
         with gso(ynl) as flow:
-            flow.is_shown("two devices: the better one", "direct", "receive-path")
+            flow.is_shown("two devices: the better one", "direct", "rx-path")
             flow.flow.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"eth1")
-            flow.is_shown("bound to the other", "no-program", "receive-path")
+            flow.is_shown("bound to the other", "no-program", "rx-path")
         kopictl("detach", "eth1")
 
 
@@ -200,7 +200,7 @@ def told_to_people(ynl):
                        shown)
             shown = json.loads(kopictl("show", "flow", str(flow.id), "--json"))
             kopi.check("kopictl show flow --json",
-                       (shown["path"], shown["path_device"], shown["receive_path"]) == ("tap", "eth0", "tap"),
+                       (shown["tx_path"], shown["tx_path_device"], shown["rx_path"]) == ("tap", "eth0", "tap"),
                        shown)
 
 

@@ -37,7 +37,7 @@ def ways_change(ynl):
             ("down", "down", lambda: changed(f"ip link set {target} down", f"ip link set {target} up")),
             ("gro", "direct", lambda: changed("ethtool -K eth0 gro off", "ethtool -K eth0 gro on"))):
         with other():
-            kopi.check(f"{what}: it is said", link(ynl)["receive-path"] == way, link(ynl))
+            kopi.check(f"{what}: it is said", link(ynl)["rx-path"] == way, link(ynl))
             before = link(ynl)
             traffic.passes(f"{what}: all arrive, in order", BATCH, 200)
             kopi.check(f"{what}: no GRO packets are made", link(ynl)["gro-packets"] == before["gro-packets"], link(ynl))
@@ -117,7 +117,7 @@ def programs_are_left_alone():
     with namespace("host"):
         ynl = family()
     kopi.check("another program in the place of kopictl's: it is seen",
-               link(ynl)["receive-path"] == "no-program", link(ynl))
+               link(ynl)["rx-path"] == "no-program", link(ynl))
     ynl.sock.close()
     kopictl("detach", "eth0")
     kopi.check("another program: stays when the device is detached",
@@ -126,7 +126,7 @@ def programs_are_left_alone():
     kopictl("attach", "eth0")
     with namespace("host"):
         ynl = family()
-    kopi.check("another program: sending only", link(ynl)["receive-path"] == "no-program", link(ynl))
+    kopi.check("another program: sending only", link(ynl)["rx-path"] == "no-program", link(ynl))
     traffic = Incoming()
     traffic.passes("another program: all arrive, in order", BATCH, 90)
     traffic.close()
@@ -184,7 +184,7 @@ def devices_on_top(ynl):
     with subprocess.Popen(["nsenter", "--net=/run/netns/host", "kopictl", "detach", "eth0"]) as detaching:
         kopi.check("detached", detaching.wait(20) == 0)
     kopictl("attach", "eth0")
-    kopi.check("attached again", link(ynl)["receive-path"] == "direct", link(ynl))
+    kopi.check("attached again", link(ynl)["rx-path"] == "direct", link(ynl))
 
 
 def namespace_goes(ynl):

@@ -225,7 +225,7 @@ def observers_see_all(ynl, wire, ip):
         del cases["RPS"]
     for what, (reason, begin) in cases.items():
         with Told(ynl, ip) as told, begin() as observer:
-            kopi.check(f"{what}: it is said why", link(ynl)["receive-path"] == reason, link(ynl))
+            kopi.check(f"{what}: it is said why", link(ynl)["rx-path"] == reason, link(ynl))
             for number in range(16):
                 wire.send(ip, payload(number, 80), ip.others[number])
             got = receiver.take(16)

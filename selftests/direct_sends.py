@@ -163,11 +163,11 @@ def device_fills(ynl):
         traffic.send(64 * BATCH, 1400)
         wrong = traffic.receive(1400)
         after = link(ynl)
-        if not wrong.startswith("datagram") and after["path"] != "refused":
+        if not wrong.startswith("datagram") and after["tx-path"] != "refused":
             break
-        print(f"# many at once: {wrong}, {after['path']}, again")
+        print(f"# many at once: {wrong}, {after['tx-path']}, again")
         traffic.forget()
-        kopi.wait_until(lambda: link(ynl)["path"] != "refused", 90)
+        kopi.wait_until(lambda: link(ynl)["tx-path"] != "refused", 90)
     kopi.check("many at once: all arrive, in order", not wrong, wrong)
     kopi.check("many at once: none is dropped, all by the driver",
                after["dropped"] == before["dropped"]
@@ -210,8 +210,8 @@ def hooks_see_gso_packets(ynl):
     with namespace("host"):
         run_nft("flush ruleset")
     with last_hook():
-        kopi.check("hook: it is said why", link(ynl)["path"] == "hook", link(ynl))
-    kopi.check("hook: by the driver again", link(ynl)["path"] == "direct", link(ynl))
+        kopi.check("hook: it is said why", link(ynl)["tx-path"] == "hook", link(ynl))
+    kopi.check("hook: by the driver again", link(ynl)["tx-path"] == "direct", link(ynl))
     traffic.close()
 
 
@@ -221,7 +221,7 @@ def others_look(ynl):
     for way, other in OTHERS.items():
         traffic.send(2 * BATCH, 200)
         with other() as tap:
-            kopi.check(f"{way}: it is said why", link(ynl)["path"] == way, link(ynl))
+            kopi.check(f"{way}: it is said why", link(ynl)["tx-path"] == way, link(ynl))
             before = link(ynl)
             traffic.send(4 * BATCH, 200)
             wrong = traffic.receive(200)
@@ -236,7 +236,7 @@ def others_look(ynl):
                     while True:
                         seen += len(tap.recv(65536)) == 242
                 kopi.check("a tap sees each datagram", seen == 4 * BATCH, seen)
-        kopi.wait_until(lambda: link(ynl)["path"] == "direct")
+        kopi.wait_until(lambda: link(ynl)["tx-path"] == "direct")
         before = link(ynl)
         kopi.wait_until(lambda: (traffic.send(BATCH, 200),
                                  link(ynl)["packets"] > before["packets"])[1])
@@ -375,12 +375,12 @@ def device_goes_down(ynl):
     for _ in range(5):
         traffic.send(BATCH, 1000)
         host("ip link set eth0 down")
-        kopi.check("down: by the stack", link(ynl)["path"] == "down", link(ynl))
+        kopi.check("down: by the stack", link(ynl)["tx-path"] == "down", link(ynl))
         host("ip link set eth0 up")
         host("ip addr replace 2001:db8::1/64 dev eth0 nodad")
     with contextlib.suppress(BlockingIOError):
         kopi.wait_until(lambda: traffic.sink.recv(1, socket.MSG_PEEK) is not None)
-    kopi.wait_until(lambda: link(ynl)["path"] == "direct")
+    kopi.wait_until(lambda: link(ynl)["tx-path"] == "direct")
     before = link(ynl)
     # Not before the stack has sent what waited for the neighbour's address.
     kopi.wait_until(lambda: (traffic.send(2 * BATCH, 1000), link(ynl)["packets"] > before["packets"])[1])
@@ -422,7 +422,7 @@ def refused_by_driver(ynl, traffic):
     """
     for _ in range(4):
         traffic.send(40 * BATCH, 1000)
-        if kopi.wait_until(lambda: link(ynl)["path"] in ("refused", "qdisc"), 5):
+        if kopi.wait_until(lambda: link(ynl)["tx-path"] in ("refused", "qdisc"), 5):
             taken = link(ynl)
             traffic.send(BATCH, 1000)
             return link(ynl)["packets"] == taken["packets"] and link(ynl)["passed"] > taken["passed"]
@@ -457,14 +457,14 @@ def driver_takes_none(ynl):
                    and after["packets"] - before["packets"] < traffic.sent - sent, (before, after))
         kopictl("detach", "eth0")
     kopictl("attach", "eth0")
-    kopi.check("attached again: by the driver", kopi.wait_until(lambda: link(ynl)["path"] == "direct"), link(ynl))
+    kopi.check("attached again: by the driver", kopi.wait_until(lambda: link(ynl)["tx-path"] == "direct"), link(ynl))
     for _ in range(5):
         longest, took = detached_while_waiting(ynl, traffic)
         if longest < 0.5 < took:
             break
         # The machine stood still, maybe.
         kopictl("attach", "eth0")
-        kopi.wait_until(lambda: link(ynl)["path"] == "direct")
+        kopi.wait_until(lambda: link(ynl)["tx-path"] == "direct")
     kopi.check("detached while packets wait: nobody waits for RTNL", longest < 0.5 < took,
                f"{longest:.2f} s of {took:.2f} s")
     kopictl("attach", "eth0")
@@ -520,7 +520,7 @@ attach()
 with namespace("host"):
     YNL = family()
 shown = devices("host")
-kopi.check("kopictl info shows it", shown[0]["name"] == "eth0" and shown[0]["path"] == "direct",
+kopi.check("kopictl info shows it", shown[0]["name"] == "eth0" and shown[0]["tx_path"] == "direct",
            shown)
 for case in (data_is_whole, device_fills, hooks_see_gso_packets, others_look, ways_change, stack_is_slow, cpus_change,
              device_goes_down, driver_takes_none, bad_input):

@@ -43,7 +43,7 @@ def sends(what):
 def comes(what, way):
     """It is shown how packets come in."""
     [device] = devices("host")
-    kopi.check(f"{what}: packets come in this way: {way}", device["receive_path"] == way, device)
+    kopi.check(f"{what}: packets come in this way: {way}", device["rx_path"] == way, device)
 
 
 def both_ways(what, way=None):
@@ -99,7 +99,7 @@ def classes():
     for way in "qdisc", "direct":
         both_ways(f"traffic classes by mqprio, {way}", "direct")
         [device] = devices("host")
-        kopi.check(f"and packets leave in this way: {way}", device["path"] == way, device)
+        kopi.check(f"and packets leave in this way: {way}", device["tx_path"] == way, device)
         if way == "qdisc":
             host("tc qdisc del dev eth0 root")
 
@@ -114,7 +114,7 @@ def channels_detached():
         carrier()
         both_ways(f"combined {number} by ethtool, then attached", "direct")
         [device] = devices("host")
-        kopi.check(f"and packets leave in this way: {way}", device["path"] == way, device)
+        kopi.check(f"and packets leave in this way: {way}", device["tx_path"] == way, device)
         if number == 2:
             classes()
 

@@ -35,7 +35,7 @@ def plug_in(ynl):
                     "ip link set slow0 up", f"ip neigh add {SLOW} lladdr 02:00:00:00:00:09 dev slow0",
                     "kopictl attach slow0"):
         host(command)
-    kopi.wait_until(lambda: link(ynl, "slow0")["path"] == "direct")
+    kopi.wait_until(lambda: link(ynl, "slow0")["tx-path"] == "direct")
     return nic
 
 

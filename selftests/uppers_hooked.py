@@ -141,7 +141,7 @@ def asked(kind, device, word, way_in):
         [nic] = devices("host")
         kopi.check(f"{kind}: {word} of {device} sees all of a flow", not wrong, wrong)
         expected = word if device == "eth0" else way_in
-        kopi.check("and the way in is shown: " + expected, nic["receive_path"] == expected, nic)
+        kopi.check("and the way in is shown: " + expected, nic["rx_path"] == expected, nic)
 
 
 def hooked(kind):

@@ -75,99 +75,97 @@ enum kopi_operation {
 };
 
 /**
- * enum kopi_path - The TX path of flows' packets through a device, with the
+ * enum kopi_tx_path - The TX path of flows' packets through a device, with the
  *   reason. The values from datagram on only apply to flows.
- * @KOPI_PATH_DIRECT: Directly: passed to the driver, and segmented before if
- *   it was a GSO packet.
- * @KOPI_PATH_NO_PROGRAM: Through the stack, because no XDP program is attached
- *   that makes the driver accept frames.
- * @KOPI_PATH_TC: Through the stack, because tc has filters or programs at the
- *   device's egress.
- * @KOPI_PATH_HOOK: Through the stack, because another netfilter egress hook
+ * @KOPI_TX_PATH_DIRECT: Directly: passed to the driver, and segmented before
+ *   if it was a GSO packet.
+ * @KOPI_TX_PATH_NO_PROGRAM: Through the stack, because no XDP program is
+ *   attached that makes the driver accept frames.
+ * @KOPI_TX_PATH_TC: Through the stack, because tc has filters or programs at
+ *   the device's egress.
+ * @KOPI_TX_PATH_HOOK: Through the stack, because another netfilter egress hook
  *   runs later.
- * @KOPI_PATH_TAP: Through the stack, because a packet socket captures the
+ * @KOPI_TX_PATH_TAP: Through the stack, because a packet socket captures the
  *   packets.
- * @KOPI_PATH_MONITOR: Through the stack, because a device of type kopimon is
- *   up.
- * @KOPI_PATH_QDISC: Through the stack, because a qdisc holds packets, or can't
- *   be bypassed.
- * @KOPI_PATH_DOWN: Through the stack, because the device is down, has no
+ * @KOPI_TX_PATH_MONITOR: Through the stack, because a device of type kopimon
+ *   is up.
+ * @KOPI_TX_PATH_QDISC: Through the stack, because a qdisc holds packets, or
+ *   can't be bypassed.
+ * @KOPI_TX_PATH_DOWN: Through the stack, because the device is down, has no
  *   carrier, or is not present, for instance while the machine is suspended.
- * @KOPI_PATH_REFUSED: Through the stack, because the driver accepted no frames
- *   for a second, and is tried again after a minute; or because it has fewer
- *   queues for frames than it needs (virtio_net).
- * @KOPI_PATH_DATAGRAM: Through the stack, because the last packet was a
+ * @KOPI_TX_PATH_REFUSED: Through the stack, because the driver accepted no
+ *   frames for a second, and is tried again after a minute; or because it has
+ *   fewer queues for frames than it needs (virtio_net).
+ * @KOPI_TX_PATH_DATAGRAM: Through the stack, because the last packet was a
  *   datagram with special needs, one that something looks at, or one of fewer
  *   than three that were sent at once.
- * @KOPI_PATH_TRANSFORMED: Through the stack, because IPsec or a tunnel had
+ * @KOPI_TX_PATH_TRANSFORMED: Through the stack, because IPsec or a tunnel had
  *   transformed the packet.
- * @KOPI_PATH_EXTRAS: Through the stack, because the packet had IP options, a
- *   VLAN tag, a time stamp request, or a transmission time.
- * @KOPI_PATH_BEHIND: Through the stack, because another attached device had
+ * @KOPI_TX_PATH_EXTRAS: Through the stack, because the packet had IP options,
+ *   a VLAN tag, a time stamp request, or a transmission time.
+ * @KOPI_TX_PATH_BEHIND: Through the stack, because another attached device had
  *   earlier packets of the flow, the queue had no room for the packet, or the
  *   stack held earlier ones for too long; the direct path is then tried again
  *   after a second.
  */
-enum kopi_path {
-	KOPI_PATH_DIRECT,
-	KOPI_PATH_NO_PROGRAM,
-	KOPI_PATH_TC,
-	KOPI_PATH_HOOK,
-	KOPI_PATH_TAP,
-	KOPI_PATH_MONITOR,
-	KOPI_PATH_QDISC,
-	KOPI_PATH_DOWN,
-	KOPI_PATH_REFUSED,
-	KOPI_PATH_DATAGRAM,
-	KOPI_PATH_TRANSFORMED,
-	KOPI_PATH_EXTRAS,
-	KOPI_PATH_BEHIND,
+enum kopi_tx_path {
+	KOPI_TX_PATH_DIRECT,
+	KOPI_TX_PATH_NO_PROGRAM,
+	KOPI_TX_PATH_TC,
+	KOPI_TX_PATH_HOOK,
+	KOPI_TX_PATH_TAP,
+	KOPI_TX_PATH_MONITOR,
+	KOPI_TX_PATH_QDISC,
+	KOPI_TX_PATH_DOWN,
+	KOPI_TX_PATH_REFUSED,
+	KOPI_TX_PATH_DATAGRAM,
+	KOPI_TX_PATH_TRANSFORMED,
+	KOPI_TX_PATH_EXTRAS,
+	KOPI_TX_PATH_BEHIND,
 };
 
 /**
- * enum kopi_receive_path - The RX path of flows' packets from a device, with
- *   the reason. The value not-redirected only applies to flows.
- * @KOPI_RECEIVE_PATH_DIRECT: Directly: the XDP program redirects them.
- *   Datagrams go to their flows without the stack. Those of a flow that asked
- *   for GRO packets are coalesced, and GRO packets go to the stack.
- * @KOPI_RECEIVE_PATH_NO_PROGRAM: Through the stack, because the device has no
- *   XDP program that redirects them.
- * @KOPI_RECEIVE_PATH_DOWN: Through the stack, because the redirect device is
- *   down.
- * @KOPI_RECEIVE_PATH_VLAN: Through the stack, because the device strips VLAN
- *   tags, so that its XDP program can't see them.
- * @KOPI_RECEIVE_PATH_NOT_REDIRECTED: Through the stack, because the flow has
- *   no port, or is on no channel that receives.
- * @KOPI_RECEIVE_PATH_TAP: Through the stack, because a packet socket sees
- *   incoming packets.
- * @KOPI_RECEIVE_PATH_TC: Through the stack, because tc has an ingress hook.
- * @KOPI_RECEIVE_PATH_HOOK: Through the stack, because netfilter has an ingress
+ * enum kopi_rx_path - The RX path of flows' packets from a device, with the
+ *   reason. The value not-redirected only applies to flows.
+ * @KOPI_RX_PATH_DIRECT: Directly: the XDP program redirects them. Datagrams go
+ *   to their flows without the stack. Those of a flow that asked for GRO
+ *   packets are coalesced, and GRO packets go to the stack.
+ * @KOPI_RX_PATH_NO_PROGRAM: Through the stack, because the device has no XDP
+ *   program that redirects them.
+ * @KOPI_RX_PATH_DOWN: Through the stack, because the redirect device is down.
+ * @KOPI_RX_PATH_VLAN: Through the stack, because the device strips VLAN tags,
+ *   so that its XDP program can't see them.
+ * @KOPI_RX_PATH_NOT_REDIRECTED: Through the stack, because the flow has no
+ *   port, or is on no channel that receives.
+ * @KOPI_RX_PATH_TAP: Through the stack, because a packet socket sees incoming
+ *   packets.
+ * @KOPI_RX_PATH_TC: Through the stack, because tc has an ingress hook.
+ * @KOPI_RX_PATH_HOOK: Through the stack, because netfilter has an ingress
  *   hook.
- * @KOPI_RECEIVE_PATH_XDP: Through the stack, because the device has a generic
- *   XDP program.
- * @KOPI_RECEIVE_PATH_RAW: Through the stack, because a raw socket sees
- *   incoming UDP.
- * @KOPI_RECEIVE_PATH_UPPER: Through the stack, because the device is below a
+ * @KOPI_RX_PATH_XDP: Through the stack, because the device has a generic XDP
+ *   program.
+ * @KOPI_RX_PATH_RAW: Through the stack, because a raw socket sees incoming
+ *   UDP.
+ * @KOPI_RX_PATH_UPPER: Through the stack, because the device is below a
  *   bridge, a bond, a VRF or the like.
- * @KOPI_RECEIVE_PATH_RPS: Through the stack, because RPS or RFS choose the
- *   CPU.
- * @KOPI_RECEIVE_PATH_IPSEC: Through the stack, because the network namespace
- *   has IPsec policies.
+ * @KOPI_RX_PATH_RPS: Through the stack, because RPS or RFS choose the CPU.
+ * @KOPI_RX_PATH_IPSEC: Through the stack, because the network namespace has
+ *   IPsec policies.
  */
-enum kopi_receive_path {
-	KOPI_RECEIVE_PATH_DIRECT,
-	KOPI_RECEIVE_PATH_NO_PROGRAM,
-	KOPI_RECEIVE_PATH_DOWN,
-	KOPI_RECEIVE_PATH_VLAN,
-	KOPI_RECEIVE_PATH_NOT_REDIRECTED,
-	KOPI_RECEIVE_PATH_TAP,
-	KOPI_RECEIVE_PATH_TC,
-	KOPI_RECEIVE_PATH_HOOK,
-	KOPI_RECEIVE_PATH_XDP,
-	KOPI_RECEIVE_PATH_RAW,
-	KOPI_RECEIVE_PATH_UPPER,
-	KOPI_RECEIVE_PATH_RPS,
-	KOPI_RECEIVE_PATH_IPSEC,
+enum kopi_rx_path {
+	KOPI_RX_PATH_DIRECT,
+	KOPI_RX_PATH_NO_PROGRAM,
+	KOPI_RX_PATH_DOWN,
+	KOPI_RX_PATH_VLAN,
+	KOPI_RX_PATH_NOT_REDIRECTED,
+	KOPI_RX_PATH_TAP,
+	KOPI_RX_PATH_TC,
+	KOPI_RX_PATH_HOOK,
+	KOPI_RX_PATH_XDP,
+	KOPI_RX_PATH_RAW,
+	KOPI_RX_PATH_UPPER,
+	KOPI_RX_PATH_RPS,
+	KOPI_RX_PATH_IPSEC,
 };
 
 /**
@@ -289,9 +287,9 @@ enum {
 	KOPI_A_FLOW_RULE,
 	KOPI_A_FLOW_LIMIT,
 	KOPI_A_FLOW_DIRECTION,
-	KOPI_A_FLOW_PATH,
-	KOPI_A_FLOW_PATH_IFINDEX,
-	KOPI_A_FLOW_RECEIVE_PATH,
+	KOPI_A_FLOW_TX_PATH,
+	KOPI_A_FLOW_TX_PATH_IFINDEX,
+	KOPI_A_FLOW_RX_PATH,
 	KOPI_A_FLOW_PROTOCOL,
 	KOPI_A_FLOW_TCP_STATE,
 	KOPI_A_FLOW_OPERATION,
@@ -389,13 +387,13 @@ enum {
 
 enum {
 	KOPI_A_DEVICE_IFINDEX = 1,
-	KOPI_A_DEVICE_PATH,
+	KOPI_A_DEVICE_TX_PATH,
 	KOPI_A_DEVICE_PACKETS,
 	KOPI_A_DEVICE_GSO_PACKETS,
 	KOPI_A_DEVICE_PASSED,
 	KOPI_A_DEVICE_DROPPED,
 	KOPI_A_DEVICE_PORT_MAP,
-	KOPI_A_DEVICE_RECEIVE_PATH,
+	KOPI_A_DEVICE_RX_PATH,
 	KOPI_A_DEVICE_RECEIVED,
 	KOPI_A_DEVICE_GRO_PACKETS,
 	KOPI_A_DEVICE_RECEIVE_DROPPED,

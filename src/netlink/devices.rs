@@ -86,7 +86,7 @@ pub(crate) fn detach(request: &Request<'_>) -> Result {
 fn put(message: &mut Message, device: &AttachedDevice, path: TxPath) -> Result {
     let counters = &device.counters;
     message.u32(uapi::KOPI_A_DEVICE_IFINDEX, device.device().ifindex())?;
-    message.u32(uapi::KOPI_A_DEVICE_PATH, path as u32)?;
+    message.u32(uapi::KOPI_A_DEVICE_TX_PATH, path as u32)?;
     message.uint(uapi::KOPI_A_DEVICE_PACKETS, counters.packets.load(Relaxed))?;
     message.uint(
         uapi::KOPI_A_DEVICE_GSO_PACKETS,
@@ -95,7 +95,7 @@ fn put(message: &mut Message, device: &AttachedDevice, path: TxPath) -> Result {
     message.uint(uapi::KOPI_A_DEVICE_PASSED, counters.passed.load(Relaxed))?;
     message.uint(uapi::KOPI_A_DEVICE_DROPPED, counters.dropped.load(Relaxed))?;
     let rx_path = device.rx_path() as u32;
-    message.u32(uapi::KOPI_A_DEVICE_RECEIVE_PATH, rx_path)?;
+    message.u32(uapi::KOPI_A_DEVICE_RX_PATH, rx_path)?;
     message.uint(
         uapi::KOPI_A_DEVICE_RECEIVED,
         counters.received.load(Relaxed),

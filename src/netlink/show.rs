@@ -84,11 +84,11 @@ fn put_facts(
     }
     message.u32(uapi::KOPI_A_FLOW_DENIED, denied)?;
     if let Some((path, ifindex)) = attached.tx_path(flow) {
-        message.u32(uapi::KOPI_A_FLOW_PATH, path)?;
-        message.u32(uapi::KOPI_A_FLOW_PATH_IFINDEX, ifindex)?;
+        message.u32(uapi::KOPI_A_FLOW_TX_PATH, path)?;
+        message.u32(uapi::KOPI_A_FLOW_TX_PATH_IFINDEX, ifindex)?;
     }
     if let Some(path) = attached.rx_path(flow, ends.ifindex as u32) {
-        message.u32(uapi::KOPI_A_FLOW_RECEIVE_PATH, path as u32)?;
+        message.u32(uapi::KOPI_A_FLOW_RX_PATH, path as u32)?;
     }
     Ok(())
 }

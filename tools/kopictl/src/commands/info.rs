@@ -71,11 +71,11 @@ pub(crate) fn run(as_json: bool) -> anyhow::Result<()> {
     }
     for Attached { name, device } in devices {
         let what = clean(&or_dash(name));
-        let path = or_dash(device.path);
+        let path = or_dash(device.tx_path);
         let (packets, gso) = (or_dash(device.packets), or_dash(device.gso_packets));
         let (passed, dropped) = (or_dash(device.passed), or_dash(device.dropped));
         writeln!(out, "{what:<20}TX: {path}; {packets} datagrams sent; GSO packets: {gso} segmented, {passed} through the stack; {dropped} datagrams dropped")?;
-        let path = or_dash(device.receive_path);
+        let path = or_dash(device.rx_path);
         let (received, gro) = (or_dash(device.received), or_dash(device.gro_packets));
         let directly = or_dash(device.received_direct);
         let dropped = or_dash(device.receive_dropped);

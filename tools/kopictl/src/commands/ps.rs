@@ -64,7 +64,7 @@ pub(crate) struct Named<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) path_device: Option<String>,
+    pub(crate) tx_path_device: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rates: Option<Counts>,
 }
@@ -81,7 +81,7 @@ impl<'a> Named<'a> {
                 .ifindex
                 .filter(|&index| index != 0)
                 .map(|index| names.device(index)),
-            path_device: flow.path_ifindex.map(|index| names.device(index)),
+            tx_path_device: flow.tx_path_ifindex.map(|index| names.device(index)),
             rates,
         }
     }
@@ -114,11 +114,11 @@ impl<'a> Named<'a> {
         let channel = flow
             .channel_use
             .map(|it| by_channel(it, flow.channel_error));
-        let out = flow.path.map(|path| {
-            let device = self.path_device.as_deref().unwrap_or("?");
+        let out = flow.tx_path.map(|path| {
+            let device = self.tx_path_device.as_deref().unwrap_or("?");
             format!("{device}: {}", word(&path))
         });
-        let back = flow.receive_path.map(|path| word(&path));
+        let back = flow.rx_path.map(|path| word(&path));
         [or_dash(channel), or_dash(out), or_dash(back)]
     }
 }
@@ -216,7 +216,7 @@ mod tests {
         attributes::Port,
         message::{
             flow::TcpState,
-            path::{Path, ReceivePath},
+            paths::{RxPath, TxPath},
         },
     };
 
@@ -272,9 +272,9 @@ mod tests {
         assert!(wide.table(&[Named::new(&flow, &names, None)]).lines()[1]
             .contains("/usr/bin/kopi-echo"));
         let by_eth0 = Flow {
-            path: Some(Path::Tap),
-            path_ifindex: Some(2),
-            receive_path: Some(ReceivePath::NotRedirected),
+            tx_path: Some(TxPath::Tap),
+            tx_path_ifindex: Some(2),
+            rx_path: Some(RxPath::NotRedirected),
             channel_use: Some(ChannelUse::Refused),
             channel_error: Some(12),
             ..flow.clone()

@@ -53,7 +53,7 @@ pub(crate) fn run(subject: &ShowSubject, as_json: bool) -> anyhow::Result<()> {
                 "uid" => named.user.clone(),
                 "gid" => flow.gid.map(|gid| names.group(gid)),
                 "ifindex" => named.device.clone(),
-                "path_ifindex" => named.path_device.clone(),
+                "tx_path_ifindex" => named.tx_path_device.clone(),
                 "channel_error" => flow.channel_error.map(errno_name),
                 _ => None,
             };

@@ -2,7 +2,7 @@
 
 //! Attached devices.
 
-use super::path::{Path, ReceivePath};
+use super::paths::{RxPath, TxPath};
 use crate::attributes::attributes;
 
 attributes! {
@@ -11,7 +11,7 @@ attributes! {
         /// Index of the device.
         1 ifindex: Option<u32>,
         /// The current TX path of flows' packets through the device, with the reason.
-        2 path: Option<Path>,
+        2 tx_path: Option<TxPath>,
         /// Datagrams that the driver accepted.
         3 packets: Option<u64>,
         /// GSO packets that some of these were segmented from.
@@ -26,7 +26,7 @@ attributes! {
         /// it names. Without this attribute the device's packets arrive through the stack.
         7 port_map: Option<u64>,
         /// The current RX path of flows' packets from the device, with the reason.
-        8 receive_path: Option<ReceivePath>,
+        8 rx_path: Option<RxPath>,
         /// Datagrams that were redirected.
         9 received: Option<u64>,
         /// GRO packets that were made of these.

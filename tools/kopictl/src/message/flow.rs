@@ -3,7 +3,7 @@
 //! Flows: KOPI sockets, and the processes that use them.
 
 use super::{
-    path::{Path, ReceivePath},
+    paths::{RxPath, TxPath},
     rule::Directions,
     stats::Stats,
 };
@@ -72,12 +72,12 @@ attributes! {
         /// In an event, the direction.
         24 direction: Option<Directions>,
         /// TX path of the flow's last packet through an attached device; absent if there was none.
-        25 path: Option<Path>,
+        25 tx_path: Option<TxPath>,
         /// Index of that device.
-        26 path_ifindex: Option<u32>,
+        26 tx_path_ifindex: Option<u32>,
         /// RX path of the flow's packets: the best one of the attached devices, or that of the
         /// device to which the flow is bound; absent if no device is attached.
-        27 receive_path: Option<ReceivePath>,
+        27 rx_path: Option<RxPath>,
         /// IPPROTO_UDP or IPPROTO_TCP.
         28 protocol: Option<u8>,
         /// State of the connection of a TCP socket.

@@ -8,7 +8,7 @@ pub(crate) mod device;
 pub(crate) mod engine;
 pub(crate) mod flow;
 pub(crate) mod info;
-pub(crate) mod path;
+pub(crate) mod paths;
 pub(crate) mod rule;
 #[cfg(test)]
 mod specification;

@@ -8,7 +8,7 @@ use super::{
     engine::{Engine, Engines},
     flow::{ChannelUse, Flow, Operation},
     info::Info,
-    path::{Path, ReceivePath},
+    paths::{RxPath, TxPath},
     rule::{Directions, Rule, Ruleset, Verdict, COMMENT_MAX, DEVICE_MAX, PATH_MAX},
     stats::{Stats, Totals},
     tests::bytes,
@@ -86,8 +86,8 @@ fn example(spec: &Yaml, what: &str) -> Option<(Vec<Vec<u8>>, &'static str)> {
             let shown = match text(spec, "enum") {
                 "direction" => "out",
                 "verdict" => "deny",
-                "path" => "through the stack: no XDP program",
-                "receive-path" => "through the stack: no XDP program that redirects",
+                "tx-path" => "through the stack: no XDP program",
+                "rx-path" => "through the stack: no XDP program that redirects",
                 "operation" => "connect",
                 "channel-use" => "sends by a channel, receives by system calls",
                 _ => "1",
@@ -186,12 +186,15 @@ fn definitions_are_those_of_the_specification() {
         [Verdict::Allow, Verdict::Deny].map(|verdict| verdict.to_string())
     );
     assert_eq!(
-        names(&of("path").unwrap()["entries"]),
-        Path::value_variants().iter().map(named).collect::<Vec<_>>()
+        names(&of("tx-path").unwrap()["entries"]),
+        TxPath::value_variants()
+            .iter()
+            .map(named)
+            .collect::<Vec<_>>()
     );
     assert_eq!(
-        names(&of("receive-path").unwrap()["entries"]),
-        ReceivePath::value_variants()
+        names(&of("rx-path").unwrap()["entries"]),
+        RxPath::value_variants()
             .iter()
             .map(named)
             .collect::<Vec<_>>()

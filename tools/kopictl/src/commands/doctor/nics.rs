@@ -107,8 +107,8 @@ fn finding(
 ) -> Finding {
     if let Some(device) = device {
         let path = |path: Option<String>| path.unwrap_or_else(|| "?".to_owned());
-        let sends = path(device.path.map(|path| path.to_string()));
-        let receives = path(device.receive_path.map(|path| path.to_string()));
+        let sends = path(device.tx_path.map(|path| path.to_string()));
+        let receives = path(device.rx_path.map(|path| path.to_string()));
         let text = format!("attached ({driver}); sends: {sends}; receives: {receives}");
         if program == XdpAttached::None {
             return Finding::note(

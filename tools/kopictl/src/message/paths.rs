@@ -12,7 +12,7 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
-pub(crate) enum Path {
+pub(crate) enum TxPath {
     /// Directly: passed to the driver, and segmented before if it was a GSO packet.
     Direct,
     /// Through the stack, because no XDP program is attached that makes the driver accept frames.
@@ -47,7 +47,7 @@ pub(crate) enum Path {
     Behind,
 }
 
-impl fmt::Display for Path {
+impl fmt::Display for TxPath {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Direct => "direct",
@@ -67,14 +67,14 @@ impl fmt::Display for Path {
     }
 }
 
-numbered!(Path, "path");
+numbered!(TxPath, "TX path");
 
 /// The RX path of flows' packets from a device, with the reason. The value not-redirected only
 /// applies to flows.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[repr(u32)]
-pub(crate) enum ReceivePath {
+pub(crate) enum RxPath {
     /// Directly: the XDP program redirects them. Datagrams go to their flows without the stack.
     /// Those of a flow that asked for GRO packets are coalesced, and GRO packets go to the stack.
     Direct,
@@ -105,7 +105,7 @@ pub(crate) enum ReceivePath {
     Ipsec,
 }
 
-impl fmt::Display for ReceivePath {
+impl fmt::Display for RxPath {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(match self {
             Self::Direct => "direct",
@@ -127,4 +127,4 @@ impl fmt::Display for ReceivePath {
     }
 }
 
-numbered!(ReceivePath, "path");
+numbered!(RxPath, "RX path");
