@@ -75,7 +75,7 @@ pub(crate) struct Channel {
     /// Number of calls that wait for the sender, for which its holder releases it early.
     sender_wanted: AtomicU32,
     /// The sender's counters and the position of its ring, for readers that don't wait for it.
-    sender_counters: Arc<SenderCounters>,
+    counters: Arc<SenderCounters>,
     tx: RegionRing<Consumer<Desc>>,
     /// Flows on the channel; written under `sender`.
     flows: Atomic<u32>,
@@ -129,22 +129,17 @@ impl Channel {
         id: u32,
         maker_uid: u32,
     ) -> Result<Arc<Self>> {
-        let held = Holding {
-            channels: 1,
-            frames: geometry.layout().frame_count,
-            ..Holding::default()
-        };
-        let charge = Charge::new(net, held)?;
+        let charge = Charge::new(net, Self::holding(&geometry))?;
         let region = Arc::new(
             SharedRegion::new(Region::new(geometry.pages())?)?,
             GFP_KERNEL_ACCOUNT,
         )?;
         let layout = geometry.layout();
-        let sender_counters = Arc::new(SenderCounters::default(), GFP_KERNEL_ACCOUNT)?;
+        let counters = Arc::new(SenderCounters::default(), GFP_KERNEL_ACCOUNT)?;
         let sender = Sender::new(
             SharedRegion::consumer(&region, &layout.tx)?,
             layout.completion.size,
-            sender_counters.clone(),
+            counters.clone(),
         )?;
         let tx = SharedRegion::consumer(&region, &layout.tx)?;
         let receiver = Receiver::new(
@@ -163,7 +158,7 @@ impl Channel {
                 region,
                 sender <- new_mutex!(sender, "kopi::Channel::sender"),
                 sender_wanted: AtomicU32::new(0),
-                sender_counters,
+                counters,
                 tx,
                 flows: Atomic::new(0),
                 receiver <- SpinLockBh::new(new_spinlock!(receiver, "kopi::Channel::receiver")),
@@ -185,6 +180,15 @@ impl Channel {
             }),
             GFP_KERNEL_ACCOUNT,
         )
+    }
+
+    /// What a channel counts for against the limits.
+    fn holding(geometry: &Geometry) -> Holding {
+        Holding {
+            channels: 1,
+            frames: geometry.layout().frame_count,
+            ..Holding::default()
+        }
     }
 
     /// The number of the flow that made it, in its network namespace.

@@ -36,8 +36,8 @@ impl Channel {
             if let Some(counters) = counters {
                 counters.fill_sent(stats);
             }
-            stats.tx_invalid = self.sender_counters.invalid.get();
-            stats.ring_broken = self.sender_counters.broken.get();
+            stats.tx_invalid = self.counters.invalid.get();
+            stats.ring_broken = self.counters.broken.get();
             stats.flows = u64::from(self.flows.load(Relaxed));
             stats.engine_time = self.engine_time.get();
             at.tx = self.tx.positions();

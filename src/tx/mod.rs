@@ -39,7 +39,7 @@ use crate::sys::{
     socket::{Socket, SocketTable}, //
 };
 use call::{Call, Withheld};
-use completion::{errno, CompletionBatch, DescsFate, Retry, StackAnswer};
+use completion::{errno, CompletionBatch, DescsFate, Retry};
 use judge::CountedPass;
 use kernel::{
     prelude::*,
@@ -346,9 +346,9 @@ impl Sender {
         let (sk, mark) = (socket.sk(), socket.sk().mark());
         let segmentation = Segmentation::of(socket, segment);
         let packet = &mut self.packet;
-        let (made_gso, segmentation) =
-            self.output
-                .made_gso(channel, to, packet, meta, segmentation);
+        let (gso, segmentation) = self
+            .output
+            .made_gso(channel, to, packet, meta, segmentation);
         let (count, bytes) = (self.packet.count(), self.packet.bytes());
         let datagrams = self.packet.datagrams(segmentation.size);
 
@@ -357,7 +357,7 @@ impl Sender {
         if let Err(error) = passed.judge(channel, (flow, sk), (&self.packet, meta), judged) {
             return self.complete(channel, error);
         }
-        if made_gso.is_by_route() && sk.mark() != mark {
+        if gso.is_by_route() && sk.mark() != mark {
             // A rule has just marked the sock, so the packet may take another route.
             return Progress::Again;
         }
@@ -366,18 +366,12 @@ impl Sender {
         let flow_at = |ahead| ring.peek(ahead).flow;
         output.direct.look_ahead(number, count, flow_at);
 
-        let (result, notification) =
+        let (answer, notification) =
             output.hand_over(channel, to, &self.packet, meta, segmentation);
         // Even if nothing completes: what was reserved by reference may come back later.
         self.room = self.room.saturating_sub(count);
 
-        let answer = StackAnswer {
-            result,
-            was_full: result == Err(EAGAIN) && output.message.was_full,
-        };
-        let decided = self
-            .retry
-            .decide(channel, socket, answer, (count, made_gso));
+        let decided = self.retry.decide(channel, socket, answer, (count, gso));
         let fate = self.call.settle(channel, decided);
         let descs = self.packet.descs();
         let by_reference = self.done.carry_out(channel, descs, fate, notification);
@@ -389,8 +383,8 @@ impl Sender {
             _ => {}
         }
         self.passed.spend(datagrams, bytes);
-        count_sent(flow, result, (datagrams, bytes), by_reference);
-        if result.is_ok() {
+        count_sent(flow, answer.result, (datagrams, bytes), by_reference);
+        if answer.result.is_ok() {
             // The stack may have chosen a port.
             flow.update_redirected_port(sk);
         }

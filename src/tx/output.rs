@@ -3,7 +3,7 @@
 //! Handing a packet over to the stack: by a remembered route, or by the flow's `sendmsg`; its
 //! payload copied, or by reference to the channel's pages.
 
-use super::completion::{in_flight, InFlight, MadeGso};
+use super::completion::{in_flight, InFlight, MadeGso, StackAnswer};
 use super::judge::CountedPass;
 use super::packet::TxPacket;
 use crate::channel::Channel;
@@ -90,8 +90,8 @@ impl Output {
         })
     }
 
-    /// Gives the packet to the stack. If it goes by reference, gives what is notified when the stack
-    /// has released it, too.
+    /// Gives the packet to the stack: returns the answer, and if the packet goes by reference, what is notified when
+    /// the stack has released it.
     pub(super) fn hand_over(
         &mut self,
         channel: &Arc<Channel>,
@@ -99,7 +99,7 @@ impl Output {
         packet: &TxPacket,
         meta: &Meta,
         segmentation: Segmentation,
-    ) -> (Result, Option<Notification<InFlight>>) {
+    ) -> (StackAnswer, Option<Notification<InFlight>>) {
         let Destination { socket, .. } = to;
         self.message.address(meta, socket.sk().is_ipv6());
         // The size of a descriptor decides: each costs a reference, whatever the packet is
@@ -121,7 +121,7 @@ impl Output {
         if let ([desc], 0, true) = (packet.descs(), segmentation.size, copied) {
             if let Ok(data) = region.bytes(desc.offset, desc.len) {
                 if let Some(result) = self.send_datagram(to, desc.flow, meta, data) {
-                    return (result, None);
+                    return (self.answer(result), None);
                 }
             }
         }
@@ -132,7 +132,7 @@ impl Output {
         if packet.bytes() > PAYLOAD_MAX
             || !descs.all(|desc| pages.push(region, desc.offset, desc.len).is_ok())
         {
-            return (Err(EMSGSIZE), None);
+            return (self.answer(Err(EMSGSIZE)), None);
         }
         let few = pages.count() <= REFERENCES_MAX && packet.descs().len() <= REFERENCES_MAX;
         let notification = if !copied && few {
@@ -143,7 +143,15 @@ impl Output {
         let result = self
             .message
             .send::<Flow, _>(socket, pages, notification.as_ref());
-        (result, notification)
+        (self.answer(result), notification)
+    }
+
+    /// The stack's answer to the message that was sent last.
+    fn answer(&self, result: Result) -> StackAnswer {
+        StackAnswer {
+            result,
+            was_full: result == Err(EAGAIN) && self.message.was_full,
+        }
     }
 
     /// Whether KOPI makes a GSO packet of the datagrams, and how that is segmented.
