@@ -241,9 +241,11 @@ impl<T: Protocol> Registration<T> {
             for kind in KINDS {
                 match Self::fill(kind, number, module) {
                     Ok(()) => (),
-                    // The machine has no IPv6: neither can it make inner sockets of it.
-                    Err(error) if kind.family == bindings::AF_INET6 as i32 => {
-                        pr_info!("no IPv6 ({})\n", error.to_errno());
+                    // The machine has no IPv6 (`ipv6.disable=1`), and gets none before it boots anew.
+                    Err(error)
+                        if kind.family == bindings::AF_INET6 as i32 && error == EAFNOSUPPORT =>
+                    {
+                        pr_info!("no IPv6\n");
                     }
                     Err(error) => return Err(error),
                 }

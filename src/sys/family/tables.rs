@@ -19,7 +19,7 @@ use kernel::{error::to_result, prelude::*};
 /// # Invariants
 ///
 /// `Registration::new` writes the fields before the family is registered. Afterwards they are only
-/// read.
+/// read. It leaves out those of sockets that the machine doesn't have, of which no socket is made.
 #[repr(C)]
 pub(super) struct Operations {
     /// The first field, so that a socket's pointer to it is one to the whole.
@@ -42,6 +42,12 @@ impl Operations {
     /// The family's operations, for a new socket.
     pub(super) fn ops(&self) -> *const bindings::proto_ops {
         self.ops.get().cast()
+    }
+
+    /// Whether they are there: the family is registered.
+    fn is_filled(&self) -> bool {
+        // SAFETY: By the invariants, the pointer isn't written any more.
+        !unsafe { *self.inner.get() }.is_null()
     }
 
     /// The inner family's operations for a socket of ours.
@@ -95,15 +101,20 @@ impl Kind {
         self.type_ == bindings::sock_type_SOCK_STREAM
     }
 
-    /// The kind of a type and a protocol of socket(): `ESOCKTNOSUPPORT`, `EPROTONOSUPPORT`.
+    /// The kind of a type and a protocol of socket(): `ESOCKTNOSUPPORT`, `EPROTONOSUPPORT`; `EAFNOSUPPORT` if the
+    /// machine has no such sockets. The family is registered.
     pub(super) fn of(type_: u32, number: i32) -> Result<&'static Self> {
         let mut of_type = KINDS.iter().filter(|kind| kind.type_ == type_).peekable();
         of_type.peek().ok_or_else(esocktnosupport)?;
         // The first of a type is what 0 means.
-        of_type
+        let kind = of_type
             .find(|kind| number == 0 || kind.number == number)
             .copied()
-            .ok_or_else(eprotonosupport)
+            .ok_or_else(eprotonosupport)?;
+        if !kind.table.is_filled() {
+            return Err(EAFNOSUPPORT);
+        }
+        Ok(kind)
     }
 
     /// Makes an inner socket of the kind.
