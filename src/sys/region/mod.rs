@@ -15,7 +15,7 @@ use crate::{
     },
     sys::{
         bindings,
-        context::might_sleep,
+        context::{fatal_signal_pending, might_sleep},
         locked::LockedPages,
         reaper::{self, SharedRegion},
     },
@@ -96,7 +96,7 @@ impl Region {
     /// current cgroup. Process context.
     ///
     /// `ENOBUFS` if the charge exceeds `RLIMIT_MEMLOCK`; `ENOMEM` if memory is short, or the
-    /// cgroup's limit is reached.
+    /// cgroup's limit is reached; `EINTR` if the process is being killed.
     pub(crate) fn new(count: usize) -> Result<Self> {
         might_sleep();
         // Charges of regions that were closed before may not be returned yet.
@@ -106,6 +106,10 @@ impl Region {
         })?;
         let mut pages = Pages(KVVec::with_capacity(count, GFP_KERNEL_ACCOUNT)?);
         for _ in 0..count {
+            // As vm_area_alloc_pages(): the reserves that the OOM killer opens to its victim are for its end.
+            if fatal_signal_pending() {
+                return Err(EINTR);
+            }
             // SAFETY: The allocation may sleep, and the caller is in process context, as this
             // function requires.
             let page = unsafe { bindings::kopi_alloc_page() };
