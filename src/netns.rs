@@ -160,7 +160,11 @@ impl Net {
         let mut number = flows.last;
         loop {
             number = number.wrapping_add(1);
-            if number != 0 && flows.open.get(number).is_none() {
+            // A channel is known by the number of the flow that made it, which it may outlive.
+            if number != 0
+                && flows.open.get(number).is_none()
+                && self.channels.lock().get(&number).is_none()
+            {
                 break;
             }
         }
@@ -170,6 +174,19 @@ impl Net {
         flows.opened = flows.opened.wrapping_add(1);
         _before = flows.opener.replace(owner);
         Ok(number)
+    }
+
+    /// Takes a channel out. Process context.
+    pub(crate) fn unlist(&self, channel: &Arc<Channel>) {
+        let id = channel.id();
+        let mut channels = self.channels.lock();
+        // It isn't there if there was no memory for its entry.
+        let unlisted = match channels.get(&id) {
+            Some(listed) if Arc::ptr_eq(listed, channel) => channels.remove(&id),
+            _ => None,
+        };
+        drop(channels);
+        drop(unlisted);
     }
 
     /// Takes a flow out, whose counters were these at last. Process context.

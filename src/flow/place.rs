@@ -27,9 +27,20 @@ use kernel::{
 pub(super) struct Place {
     pub(super) channel: Arc<Channel>,
     pub(super) number: u32,
-    /// The flow is another user's than the channel. The channel's user has put it there, and nobody
+    standing: Standing,
+}
+
+/// How a flow came to its channel.
+#[derive(Clone, Copy, PartialEq)]
+enum Standing {
+    /// It made the channel. A channel's id doesn't say so: it is the number of that flow, which another flow may have
+    /// when that one is closed.
+    Maker,
+    /// It is of the channel's user.
+    Member,
+    /// It is another user's than the channel. The channel's user has put it there, and nobody
     /// else uses the rings by its descriptor.
-    is_guest: bool,
+    Guest,
 }
 
 impl Flow {
@@ -40,14 +51,14 @@ impl Flow {
             return Err(EBUSY);
         }
         let channel = Channel::new(geometry, socket.sk().net(), self.id(), current_euid())?;
-        self.enter(socket, channel, false)
+        self.enter(socket, channel, Standing::Maker)
     }
 
     /// The channel, for who uses its rings by this flow's descriptor: `ENOTCONN` without one, and
     /// `EPERM` for other users if the flow is a guest there. Process context.
     pub(super) fn usable_channel(&self) -> Result<&Arc<Channel>> {
         let place = self.place.as_ref().ok_or_else(enotconn)?;
-        if place.is_guest && place.channel.maker_uid() != current_euid() {
+        if place.standing == Standing::Guest && place.channel.maker_uid() != current_euid() {
             return Err(EPERM);
         }
         Ok(&place.channel)
@@ -58,10 +69,19 @@ impl Flow {
     /// and has no part in what a program sends by others.
     pub(super) fn whole_channel(&self) -> Result<&Arc<Channel>> {
         let channel = self.usable_channel()?;
-        if channel.is_tx_only() && channel.id() != self.id() {
+        if channel.is_tx_only() && !self.has_made_channel() {
             return Err(EPERM);
         }
         Ok(channel)
+    }
+
+    /// Whether the flow is on a channel that it has made.
+    pub(super) fn has_made_channel(&self) -> bool {
+        self.standing() == Some(Standing::Maker)
+    }
+
+    fn standing(&self) -> Option<Standing> {
+        self.place.as_ref().map(|place| place.standing)
     }
 
     /// The channel, for a process that has packets of this flow sent, and of no other. The process becomes the
@@ -96,17 +116,17 @@ impl Flow {
             return Err(EXDEV);
         }
         let same_user = socket.sk().same_user(other.sk()) || socket.sk().net_admin();
-        let is_guest = !same_user || flow.is_guest();
+        let is_guest = !same_user || flow.standing() == Some(Standing::Guest);
         if is_guest && !(channel.is_tx_only() && channel.maker_uid() == current_euid()) {
             return Err(EPERM);
         }
         // A channel's user reads what all of its flows receive.
         other.may_receive()?;
-        self.enter(socket, channel.clone(), is_guest)
-    }
-
-    fn is_guest(&self) -> bool {
-        self.place.as_ref().is_some_and(|place| place.is_guest)
+        let standing = match is_guest {
+            true => Standing::Guest,
+            false => Standing::Member,
+        };
+        self.enter(socket, channel.clone(), standing)
     }
 
     /// Keeps the errno of a request for a channel, for those who ask by netlink.
@@ -134,13 +154,13 @@ impl Flow {
 
     /// Puts the flow on a channel: `EBUSY` if it is corked, has another, or if a BPF program in a sockmap has what
     /// it receives.
-    fn enter(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
+    fn enter(&self, socket: &Socket, channel: Arc<Channel>, standing: Standing) -> Result {
         let tx_only = channel.is_tx_only();
         self.corking.enter_channel(tx_only)?;
         let entered = if socket.sk().is_corked() {
             Err(EBUSY)
         } else {
-            self.enter_uncorked(socket, channel, is_guest)
+            self.enter_uncorked(socket, channel, standing)
         };
         if entered.is_err() {
             self.corking.leave_channel();
@@ -148,7 +168,7 @@ impl Flow {
         entered
     }
 
-    fn enter_uncorked(&self, socket: &Socket, channel: Arc<Channel>, is_guest: bool) -> Result {
+    fn enter_uncorked(&self, socket: &Socket, channel: Arc<Channel>, standing: Standing) -> Result {
         socket.may_receive()?;
         let policy = self.policy();
         // Before other processes can send by it.
@@ -164,7 +184,7 @@ impl Flow {
         }
         // A ring sends nothing for the flow before begin_busy() can find the channel.
         self.busy.fetch_add(1, Full);
-        let placed = self.take_place(socket, &channel, is_guest);
+        let placed = self.take_place(socket, &channel, standing);
         self.end_busy();
         if placed.is_err() && !channel.is_tx_only() {
             family::remove_callback::<Flow>(socket);
@@ -174,7 +194,7 @@ impl Flow {
     }
 
     #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
-    fn take_place(&self, socket: &Socket, channel: &Arc<Channel>, is_guest: bool) -> Result {
+    fn take_place(&self, socket: &Socket, channel: &Arc<Channel>, standing: Standing) -> Result {
         // SAFETY: Removed below, or by `release`, which comes before the socket's.
         let number = unsafe { channel.add_flow(socket) }?;
         // Last of what may fail: it stays with a socket that is refused.
@@ -187,7 +207,7 @@ impl Flow {
         let is_first = self.place.populate(Place {
             channel: channel.clone(),
             number,
-            is_guest,
+            standing,
         });
         if !is_first {
             // Another thread was faster.
@@ -200,7 +220,7 @@ impl Flow {
     /// Begins to use the channel on which the flow has a place now.
     fn begin_on(&self, policy: &Policy, socket: &Socket, channel: &Arc<Channel>) -> Result {
         policy.join(channel.user());
-        if channel.id() == self.id() {
+        if self.has_made_channel() {
             // Allocated before the lock is taken.
             match RBTreeNode::new(channel.id(), channel.clone(), GFP_KERNEL_ACCOUNT) {
                 Ok(node) => {

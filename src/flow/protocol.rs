@@ -86,8 +86,7 @@ unsafe impl Protocol for Flow {
         let net = socket.sk().net().state();
         if let Some(place) = self.place.as_ref() {
             if Channel::remove_flow(&place.channel, place.number) == 0 {
-                let unlisted = net.channels.lock().remove(&place.channel.id());
-                drop(unlisted);
+                net.unlist(&place.channel);
             }
         }
         if self.redirected.load(Relaxed) != 0 {
@@ -401,7 +400,7 @@ unsafe impl Protocol for Flow {
 
     fn map(&self, vma: &Vma) -> Result {
         // Of a channel that only sends, others than its maker have no memory, as UDP sockets have none.
-        let is_whole = |channel: &&Arc<Channel>| !channel.is_tx_only() || channel.id() == self.id();
+        let is_whole = |channel: &&Arc<Channel>| !channel.is_tx_only() || self.has_made_channel();
         let channel = self.channel().filter(is_whole).ok_or(ENODEV)?;
         if !self.may_map.are_current() {
             return Err(EACCES);
