@@ -162,9 +162,7 @@ pub(crate) unsafe fn xmit<R: FrameReceiver>(
 ) -> c_int {
     // SAFETY: The caller passes `n` frames. They are the device's once it takes them; if the
     // receiver refuses, it hasn't made any of the iterator's `XdpFrame`s. NAPI has softirqs off. A device gets only
-    // contiguous frames unless it sets NETDEV_XDP_ACT_NDO_XMIT_SG. The receiver drops all frames by
-    // the call with `last`, which comes before the NAPI poll ends. The receiver outlives its
-    // device.
+    // contiguous frames unless it sets NETDEV_XDP_ACT_NDO_XMIT_SG. The receiver outlives its device.
     unsafe {
         let receiver = &*receiver.cast::<R>();
         let frames = slice::from_raw_parts(frames, usize::try_from(n).unwrap_or(0));

@@ -47,8 +47,7 @@ unsafe impl Send for XdpFrame {}
 impl XdpFrame {
     /// # Safety
     ///
-    /// The type's invariants must hold for `frame`. The result must be dropped within the NAPI poll
-    /// that received the frame.
+    /// The type's invariants must hold for `frame`.
     pub(super) unsafe fn from_raw(frame: NonNull<bindings::xdp_frame>) -> Self {
         // INVARIANT: Required of the caller.
         Self(frame)
@@ -104,9 +103,10 @@ impl XdpFrame {
         first.begin_ids(self.bytes());
     }
 
-    /// The id of the NAPI that received it, which SO_BUSY_POLL polls; 0 if the driver doesn't say.
+    /// The id of the NAPI that received it, which SO_BUSY_POLL polls; 0 if the driver doesn't say. Softirqs are off.
     pub(crate) fn napi_id(&self) -> u32 {
-        // SAFETY: The frame is owned, and the poll of its NAPI lasts, as `from_raw` requires.
+        // SAFETY: The frame is owned, so its memory is its page pool's. A NAPI that the pool names is freed after an
+        // RCU grace period, and softirqs are off.
         unsafe { bindings::kopi_xdp_frame_napi_id(self.as_ptr()) }
     }
 
@@ -157,9 +157,10 @@ impl XdpFrame {
 
 impl Drop for XdpFrame {
     fn drop(&mut self) {
-        // SAFETY: This value owns the frame, and the NAPI poll that received it lasts, as
-        // `from_raw` requires.
-        unsafe { bindings::xdp_return_frame_rx_napi(self.as_ptr()) };
+        // The NAPI poll that received it may be over: a program of the devmap's entry can drop the bulk that would end
+        // a poll (bq_xmit_all()). A page pool finds out by itself whether its cache may have the page.
+        // SAFETY: This value owns the frame.
+        unsafe { bindings::xdp_return_frame(self.as_ptr()) };
     }
 }
 
