@@ -254,7 +254,8 @@ impl SocketTable {
         (self.slots, self.free) = (room.slots, room.free);
     }
 
-    /// Removes a socket; its number may be used again.
+    /// Removes a socket; its number may be used again. Without sockets, the table gives its memory back. Process
+    /// context.
     pub(crate) fn remove(&mut self, number: u32) {
         if let Some(slot) = self.slots.get_mut(number as usize) {
             if slot.take().is_some() {
@@ -262,6 +263,11 @@ impl SocketTable {
                 // This can't fail: `insert` ensures room for all numbers.
                 let _ = self.free.push_within_capacity(number);
             }
+        }
+        if self.used == 0 {
+            // Not left to the table's own end, which may come where vfree() must not sleep: in the RCU read-side
+            // section of who frees a channel's last packet.
+            *self = Self::new();
         }
     }
 
