@@ -25,14 +25,11 @@ impl Flow {
     /// Has them redirect the datagrams for one port and no other; 0 for none.
     pub(super) fn redirect(&self, sk: &Sock, port: u16) {
         // Allocated before the lock is taken, which others wait for under RTNL.
-        let room = match port {
-            0 => None,
-            _ => match PortRoom::new() {
-                Ok(room) => Some(room),
-                // Packets come by the stack, as they would without a program.
-                Err(_) => return,
-            },
-        };
+        let room = (port != 0)
+            .then(PortRoom::new)
+            .and_then(core::result::Result::ok);
+        // Without memory, packets come by the stack, as they would without a program; those of the port before, too.
+        let port = if room.is_some() { port } else { 0 };
         // A flow that has changed ports, or is closed, is on the channel that it was on.
         let gro = self.channel().is_some_and(|channel| channel.has_gro());
         let net = sk.net().state();
