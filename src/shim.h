@@ -91,14 +91,6 @@ bool kopi_udp_queues_empty(struct sock *sk);
 bool kopi_skb_is_mapped(const struct sk_buff *skb);
 bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb);
 
-/* What rules want to know of a datagram that waits. */
-struct kopi_first {
-	/* 0 unless it is a GRO packet. */
-	unsigned int gso_size;
-	bool is_mapped;
-};
-
-void kopi_udp_first(struct sock *sk, struct kopi_first *first);
 bool kopi_udp_is_first_stray(struct sock *sk);
 bool kopi_udp_is_queueing(struct sock *sk);
 void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
@@ -573,6 +565,20 @@ struct kopi_timer {
 void kopi_timer_setup(struct kopi_timer *timer, void (*expired)(void *timer));
 void kopi_timer_start(struct kopi_timer *timer, u64 ns);
 void kopi_timer_cancel(struct kopi_timer *timer);
+
+/* shim/read.c */
+/* What rules want to know of a datagram that waits. */
+struct kopi_first {
+	/* Or a sockaddr_in. */
+	struct sockaddr_in6 source;
+	unsigned int len;
+	/* 0 unless it is a GRO packet. */
+	unsigned int gso_size;
+	bool is_mapped;
+};
+
+int kopi_udp_peek(struct sock *sk, struct kopi_first *first);
+int kopi_recv_path_mtu(struct sock *sk, struct msghdr *msg, size_t len);
 
 /* shim/mirror.c */
 bool kopi_try_lock_sock(struct sock *sk);

@@ -156,8 +156,12 @@ enum kopi_receives kopi_sock_receives(const struct sock *sk)
 
 	if (rcu_access_pointer(sk->sk_reuseport_cb))
 		return KOPI_RECEIVES_THIS;
-	/* One may be connected to port 0, and gets what its peer sends from any port. */
-	if (READ_ONCE(sk->sk_state) != TCP_ESTABLISHED &&
+	/*
+	 * One may be connected to port 0, and gets what its peer sends from any port. The peer's address of IPv6 stays
+	 * when a sock is disconnected.
+	 */
+	if (READ_ONCE(sk->sk_state) != TCP_ESTABLISHED && !READ_ONCE(inet_sk(sk)->inet_daddr) &&
+	    (sk->sk_family == AF_INET || ipv6_addr_any(&sk->sk_v6_daddr)) &&
 	    READ_ONCE(udp_hashslot(net->ipv4.udp_table, net, inet_sk(sk)->inet_num)->count) == 1)
 		return KOPI_RECEIVES_ALL;
 	return KOPI_RECEIVES_SAME_ENDS;

@@ -237,6 +237,16 @@ void kopi_sk_set_mark(struct sock *sk, u32 mark)
 }
 
 /*
+ * What __udp_disconnect() (net/ipv4/udp.c, 7.3.4) leaves of a peer of IPv6: the sock would get nothing from others, as
+ * compute_score() (net/ipv6/udp.c) compares it. The sock is locked.
+ */
+static void forget_peer6(struct sock *sk)
+{
+	if (sk->sk_family == AF_INET6)
+		sk->sk_v6_daddr = in6addr_any;
+}
+
+/*
  * Undoes a bind() that has succeeded, for which the kernel has no function: releases the port,
  * and restores the rest.
  */
@@ -246,6 +256,7 @@ void kopi_sk_unbind(struct sock *sk, int device, bool ipv6only)
 	sk->sk_userlocks &= ~(SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK);
 	/* Another thread may have connected it meanwhile. */
 	__udp_disconnect(sk, 0);
+	forget_peer6(sk);
 	WRITE_ONCE(sk->sk_bound_dev_if, device);
 	sk->sk_ipv6only = ipv6only;
 	release_sock(sk);
@@ -275,11 +286,14 @@ bool kopi_sk_ipv6only(const struct sock *sk)
 	return sk->sk_ipv6only;
 }
 
-/* Disconnects it, as connect() to AF_UNSPEC does; it stays bound to its device. */
+/* Disconnects it, as connect() to AF_UNSPEC does, but without a trace of the peer; it stays bound to its device. */
 void kopi_sk_disconnect(struct sock *sk, int device)
 {
-	sk->sk_prot->disconnect(sk, 0);
+	lock_sock(sk);
+	__udp_disconnect(sk, 0);
+	forget_peer6(sk);
 	WRITE_ONCE(sk->sk_bound_dev_if, device);
+	release_sock(sk);
 }
 
 u32 kopi_sk_priority(const struct sock *sk)

@@ -49,22 +49,7 @@ bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb)
 	return skb->skb_iif != (dev ? l3mdev_master_ifindex_rcu(dev) : 0);
 }
 
-/* Of the datagram that recvmsg() has peeked at, which is where readers find it. */
-void kopi_udp_first(struct sock *sk, struct kopi_first *first)
-{
-	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
-	const struct sk_buff *skb;
-
-	spin_lock_bh(&queue->lock);
-	skb = skb_peek(queue);
-	if (skb) {
-		first->gso_size = skb_shinfo(skb)->gso_size;
-		first->is_mapped = kopi_skb_is_mapped(skb);
-	}
-	spin_unlock_bh(&queue->lock);
-}
-
-/* Of the same, at this moment. */
+/* Of the datagram that was peeked at, which is where readers find it, at this moment. */
 bool kopi_udp_is_first_stray(struct sock *sk)
 {
 	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;

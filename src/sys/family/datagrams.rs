@@ -165,10 +165,11 @@ impl<T: Protocol> Registration<T> {
             let protocol = &state.protocol;
             let mut timeout = this.sk().receive_timeout(flags & DONTWAIT != 0);
             loop {
-                let turn = protocol.may_read(this)?;
+                // What the flow has sent comes back there, which rules about what comes in don't stop.
                 if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
                     return Ok(inner(socket, message, len, flags));
                 }
+                let turn = protocol.may_read(this)?;
                 if !protocol.has_queue() {
                     return Err(eopnotsupp());
                 }

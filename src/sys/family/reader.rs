@@ -4,6 +4,7 @@
 
 use super::{
     name::{Name, Unspecified},
+    receive::next_packet,
     turn::{turn_within, ReadTurn},
     Protocol, //
 };
@@ -11,13 +12,13 @@ use crate::{
     pure::{peer::Peer, rule::Received},
     sys::{
         bindings,
-        context::{cond_resched, signal_pending},
+        context::{cond_resched, signal_pending, BottomHalvesOff},
         errno::eopnotsupp,
+        sock::Sock,
         socket::Socket,
     },
 };
-use core::mem::MaybeUninit;
-use kernel::prelude::*;
+use kernel::{error::to_result, prelude::*};
 
 pub(super) const DONTWAIT: c_int = bindings::MSG_DONTWAIT as c_int;
 
@@ -61,6 +62,10 @@ impl<T: Protocol> Reader<'_, T> {
                     // The flow has come to a channel, which takes the queued datagrams.
                     return Err(eopnotsupp());
                 }
+                // SAFETY: Required of the caller.
+                if let Some(got) = unsafe { self.take_notice(message, len) } {
+                    return Ok(got);
+                }
                 let Some((peer, size)) = self.peek()? else {
                     return Ok(EAGAIN.to_errno());
                 };
@@ -77,7 +82,7 @@ impl<T: Protocol> Reader<'_, T> {
                         (self.inner)(self.socket, message, len, flags | DONTWAIT)
                     });
                 }
-                self.discard();
+                self.discard(size.datagrams);
             }
             // Peers may send datagrams that are refused without end.
             if signal_pending() {
@@ -89,50 +94,48 @@ impl<T: Protocol> Reader<'_, T> {
 
     /// The source of the first datagram and its length, or those of a GRO packet; `None` if there is none.
     fn peek(&self) -> Result<Option<(Peer, Received)>> {
-        let mut name = [0u8; size_of::<bindings::sockaddr_in6>()];
-        // SAFETY: Zeroes are a valid msghdr without memory for a name, data or control messages.
-        let mut header: bindings::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-        header.msg_name = name.as_mut_ptr().cast();
-        header.msg_namelen = name.len() as i32;
-        let flags = DONTWAIT | (bindings::MSG_PEEK | bindings::MSG_TRUNC) as i32;
-        // SAFETY: The socket is in use, by the invariants. The name is long enough for both
-        // families.
-        let got = unsafe {
-            if Socket::from_raw(self.socket).sk().peeks_on() {
-                // With SO_PEEK_OFF, the datagram that is peeked at may not be the one that is read.
-                return Err(eopnotsupp());
-            }
-            (self.inner)(self.socket, &mut header, 0, flags)
-        };
-        match u32::try_from(got) {
-            Ok(bytes) => {
-                let peer = Name::parse(&name, Unspecified::Nothing).ok_or(EINVAL)?;
-                let mut first = bindings::kopi_first {
-                    gso_size: 0,
-                    is_mapped: false,
-                };
-                // SAFETY: The socket is in use, by the invariants, and one of UDP.
-                unsafe {
-                    let sk = Socket::from_raw(self.socket).sk().as_ptr();
-                    bindings::kopi_udp_first(sk, &mut first);
-                }
-                let size = Received::new(bytes, first.gso_size, first.is_mapped);
-                Ok(Some((peer, size)))
-            }
-            Err(_) if got == EAGAIN.to_errno() => Ok(None),
-            Err(_) => Err(Error::from_errno(got)),
+        let mut first: bindings::kopi_first = pin_init::zeroed();
+        let sk = self.sk();
+        if sk.peeks_on() {
+            // With SO_PEEK_OFF, the datagram that is peeked at may not be the one that is read.
+            return Err(eopnotsupp());
+        }
+        // SAFETY: The socket is in use, by the invariants, and one of UDP. The turn is held.
+        let error = unsafe { bindings::kopi_udp_peek(sk.as_ptr(), &mut first) };
+        if error == EAGAIN.to_errno() {
+            return Ok(None);
+        }
+        to_result(error)?;
+        let (source, len) = (&raw const first.source, size_of_val(&first.source) as i32);
+        // SAFETY: The source has so many bytes.
+        let source = unsafe { Name::from_raw(source.cast(), len, Unspecified::Nothing) };
+        let peer = source.peer().ok_or(EINVAL)?;
+        let size = Received::new(first.len, first.gso_size, first.is_mapped);
+        Ok(Some((peer, size)))
+    }
+
+    /// Gives a notice about the MTU of a path, if there is one: not a datagram, and not judged.
+    ///
+    /// # Safety
+    ///
+    /// `message` must be a valid argument of the inner operation.
+    unsafe fn take_notice(&self, message: *mut bindings::msghdr, len: usize) -> Option<i32> {
+        // SAFETY: The socket is in use, by the invariants. The caller passes a valid message.
+        let got = unsafe { bindings::kopi_recv_path_mtu(self.sk().as_ptr(), message, len) };
+        (got != EAGAIN.to_errno()).then_some(got)
+    }
+
+    /// Drops the first datagram, or GRO packet, which has so many datagrams.
+    fn discard(&self, datagrams: u64) {
+        let _softirqs = BottomHalvesOff::new();
+        let mut one = 1;
+        if let Some(skb) = next_packet(self.sk(), &mut one) {
+            skb.count_dropped(self.sk(), u32::try_from(datagrams).unwrap_or(u32::MAX));
         }
     }
 
-    /// Removes the first datagram.
-    fn discard(&self) {
-        // SAFETY: Zeroes are a valid msghdr without any memory. The socket is in use, by the
-        // invariants.
-        unsafe {
-            let mut header: bindings::msghdr = MaybeUninit::zeroed().assume_init();
-            // An error that came meanwhile would be lost, and the datagram stay.
-            let sk = Socket::from_raw(self.socket).sk();
-            sk.with_error_saved(|| (self.inner)(self.socket, &mut header, 0, DONTWAIT));
-        }
+    fn sk(&self) -> &Sock {
+        // SAFETY: By the invariants, the socket is in use, so it isn't released meanwhile.
+        unsafe { Socket::from_raw(self.socket) }.sk()
     }
 }
