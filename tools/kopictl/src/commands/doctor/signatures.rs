@@ -20,31 +20,35 @@ const END: &[u8] = b"~Module signature appended~\n";
 /// loaded, that this may be why.
 pub(super) fn demanded(root: &Path, running: &str, is_missing: bool) -> Option<Finding> {
     let why = why(root)?;
+    // One that isn't there, or can't be read, isn't told.
+    let has_signature = |kernel: &str| {
+        let folder = root.join("lib/modules").join(kernel);
+        is_signed(&folder.join("updates/kopi.ko")).ok()
+    };
     let mut kernels = installed(root);
     kernels.insert(running.to_owned());
-    let unsigned: Vec<_> = kernels
-        .into_iter()
-        .filter(|kernel| {
-            let folder = root.join("lib/modules").join(kernel);
-            // One that isn't there, or can't be read, isn't told.
-            is_signed(&folder.join("updates/kopi.ko")).is_ok_and(|is| !is)
-        })
-        .collect();
-    let what = match (&unsigned[..], is_missing) {
+    kernels.retain(|kernel| has_signature(kernel) == Some(false));
+    let unsigned: Vec<_> = kernels.into_iter().collect();
+    let sign = "sign it with a key that mokutil has enrolled, or turn Secure Boot off";
+    let (what, fix) = match (&unsigned[..], is_missing) {
         ([], false) => return None,
-        ([], true) => "that of KOPI's packages isn't".to_owned(),
-        (kernels, _) => format!(
-            "KOPI's has no signature, and a boot can't load it: {}",
-            kernels.join(", ")
+        ([], true) if has_signature(running) == Some(true) => (
+            "KOPI's has a signature, which counts if its key is enrolled".to_owned(),
+            "`mokutil --list-enrolled` must have the key of `modinfo -F signer kopi`",
+        ),
+        ([], true) => ("that of KOPI's packages isn't".to_owned(), sign),
+        (kernels, _) => (
+            format!(
+                "KOPI's has no signature, and a boot can't load it: {}",
+                kernels.join(", ")
+            ),
+            sign,
         ),
     };
     Some(Finding::note(
         "signatures",
         format!("{why}: the kernel loads only signed modules; {what}"),
-        Some(format!(
-            "sign it with a key that mokutil has enrolled, or turn Secure Boot off: {}",
-            guide()
-        )),
+        Some(format!("{fix}: {}", guide())),
     ))
 }
 
@@ -99,6 +103,8 @@ mod tests {
         assert!(text.ends_with("can't load it: 7.3.4"), "{text}");
         file(running, &[&[0; 100], END].concat());
         assert_eq!(told(false), None);
+        assert!(told(true).unwrap().ends_with("if its key is enrolled"));
+        fs::remove_file(root.join(running)).unwrap();
         assert!(told(true).unwrap().ends_with("packages isn't"));
         // The next boot may start another, also one that was told by a parameter.
         file(LOCKDOWN, b"");
