@@ -36,3 +36,19 @@ need() {
 	apt-get update -q >&2
 	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends "$2" >&2
 }
+
+# A path of the checkout, as it is in the sysroot: entered PATH
+entered() { realpath -m "$1" | sed "s|^$top|/kopi|"; }
+
+# QEMU's options, one a line, for a machine with Secure Boot: firmware FOLDER (see packaging/secure-boot). Its disk
+# comes after those before it.
+firmware() {
+	local folder
+	folder=$(entered "$1")
+	# So that only the firmware can write its variables, where the system has but their interface.
+	printf '%s\n' -M q35,smm=on -global driver=cfi.pflash01,property=secure,value=on \
+		-drive "if=pflash,unit=0,format=raw,readonly=on,file=$folder/firmware.fd" \
+		-drive "if=pflash,unit=1,format=raw,file=$folder/variables.fd" \
+		-drive "if=none,id=esp,format=vvfat,read-only=on,dir=$folder/esp" \
+		-device virtio-blk-pci,drive=esp,bootindex=0
+}
