@@ -10,7 +10,7 @@ KVER ?=
 step := qemu/step
 
 .DEFAULT_GOAL := build
-.PHONY: build run test test-all programs suites test-direct test-sendmsg test-peers test-nics test-debug smoke-debug test-kcsan fuzz fuzz-stock coverage soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
+.PHONY: build run test test-all programs suites test-direct test-sendmsg test-peers test-nics test-secure-boot test-debug smoke-debug test-kcsan fuzz fuzz-stock coverage soak build-debug shell module policy bench bench-wall bench-programs bench-check tools python bpf ynl netlink rigs deb sysroot kernel clean help
 
 help:
 	@echo 'make             build module and tools (KERNEL=7.2, KERNEL=all: for other kernels)'
@@ -23,6 +23,7 @@ help:
 	@echo 'make test-sendmsg   the policies, for flows that send by sendmsg()'
 	@echo 'make test-peers  the policies, with sixteen peers in turn'
 	@echo 'make test-nics   what goes by NICs, on other models of them: igb, vmxnet3, e1000e, virtio with four queues'
+	@echo 'make test-secure-boot   the module, signed and unsigned, on a machine with Secure Boot'
 	@echo 'make test-debug  the selftests on a kernel built with KASAN, lockdep, CFI and so on; FILES=NAMES for some'
 	@echo 'make smoke-debug   six of them on it, in minutes'
 	@echo 'make test-kcsan  those with many threads, on a kernel that looks for data races (KCSAN)'
@@ -117,6 +118,10 @@ test-sendmsg: build bpf
 test-peers: build bpf
 	@for attached in '' 1; do \
 		qemu/vm --timeout 3600 -- env PEERS=16 DIRECT=$$attached selftests/run $(POLICIES) || exit 1; done
+
+# By the newest kernel; the way of docs/admin.md.
+test-secure-boot: build
+	@packaging/secure-boot
 
 test: build bpf ynl
 	@$(step) rigs-build qemu/build rigs $$(qemu/kernel $(KERNEL) | tail -1)
