@@ -142,9 +142,10 @@ fn is_lent_to_root(euid: u32, sk: &Sock) -> bool {
 /// Whether the current process is a set-user-ID program, say, that a process of this user and group may
 /// have started, and given a socket to: it doesn't own the socket, for the same reason. Process context.
 ///
-/// Any process can say that it is such a program (PR_SET_MM_MAP). So those are believed that gain nothing:
-/// root, and who has that user's ids in truth, unless that process had capabilities, too; and of these only who has
-/// ids besides that the user hasn't, since another program of his would gain what rules allow to the one before.
+/// Any process can pretend to be such a program (PR_SET_MM_MAP). So the pretence must gain nothing. It is accepted from
+/// root. It is also accepted from a process whose real ids are those of the socket's owner, if that owner had no
+/// capabilities and the process has other ids besides. Without other ids, another program of the same user would gain
+/// what rules allow to the first one.
 fn was_started_by(ids: (u32, u32), had_capabilities: bool) -> bool {
     let are_own = || (context::current_uid(), context::current_gid()) == ids;
     let gains_nothing = || are_own() && !had_capabilities && context::has_other_ids();

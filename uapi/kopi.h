@@ -153,7 +153,8 @@ struct kopi_layout {
  * Flags of a ring, in shared memory. The kernel writes those of TX and FILL,
  * the program those of RX and COMPLETION.
  *
- * TX, FILL: set while the kernel reads the ring only when the doorbell rings.
+ * TX: set while the kernel reads the ring only when the doorbell rings.
+ * FILL: always clear, since the kernel reads the ring when a packet arrives.
  * RX, COMPLETION: set while the program wants to be woken for a new entry; it is
  * set when the channel is made. A program that polls the ring may clear it.
  * Before such a program sleeps, it must set it, and then check the ring again.

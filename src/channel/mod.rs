@@ -62,11 +62,11 @@ use stall::STALL_NONE;
 #[pin_data]
 pub(crate) struct Channel {
     charge: Charge,
-    /// The number of the flow that made it.
+    /// The id of the flow that made it.
     id: u32,
     /// The user, as a number of the initial user namespace, whose process made it.
     maker_uid: u32,
-    /// The process that uses it, which thereby owns all of its flows.
+    /// The process that used it last. It owns those of its flows that no other process has used since.
     user: Arc<ChannelUser>,
     geometry: Geometry,
     region: Arc<SharedRegion>,
@@ -121,7 +121,7 @@ impl_list_item! {
 }
 
 impl Channel {
-    /// Makes a channel on behalf of a flow of that number, whose owner has that user: `EMFILE` over a limit of
+    /// Makes a channel on behalf of a flow of that id, whose owner has that user: `EMFILE` over a limit of
     /// channels, `ENOBUFS` over one of frames or RLIMIT_MEMLOCK, `ENOMEM`. Process context.
     pub(crate) fn new(
         geometry: Geometry,
@@ -191,7 +191,7 @@ impl Channel {
         }
     }
 
-    /// The number of the flow that made it, in its network namespace.
+    /// The id of the flow that made it, in its network namespace.
     pub(crate) fn id(&self) -> u32 {
         self.id
     }

@@ -224,7 +224,7 @@ fn set_cpu(packet: &TakenSkb, cpu: u32, rcu: &rcu::Guard) {
     }
 }
 
-/// Ends what the sock of a batch's first frame is charged for frames of others.
+/// Reduces the charge of the first frame's sock by the bytes that other socks are charged for, too.
 fn end_surplus(packet: &mut TakenSkb, rcu: &rcu::Guard) {
     packet.end_surplus(|packet, surplus| {
         // Before the sock's charge: so the flow is never taken to be alone while it isn't.
@@ -235,7 +235,7 @@ fn end_surplus(packet: &mut TakenSkb, rcu: &rcu::Guard) {
     });
 }
 
-/// What flows are charged for a packet counts no more as what the direct path has of them.
+/// Subtracts a packet from what the direct path holds of its flows.
 fn end_charges(packet: &TakenSkb, rcu: &rcu::Guard) {
     for part in packet.parts::<Flow>(rcu) {
         part.flow.direct.charge.fetch_sub(part.charge, Relaxed);

@@ -234,8 +234,8 @@ impl Engine {
         now: u64,
     ) -> Visit {
         if sender.sockets.len() == 0 || !channel.user().is_running() {
-            // No room will come any more, or nobody is there to act for; and room that came once would bring the
-            // channel back.
+            // Either no flow is left, or the channel's process has ended. `got_room` is cleared, because it would bring
+            // the channel back to an engine.
             channel.forget_room();
             channel.set_polled(sender, false);
             return Visit::Over;
@@ -343,7 +343,7 @@ impl Engine {
         }
     }
 
-    /// Gives up a channel, which is not polled any more. What is left in its ring, its program rings for.
+    /// Gives up a channel, which is not polled any more. Its program rings the doorbell for what is left in the ring.
     fn give_up(&self, channel: ListArc<Channel>) {
         let channel = channel.into_arc();
         self.channels.fetch_sub(1, Relaxed);

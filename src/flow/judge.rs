@@ -88,8 +88,8 @@ impl Flow {
     /// Has the rules decide about datagrams of a ring. Where another process has made calls on the flow since,
     /// and owns it, they must let them pass for the ring's user, too. Any context but hard interrupts.
     pub(crate) fn decide_in_ring(&self, policy: &Policy, sk: &Sock, traffic: &Traffic) -> Outcome {
-        // Who receives by a ring makes no call: what it is allowed to receive it is now. Without memory it gets
-        // nothing.
+        // A process that receives by a ring makes no call, so its ids are read again for each packet. If memory is
+        // short, the packet is refused.
         let receiver = self
             .channel()
             .filter(|_| traffic.direction == Direction::In);

@@ -36,10 +36,10 @@ enum Standing {
     /// It made the channel. A channel's id doesn't say so: it is the number of that flow, which another flow may have
     /// when that one is closed.
     Maker,
-    /// It is of the channel's user.
+    /// It is of the user who made the channel.
     Member,
-    /// It is another user's than the channel. The channel's user has put it there, and nobody
-    /// else uses the rings by its descriptor.
+    /// It belongs to another user than the channel. A process of the user who made the channel has put it there, and
+    /// nobody else uses the rings by its file descriptor.
     Guest,
 }
 
@@ -54,7 +54,7 @@ impl Flow {
         self.enter(socket, channel, Standing::Maker)
     }
 
-    /// The channel, for who uses its rings by this flow's descriptor: `ENOTCONN` without one, and
+    /// The channel, for a process that uses its rings by this flow's file descriptor: `ENOTCONN` without one, and
     /// `EPERM` for other users if the flow is a guest there. Process context.
     pub(super) fn usable_channel(&self) -> Result<&Arc<Channel>> {
         let place = self.place.as_ref().ok_or_else(enotconn)?;
@@ -65,8 +65,8 @@ impl Flow {
     }
 
     /// The channel, for a process that maps the rings, or has everything sent that is in them. Of a channel that
-    /// only sends, `EPERM` unless this flow made it. Whoever is passed the descriptor of a socket may use that socket,
-    /// and has no part in what a program sends by others.
+    /// only sends, `EPERM` unless this flow made it. A process that was passed the socket's file descriptor may use
+    /// that socket, but has no part in what the program sends by others.
     pub(super) fn whole_channel(&self) -> Result<&Arc<Channel>> {
         let channel = self.usable_channel()?;
         if channel.is_tx_only() && !self.has_made_channel() {

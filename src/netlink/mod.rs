@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The operations of `uapi/kopi.yaml`, by which administrators show and change things.
+//! The operations of `uapi/kopi.yaml`: they show flows, channels and rules, and change rules, engines and attached
+//! devices.
 //!
 //! `family.c` and `family.h` are made from that file (`qemu/netlink`); they check requests, and
 //! name the functions that are defined here.

@@ -105,7 +105,8 @@ impl Policy {
         Ok(self.with_state(|state| state.reading.get_or_insert(new).clone()))
     }
 
-    /// The flow joins a channel, whose user owns it from now on. Process context.
+    /// Puts the flow on a channel: the more recent of its own owner and the channel's is its owner from now on.
+    /// Process context.
     pub(crate) fn join(&self, user: &Arc<ChannelUser>) {
         let latest = user.latest();
         let before = self.with_state(|state| {

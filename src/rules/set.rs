@@ -134,7 +134,8 @@ impl Rule {
 }
 
 /// Rules among which one that stays is looked for: one that has moved further, by lines that were taken
-/// out before it, is made anew. Who replaces a set holds generic netlink's `cb_lock`, for reading.
+/// out before it, is made anew. The request that replaces a set holds generic netlink's `cb_lock`, for
+/// reading.
 const LOOK_AHEAD: usize = 64;
 
 /// The rules of a set that another one replaces. Those that the new one has, too, go on counting.

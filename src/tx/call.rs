@@ -21,7 +21,7 @@ pub(super) enum Withheld {
 }
 
 struct Sending {
-    /// The flow whose descriptor rang.
+    /// The flow by whose file descriptor the process rang.
     flow: u32,
     /// A packet has failed: the rest isn't sent.
     failed: bool,

@@ -105,8 +105,8 @@ impl Channel {
     /// Takes what is in the TX ring, as far as it can be sent now; gives the number of descriptors.
     ///
     /// `EPROTO` when the ring's index makes no sense, `ENOMEM`. Process context.
-    /// With BELL_SEND, `bell_send` is the number of the flow whose descriptor rang. On a channel that only sends,
-    /// whoever has that descriptor may: the other flows aren't the caller's then.
+    /// With BELL_SEND, `bell_send` is the number of the flow by whose file descriptor the process rang. On a channel
+    /// that only sends, any process that has this file descriptor may ring; the other flows aren't the caller's then.
     pub(crate) fn transmit(this: &Arc<Self>, bell_send: Option<u32>) -> Result<u32> {
         if bell_send.is_none() || !this.is_tx_only() {
             this.user().record_current()?;
@@ -135,7 +135,7 @@ impl Channel {
             }
             drop(sender);
             if count == 0 {
-                // Who wants the sender hasn't run so far, and may have a lower priority than this.
+                // The task that wants the sender hasn't run yet, and may have a lower priority than this one.
                 fsleep(Delta::from_micros(WANTED_SLEEP_US));
             }
         }
@@ -212,9 +212,9 @@ impl Sender {
         self.sockets.get(self.ring.peek(0).flow)
     }
 
-    /// Takes of the descriptors that [`Self::waiting`] counted what can be sent now, as long as
-    /// `go_on` returns true. That gets the number of descriptors, and bytes of payload, that were
-    /// taken last. Gives the number of all. Process context.
+    /// Sends what can be sent now of the `available` descriptors, which [`Self::waiting`] counted, while `go_on`
+    /// returns true. `go_on` gets the descriptors and payload bytes of each step. Returns the number of descriptors
+    /// taken. Process context.
     pub(crate) fn take(
         &mut self,
         channel: &Arc<Channel>,
@@ -305,8 +305,7 @@ impl Sender {
             return self.complete_invalid(channel, Bad::Chain);
         }
         if self.call.is_under_way() && self.begins_with_another() {
-            // That packet is neither the caller's to send, nor to complete. take() has forgotten a sender that waited
-            // for its room.
+            // The caller may neither send nor complete that packet. take() has cleared a stall, so writers are woken.
             channel.wake_writers();
             return Progress::Stop;
         }

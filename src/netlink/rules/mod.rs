@@ -82,9 +82,9 @@ fn put_rules(rules: &mut KVVec<Arc<Rule>>, from: impl Iterator<Item = Arc<Rule>>
     Ok(())
 }
 
-/// The right to change the rules, or `EBUSY`: a request that waited for it would hold up
-/// generic netlink. All requests have its `cb_lock` for reading: who adds a family waits for that, and later
-/// requests of all families wait behind him.
+/// The right to change the rules, or `EBUSY`. A request doesn't wait for it: all requests hold generic netlink's
+/// `cb_lock` for reading. A task that registers a family waits for that lock, and all later requests wait behind that
+/// task.
 fn changing<'a>(request: &Request<'_>, net: &'a Net) -> Result<MutexGuard<'a, ()>> {
     net.changing
         .try_lock()

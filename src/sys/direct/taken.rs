@@ -105,7 +105,7 @@ pub(crate) enum XmitResult {
     Failed,
 }
 
-/// What an open flow has of a packet.
+/// The part of a packet that belongs to one open flow.
 pub(crate) struct Part<'s, 'a, T> {
     /// The parts of a packet are numbered; those of flows that were closed keep their numbers.
     pub(crate) number: usize,
@@ -154,8 +154,8 @@ impl TakenSkb {
         unsafe { &mut *cb_of(self.as_ptr()) }
     }
 
-    /// What flows have of it that are still open: a batch may be of several ones, and each of them may come
-    /// several times.
+    /// The parts of it that belong to open flows. A batch can have parts of several flows, and several parts of one
+    /// flow.
     pub(crate) fn parts<'s, 'a: 's, T: Protocol>(
         &'s self,
         _rcu: &'a rcu::Guard,
@@ -189,7 +189,7 @@ impl TakenSkb {
         unsafe { bindings::kopi_skb_truesize(self.as_ptr()) }
     }
 
-    /// What the sock of its skb is charged for frames of other socks, which are charged for these, too.
+    /// Bytes that the skb's sock is charged for frames of other socks. Those socks are charged for them as well.
     fn surplus(&self) -> u32 {
         let others = self.other_charges().iter();
         let others = others.fold(0u32, |sum, charge| sum.saturating_add(charge.bytes));
