@@ -155,7 +155,7 @@ fn was_started_by(ids: (u32, u32), had_capabilities: bool) -> bool {
 /// The process that used a channel last, by its doorbell or by mapping it. Of a channel that only sends, a doorbell
 /// with BELL_SEND is about one flow, and doesn't count.
 #[pin_data]
-pub(crate) struct ChannelUser {
+pub(crate) struct ChannelOwner {
     #[pin]
     latest: SpinLockBh<Option<Owner>>,
     /// The age of `latest`; 0 without one.
@@ -164,12 +164,12 @@ pub(crate) struct ChannelUser {
     outdated: Atomic<bool>,
 }
 
-impl ChannelUser {
+impl ChannelOwner {
     /// No user yet. Process context.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
-                latest <- SpinLockBh::new(new_spinlock!(None, "kopi::ChannelUser::latest")),
+                latest <- SpinLockBh::new(new_spinlock!(None, "kopi::ChannelOwner::latest")),
                 age: Atomic::new(0),
                 outdated: Atomic::new(false),
             }),

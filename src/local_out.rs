@@ -22,7 +22,7 @@ impl LocalOut for Flow {
         judge(packet, edquot, |sent| {
             // The first hop of a source route must not be denied. The packet counts for its final
             // peer.
-            if via != to && self.deny_hop(sk, via, sent) {
+            if via != to && self.is_hop_denied(sk, via, sent) {
                 return Outcome::Denied;
             }
             sent.counted_before =

@@ -14,7 +14,7 @@ use crate::sys::{
     context::{cond_resched, now},
     monitor::Devices,
     pernet::{self, Namespace, NetRef},
-    socket::{Socket, SocketMap, SocketRoom}, //
+    socket::{Socket, SocketMap, SocketReservation}, //
 };
 use kernel::{
     new_mutex,
@@ -153,7 +153,7 @@ impl Net {
     /// [`Net::close`] must be called before the socket is released.
     #[expect(unsafe_code, reason = "a list of sockets trusts its owner")]
     pub(crate) unsafe fn open(&self, socket: &Socket, owner: Owner) -> Result<u32> {
-        let room = SocketRoom::new()?;
+        let room = SocketReservation::new()?;
         // Dropped out of the lock.
         let _before;
         let mut flows = self.flows.lock();

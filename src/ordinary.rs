@@ -253,7 +253,7 @@ fn judge_unknown(sk: &Sock, port: u16, direction: Direction, peer: &Peer) -> Out
         return Outcome::Pass;
     }
     match net_of(sk.net()) {
-        Some(net) if !rules::deny_process(&net.policy, None, sk, port, direction, peer) => {
+        Some(net) if !rules::is_denied_to_process(&net.policy, None, sk, port, direction, peer) => {
             Outcome::Pass
         }
         _ => Outcome::Denied,

@@ -89,9 +89,9 @@ unsigned int kopi_sk_wmem_alloc(const struct sock *sk);
 /* shim/udp.c */
 bool kopi_udp_queues_empty(struct sock *sk);
 bool kopi_skb_is_mapped(const struct sk_buff *skb);
-bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb);
+bool kopi_udp_is_of_old_end(const struct sock *sk, const struct sk_buff *skb);
 
-bool kopi_udp_is_first_stray(struct sock *sk);
+bool kopi_udp_is_first_of_old_end(struct sock *sk);
 bool kopi_udp_is_queueing(struct sock *sk);
 void kopi_udp_inc_stats(const struct sock *sk, const struct dst_entry *dst, int field);
 void kopi_udp_count_received(struct sock *sk, const struct sk_buff *skb);

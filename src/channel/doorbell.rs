@@ -135,7 +135,7 @@ impl Channel {
 
     /// Wakes those that wait for completions if the program has to ring before any comes: no engine polls the TX ring
     /// any more. Any context.
-    pub(crate) fn wake_for_rest(&self) {
+    pub(crate) fn wake_if_must_ring(&self) {
         if self.must_ring() {
             self.wait.wake(POLL_OUT | POLL_WRBAND);
         }

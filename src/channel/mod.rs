@@ -16,7 +16,7 @@ mod stall;
 mod stats;
 
 use crate::counter::Counter;
-use crate::identity::ChannelUser;
+use crate::identity::ChannelOwner;
 use crate::limits::Charge;
 use crate::pure::{
     abi::{self, Desc, Layout},
@@ -32,8 +32,8 @@ use crate::sys::{
     pernet::NetRef,
     reaper::SharedRegion,
     region::{Region, RegionRing, Vma},
-    socket::{Socket, TableRoom},
-    wait::{self, RoomEntry, WaitQueue}, //
+    socket::{Socket, TableReservation},
+    wait::{self, WaitQueue, WriteSpaceEntry}, //
 };
 use crate::tx::{Sender, SenderCounters};
 use completions::Completions;
@@ -67,7 +67,7 @@ pub(crate) struct Channel {
     /// The user, as a number of the initial user namespace, whose process made it.
     maker_uid: u32,
     /// The process that used it last. It owns those of its flows that no other process has used since.
-    user: Arc<ChannelUser>,
+    owner: Arc<ChannelOwner>,
     geometry: Geometry,
     region: Arc<SharedRegion>,
     #[pin]
@@ -90,7 +90,7 @@ pub(crate) struct Channel {
     stall: Atomic<u32>,
     /// With `STALL_FLOW`, if a send buffer is full: the notification of room; used under `sender`.
     #[pin]
-    room_entry: RoomEntry<Self>,
+    room_entry: WriteSpaceEntry<Self>,
     /// With `STALL_COMPLETION`: the room that the next packet needs. With `STALL_CHAIN`: the index up to which the TX
     /// ring was read.
     needed: Atomic<u32>,
@@ -147,13 +147,13 @@ impl Channel {
             SharedRegion::producer(&region, &layout.rx)?,
         )?;
         let completions = Completions::new(SharedRegion::producer(&region, &layout.completion)?);
-        let user = ChannelUser::new()?;
+        let owner = ChannelOwner::new()?;
         Arc::pin_init(
             pin_init!(Self {
                 charge,
                 id,
                 maker_uid,
-                user,
+                owner,
                 geometry,
                 region,
                 sender <- new_mutex!(sender, "kopi::Channel::sender"),
@@ -167,7 +167,7 @@ impl Channel {
                 ),
                 wait <- WaitQueue::new(),
                 stall: Atomic::new(STALL_NONE),
-                room_entry <- RoomEntry::new(),
+                room_entry <- WriteSpaceEntry::new(),
                 needed: Atomic::new(0),
                 dropping: Atomic::new(0),
                 got_room: Atomic::new(false),
@@ -206,9 +206,9 @@ impl Channel {
         self.charge.user()
     }
 
-    /// The process that uses it.
-    pub(crate) fn user(&self) -> &Arc<ChannelUser> {
-        &self.user
+    /// The process that used it last.
+    pub(crate) fn owner(&self) -> &Arc<ChannelOwner> {
+        &self.owner
     }
 
     pub(crate) fn geometry(&self) -> &Geometry {
@@ -272,7 +272,7 @@ impl Channel {
             }
             let size = sender.sockets.next_size();
             drop(sender);
-            let room = TableRoom::new(size)?;
+            let room = TableReservation::new(size)?;
             self.sender.lock().sockets.grow(room);
         }
     }
@@ -315,7 +315,7 @@ impl Channel {
         this.room_entry.leave();
         if this.is_stalled_by_flow() {
             // The other flows are tried anew.
-            <Self as wait::RoomWaiter>::on_write_space(this);
+            <Self as wait::WriteSpaceWaiter>::on_write_space(this);
         }
         sender.forget_flows();
         let left = sender.sockets.len();
@@ -326,7 +326,7 @@ impl Channel {
     /// Maps the region into the current process. Programs that only send may not know that they do: so
     /// no child of theirs reads and changes by that what they send.
     pub(crate) fn map(this: &Arc<Self>, vma: &Vma) -> Result {
-        this.user.record_current()?;
+        this.owner.record_current()?;
         this.region.map(vma, this.clone(), !this.is_tx_only())
     }
 

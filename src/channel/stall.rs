@@ -30,7 +30,7 @@ impl Channel {
         }
     }
 
-    /// Whether sending goes on when [`wait::RoomWaiter::on_write_space`] is called.
+    /// Whether sending goes on when [`wait::WriteSpaceWaiter::on_write_space`] is called.
     pub(crate) fn is_stalled_by_flow(&self) -> bool {
         self.stall.load(Relaxed) == STALL_FLOW
     }
@@ -47,7 +47,7 @@ impl Channel {
     }
 
     /// Begins to note whether a full send buffer got room.
-    pub(crate) fn forget_room(&self) {
+    pub(crate) fn clear_got_room(&self) {
         // Full order: room that comes before lets sending go on, which is tried after this.
         self.got_room.xchg(false, Full);
     }
@@ -79,7 +79,7 @@ impl Channel {
     }
 
     /// The sender, which calls this, stops while `is_busy` is true, until
-    /// [`wait::RoomWaiter::on_write_space`] is called; says whether it does.
+    /// [`wait::WriteSpaceWaiter::on_write_space`] is called; says whether it does.
     pub(crate) fn stall_while(&self, is_busy: impl FnOnce() -> bool) -> bool {
         // Full order: either this sees that the flow is busy no more, or end_busy() sees the stall.
         self.stall.xchg(STALL_FLOW, Full);
@@ -97,14 +97,14 @@ impl Channel {
     }
 }
 
-impl wait::RoomWaiter for Channel {
+impl wait::WriteSpaceWaiter for Channel {
     /// The send buffer has room for which [`Channel::stall_buffer`] stopped. Any context but hard
     /// interrupts.
     fn on_write_space(this: &Arc<Self>) {
         this.stall.store(STALL_NONE, Relaxed);
         this.got_room.store(true, Relaxed);
         if !engine::kick(this) {
-            this.wake_for_rest();
+            this.wake_if_must_ring();
         }
         this.wake_writers();
     }

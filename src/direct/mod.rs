@@ -31,7 +31,7 @@ pub(crate) use attach::{attach, detach, each, AttachError, Attached, Attaching};
 pub(crate) use device::AttachedDevice;
 pub(crate) use flow::Direct;
 pub(crate) use path::TxPath;
-pub(crate) use redirected_ports::{PortRoom, RedirectedPorts};
+pub(crate) use redirected_ports::{PortReservation, RedirectedPorts};
 pub(crate) use sender::DatagramSender;
 
 /// Maximum number of attached devices, in all network namespaces together.

@@ -12,7 +12,7 @@
 use super::counters::Counters;
 use super::gro_table::{Coalesced, GroTable};
 use super::receive_datagrams::{DatagramReceiver, Kept};
-use super::redirected_ports::{ProgramRoom, RedirectedPorts};
+use super::redirected_ports::{PortMapReservation, RedirectedPorts};
 use crate::pure::{
     gro::{ends, ip_version},
     ip::IpVersion, //
@@ -203,13 +203,13 @@ impl redirect_device::FrameReceiver for RedirectReceiver {
         if self.device.strips_vlans() {
             return Ok(());
         }
-        let room = ProgramRoom::new()?;
-        self.with_redirected_ports(|ports| ports.add_program(&self.port_map, room))
+        let room = PortMapReservation::new()?;
+        self.with_redirected_ports(|ports| ports.add_port_map(&self.port_map, room))
     }
 
     /// Makes the program redirect nothing. Under RTNL.
     fn close(&self) {
-        self.with_redirected_ports(|ports| ports.remove_program(&self.port_map));
+        self.with_redirected_ports(|ports| ports.remove_port_map(&self.port_map));
     }
 
     /// Takes no frames if this CPU is already within this function, or has no memory for its table.

@@ -23,23 +23,23 @@ struct PortFlows {
 pub(crate) struct RedirectedPorts {
     ports: RBTree<u16, PortFlows>,
     /// The port maps of the devices whose redirect devices take frames.
-    programs: KVec<Arc<PinnedPortMap>>,
+    port_maps: KVec<Arc<PinnedPortMap>>,
 }
 
 /// Memory for another port, which is allocated before the lock is taken.
-pub(crate) struct PortRoom(RBTreeNodeReservation<u16, PortFlows>);
+pub(crate) struct PortReservation(RBTreeNodeReservation<u16, PortFlows>);
 
-impl PortRoom {
+impl PortReservation {
     /// `ENOMEM`. Process context.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?))
     }
 }
 
-/// Memory for the programs of all devices, which is allocated before the lock is taken.
-pub(crate) struct ProgramRoom(KVec<Arc<PinnedPortMap>>);
+/// Memory for the port maps of all devices, which is allocated before the lock is taken.
+pub(crate) struct PortMapReservation(KVec<Arc<PinnedPortMap>>);
 
-impl ProgramRoom {
+impl PortMapReservation {
     /// `ENOMEM`. Process context.
     pub(crate) fn new() -> Result<Self> {
         let room = KVec::with_capacity(ATTACHED_MAX, GFP_KERNEL_ACCOUNT)?;
@@ -48,24 +48,24 @@ impl ProgramRoom {
 }
 
 impl RedirectedPorts {
-    /// No ports, and no programs.
+    /// No ports, and no port maps.
     pub(crate) fn new() -> Self {
         Self {
             ports: RBTree::new(),
-            programs: KVec::new(),
+            port_maps: KVec::new(),
         }
     }
 
     /// Tells all port maps about a port.
     fn update(&self, port: u16, flows: PortFlows) {
-        for program in &self.programs {
-            program.set(port, flows.all > 0, flows.gro > 0);
+        for port_map in &self.port_maps {
+            port_map.set(port, flows.all > 0, flows.gro > 0);
         }
     }
 
     /// Adds a flow to a port, which asked for GRO packets or not. The port is redirected from its
     /// first flow on.
-    pub(crate) fn add(&mut self, port: u16, gro: bool, room: PortRoom) {
+    pub(crate) fn add(&mut self, port: u16, gro: bool, reservation: PortReservation) {
         let flows = match self.ports.get_mut(&port) {
             Some(flows) => {
                 flows.all = flows.all.saturating_add(1);
@@ -77,7 +77,7 @@ impl RedirectedPorts {
                     all: 1,
                     gro: u32::from(gro),
                 };
-                self.ports.insert(room.0.into_node(port, flows));
+                self.ports.insert(reservation.0.into_node(port, flows));
                 flows
             }
         };
@@ -99,31 +99,31 @@ impl RedirectedPorts {
     }
 
     /// Makes a program redirect these ports, and the ports that are added later: `ENOMEM` if there
-    /// are more programs than devices can be attached.
-    pub(crate) fn add_program(
+    /// are more port maps than devices can be attached.
+    pub(crate) fn add_port_map(
         &mut self,
-        program: &Arc<PinnedPortMap>,
-        room: ProgramRoom,
+        port_map: &Arc<PinnedPortMap>,
+        reservation: PortMapReservation,
     ) -> Result {
-        let mut programs = room.0;
-        for each in &self.programs {
-            programs
+        let mut port_maps = reservation.0;
+        for each in &self.port_maps {
+            port_maps
                 .push_within_capacity(each.clone())
                 .map_err(|_| ENOMEM)?;
         }
-        programs
-            .push_within_capacity(program.clone())
+        port_maps
+            .push_within_capacity(port_map.clone())
             .map_err(|_| ENOMEM)?;
-        self.programs = programs;
+        self.port_maps = port_maps;
         for (port, flows) in &self.ports {
-            program.set(*port, true, flows.gro > 0);
+            port_map.set(*port, true, flows.gro > 0);
         }
         Ok(())
     }
 
     /// Makes a program redirect nothing.
-    pub(crate) fn remove_program(&mut self, program: &Arc<PinnedPortMap>) {
-        self.programs.retain(|each| !Arc::ptr_eq(each, program));
-        program.clear();
+    pub(crate) fn remove_port_map(&mut self, port_map: &Arc<PinnedPortMap>) {
+        self.port_maps.retain(|each| !Arc::ptr_eq(each, port_map));
+        port_map.clear();
     }
 }

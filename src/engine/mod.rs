@@ -233,10 +233,10 @@ impl Engine {
         sender: &mut Sender,
         now: u64,
     ) -> Visit {
-        if sender.sockets.len() == 0 || !channel.user().is_running() {
+        if sender.sockets.len() == 0 || !channel.owner().is_running() {
             // Either no flow is left, or the channel's process has ended. `got_room` is cleared, because it would bring
             // the channel back to an engine.
-            channel.forget_room();
+            channel.clear_got_room();
             channel.set_polled(sender, false);
             return Visit::Over;
         }
@@ -259,7 +259,7 @@ impl Engine {
             }
             Visit::Nothing | Visit::Over => {}
         }
-        channel.forget_room();
+        channel.clear_got_room();
         channel.set_polled(sender, false);
         // What was written before the program could see that is still this engine's to send.
         let last = self.serve(channel, sender, || self.is_over(thread));
@@ -278,7 +278,7 @@ impl Engine {
         sender: &mut Sender,
         is_over: impl Fn() -> bool,
     ) -> Visit {
-        if !channel.user().is_running() {
+        if !channel.owner().is_running() {
             // There is no user to act for, until a process rings.
             return Visit::Over;
         }
@@ -311,10 +311,10 @@ impl Engine {
     ) -> Visit {
         // After the ring was read, which isn't read again: its writer had these credentials, then
         // or later.
-        let Some(credentials) = channel.user().credentials() else {
+        let Some(credentials) = channel.owner().credentials() else {
             return Visit::Over;
         };
-        if channel.user().restamp().is_err() {
+        if channel.owner().restamp().is_err() {
             return Visit::Nothing;
         }
         let mut deficit = sender.schedule.deficit;
@@ -351,7 +351,7 @@ impl Engine {
         // it is seen here that there is room.
         smp_mb();
         if !(channel.got_room() && kick(&channel)) {
-            channel.wake_for_rest();
+            channel.wake_if_must_ring();
         }
     }
 }

@@ -8,7 +8,7 @@
 //! engine would wait with it, and with the engine all that others send by it.
 
 use super::Flow;
-use crate::sys::wait::RoomWaiter;
+use crate::sys::wait::WriteSpaceWaiter;
 use kernel::sync::atomic::ordering::{Full, Relaxed};
 
 impl Flow {
@@ -44,7 +44,7 @@ impl Flow {
             .channel()
             .filter(|channel| channel.is_stalled_by_flow())
         {
-            RoomWaiter::on_write_space(channel);
+            WriteSpaceWaiter::on_write_space(channel);
         }
     }
 }

@@ -93,11 +93,11 @@ impl Flow {
         let receiver = self
             .channel()
             .filter(|_| traffic.direction == Direction::In);
-        if receiver.is_some_and(|channel| channel.user().update_ids().is_err()) {
+        if receiver.is_some_and(|channel| channel.owner().update_ids().is_err()) {
             return Outcome::TooFast;
         }
         self.decide(policy, sk, traffic)
-            .unless(|| policy.deny_user(sk, traffic.direction, &traffic.peer))
+            .unless(|| policy.is_denied_to_channel_owner(sk, traffic.direction, &traffic.peer))
     }
 
     /// Has the rules decide about datagrams of a call, which gives the error itself. Any context but hard
@@ -153,7 +153,7 @@ impl Flow {
 
     /// Counts a packet as denied if the rules deny the first hop of its source route; says whether they do. Any
     /// context but hard interrupts.
-    pub(crate) fn deny_hop(&self, sk: &Sock, hop: Peer, sent: &OutPacket) -> bool {
+    pub(crate) fn is_hop_denied(&self, sk: &Sock, hop: Peer, sent: &OutPacket) -> bool {
         let Some(policy) = self.policy_in_force() else {
             return false;
         };

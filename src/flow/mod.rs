@@ -92,8 +92,8 @@ impl Flow {
     /// Whether rules can't judge a datagram that comes, which is refused then: one by IPv6 from an address that
     /// stands for an IPv4 host, or one that came to a port or device that the flow had before. Any context.
     #[inline]
-    pub(crate) fn cant_judge(&self, is_mapped: bool, is_stray: impl FnOnce() -> bool) -> bool {
-        is_mapped || self.moved.load(Relaxed) && is_stray()
+    pub(crate) fn cant_judge(&self, is_mapped: bool, is_of_old_end: impl FnOnce() -> bool) -> bool {
+        is_mapped || self.moved.load(Relaxed) && is_of_old_end()
     }
 
     /// The flow's number on its channel; 0 without one.

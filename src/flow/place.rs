@@ -174,11 +174,14 @@ impl Flow {
         // Before other processes can send by it.
         policy.identify_if_new(socket.sk())?;
         // A reader that has judged a datagram reads that one, before the rest goes to the ring.
-        let reading = match policy.is_in_force() {
-            true => Some(policy.reading()?),
+        let reader_lock = match policy.is_in_force() {
+            true => Some(policy.reader_lock()?),
             false => None,
         };
-        let _turn = reading.as_deref().map(family::turn_to_read).transpose()?;
+        let _reader = reader_lock
+            .as_deref()
+            .map(family::lock_reader)
+            .transpose()?;
         if !channel.is_tx_only() {
             family::install_callback::<Flow>(socket)?;
         }
@@ -219,7 +222,7 @@ impl Flow {
 
     /// Begins to use the channel on which the flow has a place now.
     fn begin_on(&self, policy: &Policy, socket: &Socket, channel: &Arc<Channel>) -> Result {
-        policy.join(channel.user());
+        policy.join(channel.owner());
         if self.has_made_channel() {
             // Allocated before the lock is taken.
             match RBTreeNode::new(channel.id(), channel.clone(), GFP_KERNEL_ACCOUNT) {

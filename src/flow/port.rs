@@ -3,7 +3,7 @@
 //! The local port of a flow, as XDP programs of attached devices redirect it.
 
 use super::Flow;
-use crate::direct::PortRoom;
+use crate::direct::PortReservation;
 use crate::sys::sock::Sock;
 use kernel::sync::atomic::ordering::Relaxed;
 
@@ -26,7 +26,7 @@ impl Flow {
     pub(super) fn redirect(&self, sk: &Sock, port: u16) {
         // Allocated before the lock is taken, which others wait for under RTNL.
         let room = (port != 0)
-            .then(PortRoom::new)
+            .then(PortReservation::new)
             .and_then(core::result::Result::ok);
         // Without memory, packets come by the stack, as they would without a program; those of the port before, too.
         let port = if room.is_some() { port } else { 0 };

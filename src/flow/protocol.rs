@@ -20,7 +20,7 @@ use crate::sys::{
     context::SoftirqsOff,
     cred::AllowedCreds,
     errno::{enobufs, enoprotoopt, eopnotsupp},
-    family::{self, Cork, Name, Protocol, ReadTurn},
+    family::{self, Cork, Name, Protocol, ReaderLock},
     pernet::NetRef,
     plain_message::PlainMessage,
     region::Vma,
@@ -331,24 +331,24 @@ unsafe impl Protocol for Flow {
         }
     }
 
-    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReadTurn>>> {
+    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReaderLock>>> {
         let policy = self.policy();
         if !policy.is_in_force() {
             // Monitors alone change nothing for a program that peeks further than the first
             // datagram.
             let is_shown = monitor::is_watched(self) && !socket.sk().peeks_on();
-            return is_shown.then(|| policy.reading()).transpose();
+            return is_shown.then(|| policy.reader_lock()).transpose();
         }
         let caller = caller(policy, socket)?;
         let (_, denied) = policy.show(Some(&caller), socket.sk())?;
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
         }
-        policy.reading().map(Some)
+        policy.reader_lock().map(Some)
     }
 
-    fn reading(&self) -> Result<Arc<ReadTurn>> {
-        self.policy().reading()
+    fn reader_lock(&self) -> Result<Arc<ReaderLock>> {
+        self.policy().reader_lock()
     }
 
     fn may_take(
@@ -374,7 +374,7 @@ unsafe impl Protocol for Flow {
             let caller = caller(policy, socket)?;
             let outcome = self.decide_for(policy, &caller, sk, &traffic);
             // Asked after the judgement, which used the port that the socket had at that moment.
-            let cant_be = || self.cant_judge(size.is_mapped, || sk.is_first_stray());
+            let cant_be = || self.cant_judge(size.is_mapped, || sk.is_first_of_old_end());
             Ok::<_, Error>(outcome.unless(cant_be))
         };
         let outcome = match self.policy_in_force() {

@@ -26,10 +26,11 @@ impl Policy {
     pub(crate) fn identify(&self, sk: &Sock) -> Result<Owner> {
         let owner = self.owner().or_current(sk)?;
         let caller = owner.clone();
-        let (old, user) = self.with_state(|state| (state.change_owner(owner), state.user.clone()));
+        let (old, channel_owner) =
+            self.with_state(|state| (state.change_owner(owner), state.channel_owner.clone()));
         drop(old);
-        if let Some(user) = user {
-            user.note_flow_change();
+        if let Some(channel_owner) = channel_owner {
+            channel_owner.note_flow_change();
         }
         Ok(caller)
     }

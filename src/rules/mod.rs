@@ -20,7 +20,7 @@ use kernel::prelude::*;
 pub(crate) use net_policy::NetPolicy;
 pub(crate) use policy::{Policy, StreamVerdict};
 pub(crate) use set::{Action, Limit, Parts, Replaced, Rule, RuleSet, SharedRules};
-pub(crate) use verdict::deny_process;
+pub(crate) use verdict::is_denied_to_process;
 
 /// Whether packets that are judged count: for the packets, bytes and rate of their rule.
 #[derive(Clone, Copy, PartialEq, Eq)]

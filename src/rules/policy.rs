@@ -3,12 +3,12 @@
 //! The policy of a flow: its owner, and what the rules decide about its calls and its packets.
 
 use super::net_policy::NetPolicy;
-use super::verdict::{deny_process, Evaluation, Verdicts};
+use super::verdict::{is_denied_to_process, Evaluation, Verdicts};
 use super::{Outcome, Stopped, Traffic};
-use crate::identity::{ChannelUser, Owner};
+use crate::identity::{ChannelOwner, Owner};
 use crate::pure::{peer::Peer, rule::Direction};
 use crate::sys::{
-    family::{FirstDatagram, ReadTurn},
+    family::{FirstDatagram, ReaderLock},
     lock::SpinLockBh,
     sock::{LockedStream, Sock},
     task::Identity, //
@@ -24,10 +24,10 @@ use kernel::{
 /// The owner of a flow, and the verdicts on it. Small, as each flow has one.
 pub(super) struct PolicyState {
     pub(super) owner: Owner,
-    /// The user of the flow's channel, once it has one.
-    pub(super) user: Option<Arc<ChannelUser>>,
-    /// See [`Policy::reading`]; allocated when somebody reads so.
-    reading: Option<Arc<ReadTurn>>,
+    /// The owner of the flow's channel, once it has one.
+    pub(super) channel_owner: Option<Arc<ChannelOwner>>,
+    /// See [`Policy::reader_lock`]; allocated when somebody reads so.
+    reader_lock: Option<Arc<ReaderLock>>,
     /// Allocated when there are rules.
     verdicts: Option<KBox<Verdicts>>,
 }
@@ -77,8 +77,8 @@ impl Policy {
             changes_sock,
             state <- SpinLockBh::new(new_spinlock!(PolicyState {
                 owner,
-                user: None,
-                reading: None,
+                channel_owner: None,
+                reader_lock: None,
                 verdicts: None,
             }, "kopi::Policy::state")),
             applied: AtomicBool::new(false),
@@ -95,28 +95,28 @@ impl Policy {
         self.net.clone()
     }
 
-    /// The turn to read, where each datagram is judged before it is read: `ENOMEM`. Process context.
-    pub(crate) fn reading(&self) -> Result<Arc<ReadTurn>> {
-        if let Some(reading) = self.with_state(|state| state.reading.clone()) {
-            return Ok(reading);
+    /// The lock of readers, where each datagram is judged before it is read: `ENOMEM`. Process context.
+    pub(crate) fn reader_lock(&self) -> Result<Arc<ReaderLock>> {
+        if let Some(lock) = self.with_state(|state| state.reader_lock.clone()) {
+            return Ok(lock);
         }
-        let new = new_mutex!(FirstDatagram::default(), "kopi::Policy::reading");
+        let new = new_mutex!(FirstDatagram::default(), "kopi::Policy::reader_lock");
         let new = Arc::pin_init(new, GFP_KERNEL_ACCOUNT)?;
-        Ok(self.with_state(|state| state.reading.get_or_insert(new).clone()))
+        Ok(self.with_state(|state| state.reader_lock.get_or_insert(new).clone()))
     }
 
     /// Puts the flow on a channel: the more recent of its own owner and the channel's is its owner from now on.
     /// Process context.
-    pub(crate) fn join(&self, user: &Arc<ChannelUser>) {
-        let latest = user.latest();
+    pub(crate) fn join(&self, channel_owner: &Arc<ChannelOwner>) {
+        let latest = channel_owner.latest();
         let before = self.with_state(|state| {
             let own = latest
                 .filter(|latest| latest.identity.is_as(&state.owner.identity))
                 .map(|latest| core::mem::replace(&mut state.owner.identity, latest.identity));
-            (own, state.user.replace(user.clone()))
+            (own, state.channel_owner.replace(channel_owner.clone()))
         });
         drop(before);
-        user.note_flow_change();
+        channel_owner.note_flow_change();
     }
 
     /// Acts on the flow's current owner, and the verdicts on it.
@@ -132,9 +132,9 @@ impl Policy {
         act: impl FnOnce(&mut PolicyState) -> T,
     ) -> T {
         let mut state = self.state.lock();
-        let user = state.user.as_ref();
-        let old = user
-            .and_then(|user| user.later_than(&state.owner))
+        let channel_owner = state.channel_owner.as_ref();
+        let old = channel_owner
+            .and_then(|channel_owner| channel_owner.later_than(&state.owner))
             .map(|owner| state.change_owner(owner));
         let other = caller
             .filter(|caller| !caller.is_same(&state.owner))
@@ -273,10 +273,17 @@ impl Policy {
 
     /// Counts a peer's packets as denied if the rules deny them to the user of the flow's channel, where that is
     /// another process than the owner. Returns whether they do. Any context but hard interrupts.
-    pub(crate) fn deny_user(&self, sk: &Sock, direction: Direction, peer: &Peer) -> bool {
-        let other = self.with_state(|state| state.user.as_ref()?.other_than(&state.owner));
+    pub(crate) fn is_denied_to_channel_owner(
+        &self,
+        sk: &Sock,
+        direction: Direction,
+        peer: &Peer,
+    ) -> bool {
+        let other = self.with_state(|state| state.channel_owner.as_ref()?.other_than(&state.owner));
         let port = u16::from_be(sk.local_port());
-        other.is_some_and(|user| deny_process(&self.net, Some(&user), sk, port, direction, peer))
+        other.is_some_and(|user| {
+            is_denied_to_process(&self.net, Some(&user), sk, port, direction, peer)
+        })
     }
 
     /// Whether a peer's packets are denied in a direction. Any context but hard interrupts.

@@ -81,7 +81,7 @@ pub(super) fn with_facts<T>(
 /// Counts a sock's packets of a direction as denied if the rules deny them to a process, apart from the verdicts
 /// on the sock's owner; with `None`, to a process that isn't known. They are of this local port. Returns whether they
 /// do. Any context but hard interrupts.
-pub(crate) fn deny_process(
+pub(crate) fn is_denied_to_process(
     net: &NetPolicy,
     process: Option<&Owner>,
     sk: &Sock,

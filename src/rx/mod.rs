@@ -442,5 +442,5 @@ fn judge(flow: &Flow, sk: &Sock, skb: &SkBuff, meta: &Meta, size: &Size) -> Outc
         },
     };
     let outcome = flow.decide_in_ring(policy, sk, &traffic);
-    outcome.unless(|| flow.cant_judge(skb.is_mapped(), || skb.is_stray(sk)))
+    outcome.unless(|| flow.cant_judge(skb.is_mapped(), || skb.is_of_old_end(sk)))
 }

@@ -34,7 +34,7 @@ bool kopi_skb_is_mapped(const struct sk_buff *skb)
  * may come by the loopback device for any. What comes by a port of a VRF has the VRF's index; by which port it
  * came isn't known any more, as ipv4_pktinfo_prepare() (net/ipv4/ip_sockglue.c, 7.3.4) has written over that.
  */
-bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb)
+bool kopi_udp_is_of_old_end(const struct sock *sk, const struct sk_buff *skb)
 {
 	const int bound = READ_ONCE(sk->sk_bound_dev_if);
 	const struct net_device *dev;
@@ -50,17 +50,17 @@ bool kopi_udp_is_stray(const struct sock *sk, const struct sk_buff *skb)
 }
 
 /* Of the datagram that was peeked at, which is where readers find it, at this moment. */
-bool kopi_udp_is_first_stray(struct sock *sk)
+bool kopi_udp_is_first_of_old_end(struct sock *sk)
 {
 	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
 	const struct sk_buff *skb;
-	bool is_stray;
+	bool is_of_old_end;
 
 	spin_lock_bh(&queue->lock);
 	skb = skb_peek(queue);
-	is_stray = skb && kopi_udp_is_stray(sk, skb);
+	is_of_old_end = skb && kopi_udp_is_of_old_end(sk, skb);
 	spin_unlock_bh(&queue->lock);
-	return is_stray;
+	return is_of_old_end;
 }
 
 /*

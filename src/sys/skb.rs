@@ -62,9 +62,9 @@ impl SkBuff {
     }
 
     /// Whether it came to another port or device than the sock has now.
-    pub(crate) fn is_stray(&self, sk: &Sock) -> bool {
+    pub(crate) fn is_of_old_end(&self, sk: &Sock) -> bool {
         // SAFETY: This value owns the skb, whose UDP header is in the linear part. The sock is borrowed.
-        unsafe { bindings::kopi_udp_is_stray(sk.as_ptr(), self.as_ptr()) }
+        unsafe { bindings::kopi_udp_is_of_old_end(sk.as_ptr(), self.as_ptr()) }
     }
 
     /// The skb's address, by which it differs from all other skbs that exist at the same time.

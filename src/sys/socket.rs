@@ -176,12 +176,12 @@ pub(crate) struct SocketTable {
 unsafe impl Send for SocketTable {}
 
 /// Memory for a larger table, which is allocated before the table's lock is taken.
-pub(crate) struct TableRoom {
+pub(crate) struct TableReservation {
     slots: KVVec<Option<NonNull<bindings::socket>>>,
     free: KVVec<u32>,
 }
 
-impl TableRoom {
+impl TableReservation {
     /// Room for `size` sockets: `ENOMEM`. Process context.
     pub(crate) fn new(size: usize) -> Result<Self> {
         let slots = KVVec::with_capacity(size, GFP_KERNEL_ACCOUNT)?;
@@ -239,7 +239,7 @@ impl SocketTable {
     }
 
     /// Grows to the room's size, if that is larger.
-    pub(crate) fn grow(&mut self, mut room: TableRoom) {
+    pub(crate) fn grow(&mut self, mut room: TableReservation) {
         if room.slots.capacity() <= self.slots.len() || room.free.capacity() < room.slots.capacity()
         {
             return;
@@ -316,9 +316,9 @@ unsafe impl Sync for SocketPtr {}
 
 /// Memory for another socket of a map. It is allocated before the map's lock is taken, because an
 /// allocation that is charged to a cgroup can take long.
-pub(crate) struct SocketRoom(RBTreeNodeReservation<u32, Group>);
+pub(crate) struct SocketReservation(RBTreeNodeReservation<u32, Group>);
 
-impl SocketRoom {
+impl SocketReservation {
     /// Allocates it: `ENOMEM`. Process context.
     pub(crate) fn new() -> Result<Self> {
         Ok(Self(RBTreeNodeReservation::new(GFP_KERNEL_ACCOUNT)?))
@@ -349,7 +349,7 @@ impl SocketMap {
         &mut self,
         number: u32,
         socket: &Socket,
-        room: SocketRoom,
+        room: SocketReservation,
     ) -> Result {
         let entry = SocketPtr(NonNull::new(socket.as_ptr()).ok_or(EINVAL)?);
         let (group, at) = place(number);

@@ -247,7 +247,7 @@ unsafe extern "C" fn wake_for_events(
 }
 
 /// A sender that waits until a socket's send buffer has room.
-pub(crate) trait RoomWaiter: Send + Sync + 'static {
+pub(crate) trait WriteSpaceWaiter: Send + Sync + 'static {
     /// The send buffer has room. Called under the lock of a wait queue, possibly with interrupts
     /// off.
     fn on_write_space(this: &Arc<Self>);
@@ -259,7 +259,7 @@ pub(crate) trait RoomWaiter: Send + Sync + 'static {
 ///
 /// `entry` is initialised. It is on no queue, or on `queue`, which lives as long as it is there.
 #[pin_data]
-pub(crate) struct RoomEntry<T: RoomWaiter> {
+pub(crate) struct WriteSpaceEntry<T: WriteSpaceWaiter> {
     #[pin]
     entry: Opaque<bindings::wait_queue_entry>,
     queue: Atomic<*mut bindings::wait_queue_head_t>,
@@ -267,12 +267,12 @@ pub(crate) struct RoomEntry<T: RoomWaiter> {
 }
 
 // SAFETY: An entry is not bound to a task, and its sender is `Send` and `Sync`.
-unsafe impl<T: RoomWaiter> Send for RoomEntry<T> {}
+unsafe impl<T: WriteSpaceWaiter> Send for WriteSpaceEntry<T> {}
 // SAFETY: The queue's lock guards a queued entry. `join` requires that no other task uses one that
 // is on no queue.
-unsafe impl<T: RoomWaiter> Sync for RoomEntry<T> {}
+unsafe impl<T: WriteSpaceWaiter> Sync for WriteSpaceEntry<T> {}
 
-impl<T: RoomWaiter> RoomEntry<T> {
+impl<T: WriteSpaceWaiter> WriteSpaceEntry<T> {
     /// An entry that is on no queue.
     pub(crate) fn new() -> impl PinInit<Self> {
         // INVARIANT: Initialised, and on no queue.
@@ -286,14 +286,14 @@ impl<T: RoomWaiter> RoomEntry<T> {
         })
     }
 
-    /// Queues the entry: [`RoomWaiter::on_write_space`] is called once, when the socket's send
+    /// Queues the entry: [`WriteSpaceWaiter::on_write_space`] is called once, when the socket's send
     /// buffer gets room. The caller checks after this call whether the send buffer already has
     /// room. Process context.
     ///
     /// # Safety
     ///
     /// The entry must be a part of the sender, and on no queue. No other task may call `join` or
-    /// `leave` meanwhile. [`RoomEntry::leave`] must be called before the socket is released, and
+    /// `leave` meanwhile. [`WriteSpaceEntry::leave`] must be called before the socket is released, and
     /// before the sender is dropped.
     pub(crate) unsafe fn join(&self, socket: &Socket, sender: &Arc<T>) {
         // SAFETY: A socket's own queue is initialised, and lives as long as the socket. The entry
@@ -311,7 +311,7 @@ impl<T: RoomWaiter> RoomEntry<T> {
         smp_mb();
     }
 
-    /// Removes the entry from its queue, if it is on one. [`RoomWaiter::on_write_space`] is neither
+    /// Removes the entry from its queue, if it is on one. [`WriteSpaceWaiter::on_write_space`] is neither
     /// called nor running after this. Process context.
     pub(crate) fn leave(&self) {
         let queue = self.queue.xchg(ptr::null_mut(), Relaxed);
@@ -329,7 +329,7 @@ impl<T: RoomWaiter> RoomEntry<T> {
 /// # Safety
 ///
 /// Only the kernel may call it, as the function of an entry that has joined a queue.
-unsafe extern "C" fn on_write_space<T: RoomWaiter>(
+unsafe extern "C" fn on_write_space<T: WriteSpaceWaiter>(
     entry: *mut bindings::wait_queue_entry,
     _mode: c_uint,
     _flags: c_int,

@@ -109,7 +109,7 @@ impl Channel {
     /// that only sends, any process that has this file descriptor may ring; the other flows aren't the caller's then.
     pub(crate) fn transmit(this: &Arc<Self>, bell_send: Option<u32>) -> Result<u32> {
         if bell_send.is_none() || !this.is_tx_only() {
-            this.user().record_current()?;
+            this.owner().record_current()?;
         }
         let mut call = Call::of(bell_send);
         let mut left = bell_send.map_or(u32::MAX, |_| BELL_SEND_MAX);
@@ -264,7 +264,7 @@ impl Sender {
             if !again {
                 if taken < waited {
                     // If an engine had the ring: others may sleep who wait for what it was to send.
-                    channel.wake_for_rest();
+                    channel.wake_if_must_ring();
                 }
                 return Ok((waited, taken));
             }

@@ -5,10 +5,10 @@
 use super::{
     name::{unspecified, Name},
     reader::{Reader, Receive, DONTWAIT},
+    reader_lock::lock_reader,
     ring_message::RingMessage,
     state::{state, State},
     tables::{Operations, UDP4, UDP6},
-    turn::turn_to_read,
     Cork,
     Protocol,
     Registration, //
@@ -169,16 +169,16 @@ impl<T: Protocol> Registration<T> {
                 if flags & bindings::MSG_ERRQUEUE as i32 != 0 {
                     return Ok(inner(socket, message, len, flags));
                 }
-                let turn = protocol.may_read(this)?;
+                let lock = protocol.may_read(this)?;
                 if !protocol.has_queue() {
                     return Err(eopnotsupp());
                 }
-                let got = match turn {
-                    Some(turn) => Reader {
+                let got = match lock {
+                    Some(lock) => Reader {
                         socket,
                         inner,
                         protocol,
-                        turn: &turn,
+                        lock: &lock,
                     }
                     .read(message, len, flags, &mut timeout)?,
                     None => inner(socket, message, len, flags | DONTWAIT),
@@ -206,8 +206,10 @@ impl<T: Protocol> Registration<T> {
                 &UDP4
             };
             let state = state::<T>(sk);
-            let turn = state.map(|state| state.protocol.reading()).transpose()?;
-            let _turn = turn.as_deref().map(turn_to_read).transpose()?;
+            let lock = state
+                .map(|state| state.protocol.reader_lock())
+                .transpose()?;
+            let _reader = lock.as_deref().map(lock_reader).transpose()?;
             let inner = kind.table.set_peek_off().ok_or_else(eopnotsupp)?;
             Ok(inner(sk, value))
         })

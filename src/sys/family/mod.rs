@@ -12,12 +12,12 @@ mod datagrams;
 mod name;
 mod operations;
 mod reader;
+mod reader_lock;
 mod receive;
 mod ring_message;
 mod state;
 mod stream;
 mod tables;
-mod turn;
 
 use crate::{
     pure::{peer::Peer, rule::Received},
@@ -43,6 +43,7 @@ use kernel::{
     sync::{atomic::Atomic, Arc},
 };
 pub(crate) use name::Name;
+pub(crate) use reader_lock::{lock_reader, FirstDatagram, ReaderLock};
 pub(super) use receive::data_ready_of;
 use receive::receive_work;
 pub(crate) use receive::{drain, install_callback, next_packet, remove_callback};
@@ -53,7 +54,6 @@ pub(crate) use state::{has_our_socket, protocol};
 use state::{state, State, STATES};
 pub(crate) use stream::lock_later;
 use tables::{is_of_family, Kind, Operations, KINDS};
-pub(crate) use turn::{turn_to_read, FirstDatagram, ReadTurn};
 
 /// What may cork a socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -147,8 +147,8 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
     ) -> Option<i32>;
 
     /// Whether datagrams may be read by recvmsg. If [`Self::may_take`] has to be called for each
-    /// datagram, returns the turn in which it is called: `ENOMEM`. Process context.
-    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReadTurn>>>;
+    /// datagram, returns the lock under which it is called: `ENOMEM`. Process context.
+    fn may_read(&self, socket: &Socket) -> Result<Option<Arc<ReaderLock>>>;
 
     /// Whether the first datagram in the queue, which came from `peer`, may be read; otherwise it
     /// is dropped. `counted_before` means that this was called for the datagram before, and that it passed and was
@@ -162,8 +162,8 @@ pub(crate) unsafe trait Protocol: Send + Sync + Sized + 'static {
         peeks: bool,
     ) -> bool;
 
-    /// The turn in which datagrams are read one by one: `ENOMEM`. Process context.
-    fn reading(&self) -> Result<Arc<ReadTurn>>;
+    /// The lock under which datagrams are read one by one: `ENOMEM`. Process context.
+    fn reader_lock(&self) -> Result<Arc<ReaderLock>>;
 
     /// The socket is being closed, and is still complete. Process context.
     fn release(&self, socket: &Socket);

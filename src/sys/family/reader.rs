@@ -4,8 +4,8 @@
 
 use super::{
     name::{Name, Unspecified},
+    reader_lock::{lock_reader_within, ReaderLock},
     receive::next_packet,
-    turn::{turn_within, ReadTurn},
     Protocol, //
 };
 use crate::{
@@ -34,7 +34,7 @@ pub(super) struct Reader<'a, T> {
     pub(super) socket: *mut bindings::socket,
     pub(super) inner: Receive,
     pub(super) protocol: &'a T,
-    pub(super) turn: &'a ReadTurn,
+    pub(super) lock: &'a ReaderLock,
 }
 
 impl<T: Protocol> Reader<'_, T> {
@@ -57,7 +57,7 @@ impl<T: Protocol> Reader<'_, T> {
         loop {
             {
                 // Under the lock, the datagram that is judged stays the first one until it is read.
-                let mut first = turn_within(self.turn, socket.sk(), timeout)?;
+                let mut first = lock_reader_within(self.lock, socket.sk(), timeout)?;
                 if !self.protocol.has_queue() {
                     // The flow has come to a channel, which takes the queued datagrams.
                     return Err(eopnotsupp());
@@ -100,7 +100,7 @@ impl<T: Protocol> Reader<'_, T> {
             // With SO_PEEK_OFF, the datagram that is peeked at may not be the one that is read.
             return Err(eopnotsupp());
         }
-        // SAFETY: The socket is in use, by the invariants, and one of UDP. The turn is held.
+        // SAFETY: The socket is in use, by the invariants, and one of UDP. The lock of its readers is held.
         let error = unsafe { bindings::kopi_udp_peek(sk.as_ptr(), &mut first) };
         if error == EAGAIN.to_errno() {
             return Ok(None);

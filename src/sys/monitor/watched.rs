@@ -86,7 +86,7 @@ impl Watched {
         if let Some(waits) = waits {
             self.waiting.push(waits, GFP_KERNEL)?;
         }
-        self.forget_room();
+        self.clear_got_room();
         Ok(())
     }
 
@@ -106,7 +106,7 @@ impl Watched {
                 break;
             }
         }
-        self.forget_room();
+        self.clear_got_room();
     }
 
     /// Puts a namespace into a place, and returns the one that had it.
@@ -130,7 +130,7 @@ impl Watched {
     }
 
     /// Frees the room for those that wait, when nobody does: nothing drops a static.
-    fn forget_room(&mut self) {
+    fn clear_got_room(&mut self) {
         if self.waiting.is_empty() {
             self.waiting = KVec::new();
         }

@@ -195,9 +195,9 @@ impl Sock {
 
     /// Whether the datagram that recvmsg() has peeked at came to another port or device than the sock has at this
     /// moment. UDP socks only.
-    pub(crate) fn is_first_stray(&self) -> bool {
+    pub(crate) fn is_first_of_old_end(&self) -> bool {
         // SAFETY: The sock is borrowed, and a UDP sock, as said above.
-        unsafe { bindings::kopi_udp_is_first_stray(self.as_ptr()) }
+        unsafe { bindings::kopi_udp_is_first_of_old_end(self.as_ptr()) }
     }
 
     /// Whether datagrams are queued that came to a port which the sock doesn't have any more: UDP's abort, by

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! The turn to read a socket's queue.
+//! The lock of a socket's readers, who read one after another where each datagram is judged first.
 //!
 //! A reader can hold it forever, if a page fault in the destination buffer never ends. So others wait only as
 //! long as their read may, and a signal ends the wait.
@@ -15,8 +15,8 @@ use kernel::{
     time::{delay::fsleep, msecs_to_jiffies, Delta}, //
 };
 
-/// The turn to read, and what its holder knows.
-pub(crate) type ReadTurn = Mutex<FirstDatagram>;
+/// Held by the reader of a socket's queue, with what that knows.
+pub(crate) type ReaderLock = Mutex<FirstDatagram>;
 
 /// What is known of the first datagram in a socket's queue.
 #[derive(Default)]
@@ -25,7 +25,7 @@ pub(crate) struct FirstDatagram {
     pub(super) counted_before: bool,
 }
 
-/// Microseconds after which the turn is tried again, at first and at last: a copy is short, unless its memory is
+/// Microseconds after which the lock is tried again, at first and at last: a copy is short, unless its memory is
 /// slow.
 const NAP_US: i64 = 20;
 const LONGEST_NAP_US: i64 = 10_000;
@@ -33,15 +33,15 @@ const LONGEST_NAP_US: i64 = 10_000;
 /// How long a read that mustn't sleep waits, in milliseconds. Then it says EAGAIN, though there may be datagrams.
 const BRIEFLY_MS: u32 = 100;
 
-/// The turn to read: `ERESTARTSYS` for a signal. Process context.
-pub(crate) fn turn_to_read(reading: &ReadTurn) -> Result<MutexGuard<'_, FirstDatagram>> {
-    turn_while(reading, || !signal_pending()).ok_or(ERESTARTSYS)
+/// Locks out other readers: `ERESTARTSYS` for a signal. Process context.
+pub(crate) fn lock_reader(lock: &ReaderLock) -> Result<MutexGuard<'_, FirstDatagram>> {
+    lock_reader_while(lock, || !signal_pending()).ok_or(ERESTARTSYS)
 }
 
-/// The turn of a read that may sleep for `timeout` jiffies, of which it leaves the rest there: `EAGAIN` if it
-/// didn't come meanwhile, and the errors of recvmsg for a signal. Process context.
-pub(super) fn turn_within<'a>(
-    reading: &'a ReadTurn,
+/// Locks out other readers for a read that may sleep for `timeout` jiffies, of which it leaves the rest there: `EAGAIN`
+/// if they didn't end meanwhile, and the errors of recvmsg for a signal. Process context.
+pub(super) fn lock_reader_within<'a>(
+    lock: &'a ReaderLock,
     sk: &Sock,
     timeout: &mut isize,
 ) -> Result<MutexGuard<'a, FirstDatagram>> {
@@ -52,10 +52,10 @@ pub(super) fn turn_within<'a>(
         0 => (msecs_to_jiffies(BRIEFLY_MS), fatal_signal_pending),
         longest => (longest.unsigned_abs(), signal_pending),
     };
-    let turn = turn_while(reading, || waited() < longest && !is_ended());
-    if let Some(turn) = turn {
+    let locked = lock_reader_while(lock, || waited() < longest && !is_ended());
+    if let Some(locked) = locked {
         spend(timeout, waited());
-        return Ok(turn);
+        return Ok(locked);
     }
     if *timeout == 0 {
         return Err(EAGAIN);
@@ -77,14 +77,14 @@ fn spend(timeout: &mut isize, passed: usize) {
     }
 }
 
-fn turn_while(
-    reading: &ReadTurn,
+fn lock_reader_while(
+    lock: &ReaderLock,
     may_wait: impl Fn() -> bool,
 ) -> Option<MutexGuard<'_, FirstDatagram>> {
     let mut nap = NAP_US;
     loop {
-        if let Some(turn) = reading.try_lock() {
-            return Some(turn);
+        if let Some(locked) = lock.try_lock() {
+            return Some(locked);
         }
         if !may_wait() {
             return None;
