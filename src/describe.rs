@@ -28,7 +28,7 @@ macro_rules! put_stats {
 with_counters!(put_stats);
 
 /// Puts the ends of a flow's socket, and its process.
-pub(crate) fn put_ends(
+pub(crate) fn put_socket(
     message: &mut Message,
     ends: &Ends,
     identity: &Identity,

@@ -4,9 +4,9 @@
 //!
 //! An event that finds no memory is lost, as netlink's are.
 
-use crate::describe::{put_ends, put_stats};
+use crate::describe::{put_socket, put_stats};
 use crate::pure::peer::Peer;
-use crate::rules::{Policy, Stopped};
+use crate::rules::{Denial, Policy};
 use crate::subject::Subject;
 use crate::sys::{
     cgroup,
@@ -32,10 +32,10 @@ pub(crate) enum Event {
     Closed,
     /// Rules stop a direction of the flow. Any context but hard interrupts: a packet may show it,
     /// also one that leaves a queue in a softirq.
-    Denied(Stopped),
+    Denied(Denial),
     /// bind() to that address, or connect() to it, was refused.
-    BindDenied(Stopped, Peer),
-    ConnectDenied(Stopped, Peer),
+    BindDenied(Denial, Peer),
+    ConnectDenied(Denial, Peer),
     /// No room in its RX ring, or no frame in its FILL ring. Softirq.
     Overrun,
 }
@@ -84,7 +84,7 @@ fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
     };
     genl::send_event(sk.net(), event.command(), event.may_sleep(), |message| {
         message.u32(uapi::KOPI_A_FLOW_ID, flow.id())?;
-        put_owned(message, policy, sk, &ends)?;
+        put_socket_and_owner(message, policy, sk, &ends)?;
         if let Some((channel, number)) = flow.place() {
             message.u32(uapi::KOPI_A_FLOW_CHANNEL, channel)?;
             message.u32(uapi::KOPI_A_FLOW_NUMBER, number)?;
@@ -105,9 +105,9 @@ fn try_notify(flow: &impl Subject, sk: &Sock, event: Event) -> Result {
 }
 
 /// Puts the ends of a sock, and its owner.
-fn put_owned(message: &mut Message, policy: &Policy, sk: &Sock, ends: &Ends) -> Result {
+fn put_socket_and_owner(message: &mut Message, policy: &Policy, sk: &Sock, ends: &Ends) -> Result {
     let identity = policy.identity();
-    put_ends(message, ends, &identity, cgroup::of(sk))?;
+    put_socket(message, ends, &identity, cgroup::of(sk))?;
     message.u32(uapi::KOPI_A_FLOW_UID, sk.net().show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, sk.net().show_gid(identity.gid))?;
     message.u32(
@@ -116,7 +116,7 @@ fn put_owned(message: &mut Message, policy: &Policy, sk: &Sock, ends: &Ends) -> 
     )
 }
 
-fn put_stopped(message: &mut Message, stopped: Stopped) -> Result {
+fn put_stopped(message: &mut Message, stopped: Denial) -> Result {
     message.u32(uapi::KOPI_A_FLOW_RULE, stopped.rule)?;
     message.u32(uapi::KOPI_A_FLOW_DIRECTION, stopped.direction as u32)
 }
@@ -159,7 +159,7 @@ pub(crate) fn notify_refused(
     policy: &Policy,
     sk: &Sock,
     refused: Refused,
-    stopped: impl FnOnce() -> Option<Stopped>,
+    stopped: impl FnOnce() -> Option<Denial>,
 ) {
     if !genl::has_listeners(sk.net()) {
         return;
@@ -170,7 +170,7 @@ pub(crate) fn notify_refused(
     let may_sleep = matches!(refused, Refused::Call(..));
     let command = uapi::KOPI_CMD_SOCKET_DENIED_NTF;
     let notified = genl::send_event(sk.net(), command, may_sleep, |message| {
-        put_owned(message, policy, sk, &refused.ends(sk))?;
+        put_socket_and_owner(message, policy, sk, &refused.ends(sk))?;
         put_stopped(message, stopped)?;
         message.u32(uapi::KOPI_A_FLOW_OPERATION, refused.operation())
     });

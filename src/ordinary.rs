@@ -108,7 +108,7 @@ impl Ordinary {
         }
         let (outcome, _) = self.policy.decide(None, sk, &sent.traffic());
         match outcome {
-            Outcome::Pass => sent.change(self.policy.changes(sk, &peer)),
+            Outcome::Pass => sent.set_mark_and_priority(self.policy.mark_and_priority(sk, &peer)),
             Outcome::Denied => self.tell_of_packet(sk, Direction::Out, &peer),
             Outcome::TooFast => {}
         }

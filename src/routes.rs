@@ -219,7 +219,7 @@ impl<O: Options> Known<O> {
             self.sets = empty_sets().ok()?;
         }
         self.victim = self.victim.wrapping_add(1);
-        self.sweep(sk);
+        self.drop_invalid(sk);
         let set = self.sets.get_mut(at)?;
         let place = set.room(self.victim);
         set.put(place, Some((*key, route)));
@@ -228,7 +228,7 @@ impl<O: Options> Known<O> {
 
     /// Forgets those routes of one set after another that have become invalid each for itself, by an ICMP error for
     /// one peer, say, which nobody asks for again: each keeps memory that nobody is charged for.
-    fn sweep(&mut self, sk: &Sock) {
+    fn drop_invalid(&mut self, sk: &Sock) {
         if let Some(set) = self.sets.get_mut(self.victim & (SETS - 1)) {
             set.retain(|route| O::is_valid(sk, route));
         }

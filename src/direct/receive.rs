@@ -68,9 +68,9 @@ impl RedirectReceiver {
     ) -> Result<Self> {
         let mut cpus = KVec::with_capacity(nr_cpu_ids() as usize, GFP_KERNEL_ACCOUNT)?;
         for _ in 0..nr_cpu_ids() {
-            let table = new_spinlock!(Some(CpuState::new()?), "kopi::RedirectReceiver::cpus");
-            let table = KBox::pin_init(table, GFP_KERNEL_ACCOUNT)?;
-            cpus.push_within_capacity(table).map_err(|_| ENOMEM)?;
+            let cpu = new_spinlock!(Some(CpuState::new()?), "kopi::RedirectReceiver::cpus");
+            let cpu = KBox::pin_init(cpu, GFP_KERNEL_ACCOUNT)?;
+            cpus.push_within_capacity(cpu).map_err(|_| ENOMEM)?;
         }
         Ok(Self {
             device,

@@ -11,7 +11,7 @@ use crate::pure::{
     peer::Peer,
     rule::Direction, //
 };
-use crate::rules::{Counting, Outcome, Packets, Policy, Stopped, Traffic};
+use crate::rules::{Counting, Denial, Outcome, Packets, Policy, Traffic};
 use crate::sys::{
     sock::Sock,
     socket::Socket, //
@@ -59,7 +59,7 @@ impl OutPacket {
     }
 
     /// Gives it a rule's mark and priority.
-    pub(crate) fn change(&mut self, (mark, priority): (Option<u32>, Option<u32>)) {
+    pub(crate) fn set_mark_and_priority(&mut self, (mark, priority): (Option<u32>, Option<u32>)) {
         self.mark = mark.unwrap_or(self.mark);
         self.priority = priority.unwrap_or(self.priority);
     }
@@ -144,7 +144,7 @@ impl Flow {
             false => self.decide(policy, sk, &traffic),
         };
         if outcome == Outcome::Pass {
-            sent.change(policy.changes(sk, &peer));
+            sent.set_mark_and_priority(policy.mark_and_priority(sk, &peer));
         } else {
             self.show_refused(sk, outcome, peer, sent.bytes, sent.gso_size.into());
         }
@@ -195,7 +195,7 @@ impl Flow {
         if sk.is_stream() {
             return self.apply_new_rules_to_stream(sk);
         }
-        let stopped = self.policy().sweep(sk);
+        let stopped = self.policy().judge_again(sk);
         // One error for both directions: a waiting call takes it, and another would be the next
         // call's.
         if stopped.iter().any(Option::is_some) {
@@ -213,8 +213,8 @@ impl Flow {
     pub(super) fn permit(
         &self,
         socket: &Socket,
-        decision: core::result::Result<(), Stopped>,
-        event: impl FnOnce(Stopped) -> Event,
+        decision: core::result::Result<(), Denial>,
+        event: impl FnOnce(Denial) -> Event,
     ) -> Result {
         decision.map_err(|stopped| {
             notify(self, socket.sk(), event(stopped));

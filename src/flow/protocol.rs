@@ -340,7 +340,7 @@ unsafe impl Protocol for Flow {
             return is_shown.then(|| policy.reader_lock()).transpose();
         }
         let caller = caller(policy, socket)?;
-        let (_, denied) = policy.show(Some(&caller), socket.sk())?;
+        let (_, denied) = policy.deciding_rules(Some(&caller), socket.sk())?;
         if denied & Direction::In as u32 != 0 {
             return Err(EACCES);
         }
@@ -425,7 +425,7 @@ unsafe impl Protocol for Flow {
 
 /// Moves to the ring what has come before there were frames for it. Process context.
 fn bring_in(channel: &Channel, socket: &Socket) {
-    if !socket.sk().is_queue_empty() && channel.has_begun() {
+    if !socket.sk().is_queue_empty() && channel.has_had_frames() {
         family::drain::<Flow>(socket);
     }
 }

@@ -99,7 +99,7 @@ impl Flow {
             notify(self, sk, Event::Denied(stopped));
         }
         match outcome {
-            Outcome::Pass => sent.change(policy.changes(sk, &sent.peer)),
+            Outcome::Pass => sent.set_mark_and_priority(policy.mark_and_priority(sk, &sent.peer)),
             Outcome::Denied if !sk.is_listening() => family::lock_later::<Self>(sk),
             Outcome::Denied | Outcome::TooFast => {}
         }

@@ -3,7 +3,7 @@
 //! Showing flows, channels and sums.
 
 use crate::channel::Channel;
-use crate::describe::{put_ends, put_stats};
+use crate::describe::{put_socket, put_stats};
 use crate::direct::Attached;
 use crate::flow::Flow;
 use crate::netns::{Net, FLOWS_AT_ONCE};
@@ -59,7 +59,7 @@ fn put_facts(
     message.u32(uapi::KOPI_A_FLOW_ID, number)?;
     let cgroup = cgroup::of(socket.sk());
     let ends = socket.sk().ends();
-    put_ends(message, &ends, &identity, cgroup)?;
+    put_socket(message, &ends, &identity, cgroup)?;
     message.u32(uapi::KOPI_A_FLOW_UID, requester.show_uid(identity.uid))?;
     message.u32(uapi::KOPI_A_FLOW_GID, requester.show_gid(identity.gid))?;
     message.u32(uapi::KOPI_A_FLOW_PID, identity.process.pid().here())?;
@@ -73,7 +73,7 @@ fn put_facts(
         message.u32(uapi::KOPI_A_FLOW_CHANNEL_ERROR, errno)?;
     }
     put_stats(message, uapi::KOPI_A_FLOW_STATS, &flow.stats(socket.sk()))?;
-    let (handles, denied) = policy.show(None, socket.sk())?;
+    let (handles, denied) = policy.deciding_rules(None, socket.sk())?;
     for (kind, handle) in [uapi::KOPI_A_FLOW_RULE_OUT, uapi::KOPI_A_FLOW_RULE_IN]
         .into_iter()
         .zip(handles)

@@ -8,7 +8,7 @@
 use super::policy::{Caller, Policy};
 use super::set::{Rule, RuleSet};
 use super::verdict::with_facts;
-use super::Stopped;
+use super::Denial;
 use crate::identity::Owner;
 use crate::pure::{
     peer::Peer,
@@ -18,7 +18,7 @@ use crate::sys::sock::Sock;
 use kernel::{prelude::*, sync::Arc};
 
 /// What the rules decide about a call.
-type Permission = core::result::Result<(), Stopped>;
+type Permission = core::result::Result<(), Denial>;
 
 impl Policy {
     /// The current process becomes the flow's owner, if the flow is its own: `ENOMEM`. Gives who it is, for
@@ -102,9 +102,9 @@ impl Policy {
     }
 
     /// Counts a call that a rule, or the default, denies.
-    fn count_denied(&self, rule: Option<&Arc<Rule>>, direction: Direction) -> Stopped {
+    fn count_denied(&self, rule: Option<&Arc<Rule>>, direction: Direction) -> Denial {
         self.net.count_denied(rule.map(Arc::as_ref));
-        Stopped {
+        Denial {
             rule: rule.map_or(0, |rule| rule.handle),
             direction,
         }

@@ -89,7 +89,7 @@ impl Outcome {
 
 /// A flow that a rule stopped: its process and listeners are to be told.
 #[derive(Clone, Copy)]
-pub(crate) struct Stopped {
+pub(crate) struct Denial {
     /// The rule's handle; 0 for the default.
     pub(crate) rule: u32,
     pub(crate) direction: Direction,

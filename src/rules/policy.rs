@@ -4,7 +4,7 @@
 
 use super::net_policy::NetPolicy;
 use super::verdict::{is_denied_to_process, Evaluation, Verdicts};
-use super::{Outcome, Stopped, Traffic};
+use super::{Denial, Outcome, Traffic};
 use crate::identity::{ChannelOwner, Owner};
 use crate::pure::{peer::Peer, rule::Direction};
 use crate::sys::{
@@ -42,7 +42,7 @@ pub(crate) struct StreamVerdict {
     /// They deny a direction.
     pub(crate) denied: bool,
     /// The directions that they have just stopped.
-    pub(crate) stopped: [Option<Stopped>; 2],
+    pub(crate) stopped: [Option<Denial>; 2],
 }
 
 /// The owner of a flow, and the rules' verdicts on it.
@@ -204,7 +204,7 @@ impl Policy {
         caller: Caller<'_>,
         sk: &Sock,
         traffic: &Traffic,
-    ) -> (Outcome, Option<Stopped>) {
+    ) -> (Outcome, Option<Denial>) {
         let decided = self.with_evaluation_of(caller, sk, |evaluation| {
             let result = evaluation.decide(&self.net, traffic);
             self.applied
@@ -216,11 +216,11 @@ impl Policy {
 
     /// Judges the flow by the current rules; says which directions these have just stopped.
     /// Process context.
-    pub(crate) fn sweep(&self, sk: &Sock) -> [Option<Stopped>; 2] {
+    pub(crate) fn judge_again(&self, sk: &Sock) -> [Option<Denial>; 2] {
         let stopped = self.with_evaluation(sk, |Evaluation { verdicts, .. }| {
             let stopped = [Direction::Out, Direction::In].map(|direction| {
                 let judgement = verdicts.side(direction).judgement;
-                verdicts.stop(&self.net, direction, judgement)
+                verdicts.note_denial(&self.net, direction, judgement)
             });
             let rule = verdicts.rule(verdicts.out.judgement).cloned();
             verdicts.apply(sk, rule.as_deref().map(|rule| &rule.action));
@@ -245,7 +245,9 @@ impl Policy {
             for (stopped, direction) in verdict.stopped.iter_mut().zip(directions) {
                 let judgement = evaluation.judge_on(direction, peer);
                 verdict.denied |= evaluation.verdicts.denies(judgement);
-                *stopped = evaluation.verdicts.stop(&self.net, direction, judgement);
+                *stopped = evaluation
+                    .verdicts
+                    .note_denial(&self.net, direction, judgement);
             }
             verdict
         })
@@ -259,7 +261,7 @@ impl Policy {
         sk: &Sock,
         direction: Direction,
         peer: Option<&Peer>,
-    ) -> Option<Stopped> {
+    ) -> Option<Denial> {
         // A connection of TCP needs both.
         let directions = [Some(direction), sk.is_stream().then_some(direction.other())];
         let told = self.with_evaluation(sk, |evaluation| {
@@ -271,8 +273,8 @@ impl Policy {
         told.flatten()
     }
 
-    /// Counts a peer's packets as denied if the rules deny them to the user of the flow's channel, where that is
-    /// another process than the owner. Returns whether they do. Any context but hard interrupts.
+    /// Counts a peer's packets as denied if the rules deny them to the owner of the flow's channel, where that is
+    /// another process than the flow's owner. Returns whether they do. Any context but hard interrupts.
     pub(crate) fn is_denied_to_channel_owner(
         &self,
         sk: &Sock,
@@ -281,8 +283,8 @@ impl Policy {
     ) -> bool {
         let other = self.with_state(|state| state.channel_owner.as_ref()?.other_than(&state.owner));
         let port = u16::from_be(sk.local_port());
-        other.is_some_and(|user| {
-            is_denied_to_process(&self.net, Some(&user), sk, port, direction, peer)
+        other.is_some_and(|owner| {
+            is_denied_to_process(&self.net, Some(&owner), sk, port, direction, peer)
         })
     }
 
@@ -320,7 +322,7 @@ impl Policy {
 
     /// The mark and the priority that what is sent to a peer is to have. Any context but hard
     /// interrupts.
-    pub(crate) fn changes(&self, sk: &Sock, peer: &Peer) -> (Option<u32>, Option<u32>) {
+    pub(crate) fn mark_and_priority(&self, sk: &Sock, peer: &Peer) -> (Option<u32>, Option<u32>) {
         let changes = self.with_evaluation(sk, |evaluation| {
             let judgement = evaluation.judge(Direction::Out, peer);
             let rule = evaluation.verdicts.rule(judgement)?;
@@ -348,7 +350,11 @@ impl Policy {
 
     /// The handles of the rules that decide, out and in, and the directions in which nothing
     /// passes, as bits: `ENOMEM`. Process context.
-    pub(crate) fn show(&self, caller: Caller<'_>, sk: &Sock) -> Result<([Option<u32>; 2], u32)> {
+    pub(crate) fn deciding_rules(
+        &self,
+        caller: Caller<'_>,
+        sk: &Sock,
+    ) -> Result<([Option<u32>; 2], u32)> {
         if !self.is_in_force() {
             return Ok(([None; 2], 0));
         }

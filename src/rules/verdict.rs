@@ -4,7 +4,7 @@
 
 use super::net_policy::NetPolicy;
 use super::set::{Action, Rule, SharedRules};
-use super::{Counting, Outcome, Packets, Stopped, Traffic};
+use super::{Counting, Denial, Outcome, Packets, Traffic};
 use crate::identity::Owner;
 use crate::pure::{
     bucket::Buckets,
@@ -184,7 +184,7 @@ impl Evaluation<'_> {
         &mut self,
         net: &NetPolicy,
         traffic: &Traffic,
-    ) -> (Outcome, Option<Stopped>) {
+    ) -> (Outcome, Option<Denial>) {
         let (direction, packets) = (traffic.direction, traffic.packets);
         let counts = packets.counting == Counting::Now;
         let judgement = self.judge(direction, &traffic.peer);
@@ -199,7 +199,7 @@ impl Evaluation<'_> {
             let always = verdicts.side(direction).judgement == judgement
                 || sk.is_stream() && !sk.is_listening();
             let stopped = if always {
-                verdicts.stop(net, direction, judgement)
+                verdicts.note_denial(net, direction, judgement)
             } else {
                 None
             };
@@ -261,18 +261,18 @@ impl Verdicts {
     }
 
     /// Notes, and counts, that nothing passes; gives what to tell the process, the first time.
-    pub(super) fn stop(
+    pub(super) fn note_denial(
         &mut self,
         net: &NetPolicy,
         direction: Direction,
         judgement: Judgement,
-    ) -> Option<Stopped> {
+    ) -> Option<Denial> {
         if !self.denies(judgement) || core::mem::replace(&mut self.side(direction).notified, true) {
             return None;
         }
         let rule = self.rule(judgement);
         net.count_denied(rule.map(Arc::as_ref));
-        Some(Stopped {
+        Some(Denial {
             rule: rule.map_or(0, |rule| rule.handle),
             direction,
         })
@@ -284,7 +284,7 @@ impl Verdicts {
         &mut self,
         direction: Direction,
         judgement: Judgement,
-    ) -> Option<Stopped> {
+    ) -> Option<Denial> {
         if !self.denies(judgement) {
             return None;
         }
@@ -298,7 +298,7 @@ impl Verdicts {
             return None;
         }
         side.told = Some(now);
-        Some(Stopped { rule, direction })
+        Some(Denial { rule, direction })
     }
 
     /// Whether the sock has a rule's mark, priority or rate.

@@ -71,7 +71,7 @@ pub(super) struct Loss {
 }
 
 /// Frees a packet of which not all was delivered.
-pub(super) fn give_up(channel: &Channel, sk: &Sock, skb: SkBuff, loss: &Loss) {
+pub(super) fn free_lost(channel: &Channel, sk: &Sock, skb: SkBuff, loss: &Loss) {
     skb.count_dropped(sk, loss.datagrams);
     if loss.end > 0 {
         skb.consume(sk);

@@ -2,7 +2,7 @@
 
 //! Datagrams that come from a driver's frames to the RX ring, without the sock's queue.
 
-use super::dropped::{give_up, Loss};
+use super::dropped::{free_lost, Loss};
 use super::frames::INVALID_MAX;
 use super::Receiver;
 use crate::channel::Channel;
@@ -108,7 +108,7 @@ impl<'a> Delivery<'a> {
             Fate::Queue => return Some(datagram),
             Fate::Filtered(why) => datagram.drop(sk, why),
             // What monitors have seen is remembered under the lock.
-            Fate::Lost(loss) => give_up(channel, sk, datagram.into_skb(), &loss),
+            Fate::Lost(loss) => free_lost(channel, sk, datagram.into_skb(), &loss),
             Fate::Received => {
                 datagram.with_skb(|skb| skb.count_received(sk));
                 datagram.finish(spare);

@@ -35,7 +35,7 @@ use crate::sys::{
     sock::{LockedSock, Sock}, //
 };
 use core::ops::Range;
-use dropped::{give_up, DropReason, Loss};
+use dropped::{free_lost, DropReason, Loss};
 use frames::INVALID_MAX;
 use kernel::prelude::*;
 use pieces::{Piece, Pieces, Size};
@@ -66,7 +66,7 @@ pub(crate) struct Receiver {
     frames: KVec<Frame>,
     pieces: KernelVecBuffer,
     /// The FILL ring has had an entry.
-    begun: bool,
+    had_frames: bool,
     /// Packets are being dropped, as there is no room or no frame.
     overrun: bool,
     /// Where the program had read up to when those who wait for the channel were woken last, and in
@@ -95,7 +95,7 @@ impl Receiver {
             ready: None,
             frames: KVec::with_capacity(CHAIN_MAX as usize, GFP_KERNEL_ACCOUNT)?,
             pieces: KernelVecBuffer::new(CHAIN_MAX as usize)?,
-            begun: false,
+            had_frames: false,
             overrun: false,
             woken: None,
             left_invalid: 0,
@@ -106,9 +106,9 @@ impl Receiver {
 
     /// Notes, and says, whether the FILL ring has had an entry. Packets that come before stay in the queue of their
     /// sock, within its limits: the program could give no frame, since it has the rings only with the channel.
-    fn note_begun(&mut self) -> bool {
-        self.begun = self.begun || self.fill.positions() != (0, 0);
-        self.begun
+    fn note_frames(&mut self) -> bool {
+        self.had_frames = self.had_frames || self.fill.positions() != (0, 0);
+        self.had_frames
     }
 
     /// Where the FILL and the RX ring are: the producers' indices and the consumers'.
@@ -370,8 +370,8 @@ fn count(flow: &Flow, meta: &Meta, packets: u64, bytes: u32) {
 
 impl Channel {
     /// Whether the program has given frames for receiving. Process context.
-    pub(crate) fn has_begun(&self) -> bool {
-        self.receiver.lock().note_begun()
+    pub(crate) fn has_had_frames(&self) -> bool {
+        self.receiver.lock().note_frames()
     }
 
     /// Moves packets that are queued on the flow's sock to the RX ring, at most [`RECEIVED_MAX`];
@@ -384,7 +384,7 @@ impl Channel {
         softirqs: &SoftirqsOff,
     ) -> bool {
         let mut receiver = self.receiver.lock_with(softirqs);
-        if !receiver.note_begun() {
+        if !receiver.note_frames() {
             drop(receiver);
             // epoll asks again about what was woken, and only about that: by then there may be frames.
             self.tell(flow, sk, false, Wake::All);
@@ -395,7 +395,7 @@ impl Channel {
         while let Some(skb) = family::next_packet(sk, &mut left) {
             match receiver.deliver(self, flow, sk, &skb, locked) {
                 None => skb.consume(sk),
-                Some(loss) => give_up(self, sk, skb, &loss),
+                Some(loss) => free_lost(self, sk, skb, &loss),
             }
             if sk.is_queue_empty() {
                 break;

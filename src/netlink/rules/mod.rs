@@ -28,7 +28,7 @@ use parse::parts;
 pub(crate) use show::{dump, show_all};
 
 /// Has live flows follow the rules, and tells their processes.
-fn sweep(net: &Net) {
+fn apply_to_flows(net: &Net) {
     // Those that are opened later follow them already.
     let end = net.flows.lock().open.end();
     let mut next = 0u32;
@@ -67,7 +67,7 @@ fn put_in_force(request: &Request<'_>, net: &Net, set: RuleSet) -> Result {
     if net.policy.set_rules(set) || NetPolicy::enforcing() == 0 {
         forget_unnoted();
     }
-    sweep(net);
+    apply_to_flows(net);
     if is_open && net.is_hooked() {
         requester.net().unhook_local_out();
         net.set_hooked(false);
