@@ -30,7 +30,7 @@ const FIND: &str = "kopi_found";
 const FIRST_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// The lock of those who load and unload, below the folder of what there is as long as the machine
 /// runs.
-const TURN: &str = "enforce.lock";
+const LOCK_FILE: &str = "enforce.lock";
 /// The security modules of the kernel.
 const LSMS: &str = "/sys/kernel/security/lsm";
 
@@ -77,8 +77,8 @@ static OBJECT: &Aligned<[u8]> =
     &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/enforce.bpf.o")));
 
 /// Waits until no other kopictl loads or unloads hooks; none begins as long as this is there.
-pub(crate) fn take_turn() -> anyhow::Result<Flock<File>> {
-    runtime::take_turn(TURN).context("enforcing is turned on and off by root")
+pub(crate) fn lock() -> anyhow::Result<Flock<File>> {
+    runtime::lock(LOCK_FILE).context("enforcing is turned on and off by root")
 }
 
 /// Loads those of the hooks that aren't there. They ask the module from then on, which refuses nothing

@@ -107,7 +107,7 @@ enum Command {
     Attach(direct::Attach),
     /// Detach a device, so that all packets take the stack again, and remove the XDP program if it
     /// is kopictl's
-    Detach(direct::Which),
+    Detach(direct::DeviceArg),
     /// Show or set engines: kernel threads that send for busy channels, which then need no system
     /// call
     Engine {

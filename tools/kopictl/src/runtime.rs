@@ -21,11 +21,11 @@ pub(crate) fn folder() -> io::Result<PathBuf> {
 
 /// Waits until no other kopictl has that lock of the folder, in whatever network namespace; none gets it as long
 /// as this is there.
-pub(crate) fn take_turn(lock: &str) -> io::Result<Flock<File>> {
-    turn_at(&folder()?.join(lock))
+pub(crate) fn lock(lock: &str) -> io::Result<Flock<File>> {
+    lock_at(&folder()?.join(lock))
 }
 
-fn turn_at(path: &Path) -> io::Result<Flock<File>> {
+fn lock_at(path: &Path) -> io::Result<Flock<File>> {
     let mut options = OpenOptions::new();
     // Nobody else can open it, and keep it.
     options.create(true).truncate(false).write(true).mode(0o600);
@@ -75,9 +75,9 @@ mod tests {
     }
 
     #[test]
-    fn one_at_a_time_has_its_turn() {
-        let path = std::env::temp_dir().join(format!("kopictl-turn-{}", std::process::id()));
-        let first = turn_at(&path).unwrap();
+    fn one_at_a_time_has_the_lock() {
+        let path = std::env::temp_dir().join(format!("kopictl-lock-{}", std::process::id()));
+        let first = lock_at(&path).unwrap();
         let other = || Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusiveNonblock);
         assert!(other().is_err());
         drop(first);

@@ -34,11 +34,11 @@ const PROGRAM: &str = "kopi_redirect";
 const PORT_MAP: &str = "port_map";
 
 /// The lock of those who attach and detach.
-const TURN: &str = "attach.lock";
+const LOCK_FILE: &str = "attach.lock";
 
 /// A device.
 #[derive(Args)]
-pub(crate) struct Which {
+pub(crate) struct DeviceArg {
     /// The device's name
     #[arg(value_name = "DEV")]
     device: String,
@@ -48,7 +48,7 @@ pub(crate) struct Which {
 #[derive(Args)]
 pub(crate) struct Attach {
     #[command(flatten)]
-    which: Which,
+    which: DeviceArg,
 
     /// Leave the device's offloads as they are
     #[arg(long)]
@@ -58,7 +58,7 @@ pub(crate) struct Attach {
 /// Attaches a device, with an XDP program if it has none but an old one of kopictl's.
 pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
     let _undisturbed = Undisturbed::begin();
-    let mut device = Found::find(&options.which.device, Some(Connection::open()?))?;
+    let mut device = FoundDevice::find(&options.which.device, Some(Connection::open()?))?;
     attach_found(&mut device, options.keep_offloads)
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn attach(options: &Attach) -> anyhow::Result<()> {
 /// there.
 pub(crate) fn attach_if_there(name: &str, keep_offloads: bool) -> anyhow::Result<bool> {
     let _undisturbed = Undisturbed::begin();
-    let Some(mut device) = Found::find_if_there(name, Some(Connection::open()?))? else {
+    let Some(mut device) = FoundDevice::find_if_there(name, Some(Connection::open()?))? else {
         return Ok(false);
     };
     if device.is_attached()? {
@@ -94,20 +94,20 @@ pub(crate) fn index_if_there(name: &str) -> anyhow::Result<Option<u32>> {
 /// that are turned off are noted later, and are turned on again after the note is gone.
 struct Undisturbed {
     before: Option<SigSet>,
-    _turn: Option<Flock<File>>,
+    _lock: Option<Flock<File>>,
 }
 
 impl Undisturbed {
-    /// Waits for its turn. Who may not have the lock, as one that isn't root but has the capability, goes without.
+    /// Waits for the lock. A process that may not have it, since it isn't root but has the capability, goes without.
     fn begin() -> Self {
-        Self::with(runtime::take_turn(TURN).ok())
+        Self::with(runtime::lock(LOCK_FILE).ok())
     }
 
-    fn with(turn: Option<Flock<File>>) -> Self {
+    fn with(lock: Option<Flock<File>>) -> Self {
         let signals = SigSet::from_iter([Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]);
         Self {
             before: signals.thread_swap_mask(SigmaskHow::SIG_BLOCK).ok(),
-            _turn: turn,
+            _lock: lock,
         }
     }
 }
@@ -123,9 +123,9 @@ impl Drop for Undisturbed {
 
 /// Has the offloads of an attached device be as if it had been attached so. Where the program isn't
 /// kopictl's, they are left alone, as they were then.
-fn change_offloads(device: &Found<'_>, keep_offloads: bool) -> anyhow::Result<()> {
+fn change_offloads(device: &FoundDevice<'_>, keep_offloads: bool) -> anyhow::Result<()> {
     // An older program has no note, and may be without one.
-    let Some(own) = Own::of(&device.link).filter(|own| own.note().is_ok()) else {
+    let Some(own) = OwnProgram::of(&device.link).filter(|own| own.note().is_ok()) else {
         return Ok(());
     };
     let mut off = TurnedOff::before(device, Some(&own))?;
@@ -149,10 +149,10 @@ fn change_offloads(device: &Found<'_>, keep_offloads: bool) -> anyhow::Result<()
     Ok(())
 }
 
-fn attach_found(device: &mut Found<'_>, keep_offloads: bool) -> anyhow::Result<()> {
+fn attach_found(device: &mut FoundDevice<'_>, keep_offloads: bool) -> anyhow::Result<()> {
     let name = device.name;
     // It redirects to a module that is gone. Who may not look at it leaves it, as he does others.
-    let old = Own::of(&device.link);
+    let old = OwnProgram::of(&device.link);
     match program_of(&device.link) {
         (XdpAttached::None, _) => (),
         _ if old.is_some() => (),
@@ -187,14 +187,14 @@ fn attach_found(device: &mut Found<'_>, keep_offloads: bool) -> anyhow::Result<(
 }
 
 /// Detaches a device, and takes the program away if it is kopictl's: also one that outlived the module.
-pub(crate) fn detach(which: &Which) -> anyhow::Result<()> {
+pub(crate) fn detach(which: &DeviceArg) -> anyhow::Result<()> {
     let _undisturbed = Undisturbed::begin();
     let connection = match Connection::open() {
         Err(Error::NoKopi) => None,
         connection => Some(connection?),
     };
-    let mut device = Found::find(&which.device, connection)?;
-    let own = Own::of(&device.link);
+    let mut device = FoundDevice::find(&which.device, connection)?;
+    let own = OwnProgram::of(&device.link);
     match device.ask(Command::DeviceDetach, None) {
         // There was nothing of the module's to detach.
         Err(Error::NoKopi) if own.is_some() => (),
@@ -219,14 +219,14 @@ pub(crate) fn detach(which: &Which) -> anyhow::Result<()> {
 }
 
 /// A device that there is, and those that know of it: the module, if it is loaded, and the stack.
-struct Found<'a> {
+struct FoundDevice<'a> {
     name: &'a str,
     link: LinkMessage,
     connection: Option<Connection>,
     socket: Socket,
 }
 
-impl<'a> Found<'a> {
+impl<'a> FoundDevice<'a> {
     fn find(name: &'a str, connection: Option<Connection>) -> anyhow::Result<Self> {
         Self::find_if_there(name, connection)?.with_context(|| format!("there is no device {name}"))
     }
@@ -278,7 +278,7 @@ impl<'a> Found<'a> {
 
     /// Has the driver run a program of kopictl's no more; says whether it still did, since somebody may have put
     /// another in its place meanwhile.
-    fn take_off(&self, own: &Own) -> Result<bool, Error> {
+    fn take_off(&self, own: &OwnProgram) -> Result<bool, Error> {
         take_off_program(&self.socket, self.link.header.index, own.fd.as_fd())
     }
 
@@ -286,7 +286,7 @@ impl<'a> Found<'a> {
     /// need.
     fn start(
         &self,
-        old: Option<&Own>,
+        old: Option<&OwnProgram>,
         program: &mut Program,
         off: &mut TurnedOff,
         keep_offloads: bool,
@@ -336,7 +336,7 @@ struct TurnedOff {
 
 impl TurnedOff {
     /// Those that the note of a program has.
-    fn before(device: &Found<'_>, program: Option<&Own>) -> anyhow::Result<Self> {
+    fn before(device: &FoundDevice<'_>, program: Option<&OwnProgram>) -> anyhow::Result<Self> {
         let note = program.and_then(|own| own.note().ok());
         let bits = note.unwrap_or_default();
         let known = STRIP.iter().chain(COALESCE).copied().enumerate();
@@ -423,12 +423,12 @@ impl Program {
 }
 
 /// A program of kopictl's that a driver ran. It is kept open, so that no other can have its number.
-struct Own {
+struct OwnProgram {
     info: ProgramInfo,
     fd: ProgramFd,
 }
 
-impl Own {
+impl OwnProgram {
     /// That of a device, if it is known to be kopictl's.
     fn of(link: &LinkMessage) -> Option<Self> {
         let (XdpAttached::Driver, Some(number)) = program_of(link) else {

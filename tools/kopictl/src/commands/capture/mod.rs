@@ -277,9 +277,9 @@ impl<'a> Session<'a> {
     fn begin(options: &'a Options, as_json: bool) -> anyhow::Result<Self> {
         let (filter, snaplen) = options.filter()?;
         let signals = Rc::new(signals()?);
-        let flows = Flows::new().map_err(|error| permitted(error.into()))?;
-        let monitor = Monitor::new().map_err(permitted)?;
-        let ring = Ring::open(&monitor.name, &filter, snaplen).map_err(permitted)?;
+        let flows = Flows::new().map_err(|error| explain_permission(error.into()))?;
+        let monitor = Monitor::new().map_err(explain_permission)?;
+        let ring = Ring::open(&monitor.name, &filter, snaplen).map_err(explain_permission)?;
         monitor.mark()?;
         let words = Words {
             names: Names::new(options.numeric),
@@ -426,7 +426,7 @@ fn ignored(status: &str) -> u64 {
 }
 
 /// Says what a capture needs, if it isn't permitted.
-fn permitted(error: anyhow::Error) -> anyhow::Error {
+fn explain_permission(error: anyhow::Error) -> anyhow::Error {
     if !is_permission(&error) {
         return error;
     }

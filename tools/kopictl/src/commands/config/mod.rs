@@ -9,7 +9,7 @@ use super::{
     direct::{attach_if_there, index_if_there},
     engine::{BUDGET, IDLE},
     is_permission, limit,
-    place::{Place, Wrong},
+    location::{LocatedError, Location},
     rule::{adjust, check_enforce, put_in_force},
 };
 use crate::{
@@ -37,8 +37,8 @@ use std::{
     path::PathBuf,
 };
 
-/// The one that kopi.service puts in force.
-const USUAL: &str = "/etc/kopi/kopi.conf";
+/// The file that kopi.service applies.
+const DEFAULT_FILE: &str = "/etc/kopi/kopi.conf";
 
 /// What to do with the configuration.
 #[derive(Subcommand)]
@@ -65,7 +65,7 @@ pub(crate) enum ConfigCommand {
 #[derive(Args)]
 pub(crate) struct Which {
     /// The file, as kopi.conf(5) describes it
-    #[arg(default_value = USUAL)]
+    #[arg(default_value = DEFAULT_FILE)]
     file: PathBuf,
 }
 
@@ -88,7 +88,7 @@ struct Applied {
     attached: Vec<String>,
     absent: Vec<String>,
     failed: usize,
-    errors: Vec<Wrong>,
+    errors: Vec<LocatedError>,
     /// The file has rules, and none is in force, nor its default and `enforce`.
     rules_refused: bool,
     /// How many of those that failed would have been done for somebody else.
@@ -101,7 +101,7 @@ struct Applied {
 struct Checked {
     /// The kernel was asked, too.
     by_kernel: bool,
-    errors: Vec<Wrong>,
+    errors: Vec<LocatedError>,
 }
 
 /// Checks or applies.
@@ -130,9 +130,9 @@ impl Which {
 
     fn read(&self) -> anyhow::Result<File> {
         let name = &self.name();
-        let text = fs::read_to_string(&self.file).with_context(|| Place::file(name))?;
+        let text = fs::read_to_string(&self.file).with_context(|| Location::file(name))?;
         text.parse()
-            .map_err(|(line, what): (_, String)| anyhow!(what).context(Place::line(name, line)))
+            .map_err(|(line, what): (_, String)| anyhow!(what).context(Location::line(name, line)))
     }
 }
 
@@ -151,7 +151,7 @@ fn check(which: &Which, as_json: bool) -> anyhow::Result<()> {
         by_kernel = true;
         ask_kernel(&file, &which.name()).map(drop)
     });
-    let errors = checked.as_ref().err().map(Wrong::from);
+    let errors = checked.as_ref().err().map(LocatedError::from);
     let printed = match as_json {
         true => json(&Checked {
             by_kernel,
@@ -172,7 +172,7 @@ fn ask_kernel(file: &File, name: &str) -> anyhow::Result<bool> {
     };
     for (line, limit, _) in &file.limits {
         if !known.contains_key(limit) {
-            return Err(anyhow!("there is no limit {limit}").context(Place::line(name, *line)));
+            return Err(anyhow!("there is no limit {limit}").context(Location::line(name, *line)));
         }
     }
     // Without a rule, there is nothing else that the kernel could refuse.
@@ -210,7 +210,7 @@ fn apply(which: &Which, part: &Part<'_>, as_json: bool) -> anyhow::Result<()> {
         false => Ok(()),
     };
     // Whether anybody reads it changes nothing of what came of it.
-    begun.and_then(|()| applied.came_of_it(&name)).and(printed)
+    begun.and_then(|()| applied.result(&name)).and(printed)
 }
 
 /// Whether a name in a file is an alternative one of a device, as `kopictl attach` takes it, too.
@@ -245,19 +245,19 @@ impl Applied {
                 true => limit::set(limit, *value),
                 false => Err(anyhow!("there is no limit {limit}")),
             });
-            self.limits += usize::from(self.is_done(name, *line, result).is_some());
+            self.limits += usize::from(self.record(name, *line, result).is_some());
         }
         self.put_rules(&file.rules, name);
         if let Some((line, engines)) = &file.engines {
             let set = set_engines(engines);
-            if self.is_done(name, *line, set).is_some() {
+            if self.record(name, *line, set).is_some() {
                 self.engines = engines.cpu.len();
             }
         }
         let mut known = BTreeMap::new();
         for (line, device, keep_offloads) in &file.devices {
             let there = attach_one(&mut known, *line, device, *keep_offloads);
-            match self.is_done(name, *line, there) {
+            match self.record(name, *line, there) {
                 Some(true) => self.attached.push(device.clone()),
                 Some(false) => {
                     remark(format!(
@@ -272,9 +272,9 @@ impl Applied {
 
     /// Where `enforce` can't be had, the rules and the default are in force without it.
     fn put_rules(&mut self, file: &grammar::File, name: &str) {
-        let mut put = rules_in_force(file, name);
+        let mut put = apply_rules(file, name);
         if let (Err(error), true) = (&put, file.enforce.is_some()) {
-            let rest = rules_in_force(&file.without_enforce(), name);
+            let rest = apply_rules(&file.without_enforce(), name);
             // Else it was about the rest.
             if rest.is_ok() {
                 self.fail(error);
@@ -295,12 +295,12 @@ impl Applied {
         }
     }
 
-    /// The result for a line; says what went wrong.
-    fn is_done<T>(&mut self, name: &str, line: usize, result: anyhow::Result<T>) -> Option<T> {
+    /// Records the result of a line; gives it, unless it is an error, which is printed.
+    fn record<T>(&mut self, name: &str, line: usize, result: anyhow::Result<T>) -> Option<T> {
         match result {
             Ok(done) => Some(done),
             Err(error) => {
-                self.fail(&error.context(Place::line(name, line)));
+                self.fail(&error.context(Location::line(name, line)));
                 None
             }
         }
@@ -317,8 +317,8 @@ impl Applied {
         self.errors.push(error.into());
     }
 
-    /// What came of all lines.
-    fn came_of_it(&self, name: &str) -> anyhow::Result<()> {
+    /// The result of all lines.
+    fn result(&self, name: &str) -> anyhow::Result<()> {
         let lines = |number| match number {
             1 => "a line is not in force".to_owned(),
             number => format!("{number} lines are not in force"),
@@ -343,9 +343,9 @@ impl Applied {
     }
 }
 
-/// How many rules are the file's, and how many were taken away. Without one, those in force stay, whatever else it
-/// says.
-fn rules_in_force(file: &grammar::File, name: &str) -> anyhow::Result<(usize, usize)> {
+/// Puts the file's rules in force. Returns their number, and how many were taken away. Without one, those in force stay,
+/// whatever else the file says.
+fn apply_rules(file: &grammar::File, name: &str) -> anyhow::Result<(usize, usize)> {
     if file.is_empty() {
         return Ok((0, 0));
     }
@@ -389,14 +389,14 @@ fn taken_away(before: &[Rule], after: &[Rule]) -> usize {
 fn set_engines(wanted: &Engines) -> anyhow::Result<()> {
     let mut connection = Connection::open()?;
     let there: Vec<Engine> = connection.dump(Command::EngineGet)?;
-    if !are_as(&there, wanted) {
+    if !match_config(&there, wanted) {
         connection.request::<_, Engines>(Command::EngineSet, wanted)?;
     }
     Ok(())
 }
 
 /// Whether engines are as a line wants them, in which a word that is missing means the default.
-fn are_as(there: &[Engine], wanted: &Engines) -> bool {
+fn match_config(there: &[Engine], wanted: &Engines) -> bool {
     let cpus: BTreeSet<_> = there.iter().filter_map(|engine| engine.cpu).collect();
     let is_as = |engine: &Engine| {
         engine.idle == Some(wanted.idle.unwrap_or(IDLE))
@@ -422,12 +422,12 @@ mod tests {
             idle,
             budget,
         };
-        assert!(are_as(&[engine(IDLE, BUDGET)], &line(None, None)));
-        assert!(are_as(&[engine(500, BUDGET)], &line(Some(500), None)));
-        assert!(!are_as(&[engine(500, BUDGET)], &line(None, None)));
-        assert!(!are_as(&[engine(IDLE, 1024)], &line(None, None)));
-        assert!(!are_as(&[], &line(None, None)));
-        assert!(are_as(&[], &Engines::default()));
+        assert!(match_config(&[engine(IDLE, BUDGET)], &line(None, None)));
+        assert!(match_config(&[engine(500, BUDGET)], &line(Some(500), None)));
+        assert!(!match_config(&[engine(500, BUDGET)], &line(None, None)));
+        assert!(!match_config(&[engine(IDLE, 1024)], &line(None, None)));
+        assert!(!match_config(&[], &line(None, None)));
+        assert!(match_config(&[], &Engines::default()));
     }
 
     #[test]
@@ -453,8 +453,8 @@ mod tests {
     #[test]
     fn that_no_rule_is_in_force_is_said() {
         let mut applied = Applied::default();
-        assert!(applied.came_of_it("f").is_ok());
-        let text = |applied: &Applied| applied.came_of_it("f").unwrap_err().to_string();
+        assert!(applied.result("f").is_ok());
+        let text = |applied: &Applied| applied.result("f").unwrap_err().to_string();
         applied.failed = 1;
         assert_eq!(text(&applied), "f: a line is not in force");
         applied.rules_refused = true;

@@ -2,9 +2,9 @@
 
 //! Whether the usual file is in force, as `kopictl doctor` asks.
 
-use super::{ask_kernel, File, Which, USUAL};
+use super::{ask_kernel, File, Which, DEFAULT_FILE};
 use crate::{
-    commands::{direct::whichever_attached, is_permission, limit, place::Place},
+    commands::{direct::whichever_attached, is_permission, limit, location::Location},
     link::{connect, find_if_there},
     message::{device::Device, rule::Ruleset, Command},
     netlink::{Connection, Error},
@@ -14,12 +14,14 @@ use std::path::Path;
 /// Why the usual file isn't in force, and what to do; none where that isn't seen, or for who may not ask. The
 /// service puts it in force in the initial network namespace.
 pub(crate) fn not_in_force(connection: &mut Connection) -> Option<(String, &'static str)> {
-    if !limit::are_here() || !Path::new(USUAL).exists() {
+    if !limit::are_here() || !Path::new(DEFAULT_FILE).exists() {
         return None;
     }
-    let which = Which { file: USUAL.into() };
+    let which = Which {
+        file: DEFAULT_FILE.into(),
+    };
     let checked = which.read().and_then(|file| {
-        let differs = ask_kernel(&file, USUAL)?;
+        let differs = ask_kernel(&file, DEFAULT_FILE)?;
         let set: Ruleset = connection.get(Command::RulesetGet, &Ruleset::default())?;
         Ok(missing(&file, connection.rules()?.len(), differs, &set))
     });
@@ -41,7 +43,9 @@ pub(crate) fn not_in_force(connection: &mut Connection) -> Option<(String, &'sta
 pub(crate) fn not_attached(
     connection: &mut Connection,
 ) -> Result<Vec<(String, String, String)>, Error> {
-    let which = Which { file: USUAL.into() };
+    let which = Which {
+        file: DEFAULT_FILE.into(),
+    };
     let file = match which.read() {
         Ok(file) if limit::are_here() && !file.devices.is_empty() => file,
         _ => return Ok(Vec::new()),
@@ -75,7 +79,7 @@ fn unattached(
                 "if the name is wrong: `ip link` shows the right one".to_owned(),
             ),
         };
-        Some((Place::line(USUAL, *line).to_string(), what, fix))
+        Some((Location::line(DEFAULT_FILE, *line).to_string(), what, fix))
     };
     file.devices.iter().filter_map(unattached).collect()
 }

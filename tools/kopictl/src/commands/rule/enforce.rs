@@ -3,7 +3,7 @@
 //! Changes that have the rules judge ordinary sockets, too, or no more.
 
 use crate::{
-    commands::place::Place,
+    commands::location::Location,
     grammar::File,
     hooks,
     message::{rule::Ruleset, Command},
@@ -14,16 +14,16 @@ use anyhow::Context;
 
 /// Says that it is about the line with `enforce`, unless another place is known.
 pub(super) fn at_enforce(error: anyhow::Error, name: &str, line: usize) -> anyhow::Error {
-    match error.is::<Place>() {
+    match error.is::<Location>() {
         true => error,
-        false => error.context(Place::line(name, line)),
+        false => error.context(Location::line(name, line)),
     }
 }
 
 /// Whether enforcing could be had where a file of that name wants it. Nothing is loaded.
 pub(crate) fn check_enforce(file: &File, name: &str) -> anyhow::Result<()> {
     match file.enforce {
-        Some((line, true)) => hooks::could_load().with_context(|| Place::line(name, line)),
+        Some((line, true)) => hooks::could_load().with_context(|| Location::line(name, line)),
         _ => Ok(()),
     }
 }
@@ -38,7 +38,7 @@ pub(super) fn with_hooks<T>(
     if before.enforcing.is_none() {
         return change();
     }
-    let _turn = hooks::take_turn()?;
+    let _lock = hooks::lock()?;
     if on {
         hooks::load()?;
     }

@@ -6,7 +6,7 @@ mod enforce;
 mod save;
 
 use super::{
-    place::{Place, Wrong},
+    location::{LocatedError, Location},
     Usage,
 };
 use crate::{
@@ -123,7 +123,7 @@ pub(crate) struct Restored {
     /// Or would be, of a check.
     pub(crate) changed: bool,
     generation: Option<u64>,
-    errors: Vec<Wrong>,
+    errors: Vec<LocatedError>,
 }
 
 /// Does it.
@@ -262,7 +262,7 @@ fn change(default: Option<Verdict>, enforce: Option<bool>) -> anyhow::Result<()>
 /// Changes what a file of that name says beside rules; those in force stay.
 pub(crate) fn adjust(file: &File, name: &str) -> anyhow::Result<()> {
     let enforce = file.enforce.map(|(_, on)| on);
-    let adjusted = || change(file.default, enforce).with_context(|| Place::file(name));
+    let adjusted = || change(file.default, enforce).with_context(|| Location::file(name));
     match file.enforce {
         Some((line, on)) => with_hooks(on, adjusted).map_err(|error| at_enforce(error, name, line)),
         None => adjusted(),
@@ -297,9 +297,9 @@ fn restored(options: &Restore) -> anyhow::Result<Restored> {
     } else {
         fs::read_to_string(&options.file)
     };
-    let file: File = match text.with_context(|| Place::file(name))?.parse() {
+    let file: File = match text.with_context(|| Location::file(name))?.parse() {
         Ok(file) => file,
-        Err((line, what)) => return Err(anyhow!(what).context(Place::line(name, line))),
+        Err((line, what)) => return Err(anyhow!(what).context(Location::line(name, line))),
     };
     // It may have been cut off.
     if file.is_empty() {
@@ -386,7 +386,7 @@ fn located(error: Error, name: &str, file: &File) -> anyhow::Error {
             .map(|(line, _)| *line),
         _ => None,
     };
-    let place = line.map_or_else(|| Place::file(name), |line| Place::line(name, line));
+    let place = line.map_or_else(|| Location::file(name), |line| Location::line(name, line));
     anyhow::Error::new(error).context(place)
 }
 

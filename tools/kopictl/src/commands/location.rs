@@ -7,12 +7,12 @@ use std::fmt;
 
 /// A file, or a line of it: the context of an error.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Location {
     file: String,
     line: Option<usize>,
 }
 
-impl Place {
+impl Location {
     /// A line of a file.
     pub(crate) fn line(file: &str, line: usize) -> Self {
         Self {
@@ -30,7 +30,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
             Some(line) => write!(out, "{}:{line}", self.file),
@@ -41,17 +41,19 @@ impl fmt::Display for Place {
 
 /// An error, as JSON.
 #[derive(Debug, PartialEq, Serialize)]
-pub(crate) struct Wrong {
+pub(crate) struct LocatedError {
     /// The line at which it is, if it is at one.
     line: Option<usize>,
     /// The words that are printed on standard error, too.
     text: String,
 }
 
-impl From<&anyhow::Error> for Wrong {
+impl From<&anyhow::Error> for LocatedError {
     fn from(error: &anyhow::Error) -> Self {
         Self {
-            line: error.downcast_ref::<Place>().and_then(|place| place.line),
+            line: error
+                .downcast_ref::<Location>()
+                .and_then(|place| place.line),
             text: format!("{error:#}"),
         }
     }
@@ -64,11 +66,13 @@ mod tests {
 
     #[test]
     fn the_line_is_found_below_other_contexts() {
-        let error = anyhow!("no").context(Place::line("f", 3)).context("outer");
-        let wrong = Wrong::from(&error);
+        let error = anyhow!("no")
+            .context(Location::line("f", 3))
+            .context("outer");
+        let wrong = LocatedError::from(&error);
         assert_eq!((wrong.line, &*wrong.text), (Some(3), "outer: f:3: no"));
-        let error = anyhow!("no").context(Place::file("f"));
-        let wrong = Wrong::from(&error);
+        let error = anyhow!("no").context(Location::file("f"));
+        let wrong = LocatedError::from(&error);
         assert_eq!((wrong.line, &*wrong.text), (None, "f: no"));
     }
 }
