@@ -15,7 +15,7 @@ use crate::pure::{
     peer::Peer,
     rule::{Direction, Received}, //
 };
-use crate::rules::{self, Counting, Outcome, Packets, Policy, Traffic};
+use crate::rules::{self, Counting, Outcome, Policy, Traffic};
 use crate::sys::{
     errno::enobufs,
     family,
@@ -201,15 +201,7 @@ impl JudgesOrdinary for Ordinary {
     }
 
     fn judge_received(known: Option<&Self>, sk: &Sock, from: &Peer, size: Received) -> Result {
-        let traffic = Traffic {
-            direction: Direction::In,
-            peer: *from,
-            packets: Packets {
-                datagrams: size.datagrams,
-                bytes: size.bytes,
-                counting: Counting::Now,
-            },
-        };
+        let traffic = Traffic::received(*from, size, Counting::Now);
         let port = sk.local_port();
         let outcome = match known {
             // Rules would take it for one of the IPv4 host.

@@ -114,7 +114,7 @@ impl Flow {
 
     /// What the rules decide for a process, or for the current owner; and whether they have just stopped the
     /// direction, of which listeners are told.
-    fn judge(
+    pub(super) fn judge(
         &self,
         policy: &Policy,
         process: Option<&Owner>,

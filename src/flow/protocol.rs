@@ -359,15 +359,7 @@ unsafe impl Protocol for Flow {
         counted_before: bool,
         peeks: bool,
     ) -> bool {
-        let traffic = Traffic {
-            direction: Direction::In,
-            peer,
-            packets: Packets {
-                datagrams: size.datagrams,
-                bytes: size.bytes,
-                counting: Counting::unless(counted_before),
-            },
-        };
+        let traffic = Traffic::received(peer, size, Counting::unless(counted_before));
         let sk = socket.sk();
         let judge = |policy: &Policy| {
             // Another process may have read since may_read().

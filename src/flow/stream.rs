@@ -94,10 +94,7 @@ impl Flow {
         if sk.is_listening() && policy.denies(sk, Direction::In, &sent.peer) {
             return Outcome::Denied;
         }
-        let (outcome, stopped) = policy.decide(None, sk, &sent.traffic());
-        if let Some(stopped) = stopped {
-            notify(self, sk, Event::Denied(stopped));
-        }
+        let (outcome, _) = self.judge(policy, None, sk, &sent.traffic());
         match outcome {
             Outcome::Pass => sent.set_mark_and_priority(policy.mark_and_priority(sk, &sent.peer)),
             Outcome::Denied if !sk.is_listening() => family::lock_later::<Self>(sk),

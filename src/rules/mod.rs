@@ -14,7 +14,10 @@ mod policy;
 mod set;
 mod verdict;
 
-use crate::pure::{peer::Peer, rule::Direction};
+use crate::pure::{
+    peer::Peer,
+    rule::{Direction, Received}, //
+};
 use kernel::prelude::*;
 
 pub(crate) use net_policy::NetPolicy;
@@ -55,6 +58,21 @@ pub(crate) struct Traffic {
     /// From whom they come, or to whom they go.
     pub(crate) peer: Peer,
     pub(crate) packets: Packets,
+}
+
+impl Traffic {
+    /// What has come from a peer.
+    pub(crate) fn received(peer: Peer, size: Received, counting: Counting) -> Self {
+        Self {
+            direction: Direction::In,
+            peer,
+            packets: Packets {
+                datagrams: size.datagrams,
+                bytes: size.bytes,
+                counting,
+            },
+        }
+    }
 }
 
 /// The verdict on packets.

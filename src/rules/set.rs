@@ -175,7 +175,7 @@ pub(crate) struct RuleSet {
     /// The handle that was given last.
     pub(crate) last_handle: u32,
     /// A rule names a device. Known once the set is shared.
-    pub(crate) names_device: bool,
+    names_device: bool,
 }
 
 /// A set that flows share. The last of them frees up to 8,192 rules, and may be in a softirq.
@@ -196,6 +196,17 @@ impl RuleSet {
             enforce: false,
             last_handle: 0,
             names_device: false,
+        }
+    }
+
+    /// One with the same default, and as enforced as this one, but with these rules and this last handle.
+    pub(crate) fn with_rules(&self, rules: KVVec<Arc<Rule>>, last_handle: u32) -> Self {
+        Self {
+            rules,
+            deny_others: self.deny_others,
+            enforce: self.enforce,
+            last_handle,
+            ..Self::empty()
         }
     }
 

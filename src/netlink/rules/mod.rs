@@ -14,7 +14,7 @@ use crate::sys::{
     context::cond_resched,
     errno::eopnotsupp,
     family,
-    genl::{Attribute, Request},
+    genl::{Attribute, Request, RuleInput},
     ordinary,
     pernet::Namespace,
     uapi, //
@@ -108,6 +108,28 @@ fn rule_attr<'a>(request: &Request<'a>) -> Result<Attribute<'a>> {
         .ok_or_else(|| request.refuse(EINVAL, c"say which rule", None))
 }
 
+/// The place where a new rule is put: before that of the given handle, or at the end.
+fn position(request: &Request<'_>, table: &RuleInput<'_>, set: &RuleSet) -> Result<usize> {
+    let Some(before) = table.get(uapi::KOPI_A_RULE_BEFORE) else {
+        return Ok(set.rules.len());
+    };
+    let has_handle = |rule: &Arc<Rule>| rule.handle == before.u32();
+    let place = set.rules.iter().position(has_handle);
+    place.ok_or_else(|| request.refuse(ENOENT, c"no rule has that handle", Some(&before)))
+}
+
+/// The handle of a new rule. None is used twice in a namespace: `ENOSPC` after 2^32 rules.
+fn next_handle(request: &Request<'_>, set: &RuleSet) -> Result<u32> {
+    let next = set.last_handle.checked_add(1);
+    next.ok_or_else(|| {
+        request.refuse(
+            ENOSPC,
+            c"this namespace has used up all handles of rules",
+            None,
+        )
+    })
+}
+
 /// `rule-add`: `EBUSY`, `EINVAL`, `ENOENT` for what it is put before, and those of looking paths
 /// up.
 pub(crate) fn add(request: &Request<'_>) -> Result {
@@ -120,28 +142,14 @@ pub(crate) fn add(request: &Request<'_>) -> Result {
     if old.rules.len() >= rules_max(request) {
         return Err(request.refuse(ENOSPC, c"there are too many rules", None));
     }
-    let place = match table.get(uapi::KOPI_A_RULE_BEFORE) {
-        Some(before) => old
-            .rules
-            .iter()
-            .position(|rule| rule.handle == before.u32())
-            .ok_or_else(|| request.refuse(ENOENT, c"no rule has that handle", Some(&before)))?,
-        None => old.rules.len(),
-    };
-    let handle = old.last_handle.checked_add(1).ok_or(ENOSPC)?;
+    let place = position(request, &table, &old)?;
+    let handle = next_handle(request, &old)?;
     let rule = Rule::new(handle, parts)?;
     let mut rules = KVVec::new();
     put_rules(&mut rules, old.rules.iter().take(place).cloned())?;
     put_rules(&mut rules, core::iter::once(rule))?;
     put_rules(&mut rules, old.rules.iter().skip(place).cloned())?;
-    let set = RuleSet {
-        rules,
-        deny_others: old.deny_others,
-        enforce: old.enforce,
-        last_handle: handle,
-        ..RuleSet::empty()
-    };
-    put_in_force(request, &net, set)?;
+    put_in_force(request, &net, old.with_rules(rules, handle))?;
     request.reply(uapi::KOPI_CMD_RULE_ADD, |message| {
         message.u32(uapi::KOPI_A_RULESET_HANDLE, handle)
     })
@@ -168,14 +176,7 @@ pub(crate) fn remove(request: &Request<'_>) -> Result {
     }
     let mut rules = KVVec::new();
     put_rules(&mut rules, others())?;
-    let set = RuleSet {
-        rules,
-        deny_others: old.deny_others,
-        enforce: old.enforce,
-        last_handle: old.last_handle,
-        ..RuleSet::empty()
-    };
-    put_in_force(request, &net, set)?;
+    put_in_force(request, &net, old.with_rules(rules, old.last_handle))?;
     Ok(())
 }
 
@@ -221,7 +222,7 @@ fn read_rules(request: &Request<'_>, old: &RuleSet, set: &mut RuleSet) -> Result
         let rule = match replaced.take(&parts) {
             Some(rule) => rule,
             None => {
-                set.last_handle = set.last_handle.checked_add(1).ok_or(ENOSPC)?;
+                set.last_handle = next_handle(request, set)?;
                 Rule::new(set.last_handle, parts)?
             }
         };
@@ -235,15 +236,11 @@ fn read_rules(request: &Request<'_>, old: &RuleSet, set: &mut RuleSet) -> Result
 fn new_set(request: &Request<'_>, old: &RuleSet) -> Result<RuleSet> {
     let keep = request.get(uapi::KOPI_A_RULESET_KEEP);
     let default = request.get(uapi::KOPI_A_RULESET_DEFAULT);
-    let mut set = RuleSet {
-        rules: KVVec::new(),
-        deny_others: match default {
-            Some(default) => default.u32() == uapi::KOPI_VERDICT_DENY,
-            None => keep.is_some() && old.deny_others,
-        },
-        enforce: enforce(request, old)?,
-        last_handle: old.last_handle,
-        ..RuleSet::empty()
+    let mut set = old.with_rules(KVVec::new(), old.last_handle);
+    set.enforce = enforce(request, old)?;
+    set.deny_others = match default {
+        Some(default) => default.u32() == uapi::KOPI_VERDICT_DENY,
+        None => keep.is_some() && old.deny_others,
     };
     if keep.is_none() {
         read_rules(request, old, &mut set)?;
