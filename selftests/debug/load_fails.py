@@ -68,7 +68,7 @@ def fail(steps):
 kopi.expect(memory.unload(), "the module goes")
 before = memory.counts()
 with settings(OF_SLABS):
-    kopi.check("loads fail by allocations", fail(OTHERS) > OTHERS // 4)
+    kopi.check("loads fail by allocations of all kinds", fail(OTHERS) > 0)
     for slab in SLABS:
         put(slab, 1)
     with settings({"failslab/cache-filter": "Y"}):
