@@ -12,7 +12,7 @@
 //!   flows receive stays in the kernel's queue, for whoever asks.
 //! - What a flow on a channel sends by a call of its own is that call's: the kernel uses what the channel
 //!   remembers of routes. Several messages of one sendmmsg() that have nothing that rings can't have go by
-//!   the ring (`send.rs`, `list.rs`, `datagram.rs`). The doorbell sends them at once, by whatever flow the
+//!   the ring (`send.rs`, `sendmmsg.rs`, `datagram.rs`). The doorbell sends them at once, by whatever flow the
 //!   descriptor is at that moment, or not at all. So nothing has to be known about copies of descriptors.
 //!
 //! It has no thread and no signal handler. Its functions can be called wherever those of the C
@@ -24,12 +24,12 @@ compile_error!("variadic functions are called as on x86-64, and symbols are the 
 
 mod datagram;
 mod filters;
-mod list;
 mod process;
 mod real;
 mod rings;
 mod room;
 mod send;
+mod sendmmsg;
 mod settings;
 mod sockets;
 mod table;

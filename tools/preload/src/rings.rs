@@ -4,7 +4,7 @@
 
 use crate::{
     process, settings, sockets,
-    table::{self, Place},
+    table::{self, RingSlot},
 };
 use kopi::SendRing;
 use std::{
@@ -28,12 +28,12 @@ type Rings = [Mutex<Option<SendRing>>; RINGS];
 static ALL: [Rings; GENERATIONS] = [const { [const { Mutex::new(None) }; RINGS] }; GENERATIONS];
 
 /// Whether a place is of this process. A handler of signals may have called fork() meanwhile.
-pub(crate) fn is_own(place: Place) -> bool {
+pub(crate) fn is_own(place: RingSlot) -> bool {
     process::generation() == Some(place.generation)
 }
 
 /// The ring of a place, if it is of this process and nobody uses it now.
-pub(crate) fn at(place: Place) -> Option<MutexGuard<'static, Option<SendRing>>> {
+pub(crate) fn at(place: RingSlot) -> Option<MutexGuard<'static, Option<SendRing>>> {
     if !is_own(place) {
         return None;
     }
@@ -44,7 +44,7 @@ pub(crate) fn at(place: Place) -> Option<MutexGuard<'static, Option<SendRing>>> 
 
 /// Puts a flow on a ring: the thread's, or the next one that nobody uses now, which is the thread's from then on. One
 /// that a signal handler has left by siglongjmp() is used for ever. `None` if all of them are.
-pub(crate) fn join(fd: i32) -> Option<io::Result<Place>> {
+pub(crate) fn join(fd: i32) -> Option<io::Result<RingSlot>> {
     thread_local! {
         static MINE: Cell<u8> = const { Cell::new(u8::MAX) };
     }
@@ -69,7 +69,7 @@ pub(crate) fn join(fd: i32) -> Option<io::Result<Place>> {
         .map(|step| (first + step) % RINGS as u8)
         .find_map(|number| Some((number, rings[usize::from(number)].try_lock().ok()?)))?;
     let _ = MINE.try_with(|mine| mine.set(number));
-    let joined = join_ring(&mut ring, fd, generation, number).map(|flow| Place {
+    let joined = join_ring(&mut ring, fd, generation, number).map(|flow| RingSlot {
         generation,
         ring: number,
         flow,
@@ -82,7 +82,7 @@ pub(crate) fn join(fd: i32) -> Option<io::Result<Place>> {
 
 /// The place of a flow that is on a ring of this process already, by another descriptor. This one is a copy that
 /// was made before. Where what is noted of the other one is out of date, the doorbell sends nothing.
-fn place_of_copy(fd: i32, generation: u8) -> Option<Place> {
+fn place_of_copy(fd: i32, generation: u8) -> Option<RingSlot> {
     let (number, cookie) = (sockets::number(fd)?, sockets::cookie(fd)?);
     table::on_rings(generation)
         .find(|(other, place)| place.flow == number && sockets::cookie(*other) == Some(cookie))

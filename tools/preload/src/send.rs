@@ -5,11 +5,12 @@
 
 use crate::{
     datagram::flags_go,
-    list::List,
     process,
     real::{self, keeping_errno},
-    rings, settings,
-    table::{self, Place, Slot},
+    rings,
+    sendmmsg::Sendmmsg,
+    settings,
+    table::{self, RingSlot, Slot},
 };
 use libc::{c_int, c_uint, c_void, iovec, mmsghdr, msghdr, size_t, ssize_t};
 use std::panic::catch_unwind;
@@ -21,7 +22,7 @@ const MESSAGES_MAX: c_uint = 1024;
 const FEW: c_uint = 4;
 
 /// The place of a flow whose messages may go by a ring; counts so many messages for it.
-fn place_of(fd: c_int, messages: u32) -> Option<(Place, bool)> {
+fn place_of(fd: c_int, messages: u32) -> Option<(RingSlot, bool)> {
     match table::get(fd) {
         Slot::Other => None,
         Slot::OnRing { place, ipv6 } => (!settings::is_stopped()).then_some((place, ipv6)),
@@ -30,7 +31,7 @@ fn place_of(fd: c_int, messages: u32) -> Option<(Place, bool)> {
 }
 
 #[cold]
-fn count(fd: c_int, slot: Slot, messages: u32) -> Option<(Place, bool)> {
+fn count(fd: c_int, slot: Slot, messages: u32) -> Option<(RingSlot, bool)> {
     let Slot::Flow { ipv6, sent } = slot else {
         return None;
     };
@@ -185,7 +186,7 @@ pub(crate) unsafe extern "C-unwind" fn sendmmsg(
     if flags_go(flags) {
         if let Some(on) = place_of(fd, count) {
             // SAFETY: The caller's arguments.
-            if let Some(result) = unsafe { List::new(fd, messages, count).send(on, flags) } {
+            if let Some(result) = unsafe { Sendmmsg::new(fd, messages, count).send(on, flags) } {
                 return result;
             }
         }

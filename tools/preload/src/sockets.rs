@@ -144,8 +144,8 @@ pub(crate) fn number(fd: c_int) -> Option<u32> {
         .and_then(|info| (info.has_channel == 1).then_some(info.flow))
 }
 
-/// What a descriptor's socket says to a question of SOL_SOCKET.
-fn asked<T: Copy>(fd: c_int, option: c_int) -> Option<T> {
+/// An option of a descriptor's socket, at SOL_SOCKET.
+fn socket_option<T: Copy>(fd: c_int, option: c_int) -> Option<T> {
     let mut answer = MaybeUninit::<T>::zeroed();
     let mut len = size_of::<T>() as libc::socklen_t;
     let at = answer.as_mut_ptr().cast();
@@ -158,7 +158,7 @@ fn asked<T: Copy>(fd: c_int, option: c_int) -> Option<T> {
 
 /// The number that no other socket has or will have; `None` if the descriptor is no socket.
 pub(crate) fn cookie(fd: c_int) -> Option<u64> {
-    asked(fd, libc::SO_COOKIE)
+    socket_option(fd, libc::SO_COOKIE)
 }
 
 /// Whether calls of the descriptor wait for room in the send buffer.
@@ -170,7 +170,7 @@ pub(crate) fn waits_for_room(fd: c_int) -> bool {
 
 /// How long a call waits for room: SO_SNDTIMEO. `None`: as long as it takes.
 pub(crate) fn send_timeout(fd: c_int) -> Option<Duration> {
-    let time: libc::timeval = asked(fd, libc::SO_SNDTIMEO)?;
+    let time: libc::timeval = socket_option(fd, libc::SO_SNDTIMEO)?;
     let (seconds, micros) = (time.tv_sec.try_into().ok()?, time.tv_usec.try_into().ok()?);
     let time = Duration::from_secs(seconds) + Duration::from_micros(micros);
     (!time.is_zero()).then_some(time)
@@ -181,7 +181,7 @@ pub(crate) fn has_room(fd: c_int) -> bool {
     let mut used: c_int = 0;
     // SAFETY: The place for the answer.
     let known = unsafe { libc::ioctl(fd, libc::TIOCOUTQ, &mut used) } == 0;
-    known && asked::<c_int>(fd, libc::SO_SNDBUF).is_some_and(|size| used < size)
+    known && socket_option::<c_int>(fd, libc::SO_SNDBUF).is_some_and(|size| used < size)
 }
 
 /// Notes what a descriptor of this process is from now on.
@@ -244,8 +244,8 @@ pub(crate) unsafe extern "C-unwind" fn close_range(
     unsafe { real::close_range(first, last, flags) }
 }
 
-/// A copy of a descriptor is what that is.
-fn copied(from: c_int, to: c_int) -> c_int {
+/// Notes a copy of a descriptor, which stands for the same socket; gives it.
+fn note_copy(from: c_int, to: c_int) -> c_int {
     if to >= 0 && to != from {
         note(to, table::get(from));
     }
@@ -260,7 +260,7 @@ fn copied(from: c_int, to: c_int) -> c_int {
 #[no_mangle]
 pub(crate) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
     // SAFETY: The caller's arguments.
-    copied(fd, unsafe { real::dup(fd) })
+    note_copy(fd, unsafe { real::dup(fd) })
 }
 
 /// dup2(2).
@@ -271,7 +271,7 @@ pub(crate) unsafe extern "C-unwind" fn dup(fd: c_int) -> c_int {
 #[no_mangle]
 pub(crate) unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
     // SAFETY: The caller's arguments.
-    copied(from, unsafe { real::dup2(from, to) })
+    note_copy(from, unsafe { real::dup2(from, to) })
 }
 
 /// dup3(2).
@@ -282,12 +282,13 @@ pub(crate) unsafe extern "C-unwind" fn dup2(from: c_int, to: c_int) -> c_int {
 #[no_mangle]
 pub(crate) unsafe extern "C-unwind" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     // SAFETY: The caller's arguments.
-    copied(from, unsafe { real::dup3(from, to, flags) })
+    note_copy(from, unsafe { real::dup3(from, to, flags) })
 }
 
-fn controlled(fd: c_int, command: c_int, result: c_int) -> c_int {
+/// Notes the copy that fcntl() has made, if it was to make one; gives its result.
+fn after_fcntl(fd: c_int, command: c_int, result: c_int) -> c_int {
     match command {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => copied(fd, result),
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => note_copy(fd, result),
         _ => result,
     }
 }
@@ -304,7 +305,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl(
     argument: c_ulong,
 ) -> c_int {
     // SAFETY: The caller's arguments.
-    controlled(fd, command, unsafe { real::fcntl(fd, command, argument) })
+    after_fcntl(fd, command, unsafe { real::fcntl(fd, command, argument) })
 }
 
 /// fcntl(2), as programs with 64-bit offsets call it.
@@ -319,5 +320,5 @@ pub(crate) unsafe extern "C-unwind" fn fcntl64(
     argument: c_ulong,
 ) -> c_int {
     // SAFETY: The caller's arguments.
-    controlled(fd, command, unsafe { real::fcntl64(fd, command, argument) })
+    after_fcntl(fd, command, unsafe { real::fcntl64(fd, command, argument) })
 }

@@ -20,12 +20,12 @@ pub(crate) enum Slot {
     /// A flow that has sent so many datagrams.
     Flow { ipv6: bool, sent: u32 },
     /// A flow that sends by a ring.
-    OnRing { ipv6: bool, place: Place },
+    OnRing { ipv6: bool, place: RingSlot },
 }
 
-/// A flow's place.
+/// Where a flow is on a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RingSlot {
     /// The process, as `rings` counts them.
     pub(crate) generation: u8,
     /// The ring of that process.
@@ -54,7 +54,7 @@ impl Slot {
     fn of(word: u64) -> Self {
         let ipv6 = word & IPV6 != 0;
         if word & ON_RING != 0 {
-            let place = Place {
+            let place = RingSlot {
                 generation: (word >> 48) as u8,
                 ring: (word >> 40) as u8,
                 flow: word as u32,
@@ -108,7 +108,7 @@ pub(crate) fn forget(first: u32, last: u32) {
 }
 
 /// Descriptors of flows on rings of a process, with their places.
-pub(crate) fn on_rings(generation: u8) -> impl Iterator<Item = (i32, Place)> {
+pub(crate) fn on_rings(generation: u8) -> impl Iterator<Item = (i32, RingSlot)> {
     (0..USED.load(Relaxed) as i32).filter_map(move |fd| match get(fd) {
         Slot::OnRing { place, .. } if place.generation == generation => Some((fd, place)),
         _ => None,
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn slots_come_back() {
-        let place = Place {
+        let place = RingSlot {
             generation: 7,
             ring: 15,
             flow: u32::MAX,

@@ -12,7 +12,7 @@ use crate::{
     rings,
     room::{Room, Wait},
     settings, sockets,
-    table::{self, Place, Slot},
+    table::{self, RingSlot, Slot},
 };
 use kopi::{SendRing, Sent};
 use libc::{c_int, mmsghdr, msghdr};
@@ -49,14 +49,14 @@ enum Single {
 }
 
 /// Messages, of which the first ones were sent.
-pub(crate) struct List {
+pub(crate) struct Sendmmsg {
     fd: c_int,
     messages: *mut mmsghdr,
     count: u32,
     done: u32,
 }
 
-impl List {
+impl Sendmmsg {
     /// The messages of a call, none of which was sent.
     pub(crate) fn new(fd: c_int, messages: *mut mmsghdr, count: u32) -> Self {
         Self {
@@ -71,20 +71,20 @@ impl List {
     /// nothing was sent, and the function that the program called is to send.
     ///
     /// Where the send buffer has no more room, this waits as that function does, which can't be called for the
-    /// rest: a signal whose handler has SA_RESTART would begin that call anew each time, as one that has sent
+    /// rest: a signal cookie handler has SA_RESTART would begin that call anew each time, as one that has sent
     /// nothing.
     ///
     /// # Safety
     ///
     /// The list must be one as sendmmsg(2) takes it.
-    pub(crate) unsafe fn send(mut self, on: (Place, bool), flags: c_int) -> Option<c_int> {
+    pub(crate) unsafe fn send(mut self, ring: (RingSlot, bool), flags: c_int) -> Option<c_int> {
         let before = real::errno();
-        let mut whose = None;
+        let mut cookie = None;
         // A child that a signal handler has made, by fork(), has the result until then.
-        while self.done < self.count && (self.done == 0 || rings::is_own(on.0)) {
+        while self.done < self.count && (self.done == 0 || rings::is_own(ring.0)) {
             let done = self.done;
             // SAFETY: As the caller says.
-            let stop = unsafe { self.by_ring(on) };
+            let stop = unsafe { self.by_ring(ring) };
             set_errno(before);
             match stop {
                 Stop::Failed(error) if self.done == 0 => {
@@ -92,13 +92,13 @@ impl List {
                     return Some(-1);
                 }
                 _ if self.done == 0 => return None,
-                Stop::Full(socket) => whose = socket,
+                Stop::Full(socket) => cookie = socket,
                 Stop::Taken => {}
                 Stop::Over | Stop::Leave | Stop::Failed(_) => break,
             }
             let by_ring = matches!(stop, Stop::Full(_)) && self.done > done;
             // SAFETY: As the caller says.
-            if self.done < self.count && !unsafe { self.goes_on(flags, whose, by_ring) } {
+            if self.done < self.count && !unsafe { self.goes_on(flags, cookie, by_ring) } {
                 break;
             }
         }
@@ -114,13 +114,13 @@ impl List {
     ///
     /// As for [`Self::send`].
     #[cold]
-    unsafe fn goes_on(&mut self, flags: c_int, whose: Option<u64>, by_ring: bool) -> bool {
+    unsafe fn goes_on(&mut self, flags: c_int, cookie: Option<u64>, by_ring: bool) -> bool {
         let mut wait = Wait::new(self.fd, flags);
         let mut in_vain = 0;
         while in_vain < IN_VAIN_MAX && !settings::is_stopped() {
             let room = wait.room();
             // While it waited, the flow may have been closed, and another one may have its number.
-            if settings::is_stopped() || sockets::cookie(self.fd) != whose {
+            if settings::is_stopped() || sockets::cookie(self.fd) != cookie {
                 return false;
             }
             match room {
@@ -164,7 +164,7 @@ impl List {
     /// # Safety
     ///
     /// As for [`Self::send`].
-    unsafe fn by_ring(&mut self, (place, ipv6): (Place, bool)) -> Stop {
+    unsafe fn by_ring(&mut self, (place, ipv6): (RingSlot, bool)) -> Stop {
         // SAFETY: As the caller says.
         let attempt = AssertUnwindSafe(|| unsafe { self.batches(place, ipv6) });
         // A panic must not leave the library. There may be messages in the ring that the kernel doesn't
@@ -185,7 +185,7 @@ impl List {
     /// # Safety
     ///
     /// As for [`Self::send`].
-    unsafe fn batches(&mut self, place: Place, ipv6: bool) -> Stop {
+    unsafe fn batches(&mut self, place: RingSlot, ipv6: bool) -> Stop {
         // SAFETY: As the caller says.
         let fits = |at| unsafe { Datagram::of(self.message(at), ipv6) }.is_some();
         // One call of the program's sends all of them by one socket, which several could not: what goes in several
@@ -265,7 +265,7 @@ impl List {
     /// # Safety
     ///
     /// As for [`Self::send`].
-    unsafe fn write(&self, ring: &mut SendRing, place: Place, ipv6: bool) -> Option<Lengths> {
+    unsafe fn write(&self, ring: &mut SendRing, place: RingSlot, ipv6: bool) -> Option<Lengths> {
         let mut lengths = [0; SendRing::BATCH_MAX as usize];
         for (at, length) in (self.done..self.count).zip(&mut lengths) {
             // SAFETY: As the caller says.
@@ -307,7 +307,7 @@ impl List {
 }
 
 #[cold]
-fn leave_ring(fd: c_int, place: Place, ipv6: bool) {
+fn leave_ring(fd: c_int, place: RingSlot, ipv6: bool) {
     settings::explain(format_args!(
         "socket {fd}: sends without a channel from now on"
     ));
