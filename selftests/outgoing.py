@@ -78,14 +78,15 @@ class Datagrams:
         return received
 
     def receive_behind(self, received, number, patience):
-        """Receives what there is, and waits until one of that number or a later one has come: so not much is under
-        way, and no NIC's ring gets full, of which QEMU takes packets out of order."""
+        """Receives what there is, and waits until one of that number or a later one has come, or for that long nothing:
+        so not much is under way, and no NIC's ring gets full, of which QEMU takes packets out of order."""
         end = time.monotonic() + patience
         self.sinks[0].setblocking(False)
         while True:
             with contextlib.suppress(BlockingIOError):
                 while True:
                     received.append(self.sinks[0].recv(2000))
+                    end = time.monotonic() + patience
             last = struct.unpack_from(">I", received[-1])[0] if received else -1
             if last + 1 >= number or time.monotonic() > end:
                 return
@@ -111,7 +112,7 @@ class Datagrams:
             self.send([(0, payload(number, 300)) for number in range(sent, sent + count)])
             sent += count
             # Of what tc and its qdiscs drop nothing comes.
-            self.receive_behind(received, sent - count, 0.2 if way in ("tc", "qdisc") else 10)
+            self.receive_behind(received, sent - count, 0.5 if way in ("tc", "qdisc") else 10)
         self.send([(0, payload(sent, 300))])
         return sent + 1, received
 
