@@ -8,8 +8,8 @@
 //! ordinary socket it is each call that is judged.
 //!
 //! A process that uses a channel may send by any of its flows, and reads what all of them get. So
-//! the user is noted once for the channel, and a flow on it has the later of two identities: its
-//! own, of those calls, and that of the channel's user.
+//! the process that used it last, the channel's owner, is noted once. A flow on the channel has the later of two
+//! identities: its own, of those calls, and that of the channel's owner.
 
 use crate::sys::{
     context,

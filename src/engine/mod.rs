@@ -8,7 +8,7 @@
 //! nothing, whatever their number.
 //!
 //! An engine takes turns by bytes ([`Deficit`]), of which a rule may give a flow more. It sends
-//! what the doorbell would, by the same code, and with the credentials that the channel's user has
+//! what the doorbell would, by the same code, and with the credentials that the channel's owner has
 //! at that moment. So a security module or a missing capability stops the same packets, and their
 //! owner doesn't depend on the running process.
 //!

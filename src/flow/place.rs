@@ -120,7 +120,7 @@ impl Flow {
         if is_guest && !(channel.is_tx_only() && channel.maker_uid() == current_euid()) {
             return Err(EPERM);
         }
-        // A channel's user reads what all of its flows receive.
+        // A channel's owner reads what all of its flows receive.
         other.may_receive()?;
         let standing = match is_guest {
             true => Standing::Guest,
