@@ -37,7 +37,7 @@ with open("/sys/fs/cgroup/cgroup.subtree_control", "w", encoding="ascii") as con
 memory.wait_until_unused()
 child = kopi.in_child(ask)
 while of_group("current") < BEGUN:
-    pass
+    kopi.expect(not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT), "the child is at work")
 os.kill(child, signal.SIGKILL)
 status = os.waitpid(child, 0)[1]
 peak = of_group("peak")
@@ -46,3 +46,4 @@ kopi.check("it is killed before it has half of it", status == signal.SIGKILL and
 kopi.check("all is given back", memory.wait_until_unused() and kopi.wait_until(lambda: of_group("current") < BEGUN),
            of_group("current"))
 os.rmdir(GROUP)
+kopi.finish()

@@ -54,6 +54,7 @@ def follows_udp(make):
     sock, (first, second) = prepared(make)
     first.sendto(b"first", sock.getsockname())
     was = noticed(sock, second.getsockname())
+    kopi.settle()
     return [was, read(sock), read(sock, socket.MSG_PEEK), read(sock), read(sock)]
 
 
@@ -79,9 +80,12 @@ with ruled() as ynl:
         ask(ynl, "ruleset-set", {"rule": [{"remote-port-min": port, "direction": {"in"}, "verdict": "deny"}]})
         others[0].sendto(b"first", sock.getsockname())
         noticed(sock, others[1].getsockname())
+        kopi.settle()
         got = [read(sock), read(sock)]
         check(f"sender {denied} is denied: what it sent isn't read, and all else is", got == expected, got)
         others[1].sendto(b"second", sock.getsockname())
         noticed(sock, others[1].getsockname())
+        kopi.settle()
         got = [read(sock, socket.MSG_PEEK), read(sock)]
         check("nor peeked at", got == [NOTICE, SECOND if not denied else "EAGAIN"], got)
+kopi.finish()

@@ -91,11 +91,11 @@ def a_refusal_leaves_no_cork():
             failed = kopi.libc.setsockopt(flow.fileno(), SOL_KOPI, JOIN, request, len(request))
             results.append(errno.errorcode[ctypes.get_errno()] if failed else "joined")
 
-        # The reader, whose memory is slow, has the turn, for which a flow waits that comes to a channel.
+        # The reader, whose memory is slow, has the lock of the flow's readers, for which a flow waits that comes to a channel.
         with SlowCall(lambda page: kopi.libc.recv(flow.fileno(), page, 1, 0)):
             joiner = threading.Thread(target=join)
             joiner.start()
-            check("a request waits for the turn", wait_until(lambda: "kopi" in kopi.where(joiner)), kopi.where(joiner))
+            check("a request waits for the readers' lock", wait_until(lambda: "kopi" in kopi.where(joiner)), kopi.where(joiner))
             fails("it is on the way to a channel", errno.EBUSY,
                   lambda: flow.setsockopt(SOL_KOPI, CHANNEL, kopi.request(flags=TX_ONLY)))
             flow.send(b"in ", MSG_MORE)

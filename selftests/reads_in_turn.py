@@ -63,7 +63,7 @@ def handler(*_):
 
 
 def interrupts(pid):
-    """Once it waits for the turn, which is when it has called."""
+    """Once it waits for the readers' lock, which is when it has called."""
     wait_until(lambda: is_called(pid))
     os.kill(pid, signal.SIGUSR1)
 

@@ -56,7 +56,10 @@ def tried(family, proto, peer_of):
 
 with ruled() as ynl:
     sh(f"sysctl -qw net.ipv4.ip_local_port_range='{CHOSEN[0]} {CHOSEN[1]}'")
-    tried(socket.AF_INET, 0, socket.AF_INET)
-    tried(socket.AF_INET6, kopi.UDP6, socket.AF_INET6)
-    tried(socket.AF_INET6, kopi.UDP6, socket.AF_INET)
-    sh("sysctl -qw net.ipv4.ip_local_port_range='32768 60999'")
+    try:
+        tried(socket.AF_INET, 0, socket.AF_INET)
+        tried(socket.AF_INET6, kopi.UDP6, socket.AF_INET6)
+        tried(socket.AF_INET6, kopi.UDP6, socket.AF_INET)
+    finally:
+        sh("sysctl -qw net.ipv4.ip_local_port_range='32768 60999'")
+kopi.finish()

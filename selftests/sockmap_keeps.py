@@ -53,13 +53,15 @@ def comes_to_the_map_on_the_way():
         late.bind(("127.0.0.1", 0))
         sender.sendto(b"x", late.getsockname())
         wait_until(lambda: late.recv(1, socket.MSG_PEEK))
-        # The reader, whose memory is slow, has the turn to read.
+        # The reader, whose memory is slow, has the lock of the flow's readers.
         with SlowCall(lambda page: kopi.libc.recv(late.fileno(), page, 1, 0)):
             entering = threading.Thread(target=enter)
             entering.start()
-            check("a request waits for the turn", wait_until(lambda: "kopi" in kopi.where(entering)))
+            check("a request waits for the readers' lock", wait_until(lambda: "kopi" in kopi.where(entering)))
             bpf.update("sockets", 0, struct.pack("=Q", late.fileno()))
         entering.join()
+        sender.sendto(b"y", late.getsockname())
+        fails("rules can't judge what programs may give it", errno.EOPNOTSUPP, lambda: late.recv(99, socket.MSG_DONTWAIT))
         ask(ynl, "ruleset-set")
         check("a flow that is in a map by now gets no channel", results == ["EBUSY"], results)
         bpf.delete("sockets", 0)

@@ -165,7 +165,7 @@ pub(crate) struct ChannelOwner {
 }
 
 impl ChannelOwner {
-    /// No user yet. Process context.
+    /// Of a channel that no process has used yet. Process context.
     pub(crate) fn new() -> Result<Arc<Self>> {
         Arc::pin_init(
             pin_init!(Self {
@@ -283,14 +283,14 @@ impl ChannelOwner {
         }
     }
 
-    /// The user, if it is another process than a flow's owner. Any context but hard interrupts.
+    /// The channel's owner, if it is another process than a flow's. Any context but hard interrupts.
     pub(crate) fn other_than(&self, owner: &Owner) -> Option<Owner> {
         let latest = self.latest.lock();
-        let is_other = |user: &&Owner| user.identity.process != owner.identity.process;
+        let is_other = |latest: &&Owner| latest.identity.process != owner.identity.process;
         latest.as_ref().filter(is_other).cloned()
     }
 
-    /// The user, if it is later than a flow's own owner. Any context but hard interrupts.
+    /// The channel's owner, if it is later than a flow's own. Any context but hard interrupts.
     pub(crate) fn later_than(&self, own: &Owner) -> Option<Owner> {
         if self.age.load(Acquire) <= own.age {
             return None;

@@ -584,6 +584,7 @@ int kopi_recv_path_mtu(struct sock *sk, struct msghdr *msg, size_t len);
 bool kopi_try_lock_sock(struct sock *sk);
 void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long), void *arg);
 struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left);
+void kopi_udp_drop_peeked(struct sock *sk, struct sk_buff *skb);
 int kopi_udp_sendmsg(struct sock *sk, struct msghdr *msg, size_t len);
 const struct net_device *kopi_net_dev(struct net *net, int ifindex);
 void kopi_skb_set_udp_gro(struct sk_buff *skb, unsigned int udp, u16 size, u16 segs);

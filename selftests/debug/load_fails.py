@@ -79,3 +79,4 @@ grown = memory.grown(before, 400, {"VmallocUsed:": 512, "Percpu:": 512, "Taken:"
 kopi.check("nothing is left", not grown[0], grown)
 kopi.expect(memory.load(), "the module comes again")
 kopi.check("and it works", open_all_kinds() is None)
+kopi.finish()

@@ -86,7 +86,7 @@ impl Flow {
     }
 
     /// Has the rules decide about datagrams of a ring. Where another process has made calls on the flow since,
-    /// and owns it, they must let them pass for the ring's user, too. Any context but hard interrupts.
+    /// and owns it, they must let them pass for the channel's owner, too. Any context but hard interrupts.
     pub(crate) fn decide_in_ring(&self, policy: &Policy, sk: &Sock, traffic: &Traffic) -> Outcome {
         // A process that receives by a ring makes no call, so its ids are read again for each packet. If memory is
         // short, the packet is refused.

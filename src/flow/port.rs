@@ -30,6 +30,9 @@ impl Flow {
             .and_then(core::result::Result::ok);
         // Without memory, packets come by the stack, as they would without a program; those of the port before, too.
         let port = if room.is_some() { port } else { 0 };
+        if port == 0 && !self.is_redirected() {
+            return;
+        }
         // A flow that has changed ports, or is closed, is on the channel that it was on.
         let gro = self.channel().is_some_and(|channel| channel.has_gro());
         let net = sk.net().state();

@@ -30,11 +30,27 @@ void kopi_sk_busy_loop(struct sock *sk, bool (*loop_end)(void *, unsigned long),
 }
 
 /*
+ * Ends what a sock is charged for a packet that has left its queues, both of which are locked, as udp_rmem_release()
+ * (net/ipv4/udp.c, 7.3.4), which isn't exported: up to a page stays with the sock, so that the next packet needn't ask
+ * the protocol for it.
+ */
+static void udp_uncharge(struct sock *sk, const struct sk_buff *skb)
+{
+	int size = skb->truesize + udp_sk(sk)->forward_deficit;
+	int unused;
+
+	udp_sk(sk)->forward_deficit = 0;
+	sk_forward_alloc_add(sk, size);
+	unused = (sk->sk_forward_alloc - 1) & PAGE_MASK;
+	if (unused)
+		__sk_mem_reclaim(sk, unused);
+	atomic_sub(size, &sk->sk_rmem_alloc);
+}
+
+/*
  * As __skb_recv_udp() (net/ipv4/udp.c, 7.3.4) with MSG_DONTWAIT, with three differences. It never
  * busy polls: NAPI, run under the caller's lock, would deliver to the caller again. It leaves a
- * pending error of the sock pending. And an empty reader queue is passed over. Memory is returned
- * as by udp_rmem_release(), which isn't exported: up to a page stays with the sock, so that the
- * next packet needn't ask the protocol for it.
+ * pending error of the sock pending. And an empty reader queue is passed over.
  */
 static struct sk_buff *udp_dequeue(struct sock *sk)
 {
@@ -45,17 +61,8 @@ static struct sk_buff *udp_dequeue(struct sock *sk)
 	spin_lock_bh(&queue->lock);
 	spin_lock(&sk_queue->lock);
 	skb = __skb_dequeue(skb_queue_empty(queue) ? sk_queue : queue);
-	if (skb) {
-		int size = skb->truesize + udp_sk(sk)->forward_deficit;
-		int unused;
-
-		udp_sk(sk)->forward_deficit = 0;
-		sk_forward_alloc_add(sk, size);
-		unused = (sk->sk_forward_alloc - 1) & PAGE_MASK;
-		if (unused)
-			__sk_mem_reclaim(sk, unused);
-		atomic_sub(size, &sk->sk_rmem_alloc);
-	}
+	if (skb)
+		udp_uncharge(sk, skb);
 	spin_unlock(&sk_queue->lock);
 	spin_unlock_bh(&queue->lock);
 	return skb;
@@ -88,6 +95,34 @@ struct sk_buff *kopi_udp_read_skb(struct sock *sk, u32 *left)
 	if (skb)
 		skb->dev = NULL;
 	return skb;
+}
+
+/*
+ * Drops a datagram that was peeked at, for a wrong checksum, unless poll() was faster (first_packet_length()): as
+ * __sk_queue_drop_skb() (net/core/datagram.c, 7.3.4), whose destructor, UDP's, isn't exported. Process context.
+ */
+void kopi_udp_drop_peeked(struct sock *sk, struct sk_buff *skb)
+{
+	struct udp_mib __percpu *mib = __UDPX_MIB(sk, skb->protocol == htons(ETH_P_IP));
+	struct sk_buff_head *queue = &udp_sk(sk)->reader_queue;
+	bool is_there;
+
+	spin_lock_bh(&queue->lock);
+	is_there = skb->next;
+	if (is_there) {
+		__skb_unlink(skb, queue);
+		refcount_dec(&skb->users);
+		spin_lock(&sk->sk_receive_queue.lock);
+		udp_uncharge(sk, skb);
+		spin_unlock(&sk->sk_receive_queue.lock);
+	}
+	spin_unlock_bh(&queue->lock);
+	if (is_there) {
+		SNMP_INC_STATS(mib, UDP_MIB_CSUMERRORS);
+		SNMP_INC_STATS(mib, UDP_MIB_INERRORS);
+		udp_drops_inc(sk);
+	}
+	kfree_skb_reason(skb, SKB_DROP_REASON_UDP_CSUM);
 }
 
 /* As lock_sock_nested() (net/core/sock.c, 7.3.4), but fails instead of waiting. */

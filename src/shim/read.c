@@ -50,8 +50,10 @@ int kopi_udp_peek(struct sock *sk, struct kopi_first *first)
 {
 	struct sk_buff *skb;
 	int err, off;
-	u32 one;
 
+	/* In a sockmap: recvmsg() would read what programs gave it (udp_bpf_recvmsg()), and not what is judged here. */
+	if (READ_ONCE(sk->sk_prot)->sock_is_readable)
+		return -EOPNOTSUPP;
 	for (;;) {
 		/* As where SO_PEEK_OFF isn't set: not behind an empty datagram that was peeked at. */
 		off = -1;
@@ -60,11 +62,7 @@ int kopi_udp_peek(struct sock *sk, struct kopi_first *first)
 			return err;
 		if (!udp_lib_checksum_complete(skb))
 			break;
-		consume_skb(skb);
-		one = 1;
-		local_bh_disable();
-		kfree_skb(kopi_udp_read_skb(sk, &one));
-		local_bh_enable();
+		kopi_udp_drop_peeked(sk, skb);
 		cond_resched();
 	}
 	first->len = skb->len;

@@ -289,9 +289,11 @@ bool kopi_sk_ipv6only(const struct sock *sk)
 /* Disconnects it, as connect() to AF_UNSPEC does, but without a trace of the peer; it stays bound to its device. */
 void kopi_sk_disconnect(struct sock *sk, int device)
 {
+	sk->sk_prot->disconnect(sk, 0);
 	lock_sock(sk);
-	__udp_disconnect(sk, 0);
-	forget_peer6(sk);
+	/* Another thread may have connected it anew meanwhile. */
+	if (sk->sk_state != TCP_ESTABLISHED)
+		forget_peer6(sk);
 	WRITE_ONCE(sk->sk_bound_dev_if, device);
 	release_sock(sk);
 }

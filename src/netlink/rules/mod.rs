@@ -27,26 +27,26 @@ use parse::parts;
 
 pub(crate) use show::{dump, show_all};
 
-/// Has live flows follow the rules, and tells their processes.
+/// Applies new rules to live flows, and tells their processes.
 fn apply_to_flows(net: &Net) {
-    // Those that are opened later follow them already.
+    // The rules hold for flows that are opened later.
     let end = net.flows.lock().open.end();
     let mut next = 0u32;
     loop {
         let flows = net.flows.lock();
-        let mut swept = 0usize;
+        let mut seen = 0usize;
         for (number, socket) in flows.open.within(next..=end) {
             next = number.wrapping_add(1);
-            swept = swept.wrapping_add(1);
+            seen = seen.wrapping_add(1);
             if let Some(flow) = family::protocol::<Flow>(socket) {
                 flow.apply_new_rules(socket);
             }
-            if swept == FLOWS_AT_ONCE {
+            if seen == FLOWS_AT_ONCE {
                 break;
             }
         }
         drop(flows);
-        if swept < FLOWS_AT_ONCE || next == 0 {
+        if seen < FLOWS_AT_ONCE || next == 0 {
             break;
         }
         cond_resched();

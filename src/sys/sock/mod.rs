@@ -193,7 +193,7 @@ impl Sock {
         unsafe { bindings::kopi_udp_queues_empty(self.as_ptr()) }
     }
 
-    /// Whether the datagram that recvmsg() has peeked at came to another port or device than the sock has at this
+    /// Whether the datagram that was peeked at came to another port or device than the sock has at this
     /// moment. UDP socks only.
     pub(crate) fn is_first_of_old_end(&self) -> bool {
         // SAFETY: The sock is borrowed, and a UDP sock, as said above.

@@ -71,7 +71,7 @@ impl Sendmmsg {
     /// nothing was sent, and the function that the program called is to send.
     ///
     /// Where the send buffer has no more room, this waits as that function does, which can't be called for the
-    /// rest: a signal cookie handler has SA_RESTART would begin that call anew each time, as one that has sent
+    /// rest: a signal whose handler has SA_RESTART would begin that call anew each time, as one that has sent
     /// nothing.
     ///
     /// # Safety
