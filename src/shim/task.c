@@ -78,7 +78,7 @@ bool kopi_current_is_secure(void)
 	const struct mm_struct *mm = current->mm;
 	const u32 *words = mm ? (const u32 *)mm->saved_auxv : NULL;
 	const unsigned int size = has_compat_auxv() ? 1 : sizeof(mm->saved_auxv[0]) / sizeof(*words);
-	const unsigned int count = mm ? sizeof(mm->saved_auxv) / sizeof(*words) / size : 0;
+	const unsigned int count = mm ? sizeof(mm->saved_auxv) / (sizeof(*words) * size) : 0;
 
 	for (unsigned int at = 0; at + 1 < count && words[at * size] != AT_NULL; at += 2)
 		if (words[at * size] == AT_SECURE)

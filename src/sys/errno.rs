@@ -22,6 +22,7 @@ errno! {
     eproto = EPROTO,
     enotsock = ENOTSOCK,
     enoprotoopt = ENOPROTOOPT,
+    eafnosupport = EAFNOSUPPORT,
     eprotonosupport = EPROTONOSUPPORT,
     esocktnosupport = ESOCKTNOSUPPORT,
     eopnotsupp = EOPNOTSUPP,

@@ -243,7 +243,8 @@ impl<T: Protocol> Registration<T> {
                     Ok(()) => (),
                     // The machine has no IPv6 (`ipv6.disable=1`), and gets none before it boots anew.
                     Err(error)
-                        if kind.family == bindings::AF_INET6 as i32 && error == EAFNOSUPPORT =>
+                        if kind.family == bindings::AF_INET6 as i32
+                            && error == super::errno::eafnosupport() =>
                     {
                         pr_info!("no IPv6\n");
                     }

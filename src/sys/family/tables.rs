@@ -8,7 +8,7 @@ use crate::{
     sys::{
         bindings,
         context::might_sleep,
-        errno::{eprotonosupport, esocktnosupport},
+        errno::{eafnosupport, eprotonosupport, esocktnosupport},
     },
 };
 use core::{cell::UnsafeCell, mem::MaybeUninit, ptr};
@@ -112,7 +112,7 @@ impl Kind {
             .copied()
             .ok_or_else(eprotonosupport)?;
         if !kind.table.is_filled() {
-            return Err(EAFNOSUPPORT);
+            return Err(eafnosupport());
         }
         Ok(kind)
     }
