@@ -25,11 +25,11 @@ impl Flow {
     /// Has them redirect the datagrams for one port and no other; 0 for none.
     pub(super) fn redirect(&self, sk: &Sock, port: u16) {
         // Allocated before the lock is taken, which others wait for under RTNL.
-        let room = (port != 0)
+        let reservation = (port != 0)
             .then(PortReservation::new)
             .and_then(core::result::Result::ok);
         // Without memory, packets come by the stack, as they would without a program; those of the port before, too.
-        let port = if room.is_some() { port } else { 0 };
+        let port = if reservation.is_some() { port } else { 0 };
         if port == 0 && !self.is_redirected() {
             return;
         }
@@ -37,8 +37,8 @@ impl Flow {
         let gro = self.channel().is_some_and(|channel| channel.has_gro());
         let net = sk.net().state();
         let mut redirected = net.redirected_ports.lock();
-        if let Some(room) = room {
-            redirected.add(port, gro, room);
+        if let Some(reservation) = reservation {
+            redirected.add(port, gro, reservation);
         }
         match self.redirected.xchg(port.into(), Relaxed) {
             0 => {}

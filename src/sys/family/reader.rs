@@ -14,7 +14,6 @@ use crate::{
         bindings,
         context::{cond_resched, signal_pending, BottomHalvesOff},
         errno::eopnotsupp,
-        sock::Sock,
         socket::Socket,
     },
 };
@@ -52,8 +51,7 @@ impl<T: Protocol> Reader<'_, T> {
         flags: c_int,
         timeout: &mut isize,
     ) -> Result<i32> {
-        // SAFETY: By the invariants, the socket is in use, so it isn't released meanwhile.
-        let socket = unsafe { Socket::from_raw(self.socket) };
+        let socket = self.socket();
         loop {
             {
                 // Under the lock, the datagram that is judged stays the first one until it is read.
@@ -95,7 +93,7 @@ impl<T: Protocol> Reader<'_, T> {
     /// The source of the first datagram and its length, or those of a GRO packet; `None` if there is none.
     fn peek(&self) -> Result<Option<(Peer, Received)>> {
         let mut first: bindings::kopi_first = pin_init::zeroed();
-        let sk = self.sk();
+        let sk = self.socket().sk();
         if sk.peeks_on() {
             // With SO_PEEK_OFF, the datagram that is peeked at may not be the one that is read.
             return Err(eopnotsupp());
@@ -121,21 +119,23 @@ impl<T: Protocol> Reader<'_, T> {
     /// `message` must be a valid argument of the inner operation.
     unsafe fn take_notice(&self, message: *mut bindings::msghdr, len: usize) -> Option<i32> {
         // SAFETY: The socket is in use, by the invariants. The caller passes a valid message.
-        let got = unsafe { bindings::kopi_recv_path_mtu(self.sk().as_ptr(), message, len) };
+        let got =
+            unsafe { bindings::kopi_recv_path_mtu(self.socket().sk().as_ptr(), message, len) };
         (got != EAGAIN.to_errno()).then_some(got)
     }
 
     /// Drops the first datagram, or GRO packet, which has so many datagrams.
     fn discard(&self, datagrams: u64) {
         let _softirqs = BottomHalvesOff::new();
+        let sk = self.socket().sk();
         let mut one = 1;
-        if let Some(skb) = next_packet(self.sk(), &mut one) {
-            skb.count_dropped(self.sk(), u32::try_from(datagrams).unwrap_or(u32::MAX));
+        if let Some(skb) = next_packet(sk, &mut one) {
+            skb.count_dropped(sk, u32::try_from(datagrams).unwrap_or(u32::MAX));
         }
     }
 
-    fn sk(&self) -> &Sock {
+    fn socket(&self) -> &Socket {
         // SAFETY: By the invariants, the socket is in use, so it isn't released meanwhile.
-        unsafe { Socket::from_raw(self.socket) }.sk()
+        unsafe { Socket::from_raw(self.socket) }
     }
 }
